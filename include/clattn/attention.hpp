@@ -1,0 +1,195 @@
+#pragma once
+
+#include <CL/cl.h>
+
+#include <array>
+#include <clattn/context.hpp>
+#include <clattn/kv_cache.hpp>
+#include <clattn/metadata.hpp>
+#include <clattn/types.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn {
+
+/// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
+struct AttentionConfig {
+  std::int32_t num_heads = 0;     ///< query heads, a multiple of num_kv_heads
+  std::int32_t num_kv_heads = 0;  ///< key/value heads
+  std::int32_t head_size = 0;
+  std::int32_t block_size = 16;         ///< tokens per cache page
+  DType dtype = DType::kF16;            ///< of query, key, value and output
+  std::optional<DType> kv_cache_dtype;  ///< nullopt = "auto" = dtype
+  std::optional<float> scale;           ///< softmax scale; nullopt = 1 / sqrt(head_size)
+  DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
+};
+
+/// Upper bounds of a batch. A builder sizes its memory by them once, so that steps allocate
+/// nothing; a batch beyond them is refused.
+struct BatchLimits {
+  std::int32_t max_num_reqs = 256;
+  std::int32_t max_num_batched_tokens = 8192;
+  std::int32_t max_model_len = 131072;
+  std::int64_t num_blocks =
+      -1;  ///< of the cache: block ids and slots are checked against it; -1 = unknown
+};
+
+enum class SplitPolicy : std::uint8_t {
+  kBalanced,       ///< equal work per item for this batch
+  kDeterministic,  ///< cuts depend on the position alone: a request's bits do not depend on its
+                   ///< batch
+};
+
+struct BuilderOptions {
+  BatchLimits limits;
+  SplitPolicy split_policy = SplitPolicy::kBalanced;
+  std::int32_t num_splits = 0;  ///< force this many KV splits per query tile, 0 = planned
+};
+
+/// One step's device metadata, made by a builder and valid until its next build(). forward() calls
+/// that share one must run in order (one in-order queue): they share its workspace for partial
+/// results.
+class AttentionMetadata {
+ public:
+  virtual ~AttentionMetadata() = default;
+  const BatchSplit& split() const noexcept { return split_; }
+  std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
+  std::int32_t max_query_len() const noexcept { return max_query_len_; }
+  std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
+  /// int64 slots of this step, on the device.
+  cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
+  std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
+  std::span<const std::int64_t> slot_mapping() const noexcept {
+    return slots_;
+  }  ///< the host's copy
+
+ protected:
+  BatchSplit split_;
+  std::int32_t num_actual_tokens_ = 0;
+  std::int32_t max_query_len_ = 0;
+  std::int32_t max_seq_len_ = 0;
+  cl_mem slot_buffer_ = nullptr;
+  std::size_t slot_offset_bytes_ = 0;
+  std::span<const std::int64_t> slots_;
+};
+
+/// Host arithmetic of a step plus one upload. Not thread-safe; one per KV cache group and stream of
+/// steps.
+class AttentionMetadataBuilder {
+ public:
+  virtual ~AttentionMetadataBuilder() = default;
+  /// Validates the batch, plans the work and uploads everything by one non-blocking write to
+  /// `queue` (in-order). Decodes (at most decode_threshold() query tokens) stand first. Allocates
+  /// nothing once warm; throws kInvalidArgument naming request, field, value and legal range. The
+  /// previous metadata becomes invalid; work already enqueued with it on the same queue stays
+  /// correct.
+  virtual const AttentionMetadata& build(cl_command_queue queue,
+                                         const CommonAttentionMetadata& batch,
+                                         Event* upload = nullptr) = 0;
+  /// Exactly the bytes of device workspace (partial results) that build() would use for this batch.
+  virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
+  /// vLLM's reorder_batch: the order that brings decodes first. Returns whether anything moves.
+  virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
+                             std::span<std::int32_t> order) const = 0;
+  virtual std::int32_t decode_threshold() const noexcept = 0;
+};
+
+/// A kernel that an impl launches, for reports.
+struct KernelInfo {
+  std::string name;  ///< variant, XNNPACK-style: what__how
+  std::string role;  ///< "decode", "prefill", "merge" or "cache"
+  std::int32_t work_group_size = 0;
+  std::int32_t block_rows = 0;  ///< query rows (tokens x heads of a KV head) per work item
+  std::int32_t block_kv = 0;    ///< keys per tile
+};
+
+/// One launch of a forward(), for reports: which kernel ran over how many work-groups.
+struct LaunchRecord {
+  std::string_view kernel;
+  std::int64_t work_groups = 0;
+  std::int32_t work_group_size = 0;
+  Event event;
+};
+
+/// One layer configuration, compiled. Immutable and thread-safe; layers with equal configurations
+/// share one.
+class AttentionImpl {
+ public:
+  virtual ~AttentionImpl() = default;
+  virtual const AttentionConfig& config() const noexcept = 0;
+  /// Stores the step's keys and values in the cache at the metadata's slots. Asynchronous.
+  virtual void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
+                              const KVCache& cache, const AttentionMetadata& metadata,
+                              Event* event = nullptr) const = 0;
+  /// output[t, h, :] = attention of query token t over its request's pages; shapes
+  /// [num_actual_tokens, num_heads, head_size]. `lse`, if given, receives f32 [num_actual_tokens,
+  /// num_heads]: the natural log of the softmax denominator, -inf where a query sees no key (its
+  /// output is 0). `launches`, if given, is cleared and gets one record a kernel. Asynchronous;
+  /// `event` completes with the last kernel.
+  virtual void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
+                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
+                       Event* event = nullptr,
+                       std::vector<LaunchRecord>* launches = nullptr) const = 0;
+  virtual std::vector<KernelInfo> kernels() const = 0;
+};
+
+/// A registry entry: capability predicates, cache shape and the factory of its collaborators.
+/// Stateless.
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+  virtual std::string_view name() const noexcept = 0;
+  /// Why this configuration cannot run here, one sentence each; empty = it can. `capabilities` may
+  /// be null: then only the configuration is judged.
+  virtual std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const DeviceCapabilities* capabilities) const = 0;
+  /// Logical shape of one layer's cache.
+  virtual std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks,
+                                                         std::int32_t block_size,
+                                                         std::int32_t num_kv_heads,
+                                                         std::int32_t head_size) const = 0;
+  /// Which logical dimension stands at each place in memory, slowest first.
+  virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
+  /// The logical dimension that holds K (0) and V (1).
+  virtual std::int32_t kv_dimension() const noexcept = 0;
+  virtual std::span<const KVCacheLayout> supported_layouts() const noexcept = 0;
+  /// The layout that is fastest on this device.
+  virtual KVCacheLayout preferred_layout(const DeviceCapabilities& capabilities) const noexcept = 0;
+  virtual std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
+                                                         const AttentionConfig& config) const = 0;
+  virtual std::unique_ptr<AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<Context> context, const AttentionConfig& config,
+      const BuilderOptions& options = {}) const = 0;
+};
+
+/// All backends in priority order. Thread-safe; the entries live as long as the process.
+std::span<const AttentionBackend* const> list_attn_backends();
+
+/// What the selector decided and why the others were passed over.
+struct BackendChoice {
+  const AttentionBackend* backend = nullptr;  ///< null when every backend was rejected
+  struct Rejection {
+    std::string_view name;
+    std::vector<std::string> reasons;
+  };
+  std::vector<Rejection> rejected;
+};
+
+/// Asks every backend in order; the first without reasons wins. Never throws for an unsupported
+/// configuration.
+BackendChoice choose_attn_backend(const AttentionConfig& config,
+                                  const DeviceCapabilities* capabilities);
+
+/// The backend for a configuration. `name` (or, when empty, the environment's CLATTN_BACKEND)
+/// forces one; a forced backend that does not fit throws kUnsupported with its reasons, an unknown
+/// name kInvalidArgument with the names that exist. "auto" and "" choose.
+const AttentionBackend& get_attn_backend(const AttentionConfig& config,
+                                         const DeviceCapabilities* capabilities,
+                                         std::string_view name = {});
+
+}  // namespace clattn

@@ -1,0 +1,11 @@
+#pragma once
+
+/// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
+
+#include <clattn/attention.hpp>
+#include <clattn/context.hpp>
+#include <clattn/device.hpp>
+#include <clattn/error.hpp>
+#include <clattn/kv_cache.hpp>
+#include <clattn/metadata.hpp>
+#include <clattn/types.hpp>

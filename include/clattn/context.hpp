@@ -1,0 +1,128 @@
+#pragma once
+
+#include <CL/cl.h>
+
+#include <clattn/device.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace clattn {
+
+namespace detail {
+class Runtime;
+}
+
+/// A buffer of device memory, counted by reference: copies share the cl_mem.
+class Buffer {
+ public:
+  Buffer() = default;
+  /// Retains an application's cl_mem.
+  static Buffer adopt(cl_mem memory);
+  Buffer(const Buffer& other) noexcept;
+  Buffer& operator=(const Buffer& other) noexcept;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  cl_mem handle() const noexcept { return memory_; }
+  std::size_t size_bytes() const noexcept { return size_bytes_; }
+  explicit operator bool() const noexcept { return memory_ != nullptr; }
+
+ private:
+  friend class detail::Runtime;
+  Buffer(cl_mem owned, std::size_t size_bytes) noexcept : memory_(owned), size_bytes_(size_bytes) {}
+  cl_mem memory_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+/// A completion event, counted by reference. Every call that enqueues can fill one.
+class Event {
+ public:
+  Event() = default;
+  Event(const Event& other) noexcept;
+  Event& operator=(const Event& other) noexcept;
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+  ~Event();
+
+  cl_event handle() const noexcept { return event_; }
+  explicit operator bool() const noexcept { return event_ != nullptr; }
+  void wait() const;
+  /// Device time from start to end; the queue must have been created with profiling.
+  std::uint64_t duration_ns() const;
+  /// Takes over one reference to `event` (what an enqueue call returned).
+  void reset(cl_event event = nullptr) noexcept;
+
+ private:
+  cl_event event_ = nullptr;
+};
+
+/// An in-order command queue, counted by reference. Converts to the cl_command_queue that every
+/// call takes.
+class Queue {
+ public:
+  Queue() = default;
+  /// Retains an application's queue.
+  static Queue adopt(cl_command_queue queue);
+  Queue(const Queue& other) noexcept;
+  Queue& operator=(const Queue& other) noexcept;
+  Queue(Queue&& other) noexcept;
+  Queue& operator=(Queue&& other) noexcept;
+  ~Queue();
+
+  operator cl_command_queue() const noexcept {
+    return queue_;
+  }  // NOLINT(google-explicit-constructor)
+  void flush() const;
+  void finish() const;
+  /// Blocking copies between host and device; the range must lie inside the buffer.
+  void write(const Buffer& destination, std::span<const std::byte> source,
+             std::size_t offset_bytes = 0) const;
+  void read(const Buffer& source, std::span<std::byte> destination,
+            std::size_t offset_bytes = 0) const;
+  /// Fills a range with a repeated 4-byte pattern; offset and size are multiples of 4.
+  /// Asynchronous.
+  void fill(const Buffer& destination, std::uint32_t pattern, std::size_t offset_bytes,
+            std::size_t size_bytes) const;
+
+ private:
+  friend class detail::Runtime;
+  cl_command_queue queue_ = nullptr;
+};
+
+enum class QueueProfiling : std::uint8_t { kOff, kOn };
+
+/// Everything slow and shared about one (cl_context, device): capabilities, compiled programs,
+/// kernel pools. Create one and keep it; every member is thread-safe. Copies of the shared_ptr keep
+/// it alive.
+class Context {
+ public:
+  /// Makes an OpenCL context on the device that select_device(selector) chooses.
+  static std::shared_ptr<Context> create(std::string_view selector = {});
+  static std::shared_ptr<Context> create(const Device& device);
+  /// Retains an application's context; `device` must belong to it.
+  static std::shared_ptr<Context> adopt(cl_context context, cl_device_id device);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  cl_context handle() const noexcept;
+  cl_device_id device() const noexcept;
+  const DeviceCapabilities& capabilities() const noexcept;
+
+  Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;
+  /// Uninitialised device memory. Refused with the numbers when larger than the device allows.
+  Buffer allocate(std::size_t size_bytes) const;
+
+  /// For the library's own rooms.
+  detail::Runtime& runtime() const noexcept { return *runtime_; }
+
+ private:
+  explicit Context(std::unique_ptr<detail::Runtime> runtime);
+  std::unique_ptr<detail::Runtime> runtime_;
+};
+
+}  // namespace clattn

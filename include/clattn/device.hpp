@@ -1,0 +1,59 @@
+#pragma once
+
+#include <CL/cl.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn {
+
+enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
+
+/// "gpu", "cpu" or "other".
+std::string_view to_string(DeviceKind kind);
+
+/// One OpenCL device as list_devices() found it. The handles belong to the driver.
+struct Device {
+  cl_platform_id platform = nullptr;
+  cl_device_id id = nullptr;
+  int platform_index = 0;  ///< position among the platforms, as in the selector "0:1"
+  int device_index = 0;    ///< position among the platform's devices
+};
+
+/// What a device can do: driver queries first, then what self-tests found. Kernels are chosen by
+/// this record, never by a vendor's name.
+struct DeviceCapabilities {
+  std::string name;
+  std::string vendor;
+  std::string driver_version;
+  std::string device_version;
+  std::string opencl_c_version;
+  std::string platform_name;
+  std::string platform_version;
+  DeviceKind kind = DeviceKind::kOther;
+  int compute_units = 1;
+  std::uint64_t max_work_group_size = 1;
+  std::uint64_t global_mem_bytes = 0;
+  std::uint64_t max_alloc_bytes = 0;
+  std::uint64_t local_mem_bytes = 0;  ///< as the driver reports it
+  int float_vector_width = 1;         ///< preferred vector width for float, in elements
+  bool reports_fp16 = false;          ///< cl_khr_fp16 (arithmetic; storage needs nothing)
+  bool reports_subgroups = false;     ///< cl_khr_subgroups or cl_intel_subgroups
+
+  std::uint64_t static_local_mem_bytes =
+      0;                    ///< largest static __local array that a kernel used right
+  bool inline_ptx = false;  ///< inline PTX assembles and computes
+  int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
+};
+
+/// Every device of every platform, in the drivers' order. Empty when there is none. Thread-safe.
+std::vector<Device> list_devices();
+
+/// Chooses a device: "gpu", "cpu", "P:D" (indices), or part of a device or platform name (any
+/// case). Empty: the environment's CLATTN_DEVICE, and without that the GPU with most compute units,
+/// else a CPU. Throws kInvalidArgument listing what there is when nothing fits. Thread-safe.
+Device select_device(std::string_view selector = {});
+
+}  // namespace clattn

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <CL/cl.h>
+
+#include <array>
+#include <clattn/context.hpp>
+#include <clattn/types.hpp>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace clattn {
+
+class AttentionBackend;
+
+/// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
+/// element).
+enum class KVCacheKind : std::uint8_t {
+  kFull,
+  kSlidingWindow,
+  kChunkedLocal,
+  kEncoderOnly,
+  kCross
+};
+
+struct KVCacheSpec {
+  KVCacheKind kind = KVCacheKind::kFull;
+  std::int32_t block_size = 16;  ///< tokens per block (page), >= 1
+  std::int32_t num_kv_heads = 1;
+  std::int32_t head_size = 128;
+  DType dtype = DType::kF16;
+  std::int32_t sliding_window = 0;        ///< kSlidingWindow: tokens, the current one included
+  std::int32_t attention_chunk_size = 0;  ///< kChunkedLocal: tokens per chunk
+
+  /// 2 * block_size * num_kv_heads * head_size * e. Throws on overflow or an illegal field.
+  std::size_t page_size_bytes() const;
+  /// Most bytes that one request of up to `max_model_len` tokens holds: SPEC formulas of vLLM's
+  /// specs (full: every page; window: the pages of window - 1 + max_num_batched_tokens tokens, plus
+  /// one; chunked-local: those of chunk + max_num_batched_tokens; cross: those of encoder_len;
+  /// encoder-only: 0).
+  std::size_t max_memory_usage_bytes(std::int64_t max_model_len,
+                                     std::int64_t max_num_batched_tokens,
+                                     std::int64_t encoder_len = 0) const;
+  bool operator==(const KVCacheSpec&) const = default;
+};
+
+/// One zeroed buffer of `size_bytes`, aliased by every layer of `shared_by`.
+struct KVCacheTensor {
+  std::size_t size_bytes = 0;
+  std::vector<std::string> shared_by;
+};
+
+/// Layers that share one block table.
+struct KVCacheGroupSpec {
+  std::vector<std::string> layer_names;
+  KVCacheSpec spec;
+};
+
+struct KVCacheConfig {
+  std::int64_t num_blocks = 0;
+  std::vector<KVCacheTensor> tensors;
+  std::vector<KVCacheGroupSpec> groups;
+};
+
+/// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape
+/// lies at {k,v}_offset + block * block_stride + token * token_stride + head * head_stride + dim;
+/// the strides say the layout, results never depend on it. Offsets and strides count elements of
+/// `dtype`.
+struct KVCache {
+  Buffer buffer;
+  DType dtype = DType::kF16;
+  std::int64_t num_blocks = 0;
+  std::int32_t block_size = 0;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_size = 0;
+  std::array<std::int64_t, 5> shape{};    ///< the backend's logical shape
+  std::array<std::int64_t, 5> strides{};  ///< of that shape
+  std::int64_t k_offset = 0;
+  std::int64_t v_offset = 0;
+  std::int64_t block_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// One zeroed device buffer per tensor, keyed by layer name; layers of one tensor share the buffer.
+/// Every layer of every group must be named by exactly one tensor. A tensor larger than the
+/// device's largest allocation, or a sum larger than its memory, is refused with the numbers.
+/// Blocks until zeroed.
+std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_command_queue queue,
+                                                const KVCacheConfig& config);
+
+/// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
+/// page size.
+KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
+                         const AttentionBackend& backend, KVCacheLayout layout);
+
+/// A [tokens, heads, head_size] tensor on the device: heads and dims are contiguous, tokens may be
+/// strided.
+struct TensorRef {
+  cl_mem buffer = nullptr;
+  std::int64_t offset = 0;        ///< elements before token 0
+  std::int64_t token_stride = 0;  ///< elements from token to token; 0 = heads * head_size
+};
+
+/// Stores token i's key and value at slot_mapping[i] (block * block_size + offset; negative = do
+/// not store) for i < num_tokens, converting `dtype` to the cache's type (round to nearest even).
+/// `slot_mapping` holds int64 at byte offset `slot_offset_bytes`. A slot past the cache stores
+/// nothing. Asynchronous; duplicate slots: last writer undefined. vLLM: reshape_and_cache_flash.
+void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
+                             TensorRef value, DType dtype, const KVCache& cache,
+                             cl_mem slot_mapping, std::size_t slot_offset_bytes,
+                             std::int64_t num_tokens, Event* event = nullptr);
+
+/// The x-packed caches of the original paged-attention kernels: keys [num_blocks, num_kv_heads,
+/// head_size / x, block_size, x] with x = 16 / element bytes, values [num_blocks, num_kv_heads,
+/// head_size, block_size].
+struct PackedKVCache {
+  cl_mem key = nullptr;
+  cl_mem value = nullptr;
+  DType dtype = DType::kF16;
+  std::int64_t num_blocks = 0;
+  std::int32_t block_size = 0;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_size = 0;
+};
+
+/// As reshape_and_cache_flash, into an x-packed cache. head_size must be a multiple of x. vLLM:
+/// reshape_and_cache.
+void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef key,
+                       TensorRef value, DType dtype, const PackedKVCache& cache,
+                       cl_mem slot_mapping, std::size_t slot_offset_bytes, std::int64_t num_tokens,
+                       Event* event = nullptr);
+
+}  // namespace clattn

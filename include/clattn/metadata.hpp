@@ -1,0 +1,78 @@
+#pragma once
+
+#include <clattn/types.hpp>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace clattn {
+
+/// One batch step, described once for all layers of a KV cache group (vLLM:
+/// CommonAttentionMetadata). All arrays are host memory that the caller keeps until build()
+/// returns; requests are ragged rows without padding.
+struct CommonAttentionMetadata {
+  std::span<const std::int32_t>
+      query_start_loc;  ///< [num_reqs + 1], prefix sums of the query lengths
+  std::span<const std::int32_t>
+      seq_lens;  ///< [num_reqs], tokens in the cache including this step's
+  std::span<const std::int32_t>
+      num_computed_tokens;  ///< [num_reqs] or empty: seq_lens minus query lengths
+  std::int32_t num_reqs = 0;
+  std::int32_t num_actual_tokens = 0;
+  std::int32_t max_query_len = 0;  ///< an upper bound; 0 = derive it
+  std::span<const std::int32_t>
+      block_table;  ///< [num_reqs, block_table_stride], physical block ids
+  std::int64_t block_table_stride =
+      0;  ///< columns of a row; those past ceil(seq_len / block_size) are unused
+  std::span<const std::int64_t>
+      slot_mapping;  ///< [>= num_actual_tokens], or empty: computed from the block table
+  bool causal = true;
+};
+
+/// How a batch divides when decodes come first (vLLM: split_decodes_and_prefills).
+struct BatchSplit {
+  std::int32_t num_decodes = 0;
+  std::int32_t num_prefills = 0;
+  std::int32_t num_decode_tokens = 0;
+  std::int32_t num_prefill_tokens = 0;
+  bool operator==(const BatchSplit&) const = default;
+};
+
+/// Requests with at most `decode_threshold` query tokens are decodes and must stand before the
+/// others; a batch in another order is refused naming the request. Reads query_start_loc,
+/// max_query_len (0 = unknown), num_reqs and num_actual_tokens.
+BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
+                                      std::int32_t decode_threshold = 1);
+
+/// Fewest swaps that bring decodes (scheduled tokens <= threshold) to the front: writes to `order`
+/// which old index stands at each new place and returns whether anything moved. Order inside a
+/// class is not kept (vLLM: reorder_batch_to_split_decodes_and_prefills). `order` has one element
+/// per request. Does not allocate.
+bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
+                                                 std::int32_t decode_threshold,
+                                                 std::span<std::int32_t> order);
+
+/// slots[query_start_loc[r] + i] = block_table[r][p / block_size] * block_size + p % block_size for
+/// the token at position p = seq_lens[r] - query_len[r] + i. Slots past num_actual_tokens become
+/// kPadSlotId. Validates like validate_batch. `slots` has at least num_actual_tokens elements.
+void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                          std::span<std::int64_t> slots);
+
+/// CSR page lists (FlashInfer's paging arrays): the pages of request r are indices[indptr[r] ..
+/// indptr[r + 1]).
+struct PagedKVMetadata {
+  std::vector<std::int32_t> indptr;         ///< [num_reqs + 1]
+  std::vector<std::int32_t> indices;        ///< [indptr.back()], physical block ids
+  std::vector<std::int32_t> last_page_len;  ///< [num_reqs], 1 … block_size; 0 for an empty request
+};
+PagedKVMetadata build_paged_kv_metadata(const CommonAttentionMetadata& batch,
+                                        std::int32_t block_size);
+
+/// Throws kInvalidArgument naming request, field, value and legal range unless query_start_loc
+/// starts at 0, never falls and ends at num_actual_tokens; 0 <= query_len <= seq_len; every seq_len
+/// fits the table; used table entries lie in [0, num_blocks) and slots in [-1, num_blocks *
+/// block_size) (num_blocks < 0: no upper bound known).
+void validate_batch(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                    std::int64_t num_blocks);
+
+}  // namespace clattn

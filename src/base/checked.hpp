@@ -1,0 +1,38 @@
+#pragma once
+
+#include <concepts>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace clattn::detail {
+
+/// a * b, or kInvalidArgument naming `what` when the product does not fit T.
+template <std::integral T>
+T checked_mul(T a, T b, std::string_view what) {
+  T product{};
+  if (__builtin_mul_overflow(a, b, &product)) {
+    throw_invalid("{}: {} * {} overflows", what, a, b);
+  }
+  return product;
+}
+
+/// a + b, or kInvalidArgument naming `what` when the sum does not fit T.
+template <std::integral T>
+T checked_add(T a, T b, std::string_view what) {
+  T sum{};
+  if (__builtin_add_overflow(a, b, &sum)) throw_invalid("{}: {} + {} overflows", what, a, b);
+  return sum;
+}
+
+template <std::integral T>
+constexpr T ceil_div(T a, T b) {
+  return static_cast<T>((a + b - 1) / b);
+}
+
+template <std::integral T>
+constexpr T round_up(T a, T multiple) {
+  return static_cast<T>(ceil_div(a, multiple) * multiple);
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+namespace clattn::detail {
+
+/// Every environment variable that the library reads: once per process, here and nowhere else.
+/// Unset = empty.
+struct Environment {
+  std::string device;         ///< CLATTN_DEVICE: selector of select_device()
+  std::string backend;        ///< CLATTN_BACKEND: name forced in get_attn_backend()
+  std::string kernel_dir;     ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
+  std::string cache_dir;      ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
+                              ///< $HOME/.cache/clattn; empty = no cache
+  bool cache_enabled = true;  ///< CLATTN_CACHE=0 (or off) turns the disk cache off
+};
+const Environment& environment();
+
+}  // namespace clattn::detail

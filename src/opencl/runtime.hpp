@@ -1,0 +1,124 @@
+#pragma once
+
+#include <CL/cl.h>
+
+#include <array>
+#include <clattn/context.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn::detail {
+
+/// Which kernel to build: an entry of an embedded (or CLATTN_KERNEL_DIR) file under a set of
+/// options.
+struct KernelSource {
+  std::string file;     ///< "decode_cpu.cl"
+  std::string entry;    ///< "clattn_decode_cpu"
+  std::string options;  ///< "-DCLA_HEAD_DIM=128 …"; -cl-std=CL1.2 is added
+};
+
+class KernelPool;
+
+/// Exclusive use of one cl_kernel, returned to its pool on destruction.
+class KernelLease {
+ public:
+  KernelLease(KernelPool& pool, cl_kernel kernel) noexcept : pool_(&pool), kernel_(kernel) {}
+  KernelLease(KernelLease&& other) noexcept;
+  KernelLease& operator=(KernelLease&&) = delete;
+  ~KernelLease();
+
+  /// Sets the next argument, in order from 0. T: cl_mem, cl_int, cl_uint, cl_long, cl_ulong or
+  /// cl_float.
+  template <typename T>
+  KernelLease& arg(const T& value) {
+    set(sizeof(T), &value);
+    return *this;
+  }
+  /// Enqueues a 1-D range of `groups` work-groups of `group_size` items. Zero groups enqueue
+  /// nothing; then `event` is left empty.
+  void enqueue(cl_command_queue queue, std::size_t groups, std::size_t group_size,
+               Event* event = nullptr);
+
+ private:
+  void set(std::size_t size, const void* value);
+  KernelPool* pool_;
+  cl_kernel kernel_;
+  cl_uint next_arg_ = 0;
+};
+
+/// The cl_kernel objects of one entry: grows to the number of threads that use it at once, never
+/// shares one.
+class KernelPool {
+ public:
+  KernelPool(cl_program program, std::string entry);  ///< retains the program
+  ~KernelPool();
+  KernelPool(const KernelPool&) = delete;
+  KernelPool& operator=(const KernelPool&) = delete;
+
+  KernelLease acquire();
+  const std::string& entry() const noexcept { return entry_; }
+  /// CL_KERNEL_WORK_GROUP_SIZE, CL_KERNEL_PRIVATE_MEM_SIZE and CL_KERNEL_LOCAL_MEM_SIZE of the
+  /// built kernel.
+  std::size_t work_group_size() const noexcept { return work_group_size_; }
+  std::uint64_t private_mem_bytes() const noexcept { return private_mem_bytes_; }
+  std::uint64_t local_mem_bytes() const noexcept { return local_mem_bytes_; }
+
+ private:
+  friend class KernelLease;
+  cl_kernel create();
+  cl_program program_;
+  std::string entry_;
+  std::mutex mutex_;
+  std::vector<cl_kernel> free_;
+  std::size_t work_group_size_ = 0;
+  std::uint64_t private_mem_bytes_ = 0;
+  std::uint64_t local_mem_bytes_ = 0;
+};
+
+/// The state behind a Context: the driver's handles, capabilities, built programs.
+class Runtime {
+ public:
+  static std::unique_ptr<Runtime> create(const Device& device);
+  static std::unique_ptr<Runtime> adopt(cl_context context, cl_device_id device);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  cl_context context() const noexcept;
+  cl_device_id device() const noexcept;
+  const DeviceCapabilities& capabilities() const noexcept;
+
+  /// The pool of a kernel, built on first use (memory, then disk cache, then the driver's compiler)
+  /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
+  /// two threads that ask for the same kernel build it once.
+  std::shared_ptr<KernelPool> kernel(const KernelSource& source);
+
+  Buffer allocate(std::size_t size_bytes) const;
+  Queue create_queue(QueueProfiling profiling) const;
+  /// A slot for other rooms to keep one shared object per key (compiled impls): returns the live
+  /// object under `key`, or stores what `make` returns. Thread-safe.
+  std::shared_ptr<void> shared_object(const std::string& key,
+                                      const std::function<std::shared_ptr<void>()>& make);
+
+ private:
+  struct State;
+  explicit Runtime(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+/// Throws Error(kOpenCL) "`what` failed: CL_NAME (code)" unless status is CL_SUCCESS.
+void check(cl_int status, std::string_view what);
+/// "CL_INVALID_WORK_GROUP_SIZE" for -54; "unknown" for what has no name.
+std::string_view status_name(cl_int status);
+/// Non-blocking write of `size` bytes to the start of `buffer`; `source` must stay unchanged until
+/// `event`.
+void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
+                   std::size_t size_bytes, Event* event = nullptr);
+
+}  // namespace clattn::detail
