@@ -29,22 +29,6 @@ struct AttentionConfig {
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
 };
 
-/// Upper bounds of a batch. A builder sizes its memory by them once, so that steps allocate
-/// nothing; a batch beyond them is refused.
-struct BatchLimits {
-  std::int32_t max_num_reqs = 256;
-  std::int32_t max_num_batched_tokens = 8192;
-  std::int32_t max_model_len = 131072;
-  std::int64_t num_blocks =
-      -1;  ///< of the cache: block ids and slots are checked against it; -1 = unknown
-};
-
-enum class SplitPolicy : std::uint8_t {
-  kBalanced,       ///< equal work per item for this batch
-  kDeterministic,  ///< cuts depend on the position alone: a request's bits do not depend on its
-                   ///< batch
-};
-
 struct BuilderOptions {
   BatchLimits limits;
   SplitPolicy split_policy = SplitPolicy::kBalanced;

@@ -29,6 +29,22 @@ struct CommonAttentionMetadata {
   bool causal = true;
 };
 
+/// Upper bounds of a batch. A builder sizes its memory by them once, so that steps allocate
+/// nothing; a batch beyond them is refused.
+struct BatchLimits {
+  std::int32_t max_num_reqs = 256;
+  std::int32_t max_num_batched_tokens = 8192;
+  std::int32_t max_model_len = 131072;
+  std::int64_t num_blocks =
+      -1;  ///< of the cache: block ids and slots are checked against it; -1 = unknown
+};
+
+enum class SplitPolicy : std::uint8_t {
+  kBalanced,       ///< equal work per item for this batch
+  kDeterministic,  ///< cuts depend on the position alone: a request's bits do not depend on its
+                   ///< batch
+};
+
 /// How a batch divides when decodes come first (vLLM: split_decodes_and_prefills).
 struct BatchSplit {
   std::int32_t num_decodes = 0;

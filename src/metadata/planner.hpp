@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <clattn/attention.hpp>
 #include <clattn/metadata.hpp>
 #include <cstdint>
 #include <span>

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+/// The double-precision truth that every kernel is judged by: plain loops over logical arrays.
+/// Shares no code with the library; not even its element conversions.
+namespace oracle {
+
+enum class Element : std::uint8_t { kF32, kF16, kBF16 };
+
+/// One attention call over a paged cache, all values already widened to double from their stored
+/// (rounded) form.
+struct AttentionCase {
+  std::int32_t num_heads = 0, num_kv_heads = 0, head_size = 0, block_size = 0;
+  double scale = 1.0;
+  bool causal = true;
+  std::vector<std::int32_t> query_start_loc;  // [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens;         // [num_reqs]
+  std::vector<std::int32_t> block_table;      // [num_reqs, max_blocks]
+  std::int64_t max_blocks = 0;
+  std::vector<double> query;        // [tokens, num_heads, head_size]
+  std::vector<double> key_cache;    // [num_blocks, block_size, num_kv_heads, head_size]
+  std::vector<double> value_cache;  // same
+};
+
+struct AttentionResult {
+  std::vector<double> out;  // [tokens, num_heads, head_size]
+  std::vector<double> lse;  // [tokens, num_heads], natural log; -inf where no key is seen (out = 0)
+  std::vector<double> bound;  // [tokens, num_heads, head_size]: see attention()
+};
+
+/// `bound` is the error that the same maths would be allowed if each input-precision rounding
+/// happened once: the absolute difference between the exact result and one computed from
+/// probabilities and result rounded to `element`, plus an f32 summation floor. A kernel passes when
+/// |kernel - out| <= 2 * bound + floor (FlashAttention's rule).
+AttentionResult attention(const AttentionCase& call, Element element);
+
+/// Rounds to the element type (nearest even) and widens again; NaN stays NaN, f16 overflows to
+/// infinity.
+double round_to(Element element, double value);
+/// Bit pattern of a value in the element type, in the low bits; and back.
+std::uint32_t encode(Element element, double value);
+double decode(Element element, std::uint32_t bits);
+
+}  // namespace oracle
