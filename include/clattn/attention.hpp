@@ -17,6 +17,20 @@
 
 namespace clattn {
 
+/// Families of kernels that compute the same. kAuto chooses by the device's capabilities; forcing
+/// one is for tests, comparisons and devices that report themselves wrongly.
+enum class KernelFamily : std::uint8_t {
+  kAuto,
+  kCpu,     ///< one work-item per group, explicit vectors, no barriers
+  kGpu,     ///< work-groups and local memory: any device
+  kGpuPtx,  ///< as kGpu, with lane shuffles through inline PTX where a kernel has them
+};
+
+/// "auto", "cpu", "gpu" or "gpu_ptx".
+std::string_view to_string(KernelFamily family);
+/// Inverse of to_string; throws kInvalidArgument naming the legal values.
+KernelFamily parse_kernel_family(std::string_view name);
+
 /// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
 struct AttentionConfig {
   std::int32_t num_heads = 0;     ///< query heads, a multiple of num_kv_heads
@@ -26,6 +40,7 @@ struct AttentionConfig {
   DType dtype = DType::kF16;            ///< of query, key, value and output
   std::optional<DType> kv_cache_dtype;  ///< nullopt = "auto" = dtype
   std::optional<float> scale;           ///< softmax scale; nullopt = 1 / sqrt(head_size)
+  KernelFamily kernel_family = KernelFamily::kAuto;
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
 };
 

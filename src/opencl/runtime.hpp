@@ -100,6 +100,8 @@ class Runtime {
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
 
   Buffer allocate(std::size_t size_bytes) const;
+  /// Host memory that the device reaches fastest (CL_MEM_ALLOC_HOST_PTR); to be mapped.
+  Buffer allocate_pinned(std::size_t size_bytes) const;
   Queue create_queue(QueueProfiling profiling) const;
   /// A slot for other rooms to keep one shared object per key (compiled impls): returns the live
   /// object under `key`, or stores what `make` returns. Thread-safe.

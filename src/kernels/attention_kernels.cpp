@@ -1,0 +1,127 @@
+#include "kernels/attention_kernels.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+// Planner constants by kind of device. GPUs: 2-4 work-groups a compute unit hide latency, and a
+// split below 256 keys costs more to merge than it saves. CPUs: a work-group is a thread's unit of
+// work; 16 a core even out ragged batches, and 512-key pieces were the best partition on PoCL
+// (docs/performance.md).
+struct PlannerDefaults {
+  std::int32_t items_per_compute_unit;
+  std::int32_t min_split_keys;
+  ItemOrder order;
+};
+constexpr PlannerDefaults kGpuPlan{4, 256, ItemOrder::kHeavyFirst};
+constexpr PlannerDefaults kCpuPlan{16, 32, ItemOrder::kLightFirst};
+
+bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
+  return variant.role != Role::kDecode || variant.block_rows >= shape.group() ||
+         variant.family == KernelFamily::kCpu;
+}
+
+std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
+                                       KernelFamily family, Role role, std::size_t most,
+                                       std::vector<std::string>* rejected) {
+  const DeviceCapabilities& capabilities = runtime.capabilities();
+  std::vector<BuiltKernel> built;
+  for (const KernelFamily rung : family_ladder(family, capabilities)) {
+    for (const Variant& variant : variants()) {
+      if (variant.role != role || variant.family != rung || built.size() == most) continue;
+      if (!tile_holds_group(variant, shape)) continue;
+      const auto reasons = why_not(variant, capabilities);
+      if (!reasons.empty()) {
+        rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));
+        continue;
+      }
+      auto pool = runtime.kernel(kernel_source(variant, shape, capabilities.float_vector_width));
+      if (!fits_after_build(variant, *pool, capabilities)) {
+        rejected->push_back(
+            fmt::format("{}: built, but it needs {} B of local and {} B of private memory",
+                        variant.name, pool->local_mem_bytes(), pool->private_mem_bytes()));
+        continue;
+      }
+      built.push_back({&variant, std::move(pool), head_tiling(variant, shape)});
+    }
+    if (!built.empty()) break;
+  }
+  return built;
+}
+
+PlannerConfig planner_config(const AttentionKernels& kernels,
+                             const DeviceCapabilities& capabilities) {
+  const PlannerDefaults& defaults =
+      kernels.merge.variant->family == KernelFamily::kCpu ? kCpuPlan : kGpuPlan;
+  PlannerConfig config;
+  for (const BuiltKernel& stage : kernels.stages) {
+    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {stage.tiling.item_tokens,
+                                                                     stage.tiling.item_tokens};
+  }
+  config.block_size = kernels.shape.block_size;
+  config.groups_per_item = kernels.shape.num_kv_heads * kernels.stages.front().tiling.head_chunks;
+  config.compute_units = std::max(capabilities.compute_units, 1);
+  config.items_per_compute_unit = defaults.items_per_compute_unit;
+  config.min_split_keys = defaults.min_split_keys;
+  config.item_order = defaults.order;
+  return config;
+}
+
+std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
+                                          KernelFamily family) {
+  auto kernels = std::make_shared<AttentionKernels>();
+  kernels->shape = shape;
+  std::vector<std::string> rejected;
+  auto& stages = kernels->stages;
+  stages = build_fitting(runtime, shape, family, Role::kDecode, 1, &rejected);
+  auto prefill = build_fitting(runtime, shape, family, Role::kPrefill, 2, &rejected);
+  if (prefill.empty()) {
+    throw_unsupported("no prefill kernel fits this device: {}", fmt::join(rejected, "; "));
+  }
+  // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
+  // is kept only where it takes queries that the decode kernel does not.
+  std::reverse(prefill.begin(), prefill.end());
+  for (BuiltKernel& tile : prefill) {
+    const bool last = &tile == &prefill.back();
+    if (last || stages.empty() || tile.tiling.item_tokens > stages.back().tiling.item_tokens) {
+      stages.push_back(std::move(tile));
+    }
+  }
+  kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
+  kernels->cache_write = build_first_fitting(runtime, shape, family, Role::kCacheWrite);
+  kernels->planner = planner_config(*kernels, runtime.capabilities());
+  return kernels;
+}
+
+}  // namespace
+
+BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
+                                Role role) {
+  std::vector<std::string> rejected;
+  auto built = build_fitting(runtime, shape, family, role, 1, &rejected);
+  if (built.empty()) {
+    throw_unsupported("no {} kernel fits this device: {}", to_string(role),
+                      fmt::join(rejected, "; "));
+  }
+  return std::move(built.front());
+}
+
+std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
+                                                          const KernelShape& shape,
+                                                          KernelFamily family) {
+  const std::string key = fmt::format(
+      "attention {}/{}x{} page {} {}/{} {}", shape.num_heads, shape.num_kv_heads, shape.head_size,
+      shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family));
+  return std::static_pointer_cast<const AttentionKernels>(
+      runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
+}
+
+}  // namespace clattn::detail

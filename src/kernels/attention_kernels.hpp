@@ -1,0 +1,41 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <memory>
+#include <vector>
+
+#include "kernels/variants.hpp"
+#include "metadata/planner.hpp"
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// A built variant.
+struct BuiltKernel {
+  const Variant* variant = nullptr;
+  std::shared_ptr<KernelPool> pool;
+  HeadTiling tiling;
+};
+
+/// The kernels of one (device, shape, family), compiled once and shared by impls and builders.
+/// Immutable.
+struct AttentionKernels {
+  KernelShape shape;
+  std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first
+  BuiltKernel merge;
+  BuiltKernel cache_write;
+  PlannerConfig planner;  ///< device and tile facts; the builder adds its own options
+};
+
+/// Compiles (or finds) the kernels. Throws kUnsupported with reasons when a role has no variant for
+/// the device.
+std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
+                                                          const KernelShape& shape,
+                                                          KernelFamily family);
+
+/// The first variant of `role` on the ladder that fits shape and device, built. Throws
+/// kUnsupported.
+BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
+                                Role role);
+
+}  // namespace clattn::detail

@@ -1,0 +1,90 @@
+#include "kernels/cache_write.hpp"
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+/// One work-group a token on CPUs; a work-item for every 8 elements elsewhere.
+std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::int64_t num_tokens) {
+  if (variant.work_group_size == 1) return static_cast<std::size_t>(num_tokens);
+  const std::int64_t chunks = num_tokens * shape.num_kv_heads * (shape.head_size / 8);
+  return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
+}
+
+void check_slots(const SlotSource& slots) {
+  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
+  if (slots.offset_bytes % sizeof(std::int64_t) != 0) {
+    throw_invalid("slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
+  }
+  if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
+    throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
+  }
+}
+
+KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
+                         const TensorRef& value) {
+  const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
+  const cl_long key_stride = checked_token_stride(key, row, "key");
+  const cl_long value_stride = checked_token_stride(value, row, "value");
+  return kernel.arg(key.buffer)
+      .arg<cl_long>(key.offset)
+      .arg(key_stride)
+      .arg(value.buffer)
+      .arg<cl_long>(value.offset)
+      .arg(value_stride);
+}
+
+void finish(KernelLease& lease, const BuiltKernel& kernel, const KernelShape& shape,
+            cl_command_queue queue, const SlotSource& slots, std::int64_t num_slots, Event* event) {
+  lease.arg(slots.buffer)
+      .arg<cl_long>(static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t)))
+      .arg<cl_int>(static_cast<cl_int>(slots.num_tokens))
+      .arg<cl_long>(num_slots)
+      .arg<cl_int>(shape.num_kv_heads);
+  lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
+                static_cast<std::size_t>(kernel.variant->work_group_size), event);
+}
+
+}  // namespace
+
+std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
+                                  std::string_view name) {
+  if (tensor.buffer == nullptr) throw_invalid("{}: no buffer", name);
+  if (tensor.offset < 0) throw_invalid("{}: offset is {}, legal: >= 0", name, tensor.offset);
+  if (tensor.token_stride == 0) return contiguous;
+  if (tensor.token_stride < contiguous) {
+    throw_invalid("{}: token_stride is {}, legal: 0 or >= {} (heads x head_size)", name,
+                  tensor.token_stride, contiguous);
+  }
+  return tensor.token_stride;
+}
+
+void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
+                         cl_command_queue queue, TensorRef key, TensorRef value,
+                         const KVCache& cache, SlotSource slots, Event* event) {
+  check_slots(slots);
+  KernelLease lease = kernel.pool->acquire();
+  bind_inputs(lease, shape, key, value)
+      .arg(cache.buffer.handle())
+      .arg<cl_long>(cache.k_offset)
+      .arg(cache.buffer.handle())
+      .arg<cl_long>(cache.v_offset)
+      .arg<cl_long>(cache.block_stride)
+      .arg<cl_long>(cache.token_stride)
+      .arg<cl_long>(cache.head_stride);
+  finish(lease, kernel, shape, queue, slots, cache.num_blocks * cache.block_size, event);
+}
+
+void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
+                                cl_command_queue queue, TensorRef key, TensorRef value,
+                                const PackedKVCache& cache, SlotSource slots, Event* event) {
+  check_slots(slots);
+  KernelLease lease = kernel.pool->acquire();
+  bind_inputs(lease, shape, key, value).arg(cache.key).arg(cache.value);
+  finish(lease, kernel, shape, queue, slots, cache.num_blocks * cache.block_size, event);
+}
+
+}  // namespace clattn::detail

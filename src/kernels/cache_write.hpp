@@ -1,0 +1,31 @@
+#pragma once
+
+#include <clattn/kv_cache.hpp>
+
+#include "kernels/attention_kernels.hpp"
+
+namespace clattn::detail {
+
+/// Where a step's slots lie on the device.
+struct SlotSource {
+  cl_mem buffer = nullptr;
+  std::size_t offset_bytes = 0;
+  std::int64_t num_tokens = 0;
+};
+
+/// Binds and enqueues reshape_and_cache_flash. The kernel's shape must match the cache.
+void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
+                         cl_command_queue queue, TensorRef key, TensorRef value,
+                         const KVCache& cache, SlotSource slots, Event* event);
+
+/// The same into an x-packed cache.
+void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
+                                cl_command_queue queue, TensorRef key, TensorRef value,
+                                const PackedKVCache& cache, SlotSource slots, Event* event);
+
+/// Throws kInvalidArgument unless the tensor has a buffer and sane offsets; returns its token
+/// stride in elements.
+std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
+                                  std::string_view name);
+
+}  // namespace clattn::detail

@@ -1,0 +1,150 @@
+#include "kernels/variants.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace clattn {
+
+namespace {
+constexpr std::array<std::string_view, 4> kFamilyNames = {"auto", "cpu", "gpu", "gpu_ptx"};
+}
+
+std::string_view to_string(KernelFamily family) {
+  return kFamilyNames.at(static_cast<std::size_t>(family));
+}
+
+KernelFamily parse_kernel_family(std::string_view name) {
+  const auto found = std::find(kFamilyNames.begin(), kFamilyNames.end(), name);
+  if (found == kFamilyNames.end()) {
+    detail::throw_invalid("kernel family is '{}', legal: auto, cpu, gpu, gpu_ptx", name);
+  }
+  return static_cast<KernelFamily>(found - kFamilyNames.begin());
+}
+
+}  // namespace clattn
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr auto kVariants = std::to_array<Variant>({
+#define CLATTN_VARIANT(name, role, family, file, entry, block_rows, block_kv, wg) \
+  {#name, Role::role, KernelFamily::family, file, entry, block_rows, block_kv, wg},
+#include "kernels/variants.inc"
+#undef CLATTN_VARIANT
+});
+
+constexpr bool rows_are_sound() {
+  for (const Variant& v : kVariants) {
+    const bool tiled = v.role == Role::kDecode || v.role == Role::kPrefill;
+    if (tiled != (v.block_rows > 0 && v.block_kv > 0)) return false;
+    if (v.work_group_size < 1 || (v.family == KernelFamily::kCpu) != (v.work_group_size == 1)) {
+      return false;
+    }
+    for (const Variant& other : kVariants) {
+      if (&other != &v && other.name == v.name) return false;
+    }
+  }
+  return true;
+}
+static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a name is wrong");
+
+constexpr std::array kCpuLadder = {KernelFamily::kCpu};
+constexpr std::array kGpuLadder = {KernelFamily::kGpu};
+constexpr std::array kPtxLadder = {KernelFamily::kGpuPtx, KernelFamily::kGpu};
+
+int dtype_macro(DType dtype) {
+  return static_cast<int>(dtype);
+}
+static_assert(static_cast<int>(DType::kF32) == 0 && static_cast<int>(DType::kF16) == 1 &&
+              static_cast<int>(DType::kBF16) == 2);  // the values of CLA_Q_DTYPE and CLA_KV_DTYPE
+
+}  // namespace
+
+std::string_view to_string(Role role) {
+  constexpr std::array<std::string_view, 5> kNames = {"decode", "prefill", "merge", "cache",
+                                                      "cache_packed"};
+  return kNames.at(static_cast<std::size_t>(role));
+}
+
+std::span<const Variant> variants() {
+  return kVariants;
+}
+
+HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
+  HeadTiling tiling;
+  const std::int32_t rows = std::max(variant.block_rows, 1);
+  tiling.heads_per_item = std::min(shape.group(), rows);
+  tiling.head_chunks = ceil_div(shape.group(), tiling.heads_per_item);
+  tiling.item_tokens = rows / tiling.heads_per_item;
+  return tiling;
+}
+
+std::span<const KernelFamily> family_ladder(KernelFamily wanted,
+                                            const DeviceCapabilities& capabilities) {
+  switch (wanted) {
+    case KernelFamily::kCpu:
+      return kCpuLadder;
+    case KernelFamily::kGpu:
+      return kGpuLadder;
+    case KernelFamily::kGpuPtx:
+      return kPtxLadder;
+    case KernelFamily::kAuto:
+      break;
+  }
+  if (capabilities.kind == DeviceKind::kCpu) return kCpuLadder;
+  return capabilities.inline_ptx ? std::span<const KernelFamily>(kPtxLadder) : kGpuLadder;
+}
+
+std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities) {
+  std::vector<std::string> reasons;
+  if (variant.family == KernelFamily::kGpuPtx && !capabilities.inline_ptx) {
+    reasons.emplace_back("needs inline PTX");
+  }
+  if (static_cast<std::uint64_t>(variant.work_group_size) > capabilities.max_work_group_size) {
+    reasons.push_back(fmt::format("needs {} work-items per group, the device allows {}",
+                                  variant.work_group_size, capabilities.max_work_group_size));
+  }
+  return reasons;
+}
+
+KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
+                           int float_vector_width) {
+  const bool cpu = variant.family == KernelFamily::kCpu;
+  const HeadTiling tiling = head_tiling(variant, shape);
+  const int widest = shape.head_size % 16 == 0 ? 16 : 8;
+  const int vec = cpu ? std::clamp(float_vector_width >= 16  ? 16
+                                   : float_vector_width >= 8 ? 8
+                                                             : 4,
+                                   4, widest)
+                      : 0;
+  const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
+  return {std::string(variant.file), std::string(variant.entry),
+          fmt::format("-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
+                      "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
+                      "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
+                      "-DCLA_REDUCE={} -DCLA_CACHE_X={} -DCLA_PREFETCH={}",
+                      shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
+                      dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
+                      variant.block_rows, variant.block_kv, variant.work_group_size, vec,
+                      variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, cpu ? 1 : 0)};
+}
+
+bool fits_after_build(const Variant& variant, const KernelPool& pool,
+                      const DeviceCapabilities& capabilities) {
+  // CPU drivers report fixed numbers for these (PoCL: 4096 work-items, 1024 private bytes).
+  if (capabilities.kind == DeviceKind::kCpu) return true;
+  constexpr std::uint64_t kSpillBytesAllowed =
+      256;  // a handful of registers: cheaper than a smaller tile
+  const std::uint64_t local_limit =
+      std::max(capabilities.local_mem_bytes, capabilities.static_local_mem_bytes);
+  return pool.local_mem_bytes() <= local_limit && pool.private_mem_bytes() <= kSpillBytesAllowed &&
+         pool.work_group_size() >= static_cast<std::size_t>(variant.work_group_size);
+}
+
+}  // namespace clattn::detail

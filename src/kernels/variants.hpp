@@ -1,0 +1,67 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <clattn/device.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+enum class Role : std::uint8_t { kDecode, kPrefill, kMerge, kCacheWrite, kCacheWritePacked };
+std::string_view to_string(Role role);
+
+/// One row of variants.inc.
+struct Variant {
+  std::string_view name;
+  Role role;
+  KernelFamily family;
+  std::string_view file;
+  std::string_view entry;
+  std::int32_t block_rows;
+  std::int32_t block_kv;
+  std::int32_t work_group_size;
+};
+std::span<const Variant> variants();
+
+/// What a kernel is specialised for.
+struct KernelShape {
+  std::int32_t num_heads = 0;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_size = 0;
+  std::int32_t block_size = 0;
+  DType dtype = DType::kF16;
+  DType cache_dtype = DType::kF16;
+  std::int32_t group() const { return num_heads / num_kv_heads; }
+};
+
+/// How a variant covers the query heads of one KV head.
+struct HeadTiling {
+  std::int32_t heads_per_item = 1;  ///< heads of a KV head in one work item
+  std::int32_t head_chunks =
+      1;  ///< work items that share a KV head: 1 unless its heads exceed the tile
+  std::int32_t item_tokens = 1;  ///< query tokens that fit one item
+};
+HeadTiling head_tiling(const Variant& variant, const KernelShape& shape);
+
+/// The families to look in for a device, best first: kAuto follows the capabilities.
+std::span<const KernelFamily> family_ladder(KernelFamily wanted,
+                                            const DeviceCapabilities& capabilities);
+
+/// Why a variant cannot run on a device at all; empty = it can.
+std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities);
+
+/// File, entry and -D options of a variant under a shape.
+KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
+                           int float_vector_width);
+
+/// Builds the variant and says whether the result fits the device: its local memory, its work-group
+/// size, and on a GPU no more than a few spilled registers.
+bool fits_after_build(const Variant& variant, const KernelPool& pool,
+                      const DeviceCapabilities& capabilities);
+
+}  // namespace clattn::detail

@@ -1,0 +1,83 @@
+#include <clattn/kv_cache.hpp>
+#include <set>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "opencl/runtime.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::throw_invalid;
+
+/// Every layer of the groups must stand in exactly one tensor, and no other layer in any.
+void require_each_layer_once(const KVCacheConfig& config) {
+  std::set<std::string> wanted;
+  for (const KVCacheGroupSpec& group : config.groups) {
+    for (const std::string& layer : group.layer_names) {
+      if (!wanted.insert(layer).second) {
+        throw_invalid("KVCacheConfig: layer '{}' stands in two groups", layer);
+      }
+    }
+  }
+  std::set<std::string> given;
+  for (const KVCacheTensor& tensor : config.tensors) {
+    for (const std::string& layer : tensor.shared_by) {
+      if (!wanted.contains(layer)) {
+        throw_invalid("KVCacheConfig: tensor for layer '{}', which is in no group", layer);
+      }
+      if (!given.insert(layer).second) {
+        throw_invalid("KVCacheConfig: layer '{}' is given two tensors", layer);
+      }
+    }
+  }
+  for (const std::string& layer : wanted) {
+    if (!given.contains(layer)) {
+      throw_invalid("KVCacheConfig: some layers are not correctly initialized: '{}' has no tensor",
+                    layer);
+    }
+  }
+}
+
+void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) {
+  std::size_t total = 0;
+  for (const KVCacheTensor& tensor : config.tensors) {
+    const std::string layer = tensor.shared_by.empty() ? "?" : tensor.shared_by.front();
+    if (tensor.size_bytes == 0) {
+      throw_invalid("KVCacheConfig: the tensor of layer '{}' has 0 bytes", layer);
+    }
+    if (tensor.size_bytes > device.max_alloc_bytes) {
+      throw_invalid(
+          "KVCacheConfig: the tensor of layer '{}' needs {} bytes, but '{}' allows {} bytes in one "
+          "allocation",
+          layer, tensor.size_bytes, device.name, device.max_alloc_bytes);
+    }
+    total = detail::checked_add(total, tensor.size_bytes, "KVCacheConfig: bytes of all tensors");
+  }
+  if (total > device.global_mem_bytes) {
+    throw_invalid("KVCacheConfig: {} tensors need {} bytes, but '{}' has {} bytes of memory",
+                  config.tensors.size(), total, device.name, device.global_mem_bytes);
+  }
+}
+
+}  // namespace
+
+std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_command_queue queue,
+                                                const KVCacheConfig& config) {
+  require_each_layer_once(config);
+  require_fit(config, context.capabilities());
+  const Queue commands = Queue::adopt(queue);
+  std::map<std::string, Buffer> caches;
+  for (const KVCacheTensor& tensor : config.tensors) {
+    constexpr std::size_t kFillUnit = 4;
+    const std::size_t size = detail::round_up(tensor.size_bytes, kFillUnit);
+    const Buffer buffer = context.allocate(size);
+    commands.fill(buffer, 0, 0, size);
+    for (const std::string& layer : tensor.shared_by) caches.emplace(layer, buffer);
+  }
+  commands.finish();
+  return caches;
+}
+
+}  // namespace clattn

@@ -1,0 +1,56 @@
+#include <clattn/attention.hpp>
+#include <clattn/kv_cache.hpp>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::checked_mul;
+using detail::throw_invalid;
+
+/// Strides of the logical dimensions when memory holds them in `order`, slowest first, without
+/// gaps.
+std::array<std::int64_t, 5> strides_of(const std::array<std::int64_t, 5>& shape,
+                                       const std::array<std::int32_t, 5>& order) {
+  std::array<std::int64_t, 5> strides{};
+  std::int64_t step = 1;
+  for (std::size_t place = order.size(); place-- > 0;) {
+    const auto dimension = static_cast<std::size_t>(order.at(place));
+    strides.at(dimension) = step;
+    step = checked_mul(step, shape.at(dimension), "KV cache: elements");
+  }
+  return strides;
+}
+
+}  // namespace
+
+KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
+                         const AttentionBackend& backend, KVCacheLayout layout) {
+  const std::size_t page_bytes = spec.page_size_bytes();
+  if (!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0) {
+    throw_invalid("KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
+                  raw.size_bytes(), page_bytes);
+  }
+  KVCache cache;
+  cache.buffer = raw;
+  cache.dtype = spec.dtype;
+  cache.num_blocks = static_cast<std::int64_t>(raw.size_bytes() / page_bytes);
+  cache.block_size = spec.block_size;
+  cache.num_kv_heads = spec.num_kv_heads;
+  cache.head_size = spec.head_size;
+  cache.shape = backend.get_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
+                                           spec.head_size);
+  cache.strides = strides_of(cache.shape, backend.get_kv_cache_stride_order(layout));
+  // Every backend's logical shape is {K/V, blocks in either order} followed by token, head, dim.
+  const auto kv = static_cast<std::size_t>(backend.kv_dimension());
+  cache.v_offset = cache.strides.at(kv);
+  cache.block_stride = cache.strides.at(1 - kv);
+  cache.token_stride = cache.strides[2];
+  cache.head_stride = cache.strides[3];
+  return cache;
+}
+
+}  // namespace clattn

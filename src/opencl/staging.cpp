@@ -1,0 +1,55 @@
+#include "opencl/staging.hpp"
+
+#include <algorithm>
+
+namespace clattn::detail {
+
+StagedUpload::~StagedUpload() {
+  release();
+}
+
+void StagedUpload::release() noexcept {
+  for (Slot& slot : slots_) {
+    if (slot.mapped != nullptr) {
+      // The queue's earlier uploads read this memory: unmapping is ordered behind them.
+      clEnqueueUnmapMemObject(queue_, slot.pinned.handle(), slot.mapped, 0, nullptr, nullptr);
+    }
+    slot = Slot{};
+  }
+  if (queue_ != nullptr) clFinish(queue_);
+}
+
+void StagedUpload::grow(cl_command_queue queue, std::size_t size_bytes) {
+  constexpr std::size_t kSmallest = std::size_t{64} << 10;
+  const std::size_t wanted =
+      std::max({size_bytes, capacity_bytes_ + capacity_bytes_ / 2, kSmallest});
+  release();
+  capacity_bytes_ = 0;
+  queue_ = Queue::adopt(queue);
+  for (Slot& slot : slots_) {
+    slot.pinned = runtime_->allocate_pinned(wanted);
+    cl_int status = CL_SUCCESS;
+    slot.mapped =
+        clEnqueueMapBuffer(queue, slot.pinned.handle(), CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
+                           wanted, 0, nullptr, nullptr, &status);
+    check(status, "clEnqueueMapBuffer of the metadata staging memory");
+  }
+  device_ = runtime_->allocate(wanted);
+  capacity_bytes_ = wanted;
+}
+
+std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size_bytes) {
+  if (size_bytes > capacity_bytes_) grow(queue, size_bytes);
+  current_ = (current_ + 1) % kRing;
+  Slot& slot = slots_.at(current_);
+  if (slot.uploaded) slot.uploaded.wait();
+  return {static_cast<std::byte*>(slot.mapped), capacity_bytes_};
+}
+
+void StagedUpload::upload(cl_command_queue queue, std::size_t size_bytes, Event* event) {
+  Slot& slot = slots_.at(current_);
+  enqueue_write(queue, device_, slot.mapped, size_bytes, &slot.uploaded);
+  if (event != nullptr) *event = slot.uploaded;
+}
+
+}  // namespace clattn::detail
