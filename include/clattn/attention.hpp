@@ -17,6 +17,10 @@
 
 namespace clattn {
 
+namespace detail {
+struct PagedStepView;
+}
+
 /// Families of kernels that compute the same. kAuto chooses by the device's capabilities; forcing
 /// one is for tests, comparisons and devices that report themselves wrongly.
 enum class KernelFamily : std::uint8_t {
@@ -60,6 +64,8 @@ class AttentionMetadata {
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
   std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
+  /// What the library's own kernels are bound to; null for metadata of third-party backends.
+  const detail::PagedStepView* step() const noexcept { return step_; }
   /// int64 slots of this step, on the device.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
@@ -75,6 +81,7 @@ class AttentionMetadata {
   cl_mem slot_buffer_ = nullptr;
   std::size_t slot_offset_bytes_ = 0;
   std::span<const std::int64_t> slots_;
+  const detail::PagedStepView* step_ = nullptr;
 };
 
 /// Host arithmetic of a step plus one upload. Not thread-safe; one per KV cache group and stream of

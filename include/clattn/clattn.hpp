@@ -6,6 +6,8 @@
 #include <clattn/context.hpp>
 #include <clattn/device.hpp>
 #include <clattn/error.hpp>
+#include <clattn/flashinfer.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/metadata.hpp>
 #include <clattn/types.hpp>
+#include <clattn/xformers.hpp>

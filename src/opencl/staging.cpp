@@ -47,6 +47,7 @@ std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size
 }
 
 void StagedUpload::upload(cl_command_queue queue, std::size_t size_bytes, Event* event) {
+  if (size_bytes == 0) return;  // an empty batch
   Slot& slot = slots_.at(current_);
   enqueue_write(queue, device_, slot.mapped, size_bytes, &slot.uploaded);
   if (event != nullptr) *event = slot.uploaded;

@@ -1,0 +1,86 @@
+#include <array>
+#include <clattn/flashinfer.hpp>
+
+#include "backends/registry.hpp"
+#include "kernels/paged_builder.hpp"
+#include "kernels/paged_rules.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+/// Pages of K and V side by side, (num_blocks, 2, block_size, num_kv_heads, head_size), addressed
+/// by CSR page lists (SPEC A4).
+class FlashInferBackend final : public AttentionBackend {
+ public:
+  std::string_view name() const noexcept override { return "FLASHINFER"; }
+
+  std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
+    std::vector<std::string> reasons;
+    append_common_reasons(config, capabilities, reasons);
+    return reasons;
+  }
+
+  std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
+                                                 std::int32_t num_kv_heads,
+                                                 std::int32_t head_size) const override {
+    return {num_blocks, 2, block_size, num_kv_heads, head_size};
+  }
+
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
+    if (layout == KVCacheLayout::kHND) return {0, 1, 3, 2, 4};
+    return {0, 1, 2, 3, 4};
+  }
+
+  std::int32_t kv_dimension() const noexcept override { return 1; }
+
+  std::span<const KVCacheLayout> supported_layouts() const noexcept override {
+    static constexpr std::array kLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND};
+    return kLayouts;
+  }
+
+  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
+    // One head's tokens of a page lie together: a CPU core streams them, a GPU's loads coalesce.
+    return KVCacheLayout::kHND;
+  }
+
+  std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
+                                                 const AttentionConfig& config) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return PagedAttentionImpl::make(*context, config);
+  }
+
+  std::unique_ptr<AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<Context> context, const AttentionConfig& config,
+      const BuilderOptions& options) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return std::make_unique<PagedMetadataBuilder<FlashInferMetadata>>(
+        std::move(context), config, options, PageTable::kCsr, fill);
+  }
+
+ private:
+  static void fill(FlashInferMetadata& metadata, const PagedStep& step,
+                   const AttentionConfig& config) {
+    metadata.query_start_loc = step.query_start_loc();
+    metadata.seq_lens = step.seq_lens();
+    metadata.paged_kv_indptr = step.pages_at();
+    metadata.paged_kv_indices = step.pages();
+    metadata.paged_kv_last_page_len = step.last_page_len();
+    metadata.num_qo_heads = config.num_heads;
+    metadata.num_kv_heads = config.num_kv_heads;
+    metadata.head_dim = config.head_size;
+    metadata.page_size = config.block_size;
+    metadata.data_type = config.cache_dtype();
+    metadata.q_data_type = config.dtype;
+  }
+};
+
+}  // namespace
+
+const AttentionBackend& flashinfer_backend() {
+  static const FlashInferBackend kBackend;
+  return kBackend;
+}
+
+}  // namespace clattn::detail

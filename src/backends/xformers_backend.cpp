@@ -1,0 +1,96 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <clattn/xformers.hpp>
+
+#include "backends/registry.hpp"
+#include "base/error.hpp"
+#include "kernels/paged_builder.hpp"
+#include "kernels/paged_rules.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+/// All keys before all values, (2, num_blocks, block_size, num_kv_heads, head_size), addressed by a
+/// padded block table (SPEC A5). The contract's limits are kept: 16-bit types, head sizes from 32,
+/// pages of 16 tokens.
+class XFormersBackend final : public AttentionBackend {
+ public:
+  std::string_view name() const noexcept override { return "XFORMERS"; }
+
+  std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
+    std::vector<std::string> reasons;
+    append_common_reasons(config, capabilities, reasons);
+    if (config.dtype == DType::kF32)
+      reasons.emplace_back("dtype f32 not supported: f16 and bf16 are");
+    if (config.cache_dtype() != config.dtype) {
+      reasons.push_back(fmt::format("kv_cache_dtype {} not supported: auto or the dtype ({}) is",
+                                    to_string(config.cache_dtype()), to_string(config.dtype)));
+    }
+    if (config.head_size < 32) {
+      reasons.push_back(fmt::format(
+          "Head size {} is not supported by XFormersAttention: 32 … 256 in steps of 8 are",
+          config.head_size));
+    }
+    if (config.block_size % 16 != 0) reasons.emplace_back("Block size must be a multiple of 16.");
+    return reasons;
+  }
+
+  std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
+                                                 std::int32_t num_kv_heads,
+                                                 std::int32_t head_size) const override {
+    if (block_size % 16 != 0) throw_invalid("Block size must be a multiple of 16.");
+    return {2, num_blocks, block_size, num_kv_heads, head_size};
+  }
+
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
+    if (layout != KVCacheLayout::kNHD) {
+      throw_unsupported("layout HND not supported by XFORMERS: NHD is");
+    }
+    return {0, 1, 2, 3, 4};
+  }
+
+  std::int32_t kv_dimension() const noexcept override { return 0; }
+
+  std::span<const KVCacheLayout> supported_layouts() const noexcept override {
+    static constexpr std::array kLayouts = {KVCacheLayout::kNHD};
+    return kLayouts;
+  }
+
+  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
+    return KVCacheLayout::kNHD;
+  }
+
+  std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
+                                                 const AttentionConfig& config) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return PagedAttentionImpl::make(*context, config);
+  }
+
+  std::unique_ptr<AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<Context> context, const AttentionConfig& config,
+      const BuilderOptions& options) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return std::make_unique<PagedMetadataBuilder<XFormersMetadata>>(
+        std::move(context), config, options, PageTable::kDense, fill);
+  }
+
+ private:
+  static void fill(XFormersMetadata& metadata, const PagedStep& step, const AttentionConfig&) {
+    metadata.query_start_loc = step.query_start_loc();
+    metadata.seq_lens = step.seq_lens();
+    metadata.block_table = step.pages();
+    metadata.block_table_stride = step.table_width();
+  }
+};
+
+}  // namespace
+
+const AttentionBackend& xformers_backend() {
+  static const XFormersBackend kBackend;
+  return kBackend;
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <memory>
+
+#include "kernels/attention_kernels.hpp"
+
+namespace clattn::detail {
+
+/// The impl behind every backend whose cache is K and V blocks addressed by strides: binds a step's
+/// metadata to the compiled kernels. Immutable; holds no context, so that a context can share it
+/// among layers.
+class PagedAttentionImpl final : public AttentionImpl {
+ public:
+  /// `config` was validated by the backend. Equal configurations of a context share one object.
+  static std::shared_ptr<const AttentionImpl> make(Context& context, const AttentionConfig& config);
+
+  PagedAttentionImpl(const AttentionConfig& config,
+                     std::shared_ptr<const AttentionKernels> kernels);
+
+  const AttentionConfig& config() const noexcept override { return config_; }
+  void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
+                      const AttentionMetadata& metadata, Event* event) const override;
+  void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
+               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
+               std::vector<LaunchRecord>* launches) const override;
+  std::vector<KernelInfo> kernels() const override;
+
+ private:
+  struct Call;
+  void check_cache(const KVCache& cache) const;
+  const PagedStepView& step_of(const AttentionMetadata& metadata) const;
+  void launch_stage(const Call& call, std::size_t stage, Event* event) const;
+  void launch_merge(const Call& call, Event* event) const;
+
+  AttentionConfig config_;
+  float scale_log2e_;
+  std::shared_ptr<const AttentionKernels> kernels_;
+};
+
+/// The kernel shape of a validated configuration.
+KernelShape kernel_shape(const AttentionConfig& config);
+
+}  // namespace clattn::detail

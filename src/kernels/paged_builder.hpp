@@ -1,0 +1,74 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+
+#include "kernels/paged_attention.hpp"
+#include "kernels/paged_step.hpp"
+
+namespace clattn::detail {
+
+/// The builder of every backend on the library's own kernels: `Metadata` is the backend's public
+/// metadata class, and fill(metadata, step, config) copies into it what the backend's readers
+/// expect.
+template <typename Metadata>
+class PagedMetadataBuilder final : public AttentionMetadataBuilder {
+ public:
+  using Fill = void (*)(Metadata&, const PagedStep&, const AttentionConfig&);
+
+  PagedMetadataBuilder(std::shared_ptr<Context> context, const AttentionConfig& config,
+                       const BuilderOptions& options, PageTable page_table, Fill fill);
+
+  const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
+                                 Event* upload) override {
+    const BatchSplit split = split_decodes_and_prefills(batch, kDecodeThreshold);
+    step_.build(queue, batch, upload);
+    metadata_.refresh(step_, split, batch);
+    fill_(metadata_, step_, config_);
+    return metadata_;
+  }
+  std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
+    return step_.workspace_bytes(batch);
+  }
+  bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
+                     std::span<std::int32_t> order) const override {
+    return reorder_batch_to_split_decodes_and_prefills(num_scheduled_tokens, kDecodeThreshold,
+                                                       order);
+  }
+  std::int32_t decode_threshold() const noexcept override { return kDecodeThreshold; }
+
+ private:
+  static constexpr std::int32_t kDecodeThreshold = 1;
+
+  /// Fills the fields that all backends share.
+  struct StepMetadata final : Metadata {
+    void refresh(const PagedStep& step, const BatchSplit& split,
+                 const CommonAttentionMetadata& batch) {
+      this->split_ = split;
+      this->num_actual_tokens_ = batch.num_actual_tokens;
+      this->max_query_len_ = step.max_query_len();
+      this->max_seq_len_ = step.max_seq_len();
+      this->slot_buffer_ = step.view().meta;
+      this->slot_offset_bytes_ = 0;  // slots stand first in the upload
+      this->slots_ = step.slots();
+      this->step_ = &step.view();
+    }
+  };
+
+  AttentionConfig config_;
+  PagedStep step_;
+  Fill fill_;
+  StepMetadata metadata_;
+};
+
+template <typename Metadata>
+PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> context,
+                                                     const AttentionConfig& config,
+                                                     const BuilderOptions& options,
+                                                     PageTable page_table, Fill fill)
+    : config_(config),
+      step_(context,
+            attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
+            options, page_table),
+      fill_(fill) {}
+
+}  // namespace clattn::detail

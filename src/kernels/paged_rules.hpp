@@ -1,0 +1,18 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <string>
+#include <vector>
+
+namespace clattn::detail {
+
+/// Reasons that hold for every backend on the library's own kernels: head counts, head size, block
+/// size, scale, and whether the device has kernels of the wanted family. `reasons` gets a sentence
+/// each.
+void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
+                           std::vector<std::string>& reasons);
+
+/// Throws kUnsupported with the reasons unless there are none.
+void require_valid(std::string_view backend, const std::vector<std::string>& reasons);
+
+}  // namespace clattn::detail

@@ -1,0 +1,216 @@
+#include "kernels/paged_step.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/page_list.hpp"
+#include "metadata/slot_mapping.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr std::size_t kIntBytes = sizeof(std::int32_t);
+constexpr std::size_t kItemAlign = sizeof(ClaWorkItem);  // kernels read items as whole vectors
+// Partial results are bounded so that a step of long prompts cannot claim the memory that the cache
+// needs; the planner cuts coarser below the bound.
+constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
+
+/// A typed range inside the staging bytes.
+template <typename T>
+std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::int64_t count) {
+  return {reinterpret_cast<T*>(bytes.data() + offset), static_cast<std::size_t>(count)};
+}
+
+cl_int in_ints(std::size_t offset_bytes) {
+  return static_cast<cl_int>(offset_bytes / kIntBytes);
+}
+
+}  // namespace
+
+/// Byte offsets of a step's parts: slots first, then items by class, merges, page ids.
+struct PagedStep::Layout {
+  std::array<std::size_t, kMaxTileClasses> items{};
+  std::size_t merges = 0;
+  std::size_t pages = 0;
+  std::size_t total = 0;
+
+  Layout(const PlanCounts& counts, std::int64_t num_slots, std::int64_t num_pages) {
+    total = static_cast<std::size_t>(num_slots) * sizeof(std::int64_t);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      items.at(i) = take(counts.num_items.at(i), sizeof(ClaWorkItem));
+    }
+    merges = take(counts.num_merges, sizeof(ClaMergeItem));
+    pages = take(num_pages, kIntBytes);
+    // Kernels index the metadata with 32-bit ints.
+    if (total / kIntBytes > static_cast<std::size_t>(std::numeric_limits<cl_int>::max())) {
+      throw_invalid("batch: its metadata needs {} bytes, legal: < 8 GiB", total);
+    }
+  }
+
+ private:
+  std::size_t take(std::int64_t count, std::size_t size) {
+    const std::size_t at = round_up(total, kItemAlign);
+    total = at + static_cast<std::size_t>(count) * size;
+    return at;
+  }
+};
+
+PagedStep::PagedStep(std::shared_ptr<Context> context,
+                     std::shared_ptr<const AttentionKernels> kernels, const BuilderOptions& options,
+                     PageTable page_table)
+    : context_(std::move(context)),
+      kernels_(std::move(kernels)),
+      options_(options),
+      page_table_(page_table),
+      planner_(kernels_->planner),
+      staging_(context_->runtime()) {
+  const BatchLimits& limits = options_.limits;
+  if (limits.max_num_reqs < 1 || limits.max_num_batched_tokens < 1 || limits.max_model_len < 1) {
+    throw_invalid(
+        "limits: max_num_reqs {}, max_num_batched_tokens {}, max_model_len {}; legal: >= 1 each",
+        limits.max_num_reqs, limits.max_num_batched_tokens, limits.max_model_len);
+  }
+  if (options_.num_splits < 0) {
+    throw_invalid("num_splits is {}, legal: >= 0 (0 = planned)", options_.num_splits);
+  }
+  planner_.split_policy = options_.split_policy;
+  planner_.num_splits = options_.num_splits;
+  const std::size_t budget =
+      std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
+  planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
+  const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
+  query_start_loc_.reserve(reqs + 1);
+  seq_lens_.reserve(reqs);
+  last_page_len_.reserve(reqs);
+  pages_at_.reserve(reqs + 1);
+}
+
+std::size_t PagedStep::bytes_per_partial_row() const noexcept {
+  const KernelShape& shape = kernels_->shape;
+  return static_cast<std::size_t>(shape.num_heads) * static_cast<std::size_t>(shape.head_size + 1) *
+         sizeof(float);
+}
+
+void PagedStep::check_limits(const CommonAttentionMetadata& batch) const {
+  const BatchLimits& limits = options_.limits;
+  if (batch.num_reqs > limits.max_num_reqs) {
+    throw_invalid("batch: num_reqs is {}, legal: 0 … {} (max_num_reqs)", batch.num_reqs,
+                  limits.max_num_reqs);
+  }
+  if (batch.num_actual_tokens > limits.max_num_batched_tokens) {
+    throw_invalid("batch: num_actual_tokens is {}, legal: 0 … {} (max_num_batched_tokens)",
+                  batch.num_actual_tokens, limits.max_num_batched_tokens);
+  }
+  validate_lengths(batch, kernels_->shape.block_size);
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const std::int32_t length = batch.seq_lens[static_cast<std::size_t>(r)];
+    if (length > limits.max_model_len) {
+      throw_invalid("request {}: seq_lens is {}, legal: 0 … {} (max_model_len)", r, length,
+                    limits.max_model_len);
+    }
+  }
+}
+
+/// Decides where every request's page ids go and keeps the small arrays that metadata readers see.
+void PagedStep::place_pages(const CommonAttentionMetadata& batch) {
+  const std::int32_t block_size = kernels_->shape.block_size;
+  num_reqs_ = static_cast<std::size_t>(batch.num_reqs);
+  query_start_loc_.assign(
+      batch.query_start_loc.begin(),
+      batch.query_start_loc.begin() + static_cast<std::ptrdiff_t>(num_reqs_) + 1);
+  seq_lens_.assign(batch.seq_lens.begin(),
+                   batch.seq_lens.begin() + static_cast<std::ptrdiff_t>(num_reqs_));
+  last_page_len_.resize(num_reqs_);
+  pages_at_.resize(num_reqs_ + 1);
+  max_seq_len_ = num_reqs_ == 0 ? 0 : *std::max_element(seq_lens_.begin(), seq_lens_.end());
+  max_query_len_ = 0;
+  table_width_ = ceil_div(std::int64_t{max_seq_len_}, std::int64_t{block_size});
+  std::int64_t at = 0;
+  for (std::size_t r = 0; r < num_reqs_; ++r) {
+    const std::int32_t count = ceil_div(seq_lens_[r], block_size);
+    max_query_len_ = std::max(max_query_len_, query_start_loc_[r + 1] - query_start_loc_[r]);
+    last_page_len_[r] = seq_lens_[r] - (count - (count > 0 ? 1 : 0)) * block_size;
+    pages_at_[r] = static_cast<std::int32_t>(at);
+    at += page_table_ == PageTable::kCsr ? count : table_width_;
+    if (at > std::numeric_limits<std::int32_t>::max()) {
+      throw_invalid("request {}: the batch's page lists exceed {} entries", r,
+                    std::numeric_limits<std::int32_t>::max());
+    }
+  }
+  pages_at_[num_reqs_] = static_cast<std::int32_t>(at);
+}
+
+void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
+                           std::span<std::int32_t> pages) const {
+  for (std::size_t r = 0; r < num_reqs_; ++r) {
+    const auto count = static_cast<std::size_t>(ceil_div(seq_lens_[r], kernels_->shape.block_size));
+    const auto room = pages.subspan(static_cast<std::size_t>(pages_at_[r]),
+                                    static_cast<std::size_t>(pages_at_[r + 1] - pages_at_[r]));
+    const auto row =
+        batch.block_table.subspan(r * static_cast<std::size_t>(batch.block_table_stride), count);
+    if (!append_pages(room.data(), row, options_.limits.num_blocks)) {
+      throw_bad_page(static_cast<std::int32_t>(r), row, options_.limits.num_blocks);
+    }
+    std::fill(room.begin() + static_cast<std::ptrdiff_t>(count), room.end(), 0);
+  }
+}
+
+std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
+  check_limits(batch);
+  const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(batch.num_reqs) + 1, 0);
+  const PlanCounts counts = plan_attention(planner_, batch, nowhere, nullptr);
+  return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
+}
+
+void PagedStep::reserve_partials(std::int64_t rows) {
+  if (rows <= partial_capacity_rows_) return;
+  const std::int64_t wanted =
+      std::min(std::max(rows, partial_capacity_rows_ * 3 / 2), planner_.max_partial_rows);
+  const auto heads = static_cast<std::size_t>(wanted) *
+                     static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
+  partial_out_ = context_->allocate(heads * static_cast<std::size_t>(kernels_->shape.head_size));
+  partial_lse2_ = context_->allocate(heads);
+  partial_capacity_rows_ = wanted;
+}
+
+void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
+  check_limits(batch);
+  place_pages(batch);
+  const PlanCounts counts = plan_attention(planner_, batch, pages_at_, nullptr);
+  const Layout layout(counts, batch.num_actual_tokens, pages_at_.back());
+  const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
+
+  const auto pages = part<std::int32_t>(bytes, layout.pages, pages_at_.back());
+  copy_pages(batch, pages);
+  const auto slots = part<std::int64_t>(bytes, 0, batch.num_actual_tokens);
+  fill_slots(batch, kernels_->shape.block_size, options_.limits.num_blocks, slots);
+  PlanOutput output;
+  for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
+    output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
+  }
+  output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
+  plan_attention(planner_, batch, pages_at_, &output);
+  reserve_partials(counts.num_partial_rows);
+  staging_.upload(queue, layout.total, upload);
+
+  slots_ = slots;
+  pages_ = pages;
+  view_.kernels = kernels_.get();
+  view_.meta = staging_.buffer().handle();
+  for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
+    view_.items_at.at(i) = in_ints(layout.items.at(i));
+    view_.num_items.at(i) = counts.num_items.at(i);
+  }
+  view_.merges_at = in_ints(layout.merges);
+  view_.num_merges = counts.num_merges;
+  view_.pages_at = in_ints(layout.pages);
+  view_.partial_out = partial_out_.handle();
+  view_.partial_lse2 = partial_lse2_.handle();
+  view_.causal = batch.causal ? 1 : 0;
+}
+
+}  // namespace clattn::detail

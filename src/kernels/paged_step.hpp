@@ -1,0 +1,92 @@
+#pragma once
+
+#include <array>
+#include <clattn/attention.hpp>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/attention_kernels.hpp"
+#include "opencl/staging.hpp"
+
+namespace clattn::detail {
+
+/// What forward() binds: where the parts of a step's metadata lie on the device.
+struct PagedStepView {
+  const AttentionKernels* kernels = nullptr;  ///< the plan fits these kernels' tiles only
+  cl_mem meta = nullptr;                      ///< one buffer for everything below; offsets in ints
+  std::array<cl_int, kMaxTileClasses> items_at{};
+  std::array<cl_int, kMaxTileClasses> num_items{};
+  cl_int merges_at = 0;
+  cl_int num_merges = 0;
+  cl_int pages_at = 0;
+  cl_mem partial_out = nullptr;   ///< [partial rows, num_heads, head_size] f32
+  cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
+  cl_int causal = 1;
+};
+
+/// How page ids are laid out for the kernels and for readers of the metadata.
+enum class PageTable : std::uint8_t {
+  kCsr,    ///< concatenated lists (FlashInfer)
+  kDense,  ///< one row a request, as wide as the longest list, padded with page 0 (xFormers)
+};
+
+/// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
+/// grows. Not thread-safe.
+class PagedStep {
+ public:
+  PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
+            const BuilderOptions& options, PageTable page_table);
+
+  void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
+  /// Bytes of partial results that build() would use for this batch.
+  std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
+
+  const PagedStepView& view() const noexcept { return view_; }
+  const AttentionKernels& kernels() const noexcept { return *kernels_; }
+  std::span<const std::int64_t> slots() const noexcept { return slots_; }
+  std::span<const std::int32_t> pages() const noexcept { return pages_; }
+  /// kCsr: indptr [num_reqs + 1]. kDense: row starts [num_reqs] and the total.
+  std::span<const std::int32_t> pages_at() const noexcept {
+    return {pages_at_.data(), num_reqs_ + 1};
+  }
+  std::span<const std::int32_t> last_page_len() const noexcept {
+    return {last_page_len_.data(), num_reqs_};
+  }
+  std::int64_t table_width() const noexcept { return table_width_; }
+  std::span<const std::int32_t> query_start_loc() const noexcept {
+    return {query_start_loc_.data(), num_reqs_ + 1};
+  }
+  std::span<const std::int32_t> seq_lens() const noexcept { return {seq_lens_.data(), num_reqs_}; }
+  std::int32_t max_query_len() const noexcept { return max_query_len_; }
+  std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
+
+ private:
+  struct Layout;
+  void check_limits(const CommonAttentionMetadata& batch) const;
+  void place_pages(const CommonAttentionMetadata& batch);
+  void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
+  void reserve_partials(std::int64_t rows);
+  std::size_t bytes_per_partial_row() const noexcept;
+
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<const AttentionKernels> kernels_;
+  BuilderOptions options_;
+  PageTable page_table_;
+  PlannerConfig planner_;
+  StagedUpload staging_;
+  Buffer partial_out_;
+  Buffer partial_lse2_;
+  std::int64_t partial_capacity_rows_ = 0;
+  PagedStepView view_;
+
+  std::size_t num_reqs_ = 0;
+  std::int32_t max_query_len_ = 0;
+  std::int32_t max_seq_len_ = 0;
+  std::int64_t table_width_ = 0;
+  std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
+  std::span<const std::int64_t> slots_;
+  std::span<const std::int32_t> pages_;
+};
+
+}  // namespace clattn::detail

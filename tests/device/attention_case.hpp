@@ -1,0 +1,53 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+
+/// One attention call made up at random, run on a device and judged by the oracle. Everything that
+/// a kernel must not use is poisoned: unused cache elements are NaN, unused block-table entries
+/// point far outside, outputs are filled with a pattern and fenced by guard bands.
+namespace attention_test {
+
+struct Request {
+  std::int32_t query_len = 1;
+  std::int32_t context_len = 0;  ///< tokens in the cache before this step
+  std::uint32_t identity = 0;    ///< equal identities and lengths have equal tensors in any batch
+};
+
+struct CaseSpec {
+  std::string backend = "FLASHINFER";
+  clattn::KVCacheLayout layout = clattn::KVCacheLayout::kHND;
+  clattn::AttentionConfig config;
+  std::vector<Request> requests;  ///< decodes (1 query token) first
+  bool causal = true;
+  std::int32_t num_splits = 0;
+  clattn::SplitPolicy split_policy = clattn::SplitPolicy::kBalanced;
+  std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
+  bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
+  double sharpness = 1.0;          ///< standard deviation of the query's elements
+  std::uint32_t page_seed = 1;     ///< where the pages lie; must not change any bit of the result
+};
+
+struct CaseResult {
+  std::vector<std::string> kernels;  ///< that ran, in order
+  std::vector<double> out;           ///< [tokens, num_heads, head_size]
+  std::vector<double> lse;           ///< [tokens, num_heads]
+  double worst_share = 0;            ///< largest error as a share of what the oracle allows
+  std::string worst_place;
+  std::string fault;  ///< a touched guard band or a wrong cache element; empty = none
+};
+
+/// Runs the call; throws what the library throws.
+CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec);
+
+/// Readable description for failure messages.
+std::string describe(const CaseSpec& spec);
+
+/// Every device found, opened once per process.
+const std::vector<std::shared_ptr<clattn::Context>>& all_contexts();
+
+}  // namespace attention_test

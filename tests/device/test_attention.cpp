@@ -1,0 +1,234 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/clattn.hpp>
+
+#include "device/attention_case.hpp"
+#include "kernels/variants.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using attention_test::CaseResult;
+using attention_test::CaseSpec;
+using attention_test::Request;
+using clattn::DType;
+using clattn::KernelFamily;
+using clattn::KVCacheLayout;
+using clattn::detail::Role;
+using clattn::detail::Variant;
+
+constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
+
+/// Gives every request of a spec a tensor content of its own.
+CaseSpec with_identities(CaseSpec spec) {
+  std::uint32_t next = 1;
+  for (Request& request : spec.requests) {
+    if (request.identity == 0) request.identity = next++;
+  }
+  return spec;
+}
+
+CaseResult expect_right(const std::shared_ptr<clattn::Context>& context, const CaseSpec& given) {
+  const CaseSpec spec = with_identities(given);
+  const CaseResult result = attention_test::run_case(context, spec);
+  EXPECT_EQ(result.fault, "") << describe(spec);
+  EXPECT_LE(result.worst_share, 1.0)
+      << describe(spec) << "\n on " << context->capabilities().name << "\n " << result.worst_place;
+  return result;
+}
+
+CaseSpec small_case(DType dtype = DType::kF16) {
+  CaseSpec spec;
+  spec.config.num_heads = 8;
+  spec.config.num_kv_heads = 2;
+  spec.config.head_size = 64;
+  spec.config.block_size = 16;
+  spec.config.dtype = dtype;
+  spec.requests = {{1, 40}, {1, 0}, {5, 30}, {33, 0}};
+  return spec;
+}
+
+/// A case whose work goes to the variant: heads that fill a decode tile, or queries too long for
+/// smaller tiles.
+CaseSpec case_for(const Variant& variant, DType dtype, DType cache_dtype) {
+  CaseSpec spec;
+  spec.config.num_kv_heads = 2;
+  spec.config.head_size = 128;
+  spec.config.block_size = 16;
+  spec.config.dtype = dtype;
+  spec.config.kv_cache_dtype = cache_dtype;
+  spec.config.kernel_family = variant.family;
+  if (variant.role == Role::kDecode) {
+    spec.config.num_heads = 2 * std::min(variant.block_rows, 8);
+    spec.requests = {{1, 0}, {1, 16}, {1, 77}, {1, 600}};
+  } else {
+    // A group of 9 heads is too wide for decode tiles; the query length decides among prefill
+    // tiles.
+    spec.config.num_heads = 18;
+    const std::int32_t tokens = variant.block_rows > 16 ? 40 : 1;
+    spec.requests = {{1, 70}, {tokens, 300}};
+  }
+  return spec;
+}
+
+TEST(Attention, EveryVariantOnEveryDevice) {
+  ASSERT_FALSE(all_contexts().empty());
+  for (const auto& context : all_contexts()) {
+    for (const Variant& variant : clattn::detail::variants()) {
+      if (variant.role != Role::kDecode && variant.role != Role::kPrefill) continue;
+      const auto reasons = clattn::detail::why_not(variant, context->capabilities());
+      for (const DType dtype : kDTypes) {
+        for (const DType cache_dtype : kDTypes) {
+          const CaseSpec spec = case_for(variant, dtype, cache_dtype);
+          if (!reasons.empty()) {
+            // A variant that cannot run must not be chosen; the request is then served by another
+            // or refused.
+            EXPECT_NE(variant.family, KernelFamily::kGpu) << variant.name << ": " << reasons[0];
+            continue;
+          }
+          const CaseResult result = expect_right(context, spec);
+          EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
+                    result.kernels.end())
+              << variant.name << " did not run: " << describe(spec);
+        }
+      }
+    }
+  }
+}
+
+class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
+ protected:
+  /// Runs the case on every device with the family under test.
+  void check(CaseSpec spec) {
+    spec.config.kernel_family = GetParam();
+    for (const auto& context : all_contexts()) expect_right(context, spec);
+  }
+};
+
+TEST_P(AttentionOnDevice, MixedBatchInEveryTypeAndLayout) {
+  for (const DType dtype : kDTypes) {
+    for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
+      CaseSpec spec = small_case(dtype);
+      spec.layout = layout;
+      spec.write_cache = true;
+      check(spec);
+    }
+  }
+}
+
+TEST_P(AttentionOnDevice, XFormersCache) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    CaseSpec spec = small_case(dtype);
+    spec.backend = "XFORMERS";
+    spec.layout = KVCacheLayout::kNHD;
+    spec.write_cache = true;
+    check(spec);
+  }
+}
+
+TEST_P(AttentionOnDevice, EveryHeadSize) {
+  for (std::int32_t head_size = 8; head_size <= 256; head_size += 8) {
+    CaseSpec spec = small_case(head_size % 16 == 0 ? DType::kF16 : DType::kBF16);
+    spec.config.head_size = head_size;
+    spec.config.num_heads = 4;
+    spec.requests = {{1, 37}, {3, 21}, {18, 2}};
+    check(spec);
+  }
+}
+
+TEST_P(AttentionOnDevice, EveryKindOfGroup) {
+  for (const std::int32_t group : {1, 2, 3, 4, 5, 7, 8, 9, 16, 71}) {
+    CaseSpec spec = small_case();
+    spec.config.num_heads = 2 * group;
+    spec.config.head_size = 32;
+    spec.requests = {{1, 50}, {2, 17}, {20, 3}};
+    check(spec);
+  }
+}
+
+TEST_P(AttentionOnDevice, EveryKindOfPage) {
+  for (const std::int32_t block_size : {1, 3, 5, 8, 16, 17, 32, 48, 256}) {
+    CaseSpec spec = small_case();
+    spec.config.block_size = block_size;
+    check(spec);
+  }
+}
+
+TEST_P(AttentionOnDevice, LengthsAroundAPage) {
+  CaseSpec spec = small_case();
+  spec.requests = {{1, 0}, {1, 14}, {1, 15}, {1, 16}, {1, 31}, {1, 32}, {15, 0}, {16, 0}, {17, 0}};
+  check(spec);
+}
+
+TEST_P(AttentionOnDevice, EmptyRequestsAndEmptyBatch) {
+  CaseSpec spec = small_case();
+  spec.requests = {{0, 0}, {1, 20}, {0, 33}, {7, 9}, {0, 0}};
+  check(spec);
+  spec.requests = {{0, 0}, {0, 5}};
+  check(spec);
+  spec.requests = {};
+  check(spec);
+}
+
+TEST_P(AttentionOnDevice, NotCausal) {
+  CaseSpec spec = small_case();
+  spec.causal = false;
+  check(spec);
+}
+
+TEST_P(AttentionOnDevice, ForcedSplits) {
+  for (const std::int32_t splits : {1, 2, 3, 7, 1000}) {
+    CaseSpec spec = small_case();
+    spec.num_splits = splits;
+    spec.requests = {{1, 400}, {1, 15}, {4, 250}, {16, 100}, {40, 300}};
+    check(spec);
+  }
+}
+
+TEST_P(AttentionOnDevice, SharpLogitsAndStridedQueries) {
+  CaseSpec spec = small_case();
+  spec.sharpness = 6.0;
+  spec.query_padding = 256;
+  check(spec);
+}
+
+TEST_P(AttentionOnDevice, BitsDoNotDependOnPlaceOrLayout) {
+  for (const auto& context : all_contexts()) {
+    CaseSpec spec = with_identities(small_case());
+    spec.config.kernel_family = GetParam();
+    const CaseResult base = expect_right(context, spec);
+    spec.page_seed = 99;
+    EXPECT_EQ(expect_right(context, spec).out, base.out);
+    spec.layout = KVCacheLayout::kNHD;
+    EXPECT_EQ(expect_right(context, spec).out, base.out);
+    spec.backend = "XFORMERS";
+    EXPECT_EQ(expect_right(context, spec).out, base.out);
+  }
+}
+
+TEST_P(AttentionOnDevice, DeterministicBitsDoNotDependOnTheBatch) {
+  for (const auto& context : all_contexts()) {
+    CaseSpec alone = small_case();
+    alone.config.kernel_family = GetParam();
+    alone.split_policy = clattn::SplitPolicy::kDeterministic;
+    alone.requests = {{1, 1500, 7}};
+    CaseSpec crowd = alone;
+    crowd.requests = {{1, 1500, 7}, {1, 20, 8}, {1, 3000, 9}, {60, 40, 10}};
+    const CaseResult one = expect_right(context, alone);
+    const CaseResult many = expect_right(context, crowd);
+    EXPECT_TRUE(std::equal(one.out.begin(), one.out.end(), many.out.begin()));
+    EXPECT_TRUE(std::equal(one.lse.begin(), one.lse.end(), many.lse.begin()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice,
+                         testing::Values(KernelFamily::kAuto, KernelFamily::kCpu,
+                                         KernelFamily::kGpu),
+                         [](const auto& info) {
+                           return std::string(clattn::to_string(info.param));
+                         });
+
+}  // namespace
