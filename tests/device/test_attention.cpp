@@ -227,8 +227,8 @@ TEST_P(AttentionOnDevice, DeterministicBitsDoNotDependOnTheBatch) {
 INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice,
                          testing::Values(KernelFamily::kAuto, KernelFamily::kCpu,
                                          KernelFamily::kGpu),
-                         [](const auto& info) {
-                           return std::string(clattn::to_string(info.param));
+                         [](const auto& tested) {
+                           return std::string(clattn::to_string(tested.param));
                          });
 
 }  // namespace

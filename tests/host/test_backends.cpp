@@ -1,0 +1,120 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <clattn/clattn.hpp>
+#include <string>
+
+namespace {
+
+using clattn::AttentionConfig;
+using clattn::KVCacheLayout;
+using Shape = std::array<std::int64_t, 5>;
+using Order = std::array<std::int32_t, 5>;
+
+AttentionConfig llama() {
+  AttentionConfig config;
+  config.num_heads = 32;
+  config.num_kv_heads = 8;
+  config.head_size = 128;
+  return config;
+}
+
+const clattn::AttentionBackend& backend(std::string_view name) {
+  for (const auto* entry : clattn::list_attn_backends()) {
+    if (entry->name() == name) return *entry;
+  }
+  throw std::runtime_error("no such backend");
+}
+
+TEST(Backends, AreListedInPriorityOrder) {
+  std::vector<std::string_view> names;
+  for (const auto* entry : clattn::list_attn_backends()) names.push_back(entry->name());
+  EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS"}));
+}
+
+TEST(Backends, CacheShapesAndStrideOrders) {
+  const auto& flashinfer = backend("FLASHINFER");
+  EXPECT_EQ(flashinfer.get_kv_cache_shape(10, 16, 8, 128), (Shape{10, 2, 16, 8, 128}));
+  EXPECT_EQ(flashinfer.get_kv_cache_stride_order(KVCacheLayout::kNHD), (Order{0, 1, 2, 3, 4}));
+  EXPECT_EQ(flashinfer.get_kv_cache_stride_order(KVCacheLayout::kHND), (Order{0, 1, 3, 2, 4}));
+  const auto& xformers = backend("XFORMERS");
+  EXPECT_EQ(xformers.get_kv_cache_shape(10, 16, 8, 128), (Shape{2, 10, 16, 8, 128}));
+  EXPECT_EQ(xformers.get_kv_cache_stride_order(KVCacheLayout::kNHD), (Order{0, 1, 2, 3, 4}));
+}
+
+TEST(Backends, XFormersKeepsItsErrors) {
+  const auto& xformers = backend("XFORMERS");
+  try {
+    (void)xformers.get_kv_cache_shape(10, 24, 8, 128);
+    FAIL();
+  } catch (const clattn::Error& error) {
+    EXPECT_STREQ(error.what(), "Block size must be a multiple of 16.");
+  }
+  try {
+    (void)xformers.get_kv_cache_stride_order(KVCacheLayout::kHND);
+    FAIL();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
+  }
+}
+
+TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
+  AttentionConfig config = llama();
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "FLASHINFER");
+  config.dtype = clattn::DType::kF32;
+  config.head_size = 24;
+  config.block_size = 5;
+  const clattn::BackendChoice choice = clattn::choose_attn_backend(config, nullptr);
+  ASSERT_NE(choice.backend, nullptr);
+  EXPECT_EQ(choice.backend->name(), "FLASHINFER");
+  ASSERT_EQ(choice.rejected.size(), 1U);
+  EXPECT_EQ(choice.rejected[0].name, "XFORMERS");
+  EXPECT_EQ(choice.rejected[0].reasons,
+            (std::vector<std::string>{
+                "dtype f32 not supported: f16 and bf16 are",
+                "Head size 24 is not supported by XFormersAttention: 32 … 256 in steps of 8 are",
+                "Block size must be a multiple of 16."}));
+}
+
+TEST(Selector, AForcedBackendFitsOrIsRefusedWithReasons) {
+  AttentionConfig config = llama();
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "XFORMERS").name(), "XFORMERS");
+  config.block_size = 5;
+  try {
+    (void)clattn::get_attn_backend(config, nullptr, "XFORMERS");
+    FAIL();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
+    EXPECT_STREQ(
+        error.what(),
+        "Selected backend XFORMERS is not valid for this configuration. Reason: Block size "
+        "must be a multiple of 16.");
+  }
+}
+
+TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
+  try {
+    (void)clattn::get_attn_backend(llama(), nullptr, "FLASH");
+    FAIL();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument);
+    EXPECT_STREQ(
+        error.what(),
+        "Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, XFORMERS");
+  }
+  AttentionConfig config = llama();
+  config.num_kv_heads = 5;
+  config.head_size = 12;
+  try {
+    (void)clattn::get_attn_backend(config, nullptr);
+    FAIL();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("num_heads (32) is not divisible by num_kv_heads (5)"), std::string::npos);
+    EXPECT_NE(text.find("head_size 12 not supported: 8 … 256 in steps of 8 are"),
+              std::string::npos);
+  }
+}
+
+}  // namespace
