@@ -82,6 +82,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
+  planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
@@ -95,24 +96,10 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
          sizeof(float);
 }
 
-void PagedStep::check_limits(const CommonAttentionMetadata& batch) const {
-  const BatchLimits& limits = options_.limits;
-  if (batch.num_reqs > limits.max_num_reqs) {
-    throw_invalid("batch: num_reqs is {}, legal: 0 … {} (max_num_reqs)", batch.num_reqs,
-                  limits.max_num_reqs);
-  }
-  if (batch.num_actual_tokens > limits.max_num_batched_tokens) {
-    throw_invalid("batch: num_actual_tokens is {}, legal: 0 … {} (max_num_batched_tokens)",
-                  batch.num_actual_tokens, limits.max_num_batched_tokens);
-  }
-  validate_lengths(batch, kernels_->shape.block_size);
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const std::int32_t length = batch.seq_lens[static_cast<std::size_t>(r)];
-    if (length > limits.max_model_len) {
-      throw_invalid("request {}: seq_lens is {}, legal: 0 … {} (max_model_len)", r, length,
-                    limits.max_model_len);
-    }
-  }
+BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
+  const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size);
+  validate_limits(batch, summary, options_.limits);
+  return summary;
 }
 
 /// Decides where every request's page ids go and keeps the small arrays that metadata readers see.
@@ -126,13 +113,10 @@ void PagedStep::place_pages(const CommonAttentionMetadata& batch) {
                    batch.seq_lens.begin() + static_cast<std::ptrdiff_t>(num_reqs_));
   last_page_len_.resize(num_reqs_);
   pages_at_.resize(num_reqs_ + 1);
-  max_seq_len_ = num_reqs_ == 0 ? 0 : *std::max_element(seq_lens_.begin(), seq_lens_.end());
-  max_query_len_ = 0;
-  table_width_ = ceil_div(std::int64_t{max_seq_len_}, std::int64_t{block_size});
+  table_width_ = page_count(summary_.max_seq_len, block_size);
   std::int64_t at = 0;
   for (std::size_t r = 0; r < num_reqs_; ++r) {
-    const std::int32_t count = ceil_div(seq_lens_[r], block_size);
-    max_query_len_ = std::max(max_query_len_, query_start_loc_[r + 1] - query_start_loc_[r]);
+    const std::int32_t count = page_count(seq_lens_[r], block_size);
     last_page_len_[r] = seq_lens_[r] - (count - (count > 0 ? 1 : 0)) * block_size;
     pages_at_[r] = static_cast<std::int32_t>(at);
     at += page_table_ == PageTable::kCsr ? count : table_width_;
@@ -146,21 +130,32 @@ void PagedStep::place_pages(const CommonAttentionMetadata& batch) {
 
 void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
                            std::span<std::int32_t> pages) const {
+  const std::int32_t block_size = kernels_->shape.block_size;
+  const std::int64_t num_blocks = options_.limits.num_blocks;
+  const std::int32_t last_id = last_block_id(num_blocks);
   for (std::size_t r = 0; r < num_reqs_; ++r) {
-    const auto count = static_cast<std::size_t>(ceil_div(seq_lens_[r], kernels_->shape.block_size));
+    const auto count = static_cast<std::size_t>(page_count(seq_lens_[r], block_size));
     const auto room = pages.subspan(static_cast<std::size_t>(pages_at_[r]),
                                     static_cast<std::size_t>(pages_at_[r + 1] - pages_at_[r]));
-    const auto row =
-        batch.block_table.subspan(r * static_cast<std::size_t>(batch.block_table_stride), count);
-    if (!append_pages(room.data(), row, options_.limits.num_blocks)) {
-      throw_bad_page(static_cast<std::int32_t>(r), row, options_.limits.num_blocks);
+    const std::int32_t* row =
+        batch.block_table.data() + r * static_cast<std::size_t>(batch.block_table_stride);
+    if (!append_pages(room.data(), row, count, last_id)) {
+      throw_bad_page_id(batch, block_size, num_blocks, static_cast<std::int32_t>(r));
     }
     std::fill(room.begin() + static_cast<std::ptrdiff_t>(count), room.end(), 0);
   }
 }
 
+void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
+                           std::span<std::int64_t> slots) const {
+  const std::int32_t block_size = kernels_->shape.block_size;
+  if (batch.slot_mapping.empty()) return write_slot_mapping(batch, block_size, slots);
+  validate_slots(batch, block_size, options_.limits.num_blocks);
+  std::copy_n(batch.slot_mapping.begin(), slots.size(), slots.begin());
+}
+
 std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
-  check_limits(batch);
+  check_lengths(batch);
   const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(batch.num_reqs) + 1, 0);
   const PlanCounts counts = plan_attention(planner_, batch, nowhere, nullptr);
   return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
@@ -178,7 +173,7 @@ void PagedStep::reserve_partials(std::int64_t rows) {
 }
 
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
-  check_limits(batch);
+  summary_ = check_lengths(batch);
   place_pages(batch);
   const PlanCounts counts = plan_attention(planner_, batch, pages_at_, nullptr);
   const Layout layout(counts, batch.num_actual_tokens, pages_at_.back());
@@ -187,7 +182,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   const auto pages = part<std::int32_t>(bytes, layout.pages, pages_at_.back());
   copy_pages(batch, pages);
   const auto slots = part<std::int64_t>(bytes, 0, batch.num_actual_tokens);
-  fill_slots(batch, kernels_->shape.block_size, options_.limits.num_blocks, slots);
+  copy_slots(batch, slots);
   PlanOutput output;
   for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention_kernels.hpp"
+#include "metadata/validate.hpp"
 #include "opencl/staging.hpp"
 
 namespace clattn::detail {
@@ -58,14 +59,15 @@ class PagedStep {
     return {query_start_loc_.data(), num_reqs_ + 1};
   }
   std::span<const std::int32_t> seq_lens() const noexcept { return {seq_lens_.data(), num_reqs_}; }
-  std::int32_t max_query_len() const noexcept { return max_query_len_; }
-  std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
+  std::int32_t max_query_len() const noexcept { return summary_.max_query_len; }
+  std::int32_t max_seq_len() const noexcept { return summary_.max_seq_len; }
 
  private:
   struct Layout;
-  void check_limits(const CommonAttentionMetadata& batch) const;
+  BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
+  void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
   void reserve_partials(std::int64_t rows);
   std::size_t bytes_per_partial_row() const noexcept;
 
@@ -81,8 +83,7 @@ class PagedStep {
   PagedStepView view_;
 
   std::size_t num_reqs_ = 0;
-  std::int32_t max_query_len_ = 0;
-  std::int32_t max_seq_len_ = 0;
+  BatchSummary summary_;
   std::int64_t table_width_ = 0;
   std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
   std::span<const std::int64_t> slots_;

@@ -1,7 +1,4 @@
 #include <clattn/kv_cache.hpp>
-#include <map>
-#include <mutex>
-#include <tuple>
 
 #include "base/error.hpp"
 #include "kernels/cache_write.hpp"
@@ -14,34 +11,6 @@ using detail::BuiltKernel;
 using detail::KernelShape;
 using detail::Role;
 using detail::throw_invalid;
-
-/// The cache-write kernels of a context, built once per shape.
-class CacheWriteKernels {
- public:
-  const BuiltKernel& get(detail::Runtime& runtime, const KernelShape& shape, Role role) {
-    const Key key{shape.num_kv_heads, shape.head_size,   shape.block_size,
-                  shape.dtype,        shape.cache_dtype, role};
-    const std::scoped_lock lock(mutex_);
-    auto found = built_.find(key);
-    if (found == built_.end()) {
-      auto kernel = detail::build_first_fitting(runtime, shape, KernelFamily::kAuto, role);
-      found = built_.emplace(key, std::move(kernel)).first;
-    }
-    return found->second;
-  }
-
- private:
-  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, DType, DType, Role>;
-  std::mutex mutex_;
-  std::map<Key, BuiltKernel> built_;
-};
-
-const BuiltKernel& cache_write_kernel(const Context& context, const KernelShape& shape, Role role) {
-  detail::Runtime& runtime = context.runtime();
-  const auto kernels = std::static_pointer_cast<CacheWriteKernels>(
-      runtime.shared_object("cache_write", [] { return std::make_shared<CacheWriteKernels>(); }));
-  return kernels->get(runtime, shape, role);  // the runtime keeps the object as long as it lives
-}
 
 KernelShape write_shape(std::int32_t num_kv_heads, std::int32_t head_size, std::int32_t block_size,
                         DType dtype, DType cache_dtype) {
@@ -62,9 +31,10 @@ void reshape_and_cache_flash(const Context& context, cl_command_queue queue, Ten
   const KernelShape shape =
       write_shape(cache.num_kv_heads, cache.head_size, cache.block_size, dtype, cache.dtype);
   if (!cache.buffer) throw_invalid("cache: no buffer");
-  detail::enqueue_cache_write(cache_write_kernel(context, shape, Role::kCacheWrite), shape, queue,
-                              key, value, cache, {slot_mapping, slot_offset_bytes, num_tokens},
-                              event);
+  const BuiltKernel kernel =
+      detail::build_first_fitting(context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWrite);
+  detail::enqueue_cache_write(kernel, shape, queue, key, value, cache,
+                              {slot_mapping, slot_offset_bytes, num_tokens}, event);
 }
 
 void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef key,
@@ -74,8 +44,9 @@ void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef
   const KernelShape shape =
       write_shape(cache.num_kv_heads, cache.head_size, cache.block_size, dtype, cache.dtype);
   if (cache.key == nullptr || cache.value == nullptr) throw_invalid("cache: no buffer");
-  detail::enqueue_cache_write_packed(cache_write_kernel(context, shape, Role::kCacheWritePacked),
-                                     shape, queue, key, value, cache,
+  const BuiltKernel kernel = detail::build_first_fitting(
+      context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWritePacked);
+  detail::enqueue_cache_write_packed(kernel, shape, queue, key, value, cache,
                                      {slot_mapping, slot_offset_bytes, num_tokens}, event);
 }
 

@@ -1,0 +1,76 @@
+// clattn_dump_kernels OUT_DIR: writes what the library would hand to a driver, for offline
+// compilers and lint. For every variant and a covering set of shapes: NAME.cl (flattened source),
+// NAME.options (one line) and NAME.kind
+// ("cpu" or "gpu").
+
+#include <fmt/format.h>
+
+#include <array>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "kernels/variants.hpp"
+#include "opencl/source.hpp"
+
+namespace {
+
+using clattn::DType;
+using clattn::KernelFamily;
+using clattn::detail::KernelShape;
+using clattn::detail::Role;
+using clattn::detail::Variant;
+
+struct ShapeRow {
+  std::int32_t head_size;
+  std::int32_t block_size;
+  DType dtype;
+  DType cache_dtype;
+};
+// Every element type on both sides, head sizes that fill lanes and ones that do not, and odd pages.
+constexpr std::array kShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kF16}, ShapeRow{128, 16, DType::kBF16, DType::kBF16},
+    ShapeRow{256, 16, DType::kF32, DType::kF32}, ShapeRow{72, 5, DType::kBF16, DType::kF16},
+    ShapeRow{8, 1, DType::kF32, DType::kBF16},
+};
+
+KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
+  const std::int32_t group = variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
+  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype};
+}
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  if (!file.flush()) throw std::runtime_error(fmt::format("cannot write {}", path.string()));
+}
+
+void dump(const std::filesystem::path& directory, const Variant& variant) {
+  const bool cpu = variant.family == KernelFamily::kCpu;
+  const auto read = clattn::detail::kernel_file_reader("");
+  for (const ShapeRow& row : kShapes) {
+    const auto source =
+        clattn::detail::kernel_source(variant, shape_for(variant, row), cpu ? 16 : 1);
+    const std::string name =
+        fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
+                    clattn::to_string(row.cache_dtype));
+    write(directory / (name + ".cl"), clattn::detail::flatten_source(source.file, read).text);
+    write(directory / (name + ".options"), source.options + "\n");
+    write(directory / (name + ".kind"), cpu ? "cpu\n" : "gpu\n");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 2) throw std::runtime_error("usage: clattn_dump_kernels OUT_DIR");
+    std::filesystem::create_directories(argv[1]);
+    for (const Variant& variant : clattn::detail::variants()) dump(argv[1], variant);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "clattn_dump_kernels: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
