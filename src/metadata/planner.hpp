@@ -33,13 +33,18 @@ struct PlannerConfig {
   std::int32_t compute_units = 1;
   std::int32_t items_per_compute_unit =
       3;                              ///< work-groups wanted per compute unit when work allows
-  std::int32_t min_split_keys = 256;  ///< shortest key range worth a split
-  std::int32_t max_split_query_len =
-      16;  ///< longer queries are split only while the device is underfilled
+  std::int32_t min_split_keys = 256;  ///< shortest key range worth a split, rounded up to pages
+  /// Queries up to this length are bound by reading keys, so an item of one token costs as much as
+  /// one of this many; kDeterministic splits no longer ones. Balanced plans split a tile of any
+  /// length when it outweighs its launch's fair share, which long queries do only while they
+  /// underfill the device.
+  std::int32_t max_split_query_len = 16;
   std::int32_t deterministic_split_keys =
-      512;  ///< key range of a split under SplitPolicy::kDeterministic
-  std::int64_t max_partial_rows =
-      0;  ///< bound of partial rows; cuts become coarser to stay below it
+      512;  ///< key range of a split under SplitPolicy::kDeterministic, rounded up to pages
+  /// Bound of partial rows, 0 = never split. Balanced and forced cuts become coarser to stay below
+  /// it; deterministic cuts may not depend on the batch, so a batch that needs more is refused:
+  /// fit_deterministic_split_keys() gives cuts with which no batch does.
+  std::int64_t max_partial_rows = 0;
   SplitPolicy split_policy = SplitPolicy::kBalanced;
   std::int32_t num_splits =
       0;  ///< forced number of splits per query tile (fewer when there are fewer pages), 0 = plan
@@ -54,7 +59,7 @@ struct PlanCounts {
   bool operator==(const PlanCounts&) const = default;
 };
 
-/// Where a plan is written: every span at least as long as the counts say. Empty spans: only count.
+/// Where a plan is written: every span at least as long as the counts say, else kInvalidArgument.
 struct PlanOutput {
   std::array<std::span<ClaWorkItem>, kMaxTileClasses> items;
   std::span<ClaMergeItem> merges;
@@ -63,9 +68,17 @@ struct PlanOutput {
 /// Cuts a validated batch into work items. `pages_at[r]` is where request r's pages start in the
 /// page list. Every (query token, visible key) is covered exactly once; a token that sees no key
 /// gets one item with kv_begin == kv_end, which writes output 0 and lse -inf. Requests without
-/// query tokens produce nothing. Partial rows are handed out so that no two items share one. Pure
-/// and allocation-free; the same code counts and writes.
+/// query tokens produce nothing. Partial rows are handed out without gaps, so that no two items
+/// share one. Pure and allocation-free; the same code counts and writes.
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                           std::span<const std::int32_t> pages_at, const PlanOutput* output);
+
+/// What no plan of a batch within `limits` exceeds: memory sized by it never grows.
+PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits);
+
+/// The smallest key range >= config.deterministic_split_keys for which no batch within `limits`
+/// needs more than max_partial_rows. A function of configuration and limits alone, so that it is
+/// the same in every step.
+std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const BatchLimits& limits);
 
 }  // namespace clattn::detail

@@ -1,0 +1,82 @@
+#include <algorithm>
+#include <clattn/metadata.hpp>
+#include <numeric>
+#include <utility>
+
+#include "base/error.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn {
+namespace {
+
+void check_threshold(std::int32_t decode_threshold) {
+  if (decode_threshold < 0) {
+    detail::throw_invalid("decode_threshold is {}, legal: at least 0", decode_threshold);
+  }
+}
+
+}  // namespace
+
+BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
+                                      std::int32_t decode_threshold) {
+  check_threshold(decode_threshold);
+  const std::int32_t longest = detail::validate_queries(batch);
+  if (longest <= decode_threshold) return {batch.num_reqs, 0, batch.num_actual_tokens, 0};
+
+  const auto starts = batch.query_start_loc.first(static_cast<std::size_t>(batch.num_reqs) + 1);
+  const auto query_len = [&](std::int32_t request) {
+    return starts[static_cast<std::size_t>(request) + 1] -
+           starts[static_cast<std::size_t>(request)];
+  };
+  std::int32_t num_decodes = 0;
+  while (query_len(num_decodes) <= decode_threshold) ++num_decodes;
+  for (std::int32_t r = num_decodes; r < batch.num_reqs; ++r) {
+    if (query_len(r) <= decode_threshold) {
+      detail::throw_invalid(
+          "request {}: query length is {}, legal: at least {} (decodes stand before prefills; "
+          "request {} is a prefill of {} tokens)",
+          r, query_len(r), decode_threshold + 1, num_decodes, query_len(num_decodes));
+    }
+  }
+  const std::int32_t num_decode_tokens = starts[static_cast<std::size_t>(num_decodes)];
+  return {num_decodes, batch.num_reqs - num_decodes, num_decode_tokens,
+          batch.num_actual_tokens - num_decode_tokens};
+}
+
+bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
+                                                 std::int32_t decode_threshold,
+                                                 std::span<std::int32_t> order) {
+  check_threshold(decode_threshold);
+  const std::size_t num_reqs = num_scheduled_tokens.size();
+  if (order.size() != num_reqs) {
+    detail::throw_invalid("order holds {} elements, legal: {} (one per request)", order.size(),
+                          num_reqs);
+  }
+  const auto is_decode = [&](std::size_t request) {
+    return num_scheduled_tokens[request] <= decode_threshold;
+  };
+  std::size_t num_decodes = 0;
+  for (std::size_t r = 0; r < num_reqs; ++r) {
+    if (num_scheduled_tokens[r] < 0) {
+      detail::throw_invalid("request {}: num_scheduled_tokens is {}, legal: at least 0", r,
+                            num_scheduled_tokens[r]);
+    }
+    if (is_decode(r)) ++num_decodes;
+  }
+
+  // As many prefills stand in the first num_decodes places as decodes behind them: pair the first
+  // of the former with the last of the latter.
+  std::iota(order.begin(), order.end(), 0);
+  std::size_t decode = num_reqs;
+  bool moved = false;
+  for (std::size_t prefill = 0; prefill < num_decodes; ++prefill) {
+    if (is_decode(prefill)) continue;
+    do --decode;
+    while (!is_decode(decode));
+    std::swap(order[prefill], order[decode]);
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace clattn

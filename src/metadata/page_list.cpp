@@ -1,0 +1,86 @@
+#include "metadata/page_list.hpp"
+
+#include "metadata/validate.hpp"
+
+namespace clattn::detail {
+namespace {
+
+/// Ids handled by one straight-line block: a fixed count, so that compilers vectorise it at -O2.
+constexpr std::size_t kLanes = 16;
+constexpr std::uint32_t kSignBit = 0x80000000U;
+
+/// The top bit is set when id is outside [0, last_id]: id has it when negative, last_id - id when
+/// id is larger. Unsigned, so that nothing overflows. Two integer operations, no compare: any SIMD
+/// instruction set has them.
+std::uint32_t range_bits(std::int32_t id, std::int32_t last_id) {
+  const auto bits = static_cast<std::uint32_t>(id);
+  return bits | (static_cast<std::uint32_t>(last_id) - bits);
+}
+
+}  // namespace
+
+bool pages_in_range(const std::int32_t* row, std::size_t count, std::int32_t last_id) {
+  std::uint32_t bad = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) bad |= range_bits(row[i + lane], last_id);
+  }
+  for (; i < count; ++i) bad |= range_bits(row[i], last_id);
+  return (bad & kSignBit) == 0;
+}
+
+bool append_pages(std::int32_t* __restrict dst, const std::int32_t* __restrict row,
+                  std::size_t count, std::int32_t last_id) {
+  std::uint32_t bad = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      bad |= range_bits(row[i + lane], last_id);
+      dst[i + lane] = row[i + lane];
+    }
+  }
+  for (; i < count; ++i) {
+    bad |= range_bits(row[i], last_id);
+    dst[i] = row[i];
+  }
+  return (bad & kSignBit) == 0;
+}
+
+void write_page_list(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                     std::int64_t num_blocks, const PageListOutput& output) {
+  const std::int32_t last_id = last_block_id(num_blocks);
+  std::int32_t at = 0;
+  output.indptr[0] = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto request = static_cast<std::size_t>(r);
+    const std::int32_t seq_len = batch.seq_lens[request];
+    const std::int32_t pages = page_count(seq_len, block_size);
+    const std::int32_t* row = batch.block_table.data() + r * batch.block_table_stride;
+    if (!append_pages(output.indices.data() + at, row, static_cast<std::size_t>(pages), last_id)) {
+      throw_bad_page_id(batch, block_size, num_blocks, r);
+    }
+    at += pages;
+    output.indptr[request + 1] = at;
+    if (!output.last_page_len.empty()) {
+      output.last_page_len[request] = pages == 0 ? 0 : seq_len - (pages - 1) * block_size;
+    }
+  }
+}
+
+}  // namespace clattn::detail
+
+namespace clattn {
+
+PagedKVMetadata build_paged_kv_metadata(const CommonAttentionMetadata& batch,
+                                        std::int32_t block_size) {
+  const detail::BatchSummary summary = detail::validate_tables(batch, block_size);
+  PagedKVMetadata result;
+  result.indptr.resize(static_cast<std::size_t>(batch.num_reqs) + 1);
+  result.indices.resize(static_cast<std::size_t>(summary.num_pages));
+  result.last_page_len.resize(static_cast<std::size_t>(batch.num_reqs));
+  detail::write_page_list(batch, block_size, -1,
+                          {result.indptr, result.indices, result.last_page_len});
+  return result;
+}
+
+}  // namespace clattn

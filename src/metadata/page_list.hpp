@@ -1,0 +1,30 @@
+#pragma once
+
+#include <clattn/metadata.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace clattn::detail {
+
+/// Whether all `count` block ids of a row lie in [0, last_id].
+bool pages_in_range(const std::int32_t* row, std::size_t count, std::int32_t last_id);
+
+/// Copies `count` block ids and returns whether all of them lie in [0, last_id]: one pass over the
+/// table both checks it and packs it, for page lists and dense tables alike. No overlap.
+bool append_pages(std::int32_t* dst, const std::int32_t* row, std::size_t count,
+                  std::int32_t last_id);
+
+/// Where write_page_list() writes.
+struct PageListOutput {
+  std::span<std::int32_t> indptr;         ///< [num_reqs + 1]
+  std::span<std::int32_t> indices;        ///< [>= BatchSummary::num_pages]
+  std::span<std::int32_t> last_page_len;  ///< [num_reqs], or empty: not wanted
+};
+
+/// Writes the CSR page list of a batch whose lengths are valid, checking every id on the way as
+/// validate_page_ids() does. Does not allocate.
+void write_page_list(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                     std::int64_t num_blocks, const PageListOutput& output);
+
+}  // namespace clattn::detail

@@ -1,0 +1,241 @@
+#include "metadata/validate.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/page_list.hpp"
+
+namespace clattn::detail {
+namespace {
+
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+
+std::size_t to_size(std::int64_t count) {
+  return static_cast<std::size_t>(count);
+}
+
+std::string legal_range(std::int64_t low, std::int64_t high) {
+  if (high < low) return "none";
+  if (high == low) return fmt::format("{}", low);
+  return fmt::format("{} … {}", low, high);
+}
+
+[[noreturn]] void throw_request(std::int32_t request, std::string_view field, std::int64_t value,
+                                std::string_view legal) {
+  throw_invalid("request {}: {} is {}, legal: {}", request, field, value, legal);
+}
+
+void check_at_least(std::string_view field, std::int64_t value, std::int64_t low) {
+  if (value < low) throw_invalid("{} is {}, legal: at least {}", field, value, low);
+}
+
+void check_size(std::string_view field, std::size_t size, std::int64_t needed,
+                std::string_view why) {
+  if (size < to_size(needed)) {
+    throw_invalid("{} holds {} elements, legal: at least {} ({})", field, size, needed, why);
+  }
+}
+
+/// Tokens that a row of the block table can address.
+std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t block_size) {
+  check_at_least("num_reqs", batch.num_reqs, 0);
+  check_at_least("block_size", block_size, 1);
+  check_at_least("block_table_stride", batch.block_table_stride, 0);
+  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  const auto entries = checked_mul<std::int64_t>(batch.num_reqs, batch.block_table_stride,
+                                                 "num_reqs x block_table_stride");
+  if (batch.block_table.size() < to_size(entries)) {
+    throw_invalid(
+        "block_table holds {} elements, legal: at least {} (num_reqs {} x block_table_stride {})",
+        batch.block_table.size(), entries, batch.num_reqs, batch.block_table_stride);
+  }
+  return checked_mul<std::int64_t>(batch.block_table_stride, block_size,
+                                   "block_table_stride x block_size");
+}
+
+[[noreturn]] void throw_bad_seq_len(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                                    std::int32_t request, std::int32_t query_len) {
+  const std::int32_t seq_len = batch.seq_lens[to_size(request)];
+  const auto capacity = std::min(batch.block_table_stride * block_size, kMaxInt32);
+  throw_request(
+      request, "seq_lens", seq_len,
+      fmt::format("{} ({})", legal_range(query_len, capacity),
+                  seq_len < query_len ? std::string("at least the query length")
+                                      : fmt::format("block_table_stride {} x block_size {}",
+                                                    batch.block_table_stride, block_size)));
+}
+
+/// `starts` is query_start_loc, or empty for requests without queries.
+BatchSummary check_seq_lens(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                            std::span<const std::int32_t> starts) {
+  const std::int64_t capacity = check_table(batch, block_size);
+  BatchSummary summary;
+  std::int64_t num_pages = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = to_size(r);
+    const std::int32_t query_len = starts.empty() ? 0 : starts[row + 1] - starts[row];
+    const std::int32_t seq_len = batch.seq_lens[row];
+    if (seq_len < query_len || seq_len > capacity) {
+      throw_bad_seq_len(batch, block_size, r, query_len);
+    }
+    summary.max_query_len = std::max(summary.max_query_len, query_len);
+    summary.max_seq_len = std::max(summary.max_seq_len, seq_len);
+    num_pages += page_count(seq_len, block_size);
+  }
+  if (num_pages > kMaxInt32) {
+    throw_invalid("the requests use {} pages, legal: at most {}", num_pages, kMaxInt32);
+  }
+  summary.num_pages = static_cast<std::int32_t>(num_pages);
+  return summary;
+}
+
+void check_computed_tokens(const CommonAttentionMetadata& batch) {
+  if (batch.num_computed_tokens.empty()) return;
+  check_size("num_computed_tokens", batch.num_computed_tokens.size(), batch.num_reqs, "num_reqs");
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = to_size(r);
+    const std::int32_t query_len = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+    const std::int32_t computed = batch.seq_lens[row] - query_len;
+    if (batch.num_computed_tokens[row] != computed) {
+      throw_request(r, "num_computed_tokens", batch.num_computed_tokens[row],
+                    fmt::format("{} (seq_lens {} - query length {})", computed, batch.seq_lens[row],
+                                query_len));
+    }
+  }
+}
+
+}  // namespace
+
+std::int32_t last_block_id(std::int64_t num_blocks) {
+  return static_cast<std::int32_t>(num_blocks < 0 ? kMaxInt32
+                                                  : std::min(num_blocks - 1, kMaxInt32));
+}
+
+std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
+  check_at_least("num_reqs", batch.num_reqs, 0);
+  check_at_least("num_actual_tokens", batch.num_actual_tokens, 0);
+  check_at_least("max_query_len", batch.max_query_len, 0);
+  const auto& starts = batch.query_start_loc;
+  check_size("query_start_loc", starts.size(), std::int64_t{batch.num_reqs} + 1, "num_reqs + 1");
+  if (starts[0] != 0) throw_invalid("query_start_loc[0] is {}, legal: 0", starts[0]);
+
+  const std::int32_t bound =
+      batch.max_query_len > 0 ? batch.max_query_len : batch.num_actual_tokens;
+  std::int32_t max_query_len = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const std::int32_t begin = starts[to_size(r)];
+    const std::int32_t end = starts[to_size(r) + 1];
+    if (end < begin || end > batch.num_actual_tokens) {
+      throw_request(r, fmt::format("query_start_loc[{}]", r + 1), end,
+                    fmt::format("{} (query_start_loc[{}] … num_actual_tokens)",
+                                legal_range(begin, batch.num_actual_tokens), r));
+    }
+    if (end - begin > bound) {
+      throw_request(r, "query length", end - begin,
+                    fmt::format("{} (max_query_len)", legal_range(0, bound)));
+    }
+    max_query_len = std::max(max_query_len, end - begin);
+  }
+  const std::int32_t last = starts[to_size(batch.num_reqs)];
+  if (last != batch.num_actual_tokens) {
+    throw_invalid("query_start_loc[{}] is {}, legal: {} (num_actual_tokens)", batch.num_reqs, last,
+                  batch.num_actual_tokens);
+  }
+  return max_query_len;
+}
+
+BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size) {
+  validate_queries(batch);
+  const BatchSummary summary = check_seq_lens(batch, block_size, batch.query_start_loc);
+  check_computed_tokens(batch);
+  return summary;
+}
+
+BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size) {
+  return check_seq_lens(batch, block_size, {});
+}
+
+void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                       std::int64_t num_blocks) {
+  const std::int32_t last = last_block_id(num_blocks);
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const std::int32_t* row = batch.block_table.data() + r * batch.block_table_stride;
+    const auto pages = to_size(page_count(batch.seq_lens[to_size(r)], block_size));
+    if (!pages_in_range(row, pages, last)) throw_bad_page_id(batch, block_size, num_blocks, r);
+  }
+}
+
+void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                       std::int64_t num_blocks, std::int32_t request) {
+  const std::int32_t last = last_block_id(num_blocks);
+  const std::int32_t* row = batch.block_table.data() + request * batch.block_table_stride;
+  std::int32_t page = 0;
+  while (page + 1 < page_count(batch.seq_lens[to_size(request)], block_size) && row[page] >= 0 &&
+         row[page] <= last) {
+    ++page;
+  }
+  throw_request(request, fmt::format("block_table[{}]", page), row[page],
+                legal_range(0, last) +
+                    (num_blocks < 0 ? std::string() : fmt::format(" (num_blocks {})", num_blocks)));
+}
+
+void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                    std::int64_t num_blocks) {
+  if (batch.slot_mapping.empty()) return;
+  check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
+             "num_actual_tokens");
+  const std::int64_t last = (std::int64_t{last_block_id(num_blocks)} + 1) * block_size - 1;
+  const auto slots = batch.slot_mapping.first(to_size(batch.num_actual_tokens));
+  // The top bit of slot + 1 marks a slot below kPadSlotId, that of last - slot one past the last.
+  // Unsigned, as hostile values wrap; those that wrap the second term have set the first one's bit.
+  std::uint64_t bad = 0;
+  for (const std::int64_t slot : slots) {
+    const auto bits = static_cast<std::uint64_t>(slot);
+    bad |= (bits + 1) | (static_cast<std::uint64_t>(last) - bits);
+  }
+  if (bad >> 63 == 0) return;
+  const auto* const found =
+      std::find_if(slots.data(), slots.data() + slots.size(),
+                   [&](std::int64_t slot) { return slot < kPadSlotId || slot > last; });
+  const auto token = static_cast<std::int32_t>(found - slots.data());
+  const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
+  const auto owner = std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
+  throw_request(static_cast<std::int32_t>(owner), fmt::format("slot_mapping[{}]", token), *found,
+                num_blocks < 0
+                    ? legal_range(kPadSlotId, last)
+                    : fmt::format("{} (num_blocks {} x block_size {})",
+                                  legal_range(kPadSlotId, last), num_blocks, block_size));
+}
+
+void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
+                     const BatchLimits& limits) {
+  if (batch.num_reqs > limits.max_num_reqs) {
+    throw_invalid("num_reqs is {}, legal: {} (max_num_reqs)", batch.num_reqs,
+                  legal_range(0, limits.max_num_reqs));
+  }
+  if (batch.num_actual_tokens > limits.max_num_batched_tokens) {
+    throw_invalid("num_actual_tokens is {}, legal: {} (max_num_batched_tokens)",
+                  batch.num_actual_tokens, legal_range(0, limits.max_num_batched_tokens));
+  }
+  if (summary.max_seq_len <= limits.max_model_len) return;
+  const auto longest = std::find(batch.seq_lens.begin(), batch.seq_lens.end(), summary.max_seq_len);
+  throw_request(static_cast<std::int32_t>(longest - batch.seq_lens.begin()), "seq_lens", *longest,
+                fmt::format("{} (max_model_len)", legal_range(0, limits.max_model_len)));
+}
+
+}  // namespace clattn::detail
+
+namespace clattn {
+
+void validate_batch(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                    std::int64_t num_blocks) {
+  detail::validate_lengths(batch, block_size);
+  detail::validate_page_ids(batch, block_size, num_blocks);
+  detail::validate_slots(batch, block_size, num_blocks);
+}
+
+}  // namespace clattn

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <clattn/metadata.hpp>
+#include <cstdint>
+
+namespace clattn::detail {
+
+/// What the length checks learn about a batch on the way.
+struct BatchSummary {
+  std::int32_t max_query_len = 0;  ///< the longest query, not the caller's bound
+  std::int32_t max_seq_len = 0;
+  std::int32_t num_pages = 0;  ///< used block-table entries of all requests
+};
+
+/// Pages that hold `seq_len` >= 0 tokens.
+constexpr std::int32_t page_count(std::int32_t seq_len, std::int32_t block_size) {
+  return seq_len / block_size + (seq_len % block_size != 0 ? 1 : 0);
+}
+
+/// The largest legal block id: num_blocks - 1, or the largest int32 when num_blocks is unknown (<
+/// 0) or larger than ids can be. -1 when the cache has no block.
+std::int32_t last_block_id(std::int64_t num_blocks);
+
+// validate_batch() in parts, so that a builder which copies page ids anyway checks them in that
+// pass (append_pages). None of them allocates unless it throws.
+
+/// Query starts and the bound max_query_len; returns the longest query. Reads num_reqs,
+/// num_actual_tokens, max_query_len and query_start_loc only.
+std::int32_t validate_queries(const CommonAttentionMetadata& batch);
+
+/// Everything except the values of block ids and slots.
+BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size);
+
+/// seq_lens against the block table only, as if no request had a query.
+BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size);
+
+/// Used block-table entries. Lengths must be valid.
+void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                       std::int64_t num_blocks);
+
+/// The first num_actual_tokens slots, if slots are given. Lengths must be valid.
+void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                    std::int64_t num_blocks);
+
+/// Throws kInvalidArgument unless a batch with valid lengths stays within a builder's limits.
+void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
+                     const BatchLimits& limits);
+
+/// Throws the error of the first bad block id in a request's used entries, of which there is one.
+[[noreturn]] void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                                    std::int64_t num_blocks, std::int32_t request);
+
+}  // namespace clattn::detail
