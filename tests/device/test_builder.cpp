@@ -1,0 +1,226 @@
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "device/attention_case.hpp"
+
+namespace {
+thread_local std::size_t allocations = 0;
+}
+
+// Counts what this thread allocates through C++; the driver's own C allocations are not ours to
+// answer for.
+void* operator new(std::size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace {
+
+using attention_test::all_contexts;
+using clattn::CommonAttentionMetadata;
+
+clattn::AttentionConfig small_config() {
+  clattn::AttentionConfig config;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_size = 64;
+  config.block_size = 16;
+  return config;
+}
+
+/// A batch of decodes with `context` tokens each, over a table of consecutive pages.
+struct Decodes {
+  std::vector<std::int32_t> starts, lens, table;
+  CommonAttentionMetadata batch;
+
+  Decodes(std::int32_t count, std::int32_t context, std::int32_t block_size = 16) {
+    const std::int32_t pages = (context + block_size - 1) / block_size;
+    starts.resize(static_cast<std::size_t>(count) + 1);
+    std::iota(starts.begin(), starts.end(), 0);
+    lens.assign(static_cast<std::size_t>(count), context);
+    table.resize(static_cast<std::size_t>(count) * static_cast<std::size_t>(pages));
+    std::iota(table.begin(), table.end(), 0);
+    batch.query_start_loc = starts;
+    batch.seq_lens = lens;
+    batch.num_reqs = count;
+    batch.num_actual_tokens = count;
+    batch.block_table = table;
+    batch.block_table_stride = pages;
+  }
+};
+
+std::string error_text(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Builder, AWarmStepAllocatesNothing) {
+  for (const auto& context : all_contexts()) {
+    for (const auto* backend : clattn::list_attn_backends()) {
+      const clattn::Queue queue = context->create_queue();
+      const auto builder = backend->make_builder(context, small_config());
+      const auto impl = backend->make_impl(context, small_config());
+      Decodes decodes(8, 700);
+      const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+      const clattn::KVCache cache = clattn::reshape_kv_cache(
+          context->allocate(decodes.table.size() * spec.page_size_bytes()), spec, *backend,
+          backend->preferred_layout(context->capabilities()));
+      const clattn::Buffer rows = context->allocate(8 * 4 * 64 * 2);
+      const clattn::Buffer out = context->allocate(8 * 4 * 64 * 2);
+      const auto step = [&] {
+        const auto& metadata = builder->build(queue, decodes.batch);
+        impl->write_kv_cache(queue, {rows.handle()}, {rows.handle()}, cache, metadata);
+        impl->forward(queue, {rows.handle()}, cache, metadata, {out.handle()});
+      };
+      for (int warm = 0; warm < 4; ++warm) step();
+      queue.finish();
+      const std::size_t before = allocations;
+      for (int i = 0; i < 10; ++i) step();
+      EXPECT_EQ(allocations, before) << backend->name();
+      queue.finish();
+    }
+  }
+}
+
+TEST(Builder, FlashInferMetadataHasThePagingArrays) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  const auto builder = backend.make_builder(context, small_config());
+  // The worked example of the paging arrays: pages {[0,5,8],[1,6,7],[3,4]}; one prefill at the end.
+  const std::vector<std::int32_t> starts = {0, 1, 2, 22};
+  const std::vector<std::int32_t> lens = {40, 48, 20};
+  const std::vector<std::int32_t> table = {0, 5, 8, 1, 6, 7, 3, 4, 99};
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = starts;
+  batch.seq_lens = lens;
+  batch.num_reqs = 3;
+  batch.num_actual_tokens = 22;
+  batch.block_table = table;
+  batch.block_table_stride = 3;
+  const auto& metadata =
+      dynamic_cast<const clattn::FlashInferMetadata&>(builder->build(queue, batch));
+  const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
+  using Ints = std::vector<std::int32_t>;
+  EXPECT_EQ(list(metadata.paged_kv_indptr), (Ints{0, 3, 6, 8}));
+  EXPECT_EQ(list(metadata.paged_kv_indices), (Ints{0, 5, 8, 1, 6, 7, 3, 4}));
+  EXPECT_EQ(list(metadata.paged_kv_last_page_len), (Ints{8, 16, 4}));
+  EXPECT_EQ(metadata.split(), (clattn::BatchSplit{2, 1, 2, 20}));
+  EXPECT_EQ(metadata.max_query_len(), 20);
+  EXPECT_EQ(metadata.max_seq_len(), 48);
+  EXPECT_EQ(metadata.slot_mapping()[0], 8 * 16 + 7);
+  EXPECT_EQ(metadata.slot_mapping()[21], 4 * 16 + 3);
+  queue.finish();
+}
+
+TEST(Builder, XFormersMetadataViewsItsTwoSides) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "XFORMERS");
+  const auto builder = backend.make_builder(context, small_config());
+  const std::vector<std::int32_t> starts = {0, 1, 4};
+  const std::vector<std::int32_t> lens = {33, 3};
+  const std::vector<std::int32_t> table = {7, 8, 9, 77, 2, 77, 77, 77};
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = starts;
+  batch.seq_lens = lens;
+  batch.num_reqs = 2;
+  batch.num_actual_tokens = 4;
+  batch.block_table = table;
+  batch.block_table_stride = 4;
+  const auto& metadata =
+      dynamic_cast<const clattn::XFormersMetadata&>(builder->build(queue, batch));
+  using Ints = std::vector<std::int32_t>;
+  const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
+  EXPECT_EQ(metadata.block_table_stride, 3);
+  EXPECT_EQ(list(metadata.block_table), (Ints{7, 8, 9, 2, 0, 0}));
+  const auto decode = metadata.decode_metadata();
+  EXPECT_EQ(list(decode.block_table), (Ints{7, 8, 9}));
+  EXPECT_EQ(decode.num_tokens, 1);
+  const auto prefill = metadata.prefill_metadata();
+  EXPECT_EQ(list(prefill.query_start_loc), (Ints{1, 4}));
+  EXPECT_EQ(list(prefill.seq_lens), (Ints{3}));
+  EXPECT_EQ(prefill.num_tokens, 3);
+  queue.finish();
+}
+
+TEST(Builder, RefusesWhatItsLimitsAndTheCacheDoNotHold) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  clattn::BuilderOptions options;
+  options.limits = {
+      .max_num_reqs = 2, .max_num_batched_tokens = 8, .max_model_len = 64, .num_blocks = 10};
+  const auto builder = backend.make_builder(context, small_config(), options);
+  const auto refuse = [&](const CommonAttentionMetadata& batch) {
+    return error_text([&] { builder->build(queue, batch); });
+  };
+  EXPECT_NE(refuse(Decodes(3, 10).batch).find("max_num_reqs"), std::string::npos);
+  EXPECT_NE(refuse(Decodes(2, 65).batch).find("max_model_len"), std::string::npos);
+  Decodes outside(2, 60);
+  outside.table[5] = 10;
+  const std::string text = refuse(outside.batch);
+  EXPECT_NE(text.find("request 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("10"), std::string::npos) << text;
+  EXPECT_EQ(refuse(Decodes(2, 60).batch), "no error");
+}
+
+TEST(Builder, WorkspaceQueryIsExactAndGrowsWithTheBatch) {
+  for (const auto& context : all_contexts()) {
+    const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+    clattn::BuilderOptions options;
+    options.num_splits = 4;
+    const auto builder = backend.make_builder(context, small_config(), options);
+    // 4 splits x 1 token x 4 heads x (64 dims + lse) floats
+    EXPECT_EQ(builder->workspace_bytes(Decodes(1, 700).batch), 4U * 4 * 65 * 4);
+    EXPECT_EQ(builder->workspace_bytes(Decodes(3, 700).batch), 3U * 4 * 4 * 65 * 4);
+    EXPECT_EQ(builder->workspace_bytes(Decodes(3, 16).batch), 0U);  // one page: nothing to split
+  }
+}
+
+TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto impl = backend.make_impl(context, small_config());
+  EXPECT_EQ(impl, backend.make_impl(context, small_config()));
+  clattn::AttentionConfig other = small_config();
+  other.num_heads = 8;
+  const auto builder = backend.make_builder(context, other);
+  const auto& metadata = builder->build(queue, Decodes(1, 16).batch);
+  const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+  const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
+  const auto cache = clattn::reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  EXPECT_NE(error_text([&] {
+              impl->forward(queue, {memory.handle()}, cache, metadata, {memory.handle()});
+            }).find("attn_metadata"),
+            std::string::npos);
+  clattn::KVCache wrong = cache;
+  wrong.block_size = 32;
+  EXPECT_NE(error_text([&] {
+              impl->forward(queue, {memory.handle()}, wrong, metadata, {memory.handle()});
+            }).find("kv_cache: 32 tokens"),
+            std::string::npos);
+  queue.finish();
+}
+
+}  // namespace
