@@ -82,6 +82,11 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
+  if (options_.split_policy == SplitPolicy::kDeterministic) {
+    // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
+    // only single queries are split, else the bound would make their cuts too long to help.
+    planner_.max_split_query_len = 1;
+  }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   query_start_loc_.reserve(reqs + 1);
