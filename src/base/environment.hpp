@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace clattn::detail {
@@ -15,5 +16,8 @@ struct Environment {
   bool cache_enabled = true;  ///< CLATTN_CACHE=0 (or off) turns the disk cache off
 };
 const Environment& environment();
+
+/// What environment() makes of the variables that `get` answers (null = unset).
+Environment parse_environment(const std::function<const char*(const char*)>& get);
 
 }  // namespace clattn::detail

@@ -40,8 +40,8 @@ class KernelLease {
     set(sizeof(T), &value);
     return *this;
   }
-  /// Enqueues a 1-D range of `groups` work-groups of `group_size` items. Zero groups enqueue
-  /// nothing; then `event` is left empty.
+  /// Enqueues a 1-D range of `groups` work-groups of `group_size` items; the next arg() is argument
+  /// 0 again. Zero groups enqueue nothing; then `event` is left empty.
   void enqueue(cl_command_queue queue, std::size_t groups, std::size_t group_size,
                Event* event = nullptr);
 
@@ -56,7 +56,7 @@ class KernelLease {
 /// shares one.
 class KernelPool {
  public:
-  KernelPool(cl_program program, std::string entry);  ///< retains the program
+  KernelPool(cl_program program, cl_device_id device, std::string entry);  ///< retains the program
   ~KernelPool();
   KernelPool(const KernelPool&) = delete;
   KernelPool& operator=(const KernelPool&) = delete;
@@ -72,20 +72,44 @@ class KernelPool {
  private:
   friend class KernelLease;
   cl_kernel create();
+  void give_back(cl_kernel kernel) noexcept;
   cl_program program_;
   std::string entry_;
   std::mutex mutex_;
-  std::vector<cl_kernel> free_;
+  std::vector<cl_kernel> free_;  // capacity for every kernel of the pool: giving back cannot fail
+  std::size_t created_ = 0;
   std::size_t work_group_size_ = 0;
   std::uint64_t private_mem_bytes_ = 0;
   std::uint64_t local_mem_bytes_ = 0;
 };
 
+enum class BinaryCaching : std::uint8_t {
+  kWhereItPays,  ///< not on drivers whose own cache is the better one
+  kAlways,
+};
+
+/// Where a Runtime finds kernels and keeps what it learned and built.
+struct RuntimeOptions {
+  std::string kernel_dir;  ///< files here replace the embedded ones; empty = none
+  std::string cache_dir;   ///< empty = no disk cache
+  BinaryCaching binaries = BinaryCaching::kWhereItPays;
+};
+/// As the environment says.
+RuntimeOptions default_runtime_options();
+
+/// Where a Runtime's programs came from so far.
+struct BuildCounts {
+  std::uint64_t from_source = 0;
+  std::uint64_t from_cache = 0;
+};
+
 /// The state behind a Context: the driver's handles, capabilities, built programs.
 class Runtime {
  public:
-  static std::unique_ptr<Runtime> create(const Device& device);
-  static std::unique_ptr<Runtime> adopt(cl_context context, cl_device_id device);
+  static std::unique_ptr<Runtime> create(const Device& device,
+                                         const RuntimeOptions& options = default_runtime_options());
+  static std::unique_ptr<Runtime> adopt(cl_context context, cl_device_id device,
+                                        const RuntimeOptions& options = default_runtime_options());
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -98,13 +122,16 @@ class Runtime {
   /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
   /// two threads that ask for the same kernel build it once.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
+  BuildCounts build_counts() const noexcept;
 
   Buffer allocate(std::size_t size_bytes) const;
   /// Host memory that the device reaches fastest (CL_MEM_ALLOC_HOST_PTR); to be mapped.
   Buffer allocate_pinned(std::size_t size_bytes) const;
   Queue create_queue(QueueProfiling profiling) const;
-  /// A slot for other rooms to keep one shared object per key (compiled impls): returns the live
-  /// object under `key`, or stores what `make` returns. Thread-safe.
+  /// A slot for other rooms to share one object per key (compiled impls): returns the live object
+  /// under `key`, or what `make` returns. The slot does not keep the object alive, so an object may
+  /// hold the Context. Thread-safe: threads that ask for one key at once get one object; `make`
+  /// must not ask for its own key.
   std::shared_ptr<void> shared_object(const std::string& key,
                                       const std::function<std::shared_ptr<void>()>& make);
 
@@ -113,6 +140,10 @@ class Runtime {
   explicit Runtime(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
+
+/// Kernels that all leases of the process have enqueued so far: a test run that dispatched nothing
+/// has proved nothing.
+std::uint64_t dispatch_count() noexcept;
 
 /// Throws Error(kOpenCL) "`what` failed: CL_NAME (code)" unless status is CL_SUCCESS.
 void check(cl_int status, std::string_view what);

@@ -1,0 +1,142 @@
+#include <clattn/device.hpp>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+#include "opencl/device_info.hpp"
+
+namespace clattn {
+namespace detail {
+namespace {
+
+std::string trimmed(std::string text) {
+  constexpr std::string_view kBlank("\0 \t\n", 4);
+  text.erase(text.find_last_not_of(kBlank) + 1);
+  text.erase(0, text.find_first_not_of(kBlank));
+  return text;
+}
+
+template <typename Object, typename Getter>
+std::string info_string(Object object, cl_uint what, Getter get) {
+  std::size_t size = 0;
+  check(get(object, what, 0, nullptr, &size), "reading a device's description");
+  std::string text(size, '\0');
+  check(get(object, what, size, text.data(), nullptr), "reading a device's description");
+  return trimmed(std::move(text));
+}
+
+// A driver that is installed without hardware has no devices, and one that is broken answers with
+// an error: both leave the other platforms usable.
+std::vector<cl_device_id> devices_of(cl_platform_id platform) {
+  cl_uint count = 0;
+  if (clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &count) != CL_SUCCESS) return {};
+  std::vector<cl_device_id> devices(count);
+  if (count == 0 ||
+      clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, devices.data(), nullptr) != CL_SUCCESS)
+    return {};
+  return devices;
+}
+
+std::vector<cl_platform_id> platforms() {
+  cl_uint count = 0;
+  // The loader answers "none" with an error code of its own.
+  if (clGetPlatformIDs(0, nullptr, &count) != CL_SUCCESS || count == 0) return {};
+  std::vector<cl_platform_id> result(count);
+  check(clGetPlatformIDs(count, result.data(), nullptr), "clGetPlatformIDs");
+  return result;
+}
+
+DeviceSummary summarize(const Device& device) {
+  return {.platform_index = device.platform_index,
+          .device_index = device.device_index,
+          .name = device_string(device.id, CL_DEVICE_NAME),
+          .platform_name = platform_string(device.platform, CL_PLATFORM_NAME),
+          .kind = device_kind(device.id),
+          .compute_units =
+              static_cast<int>(device_value<cl_uint>(device.id, CL_DEVICE_MAX_COMPUTE_UNITS))};
+}
+
+bool has_word(std::string_view text, std::string_view word) {
+  return (' ' + std::string(text) + ' ').find(' ' + std::string(word) + ' ') != std::string::npos;
+}
+
+}  // namespace
+
+std::string device_string(cl_device_id device, cl_device_info what) {
+  return info_string(device, what, clGetDeviceInfo);
+}
+
+std::string platform_string(cl_platform_id platform, cl_platform_info what) {
+  return info_string(platform, what, clGetPlatformInfo);
+}
+
+DeviceKind device_kind(cl_device_id device) {
+  const auto type = device_value<cl_device_type>(device, CL_DEVICE_TYPE);
+  if ((type & CL_DEVICE_TYPE_GPU) != 0) return DeviceKind::kGpu;
+  return (type & CL_DEVICE_TYPE_CPU) != 0 ? DeviceKind::kCpu : DeviceKind::kOther;
+}
+
+DeviceCapabilities query_capabilities(cl_device_id device) {
+  const auto platform = device_value<cl_platform_id>(device, CL_DEVICE_PLATFORM);
+  const std::string extensions = device_string(device, CL_DEVICE_EXTENSIONS);
+  DeviceCapabilities record;
+  record.name = device_string(device, CL_DEVICE_NAME);
+  record.vendor = device_string(device, CL_DEVICE_VENDOR);
+  record.driver_version = device_string(device, CL_DRIVER_VERSION);
+  record.device_version = device_string(device, CL_DEVICE_VERSION);
+  record.opencl_c_version = device_string(device, CL_DEVICE_OPENCL_C_VERSION);
+  record.platform_name = platform_string(platform, CL_PLATFORM_NAME);
+  record.platform_version = platform_string(platform, CL_PLATFORM_VERSION);
+  record.kind = device_kind(device);
+  record.compute_units =
+      static_cast<int>(device_value<cl_uint>(device, CL_DEVICE_MAX_COMPUTE_UNITS));
+  record.max_work_group_size = device_value<std::size_t>(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
+  record.global_mem_bytes = device_value<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE);
+  record.max_alloc_bytes = device_value<cl_ulong>(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+  record.local_mem_bytes = device_value<cl_ulong>(device, CL_DEVICE_LOCAL_MEM_SIZE);
+  record.float_vector_width =
+      static_cast<int>(device_value<cl_uint>(device, CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT));
+  record.reports_fp16 = has_word(extensions, "cl_khr_fp16");
+  record.reports_subgroups =
+      has_word(extensions, "cl_khr_subgroups") || has_word(extensions, "cl_intel_subgroups");
+  return record;
+}
+
+}  // namespace detail
+
+std::string_view to_string(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::kGpu:
+      return "gpu";
+    case DeviceKind::kCpu:
+      return "cpu";
+    case DeviceKind::kOther:
+      return "other";
+  }
+  detail::throw_invalid("device kind: {} is none", static_cast<int>(kind));
+}
+
+std::vector<Device> list_devices() {
+  std::vector<Device> result;
+  int platform_index = 0;
+  for (cl_platform_id platform : detail::platforms()) {
+    int device_index = 0;
+    for (cl_device_id id : detail::devices_of(platform)) {
+      result.push_back({platform, id, platform_index, device_index++});
+    }
+    ++platform_index;
+  }
+  return result;
+}
+
+Device select_device(std::string_view selector) {
+  const std::string& variable = detail::environment().device;
+  const bool from_environment = selector.empty() && !variable.empty();
+  const std::vector<Device> devices = list_devices();
+  std::vector<detail::DeviceSummary> summaries;
+  summaries.reserve(devices.size());
+  for (const Device& device : devices) summaries.push_back(detail::summarize(device));
+  return devices[detail::choose_device(from_environment ? std::string_view(variable) : selector,
+                                       summaries, from_environment ? "CLATTN_DEVICE" : "device")];
+}
+
+}  // namespace clattn

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <CL/cl.h>
+
+#include <clattn/device.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// A number that the driver knows about a device.
+template <typename T>
+T device_value(cl_device_id device, cl_device_info what) {
+  T value{};
+  check(clGetDeviceInfo(device, what, sizeof(value), &value, nullptr), "clGetDeviceInfo");
+  return value;
+}
+
+/// A text that the driver knows, without surrounding blanks.
+std::string device_string(cl_device_id device, cl_device_info what);
+std::string platform_string(cl_platform_id platform, cl_platform_info what);
+
+DeviceKind device_kind(cl_device_id device);
+
+/// What the choice of a device looks at.
+struct DeviceSummary {
+  int platform_index = 0;
+  int device_index = 0;
+  std::string name;
+  std::string platform_name;
+  DeviceKind kind = DeviceKind::kOther;
+  int compute_units = 1;
+};
+
+/// The index in `devices` that `selector` means (see select_device; empty = the default choice).
+/// `origin` names the selector in errors.
+std::size_t choose_device(std::string_view selector, std::span<const DeviceSummary> devices,
+                          std::string_view origin);
+
+/// The driver's half of the capability record; the self-tests' fields keep their defaults.
+DeviceCapabilities query_capabilities(cl_device_id device);
+
+}  // namespace clattn::detail

@@ -1,0 +1,73 @@
+#include <utility>
+
+#include "base/error.hpp"
+#include "opencl/runtime.hpp"
+
+namespace clattn {
+
+using detail::check;
+
+Buffer Buffer::adopt(cl_mem memory) {
+  if (memory == nullptr) detail::throw_invalid("buffer: null");
+  std::size_t size = 0;
+  check(clGetMemObjectInfo(memory, CL_MEM_SIZE, sizeof(size), &size, nullptr), "CL_MEM_SIZE");
+  check(clRetainMemObject(memory), "clRetainMemObject");
+  return {memory, size};
+}
+
+Buffer::Buffer(const Buffer& other) noexcept
+    : memory_(other.memory_), size_bytes_(other.size_bytes_) {
+  if (memory_ != nullptr) clRetainMemObject(memory_);
+}
+Buffer& Buffer::operator=(const Buffer& other) noexcept {
+  return *this = Buffer(other);
+}
+Buffer::Buffer(Buffer&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+Buffer::~Buffer() {
+  if (memory_ != nullptr) clReleaseMemObject(memory_);
+}
+
+Event::Event(const Event& other) noexcept : event_(other.event_) {
+  if (event_ != nullptr) clRetainEvent(event_);
+}
+Event& Event::operator=(const Event& other) noexcept {
+  return *this = Event(other);
+}
+Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(event_, other.event_);
+  return *this;
+}
+Event::~Event() {
+  reset();
+}
+
+void Event::reset(cl_event event) noexcept {
+  if (event_ != nullptr) clReleaseEvent(event_);
+  event_ = event;
+}
+
+void Event::wait() const {
+  if (event_ != nullptr) check(clWaitForEvents(1, &event_), "clWaitForEvents");
+}
+
+std::uint64_t Event::duration_ns() const {
+  if (event_ == nullptr) return 0;
+  wait();
+  const auto time = [this](cl_profiling_info what) {
+    cl_ulong value = 0;
+    check(clGetEventProfilingInfo(event_, what, sizeof(value), &value, nullptr),
+          "reading an event's time (was the queue created with profiling?)");
+    return value;
+  };
+  return time(CL_PROFILING_COMMAND_END) - time(CL_PROFILING_COMMAND_START);
+}
+
+}  // namespace clattn

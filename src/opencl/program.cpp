@@ -1,0 +1,76 @@
+#include "opencl/program.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+namespace {
+
+std::string build_log(cl_program program, cl_device_id device) {
+  std::size_t size = 0;
+  if (clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, 0, nullptr, &size) != CL_SUCCESS)
+    return {};
+  std::string log(size, '\0');
+  if (clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, size, log.data(), nullptr) !=
+      CL_SUCCESS)
+    return {};
+  log.erase(log.find_last_not_of(std::string_view("\0 \n", 3)) + 1);
+  return log;
+}
+
+}  // namespace
+
+Compilation compile_program(cl_context context, cl_device_id device, const std::string& text,
+                            const std::string& options) {
+  cl_int status = CL_SUCCESS;
+  const char* string = text.data();
+  const std::size_t size = text.size();
+  ProgramHandle program(clCreateProgramWithSource(context, 1, &string, &size, &status));
+  check(status, "creating a program from source");
+  status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
+  Compilation result{.program = {}, .status = status, .log = build_log(program.get(), device)};
+  if (status == CL_SUCCESS) result.program = std::move(program);
+  return result;
+}
+
+std::optional<Bytes> program_binary(cl_program program, cl_device_id device) {
+  // An adopted context may have several devices; the driver answers for all of them at once.
+  cl_uint count = 0;
+  if (clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof(count), &count, nullptr) !=
+      CL_SUCCESS)
+    return std::nullopt;
+  std::vector<cl_device_id> devices(count);
+  std::vector<std::size_t> sizes(count);
+  if (clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof(cl_device_id), devices.data(),
+                       nullptr) != CL_SUCCESS ||
+      clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof(std::size_t), sizes.data(),
+                       nullptr) != CL_SUCCESS)
+    return std::nullopt;
+  const auto index =
+      static_cast<std::size_t>(std::find(devices.begin(), devices.end(), device) - devices.begin());
+  if (index == count || sizes[index] == 0) return std::nullopt;
+  Bytes binary(sizes[index]);
+  std::vector<std::byte*> targets(count, nullptr);  // null: not wanted
+  targets[index] = binary.data();
+  if (clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof(std::byte*), targets.data(),
+                       nullptr) != CL_SUCCESS)
+    return std::nullopt;
+  return binary;
+}
+
+ProgramHandle load_program(cl_context context, cl_device_id device, const Bytes& binary,
+                           const std::string& options) {
+  cl_int status = CL_SUCCESS;
+  cl_int binary_status = CL_SUCCESS;
+  const std::size_t size = binary.size();
+  const auto* bytes = reinterpret_cast<const unsigned char*>(binary.data());
+  ProgramHandle program(
+      clCreateProgramWithBinary(context, 1, &device, &size, &bytes, &binary_status, &status));
+  if (status != CL_SUCCESS || binary_status != CL_SUCCESS) return {};
+  status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
+  return status == CL_SUCCESS ? std::move(program) : ProgramHandle{};
+}
+
+}  // namespace clattn::detail

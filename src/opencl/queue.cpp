@@ -1,0 +1,107 @@
+// clCreateCommandQueue is the one call that every platform has; the headers deprecate it after 1.2.
+#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
+#include "opencl/queue.hpp"
+
+#include "base/error.hpp"
+
+namespace clattn {
+namespace detail {
+namespace {
+
+void check_range(const Buffer& buffer, std::size_t offset, std::size_t size, const char* what) {
+  if (offset > buffer.size_bytes() || size > buffer.size_bytes() - offset) {
+    throw_invalid("{}: bytes {} to {} are not inside a buffer of {} bytes", what, offset,
+                  offset + size, buffer.size_bytes());
+  }
+}
+
+}  // namespace
+
+cl_command_queue create_command_queue(cl_context context, cl_device_id device,
+                                      QueueProfiling profiling) {
+  const cl_command_queue_properties properties =
+      profiling == QueueProfiling::kOn ? CL_QUEUE_PROFILING_ENABLE : 0;
+  cl_int status = CL_SUCCESS;
+  cl_command_queue queue = clCreateCommandQueue(context, device, properties, &status);
+  check(status, "creating a command queue");
+  return queue;
+}
+
+void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
+                   std::size_t size_bytes, Event* event) {
+  if (event != nullptr) event->reset();
+  if (size_bytes == 0) return;
+  check_range(buffer, 0, size_bytes, "write");
+  cl_event done = nullptr;
+  check(clEnqueueWriteBuffer(queue, buffer.handle(), CL_FALSE, 0, size_bytes, source, 0, nullptr,
+                             event == nullptr ? nullptr : &done),
+        "clEnqueueWriteBuffer");
+  if (event != nullptr) event->reset(done);
+}
+
+}  // namespace detail
+
+using detail::check;
+
+Queue Queue::adopt(cl_command_queue queue) {
+  if (queue == nullptr) detail::throw_invalid("queue: null");
+  check(clRetainCommandQueue(queue), "clRetainCommandQueue");
+  Queue result;
+  result.queue_ = queue;
+  return result;
+}
+
+Queue::Queue(const Queue& other) noexcept : queue_(other.queue_) {
+  if (queue_ != nullptr) clRetainCommandQueue(queue_);
+}
+Queue& Queue::operator=(const Queue& other) noexcept {
+  return *this = Queue(other);
+}
+Queue::Queue(Queue&& other) noexcept : queue_(std::exchange(other.queue_, nullptr)) {}
+Queue& Queue::operator=(Queue&& other) noexcept {
+  std::swap(queue_, other.queue_);
+  return *this;
+}
+Queue::~Queue() {
+  if (queue_ != nullptr) clReleaseCommandQueue(queue_);
+}
+
+void Queue::flush() const {
+  check(clFlush(queue_), "clFlush");
+}
+void Queue::finish() const {
+  check(clFinish(queue_), "clFinish");
+}
+
+void Queue::write(const Buffer& destination, std::span<const std::byte> source,
+                  std::size_t offset_bytes) const {
+  detail::check_range(destination, offset_bytes, source.size(), "write");
+  if (source.empty()) return;
+  check(clEnqueueWriteBuffer(queue_, destination.handle(), CL_TRUE, offset_bytes, source.size(),
+                             source.data(), 0, nullptr, nullptr),
+        "clEnqueueWriteBuffer");
+}
+
+void Queue::read(const Buffer& source, std::span<std::byte> destination,
+                 std::size_t offset_bytes) const {
+  detail::check_range(source, offset_bytes, destination.size(), "read");
+  if (destination.empty()) return;
+  check(clEnqueueReadBuffer(queue_, source.handle(), CL_TRUE, offset_bytes, destination.size(),
+                            destination.data(), 0, nullptr, nullptr),
+        "clEnqueueReadBuffer");
+}
+
+void Queue::fill(const Buffer& destination, std::uint32_t pattern, std::size_t offset_bytes,
+                 std::size_t size_bytes) const {
+  if (offset_bytes % sizeof(pattern) != 0 || size_bytes % sizeof(pattern) != 0) {
+    detail::throw_invalid("fill: offset {} and size {} must be multiples of {}", offset_bytes,
+                          size_bytes, sizeof(pattern));
+  }
+  detail::check_range(destination, offset_bytes, size_bytes, "fill");
+  if (size_bytes == 0) return;
+  check(clEnqueueFillBuffer(queue_, destination.handle(), &pattern, sizeof(pattern), offset_bytes,
+                            size_bytes, 0, nullptr, nullptr),
+        "clEnqueueFillBuffer");
+}
+
+}  // namespace clattn

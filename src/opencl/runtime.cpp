@@ -1,0 +1,205 @@
+#include "opencl/runtime.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+#include "opencl/device_info.hpp"
+#include "opencl/handle.hpp"
+#include "opencl/once_map.hpp"
+#include "opencl/program.hpp"
+#include "opencl/program_cache.hpp"
+#include "opencl/queue.hpp"
+#include "opencl/self_test.hpp"
+#include "opencl/source.hpp"
+
+namespace clattn::detail {
+namespace {
+
+struct Program {
+  ProgramHandle handle;
+};
+
+/// Whether keeping a driver's binaries ourselves saves time.
+bool binaries_pay(const DeviceCapabilities& device) {
+  return device.platform_name != "Portable Computing Language";
+}
+
+}  // namespace
+
+RuntimeOptions default_runtime_options() {
+  const Environment& variables = environment();
+  return {.kernel_dir = variables.kernel_dir,
+          .cache_dir = variables.cache_enabled ? variables.cache_dir : std::string{},
+          .binaries = BinaryCaching::kWhereItPays};
+}
+
+struct Runtime::State {
+  State(ContextHandle context_handle, cl_device_id device_id, const RuntimeOptions& options)
+      : context(std::move(context_handle)),
+        device(device_id),
+        capabilities(query_capabilities(device_id)),
+        read_file(kernel_file_reader(options.kernel_dir)),
+        cache(options.cache_dir),
+        cache_binaries(options.binaries == BinaryCaching::kAlways || binaries_pay(capabilities)) {
+    self_test();
+  }
+
+  /// The key of what was made from `text` under `options` on this device by this library.
+  CacheKey key_of(std::string_view what, const std::string& text, std::string_view options) const {
+    return make_cache_key({what, text, options, capabilities.name, capabilities.driver_version,
+                           capabilities.device_version, capabilities.platform_name,
+                           capabilities.platform_version, CLATTN_VERSION});
+  }
+
+  void self_test() {
+    const std::string text = flatten_source("selftest.cl", read_file).text;
+    // Environment variables of some drivers change these two.
+    const std::string limits = fmt::format("local={} group={}", capabilities.local_mem_bytes,
+                                           capabilities.max_work_group_size);
+    const CacheKey key = key_of("self-test", text, limits);
+    SelfTestResult result;
+    const std::optional<Bytes> remembered = cache.load(key);
+    if (remembered && remembered->size() == sizeof(result)) {
+      std::memcpy(&result, remembered->data(), sizeof(result));
+    } else {
+      const SelfTestReport report = run_self_tests(context.get(), device, capabilities, text);
+      result = report.result;
+      if (report.conclusive) cache.store(key, std::as_bytes(std::span(&result, 1)));
+    }
+    capabilities.static_local_mem_bytes = result.static_local_mem_bytes;
+    capabilities.inline_ptx = result.inline_ptx != 0;
+    capabilities.wave_size = result.wave_size;
+  }
+
+  std::shared_ptr<Program> build(const std::string& file, const std::string& options) {
+    const FlatSource source = flatten_source(file, read_file);
+    const CacheKey key = key_of("program", source.text, options);
+    if (cache_binaries) {
+      if (ProgramHandle cached = load(key, options)) {
+        ++from_cache;
+        return std::make_shared<Program>(Program{std::move(cached)});
+      }
+    }
+    Compilation built = compile_program(context.get(), device, source.text, options);
+    if (built.status != CL_SUCCESS) {
+      throw Error(ErrorCode::kOpenCL,
+                  fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", file, options,
+                              capabilities.name, status_name(built.status), built.status,
+                              rewrite_build_log(built.log, source)),
+                  built.status);
+    }
+    ++from_source;
+    if (cache_binaries) {
+      if (const auto binary = program_binary(built.program.get(), device)) {
+        cache.store(key, *binary);
+      }
+    }
+    return std::make_shared<Program>(Program{std::move(built.program)});
+  }
+
+  ProgramHandle load(const CacheKey& key, const std::string& options) const {
+    const std::optional<Bytes> binary = cache.load(key);
+    return binary ? load_program(context.get(), device, *binary, options) : ProgramHandle{};
+  }
+
+  ContextHandle context;
+  cl_device_id device;
+  DeviceCapabilities capabilities;
+  ReadKernelFile read_file;
+  ProgramCache cache;
+  bool cache_binaries;
+  OnceMap<std::shared_ptr<Program>> programs;
+  OnceMap<std::shared_ptr<KernelPool>> pools;
+  OnceMap<std::weak_ptr<void>> shared_objects;
+  std::atomic<std::uint64_t> from_source{0};
+  std::atomic<std::uint64_t> from_cache{0};
+};
+
+Runtime::Runtime(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Runtime::~Runtime() = default;
+
+std::unique_ptr<Runtime> Runtime::create(const Device& device, const RuntimeOptions& options) {
+  if (device.id == nullptr) throw_invalid("device: null");
+  const cl_context_properties properties[] = {
+      CL_CONTEXT_PLATFORM, reinterpret_cast<cl_context_properties>(device.platform), 0};
+  cl_int status = CL_SUCCESS;
+  ContextHandle context(clCreateContext(properties, 1, &device.id, nullptr, nullptr, &status));
+  check(status, "clCreateContext");
+  return std::unique_ptr<Runtime>(
+      new Runtime(std::make_unique<State>(std::move(context), device.id, options)));
+}
+
+std::unique_ptr<Runtime> Runtime::adopt(cl_context context, cl_device_id device,
+                                        const RuntimeOptions& options) {
+  if (context == nullptr || device == nullptr) throw_invalid("context or device: null");
+  std::size_t size = 0;
+  check(clGetContextInfo(context, CL_CONTEXT_DEVICES, 0, nullptr, &size), "CL_CONTEXT_DEVICES");
+  std::vector<cl_device_id> devices(size / sizeof(cl_device_id));
+  check(clGetContextInfo(context, CL_CONTEXT_DEVICES, size, devices.data(), nullptr),
+        "CL_CONTEXT_DEVICES");
+  if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+    throw_invalid("device: not one of the {} devices of the adopted context", devices.size());
+  }
+  check(clRetainContext(context), "clRetainContext");
+  return std::unique_ptr<Runtime>(
+      new Runtime(std::make_unique<State>(ContextHandle(context), device, options)));
+}
+
+cl_context Runtime::context() const noexcept {
+  return state_->context.get();
+}
+cl_device_id Runtime::device() const noexcept {
+  return state_->device;
+}
+const DeviceCapabilities& Runtime::capabilities() const noexcept {
+  return state_->capabilities;
+}
+
+std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
+  const std::string options =
+      source.options.empty() ? "-cl-std=CL1.2" : "-cl-std=CL1.2 " + source.options;
+  const std::string program_key = source.file + '\n' + options;
+  return state_->pools.get(program_key + '\n' + source.entry, [&] {
+    const auto program =
+        state_->programs.get(program_key, [&] { return state_->build(source.file, options); });
+    return std::make_shared<KernelPool>(program->handle.get(), state_->device, source.entry);
+  });
+}
+
+BuildCounts Runtime::build_counts() const noexcept {
+  return {.from_source = state_->from_source, .from_cache = state_->from_cache};
+}
+
+Buffer Runtime::allocate(std::size_t size_bytes) const {
+  const DeviceCapabilities& device = state_->capabilities;
+  if (size_bytes > device.max_alloc_bytes) {
+    throw_unsupported(
+        "a buffer of {} bytes was asked for; {} allows at most {} bytes in one buffer", size_bytes,
+        device.name, device.max_alloc_bytes);
+  }
+  cl_int status = CL_SUCCESS;
+  // OpenCL has no empty buffers, callers have empty tensors.
+  MemoryHandle memory(clCreateBuffer(state_->context.get(), CL_MEM_READ_WRITE,
+                                     std::max<std::size_t>(size_bytes, 4), nullptr, &status));
+  if (status != CL_SUCCESS) {
+    check(status, fmt::format("allocating {} bytes on {} ({} bytes of memory)", size_bytes,
+                              device.name, device.global_mem_bytes));
+  }
+  return {memory.release(), size_bytes};
+}
+
+Queue Runtime::create_queue(QueueProfiling profiling) const {
+  Queue queue;
+  queue.queue_ = create_command_queue(state_->context.get(), state_->device, profiling);
+  return queue;
+}
+
+std::shared_ptr<void> Runtime::shared_object(const std::string& key,
+                                             const std::function<std::shared_ptr<void>()>& make) {
+  return state_->shared_objects.get(key, make);
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,142 @@
+#include "opencl/self_test.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "base/error.hpp"
+#include "opencl/device_info.hpp"
+#include "opencl/program.hpp"
+#include "opencl/queue.hpp"
+
+namespace clattn::detail {
+namespace {
+
+// Sizes that kernels are written for, largest first: the limits of compute capability 9.0, 8.0,
+// 8.9 and 7.0, and the powers of two of other devices, each also 1 KiB smaller because a compiler
+// may take some bytes for itself.
+constexpr std::uint64_t kLocalBytes[] = {
+    226U << 10U, 162U << 10U, 128U << 10U, 127U << 10U, 98U << 10U, 95U << 10U, 64U << 10U,
+    63U << 10U,  48U << 10U,  47U << 10U,  32U << 10U,  31U << 10U, 16U << 10U, 8U << 10U};
+constexpr cl_uint kSeed = 0x51ed270bU;
+constexpr std::size_t kLocalGroups = 4;  // so that groups could disturb one another
+constexpr cl_uint kNvidiaVendorId = 0x10de;
+
+/// Builds and runs one kernel of selftest.cl.
+class Prober {
+ public:
+  Prober(cl_context context, cl_device_id device, const std::string& text, std::size_t group_size)
+      : context_(context), device_(device), text_(text), group_size_(group_size) {}
+
+  /// The `count` words that `entry` wrote, nothing when it did not build or run.
+  std::optional<std::vector<cl_uint>> run(int test, const char* entry, std::uint64_t local_bytes,
+                                          std::size_t groups, std::size_t count) {
+    const std::string options =
+        fmt::format("-cl-std=CL1.2 -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", test,
+                    group_size_, local_bytes);
+    const Compilation built = compile_program(context_, device_, text_, options);
+    if (built.status != CL_SUCCESS) return std::nullopt;
+    try {
+      return launch(built.program.get(), entry, groups, count);
+    } catch (const Error&) {
+      conclusive_ = false;
+      return std::nullopt;
+    }
+  }
+
+  std::size_t group_size() const { return group_size_; }
+  bool conclusive() const { return conclusive_; }
+
+ private:
+  std::vector<cl_uint> launch(cl_program program, const char* entry, std::size_t groups,
+                              std::size_t count) const {
+    std::vector<cl_uint> result(count, 0xdeadbeefU);  // stale words would pass no check
+    const std::size_t size = count * sizeof(cl_uint);
+    const std::size_t items = groups * group_size_;
+    cl_int status = CL_SUCCESS;
+    const QueueHandle queue(create_command_queue(context_, device_, QueueProfiling::kOff));
+    const KernelHandle kernel(clCreateKernel(program, entry, &status));
+    check(status, "self-test: clCreateKernel");
+    const MemoryHandle memory(clCreateBuffer(context_, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR,
+                                             size, result.data(), &status));
+    check(status, "self-test: clCreateBuffer");
+    cl_mem output = memory.get();
+    check(clSetKernelArg(kernel.get(), 0, sizeof(output), &output), "self-test: clSetKernelArg");
+    check(clSetKernelArg(kernel.get(), 1, sizeof(kSeed), &kSeed), "self-test: clSetKernelArg");
+    check(clEnqueueNDRangeKernel(queue.get(), kernel.get(), 1, nullptr, &items, &group_size_, 0,
+                                 nullptr, nullptr),
+          "self-test: clEnqueueNDRangeKernel");
+    check(clEnqueueReadBuffer(queue.get(), output, CL_TRUE, 0, size, result.data(), 0, nullptr,
+                              nullptr),
+          "self-test: clEnqueueReadBuffer");
+    return result;
+  }
+
+  cl_context context_;
+  cl_device_id device_;
+  const std::string& text_;
+  std::size_t group_size_;
+  bool conclusive_ = true;
+};
+
+bool local_memory_works(Prober& prober, std::uint64_t bytes) {
+  const std::size_t words = kLocalGroups * prober.group_size();
+  const auto right = prober.run(1, "clattn_selftest_local", bytes, kLocalGroups, words);
+  const std::uint64_t expected = bytes / sizeof(cl_uint) / prober.group_size();
+  return right && std::all_of(right->begin(), right->end(),
+                              [&](cl_uint count) { return count == expected; });
+}
+
+std::optional<int> probe_wave(Prober& prober, int test) {
+  const auto result = prober.run(test, "clattn_selftest_wave", 0, 1, 3 * prober.group_size());
+  return result ? proven_wave_size(*result, kSeed) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint seed) {
+  const std::size_t items = result.size() / 3;
+  const auto width = result.subspan(0, items);
+  const auto wave = result.subspan(items, items);
+  const auto sum = result.subspan(2 * items, items);
+  for (std::size_t i = 0; i < items; ++i) {
+    cl_uint lanes = 0;
+    cl_uint expected = 0;
+    for (cl_uint lane = 0; lane < items; ++lane) {
+      if (wave[lane] != wave[i]) continue;
+      ++lanes;
+      expected += seed + lane;
+    }
+    if (width[i] != width[0] || lanes != width[0] || sum[i] != expected) return std::nullopt;
+  }
+  return items == 0 ? std::nullopt : std::optional(static_cast<int>(width[0]));
+}
+
+SelfTestReport run_self_tests(cl_context context, cl_device_id device,
+                              const DeviceCapabilities& reported, const std::string& text) {
+  const auto largest = std::min<std::uint64_t>(64, reported.max_work_group_size);
+  Prober prober(context, device, text, static_cast<std::size_t>(std::bit_floor(largest)));
+  SelfTestResult result;
+  // PTX exists on that vendor's chips only, and another compiler may die of foreign assembly
+  // instead of refusing it. Whether it is usable is the test's to say.
+  if (reported.kind == DeviceKind::kGpu &&
+      device_value<cl_uint>(device, CL_DEVICE_VENDOR_ID) == kNvidiaVendorId) {
+    const std::optional<int> warp = probe_wave(prober, 2);
+    result.inline_ptx = warp ? 1 : 0;
+    result.wave_size = warp.value_or(0);
+  }
+  if (result.wave_size == 0 && reported.reports_subgroups) {
+    result.wave_size = probe_wave(prober, 3).value_or(0);
+  }
+  for (const std::uint64_t bytes : kLocalBytes) {
+    // The driver that assembles PTX reports 48 KiB and takes static arrays far beyond; elsewhere
+    // the reported size is the limit.
+    if (bytes > reported.local_mem_bytes && result.inline_ptx == 0) continue;
+    if (!local_memory_works(prober, bytes)) continue;
+    result.static_local_mem_bytes = bytes;
+    break;
+  }
+  return {.result = result, .conclusive = prober.conclusive()};
+}
+
+}  // namespace clattn::detail

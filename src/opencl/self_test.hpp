@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// What selftest.cl found on a device; kept on disk as it lies in memory.
+struct SelfTestResult {
+  std::uint64_t static_local_mem_bytes = 0;
+  std::int32_t inline_ptx = 0;
+  std::int32_t wave_size = 0;
+};
+
+struct SelfTestReport {
+  SelfTestResult result;
+  /// False when a kernel that had been built could not run: the device may just be busy or full, so
+  /// the result must not be remembered.
+  bool conclusive = true;
+};
+
+/// Runs the kernels of `text` (selftest.cl) on a queue of its own. What fails to build or computes
+/// wrong is absent in the result.
+SelfTestReport run_self_tests(cl_context context, cl_device_id device,
+                              const DeviceCapabilities& reported, const std::string& text);
+
+/// The wave size that the output of clattn_selftest_wave proves; nothing when it contradicts
+/// itself.
+std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint seed);
+
+}  // namespace clattn::detail

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn::detail {
+
+/// The text of a kernel file by its path below kernels_cl/, nothing when there is no such file.
+using ReadKernelFile = std::function<std::optional<std::string>(const std::string& path)>;
+
+/// A kernel file with every `#include "…"` replaced by the text it names, and where each line came
+/// from.
+struct FlatSource {
+  struct Origin {
+    std::uint32_t file;  ///< index in `files`
+    std::uint32_t line;  ///< from 1
+  };
+  std::string text;
+  std::vector<std::string> files;
+  std::vector<Origin> lines;  ///< of line i + 1 of `text`
+};
+
+/// Flattens `file`. An include is looked up in the includer's folder, then in the root; every file
+/// counts once, as under `#pragma once`. Throws kIo for a missing file and kInvalidArgument for a
+/// cycle, naming file and line.
+FlatSource flatten_source(const std::string& file, const ReadKernelFile& read);
+
+/// A compiler's log about `source.text` with each position in it (`<kernel>:5:40`,
+/// `/tmp/x/input.cl:5:40`, `1:5:40`, …) replaced by our own file and line. Positions in headers of
+/// the compiler and text that is no position stay.
+std::string rewrite_build_log(std::string_view log, const FlatSource& source);
+
+/// The embedded kernel files, each replaced by the file of the same relative path in `kernel_dir`
+/// where there is one. Throws kIo when `kernel_dir` is given and is no folder.
+ReadKernelFile kernel_file_reader(const std::string& kernel_dir);
+
+}  // namespace clattn::detail

@@ -1,0 +1,25 @@
+#include <gtest/gtest.h>
+
+#include <clattn/device.hpp>
+#include <cstdio>
+
+#include "opencl/runtime.hpp"
+
+// A device suite proves something only when kernels ran: it fails without a device, and when tests
+// ran but dispatched nothing.
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (clattn::list_devices().empty()) {
+    std::fputs("no OpenCL device was found: nothing can be tested\n", stderr);
+    return 1;
+  }
+  const int failed = RUN_ALL_TESTS();
+  const int ran = testing::UnitTest::GetInstance()->test_to_run_count();
+  const auto dispatched = clattn::detail::dispatch_count();
+  std::printf("%llu kernels dispatched\n", static_cast<unsigned long long>(dispatched));
+  if (ran > 0 && dispatched == 0 && !testing::GTEST_FLAG(list_tests)) {
+    std::fputs("the tests dispatched no kernel: they proved nothing\n", stderr);
+    return 1;
+  }
+  return failed;
+}

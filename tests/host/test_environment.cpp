@@ -1,0 +1,55 @@
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/environment.hpp"
+
+namespace clattn::detail {
+namespace {
+
+Environment parse(const std::map<std::string, std::string>& variables) {
+  return parse_environment([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(Environment, UnsetIsEmpty) {
+  const Environment result = parse({});
+  EXPECT_EQ(result.device, "");
+  EXPECT_EQ(result.backend, "");
+  EXPECT_EQ(result.kernel_dir, "");
+  EXPECT_EQ(result.cache_dir, "");
+  EXPECT_TRUE(result.cache_enabled);
+}
+
+TEST(Environment, EveryVariableHasItsField) {
+  const Environment result = parse({{"CLATTN_DEVICE", "gpu"},
+                                    {"CLATTN_BACKEND", "XFORMERS"},
+                                    {"CLATTN_KERNEL_DIR", "/k"},
+                                    {"CLATTN_CACHE_DIR", "/c"},
+                                    {"CLATTN_CACHE", "0"}});
+  EXPECT_EQ(result.device, "gpu");
+  EXPECT_EQ(result.backend, "XFORMERS");
+  EXPECT_EQ(result.kernel_dir, "/k");
+  EXPECT_EQ(result.cache_dir, "/c");
+  EXPECT_FALSE(result.cache_enabled);
+}
+
+TEST(Environment, CacheFolderLadder) {
+  EXPECT_EQ(
+      parse({{"CLATTN_CACHE_DIR", "own"}, {"XDG_CACHE_HOME", "/x"}, {"HOME", "/h"}}).cache_dir,
+      "own");
+  EXPECT_EQ(parse({{"XDG_CACHE_HOME", "/x"}, {"HOME", "/h"}}).cache_dir, "/x/clattn");
+  EXPECT_EQ(parse({{"XDG_CACHE_HOME", "relative"}, {"HOME", "/h"}}).cache_dir, "/h/.cache/clattn");
+  EXPECT_EQ(parse({{"HOME", "/h"}}).cache_dir, "/h/.cache/clattn");
+}
+
+TEST(Environment, CacheSwitch) {
+  EXPECT_FALSE(parse({{"CLATTN_CACHE", "off"}}).cache_enabled);
+  EXPECT_TRUE(parse({{"CLATTN_CACHE", "1"}}).cache_enabled);
+  EXPECT_TRUE(parse({{"CLATTN_CACHE", ""}}).cache_enabled);
+}
+
+}  // namespace
+}  // namespace clattn::detail
