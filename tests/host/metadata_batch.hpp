@@ -1,0 +1,91 @@
+#pragma once
+
+#include <clattn/error.hpp>
+#include <clattn/metadata.hpp>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace test {
+
+/// The arrays behind a CommonAttentionMetadata, for tests to build and to spoil.
+struct Batch {
+  std::vector<std::int32_t> query_start_loc;
+  std::vector<std::int32_t> seq_lens;
+  std::vector<std::int32_t> num_computed_tokens;
+  std::vector<std::int32_t> block_table;
+  std::vector<std::int64_t> slot_mapping;
+  std::int32_t num_reqs = 0;
+  std::int32_t num_actual_tokens = 0;
+  std::int32_t max_query_len = 0;
+  std::int64_t block_table_stride = 0;
+  bool causal = true;
+
+  clattn::CommonAttentionMetadata view() const {
+    return {.query_start_loc = query_start_loc,
+            .seq_lens = seq_lens,
+            .num_computed_tokens = num_computed_tokens,
+            .num_reqs = num_reqs,
+            .num_actual_tokens = num_actual_tokens,
+            .max_query_len = max_query_len,
+            .block_table = block_table,
+            .block_table_stride = block_table_stride,
+            .slot_mapping = slot_mapping,
+            .causal = causal};
+  }
+};
+
+inline constexpr std::int32_t kPoisonBlock = std::numeric_limits<std::int32_t>::min();
+
+struct Request {
+  std::int32_t query_len = 0;
+  std::int32_t seq_len = 0;
+};
+
+/// A legal batch whose pages are 0, 1, 2, … in order of use. Each row of the table has
+/// `spare_columns` more entries than the longest request needs; entries past a request's pages are
+/// poison.
+inline Batch make_batch(const std::vector<Request>& requests, std::int32_t block_size,
+                        std::int64_t spare_columns = 1) {
+  Batch batch;
+  batch.num_reqs = static_cast<std::int32_t>(requests.size());
+  batch.query_start_loc.push_back(0);
+  const auto pages = [&](const Request& request) {
+    return (std::int64_t{request.seq_len} + block_size - 1) / block_size;
+  };
+  for (const Request& request : requests) {
+    batch.num_actual_tokens += request.query_len;
+    batch.query_start_loc.push_back(batch.num_actual_tokens);
+    batch.seq_lens.push_back(request.seq_len);
+    batch.block_table_stride = std::max(batch.block_table_stride, pages(request));
+  }
+  batch.block_table_stride += spare_columns;
+  batch.block_table.assign(requests.size() * static_cast<std::size_t>(batch.block_table_stride),
+                           kPoisonBlock);
+  std::int32_t next = 0;
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    for (std::int64_t page = 0; page < pages(requests[r]); ++page) {
+      batch.block_table[r * static_cast<std::size_t>(batch.block_table_stride) +
+                        static_cast<std::size_t>(page)] = next++;
+    }
+  }
+  return batch;
+}
+
+/// The text of the Error that `call` throws, which must have this code; "no error" if it returns.
+template <typename Call>
+std::string error_text(Call&& call, clattn::ErrorCode code = clattn::ErrorCode::kInvalidArgument) {
+  try {
+    std::forward<Call>(call)();
+  } catch (const clattn::Error& error) {
+    return error.code() == code ? error.what() : "wrong code: " + std::string(error.what());
+  } catch (const std::exception& error) {
+    return "foreign exception: " + std::string(error.what());
+  }
+  return "no error";
+}
+
+}  // namespace test
