@@ -196,6 +196,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     float scale_log2e,                      // softmax scale * log2(e)
     int causal,                             //
     int write_lse) {
+  if (get_group_id(0) >= (size_t)num_items * num_kv_heads * CLA_HEAD_CHUNKS) return;
   const ClaRows rows = cla_rows(meta, items_at, num_kv_heads);
   const ClaOutputs to = {out + out_offset, out_token_stride, lse, partial_out, partial_lse2, write_lse};
   __global const int* pages = meta + pages_at + rows.item.pages_at;
