@@ -53,7 +53,7 @@ typedef struct ClaTile {
   int turn, turns;        // fetch the next tile's keys (steps of keys) turn, turn + turns, ...
 } ClaTile;
 
-static inline void cla_init_state(const ClaRows* rows, int first_row, int causal, ClaState* state) {
+CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, int causal, ClaState* state) {
   int4 end;
   end.x = cla_row_end(rows, first_row, causal);
   end.y = cla_row_end(rows, first_row + 1, causal);
@@ -66,7 +66,7 @@ static inline void cla_init_state(const ClaRows* rows, int first_row, int causal
 }
 
 // s[step], lane 4 k + r: q row r times key STEP_KEYS * step + k. VEC sums run at once, one for each lane of the result.
-static inline void cla_scores(const cla_vf* q, const ClaTile* k, cla_vf* s) {
+CLA_INLINE void cla_scores(const cla_vf* q, const ClaTile* k, cla_vf* s) {
 #pragma unroll 1
   for (int step = 0; step < CLA_STEPS; ++step) {
     const int fetch = step % k->turns == k->turn;
@@ -96,7 +96,7 @@ static inline void cla_scores(const cla_vf* q, const ClaTile* k, cla_vf* s) {
 
 // Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew, the sums of the chunk
 // (l and o) are brought to the new scale; it seldom does after the first tiles.
-static inline void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* o) {
+CLA_INLINE void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* o) {
   const int masked = tile_at + CLA_BLOCK_KV > state->full_end;
   const cla_vi left = state->end - tile_at - CLA_LANE_KEYS;  // > STEP_KEYS * step: the key is seen
   cla_vf largest = state->m;
@@ -127,7 +127,7 @@ static inline void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* 
 }
 
 // o[r][d .. d + n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n); n is a constant at every call.
-static inline void cla_values(const float* p, const ClaTile* v, int d, int n, cla_vf* o) {
+CLA_INLINE void cla_values(const float* p, const ClaTile* v, int d, int n, cla_vf* o) {
   cla_vf sum[CLA_CHUNK * CLA_PV_VECS];
 #pragma unroll
   for (int r = 0; r < CLA_CHUNK; ++r)
@@ -158,7 +158,7 @@ static inline void cla_values(const float* p, const ClaTile* v, int d, int n, cl
 }
 
 // One chunk of rows against one tile of keys.
-static inline void cla_chunk(const cla_vf* q, const ClaTile* k, const ClaTile* v, int tile_at,
+CLA_INLINE void cla_chunk(const cla_vf* q, const ClaTile* k, const ClaTile* v, int tile_at,
                              ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
   cla_scores(q, k, s);

@@ -36,7 +36,7 @@ typedef struct ClaState {
 } ClaState;
 
 // k_t[pair of key vectors][d][2]: keys of the tile as columns. Transposes VEC keys by VEC dims at a time.
-static inline void cla_pack_keys(__global const CLA_KV_T* cache, const long* offsets, cla_vf* k_t) {
+CLA_INLINE void cla_pack_keys(__global const CLA_KV_T* cache, const long* offsets, cla_vf* k_t) {
 #pragma unroll 1
   for (int kv = 0; kv < CLA_KEY_VECS; ++kv)
 #pragma unroll 1
@@ -53,7 +53,7 @@ static inline void cla_pack_keys(__global const CLA_KV_T* cache, const long* off
 }
 
 // v[key][NUM_VECS].
-static inline void cla_pack_values(__global const CLA_KV_T* cache, const long* offsets, cla_vf* v) {
+CLA_INLINE void cla_pack_values(__global const CLA_KV_T* cache, const long* offsets, cla_vf* v) {
 #pragma unroll 1
   for (int key = 0; key < CLA_BLOCK_KV; ++key)
 #pragma unroll 2
@@ -62,7 +62,7 @@ static inline void cla_pack_values(__global const CLA_KV_T* cache, const long* o
 }
 
 // sum[r][i] += sum over x of left[r][x] * right[x][i]: ROW_BLOCK rows, n vectors of columns, n a constant at every call.
-static inline void cla_multiply(const float* left, int left_stride, const cla_vf* right,
+CLA_INLINE void cla_multiply(const float* left, int left_stride, const cla_vf* right,
                                 int right_stride, int depth, int n, cla_vf* sum) {
 #pragma unroll 2
   for (int x = 0; x < depth; ++x) {
@@ -78,7 +78,7 @@ static inline void cla_multiply(const float* left, int left_stride, const cla_vf
 }
 
 // s[r][KEY_VECS]: the block's rows times the tile's keys.
-static inline void cla_scores(const cla_vf* q, const cla_vf* k_t, cla_vf* s) {
+CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, cla_vf* s) {
 #pragma unroll 1
   for (int pair = 0; pair < CLA_KEY_VECS / 2; ++pair) {
     cla_vf sum[CLA_ROW_BLOCK * 2];
@@ -94,7 +94,7 @@ static inline void cla_scores(const cla_vf* q, const cla_vf* k_t, cla_vf* s) {
 }
 
 // o[r][d .. d + n) = o * factor[r] + p[r] * V; n is a constant at every call.
-static inline void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int d, int n,
+CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int d, int n,
                               cla_vf* o) {
   cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
@@ -108,7 +108,7 @@ static inline void cla_values(const cla_vf* p, const float* factor, const cla_vf
     for (int i = 0; i < n; ++i) o[r * CLA_NUM_VECS + d + i] = sum[r * n + i];
 }
 
-static inline float cla_max_lane(cla_vf x) {
+CLA_INLINE float cla_max_lane(cla_vf x) {
 #if CLA_VEC == 16
   const float8 a = x.lo > x.hi ? x.lo : x.hi;
   const float4 b = a.lo > a.hi ? a.lo : a.hi;
@@ -123,7 +123,7 @@ static inline float cla_max_lane(cla_vf x) {
 
 // Turns one row's scores into probabilities relative to its largest logit so far; what was summed before counts factor.
 // `left`: keys of the tile that the row sees; the others become 0, whatever their scores.
-static inline float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
+CLA_INLINE float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
   const int masked = left < CLA_BLOCK_KV;
   const cla_vi seen = (cla_vi)(left) - CLA_LANES;  // > VEC * i: lane is seen in vector i
   cla_vf largest = (cla_vf)(CLA_NEG_BIG);
@@ -149,7 +149,7 @@ static inline float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
 }
 
 // ROW_BLOCK rows from `first` against one packed tile.
-static inline void cla_row_block(int first, int tile_at, const cla_vf* q, const cla_vf* k_t,
+CLA_INLINE void cla_row_block(int first, int tile_at, const cla_vf* q, const cla_vf* k_t,
                                  const cla_vf* v, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_ROW_BLOCK * CLA_KEY_VECS];
   float factor[CLA_ROW_BLOCK];
