@@ -29,8 +29,8 @@ const BitsRow kBits[] = {
     {Element::kF16, 65520.0, 0x7C00},       {Element::kF16, 0x1p-24, 0x0001},
     {Element::kF16, 0x1p-25, 0x0000},      // a tie goes to the even zero
     {Element::kF16, 0x1.8p-24, 0x0002},    // a tie between 1 and 2 goes to 2
-    {Element::kF16, 0x1.ffcp-15, 0x03FF},  // the largest subnormal
-    {Element::kF16, 0x1.ffep-15, 0x0400},  // rounds up into the normal numbers
+    {Element::kF16, 0x1.ff8p-15, 0x03FF},  // the largest subnormal
+    {Element::kF16, 0x1.ffcp-15, 0x0400},  // rounds up into the normal numbers
     {Element::kF16, 1.0 + 0x1p-11, 0x3C00}, {Element::kF16, 1.0 + 0x3p-11, 0x3C02},
     {Element::kF16, -kInfinity, 0xFC00},    {Element::kBF16, 1.0, 0x3F80},
     {Element::kBF16, 1.0 + 0x1p-8, 0x3F80}, {Element::kBF16, 1.0 + 0x3p-8, 0x3F82},
