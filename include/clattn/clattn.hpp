@@ -3,6 +3,7 @@
 /// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
 
 #include <clattn/attention.hpp>
+#include <clattn/ceilings.hpp>
 #include <clattn/context.hpp>
 #include <clattn/device.hpp>
 #include <clattn/error.hpp>

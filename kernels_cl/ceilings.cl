@@ -1,0 +1,72 @@
+/* The two ceilings of a device: streaming read and f32 multiply-add.
+
+   read:  sums[g] = sum of a contiguous range of `vectors_per_group` vectors; lanes stride through it together, so that
+          a group of one work-item reads in order and a wide group reads coalesced.
+   fma:   CLA_CHAINS independent chains  x = x * a + b  in each work-item, `steps` long.
+
+   macro        | unit       | legal values
+   CLA_WG_SIZE  | work-items | 1 (CPU) or a power of two
+   CLA_VEC      | floats     | 1, 4, 8, 16: the width of a vector variable */
+#if !defined(CLA_WG_SIZE) || !defined(CLA_VEC)
+#error "CLA_WG_SIZE and CLA_VEC must be defined"
+#endif
+
+#if CLA_VEC == 16
+typedef float16 ClaVector;
+#elif CLA_VEC == 8
+typedef float8 ClaVector;
+#elif CLA_VEC == 4
+typedef float4 ClaVector;
+#else
+typedef float ClaVector;
+#endif
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ceiling_read(
+    __global const ClaVector* restrict data,  // [groups, vectors_per_group]
+    int vectors_per_group,                    // a multiple of 4 * CLA_WG_SIZE
+    __global ClaVector* restrict sums)        // [groups, CLA_WG_SIZE]
+{
+  const size_t group = get_group_id(0);
+  const int lane = (int)get_local_id(0);
+  __global const ClaVector* range = data + group * (size_t)vectors_per_group;
+  ClaVector sum0 = (ClaVector)(0.0f);
+  ClaVector sum1 = (ClaVector)(0.0f);
+  ClaVector sum2 = (ClaVector)(0.0f);
+  ClaVector sum3 = (ClaVector)(0.0f);
+  for (int i = lane; i < vectors_per_group; i += 4 * CLA_WG_SIZE) {
+    sum0 += range[i];
+    sum1 += range[i + CLA_WG_SIZE];
+    sum2 += range[i + 2 * CLA_WG_SIZE];
+    sum3 += range[i + 3 * CLA_WG_SIZE];
+  }
+  sums[group * CLA_WG_SIZE + (size_t)lane] = (sum0 + sum1) + (sum2 + sum3);
+}
+
+/* Twelve chains: enough to cover the latency of a multiply-add on the CPUs and GPUs known, and few enough registers. */
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ceiling_fma(
+    int steps, float a, float b,
+    __global ClaVector* restrict results)  // [groups, CLA_WG_SIZE]
+{
+  const ClaVector start = (ClaVector)((float)get_global_id(0));
+  const ClaVector factor = (ClaVector)(a);
+  const ClaVector addend = (ClaVector)(b);
+  ClaVector x0 = start, x1 = start + 1.0f, x2 = start + 2.0f, x3 = start + 3.0f;
+  ClaVector x4 = start + 4.0f, x5 = start + 5.0f, x6 = start + 6.0f, x7 = start + 7.0f;
+  ClaVector x8 = start + 8.0f, x9 = start + 9.0f, x10 = start + 10.0f, x11 = start + 11.0f;
+  for (int i = 0; i < steps; ++i) {
+    x0 = fma(x0, factor, addend);
+    x1 = fma(x1, factor, addend);
+    x2 = fma(x2, factor, addend);
+    x3 = fma(x3, factor, addend);
+    x4 = fma(x4, factor, addend);
+    x5 = fma(x5, factor, addend);
+    x6 = fma(x6, factor, addend);
+    x7 = fma(x7, factor, addend);
+    x8 = fma(x8, factor, addend);
+    x9 = fma(x9, factor, addend);
+    x10 = fma(x10, factor, addend);
+    x11 = fma(x11, factor, addend);
+  }
+  results[get_global_id(0)] =
+      ((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7)) + ((x8 + x9) + (x10 + x11));
+}

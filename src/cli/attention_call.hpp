@@ -1,0 +1,77 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/device_memory.hpp"
+#include "oracle/oracle.hpp"
+
+namespace clattn::cli {
+
+/// One attention call with all its inputs on the host, tensors as element bits in logical order,
+/// requests in any order.
+struct AttentionCall {
+  AttentionConfig config;
+  bool causal = true;
+  std::int32_t num_splits = 0;
+  std::string backend;                  ///< registry name; "" and "auto" choose
+  std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
+
+  std::vector<std::int32_t> query_start_loc;  // [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens;         // [num_reqs]
+  std::vector<std::int32_t> block_table;      // [num_reqs, max_blocks]
+  std::int64_t max_blocks = 0;
+  std::vector<std::int64_t> slot_mapping;  // [tokens] or empty: from the block table
+
+  std::vector<std::byte> query;  // [tokens, num_heads, head_size]
+  std::vector<std::byte> key,
+      value;  // [tokens, num_kv_heads, head_size], or empty: nothing to store
+  std::int64_t num_blocks = 0;
+  LogicalCache cache;
+
+  std::int32_t num_reqs() const { return static_cast<std::int32_t>(seq_lens.size()); }
+  std::int32_t num_tokens() const { return query_start_loc.empty() ? 0 : query_start_loc.back(); }
+  CommonAttentionMetadata batch() const;
+};
+
+struct LaunchReport {
+  std::string kernel, role;
+  std::int64_t work_groups = 0;
+  std::int32_t work_group_size = 0;
+  double time_us = 0;
+};
+
+struct AttentionOutcome {
+  std::vector<std::byte> out;  // [tokens, num_heads, head_size] in config.dtype
+  std::vector<float> lse;      // [tokens, num_heads]
+  LogicalCache cache;          ///< after the write; empty when nothing was stored
+  std::string_view backend;
+  KVCacheLayout layout = KVCacheLayout::kNHD;
+  std::vector<LaunchReport> launches;
+  double metadata_us = 0;  ///< host time of build()
+  double upload_us = 0, cache_write_us = 0, attention_us = 0;
+};
+
+/// Runs the call on the context's device through the backend that it asks for: decodes are brought
+/// to the front and the outputs put back in the call's order. The forward runs `repeat` times over
+/// freshly poisoned outputs; times are those of the last. Throws what the library throws.
+AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                         int repeat = 1);
+
+/// The same call for the oracle: stored keys and values applied, everything widened to double.
+oracle::AttentionCase oracle_case(const AttentionCall& call);
+
+/// The layout to use: the wanted one if the backend has it (kUnsupported otherwise), else its own.
+KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
+                            const DeviceCapabilities* capabilities);
+
+/// A cache of at least one page in the backend's order, and the fields that its pages imply.
+KVCache make_cache(const Context& context, const AttentionBackend& backend, KVCacheLayout layout,
+                   const KVCacheSpec& spec, std::int64_t num_blocks);
+
+}  // namespace clattn::cli

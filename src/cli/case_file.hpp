@@ -1,0 +1,92 @@
+#pragma once
+
+#include <clattn/types.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/npy.hpp"
+
+namespace clattn::cli {
+
+/// An inclusive range of legal integers.
+struct Range {
+  std::int64_t low, high;
+};
+inline constexpr Range kCount{0, INT32_MAX};
+
+/// A case directory: case.json and its arrays. Every reader throws kInvalidArgument naming field,
+/// value and what was expected.
+class CaseFile {
+ public:
+  explicit CaseFile(std::filesystem::path directory);
+
+  /// Keys are known once they were asked for; call this after the last one. Throws for any other.
+  void refuse_unknown_keys() const;
+
+  bool has(const std::string& key);  ///< present and not null
+  std::int64_t integer(const std::string& key, Range range);
+  std::int64_t integer(const std::string& key, Range range, std::int64_t fallback);
+  double number(const std::string& key);  ///< finite as f32
+  bool boolean(const std::string& key, bool fallback);
+  std::string text(const std::string& key);
+  std::string text(const std::string& key, const std::string& fallback);
+  /// One of `names`; throws listing them.
+  std::string choice(const std::string& key, std::span<const std::string_view> names,
+                     const std::string& fallback);
+  /// A number, or a list of `count` numbers.
+  std::vector<double> numbers(const std::string& key, std::int64_t count, double fallback);
+
+  bool has_array(std::string_view name) const;
+  /// An array of element type `descr` whose shape fits: -1 stands for any extent.
+  NpyArray array(std::string_view name, std::string_view descr,
+                 std::span<const std::int64_t> shape) const;
+  /// Indices of type <i4 or <i8 with `shape`; values outside int32 become INT32_MIN or INT32_MAX.
+  std::vector<std::int32_t> indices32(std::string_view name, std::span<const std::int64_t> shape,
+                                      std::vector<std::int64_t>* actual_shape = nullptr) const;
+  std::vector<std::int64_t> indices64(std::string_view name,
+                                      std::span<const std::int64_t> shape) const;
+
+ private:
+  const nlohmann::json* find(const std::string& key);
+  const nlohmann::json& require(const std::string& key, std::string_view expected);
+
+  std::filesystem::path directory_;
+  nlohmann::json object_;
+  std::set<std::string> known_;
+};
+
+/// The files of a successful call, kept in memory until all of them can be written.
+class CaseOutputs {
+ public:
+  void add(const std::string& name, NpyArray array) { arrays_[name + ".npy"] = std::move(array); }
+  void add(const std::string& name, const nlohmann::json& object) {
+    objects_[name + ".json"] = object;
+  }
+  /// Writes everything beside `directory` first, then moves it in: a failure leaves nothing there.
+  void write(const std::filesystem::path& directory) const;
+
+ private:
+  std::map<std::string, NpyArray> arrays_;
+  std::map<std::string, nlohmann::json> objects_;
+};
+
+/// The .npy type that holds elements of `dtype`: bf16 travels as <u2.
+std::string_view descr_of(DType dtype);
+
+template <typename T>
+NpyArray make_array(std::string_view descr, std::vector<std::int64_t> shape,
+                    std::span<const T> values) {
+  const auto bytes = std::as_bytes(values);
+  return {std::string(descr), std::move(shape), {bytes.begin(), bytes.end()}};
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace clattn::cli {
+
+/// Thrown by a command to end the program with a code of its own once everything has been said.
+struct ExitCode {
+  int value;
+};
+
+/// Every command adds its subcommand, options and callback. A callback prints its report to
+/// standard output and throws to fail; main() turns exceptions into one line and an exit code.
+void add_devices_command(CLI::App& app);
+void add_check_command(CLI::App& app);
+void add_run_command(CLI::App& app);
+void add_replay_command(CLI::App& app);
+void add_bench_command(CLI::App& app);
+
+/// Writes a report to a file, or to standard output for "-". Throws kIo naming the file.
+void write_text(const std::string& path, const std::string& text);
+
+}  // namespace clattn::cli

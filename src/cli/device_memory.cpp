@@ -1,0 +1,76 @@
+#include "cli/device_memory.hpp"
+
+#include <clattn/error.hpp>
+#include <cstring>
+
+namespace clattn::cli {
+namespace {
+
+/// Calls visit(logical byte, stored key byte, stored value byte) for each run of head_size
+/// elements.
+template <typename Visit>
+void for_each_row(const KVCache& cache, Visit visit) {
+  const std::size_t element = element_size_bytes(cache.dtype);
+  const auto row_bytes = static_cast<std::size_t>(cache.head_size) * element;
+  std::size_t logical = 0;
+  for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
+    for (std::int64_t token = 0; token < cache.block_size; ++token) {
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
+        const std::int64_t at =
+            block * cache.block_stride + token * cache.token_stride + head * cache.head_stride;
+        visit(logical, static_cast<std::size_t>(cache.k_offset + at) * element,
+              static_cast<std::size_t>(cache.v_offset + at) * element, row_bytes);
+        logical += row_bytes;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+GuardedOutput::GuardedOutput(const Context& context, std::size_t size_bytes)
+    : buffer_(context.allocate((size_bytes + 3) / 4 * 4 + 2 * kGuardBytes)),
+      size_bytes_(size_bytes) {}
+
+void GuardedOutput::refill(const Queue& queue) const {
+  queue.fill(buffer_, kPoison, 0, buffer_.size_bytes());
+}
+
+std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
+  std::vector<std::byte> all(buffer_.size_bytes());
+  queue.read(buffer_, all);
+  const std::size_t end = kGuardBytes + size_bytes_;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i >= kGuardBytes && i < end) continue;
+    if (all[i] != static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF)) {
+      throw Error(ErrorCode::kOpenCL, "a kernel wrote outside its output");
+    }
+  }
+  return {all.begin() + kGuardBytes, all.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {
+  std::vector<std::byte> stored(cache.buffer.size_bytes());
+  for_each_row(cache, [&](std::size_t from, std::size_t key, std::size_t value, std::size_t size) {
+    std::memcpy(&stored[key], &logical.key[from], size);
+    std::memcpy(&stored[value], &logical.value[from], size);
+  });
+  if (!stored.empty()) queue.write(cache.buffer, stored);
+}
+
+LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
+  std::vector<std::byte> stored(cache.buffer.size_bytes());
+  if (!stored.empty()) queue.read(cache.buffer, stored);
+  const std::size_t size_bytes =
+      static_cast<std::size_t>(cache.num_blocks) * static_cast<std::size_t>(cache.block_size) *
+      static_cast<std::size_t>(cache.num_kv_heads) * static_cast<std::size_t>(cache.head_size) *
+      element_size_bytes(cache.dtype);
+  LogicalCache logical{std::vector<std::byte>(size_bytes), std::vector<std::byte>(size_bytes)};
+  for_each_row(cache, [&](std::size_t to, std::size_t key, std::size_t value, std::size_t size) {
+    std::memcpy(&logical.key[to], &stored[key], size);
+    std::memcpy(&logical.value[to], &stored[value], size);
+  });
+  return logical;
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <algorithm>
+#include <clattn/context.hpp>
+#include <clattn/kv_cache.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace clattn::cli {
+
+/// NaN in f32, f16 and bf16 alike: what memory that must not be used is filled with.
+inline constexpr std::uint32_t kPoison = 0x7FC07FC0U;
+
+/// A device copy of host elements; an empty range still gets a buffer.
+template <typename T>
+Buffer upload(const Context& context, const Queue& queue, std::span<const T> values) {
+  Buffer buffer = context.allocate(std::max<std::size_t>(values.size_bytes(), 4));
+  if (!values.empty()) queue.write(buffer, std::as_bytes(values));
+  return buffer;
+}
+
+/// An output buffer that shows when a kernel writes too little or too much: poison inside before
+/// each launch, poisoned guard bands on both sides.
+class GuardedOutput {
+ public:
+  static constexpr std::size_t kGuardBytes = 4096;
+
+  GuardedOutput(const Context& context, std::size_t size_bytes);
+  /// Poisons everything, so that nothing of an earlier launch can pass for this one's.
+  void refill(const Queue& queue) const;
+  /// The bytes between the guards. Throws kOpenCL when a guard was overwritten.
+  std::vector<std::byte> read(const Queue& queue) const;
+
+  cl_mem handle() const noexcept { return buffer_.handle(); }
+  std::size_t offset_bytes() const noexcept { return kGuardBytes; }
+
+ private:
+  Buffer buffer_;
+  std::size_t size_bytes_;
+};
+
+/// A whole cache between its logical order on the host, [num_blocks, block_size, num_kv_heads,
+/// head_size] once for keys and once for values, and the cache's own order on the device.
+struct LogicalCache {
+  std::vector<std::byte> key, value;
+};
+void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical);
+LogicalCache download_cache(const Queue& queue, const KVCache& cache);
+
+}  // namespace clattn::cli

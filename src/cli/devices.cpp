@@ -1,0 +1,163 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/device_report.hpp"
+#include "cli/shape_options.hpp"
+
+namespace clattn::cli {
+
+nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
+  return {{"name", capabilities.name},
+          {"vendor", capabilities.vendor},
+          {"kind", to_string(capabilities.kind)},
+          {"platform", capabilities.platform_name},
+          {"platform_version", capabilities.platform_version},
+          {"driver_version", capabilities.driver_version},
+          {"device_version", capabilities.device_version},
+          {"opencl_c_version", capabilities.opencl_c_version},
+          {"compute_units", capabilities.compute_units},
+          {"max_work_group_size", capabilities.max_work_group_size},
+          {"global_mem_bytes", capabilities.global_mem_bytes},
+          {"max_alloc_bytes", capabilities.max_alloc_bytes},
+          {"local_mem_bytes", capabilities.local_mem_bytes},
+          {"float_vector_width", capabilities.float_vector_width},
+          {"reports_fp16", capabilities.reports_fp16},
+          {"reports_subgroups", capabilities.reports_subgroups},
+          {"static_local_mem_bytes", capabilities.static_local_mem_bytes},
+          {"inline_ptx", capabilities.inline_ptx},
+          {"wave_size", capabilities.wave_size}};
+}
+
+namespace {
+
+using nlohmann::json;
+
+/// What every backend says about the shape, and the kernels of the first that takes it.
+json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig& config) {
+  const DeviceCapabilities& capabilities = context->capabilities();
+  json backends = json::array();
+  const BackendChoice choice = choose_attn_backend(config, &capabilities);
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    json row = {{"name", backend->name()}, {"chosen", backend == choice.backend}};
+    const std::vector<std::string> reasons = backend->validate_configuration(config, &capabilities);
+    row["rejected_because"] = reasons;
+    if (reasons.empty()) {
+      row["layout"] = to_string(backend->preferred_layout(capabilities));
+      row["kernels"] = json::array();
+      for (const KernelInfo& kernel : backend->make_impl(context, config)->kernels()) {
+        row["kernels"].push_back({{"role", kernel.role},
+                                  {"name", kernel.name},
+                                  {"work_group_size", kernel.work_group_size},
+                                  {"block_rows", kernel.block_rows},
+                                  {"block_kv", kernel.block_kv}});
+      }
+    }
+    backends.push_back(std::move(row));
+  }
+  return backends;
+}
+
+/// One device; a device that does not open, or whose kernels do not build, is told, not fatal.
+json device_json(const Device& device, const AttentionConfig& config) {
+  json row = {{"selector", fmt::format("{}:{}", device.platform_index, device.device_index)}};
+  try {
+    const std::shared_ptr<Context> context = Context::create(device);
+    row["capabilities"] = capabilities_json(context->capabilities());
+    row["backends"] = choice_json(context, config);
+  } catch (const Error& error) {
+    row["error"] = error.what();
+  }
+  return row;
+}
+
+std::string mebibytes(const json& bytes) {
+  return fmt::format("{:.0f} MiB", static_cast<double>(bytes.get<std::uint64_t>()) / (1 << 20));
+}
+
+void print_capabilities(const json& c) {
+  fmt::print("  {} · {} · driver {} · {}\n", c["platform"].get<std::string>(),
+             c["device_version"].get<std::string>(), c["driver_version"].get<std::string>(),
+             c["opencl_c_version"].get<std::string>());
+  fmt::print("  {} compute units, work-groups to {}, float vectors of {}\n",
+             c["compute_units"].get<int>(), c["max_work_group_size"].get<std::uint64_t>(),
+             c["float_vector_width"].get<int>());
+  fmt::print("  memory {}, largest buffer {}, local {} KiB reported, {} KiB static seen\n",
+             mebibytes(c["global_mem_bytes"]), mebibytes(c["max_alloc_bytes"]),
+             c["local_mem_bytes"].get<std::uint64_t>() / 1024,
+             c["static_local_mem_bytes"].get<std::uint64_t>() / 1024);
+  const auto yes = [&](const char* key) { return c[key].get<bool>() ? "yes" : "no"; };
+  fmt::print(
+      "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, wave {}\n", yes("reports_fp16"),
+      yes("reports_subgroups"), yes("inline_ptx"),
+      c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found");
+}
+
+void print_backend(const json& backend) {
+  const auto name = backend["name"].get<std::string>();
+  const auto reasons = backend["rejected_because"].get<std::vector<std::string>>();
+  if (!reasons.empty()) {
+    fmt::print("  {} rejected: {}\n", name, fmt::join(reasons, "; "));
+    return;
+  }
+  fmt::print("  {} {} layout {}\n", name, backend["chosen"].get<bool>() ? "chosen," : "possible,",
+             backend["layout"].get<std::string>());
+  for (const json& kernel : backend["kernels"]) {
+    fmt::print("    {:8} {:44} work-group {:4}  rows {:4}  keys {:4}\n",
+               kernel["role"].get<std::string>(), kernel["name"].get<std::string>(),
+               kernel["work_group_size"].get<int>(), kernel["block_rows"].get<int>(),
+               kernel["block_kv"].get<int>());
+  }
+}
+
+void print_report(const json& devices, const AttentionConfig& config) {
+  fmt::print("Shape: {} heads, {} KV heads, head size {}, block size {}, {}, KV cache {}\n",
+             config.num_heads, config.num_kv_heads, config.head_size, config.block_size,
+             to_string(config.dtype), to_string(config.cache_dtype()));
+  if (devices.empty()) fmt::print("No OpenCL device found.\n");
+  for (const json& device : devices) {
+    const bool opened = device.contains("capabilities");
+    fmt::print("\n{}  {}\n", device["selector"].get<std::string>(),
+               opened ? fmt::format("{} ({})", device["capabilities"]["name"].get<std::string>(),
+                                    device["capabilities"]["kind"].get<std::string>())
+                      : "does not open");
+    if (opened) print_capabilities(device["capabilities"]);
+    if (device.contains("backends")) {
+      for (const json& backend : device["backends"]) print_backend(backend);
+    }
+    if (device.contains("error")) fmt::print("  error: {}\n", device["error"].get<std::string>());
+  }
+}
+
+}  // namespace
+
+void add_devices_command(CLI::App& app) {
+  struct Arguments {
+    ShapeOptions shape;
+    bool as_json = false;
+  };
+  auto* command = app.add_subcommand(
+      "devices", "List devices, their capabilities and the kernels that a model shape would get");
+  const auto arguments = std::make_shared<Arguments>();
+  arguments->shape.add_to(*command);
+  command->add_flag("--json", arguments->as_json, "Print JSON");
+  command->callback([arguments] {
+    const AttentionConfig config = arguments->shape.config();
+    json devices = json::array();
+    for (const Device& device : list_devices()) devices.push_back(device_json(device, config));
+    if (arguments->as_json) {
+      write_text("-", devices.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+    } else {
+      print_report(devices, config);
+    }
+  });
+}
+
+}  // namespace clattn::cli

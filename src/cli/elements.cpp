@@ -1,0 +1,48 @@
+#include "cli/elements.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+namespace clattn::cli {
+
+oracle::Element element_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return oracle::Element::kF32;
+    case DType::kF16:
+      return oracle::Element::kF16;
+    case DType::kBF16:
+      return oracle::Element::kBF16;
+  }
+  return oracle::Element::kF32;
+}
+
+std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values) {
+  const std::size_t size = element_size_bytes(dtype);
+  const oracle::Element element = element_of(dtype);
+  std::vector<std::byte> bytes(values.size() * size);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint32_t bits = oracle::encode(element, values[i]);
+    std::memcpy(&bytes[i * size], &bits, size);
+  }
+  return bytes;
+}
+
+std::vector<double> decode_elements(DType dtype, std::span<const std::byte> bytes) {
+  const std::size_t size = element_size_bytes(dtype);
+  const oracle::Element element = element_of(dtype);
+  std::vector<double> values(bytes.size() / size);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &bytes[i * size], size);
+    values[i] = oracle::decode(element, bits);
+  }
+  return values;
+}
+
+std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes) {
+  if (from == to) return {bytes.begin(), bytes.end()};
+  return encode_elements(to, decode_elements(from, bytes));
+}
+
+}  // namespace clattn::cli

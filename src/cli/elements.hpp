@@ -1,0 +1,22 @@
+#pragma once
+
+#include <clattn/types.hpp>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+
+namespace clattn::cli {
+
+/// The oracle's name of an element type.
+oracle::Element element_of(DType dtype);
+
+/// Rounds values to `dtype` and stores their bits, little endian; and widens them again.
+std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values);
+std::vector<double> decode_elements(DType dtype, std::span<const std::byte> bytes);
+
+/// Casts host elements from one type to another as the cache write does: nearest even.
+std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes);
+
+}  // namespace clattn::cli

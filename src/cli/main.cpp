@@ -1,0 +1,116 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <clattn/error.hpp>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "cli/commands.hpp"
+
+namespace clattn::cli {
+
+void write_text(const std::string& path, const std::string& text) {
+  if (path == "-") {
+    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+    if (!written || std::fflush(stdout) != 0) {
+      throw Error(ErrorCode::kIo, "standard output: cannot be written");
+    }
+    return;
+  }
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
+}
+
+namespace {
+
+enum Status : int {
+  kFailed = 1,       ///< a check or verification failed
+  kMalformed = 2,    ///< the input is wrong or asks for something impossible
+  kUnsupported = 3,  ///< valid, but this backend or device cannot do it
+  kOpenCL = 4,       ///< the driver said no
+};
+
+int status_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kIo:
+      return kMalformed;
+    case ErrorCode::kUnsupported:
+      return kUnsupported;
+    case ErrorCode::kOpenCL:
+      return kOpenCL;
+  }
+  return kFailed;
+}
+
+/// Whatever the message holds (a build log, bytes of a hostile file), one printable line comes out.
+int complain(std::string_view message, int status) {
+  std::string line = "clattn: ";
+  for (const char c : message) {
+    if (c == '\n') {
+      line += " | ";
+    } else {
+      line += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
+    }
+  }
+  line.erase(line.find_last_not_of(" |") + 1);
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return status;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"CLAttn: paged attention for every OpenCL device", "clattn"};
+  app.set_version_flag("--version", CLATTN_VERSION);
+  app.require_subcommand(1);
+  using AddCommand = void (*)(CLI::App&);
+  constexpr std::array<AddCommand, 5> kCommands = {add_devices_command, add_check_command,
+                                                   add_run_command, add_replay_command,
+                                                   add_bench_command};
+  for (const AddCommand add : kCommands) add(app);
+  try {
+    app.parse(argc, argv);
+    if (std::fflush(stdout) != 0) return complain("standard output: cannot be written", kMalformed);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return complain(error.what(), kMalformed);
+  }
+}
+
+}  // namespace
+}  // namespace clattn::cli
+
+int main(int argc, char** argv) {
+  using namespace clattn::cli;  // NOLINT(google-build-using-namespace): this is the program
+  try {
+    return run(argc, argv);
+  } catch (const ExitCode& code) {
+    return code.value;
+  } catch (const clattn::Error& error) {
+    return complain(error.what(), status_of(error.code()));
+  } catch (const nlohmann::json::exception& error) {
+    return complain(error.what(), kMalformed);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return complain(error.what(), kMalformed);
+  } catch (const std::bad_alloc&) {
+    return complain("not enough host memory for what was asked", kMalformed);
+  } catch (const std::length_error&) {
+    return complain("a size that was asked for exceeds what the host can hold", kMalformed);
+  } catch (const std::exception& error) {
+    return complain(error.what(), kFailed);
+  } catch (...) {
+    return complain("unknown failure", kFailed);
+  }
+}

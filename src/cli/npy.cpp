@@ -1,0 +1,240 @@
+#include "cli/npy.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <clattn/error.hpp>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+namespace clattn::cli {
+namespace {
+
+constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::size_t kMaxDimensions = 32;  // NumPy's own limit
+
+/// The element types that cases use, and their bytes.
+struct ElementType {
+  std::string_view descr;
+  std::int64_t size_bytes;
+};
+constexpr std::array<ElementType, 9> kElementTypes = {{{"<f4", 4},
+                                                       {"<f2", 2},
+                                                       {"<u2", 2},
+                                                       {"<i4", 4},
+                                                       {"<i8", 8},
+                                                       {"|u1", 1},
+                                                       {"|i1", 1},
+                                                       {"<u1", 1},
+                                                       {"<i1", 1}}};
+
+template <typename... Args>
+[[noreturn]] void refuse(std::string_view name, fmt::format_string<Args...> format,
+                         Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: {}", name, fmt::format(format, std::forward<Args>(args)...)));
+}
+
+/// The header is a Python literal: a dict of three keys. This reads exactly that much Python.
+class HeaderReader {
+ public:
+  HeaderReader(std::string_view text, std::string_view name) : text_(text), name_(name) {}
+
+  NpyArray read() {
+    NpyArray array;
+    bool order_seen = false, shape_seen = false;
+    expect('{');
+    while (!accept('}')) {
+      const std::string key = quoted();
+      expect(':');
+      if (key == "descr" && array.descr.empty()) {
+        array.descr = descr();
+      } else if (key == "fortran_order" && !order_seen) {
+        order_seen = true;
+        c_order();
+      } else if (key == "shape" && !shape_seen) {
+        shape_seen = true;
+        array.shape = shape();
+      } else {
+        refuse(name_, "header key '{}' is unknown or repeated", key);
+      }
+      if (!accept(',') && peek() != '}') expect('}');
+    }
+    skip_space();
+    if (!text_.empty()) refuse(name_, "text after the header's dictionary");
+    if (array.descr.empty() || !order_seen || !shape_seen) {
+      refuse(name_, "the header must name descr, fortran_order and shape");
+    }
+    return array;
+  }
+
+ private:
+  void skip_space() {
+    text_.remove_prefix(std::min(text_.find_first_not_of(" \t\r\n"), text_.size()));
+  }
+  char peek() {
+    skip_space();
+    return text_.empty() ? '\0' : text_.front();
+  }
+  bool accept(char wanted) {
+    if (peek() != wanted) return false;
+    text_.remove_prefix(1);
+    return true;
+  }
+  void expect(char wanted) {
+    if (!accept(wanted)) refuse(name_, "malformed header: '{}' expected", wanted);
+  }
+  std::string quoted() {
+    const char quote = peek();
+    if (quote != '\'' && quote != '"') refuse(name_, "malformed header: a string expected");
+    const std::size_t end = text_.find(quote, 1);
+    if (end == std::string_view::npos) refuse(name_, "malformed header: unfinished string");
+    std::string result(text_.substr(1, end - 1));
+    text_.remove_prefix(end + 1);
+    return result;
+  }
+  std::string descr() {
+    if (peek() == '[') refuse(name_, "structured element types are not accepted");
+    std::string result = quoted();
+    const auto* const known =
+        std::find_if(kElementTypes.begin(), kElementTypes.end(),
+                     [&](const ElementType& type) { return type.descr == result; });
+    if (known == kElementTypes.end()) {
+      refuse(name_,
+             "element type '{}' is not accepted; expected little endian <f4, <f2, <u2, <i4, <i8, "
+             "|u1 or |i1",
+             result);
+    }
+    if (known->size_bytes == 1) result[0] = '|';
+    return result;
+  }
+  void c_order() {
+    skip_space();
+    if (text_.starts_with("True")) refuse(name_, "Fortran order is not accepted; expected C order");
+    if (!text_.starts_with("False")) refuse(name_, "fortran_order: expected True or False");
+    text_.remove_prefix(std::string_view("False").size());
+  }
+  std::vector<std::int64_t> shape() {
+    std::vector<std::int64_t> result;
+    expect('(');
+    while (!accept(')')) {
+      skip_space();
+      std::int64_t extent = 0;
+      const auto [end, status] = std::from_chars(text_.data(), text_.data() + text_.size(), extent);
+      if (status != std::errc{} || extent < 0) {
+        refuse(name_, "shape: expected extents in [0, 2^63)");
+      }
+      text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+      result.push_back(extent);
+      if (result.size() > kMaxDimensions) refuse(name_, "shape: more than {} axes", kMaxDimensions);
+      if (!accept(',') && peek() != ')') expect(')');
+    }
+    return result;
+  }
+
+  std::string_view text_;
+  std::string_view name_;
+};
+
+/// Bytes of an array, or nothing when they overflow.
+std::optional<std::int64_t> size_bytes_of(const NpyArray& array) {
+  if (std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end()) return 0;
+  const auto* const type =
+      std::find_if(kElementTypes.begin(), kElementTypes.end(),
+                   [&](const ElementType& row) { return row.descr == array.descr; });
+  std::int64_t bytes = type->size_bytes;
+  for (const std::int64_t extent : array.shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::int64_t NpyArray::num_elements() const {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape) count *= extent;
+  return count;
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+std::vector<std::byte> read_file(const std::filesystem::path& path, std::uintmax_t limit_bytes) {
+  std::error_code failure;
+  // A pipe or a device could block or never end.
+  if (!std::filesystem::is_regular_file(path, failure)) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: no such file", path.string()));
+  }
+  const std::uintmax_t size = std::filesystem::file_size(path, failure);
+  if (failure || size > limit_bytes) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: larger than the {} bytes accepted here",
+                                            path.string(), limit_bytes));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(size));
+  if (!file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size))) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be read", path.string()));
+  }
+  return bytes;
+}
+
+NpyArray parse_npy(std::span<const std::byte> image, std::string_view name) {
+  const std::string_view text(reinterpret_cast<const char*>(image.data()), image.size());
+  if (!text.starts_with(kMagic)) refuse(name, "not a .npy file");
+  if (text.size() < 12) refuse(name, "truncated in the header");
+  const int major = std::to_integer<int>(image[6]);
+  if (major < 1 || major > 3) {
+    refuse(name, "format version {} is not accepted; expected 1 to 3", major);
+  }
+  const std::size_t length_bytes = major == 1 ? 2 : 4;
+  std::size_t header_bytes = 0;
+  for (std::size_t i = 0; i < length_bytes; ++i) {
+    header_bytes |= std::to_integer<std::size_t>(image[8 + i]) << (8 * i);
+  }
+  const std::size_t start = 8 + length_bytes;
+  if (header_bytes > text.size() - start) refuse(name, "truncated in the header");
+  NpyArray array = HeaderReader(text.substr(start, header_bytes), name).read();
+
+  const std::optional<std::int64_t> expected = size_bytes_of(array);
+  if (!expected) refuse(name, "shape {} overflows", shape_text(array.shape));
+  const std::span<const std::byte> data = image.subspan(start + header_bytes);
+  if (std::cmp_not_equal(*expected, data.size())) {
+    refuse(name, "holds {} bytes of data; expected {} for {} {}", data.size(), *expected,
+           array.descr, shape_text(array.shape));
+  }
+  array.data.assign(data.begin(), data.end());
+  return array;
+}
+
+NpyArray read_npy(const std::filesystem::path& path) {
+  constexpr std::uintmax_t kLimitBytes = std::uintmax_t{1} << 40;
+  return parse_npy(read_file(path, kLimitBytes), path.filename().string());
+}
+
+void write_npy(const std::filesystem::path& path, const NpyArray& array) {
+  const std::string shape =
+      array.shape.size() == 1
+          ? fmt::format("({},)", array.shape[0])
+          : fmt::format("({})", fmt::join(array.shape.begin(), array.shape.end(), ", "));
+  std::string header =
+      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", array.descr, shape);
+  header.append(63 - (10 + header.size()) % 64, ' ');  // the data starts at a multiple of 64
+  header.push_back('\n');
+  std::ofstream file(path, std::ios::binary);
+  file << kMagic << '\x01' << '\0' << static_cast<char>(header.size() & 0xFF)
+       << static_cast<char>(header.size() >> 8) << header;
+  file.write(reinterpret_cast<const char*>(array.data.data()),
+             static_cast<std::streamsize>(array.data.size()));
+  file.close();
+  if (!file) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path.string()));
+}
+
+}  // namespace clattn::cli

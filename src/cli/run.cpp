@@ -1,0 +1,149 @@
+#include "cli/run.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/error.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.hpp"
+
+namespace clattn::cli {
+namespace {
+
+struct OperationRow {
+  std::string_view name;
+  Operation run;  ///< null: part of the case format, not of this library yet
+};
+constexpr std::array<OperationRow, 15> kOperations = {{
+    {"attention", run_attention},
+    {"reshape_and_cache", run_reshape_and_cache},
+    {"split_decodes_and_prefills", run_split_decodes_and_prefills},
+    {"reorder_batch_to_split_decodes_and_prefills", run_reorder_batch},
+    {"paged_kv_metadata", run_paged_kv_metadata},
+    {"compute_slot_mapping", run_compute_slot_mapping},
+    {"kv_cache_shape", run_kv_cache_shape},
+    {"select_backend", run_select_backend},
+    {"copy_blocks", nullptr},
+    {"swap_blocks", nullptr},
+    {"merge_attn_states", nullptr},
+    {"concat_and_cache_mla", nullptr},
+    {"mla_decode", nullptr},
+    {"make_local_attention_virtual_batches", nullptr},
+    {"advance_step", nullptr},
+}};
+
+constexpr std::array<std::string_view, 7> kCacheTypes = {"auto",     "f32",      "f16", "bf16",
+                                                         "fp8_e4m3", "fp8_e5m2", "int8"};
+
+void run_case(const std::filesystem::path& directory, std::filesystem::path out,
+              const RunOptions& options) {
+  CaseFile file(directory);
+  const std::string op = file.text("op");
+  const auto* const row = std::find_if(kOperations.begin(), kOperations.end(),
+                                       [&](const OperationRow& each) { return each.name == op; });
+  if (row == kOperations.end()) {
+    std::vector<std::string_view> names;
+    for (const OperationRow& each : kOperations) names.push_back(each.name);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("case.json: op: \"{}\" is unknown; expected one of {}", op,
+                            fmt::join(names, ", ")));
+  }
+  if (row->run == nullptr) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("case.json: op: {} is not supported yet", op));
+  }
+  CaseOutputs outputs;
+  row->run(file, options, outputs);
+  if (out.empty()) out = directory / "out";
+  outputs.write(out);
+}
+
+}  // namespace
+
+void refuse_option(bool set, std::string_view option) {
+  if (set) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("{}: not supported yet", option));
+  }
+}
+
+DType read_dtype(CaseFile& file, const std::string& fallback) {
+  constexpr std::array<std::string_view, 3> kTypes = {"f32", "f16", "bf16"};
+  if (fallback.empty()) static_cast<void>(file.text("dtype"));  // required
+  return parse_dtype(file.choice("dtype", kTypes, fallback));
+}
+
+std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
+  const std::string name = file.choice("kv_cache_dtype", kCacheTypes, "auto");
+  if (name == "auto") return std::nullopt;
+  if (name.starts_with("fp8") || name == "int8") {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("kv_cache_dtype: {} is not supported yet", name));
+  }
+  return parse_dtype(name);
+}
+
+void read_unit_scales(CaseFile& file, std::int64_t num_kv_heads) {
+  for (const char* key : {"k_scale", "v_scale"}) {
+    const std::vector<double> scales = file.numbers(key, num_kv_heads, 1.0);
+    refuse_option(std::any_of(scales.begin(), scales.end(), [](double s) { return s != 1.0; }),
+                  fmt::format("{} other than 1", key));
+  }
+}
+
+std::optional<KVCacheLayout> read_layout(CaseFile& file) {
+  constexpr std::array<std::string_view, 2> kLayouts = {"NHD", "HND"};
+  if (!file.has("layout")) return std::nullopt;
+  return parse_kv_cache_layout(file.choice("layout", kLayouts, ""));
+}
+
+std::string read_backend(CaseFile& file, const RunOptions& options) {
+  const std::string named = file.text("backend", "");
+  return options.backend.empty() ? named : options.backend;
+}
+
+CommonAttentionMetadata BatchArrays::metadata() const {
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = query_start_loc;
+  batch.seq_lens = seq_lens;
+  batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
+  batch.num_actual_tokens = query_start_loc.empty() ? 0 : query_start_loc.back();
+  batch.block_table = block_table;
+  batch.block_table_stride = max_blocks;
+  return batch;
+}
+
+BatchArrays read_batch(const CaseFile& file) {
+  BatchArrays arrays;
+  std::vector<std::int64_t> shape;
+  arrays.seq_lens = file.indices32("seq_lens", std::array<std::int64_t, 1>{-1}, &shape);
+  const std::int64_t num_reqs = shape[0];
+  arrays.block_table =
+      file.indices32("block_table", std::array<std::int64_t, 2>{num_reqs, -1}, &shape);
+  arrays.max_blocks = shape[1];
+  if (file.has_array("query_start_loc")) {
+    arrays.query_start_loc =
+        file.indices32("query_start_loc", std::array<std::int64_t, 1>{num_reqs + 1});
+  }
+  return arrays;
+}
+
+void add_run_command(CLI::App& app) {
+  struct Arguments {
+    std::string directory, out;
+    RunOptions options;
+  };
+  auto* command = app.add_subcommand("run", "Execute a case directory and write its outputs");
+  const auto arguments = std::make_shared<Arguments>();
+  command->add_option("case_dir", arguments->directory, "Directory with case.json and arrays")
+      ->required();
+  command->add_option("--out", arguments->out, "Directory of the outputs (default CASE_DIR/out)");
+  command->add_option("--device", arguments->options.device, "gpu, cpu, P:D or part of a name");
+  command->add_option("--backend", arguments->options.backend, "Force a backend by name");
+  command->callback(
+      [arguments] { run_case(arguments->directory, arguments->out, arguments->options); });
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/attention_call.hpp"
+#include "cli/case_file.hpp"
+
+namespace clattn::cli {
+
+/// What the command line adds to a case.
+struct RunOptions {
+  std::string device;   ///< selector; empty = the default device
+  std::string backend;  ///< replaces the case's own when not empty
+};
+
+/// One operation of a case directory: reads parameters and arrays, checks all of it, runs, and adds
+/// its outputs.
+using Operation = void (*)(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+
+void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_compute_slot_mapping(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+
+// What several operations read.
+
+/// Legal values of the shape fields: generous, but far from overflow.
+inline constexpr Range kHeads{1, 65536};
+inline constexpr Range kHeadSize{1, 65536};
+inline constexpr Range kBlockSize{1, 1 << 24};
+
+/// The element types of a case; a KV cache in fp8 or int8 throws kUnsupported.
+DType read_dtype(CaseFile& file, const std::string& fallback = {});
+std::optional<DType> read_kv_cache_dtype(CaseFile& file);
+/// k_scale and v_scale; any factor but 1 throws kUnsupported.
+void read_unit_scales(CaseFile& file, std::int64_t num_kv_heads);
+std::optional<KVCacheLayout> read_layout(CaseFile& file);
+std::string read_backend(CaseFile& file, const RunOptions& options);
+
+/// Throws kUnsupported naming the option when `set`.
+void refuse_option(bool set, std::string_view option);
+
+/// query_start_loc, seq_lens and block_table as far as the operation has them.
+struct BatchArrays {
+  std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
+  std::int64_t max_blocks = 0;
+  CommonAttentionMetadata metadata() const;
+};
+BatchArrays read_batch(const CaseFile& file);
+
+}  // namespace clattn::cli

@@ -1,0 +1,191 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/run.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using nlohmann::json;
+constexpr std::array<std::int64_t, 1> kAnyLength = {-1};
+
+template <typename T>
+void add_vector(CaseOutputs& outputs, const std::string& name, const std::vector<T>& values) {
+  const std::string_view descr = sizeof(T) == 8 ? "<i8" : "<i4";
+  outputs.add(name, make_array(descr, {static_cast<std::int64_t>(values.size())},
+                               std::span<const T>(values)));
+}
+
+std::int32_t read_block_size(CaseFile& file) {
+  return static_cast<std::int32_t>(file.integer("block_size", kBlockSize));
+}
+
+std::int32_t read_threshold(CaseFile& file) {
+  return static_cast<std::int32_t>(file.integer("decode_threshold", {1, INT32_MAX}, 1));
+}
+
+std::string reasons_text(const std::vector<std::string>& reasons) {
+  return fmt::format("{}", fmt::join(reasons, "; "));
+}
+
+const AttentionBackend& find_backend(const std::string& name) {
+  std::vector<std::string_view> names;
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    if (backend->name() == name) return *backend;
+    names.push_back(backend->name());
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("backend: \"{}\" is unknown; expected one of {}", name, fmt::join(names, ", ")));
+}
+
+}  // namespace
+
+void run_split_decodes_and_prefills(CaseFile& file, const RunOptions& /*options*/,
+                                    CaseOutputs& outputs) {
+  const std::int32_t threshold = read_threshold(file);
+  file.refuse_unknown_keys();
+  BatchArrays batch;
+  batch.query_start_loc = file.indices32("query_start_loc", kAnyLength);
+  if (batch.query_start_loc.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "query_start_loc.npy: empty; expected at least [0]");
+  }
+  // Only the query lengths matter here; sequences as long as their queries make a valid batch.
+  for (std::size_t r = 0; r + 1 < batch.query_start_loc.size(); ++r) {
+    const std::int32_t begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1];
+    if (begin < 0 || end < begin) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("query_start_loc.npy: request {}: {} to {}; expected prefix sums "
+                              "from 0 that never fall",
+                              r, begin, end));
+    }
+    batch.seq_lens.push_back(end - begin);
+  }
+  if (batch.query_start_loc.front() != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("query_start_loc.npy: starts at {}; expected 0",
+                            batch.query_start_loc.front()));
+  }
+  const BatchSplit split = split_decodes_and_prefills(batch.metadata(), threshold);
+  outputs.add("result", json{{"num_decodes", split.num_decodes},
+                             {"num_prefills", split.num_prefills},
+                             {"num_decode_tokens", split.num_decode_tokens},
+                             {"num_prefill_tokens", split.num_prefill_tokens}});
+}
+
+void run_reorder_batch(CaseFile& file, const RunOptions& /*options*/, CaseOutputs& outputs) {
+  const std::int32_t threshold = read_threshold(file);
+  file.refuse_unknown_keys();
+  const std::vector<std::int32_t> scheduled = file.indices32("num_scheduled_tokens", kAnyLength);
+  for (std::size_t r = 0; r < scheduled.size(); ++r) {
+    if (scheduled[r] < 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("num_scheduled_tokens.npy: request {}: {}; expected at least 0", r,
+                              scheduled[r]));
+    }
+  }
+  std::vector<std::int32_t> order(scheduled.size());
+  const bool modified = reorder_batch_to_split_decodes_and_prefills(scheduled, threshold, order);
+  add_vector(outputs, "order", order);
+  outputs.add("result", json{{"modified", modified}});
+}
+
+void run_paged_kv_metadata(CaseFile& file, const RunOptions& /*options*/, CaseOutputs& outputs) {
+  const std::int32_t block_size = read_block_size(file);
+  file.refuse_unknown_keys();
+  BatchArrays batch = read_batch(file);
+  // The page lists depend on the sequences alone: no request needs a query.
+  batch.query_start_loc.assign(batch.seq_lens.size() + 1, 0);
+  validate_batch(batch.metadata(), block_size, -1);
+  const PagedKVMetadata paged = build_paged_kv_metadata(batch.metadata(), block_size);
+  add_vector(outputs, "paged_kv_indptr", paged.indptr);
+  add_vector(outputs, "paged_kv_indices", paged.indices);
+  add_vector(outputs, "paged_kv_last_page_len", paged.last_page_len);
+}
+
+void run_compute_slot_mapping(CaseFile& file, const RunOptions& /*options*/, CaseOutputs& outputs) {
+  const std::int32_t block_size = read_block_size(file);
+  file.refuse_unknown_keys();
+  const BatchArrays batch = read_batch(file);
+  if (batch.query_start_loc.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("query_start_loc.npy: missing; expected {} prefix sums",
+                            batch.seq_lens.size() + 1));
+  }
+  validate_batch(batch.metadata(), block_size, -1);
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(batch.query_start_loc.back()));
+  compute_slot_mapping(batch.metadata(), block_size, slots);
+  add_vector(outputs, "slot_mapping", slots);
+}
+
+void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  if (options.backend.empty()) static_cast<void>(file.text("backend"));  // required
+  const AttentionBackend& backend = find_backend(read_backend(file, options));
+  KVCacheSpec spec;
+  const std::int64_t num_blocks = file.integer("num_blocks", {0, INT32_MAX});
+  spec.block_size = read_block_size(file);
+  spec.num_kv_heads = static_cast<std::int32_t>(file.integer("num_kv_heads", kHeads));
+  spec.head_size = static_cast<std::int32_t>(file.integer("head_size", kHeadSize));
+  const std::optional<KVCacheLayout> wanted = read_layout(file);
+  const DType dtype = read_dtype(file, "f16");
+  spec.dtype = read_kv_cache_dtype(file).value_or(dtype);
+  file.refuse_unknown_keys();
+
+  const KVCacheLayout layout = choose_layout(backend, wanted, nullptr);
+  const std::array<std::int64_t, 5> shape =
+      backend.get_kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size);
+  const std::array<std::int32_t, 5> order = backend.get_kv_cache_stride_order(layout);
+  std::array<std::int64_t, 5> strides{};
+  std::int64_t stride = 1;
+  for (std::size_t place = order.size(); place-- > 0;) {
+    const auto dimension = static_cast<std::size_t>(order[place]);
+    strides[dimension] = stride;
+    if (__builtin_mul_overflow(stride, shape[dimension], &stride)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("a cache of shape {} overflows", shape_text(shape)));
+    }
+  }
+  outputs.add("result", json{{"shape", shape},
+                             {"stride_order", order},
+                             {"strides", strides},
+                             {"page_size_bytes", spec.page_size_bytes()}});
+}
+
+void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  AttentionConfig config;
+  config.head_size = static_cast<std::int32_t>(file.integer("head_size", kHeadSize));
+  config.num_heads = config.num_kv_heads = 1;
+  config.block_size = static_cast<std::int32_t>(file.integer("block_size", kBlockSize, 16));
+  config.dtype = read_dtype(file);
+  config.kv_cache_dtype = read_kv_cache_dtype(file);
+  for (const char* option : {"is_attention_free", "use_mla", "has_sink"}) {
+    refuse_option(file.boolean(option, false), option);
+  }
+  file.refuse_unknown_keys();
+  const AttentionBackend* chosen = nullptr;
+  json rejected = json::object();
+  if (!options.backend.empty()) {
+    chosen = &get_attn_backend(config, nullptr, options.backend);
+  } else {
+    const BackendChoice choice = choose_attn_backend(config, nullptr);
+    chosen = choice.backend;
+    for (const BackendChoice::Rejection& row : choice.rejected) {
+      rejected[std::string(row.name)] = reasons_text(row.reasons);
+    }
+  }
+  if (chosen == nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("no backend supports this configuration: {}", rejected.dump()));
+  }
+  outputs.add("result", json{{"backend", chosen->name()}, {"rejected", rejected}});
+}
+
+}  // namespace clattn::cli

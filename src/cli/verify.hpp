@@ -1,0 +1,29 @@
+#pragma once
+
+#include <algorithm>
+#include <clattn/types.hpp>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "oracle/oracle.hpp"
+
+namespace clattn::cli {
+
+/// How far outputs are from the truth, in total and relative to what is allowed.
+struct Deviation {
+  double max_error = 0;    ///< largest |got - truth|
+  double allowance = 0;    ///< what was allowed there
+  double worst_share = 0;  ///< largest |got - truth| / allowed; above 1 fails; infinite for NaN
+  std::size_t compared = 0;
+
+  bool passed() const { return compared > 0 && worst_share <= 1; }
+  void add(double got, double truth, double allowed);
+  void merge(const Deviation& other);
+};
+
+/// Compares an output and its LSE with the oracle: |got - truth| <= 2 * bound + floor.
+Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const float> lse,
+                  const oracle::AttentionResult& truth);
+
+}  // namespace clattn::cli

@@ -1,0 +1,195 @@
+#include "oracle/oracle.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace oracle {
+namespace {
+
+/// A binary floating-point format: significant bits (the hidden one included), exponent bias,
+/// width.
+struct Format {
+  int precision, bias, width;
+  int smallest_exponent() const { return 2 - bias - precision; }  // of the last subnormal bit
+  double largest() const { return std::ldexp(2.0 - std::ldexp(1.0, 1 - precision), bias); }
+  std::uint32_t exponent_mask() const {
+    return ((std::uint32_t{1} << (width - precision)) - 1) << (precision - 1);
+  }
+};
+
+Format format_of(Element element) {
+  switch (element) {
+    case Element::kF32:
+      return {24, 127, 32};
+    case Element::kF16:
+      return {11, 15, 16};
+    case Element::kBF16:
+      return {8, 127, 16};
+  }
+  return {24, 127, 32};
+}
+
+/// Half a unit in the last place of `value` in the element type: what one rounding may cost.
+double half_ulp(Element element, double value) {
+  const Format format = format_of(element);
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return std::ldexp(0.5, std::max(exponent - format.precision, format.smallest_exponent()));
+}
+
+/// One query row of one head: the plain softmax over the keys it sees.
+struct Row {
+  std::vector<double> logits;      // [keys]
+  std::vector<double> logit_size;  // [keys], scale * sum of |q * k|: what f32 rounding scales with
+  double largest = -std::numeric_limits<double>::infinity();
+};
+
+struct Cursor {
+  const AttentionCase& call;
+  std::int32_t request, kv_head;
+  /// Index of element 0 of the key or value of position `p`.
+  std::size_t at(std::int32_t p) const {
+    const auto page =
+        static_cast<std::size_t>(request) * static_cast<std::size_t>(call.max_blocks) +
+        static_cast<std::size_t>(p / call.block_size);
+    const auto slot = static_cast<std::size_t>(call.block_table[page]) *
+                          static_cast<std::size_t>(call.block_size) +
+                      static_cast<std::size_t>(p % call.block_size);
+    return (slot * static_cast<std::size_t>(call.num_kv_heads) +
+            static_cast<std::size_t>(kv_head)) *
+           static_cast<std::size_t>(call.head_size);
+  }
+};
+
+Row score(const AttentionCase& call, const double* query, const Cursor& cursor,
+          std::int32_t num_keys) {
+  Row row;
+  for (std::int32_t p = 0; p < num_keys; ++p) {
+    const double* key = &call.key_cache[cursor.at(p)];
+    double dot = 0, size = 0;
+    for (std::int32_t d = 0; d < call.head_size; ++d) {
+      dot += query[d] * key[d];
+      size += std::abs(query[d] * key[d]);
+    }
+    row.logits.push_back(call.scale * dot);
+    row.logit_size.push_back(std::abs(call.scale) * size);
+    row.largest = std::max(row.largest, call.scale * dot);
+  }
+  return row;
+}
+
+/// Writes out and bound of one row and returns its LSE.
+double attend(const AttentionCase& call, const Row& row, const Cursor& cursor, Element element,
+              double* out, double* bound) {
+  constexpr double kEpsilon = 0x1p-24;  // half an ulp of f32, relative
+  const auto num_keys = static_cast<std::int32_t>(row.logits.size());
+  std::vector<double> weight(row.logits.size()), rounded(row.logits.size());
+  double sum = 0;
+  for (std::size_t j = 0; j < weight.size(); ++j) {
+    weight[j] = std::exp(row.logits[j] - row.largest);
+    rounded[j] = round_to(element, weight[j]);
+    sum += weight[j];
+  }
+  const double logit_terms = 4 + std::sqrt(static_cast<double>(call.head_size));
+  const double sum_terms = 8 + std::sqrt(static_cast<double>(num_keys));
+  for (std::int32_t d = 0; d < call.head_size; ++d) {
+    double exact = 0, low = 0, size = 0;
+    for (std::int32_t p = 0; p < num_keys; ++p) {
+      const double value = call.value_cache[cursor.at(p) + static_cast<std::size_t>(d)];
+      exact += weight[static_cast<std::size_t>(p)] * value / sum;
+      low += rounded[static_cast<std::size_t>(p)] * value / sum;
+      size += weight[static_cast<std::size_t>(p)] * std::abs(value) / sum;
+    }
+    // An error dx of a logit moves the result by p * |value - out| * dx.
+    double logit_error = 0;
+    for (std::int32_t p = 0; p < num_keys; ++p) {
+      const auto j = static_cast<std::size_t>(p);
+      const double value = call.value_cache[cursor.at(p) + static_cast<std::size_t>(d)];
+      const double shift = 2 * (row.largest - row.logits[j]) + std::abs(row.largest);
+      logit_error +=
+          weight[j] / sum * std::abs(value - exact) * (logit_terms * row.logit_size[j] + shift);
+    }
+    out[d] = exact;
+    bound[d] = std::abs(low - exact) + half_ulp(element, exact) +
+               kEpsilon * (logit_error + sum_terms * size);
+  }
+  return row.largest + std::log(sum);
+}
+
+}  // namespace
+
+double round_to(Element element, double value) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const Format format = format_of(element);
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  const int last_bit = std::max(exponent - format.precision, format.smallest_exponent());
+  const double result = std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
+  if (std::abs(result) <= format.largest()) return result;
+  return std::copysign(std::numeric_limits<double>::infinity(), value);
+}
+
+std::uint32_t encode(Element element, double value) {
+  const Format format = format_of(element);
+  const std::uint32_t sign = std::signbit(value) ? std::uint32_t{1} << (format.width - 1) : 0;
+  const std::uint32_t exponents = format.exponent_mask();
+  if (std::isnan(value)) return sign | exponents | (std::uint32_t{1} << (format.precision - 2));
+  const double size = std::abs(round_to(element, value));
+  if (std::isinf(size)) return sign | exponents;
+  if (size == 0) return sign;
+  int exponent = 0;
+  std::frexp(size, &exponent);
+  // Subnormals have exponent field 0 and no hidden bit; the same sum carries into field 1 at
+  // 2^(1-bias).
+  const int field = std::max(exponent - 1 + format.bias, 1);
+  const auto mantissa =
+      static_cast<std::uint32_t>(std::ldexp(size, format.bias - field + format.precision - 1));
+  return sign | ((static_cast<std::uint32_t>(field - 1) << (format.precision - 1)) + mantissa);
+}
+
+double decode(Element element, std::uint32_t bits) {
+  const Format format = format_of(element);
+  const std::uint32_t exponents = format.exponent_mask();
+  const std::uint32_t mantissa = bits & ((std::uint32_t{1} << (format.precision - 1)) - 1);
+  const double sign = (bits >> (format.width - 1) & 1U) != 0 ? -1.0 : 1.0;
+  if ((bits & exponents) == exponents) {
+    return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
+                         : std::numeric_limits<double>::quiet_NaN();
+  }
+  const auto field = static_cast<int>((bits & exponents) >> (format.precision - 1));
+  const double hidden = field == 0 ? 0.0 : std::ldexp(1.0, format.precision - 1);
+  const int exponent = std::max(field, 1) - format.bias - (format.precision - 1);
+  return sign * std::ldexp(hidden + mantissa, exponent);
+}
+
+AttentionResult attention(const AttentionCase& call, Element element) {
+  AttentionResult result;
+  result.out.assign(call.query.size(), 0.0);
+  result.bound.assign(call.query.size(), 0.0);
+  const auto head_size = static_cast<std::size_t>(call.head_size);
+  result.lse.assign(call.query.size() / head_size, -std::numeric_limits<double>::infinity());
+  const std::int32_t group = call.num_heads / call.num_kv_heads;
+  const auto num_reqs = static_cast<std::int32_t>(call.seq_lens.size());
+  for (std::int32_t r = 0; r < num_reqs; ++r) {
+    const std::int32_t begin = call.query_start_loc[static_cast<std::size_t>(r)];
+    const std::int32_t end = call.query_start_loc[static_cast<std::size_t>(r) + 1];
+    const std::int32_t seq_len = call.seq_lens[static_cast<std::size_t>(r)];
+    for (std::int32_t token = begin; token < end; ++token) {
+      const std::int32_t position = seq_len - (end - begin) + (token - begin);
+      const std::int32_t num_keys = call.causal ? std::min(position + 1, seq_len) : seq_len;
+      for (std::int32_t head = 0; head < call.num_heads && num_keys > 0; ++head) {
+        const auto at = static_cast<std::size_t>(token) * static_cast<std::size_t>(call.num_heads) +
+                        static_cast<std::size_t>(head);
+        const Cursor cursor{call, r, head / group};
+        const Row row = score(call, &call.query[at * head_size], cursor, num_keys);
+        result.lse[at] = attend(call, row, cursor, element, &result.out[at * head_size],
+                                &result.bound[at * head_size]);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace oracle
