@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "cli/replay_element.hpp"
+#include "cli/elements.hpp"
 #include "cli/trace.hpp"
 #include "oracle/oracle.hpp"
 
@@ -41,8 +41,8 @@ std::size_t SyntheticPool::value_index(const Tensor& tensor, std::int64_t place)
 
 void SyntheticPool::make_values(Tensor& tensor, const AttentionConfig& config, bool cached,
                                 double amplitude) {
-  const oracle::Element input = oracle_element(config.dtype);
-  const oracle::Element cache = oracle_element(config.cache_dtype());
+  const oracle::Element input = element_of(config.dtype);
+  const oracle::Element cache = element_of(config.cache_dtype());
   tensor.bits.resize(kNumValues);
   tensor.values.resize(kNumValues);
   for (std::size_t i = 0; i < kNumValues; ++i) {

@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
-#include "cli/replay_element.hpp"
+#include "cli/elements.hpp"
 #include "oracle/oracle.hpp"
 
 namespace clattn::cli {
@@ -19,12 +18,14 @@ constexpr std::size_t kMaxRows = 8;
 constexpr std::int64_t kMaxKeys = 16384;
 constexpr std::size_t kMaxFailuresTold = 5;
 
-/// Error that any correct kernel may have besides the oracle's bound, relative to the largest
-/// output of the head: half a unit of the output's type. For f32 it is the drift of a few thousand
-/// f32 sums and of a fast exponential.
-double relative_floor(DType dtype) {
-  if (dtype == DType::kF32) return 1e-5;
-  return dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
+/// One head's part of a result.
+oracle::AttentionResult head_of(const oracle::AttentionResult& all, std::int32_t head,
+                                std::int32_t head_size) {
+  const auto part = [&](const std::vector<double>& values) {
+    const auto from = values.begin() + std::ptrdiff_t{head} * head_size;
+    return std::vector<double>(from, from + head_size);
+  };
+  return {part(all.out), {}, part(all.bound)};
 }
 
 }  // namespace
@@ -105,20 +106,6 @@ void Verifier::check(std::int64_t step, std::int32_t layer, const StepBatch& bat
   for (const Row& row : choose_rows(step, batch)) check_row(step, layer, batch, start_row, row);
 }
 
-std::vector<double> Verifier::read_output(std::int32_t token) const {
-  const DType dtype = engine_.config().attention.dtype;
-  const std::size_t element_bytes = element_size_bytes(dtype);
-  std::vector<std::byte> bytes(engine_.output_row_bytes());
-  engine_.read_captured(token, bytes);
-  std::vector<double> values;
-  for (std::size_t i = 0; i < bytes.size(); i += element_bytes) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &bytes[i], element_bytes);
-    values.push_back(oracle::decode(oracle_element(dtype), bits));
-  }
-  return values;
-}
-
 std::vector<std::int64_t> Verifier::key_rows(const StepBatch& batch, const Row& row,
                                              std::int32_t layer) const {
   const std::int32_t num_keys = batch.request(row.place).num_computed + row.query + 1;
@@ -164,27 +151,25 @@ oracle::AttentionCase Verifier::make_case(std::int32_t kv_head, std::int64_t que
   return call;
 }
 
-bool Verifier::judge_head(const std::string& where, std::span<const double> want,
-                          std::span<const double> bound, std::span<const double> got) {
-  // One allowance a head: an element whose own rounding happened to be small deserves no less.
-  double largest = 0;
-  for (const double value : want) largest = std::max(largest, std::abs(value));
-  const double allowance = 2 * *std::ranges::max_element(bound) +
-                           relative_floor(engine_.config().attention.dtype) * largest;
-  std::optional<std::size_t> fault;
-  for (std::size_t d = 0; d < want.size(); ++d) {
-    const double error = std::abs(got[d] - want[d]);
-    if (!(error <= allowance) && !fault) fault = d;  // a NaN is a fault too
-    if (std::isnan(error)) continue;
-    stats_.worst_error = std::max(stats_.worst_error, error);
-    stats_.worst_share = std::max(stats_.worst_share, error / allowance);
+bool Verifier::judge_head(const std::string& where, const oracle::AttentionResult& truth,
+                          std::span<const std::byte> bytes) {
+  const DType dtype = engine_.config().attention.dtype;
+  const Deviation deviation = compare(dtype, bytes, {}, truth);
+  stats_.deviation.merge(deviation);
+  if (deviation.passed()) return true;
+  if (stats_.failures.size() < kMaxFailuresTold) {
+    const std::vector<double> got = decode_elements(dtype, bytes);
+    std::size_t worst = 0;  // the first NaN, else the largest error
+    for (std::size_t d = 0; d < got.size() && !std::isnan(got[worst]); ++d) {
+      const double error = std::abs(got[d] - truth.out[d]);
+      if (!(error <= std::abs(got[worst] - truth.out[worst]))) worst = d;
+    }
+    stats_.failures.push_back(fmt::format(
+        "{}, element {}: got {:.6g}, want {:.6g}, error {:.3g} "
+        "is {:.3g} times what is allowed",
+        where, worst, got[worst], truth.out[worst], deviation.max_error, deviation.worst_share));
   }
-  if (fault && stats_.failures.size() < kMaxFailuresTold) {
-    stats_.failures.push_back(
-        fmt::format("{}, element {}: got {:.6g}, want {:.6g}, allowed error {:.3g}", where, *fault,
-                    got[*fault], want[*fault], allowance));
-  }
-  return !fault;
+  return false;
 }
 
 void Verifier::check_row(std::int64_t step, std::int32_t layer, const StepBatch& batch,
@@ -192,24 +177,24 @@ void Verifier::check_row(std::int64_t step, std::int32_t layer, const StepBatch&
   const AttentionConfig& config = engine_.config().attention;
   const std::int32_t token = batch.first_token(row.place) + row.query;
   const std::vector<std::int64_t> rows = key_rows(batch, row, layer);
-  const std::vector<double> got = read_output(token);
-  const auto head_size = static_cast<std::size_t>(config.head_size);
+  std::vector<std::byte> output(engine_.output_row_bytes());
+  engine_.read_captured(token, output);
+  const std::size_t head_bytes = output.size() / static_cast<std::size_t>(config.num_heads);
   const std::int32_t group = config.num_heads / config.num_kv_heads;
   bool passed = true;
   // One KV head a call keeps the oracle's arrays small for the longest contexts.
   for (std::int32_t kv_head = 0; kv_head < config.num_kv_heads; ++kv_head) {
     const oracle::AttentionResult truth =
         oracle::attention(make_case(kv_head, Engine::pool_row(start_row + token, layer), rows),
-                          oracle_element(config.dtype));
+                          element_of(config.dtype));
     for (std::int32_t i = 0; i < group; ++i) {
       const std::int32_t head = kv_head * group + i;
-      const std::size_t from = static_cast<std::size_t>(i) * head_size;
-      passed &= judge_head(
+      const std::string where =
           fmt::format("step {}, request {}, token {}, layer {}, head {}", step,
-                      batch.request(row.place).request->id, rows.size() - 1, layer, head),
-          std::span(truth.out).subspan(from, head_size),
-          std::span(truth.bound).subspan(from, head_size),
-          std::span(got).subspan(static_cast<std::size_t>(head) * head_size, head_size));
+                      batch.request(row.place).request->id, rows.size() - 1, layer, head);
+      passed &= judge_head(
+          where, head_of(truth, i, config.head_size),
+          std::span(output).subspan(static_cast<std::size_t>(head) * head_bytes, head_bytes));
     }
   }
   ++stats_.rows;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/replay_engine.hpp"
+#include "cli/verify.hpp"
 #include "oracle/oracle.hpp"
 
 namespace clattn::cli {
@@ -15,8 +16,7 @@ struct VerifyStats {
   std::int64_t steps = 0;
   std::int64_t rows = 0;  ///< query tokens, each with all its heads
   std::int64_t failed_rows = 0;
-  double worst_error = 0;               ///< absolute
-  double worst_share = 0;               ///< of the allowance; above 1 fails
+  Deviation deviation{};                ///< over every verified element
   std::vector<std::string> failures{};  ///< the first few, in words
 };
 
@@ -45,11 +45,10 @@ class Verifier {
                  std::int64_t start_row, const Row& row);
   std::vector<std::int64_t> key_rows(const StepBatch& batch, const Row& row,
                                      std::int32_t layer) const;
-  std::vector<double> read_output(std::int32_t token) const;
   oracle::AttentionCase make_case(std::int32_t kv_head, std::int64_t query_row,
                                   std::span<const std::int64_t> rows) const;
-  bool judge_head(const std::string& where, std::span<const double> want,
-                  std::span<const double> bound, std::span<const double> got);
+  bool judge_head(const std::string& where, const oracle::AttentionResult& truth,
+                  std::span<const std::byte> bytes);
   std::uint64_t random(std::int64_t step, std::uint64_t salt) const;
 
   const Engine& engine_;
