@@ -42,8 +42,8 @@ struct AttentionConfig {
   std::int32_t head_size = 0;
   std::int32_t block_size = 16;         ///< tokens per cache page
   DType dtype = DType::kF16;            ///< of query, key, value and output
-  std::optional<DType> kv_cache_dtype;  ///< nullopt = "auto" = dtype
-  std::optional<float> scale;           ///< softmax scale; nullopt = 1 / sqrt(head_size)
+  std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
+  std::optional<float> scale = std::nullopt;  ///< softmax scale; nullopt = 1 / sqrt(head_size)
   KernelFamily kernel_family = KernelFamily::kAuto;
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
 };

@@ -1,0 +1,110 @@
+#!/bin/sh
+# Fails when a room of the house includes, calls or prints what its row does not allow. The rows are
+# the table "Rooms" of docs/architecture.md.
+# usage: tests/layering.sh [ROOT]
+set -eu
+export LC_ALL=C
+cd "${1:-$(dirname "$0")/..}"
+
+folders=
+for folder in include src kernels_cl bench tests/oracle; do
+  if [ -d "$folder" ]; then folders="$folders $folder"; fi
+done
+if [ -z "$folders" ]; then
+  echo "layering: no sources under $PWD" >&2
+  exit 1
+fi
+
+# shellcheck disable=SC2016,SC2086  # awk text; a list of folders; file names of the tree have no blanks
+find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -name '*.cl' \
+  -o -name '*.clh' \) | sort | xargs awk '
+  # Quoted includes: the rooms whose files a room may include. "shared" is kernels_cl/shared.
+  function room_may(room, rooms) { allowed[room] = " " room " " rooms " " }
+  # Angle includes that only some rooms may use.
+  function only(prefix, rooms) { restricted[prefix] = " " rooms " " }
+  BEGIN {
+    room_may("base", "")
+    room_may("metadata", "base shared")
+    room_may("opencl", "base shared")
+    room_may("kernels", "base metadata opencl shared")
+    room_may("kv_cache", "base opencl kernels shared")
+    room_may("backends", "base metadata opencl kernels kv_cache shared")
+    room_may("attention", "base metadata opencl kernels kv_cache backends shared")
+    room_may("c_api", "base metadata opencl kernels kv_cache backends attention shared")
+    room_may("cli", "oracle")        # otherwise the public headers
+    room_may("bench", "oracle")      # likewise
+    room_may("oracle", "")           # shares nothing with what it judges
+    room_may("include", "")
+    room_may("kernels_cl", "lib shared")
+    only("clattn/", "base metadata opencl kernels kv_cache backends attention c_api cli bench include")
+    only("CL/", "opencl include c_api")
+    only("fmt/", "base metadata opencl kernels kv_cache backends attention c_api cli bench")
+    only("xxhash", "opencl")
+    only("nlohmann/", "cli bench")
+    only("CLI/", "cli")
+    only("benchmark/", "cli bench")
+    only("clblast", "bench")
+  }
+  function complain(what) { print FILENAME ":" FNR ": " what; bad = 1 }
+  function base_name(path) { sub(/.*\//, "", path); return path }
+  # "xformers" for src/backends/xformers_backend.hpp, "" for what several backends share.
+  function backend_of(path) {
+    path = base_name(path)
+    return sub(/_backend\.[a-z]+$/, "", path) ? path : ""
+  }
+  FNR == 1 {
+    split(FILENAME, part, "/")
+    room = part[1] == "src" ? part[2] : part[1] == "tests" ? "oracle" : part[1]
+    library = part[1] == "src" && room != "cli"
+    in_comment = 0
+    files++
+    if (!(room in allowed)) complain("no row for the room " room)
+  }
+  room == "kernels_cl" && /[^\t -~]/ { complain("not ASCII") }
+  {
+    line = $0
+    if (in_comment) {
+      if (!match(line, /\*\//)) next
+      line = substr(line, RSTART + 2)
+      in_comment = 0
+    }
+    sub(/\/\/.*/, "", line)
+    while (match(line, /\/\*/)) {
+      head = substr(line, 1, RSTART - 1)
+      tail = substr(line, RSTART + 2)
+      if (!match(tail, /\*\//)) { line = head; in_comment = 1; break }
+      line = head " " substr(tail, RSTART + 2)
+    }
+  }
+  line ~ /^[ \t]*#[ \t]*include[ \t]*"/ {
+    split(line, part, "\"")
+    path = part[2]
+    target = path ~ /\// ? substr(path, 1, index(path, "/") - 1) : room
+    if (target == "..") complain("\"" path "\": name the room, not a way out of this one")
+    else if (!index(allowed[room], " " target " ")) complain(room " may not include \"" path "\"")
+    other = backend_of(path)
+    own = backend_of(FILENAME)
+    if (target == "backends" && own != "" && other != "" && other != own)
+      complain("backend " own " includes backend " other)
+  }
+  line ~ /^[ \t]*#[ \t]*include[ \t]*</ {
+    path = line
+    sub(/^[^<]*</, "", path)
+    for (prefix in restricted)
+      if (index(path, prefix) == 1 && !index(restricted[prefix], " " room " "))
+        complain(room " may not include <" path)
+  }
+  room == "kernels_cl" { next }
+  line ~ /getenv/ && FILENAME != "src/base/environment.cpp" {
+    complain("only src/base/environment.cpp reads the environment")
+  }
+  room != "opencl" && line ~ /(^|[^A-Za-z0-9_])cl[A-Z][A-Za-z0-9]*[ \t]*\(/ {
+    complain("only src/opencl calls the driver")
+  }
+  library && line ~ /std::(cout|cerr|clog|abort|exit|terminate|quick_exit)|fmt::print|(^|[^A-Za-z0-9_])(printf|fprintf|puts|fputs|putchar|abort|exit)[ \t]*\(/ {
+    complain("the library prints nothing and never ends the process")
+  }
+  END {
+    if (bad) exit 1
+    print "layering: " files " files keep to their rooms"
+  }'

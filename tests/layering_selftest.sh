@@ -1,0 +1,63 @@
+#!/bin/sh
+# Proves that layering.sh catches what it is for: a clean tree passes, and each seeded line fails it.
+# usage: tests/layering_selftest.sh
+set -eu
+check=$(cd "$(dirname "$0")" && pwd)/layering.sh
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+plant() {  # FILE LINE: a tree in which FILE holds LINE beside what every tree has
+  rm -rf "$work/tree"
+  mkdir -p "$work/tree/src/base" "$work/tree/$(dirname "$1")"
+  echo '#include "base/error.hpp"  // printf("in a comment")' > "$work/tree/src/base/clean.cpp"
+  printf '%s\n' "$2" > "$work/tree/$1"
+}
+
+passes() {
+  plant "$1" "$2"
+  if ! sh "$check" "$work/tree" > "$work/log" 2>&1; then
+    echo "refused although legal: $1: $2"
+    cat "$work/log"
+    exit 1
+  fi
+}
+
+fails() {
+  plant "$1" "$2"
+  if sh "$check" "$work/tree" > "$work/log" 2>&1; then
+    echo "not caught: $1: $2"
+    exit 1
+  fi
+  grep -q "^$1:1: " "$work/log" || { echo "caught without its place: $1: $2"; exit 1; }
+}
+
+passes src/backends/xformers_backend.cpp '#include "kernels/launch.hpp"'
+passes src/backends/xformers_backend.cpp '#include "backends/xformers_backend.hpp"'
+passes src/metadata/planner.hpp '#include "shared/work_item.h"'
+passes src/opencl/queue.cpp 'clFinish(queue);'
+passes src/base/environment.cpp 'const char* value = std::getenv(name);'
+passes src/cli/check.cpp '#include "oracle/oracle.hpp"'
+passes src/cli/main.cpp 'std::fprintf(stderr, "clattn: %s", what);'
+passes src/kernels/text.cpp '/* getenv */ int x; // std::cout'
+fails src/metadata/planner.cpp '#include "opencl/runtime.hpp"'
+fails src/opencl/program.cpp '#include "kernels/variants.hpp"'
+fails src/kv_cache/spec.cpp '#include "backends/registry.hpp"'
+fails src/cli/check.cpp '#include "opencl/runtime.hpp"'
+fails src/kernels/bind.cpp '#include "../cli/check.hpp"'
+fails src/metadata/planner.cpp '#include <CL/cl.h>'
+fails src/base/log.cpp '#include <nlohmann/json.hpp>'
+fails src/backends/xformers_backend.cpp '#include "backends/flashinfer_backend.hpp"'
+fails src/backends/bind.cpp 'check(clSetKernelArg(kernel, 0, 4, &x), "x");'
+fails src/kernels/tuning.cpp 'auto* file = std::getenv("CLATTN_TUNING");'
+fails src/attention/layer.cpp 'std::cout << 1;'
+fails src/attention/layer.cpp '/* a */ printf("x");'
+fails src/attention/layer.cpp 'std::abort();'
+fails include/clattn/x.hpp '#include "base/error.hpp"'
+fails include/clattn/x.hpp '#include <fmt/format.h>'
+fails tests/oracle/oracle.cpp '#include <clattn/types.hpp>'
+fails kernels_cl/decode.cl '// head size × tokens'
+fails src/attic/old.cpp 'int x;'
+
+mkdir "$work/empty"
+if sh "$check" "$work/empty" > /dev/null 2>&1; then echo "an empty tree passed"; exit 1; fi
+echo "layering_selftest: all seeded violations caught"

@@ -1,0 +1,48 @@
+#!/bin/sh
+# Runs CHECKs over the kernels that the program clattn_dump_kernels wrote to DIR, several at a time.
+# For every variant and representative configuration DIR holds
+#   NAME.cl       the flattened source
+#   NAME.options  its build options, on one line
+#   NAME.kind     cpu, gpu or any: for which devices it is meant
+# A CHECK is a script beside this one: lint, intel, amd or nvidia. What each compiler said about
+# registers and spills is left in DIR/CHECK.report.
+# usage: check_all.sh DIR CHECK...
+set -eu
+tools=$(cd "$(dirname "$0")" && pwd)
+dir=${1:?usage: check_all.sh DIR CHECK...}
+shift
+
+chosen_for() {  # CHECK: the files that it is to see
+  for file in "$dir"/*.cl; do
+    [ -e "$file" ] || continue
+    kind=$(cat "${file%.cl}.kind")
+    options=$(cat "${file%.cl}.options")
+    case $1/$kind/$options in
+      lint/*) ;;
+      */cpu/*) continue ;;             # vectors and extensions of the CPU compiler
+      nvidia/*) ;;
+      *-DCLA_REDUCE=1*) continue ;;    # inline PTX
+    esac
+    echo "$file"
+  done
+}
+
+status=0
+for check in "$@"; do
+  start=$(date +%s)
+  files=$(chosen_for "$check")
+  if [ -z "$files" ]; then
+    echo "$check: no kernel for it in $dir" >&2
+    status=1
+    continue
+  fi
+  verdict=passed
+  report=$dir/$check.report
+  echo "$files" | xargs -n 1 -P "${JOBS:-$(nproc)}" sh "$tools/$check.sh" > "$report" || verdict=FAILED
+  [ $verdict = passed ] || { status=1; grep 'FAILED' "$report" || cat "$report"; }
+  spills=$(grep -c 'SPILLS' "$report" || true)
+  echo "$check: $verdict, $(echo "$files" | wc -l) kernel files, $spills spilling builds," \
+    "$(($(date +%s) - start)) s, details in $report"
+  grep 'SPILLS' "$report" || true
+done
+exit $status

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Proves that each check refuses what it is for and passes a clean kernel.
+# usage: AMD_BITCODE=DIR selftest.sh
+set -eu
+tools=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+kernel() {  # BODY: the one kernel file
+  rm -rf "$work/kernels"
+  mkdir "$work/kernels"
+  printf '%s\n' "$1" > "$work/kernels/k.cl"
+  echo "-DCLA_WG_SIZE=64" > "$work/kernels/k.options"
+  echo gpu > "$work/kernels/k.kind"
+}
+
+expect() {  # passes|fails CHECK...
+  expected=$1
+  shift
+  for check in "$@"; do
+    got=passes
+    sh "$tools/check_all.sh" "$work/kernels" "$check" > "$work/log" 2>&1 || got=fails
+    if [ $got != "$expected" ]; then
+      echo "selftest: $check $got a kernel that it should not:"
+      cat "$work/kernels/k.cl" "$work/log"
+      exit 1
+    fi
+  done
+}
+
+kernel '__kernel void k(__global float* x) { x[get_global_id(0)] += native_exp2(x[0]); }'
+expect passes lint intel amd nvidia
+kernel 'float f(float); __kernel void k(__global float* x) { x[0] = f(x[1]); }'
+expect fails intel amd nvidia
+kernel '__kernel void k(__global float* x) { x[0] = sub_group_reduce_add(x[1]); }'
+expect fails lint
+kernel '#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+__kernel void k(__global half* x) { x[0] = x[1] * x[2]; }'
+expect fails lint
+kernel '__kernel void k(__global float* x) { x[0] *= 0.5; }'
+expect fails lint
+kernel '__kernel void k(__global float* x, int page, int stride) { const long at = page * stride; x[at] = 0.0f; }'
+expect fails lint
+kernel '__kernel void k(__global float* x) { int unused = 1; x[0] = 0.0f; }'
+expect fails lint
+kernel 'static float f(float x) { return x; }'
+expect fails intel amd nvidia
+rm "$work"/kernels/*
+expect fails lint intel amd nvidia
+echo "kernel checks: every seeded defect refused"
