@@ -48,7 +48,7 @@ void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) 
       throw_invalid("KVCacheConfig: the tensor of layer '{}' has 0 bytes", layer);
     }
     if (tensor.size_bytes > device.max_alloc_bytes) {
-      throw_invalid(
+      detail::throw_unsupported(
           "KVCacheConfig: the tensor of layer '{}' needs {} bytes, but '{}' allows {} bytes in one "
           "allocation",
           layer, tensor.size_bytes, device.name, device.max_alloc_bytes);
@@ -56,8 +56,9 @@ void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) 
     total = detail::checked_add(total, tensor.size_bytes, "KVCacheConfig: bytes of all tensors");
   }
   if (total > device.global_mem_bytes) {
-    throw_invalid("KVCacheConfig: {} tensors need {} bytes, but '{}' has {} bytes of memory",
-                  config.tensors.size(), total, device.name, device.global_mem_bytes);
+    detail::throw_unsupported(
+        "KVCacheConfig: {} tensors need {} bytes, but '{}' has {} bytes of memory",
+        config.tensors.size(), total, device.name, device.global_mem_bytes);
   }
 }
 

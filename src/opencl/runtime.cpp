@@ -174,6 +174,14 @@ BuildCounts Runtime::build_counts() const noexcept {
 }
 
 Buffer Runtime::allocate(std::size_t size_bytes) const {
+  return allocate(size_bytes, CL_MEM_READ_WRITE);
+}
+
+Buffer Runtime::allocate_pinned(std::size_t size_bytes) const {
+  return allocate(size_bytes, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR);
+}
+
+Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags) const {
   const DeviceCapabilities& device = state_->capabilities;
   if (size_bytes > device.max_alloc_bytes) {
     throw_unsupported(
@@ -182,7 +190,7 @@ Buffer Runtime::allocate(std::size_t size_bytes) const {
   }
   cl_int status = CL_SUCCESS;
   // OpenCL has no empty buffers, callers have empty tensors.
-  MemoryHandle memory(clCreateBuffer(state_->context.get(), CL_MEM_READ_WRITE,
+  MemoryHandle memory(clCreateBuffer(state_->context.get(), flags,
                                      std::max<std::size_t>(size_bytes, 4), nullptr, &status));
   if (status != CL_SUCCESS) {
     check(status, fmt::format("allocating {} bytes on {} ({} bytes of memory)", size_bytes,

@@ -136,6 +136,7 @@ class Runtime {
                                       const std::function<std::shared_ptr<void>()>& make);
 
  private:
+  Buffer allocate(std::size_t size_bytes, cl_mem_flags flags) const;
   struct State;
   explicit Runtime(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
