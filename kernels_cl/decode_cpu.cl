@@ -51,8 +51,13 @@ typedef struct ClaState {
 typedef struct ClaTile {
   const long* now;   // [BLOCK_KV] offsets
   const long* next;  // [BLOCK_KV] offsets in the next tile
-  int turn, turns;   // the chunks take turns fetching: this one keys turn, turn + turns, ...
+  int fetch_begin;   // of the next tile's keys, this chunk fetches fetch_begin .. fetch_end
+  int fetch_end;
 } ClaTile;
+
+CLA_INLINE int cla_fetches(const ClaTile* tile, int key) {
+  return key >= tile->fetch_begin && key < tile->fetch_end;
+}
 
 CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, int causal, ClaState* state) {
   int4 end;
@@ -72,7 +77,7 @@ CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const Cl
                            cla_vf* s) {
 #pragma unroll 1
   for (int step = 0; step < CLA_STEPS; ++step) {
-    const int fetch = step % tile->turns == tile->turn;
+    const int fetch = cla_fetches(tile, step * CLA_STEP_KEYS);
     const long* now = tile->now + step * CLA_STEP_KEYS;
     const long* next = tile->next + step * CLA_STEP_KEYS;
     cla_vf sum[CLA_VEC];
@@ -141,7 +146,7 @@ CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const Cla
 #pragma unroll 2
   for (int key = 0; key < CLA_BLOCK_KV; ++key) {
     cla_vf value[CLA_PV_VECS];
-    if (key % tile->turns == tile->turn) {
+    if (cla_fetches(tile, key)) {
 #pragma unroll
       for (int i = 0; i < n; ++i)
         if ((d + i) * CLA_VEC % CLA_LINE_ELEMS == 0)
@@ -227,7 +232,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     cla_kv_rows(&rows, pages, at + CLA_BLOCK_KV, CLA_BLOCK_KV, end, block_stride, token_stride,
                 head_stride, offsets[now ^ 1]);
     for (int c = 0; c < chunks; ++c) {
-      const ClaTile tile = {offsets[now], offsets[now ^ 1], c, chunks};
+      const ClaTile tile = {offsets[now], offsets[now ^ 1], c * CLA_BLOCK_KV / chunks,
+                            (c + 1) * CLA_BLOCK_KV / chunks};
       cla_chunk(query[c], k_cache + k_offset, v_cache + v_offset, &tile, at, &state[c], o[c]);
     }
   }
