@@ -2,14 +2,15 @@
 //
 //   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   kv_begin <= p < end of row r
 //
-// Loop order: tile of BLOCK_KV keys > chunk of 4 rows > scores, softmax, values. All rows of the item share one pass
-// over K and V. Scores come as vectors whose lane 4 k + r is key k against row r: a chunk's softmax state is one vector.
-// Every cache line of the next tile is asked for while this one is computed, because a head's part of a page is too
-// short a run for the hardware's own prefetcher.
+// Loop order: tile of BLOCK_KV keys > chunk of 4 rows > scores, softmax, values. All rows of the
+// item share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k against row
+// r: a chunk's softmax state is one vector. Every cache line of the next tile is asked for while
+// this one is computed, because a head's part of a page is too short a run for the hardware's own
+// prefetcher.
 //
 // Macros: lib/vec.clh. Here BLOCK_KV is a multiple of 16.
 
-#include "lib/vec.clh"
+#include "lib/cpu_rows.clh"
 
 #if CLA_BLOCK_KV % 16 != 0
 #error "decode_cpu: CLA_BLOCK_KV must be a multiple of 16"
@@ -22,7 +23,8 @@
 #define CLA_PV_VECS (CLA_VEC == 16 ? 4 : 2)  // vectors of V at a time: CHUNK times as many sums
 #define CLA_LINE_ELEMS (64 / CLA_KV_BYTES)   // elements of a cache line
 
-// Row of each lane, key of each lane within a step, and x with every lane replaced by max over the lanes of its row.
+// Lane 4 k + r stands for key k of a step and row r: a value per row in all its lanes, each lane's
+// key, and a vector moved by one key.
 #if CLA_VEC == 16
 #define CLA_REPEAT_ROWS(v) ((v).s0123012301230123)
 #define CLA_LANE_KEYS ((cla_vi)(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3))
@@ -45,13 +47,17 @@ typedef struct ClaState {
   int full_end;  // the smallest of them: tiles before it need no mask
 } ClaState;
 
-// The rows of the K or V tile at hand and of the one to fetch.
+// Where the keys at hand and those to fetch lie, in K and in V.
 typedef struct ClaTile {
-  __global const CLA_KV_T* cache;
-  const long* rows;       // [BLOCK_KV] offsets
-  const long* next_rows;  // of the next tile
-  int turn, turns;        // fetch the next tile's keys (steps of keys) turn, turn + turns, ...
+  const long* now;   // [BLOCK_KV] offsets
+  const long* next;  // [BLOCK_KV] offsets in the next tile
+  int fetch_begin;   // of the next tile's keys, this chunk fetches fetch_begin .. fetch_end
+  int fetch_end;
 } ClaTile;
+
+CLA_INLINE int cla_fetches(const ClaTile* tile, int key) {
+  return key >= tile->fetch_begin && key < tile->fetch_end;
+}
 
 CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, int causal, ClaState* state) {
   int4 end;
@@ -65,13 +71,15 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, int causal, C
   state->l = (cla_vf)(0.0f);
 }
 
-// s[step], lane 4 k + r: q row r times key STEP_KEYS * step + k. VEC sums run at once, one for each lane of the result.
-CLA_INLINE void cla_scores(const cla_vf* q, const ClaTile* k, cla_vf* s) {
+// s[step], lane 4 k + r: q row r times key STEP_KEYS * step + k. VEC sums run at once, one for each
+// lane of the result.
+CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const ClaTile* tile,
+                           cla_vf* s) {
 #pragma unroll 1
   for (int step = 0; step < CLA_STEPS; ++step) {
-    const int fetch = step % k->turns == k->turn;
-    const long* rows = k->rows + step * CLA_STEP_KEYS;
-    const long* next_rows = k->next_rows + step * CLA_STEP_KEYS;
+    const int fetch = cla_fetches(tile, step * CLA_STEP_KEYS);
+    const long* now = tile->now + step * CLA_STEP_KEYS;
+    const long* next = tile->next + step * CLA_STEP_KEYS;
     cla_vf sum[CLA_VEC];
 #pragma unroll
     for (int i = 0; i < CLA_VEC; ++i) sum[i] = (cla_vf)(0.0f);
@@ -79,23 +87,23 @@ CLA_INLINE void cla_scores(const cla_vf* q, const ClaTile* k, cla_vf* s) {
     for (int d = 0; d < CLA_NUM_VECS; ++d) {
       if (fetch && d * CLA_VEC % CLA_LINE_ELEMS == 0) {
 #pragma unroll
-        for (int j = 0; j < CLA_STEP_KEYS; ++j) CLA_FETCH(k->cache + next_rows[j] + d * CLA_VEC);
+        for (int j = 0; j < CLA_STEP_KEYS; ++j) CLA_FETCH(k + next[j] + d * CLA_VEC);
       }
 #pragma unroll
       for (int j = 0; j < CLA_STEP_KEYS; ++j) {
-        const cla_vf key = cla_load_kv(k->cache + rows[j] + d * CLA_VEC);
+        const cla_vf key = cla_load_kv(k + now[j] + d * CLA_VEC);
 #pragma unroll
         for (int r = 0; r < CLA_CHUNK; ++r)
-          sum[j * CLA_CHUNK + r] =
-              fma(q[r * CLA_NUM_VECS + d], key, sum[j * CLA_CHUNK + r]);
+          sum[j * CLA_CHUNK + r] = fma(q[r * CLA_NUM_VECS + d], key, sum[j * CLA_CHUNK + r]);
       }
     }
     s[step] = cla_transpose_add(sum);
   }
 }
 
-// Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew, the sums of the chunk
-// (l and o) are brought to the new scale; it seldom does after the first tiles.
+// Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew,
+// the sums of the chunk (l and o) are brought to the new scale; it seldom does after the first
+// tiles.
 CLA_INLINE void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* o) {
   const int masked = tile_at + CLA_BLOCK_KV > state->full_end;
   const cla_vi left = state->end - tile_at - CLA_LANE_KEYS;  // > STEP_KEYS * step: the key is seen
@@ -126,8 +134,10 @@ CLA_INLINE void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* o) 
   }
 }
 
-// o[r][d .. d + n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n); n is a constant at every call.
-CLA_INLINE void cla_values(const float* p, const ClaTile* v, int d, int n, cla_vf* o) {
+// o[r][d .. d + n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n); n is a constant
+// at every call.
+CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const ClaTile* tile, int d,
+                           int n, cla_vf* o) {
   cla_vf sum[CLA_CHUNK * CLA_PV_VECS];
 #pragma unroll
   for (int r = 0; r < CLA_CHUNK; ++r)
@@ -135,16 +145,15 @@ CLA_INLINE void cla_values(const float* p, const ClaTile* v, int d, int n, cla_v
     for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i];
 #pragma unroll 2
   for (int key = 0; key < CLA_BLOCK_KV; ++key) {
-    __global const CLA_KV_T* row = v->cache + v->rows[key] + d * CLA_VEC;
     cla_vf value[CLA_PV_VECS];
-    if (key % v->turns == v->turn) {
+    if (cla_fetches(tile, key)) {
 #pragma unroll
       for (int i = 0; i < n; ++i)
         if ((d + i) * CLA_VEC % CLA_LINE_ELEMS == 0)
-          CLA_FETCH(v->cache + v->next_rows[key] + (d + i) * CLA_VEC);
+          CLA_FETCH(v + tile->next[key] + (d + i) * CLA_VEC);
     }
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = cla_load_kv(row + i * CLA_VEC);
+    for (int i = 0; i < n; ++i) value[i] = cla_load_kv(v + tile->now[key] + (d + i) * CLA_VEC);
 #pragma unroll
     for (int r = 0; r < CLA_CHUNK; ++r)
 #pragma unroll
@@ -158,47 +167,47 @@ CLA_INLINE void cla_values(const float* p, const ClaTile* v, int d, int n, cla_v
 }
 
 // One chunk of rows against one tile of keys.
-CLA_INLINE void cla_chunk(const cla_vf* q, const ClaTile* k, const ClaTile* v, int tile_at,
-                             ClaState* state, cla_vf* o) {
+CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                          const ClaTile* tile, int tile_at, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
-  cla_scores(q, k, s);
+  cla_scores(q, k, tile, s);
   cla_softmax(state, tile_at, s, o);
-  int d = 0;
+  const int rest = CLA_NUM_VECS % CLA_PV_VECS;
 #pragma unroll 1
-  for (; d + CLA_PV_VECS <= CLA_NUM_VECS; d += CLA_PV_VECS)
-    cla_values((const float*)s, v, d, CLA_PV_VECS, o);
-  if (CLA_NUM_VECS % CLA_PV_VECS != 0)
-    cla_values((const float*)s, v, d, CLA_NUM_VECS % CLA_PV_VECS, o);
+  for (int d = 0; d < CLA_NUM_VECS - rest; d += CLA_PV_VECS)
+    cla_values((const float*)s, v, tile, d, CLA_PV_VECS, o);
+  if (rest != 0) cla_values((const float*)s, v, tile, CLA_NUM_VECS - rest, rest, o);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_cpu(
-    __global const int* restrict meta,  // the step's metadata
-    int items_at,                       // in ints: ClaWorkItem[num_items]
-    int num_items,                      //
-    int pages_at,                       // in ints: page lists, see ClaWorkItem::pages_at
-    __global const CLA_Q_T* restrict q,  // [tokens, num_heads, HEAD_DIM], strides in elements
-    long q_offset,                       //
-    long q_token_stride,                 //
-    __global const CLA_KV_T* restrict k_cache,  // [pages, PAGE_SIZE, num_kv_heads, HEAD_DIM] by strides
-    long k_offset,                              //
-    __global const CLA_KV_T* restrict v_cache,  // same strides
-    long v_offset,                              //
-    long block_stride,                          //
-    long token_stride,                          //
-    long head_stride,                           //
+    __global const int* restrict meta,   // the step's metadata
+    int items_at,                        // ints before the items: ClaWorkItem[num_items]
+    int num_items,                       // this launch's
+    int pages_at,                        // ints before the page lists, see ClaWorkItem::pages_at
+    __global const CLA_Q_T* restrict q,  // [tokens, num_heads, HEAD_DIM]
+    long q_offset,                       // elements before token 0
+    long q_token_stride,                 // elements
+    __global const CLA_KV_T* restrict k_cache,  // [pages, PAGE_SIZE, num_kv_heads, HEAD_DIM]
+    long k_offset,                              // elements before page 0
+    __global const CLA_KV_T* restrict v_cache,  // as k_cache
+    long v_offset,                              // elements before page 0
+    long block_stride,                          // elements from page to page
+    long token_stride,                          // elements from token to token of a page
+    long head_stride,                           // elements from KV head to KV head
     __global CLA_Q_T* restrict out,             // [tokens, num_heads, HEAD_DIM]
-    long out_offset,                            //
-    long out_token_stride,                      //
-    __global float* restrict lse,           // [tokens, num_heads] natural log; written if write_lse
+    long out_offset,                            // elements before token 0
+    long out_token_stride,                      // elements
+    __global float* restrict lse,           // [tokens, num_heads] natural log; only if write_lse
     __global float* restrict partial_out,   // [partial rows, num_heads, HEAD_DIM]
     __global float* restrict partial_lse2,  // [partial rows, num_heads] log2
-    int num_kv_heads,                       //
+    int num_kv_heads,                       // num_heads / GROUP
     float scale_log2e,                      // softmax scale * log2(e)
-    int causal,                             //
-    int write_lse) {
-  if (get_group_id(0) >= (size_t)num_items * num_kv_heads * CLA_HEAD_CHUNKS) return;
+    int causal,                             // 1: a token sees no later one
+    int write_lse) {                        // 1: lse is wanted
+  if (get_group_id(0) >= (size_t)num_items * (size_t)num_kv_heads * CLA_HEAD_CHUNKS) return;
   const ClaRows rows = cla_rows(meta, items_at, num_kv_heads);
-  const ClaOutputs to = {out + out_offset, out_token_stride, lse, partial_out, partial_lse2, write_lse};
+  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
+                         partial_out,      partial_lse2,     write_lse};
   __global const int* pages = meta + pages_at + rows.item.pages_at;
   const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
   const int end = cla_row_end(&rows, rows.rows - 1, causal);  // no row sees a key from here on
@@ -223,9 +232,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     cla_kv_rows(&rows, pages, at + CLA_BLOCK_KV, CLA_BLOCK_KV, end, block_stride, token_stride,
                 head_stride, offsets[now ^ 1]);
     for (int c = 0; c < chunks; ++c) {
-      const ClaTile k = {k_cache + k_offset, offsets[now], offsets[now ^ 1], c, chunks};
-      const ClaTile v = {v_cache + v_offset, offsets[now], offsets[now ^ 1], c, chunks};
-      cla_chunk(query[c], &k, &v, at, &state[c], o[c]);
+      const ClaTile tile = {offsets[now], offsets[now ^ 1], c * CLA_BLOCK_KV / chunks,
+                            (c + 1) * CLA_BLOCK_KV / chunks};
+      cla_chunk(query[c], k_cache + k_offset, v_cache + v_offset, &tile, at, &state[c], o[c]);
     }
   }
 

@@ -2,23 +2,24 @@
 //
 //   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   kv_begin <= p < end of row r
 //
-// Loop order: tile of BLOCK_KV keys > pack K^T and V as f32 > block of ROW_BLOCK rows > scores, softmax, values. Packing
-// pays each page lookup, conversion and transpose once for all rows of the item. Scores and values are products of
-// ROW_BLOCK rows with two vectors of columns, whose sums fill the register file. Row blocks that see no key of a tile
-// skip it; only those whose end falls inside it are masked.
+// Loop order: tile of BLOCK_KV keys > pack K^T and V as f32 > block of ROW_BLOCK rows > scores,
+// softmax, values. Packing pays each page lookup, conversion and transpose once for all rows of the
+// item. Scores and values are products of ROW_BLOCK rows with two vectors of columns, whose sums
+// fill the register file. Row blocks that see no key of a tile skip it; only those whose end falls
+// inside it are masked.
 //
 // Macros: lib/vec.clh. Here BLOCK_KV is a multiple of 2 VEC. Private memory is about
-// (2 BLOCK_ROWS + 2 BLOCK_KV) * HEAD_DIM floats: 320 KiB at BLOCK_ROWS 256, BLOCK_KV 64, HEAD_DIM 128.
+// 2 (BLOCK_ROWS + BLOCK_KV) HEAD_DIM floats: 320 KiB at BLOCK_ROWS 256, BLOCK_KV 64, HEAD_DIM 128.
 
-#include "lib/vec.clh"
+#include "lib/cpu_rows.clh"
 
 #if CLA_BLOCK_KV % (2 * CLA_VEC) != 0
 #error "prefill_cpu: CLA_BLOCK_KV must be a multiple of 2 CLA_VEC"
 #endif
 
-#define CLA_ROW_BLOCK (CLA_VEC == 16 ? 8 : 4)    // rows computed together: 2 ROW_BLOCK sums
+#define CLA_ROW_BLOCK (CLA_VEC == 16 ? 8 : 4)  // rows computed together: 2 ROW_BLOCK sums
 #define CLA_MAX_ROWS CLA_ROUND_UP(CLA_BLOCK_ROWS, 8)
-#define CLA_KEY_VECS (CLA_BLOCK_KV / CLA_VEC)    // vectors of a row's scores in a tile
+#define CLA_KEY_VECS (CLA_BLOCK_KV / CLA_VEC)  // vectors of a row's scores in a tile
 
 #if CLA_VEC == 16
 #define CLA_LANES ((cla_vi)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
@@ -30,12 +31,13 @@
 
 // What a row carries from tile to tile.
 typedef struct ClaState {
-  float m[CLA_MAX_ROWS];    // largest logit so far (base 2)
-  cla_vf l[CLA_MAX_ROWS];   // the denominator: the sum of the lanes
-  int end[CLA_MAX_ROWS];    // position that the row's keys end before
+  float m[CLA_MAX_ROWS];   // largest logit so far (base 2)
+  cla_vf l[CLA_MAX_ROWS];  // the denominator: the sum of the lanes
+  int end[CLA_MAX_ROWS];   // position that the row's keys end before
 } ClaState;
 
-// k_t[pair of key vectors][d][2]: keys of the tile as columns. Transposes VEC keys by VEC dims at a time.
+// k_t[pair of key vectors][d][2]: keys of the tile as columns. Transposes VEC keys by VEC dims at a
+// time.
 CLA_INLINE void cla_pack_keys(__global const CLA_KV_T* cache, const long* offsets, cla_vf* k_t) {
 #pragma unroll 1
   for (int kv = 0; kv < CLA_KEY_VECS; ++kv)
@@ -61,9 +63,10 @@ CLA_INLINE void cla_pack_values(__global const CLA_KV_T* cache, const long* offs
       v[key * CLA_NUM_VECS + d] = cla_load_kv(cache + offsets[key] + d * CLA_VEC);
 }
 
-// sum[r][i] += sum over x of left[r][x] * right[x][i]: ROW_BLOCK rows, n vectors of columns, n a constant at every call.
+// sum[r][i] += sum over x of left[r][x] * right[x][i]: ROW_BLOCK rows, n vectors of columns, n a
+// constant at every call.
 CLA_INLINE void cla_multiply(const float* left, int left_stride, const cla_vf* right,
-                                int right_stride, int depth, int n, cla_vf* sum) {
+                             int right_stride, int depth, int n, cla_vf* sum) {
 #pragma unroll 2
   for (int x = 0; x < depth; ++x) {
     cla_vf column[2];
@@ -77,14 +80,16 @@ CLA_INLINE void cla_multiply(const float* left, int left_stride, const cla_vf* r
   }
 }
 
-// s[r][KEY_VECS]: the block's rows times the tile's keys.
-CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, cla_vf* s) {
+// s[r][KEY_VECS]: the block's rows times the first `keys` keys of the tile; what follows them is
+// left as it is.
+CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, int keys, cla_vf* s) {
 #pragma unroll 1
-  for (int pair = 0; pair < CLA_KEY_VECS / 2; ++pair) {
+  for (int pair = 0; pair * 2 * CLA_VEC < keys; ++pair) {
     cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
     for (int i = 0; i < CLA_ROW_BLOCK * 2; ++i) sum[i] = (cla_vf)(0.0f);
-    cla_multiply((const float*)q, CLA_HEAD_DIM, k_t + pair * CLA_HEAD_DIM * 2, 2, CLA_HEAD_DIM, 2, sum);
+    cla_multiply((const float*)q, CLA_HEAD_DIM, k_t + pair * CLA_HEAD_DIM * 2, 2, CLA_HEAD_DIM, 2,
+                 sum);
 #pragma unroll
     for (int r = 0; r < CLA_ROW_BLOCK; ++r) {
       s[r * CLA_KEY_VECS + pair * 2] = sum[r * 2];
@@ -94,14 +99,14 @@ CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, cla_vf* s) {
 }
 
 // o[r][d .. d + n) = o * factor[r] + p[r] * V; n is a constant at every call.
-CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int d, int n,
-                              cla_vf* o) {
+CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int keys, int d,
+                           int n, cla_vf* o) {
   cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
 #pragma unroll
     for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i] * factor[r];
-  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, CLA_BLOCK_KV, n, sum);
+  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, keys, n, sum);
 #pragma unroll
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
 #pragma unroll
@@ -121,11 +126,12 @@ CLA_INLINE float cla_max_lane(cla_vf x) {
   return c.x > c.y ? c.x : c.y;
 }
 
-// Turns one row's scores into probabilities relative to its largest logit so far; what was summed before counts factor.
-// `left`: keys of the tile that the row sees; the others become 0, whatever their scores.
+// Turns one row's scores into probabilities relative to its largest logit so far; what was summed
+// before counts factor. `left`: keys of the tile that the row sees; the others become 0, whatever
+// their scores.
 CLA_INLINE float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
   const int masked = left < CLA_BLOCK_KV;
-  const cla_vi seen = (cla_vi)(left) - CLA_LANES;  // > VEC * i: lane is seen in vector i
+  const cla_vi seen = left - CLA_LANES;  // > VEC * i: lane is seen in vector i
   cla_vf largest = (cla_vf)(CLA_NEG_BIG);
 #pragma unroll
   for (int i = 0; i < CLA_KEY_VECS; ++i) {
@@ -150,46 +156,51 @@ CLA_INLINE float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
 
 // ROW_BLOCK rows from `first` against one packed tile.
 CLA_INLINE void cla_row_block(int first, int tile_at, const cla_vf* q, const cla_vf* k_t,
-                                 const cla_vf* v, ClaState* state, cla_vf* o) {
+                              const cla_vf* v, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_ROW_BLOCK * CLA_KEY_VECS];
   float factor[CLA_ROW_BLOCK];
-  cla_scores(q, k_t, s);
+  // No row of the block sees more keys than its last one.
+  const int keys = min(CLA_BLOCK_KV, state->end[first + CLA_ROW_BLOCK - 1] - tile_at);
+  cla_scores(q, k_t, keys, s);
 #pragma unroll 1
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
-    factor[r] = cla_softmax(state, first + r, state->end[first + r] - tile_at, s + r * CLA_KEY_VECS);
+    factor[r] =
+        cla_softmax(state, first + r, state->end[first + r] - tile_at, s + r * CLA_KEY_VECS);
+  const int rest = CLA_NUM_VECS % 2;
 #pragma unroll 1
-  for (int d = 0; d + 2 <= CLA_NUM_VECS; d += 2) cla_values(s, factor, v, d, 2, o);
-  if (CLA_NUM_VECS % 2 != 0) cla_values(s, factor, v, CLA_NUM_VECS - 1, 1, o);
+  for (int d = 0; d < CLA_NUM_VECS - rest; d += 2) cla_values(s, factor, v, keys, d, 2, o);
+  if (rest != 0) cla_values(s, factor, v, keys, CLA_NUM_VECS - 1, 1, o);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_cpu(
-    __global const int* restrict meta,  // the step's metadata
-    int items_at,                       // in ints: ClaWorkItem[num_items]
-    int num_items,                      //
-    int pages_at,                       // in ints: page lists, see ClaWorkItem::pages_at
-    __global const CLA_Q_T* restrict q,  // [tokens, num_heads, HEAD_DIM], strides in elements
-    long q_offset,                       //
-    long q_token_stride,                 //
-    __global const CLA_KV_T* restrict k_cache,  // [pages, PAGE_SIZE, num_kv_heads, HEAD_DIM] by strides
-    long k_offset,                              //
-    __global const CLA_KV_T* restrict v_cache,  // same strides
-    long v_offset,                              //
-    long block_stride,                          //
-    long token_stride,                          //
-    long head_stride,                           //
+    __global const int* restrict meta,   // the step's metadata
+    int items_at,                        // ints before the items: ClaWorkItem[num_items]
+    int num_items,                       // this launch's
+    int pages_at,                        // ints before the page lists, see ClaWorkItem::pages_at
+    __global const CLA_Q_T* restrict q,  // [tokens, num_heads, HEAD_DIM]
+    long q_offset,                       // elements before token 0
+    long q_token_stride,                 // elements
+    __global const CLA_KV_T* restrict k_cache,  // [pages, PAGE_SIZE, num_kv_heads, HEAD_DIM]
+    long k_offset,                              // elements before page 0
+    __global const CLA_KV_T* restrict v_cache,  // as k_cache
+    long v_offset,                              // elements before page 0
+    long block_stride,                          // elements from page to page
+    long token_stride,                          // elements from token to token of a page
+    long head_stride,                           // elements from KV head to KV head
     __global CLA_Q_T* restrict out,             // [tokens, num_heads, HEAD_DIM]
-    long out_offset,                            //
-    long out_token_stride,                      //
-    __global float* restrict lse,           // [tokens, num_heads] natural log; written if write_lse
+    long out_offset,                            // elements before token 0
+    long out_token_stride,                      // elements
+    __global float* restrict lse,           // [tokens, num_heads] natural log; only if write_lse
     __global float* restrict partial_out,   // [partial rows, num_heads, HEAD_DIM]
     __global float* restrict partial_lse2,  // [partial rows, num_heads] log2
-    int num_kv_heads,                       //
+    int num_kv_heads,                       // num_heads / GROUP
     float scale_log2e,                      // softmax scale * log2(e)
-    int causal,                             //
-    int write_lse) {
-  if (get_group_id(0) >= (size_t)num_items * num_kv_heads * CLA_HEAD_CHUNKS) return;
+    int causal,                             // 1: a token sees no later one
+    int write_lse) {                        // 1: lse is wanted
+  if (get_group_id(0) >= (size_t)num_items * (size_t)num_kv_heads * CLA_HEAD_CHUNKS) return;
   const ClaRows rows = cla_rows(meta, items_at, num_kv_heads);
-  const ClaOutputs to = {out + out_offset, out_token_stride, lse, partial_out, partial_lse2, write_lse};
+  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
+                         partial_out,      partial_lse2,     write_lse};
   __global const int* pages = meta + pages_at + rows.item.pages_at;
   const int end = cla_row_end(&rows, rows.rows - 1, causal);  // no row sees a key from here on
 
@@ -208,7 +219,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   long offsets[CLA_BLOCK_KV];
   int first = 0;  // rows before it see no key from here on
   for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
-    cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride, offsets);
+    cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
+                offsets);
     cla_pack_keys(k_cache + k_offset, offsets, k_t);
     cla_pack_values(v_cache + v_offset, offsets, v);
     while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
