@@ -1,0 +1,76 @@
+/* Joins the partial results of query tokens whose key range was split.
+
+     out[row, head, :] = sum_s w_s partial_out[s, :] / sum_s w_s      w_s = 2^(lse2_s - max_s lse2_s)
+     lse[row, head]    = ln 2 * (max_s lse2_s + log2(sum_s w_s))
+
+   Loops: over the splits for the maximum and the sum, then over the own dims, then over the splits in ascending order, so
+   that bits do not depend on timing. A split that saw no key (lse2 = CLA_NEG_BIG) is left out; if none saw one, the output
+   is 0 and the LSE -inf. One group serves one head of one merge item; no barriers.
+
+   macro          unit        legal values
+   CLA_HEAD_DIM   elements    8 ... 256, steps of 8
+   CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: out
+   CLA_KV_DTYPE   -           any of the above; not used
+   CLA_WG_SIZE    work-items  1 (CPU) or more
+   CLA_VEC        elements    16 or 8: eight a work-item and turn; 4 or 0: four
+
+   Launch: num_merges * num_heads groups of CLA_WG_SIZE. */
+#if !defined(CLA_VEC)
+#error "merge.cl needs CLA_VEC"
+#endif
+#include "lib/common.clh"
+#include "lib/storage.clh"
+
+#if CLA_VEC >= 8
+#define CLA_QUADS 2
+#else
+#define CLA_QUADS 1
+#endif
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge(
+    __global const int* restrict meta,           /* the step's metadata: ClaMergeItem[num_merges] at merges_at */
+    int merges_at,                               /* ints, a multiple of 4 */
+    int num_merges,                              /* the launch says it too */
+    __global const float* restrict partial_out,  /* [partial rows, num_heads, HEAD_DIM] */
+    __global const float* restrict partial_lse2, /* [partial rows, num_heads], log2 */
+    __global CLA_Q_T* restrict out,              /* [tokens, num_heads, HEAD_DIM] */
+    long out_offset,                             /* elements */
+    long out_token_stride,                       /* elements */
+    __global float* restrict lse,                /* [tokens, num_heads], natural log; used if write_lse */
+    int num_heads,                               /* query heads */
+    int write_lse) {                             /* 0 or 1 */
+  const uint group = (uint)get_group_id(0);
+  const uint head = group % (uint)num_heads;
+  const ClaMergeItem item = ((__global const ClaMergeItem*)(meta + merges_at))[group / (uint)num_heads];
+  const ulong first = (ulong)item.partial_row * (uint)num_heads + head;
+  const ulong stride = (ulong)item.split_stride * (uint)num_heads;
+
+  float max_lse2 = CLA_NEG_BIG;
+  for (int s = 0; s < item.num_splits; ++s) max_lse2 = fmax(max_lse2, partial_lse2[first + (ulong)s * stride]);
+  float sum = 0.0f;
+  for (int s = 0; s < item.num_splits; ++s) {
+    const float lse2 = partial_lse2[first + (ulong)s * stride];
+    if (lse2 != CLA_NEG_BIG) sum += exp2(lse2 - max_lse2);
+  }
+  const float inverse = cla_inverse_sum(sum);
+
+  __global CLA_Q_T* to =
+      out + out_offset + (long)item.out_row * out_token_stride + (long)head * CLA_HEAD_DIM;
+  for (uint dim = (uint)get_local_id(0) * 4 * CLA_QUADS; dim < CLA_HEAD_DIM; dim += CLA_WG_SIZE * 4 * CLA_QUADS) {
+    float4 acc[CLA_QUADS];
+    for (uint i = 0; i < CLA_QUADS; ++i) acc[i] = (float4)(0.0f);
+    for (int s = 0; s < item.num_splits; ++s) {
+      const ulong row = first + (ulong)s * stride;
+      const float lse2 = partial_lse2[row];
+      if (lse2 != CLA_NEG_BIG) {
+        const float4 weight = (float4)(exp2(lse2 - max_lse2) * inverse);
+        __global const float* from = partial_out + row * CLA_HEAD_DIM + dim;
+        for (uint i = 0; i < CLA_QUADS; ++i) acc[i] = mad(weight, vload4(i, from), acc[i]);
+      }
+    }
+    for (uint i = 0; i < CLA_QUADS; ++i) CLA_Q_STORE4(acc[i], to + dim + 4 * i);
+  }
+  if (write_lse && get_local_id(0) == 0) {
+    lse[(ulong)item.out_row * (uint)num_heads + head] = cla_natural_lse(cla_lse2(max_lse2, sum));
+  }
+}
