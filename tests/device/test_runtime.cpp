@@ -72,6 +72,7 @@ TEST_P(RuntimeDevice, EightThreadsShareAPool) {
   const auto runtime = make_runtime();
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(8);
   const std::uint64_t before = dispatch_count();
   for (cl_int thread = 0; thread < 8; ++thread) {
     threads.emplace_back([&, thread] {
@@ -166,6 +167,7 @@ TEST_P(RuntimeDevice, SharedObjectsLiveAsLongAsTheirUsers) {
   };
   std::vector<std::shared_ptr<void>> seen(8);
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (auto& slot : seen) {
     threads.emplace_back([&] { slot = runtime->shared_object("key", make); });
   }
