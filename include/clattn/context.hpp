@@ -73,9 +73,8 @@ class Queue {
   Queue& operator=(Queue&& other) noexcept;
   ~Queue();
 
-  operator cl_command_queue() const noexcept {
-    return queue_;
-  }  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor): every call takes a cl_command_queue
+  operator cl_command_queue() const noexcept { return queue_; }
   void flush() const;
   void finish() const;
   /// Blocking copies between host and device; the range must lie inside the buffer.

@@ -129,14 +129,16 @@ std::vector<Device> list_devices() {
 }
 
 Device select_device(std::string_view selector) {
-  const std::string& variable = detail::environment().device;
-  const bool from_environment = selector.empty() && !variable.empty();
+  std::string_view origin = "device";
+  if (selector.empty() && !detail::environment().device.empty()) {
+    selector = detail::environment().device;
+    origin = "CLATTN_DEVICE";
+  }
   const std::vector<Device> devices = list_devices();
   std::vector<detail::DeviceSummary> summaries;
   summaries.reserve(devices.size());
   for (const Device& device : devices) summaries.push_back(detail::summarize(device));
-  return devices[detail::choose_device(from_environment ? std::string_view(variable) : selector,
-                                       summaries, from_environment ? "CLATTN_DEVICE" : "device")];
+  return devices[detail::choose_device(selector, summaries, origin)];
 }
 
 }  // namespace clattn

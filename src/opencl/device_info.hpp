@@ -15,6 +15,7 @@ namespace clattn::detail {
 template <typename T>
 T device_value(cl_device_id device, cl_device_info what) {
   T value{};
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): a handle's own size is meant
   check(clGetDeviceInfo(device, what, sizeof(value), &value, nullptr), "clGetDeviceInfo");
   return value;
 }

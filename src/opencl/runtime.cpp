@@ -22,7 +22,10 @@ struct Program {
   ProgramHandle handle;
 };
 
-/// Whether keeping a driver's binaries ourselves saves time.
+/// Whether keeping a driver's binaries ourselves saves time. PoCL compiles on demand, for the group
+/// size of a launch, and keeps a good cache of its own; asking it for a binary compiles every
+/// kernel for any size at once. Measured with PoCL 3.1 on 2 cores, a program of 4 kernels: cold 100
+/// ms to build without our cache and 700 with it; warm 20 and 2.
 bool binaries_pay(const DeviceCapabilities& device) {
   return device.platform_name != "Portable Computing Language";
 }

@@ -37,7 +37,7 @@ class KernelLease {
   /// cl_float.
   template <typename T>
   KernelLease& arg(const T& value) {
-    set(sizeof(T), &value);
+    set(sizeof(T), &value);  // NOLINT(bugprone-sizeof-expression): a cl_mem's own size is meant
     return *this;
   }
   /// Enqueues a 1-D range of `groups` work-groups of `group_size` items; the next arg() is argument

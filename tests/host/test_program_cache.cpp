@@ -1,4 +1,6 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <thread>
@@ -19,8 +21,7 @@ const CacheKey kKey = make_cache_key({"source", "options", "device"});
 
 class ProgramCacheFiles : public testing::Test {
  protected:
-  void SetUp() override { fs::remove_all(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_.parent_path()); }
 
   std::size_t files() const {
     return static_cast<std::size_t>(
@@ -30,7 +31,8 @@ class ProgramCacheFiles : public testing::Test {
     std::ofstream(cache_.path_of(kKey), std::ios::binary) << text;
   }
 
-  fs::path folder_ = fs::path(testing::TempDir()) / "clattn_cache" / "nested";
+  fs::path folder_ =
+      fs::path(testing::TempDir()) / fmt::format("clattn_cache_{}", getpid()) / "nested";
   ProgramCache cache_{folder_};
 };
 

@@ -1,4 +1,6 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <clattn/error.hpp>
 #include <filesystem>
@@ -147,14 +149,15 @@ TEST(KernelFiles, EmbeddedFilesAreByteExact) {
 }
 
 TEST(KernelFiles, AFolderReplacesSingleFiles) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "clattn_kernels";
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / fmt::format("clattn_kernels_{}", getpid());
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "selftest.cl") << "replaced\n";
   const ReadKernelFile read = kernel_file_reader(folder.string());
   EXPECT_EQ(read("selftest.cl"), "replaced\n");
   EXPECT_EQ(read("shared/work_item.h"), kernel_file_reader({})("shared/work_item.h"));
   EXPECT_TRUE(read("shared/work_item.h").has_value());
-  EXPECT_FALSE(read("../clattn_kernels/selftest.cl").has_value());
+  EXPECT_FALSE(read("../" + folder.filename().string() + "/selftest.cl").has_value());
   std::filesystem::remove_all(folder);
   try {
     kernel_file_reader(folder.string());
