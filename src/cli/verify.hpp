@@ -22,7 +22,8 @@ struct Deviation {
   void merge(const Deviation& other);
 };
 
-/// Compares an output and its LSE with the oracle: |got - truth| <= 2 * bound + floor.
+/// Compares an output and (unless empty) its LSE with the oracle: |got - truth| <= 2 * bound +
+/// floor.
 Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const float> lse,
                   const oracle::AttentionResult& truth);
 
