@@ -159,7 +159,7 @@ TEST(Cli, MalformedAndUnsupportedCasesGiveOneLineAndNoOutput) {
     std::size_t entries = 0;
     for (const auto& entry : std::filesystem::directory_iterator(scratch.path() / "case")) {
       entries +=
-          entry.path().extension() == ".npy" || entry.path().filename() == "case.json" ? 0 : 1;
+          entry.path().extension() == ".npy" || entry.path().filename() == "case.json" ? 0U : 1U;
     }
     EXPECT_EQ(entries, 0U) << "something was written";
   }

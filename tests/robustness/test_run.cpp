@@ -43,7 +43,7 @@ class RunCase {
     std::size_t count = 0;
     for (const auto& entry :
          std::filesystem::directory_iterator(scratch_.path() / "case" / "out")) {
-      count += entry.is_regular_file() ? 1 : 0;
+      count += entry.is_regular_file() ? 1U : 0U;
     }
     return count;
   }
