@@ -1,6 +1,7 @@
 #include "cli/attention_call.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -186,6 +187,17 @@ CommonAttentionMetadata AttentionCall::batch() const {
   batch.slot_mapping = slot_mapping;
   batch.causal = causal;
   return batch;
+}
+
+const AttentionBackend& find_backend(const std::string& name) {
+  std::vector<std::string_view> names;
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    if (backend->name() == name) return *backend;
+    names.push_back(backend->name());
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("backend: \"{}\" is unknown; expected one of {}", name, fmt::join(names, ", ")));
 }
 
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,

@@ -66,6 +66,9 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
 /// The same call for the oracle: stored keys and values applied, everything widened to double.
 oracle::AttentionCase oracle_case(const AttentionCall& call);
 
+/// The registry entry of a name; throws kInvalidArgument listing what there is.
+const AttentionBackend& find_backend(const std::string& name);
+
 /// The layout to use: the wanted one if the backend has it (kUnsupported otherwise), else its own.
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
                             const DeviceCapabilities* capabilities);

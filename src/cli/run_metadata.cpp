@@ -36,17 +36,6 @@ std::string reasons_text(const std::vector<std::string>& reasons) {
   return fmt::format("{}", fmt::join(reasons, "; "));
 }
 
-const AttentionBackend& find_backend(const std::string& name) {
-  std::vector<std::string_view> names;
-  for (const AttentionBackend* backend : list_attn_backends()) {
-    if (backend->name() == name) return *backend;
-    names.push_back(backend->name());
-  }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("backend: \"{}\" is unknown; expected one of {}", name, fmt::join(names, ", ")));
-}
-
 }  // namespace
 
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions& /*options*/,

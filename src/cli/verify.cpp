@@ -18,19 +18,20 @@ constexpr double kLseAbsolute = 2e-5, kLseRelative = 2e-6;
 void Deviation::add(double got, double truth, double allowed) {
   ++compared;
   if (got == truth) return;  // infinities included
-  const double error = std::abs(got - truth);
-  const double share =
-      std::isfinite(error) ? error / allowed : std::numeric_limits<double>::infinity();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double difference = std::abs(got - truth);
+  const double error = std::isfinite(difference) ? difference : kInfinity;  // NaN is as far as any
+  const double share = error == kInfinity ? kInfinity : error / allowed;
   if (share > worst_share) {
     worst_share = share;
     allowance = allowed;
   }
-  if (!(error <= max_error)) max_error = error;
+  max_error = std::max(max_error, error);
 }
 
 void Deviation::merge(const Deviation& other) {
   compared += other.compared;
-  if (!(other.max_error <= max_error)) max_error = other.max_error;
+  max_error = std::max(max_error, other.max_error);
   if (other.worst_share > worst_share) {
     worst_share = other.worst_share;
     allowance = other.allowance;
@@ -41,6 +42,8 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
                   const oracle::AttentionResult& truth) {
   Deviation deviation;
   const std::vector<double> got = decode_elements(dtype, out);
+  if (got.size() != truth.out.size()) return {};
+  if (!lse.empty() && lse.size() != truth.lse.size()) return {};
   for (std::size_t i = 0; i < got.size(); ++i) {
     deviation.add(got[i], truth.out[i], 2 * truth.bound[i] + kOutFloor);
   }
@@ -48,6 +51,13 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
     const double allowed = kLseAbsolute + kLseRelative * std::abs(truth.lse[i]);
     deviation.add(static_cast<double>(lse[i]), truth.lse[i], allowed);
   }
+  return deviation;
+}
+
+Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected) {
+  Deviation deviation;
+  if (got.size() != expected.size()) return deviation;
+  for (std::size_t i = 0; i < got.size(); ++i) deviation.add(got[i] == expected[i] ? 0 : 1, 0, 0.5);
   return deviation;
 }
 

@@ -22,8 +22,12 @@ struct Deviation {
   void merge(const Deviation& other);
 };
 
-/// Compares an output and its LSE with the oracle: |got - truth| <= 2 * bound + floor.
+/// Compares an output and (unless empty) its LSE with the oracle: |got - truth| <= 2 * bound +
+/// floor.
 Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const float> lse,
                   const oracle::AttentionResult& truth);
+
+/// Exact comparison: every differing byte is an error of 1 where less than 1 is allowed.
+Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected);
 
 }  // namespace clattn::cli

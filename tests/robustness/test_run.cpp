@@ -1,0 +1,222 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+#include "robustness/program.hpp"
+
+namespace {
+
+template <typename T>
+std::vector<T> values_of(const std::string& image) {
+  const std::string data = npy_data(image);
+  std::vector<T> values(data.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), data.data(), values.size() * sizeof(T));
+  return values;
+}
+
+/// Runs a case that must succeed and gives its output files.
+class RunCase {
+ public:
+  explicit RunCase(const CaseImage& image, const std::string& options = {}) {
+    image.write(scratch_.path() / "case");
+    const ProgramResult result =
+        run_program("run " + (scratch_.path() / "case").string() + " " + options);
+    EXPECT_EQ(result.code, 0) << result.standard_error;
+    EXPECT_TRUE(result.standard_error.empty()) << result.standard_error;
+  }
+  template <typename T>
+  std::vector<T> array(const std::string& name) const {
+    return values_of<T>(read_bytes(scratch_.path() / "case" / "out" / (name + ".npy")));
+  }
+  std::string text(const std::string& name) const {
+    std::string text = read_bytes(scratch_.path() / "case" / "out" / (name + ".json"));
+    std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
+    return text;
+  }
+  std::size_t num_outputs() const {
+    std::size_t count = 0;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(scratch_.path() / "case" / "out")) {
+      count += entry.is_regular_file() ? 1U : 0U;
+    }
+    return count;
+  }
+
+ private:
+  ScratchDirectory scratch_;
+};
+
+using Ints = std::vector<std::int32_t>;
+using Slots = std::vector<std::int64_t>;
+
+TEST(RunHost, ReorderIsTheFewestSwaps) {
+  const RunCase run({R"({"op": "reorder_batch_to_split_decodes_and_prefills"})",
+                     {{"num_scheduled_tokens.npy", npy_i32({5, 1, 1, 7, 1})}}});
+  EXPECT_EQ(run.array<std::int32_t>("order"), (Ints{4, 1, 2, 3, 0}));
+  EXPECT_EQ(run.text("result"), "{\"modified\":true}");
+}
+
+TEST(RunHost, SplitCountsRequestsAndTokens) {
+  const RunCase run({R"({"op": "split_decodes_and_prefills", "decode_threshold": 2})",
+                     {{"query_start_loc.npy", npy_i64({0, 1, 3, 8})}}});
+  EXPECT_EQ(
+      run.text("result"),
+      "{\"num_decode_tokens\":3,\"num_decodes\":2,\"num_prefill_tokens\":5,\"num_prefills\":1}");
+}
+
+TEST(RunHost, PagesAreListedBehindOneAnother) {
+  const RunCase run(
+      {R"({"op": "paged_kv_metadata", "block_size": 4})",
+       {{"seq_lens.npy", npy_i32({9, 0, 12, 5})},
+        {"block_table.npy", npy_i32({0, 5, 8, 99, 99, 99, 1, 6, 7, 3, 4, 99}, "(4, 3)")}}});
+  EXPECT_EQ(run.array<std::int32_t>("paged_kv_indptr"), (Ints{0, 3, 3, 6, 8}));
+  EXPECT_EQ(run.array<std::int32_t>("paged_kv_indices"), (Ints{0, 5, 8, 1, 6, 7, 3, 4}));
+  EXPECT_EQ(run.array<std::int32_t>("paged_kv_last_page_len"), (Ints{1, 0, 4, 1}));
+}
+
+TEST(RunHost, SlotsFollowTheBlockTable) {
+  const RunCase run({R"({"op": "compute_slot_mapping", "block_size": 4})",
+                     {{"seq_lens.npy", npy_i32({5, 3})},
+                      {"query_start_loc.npy", npy_i32({0, 2, 5})},
+                      {"block_table.npy", npy_i32({7, 2, 9, -5}, "(2, 2)")}}});
+  EXPECT_EQ(run.array<std::int64_t>("slot_mapping"), (Slots{31, 8, 36, 37, 38}));
+}
+
+TEST(RunHost, CacheShapesOfBothBackends) {
+  const auto shape = [](const std::string& backend, const std::string& layout) {
+    return RunCase({R"({"op": "kv_cache_shape", "num_blocks": 10, "block_size": 16,
+                    "num_kv_heads": 8, "head_size": 64, "backend": ")" +
+                        backend + "\", \"layout\": \"" + layout + "\"}",
+                    {}})
+        .text("result");
+  };
+  EXPECT_EQ(shape("FLASHINFER", "HND"),
+            "{\"page_size_bytes\":32768,\"shape\":[10,2,16,8,64],\"stride_order\":[0,1,3,2,4],"
+            "\"strides\":[16384,8192,64,1024,1]}");
+  EXPECT_EQ(shape("XFORMERS", "NHD"),
+            "{\"page_size_bytes\":32768,\"shape\":[2,10,16,8,64],\"stride_order\":[0,1,2,3,4],"
+            "\"strides\":[81920,8192,512,64,1]}");
+}
+
+TEST(RunHost, TheSelectorNamesItsChoice) {
+  const RunCase run({R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
+                     "kv_cache_dtype": "auto", "block_size": 16, "is_attention_free": false,
+                     "use_mla": false, "has_sink": false})",
+                     {}});
+  EXPECT_NE(run.text("result").find("\"backend\":\"FLASHINFER\""), std::string::npos);
+}
+
+/// The small case as the oracle sees it, after its new tokens have been stored.
+oracle::AttentionCase oracle_view(const CaseImage& image) {
+  oracle::AttentionCase call;
+  call.num_heads = 2;
+  call.num_kv_heads = 1;
+  call.head_size = 8;
+  call.block_size = 4;
+  call.scale = 1 / std::sqrt(8.0);
+  call.query_start_loc = values_of<std::int32_t>(image.files.at("query_start_loc.npy"));
+  call.seq_lens = values_of<std::int32_t>(image.files.at("seq_lens.npy"));
+  call.block_table = values_of<std::int32_t>(image.files.at("block_table.npy"));
+  call.max_blocks = 2;
+  const auto doubles = [&](const char* name) {
+    const std::vector<float> values = values_of<float>(image.files.at(name));
+    return std::vector<double>(values.begin(), values.end());
+  };
+  call.query = doubles("query.npy");
+  call.key_cache = doubles("key_cache.npy");
+  call.value_cache = doubles("value_cache.npy");
+  const std::vector<double> key = doubles("key.npy"), value = doubles("value.npy");
+  const auto slots = values_of<std::int64_t>(image.files.at("slot_mapping.npy"));
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    const std::size_t at = static_cast<std::size_t>(slots[i / 8]) * 8 + i % 8;
+    call.key_cache[at] = key[i];
+    call.value_cache[at] = value[i];
+  }
+  return call;
+}
+
+void expect_right(const CaseImage& image, const std::string& options) {
+  const RunCase run(image, options);
+  const oracle::AttentionCase call = oracle_view(image);
+  const oracle::AttentionResult truth = oracle::attention(call, oracle::Element::kF32);
+  const auto out = run.array<float>("out");
+  const auto lse = run.array<float>("lse");
+  ASSERT_EQ(out.size(), truth.out.size());
+  ASSERT_EQ(lse.size(), truth.lse.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(out[i]), truth.out[i], 2 * truth.bound[i] + 1e-7);
+  }
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(lse[i]), truth.lse[i], 2e-5);
+  }
+  const auto keys = run.array<float>("key_cache_out");
+  ASSERT_EQ(keys.size(), call.key_cache.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    EXPECT_EQ(static_cast<double>(keys[i]), call.key_cache[i]);
+  }
+  EXPECT_EQ(run.num_outputs(), 5U);  // out, lse, both caches, info
+  EXPECT_NE(run.text("info").find("\"kernels\":[{"), std::string::npos);
+}
+
+TEST(RunDevice, AttentionMatchesTheOracleInEveryLayout) {
+  CaseImage image = small_attention_case();
+  expect_right(image, "");
+  image.json.insert(1, "\"layout\": \"NHD\", ");
+  expect_right(image, "--backend FLASHINFER");
+  image.json.replace(image.json.find("NHD"), 3, "HND");
+  expect_right(image, "--backend FLASHINFER");
+}
+
+TEST(RunDevice, RequestsMayStandInAnyOrder) {
+  CaseImage image = small_attention_case();  // the prompt first, the decode behind it
+  image.files["block_table.npy"] = npy_i32({2, 77, 1, 0}, "(2, 2)");
+  image.files["seq_lens.npy"] = npy_i64({2, 5});
+  image.files["query_start_loc.npy"] = npy_i32({0, 2, 3});
+  image.files["slot_mapping.npy"] = npy_i64({8, 9, 0, -1, -1});
+  expect_right(image, "");
+}
+
+TEST(RunDevice, NeutralOptionsChangeNothing) {
+  CaseImage image = small_attention_case();
+  image.json.insert(1,
+                    "\"sliding_window\": null, \"logits_soft_cap\": 0, \"k_scale\": [1.0], "
+                    "\"v_scale\": 1, \"common_prefix_len\": 4, \"attn_type\": \"decoder\", "
+                    "\"kv_cache_dtype\": \"auto\", \"backend\": \"auto\", \"num_splits\": 0, ");
+  expect_right(image, "");
+}
+
+TEST(RunDevice, ReshapeAndCacheStoresAtItsSlots) {
+  CaseImage image = small_attention_case();
+  image.json = R"({"op": "reshape_and_cache", "dtype": "f32"})";
+  image.files["slot_mapping.npy"] = npy_i64({11, -1, 2});
+  const RunCase run(image);
+  for (const std::string name : {"key", "value"}) {
+    auto expected = values_of<float>(image.files.at(name + "_cache.npy"));
+    const auto rows = values_of<float>(image.files.at(name + ".npy"));
+    for (std::size_t d = 0; d < 8; ++d) {
+      expected[11 * 8 + d] = rows[d];
+      expected[2 * 8 + d] = rows[16 + d];
+    }
+    EXPECT_EQ(run.array<float>(name + "_cache_out"), expected);
+  }
+}
+
+TEST(RunDevice, AnEmptyBatchGivesEmptyOutputs) {
+  CaseImage image = small_attention_case();
+  for (const char* name : {"key.npy", "value.npy", "slot_mapping.npy"}) image.files.erase(name);
+  image.files["query.npy"] = npy_f32({}, "(0, 2, 8)");
+  image.files["block_table.npy"] = npy_i32({}, "(0, 2)");
+  image.files["seq_lens.npy"] = npy_i32({});
+  image.files["query_start_loc.npy"] = npy_i32({0});
+  const RunCase run(image);
+  EXPECT_TRUE(run.array<float>("out").empty());
+  EXPECT_EQ(run.num_outputs(), 3U);  // out, lse, info
+}
+
+}  // namespace
