@@ -26,7 +26,7 @@ struct EngineConfig {
 };
 
 struct StepTimes {
-  double metadata_us = 0;     ///< host: order, validation, planning, enqueueing the upload
+  double metadata_us = 0;     ///< host: build(), which validates, plans and enqueues the upload
   double upload_us = 0;       ///< device
   double cache_write_us = 0;  ///< device, all layers
   double attention_us = 0;    ///< device, all kernels of all layers
