@@ -209,8 +209,9 @@ void run_replay(const ReplayOptions& options) {
   for (const std::string& failure : verified.failures) {
     fmt::print(stderr, "clattn: replay: {}\n", failure);
   }
+  const bool own_shape = options.heads || options.kv_heads || options.head_size;
   write_reports(options, {.trace_source = trace.source,
-                          .model = options.model,
+                          .model = own_shape ? "own shape" : options.model,
                           .attention = attention,
                           .num_layers = options.layers,
                           .device = context->capabilities(),

@@ -154,13 +154,13 @@ AttentionWork attention_work(const StepBatch& batch, const AttentionConfig& conf
 }
 
 Json to_json(const ReplayReport& report) {
-  double busy_s = 0, prefill = 0, decode = 0, hits = 0;
-  std::int64_t preemptions = 0;
+  double busy_s = 0;
+  std::int64_t prefill = 0, decode = 0, hits = 0, preemptions = 0;
   for (const StepRecord& step : report.steps) {
     busy_s += (step.schedule_us + step.times.total_us) * 1e-6;
     prefill += step.prefill_tokens;
     decode += step.decode_tokens;
-    hits += static_cast<double>(step.prefix_hit_tokens);
+    hits += step.prefix_hit_tokens;
     preemptions += step.preemptions;
   }
   const AttentionConfig& attention = report.attention;
@@ -194,8 +194,8 @@ Json to_json(const ReplayReport& report) {
   json["step_s"] = busy_s;
   json["tokens"] = {{"prefill", prefill},
                     {"decode", decode},
-                    {"prefill_per_s", ratio(prefill, busy_s)},
-                    {"decode_per_s", ratio(decode, busy_s)}};
+                    {"prefill_per_s", ratio(static_cast<double>(prefill), busy_s)},
+                    {"decode_per_s", ratio(static_cast<double>(decode), busy_s)}};
   json["step_time_us"] = step_time_json(report);
   json["achieved"] = achieved_json(report);
   json["verify"] = {{"steps", report.verify.steps},
