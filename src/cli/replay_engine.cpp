@@ -53,6 +53,9 @@ Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
   const std::size_t output_bytes = static_cast<std::size_t>(tokens) * output_row_bytes();
   output_ = context_->allocate(output_bytes);
   if (config.capture) captured_ = context_->allocate(output_bytes);
+  for (const KernelInfo& kernel : impl_->kernels()) {
+    if (kernel.role == "cache") cache_kernel_ = kernel.name;
+  }
   write_events_.resize(layers);
   launches_.resize(layers);
   scheduled_tokens_.reserve(static_cast<std::size_t>(config.limits.max_num_reqs));
@@ -147,18 +150,24 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
   times.total_us = elapsed_us(start);
 
   times.upload_us = upload ? event_us(upload) : 0;
-  for (const Event& event : write_events_) times.cache_write_us += event_us(event);
+  for (const Event& event : write_events_) {
+    times.cache_write_us += count_launch(cache_kernel_, event);
+  }
   for (const auto& layer : launches_) {
     for (const LaunchRecord& launch : layer) {
-      const double launch_us = event_us(launch.event);
-      times.attention_us += launch_us;
-      auto use = kernel_use_.find(launch.kernel);
-      if (use == kernel_use_.end()) use = kernel_use_.emplace(launch.kernel, KernelUse{}).first;
-      ++use->second.launches;
-      use->second.time_us += launch_us;
+      times.attention_us += count_launch(launch.kernel, launch.event);
     }
   }
   return times;
+}
+
+double Engine::count_launch(std::string_view kernel, const Event& event) {
+  const double launch_us = event_us(event);
+  auto use = kernel_use_.find(kernel);
+  if (use == kernel_use_.end()) use = kernel_use_.emplace(kernel, KernelUse{}).first;
+  ++use->second.launches;
+  use->second.time_us += launch_us;
+  return launch_us;
 }
 
 std::size_t Engine::output_row_bytes() const {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/replay_batch.hpp"
@@ -26,7 +27,7 @@ struct EngineConfig {
 };
 
 struct StepTimes {
-  double metadata_us = 0;     ///< host: order, validation, planning, enqueueing the upload
+  double metadata_us = 0;     ///< host: build(), which validates, plans and enqueues the upload
   double upload_us = 0;       ///< device
   double cache_write_us = 0;  ///< device, all layers
   double attention_us = 0;    ///< device, all kernels of all layers
@@ -74,6 +75,8 @@ class Engine {
   static constexpr std::int64_t kLayerShift = 61;  // layers meet different rows
   void fill_with_nan(const Buffer& buffer) const;
   void make_caches();
+  /// Books a finished launch under its kernel; returns its time in microseconds.
+  double count_launch(std::string_view kernel, const Event& event);
 
   std::shared_ptr<Context> context_;
   EngineConfig config_;
@@ -87,6 +90,7 @@ class Engine {
   std::vector<KVCache> caches_;  // one a layer
   Buffer output_;
   Buffer captured_;
+  std::string cache_kernel_ = "cache write";  // the impl tells its name, if it has one
   std::vector<Event> write_events_;
   std::vector<std::vector<LaunchRecord>> launches_;  // one list a layer
   std::vector<std::int32_t> scheduled_tokens_;

@@ -1,0 +1,243 @@
+#include "cli/replay.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/html_report.hpp"
+#include "cli/replay_options.hpp"
+#include "cli/replay_report.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point from) {
+  return std::chrono::duration<double>(Clock::now() - from).count();
+}
+
+/// One line on standard error: redrawn in place on a terminal, else a new one every few seconds.
+class Progress {
+ public:
+  explicit Progress(bool silent)
+      : silent_(silent), terminal_(isatty(fileno(stderr)) != 0), last_(Clock::now()) {}
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  bool due() const { return !silent_ && seconds_since(last_) >= (terminal_ ? 0.2 : 5.0); }
+  void say(const std::string& text) {
+    clear();
+    fmt::print(stderr, "{}{}", text, terminal_ ? "" : "\n");
+    std::fflush(stderr);
+    drawn_ = terminal_;
+    last_ = Clock::now();
+  }
+  /// For whoever watches: a log needs no stages.
+  void stage(const std::string& text) {
+    if (terminal_ && !silent_) say(text);
+  }
+  void clear() {
+    if (drawn_) fmt::print(stderr, "\r\033[K");
+    drawn_ = false;
+  }
+
+ private:
+  bool silent_;
+  bool terminal_;
+  bool drawn_ = false;
+  Clock::time_point last_;
+};
+
+/// Fails before the work, not after it, when a report could not be written.
+void check_writable(const std::string& path) {
+  if (path.empty() || path == "-") return;
+  if (!std::ofstream(path, std::ios::app)) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be opened for writing", path));
+  }
+}
+
+EngineConfig engine_config(const ReplayOptions& options, const Trace& trace,
+                           const DeviceCapabilities& capabilities) {
+  EngineConfig config;
+  config.attention = options.attention();
+  config.num_layers = options.layers;
+  config.limits.max_num_reqs = options.max_num_seqs;
+  config.limits.max_num_batched_tokens = options.max_num_batched_tokens;
+  config.limits.max_model_len = 1;
+  for (const TraceRequest& request : trace.requests) {
+    config.limits.max_model_len = std::max(config.limits.max_model_len, cached_tokens(request));
+  }
+  config.limits.num_blocks = choose_num_blocks(options, trace, capabilities);
+  config.backend = options.backend;
+  config.layout = options.kv_cache_layout();
+  config.seed = static_cast<std::uint64_t>(options.seed);
+  config.capture = options.verify > 0;
+  return config;
+}
+
+/// Serves the trace. Its clock advances by what each step took and leaps to the next arrival when
+/// nothing is there to do, so that a slow device sees a queue and nobody waits for idle time.
+class Replay {
+ public:
+  Replay(const ReplayOptions& options, const Trace& trace, Scheduler& scheduler, Engine& engine)
+      : options_(options),
+        scheduler_(scheduler),
+        engine_(engine),
+        verifier_(engine, options.verify, static_cast<std::uint64_t>(options.seed)),
+        batch_(options.max_num_seqs, longest_in_blocks(trace, options.block_size),
+               options.block_size),
+        num_requests_(trace.requests.size()) {}
+
+  void serve(Progress& progress) {
+    const auto start = Clock::now();
+    while (!scheduler_.done() && !time_is_up(start)) {
+      if (scheduler_.idle())
+        now_s_ = std::max(now_s_, scheduler_.next_arrival_s().value_or(now_s_));
+      scheduler_.arrive(now_s_);
+      step();
+      if (!progress.due()) continue;
+      progress.say(fmt::format(
+          "replay: {} of {} requests, {} running, {} waiting, step {}, {:.0f} s, {} rows verified",
+          scheduler_.num_finished(), num_requests_, scheduler_.num_running(),
+          scheduler_.num_waiting(), steps_.size(), seconds_since(start), verifier_.stats().rows));
+    }
+  }
+  std::vector<StepRecord> take_steps() { return std::move(steps_); }
+  const VerifyStats& verified() const { return verifier_.stats(); }
+
+ private:
+  static std::int64_t longest_in_blocks(const Trace& trace, std::int32_t block_size) {
+    std::int64_t longest = 1;
+    for (const TraceRequest& request : trace.requests) {
+      longest = std::max(longest, blocks_needed(request, block_size));
+    }
+    return longest;
+  }
+
+  bool time_is_up(Clock::time_point start) const {
+    return options_.seconds > 0 && seconds_since(start) >= options_.seconds;
+  }
+
+  void step() {
+    const auto index = static_cast<std::int64_t>(steps_.size());
+    StepRecord record;
+    record.start_s = now_s_;
+    const auto start = Clock::now();
+    const ScheduledStep& scheduled = scheduler_.schedule();
+    batch_.assemble(scheduled, engine_.order(scheduled));
+    record.schedule_us = seconds_since(start) * 1e6;
+
+    const auto row = static_cast<std::int64_t>(mix64(static_cast<std::uint64_t>(options_.seed) +
+                                                     mix64(static_cast<std::uint64_t>(index))) %
+                                               static_cast<std::uint64_t>(Engine::kStartRows));
+    const auto layer = verifier_.choose_layer(index);
+    record.times = engine_.run(batch_, row, layer);
+    now_s_ += (record.schedule_us + record.times.total_us) * 1e-6;
+    verifier_.record(batch_, row);
+    if (layer) verifier_.check(index, *layer, batch_, row);
+
+    const AttentionWork work = attention_work(batch_, engine_.config().attention);
+    record.num_reqs = batch_.num_reqs();
+    record.decode_tokens = scheduled.num_decode_tokens;
+    record.prefill_tokens = scheduled.num_tokens - scheduled.num_decode_tokens;
+    record.blocks_used = scheduler_.blocks().num_used();
+    record.preemptions = scheduled.num_preemptions;
+    record.prefix_hit_tokens = scheduled.num_prefix_hit_tokens;
+    record.kv_bytes = work.kv_bytes * options_.layers;
+    record.flops = work.flops * options_.layers;
+    steps_.push_back(record);
+    scheduler_.complete();
+  }
+
+  const ReplayOptions& options_;
+  Scheduler& scheduler_;
+  Engine& engine_;
+  Verifier verifier_;
+  StepBatch batch_;
+  std::size_t num_requests_;
+  double now_s_ = 0;
+  std::vector<StepRecord> steps_;
+};
+
+void write_reports(const ReplayOptions& options, const ReplayReport& report) {
+  const nlohmann::ordered_json json = to_json(report);
+  if (options.json_path != "-") fmt::print("{}", to_text(json));
+  // Names come from drivers and files: bytes that are no UTF-8 must not cost the report.
+  const auto keep = nlohmann::ordered_json::error_handler_t::replace;
+  if (!options.json_path.empty()) {
+    write_text(options.json_path, json.dump(1, ' ', false, keep) + "\n");
+  }
+  if (!options.html_path.empty()) write_text(options.html_path, to_html(json));
+}
+
+void run_replay(const ReplayOptions& options) {
+  const Trace trace = options.load_trace();
+  const AttentionConfig attention = options.attention();
+  check_writable(options.json_path);
+  check_writable(options.html_path);
+  const auto start = Clock::now();
+  Progress progress(options.no_progress);
+  progress.stage("replay: opening the device");
+  const auto context = Context::create(options.device);
+  const EngineConfig config = engine_config(options, trace, context->capabilities());
+  Scheduler scheduler({.max_num_seqs = options.max_num_seqs,
+                       .max_num_batched_tokens = options.max_num_batched_tokens,
+                       .block_size = options.block_size,
+                       .num_blocks = static_cast<std::int32_t>(config.limits.num_blocks)},
+                      trace);
+  progress.stage("replay: compiling kernels, making caches and inputs");
+  Engine engine(context, config);
+  engine.warm_up_and_poison();
+  progress.stage("replay: measuring the device's ceilings");
+  const Ceilings ceilings = measure_ceilings(context);
+
+  Replay replay(options, trace, scheduler, engine);
+  replay.serve(progress);
+  const VerifyStats& verified = replay.verified();
+  progress.clear();
+  for (const std::string& failure : verified.failures) {
+    fmt::print(stderr, "clattn: replay: {}\n", failure);
+  }
+  const bool own_shape = options.heads || options.kv_heads || options.head_size;
+  write_reports(options, {.trace_source = trace.source,
+                          .model = own_shape ? "own shape" : options.model,
+                          .attention = attention,
+                          .num_layers = options.layers,
+                          .device = context->capabilities(),
+                          .backend = std::string(engine.backend().name()),
+                          .layout = std::string(to_string(engine.layout())),
+                          .kernels = engine.impl().kernels(),
+                          .kernel_use = engine.kernel_use(),
+                          .ceilings = ceilings,
+                          .requests = static_cast<std::int64_t>(trace.requests.size()),
+                          .finished = static_cast<std::int64_t>(scheduler.num_finished()),
+                          .num_blocks = scheduler.blocks().num_blocks(),
+                          .peak_blocks = scheduler.blocks().peak_used(),
+                          .steps = replay.take_steps(),
+                          .verify = verified,
+                          .replay_s = seconds_since(start)});
+  if (verified.failed_rows > 0) throw ExitCode{1};
+}
+
+}  // namespace
+
+void add_replay_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "replay", "Serve a request trace: every step runs, some are checked against the oracle");
+  const auto options = std::make_shared<ReplayOptions>();
+  options->add_to(*command);
+  command->callback([options] { run_replay(*options); });
+}
+
+}  // namespace clattn::cli
