@@ -47,7 +47,7 @@ TEST(SlotMapping, ChunkStartsInsideAPage) {
 TEST(SlotMapping, EmptyRequestsAndBatchesStoreNothing) {
   EXPECT_EQ(slots_of(make_batch({}, 16), 16), Slots{});
   const Batch batch = make_batch({{0, 0}, {0, 7}, {1, 5}, {0, 0}}, 4);
-  EXPECT_EQ(slots_of(batch, 4), (Slots{3 * 4}));
+  EXPECT_EQ(slots_of(batch, 4), (Slots{12}));
 }
 
 TEST(SlotMapping, SlotsPastTheTokensArePadding) {
