@@ -107,7 +107,7 @@ TEST(Flattening, CyclesAreNamed) {
 
 TEST(BuildLog, PositionsOfEveryDriverBecomeOurs) {
   const FlatSource source = flatten(kTree);
-  // Line 5 of the flat text is `int a_line;`: head, ifndef, define, then lib/a.clh.
+  // Line 4 of the flat text is `int a_line;`: head, ifndef, define, then lib/a.clh.
   ASSERT_EQ(origin_of(source, "int a_line;"), "lib/a.clh:1");
   const struct {
     std::string_view log;
