@@ -1,11 +1,12 @@
 /* Joins the partial results of query tokens whose key range was split.
 
-     out[row, head, :] = sum_s w_s partial_out[s, :] / sum_s w_s      w_s = 2^(lse2_s - max_s lse2_s)
+     out[row, head, :] = sum_s w_s partial_out[s, :] / sum_s w_s     w_s = 2^(lse2_s - max_s lse2_s)
      lse[row, head]    = ln 2 * (max_s lse2_s + log2(sum_s w_s))
 
-   Loops: over the splits for the maximum and the sum, then over the own dims, then over the splits in ascending order, so
-   that bits do not depend on timing. A split that saw no key (lse2 = CLA_NEG_BIG) is left out; if none saw one, the output
-   is 0 and the LSE -inf. One group serves one head of one merge item; no barriers.
+   Loops: over the splits for the maximum and the sum, then over the own dims, then over the splits
+   in ascending order, so that bits do not depend on timing. A split that saw no key
+   (lse2 = CLA_NEG_BIG) is left out; if none saw one, the output is 0 and the LSE -inf. One group
+   serves one head of one merge item; no barriers.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 256, steps of 8
@@ -28,7 +29,7 @@
 #endif
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge(
-    __global const int* restrict meta,           /* the step's metadata: ClaMergeItem[num_merges] at merges_at */
+    __global const int* restrict meta,           /* ClaMergeItem[num_merges] at merges_at */
     int merges_at,                               /* ints, a multiple of 4 */
     int num_merges,                              /* the launch says it too */
     __global const float* restrict partial_out,  /* [partial rows, num_heads, HEAD_DIM] */
@@ -36,17 +37,20 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
     __global CLA_Q_T* restrict out,              /* [tokens, num_heads, HEAD_DIM] */
     long out_offset,                             /* elements */
     long out_token_stride,                       /* elements */
-    __global float* restrict lse,                /* [tokens, num_heads], natural log; used if write_lse */
-    int num_heads,                               /* query heads */
-    int write_lse) {                             /* 0 or 1 */
+    __global float* restrict lse, /* [tokens, num_heads], natural log; if write_lse */
+    int num_heads,                /* query heads */
+    int write_lse) {              /* 0 or 1 */
+  (void)num_merges;
   const uint group = (uint)get_group_id(0);
   const uint head = group % (uint)num_heads;
-  const ClaMergeItem item = ((__global const ClaMergeItem*)(meta + merges_at))[group / (uint)num_heads];
+  const ClaMergeItem item =
+      ((__global const ClaMergeItem*)(meta + merges_at))[group / (uint)num_heads];
   const ulong first = (ulong)item.partial_row * (uint)num_heads + head;
   const ulong stride = (ulong)item.split_stride * (uint)num_heads;
 
   float max_lse2 = CLA_NEG_BIG;
-  for (int s = 0; s < item.num_splits; ++s) max_lse2 = fmax(max_lse2, partial_lse2[first + (ulong)s * stride]);
+  for (int s = 0; s < item.num_splits; ++s)
+    max_lse2 = fmax(max_lse2, partial_lse2[first + (ulong)s * stride]);
   float sum = 0.0f;
   for (int s = 0; s < item.num_splits; ++s) {
     const float lse2 = partial_lse2[first + (ulong)s * stride];
@@ -56,7 +60,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
 
   __global CLA_Q_T* to =
       out + out_offset + (long)item.out_row * out_token_stride + (long)head * CLA_HEAD_DIM;
-  for (uint dim = (uint)get_local_id(0) * 4 * CLA_QUADS; dim < CLA_HEAD_DIM; dim += CLA_WG_SIZE * 4 * CLA_QUADS) {
+  for (uint dim = (uint)get_local_id(0) * 4 * CLA_QUADS; dim < CLA_HEAD_DIM;
+       dim += CLA_WG_SIZE * 4 * CLA_QUADS) {
     float4 acc[CLA_QUADS];
     for (uint i = 0; i < CLA_QUADS; ++i) acc[i] = (float4)(0.0f);
     for (int s = 0; s < item.num_splits; ++s) {

@@ -1,18 +1,20 @@
-/* Paged attention for many rows per key range: prompts and their chunks, on a GPU, in f32 arithmetic.
+/* Paged attention for many rows per key range: prompts and their chunks, on a GPU, in f32
+   arithmetic.
 
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
-   One work-group serves one work item for one KV head: BLOCK_ROWS rows against tiles of BLOCK_KV keys.
+   One work-group serves one work item for one KV head: BLOCK_ROWS rows against tiles of BLOCK_KV
+   keys.
 
      for each tile of keys up to the last one that any row sees
-       for each CLA_DIMS_QK dims             S += Q K^T: both operands through local memory, 4 x CLA_KEYS scores a work-item
-       row maximum over the tile             one exchange through local memory
-       P = 2^(S - max) to local memory       sums stay per work-item until the end
-       for each CLA_DIMS_PV dims             O += P V: V through local memory, 4 x 4 sums a work-item
+       for each CLA_DIMS_QK dims      S += Q K^T: both through local memory, 4 x CLA_KEYS a
+   work-item row maximum over the tile      one exchange through local memory P = 2^(S - max) to
+   local memory; its sums stay per work-item until the end for each CLA_DIMS_PV dims      O += P V:
+   V through local memory, 4 x 4 sums a work-item
 
-   Work-item (row_group, column) owns rows 4 * row_group + 0 ... 3 and, of S, the keys column + CLA_COLUMNS * i; of O, in
-   every slice of CLA_DIMS_PV dims, the dims 4 * column + 0 ... 3. Per float4 read from local memory S does
-   16 CLA_KEYS / (4 + CLA_KEYS) multiply-adds and O does 8.
+   Work-item (row_group, column) owns rows 4 * row_group + 0 ... 3 and, of S, the keys
+   column + CLA_COLUMNS * i; of O, in every slice of CLA_DIMS_PV dims, dims 4 * column + 0 ... 3.
+   Per float4 read from local memory S does 16 CLA_KEYS / (4 + CLA_KEYS) multiply-adds and O does 8.
 
    macro                unit        legal values
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
@@ -26,16 +28,16 @@
    CLA_BLOCK_KV         keys        32 or 64; a multiple of the columns, 4 * WG_SIZE / BLOCK_ROWS
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV
 
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries. */
-#include "lib/common.clh"
-#include "lib/storage.clh"
+   Local memory: 29 KiB with 64 rows, 32 keys and 256 work-items.
+   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
+   16-byte boundaries. */
 #include "lib/attention.clh"
 
 #define CLA_ROW_GROUPS (CLA_BLOCK_ROWS / 4)
 #define CLA_COLUMNS (CLA_WG_SIZE / CLA_ROW_GROUPS)
 #define CLA_KEYS (CLA_BLOCK_KV / CLA_COLUMNS)
-#if CLA_BLOCK_ROWS % 4 != 0 || CLA_WG_SIZE % CLA_ROW_GROUPS != 0 || CLA_BLOCK_KV % CLA_COLUMNS != 0 || \
-    CLA_BLOCK_KV % 4 != 0 || CLA_WG_SIZE < CLA_BLOCK_KV
+#if CLA_BLOCK_ROWS % 4 != 0 || CLA_WG_SIZE % CLA_ROW_GROUPS != 0 || \
+    CLA_BLOCK_KV % CLA_COLUMNS != 0 || CLA_BLOCK_KV % 4 != 0 || CLA_WG_SIZE < CLA_BLOCK_KV
 #error "prefill_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
@@ -59,24 +61,28 @@
 #define CLA_STAGE_QUADS CLA_V_QUADS
 #endif
 
-/* Copies dims [dim, dim + width) of the tile's queries, scaled, to stage[BLOCK_ROWS][QK_STRIDE]; 0 where there is no row. */
-static inline void cla_stage_q(__local float4* stage, const ClaTask* task, __global const CLA_Q_T* q, long q_offset,
-                               long q_token_stride, uint dim, uint width, float scale) {
+/* Copies dims [dim, dim + width) of the tile's queries, scaled, to stage[BLOCK_ROWS][QK_STRIDE];
+   0 where there is no row. */
+static inline void cla_stage_q(__local float4* stage, const ClaTask* task,
+                               __global const CLA_Q_T* q, long q_offset, long q_token_stride,
+                               uint dim, uint width, float scale) {
   const uint units = width / 8;
   for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS * units; i += CLA_WG_SIZE) {
     const uint row = i / units;
     const uint unit = i % units;
     ClaF8 x = cla_zero8();
     if (cla_row_exists(task, row)) {
-      x = cla_scale8(CLA_Q_LOAD8(q + cla_query_at(task, row, q_offset, q_token_stride) + dim + 8 * unit), scale);
+      x = cla_scale8(
+          CLA_Q_LOAD8(q + cla_query_at(task, row, q_offset, q_token_stride) + dim + 8 * unit),
+          scale);
     }
     stage[row * CLA_QK_STRIDE + 2 * unit] = x.lo;
     stage[row * CLA_QK_STRIDE + 2 * unit + 1] = x.hi;
   }
 }
 
-/* Copies dims [dim, dim + width) of the tile's keys or values to stage[BLOCK_KV][stride]; 0 for keys that no row sees,
-   whose rows are not read. */
+/* Copies dims [dim, dim + width) of the tile's keys or values to stage[BLOCK_KV][stride]; 0 for
+   keys that no row sees, whose rows are not read. */
 static inline void cla_stage_kv(__local float4* stage, uint stride, __global const CLA_KV_T* cache,
                                 __local const long* key_at, uint dim, uint width) {
   const uint units = width / 8;
@@ -91,7 +97,8 @@ static inline void cla_stage_kv(__local float4* stage, uint stride, __global con
 }
 
 /* scores[4][KEYS] += Q K^T over `width` staged dims. */
-static inline void cla_add_qk(float* scores, __local const float4* q_rows, __local const float4* k_rows, uint width) {
+static inline void cla_add_qk(float* scores, __local const float4* q_rows,
+                              __local const float4* k_rows, uint width) {
   for (uint d = 0; d < width / 4; ++d) {
     float4 x[4];
 #pragma unroll
@@ -100,19 +107,21 @@ static inline void cla_add_qk(float* scores, __local const float4* q_rows, __loc
     for (uint i = 0; i < CLA_KEYS; ++i) {
       const float4 k = k_rows[i * CLA_COLUMNS * CLA_QK_STRIDE + d];
 #pragma unroll
-      for (uint r = 0; r < 4; ++r) scores[r * CLA_KEYS + i] = cla_dot4(x[r], k, scores[r * CLA_KEYS + i]);
+      for (uint r = 0; r < 4; ++r)
+        scores[r * CLA_KEYS + i] = cla_dot4(x[r], k, scores[r * CLA_KEYS + i]);
     }
   }
 }
 
-/* sum + weight * v. `skip_zero`: a key of weight 0 is skipped, since V may hold inf or NaN where the row must not look. */
+/* sum + weight * v. `skip_zero`: a key of weight 0 is skipped, since V may hold inf or NaN where
+   the row must not look. */
 static inline float4 cla_add_pv(float weight, float4 v, float4 sum, int skip_zero) {
   return skip_zero && weight == 0.0f ? sum : mad((float4)(weight), v, sum);
 }
 
 /* sums[4] += P V over the tile's keys, for the four own dims. */
-static inline void cla_add_slice(float4* sums, __local const float4* p_rows, __local const float4* v_column,
-                                 int skip_zero) {
+static inline void cla_add_slice(float4* sums, __local const float4* p_rows,
+                                 __local const float4* v_column, int skip_zero) {
   for (uint key = 0; key < CLA_BLOCK_KV / 4; ++key) {
     float4 v[4];
 #pragma unroll
@@ -129,14 +138,14 @@ static inline void cla_add_slice(float4* sums, __local const float4* p_rows, __l
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_gpu(
-    __global const int* restrict meta,         /* the step's metadata: items at items_at, page ids at pages_at */
+    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
     int items_at,                              /* ints, a multiple of 8 */
     int num_items,                             /* the launch says it too */
     int pages_at,                              /* ints */
     __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
     long q_offset,                             /* elements */
     long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by the strides below */
+    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
     long k_offset,                             /* elements, a multiple of 8 */
     __global const CLA_KV_T* restrict v_cache, /* as k_cache */
     long v_offset,                             /* elements, a multiple of 8 */
@@ -146,7 +155,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
     long out_offset,                           /* elements */
     long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; used if write_lse */
+    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
     __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
     __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
     int num_kv_heads,                          /* heads */
@@ -155,15 +164,17 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     int write_lse) {                           /* 0 or 1 */
   __local float4 stage[CLA_STAGE_QUADS];       /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
-  __local float row_part[CLA_BLOCK_ROWS * CLA_COLUMNS]; /* per row and column: maxima, at the end sums */
-  __local long key_at[CLA_BLOCK_KV];                    /* element of the key's row in the cache, -1: no row sees it */
+  __local float row_part[CLA_BLOCK_ROWS * CLA_COLUMNS]; /* maxima per column, in the end sums */
+  __local long key_at[CLA_WG_SIZE]; /* element of key i's row in the cache, -1: no row sees it */
 
+  (void)num_items;
   const uint lid = (uint)get_local_id(0);
   const uint column = lid % CLA_COLUMNS;
   const uint first_row = lid / CLA_COLUMNS * 4;
   const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
   const int begin = task.item.kv_begin;
-  const int end = causal ? min(task.item.kv_end, task.item.q_pos + task.item.q_count) : task.item.kv_end;
+  const int end =
+      causal ? min(task.item.kv_end, task.item.q_pos + task.item.q_count) : task.item.kv_end;
   __global const int* pages = meta + pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * head_stride;
 
@@ -181,15 +192,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   }
 
   for (int tile = begin; tile < end; tile += CLA_BLOCK_KV) {
-    if (lid < CLA_BLOCK_KV) {
-      const uint position = (uint)tile + lid;
-      long at = -1;
-      if (position < (uint)end) {
-        at = (long)pages[position / CLA_PAGE_SIZE] * block_stride + (long)(position % CLA_PAGE_SIZE) * token_stride +
-             head_at;
-      }
-      key_at[lid] = at;
+    const uint position = (uint)tile + lid;
+    long at = -1;
+    if (position < (uint)min(end, tile + CLA_BLOCK_KV)) {
+      at = (long)pages[position / CLA_PAGE_SIZE] * block_stride +
+           (long)(position % CLA_PAGE_SIZE) * token_stride + head_at;
     }
+    key_at[lid] = at;
+    barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
 
     float scores[4 * CLA_KEYS];
 #pragma unroll
@@ -197,11 +207,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
       const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
       __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
-      barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read; stage read -> overwritten */
       cla_stage_q(stage, &task, q, q_offset, q_token_stride, dim, width, scale_log2e);
       cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache + k_offset, key_at, dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
-      cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + column * CLA_QK_STRIDE, width);
+      cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + column * CLA_QK_STRIDE,
+                 width);
+      barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten */
     }
 
 #pragma unroll
@@ -209,18 +220,20 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       float highest = CLA_NEG_BIG;
 #pragma unroll
       for (uint i = 0; i < CLA_KEYS; ++i) {
-        const int position = tile + (int)(column + i * CLA_COLUMNS);
-        const int seen = cla_in_range(position, begin, row_end[r]);
+        const int key = tile + (int)(column + i * CLA_COLUMNS);
+        const int seen = cla_in_range(key, begin, row_end[r]);
         scores[r * CLA_KEYS + i] = seen ? scores[r * CLA_KEYS + i] : CLA_NEG_BIG;
         highest = fmax(highest, scores[r * CLA_KEYS + i]);
       }
       row_part[(first_row + r) * CLA_COLUMNS + column] = highest;
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* row_part written -> read; its readers pass the next barrier before it is rewritten */
+    barrier(CLK_LOCAL_MEM_FENCE); /* row_part written -> read; its readers pass the next barrier
+                                     before it is rewritten */
 #pragma unroll
     for (uint r = 0; r < 4; ++r) {
       float new_max = row_max[r];
-      for (uint i = 0; i < CLA_COLUMNS; ++i) new_max = fmax(new_max, row_part[(first_row + r) * CLA_COLUMNS + i]);
+      for (uint i = 0; i < CLA_COLUMNS; ++i)
+        new_max = fmax(new_max, row_part[(first_row + r) * CLA_COLUMNS + i]);
       const float factor = native_exp2(row_max[r] - new_max);
       row_max[r] = new_max;
       row_sum[r] *= factor;
@@ -242,9 +255,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     for (uint slice = 0; slice < CLA_SLICES; ++slice) {
       const uint dim = slice * CLA_DIMS_PV;
       const uint width = min((uint)CLA_DIMS_PV, CLA_HEAD_DIM - dim);
-      barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten; p_tile written -> read */
       cla_stage_kv(stage, CLA_V_STRIDE, v_cache + v_offset, key_at, dim, width);
-      barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
+      barrier(CLK_LOCAL_MEM_FENCE); /* stage and p_tile written -> read */
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (column * 4 < width) {
         if (all_seen) {
@@ -253,8 +265,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
           cla_add_slice(sums[slice], p_rows, stage + column, 1);
         }
       }
+      barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten; behind the last slice also key_at
+                                       and p_tile */
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* key_at, p_tile and row_part read -> overwritten */
   }
 
 #pragma unroll
@@ -275,7 +288,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       for (uint slice = 0; slice < CLA_SLICES; ++slice) {
         const uint dim = slice * CLA_DIMS_PV + 4 * column;
         const float4 result = sums[slice][r] * inverse;
-        if (dim < CLA_HEAD_DIM && partial) cla_store4_f32(result, partial_out + result_row * CLA_HEAD_DIM + dim);
+        if (dim < CLA_HEAD_DIM && partial)
+          cla_store4_f32(result, partial_out + result_row * CLA_HEAD_DIM + dim);
         if (dim < CLA_HEAD_DIM && !partial) CLA_Q_STORE4(result, out + out_at + dim);
       }
       if (column == 0 && partial) partial_lse2[result_row] = lse2;

@@ -1,12 +1,14 @@
 /* Stores the keys and values of new tokens in the paged cache.
 
-     cache[slot / PAGE_SIZE, slot % PAGE_SIZE, head, :] = key[token, head, :]     slot = slots[slots_at + token]
+     cache[slot / PAGE_SIZE, slot % PAGE_SIZE, head, :] = key[token, head, :]
+     slot = slots[slots_at + token]
 
-   Values are converted from the input's type to the cache's: equal types are copied bit by bit, others are rounded to
-   nearest even (f16 overflow becomes inf, NaN stays NaN). A slot below 0 or not below num_slots stores nothing. If two
-   tokens name one slot, either may win.
+   Values are converted from the input's type to the cache's: equal types are copied bit by bit,
+   others are rounded to nearest even (f16 overflow becomes inf, NaN stays NaN). A slot below 0 or
+   not below num_slots stores nothing. If two tokens name one slot, either may win.
 
-   The unit of work is eight elements of one head of one token; units of a token are [kv head, HEAD_DIM / 8].
+   The unit of work is eight elements of one head of one token; units of a token are
+   [kv head, HEAD_DIM / 8].
      CLA_WG_SIZE == 1 (CPU): one group a token, a loop over its units.
      CLA_WG_SIZE > 1 (GPU):  one work-item a unit.
 
@@ -18,7 +20,8 @@
    CLA_WG_SIZE     work-items  >= 1
    CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4 or 8
 
-   Launch: CLA_WG_SIZE == 1: num_tokens groups; else ceil(num_tokens * num_kv_heads * CLA_HEAD_DIM / 8 / CLA_WG_SIZE). */
+   Launch: CLA_WG_SIZE == 1: num_tokens groups; else ceil(num_tokens * num_kv_heads * CLA_HEAD_DIM /
+   8 / CLA_WG_SIZE). */
 #if !defined(CLA_PAGE_SIZE) || !defined(CLA_CACHE_X)
 #error "reshape_and_cache.cl needs CLA_PAGE_SIZE and CLA_CACHE_X"
 #endif
@@ -29,7 +32,8 @@
 #error "CLA_CACHE_X must be 4 or 8"
 #endif
 
-/* What one work-item does: units [first, first + count) of the token, whose slot is negative if nothing is to be stored. */
+/* What one work-item does: units [first, first + count) of the token, whose slot is negative if
+   nothing is to be stored. */
 typedef struct ClaUnits {
   int token;
   uint first;
@@ -37,7 +41,8 @@ typedef struct ClaUnits {
   long slot;
 } ClaUnits;
 
-static inline ClaUnits cla_units(__global const long* slots, int num_tokens, long num_slots, int num_kv_heads) {
+static inline ClaUnits cla_units(__global const long* slots, int num_tokens, long num_slots,
+                                 int num_kv_heads) {
   const uint per_token = (uint)num_kv_heads * (CLA_HEAD_DIM / 8);
   const ulong index = (ulong)get_global_id(0);
 #if CLA_WG_SIZE == 1
@@ -62,7 +67,9 @@ static inline ClaUnits cla_units(__global const long* slots, int num_tokens, lon
 #if CLA_Q_DTYPE == CLA_KV_DTYPE && CLA_Q_DTYPE != 0
 typedef ushort8 ClaCells;
 
-static inline ClaCells cla_fetch(__global const CLA_Q_T* from) { return vload8(0, from); }
+static inline ClaCells cla_fetch(__global const CLA_Q_T* from) {
+  return vload8(0, from);
+}
 static inline void cla_put4(ClaCells cells, uint half_index, __global CLA_KV_T* to) {
   vstore4(half_index == 0 ? cells.lo : cells.hi, 0, to);
 }
@@ -79,7 +86,9 @@ static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong s
 #else
 typedef ClaF8 ClaCells;
 
-static inline ClaCells cla_fetch(__global const CLA_Q_T* from) { return CLA_Q_LOAD8(from); }
+static inline ClaCells cla_fetch(__global const CLA_Q_T* from) {
+  return CLA_Q_LOAD8(from);
+}
 static inline void cla_put4(ClaCells cells, uint half_index, __global CLA_KV_T* to) {
   CLA_KV_STORE4(half_index == 0 ? cells.lo : cells.hi, to);
 }
@@ -101,14 +110,15 @@ static inline long cla_unit_at(const ClaUnits* units, uint unit, long offset, lo
 }
 
 /* Caches whose heads are contiguous dims, by strides: NHD, HND, interleaved or separate K and V. */
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_reshape_and_cache_flash(
-    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], heads and dims contiguous */
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
+clattn_reshape_and_cache_flash(
+    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
     long key_offset,                        /* elements */
     long key_token_stride,                  /* elements */
     __global const CLA_Q_T* restrict value, /* as key */
     long value_offset,                      /* elements */
     long value_token_stride,                /* elements */
-    __global CLA_KV_T* k_cache,             /* [page, token, kv head, HEAD_DIM]; may be the buffer of v_cache */
+    __global CLA_KV_T* k_cache,             /* [page, token, kv head, HEAD_DIM] by strides */
     long k_offset,                          /* elements */
     __global CLA_KV_T* v_cache,             /* as k_cache */
     long v_offset,                          /* elements */
@@ -130,7 +140,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
     const uint dim = unit % (CLA_HEAD_DIM / 8) * 8;
     const long to = slot_at + (long)head * head_stride + dim;
     const ClaCells k = cla_fetch(key + cla_unit_at(&units, unit, key_offset, key_token_stride));
-    const ClaCells v = cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride));
+    const ClaCells v =
+        cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride));
     cla_put4(k, 0, k_cache + k_offset + to);
     cla_put4(k, 1, k_cache + k_offset + to + 4);
     cla_put4(v, 0, v_cache + v_offset + to);
@@ -138,15 +149,16 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
   }
 }
 
-/* The x-packed caches: keys [page, kv head, HEAD_DIM / X, PAGE_SIZE, X], values [page, kv head, HEAD_DIM, PAGE_SIZE]. */
+/* The x-packed caches: keys [page, kv head, HEAD_DIM / X, PAGE_SIZE, X], values [page, kv head,
+   HEAD_DIM, PAGE_SIZE]. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_reshape_and_cache(
-    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], heads and dims contiguous */
+    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
     long key_offset,                        /* elements */
     long key_token_stride,                  /* elements */
     __global const CLA_Q_T* restrict value, /* as key */
     long value_offset,                      /* elements */
     long value_token_stride,                /* elements */
-    __global CLA_KV_T* k_cache,             /* packed keys; may be the buffer of v_cache */
+    __global CLA_KV_T* k_cache,             /* packed keys */
     __global CLA_KV_T* v_cache,             /* packed values */
     __global const long* restrict slots,    /* [num_tokens] at slots_at */
     long slots_at,                          /* longs */
@@ -161,11 +173,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
     const ulong head = page * (uint)num_kv_heads + unit / (CLA_HEAD_DIM / 8);
     const uint dim = unit % (CLA_HEAD_DIM / 8) * 8;
     const ClaCells k = cla_fetch(key + cla_unit_at(&units, unit, key_offset, key_token_stride));
-    const ClaCells v = cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride));
+    const ClaCells v =
+        cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride));
     for (uint i = 0; i < 2; ++i) {
       const ulong packed_row = head * (CLA_HEAD_DIM / CLA_CACHE_X) + (dim + 4 * i) / CLA_CACHE_X;
-      cla_put4(k, i, k_cache + (packed_row * CLA_PAGE_SIZE + in_page) * CLA_CACHE_X + (dim + 4 * i) % CLA_CACHE_X);
+      cla_put4(k, i,
+               k_cache + (packed_row * CLA_PAGE_SIZE + in_page) * CLA_CACHE_X +
+                   (dim + 4 * i) % CLA_CACHE_X);
     }
-    cla_put_column(v, v_cache + (head * CLA_HEAD_DIM + dim) * CLA_PAGE_SIZE + in_page, CLA_PAGE_SIZE);
+    cla_put_column(v, v_cache + (head * CLA_HEAD_DIM + dim) * CLA_PAGE_SIZE + in_page,
+                   CLA_PAGE_SIZE);
   }
 }
