@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands.hpp"
 
@@ -85,6 +86,11 @@ int run(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const std::vector<std::string> rest = app.remaining();
+    if (app.get_subcommands().empty() && !rest.empty()) {
+      return complain(fmt::format("{}: unknown command; see clattn --help", rest.front()),
+                      kMalformed);
+    }
     return complain(error.what(), kMalformed);
   }
 }

@@ -8,6 +8,8 @@
 #include <clattn/error.hpp>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/commands.hpp"
 
@@ -115,6 +117,21 @@ CommonAttentionMetadata BatchArrays::metadata() const {
   return batch;
 }
 
+std::vector<std::int32_t> read_query_start_loc(const CaseFile& file, std::int64_t num_reqs) {
+  const std::array<std::int64_t, 1> shape = {num_reqs < 0 ? -1 : num_reqs + 1};
+  std::vector<std::int32_t> starts = file.indices32("query_start_loc", shape);
+  for (std::size_t r = 0; r < std::max<std::size_t>(starts.size(), 1); ++r) {
+    const bool right = !starts.empty() && (r == 0 ? starts[0] == 0 : starts[r] >= starts[r - 1]);
+    if (right) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("query_start_loc.npy: entry {} is {}; expected prefix sums that start at "
+                    "0 and never fall",
+                    r, starts.empty() ? "missing" : std::to_string(starts[r])));
+  }
+  return starts;
+}
+
 BatchArrays read_batch(const CaseFile& file) {
   BatchArrays arrays;
   std::vector<std::int64_t> shape;
@@ -124,8 +141,7 @@ BatchArrays read_batch(const CaseFile& file) {
       file.indices32("block_table", std::array<std::int64_t, 2>{num_reqs, -1}, &shape);
   arrays.max_blocks = shape[1];
   if (file.has_array("query_start_loc")) {
-    arrays.query_start_loc =
-        file.indices32("query_start_loc", std::array<std::int64_t, 1>{num_reqs + 1});
+    arrays.query_start_loc = read_query_start_loc(file, num_reqs);
   }
   return arrays;
 }

@@ -58,4 +58,8 @@ struct BatchArrays {
 };
 BatchArrays read_batch(const CaseFile& file);
 
+/// query_start_loc.npy: [num_reqs + 1] prefix sums (num_reqs = -1: any number) that start at 0 and
+/// never fall.
+std::vector<std::int32_t> read_query_start_loc(const CaseFile& file, std::int64_t num_reqs);
+
 }  // namespace clattn::cli

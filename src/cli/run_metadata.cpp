@@ -43,25 +43,10 @@ void run_split_decodes_and_prefills(CaseFile& file, const RunOptions& /*options*
   const std::int32_t threshold = read_threshold(file);
   file.refuse_unknown_keys();
   BatchArrays batch;
-  batch.query_start_loc = file.indices32("query_start_loc", kAnyLength);
-  if (batch.query_start_loc.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "query_start_loc.npy: empty; expected at least [0]");
-  }
+  batch.query_start_loc = read_query_start_loc(file, -1);
   // Only the query lengths matter here; sequences as long as their queries make a valid batch.
   for (std::size_t r = 0; r + 1 < batch.query_start_loc.size(); ++r) {
-    const std::int32_t begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1];
-    if (begin < 0 || end < begin) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("query_start_loc.npy: request {}: {} to {}; expected prefix sums "
-                              "from 0 that never fall",
-                              r, begin, end));
-    }
-    batch.seq_lens.push_back(end - begin);
-  }
-  if (batch.query_start_loc.front() != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("query_start_loc.npy: starts at {}; expected 0",
-                            batch.query_start_loc.front()));
+    batch.seq_lens.push_back(batch.query_start_loc[r + 1] - batch.query_start_loc[r]);
   }
   const BatchSplit split = split_decodes_and_prefills(batch.metadata(), threshold);
   outputs.add("result", json{{"num_decodes", split.num_decodes},

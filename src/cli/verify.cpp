@@ -22,18 +22,18 @@ void Deviation::add(double got, double truth, double allowed) {
   const double difference = std::abs(got - truth);
   const double error = std::isfinite(difference) ? difference : kInfinity;  // NaN is as far as any
   const double share = error == kInfinity ? kInfinity : error / allowed;
-  if (share > worst_share) {
-    worst_share = share;
+  worst_share = std::max(worst_share, share);
+  if (error > max_error) {
+    max_error = error;
     allowance = allowed;
   }
-  max_error = std::max(max_error, error);
 }
 
 void Deviation::merge(const Deviation& other) {
   compared += other.compared;
-  max_error = std::max(max_error, other.max_error);
-  if (other.worst_share > worst_share) {
-    worst_share = other.worst_share;
+  worst_share = std::max(worst_share, other.worst_share);
+  if (other.max_error > max_error) {
+    max_error = other.max_error;
     allowance = other.allowance;
   }
 }

@@ -21,7 +21,9 @@ std::string bytes_of(const std::vector<T>& values) {
 
 template <typename T>
 std::string npy_of(std::string_view descr, const std::vector<T>& values, std::string_view shape) {
-  const std::string flat = "(" + std::to_string(values.size()) + ",)";
+  std::string flat = std::to_string(values.size());
+  flat.insert(flat.begin(), '(');
+  flat.append(",)");
   return npy_image(descr, shape.empty() ? flat : shape, bytes_of(values));
 }
 
