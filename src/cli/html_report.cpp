@@ -57,7 +57,7 @@ function table(head, rows) {
   const node = element(page, "table");
   const add = (cells, tag) => {
     const row = element(node, "tr");
-    cells.forEach((cell, i) => element(row, tag, i ? {class: "n"} : {}, format(cell)));
+    cells.forEach((cell, i) => element(row, tag, head && i ? {class: "n"} : {}, format(cell)));
   };
   if (head) add(head, "th");
   rows.forEach(cells => add(cells, "td"));
@@ -164,8 +164,9 @@ table(["attention", "achieved", "ceiling", "share"], [
     percent(achieved.decode_steps_share_of_read)],
   ["prefill steps, GFLOP/s", achieved.prefill_steps_gflop_per_s, ceilings.fma_gflop_per_s,
     percent(achieved.prefill_steps_share_of_fma)]]);
-table(["kernel", "role", "work-group", "launches", "ms"], report.kernels.map(
-  kernel => [kernel.name, kernel.role, kernel.work_group_size, kernel.launches, kernel.time_us / 1e3]));
+table(["kernel", "work-group", "launches", "ms"], report.kernels.map(
+  kernel => [`${kernel.role}: ${kernel.name}`, kernel.work_group_size, kernel.launches,
+    kernel.time_us / 1e3]));
 
 const parts = Object.entries(report.step_time_us).filter(([name]) => name !== "total_us");
 plot({title: "Step time", unit: "ms", stacked: true, lines: parts.map(([name, part], i) => (
