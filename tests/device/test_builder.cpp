@@ -1,32 +1,13 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
-#include <cstdlib>
 #include <functional>
-#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "device/attention_case.hpp"
-
-namespace {
-thread_local std::size_t allocations = 0;
-}
-
-// Counts what this thread allocates through C++; the driver's own C allocations are not ours to
-// answer for.
-void* operator new(std::size_t size) {
-  ++allocations;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+#include "support/counting_new.hpp"
 
 namespace {
 
@@ -93,9 +74,11 @@ TEST(Builder, AWarmStepAllocatesNothing) {
       };
       for (int warm = 0; warm < 4; ++warm) step();
       queue.finish();
-      const std::size_t before = allocations;
-      for (int i = 0; i < 10; ++i) step();
-      EXPECT_EQ(allocations, before) << backend->name();
+      EXPECT_EQ(test::allocations_of([&] {
+                  for (int i = 0; i < 10; ++i) step();
+                }),
+                0U)
+          << backend->name();
       queue.finish();
     }
   }

@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "counting_new.hpp"
+#include "support/counting_new.hpp"
 #include "metadata/page_list.hpp"
 #include "metadata/planner.hpp"
 #include "metadata/slot_mapping.hpp"

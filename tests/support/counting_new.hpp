@@ -4,7 +4,8 @@
 
 namespace test {
 
-/// Calls of operator new so far, in the whole program: counting_new.cpp replaces it.
+/// Calls of operator new so far on this thread: counting_new.cpp replaces it in every program that
+/// links it.
 std::size_t num_allocations();
 
 template <typename Call>

@@ -1,6 +1,5 @@
-#include "counting_new.hpp"
+#include "support/counting_new.hpp"
 
-#include <atomic>
 #include <cstdlib>
 #include <new>
 
@@ -9,7 +8,7 @@
 
 namespace {
 
-std::atomic<std::size_t> counter{0};
+thread_local std::size_t counter = 0;
 
 void* counted(void* memory) {
   ++counter;
