@@ -157,7 +157,7 @@ json row_json(const Row& row) {
 std::vector<BenchShape> wanted_shapes(const Arguments& arguments, DeviceKind kind) {
   std::vector<BenchShape> all;
   if (arguments.shapes_file.empty()) {
-    all = parse_shapes(kBuiltInShapes, "bench/shapes.txt");
+    all = parse_shapes(built_in_shapes(), "bench/shapes.txt");
   } else {
     const std::vector<std::byte> bytes = read_file(arguments.shapes_file, 1 << 20);
     all = parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()},

@@ -86,6 +86,7 @@ class AttentionWorkload final : public Workload {
                    {.buffer = out_.handle()}, nullptr, nullptr, &launches);
     queue_.finish();
     std::vector<std::string_view> names;
+    names.reserve(launches.size());
     for (const LaunchRecord& launch : launches) names.push_back(launch.kernel);
     return fmt::format("{}", fmt::join(names, " + "));
   }

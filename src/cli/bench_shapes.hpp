@@ -16,7 +16,7 @@ struct BenchShape {
 };
 
 /// bench/shapes.txt as it was built in.
-extern const char* const kBuiltInShapes;
+std::string_view built_in_shapes();
 
 /// Parses the text of a shapes file; throws kInvalidArgument naming `name`, line and what is wrong.
 std::vector<BenchShape> parse_shapes(std::string_view text, const std::string& name);

@@ -59,8 +59,9 @@ void print_line(const Line& line, const AttentionConfig& config) {
   const std::string types =
       fmt::format("{}/{}", to_string(config.dtype), to_string(config.cache_dtype()));
   fmt::print("{:24} {:10} {:10.2e} {:10.2e} {:6.1f}% {:10.1f}  {}  {}\n", line.what, types,
-             line.deviation.max_error, line.deviation.allowance, line.deviation.worst_share * 100,
-             line.latency_us, fmt::join(line.kernels, " + "), line.passed() ? "ok" : "FAILED");
+             line.deviation.max_error, line.deviation.allowance,
+             std::min(line.deviation.worst_share * 100, 999.9), line.latency_us,
+             fmt::join(line.kernels, " + "), line.passed() ? "ok" : "FAILED");
   for (const std::string& failure : line.failures) fmt::print("    {}\n", failure);
   std::fflush(stdout);
 }

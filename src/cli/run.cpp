@@ -49,6 +49,7 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
                                        [&](const OperationRow& each) { return each.name == op; });
   if (row == kOperations.end()) {
     std::vector<std::string_view> names;
+    names.reserve(kOperations.size());
     for (const OperationRow& each : kOperations) names.push_back(each.name);
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("case.json: op: \"{}\" is unknown; expected one of {}", op,

@@ -18,10 +18,9 @@ constexpr double kLseAbsolute = 2e-5, kLseRelative = 2e-6;
 void Deviation::add(double got, double truth, double allowed) {
   ++compared;
   if (got == truth) return;  // infinities included
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const double difference = std::abs(got - truth);
-  const double error = std::isfinite(difference) ? difference : kInfinity;  // NaN is as far as any
-  const double share = error == kInfinity ? kInfinity : error / allowed;
+  double error = std::abs(got - truth);
+  if (std::isnan(error)) error = std::numeric_limits<double>::infinity();  // as far as any
+  const double share = std::isinf(error) ? error : error / allowed;
   worst_share = std::max(worst_share, share);
   if (error > max_error) {
     max_error = error;

@@ -15,9 +15,6 @@
 namespace clattn {
 namespace {
 
-using detail::KernelPool;
-using detail::KernelSource;
-
 constexpr int kLaunches = 7;  // the best counts; the first one warms up
 
 /// How the two kernels are shaped for a kind of device.
@@ -84,7 +81,8 @@ double measure_read(const Context& context, const Queue& queue, const CeilingSha
   });
   std::vector<float> lane_sums(sums.size_bytes() / sizeof(float));
   queue.read(sums, std::as_writable_bytes(std::span(lane_sums)));
-  const auto expected = static_cast<float>(vectors / group_size);
+  const std::size_t vectors_per_lane = vectors / group_size;
+  const auto expected = static_cast<float>(vectors_per_lane);
   if (std::count(lane_sums.begin(), lane_sums.end(), expected) !=
       static_cast<std::ptrdiff_t>(lane_sums.size())) {
     throw Error(ErrorCode::kOpenCL, "the streaming read kernel computed wrong sums");
