@@ -76,8 +76,8 @@ function average(values, columns) {
 }
 
 function niceStep(range) {
-  const power = 10 ** Math.floor(Math.log10(range / 4 || 1));
-  return [1, 2, 5, 10].map(n => n * power).find(n => n >= range / 4);
+  const power = 10 ** Math.floor(Math.log10(range / 6 || 1));
+  return [1, 2, 5, 10].map(n => n * power).find(n => n >= range / 6);
 }
 
 // lines: [{title, color, values}]; stacked: areas on top of one another; limit: {title, value}.

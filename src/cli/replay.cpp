@@ -1,5 +1,3 @@
-#include "cli/replay.hpp"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -232,6 +230,7 @@ void run_replay(const ReplayOptions& options) {
 
 }  // namespace
 
+/// `clattn replay`: continuous batching over a trace, every step executed and some verified.
 void add_replay_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "replay", "Serve a request trace: every step runs, some are checked against the oracle");

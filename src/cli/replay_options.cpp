@@ -30,7 +30,7 @@ CLI::Validator number_in(T low, T high) {
     return fmt::format("'{}' is not legal: {} {} to {}", text,
                        std::is_integral_v<T> ? "an integer" : "a number", low, high);
   };
-  return CLI::Validator(check, fmt::format("{}..{}", low, high));
+  return {check, fmt::format("{}..{}", low, high)};
 }
 
 /// As CLI::IsMember, with a message of the same form as the numbers'.
@@ -40,7 +40,7 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
     if (std::ranges::find(names, text) != names.end()) return {};
     return fmt::format("'{}' is not legal: one of {}", text, list);
   };
-  return CLI::Validator(check, list);
+  return {check, list};
 }
 
 std::string check_size(std::string& text) {
@@ -162,7 +162,7 @@ std::optional<std::uint64_t> parse_size(const std::string& text) {
     bytes = std::ldexp(number, 10 * (static_cast<int>(power % 4) + 1));
     unit.remove_prefix(1);
   }
-  if (unit != "" && unit != "B" && unit != "iB") return {};
+  if (!unit.empty() && unit != "B" && unit != "iB") return {};
   if (bytes < 1 || bytes >= 0x1p63) return {};
   return static_cast<std::uint64_t>(bytes);
 }

@@ -92,10 +92,9 @@ bool Scheduler::hold_blocks(Request& request, std::int32_t num_tokens) {
 
 void Scheduler::release_blocks(Request& request) {
   // The tail first: it is then reused first, and the shareable head of the prompt lives longest.
-  for (auto block = request.blocks.rbegin(); block != request.blocks.rend(); ++block) {
-    blocks_.release(*block);
+  for (; !request.blocks.empty(); request.blocks.pop_back()) {
+    blocks_.release(request.blocks.back());
   }
-  request.blocks.clear();
   request.num_computed = 0;
 }
 
