@@ -91,20 +91,17 @@ TEST(Attention, EveryVariantOnEveryDevice) {
     for (const Variant& variant : clattn::detail::variants()) {
       if (variant.role != Role::kDecode && variant.role != Role::kPrefill) continue;
       const auto reasons = clattn::detail::why_not(variant, context->capabilities());
-      for (const DType dtype : kDTypes) {
-        for (const DType cache_dtype : kDTypes) {
-          const CaseSpec spec = case_for(variant, dtype, cache_dtype);
-          if (!reasons.empty()) {
-            // A variant that cannot run must not be chosen; the request is then served by another
-            // or refused.
-            EXPECT_NE(variant.family, KernelFamily::kGpu) << variant.name << ": " << reasons[0];
-            continue;
-          }
-          const CaseResult result = expect_right(context, spec);
-          EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-                    result.kernels.end())
-              << variant.name << " did not run: " << describe(spec);
+      for (const auto [dtype, cache_dtype] : kTypePairs) {
+        const CaseSpec spec = case_for(variant, dtype, cache_dtype);
+        if (!reasons.empty()) {
+          // A variant that cannot run must not be chosen; the request is then served by another.
+          EXPECT_NE(variant.family, KernelFamily::kGpu) << variant.name << ": " << reasons[0];
+          continue;
         }
+        const CaseResult result = expect_right(context, spec);
+        EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
+                  result.kernels.end())
+            << variant.name << " did not run: " << describe(spec);
       }
     }
   }
