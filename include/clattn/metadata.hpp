@@ -55,7 +55,9 @@ struct BatchSplit {
 };
 
 /// Requests with at most `decode_threshold` query tokens are decodes and must stand before the
-/// others; a batch in another order is refused naming the request. Reads query_start_loc,
+/// others; a batch in another order is refused naming the request. A request without query tokens
+/// may stand anywhere (padding stands last) and counts with the side it stands on. Reads
+/// query_start_loc,
 /// max_query_len (0 = unknown), num_reqs and num_actual_tokens.
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold = 1);

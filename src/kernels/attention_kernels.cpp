@@ -43,7 +43,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));
         continue;
       }
-      auto pool = runtime.kernel(kernel_source(variant, shape, capabilities.float_vector_width));
+      auto pool = runtime.kernel(kernel_source(variant, shape, capabilities));
       if (!fits_after_build(variant, *pool, capabilities)) {
         rejected->push_back(
             fmt::format("{}: built, but it needs {} B of local and {} B of private memory",

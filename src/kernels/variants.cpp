@@ -58,6 +58,13 @@ constexpr std::array kCpuLadder = {KernelFamily::kCpu};
 constexpr std::array kGpuLadder = {KernelFamily::kGpu};
 constexpr std::array kPtxLadder = {KernelFamily::kGpuPtx, KernelFamily::kGpu};
 
+/// Lanes of a CPU kernel's vectors: 16, 8 or 4, as wide as the device likes and the head size
+/// divides.
+int vector_width(int head_size, int preferred) {
+  if (preferred >= 16 && head_size % 16 == 0) return 16;
+  return preferred >= 8 ? 8 : 4;
+}
+
 int dtype_macro(DType dtype) {
   return static_cast<int>(dtype);
 }
@@ -114,15 +121,13 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
 }
 
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
-                           int float_vector_width) {
+                           const DeviceCapabilities& capabilities) {
   const bool cpu = variant.family == KernelFamily::kCpu;
+  // The fetch hint is a compiler built-in that CPU drivers know; a GPU that is made to run this
+  // family does without.
+  const bool prefetch = cpu && capabilities.kind == DeviceKind::kCpu;
   const HeadTiling tiling = head_tiling(variant, shape);
-  const int widest = shape.head_size % 16 == 0 ? 16 : 8;
-  const int vec = cpu ? std::clamp(float_vector_width >= 16  ? 16
-                                   : float_vector_width >= 8 ? 8
-                                                             : 4,
-                                   4, widest)
-                      : 0;
+  const int vec = cpu ? vector_width(shape.head_size, capabilities.float_vector_width) : 0;
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
   return {std::string(variant.file), std::string(variant.entry),
           fmt::format("-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
@@ -132,7 +137,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                       shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
                       dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
                       variant.block_rows, variant.block_kv, variant.work_group_size, vec,
-                      variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, cpu ? 1 : 0)};
+                      variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, prefetch ? 1 : 0)};
 }
 
 bool fits_after_build(const Variant& variant, const KernelPool& pool,

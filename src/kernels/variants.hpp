@@ -57,7 +57,7 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
 
 /// File, entry and -D options of a variant under a shape.
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
-                           int float_vector_width);
+                           const DeviceCapabilities& capabilities);
 
 /// Builds the variant and says whether the result fits the device: its local memory, its work-group
 /// size, and on a GPU no more than a few spilled registers.

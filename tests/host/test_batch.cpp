@@ -54,11 +54,11 @@ TEST(SplitDecodesAndPrefills, RefusesADecodeBehindAPrefill) {
             }),
             "request 2: query length is 1, legal: at least 2 (decodes stand before prefills; "
             "request 1 is a prefill of 5 tokens)");
-  EXPECT_EQ(error_text([] {
-              split({0, 9, 12, 12}, 2);
-            }),
-            "request 2: query length is 0, legal: at least 3 (decodes stand before prefills; "
-            "request 0 is a prefill of 9 tokens)");
+}
+
+TEST(SplitDecodesAndPrefills, EmptyRequestsMayStandBehindPrefills) {
+  EXPECT_EQ(split({0, 9, 12, 12}, 2), (BatchSplit{0, 3, 0, 12}));
+  EXPECT_EQ(split({0, 1, 1, 9, 9}, 1), (BatchSplit{2, 2, 1, 8}));
 }
 
 TEST(SplitDecodesAndPrefills, RefusesNonsense) {

@@ -49,9 +49,11 @@ void write(const std::filesystem::path& path, const std::string& text) {
 void dump(const std::filesystem::path& directory, const Variant& variant) {
   const bool cpu = variant.family == KernelFamily::kCpu;
   const auto read = clattn::detail::kernel_file_reader("");
+  clattn::DeviceCapabilities device;
+  device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
+  device.float_vector_width = cpu ? 16 : 1;
   for (const ShapeRow& row : kShapes) {
-    const auto source =
-        clattn::detail::kernel_source(variant, shape_for(variant, row), cpu ? 16 : 1);
+    const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
     const std::string name =
         fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
                     clattn::to_string(row.cache_dtype));
