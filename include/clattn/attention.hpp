@@ -1,6 +1,6 @@
 #pragma once
 
-#include <CL/cl.h>
+#include <clattn/opencl.hpp>
 
 #include <array>
 #include <clattn/context.hpp>
@@ -40,8 +40,8 @@ struct AttentionConfig {
   std::int32_t num_heads = 0;     ///< query heads, a multiple of num_kv_heads
   std::int32_t num_kv_heads = 0;  ///< key/value heads
   std::int32_t head_size = 0;
-  std::int32_t block_size = 16;         ///< tokens per cache page
-  DType dtype = DType::kF16;            ///< of query, key, value and output
+  std::int32_t block_size = 16;                        ///< tokens per cache page
+  DType dtype = DType::kF16;                           ///< of query, key, value and output
   std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
   std::optional<float> scale = std::nullopt;  ///< softmax scale; nullopt = 1 / sqrt(head_size)
   KernelFamily kernel_family = KernelFamily::kAuto;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <CL/cl.h>
+#include <clattn/opencl.hpp>
 
 #include <array>
 #include <clattn/context.hpp>
@@ -58,7 +58,7 @@ struct KVCacheGroupSpec {
 };
 
 struct KVCacheConfig {
-  std::int64_t num_blocks = 0;
+  std::int64_t num_blocks = 0;  ///< pages of every tensor; 0 = what each tensor's bytes hold
   std::vector<KVCacheTensor> tensors;
   std::vector<KVCacheGroupSpec> groups;
 };

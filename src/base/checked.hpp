@@ -27,7 +27,7 @@ T checked_add(T a, T b, std::string_view what) {
 
 template <std::integral T>
 constexpr T ceil_div(T a, T b) {
-  return static_cast<T>((a + b - 1) / b);
+  return static_cast<T>(a / b + (a % b != 0 ? 1 : 0));
 }
 
 template <std::integral T>

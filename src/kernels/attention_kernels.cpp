@@ -12,10 +12,10 @@ namespace clattn::detail {
 
 namespace {
 
-// Planner constants by kind of device. GPUs: 2-4 work-groups a compute unit hide latency, and a
-// split below 256 keys costs more to merge than it saves. CPUs: a work-group is a thread's unit of
-// work; 16 a core even out ragged batches, and 512-key pieces were the best partition on PoCL
-// (docs/performance.md).
+// Planner constants by kind of device. GPUs: 4 work-groups a compute unit hide latency, and a split
+// below 256 keys costs more to merge than it saves. CPUs: a work-group is a thread's unit of work;
+// 16 a core even out ragged batches, and even 32 keys outweigh the start of a work-group (3-7 ns on
+// PoCL).
 struct PlannerDefaults {
   std::int32_t items_per_compute_unit;
   std::int32_t min_split_keys;
@@ -25,8 +25,7 @@ constexpr PlannerDefaults kGpuPlan{4, 256, ItemOrder::kHeavyFirst};
 constexpr PlannerDefaults kCpuPlan{16, 32, ItemOrder::kLightFirst};
 
 bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
-  return variant.role != Role::kDecode || variant.block_rows >= shape.group() ||
-         variant.family == KernelFamily::kCpu;
+  return variant.role != Role::kDecode || variant.block_rows >= shape.group();
 }
 
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
@@ -43,7 +42,14 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));
         continue;
       }
-      auto pool = runtime.kernel(kernel_source(variant, shape, capabilities));
+      std::shared_ptr<KernelPool> pool;
+      try {
+        pool = runtime.kernel(kernel_source(variant, shape, capabilities));
+      } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
+        if (error.code() != ErrorCode::kOpenCL) throw;
+        rejected->push_back(fmt::format("{}: {}", variant.name, error.what()));
+        continue;
+      }
       if (!fits_after_build(variant, *pool, capabilities)) {
         rejected->push_back(
             fmt::format("{}: built, but it needs {} B of local and {} B of private memory",
@@ -87,13 +93,15 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
     throw_unsupported("no prefill kernel fits this device: {}", fmt::join(rejected, "; "));
   }
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
-  // is kept only where it takes queries that the decode kernel does not.
+  // is kept only where it takes queries that the decode kernel does not and holds a KV head's query
+  // heads as well as the larger one: else it would read keys and values more often.
   std::reverse(prefill.begin(), prefill.end());
   for (BuiltKernel& tile : prefill) {
     const bool last = &tile == &prefill.back();
-    if (last || stages.empty() || tile.tiling.item_tokens > stages.back().tiling.item_tokens) {
-      stages.push_back(std::move(tile));
-    }
+    const bool longer =
+        stages.empty() || tile.tiling.item_tokens > stages.back().tiling.item_tokens;
+    const bool reads_once = tile.tiling.head_chunks == prefill.back().tiling.head_chunks;
+    if (last || (longer && reads_once)) stages.push_back(std::move(tile));
   }
   kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
   kernels->cache_write = build_first_fitting(runtime, shape, family, Role::kCacheWrite);

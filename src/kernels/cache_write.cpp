@@ -10,8 +10,14 @@ namespace {
 /// One work-group a token on CPUs; a work-item for every 8 elements elsewhere.
 std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::int64_t num_tokens) {
   if (variant.work_group_size == 1) return static_cast<std::size_t>(num_tokens);
-  const std::int64_t chunks = num_tokens * shape.num_kv_heads * (shape.head_size / 8);
+  const std::int64_t chunks = checked_mul(
+      num_tokens, std::int64_t{shape.num_kv_heads} * (shape.head_size / 8), "num_tokens");
   return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
+}
+
+std::int64_t num_slots(std::int64_t num_blocks, std::int32_t block_size) {
+  if (num_blocks < 0) throw_invalid("cache: num_blocks is {}, legal: >= 0", num_blocks);
+  return checked_mul(num_blocks, std::int64_t{block_size}, "cache: slots");
 }
 
 void check_slots(const SlotSource& slots) {
@@ -75,7 +81,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
       .arg<cl_long>(cache.block_stride)
       .arg<cl_long>(cache.token_stride)
       .arg<cl_long>(cache.head_stride);
-  finish(lease, kernel, shape, queue, slots, cache.num_blocks * cache.block_size, event);
+  finish(lease, kernel, shape, queue, slots, num_slots(cache.num_blocks, cache.block_size), event);
 }
 
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
@@ -84,7 +90,7 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
   check_slots(slots);
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value).arg(cache.key).arg(cache.value);
-  finish(lease, kernel, shape, queue, slots, cache.num_blocks * cache.block_size, event);
+  finish(lease, kernel, shape, queue, slots, num_slots(cache.num_blocks, cache.block_size), event);
 }
 
 }  // namespace clattn::detail

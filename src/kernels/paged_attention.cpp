@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/paged_step.hpp"
@@ -28,6 +31,33 @@ KernelInfo describe(const BuiltKernel& kernel) {
           v.block_kv};
 }
 
+/// Kernels load eight elements at a time from places that these numbers give.
+void check_extent(const KVCache& cache) {
+  const std::int64_t places[] = {cache.k_offset, cache.v_offset, cache.block_stride,
+                                 cache.token_stride, cache.head_stride};
+  for (const std::int64_t place : places) {
+    if (place < 0 || place % 8 != 0) {
+      throw_invalid("kv_cache: an offset or stride is {}, legal: multiples of 8 elements, >= 0",
+                    place);
+    }
+  }
+  if (cache.num_blocks < 1)
+    throw_invalid("kv_cache: num_blocks is {}, legal: >= 1", cache.num_blocks);
+  std::int64_t end = std::max(cache.k_offset, cache.v_offset) + cache.head_size;
+  const std::pair<std::int64_t, std::int64_t> steps[] = {
+      {cache.num_blocks - 1, cache.block_stride},
+      {cache.block_size - 1, cache.token_stride},
+      {cache.num_kv_heads - 1, cache.head_stride}};
+  for (const auto& [count, stride] : steps) {
+    end = checked_add(end, checked_mul(count, stride, "kv_cache: elements"), "kv_cache: elements");
+  }
+  const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
+  if (static_cast<std::size_t>(end) > elems) {
+    throw_invalid("kv_cache: its last element is number {}, legal: below the buffer's {} elements",
+                  end - 1, elems);
+  }
+}
+
 }  // namespace
 
 /// The arguments of one forward() on their way to the launches.
@@ -49,7 +79,7 @@ std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
                                       config.num_kv_heads, config.head_size, config.block_size,
                                       to_string(config.dtype), to_string(config.cache_dtype()),
                                       to_string(config.kernel_family), softmax_scale(config));
-  return std::static_pointer_cast<const AttentionImpl>(runtime.shared_object(key, [&] {
+  return std::static_pointer_cast<PagedAttentionImpl>(runtime.shared_object(key, [&] {
     return std::static_pointer_cast<void>(std::make_shared<PagedAttentionImpl>(
         config, attention_kernels(runtime, kernel_shape(config), config.kernel_family)));
   }));
@@ -72,6 +102,18 @@ void PagedAttentionImpl::check_cache(const KVCache& cache) const {
         want.block_size, want.num_kv_heads, want.head_size, to_string(want.cache_dtype));
   }
   if (!cache.buffer) throw_invalid("kv_cache: no buffer");
+  check_extent(cache);
+}
+
+/// Slots mean places only under the block size that they were made for.
+void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const {
+  const PagedStepView* step = metadata.step();
+  if (step != nullptr && step->kernels != nullptr &&
+      step->kernels->shape.block_size == kernels_->shape.block_size) {
+    return;
+  }
+  throw_invalid("attn_metadata: its slots were built for another block_size, legal: {}",
+                kernels_->shape.block_size);
 }
 
 const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metadata) const {
@@ -88,6 +130,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
                                         const KVCache& cache, const AttentionMetadata& metadata,
                                         Event* event) const {
   check_cache(cache);
+  check_metadata(metadata);
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
                       {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                        metadata.num_actual_tokens()},
@@ -99,6 +142,10 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                                  Event* event, std::vector<LaunchRecord>* launches) const {
   check_cache(cache);
   const PagedStepView& step = step_of(metadata);
+  if (step.num_blocks > cache.num_blocks) {
+    throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
+                  step.num_blocks - 1, cache.num_blocks);
+  }
   const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
   const Call call{queue,
                   step,
@@ -109,6 +156,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                   checked_token_stride(query, row, "query"),
                   checked_token_stride(output, row, "output")};
   if (launches != nullptr) launches->clear();
+  if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   const auto record = [&](const BuiltKernel& kernel, std::int64_t groups, auto&& launch) {
     if (groups == 0) return;
     if (launches == nullptr) return launch(event);

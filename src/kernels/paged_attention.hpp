@@ -29,6 +29,7 @@ class PagedAttentionImpl final : public AttentionImpl {
  private:
   struct Call;
   void check_cache(const KVCache& cache) const;
+  void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
   void launch_stage(const Call& call, std::size_t stage, Event* event) const;
   void launch_merge(const Call& call, Event* event) const;

@@ -12,8 +12,7 @@ namespace clattn::detail {
 
 namespace {
 
-constexpr std::int32_t kMaxHeads = 4096;       // keeps work-group counts far below 2^31
-constexpr std::int32_t kMaxBlockSize = 65536;  // tokens; keeps slots of a block in 32 bits
+constexpr std::int32_t kMaxHeads = 4096;  // keeps work-group counts far below 2^31
 
 bool role_has_variant(Role role, const AttentionConfig& config,
                       const DeviceCapabilities& capabilities) {
@@ -46,14 +45,17 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
     reasons.push_back(
         fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", config.head_size));
   }
-  if (config.block_size < 1 || config.block_size > kMaxBlockSize) {
-    reasons.push_back(
-        fmt::format("block_size is {}, supported: 1 … {}", config.block_size, kMaxBlockSize));
+  if (config.block_size < 1) {
+    reasons.push_back(fmt::format("block_size is {}, supported: >= 1", config.block_size));
   }
   if (config.scale && !std::isfinite(*config.scale)) {
     reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
   }
   if (capabilities == nullptr) return;
+  if (config.kernel_family == KernelFamily::kGpuPtx && !capabilities->inline_ptx) {
+    reasons.push_back(
+        fmt::format("kernel family gpu_ptx needs inline PTX, which {} lacks", capabilities->name));
+  }
   for (const Role role : {Role::kPrefill, Role::kMerge, Role::kCacheWrite}) {
     if (!role_has_variant(role, config, *capabilities)) {
       reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),

@@ -89,10 +89,24 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
+  // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
+  reserve_partials(plan_upper_bound(planner_, limits).num_partial_rows);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
   last_page_len_.reserve(reqs);
   pages_at_.reserve(reqs + 1);
+}
+
+/// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
+/// (which sharing of prefixes and tiny pages make possible) are left to growth.
+std::size_t PagedStep::largest_step_bytes() const {
+  constexpr std::int64_t kPages = std::int64_t{1} << 20;
+  const BatchLimits& limits = options_.limits;
+  const std::int64_t pages = std::int64_t{limits.max_num_reqs} *
+                             page_count(limits.max_model_len, kernels_->shape.block_size);
+  return Layout(plan_upper_bound(planner_, limits), limits.max_num_batched_tokens,
+                std::min(pages, kPages))
+      .total;
 }
 
 std::size_t PagedStep::bytes_per_partial_row() const noexcept {
@@ -172,16 +186,19 @@ void PagedStep::reserve_partials(std::int64_t rows) {
       std::min(std::max(rows, partial_capacity_rows_ * 3 / 2), planner_.max_partial_rows);
   const auto heads = static_cast<std::size_t>(wanted) *
                      static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
-  partial_out_ = context_->allocate(heads * static_cast<std::size_t>(kernels_->shape.head_size));
+  Buffer out = context_->allocate(heads * static_cast<std::size_t>(kernels_->shape.head_size));
   partial_lse2_ = context_->allocate(heads);
+  partial_out_ = std::move(out);
   partial_capacity_rows_ = wanted;
 }
 
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
+  view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
   summary_ = check_lengths(batch);
   place_pages(batch);
   const PlanCounts counts = plan_attention(planner_, batch, pages_at_, nullptr);
   const Layout layout(counts, batch.num_actual_tokens, pages_at_.back());
+  if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
 
   const auto pages = part<std::int32_t>(bytes, layout.pages, pages_at_.back());
@@ -211,6 +228,11 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.partial_out = partial_out_.handle();
   view_.partial_lse2 = partial_lse2_.handle();
   view_.causal = batch.causal ? 1 : 0;
+  view_.num_blocks = options_.limits.num_blocks;
+  if (view_.num_blocks < 0) {
+    view_.num_blocks =
+        pages.empty() ? 0 : std::int64_t{*std::max_element(pages.begin(), pages.end())} + 1;
+  }
 }
 
 }  // namespace clattn::detail

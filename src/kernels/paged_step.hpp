@@ -23,6 +23,7 @@ struct PagedStepView {
   cl_int pages_at = 0;
   cl_mem partial_out = nullptr;   ///< [partial rows, num_heads, head_size] f32
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
+  std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
 };
 
@@ -69,6 +70,7 @@ class PagedStep {
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
   void reserve_partials(std::int64_t rows);
+  std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
 
   std::shared_ptr<Context> context_;

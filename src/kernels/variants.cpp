@@ -113,6 +113,9 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   if (variant.family == KernelFamily::kGpuPtx && !capabilities.inline_ptx) {
     reasons.emplace_back("needs inline PTX");
   }
+  if (variant.family == KernelFamily::kCpu && capabilities.kind == DeviceKind::kGpu) {
+    reasons.emplace_back("needs a CPU: it keeps its tiles in private memory, which a GPU spills");
+  }
   if (static_cast<std::uint64_t>(variant.work_group_size) > capabilities.max_work_group_size) {
     reasons.push_back(fmt::format("needs {} work-items per group, the device allows {}",
                                   variant.work_group_size, capabilities.max_work_group_size));
@@ -123,8 +126,8 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities) {
   const bool cpu = variant.family == KernelFamily::kCpu;
-  // The fetch hint is a compiler built-in that CPU drivers know; a GPU that is made to run this
-  // family does without.
+  // The fetch hint is a compiler built-in that CPU drivers know; another kind of device that
+  // runs this family does without.
   const bool prefetch = cpu && capabilities.kind == DeviceKind::kCpu;
   const HeadTiling tiling = head_tiling(variant, shape);
   const int vec = cpu ? vector_width(shape.head_size, capabilities.float_vector_width) : 0;
@@ -146,8 +149,10 @@ bool fits_after_build(const Variant& variant, const KernelPool& pool,
   if (capabilities.kind == DeviceKind::kCpu) return true;
   constexpr std::uint64_t kSpillBytesAllowed =
       256;  // a handful of registers: cheaper than a smaller tile
-  const std::uint64_t local_limit =
-      std::max(capabilities.local_mem_bytes, capabilities.static_local_mem_bytes);
+  // What the self-test saw work counts more than what the driver says.
+  const std::uint64_t local_limit = capabilities.static_local_mem_bytes != 0
+                                        ? capabilities.static_local_mem_bytes
+                                        : capabilities.local_mem_bytes;
   return pool.local_mem_bytes() <= local_limit && pool.private_mem_bytes() <= kSpillBytesAllowed &&
          pool.work_group_size() >= static_cast<std::size_t>(variant.work_group_size);
 }

@@ -59,7 +59,7 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities);
 
-/// Builds the variant and says whether the result fits the device: its local memory, its work-group
+/// Whether a built variant fits the device: its local memory, its work-group
 /// size, and on a GPU no more than a few spilled registers.
 bool fits_after_build(const Variant& variant, const KernelPool& pool,
                       const DeviceCapabilities& capabilities);

@@ -40,6 +40,29 @@ void require_each_layer_once(const KVCacheConfig& config) {
   }
 }
 
+/// Where the number of blocks is given, each tensor must hold that many pages of its layers' spec.
+void require_whole_pages(const KVCacheConfig& config) {
+  if (config.num_blocks == 0) return;
+  if (config.num_blocks < 0) {
+    throw_invalid("KVCacheConfig: num_blocks is {}, legal: >= 0 (0 = as many as fit)",
+                  config.num_blocks);
+  }
+  std::map<std::string, std::size_t> wanted;
+  for (const KVCacheGroupSpec& group : config.groups) {
+    const std::size_t bytes = detail::checked_mul(static_cast<std::size_t>(config.num_blocks),
+                                                  group.spec.page_size_bytes(), "KVCacheConfig");
+    for (const std::string& layer : group.layer_names) wanted[layer] = bytes;
+  }
+  for (const KVCacheTensor& tensor : config.tensors) {
+    for (const std::string& layer : tensor.shared_by) {
+      if (tensor.size_bytes != wanted[layer]) {
+        throw_invalid("KVCacheConfig: the tensor of layer '{}' has {} bytes, legal: {} ({} blocks)",
+                      layer, tensor.size_bytes, wanted[layer], config.num_blocks);
+      }
+    }
+  }
+}
+
 void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) {
   std::size_t total = 0;
   for (const KVCacheTensor& tensor : config.tensors) {
@@ -67,6 +90,7 @@ void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) 
 std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_command_queue queue,
                                                 const KVCacheConfig& config) {
   require_each_layer_once(config);
+  require_whole_pages(config);
   require_fit(config, context.capabilities());
   const Queue commands = Queue::adopt(queue);
   std::map<std::string, Buffer> caches;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <CL/cl.h>
+#include <clattn/opencl.hpp>
 
 #include <utility>
 

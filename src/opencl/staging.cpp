@@ -2,7 +2,23 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
+
 namespace clattn::detail {
+
+namespace {
+
+/// Uploads, kernels and merges rely on the queue's order alone.
+void require_in_order(cl_command_queue queue) {
+  cl_command_queue_properties properties = 0;
+  check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
+        "reading the properties of the command queue");
+  if ((properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0) {
+    throw_invalid("queue: an out-of-order queue was given, legal: in-order queues");
+  }
+}
+
+}  // namespace
 
 StagedUpload::~StagedUpload() {
   release();
@@ -11,7 +27,8 @@ StagedUpload::~StagedUpload() {
 void StagedUpload::release() noexcept {
   for (Slot& slot : slots_) {
     if (slot.mapped != nullptr) {
-      // The queue's earlier uploads read this memory: unmapping is ordered behind them.
+      // An upload still under way, on whatever queue, reads this memory.
+      if (const cl_event done = slot.uploaded.handle()) clWaitForEvents(1, &done);
       clEnqueueUnmapMemObject(queue_, slot.pinned.handle(), slot.mapped, 0, nullptr, nullptr);
     }
     slot = Slot{};
@@ -39,6 +56,10 @@ void StagedUpload::grow(cl_command_queue queue, std::size_t size_bytes) {
 }
 
 std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size_bytes) {
+  if (queue != in_order_) {
+    require_in_order(queue);
+    in_order_ = queue;
+  }
   if (size_bytes > capacity_bytes_) grow(queue, size_bytes);
   current_ = (current_ + 1) % kRing;
   Slot& slot = slots_.at(current_);
@@ -47,6 +68,7 @@ std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size
 }
 
 void StagedUpload::upload(cl_command_queue queue, std::size_t size_bytes, Event* event) {
+  if (event != nullptr) event->reset();
   if (size_bytes == 0) return;  // an empty batch
   Slot& slot = slots_.at(current_);
   enqueue_write(queue, device_, slot.mapped, size_bytes, &slot.uploaded);

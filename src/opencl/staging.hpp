@@ -20,7 +20,8 @@ class StagedUpload {
   StagedUpload& operator=(const StagedUpload&) = delete;
 
   /// Host memory for the next upload, at least `size_bytes`, 64-byte aligned; waits only if the
-  /// ring's oldest upload is still under way. Valid until the next call.
+  /// ring's oldest upload is still under way. Valid until the next call. Refuses out-of-order
+  /// queues.
   std::span<std::byte> host(cl_command_queue queue, std::size_t size_bytes);
   /// Uploads the first `size_bytes` of host() to the start of buffer().
   void upload(cl_command_queue queue, std::size_t size_bytes, Event* event = nullptr);
@@ -41,7 +42,8 @@ class StagedUpload {
   std::array<Slot, kRing> slots_;
   std::size_t current_ = 0;
   std::size_t capacity_bytes_ = 0;
-  Queue queue_;  ///< the queue that mapped the slots
+  cl_command_queue in_order_ = nullptr;  ///< the queue last found to be in-order
+  Queue queue_;                          ///< the queue that mapped the slots
 };
 
 }  // namespace clattn::detail

@@ -2,12 +2,12 @@
 
 #include <new>
 
-#include "support/counting_new.hpp"
 #include "metadata/page_list.hpp"
 #include "metadata/planner.hpp"
 #include "metadata/slot_mapping.hpp"
 #include "metadata/validate.hpp"
 #include "metadata_batch.hpp"
+#include "support/counting_new.hpp"
 
 namespace clattn::detail {
 namespace {
