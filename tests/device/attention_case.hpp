@@ -28,15 +28,18 @@ struct CaseSpec {
   clattn::SplitPolicy split_policy = clattn::SplitPolicy::kBalanced;
   std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
   bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
-  double sharpness = 1.0;          ///< standard deviation of the query's elements
-  std::uint32_t page_seed = 1;     ///< where the pages lie; must not change any bit of the result
+  bool last_token_overflows =
+      false;               ///< each request's newest K and V are inf, seen by its last row only
+  double sharpness = 1.0;  ///< standard deviation of the query's elements
+  std::uint32_t page_seed = 1;  ///< where the pages lie; must not change any bit of the result
 };
 
 struct CaseResult {
-  std::vector<std::string> kernels;  ///< that ran, in order
-  std::vector<double> out;           ///< [tokens, num_heads, head_size]
-  std::vector<double> lse;           ///< [tokens, num_heads]
-  double worst_share = 0;            ///< largest error as a share of what the oracle allows
+  std::vector<std::string> kernels;       ///< that ran, in order
+  std::vector<std::int64_t> work_groups;  ///< of each
+  std::vector<double> out;                ///< [tokens, num_heads, head_size]
+  std::vector<double> lse;                ///< [tokens, num_heads]
+  double worst_share = 0;                 ///< largest error as a share of what the oracle allows
   std::string worst_place;
   std::string fault;  ///< a touched guard band or a wrong cache element; empty = none
 };

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <clattn/clattn.hpp>
+#include <thread>
 
 #include "device/attention_case.hpp"
 #include "kernels/variants.hpp"
@@ -51,6 +53,16 @@ CaseResult expect_right(const std::shared_ptr<clattn::Context>& context, const C
   return result;
 }
 
+/// A forced family that the device cannot run is refused with a reason, never replaced.
+void expect_refused(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec) {
+  try {
+    attention_test::run_case(context, spec);
+    FAIL() << describe(spec);
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported) << error.what();
+  }
+}
+
 CaseSpec small_case(DType dtype = DType::kF16) {
   CaseSpec spec;
   spec.config.num_heads = 8;
@@ -94,8 +106,7 @@ TEST(Attention, EveryVariantOnEveryDevice) {
       for (const auto [dtype, cache_dtype] : kTypePairs) {
         const CaseSpec spec = case_for(variant, dtype, cache_dtype);
         if (!reasons.empty()) {
-          // A variant that cannot run must not be chosen; the request is then served by another.
-          EXPECT_NE(variant.family, KernelFamily::kGpu) << variant.name << ": " << reasons[0];
+          expect_refused(context, spec);
           continue;
         }
         const CaseResult result = expect_right(context, spec);
@@ -110,9 +121,27 @@ TEST(Attention, EveryVariantOnEveryDevice) {
 class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
  protected:
   /// Runs the case on every device with the family under test.
-  void check(CaseSpec spec) {
+  std::vector<CaseResult> check(CaseSpec spec) {
     spec.config.kernel_family = GetParam();
-    for (const auto& context : all_contexts()) expect_right(context, spec);
+    std::vector<CaseResult> results;
+    for (const auto& context : devices()) results.push_back(expect_right(context, spec));
+    return results;
+  }
+
+  /// The devices that run the family; on the others it is refused.
+  std::vector<std::shared_ptr<clattn::Context>> devices() const {
+    std::vector<std::shared_ptr<clattn::Context>> able;
+    for (const auto& context : all_contexts()) {
+      CaseSpec spec = small_case();
+      spec.config.kernel_family = GetParam();
+      const auto& backend = clattn::get_attn_backend(spec.config, nullptr, "FLASHINFER");
+      if (backend.validate_configuration(spec.config, &context->capabilities()).empty()) {
+        able.push_back(context);
+      } else {
+        expect_refused(context, spec);
+      }
+    }
+    return able;
   }
 };
 
@@ -192,7 +221,34 @@ TEST_P(AttentionOnDevice, ForcedSplits) {
     CaseSpec spec = small_case();
     spec.num_splits = splits;
     spec.requests = {{1, 400}, {1, 15}, {4, 250}, {16, 100}, {40, 300}};
+    for (const CaseResult& result : check(spec)) {
+      const bool merged = result.kernels.back().starts_with("merge");
+      EXPECT_EQ(merged, splits > 1) << result.kernels.back();
+    }
+  }
+}
+
+TEST_P(AttentionOnDevice, AnOverflowedTokenHarmsNoEarlierRow) {
+  for (const DType dtype : kDTypes) {
+    CaseSpec spec = small_case(dtype);
+    spec.last_token_overflows = true;
+    spec.requests = {{2, 40}, {7, 20}, {33, 0}, {70, 3}};
     check(spec);
+  }
+}
+
+TEST_P(AttentionOnDevice, KeysAreReadOncePerKVHead) {
+  for (const std::int32_t group : {8, 17, 32, 64}) {
+    CaseSpec spec = small_case();
+    spec.config.num_heads = 2 * group;
+    spec.config.head_size = 32;
+    spec.num_splits = 1;
+    spec.requests = {{1, 50}};
+    for (const CaseResult& result : check(spec)) {
+      ASSERT_EQ(result.work_groups.size(), 1U);
+      EXPECT_EQ(result.work_groups[0], 2)
+          << "one work-group for each of 2 KV heads, group " << group;
+    }
   }
 }
 
@@ -204,7 +260,7 @@ TEST_P(AttentionOnDevice, SharpLogitsAndStridedQueries) {
 }
 
 TEST_P(AttentionOnDevice, BitsDoNotDependOnPlaceOrLayout) {
-  for (const auto& context : all_contexts()) {
+  for (const auto& context : devices()) {
     CaseSpec spec = with_identities(small_case());
     spec.config.kernel_family = GetParam();
     const CaseResult base = expect_right(context, spec);
@@ -218,7 +274,7 @@ TEST_P(AttentionOnDevice, BitsDoNotDependOnPlaceOrLayout) {
 }
 
 TEST_P(AttentionOnDevice, DeterministicBitsDoNotDependOnTheBatch) {
-  for (const auto& context : all_contexts()) {
+  for (const auto& context : devices()) {
     CaseSpec alone = small_case();
     alone.config.kernel_family = GetParam();
     alone.split_policy = clattn::SplitPolicy::kDeterministic;
@@ -229,6 +285,23 @@ TEST_P(AttentionOnDevice, DeterministicBitsDoNotDependOnTheBatch) {
     const CaseResult many = expect_right(context, crowd);
     EXPECT_TRUE(std::equal(one.out.begin(), one.out.end(), many.out.begin()));
     EXPECT_TRUE(std::equal(one.lse.begin(), one.lse.end(), many.lse.begin()));
+  }
+}
+
+TEST(AttentionThreads, ShareOneImplAndGetTheBitsOfOne) {
+  for (const auto& context : all_contexts()) {
+    const CaseSpec spec = with_identities(small_case());
+    const CaseResult alone = expect_right(context, spec);
+    std::vector<std::thread> threads;
+    std::atomic<int> same{0};
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 5; ++i)
+          same += attention_test::run_case(context, spec).out == alone.out;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(same, 20);
   }
 }
 

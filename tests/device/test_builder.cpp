@@ -1,3 +1,4 @@
+#define CL_USE_DEPRECATED_OPENCL_1_2_APIS  // clCreateCommandQueue: every platform has it
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
@@ -180,6 +181,81 @@ TEST(Builder, WorkspaceQueryIsExactAndGrowsWithTheBatch) {
   }
 }
 
+TEST(Builder, QueuesMayChangeBetweenStepsButMustBeInOrder) {
+  for (const auto& context : all_contexts()) {
+    const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 4, .max_model_len = 1 << 20};
+    const auto builder = backend.make_builder(context, small_config(), options);
+    const clattn::Queue one = context->create_queue();
+    const clattn::Queue two = context->create_queue();
+    bool first = false;
+    for (std::int32_t length = 16; length < 1 << 20; length *= 4) {
+      const Decodes decodes(4, length);
+      clattn::Event uploaded;
+      first = !first;
+      const auto& metadata = builder->build(first ? one : two, decodes.batch, &uploaded);
+      uploaded.wait();
+      EXPECT_EQ(metadata.max_seq_len(), length);
+    }
+    cl_int status = CL_SUCCESS;
+    const cl_command_queue unordered = clCreateCommandQueue(
+        context->handle(), context->device(), CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &status);
+    if (status != CL_SUCCESS) continue;  // a device without such queues cannot be given one
+    EXPECT_EQ(error_text([&] { builder->build(unordered, Decodes(1, 16).batch); }),
+              "queue: an out-of-order queue was given, legal: in-order queues");
+    clReleaseCommandQueue(unordered);
+  }
+}
+
+TEST(Builder, AnEmptyBatchLeavesEventsEmpty) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto builder = backend.make_builder(context, small_config());
+  const auto impl = backend.make_impl(context, small_config());
+  const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+  const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
+  const auto cache = clattn::reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  clattn::Event event;
+  builder->build(queue, Decodes(1, 16).batch, &event);
+  ASSERT_TRUE(event);
+  const auto& empty = builder->build(queue, Decodes(0, 16).batch, &event);
+  EXPECT_FALSE(event);
+  builder->build(queue, Decodes(1, 16).batch, &event);
+  const auto& nothing = builder->build(queue, Decodes(0, 16).batch);
+  impl->forward(queue, {memory.handle()}, cache, nothing, {memory.handle()}, nullptr, &event);
+  EXPECT_FALSE(event);
+  EXPECT_EQ(empty.num_actual_tokens(), 0);
+  queue.finish();
+}
+
+TEST(Impl, RefusesBlocksThatTheCacheDoesNotHold) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto builder = backend.make_builder(context, small_config());
+  const auto impl = backend.make_impl(context, small_config());
+  const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+  const clattn::Buffer memory = context->allocate(2 * spec.page_size_bytes());
+  const auto cache = clattn::reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  const auto& metadata = builder->build(queue, Decodes(1, 33).batch);  // blocks 0, 1, 2
+  const auto forward = [&](const clattn::KVCache& where) {
+    return error_text(
+        [&] { impl->forward(queue, {memory.handle()}, where, metadata, {memory.handle()}); });
+  };
+  EXPECT_EQ(forward(cache),
+            "attn_metadata: its block ids reach up to 2, legal: below the cache's 2 blocks");
+  clattn::KVCache wrong = cache;
+  wrong.num_blocks = 3;
+  EXPECT_NE(forward(wrong).find("kv_cache: its last element is number"), std::string::npos);
+  wrong = cache;
+  wrong.head_stride = 65;
+  EXPECT_EQ(forward(wrong),
+            "kv_cache: an offset or stride is 65, legal: multiples of 8 elements, >= 0");
+  queue.finish();
+}
+
 TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
@@ -196,6 +272,14 @@ TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
   EXPECT_NE(error_text([&] {
               impl->forward(queue, {memory.handle()}, cache, metadata, {memory.handle()});
             }).find("attn_metadata"),
+            std::string::npos);
+  clattn::AttentionConfig longer = small_config();
+  longer.block_size = 32;
+  const auto stranger = backend.make_builder(context, longer);
+  const auto& slots = stranger->build(queue, Decodes(1, 16, 32).batch);
+  EXPECT_NE(error_text([&] {
+              impl->write_kv_cache(queue, {memory.handle()}, {memory.handle()}, cache, slots);
+            }).find("another block_size"),
             std::string::npos);
   clattn::KVCache wrong = cache;
   wrong.block_size = 32;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <clattn/clattn.hpp>
 #include <cstring>
 #include <functional>
@@ -8,12 +9,15 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "kernels/cache_write.hpp"
+#include "kernels/variants.hpp"
 
 namespace {
 
 using attention_test::all_contexts;
 using clattn::DType;
 using clattn::KVCacheLayout;
+using clattn::detail::Role;
 
 oracle::Element element(DType dtype) {
   return static_cast<oracle::Element>(static_cast<int>(dtype));  // same order: f32, f16, bf16
@@ -108,68 +112,201 @@ struct Rows {
   }
 };
 
-TEST(ReshapeAndCache, PackedCacheHoldsEveryTokenInItsPlace) {
-  constexpr std::int32_t kHeads = 3;
-  constexpr std::int32_t kBlock = 5;
-  constexpr std::int64_t kBlocks = 4;
-  const std::vector<std::int64_t> slots = {7, -1, 19, 0, 20, 12};  // 20 lies past the cache
-  for (const auto& context : all_contexts()) {
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      for (const DType cache_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-        for (const std::int32_t dims : {8, 64, 72}) {
-          const clattn::Queue queue = context->create_queue();
-          const std::size_t row = static_cast<std::size_t>(kHeads * dims);
-          const Rows key(slots.size() * row, dtype, 1);
-          const Rows value(slots.size() * row, dtype, 2);
-          const std::size_t width = clattn::element_size_bytes(cache_dtype);
-          const std::size_t elems = static_cast<std::size_t>(kBlocks * kBlock) * row;
-          std::vector<std::byte> pattern(elems * width, std::byte{0x5A});
-          const clattn::Buffer k = context->allocate(key.bytes.size());
-          const clattn::Buffer v = context->allocate(value.bytes.size());
-          const clattn::Buffer s = context->allocate(slots.size() * 8);
-          const clattn::Buffer kc = context->allocate(pattern.size());
-          const clattn::Buffer vc = context->allocate(pattern.size());
-          queue.write(k, key.bytes);
-          queue.write(v, value.bytes);
-          queue.write(s, std::as_bytes(std::span(slots)));
-          queue.write(kc, pattern);
-          queue.write(vc, pattern);
-          clattn::reshape_and_cache(
-              *context, queue, {k.handle()}, {v.handle()}, dtype,
-              {kc.handle(), vc.handle(), cache_dtype, kBlocks, kBlock, kHeads, dims}, s.handle(), 0,
-              static_cast<std::int64_t>(slots.size()));
-          std::vector<std::byte> got_k(pattern.size());
-          std::vector<std::byte> got_v(pattern.size());
-          queue.read(kc, got_k);
-          queue.read(vc, got_v);
-          std::vector<std::byte> want_k = pattern;
-          std::vector<std::byte> want_v = pattern;
-          const std::int64_t x = 16 / static_cast<std::int64_t>(width);
-          for (std::size_t t = 0; t < slots.size(); ++t) {
-            if (slots[t] < 0 || slots[t] >= kBlocks * kBlock) continue;
-            const std::int64_t block = slots[t] / kBlock;
-            const std::int64_t offset = slots[t] % kBlock;
-            for (std::int64_t h = 0; h < kHeads; ++h) {
-              for (std::int64_t d = 0; d < dims; ++d) {
-                const std::size_t from = t * row + static_cast<std::size_t>(h * dims + d);
-                const std::int64_t k_at =
-                    (((block * kHeads + h) * (dims / x) + d / x) * kBlock + offset) * x + d % x;
-                const std::int64_t v_at = ((block * kHeads + h) * dims + d) * kBlock + offset;
-                const std::uint32_t k_bits = oracle::encode(element(cache_dtype), key.values[from]);
-                const std::uint32_t v_bits =
-                    oracle::encode(element(cache_dtype), value.values[from]);
-                std::memcpy(want_k.data() + static_cast<std::size_t>(k_at) * width, &k_bits, width);
-                std::memcpy(want_v.data() + static_cast<std::size_t>(v_at) * width, &v_bits, width);
-              }
-            }
-          }
-          EXPECT_TRUE(got_k == want_k) << clattn::to_string(dtype) << " to "
-                                       << clattn::to_string(cache_dtype) << " dims " << dims;
-          EXPECT_TRUE(got_v == want_v);
+/// One cache write: tokens with stray strides and offsets, slots that repeat nothing and include
+/// padding and a slot past the cache.
+struct Write {
+  static constexpr std::int32_t kHeads = 3;
+  static constexpr std::int32_t kBlock = 5;
+  static constexpr std::int64_t kBlocks = 4;
+  static constexpr std::int64_t kPadding = 16;  // elements between tokens
+  static constexpr std::int64_t kOffset = 8;    // elements before token 0
+  const std::vector<std::int64_t> slots = {99, 7,  -1, 19,
+                                           0,  20, 12};  // the first is skipped by the offset
+  std::int32_t dims;
+  std::int64_t row = std::int64_t{kHeads} * dims;
+  std::int64_t stride = row + kPadding;
+  DType dtype;
+  DType cache_dtype;
+  Rows key{static_cast<std::size_t>(kOffset + 6 * stride), dtype, 1};
+  Rows value{static_cast<std::size_t>(kOffset + 6 * stride), dtype, 2};
+
+  Write(std::int32_t head_size, DType in, DType out)
+      : dims(head_size), dtype(in), cache_dtype(out) {}
+
+  std::size_t width() const { return clattn::element_size_bytes(cache_dtype); }
+  std::size_t cache_bytes() const {
+    return static_cast<std::size_t>(kBlocks * kBlock * row) * width();
+  }
+  clattn::detail::KernelShape shape() const {
+    return {kHeads, kHeads, dims, kBlock, dtype, cache_dtype};
+  }
+  /// Calls place(slot, head, dim, element index of the input) for every element that must be
+  /// stored.
+  template <typename Place>
+  void for_each_stored(const Place& place) const {
+    for (std::size_t t = 0; t + 1 < slots.size(); ++t) {
+      const std::int64_t slot = slots[t + 1];
+      if (slot < 0 || slot >= kBlocks * kBlock) continue;
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        for (std::int64_t d = 0; d < dims; ++d) {
+          place(slot, h, d,
+                static_cast<std::size_t>(kOffset + static_cast<std::int64_t>(t) * stride +
+                                         h * dims + d));
         }
       }
     }
   }
+  void store(std::vector<std::byte>& image, std::int64_t at, double value_in) const {
+    const std::uint32_t bits = oracle::encode(element(cache_dtype), value_in);
+    std::memcpy(image.data() + static_cast<std::size_t>(at) * width(), &bits, width());
+  }
+};
+
+/// Device copies of a Write's inputs.
+struct WriteBuffers {
+  clattn::Queue queue;
+  clattn::Buffer key, value, slots;
+  WriteBuffers(const clattn::Context& context, const Write& write)
+      : queue(context.create_queue()),
+        key(context.allocate(write.key.bytes.size())),
+        value(context.allocate(write.value.bytes.size())),
+        slots(context.allocate(write.slots.size() * 8)) {
+    queue.write(key, write.key.bytes);
+    queue.write(value, write.value.bytes);
+    queue.write(slots, std::as_bytes(std::span(write.slots)));
+  }
+  clattn::TensorRef key_ref(const Write& w) const {
+    return {key.handle(), Write::kOffset, w.stride};
+  }
+  clattn::TensorRef value_ref(const Write& w) const {
+    return {value.handle(), Write::kOffset, w.stride};
+  }
+};
+
+/// Runs `run(context, built kernel, write)` for every variant of a role that the device has, every
+/// pair of types and head sizes that fill vectors and ones that do not.
+template <typename Run>
+void for_each_write(clattn::detail::Role role, const Run& run) {
+  constexpr std::array kTypes = {DType::kF32, DType::kF16, DType::kBF16};
+  for (const auto& context : all_contexts()) {
+    for (const auto& variant : clattn::detail::variants()) {
+      if (variant.role != role || !why_not(variant, context->capabilities()).empty()) continue;
+      for (const DType dtype : kTypes) {
+        for (const DType cache_dtype : kTypes) {
+          for (const std::int32_t dims : {8, 72}) {
+            const Write write(dims, dtype, cache_dtype);
+            SCOPED_TRACE(fmt::format("{} {} to {} dims {}", variant.name, clattn::to_string(dtype),
+                                     clattn::to_string(cache_dtype), dims));
+            const clattn::detail::BuiltKernel kernel{
+                &variant,
+                context->runtime().kernel(
+                    kernel_source(variant, write.shape(), context->capabilities())),
+                {}};
+            run(*context, kernel, write);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ReshapeAndCache, PackedCacheHoldsEveryTokenInItsPlace) {
+  for_each_write(Role::kCacheWritePacked, [](const clattn::Context& context, const auto& kernel,
+                                             const Write& write) {
+    const WriteBuffers in(context, write);
+    std::vector<std::byte> want_k(write.cache_bytes(), std::byte{0x5A});
+    std::vector<std::byte> want_v = want_k;
+    const clattn::Buffer k = context.allocate(want_k.size());
+    const clattn::Buffer v = context.allocate(want_v.size());
+    in.queue.write(k, want_k);
+    in.queue.write(v, want_v);
+    clattn::detail::enqueue_cache_write_packed(
+        kernel, write.shape(), in.queue, in.key_ref(write), in.value_ref(write),
+        {k.handle(), v.handle(), write.cache_dtype, Write::kBlocks, Write::kBlock, Write::kHeads,
+         write.dims},
+        {in.slots.handle(), 8, 6}, nullptr);
+    std::vector<std::byte> got_k(want_k.size());
+    std::vector<std::byte> got_v(want_v.size());
+    in.queue.read(k, got_k);
+    in.queue.read(v, got_v);
+    const std::int64_t x = 16 / static_cast<std::int64_t>(write.width());
+    write.for_each_stored([&](std::int64_t slot, std::int64_t h, std::int64_t d, std::size_t from) {
+      const std::int64_t head = slot / Write::kBlock * Write::kHeads + h;
+      const std::int64_t token = slot % Write::kBlock;
+      write.store(want_k, ((head * (write.dims / x) + d / x) * Write::kBlock + token) * x + d % x,
+                  write.key.values[from]);
+      write.store(want_v, (head * write.dims + d) * Write::kBlock + token,
+                  write.value.values[from]);
+    });
+    EXPECT_TRUE(got_k == want_k);
+    EXPECT_TRUE(got_v == want_v);
+  });
+}
+
+TEST(ReshapeAndCache, PagesOfEveryLayoutHoldEveryTokenInItsPlace) {
+  for_each_write(Role::kCacheWrite, [](const clattn::Context& context, const auto& kernel,
+                                       const Write& write) {
+    for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
+      const WriteBuffers in(context, write);
+      std::vector<std::byte> want(2 * write.cache_bytes(), std::byte{0x5A});
+      const clattn::Buffer memory = context.allocate(want.size());
+      in.queue.write(memory, want);
+      const clattn::KVCacheSpec spec{.block_size = Write::kBlock,
+                                     .num_kv_heads = Write::kHeads,
+                                     .head_size = write.dims,
+                                     .dtype = write.cache_dtype};
+      const auto& backend = *clattn::list_attn_backends()[0];
+      const clattn::KVCache cache = clattn::reshape_kv_cache(memory, spec, backend, layout);
+      clattn::detail::enqueue_cache_write(kernel, write.shape(), in.queue, in.key_ref(write),
+                                          in.value_ref(write), cache, {in.slots.handle(), 8, 6},
+                                          nullptr);
+      std::vector<std::byte> got(want.size());
+      in.queue.read(memory, got);
+      write.for_each_stored(
+          [&](std::int64_t slot, std::int64_t h, std::int64_t d, std::size_t from) {
+            const std::int64_t block = slot / Write::kBlock;
+            const std::int64_t token = slot % Write::kBlock;
+            // (block, K or V, token, head, dim) in NHD, (block, K or V, head, token, dim) in HND
+            const std::int64_t inner = layout == KVCacheLayout::kNHD ? token * Write::kHeads + h
+                                                                     : h * Write::kBlock + token;
+            const std::int64_t page = std::int64_t{Write::kBlock} * Write::kHeads;
+            write.store(want, (2 * block * page + inner) * write.dims + d, write.key.values[from]);
+            write.store(want, ((2 * block + 1) * page + inner) * write.dims + d,
+                        write.value.values[from]);
+          });
+      EXPECT_TRUE(got == want) << clattn::to_string(layout);
+    }
+  });
+}
+
+TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
+  const auto& context = *all_contexts().at(0);
+  const Write write(8, DType::kF16, DType::kF16);
+  const WriteBuffers in(context, write);
+  const clattn::Buffer memory = context.allocate(write.cache_bytes());
+  clattn::PackedKVCache cache{memory.handle(),
+                              memory.handle(),
+                              DType::kF16,
+                              Write::kBlocks,
+                              Write::kBlock,
+                              Write::kHeads,
+                              8};
+  const auto call = [&](std::size_t slot_offset_bytes, std::int64_t num_tokens) {
+    return error_text([&] {
+      clattn::reshape_and_cache(context, in.queue, in.key_ref(write), in.value_ref(write),
+                                DType::kF16, cache, in.slots.handle(), slot_offset_bytes,
+                                num_tokens);
+    });
+  };
+  EXPECT_EQ(call(8, 6), "no error");
+  EXPECT_EQ(call(4, 6), "slot_mapping: offset of 4 bytes, legal: multiples of 8");
+  EXPECT_EQ(call(0, -1), "num_tokens is -1, legal: 0 … 2147483647");
+  cache.num_blocks = INT64_MAX;
+  EXPECT_NE(call(0, 1).find("overflows"), std::string::npos);
+  cache.num_blocks = Write::kBlocks;
+  cache.head_size = 12;
+  EXPECT_EQ(call(0, 1), "cache: head_size is 12, legal: 8 … 256 in steps of 8");
+  in.queue.finish();
 }
 
 }  // namespace
