@@ -46,9 +46,16 @@ void write(const std::filesystem::path& path, const std::string& text) {
   if (!file.flush()) throw std::runtime_error(fmt::format("cannot write {}", path.string()));
 }
 
+void write_kernel(const std::filesystem::path& directory, const std::string& name,
+                  const std::string& file, const std::string& options, const std::string& kind) {
+  const auto read = clattn::detail::kernel_file_reader("");
+  write(directory / (name + ".cl"), clattn::detail::flatten_source(file, read).text);
+  write(directory / (name + ".options"), options + "\n");
+  write(directory / (name + ".kind"), kind + "\n");
+}
+
 void dump(const std::filesystem::path& directory, const Variant& variant) {
   const bool cpu = variant.family == KernelFamily::kCpu;
-  const auto read = clattn::detail::kernel_file_reader("");
   clattn::DeviceCapabilities device;
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
@@ -57,11 +64,26 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
     const std::string name =
         fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
                     clattn::to_string(row.cache_dtype));
-    write(directory / (name + ".cl"), clattn::detail::flatten_source(source.file, read).text);
-    write(directory / (name + ".options"), source.options + "\n");
-    write(directory / (name + ".kind"), cpu ? "cpu\n" : "gpu\n");
+    write_kernel(directory, name, source.file, source.options, cpu ? "cpu" : "gpu");
   }
 }
+
+/// Kernels that no variant row names. The sub-group probe is not among them: not compiling is an
+/// answer that it gives. CLA_REDUCE=1 marks inline PTX, as in the variants.
+struct Extra {
+  const char* name;
+  const char* file;
+  const char* options;
+  const char* kind;
+};
+constexpr std::array kExtras = {
+    Extra{"ceilings__vec", "ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
+    Extra{"ceilings__wg256", "ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
+    Extra{"selftest__local", "selftest.cl",
+          "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
+    Extra{"selftest__ptx", "selftest.cl",
+          "-DCLA_SELFTEST=2 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0 -DCLA_REDUCE=1", "gpu"},
+};
 
 }  // namespace
 
@@ -70,6 +92,9 @@ int main(int argc, char** argv) {
     if (argc != 2) throw std::runtime_error("usage: clattn_dump_kernels OUT_DIR");
     std::filesystem::create_directories(argv[1]);
     for (const Variant& variant : clattn::detail::variants()) dump(argv[1], variant);
+    for (const Extra& extra : kExtras) {
+      write_kernel(argv[1], extra.name, extra.file, extra.options, extra.kind);
+    }
   } catch (const std::exception& error) {
     fmt::print(stderr, "clattn_dump_kernels: {}\n", error.what());
     return 1;
