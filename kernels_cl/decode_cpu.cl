@@ -104,8 +104,7 @@ CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const Cl
 // Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew,
 // the sums of the chunk (l and o) are brought to the new scale; it seldom does after the first
 // tiles.
-CLA_INLINE void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* o) {
-  const int masked = tile_at + CLA_BLOCK_KV > state->full_end;
+CLA_INLINE void cla_softmax(ClaState* state, int tile_at, int masked, cla_vf* s, cla_vf* o) {
   const cla_vi left = state->end - tile_at - CLA_LANE_KEYS;  // > STEP_KEYS * step: the key is seen
   cla_vf largest = state->m;
 #pragma unroll
@@ -134,15 +133,11 @@ CLA_INLINE void cla_softmax(ClaState* state, int tile_at, cla_vf* s, cla_vf* o) 
   }
 }
 
-// o[r][d .. d + n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n); n is a constant
-// at every call.
-CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const ClaTile* tile, int d,
-                           int n, cla_vf* o) {
-  cla_vf sum[CLA_CHUNK * CLA_PV_VECS];
-#pragma unroll
-  for (int r = 0; r < CLA_CHUNK; ++r)
-#pragma unroll
-    for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i];
+// sum[r][0 .. n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n). skip_zero: a row
+// leaves out keys of weight 0, since V may hold inf or NaN where it must not look. n and skip_zero
+// are constants at every call.
+CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const ClaTile* tile, int d,
+                             int n, int skip_zero, cla_vf* sum) {
 #pragma unroll 2
   for (int key = 0; key < CLA_BLOCK_KV; ++key) {
     cla_vf value[CLA_PV_VECS];
@@ -155,11 +150,28 @@ CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const Cla
 #pragma unroll
     for (int i = 0; i < n; ++i) value[i] = cla_load_kv(v + tile->now[key] + (d + i) * CLA_VEC);
 #pragma unroll
-    for (int r = 0; r < CLA_CHUNK; ++r)
+    for (int r = 0; r < CLA_CHUNK; ++r) {
+      const float weight = p[key * CLA_CHUNK + r];
+      if (skip_zero && weight == 0.0f) continue;
 #pragma unroll
-      for (int i = 0; i < n; ++i)
-        sum[r * n + i] = fma((cla_vf)(p[key * CLA_CHUNK + r]), value[i], sum[r * n + i]);
+      for (int i = 0; i < n; ++i) sum[r * n + i] = fma((cla_vf)(weight), value[i], sum[r * n + i]);
+    }
   }
+}
+
+// o[r][d .. d + n) += P V over the tile; masked: some row does not see all of it. n is a constant
+// at every call.
+CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const ClaTile* tile,
+                           int masked, int d, int n, cla_vf* o) {
+  cla_vf sum[CLA_CHUNK * CLA_PV_VECS];
+#pragma unroll
+  for (int r = 0; r < CLA_CHUNK; ++r)
+#pragma unroll
+    for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i];
+  if (masked)
+    cla_add_keys(p, v, tile, d, n, 1, sum);
+  else
+    cla_add_keys(p, v, tile, d, n, 0, sum);
 #pragma unroll
   for (int r = 0; r < CLA_CHUNK; ++r)
 #pragma unroll
@@ -171,12 +183,13 @@ CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global 
                           const ClaTile* tile, int tile_at, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
   cla_scores(q, k, tile, s);
-  cla_softmax(state, tile_at, s, o);
+  const int masked = tile_at + CLA_BLOCK_KV > state->full_end;
+  cla_softmax(state, tile_at, masked, s, o);
   const int rest = CLA_NUM_VECS % CLA_PV_VECS;
 #pragma unroll 1
   for (int d = 0; d < CLA_NUM_VECS - rest; d += CLA_PV_VECS)
-    cla_values((const float*)s, v, tile, d, CLA_PV_VECS, o);
-  if (rest != 0) cla_values((const float*)s, v, tile, CLA_NUM_VECS - rest, rest, o);
+    cla_values((const float*)s, v, tile, masked, d, CLA_PV_VECS, o);
+  if (rest != 0) cla_values((const float*)s, v, tile, masked, CLA_NUM_VECS - rest, rest, o);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_cpu(

@@ -63,20 +63,24 @@ CLA_INLINE void cla_pack_values(__global const CLA_KV_T* cache, const long* offs
       v[key * CLA_NUM_VECS + d] = cla_load_kv(cache + offsets[key] + d * CLA_VEC);
 }
 
-// sum[r][i] += sum over x of left[r][x] * right[x][i]: ROW_BLOCK rows, n vectors of columns, n a
-// constant at every call.
+// sum[r][i] += sum over x in begin .. end of left[r][x] * right[x][i]: ROW_BLOCK rows, n vectors of
+// columns. skip_zero: a row leaves out x where left is 0, since right may hold inf or NaN there. n
+// and skip_zero are constants at every call.
 CLA_INLINE void cla_multiply(const float* left, int left_stride, const cla_vf* right,
-                             int right_stride, int depth, int n, cla_vf* sum) {
+                             int right_stride, int begin, int end, int n, int skip_zero,
+                             cla_vf* sum) {
 #pragma unroll 2
-  for (int x = 0; x < depth; ++x) {
+  for (int x = begin; x < end; ++x) {
     cla_vf column[2];
 #pragma unroll
     for (int i = 0; i < n; ++i) column[i] = right[x * right_stride + i];
 #pragma unroll
-    for (int r = 0; r < CLA_ROW_BLOCK; ++r)
+    for (int r = 0; r < CLA_ROW_BLOCK; ++r) {
+      const float factor = left[r * left_stride + x];
+      if (skip_zero && factor == 0.0f) continue;
 #pragma unroll
-      for (int i = 0; i < n; ++i)
-        sum[r * n + i] = fma((cla_vf)(left[r * left_stride + x]), column[i], sum[r * n + i]);
+      for (int i = 0; i < n; ++i) sum[r * n + i] = fma((cla_vf)(factor), column[i], sum[r * n + i]);
+    }
   }
 }
 
@@ -88,8 +92,8 @@ CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, int keys, cla_vf*
     cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
     for (int i = 0; i < CLA_ROW_BLOCK * 2; ++i) sum[i] = (cla_vf)(0.0f);
-    cla_multiply((const float*)q, CLA_HEAD_DIM, k_t + pair * CLA_HEAD_DIM * 2, 2, CLA_HEAD_DIM, 2,
-                 sum);
+    cla_multiply((const float*)q, CLA_HEAD_DIM, k_t + pair * CLA_HEAD_DIM * 2, 2, 0, CLA_HEAD_DIM,
+                 2, 0, sum);
 #pragma unroll
     for (int r = 0; r < CLA_ROW_BLOCK; ++r) {
       s[r * CLA_KEY_VECS + pair * 2] = sum[r * 2];
@@ -98,15 +102,17 @@ CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, int keys, cla_vf*
   }
 }
 
-// o[r][d .. d + n) = o * factor[r] + p[r] * V; n is a constant at every call.
-CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int keys, int d,
-                           int n, cla_vf* o) {
+// o[r][d .. d + n) = o * factor[r] + p[r] * V over the tile's first `keys` keys, of which every row
+// sees the first `full`; n is a constant at every call.
+CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int full,
+                           int keys, int d, int n, cla_vf* o) {
   cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
 #pragma unroll
     for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i] * factor[r];
-  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, keys, n, sum);
+  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, 0, full, n, 0, sum);
+  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, full, keys, n, 1, sum);
 #pragma unroll
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
 #pragma unroll
@@ -159,8 +165,9 @@ CLA_INLINE void cla_row_block(int first, int tile_at, const cla_vf* q, const cla
                               const cla_vf* v, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_ROW_BLOCK * CLA_KEY_VECS];
   float factor[CLA_ROW_BLOCK];
-  // No row of the block sees more keys than its last one.
+  // No row of the block sees more keys than its last one, or fewer than its first one.
   const int keys = min(CLA_BLOCK_KV, state->end[first + CLA_ROW_BLOCK - 1] - tile_at);
+  const int full = clamp(state->end[first] - tile_at, 0, keys);
   cla_scores(q, k_t, keys, s);
 #pragma unroll 1
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
@@ -168,8 +175,8 @@ CLA_INLINE void cla_row_block(int first, int tile_at, const cla_vf* q, const cla
         cla_softmax(state, first + r, state->end[first + r] - tile_at, s + r * CLA_KEY_VECS);
   const int rest = CLA_NUM_VECS % 2;
 #pragma unroll 1
-  for (int d = 0; d < CLA_NUM_VECS - rest; d += 2) cla_values(s, factor, v, keys, d, 2, o);
-  if (rest != 0) cla_values(s, factor, v, keys, CLA_NUM_VECS - 1, 1, o);
+  for (int d = 0; d < CLA_NUM_VECS - rest; d += 2) cla_values(s, factor, v, full, keys, d, 2, o);
+  if (rest != 0) cla_values(s, factor, v, full, keys, CLA_NUM_VECS - 1, 1, o);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_cpu(
