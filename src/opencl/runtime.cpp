@@ -163,7 +163,7 @@ const DeviceCapabilities& Runtime::capabilities() const noexcept {
 
 std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
   const std::string options =
-      source.options.empty() ? "-cl-std=CL1.2" : "-cl-std=CL1.2 " + source.options;
+      fmt::format("{}{}{}", kBuildOptions, source.options.empty() ? "" : " ", source.options);
   const std::string program_key = source.file + '\n' + options;
   return state_->pools.get(program_key + '\n' + source.entry, [&] {
     const auto program =

@@ -15,12 +15,16 @@
 
 namespace clattn::detail {
 
+/// Of every program. -w: PoCL counts a build's warnings on the application's stderr; lint reads
+/// them.
+inline constexpr std::string_view kBuildOptions = "-cl-std=CL1.2 -w";
+
 /// Which kernel to build: an entry of an embedded (or CLATTN_KERNEL_DIR) file under a set of
 /// options.
 struct KernelSource {
   std::string file;     ///< "decode_cpu.cl"
   std::string entry;    ///< "clattn_decode_cpu"
-  std::string options;  ///< "-DCLA_HEAD_DIM=128 …"; -cl-std=CL1.2 is added
+  std::string options;  ///< "-DCLA_HEAD_DIM=128 …"; kBuildOptions stand before
 };
 
 class KernelPool;

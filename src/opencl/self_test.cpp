@@ -32,8 +32,8 @@ class Prober {
   std::optional<std::vector<cl_uint>> run(int test, const char* entry, std::uint64_t local_bytes,
                                           std::size_t groups, std::size_t count) {
     const std::string options =
-        fmt::format("-cl-std=CL1.2 -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", test,
-                    group_size_, local_bytes);
+        fmt::format("{} -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", kBuildOptions,
+                    test, group_size_, local_bytes);
     const Compilation built = compile_program(context_, device_, text_, options);
     if (built.status != CL_SUCCESS) return std::nullopt;
     try {
