@@ -109,13 +109,14 @@ class VariantCheck {
     }
   }
 
-  /// The selector's reasons, or those of the one backend that is checked.
+  /// Keeps the reasons of the first backend that is checked: the family's are the same in all.
   void note_refusal(const AttentionConfig& config) {
     for (const AttentionBackend* backend : list_attn_backends()) {
       if (!only_backend_.empty() && backend->name() != only_backend_) continue;
       const auto reasons = backend->validate_configuration(config, &context_->capabilities());
-      refusals_.insert(fmt::format("family {} not run: {}", to_string(config.kernel_family),
-                                   fmt::join(reasons, "; ")));
+      const std::string why = fmt::format("{}", fmt::join(reasons, "; "));
+      refusals_[{to_string(config.kernel_family), why}].insert(types_of(config));
+      return;
     }
   }
 
@@ -213,7 +214,10 @@ class VariantCheck {
                  row.deviation.max_error, std::min(row.deviation.worst_share * 100, 999.9),
                  row.latency_us, verdict);
     }
-    for (const std::string& refusal : refusals_) fmt::print("{}\n", refusal);
+    for (const auto& [refusal, types] : refusals_) {
+      fmt::print("family {} not run with {}: {}\n", refusal.first, fmt::join(types, ", "),
+                 refusal.second);
+    }
     for (const std::string& failure : failures_) fmt::print("FAILED: {}\n", failure);
     fmt::print("{} of {} variants passed on {}\n", num_passed, rows_.size(),
                context_->capabilities().name);
@@ -230,7 +234,8 @@ class VariantCheck {
   std::shared_ptr<Context> context_;
   std::string_view only_backend_;
   std::map<std::pair<std::string, std::string>, Row> rows_;  // by variant and types
-  std::set<std::string> refusals_;
+  /// Types that were refused, by family and reasons.
+  std::map<std::pair<std::string_view, std::string>, std::set<std::string>> refusals_;
   std::vector<std::string> failures_;
 };
 
