@@ -13,6 +13,7 @@
 #include "cli/attention_call.hpp"
 #include "cli/check_batches.hpp"
 #include "cli/check_packed.hpp"
+#include "cli/check_variants.hpp"
 #include "cli/commands.hpp"
 #include "cli/elements.hpp"
 #include "cli/verify.hpp"
@@ -75,7 +76,8 @@ class Check {
   bool run() {
     print_header();
     for (const AttentionConfig& config : check_configs()) {
-      const std::vector<const AttentionBackend*> backends = usable_backends(config);
+      const std::vector<const AttentionBackend*> backends =
+          usable_backends(context_->capabilities(), config, only_backend_);
       if (backends.empty()) continue;
       Line writes{.what = "cache write"};
       std::uint32_t seed = 1;
@@ -91,17 +93,6 @@ class Check {
   }
 
  private:
-  std::vector<const AttentionBackend*> usable_backends(const AttentionConfig& config) const {
-    std::vector<const AttentionBackend*> usable;
-    for (const AttentionBackend* backend : list_attn_backends()) {
-      const bool wanted = only_backend_.empty() || backend->name() == only_backend_;
-      if (wanted && backend->validate_configuration(config, &context_->capabilities()).empty()) {
-        usable.push_back(backend);
-      }
-    }
-    return usable;
-  }
-
   void check_family(const BatchFamily& family, const AttentionConfig& config,
                     const std::vector<const AttentionBackend*>& backends, Line& writes,
                     std::uint32_t seed) {
@@ -173,13 +164,16 @@ void add_check_command(CLI::App& app) {
     std::string device, backend;
   };
   auto* command =
-      app.add_subcommand("check", "Test every kernel family on a device against a double oracle");
+      app.add_subcommand("check", "Test every kernel on a device against a double oracle");
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
   command->callback([arguments] {
     if (!arguments->backend.empty()) static_cast<void>(find_backend(arguments->backend));
-    if (!Check(Context::create(arguments->device), arguments->backend).run()) throw ExitCode{1};
+    const std::shared_ptr<Context> context = Context::create(arguments->device);
+    const bool work_passed = Check(context, arguments->backend).run();
+    const bool variants_passed = check_variants(context, arguments->backend);
+    if (!work_passed || !variants_passed) throw ExitCode{1};
   });
 }
 

@@ -111,7 +111,7 @@ void ReplayOptions::add_to(CLI::App& command) {
   text("--backend", backend, "Force a backend by its name (auto)");
 
   group = "Report";
-  number("--verify", verify, 0.0, 1.0, "Share of steps whose rows the oracle checks (0.05)");
+  number("--verify", verify, 0.0, 1.0, "Share of steps whose rows the oracle checks (0.01)");
   text("--json", json_path, "Write everything to this file, - = standard output");
   text("--html", html_path, "Write a page with plots to this file");
   command.add_flag("--no-progress", no_progress, "Say nothing while replaying")->group(group);

@@ -36,7 +36,7 @@ struct ReplayOptions {
 
   std::string device;
   std::string backend;
-  double verify = 0.05;
+  double verify = 0.01;
   std::string json_path;
   std::string html_path;
   bool no_progress = false;
