@@ -135,7 +135,8 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
 
   Event upload_event;
   const auto start = std::chrono::steady_clock::now();
-  const AttentionMetadata& metadata = builder.build(queue, call.batch(), &upload_event);
+  const CommonAttentionMetadata batch = call.batch();
+  const AttentionMetadata& metadata = builder.build(queue, batch, &upload_event);
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   Event write_event, forward_event;

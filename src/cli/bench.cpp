@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,15 +35,17 @@ struct Effort {
   double round_seconds;
   int repetitions;
   std::size_t rotate_bytes;
+  bool exceeds_caches;  ///< whether what is walked over comes from memory
 };
 // 640 MiB is more than twice the largest last-level cache that this was measured on (260 MiB).
-constexpr Effort kFull{0.1, 5, std::size_t{640} << 20};
-constexpr Effort kQuick{0.01, 3, std::size_t{16} << 20};
+constexpr Effort kFull{0.1, 5, std::size_t{640} << 20, true};
+constexpr Effort kQuick{0.01, 3, std::size_t{16} << 20, false};
 
 struct Row {
   BenchShape shape;
   double median_us = 0, low_us = 0, high_us = 0;
-  double rate = 0, share = 0;  ///< in GB/s or GFLOP/s, and of the ceiling; 0 where there is none
+  double rate = 0;                ///< in GB/s or GFLOP/s; 0 where there is none
+  std::optional<double> share{};  ///< of the ceiling, where the measurement can be held against it
   WorkUnit unit = WorkUnit::kNone;
   Deviation deviation{};
   std::string backend{}, kernels{}, skipped{};
@@ -59,7 +62,7 @@ class Collector final : public benchmark::BenchmarkReporter {
   bool ReportContext(const Context& /*context*/) override { return true; }
   void ReportRuns(const std::vector<Run>& runs) override {
     for (const Run& run : runs) {
-      if (run.run_type == Run::RT_Iteration && !run.error_occurred) {
+      if (run.run_type == Run::RT_Iteration && run.iterations > 0) {
         seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
       }
     }
@@ -105,7 +108,10 @@ Row measure(const std::shared_ptr<Context>& context, const BenchOptions& options
   row.rate = workload->work_per_launch / median * 1e-9;
   const double ceiling =
       row.unit == WorkUnit::kBytes ? ceilings.read_gb_per_s : ceilings.fma_gflop_per_s;
-  if (row.unit != WorkUnit::kNone) row.share = row.rate / ceiling;
+  // What was read from a cache of the device says nothing about its memory.
+  const bool comparable =
+      row.unit == WorkUnit::kFlop || (row.unit == WorkUnit::kBytes && effort.exceeds_caches);
+  if (comparable) row.share = row.rate / ceiling;
   row.deviation = workload->verify();
   row.backend = workload->backend;
   row.kernels = workload->kernels;
@@ -118,10 +124,11 @@ void print_row(const Row& row) {
   if (!row.skipped.empty()) {
     fmt::print("skipped: {}\n", row.skipped);
   } else {
+    const std::string share = row.share ? fmt::format("{:.0f}%", *row.share * 100) : "-";
     const std::string rate =
         row.unit == WorkUnit::kNone
             ? std::string(22, ' ')
-            : fmt::format("{:8.1f} {:7} {:4.0f}%", row.rate, row.unit_name(), row.share * 100);
+            : fmt::format("{:8.1f} {:7} {:>5}", row.rate, row.unit_name(), share);
     fmt::print("{:11.1f} us {}  {:9.2e} {:4.0f}% {}  {} {}\n", row.median_us, rate,
                row.deviation.max_error, row.deviation.worst_share * 100,
                row.deviation.passed() ? "ok" : "WRONG", row.backend, row.kernels);
@@ -148,9 +155,9 @@ json row_json(const Row& row) {
                  {"verified_values", row.deviation.compared},
                  {"correct", row.deviation.passed()}});
   if (row.unit != WorkUnit::kNone) {
-    result.update(
-        {{"rate", row.rate}, {"rate_unit", row.unit_name()}, {"share_of_ceiling", row.share}});
+    result.update({{"rate", row.rate}, {"rate_unit", row.unit_name()}});
   }
+  if (row.share) result["share_of_ceiling"] = *row.share;
   return result;
 }
 
@@ -205,6 +212,7 @@ void run_bench(const Arguments& arguments) {
   }
   json rows = json::array();
   bool all_passed = true, any_ran = false;
+  std::string last_reason;
   for (const BenchShape& shape : shapes) {
     Row row{.shape = shape};
     try {
@@ -212,7 +220,7 @@ void run_bench(const Arguments& arguments) {
       any_ran = true;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
-      row.skipped = error.what();
+      row.skipped = last_reason = error.what();
     }
     if (!to_stdout) print_row(row);
     all_passed = all_passed && row.passed();
@@ -229,7 +237,10 @@ void run_bench(const Arguments& arguments) {
     write_text(arguments.json_file,
                report.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   }
-  if (!all_passed || !any_ran) throw ExitCode{1};
+  if (!any_ran) {
+    throw Error(ErrorCode::kUnsupported, "no row fits this device: " + last_reason);
+  }
+  if (!all_passed) throw ExitCode{1};
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Stores the new tokens of a batch in the cache. Counted in bytes read and written.
+/// Stores the new tokens of a batch in the cache. Counted in bytes read and written, so both sides
+/// rotate: launches take turns with page sets and with runs of input rows.
 class CacheWorkload final : public Workload {
  public:
   CacheWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
@@ -31,10 +32,11 @@ class CacheWorkload final : public Workload {
         queue_(context->create_queue()) {
     const std::size_t num_elements = static_cast<std::size_t>(num_tokens_) * row_elements();
     const std::size_t bytes = num_elements * element_size_bytes(config_.dtype);
-    key_ = context->allocate(bytes);
-    value_ = context->allocate(bytes);
-    keys_.fill(queue_, key_, num_elements);
-    values_.fill(queue_, value_, num_elements);
+    num_inputs_ = input_sets(context->capabilities(), options.rotate_bytes, bytes);
+    key_ = context->allocate(num_inputs_ * bytes);
+    value_ = context->allocate(num_inputs_ * bytes);
+    keys_.fill(queue_, key_, num_inputs_ * num_elements);
+    values_.fill(queue_, value_, num_inputs_ * num_elements);
     for (std::int32_t set = 0; set < cache_.num_sets; ++set) {
       const EqualBatch batch(shape, config_.block_size, cache_.block_table(set));
       std::vector<std::int64_t> slots(static_cast<std::size_t>(num_tokens_));
@@ -56,9 +58,11 @@ class CacheWorkload final : public Workload {
     const auto start = Clock::now();
     for (int i = 0; i < launches; ++i) {
       set_ = (set_ + 1) % slots_.size();
-      reshape_and_cache_flash(*context_, queue_, {.buffer = key_.handle()},
-                              {.buffer = value_.handle()}, config_.dtype, cache_.cache,
-                              slot_buffers_[set_].handle(), 0, num_tokens_);
+      input_ = (input_ + 1) % num_inputs_;
+      const auto from = static_cast<std::int64_t>(input_element(0));
+      reshape_and_cache_flash(*context_, queue_, {.buffer = key_.handle(), .offset = from},
+                              {.buffer = value_.handle(), .offset = from}, config_.dtype,
+                              cache_.cache, slot_buffers_[set_].handle(), 0, num_tokens_);
     }
     queue_.finish();
     return seconds_since(start) / launches;
@@ -73,9 +77,8 @@ class CacheWorkload final : public Workload {
       const std::int64_t row =
           slot / kv.block_size * kv.block_stride + slot % kv.block_size * kv.token_stride;
       for (std::int32_t head = 0; head < kv.num_kv_heads; ++head) {
-        const std::size_t from =
-            static_cast<std::size_t>(token) * row_elements() +
-            static_cast<std::size_t>(head) * static_cast<std::size_t>(kv.head_size);
+        const std::size_t from = input_element(token) + static_cast<std::size_t>(head) *
+                                                            static_cast<std::size_t>(kv.head_size);
         compare_row(deviation, keys_, from, kv.k_offset + row + head * kv.head_stride);
         compare_row(deviation, values_, from, kv.v_offset + row + head * kv.head_stride);
       }
@@ -84,6 +87,20 @@ class CacheWorkload final : public Workload {
   }
 
  private:
+  /// Runs of keys, and of values, that together fill `rotate_bytes`, as far as the device has room.
+  static std::size_t input_sets(const DeviceCapabilities& device, std::size_t rotate_bytes,
+                                std::size_t bytes) {
+    const auto room =
+        static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
+    return std::max<std::size_t>(std::min(rotate_bytes / 2, room) / bytes, 1);
+  }
+
+  /// Where the last launch's input has a token's row.
+  std::size_t input_element(std::int64_t token) const {
+    return (input_ * static_cast<std::size_t>(num_tokens_) + static_cast<std::size_t>(token)) *
+           row_elements();
+  }
+
   std::size_t row_elements() const {
     return static_cast<std::size_t>(config_.num_kv_heads) *
            static_cast<std::size_t>(config_.head_size);
@@ -109,7 +126,8 @@ class CacheWorkload final : public Workload {
   Buffer key_, value_;
   std::vector<std::vector<std::int64_t>> slots_;
   std::vector<Buffer> slot_buffers_;
-  std::size_t set_ = 0;
+  std::size_t num_inputs_ = 1;
+  std::size_t set_ = 0, input_ = 0;  // of the last launch
 };
 
 /// Builds one step's metadata: host time alone, the upload is waited for outside the measure.

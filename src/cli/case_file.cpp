@@ -22,8 +22,11 @@ template <typename... Args>
   throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// A value for a message: JSON, short, whatever bytes it holds.
+/// A value for a message: JSON, short, whatever bytes it holds. Of what can be nested only the kind
+/// is told, because dump() calls itself once a level.
 std::string shown(const json& value) {
+  if (value.is_array()) return fmt::format("a list of {}", value.size());
+  if (value.is_object()) return "an object";
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 40) text = text.substr(0, 37) + "...";
   return text;
@@ -32,6 +35,17 @@ std::string shown(const json& value) {
 [[noreturn]] void refuse_value(const std::string& key, std::string_view expected,
                                const json& value) {
   refuse("case.json: {}: expected {}, got {}", key, expected, shown(value));
+}
+
+/// Notes every key of the outermost object; throws for one that stands there twice.
+json::parser_callback_t refuse_repeated_keys(std::set<std::string>& seen) {
+  return [&seen](int depth, json::parse_event_t event, const json& parsed) {
+    if (event == json::parse_event_t::key && depth == 1 &&
+        !seen.insert(parsed.get<std::string>()).second) {
+      refuse("case.json: {}: given more than once", shown(parsed));
+    }
+    return true;
+  };
 }
 
 bool is_finite_f32(const json& value) {
@@ -68,8 +82,9 @@ CaseFile::CaseFile(std::filesystem::path directory) : directory_(std::move(direc
   constexpr std::uintmax_t kLimitBytes = 16 << 20;
   const std::vector<std::byte> bytes = read_file(directory_ / "case.json", kLimitBytes);
   const auto* const text = reinterpret_cast<const char*>(bytes.data());
+  std::set<std::string> seen;
   try {
-    object_ = json::parse(text, text + bytes.size());
+    object_ = json::parse(text, text + bytes.size(), refuse_repeated_keys(seen));
   } catch (const json::exception& error) {
     refuse("case.json: not valid JSON: {}", error.what());
   }
@@ -219,11 +234,26 @@ std::string_view descr_of(DType dtype) {
   return "";
 }
 
+void CaseOutputs::refuse_obstacles(const std::filesystem::path& target) const {
+  namespace fs = std::filesystem;
+  const auto refuse_obstacle = [&](const std::string& name) {
+    std::error_code ignored;
+    const fs::path path = target / name;
+    if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {
+      throw Error(ErrorCode::kIo,
+                  fmt::format("{}: cannot be written: it is no regular file", path.string()));
+    }
+  };
+  for (const auto& [name, array] : arrays_) refuse_obstacle(name);
+  for (const auto& [name, object] : objects_) refuse_obstacle(name);
+}
+
 void CaseOutputs::write(const std::filesystem::path& directory) const {
   namespace fs = std::filesystem;
   const fs::path target = directory.has_filename() ? directory : directory.parent_path();
   fs::path staging = target;
   staging += fmt::format(".partial-{}", ::getpid());
+  refuse_obstacles(target);
   try {
     fs::create_directories(staging);
     for (const auto& [name, array] : arrays_) write_npy(staging / name, array);

@@ -75,6 +75,9 @@ class CaseOutputs {
   void write(const std::filesystem::path& directory) const;
 
  private:
+  /// Throws for what a file could not be moved over, before anything has been moved.
+  void refuse_obstacles(const std::filesystem::path& target) const;
+
   std::map<std::string, NpyArray> arrays_;
   std::map<std::string, nlohmann::json> objects_;
 };

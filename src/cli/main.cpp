@@ -6,13 +6,13 @@
 #include <clattn/error.hpp>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.hpp"
@@ -71,6 +71,12 @@ int complain(std::string_view message, int status) {
   return status;
 }
 
+/// `status`, unless something printed before has not reached standard output.
+int flushed(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return complain("standard output: cannot be written", kMalformed);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"CLAttn: paged attention for every OpenCL device", "clattn"};
   app.set_version_flag("--version", CLATTN_VERSION);
@@ -82,10 +88,9 @@ int run(int argc, char** argv) {
   for (const AddCommand add : kCommands) add(app);
   try {
     app.parse(argc, argv);
-    if (std::fflush(stdout) != 0) return complain("standard output: cannot be written", kMalformed);
-    return 0;
+    return flushed(0);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) return flushed(app.exit(error));  // --help, --version
     const std::vector<std::string> rest = app.remaining();
     if (app.get_subcommands().empty() && !rest.empty()) {
       return complain(fmt::format("{}: unknown command; see clattn --help", rest.front()),
@@ -108,7 +113,7 @@ int main(int argc, char** argv) {
     return complain(error.what(), status_of(error.code()));
   } catch (const nlohmann::json::exception& error) {
     return complain(error.what(), kMalformed);
-  } catch (const std::filesystem::filesystem_error& error) {
+  } catch (const std::system_error& error) {  // of a file system, or of printing
     return complain(error.what(), kMalformed);
   } catch (const std::bad_alloc&) {
     return complain("not enough host memory for what was asked", kMalformed);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -57,11 +58,31 @@ class Progress {
   Clock::time_point last_;
 };
 
-/// Fails before the work, not after it, when a report could not be written.
+/// Fails before the work, not after it, when a report could not be written. Leaves what is there as
+/// it is, and nothing where nothing was: the replay may yet be refused.
 void check_writable(const std::string& path) {
   if (path.empty() || path == "-") return;
+  const bool existed = std::filesystem::exists(path);
   if (!std::ofstream(path, std::ios::app)) {
     throw Error(ErrorCode::kIo, fmt::format("{}: cannot be opened for writing", path));
+  }
+  if (!existed) std::filesystem::remove(std::filesystem::canonical(path));  // not a link to it
+}
+
+/// Says with numbers what no device memory can hold, before host memory is spent on managing it.
+void check_cache_fits(const EngineConfig& config, const DeviceCapabilities& capabilities) {
+  const KVCacheSpec spec{.block_size = config.attention.block_size,
+                         .num_kv_heads = config.attention.num_kv_heads,
+                         .head_size = config.attention.head_size,
+                         .dtype = config.attention.cache_dtype()};
+  const std::uint64_t most = capabilities.max_alloc_bytes / spec.page_size_bytes();
+  if (std::cmp_greater(config.limits.num_blocks, most)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("a layer's cache of {} blocks of {} bytes exceeds this device's "
+                            "largest allocation, {} bytes: legal is at most {} blocks, see "
+                            "--num-blocks and --kv-memory",
+                            config.limits.num_blocks, spec.page_size_bytes(),
+                            capabilities.max_alloc_bytes, most));
   }
 }
 
@@ -99,7 +120,8 @@ class Replay {
 
   void serve(Progress& progress) {
     const auto start = Clock::now();
-    while (!scheduler_.done() && !time_is_up(start)) {
+    // However short the time, one step runs and is verified: an empty replay proves nothing.
+    while (!scheduler_.done() && (steps_.empty() || !time_is_up(start))) {
       if (scheduler_.idle())
         now_s_ = std::max(now_s_, scheduler_.next_arrival_s().value_or(now_s_));
       scheduler_.arrive(now_s_);
@@ -189,6 +211,7 @@ void run_replay(const ReplayOptions& options) {
   progress.stage("replay: opening the device");
   const auto context = Context::create(options.device);
   const EngineConfig config = engine_config(options, trace, context->capabilities());
+  check_cache_fits(config, context->capabilities());
   Scheduler scheduler({.max_num_seqs = options.max_num_seqs,
                        .max_num_batched_tokens = options.max_num_batched_tokens,
                        .block_size = options.block_size,
@@ -225,6 +248,10 @@ void run_replay(const ReplayOptions& options) {
                           .steps = replay.take_steps(),
                           .verify = verified,
                           .replay_s = seconds_since(start)});
+  if (options.verify > 0 && verified.rows == 0) {
+    fmt::print(stderr, "clattn: replay: no row was verified, --verify asks for some\n");
+    throw ExitCode{1};
+  }
   if (verified.failed_rows > 0) throw ExitCode{1};
 }
 

@@ -134,7 +134,8 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
   StepTimes times;
   Event upload;
   const auto start = Clock::now();
-  const AttentionMetadata& metadata = builder_->build(queue_, batch.view(), &upload);
+  const CommonAttentionMetadata view = batch.view();
+  const AttentionMetadata& metadata = builder_->build(queue_, view, &upload);
   times.metadata_us = elapsed_us(start);
   for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
     const auto index = static_cast<std::size_t>(layer);

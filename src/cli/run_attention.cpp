@@ -101,6 +101,18 @@ AttentionCall read_call(CaseFile& file, const RunOptions& options) {
   return call;
 }
 
+/// What was asked for and what ran: the planner splits each sequence for itself, so the launches
+/// tell. A token whose keys were split has its partial results merged, one work-group a head.
+json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
+  std::int64_t attention_groups = 0, merge_groups = 0;
+  for (const LaunchReport& launch : outcome.launches) {
+    (launch.role == "merge" ? merge_groups : attention_groups) += launch.work_groups;
+  }
+  return {{"requested", call.num_splits},
+          {"merged_tokens", merge_groups / call.config.num_heads},
+          {"attention_work_groups", attention_groups}};
+}
+
 json info(const Context& context, const AttentionCall& call, const AttentionOutcome& outcome) {
   const DeviceCapabilities& device = context.capabilities();
   json kernels = json::array();
@@ -118,7 +130,7 @@ json info(const Context& context, const AttentionCall& call, const AttentionOutc
           {"backend", outcome.backend},
           {"layout", to_string(outcome.layout)},
           {"kernels", kernels},
-          {"splits", {{"requested", call.num_splits}}},
+          {"splits", splits(call, outcome)},
           {"times_us",
            {{"metadata", outcome.metadata_us},
             {"upload", outcome.upload_us},

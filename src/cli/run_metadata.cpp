@@ -94,6 +94,13 @@ void run_compute_slot_mapping(CaseFile& file, const RunOptions& /*options*/, Cas
                 fmt::format("query_start_loc.npy: missing; expected {} prefix sums",
                             batch.seq_lens.size() + 1));
   }
+  // A handful of numbers can ask for any size of output.
+  constexpr std::int32_t kMostTokens = 1 << 28;
+  if (batch.query_start_loc.back() > kMostTokens) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("query_start_loc.npy: the last entry is {}; expected at most {} tokens",
+                            batch.query_start_loc.back(), kMostTokens));
+  }
   validate_batch(batch.metadata(), block_size, -1);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(batch.query_start_loc.back()));
   compute_slot_mapping(batch.metadata(), block_size, slots);
@@ -102,7 +109,8 @@ void run_compute_slot_mapping(CaseFile& file, const RunOptions& /*options*/, Cas
 
 void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   if (options.backend.empty()) static_cast<void>(file.text("backend"));  // required
-  const AttentionBackend& backend = find_backend(read_backend(file, options));
+  const std::string name = read_backend(file, options);
+  const AttentionBackend& backend = find_backend(name);
   KVCacheSpec spec;
   const std::int64_t num_blocks = file.integer("num_blocks", {0, INT32_MAX});
   spec.block_size = read_block_size(file);

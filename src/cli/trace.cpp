@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <clattn/error.hpp>
 #include <cmath>
@@ -52,6 +53,12 @@ std::int64_t days_from_civil(std::int64_t year, std::int64_t month, std::int64_t
   return shifted * 365 + shifted / 4 - shifted / 100 + shifted / 400 + day_of_year - 719468;
 }
 
+std::int64_t days_in_month(std::int64_t year, std::int64_t month) {
+  const bool last = month == 12;
+  return days_from_civil(last ? year + 1 : year, last ? 1 : month + 1, 1) -
+         days_from_civil(year, month, 1);
+}
+
 /// "2023-11-16 18:15:46.6805900", optionally with "+00:00" or "Z"; nothing if it is anything else.
 std::optional<double> parse_timestamp(std::string_view text) {
   for (const std::string_view suffix : {"+00:00", "Z"}) {
@@ -67,15 +74,15 @@ std::optional<double> parse_timestamp(std::string_view text) {
   const auto number = [&](std::size_t from, std::size_t count) {
     return parse_integer(text.substr(from, count)).value_or(-1);
   };
+  const std::int64_t year = number(0, 4);
   const std::int64_t month = number(5, 2);
   const std::int64_t day = number(8, 2);
   const std::int64_t hour = number(11, 2);
   const std::int64_t minute = number(14, 2);
   const std::int64_t second = number(17, 2);
   const std::string_view fraction = text.substr(kPattern.size());
-  if (month < 1 || month > 12 || day < 1 || day > 31 || hour > 23 || minute > 59 || second > 60) {
-    return {};
-  }
+  if (month < 1 || month > 12 || hour > 23 || minute > 59 || second > 60) return {};
+  if (day < 1 || day > days_in_month(year, month)) return {};
   double fraction_s = 0;
   if (!fraction.empty()) {
     const std::string_view digits = fraction.substr(1);
@@ -86,7 +93,7 @@ std::optional<double> parse_timestamp(std::string_view text) {
     fraction_s = static_cast<double>(*value) / std::pow(10.0, static_cast<double>(digits.size()));
   }
   const std::int64_t whole_s =
-      days_from_civil(number(0, 4), month, day) * 86400 + hour * 3600 + minute * 60 + second;
+      days_from_civil(year, month, day) * 86400 + hour * 3600 + minute * 60 + second;
   return static_cast<double>(whole_s) + fraction_s;
 }
 
@@ -116,12 +123,15 @@ TraceRequest parse_azure_line(const Place& place, std::string_view line) {
           {}};
 }
 
+bool fits_int64(const Json& value) {
+  return value.is_number_integer() &&
+         !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX);
+}
+
 std::int64_t json_integer(const Place& place, const Json& object, const char* field) {
   const auto found = object.find(field);
   if (found == object.end()) place.fail(fmt::format("field '{}' is missing", field));
-  const bool fits = found->is_number_integer() &&
-                    !(found->is_number_unsigned() && found->get<std::uint64_t>() > INT64_MAX);
-  if (!fits) place.fail(fmt::format("{} is not an integer of 64 bits", field));
+  if (!fits_int64(*found)) place.fail(fmt::format("{} is not an integer of 64 bits", field));
   return found->get<std::int64_t>();
 }
 
@@ -137,7 +147,9 @@ std::vector<std::int64_t> parse_hash_ids(const Place& place, const Json& object,
   std::vector<std::int64_t> ids;
   ids.reserve(found->size());
   for (const Json& id : *found) {
-    if (!id.is_number_integer()) place.fail("hash_ids holds something that is not an integer");
+    if (!fits_int64(id)) {
+      place.fail("hash_ids holds something that is not an integer of 64 bits");
+    }
     ids.push_back(id.get<std::int64_t>());
   }
   return ids;
@@ -168,6 +180,22 @@ LineParser detect_format(const Place& place, std::string_view line) {
   if (line == kAzureHeader) return parse_azure_line;
   if (line.starts_with('{')) return parse_mooncake_line;
   place.fail(fmt::format("neither the Azure header '{}' nor a JSON object", kAzureHeader));
+}
+
+/// std::getline that refuses a line too long to be a request, instead of holding it.
+bool read_line(std::istream& input, std::string& line, const Place& place) {
+  constexpr std::size_t kMostBytes = 16 << 20;
+  std::array<char, 1024> part{};
+  for (line.clear();; input.clear()) {  // a part that was filled counts as a failure
+    input.getline(part.data(), part.size());
+    const bool ended = input.good();  // the last character was the line's end
+    const auto count = static_cast<std::size_t>(input.gcount());
+    line.append(part.data(), ended ? count - 1 : count);
+    if (line.size() > kMostBytes) place.fail(fmt::format("longer than {} bytes", kMostBytes));
+    if (ended) return true;
+    if (input.bad()) return false;
+    if (input.eof() || count == 0) return !line.empty();
+  }
 }
 
 struct Quantile {
@@ -208,8 +236,8 @@ Trace read_trace(std::istream& input, const std::string& name, std::int64_t max_
   double first_s = 0;
   double previous_s = 0;
   std::int64_t count = 0;
-  for (std::string line; std::getline(input, line);) {
-    ++place.line;
+  std::string line;
+  for (place.line = 1; read_line(input, line, place); ++place.line) {
     std::string_view text = line;
     if (place.line == 1 && text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
     while (!text.empty() && (text.back() == '\r' || text.back() == ' ')) text.remove_suffix(1);

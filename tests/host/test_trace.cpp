@@ -54,6 +54,25 @@ TEST(Trace, KeepsTheFirstRequestsButChecksEveryLine) {
   EXPECT_THROW(read(text + "nonsense\n", 1), clattn::Error);
 }
 
+TEST(Trace, AcceptsTheLastDaysOfMonths) {
+  EXPECT_EQ(read(kHeader + "2023-01-31 00:00:00,1,1\n"
+                           "2023-04-30 00:00:00,1,1\n"
+                           "2023-12-31 00:00:00,1,1\n"
+                           "2024-02-29 00:00:00,1,1\n")
+                .requests.size(),
+            4U);
+}
+
+TEST(Trace, ReadsLinesOfAnyLegalLength) {
+  for (const std::size_t padding : {std::size_t{900}, std::size_t{1 << 20}}) {
+    for (std::size_t more = 0; more < 200; ++more) {
+      const std::string line = "2023-11-16 18:15:46.1,5,5" + std::string(padding + more, ' ');
+      ASSERT_EQ(read(kHeader + line + "\n" + line).requests.size(), 2U) << line.size();
+      if (padding > 1000) break;
+    }
+  }
+}
+
 struct Malformed {
   const char* what;
   std::string text;
@@ -79,6 +98,11 @@ TEST(Trace, NamesFileLineAndFault) {
       {"not a number", kHeader + at + "5,many\n", "t:2: GeneratedTokens is 'many'"},
       {"bad time", kHeader + "yesterday,5,5\n", "t:2: TIMESTAMP is 'yesterday'"},
       {"month 13", kHeader + "2023-13-16 18:15:46.1,5,5\n", "t:2: TIMESTAMP is '2023-13-16"},
+      {"day 31 of February", kHeader + "2023-02-31 18:15:46.1,5,5\n",
+       "t:2: TIMESTAMP is '2023-02-31"},
+      {"no leap year", kHeader + "2023-02-29 18:15:46.1,5,5\n", "t:2: TIMESTAMP is '2023-02-29"},
+      {"endless line", kHeader + good + std::string(17 << 20, '1') + "\n" + good,
+       "t:3: longer than 16777216 bytes"},
       {"bare dot", kHeader + "2023-11-16 18:15:46.,5,5\n", "t:2: TIMESTAMP is '2023-11-16"},
       {"unsorted", kHeader + good + "2023-11-16 18:15:45.1,5,5\n", "t:3: arrives 1 s before"},
       {"broken json", "{\"timestamp\": 1,\n", "t:1: not a JSON object"},
@@ -97,6 +121,10 @@ TEST(Trace, NamesFileLineAndFault) {
       {"text id",
        "{\"timestamp\": 1, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [\"a\"]}\n",
        "t:1: hash_ids holds something that is not an integer"},
+      {"id beyond 64 bits",
+       "{\"timestamp\": 1, \"input_length\": 5, \"output_length\": 1, "
+       "\"hash_ids\": [18446744073709551615]}\n",
+       "t:1: hash_ids holds something that is not an integer of 64 bits"},
       {"array line", "{\"timestamp\": 1, \"input_length\": 5, \"output_length\": 1}\n[1]\n",
        "t:2: not a JSON object"},
   };

@@ -15,8 +15,8 @@ struct ProgramResult {
   std::size_t error_lines() const;
 };
 
-/// Runs `clattn` with shell-quoted `arguments`.
-ProgramResult run_program(const std::string& arguments);
+/// Runs `clattn` with shell-quoted `arguments`; what it prints goes to `stdout_path`, if given.
+ProgramResult run_program(const std::string& arguments, const std::string& stdout_path = {});
 
 /// A directory under the test's temporary folder, removed with everything in it at the end.
 class ScratchDirectory {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,6 +50,11 @@ auto no_file(std::string name) {
   return [name = std::move(name)](CaseImage& image) { image.files.erase(name); };
 }
 
+/// A list in a list in a list ...: valid JSON that no reader may follow by recursion.
+std::string nested_list() {
+  return std::string(200000, '[') + std::string(200000, ']');
+}
+
 struct BadCase {
   const char* name;
   std::function<void(CaseImage&)> spoil;
@@ -64,6 +70,10 @@ const std::vector<BadCase>& bad_cases() {
       {"not json", [](CaseImage& c) { c.json = "{\"op\": "; }, 2, "not valid JSON"},
       {"not an object", [](CaseImage& c) { c.json = "[1, 2]"; }, 2, "expected an object"},
       {"deep", [](CaseImage& c) { c.json = std::string(200000, '['); }, 2, "not valid JSON"},
+      {"deep list", [](CaseImage& c) { c.json = nested_list(); }, 2, "got a list of 1"},
+      {"deep op", [](CaseImage& c) { c.json = "{\"op\": " + nested_list() + "}"; }, 2,
+       "op: expected a string, got a list of 1"},
+      {"repeated key", json_more("\"num_heads\": 4"), 2, "\"num_heads\": given more than once"},
       {"bytes", [](CaseImage& c) { c.json = "{\"op\": \"\xff\xfe\n\"}"; }, 2, "case.json"},
       {"no op", json_edit("\"op\": \"attention\",", ""), 2, "op: missing"},
       {"op of another type", json_edit("\"attention\"", "7"), 2, "op: expected a string"},
@@ -197,6 +207,12 @@ TEST(Cli, MalformedHostOperationsGiveOneLine) {
          {"query_start_loc.npy", npy_i32({0, 5})},
          {"block_table.npy", npy_i32({0, -7}, "(1, 2)")}}},
        "block"},
+      {"output far larger than the case",
+       {R"({"op": "compute_slot_mapping", "block_size": 16777216})",
+        {{"seq_lens.npy", npy_i32({268435457})},
+         {"query_start_loc.npy", npy_i32({0, 268435457})},
+         {"block_table.npy", npy_i32(std::vector<std::int32_t>(17), "(1, 17)")}}},
+       "query_start_loc.npy: the last entry is 268435457; expected at most 268435456"},
       {"unknown backend",
        {R"({"op": "kv_cache_shape", "backend": "X", "num_blocks": 1, "block_size": 16,
            "num_kv_heads": 1, "head_size": 64})",
@@ -254,6 +270,7 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
       {"replay --verify 2", 2, "--verify"},
       {"replay --model gpt-9", 2, "gpt-9"},
       {"replay --block-size 0", 2, "--block-size"},
+      {"replay --requests 1 --num-blocks 2147483646", 3, "a layer's cache of 2147483646 blocks"},
   };
   for (const BadCommand& row : rows) {
     SCOPED_TRACE(row.arguments);
@@ -291,6 +308,10 @@ TEST(Cli, MalformedTracesAndShapesGiveOneLine) {
   }
 }
 
+std::ptrdiff_t entries_of(const std::filesystem::path& directory) {
+  return std::distance(std::filesystem::directory_iterator(directory), {});
+}
+
 TEST(Cli, OutputsThatCannotBeWrittenAreReported) {
   const ScratchDirectory scratch;
   const CaseImage image = {R"({"op": "reorder_batch_to_split_decodes_and_prefills"})",
@@ -301,6 +322,60 @@ TEST(Cli, OutputsThatCannotBeWrittenAreReported) {
   expect_refusal(run_program(run + (scratch.path() / "file").string()), 2, "file");
   expect_refusal(run_program(run + (scratch.path() / "file" / "below").string()), 2, "file");
   EXPECT_EQ(read_bytes(scratch.path() / "file"), "in the way");
+  // One output that cannot be moved in keeps all of them out.
+  for (const char* obstacle : {"result.json", "order.npy"}) {
+    const std::filesystem::path out = scratch.path() / (std::string("no_") + obstacle);
+    std::filesystem::create_directories(out / obstacle);
+    expect_refusal(run_program(run + out.string()), 2, obstacle);
+    EXPECT_EQ(entries_of(out), 1) << "something was written beside " << obstacle;
+  }
+  EXPECT_EQ(entries_of(scratch.path()), 4) << "something was left behind";
+}
+
+TEST(Cli, LostStandardOutputIsReported) {
+  for (const std::string command :
+       {"--help", "--version", "run --help", "devices", "devices --json"}) {
+    SCOPED_TRACE(command);
+    expect_refusal(run_program(command, "/dev/full"), 2, "");
+  }
+}
+
+TEST(Cli, RefusedReplaysLeaveReportsAsTheyWere) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path json = scratch.path() / "old.json",
+                              html = scratch.path() / "new.html";
+  write_bytes(json, "an older report");
+  expect_refusal(run_program("replay --device no-such-device --json " + json.string() + " --html " +
+                             html.string()),
+                 2, "no-such-device");
+  EXPECT_EQ(read_bytes(json), "an older report");
+  EXPECT_FALSE(std::filesystem::exists(html));
+}
+
+TEST(Cli, ReplaysOfNoTimeStillRunAndVerifyAStep) {
+  const ProgramResult result = run_program(
+      "replay --requests 1 --length-scale 0.01 --layers 1 --heads 2 --kv-heads 1 --head-size 64 "
+      "--seconds 1e-9 --verify 1e-9 --no-progress --json -");
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  EXPECT_NE(result.standard_output.find("\"steps\": 1,"), std::string::npos)
+      << result.standard_output;
+  EXPECT_EQ(result.standard_output.find("\"rows\": 0,"), std::string::npos)
+      << result.standard_output;
+}
+
+TEST(Cli, BenchSaysWhyNoRowFits) {
+  const ScratchDirectory scratch;
+  write_bytes(scratch.path() / "shapes", "cache quick 65536 1 16777216\n");
+  expect_refusal(
+      run_program("bench cache --quick --json - --shapes " + (scratch.path() / "shapes").string()),
+      3, "no row fits this device: needs ");
+}
+
+TEST(Cli, QuickBenchClaimsNoShareOfTheMemoryCeiling) {
+  const ProgramResult result = run_program("bench cache --quick --json -");
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  EXPECT_NE(result.standard_output.find("\"rate_unit\": \"GB/s\""), std::string::npos);
+  EXPECT_EQ(result.standard_output.find("share_of_ceiling"), std::string::npos);
 }
 
 TEST(Cli, HelpAndVersionSucceed) {

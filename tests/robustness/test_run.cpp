@@ -190,6 +190,27 @@ TEST(RunDevice, NeutralOptionsChangeNothing) {
   expect_right(image, "");
 }
 
+/// The info's "splits" of the small case with one sequence of eight keys.
+std::string splits_of(const std::string& num_splits) {
+  CaseImage image = small_attention_case();
+  for (const char* name : {"key.npy", "value.npy", "slot_mapping.npy"}) image.files.erase(name);
+  image.json.insert(1, "\"num_splits\": " + num_splits + ", ");
+  image.files["query.npy"] = npy_f32(std::vector<float>(16, 1), "(1, 2, 8)");
+  image.files["block_table.npy"] = npy_i32({1, 0}, "(1, 2)");
+  image.files["seq_lens.npy"] = npy_i32({8});
+  image.files["query_start_loc.npy"] = npy_i32({0, 1});
+  const std::string info = RunCase(image).text("info");
+  const std::size_t at = info.find("\"splits\"");
+  return at == std::string::npos ? info : info.substr(at, info.find('}', at) - at + 1);
+}
+
+TEST(RunDevice, InfoTellsWhatTheSplitsBecame) {
+  EXPECT_EQ(splits_of("1"),
+            "\"splits\":{\"attention_work_groups\":1,\"merged_tokens\":0,\"requested\":1}");
+  EXPECT_EQ(splits_of("2"),
+            "\"splits\":{\"attention_work_groups\":2,\"merged_tokens\":1,\"requested\":2}");
+}
+
 TEST(RunDevice, ReshapeAndCacheStoresAtItsSlots) {
   CaseImage image = small_attention_case();
   image.json = R"({"op": "reshape_and_cache", "dtype": "f32"})";
