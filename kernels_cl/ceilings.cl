@@ -1,7 +1,7 @@
 /* The two ceilings of a device: streaming read and f32 multiply-add.
 
-   read:  sums[g] = sum of a contiguous range of `vectors_per_group` vectors; lanes stride through it together, so that
-          a group of one work-item reads in order and a wide group reads coalesced.
+   read:  sums[g] = sum of a contiguous range of `vectors_per_group` vectors; lanes stride through
+   it together, so that a group of one work-item reads in order and a wide group reads coalesced.
    fma:   CLA_CHAINS independent chains  x = x * a + b  in each work-item, `steps` long.
 
    macro        | unit       | legal values
@@ -42,7 +42,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ce
   sums[group * CLA_WG_SIZE + (size_t)lane] = (sum0 + sum1) + (sum2 + sum3);
 }
 
-/* Twelve chains: enough to cover the latency of a multiply-add on the CPUs and GPUs known, and few enough registers. */
+/* Twelve chains: enough to cover the latency of a multiply-add on the CPUs and GPUs known, and few
+ * enough registers. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ceiling_fma(
     int steps, float a, float b,
     __global ClaVector* restrict results)  // [groups, CLA_WG_SIZE]

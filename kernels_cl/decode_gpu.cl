@@ -170,7 +170,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   const int last = task.item.kv_end - 1;
   const int aligned_begin = begin - begin % CLA_BLOCK_KV;
   __global const int* pages = meta + pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * head_stride + lane * 8;
+  const long head_at = (long)task.kv_head * head_stride + 8 * (long)lane;
   __global const CLA_KV_T* k_lane = k_cache + k_offset + head_at;
   __global const CLA_KV_T* v_lane = v_cache + v_offset + head_at;
 
@@ -242,13 +242,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       const float lse2 = cla_lse2(state[row].max, state[row].sum);
       const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
       if (task.item.partial_row >= 0) {
-        __global float* to = partial_out + result_row * CLA_HEAD_DIM + lane * 8;
+        __global float* to = partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane;
         cla_store4_f32(result.lo, to);
         cla_store4_f32(result.hi, to + 4);
         if (lane == 0) partial_lse2[result_row] = lse2;
       } else {
         __global CLA_Q_T* to =
-            out + cla_query_at(&task, row, out_offset, out_token_stride) + lane * 8;
+            out + cla_query_at(&task, row, out_offset, out_token_stride) + 8 * (long)lane;
         CLA_Q_STORE4(result.lo, to);
         CLA_Q_STORE4(result.hi, to + 4);
         if (lane == 0 && write_lse) lse[result_row] = cla_natural_lse(lse2);

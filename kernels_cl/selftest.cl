@@ -1,5 +1,5 @@
-// Asks a device what it really does, whatever it reports. Each kernel is built alone, under its value of CLA_SELFTEST; a
-// build that fails is the answer "no".
+// Asks a device what it really does, whatever it reports. Each kernel is built alone, under its
+// value of CLA_SELFTEST; a build that fails is the answer "no".
 //
 //   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups
 //   CLA_WG_SIZE      work-items of a group, a power of two
@@ -12,9 +12,11 @@
 
 #define CLA_CELLS (CLA_LOCAL_BYTES / 4u)
 
-// Fills the array, then every item reads the cells that its mirror image wrote and counts the right ones.
+// Fills the array, then every item reads the cells that its mirror image wrote and counts the right
+// ones.
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_local(
-    __global uint* restrict right,  // [groups, CLA_WG_SIZE]  CLA_CELLS / CLA_WG_SIZE when all is well
+    __global
+        uint* restrict right,  // [groups, CLA_WG_SIZE]  CLA_CELLS / CLA_WG_SIZE when all is well
     uint seed) {
   __local uint cells[CLA_CELLS];
   const uint lane = (uint)get_local_id(0);
@@ -33,7 +35,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 
 // A butterfly sum over the warp, in PTX.
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_wave(
-    __global uint* restrict result,  // [3, CLA_WG_SIZE]  lanes of the item's warp, its number, sum of its seed + lane
+    __global uint* restrict result,  // [3, CLA_WG_SIZE]  lanes of the item's warp, its number, sum
+                                     // of its seed + lane
     uint seed) {
   const uint lane = (uint)get_local_id(0);
   uint width;
@@ -41,7 +44,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   uint sum = seed + lane;
   for (uint offset = width / 2u; offset > 0u; offset /= 2u) {
     uint other;
-    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(other) : "r"(sum), "r"(offset));
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;"
+                 : "=r"(other)
+                 : "r"(sum), "r"(offset));
     asm volatile("add.u32 %0, %1, %2;" : "=r"(sum) : "r"(sum), "r"(other));
   }
   result[lane] = width;
@@ -60,7 +65,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #endif
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_wave(
-    __global uint* restrict result,  // [3, CLA_WG_SIZE]  lanes of the item's sub-group, its number, sum of its seed + lane
+    __global uint* restrict result,  // [3, CLA_WG_SIZE]  lanes of the item's sub-group, its number,
+                                     // sum of its seed + lane
     uint seed) {
   const uint lane = (uint)get_local_id(0);
   const uint sum = sub_group_reduce_add(seed + lane);

@@ -1,21 +1,25 @@
-/* Structs that the host's planner writes and the kernels read. Plain C: C++ and OpenCL C include it. */
+/* Structs that the host's planner writes and the kernels read. Plain C: C++ and OpenCL C include
+ * it. */
 #ifndef CLATTN_SHARED_WORK_ITEM_H
 #define CLATTN_SHARED_WORK_ITEM_H
 
-/* One tile of query tokens against one range of keys, for every KV head. Positions count tokens from the start of the
-   request; query token i of the item stands at q_pos + i and, when causal, sees the keys 0 .. q_pos + i. */
+/* One tile of query tokens against one range of keys, for every KV head. Positions count tokens
+   from the start of the request; query token i of the item stands at q_pos + i and, when causal,
+   sees the keys 0 .. q_pos + i. */
 typedef struct ClaWorkItem {
-  int q_row;       /* row of the first query token in the batch's query tensor */
-  int q_count;     /* query tokens, 1 .. the tile's limit */
-  int q_pos;       /* position of the first query token in its request */
-  int kv_begin;    /* first key position, inclusive; a multiple of the page size */
-  int kv_end;      /* one past the last key position; > kv_begin unless the item has no key at all */
-  int pages_at;    /* index in the page list of the page that holds position 0 of the request */
-  int partial_row; /* row of the first query token's partial result, or -1: write the final output */
+  int q_row;    /* row of the first query token in the batch's query tensor */
+  int q_count;  /* query tokens, 1 .. the tile's limit */
+  int q_pos;    /* position of the first query token in its request */
+  int kv_begin; /* first key position, inclusive; a multiple of the page size */
+  int kv_end;   /* one past the last key position; > kv_begin unless the item has no key at all */
+  int pages_at; /* index in the page list of the page that holds position 0 of the request */
+  int partial_row; /* row of the first query token's partial result, or -1: write the final output
+                    */
   int request;     /* index in the batch, for reports */
 } ClaWorkItem;
 
-/* Joins the partial results of one query token: rows partial_row + s * split_stride, s < num_splits. */
+/* Joins the partial results of one query token: rows partial_row + s * split_stride, s <
+ * num_splits. */
 typedef struct ClaMergeItem {
   int out_row;      /* row in the batch's output */
   int partial_row;  /* of split 0 */

@@ -79,8 +79,8 @@ class FlashInferBackend final : public AttentionBackend {
 }  // namespace
 
 const AttentionBackend& flashinfer_backend() {
-  static const FlashInferBackend kBackend;
-  return kBackend;
+  static const FlashInferBackend backend;
+  return backend;
 }
 
 }  // namespace clattn::detail

@@ -89,8 +89,8 @@ class XFormersBackend final : public AttentionBackend {
 }  // namespace
 
 const AttentionBackend& xformers_backend() {
-  static const XFormersBackend kBackend;
-  return kBackend;
+  static const XFormersBackend backend;
+  return backend;
 }
 
 }  // namespace clattn::detail

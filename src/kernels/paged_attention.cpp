@@ -14,11 +14,6 @@
 
 namespace clattn::detail {
 
-KernelShape kernel_shape(const AttentionConfig& config) {
-  return {config.num_heads,  config.num_kv_heads, config.head_size,
-          config.block_size, config.dtype,        config.cache_dtype()};
-}
-
 namespace {
 
 float softmax_scale(const AttentionConfig& config) {

@@ -39,7 +39,4 @@ class PagedAttentionImpl final : public AttentionImpl {
   std::shared_ptr<const AttentionKernels> kernels_;
 };
 
-/// The kernel shape of a validated configuration.
-KernelShape kernel_shape(const AttentionConfig& config);
-
 }  // namespace clattn::detail

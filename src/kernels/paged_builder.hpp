@@ -65,10 +65,6 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> co
                                                      const AttentionConfig& config,
                                                      const BuilderOptions& options,
                                                      PageTable page_table, Fill fill)
-    : config_(config),
-      step_(context,
-            attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
-            options, page_table),
-      fill_(fill) {}
+    : config_(config), step_(std::move(context), config, options, page_table), fill_(fill) {}
 
 }  // namespace clattn::detail

@@ -59,11 +59,10 @@ struct PagedStep::Layout {
   }
 };
 
-PagedStep::PagedStep(std::shared_ptr<Context> context,
-                     std::shared_ptr<const AttentionKernels> kernels, const BuilderOptions& options,
-                     PageTable page_table)
+PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
+                     const BuilderOptions& options, PageTable page_table)
     : context_(std::move(context)),
-      kernels_(std::move(kernels)),
+      kernels_(attention_kernels(context_->runtime(), kernel_shape(config), config.kernel_family)),
       options_(options),
       page_table_(page_table),
       planner_(kernels_->planner),

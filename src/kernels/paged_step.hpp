@@ -37,7 +37,7 @@ enum class PageTable : std::uint8_t {
 /// grows. Not thread-safe.
 class PagedStep {
  public:
-  PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
+  PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
             const BuilderOptions& options, PageTable page_table);
 
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -83,6 +84,11 @@ std::span<const Variant> variants() {
   return kVariants;
 }
 
+KernelShape kernel_shape(const AttentionConfig& config) {
+  return {config.num_heads,  config.num_kv_heads, config.head_size,
+          config.block_size, config.dtype,        config.cache_dtype()};
+}
+
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
   HeadTiling tiling;
   const std::int32_t rows = std::max(variant.block_rows, 1);
@@ -132,15 +138,20 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const HeadTiling tiling = head_tiling(variant, shape);
   const int vec = cpu ? vector_width(shape.head_size, capabilities.float_vector_width) : 0;
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
-  return {std::string(variant.file), std::string(variant.entry),
-          fmt::format("-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
-                      "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
-                      "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
-                      "-DCLA_REDUCE={} -DCLA_CACHE_X={} -DCLA_PREFETCH={}",
-                      shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
-                      dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
-                      variant.block_rows, variant.block_kv, variant.work_group_size, vec,
-                      variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, prefetch ? 1 : 0)};
+  std::string options = fmt::format(
+      "-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
+      "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
+      "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
+      "-DCLA_REDUCE={} -DCLA_CACHE_X={} -DCLA_PREFETCH={}",
+      shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
+      dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
+      variant.block_rows, variant.block_kv, variant.work_group_size, vec,
+      variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, prefetch ? 1 : 0);
+  // PoCL's optimiser breaks kernels that hold values across barriers (3.1 in some shapes, 5.0 in
+  // most; right on every GPU and, unoptimised, there too). On a CPU these families only serve
+  // comparison, so right comes before fast.
+  if (!cpu && capabilities.kind == DeviceKind::kCpu) options += " -cl-opt-disable";
+  return {std::string(variant.file), std::string(variant.entry), std::move(options)};
 }
 
 bool fits_after_build(const Variant& variant, const KernelPool& pool,

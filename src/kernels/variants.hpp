@@ -39,6 +39,9 @@ struct KernelShape {
   std::int32_t group() const { return num_heads / num_kv_heads; }
 };
 
+/// The kernel shape of a validated configuration.
+KernelShape kernel_shape(const AttentionConfig& config);
+
 /// How a variant covers the query heads of one KV head.
 struct HeadTiling {
   std::int32_t heads_per_item = 1;  ///< heads of a KV head in one work item
