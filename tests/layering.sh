@@ -38,6 +38,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels_cl", "lib shared")
     only("clattn/", "base metadata opencl kernels kv_cache backends attention c_api cli bench include")
     only("CL/", "opencl include c_api")
+    only("clattn/opencl.hpp", "opencl include c_api")
     only("fmt/", "base metadata opencl kernels kv_cache backends attention c_api cli bench")
     only("xxhash", "opencl")
     only("nlohmann/", "cli bench")
