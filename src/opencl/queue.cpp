@@ -2,6 +2,8 @@
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include "opencl/queue.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 
 namespace clattn {
@@ -98,10 +100,15 @@ void Queue::fill(const Buffer& destination, std::uint32_t pattern, std::size_t o
                           size_bytes, sizeof(pattern));
   }
   detail::check_range(destination, offset_bytes, size_bytes, "fill");
-  if (size_bytes == 0) return;
-  check(clEnqueueFillBuffer(queue_, destination.handle(), &pattern, sizeof(pattern), offset_bytes,
-                            size_bytes, 0, nullptr, nullptr),
-        "clEnqueueFillBuffer");
+  // In pieces: a fill of 8 GiB at once never ended on an H200 (driver 580.159), 3.9 GiB took no
+  // time.
+  constexpr std::size_t kPiece = std::size_t{1} << 30;
+  for (std::size_t done = 0; done < size_bytes; done += kPiece) {
+    check(clEnqueueFillBuffer(queue_, destination.handle(), &pattern, sizeof(pattern),
+                              offset_bytes + done, std::min(kPiece, size_bytes - done), 0, nullptr,
+                              nullptr),
+          "clEnqueueFillBuffer");
+  }
 }
 
 }  // namespace clattn
