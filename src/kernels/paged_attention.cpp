@@ -57,14 +57,14 @@ void check_extent(const KVCache& cache) {
 
 /// The arguments of one forward() on their way to the launches.
 struct PagedAttentionImpl::Call {
-  cl_command_queue queue;
+  cl_command_queue queue = nullptr;
   const PagedStepView& step;
   const KVCache& cache;
   TensorRef query;
   TensorRef output;
-  cl_mem lse;
-  cl_long query_stride;
-  cl_long output_stride;
+  cl_mem lse = nullptr;
+  cl_long query_stride = 0;
+  cl_long output_stride = 0;
 };
 
 std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
