@@ -29,8 +29,9 @@ struct CommonAttentionMetadata {
   bool causal = true;
 };
 
-/// Upper bounds of a batch. A builder sizes its memory by them once, so that steps allocate
-/// nothing; a batch beyond them is refused.
+/// Upper bounds of a batch. A builder sizes its memory by them at its first step, so that later
+/// steps allocate nothing (only page lists beyond a million entries grow); a batch beyond them is
+/// refused.
 struct BatchLimits {
   std::int32_t max_num_reqs = 256;
   std::int32_t max_num_batched_tokens = 8192;
