@@ -100,8 +100,8 @@ void Queue::fill(const Buffer& destination, std::uint32_t pattern, std::size_t o
                           size_bytes, sizeof(pattern));
   }
   detail::check_range(destination, offset_bytes, size_bytes, "fill");
-  // In pieces: a fill of 8 GiB at once never ended on an H200 (driver 580.159), 3.9 GiB took no
-  // time.
+  // In pieces: 8 GiB at once had not ended after 25 s on an H200 (driver 580.159); in pieces a
+  // whole replay of two requests took 1.1 s.
   constexpr std::size_t kPiece = std::size_t{1} << 30;
   for (std::size_t done = 0; done < size_bytes; done += kPiece) {
     check(clEnqueueFillBuffer(queue_, destination.handle(), &pattern, sizeof(pattern),
