@@ -44,8 +44,27 @@ struct AttentionConfig {
   DType dtype = DType::kF16;                           ///< of query, key, value and output
   std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
   std::optional<float> scale = std::nullopt;  ///< softmax scale; nullopt = 1 / sqrt(head_size)
+  // Logit of query position i and key position j: x = scale * <q, k>; then c * tanh(x / c); then
+  // + slope * (j - i); then masks; a sink joins the denominator. All of it combines.
+  float logits_soft_cap = 0;        ///< c; 0 = none
+  std::int32_t sliding_window = 0;  ///< keys seen, the own one included (encoder types: to either
+                                    ///< side); 0 = all. Keys outside are skipped, not masked
+  std::int32_t attention_chunk_size = 0;  ///< chunked-local: a query sees the keys of its own
+                                          ///< aligned chunk only; 0 = none
+  AttentionType attn_type = AttentionType::kDecoder;
+  std::vector<float> alibi_slopes;  ///< [num_heads] or empty
+  std::vector<float> sinks;         ///< [num_heads] logits that join the denominator, or empty
+  bool custom_mask = false;         ///< every forward() brings a mask of its own
+  bool output_fp8 = false;          ///< every forward() also writes the output as fp8 e4m3
   KernelFamily kernel_family = KernelFamily::kAuto;
+
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
+  /// Whether keys and values are attended directly instead of through a paged cache: encoder types
+  /// always, cross attention with block_size 0.
+  bool contiguous_kv() const {
+    return attn_type == AttentionType::kEncoder || attn_type == AttentionType::kEncoderOnly ||
+           (attn_type == AttentionType::kEncoderDecoder && block_size == 0);
+  }
 };
 
 struct BuilderOptions {
@@ -105,6 +124,19 @@ class AttentionMetadataBuilder {
   virtual std::int32_t decode_threshold() const noexcept = 0;
 };
 
+/// What a forward() takes beyond its tensors.
+struct ForwardOptions {
+  /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
+  /// position of its request; joins causality, window and chunk. Required if and only if the
+  /// configuration says custom_mask.
+  cl_mem custom_mask = nullptr;
+  std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
+  /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
+  /// unrounded output. Both required if and only if the configuration says output_fp8.
+  cl_mem output_fp8 = nullptr;
+  cl_mem output_scale = nullptr;  ///< f32 [1]
+};
+
 /// A kernel that an impl launches, for reports.
 struct KernelInfo {
   std::string name;  ///< variant, XNNPACK-style: what__how
@@ -139,8 +171,16 @@ class AttentionImpl {
   /// `event` completes with the last kernel.
   virtual void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
-                       Event* event = nullptr,
-                       std::vector<LaunchRecord>* launches = nullptr) const = 0;
+                       Event* event = nullptr, std::vector<LaunchRecord>* launches = nullptr,
+                       const ForwardOptions& options = {}) const = 0;
+  /// As forward() for configurations with contiguous_kv(): `key` and `value`, [tokens,
+  /// num_kv_heads, head_size], are attended directly, request r's from row key_start_loc[r] on
+  /// (CommonAttentionMetadata). Bidirectional. Throws kUnsupported under other configurations.
+  virtual void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
+                               TensorRef value, const AttentionMetadata& metadata, TensorRef output,
+                               cl_mem lse = nullptr, Event* event = nullptr,
+                               std::vector<LaunchRecord>* launches = nullptr,
+                               const ForwardOptions& options = {}) const = 0;
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 

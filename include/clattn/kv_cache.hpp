@@ -81,6 +81,10 @@ struct KVCache {
   std::int64_t block_stride = 0;
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
+  /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
+  /// (real = stored * factor), one per tensor or per KV head. Empty = 1.
+  Buffer scales;
+  bool scales_per_head = false;
 };
 
 /// One zeroed device buffer per tensor, keyed by layer name; layers of one tensor share the buffer.
@@ -104,9 +108,10 @@ struct TensorRef {
 };
 
 /// Stores token i's key and value at slot_mapping[i] (block * block_size + offset; negative = do
-/// not store) for i < num_tokens, converting `dtype` to the cache's type (round to nearest even).
-/// `slot_mapping` holds int64 at byte offset `slot_offset_bytes`. A slot past the cache stores
-/// nothing. Asynchronous; duplicate slots: last writer undefined. vLLM: reshape_and_cache_flash.
+/// not store) for i < num_tokens, divided by the cache's scales where it is quantized, converting
+/// `dtype` to the cache's type (round to nearest even). `slot_mapping` holds int64 at byte offset
+/// `slot_offset_bytes`. A slot past the cache stores nothing. Asynchronous; duplicate slots: last
+/// writer undefined. vLLM: reshape_and_cache_flash.
 void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
                              TensorRef value, DType dtype, const KVCache& cache,
                              cl_mem slot_mapping, std::size_t slot_offset_bytes,

@@ -26,7 +26,11 @@ struct CommonAttentionMetadata {
       0;  ///< columns of a row; those past ceil(seq_len / block_size) are unused
   std::span<const std::int64_t>
       slot_mapping;  ///< [>= num_actual_tokens], or empty: computed from the block table
-  bool causal = true;
+  /// [num_reqs + 1], encoder types without a cache only: where each request's keys stand in the key
+  /// and value tensors, prefix sums of seq_lens. Empty = query_start_loc (self-attention). Such
+  /// batches have no block table and no slots.
+  std::span<const std::int32_t> key_start_loc;
+  bool causal = true;  ///< a query sees no later key; encoder types never are
 };
 
 /// Upper bounds of a batch. A builder sizes its memory by them at its first step, so that later

@@ -6,15 +6,31 @@
 
 namespace clattn {
 
-/// Element types of tensors and caches. f16 and bf16 are storage types: all arithmetic is f32.
-enum class DType : std::uint8_t { kF32, kF16, kBF16 };
+/// Element types of tensors and caches. All but f32 are storage types: arithmetic is f32. The 8-bit
+/// ones are for caches, with real = stored * scale: fp8 e4m3 (finite, up to 448) and e5m2 (up to
+/// 57344), rounded to nearest even, saturating, NaN kept; int8 symmetric (-127 … 127), rounded to
+/// nearest even, saturating, NaN stored as 0.
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8 };
 
 /// Bytes of one element.
 std::size_t element_size_bytes(DType dtype);
-/// "f32", "f16" or "bf16".
+/// Whether the type is one of the 8-bit cache types, whose values count times a scale.
+bool is_quantized(DType dtype);
+/// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2" or "int8".
 std::string_view to_string(DType dtype);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 DType parse_dtype(std::string_view name);
+
+/// What attends to what (vLLM's AttentionType). Decoder: causal self-attention over the cache.
+/// Encoder: bidirectional inside an encoder-decoder model; encoder-only: bidirectional, no cache at
+/// all; both attend the given keys and values directly. Encoder-decoder: cross attention, every
+/// query sees all of the encoder's keys.
+enum class AttentionType : std::uint8_t { kDecoder, kEncoder, kEncoderOnly, kEncoderDecoder };
+
+/// "decoder", "encoder", "encoder_only" or "encoder_decoder".
+std::string_view to_string(AttentionType type);
+/// Inverse of to_string; throws kInvalidArgument naming the legal values.
+AttentionType parse_attention_type(std::string_view name);
 
 /// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim].
 enum class KVCacheLayout : std::uint8_t { kNHD, kHND };

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <array>
 #include <clattn/types.hpp>
 #include <string>
@@ -8,56 +10,81 @@ namespace clattn {
 namespace {
 
 struct DTypeRow {
-  DType dtype;
+  DType value;
   std::string_view name;
   std::size_t size_bytes;
 };
-constexpr std::array kDTypes{DTypeRow{DType::kF32, "f32", 4}, DTypeRow{DType::kF16, "f16", 2},
-                             DTypeRow{DType::kBF16, "bf16", 2}};
+constexpr std::array kDTypes{
+    DTypeRow{DType::kF32, "f32", 4},          DTypeRow{DType::kF16, "f16", 2},
+    DTypeRow{DType::kBF16, "bf16", 2},        DTypeRow{DType::kFp8E4M3, "fp8_e4m3", 1},
+    DTypeRow{DType::kFp8E5M2, "fp8_e5m2", 1}, DTypeRow{DType::kInt8, "int8", 1}};
+
+struct TypeRow {
+  AttentionType value;
+  std::string_view name;
+};
+constexpr std::array kAttentionTypes{TypeRow{AttentionType::kDecoder, "decoder"},
+                                     TypeRow{AttentionType::kEncoder, "encoder"},
+                                     TypeRow{AttentionType::kEncoderOnly, "encoder_only"},
+                                     TypeRow{AttentionType::kEncoderDecoder, "encoder_decoder"}};
 
 struct LayoutRow {
-  KVCacheLayout layout;
+  KVCacheLayout value;
   std::string_view name;
 };
 constexpr std::array kLayouts{LayoutRow{KVCacheLayout::kNHD, "NHD"},
                               LayoutRow{KVCacheLayout::kHND, "HND"}};
 
-const DTypeRow& row_of(DType dtype) {
-  for (const DTypeRow& row : kDTypes) {
-    if (row.dtype == dtype) return row;
+template <typename Rows, typename Value>
+const auto& row_of(const Rows& rows, Value value, std::string_view what) {
+  for (const auto& row : rows) {
+    if (row.value == value) return row;
   }
-  detail::throw_invalid("dtype: {} is no element type", static_cast<int>(dtype));
+  detail::throw_invalid("{}: {} is no legal value", what, static_cast<int>(value));
+}
+
+template <typename Rows>
+auto parse(const Rows& rows, std::string_view name, std::string_view what) {
+  std::string legal;
+  for (const auto& row : rows) {
+    if (row.name == name) return row.value;
+    legal += fmt::format("{}{}", legal.empty() ? "" : ", ", row.name);
+  }
+  detail::throw_invalid("{}: '{}' is not one of {}", what, name, legal);
 }
 
 }  // namespace
 
 std::size_t element_size_bytes(DType dtype) {
-  return row_of(dtype).size_bytes;
+  return row_of(kDTypes, dtype, "dtype").size_bytes;
+}
+
+bool is_quantized(DType dtype) {
+  return element_size_bytes(dtype) == 1;
 }
 
 std::string_view to_string(DType dtype) {
-  return row_of(dtype).name;
+  return row_of(kDTypes, dtype, "dtype").name;
 }
 
 DType parse_dtype(std::string_view name) {
-  for (const DTypeRow& row : kDTypes) {
-    if (row.name == name) return row.dtype;
-  }
-  detail::throw_invalid("dtype: '{}' is not one of f32, f16, bf16", name);
+  return parse(kDTypes, name, "dtype");
+}
+
+std::string_view to_string(AttentionType type) {
+  return row_of(kAttentionTypes, type, "attn_type").name;
+}
+
+AttentionType parse_attention_type(std::string_view name) {
+  return parse(kAttentionTypes, name, "attn_type");
 }
 
 std::string_view to_string(KVCacheLayout layout) {
-  for (const LayoutRow& row : kLayouts) {
-    if (row.layout == layout) return row.name;
-  }
-  detail::throw_invalid("layout: {} is no cache layout", static_cast<int>(layout));
+  return row_of(kLayouts, layout, "layout").name;
 }
 
 KVCacheLayout parse_kv_cache_layout(std::string_view name) {
-  for (const LayoutRow& row : kLayouts) {
-    if (row.name == name) return row.layout;
-  }
-  detail::throw_invalid("layout: '{}' is not one of NHD, HND", name);
+  return parse(kLayouts, name, "layout");
 }
 
 }  // namespace clattn

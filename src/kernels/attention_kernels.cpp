@@ -72,7 +72,8 @@ PlannerConfig planner_config(const AttentionKernels& kernels,
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {stage.tiling.item_tokens,
                                                                      stage.tiling.item_tokens};
   }
-  config.block_size = kernels.shape.block_size;
+  // Without pages any cut will do; this one keeps items apart by whole cache lines.
+  config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
   config.groups_per_item = kernels.shape.num_kv_heads * kernels.stages.front().tiling.head_chunks;
   config.compute_units = std::max(capabilities.compute_units, 1);
   config.items_per_compute_unit = defaults.items_per_compute_unit;
@@ -84,6 +85,7 @@ PlannerConfig planner_config(const AttentionKernels& kernels,
 std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
                                           KernelFamily family) {
   auto kernels = std::make_shared<AttentionKernels>();
+  kernels->runtime = &runtime;
   kernels->shape = shape;
   std::vector<std::string> rejected;
   auto& stages = kernels->stages;
@@ -104,7 +106,9 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
     if (last || (longer && reads_once)) stages.push_back(std::move(tile));
   }
   kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
-  kernels->cache_write = build_first_fitting(runtime, shape, family, Role::kCacheWrite);
+  if (shape.block_size > 0) {
+    kernels->cache_write = build_first_fitting(runtime, shape, family, Role::kCacheWrite);
+  }
   kernels->planner = planner_config(*kernels, runtime.capabilities());
   return kernels;
 }
@@ -122,12 +126,38 @@ BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, Kern
   return std::move(built.front());
 }
 
+bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
+  if (this == &other) return true;
+  const KernelShape& a = shape;
+  const KernelShape& b = other.shape;
+  if (runtime != other.runtime || a.num_heads != b.num_heads || a.num_kv_heads != b.num_kv_heads ||
+      a.head_size != b.head_size || a.block_size != b.block_size || a.dtype != b.dtype ||
+      a.cache_dtype != b.cache_dtype || stages.size() != other.stages.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    if (stages[i].tiling.item_tokens < other.stages[i].tiling.item_tokens) return false;
+  }
+  return true;
+}
+
+KeyWindow window_of(const AttentionConfig& config) {
+  KeyWindow window;
+  window.chunk = config.attention_chunk_size;
+  if (config.sliding_window > 0) {
+    window.left = config.sliding_window - 1;
+    window.right = config.attn_type == AttentionType::kDecoder ? 0 : window.left;
+  }
+  return window;
+}
+
 std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family) {
   const std::string key = fmt::format(
-      "attention {}/{}x{} page {} {}/{} {}", shape.num_heads, shape.num_kv_heads, shape.head_size,
-      shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family));
+      "attention {}/{}x{} page {} {}/{} {}{}", shape.num_heads, shape.num_kv_heads, shape.head_size,
+      shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
+      option_macros(shape.options, Role::kPrefill));
   return std::static_pointer_cast<const AttentionKernels>(
       runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
 }

@@ -20,12 +20,21 @@ struct BuiltKernel {
 /// The kernels of one (device, shape, family), compiled once and shared by impls and builders.
 /// Immutable.
 struct AttentionKernels {
+  const Runtime* runtime = nullptr;  ///< whose memory and queues they work on
   KernelShape shape;
   std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first
   BuiltKernel merge;
-  BuiltKernel cache_write;
-  PlannerConfig planner;  ///< device and tile facts; the builder adds its own options
+  BuiltKernel cache_write;  ///< none where keys and values are contiguous
+  PlannerConfig planner;    ///< device and tile facts; the builder adds its own options
+
+  /// Whether items that were cut for `other` fit these kernels: same tensors, tiles at least as
+  /// large.
+  bool runs_plan_of(const AttentionKernels& other) const;
 };
+
+/// The keys around its own position that a query of a layer may see, causality aside: a decoder's
+/// window reaches back, an encoder's to both sides.
+KeyWindow window_of(const AttentionConfig& config);
 
 /// Compiles (or finds) the kernels. Throws kUnsupported with reasons when a role has no variant for
 /// the device.

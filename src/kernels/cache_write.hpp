@@ -13,6 +13,11 @@ struct SlotSource {
   std::int64_t num_tokens = 0;
 };
 
+/// Throws kInvalidArgument unless the cache's scales, if any, are as large as its heads ask.
+void check_scales(const KVCache& cache);
+/// What kernels_cl/lib/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per head.
+cl_int scale_stride_of(const KVCache& cache);
+
 /// Binds and enqueues reshape_and_cache_flash. The kernel's shape must match the cache.
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,

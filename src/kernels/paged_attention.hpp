@@ -15,7 +15,7 @@ class PagedAttentionImpl final : public AttentionImpl {
   /// `config` was validated by the backend. Equal configurations of a context share one object.
   static std::shared_ptr<const AttentionImpl> make(Context& context, const AttentionConfig& config);
 
-  PagedAttentionImpl(const AttentionConfig& config,
+  PagedAttentionImpl(const Runtime& runtime, const AttentionConfig& config,
                      std::shared_ptr<const AttentionKernels> kernels);
 
   const AttentionConfig& config() const noexcept override { return config_; }
@@ -23,19 +23,31 @@ class PagedAttentionImpl final : public AttentionImpl {
                       const AttentionMetadata& metadata, Event* event) const override;
   void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
-               std::vector<LaunchRecord>* launches) const override;
+               std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override;
+  void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
+                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
+                       Event* event, std::vector<LaunchRecord>* launches,
+                       const ForwardOptions& options) const override;
   std::vector<KernelInfo> kernels() const override;
 
  private:
   struct Call;
+  struct KVView;
   void check_cache(const KVCache& cache) const;
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
+  void check_options(const ForwardOptions& options, const AttentionMetadata& metadata) const;
+  void run(Call call, const AttentionMetadata& metadata, Event* event,
+           std::vector<LaunchRecord>* launches) const;
+  void bind_options(KernelLease& lease, const Call& call) const;
   void launch_stage(const Call& call, std::size_t stage, Event* event) const;
   void launch_merge(const Call& call, Event* event) const;
 
   AttentionConfig config_;
   float scale_log2e_;
+  bool causal_;  ///< false: bidirectional whatever the batch says
+  KeyWindow window_;
+  Buffer head_params_;
   std::shared_ptr<const AttentionKernels> kernels_;
 };
 

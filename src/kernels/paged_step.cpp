@@ -78,6 +78,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
   }
   planner_.split_policy = options_.split_policy;
   planner_.num_splits = options_.num_splits;
+  planner_.window = window_of(config);
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
@@ -227,6 +228,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.partial_out = partial_out_.handle();
   view_.partial_lse2 = partial_lse2_.handle();
   view_.causal = batch.causal ? 1 : 0;
+  view_.window = planner_.window;
   view_.num_blocks = options_.limits.num_blocks;
   if (view_.num_blocks < 0) {
     view_.num_blocks =

@@ -25,6 +25,7 @@ struct PagedStepView {
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
+  KeyWindow window;  ///< keys outside it are in no item
 };
 
 /// How page ids are laid out for the kernels and for readers of the metadata.

@@ -69,8 +69,10 @@ int vector_width(int head_size, int preferred) {
 int dtype_macro(DType dtype) {
   return static_cast<int>(dtype);
 }
+// The values of CLA_Q_DTYPE and CLA_KV_DTYPE.
 static_assert(static_cast<int>(DType::kF32) == 0 && static_cast<int>(DType::kF16) == 1 &&
-              static_cast<int>(DType::kBF16) == 2);  // the values of CLA_Q_DTYPE and CLA_KV_DTYPE
+              static_cast<int>(DType::kBF16) == 2 && static_cast<int>(DType::kFp8E4M3) == 3 &&
+              static_cast<int>(DType::kFp8E5M2) == 4 && static_cast<int>(DType::kInt8) == 5);
 
 }  // namespace
 
@@ -85,8 +87,37 @@ std::span<const Variant> variants() {
 }
 
 KernelShape kernel_shape(const AttentionConfig& config) {
-  return {config.num_heads,  config.num_kv_heads, config.head_size,
-          config.block_size, config.dtype,        config.cache_dtype()};
+  const KernelOptions options{
+      .window = config.sliding_window > 0 || config.attention_chunk_size > 0,
+      .soft_cap = config.logits_soft_cap != 0,
+      .alibi = !config.alibi_slopes.empty(),
+      .sink = !config.sinks.empty(),
+      .mask = config.custom_mask,
+      .out_fp8 = config.output_fp8,
+  };
+  return {config.num_heads, config.num_kv_heads,
+          config.head_size, config.contiguous_kv() ? 0 : config.block_size,
+          config.dtype,     config.cache_dtype(),
+          options};
+}
+
+std::string option_macros(const KernelOptions& options, Role role) {
+  const bool attention = role == Role::kDecode || role == Role::kPrefill;
+  const bool merge = role == Role::kMerge;
+  struct Macro {
+    std::string_view name;
+    bool wanted;
+  };
+  const Macro macros[] = {
+      {"WINDOW", attention && options.window}, {"SOFT_CAP", attention && options.soft_cap},
+      {"ALIBI", attention && options.alibi},   {"SINK", (attention || merge) && options.sink},
+      {"MASK", attention && options.mask},     {"OUT_FP8", (attention || merge) && options.out_fp8},
+  };
+  std::string text;
+  for (const Macro& macro : macros) {
+    if (macro.wanted) text += fmt::format(" -DCLA_{}=1", macro.name);
+  }
+  return text;
 }
 
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
@@ -147,6 +178,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
       variant.block_rows, variant.block_kv, variant.work_group_size, vec,
       variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, prefetch ? 1 : 0);
+  options += option_macros(shape.options, variant.role);
   // On PoCL 5.0 most of these kernels are wrong when optimised and right when not, on one thread
   // too; on an H200 and under oclgrind they are right. Whether PoCL or a fault of ours that those
   // do not show is to blame is not known. On a CPU these families only serve comparison, so right

@@ -28,19 +28,35 @@ struct Variant {
 };
 std::span<const Variant> variants();
 
+/// What a layer adds to plain attention, compiled in only where wanted
+/// (kernels_cl/lib/options.clh).
+struct KernelOptions {
+  bool window = false;  ///< sliding window or chunked-local
+  bool soft_cap = false;
+  bool alibi = false;
+  bool sink = false;
+  bool mask = false;
+  bool out_fp8 = false;
+  bool operator==(const KernelOptions&) const = default;
+};
+
 /// What a kernel is specialised for.
 struct KernelShape {
   std::int32_t num_heads = 0;
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
-  std::int32_t block_size = 0;
+  std::int32_t block_size = 0;  ///< 0: keys and values are contiguous, no pages
   DType dtype = DType::kF16;
   DType cache_dtype = DType::kF16;
+  KernelOptions options;
   std::int32_t group() const { return num_heads / num_kv_heads; }
 };
 
 /// The kernel shape of a validated configuration.
 KernelShape kernel_shape(const AttentionConfig& config);
+
+/// The -D options that compile them into a kernel of `role`, each with a leading space.
+std::string option_macros(const KernelOptions& options, Role role);
 
 /// How a variant covers the query heads of one KV head.
 struct HeadTiling {

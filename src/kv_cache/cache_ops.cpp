@@ -19,7 +19,7 @@ KernelShape write_shape(std::int32_t num_kv_heads, std::int32_t head_size, std::
   if (head_size < 8 || head_size > 256 || head_size % 8 != 0) {
     throw_invalid("cache: head_size is {}, legal: 8 … 256 in steps of 8", head_size);
   }
-  return {num_kv_heads, num_kv_heads, head_size, block_size, dtype, cache_dtype};
+  return {num_kv_heads, num_kv_heads, head_size, block_size, dtype, cache_dtype, {}};
 }
 
 }  // namespace

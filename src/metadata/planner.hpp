@@ -25,6 +25,21 @@ inline constexpr int kMaxTileClasses = 3;
 /// to one thread.
 enum class ItemOrder : std::uint8_t { kHeavyFirst, kLightFirst };
 
+/// Which keys around its own position a query may see: reach in tokens to either side, -1 =
+/// unbounded, and the aligned chunk that it must stay in, 0 = none.
+struct KeyWindow {
+  std::int32_t left = -1;
+  std::int32_t right = -1;
+  std::int32_t chunk = 0;
+  bool operator==(const KeyWindow&) const = default;
+  /// Whether every key that `other` lets a query see is one that this lets it see.
+  bool covers(const KeyWindow& other) const {
+    const auto reaches = [](std::int32_t a, std::int32_t b) { return a < 0 || (b >= 0 && b <= a); };
+    return reaches(left, other.left) && reaches(right, other.right) &&
+           (chunk == 0 || chunk == other.chunk);
+  }
+};
+
 struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
   int num_tiles = 0;             ///< classes in use; the last takes every length
@@ -49,6 +64,7 @@ struct PlannerConfig {
   std::int32_t num_splits =
       0;  ///< forced number of splits per query tile (fewer when there are fewer pages), 0 = plan
   ItemOrder item_order = ItemOrder::kHeavyFirst;
+  KeyWindow window;
 };
 
 /// How much a plan needs: the answer of a run without an output, and of every run.

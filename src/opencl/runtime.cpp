@@ -184,7 +184,11 @@ Buffer Runtime::allocate_pinned(std::size_t size_bytes) const {
   return allocate(size_bytes, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR);
 }
 
-Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags) const {
+Buffer Runtime::allocate_copy(std::span<const std::byte> content) const {
+  return allocate(content.size(), CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, content.data());
+}
+
+Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void* content) const {
   const DeviceCapabilities& device = state_->capabilities;
   if (size_bytes > device.max_alloc_bytes) {
     throw_unsupported(
@@ -194,7 +198,9 @@ Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags) const {
   cl_int status = CL_SUCCESS;
   // OpenCL has no empty buffers, callers have empty tensors.
   MemoryHandle memory(clCreateBuffer(state_->context.get(), flags,
-                                     std::max<std::size_t>(size_bytes, 4), nullptr, &status));
+                                     std::max<std::size_t>(size_bytes, 4),
+                                     const_cast<void*>(content),  // NOLINT: only read
+                                     &status));
   if (status != CL_SUCCESS) {
     check(status, fmt::format("allocating {} bytes on {} ({} bytes of memory)", size_bytes,
                               device.name, device.global_mem_bytes));

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -129,6 +130,8 @@ class Runtime {
   BuildCounts build_counts() const noexcept;
 
   Buffer allocate(std::size_t size_bytes) const;
+  /// A buffer that starts out with a copy of `content`.
+  Buffer allocate_copy(std::span<const std::byte> content) const;
   /// Host memory that the device reaches fastest (CL_MEM_ALLOC_HOST_PTR); to be mapped.
   Buffer allocate_pinned(std::size_t size_bytes) const;
   Queue create_queue(QueueProfiling profiling) const;
@@ -140,7 +143,7 @@ class Runtime {
                                       const std::function<std::shared_ptr<void>()>& make);
 
  private:
-  Buffer allocate(std::size_t size_bytes, cl_mem_flags flags) const;
+  Buffer allocate(std::size_t size_bytes, cl_mem_flags flags, const void* content = nullptr) const;
   struct State;
   explicit Runtime(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

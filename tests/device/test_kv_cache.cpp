@@ -138,7 +138,7 @@ struct Write {
     return static_cast<std::size_t>(kBlocks * kBlock * row) * width();
   }
   clattn::detail::KernelShape shape() const {
-    return {kHeads, kHeads, dims, kBlock, dtype, cache_dtype};
+    return {kHeads, kHeads, dims, kBlock, dtype, cache_dtype, {}};
   }
   /// Calls place(slot, head, dim, element index of the input) for every element that must be
   /// stored.

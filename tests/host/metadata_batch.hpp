@@ -34,6 +34,7 @@ struct Batch {
             .block_table = block_table,
             .block_table_stride = block_table_stride,
             .slot_mapping = slot_mapping,
+            .key_start_loc = {},
             .causal = causal};
   }
 };

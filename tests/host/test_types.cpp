@@ -43,7 +43,7 @@ TEST(Types, NamesSizesAndParsersAgree) {
 
 TEST(Types, UnknownNamesListTheLegalOnes) {
   EXPECT_EQ(message_of([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
-            "dtype: 'F32' is not one of f32, f16, bf16");
+            "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
   EXPECT_EQ(message_of([] { parse_kv_cache_layout(""); }, ErrorCode::kInvalidArgument),
             "layout: '' is not one of NHD, HND");
 }
