@@ -20,7 +20,10 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload) override {
-    const BatchSplit split = split_decodes_and_prefills(batch, kDecodeThreshold);
+    const BatchSplit split = config_.contiguous_kv()
+                                 ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
+                                 // encoders do not decode
+                                 : split_decodes_and_prefills(batch, kDecodeThreshold);
     step_.build(queue, batch, upload);
     metadata_.refresh(step_, split, batch);
     fill_(metadata_, step_, config_);

@@ -65,6 +65,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
       kernels_(attention_kernels(context_->runtime(), kernel_shape(config), config.kernel_family)),
       options_(options),
       page_table_(page_table),
+      attn_type_(config.attn_type),
       planner_(kernels_->planner),
       staging_(context_->runtime()) {
   const BatchLimits& limits = options_.limits;
@@ -79,6 +80,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
   planner_.split_policy = options_.split_policy;
   planner_.num_splits = options_.num_splits;
   planner_.window = window_of(config);
+  planner_.bidirectional = config.attn_type != AttentionType::kDecoder;
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
@@ -102,8 +104,11 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
 std::size_t PagedStep::largest_step_bytes() const {
   constexpr std::int64_t kPages = std::int64_t{1} << 20;
   const BatchLimits& limits = options_.limits;
-  const std::int64_t pages = std::int64_t{limits.max_num_reqs} *
-                             page_count(limits.max_model_len, kernels_->shape.block_size);
+  const bool paged = key_source() != KeySource::kContiguous;
+  const std::int64_t pages = paged
+                                 ? std::int64_t{limits.max_num_reqs} *
+                                       page_count(limits.max_model_len, kernels_->shape.block_size)
+                                 : 0;
   return Layout(plan_upper_bound(planner_, limits), limits.max_num_batched_tokens,
                 std::min(pages, kPages))
       .total;
@@ -116,9 +121,27 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
 }
 
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
-  const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size);
+  const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
   validate_limits(batch, summary, options_.limits);
   return summary;
+}
+
+KeySource PagedStep::key_source() const noexcept {
+  if (kernels_->shape.block_size == 0) return KeySource::kContiguous;
+  return attn_type_ == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
+                                                      : KeySource::kOwnPages;
+}
+
+/// Without pages, an item's pages_at is the row of its request's first key.
+void PagedStep::place_keys(const CommonAttentionMetadata& batch) {
+  num_reqs_ = static_cast<std::size_t>(batch.num_reqs);
+  const auto rows = static_cast<std::ptrdiff_t>(num_reqs_);
+  const auto& starts = batch.key_start_loc.empty() ? batch.query_start_loc : batch.key_start_loc;
+  query_start_loc_.assign(batch.query_start_loc.begin(), batch.query_start_loc.begin() + rows + 1);
+  seq_lens_.assign(batch.seq_lens.begin(), batch.seq_lens.begin() + rows);
+  pages_at_.assign(starts.begin(), starts.begin() + rows + 1);
+  last_page_len_.assign(num_reqs_, 0);
+  table_width_ = 0;
 }
 
 /// Decides where every request's page ids go and keeps the small arrays that metadata readers see.
@@ -168,7 +191,10 @@ void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
 void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
                            std::span<std::int64_t> slots) const {
   const std::int32_t block_size = kernels_->shape.block_size;
-  if (batch.slot_mapping.empty()) return write_slot_mapping(batch, block_size, slots);
+  if (batch.slot_mapping.empty()) {
+    if (key_source() == KeySource::kOwnPages) return write_slot_mapping(batch, block_size, slots);
+    return std::fill(slots.begin(), slots.end(), kPadSlotId);  // the queries are not in the cache
+  }
   validate_slots(batch, block_size, options_.limits.num_blocks);
   std::copy_n(batch.slot_mapping.begin(), slots.size(), slots.begin());
 }
@@ -195,16 +221,25 @@ void PagedStep::reserve_partials(std::int64_t rows) {
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
   view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
   summary_ = check_lengths(batch);
-  place_pages(batch);
+  const bool paged = key_source() != KeySource::kContiguous;
+  if (paged) {
+    place_pages(batch);
+  } else {
+    place_keys(batch);
+  }
+  const std::int64_t num_pages = paged ? pages_at_.back() : 0;
+  const std::int64_t num_slots = paged ? batch.num_actual_tokens : 0;
   const PlanCounts counts = plan_attention(planner_, batch, pages_at_, nullptr);
-  const Layout layout(counts, batch.num_actual_tokens, pages_at_.back());
+  const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
 
-  const auto pages = part<std::int32_t>(bytes, layout.pages, pages_at_.back());
-  copy_pages(batch, pages);
-  const auto slots = part<std::int64_t>(bytes, 0, batch.num_actual_tokens);
-  copy_slots(batch, slots);
+  const auto pages = part<std::int32_t>(bytes, layout.pages, num_pages);
+  const auto slots = part<std::int64_t>(bytes, 0, num_slots);
+  if (paged) {
+    copy_pages(batch, pages);
+    copy_slots(batch, slots);
+  }
   PlanOutput output;
   for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));

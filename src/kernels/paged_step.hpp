@@ -67,6 +67,8 @@ class PagedStep {
  private:
   struct Layout;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
+  KeySource key_source() const noexcept;
+  void place_keys(const CommonAttentionMetadata& batch);
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
@@ -78,6 +80,7 @@ class PagedStep {
   std::shared_ptr<const AttentionKernels> kernels_;
   BuilderOptions options_;
   PageTable page_table_;
+  AttentionType attn_type_;
   PlannerConfig planner_;
   StagedUpload staging_;
   Buffer partial_out_;

@@ -19,6 +19,17 @@ struct AttentionCase {
   std::vector<std::int32_t> seq_lens;         // [num_reqs]
   std::vector<std::int32_t> block_table;      // [num_reqs, max_blocks]
   std::int64_t max_blocks = 0;
+  // Logit options; the defaults are none. Order: scale, soft cap, ALiBi, masks, sink.
+  double soft_cap = 0;
+  std::int32_t window_left = -1, window_right = -1;  // reach in tokens, -1 = unbounded
+  std::int32_t chunk = 0;                            // a query sees its own aligned chunk only
+  std::vector<double> alibi_slopes;                  // [num_heads]
+  std::vector<double> sinks;                         // [num_heads]
+  std::vector<std::uint8_t> custom_mask;             // [tokens, custom_mask_stride], 1 = may attend
+  std::int64_t custom_mask_stride = 0;
+  // block_size 0: request r's keys are the rows key_start_loc[r] … of key_cache and value_cache.
+  std::vector<std::int32_t> key_start_loc;
+
   std::vector<double> query;        // [tokens, num_heads, head_size]
   std::vector<double> key_cache;    // [num_blocks, block_size, num_kv_heads, head_size]
   std::vector<double> value_cache;  // same
