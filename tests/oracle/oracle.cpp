@@ -9,11 +9,12 @@ namespace oracle {
 namespace {
 
 /// A binary floating-point format: significant bits (the hidden one included), exponent bias,
-/// width.
+/// width, largest number and whether that stands for all that exceeds it.
 struct Format {
   int precision, bias, width;
+  double largest;
+  bool saturates = false;
   int smallest_exponent() const { return 2 - bias - precision; }  // of the last subnormal bit
-  double largest() const { return std::ldexp(2.0 - std::ldexp(1.0, 1 - precision), bias); }
   std::uint32_t exponent_mask() const {
     return ((std::uint32_t{1} << (width - precision)) - 1) << (precision - 1);
   }
@@ -22,13 +23,19 @@ struct Format {
 Format format_of(Element element) {
   switch (element) {
     case Element::kF32:
-      return {24, 127, 32};
+      break;
     case Element::kF16:
-      return {11, 15, 16};
+      return {11, 15, 16, 65504.0};
     case Element::kBF16:
-      return {8, 127, 16};
+      return {8, 127, 16, 0x1.FEp127};
+    case Element::kFp8E4M3:
+      return {4, 7, 8, 448.0, true};
+    case Element::kFp8E5M2:
+      return {3, 15, 8, 57344.0, true};
+    case Element::kInt8:  // the last bit is worth 1 everywhere
+      return {8, -6, 8, 127.0, true};
   }
-  return {24, 127, 32};
+  return {24, 127, 32, 0x1.FFFFFEp127};
 }
 
 /// Half a unit in the last place of `value` in the element type: what one rounding may cost.
@@ -151,21 +158,29 @@ double attend(const Row& row, const Cursor& cursor, Element element, double* out
 }  // namespace
 
 double round_to(Element element, double value) {
-  if (value == 0 || !std::isfinite(value)) return value;
+  if (std::isnan(value)) return element == Element::kInt8 ? 0.0 : value;
+  if (value == 0) return value;
   const Format format = format_of(element);
+  const double beyond = format.saturates ? format.largest : std::numeric_limits<double>::infinity();
+  if (std::isinf(value)) return std::copysign(beyond, value);
   int exponent = 0;
   std::frexp(value, &exponent);
   const int last_bit = std::max(exponent - format.precision, format.smallest_exponent());
   const double result = std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
-  if (std::abs(result) <= format.largest()) return result;
-  return std::copysign(std::numeric_limits<double>::infinity(), value);
+  return std::abs(result) <= format.largest ? result : std::copysign(beyond, value);
 }
 
 std::uint32_t encode(Element element, double value) {
+  if (element == Element::kInt8) {
+    return static_cast<std::uint8_t>(static_cast<std::int8_t>(round_to(element, value)));
+  }
   const Format format = format_of(element);
   const std::uint32_t sign = std::signbit(value) ? std::uint32_t{1} << (format.width - 1) : 0;
   const std::uint32_t exponents = format.exponent_mask();
-  if (std::isnan(value)) return sign | exponents | (std::uint32_t{1} << (format.precision - 2));
+  if (std::isnan(value)) {
+    if (format.saturates) return sign | 0x7F;  // e4m3 has no other
+    return sign | exponents | (std::uint32_t{1} << (format.precision - 2));
+  }
   const double size = std::abs(round_to(element, value));
   if (std::isinf(size)) return sign | exponents;
   if (size == 0) return sign;
@@ -180,11 +195,16 @@ std::uint32_t encode(Element element, double value) {
 }
 
 double decode(Element element, std::uint32_t bits) {
+  if (element == Element::kInt8) return static_cast<std::int8_t>(bits);
   const Format format = format_of(element);
   const std::uint32_t exponents = format.exponent_mask();
-  const std::uint32_t mantissa = bits & ((std::uint32_t{1} << (format.precision - 1)) - 1);
+  const std::uint32_t mantissas = (std::uint32_t{1} << (format.precision - 1)) - 1;
+  const std::uint32_t mantissa = bits & mantissas;
   const double sign = (bits >> (format.width - 1) & 1U) != 0 ? -1.0 : 1.0;
-  if ((bits & exponents) == exponents) {
+  const bool last_binade = (bits & exponents) == exponents;
+  if (last_binade && element == Element::kFp8E4M3) {  // numbers, but for the last
+    if (mantissa == mantissas) return std::numeric_limits<double>::quiet_NaN();
+  } else if (last_binade) {
     return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
                          : std::numeric_limits<double>::quiet_NaN();
   }

@@ -7,7 +7,8 @@
 /// Shares no code with the library; not even its element conversions.
 namespace oracle {
 
-enum class Element : std::uint8_t { kF32, kF16, kBF16 };
+/// The last three are the 8-bit types of caches: they saturate, infinities too.
+enum class Element : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8 };
 
 /// One attention call over a paged cache, all values already widened to double from their stored
 /// (rounded) form.
@@ -47,8 +48,8 @@ struct AttentionResult {
 /// |kernel - out| <= 2 * bound + floor (FlashAttention's rule).
 AttentionResult attention(const AttentionCase& call, Element element);
 
-/// Rounds to the element type (nearest even) and widens again; NaN stays NaN, f16 overflows to
-/// infinity.
+/// Rounds to the element type (nearest even) and widens again; NaN stays NaN (int8: 0), f16
+/// overflows to infinity, the 8-bit types saturate (e4m3 at 448, e5m2 at 57344, int8 at 127).
 double round_to(Element element, double value);
 /// Bit pattern of a value in the element type, in the low bits; and back.
 std::uint32_t encode(Element element, double value);
