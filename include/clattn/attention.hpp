@@ -52,10 +52,10 @@ struct AttentionConfig {
   std::int32_t attention_chunk_size = 0;  ///< chunked-local: a query sees the keys of its own
                                           ///< aligned chunk only; 0 = none
   AttentionType attn_type = AttentionType::kDecoder;
-  std::vector<float> alibi_slopes;  ///< [num_heads] or empty
-  std::vector<float> sinks;         ///< [num_heads] logits that join the denominator, or empty
-  bool custom_mask = false;         ///< every forward() brings a mask of its own
-  bool output_fp8 = false;          ///< every forward() also writes the output as fp8 e4m3
+  std::vector<float> alibi_slopes = {};  ///< [num_heads] or empty
+  std::vector<float> sinks = {};         ///< [num_heads] logits that join the denominator, or empty
+  bool custom_mask = false;              ///< every forward() brings a mask of its own
+  bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
   KernelFamily kernel_family = KernelFamily::kAuto;
 
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
@@ -237,5 +237,11 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name = {});
+
+/// One layer's zeroed cache of `num_blocks` pages, in the backend's preferred layout: the short
+/// form of allocate_kv_cache and reshape_kv_cache.
+KVCache make_kv_cache(const Context& context, cl_command_queue queue,
+                      const AttentionBackend& backend, const AttentionConfig& config,
+                      std::int64_t num_blocks);
 
 }  // namespace clattn
