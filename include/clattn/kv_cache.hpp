@@ -7,12 +7,20 @@
 #include <clattn/types.hpp>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace clattn {
 
 class AttentionBackend;
+
+/// The layout that caches shall have when their maker names none: the override of
+/// set_kv_cache_layout(), else CLATTN_KV_CACHE_LAYOUT, else nullopt: the backend's preference.
+/// Throws for a variable that is no layout. Thread-safe.
+std::optional<KVCacheLayout> get_kv_cache_layout();
+/// Overrides the environment from now on; nullopt takes the override back. Thread-safe.
+void set_kv_cache_layout(std::optional<KVCacheLayout> layout);
 
 /// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
 /// element).
