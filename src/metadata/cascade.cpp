@@ -52,9 +52,9 @@ bool use_cascade_attention(const CascadeQuery& query) {
   if (!flash_decoding) return true;
 
   const auto num_reqs = static_cast<std::int64_t>(query.query_lens.size());
-  const std::int64_t tiles = ceil_div<std::int64_t>(query.common_prefix_len, kTile);
+  const auto tiles = ceil_div<std::int64_t>(query.common_prefix_len, kTile);
   const std::int64_t sms = query.num_sms;
-  const std::int64_t cascade_groups =
+  const auto cascade_groups =
       checked_mul<std::int64_t>(query.num_query_heads, ceil_div(num_reqs, kTile), "cascade groups");
   const std::int64_t decoding_groups =
       checked_mul(checked_mul<std::int64_t>(num_reqs, query.num_kv_heads, "decoding groups"),

@@ -65,7 +65,8 @@ BatchIndicesPositions get_batch_indices_positions(std::span<const std::int32_t> 
                     seq_lens[r], count);
     }
     for (std::int32_t i = 0; i < count; ++i) {
-      const auto token = static_cast<std::size_t>(append_indptr[r] + i);
+      const std::size_t token =
+          static_cast<std::size_t>(append_indptr[r]) + static_cast<std::size_t>(i);
       result.batch_indices[token] = static_cast<std::int32_t>(r);
       result.positions[token] = seq_lens[r] - count + i;
     }

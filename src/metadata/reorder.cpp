@@ -105,7 +105,7 @@ std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens, Drafti
   if (num_speculative_tokens < 0) {
     throw_invalid("num_speculative_tokens is {}, legal: at least 0", num_speculative_tokens);
   }
-  const std::int32_t drafts = detail::checked_mul<std::int32_t>(
+  const auto drafts = detail::checked_mul<std::int32_t>(
       num_speculative_tokens, drafting == Drafting::kParallel ? 2 : 1, "num_speculative_tokens");
   return detail::checked_add<std::int32_t>(drafts, 1, "num_speculative_tokens");
 }

@@ -58,7 +58,7 @@ LocalAttentionVirtualBatches make_local_attention_virtual_batches(
 
 std::vector<std::int32_t> LocalAttentionVirtualBatches::gather_block_table(
     std::span<const std::int32_t> other_block_table) const {
-  const std::size_t entries = detail::checked_mul<std::size_t>(
+  const auto entries = detail::checked_mul<std::size_t>(
       seq_lens.size(), static_cast<std::size_t>(blocks_per_chunk), "virtual block table");
   std::vector<std::int32_t> rows;
   rows.reserve(entries);

@@ -11,6 +11,7 @@ using test::error_text;
 using Ints = std::vector<std::int32_t>;
 
 TEST(PageOps, A6_10_SeqLens) {
+  // A9.14: padding has no page and no last page.
   EXPECT_EQ(get_seq_lens(Ints{0, 2, 2, 3, 7}, Ints{5, 0, 16, 1}, 16), (Ints{21, 0, 16, 49}));
   EXPECT_EQ(get_seq_lens(Ints{0}, Ints{}, 16), Ints{});
   EXPECT_EQ(error_text([] {
