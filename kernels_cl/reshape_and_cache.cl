@@ -4,7 +4,8 @@
      slot = slots[slots_at + token]
 
    Values are converted from the input's type to the cache's: equal types are copied bit by bit,
-   others are rounded to nearest even (f16 overflow becomes inf, NaN stays NaN). A slot below 0 or
+   others are rounded to nearest even (f16 overflow becomes inf, NaN stays NaN). The 8-bit types
+   store type(x / scale), saturating, with one scale per tensor or per KV head. A slot below 0 or
    not below num_slots stores nothing. If two tokens name one slot, either may win.
 
    The unit of work is eight elements of one head of one token; units of a token are
@@ -15,10 +16,10 @@
    macro           unit        legal values
    CLA_HEAD_DIM    elements    8 ... 256, steps of 8
    CLA_Q_DTYPE     -           0 f32, 1 f16, 2 bf16: key and value
-   CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16: the cache
+   CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8: the cache
    CLA_PAGE_SIZE   tokens      >= 1
    CLA_WG_SIZE     work-items  >= 1
-   CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4 or 8
+   CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4, 8 or 16
 
    Launch: CLA_WG_SIZE == 1: num_tokens groups; else ceil(num_tokens * num_kv_heads * CLA_HEAD_DIM /
    8 / CLA_WG_SIZE). */
@@ -26,10 +27,11 @@
 #error "reshape_and_cache.cl needs CLA_PAGE_SIZE and CLA_CACHE_X"
 #endif
 #include "lib/common.clh"
+#include "lib/options.clh"
 #include "lib/storage.clh"
 
-#if CLA_CACHE_X != 4 && CLA_CACHE_X != 8
-#error "CLA_CACHE_X must be 4 or 8"
+#if CLA_CACHE_X != 4 && CLA_CACHE_X != 8 && CLA_CACHE_X != 16
+#error "CLA_CACHE_X must be 4, 8 or 16"
 #endif
 
 /* What one work-item does: units [first, first + count) of the token, whose slot is negative if
@@ -104,6 +106,31 @@ static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong s
 }
 #endif
 
+#if CLA_KV_QUANT
+static inline ClaCells cla_divide8(ClaCells x, float scale) {
+  x.lo = (float4)(cla_divide(x.lo.x, scale), cla_divide(x.lo.y, scale), cla_divide(x.lo.z, scale),
+                  cla_divide(x.lo.w, scale));
+  x.hi = (float4)(cla_divide(x.hi.x, scale), cla_divide(x.hi.y, scale), cla_divide(x.hi.z, scale),
+                  cla_divide(x.hi.w, scale));
+  return x;
+}
+#endif
+
+/* A key's and a value's elements as they are to be stored. */
+static inline ClaCells cla_k_cells(const ClaOptions* opt, uint head, ClaCells x) {
+#if CLA_KV_QUANT
+  x = cla_divide8(x, cla_k_scale(opt, head));
+#endif
+  return x;
+}
+static inline ClaCells cla_v_cells(const ClaOptions* opt, uint head, uint num_kv_heads,
+                                   ClaCells x) {
+#if CLA_KV_QUANT
+  x = cla_divide8(x, cla_v_scale(opt, head, num_kv_heads));
+#endif
+  return x;
+}
+
 /* Where unit `unit` of a token starts in key or value. */
 static inline long cla_unit_at(const ClaUnits* units, uint unit, long offset, long token_stride) {
   return offset + (long)units->token * token_stride + (long)unit * 8;
@@ -129,7 +156,9 @@ clattn_reshape_and_cache_flash(
     long slots_at,                          /* longs */
     int num_tokens,                         /* tokens */
     long num_slots,                         /* pages * PAGE_SIZE */
-    int num_kv_heads) {                     /* heads */
+    int num_kv_heads                        /* heads */
+        CLA_OPTION_PARAMS) {
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaUnits units = cla_units(slots + slots_at, num_tokens, num_slots, num_kv_heads);
   if (units.slot < 0) return;
   const long page = (long)((ulong)units.slot / CLA_PAGE_SIZE);
@@ -139,9 +168,11 @@ clattn_reshape_and_cache_flash(
     const uint head = unit / (CLA_HEAD_DIM / 8);
     const uint dim = unit % (CLA_HEAD_DIM / 8) * 8;
     const long to = slot_at + (long)head * head_stride + dim;
-    const ClaCells k = cla_fetch(key + cla_unit_at(&units, unit, key_offset, key_token_stride));
+    const ClaCells k = cla_k_cells(
+        &opt, head, cla_fetch(key + cla_unit_at(&units, unit, key_offset, key_token_stride)));
     const ClaCells v =
-        cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride));
+        cla_v_cells(&opt, head, (uint)num_kv_heads,
+                    cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride)));
     cla_put4(k, 0, k_cache + k_offset + to);
     cla_put4(k, 1, k_cache + k_offset + to + 4);
     cla_put4(v, 0, v_cache + v_offset + to);
@@ -164,24 +195,30 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
     long slots_at,                          /* longs */
     int num_tokens,                         /* tokens */
     long num_slots,                         /* pages * PAGE_SIZE */
-    int num_kv_heads) {                     /* heads */
+    int num_kv_heads                        /* heads */
+        CLA_OPTION_PARAMS) {
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaUnits units = cla_units(slots + slots_at, num_tokens, num_slots, num_kv_heads);
   if (units.slot < 0) return;
   const ulong page = (ulong)units.slot / CLA_PAGE_SIZE;
   const ulong in_page = (ulong)units.slot % CLA_PAGE_SIZE;
   for (uint unit = units.first; unit < units.first + units.count; ++unit) {
-    const ulong head = page * (uint)num_kv_heads + unit / (CLA_HEAD_DIM / 8);
+    const uint head = unit / (CLA_HEAD_DIM / 8);
+    const ulong page_head = page * (uint)num_kv_heads + head;
     const uint dim = unit % (CLA_HEAD_DIM / 8) * 8;
-    const ClaCells k = cla_fetch(key + cla_unit_at(&units, unit, key_offset, key_token_stride));
+    const ClaCells k = cla_k_cells(
+        &opt, head, cla_fetch(key + cla_unit_at(&units, unit, key_offset, key_token_stride)));
     const ClaCells v =
-        cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride));
+        cla_v_cells(&opt, head, (uint)num_kv_heads,
+                    cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride)));
     for (uint i = 0; i < 2; ++i) {
-      const ulong packed_row = head * (CLA_HEAD_DIM / CLA_CACHE_X) + (dim + 4 * i) / CLA_CACHE_X;
+      const ulong packed_row =
+          page_head * (CLA_HEAD_DIM / CLA_CACHE_X) + (dim + 4 * i) / CLA_CACHE_X;
       cla_put4(k, i,
                k_cache + (packed_row * CLA_PAGE_SIZE + in_page) * CLA_CACHE_X +
                    (dim + 4 * i) % CLA_CACHE_X);
     }
-    cla_put_column(v, v_cache + (head * CLA_HEAD_DIM + dim) * CLA_PAGE_SIZE + in_page,
+    cla_put_column(v, v_cache + (page_head * CLA_HEAD_DIM + dim) * CLA_PAGE_SIZE + in_page,
                    CLA_PAGE_SIZE);
   }
 }

@@ -25,16 +25,18 @@ class XFormersBackend final : public AttentionBackend {
     append_common_reasons(config, capabilities, reasons);
     if (config.dtype == DType::kF32)
       reasons.emplace_back("dtype f32 not supported: f16 and bf16 are");
-    if (config.cache_dtype() != config.dtype) {
-      reasons.push_back(fmt::format("kv_cache_dtype {} not supported: auto or the dtype ({}) is",
-                                    to_string(config.cache_dtype()), to_string(config.dtype)));
+    if (config.cache_dtype() != config.dtype && !is_quantized(config.cache_dtype())) {
+      reasons.push_back(
+          fmt::format("kv_cache_dtype {} not supported: auto, the dtype ({}), fp8 and int8 are",
+                      to_string(config.cache_dtype()), to_string(config.dtype)));
     }
     if (config.head_size < 32) {
       reasons.push_back(fmt::format(
           "Head size {} is not supported by XFormersAttention: 32 … 256 in steps of 8 are",
           config.head_size));
     }
-    if (config.block_size % 16 != 0) reasons.emplace_back("Block size must be a multiple of 16.");
+    if (!config.contiguous_kv() && config.block_size % 16 != 0)
+      reasons.emplace_back("Block size must be a multiple of 16.");
     return reasons;
   }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <utility>
 
 #include "base/error.hpp"
 #include "kernels/variants.hpp"
@@ -27,6 +28,48 @@ bool role_has_variant(Role role, const AttentionConfig& config,
   return false;
 }
 
+/// One float a query head, none of them NaN or +inf; -inf only where it means "no sink".
+void check_per_head(std::string_view name, const std::vector<float>& values, std::int32_t num_heads,
+                    bool minus_infinity, std::vector<std::string>& reasons) {
+  if (values.empty()) return;
+  if (std::cmp_not_equal(values.size(), num_heads)) {
+    reasons.push_back(fmt::format("{} holds {} values, supported: num_heads ({}) or none", name,
+                                  values.size(), num_heads));
+  }
+  for (const float value : values) {
+    if (std::isfinite(value) || (minus_infinity && value < 0)) continue;
+    reasons.push_back(fmt::format("{} has the value {}, supported: finite numbers{}", name, value,
+                                  minus_infinity ? " and -inf" : ""));
+    return;
+  }
+}
+
+void check_logit_options(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  if (config.scale && !std::isfinite(*config.scale)) {
+    reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
+  }
+  if (!(config.logits_soft_cap >= 0) || std::isinf(config.logits_soft_cap)) {
+    reasons.push_back(
+        fmt::format("logits_soft_cap is {}, supported: finite numbers >= 0 (0 = none)",
+                    config.logits_soft_cap));
+  }
+  const std::pair<std::string_view, std::int32_t> sizes[] = {
+      {"sliding_window", config.sliding_window},
+      {"attention_chunk_size", config.attention_chunk_size}};
+  for (const auto& [name, size] : sizes) {
+    if (size < 0)
+      reasons.push_back(fmt::format("{} is {}, supported: >= 0 (0 = none)", name, size));
+  }
+  if (config.attention_chunk_size > 0 && config.attn_type != AttentionType::kDecoder) {
+    reasons.push_back(
+        fmt::format("attention_chunk_size with attn_type {} not supported: chunks "
+                    "are for decoders",
+                    to_string(config.attn_type)));
+  }
+  check_per_head("alibi_slopes", config.alibi_slopes, config.num_heads, false, reasons);
+  check_per_head("sinks", config.sinks, config.num_heads, true, reasons);
+}
+
 }  // namespace
 
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
@@ -45,12 +88,20 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
     reasons.push_back(
         fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", config.head_size));
   }
-  if (config.block_size < 1) {
+  if (config.block_size < 1 && !config.contiguous_kv()) {
     reasons.push_back(fmt::format("block_size is {}, supported: >= 1", config.block_size));
   }
-  if (config.scale && !std::isfinite(*config.scale)) {
-    reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
+  if (is_quantized(config.dtype)) {
+    reasons.push_back(
+        fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
   }
+  if (config.contiguous_kv() && config.cache_dtype() != config.dtype) {
+    reasons.push_back(fmt::format(
+        "kv_cache_dtype {} with attn_type {} not supported: there is no "
+        "cache, keys and values have the dtype ({})",
+        to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype)));
+  }
+  check_logit_options(config, reasons);
   if (capabilities == nullptr) return;
   if (config.kernel_family == KernelFamily::kGpuPtx && !capabilities->inline_ptx) {
     reasons.push_back(

@@ -45,6 +45,9 @@ class PagedStep {
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
 
+  /// Whether BuilderOptions::graph_batch_size is set and holds the batch.
+  bool fits_graph(const CommonAttentionMetadata& batch) const;
+
   const PagedStepView& view() const noexcept { return view_; }
   const AttentionKernels& kernels() const noexcept { return *kernels_; }
   std::span<const std::int64_t> slots() const noexcept { return slots_; }
@@ -67,9 +70,13 @@ class PagedStep {
  private:
   struct Layout;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
+  KeySource key_source() const noexcept;
+  void place_keys(const CommonAttentionMetadata& batch);
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
+  void plan_for_graphs();
+  static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
@@ -78,7 +85,9 @@ class PagedStep {
   std::shared_ptr<const AttentionKernels> kernels_;
   BuilderOptions options_;
   PageTable page_table_;
+  AttentionType attn_type_;
   PlannerConfig planner_;
+  PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;
   Buffer partial_out_;
   Buffer partial_lse2_;

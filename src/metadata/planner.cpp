@@ -20,13 +20,15 @@ namespace {
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::uint64_t kMaxCost = std::uint64_t{1} << 62;  // sums of two costs fit
 
-/// Query tokens that one work-group handles, and the keys that any of them sees: 0 .. keys.
+/// Query tokens that one work-group handles, and the keys that any of them sees, from `first_key`
+/// (on a page boundary) on.
 struct Tile {
   std::size_t tile_class;
   std::int32_t request;
   std::int32_t q_row;
   std::int32_t q_count;
   std::int32_t q_pos;
+  std::int32_t first_key;
   std::int32_t keys;
   std::int32_t query_len;  // of the whole request
 };
@@ -78,6 +80,27 @@ std::size_t tile_class_of(const PlannerConfig& config, std::int32_t query_len) {
   return index;
 }
 
+/// The tile's first_key and keys. Both ends of what a query sees rise with its position, so the
+/// first query has the first key and the last query the last. 64 bits: windows may be of any width.
+void set_key_range(const PlannerConfig& config, bool causal, std::int64_t seq_len, Tile& tile) {
+  const KeyWindow& window = config.window;
+  const std::int64_t first = tile.q_pos;
+  const std::int64_t last = first + tile.q_count - 1;
+  std::int64_t begin = 0;
+  std::int64_t end = causal ? std::min(seq_len, last + 1) : seq_len;
+  if (window.left >= 0) begin = std::max(begin, first - window.left);
+  if (window.right >= 0) end = std::min(end, last + window.right + 1);
+  if (window.chunk > 0) {
+    begin = std::max(begin, first - first % window.chunk);
+    end = std::min(end, last - last % window.chunk + window.chunk);
+  }
+  end = std::max<std::int64_t>(end, 0);
+  begin = std::min(begin, end);
+  begin -= begin % config.block_size;
+  tile.first_key = static_cast<std::int32_t>(begin);
+  tile.keys = static_cast<std::int32_t>(end - begin);
+}
+
 template <typename Visit>
 void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                    const Visit& visit) {
@@ -90,9 +113,10 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
     for (std::int32_t done = 0; done < query_len;) {
       const std::int32_t count = std::min(limit, query_len - done);
-      const std::int32_t q_pos = seq_len - query_len + done;
-      const std::int32_t keys = std::max(0, batch.causal ? q_pos + count : seq_len);
-      visit(Tile{tile_class, r, first_row + done, count, q_pos, keys, query_len});
+      Tile tile{tile_class, r, first_row + done, count, seq_len - query_len + done,
+                0,          0, query_len};
+      set_key_range(config, batch.causal && !config.bidirectional, seq_len, tile);
+      visit(tile);
       done += count;
     }
   }
@@ -143,11 +167,11 @@ class Cutter {
 
   /// First key of a piece, on a page boundary; for index == pieces the end of the last.
   std::int32_t piece_begin(const Tile& tile, std::int32_t pieces, std::int32_t index) const {
-    if (index == pieces) return tile.keys;
+    if (index == pieces) return tile.first_key + tile.keys;
     const std::int64_t page = num_splits_ == 0 && deterministic()
                                   ? std::int64_t{fixed_pages_} * index
                                   : std::int64_t{pages_of(tile.keys, config_)} * index / pieces;
-    return static_cast<std::int32_t>(page * config_.block_size);
+    return static_cast<std::int32_t>(tile.first_key + page * config_.block_size);
   }
 
   /// Makes cuts coarser; repeated, nothing is cut any more. False when cuts may not change.

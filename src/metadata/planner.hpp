@@ -65,6 +65,7 @@ struct PlannerConfig {
       0;  ///< forced number of splits per query tile (fewer when there are fewer pages), 0 = plan
   ItemOrder item_order = ItemOrder::kHeavyFirst;
   KeyWindow window;
+  bool bidirectional = false;  ///< no query is bound by causality, whatever the batch says
 };
 
 /// How much a plan needs: the answer of a run without an output, and of every run.

@@ -93,6 +93,28 @@ BatchSummary check_seq_lens(const CommonAttentionMetadata& batch, std::int32_t b
   return summary;
 }
 
+/// key_start_loc: prefix sums of seq_lens. Empty where the keys are the queries' own tokens.
+BatchSummary check_key_starts(const CommonAttentionMetadata& batch) {
+  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  const bool own = batch.key_start_loc.empty();
+  const auto& starts = own ? batch.query_start_loc : batch.key_start_loc;
+  const std::string_view name = own ? "query_start_loc" : "key_start_loc";
+  check_size(name, starts.size(), std::int64_t{batch.num_reqs} + 1, "num_reqs + 1");
+  if (starts[0] != 0) throw_invalid("{}[0] is {}, legal: 0", name, starts[0]);
+  BatchSummary summary;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = to_size(r);
+    const std::int64_t keys = std::int64_t{starts[row + 1]} - starts[row];
+    if (batch.seq_lens[row] < 0 || batch.seq_lens[row] != keys) {
+      throw_request(r, "seq_lens", batch.seq_lens[row],
+                    fmt::format("{} ({}[{}] - {}[{}])", std::max<std::int64_t>(keys, 0), name,
+                                r + 1, name, r));
+    }
+    summary.max_seq_len = std::max(summary.max_seq_len, batch.seq_lens[row]);
+  }
+  return summary;
+}
+
 void check_computed_tokens(const CommonAttentionMetadata& batch) {
   if (batch.num_computed_tokens.empty()) return;
   check_size("num_computed_tokens", batch.num_computed_tokens.size(), batch.num_reqs, "num_reqs");
@@ -148,10 +170,17 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
   return max_query_len;
 }
 
-BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size) {
-  validate_queries(batch);
-  const BatchSummary summary = check_seq_lens(batch, block_size, batch.query_start_loc);
-  check_computed_tokens(batch);
+BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                              KeySource source) {
+  const std::int32_t max_query_len = validate_queries(batch);
+  if (source == KeySource::kOwnPages) {
+    const BatchSummary summary = check_seq_lens(batch, block_size, batch.query_start_loc);
+    check_computed_tokens(batch);
+    return summary;
+  }
+  BatchSummary summary = source == KeySource::kOtherPages ? check_seq_lens(batch, block_size, {})
+                                                          : check_key_starts(batch);
+  summary.max_query_len = max_query_len;
   return summary;
 }
 

@@ -28,8 +28,16 @@ std::int32_t last_block_id(std::int64_t num_blocks);
 /// num_actual_tokens, max_query_len and query_start_loc only.
 std::int32_t validate_queries(const CommonAttentionMetadata& batch);
 
+/// Where the keys of a batch come from, which decides what its lengths must obey.
+enum class KeySource : std::uint8_t {
+  kOwnPages,    ///< self-attention over the cache: the queries are the newest tokens of seq_lens
+  kOtherPages,  ///< cross attention over the cache: seq_lens and queries are independent
+  kContiguous,  ///< key and value tensors: key_start_loc instead of a block table
+};
+
 /// Everything except the values of block ids and slots.
-BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size);
+BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                              KeySource source = KeySource::kOwnPages);
 
 /// seq_lens against the block table only, as if no request had a query.
 BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size);

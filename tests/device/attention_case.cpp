@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -17,11 +18,13 @@ using clattn::DType;
 
 constexpr std::size_t kGuardElems = 64;
 constexpr std::uint8_t kPattern = 0xA5;
+constexpr float kOutputScale = 0.037F;
 
 oracle::Element element(DType dtype) {
-  return dtype == DType::kF32   ? oracle::Element::kF32
-         : dtype == DType::kF16 ? oracle::Element::kF16
-                                : oracle::Element::kBF16;
+  constexpr std::array kElements = {oracle::Element::kF32,     oracle::Element::kF16,
+                                    oracle::Element::kBF16,    oracle::Element::kFp8E4M3,
+                                    oracle::Element::kFp8E5M2, oracle::Element::kInt8};
+  return kElements.at(static_cast<std::size_t>(dtype));
 }
 
 /// A host copy of a device tensor in its element type.
@@ -80,16 +83,23 @@ HostCase lay_out(const CaseSpec& spec) {
   t.num_heads = c.num_heads;
   t.num_kv_heads = c.num_kv_heads;
   t.head_size = c.head_size;
-  t.block_size = c.block_size;
+  t.block_size = c.contiguous_kv() ? 1 : c.block_size;
   t.scale = c.scale ? static_cast<double>(*c.scale) : 1.0 / std::sqrt(c.head_size);
-  t.causal = spec.causal;
+  const bool decoder = c.attn_type == clattn::AttentionType::kDecoder;
+  t.causal = spec.causal && decoder;
+  t.soft_cap = c.logits_soft_cap;
+  t.window_left = c.sliding_window > 0 ? c.sliding_window - 1 : -1;
+  t.window_right = decoder && c.sliding_window > 0 ? 0 : t.window_left;
+  t.chunk = c.attention_chunk_size;
+  t.alibi_slopes.assign(c.alibi_slopes.begin(), c.alibi_slopes.end());
+  t.sinks.assign(c.sinks.begin(), c.sinks.end());
   t.query_start_loc = {0};
   std::int64_t used = 0;
   std::int64_t widest = 1;
   for (const Request& request : spec.requests) {
     t.query_start_loc.push_back(t.query_start_loc.back() + request.query_len);
     t.seq_lens.push_back(request.query_len + request.context_len);
-    const std::int64_t pages = (t.seq_lens.back() + c.block_size - 1) / c.block_size;
+    const std::int64_t pages = (t.seq_lens.back() + t.block_size - 1) / t.block_size;
     used += pages;
     widest = std::max(widest, pages);
   }
@@ -98,12 +108,14 @@ HostCase lay_out(const CaseSpec& spec) {
   t.max_blocks = widest + 1;  // every row has at least one unused entry
   std::vector<std::int32_t> pages(index(host.num_blocks));
   std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), random);
+  // Contiguous keys stand in order, behind an unused row.
+  if (c.contiguous_kv()) std::rotate(pages.begin(), pages.begin() + 1, pages.end());
+  if (!c.contiguous_kv()) std::shuffle(pages.begin(), pages.end(), random);
   host.block_table.assign(spec.requests.size() * index(t.max_blocks),
                           std::numeric_limits<std::int32_t>::max());
   std::size_t next = 0;
   for (std::size_t r = 0; r < spec.requests.size(); ++r) {
-    const std::int64_t count = (t.seq_lens[r] + c.block_size - 1) / c.block_size;
+    const std::int64_t count = (t.seq_lens[r] + t.block_size - 1) / t.block_size;
     for (std::int64_t p = 0; p < count; ++p) {
       host.block_table[r * index(t.max_blocks) + index(p)] = pages[next++];
     }
@@ -112,19 +124,30 @@ HostCase lay_out(const CaseSpec& spec) {
   return host;
 }
 
-std::uint32_t nan_bits(DType dtype) {
-  return dtype == DType::kF32 ? 0x7FC00001U : dtype == DType::kF16 ? 0x7E01U : 0x7FC1U;
+/// What unused elements hold: a NaN, or int8's largest size, which would show just as well.
+std::uint32_t poison_bits(DType dtype) {
+  constexpr std::array<std::uint32_t, 6> kBits = {0x7FC00001U, 0x7E01U, 0x7FC1U, 0x7F, 0x7F, 0x80};
+  return kBits.at(static_cast<std::size_t>(dtype));
+}
+
+/// The factor of KV head `head`; powers of two, so that dividing by it is exact.
+double cache_scale(const CaseSpec& spec, bool of_values, std::int64_t head) {
+  if (!clattn::is_quantized(spec.config.cache_dtype())) return 1.0;
+  const double tensor = spec.config.cache_dtype() == DType::kInt8 ? 0x1p-5 : 0.5;
+  const double mine = spec.scales_per_head ? std::ldexp(1.0, -static_cast<int>(head % 3)) : 1.0;
+  return tensor * mine * (of_values ? 2.0 : 1.0);
 }
 
 /// The cache of one case: physical bits for the device, logical doubles for the oracle.
 class CacheImage {
  public:
   CacheImage(const CaseSpec& spec, HostCase& host, const clattn::KVCache& cache)
-      : cache_(cache),
+      : spec_(spec),
+        cache_(cache),
         host_(host),
         bits_(spec.config.cache_dtype(),
               cache.buffer.size_bytes() / clattn::element_size_bytes(cache.dtype)) {
-    for (std::size_t i = 0; i < bits_.size(); ++i) bits_.set_bits(i, nan_bits(cache.dtype));
+    for (std::size_t i = 0; i < bits_.size(); ++i) bits_.set_bits(i, poison_bits(cache.dtype));
     const std::size_t logical = index(cache.num_blocks) * index(cache.block_size) *
                                 index(cache.num_kv_heads) * index(cache.head_size);
     host.truth.key_cache.assign(logical, std::numeric_limits<double>::quiet_NaN());
@@ -141,22 +164,17 @@ class CacheImage {
         page * cache_.block_stride + token * cache_.token_stride + head * cache_.head_stride + dim;
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
-    const auto element_type = element(cache_.dtype);
-    host_.truth.key_cache[index(logical)] = oracle::round_to(element_type, key);
-    host_.truth.value_cache[index(logical)] = oracle::round_to(element_type, value);
-    if (on_device) {
-      bits_.set(index(cache_.k_offset + physical), key);
-      bits_.set(index(cache_.v_offset + physical), value);
-    }
-    expected_.push_back({index(cache_.k_offset + physical), oracle::encode(element_type, key)});
-    expected_.push_back({index(cache_.v_offset + physical), oracle::encode(element_type, value)});
+    place(index(cache_.k_offset + physical), key, cache_scale(spec_, false, head), on_device,
+          host_.truth.key_cache[index(logical)]);
+    place(index(cache_.v_offset + physical), value, cache_scale(spec_, true, head), on_device,
+          host_.truth.value_cache[index(logical)]);
   }
 
   Tensor& bits() { return bits_; }
 
   /// What differs between the device's cache and the expectation: stored tokens, NaN elsewhere.
   std::string compare(Tensor& device) const {
-    std::vector<std::uint32_t> want(device.size(), nan_bits(cache_.dtype));
+    std::vector<std::uint32_t> want(device.size(), poison_bits(cache_.dtype));
     for (const auto& [place, value] : expected_) want[place] = value;
     for (std::size_t i = 0; i < want.size(); ++i) {
       if (device.bits(i) != want[i]) {
@@ -167,6 +185,14 @@ class CacheImage {
   }
 
  private:
+  void place(std::size_t at, double value, double scale, bool on_device, double& truth) {
+    const std::uint32_t bits = oracle::encode(element(cache_.dtype), value / scale);
+    truth = oracle::decode(element(cache_.dtype), bits) * scale;
+    if (on_device) bits_.set_bits(at, bits);
+    expected_.push_back({at, bits});
+  }
+
+  const CaseSpec& spec_;
   const clattn::KVCache& cache_;
   HostCase& host_;
   Tensor bits_;
@@ -209,7 +235,7 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
 Tensor make_query(const CaseSpec& spec, HostCase& host, std::int64_t stride) {
   const std::int64_t row = std::int64_t{spec.config.num_heads} * spec.config.head_size;
   Tensor query(spec.config.dtype, std::max<std::size_t>(index(host.num_tokens * stride), 1));
-  for (std::size_t i = 0; i < query.size(); ++i) query.set_bits(i, nan_bits(spec.config.dtype));
+  for (std::size_t i = 0; i < query.size(); ++i) query.set_bits(i, poison_bits(spec.config.dtype));
   for (std::size_t r = 0; r < spec.requests.size(); ++r) {
     std::mt19937 random(500000 + spec.requests[r].identity);
     std::normal_distribution<double> normal(0.0, spec.sharpness);
@@ -246,6 +272,15 @@ void compare(const CaseSpec& spec, const HostCase& host, CaseResult& result) {
                       i / index(spec.config.head_size) % index(spec.config.num_heads),
                       i % index(spec.config.head_size)));
   }
+  for (std::size_t i = 0; i < result.out_fp8.size(); ++i) {
+    // Rounding never falls: the right code lies between those of the ends of what is allowed.
+    const double slack = 2 * want.bound[i] + kFloor;
+    const auto fp8 = [](double x) { return oracle::round_to(oracle::Element::kFp8E4M3, x); };
+    const double got = oracle::decode(oracle::Element::kFp8E4M3, result.out_fp8[i]);
+    const bool right = got >= fp8((want.out[i] - slack) / kOutputScale) &&
+                       got <= fp8((want.out[i] + slack) / kOutputScale);
+    judge(right ? 0.0 : 1.0, 0.0, 1e-3, fmt::format("out_fp8 {}", i));
+  }
   for (std::size_t i = 0; i < want.lse.size(); ++i) {
     judge(result.lse[i], want.lse[i], kLseFloor, fmt::format("lse {}", i));
   }
@@ -262,6 +297,132 @@ void check_guards(Tensor& tensor, std::string_view name, std::string& fault) {
   }
 }
 
+/// A cache of the case's pages, or the pair of key and value tensors seen as one-token pages.
+clattn::KVCache make_cache(const clattn::Context& context, const CaseSpec& spec,
+                           const HostCase& host, const clattn::AttentionBackend& backend) {
+  const clattn::AttentionConfig& c = spec.config;
+  const clattn::KVCacheSpec cache_spec{.block_size = host.truth.block_size,
+                                       .num_kv_heads = c.num_kv_heads,
+                                       .head_size = c.head_size,
+                                       .dtype = c.cache_dtype()};
+  const clattn::Buffer raw =
+      context.allocate(index(host.num_blocks) * cache_spec.page_size_bytes());
+  if (!c.contiguous_kv()) {
+    return clattn::reshape_kv_cache(raw, cache_spec, backend, spec.layout);
+  }
+  const std::int64_t row = std::int64_t{c.num_kv_heads} * c.head_size;
+  clattn::KVCache cache;
+  cache.buffer = raw;
+  cache.dtype = c.dtype;
+  cache.num_blocks = host.num_blocks;
+  cache.block_size = 1;
+  cache.num_kv_heads = c.num_kv_heads;
+  cache.head_size = c.head_size;
+  cache.v_offset = host.num_blocks * row;
+  cache.block_stride = cache.token_stride = row;
+  cache.head_stride = c.head_size;
+  return cache;
+}
+
+clattn::Buffer make_scales(const clattn::Context& context, const clattn::Queue& queue,
+                           const CaseSpec& spec) {
+  const std::int64_t heads = spec.scales_per_head ? spec.config.num_kv_heads : 1;
+  Tensor scales(DType::kF32, index(2 * heads));
+  for (std::int64_t h = 0; h < heads; ++h) {
+    scales.set(index(h), cache_scale(spec, false, h));
+    scales.set(index(heads + h), cache_scale(spec, true, h));
+  }
+  return upload(context, queue, scales);
+}
+
+/// A random mask with poison (1 = may attend) past every request's keys; the oracle gets it too.
+clattn::Buffer make_mask(const clattn::Context& context, const clattn::Queue& queue,
+                         const CaseSpec& spec, HostCase& host) {
+  oracle::AttentionCase& t = host.truth;
+  t.custom_mask_stride = *std::max_element(t.seq_lens.begin(), t.seq_lens.end()) + 3;
+  t.custom_mask.assign(index(host.num_tokens * t.custom_mask_stride), 1);
+  for (std::size_t r = 0; r < spec.requests.size(); ++r) {
+    std::mt19937 random(9000 + spec.requests[r].identity);
+    std::bernoulli_distribution visible(spec.mask_density);
+    for (std::int64_t token = t.query_start_loc[r]; token < t.query_start_loc[r + 1]; ++token) {
+      for (std::int64_t p = 0; p < t.seq_lens[r]; ++p) {
+        t.custom_mask[index(token * t.custom_mask_stride + p)] = visible(random) ? 1 : 0;
+      }
+    }
+  }
+  const clattn::Buffer mask = context.allocate(std::max<std::size_t>(t.custom_mask.size(), 1));
+  if (!t.custom_mask.empty()) queue.write(mask, std::as_bytes(std::span(t.custom_mask)));
+  return mask;
+}
+
+clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostCase& host,
+                                               std::vector<std::int32_t>& key_start_loc) {
+  clattn::CommonAttentionMetadata batch;
+  batch.query_start_loc = host.truth.query_start_loc;
+  batch.seq_lens = host.truth.seq_lens;
+  batch.num_reqs = static_cast<std::int32_t>(spec.requests.size());
+  batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
+  batch.causal = spec.causal;
+  if (spec.config.contiguous_kv()) {
+    key_start_loc = {0};
+    for (const std::int32_t keys : host.truth.seq_lens)
+      key_start_loc.push_back(key_start_loc.back() + keys);
+    batch.key_start_loc = key_start_loc;
+  } else {
+    batch.block_table = host.block_table;
+    batch.block_table_stride = host.truth.max_blocks;
+  }
+  return batch;
+}
+
+/// Outputs on the device, filled with a pattern and fenced by guard bands.
+struct Outputs {
+  Tensor out, lse, fp8;
+  clattn::Buffer out_buffer, lse_buffer, fp8_buffer, fp8_scale;
+  // The library writes lse and fp8 from element 0 of their buffers: only the band behind is
+  // guarded.
+  std::size_t lse_bytes, fp8_bytes;
+
+  Outputs(const clattn::Context& context, const clattn::Queue& queue, const CaseSpec& spec,
+          std::size_t rows)
+      : out(spec.config.dtype, rows * index(spec.config.head_size) + 2 * kGuardElems),
+        lse(DType::kF32, rows + 2 * kGuardElems),
+        fp8(DType::kInt8, rows * index(spec.config.head_size) + 2 * kGuardElems),
+        lse_bytes(lse.bytes().size() - kGuardElems * sizeof(float)),
+        fp8_bytes(fp8.bytes().size() - kGuardElems) {
+    for (Tensor* tensor : {&out, &lse, &fp8}) {
+      std::fill(tensor->bytes().begin(), tensor->bytes().end(), std::byte{kPattern});
+    }
+    out_buffer = upload(context, queue, out);
+    lse_buffer = context.allocate(lse_bytes);
+    queue.write(lse_buffer, std::span(lse.bytes()).first(lse_bytes));
+    if (!spec.config.output_fp8) return;
+    fp8_buffer = context.allocate(fp8_bytes);
+    queue.write(fp8_buffer, std::span(fp8.bytes()).first(fp8_bytes));
+    fp8_scale = context.allocate(sizeof(float));
+    queue.write(fp8_scale, std::as_bytes(std::span(&kOutputScale, 1)));
+  }
+
+  void read(const clattn::Queue& queue, const CaseSpec& spec, CaseResult& result) {
+    queue.read(out_buffer, out.bytes());
+    queue.read(lse_buffer, std::span(lse.bytes()).subspan(kGuardElems * sizeof(float)));
+    check_guards(out, "out", result.fault);
+    check_guards(lse, "lse", result.fault);
+    for (std::size_t i = kGuardElems; i < out.size() - kGuardElems; ++i) {
+      result.out.push_back(out.get(i));
+    }
+    for (std::size_t i = kGuardElems; i < lse.size() - kGuardElems; ++i) {
+      result.lse.push_back(lse.get(i));
+    }
+    if (!spec.config.output_fp8) return;
+    queue.read(fp8_buffer, std::span(fp8.bytes()).subspan(kGuardElems));
+    check_guards(fp8, "out_fp8", result.fault);
+    for (std::size_t i = kGuardElems; i < fp8.size() - kGuardElems; ++i) {
+      result.out_fp8.push_back(static_cast<std::uint8_t>(fp8.bits(i)));
+    }
+  }
+};
+
 }  // namespace
 
 CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec) {
@@ -269,44 +430,38 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   HostCase host = lay_out(spec);
   const clattn::Queue queue = context->create_queue();
   const auto& backend = clattn::get_attn_backend(c, &context->capabilities(), spec.backend);
-
-  const clattn::KVCacheSpec cache_spec{.block_size = c.block_size,
-                                       .num_kv_heads = c.num_kv_heads,
-                                       .head_size = c.head_size,
-                                       .dtype = c.cache_dtype()};
-  const clattn::Buffer raw =
-      context->allocate(index(host.num_blocks) * cache_spec.page_size_bytes());
-  const clattn::KVCache cache = clattn::reshape_kv_cache(raw, cache_spec, backend, spec.layout);
+  clattn::KVCache cache = make_cache(*context, spec, host, backend);
+  if (clattn::is_quantized(cache.dtype)) {
+    cache.scales = make_scales(*context, queue, spec);
+    cache.scales_per_head = spec.scales_per_head;
+  }
   CacheImage image(spec, host, cache);
   const std::size_t step_elems = index(host.num_tokens * c.num_kv_heads * c.head_size);
   Tensor key(c.dtype, std::max<std::size_t>(step_elems, 1));
   Tensor value(c.dtype, std::max<std::size_t>(step_elems, 1));
   fill_cache(spec, host, image, key, value);
-  queue.write(raw, image.bits().bytes());
+  queue.write(cache.buffer, image.bits().bytes());
 
   const std::int64_t row = std::int64_t{c.num_heads} * c.head_size;
   const std::int64_t query_stride = row + spec.query_padding;
   Tensor query = make_query(spec, host, query_stride);
-  Tensor out(c.dtype, index(host.num_tokens * row) + 2 * kGuardElems);
-  Tensor lse(DType::kF32, index(host.num_tokens * c.num_heads) + 2 * kGuardElems);
-  std::fill(out.bytes().begin(), out.bytes().end(), std::byte{kPattern});
-  std::fill(lse.bytes().begin(), lse.bytes().end(), std::byte{kPattern});
+  clattn::ForwardOptions extra;
+  clattn::Buffer mask;
+  if (c.custom_mask) {
+    mask = make_mask(*context, queue, spec, host);
+    extra.custom_mask = mask.handle();
+    extra.custom_mask_stride = host.truth.custom_mask_stride;
+  }
 
-  clattn::CommonAttentionMetadata batch;
-  batch.query_start_loc = host.truth.query_start_loc;
-  batch.seq_lens = host.truth.seq_lens;
-  batch.num_reqs = static_cast<std::int32_t>(spec.requests.size());
-  batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
-  batch.block_table = host.block_table;
-  batch.block_table_stride = host.truth.max_blocks;
-  batch.causal = spec.causal;
   clattn::BuilderOptions options;
   options.limits.num_blocks = host.num_blocks;
   options.num_splits = spec.num_splits;
   options.split_policy = spec.split_policy;
-  const auto builder = backend.make_builder(context, c, options);
+  std::vector<std::int32_t> key_start_loc;
+  const auto builder = backend.make_builder(context, spec.planned_for.value_or(c), options);
   const auto impl = backend.make_impl(context, c);
-  const clattn::AttentionMetadata& metadata = builder->build(queue, batch);
+  const clattn::AttentionMetadata& metadata =
+      builder->build(queue, describe_batch(spec, host, key_start_loc));
   if (spec.write_cache) {
     const clattn::Buffer k = upload(*context, queue, key);
     const clattn::Buffer v = upload(*context, queue, value);
@@ -315,32 +470,30 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   }
 
   const clattn::Buffer q = upload(*context, queue, query);
-  const clattn::Buffer o = upload(*context, queue, out);
-  // The library writes lse from element 0 of its buffer: only the band behind it can be guarded.
-  const std::size_t lse_bytes = lse.bytes().size() - kGuardElems * sizeof(float);
-  const clattn::Buffer l = context->allocate(lse_bytes);
-  queue.write(l, std::span(lse.bytes()).first(lse_bytes));
+  Outputs outputs(*context, queue, spec, index(host.num_tokens * c.num_heads));
+  extra.output_fp8 = outputs.fp8_buffer.handle();
+  extra.output_scale = outputs.fp8_scale.handle();
   std::vector<clattn::LaunchRecord> launches;
-  impl->forward(queue, {q.handle(), 0, query_stride}, cache, metadata, {o.handle(), kGuardElems, 0},
-                l.handle(), nullptr, &launches);
-  queue.read(o, out.bytes());
-  queue.read(l, std::span(lse.bytes()).subspan(kGuardElems * sizeof(float)));
-  queue.read(raw, image.bits().bytes());
+  const clattn::TensorRef in{q.handle(), 0, query_stride};
+  const clattn::TensorRef out{outputs.out_buffer.handle(), kGuardElems, 0};
+  if (c.contiguous_kv()) {
+    const std::int64_t first = cache.token_stride;  // behind the unused row
+    impl->forward_encoder(queue, in, {cache.buffer.handle(), first, 0},
+                          {cache.buffer.handle(), cache.v_offset + first, 0}, metadata, out,
+                          outputs.lse_buffer.handle(), nullptr, &launches, extra);
+  } else {
+    impl->forward(queue, in, cache, metadata, out, outputs.lse_buffer.handle(), nullptr, &launches,
+                  extra);
+  }
+  queue.read(cache.buffer, image.bits().bytes());
 
   CaseResult result;
   for (const auto& launch : launches) {
     result.kernels.emplace_back(launch.kernel);
     result.work_groups.push_back(launch.work_groups);
   }
-  check_guards(out, "out", result.fault);
-  check_guards(lse, "lse", result.fault);
+  outputs.read(queue, spec, result);
   if (result.fault.empty()) result.fault = image.compare(image.bits());
-  for (std::int64_t i = 0; i < host.num_tokens * row; ++i) {
-    result.out.push_back(out.get(index(i) + kGuardElems));
-  }
-  for (std::int64_t i = 0; i < host.num_tokens * c.num_heads; ++i) {
-    result.lse.push_back(lse.get(index(i) + kGuardElems));
-  }
   compare(spec, host, result);
   return result;
 }
@@ -353,6 +506,11 @@ std::string describe(const CaseSpec& spec) {
       spec.backend, clattn::to_string(spec.layout), c.num_heads, c.num_kv_heads, c.head_size,
       c.block_size, clattn::to_string(c.dtype), clattn::to_string(c.cache_dtype()),
       clattn::to_string(c.kernel_family), spec.causal, spec.num_splits, spec.page_seed);
+  text += fmt::format(
+      "; type {} cap {} window {} chunk {} alibi {} sinks {} mask {} fp8 out {} per-head scales "
+      "{}; ",
+      clattn::to_string(c.attn_type), c.logits_soft_cap, c.sliding_window, c.attention_chunk_size,
+      !c.alibi_slopes.empty(), !c.sinks.empty(), c.custom_mask, c.output_fp8, spec.scales_per_head);
   for (const Request& r : spec.requests) text += fmt::format(" {}+{}", r.query_len, r.context_len);
   return text;
 }

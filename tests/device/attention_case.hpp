@@ -2,6 +2,7 @@
 
 #include <clattn/clattn.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace attention_test {
 
 struct Request {
   std::int32_t query_len = 1;
-  std::int32_t context_len = 0;  ///< tokens in the cache before this step
+  std::int32_t context_len = 0;  ///< keys beyond the queries' own: in the cache before this step
   std::uint32_t identity = 0;    ///< equal identities and lengths have equal tensors in any batch
 };
 
@@ -22,6 +23,9 @@ struct CaseSpec {
   std::string backend = "FLASHINFER";
   clattn::KVCacheLayout layout = clattn::KVCacheLayout::kHND;
   clattn::AttentionConfig config;
+  /// What the builder is made for; none = the same configuration. Another one tests layers that
+  /// share a plan.
+  std::optional<clattn::AttentionConfig> planned_for = std::nullopt;
   std::vector<Request> requests;  ///< decodes (1 query token) first
   bool causal = true;
   std::int32_t num_splits = 0;
@@ -29,9 +33,11 @@ struct CaseSpec {
   std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
   bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
   bool last_token_overflows =
-      false;               ///< each request's newest K and V are inf, seen by its last row only
-  double sharpness = 1.0;  ///< standard deviation of the query's elements
-  std::uint32_t page_seed = 1;  ///< where the pages lie; must not change any bit of the result
+      false;                  ///< each request's newest K and V are inf, seen by its last row only
+  double mask_density = 0.6;  ///< share of keys that config.custom_mask leaves visible
+  bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
+  double sharpness = 1.0;        ///< standard deviation of the query's elements
+  std::uint32_t page_seed = 1;   ///< where the pages lie; must not change any bit of the result
 };
 
 struct CaseResult {
@@ -39,6 +45,7 @@ struct CaseResult {
   std::vector<std::int64_t> work_groups;  ///< of each
   std::vector<double> out;                ///< [tokens, num_heads, head_size]
   std::vector<double> lse;                ///< [tokens, num_heads]
+  std::vector<std::uint8_t> out_fp8;      ///< [tokens, num_heads, head_size] if config.output_fp8
   double worst_share = 0;                 ///< largest error as a share of what the oracle allows
   std::string worst_place;
   std::string fault;  ///< a touched guard band or a wrong cache element; empty = none

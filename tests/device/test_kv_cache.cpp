@@ -20,7 +20,7 @@ using clattn::KVCacheLayout;
 using clattn::detail::Role;
 
 oracle::Element element(DType dtype) {
-  return static_cast<oracle::Element>(static_cast<int>(dtype));  // same order: f32, f16, bf16
+  return static_cast<oracle::Element>(static_cast<int>(dtype));  // same order
 }
 
 clattn::KVCacheConfig one_layer(std::size_t size_bytes) {

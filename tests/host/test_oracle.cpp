@@ -23,20 +23,58 @@ struct BitsRow {
 
 // Patterns from IEEE 754 binary16 and binary32 and from the upper half of binary32 (bfloat16).
 const BitsRow kBits[] = {
-    {Element::kF16, 0.0, 0x0000},           {Element::kF16, -0.0, 0x8000},
-    {Element::kF16, 1.0, 0x3C00},           {Element::kF16, -2.0, 0xC000},
-    {Element::kF16, 65504.0, 0x7BFF},       {Element::kF16, 65519.99, 0x7BFF},
-    {Element::kF16, 65520.0, 0x7C00},       {Element::kF16, 0x1p-24, 0x0001},
+    {Element::kF16, 0.0, 0x0000},
+    {Element::kF16, -0.0, 0x8000},
+    {Element::kF16, 1.0, 0x3C00},
+    {Element::kF16, -2.0, 0xC000},
+    {Element::kF16, 65504.0, 0x7BFF},
+    {Element::kF16, 65519.99, 0x7BFF},
+    {Element::kF16, 65520.0, 0x7C00},
+    {Element::kF16, 0x1p-24, 0x0001},
     {Element::kF16, 0x1p-25, 0x0000},      // a tie goes to the even zero
     {Element::kF16, 0x1.8p-24, 0x0002},    // a tie between 1 and 2 goes to 2
     {Element::kF16, 0x1.ff8p-15, 0x03FF},  // the largest subnormal
     {Element::kF16, 0x1.ffcp-15, 0x0400},  // rounds up into the normal numbers
-    {Element::kF16, 1.0 + 0x1p-11, 0x3C00}, {Element::kF16, 1.0 + 0x3p-11, 0x3C02},
-    {Element::kF16, -kInfinity, 0xFC00},    {Element::kBF16, 1.0, 0x3F80},
-    {Element::kBF16, 1.0 + 0x1p-8, 0x3F80}, {Element::kBF16, 1.0 + 0x3p-8, 0x3F82},
-    {Element::kBF16, 3.4e38, 0x7F80},       {Element::kBF16, 0x1p-133, 0x0001},
-    {Element::kBF16, -0x1p-126, 0x8080},    {Element::kF32, 1.0, 0x3F800000},
-    {Element::kF32, 0x1p-149, 0x00000001},  {Element::kF32, 1.0 + 0x1p-24, 0x3F800000},
+    {Element::kF16, 1.0 + 0x1p-11, 0x3C00},
+    {Element::kF16, 1.0 + 0x3p-11, 0x3C02},
+    {Element::kF16, -kInfinity, 0xFC00},
+    {Element::kBF16, 1.0, 0x3F80},
+    {Element::kBF16, 1.0 + 0x1p-8, 0x3F80},
+    {Element::kBF16, 1.0 + 0x3p-8, 0x3F82},
+    {Element::kBF16, 3.4e38, 0x7F80},
+    {Element::kBF16, 0x1p-133, 0x0001},
+    {Element::kBF16, -0x1p-126, 0x8080},
+    {Element::kF32, 1.0, 0x3F800000},
+    {Element::kF32, 0x1p-149, 0x00000001},
+    {Element::kF32, 1.0 + 0x1p-24, 0x3F800000},
+    // The OCP 8-bit formats: e4m3 has no infinity, e5m2 is the upper half of f16.
+    {Element::kFp8E4M3, 1.0, 0x38},
+    {Element::kFp8E4M3, -448.0, 0xFE},
+    {Element::kFp8E4M3, 1e9, 0x7E},
+    {Element::kFp8E4M3, -kInfinity, 0xFE},
+    {Element::kFp8E4M3, 0x1p-9, 0x01},
+    {Element::kFp8E4M3, 0x1p-10, 0x00},  // a tie
+    {Element::kFp8E4M3, 0x1.8p-9, 0x02},
+    {Element::kFp8E4M3, 0x7p-9, 0x07},
+    {Element::kFp8E4M3, 0x1p-6, 0x08},
+    {Element::kFp8E4M3, 17.0, 0x58},  // between 16 and 18
+    {Element::kFp8E4M3, 19.0, 0x5A},
+    {Element::kFp8E4M3, -0.0, 0x80},
+    {Element::kFp8E5M2, 1.0, 0x3C},
+    {Element::kFp8E5M2, 57344.0, 0x7B},
+    {Element::kFp8E5M2, 61440.0, 0x7B},
+    {Element::kFp8E5M2, kInfinity, 0x7B},
+    {Element::kFp8E5M2, 0x1p-16, 0x01},
+    {Element::kFp8E5M2, 0x1p-17, 0x00},
+    {Element::kFp8E5M2, 1.125, 0x3C},
+    {Element::kFp8E5M2, 1.375, 0x3E},
+    {Element::kInt8, 127.4, 0x7F},
+    {Element::kInt8, -1e9, 0x81},
+    {Element::kInt8, 0.5, 0x00},
+    {Element::kInt8, 1.5, 0x02},
+    {Element::kInt8, -1.0, 0xFF},
+    {Element::kInt8, -126.5, 0x82},
+    {Element::kInt8, kInfinity, 0x7F},
 };
 
 TEST(Oracle, EncodesKnownBitPatterns) {
@@ -57,6 +95,27 @@ TEST(Oracle, EverySixteenBitPatternSurvivesTheRoundTrip) {
       }
     }
   }
+}
+
+// A6.2: finite e4m3, e5m2 and int8 caches.
+TEST(Oracle, EveryEightBitPatternSurvivesTheRoundTrip) {
+  for (const Element element : {Element::kFp8E4M3, Element::kFp8E5M2, Element::kInt8}) {
+    for (std::uint32_t bits = 0; bits < 0x100; ++bits) {
+      const double value = oracle::decode(element, bits);
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(oracle::decode(element, oracle::encode(element, value))));
+      } else if (std::isfinite(value) && value != -128.0) {  // which saturation never stores
+        ASSERT_EQ(oracle::encode(element, value), bits);
+      }
+    }
+  }
+  for (std::uint32_t bits = 0; bits < 0x100; ++bits) {
+    const double half = oracle::decode(Element::kF16, bits << 8);
+    const double value = oracle::decode(Element::kFp8E5M2, bits);
+    EXPECT_TRUE(value == half || (std::isnan(value) && std::isnan(half))) << bits;
+    EXPECT_EQ(std::isnan(oracle::decode(Element::kFp8E4M3, bits)), (bits & 0x7F) == 0x7F);
+  }
+  EXPECT_EQ(oracle::encode(Element::kInt8, std::numeric_limits<double>::quiet_NaN()), 0U);
 }
 
 TEST(Oracle, SinglePrecisionAgreesWithTheCompiler) {

@@ -9,11 +9,12 @@ namespace oracle {
 namespace {
 
 /// A binary floating-point format: significant bits (the hidden one included), exponent bias,
-/// width.
+/// width, largest number and whether that stands for all that exceeds it.
 struct Format {
   int precision, bias, width;
+  double largest;
+  bool saturates = false;
   int smallest_exponent() const { return 2 - bias - precision; }  // of the last subnormal bit
-  double largest() const { return std::ldexp(2.0 - std::ldexp(1.0, 1 - precision), bias); }
   std::uint32_t exponent_mask() const {
     return ((std::uint32_t{1} << (width - precision)) - 1) << (precision - 1);
   }
@@ -22,13 +23,19 @@ struct Format {
 Format format_of(Element element) {
   switch (element) {
     case Element::kF32:
-      return {24, 127, 32};
+      break;
     case Element::kF16:
-      return {11, 15, 16};
+      return {11, 15, 16, 65504.0};
     case Element::kBF16:
-      return {8, 127, 16};
+      return {8, 127, 16, 0x1.FEp127};
+    case Element::kFp8E4M3:
+      return {4, 7, 8, 448.0, true};
+    case Element::kFp8E5M2:
+      return {3, 15, 8, 57344.0, true};
+    case Element::kInt8:  // the last bit is worth 1 everywhere
+      return {8, -6, 8, 127.0, true};
   }
-  return {24, 127, 32};
+  return {24, 127, 32, 0x1.FFFFFEp127};
 }
 
 /// Half a unit in the last place of `value` in the element type: what one rounding may cost.
@@ -41,72 +48,102 @@ double half_ulp(Element element, double value) {
 
 /// One query row of one head: the plain softmax over the keys it sees.
 struct Row {
+  std::vector<std::int32_t> keys;  // positions
   std::vector<double> logits;      // [keys]
-  std::vector<double> logit_size;  // [keys], scale * sum of |q * k|: what f32 rounding scales with
-  double largest = -std::numeric_limits<double>::infinity();
+  std::vector<double>
+      logit_size;  // [keys], sum of the absolute terms: what f32 rounding scales with
+  double sink = -std::numeric_limits<double>::infinity();
+  double largest = -std::numeric_limits<double>::infinity();  // of logits and sink
 };
 
+/// One query token of one request and head.
 struct Cursor {
   const AttentionCase& call;
-  std::int32_t request, kv_head;
+  std::int32_t request, token, position, head;
+  std::int32_t kv_head() const { return head / (call.num_heads / call.num_kv_heads); }
+  std::size_t row_of(std::int32_t p) const {
+    const auto r = static_cast<std::size_t>(request);
+    if (call.block_size == 0) {
+      return static_cast<std::size_t>(call.key_start_loc[r]) + static_cast<std::size_t>(p);
+    }
+    const auto page = r * static_cast<std::size_t>(call.max_blocks) +
+                      static_cast<std::size_t>(p / call.block_size);
+    return static_cast<std::size_t>(call.block_table[page]) *
+               static_cast<std::size_t>(call.block_size) +
+           static_cast<std::size_t>(p % call.block_size);
+  }
   /// Index of element 0 of the key or value of position `p`.
   std::size_t at(std::int32_t p) const {
-    const auto page =
-        static_cast<std::size_t>(request) * static_cast<std::size_t>(call.max_blocks) +
-        static_cast<std::size_t>(p / call.block_size);
-    const auto slot = static_cast<std::size_t>(call.block_table[page]) *
-                          static_cast<std::size_t>(call.block_size) +
-                      static_cast<std::size_t>(p % call.block_size);
-    return (slot * static_cast<std::size_t>(call.num_kv_heads) +
-            static_cast<std::size_t>(kv_head)) *
+    return (row_of(p) * static_cast<std::size_t>(call.num_kv_heads) +
+            static_cast<std::size_t>(kv_head())) *
            static_cast<std::size_t>(call.head_size);
+  }
+  bool sees(std::int32_t p) const {
+    if (call.causal && p > position) return false;
+    if (call.window_left >= 0 && std::int64_t{position} - p > call.window_left) return false;
+    if (call.window_right >= 0 && std::int64_t{p} - position > call.window_right) return false;
+    if (call.chunk > 0 && p / call.chunk != position / call.chunk) return false;
+    if (call.custom_mask.empty()) return true;
+    return call.custom_mask[static_cast<std::size_t>(token * call.custom_mask_stride + p)] != 0;
   }
 };
 
-Row score(const AttentionCase& call, const double* query, const Cursor& cursor,
-          std::int32_t num_keys) {
+Row score(const double* query, const Cursor& cursor, std::int32_t seq_len) {
+  const AttentionCase& call = cursor.call;
+  const auto head = static_cast<std::size_t>(cursor.head);
   Row row;
-  for (std::int32_t p = 0; p < num_keys; ++p) {
+  for (std::int32_t p = 0; p < seq_len; ++p) {
+    if (!cursor.sees(p)) continue;
     const double* key = &call.key_cache[cursor.at(p)];
     double dot = 0, size = 0;
     for (std::int32_t d = 0; d < call.head_size; ++d) {
       dot += query[d] * key[d];
       size += std::abs(query[d] * key[d]);
     }
-    row.logits.push_back(call.scale * dot);
-    row.logit_size.push_back(std::abs(call.scale) * size);
-    row.largest = std::max(row.largest, call.scale * dot);
+    double logit = call.scale * dot;
+    size *= std::abs(call.scale);
+    if (call.soft_cap > 0) logit = call.soft_cap * std::tanh(logit / call.soft_cap);
+    if (!call.alibi_slopes.empty()) {
+      const double bias = call.alibi_slopes[head] * (p - cursor.position);
+      logit += bias;
+      size += std::abs(bias);
+    }
+    row.keys.push_back(p);
+    row.logits.push_back(logit);
+    row.logit_size.push_back(size);
+    row.largest = std::max(row.largest, logit);
   }
+  if (!call.sinks.empty()) row.sink = call.sinks[head];
+  row.largest = std::max(row.largest, row.sink);
   return row;
 }
 
 /// Writes out and bound of one row and returns its LSE.
-double attend(const AttentionCase& call, const Row& row, const Cursor& cursor, Element element,
-              double* out, double* bound) {
+double attend(const Row& row, const Cursor& cursor, Element element, double* out, double* bound) {
   constexpr double kEpsilon = 0x1p-24;  // half an ulp of f32, relative
-  const auto num_keys = static_cast<std::int32_t>(row.logits.size());
+  const AttentionCase& call = cursor.call;
+  if (std::isinf(row.largest) && row.largest < 0) return row.largest;  // no key, no sink
   std::vector<double> weight(row.logits.size()), rounded(row.logits.size());
-  double sum = 0;
+  double sum = std::exp(row.sink - row.largest);
   for (std::size_t j = 0; j < weight.size(); ++j) {
     weight[j] = std::exp(row.logits[j] - row.largest);
     rounded[j] = round_to(element, weight[j]);
     sum += weight[j];
   }
   const double logit_terms = 4 + std::sqrt(static_cast<double>(call.head_size));
-  const double sum_terms = 8 + std::sqrt(static_cast<double>(num_keys));
+  const double sum_terms = 8 + std::sqrt(static_cast<double>(row.keys.size()));
   for (std::int32_t d = 0; d < call.head_size; ++d) {
     double exact = 0, low = 0, size = 0;
-    for (std::int32_t p = 0; p < num_keys; ++p) {
-      const double value = call.value_cache[cursor.at(p) + static_cast<std::size_t>(d)];
-      exact += weight[static_cast<std::size_t>(p)] * value / sum;
-      low += rounded[static_cast<std::size_t>(p)] * value / sum;
-      size += weight[static_cast<std::size_t>(p)] * std::abs(value) / sum;
+    for (std::size_t j = 0; j < weight.size(); ++j) {
+      const double value = call.value_cache[cursor.at(row.keys[j]) + static_cast<std::size_t>(d)];
+      exact += weight[j] * value / sum;
+      low += rounded[j] * value / sum;
+      size += weight[j] * std::abs(value) / sum;
     }
     // An error dx of a logit moves the result by p * |value - out| * dx.
     double logit_error = 0;
-    for (std::int32_t p = 0; p < num_keys; ++p) {
-      const auto j = static_cast<std::size_t>(p);
-      const double value = call.value_cache[cursor.at(p) + static_cast<std::size_t>(d)];
+    for (std::size_t j = 0; j < weight.size(); ++j) {
+      const double value = call.value_cache[cursor.at(row.keys[j]) + static_cast<std::size_t>(d)];
       const double shift = 2 * (row.largest - row.logits[j]) + std::abs(row.largest);
       logit_error +=
           weight[j] / sum * std::abs(value - exact) * (logit_terms * row.logit_size[j] + shift);
@@ -121,21 +158,29 @@ double attend(const AttentionCase& call, const Row& row, const Cursor& cursor, E
 }  // namespace
 
 double round_to(Element element, double value) {
-  if (value == 0 || !std::isfinite(value)) return value;
+  if (std::isnan(value)) return element == Element::kInt8 ? 0.0 : value;
+  if (value == 0) return value;
   const Format format = format_of(element);
+  const double beyond = format.saturates ? format.largest : std::numeric_limits<double>::infinity();
+  if (std::isinf(value)) return std::copysign(beyond, value);
   int exponent = 0;
   std::frexp(value, &exponent);
   const int last_bit = std::max(exponent - format.precision, format.smallest_exponent());
   const double result = std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
-  if (std::abs(result) <= format.largest()) return result;
-  return std::copysign(std::numeric_limits<double>::infinity(), value);
+  return std::abs(result) <= format.largest ? result : std::copysign(beyond, value);
 }
 
 std::uint32_t encode(Element element, double value) {
+  if (element == Element::kInt8) {
+    return static_cast<std::uint8_t>(static_cast<std::int8_t>(round_to(element, value)));
+  }
   const Format format = format_of(element);
   const std::uint32_t sign = std::signbit(value) ? std::uint32_t{1} << (format.width - 1) : 0;
   const std::uint32_t exponents = format.exponent_mask();
-  if (std::isnan(value)) return sign | exponents | (std::uint32_t{1} << (format.precision - 2));
+  if (std::isnan(value)) {
+    if (format.saturates) return sign | 0x7F;  // e4m3 has no other
+    return sign | exponents | (std::uint32_t{1} << (format.precision - 2));
+  }
   const double size = std::abs(round_to(element, value));
   if (std::isinf(size)) return sign | exponents;
   if (size == 0) return sign;
@@ -150,11 +195,16 @@ std::uint32_t encode(Element element, double value) {
 }
 
 double decode(Element element, std::uint32_t bits) {
+  if (element == Element::kInt8) return static_cast<std::int8_t>(bits);
   const Format format = format_of(element);
   const std::uint32_t exponents = format.exponent_mask();
-  const std::uint32_t mantissa = bits & ((std::uint32_t{1} << (format.precision - 1)) - 1);
+  const std::uint32_t mantissas = (std::uint32_t{1} << (format.precision - 1)) - 1;
+  const std::uint32_t mantissa = bits & mantissas;
   const double sign = (bits >> (format.width - 1) & 1U) != 0 ? -1.0 : 1.0;
-  if ((bits & exponents) == exponents) {
+  const bool last_binade = (bits & exponents) == exponents;
+  if (last_binade && element == Element::kFp8E4M3) {  // numbers, but for the last
+    if (mantissa == mantissas) return std::numeric_limits<double>::quiet_NaN();
+  } else if (last_binade) {
     return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
                          : std::numeric_limits<double>::quiet_NaN();
   }
@@ -170,7 +220,6 @@ AttentionResult attention(const AttentionCase& call, Element element) {
   result.bound.assign(call.query.size(), 0.0);
   const auto head_size = static_cast<std::size_t>(call.head_size);
   result.lse.assign(call.query.size() / head_size, -std::numeric_limits<double>::infinity());
-  const std::int32_t group = call.num_heads / call.num_kv_heads;
   const auto num_reqs = static_cast<std::int32_t>(call.seq_lens.size());
   for (std::int32_t r = 0; r < num_reqs; ++r) {
     const std::int32_t begin = call.query_start_loc[static_cast<std::size_t>(r)];
@@ -178,13 +227,12 @@ AttentionResult attention(const AttentionCase& call, Element element) {
     const std::int32_t seq_len = call.seq_lens[static_cast<std::size_t>(r)];
     for (std::int32_t token = begin; token < end; ++token) {
       const std::int32_t position = seq_len - (end - begin) + (token - begin);
-      const std::int32_t num_keys = call.causal ? std::min(position + 1, seq_len) : seq_len;
-      for (std::int32_t head = 0; head < call.num_heads && num_keys > 0; ++head) {
+      for (std::int32_t head = 0; head < call.num_heads; ++head) {
         const auto at = static_cast<std::size_t>(token) * static_cast<std::size_t>(call.num_heads) +
                         static_cast<std::size_t>(head);
-        const Cursor cursor{call, r, head / group};
-        const Row row = score(call, &call.query[at * head_size], cursor, num_keys);
-        result.lse[at] = attend(call, row, cursor, element, &result.out[at * head_size],
+        const Cursor cursor{call, r, token, position, head};
+        const Row row = score(&call.query[at * head_size], cursor, seq_len);
+        result.lse[at] = attend(row, cursor, element, &result.out[at * head_size],
                                 &result.bound[at * head_size]);
       }
     }

@@ -7,7 +7,8 @@
 /// Shares no code with the library; not even its element conversions.
 namespace oracle {
 
-enum class Element : std::uint8_t { kF32, kF16, kBF16 };
+/// The last three are the 8-bit types of caches: they saturate, infinities too.
+enum class Element : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8 };
 
 /// One attention call over a paged cache, all values already widened to double from their stored
 /// (rounded) form.
@@ -19,6 +20,17 @@ struct AttentionCase {
   std::vector<std::int32_t> seq_lens;         // [num_reqs]
   std::vector<std::int32_t> block_table;      // [num_reqs, max_blocks]
   std::int64_t max_blocks = 0;
+  // Logit options; the defaults are none. Order: scale, soft cap, ALiBi, masks, sink.
+  double soft_cap = 0;
+  std::int32_t window_left = -1, window_right = -1;  // reach in tokens, -1 = unbounded
+  std::int32_t chunk = 0;                            // a query sees its own aligned chunk only
+  std::vector<double> alibi_slopes;                  // [num_heads]
+  std::vector<double> sinks;                         // [num_heads]
+  std::vector<std::uint8_t> custom_mask;             // [tokens, custom_mask_stride], 1 = may attend
+  std::int64_t custom_mask_stride = 0;
+  // block_size 0: request r's keys are the rows key_start_loc[r] … of key_cache and value_cache.
+  std::vector<std::int32_t> key_start_loc;
+
   std::vector<double> query;        // [tokens, num_heads, head_size]
   std::vector<double> key_cache;    // [num_blocks, block_size, num_kv_heads, head_size]
   std::vector<double> value_cache;  // same
@@ -36,8 +48,8 @@ struct AttentionResult {
 /// |kernel - out| <= 2 * bound + floor (FlashAttention's rule).
 AttentionResult attention(const AttentionCase& call, Element element);
 
-/// Rounds to the element type (nearest even) and widens again; NaN stays NaN, f16 overflows to
-/// infinity.
+/// Rounds to the element type (nearest even) and widens again; NaN stays NaN (int8: 0), f16
+/// overflows to infinity, the 8-bit types saturate (e4m3 at 448, e5m2 at 57344, int8 at 127).
 double round_to(Element element, double value);
 /// Bit pattern of a value in the element type, in the low bits; and back.
 std::uint32_t encode(Element element, double value);
