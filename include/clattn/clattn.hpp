@@ -3,6 +3,7 @@
 /// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
 
 #include <clattn/attention.hpp>
+#include <clattn/cache_ops.hpp>
 #include <clattn/ceilings.hpp>
 #include <clattn/context.hpp>
 #include <clattn/device.hpp>
@@ -10,5 +11,6 @@
 #include <clattn/flashinfer.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/metadata.hpp>
+#include <clattn/mla.hpp>
 #include <clattn/types.hpp>
 #include <clattn/xformers.hpp>
