@@ -20,16 +20,6 @@ std::int64_t num_slots(std::int64_t num_blocks, std::int32_t block_size) {
   return checked_mul(num_blocks, std::int64_t{block_size}, "cache: slots");
 }
 
-void check_slots(const SlotSource& slots) {
-  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
-  if (slots.offset_bytes % sizeof(std::int64_t) != 0) {
-    throw_invalid("slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
-  }
-  if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
-    throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
-  }
-}
-
 KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
                          const TensorRef& value) {
   const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
@@ -89,6 +79,16 @@ void finish(KernelLease& lease, const BuiltKernel& kernel, const KernelShape& sh
 }
 
 }  // namespace
+
+void check_slots(const SlotSource& slots) {
+  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
+  if (slots.offset_bytes % sizeof(std::int64_t) != 0) {
+    throw_invalid("slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
+  }
+  if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
+    throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
+  }
+}
 
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name) {
