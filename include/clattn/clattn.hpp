@@ -3,6 +3,7 @@
 /// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
 
 #include <clattn/attention.hpp>
+#include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/ceilings.hpp>
 #include <clattn/context.hpp>
@@ -14,6 +15,7 @@
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer_parameters.hpp>
 #include <clattn/metadata.hpp>
+#include <clattn/mla.hpp>
 #include <clattn/page.hpp>
 #include <clattn/reorder.hpp>
 #include <clattn/spec_decode.hpp>

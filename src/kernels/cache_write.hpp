@@ -12,6 +12,8 @@ struct SlotSource {
   std::size_t offset_bytes = 0;
   std::int64_t num_tokens = 0;
 };
+/// Throws kInvalidArgument without a buffer and for an illegal offset or number of tokens.
+void check_slots(const SlotSource& slots);
 
 /// Throws kInvalidArgument unless the cache's scales, if any, are as large as its heads ask.
 void check_scales(const KVCache& cache);

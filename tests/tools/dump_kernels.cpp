@@ -34,10 +34,16 @@ constexpr std::array kShapes = {
     ShapeRow{256, 16, DType::kF32, DType::kF32}, ShapeRow{72, 5, DType::kBF16, DType::kF16},
     ShapeRow{8, 1, DType::kF32, DType::kBF16},
 };
+// Of cache writes besides.
+constexpr std::array kQuantizedShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3},
+    ShapeRow{64, 16, DType::kBF16, DType::kFp8E5M2},
+    ShapeRow{16, 5, DType::kF32, DType::kInt8},
+};
 
 KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   const std::int32_t group = variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
-  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype};
+  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype, {}};
 }
 
 void write(const std::filesystem::path& path, const std::string& text) {
@@ -59,13 +65,16 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   clattn::DeviceCapabilities device;
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
-  for (const ShapeRow& row : kShapes) {
+  const auto dump_shape = [&](const ShapeRow& row) {
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
     const std::string name =
         fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
                     clattn::to_string(row.cache_dtype));
     write_kernel(directory, name, source.file, source.options, cpu ? "cpu" : "gpu");
-  }
+  };
+  for (const ShapeRow& row : kShapes) dump_shape(row);
+  if (variant.role != Role::kCacheWrite && variant.role != Role::kCacheWritePacked) return;
+  for (const ShapeRow& row : kQuantizedShapes) dump_shape(row);
 }
 
 /// Kernels that no variant row names. The sub-group probe is not among them: not compiling is an
@@ -79,6 +88,29 @@ struct Extra {
 constexpr std::array kExtras = {
     Extra{"ceilings__vec", "ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
+    // The cache operations: one code in groups of 1 and of 128; types and units at both ends.
+    Extra{"copy_blocks__vec", "copy_blocks.cl", "-DCLA_WG_SIZE=1 -DCLA_COPY_BYTES=16", "cpu"},
+    Extra{"copy_blocks__wg128", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16", "gpu"},
+    Extra{"copy_blocks__wg128_bytes", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=1",
+          "gpu"},
+    Extra{"merge_attn_states__vec", "merge_attn_states.cl",
+          "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=0", "cpu"},
+    Extra{"merge_attn_states__wg128", "merge_attn_states.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=0", "gpu"},
+    Extra{"merge_attn_states__wg128_log2", "merge_attn_states.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=1", "gpu"},
+    Extra{"mla_cache__vec", "mla_cache.cl", "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0",
+          "cpu"},
+    Extra{"mla_cache__wg128_bf16", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=2", "gpu"},
+    Extra{"mla_cache__wg128_e4m3", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=3", "gpu"},
+    Extra{"mla_cache__wg128_e5m2", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=4", "gpu"},
+    Extra{"mla_cache__wg128_int8", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=5", "gpu"},
+    Extra{"advance_step__vec", "advance_step.cl", "-DCLA_WG_SIZE=1", "cpu"},
+    Extra{"advance_step__wg128", "advance_step.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"selftest__local", "selftest.cl",
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",
