@@ -29,7 +29,7 @@
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
-   Local memory: 29 KiB with 64 rows, 32 keys and 256 work-items.
+   Local memory: 27 KiB with 64 rows, 32 keys and 256 work-items; 47 KiB with 128 rows and 512.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #include "lib/attention.clh"
@@ -52,7 +52,7 @@
 
 /* Strides of local tiles, in float4. An odd one spreads lanes that read a column over all banks. */
 #define CLA_QK_STRIDE (CLA_DIMS_QK / 4 + 1)
-#define CLA_P_STRIDE (CLA_BLOCK_KV / 4 + 1)
+#define CLA_P_STRIDE (CLA_BLOCK_KV / 4 + (CLA_BLOCK_ROWS <= 64)) /* 128 rows fit 48 KiB without */
 #define CLA_V_STRIDE CLA_COLUMNS
 #define CLA_QK_QUADS ((CLA_BLOCK_ROWS + CLA_BLOCK_KV) * CLA_QK_STRIDE)
 #define CLA_V_QUADS (CLA_BLOCK_KV * CLA_V_STRIDE)

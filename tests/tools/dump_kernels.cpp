@@ -46,9 +46,15 @@ constexpr std::array kShapes = {
     ShapeRow{72, 0, DType::kBF16, DType::kBF16, kAllOptions},
 };
 
+/// Decode tiles are filled; the widest prefill tiles serve groups that no smaller one holds.
+std::int32_t group_for(const Variant& variant) {
+  if (variant.role == Role::kDecode) return std::min(variant.block_rows, 8);
+  return variant.family != KernelFamily::kCpu && variant.block_rows > 64 ? 71 : 4;
+}
+
 KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
-  const std::int32_t group = variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
-  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype, row.options};
+  return {group_for(variant), 1,          row.head_size, row.block_size, row.dtype,
+          row.cache_dtype,    row.options};
 }
 
 void write(const std::filesystem::path& path, const std::string& text) {
