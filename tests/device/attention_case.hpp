@@ -35,6 +35,7 @@ struct CaseSpec {
   bool last_token_overflows =
       false;                  ///< each request's newest K and V are inf, seen by its last row only
   double mask_density = 0.6;  ///< share of keys that config.custom_mask leaves visible
+  bool unseen_is_nan = false;  ///< keys and values of requests that none of their queries may see
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double sharpness = 1.0;        ///< standard deviation of the query's elements
   std::uint32_t page_seed = 1;   ///< where the pages lie; must not change any bit of the result
