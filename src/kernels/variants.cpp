@@ -189,10 +189,9 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.work_group_size, vec, variant.family == KernelFamily::kGpuPtx ? 1 : 0, x,
       prefetch ? 1 : 0);
   options += option_macros(shape.options, variant.role);
-  // On PoCL 5.0 most of these kernels are wrong when optimised and right when not, on one thread
-  // too; on an H200 and under oclgrind they are right. Whether PoCL or a fault of ours that those
-  // do not show is to blame is not known. On a CPU these families only serve comparison, so right
-  // comes before fast.
+  // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
+  // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources
+  // right. On a CPU these families only serve comparison, so right comes before fast.
   if (!cpu && capabilities.kind == DeviceKind::kCpu) options += " -cl-opt-disable";
   return {std::string(variant.file), std::string(variant.entry), std::move(options)};
 }
