@@ -24,8 +24,19 @@ struct PlannerDefaults {
 constexpr PlannerDefaults kGpuPlan{4, 256, ItemOrder::kHeavyFirst};
 constexpr PlannerDefaults kCpuPlan{16, 32, ItemOrder::kLightFirst};
 
-bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
-  return variant.role != Role::kDecode || variant.block_rows >= shape.group();
+/// Decode tiles hold all query heads of a KV head. A GPU's tile of more than 64 rows fills its
+/// registers, which pays only where half the rows would read the keys of a KV head more often.
+bool tile_suits_group(const Variant& variant, const KernelShape& shape) {
+  if (variant.role == Role::kDecode) return variant.block_rows >= shape.group();
+  const bool large = variant.family != KernelFamily::kCpu && variant.block_rows > 64;
+  return !large || shape.group() > variant.block_rows / 2;
+}
+
+/// Whether a smaller tile would read the keys of a KV head more often than a larger one.
+bool reads_more(const Variant& variant, const KernelShape& shape,
+                const std::vector<BuiltKernel>& larger) {
+  return !larger.empty() &&
+         head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
 }
 
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
@@ -36,7 +47,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
   for (const KernelFamily rung : family_ladder(family, capabilities)) {
     for (const Variant& variant : variants()) {
       if (variant.role != role || variant.family != rung || built.size() == most) continue;
-      if (!tile_holds_group(variant, shape)) continue;
+      if (!tile_suits_group(variant, shape) || reads_more(variant, shape, built)) continue;
       const auto reasons = why_not(variant, capabilities);
       if (!reasons.empty()) {
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));
@@ -95,15 +106,13 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
     throw_unsupported("no prefill kernel fits this device: {}", fmt::join(rejected, "; "));
   }
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
-  // is kept only where it takes queries that the decode kernel does not and holds a KV head's query
-  // heads as well as the larger one: else it would read keys and values more often.
+  // is kept only where it takes queries that the decode kernel does not.
   std::reverse(prefill.begin(), prefill.end());
   for (BuiltKernel& tile : prefill) {
     const bool last = &tile == &prefill.back();
     const bool longer =
         stages.empty() || tile.tiling.item_tokens > stages.back().tiling.item_tokens;
-    const bool reads_once = tile.tiling.head_chunks == prefill.back().tiling.head_chunks;
-    if (last || (longer && reads_once)) stages.push_back(std::move(tile));
+    if (last || longer) stages.push_back(std::move(tile));
   }
   kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
   if (shape.block_size > 0) {

@@ -18,6 +18,7 @@ namespace {
 
 using clattn::DType;
 using clattn::KernelFamily;
+using clattn::detail::KernelOptions;
 using clattn::detail::KernelShape;
 using clattn::detail::Role;
 using clattn::detail::Variant;
@@ -27,12 +28,22 @@ struct ShapeRow {
   std::int32_t block_size;
   DType dtype;
   DType cache_dtype;
+  KernelOptions options = {};
 };
-// Every element type on both sides, head sizes that fill lanes and ones that do not, and odd pages.
+constexpr KernelOptions kAllOptions{
+    .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
+// Every element type on both sides, head sizes that fill lanes and ones that do not, odd pages and
+// none, and every option.
 constexpr std::array kShapes = {
-    ShapeRow{128, 16, DType::kF16, DType::kF16}, ShapeRow{128, 16, DType::kBF16, DType::kBF16},
-    ShapeRow{256, 16, DType::kF32, DType::kF32}, ShapeRow{72, 5, DType::kBF16, DType::kF16},
+    ShapeRow{128, 16, DType::kF16, DType::kF16},
+    ShapeRow{128, 16, DType::kBF16, DType::kBF16},
+    ShapeRow{256, 16, DType::kF32, DType::kF32},
+    ShapeRow{72, 5, DType::kBF16, DType::kF16},
     ShapeRow{8, 1, DType::kF32, DType::kBF16},
+    ShapeRow{64, 1, DType::kF32, DType::kInt8},
+    ShapeRow{64, 16, DType::kF16, DType::kFp8E5M2},
+    ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3, kAllOptions},
+    ShapeRow{72, 0, DType::kBF16, DType::kBF16, kAllOptions},
 };
 // Of cache writes besides.
 constexpr std::array kQuantizedShapes = {
@@ -41,9 +52,15 @@ constexpr std::array kQuantizedShapes = {
     ShapeRow{16, 5, DType::kF32, DType::kInt8},
 };
 
+/// Decode tiles are filled; the widest prefill tiles serve groups that no smaller one holds.
+std::int32_t group_for(const Variant& variant) {
+  if (variant.role == Role::kDecode) return std::min(variant.block_rows, 8);
+  return variant.family != KernelFamily::kCpu && variant.block_rows > 64 ? 71 : 4;
+}
+
 KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
-  const std::int32_t group = variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
-  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype, {}};
+  return {group_for(variant), 1,          row.head_size, row.block_size, row.dtype,
+          row.cache_dtype,    row.options};
 }
 
 void write(const std::filesystem::path& path, const std::string& text) {
@@ -66,10 +83,12 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
   const auto dump_shape = [&](const ShapeRow& row) {
+    const bool attention = variant.role == Role::kDecode || variant.role == Role::kPrefill;
+    if (row.block_size == 0 && !attention) return;  // nothing is written without pages
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
-    const std::string name =
-        fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
-                    clattn::to_string(row.cache_dtype));
+    const std::string name = fmt::format(
+        "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
+        clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file, source.options, cpu ? "cpu" : "gpu");
   };
   for (const ShapeRow& row : kShapes) dump_shape(row);
