@@ -128,6 +128,8 @@ struct PackedKVCache {
   std::int32_t block_size = 0;
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
+  Buffer scales;  ///< as KVCache's
+  bool scales_per_head = false;
 };
 
 /// As reshape_and_cache_flash, into an x-packed cache. head_size must be a multiple of x. vLLM:
