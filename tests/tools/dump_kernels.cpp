@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "kernels/variants.hpp"
 #include "opencl/source.hpp"
@@ -18,6 +19,7 @@ namespace {
 
 using clattn::DType;
 using clattn::KernelFamily;
+using clattn::detail::CacheForm;
 using clattn::detail::KernelShape;
 using clattn::detail::Role;
 using clattn::detail::Variant;
@@ -27,6 +29,7 @@ struct ShapeRow {
   std::int32_t block_size;
   DType dtype;
   DType cache_dtype;
+  std::int32_t rope_dim = 0;
 };
 // Every element type on both sides, head sizes that fill lanes and ones that do not, and odd pages.
 constexpr std::array kShapes = {
@@ -35,9 +38,45 @@ constexpr std::array kShapes = {
     ShapeRow{8, 1, DType::kF32, DType::kBF16},
 };
 
+// Latent rows, and 8-bit caches for the kernels that have tests of their own.
+constexpr std::array kLatentShapes = {
+    ShapeRow{512, 64, DType::kF16, DType::kF16, 64},
+    ShapeRow{512, 64, DType::kBF16, DType::kFp8E4M3, 64},
+    ShapeRow{512, 16, DType::kF32, DType::kF32, 64},
+    ShapeRow{64, 5, DType::kBF16, DType::kInt8, 8},
+};
+constexpr std::array kPackedShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3},
+    ShapeRow{80, 5, DType::kBF16, DType::kFp8E5M2},
+};
+
+std::vector<ShapeRow> rows_for(Role role) {
+  std::vector<ShapeRow> rows;
+  if (role != Role::kMLADecode) rows.assign(kShapes.begin(), kShapes.end());
+  if (role == Role::kMLADecode) rows.assign(kLatentShapes.begin(), kLatentShapes.end());
+  if (role == Role::kMerge) rows.push_back(kLatentShapes.front());
+  if (role == Role::kPackedDecode) {
+    rows.insert(rows.end(), kPackedShapes.begin(), kPackedShapes.end());
+  }
+  return rows;
+}
+
 KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
-  const std::int32_t group = variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
-  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype};
+  const bool latent = variant.role == Role::kMLADecode;
+  std::int32_t group = 4;
+  if (variant.role == Role::kDecode) group = std::min(variant.block_rows, 8);
+  if (latent) group = 16;
+  KernelShape shape;
+  shape.num_heads = group;
+  shape.num_kv_heads = 1;
+  shape.head_size = row.head_size;
+  shape.block_size = row.block_size;
+  shape.dtype = row.dtype;
+  shape.cache_dtype = row.cache_dtype;
+  if (latent) shape.form = CacheForm::kLatent;
+  shape.rope_dim = latent ? row.rope_dim : 0;
+  shape.options.alibi = variant.role == Role::kPackedDecode;
+  return shape;
 }
 
 void write(const std::filesystem::path& path, const std::string& text) {
@@ -59,7 +98,7 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   clattn::DeviceCapabilities device;
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
-  for (const ShapeRow& row : kShapes) {
+  for (const ShapeRow& row : rows_for(variant.role)) {
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
     const std::string name =
         fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
