@@ -222,7 +222,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
-  const uint rows = task.num_heads;
+  const uint rows = task.item.q_count > 0 ? task.num_heads : 0; /* 0: padding of recorded steps */
   const int end = task.item.kv_end;
   __global const int* pages = meta + pages_at + task.item.pages_at;
 

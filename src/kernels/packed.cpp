@@ -184,6 +184,12 @@ std::shared_ptr<const PagedAttention> make_paged_attention(Context& context,
 std::unique_ptr<AttentionMetadataBuilder> make_paged_attention_builder(
     std::shared_ptr<Context> context, const AttentionConfig& config,
     const BuilderOptions& options) {
+  if (options.graph_batch_size > 0) {
+    throw_unsupported(
+        "graph_batch_size is {}, supported by paged_attention: 0 (the number of partitions follows "
+        "the batch)",
+        options.graph_batch_size);
+  }
   auto kernels = checked_kernels(*context, config);
   BuilderOptions narrowed = options;
   narrowed.limits.max_num_batched_tokens =

@@ -39,6 +39,9 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
     return step_.workspace_bytes(batch);
   }
+  bool can_run_in_graph(const CommonAttentionMetadata& batch) const override {
+    return step_.fits_graph(batch);
+  }
   bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                      std::span<std::int32_t> order) const override {
     return reorder_batch_to_split_decodes_and_prefills(num_scheduled_tokens, decode_threshold_,
@@ -63,7 +66,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   };
 
   AttentionConfig config_;
-  std::int32_t decode_threshold_ = 1;
+  std::int32_t decode_threshold_;
   PagedStep step_;
   Fill fill_;
   StepMetadata metadata_;
@@ -74,6 +77,9 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> co
                                                      const AttentionConfig& config,
                                                      const BuilderOptions& options,
                                                      PageTable page_table, Fill fill)
-    : config_(config), step_(std::move(context), config, options, page_table), fill_(fill) {}
+    : config_(config),
+      decode_threshold_(options.decode_threshold),
+      step_(std::move(context), config, options, page_table),
+      fill_(fill) {}
 
 }  // namespace clattn::detail
