@@ -33,7 +33,7 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"swap_blocks", nullptr},
     {"merge_attn_states", nullptr},
     {"concat_and_cache_mla", nullptr},
-    {"mla_decode", nullptr},
+    {"mla_decode", run_mla_decode},
     {"make_local_attention_virtual_batches", run_local_virtual_batches},
     {"advance_step", nullptr},
 }};

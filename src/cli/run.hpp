@@ -25,6 +25,7 @@ using Operation = void (*)(CaseFile& file, const RunOptions& options, CaseOutput
 
 void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);

@@ -1,6 +1,7 @@
 // Latent decode against the oracle: MLA is attention whose keys and values are the same rows, of
 // which the output keeps the latent part.
 #include <clattn/mla.hpp>
+#include <utility>
 
 #include "device/runtime_fixture.hpp"
 #include "device/step_case.hpp"
@@ -284,6 +285,19 @@ INSTANTIATE_TEST_SUITE_P(Families, MLA, testing::Values(KernelFamily::kAuto, Ker
                          [](const auto& tested) {
                            return std::string(clattn::to_string(tested.param));
                          });
+
+/// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
+TEST(Tiny, LatentRows) {
+  Case c = small_case();
+  c.config.num_heads = 5;
+  c.config.kv_lora_rank = 16;
+  c.config.rope_dim = 8;
+  c.config.block_size = 3;
+  c.config.kernel_family = KernelFamily::kGpu;
+  c.requests = {{1, 12}, {0, 0}, {2, 3}};
+  c.num_splits = 2;
+  for (const auto& context : all_contexts()) run(context, c);
+}
 
 /// The error of making or running something illegal names the field, its value and what is legal.
 TEST(MLARefusals, NameFieldValueAndRange) {

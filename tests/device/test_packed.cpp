@@ -268,6 +268,21 @@ INSTANTIATE_TEST_SUITE_P(Families, Packed, testing::Values(KernelFamily::kAuto, 
                            return std::string(clattn::to_string(tested.param));
                          });
 
+/// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
+TEST(Tiny, PackedCache) {
+  Case c = small_case();
+  c.config.num_heads = 3;
+  c.config.num_kv_heads = 1;
+  c.config.head_size = 16;
+  c.config.kernel_family = KernelFamily::kGpu;
+  c.seq_lens = {18, 0, 1};
+  c.num_splits = 2;
+  for (const std::int32_t block_size : {3, 8}) {
+    c.config.block_size = block_size;
+    for (const auto& context : all_contexts()) run(context, c);
+  }
+}
+
 TEST(PackedChooser, A6_7) {
   EXPECT_TRUE(clattn::use_paged_attention_v1(0, 0, 1));
   EXPECT_TRUE(clattn::use_paged_attention_v1(512, 1, 1));
