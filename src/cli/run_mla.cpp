@@ -158,7 +158,7 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
   const auto context = Context::create(options.device);
   const MLAOutcome outcome = execute(context, call);
 
-  const std::size_t heads = static_cast<std::size_t>(call.config.num_heads);
+  const auto heads = static_cast<std::size_t>(call.config.num_heads);
   const std::size_t row = heads * static_cast<std::size_t>(call.config.kv_lora_rank);
   const std::size_t requests = call.batch.seq_lens.size();
   std::vector<float> out(requests * row, 0.0F);

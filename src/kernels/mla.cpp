@@ -13,11 +13,9 @@
 #include "kernels/paged_rules.hpp"
 #include "kernels/step_launch.hpp"
 
-namespace clattn {
+namespace clattn::detail {
 
 namespace {
-
-using namespace detail;
 
 constexpr std::int32_t kMaxHeads = 4096;  // as other backends: work-group counts stay below 2^31
 
@@ -128,13 +126,17 @@ std::shared_ptr<const AttentionKernels> checked_kernels(Context& context, const 
 
 }  // namespace
 
+}  // namespace clattn::detail
+
+namespace clattn {
+
 std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
                                                     const DeviceCapabilities* capabilities) {
   struct Field {
     std::string_view name;
     std::int32_t value, low, high, step;
   };
-  const Field fields[] = {{"num_heads", config.num_heads, 1, kMaxHeads, 1},
+  const Field fields[] = {{"num_heads", config.num_heads, 1, detail::kMaxHeads, 1},
                           {"kv_lora_rank", config.kv_lora_rank, 16, 512, 16},
                           {"rope_dim", config.rope_dim, 8, 64, 8},
                           {"block_size", config.block_size, 1, 1 << 24, 1}};
@@ -153,8 +155,8 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
     reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
   }
   if (capabilities == nullptr) return reasons;
-  for (const Role role : {Role::kMLADecode, Role::kMerge}) {
-    if (any_variant_runs(role, config.kernel_family, *capabilities)) continue;
+  for (const detail::Role role : {detail::Role::kMLADecode, detail::Role::kMerge}) {
+    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
     reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
                                   to_string(config.kernel_family), capabilities->name));
   }
@@ -162,15 +164,15 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
 }
 
 std::shared_ptr<const MLAImpl> make_mla_impl(Context& context, const MLAConfig& config) {
-  return std::make_shared<PagedMLAImpl>(config, checked_kernels(context, config));
+  return std::make_shared<detail::PagedMLAImpl>(config, detail::checked_kernels(context, config));
 }
 
 std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Context> context,
                                                            const MLAConfig& config,
                                                            const BuilderOptions& options) {
-  auto kernels = checked_kernels(*context, config);
-  return std::make_unique<PagedMetadataBuilder<AttentionMetadata>>(
-      std::move(context), std::move(kernels), StepRules{}, options,
+  auto kernels = detail::checked_kernels(*context, config);
+  return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
+      std::move(context), std::move(kernels), detail::StepRules{}, options,
       std::numeric_limits<std::int32_t>::max());
 }
 

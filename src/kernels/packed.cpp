@@ -14,11 +14,9 @@
 #include "kernels/paged_rules.hpp"
 #include "kernels/step_launch.hpp"
 
-namespace clattn {
+namespace clattn::detail {
 
 namespace {
-
-using namespace detail;
 
 constexpr std::string_view kName = "paged_attention";
 constexpr std::int32_t kMostKeysOfV1 = 8192;
@@ -147,18 +145,23 @@ std::shared_ptr<const AttentionKernels> checked_kernels(Context& context,
 
 }  // namespace
 
+}  // namespace clattn::detail
+
+namespace clattn {
+
 bool use_paged_attention_v1(std::int32_t max_seq_len, std::int32_t num_seqs,
                             std::int32_t num_heads) {
-  const std::int32_t partitions = ceil_div(std::max(max_seq_len, 0), kPagedAttentionPartitionSize);
-  return max_seq_len <= kMostKeysOfV1 &&
-         (partitions <= 1 || std::int64_t{num_seqs} * num_heads > kRowsThatFillADevice);
+  const std::int32_t partitions =
+      detail::ceil_div(std::max(max_seq_len, 0), kPagedAttentionPartitionSize);
+  return max_seq_len <= detail::kMostKeysOfV1 &&
+         (partitions <= 1 || std::int64_t{num_seqs} * num_heads > detail::kRowsThatFillADevice);
 }
 
 std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                                                   const DeviceCapabilities* capabilities) {
   std::vector<std::string> reasons;
-  append_common_reasons(config, nullptr, reasons);
-  append_missing_options(config, reasons);
+  detail::append_common_reasons(config, nullptr, reasons);
+  detail::append_missing_options(config, reasons);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(config.cache_dtype()));
   if (config.head_size % x != 0) {
     reasons.push_back(
@@ -167,8 +170,8 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                     config.head_size, to_string(config.cache_dtype()), x));
   }
   if (capabilities == nullptr) return reasons;
-  for (const Role role : {Role::kPackedDecode, Role::kMerge}) {
-    if (any_variant_runs(role, config.kernel_family, *capabilities)) continue;
+  for (const detail::Role role : {detail::Role::kPackedDecode, detail::Role::kMerge}) {
+    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
     reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
                                   to_string(config.kernel_family), capabilities->name));
   }
@@ -177,27 +180,28 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
 
 std::shared_ptr<const PagedAttention> make_paged_attention(Context& context,
                                                            const AttentionConfig& config) {
-  return std::make_shared<PackedPagedAttention>(context.runtime(), config,
-                                                checked_kernels(context, config));
+  return std::make_shared<detail::PackedPagedAttention>(context.runtime(), config,
+                                                        detail::checked_kernels(context, config));
 }
 
 std::unique_ptr<AttentionMetadataBuilder> make_paged_attention_builder(
     std::shared_ptr<Context> context, const AttentionConfig& config,
     const BuilderOptions& options) {
   if (options.graph_batch_size > 0) {
-    throw_unsupported(
+    detail::throw_unsupported(
         "graph_batch_size is {}, supported by paged_attention: 0 (the number of partitions follows "
         "the batch)",
         options.graph_batch_size);
   }
-  auto kernels = checked_kernels(*context, config);
+  auto kernels = detail::checked_kernels(*context, config);
   BuilderOptions narrowed = options;
   narrowed.limits.max_num_batched_tokens =
       std::min(options.limits.max_num_batched_tokens, options.limits.max_num_reqs);
   // As in cross attention, lengths and queries are independent: a request without keys may ask.
-  const StepRules rules{
-      .attn_type = AttentionType::kEncoderDecoder, .window = {}, .split = split_as_the_original};
-  return std::make_unique<PagedMetadataBuilder<AttentionMetadata>>(
+  const detail::StepRules rules{.attn_type = AttentionType::kEncoderDecoder,
+                                .window = {},
+                                .split = detail::split_as_the_original};
+  return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
       std::move(context), std::move(kernels), rules, narrowed,
       std::numeric_limits<std::int32_t>::max());
 }

@@ -22,6 +22,7 @@ struct Case {
   std::vector<Request> requests;
   std::int32_t num_splits = 0;
   std::int64_t query_padding = 0;
+  std::int32_t graph_batch_size = 0;  ///< of recorded steps, whose plans are padded
   double cache_scale = 1.0;           ///< quantized caches: real = stored * cache_scale
   bool last_token_overflows = false;  ///< each request's newest row is inf, seen by its last query
 };
@@ -126,7 +127,10 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   FencedOutput lse(*context, queue, DType::kF32, num_rows, 0);
 
   const auto impl = clattn::make_mla_impl(*context, c.config);
-  const auto builder = clattn::make_mla_builder(context, c.config, layout.options(c.num_splits));
+  clattn::BuilderOptions options = layout.options(c.num_splits);
+  options.graph_batch_size = c.graph_batch_size;
+  options.decode_threshold = 4;
+  const auto builder = clattn::make_mla_builder(context, c.config, options);
   const auto& metadata = builder->build(queue, layout.batch());
   const std::int64_t stride = std::int64_t{c.config.num_heads} * truth.head_size + c.query_padding;
   std::vector<clattn::LaunchRecord> launches;
@@ -248,6 +252,13 @@ TEST_P(MLA, StridedQueriesAndAnEmptyBatch) {
   c.requests = {{0, 0}, {0, 7}};
   check(c);
   c.requests = {};
+  check(c);
+}
+
+TEST_P(MLA, PaddingOfRecordedStepsWritesNothing) {
+  Case c = small_case();
+  c.graph_batch_size = 8;
+  c.requests = {{1, 40}, {0, 0}, {4, 30}, {1, 200}};
   check(c);
 }
 

@@ -321,6 +321,13 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
   const auto attention = clattn::make_paged_attention(*context, c.config);
   const auto builder = clattn::make_paged_attention_builder(context, c.config, layout.options(0));
   const auto invalid = clattn::ErrorCode::kInvalidArgument;
+  clattn::BuilderOptions recorded = layout.options(0);
+  recorded.graph_batch_size = 4;
+  EXPECT_NE(clattn::detail::message_of(
+                clattn::ErrorCode::kUnsupported,
+                [&] { clattn::make_paged_attention_builder(context, c.config, recorded); })
+                .find("graph_batch_size is 4"),
+            std::string::npos);
   Layout two = layout;
   for (std::size_t r = 1; r < two.query_start_loc.size(); ++r) two.query_start_loc[r] += 1;
   EXPECT_EQ(clattn::detail::message_of(invalid, [&] { builder->build(queue, two.batch()); }),
