@@ -2,12 +2,18 @@
 
 #include <clattn/opencl.hpp>
 
+#include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/types.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace clattn {
 
@@ -50,5 +56,61 @@ struct MLAGather {
 void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue queue,
                                     const MLACache& cache, TensorRef destination, DType dtype,
                                     const MLAGather& gather, Event* event = nullptr);
+
+/// Name of the library's own MLA kernels where backends are chosen and refused.
+inline constexpr std::string_view kMLABackendName = "CLATTN_MLA";
+
+/// One layer of multi-head latent attention in its absorbed form: every query head attends to the
+/// same latent rows.
+struct MLAConfig {
+  std::int32_t num_heads = 0;
+  std::int32_t kv_lora_rank = 512;  ///< multiples of 16 up to 512; also the width of the output
+  std::int32_t rope_dim = 64;       ///< multiples of 8 up to 64
+  std::int32_t block_size = 64;     ///< tokens per cache page
+  DType dtype = DType::kF16;        ///< of query and output: f32, f16 or bf16
+  std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
+  /// Softmax scale; nullopt = 1 / sqrt(kv_lora_rank + rope_dim). Models want 1 / sqrt of the head
+  /// size before absorption (DeepSeek: 128 + 64).
+  std::optional<float> scale = std::nullopt;
+  KernelFamily kernel_family = KernelFamily::kAuto;
+
+  DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
+};
+
+/// Why this configuration cannot run, one sentence each; empty = it can. `capabilities` may be
+/// null: then only the configuration is judged.
+std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
+                                                    const DeviceCapabilities* capabilities);
+
+/// One MLA layer configuration, compiled. Immutable and thread-safe; layers with equal
+/// configurations share their kernels.
+class MLAImpl {
+ public:
+  virtual ~MLAImpl() = default;
+  virtual const MLAConfig& config() const noexcept = 0;
+  /// output[t, h, :] = the probabilities of query token t and head h over its request's cache rows,
+  /// times the rows' latent parts. `query` [num_actual_tokens, num_heads, kv_lora_rank + rope_dim],
+  /// logits run over all of a row; `output` [num_actual_tokens, num_heads, kv_lora_rank]; both of
+  /// config().dtype. `metadata` comes from make_mla_builder() for an equal shape. `lse`, if given,
+  /// receives f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf
+  /// where a query sees no key (its output is 0). `launches`, if given, is cleared and gets one
+  /// record a kernel. Asynchronous, allocates nothing; `event` completes with the last kernel.
+  virtual void forward(cl_command_queue queue, TensorRef query, const MLACache& cache,
+                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
+                       Event* event = nullptr,
+                       std::vector<LaunchRecord>* launches = nullptr) const = 0;
+  virtual std::vector<KernelInfo> kernels() const = 0;
+};
+
+/// Compiles a configuration. Throws kUnsupported with the reasons that
+/// validate_mla_configuration() gives. The context must outlive the impl.
+std::shared_ptr<const MLAImpl> make_mla_impl(Context& context, const MLAConfig& config);
+
+/// The builder of a group of MLA layers. Queries of any length are planned alike, so requests may
+/// stand in any order: decode_threshold() is the largest int32. Requests decode causally: query i
+/// of a request sees the keys up to its own position, seq_len - query_len + i.
+std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Context> context,
+                                                           const MLAConfig& config,
+                                                           const BuilderOptions& options = {});
 
 }  // namespace clattn

@@ -33,7 +33,7 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"swap_blocks", run_swap_blocks},
     {"merge_attn_states", run_merge_attn_states},
     {"concat_and_cache_mla", run_concat_and_cache_mla},
-    {"mla_decode", nullptr},
+    {"mla_decode", run_mla_decode},
     {"make_local_attention_virtual_batches", run_local_virtual_batches},
     {"advance_step", run_advance_step},
 }};

@@ -30,6 +30,7 @@ void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
 void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);

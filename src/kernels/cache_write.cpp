@@ -106,7 +106,15 @@ void check_scales(const KVCache& cache) {
   require_scales(cache);
 }
 
+void check_scales(const PackedKVCache& cache) {
+  require_scales(cache);
+}
+
 cl_int scale_stride_of(const KVCache& cache) {
+  return stride_of(cache);
+}
+
+cl_int scale_stride_of(const PackedKVCache& cache) {
   return stride_of(cache);
 }
 
