@@ -14,7 +14,9 @@
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer_parameters.hpp>
 #include <clattn/metadata.hpp>
+#include <clattn/mla.hpp>
 #include <clattn/page.hpp>
+#include <clattn/paged_attention.hpp>
 #include <clattn/reorder.hpp>
 #include <clattn/spec_decode.hpp>
 #include <clattn/types.hpp>
