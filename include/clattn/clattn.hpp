@@ -17,6 +17,7 @@
 #include <clattn/metadata.hpp>
 #include <clattn/mla.hpp>
 #include <clattn/page.hpp>
+#include <clattn/paged_attention.hpp>
 #include <clattn/reorder.hpp>
 #include <clattn/spec_decode.hpp>
 #include <clattn/types.hpp>
