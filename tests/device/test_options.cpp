@@ -383,7 +383,7 @@ TEST_P(Options, EveryCodeOfAnEightBitCacheIsExact) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Options, testing::Values(KernelFamily::kGpu),
+INSTANTIATE_TEST_SUITE_P(Families, Options, testing::Values(KernelFamily::kGpu, KernelFamily::kGpuPtx),
                          [](const auto& tested) {
                            return std::string(clattn::to_string(tested.param));
                          });
