@@ -10,7 +10,7 @@
    serves one head of one merge item; no barriers.
 
    macro          unit        legal values
-   CLA_HEAD_DIM   elements    8 ... 256, steps of 8
+   CLA_HEAD_DIM   elements    8 ... 512, steps of 8
    CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: out
    CLA_KV_DTYPE   -           0 ... 5; not used
    CLA_WG_SIZE    work-items  1 (CPU) or more

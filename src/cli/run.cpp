@@ -29,13 +29,13 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"compute_slot_mapping", run_compute_slot_mapping},
     {"kv_cache_shape", run_kv_cache_shape},
     {"select_backend", run_select_backend},
-    {"copy_blocks", nullptr},
-    {"swap_blocks", nullptr},
-    {"merge_attn_states", nullptr},
-    {"concat_and_cache_mla", nullptr},
-    {"mla_decode", nullptr},
-    {"make_local_attention_virtual_batches", nullptr},
-    {"advance_step", nullptr},
+    {"copy_blocks", run_copy_blocks},
+    {"swap_blocks", run_swap_blocks},
+    {"merge_attn_states", run_merge_attn_states},
+    {"concat_and_cache_mla", run_concat_and_cache_mla},
+    {"mla_decode", run_mla_decode},
+    {"make_local_attention_virtual_batches", run_local_virtual_batches},
+    {"advance_step", run_advance_step},
 }};
 
 constexpr std::array<std::string_view, 7> kCacheTypes = {"auto",     "f32",      "f16", "bf16",
@@ -78,14 +78,19 @@ DType read_dtype(CaseFile& file, const std::string& fallback) {
   return parse_dtype(file.choice("dtype", kTypes, fallback));
 }
 
-std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
+std::optional<DType> read_any_kv_cache_dtype(CaseFile& file) {
   const std::string name = file.choice("kv_cache_dtype", kCacheTypes, "auto");
   if (name == "auto") return std::nullopt;
-  if (name.starts_with("fp8") || name == "int8") {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("kv_cache_dtype: {} is not supported yet", name));
-  }
   return parse_dtype(name);
+}
+
+std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
+  const std::optional<DType> dtype = read_any_kv_cache_dtype(file);
+  if (dtype && is_quantized(*dtype)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("kv_cache_dtype: {} is not supported yet", to_string(*dtype)));
+  }
+  return dtype;
 }
 
 void read_unit_scales(CaseFile& file, std::int64_t num_kv_heads) {

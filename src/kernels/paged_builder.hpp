@@ -17,6 +17,13 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   PagedMetadataBuilder(std::shared_ptr<Context> context, const AttentionConfig& config,
                        const BuilderOptions& options, PageTable page_table, Fill fill);
+  /// For layers on kernels of their own. `decode_threshold`: see AttentionMetadataBuilder.
+  PagedMetadataBuilder(std::shared_ptr<Context> context,
+                       std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
+                       const BuilderOptions& options, std::int32_t decode_threshold)
+      : decode_threshold_(decode_threshold),
+        step_(std::move(context), std::move(kernels), rules, options, PageTable::kCsr),
+        fill_([](Metadata&, const PagedStep&, const AttentionConfig&) {}) {}
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload) override {

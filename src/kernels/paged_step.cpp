@@ -61,11 +61,19 @@ struct PagedStep::Layout {
 
 PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
                      const BuilderOptions& options, PageTable page_table)
+    : PagedStep(context,
+                attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
+                {.attn_type = config.attn_type, .window = window_of(config)}, options, page_table) {
+}
+
+PagedStep::PagedStep(std::shared_ptr<Context> context,
+                     std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
+                     const BuilderOptions& options, PageTable page_table)
     : context_(std::move(context)),
-      kernels_(attention_kernels(context_->runtime(), kernel_shape(config), config.kernel_family)),
+      kernels_(std::move(kernels)),
       options_(options),
       page_table_(page_table),
-      attn_type_(config.attn_type),
+      rules_(rules),
       planner_(kernels_->planner),
       staging_(context_->runtime()) {
   const BatchLimits& limits = options_.limits;
@@ -82,8 +90,8 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
   }
   planner_.split_policy = options_.split_policy;
   planner_.num_splits = options_.num_splits;
-  planner_.window = window_of(config);
-  planner_.bidirectional = config.attn_type != AttentionType::kDecoder;
+  planner_.window = rules_.window;
+  planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
@@ -160,8 +168,8 @@ BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) cons
 
 KeySource PagedStep::key_source() const noexcept {
   if (kernels_->shape.block_size == 0) return KeySource::kContiguous;
-  return attn_type_ == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
-                                                      : KeySource::kOwnPages;
+  return rules_.attn_type == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
+                                                            : KeySource::kOwnPages;
 }
 
 /// Without pages, an item's pages_at is the row of its request's first key.
@@ -233,10 +241,17 @@ void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
   std::fill(slots.begin() + static_cast<std::ptrdiff_t>(tokens), slots.end(), kPadSlotId);
 }
 
+PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
+                                     const BatchSummary& summary) const {
+  PlannerConfig planner = planner_;
+  if (rules_.split != nullptr) rules_.split(kernels_->shape, batch, summary, planner);
+  return planner;
+}
+
 std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
-  check_lengths(batch);
+  const PlannerConfig planner = planner_for(batch, check_lengths(batch));
   const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(batch.num_reqs) + 1, 0);
-  const PlanCounts counts = plan_attention(planner_, batch, nowhere, nullptr);
+  const PlanCounts counts = plan_attention(planner, batch, nowhere, nullptr);
   return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
 }
 
@@ -268,6 +283,7 @@ void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& outpu
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
   view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
   summary_ = check_lengths(batch);
+  const PlannerConfig planner = planner_for(batch, summary_);
   const bool paged = key_source() != KeySource::kContiguous;
   if (paged) {
     place_pages(batch);
@@ -279,7 +295,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
       recorded ? options_.limits.max_num_batched_tokens : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const std::int64_t num_slots = paged ? num_tokens : 0;
-  const PlanCounts planned = plan_attention(planner_, batch, pages_at_, nullptr);
+  const PlanCounts planned = plan_attention(planner, batch, pages_at_, nullptr);
   const PlanCounts counts = recorded ? graph_counts_ : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
@@ -296,7 +312,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
   }
   output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
-  plan_attention(planner_, batch, pages_at_, &output);
+  plan_attention(planner, batch, pages_at_, &output);
   if (recorded) clear_padding(planned, output);
   reserve_partials(planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);

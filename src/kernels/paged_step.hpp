@@ -34,12 +34,26 @@ enum class PageTable : std::uint8_t {
   kDense,  ///< one row a request, as wide as the longest list, padded with page 0 (xFormers)
 };
 
+/// Decides how a batch's keys are split where the caller does not: fits `planner` to the batch, or
+/// throws for a batch that the layer cannot take.
+using SplitRule = void (*)(const KernelShape& shape, const CommonAttentionMetadata& batch,
+                           const BatchSummary& summary, PlannerConfig& planner);
+
+/// What a layer asks of its steps.
+struct StepRules {
+  AttentionType attn_type = AttentionType::kDecoder;
+  KeyWindow window;
+  SplitRule split = nullptr;  ///< null = the builder's policy
+};
+
 /// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
 /// grows. Not thread-safe.
 class PagedStep {
  public:
   PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
             const BuilderOptions& options, PageTable page_table);
+  PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
+            const StepRules& rules, const BuilderOptions& options, PageTable page_table);
 
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
   /// Bytes of partial results that build() would use for this batch.
@@ -71,6 +85,8 @@ class PagedStep {
   struct Layout;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
   KeySource key_source() const noexcept;
+  PlannerConfig planner_for(const CommonAttentionMetadata& batch,
+                            const BatchSummary& summary) const;
   void place_keys(const CommonAttentionMetadata& batch);
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
@@ -85,7 +101,7 @@ class PagedStep {
   std::shared_ptr<const AttentionKernels> kernels_;
   BuilderOptions options_;
   PageTable page_table_;
-  AttentionType attn_type_;
+  StepRules rules_;
   PlannerConfig planner_;
   PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;

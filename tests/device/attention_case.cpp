@@ -233,7 +233,8 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
         for (std::int64_t d = 0; d < dims; ++d) {
           double k = normal(random);
           double v = normal(random);
-          if (spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) {
+          if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
+              (spec.first_token_overflows && p == 0)) {
             k = v = std::numeric_limits<double>::infinity();
           }
           if (unseen) k = v = std::numeric_limits<double>::quiet_NaN();
