@@ -10,5 +10,7 @@
 #include <clattn/flashinfer.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/metadata.hpp>
+#include <clattn/plugin.hpp>
+#include <clattn/registry.hpp>
 #include <clattn/types.hpp>
 #include <clattn/xformers.hpp>
