@@ -3,12 +3,14 @@
 /// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
 
 #include <clattn/attention.hpp>
+#include <clattn/attn_utils.hpp>
 #include <clattn/ceilings.hpp>
 #include <clattn/context.hpp>
 #include <clattn/device.hpp>
 #include <clattn/error.hpp>
 #include <clattn/flashinfer.hpp>
 #include <clattn/kv_cache.hpp>
+#include <clattn/layer.hpp>
 #include <clattn/metadata.hpp>
 #include <clattn/plugin.hpp>
 #include <clattn/registry.hpp>

@@ -83,9 +83,8 @@ class PagedStep {
   AttentionType attn_type_;
   PlannerConfig planner_;
   StagedUpload staging_;
-  Buffer partial_out_;
+  Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;
-  std::int64_t partial_capacity_rows_ = 0;
   PagedStepView view_;
 
   std::size_t num_reqs_ = 0;

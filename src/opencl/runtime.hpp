@@ -161,5 +161,9 @@ std::string_view status_name(cl_int status);
 /// `event`.
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
                    std::size_t size_bytes, Event* event = nullptr);
+/// Zeroes a range of elements of `element_bytes` (a power of two); offset and size are multiples of
+/// it. Asynchronous.
+void enqueue_zero(cl_command_queue queue, cl_mem buffer, std::size_t element_bytes,
+                  std::size_t offset_bytes, std::size_t size_bytes);
 
 }  // namespace clattn::detail
