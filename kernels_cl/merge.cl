@@ -45,6 +45,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
   const uint head = group % (uint)num_heads;
   const ClaMergeItem item =
       ((__global const ClaMergeItem*)(meta + merges_at))[group / (uint)num_heads];
+  if (item.num_splits == 0) return; /* padding of a recorded step */
   const ulong first = (ulong)item.partial_row * (uint)num_heads + head;
   const ulong stride = (ulong)item.split_stride * (uint)num_heads;
 

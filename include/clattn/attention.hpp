@@ -52,12 +52,12 @@ struct AttentionConfig {
   std::int32_t attention_chunk_size = 0;  ///< chunked-local: a query sees the keys of its own
                                           ///< aligned chunk only; 0 = none
   AttentionType attn_type = AttentionType::kDecoder;
-  std::vector<float> alibi_slopes;  ///< [num_heads] or empty
-  std::vector<float> sinks;         ///< [num_heads] logits that join the denominator, or empty
-  bool custom_mask = false;         ///< every forward() brings a mask of its own
-  bool output_fp8 = false;          ///< every forward() also writes the output as fp8 e4m3
-  bool use_mla = false;             ///< multi-head latent attention: MLA backends only
-  bool is_attention_free = false;   ///< no attention at all: selects NO_ATTENTION
+  std::vector<float> alibi_slopes = {};  ///< [num_heads] or empty
+  std::vector<float> sinks = {};         ///< [num_heads] logits that join the denominator, or empty
+  bool custom_mask = false;              ///< every forward() brings a mask of its own
+  bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
+  bool use_mla = false;                  ///< multi-head latent attention: MLA backends only
+  bool is_attention_free = false;        ///< no attention at all: selects NO_ATTENTION
   KernelFamily kernel_family = KernelFamily::kAuto;
 
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
@@ -78,7 +78,12 @@ struct AttentionWorkspace {
 struct BuilderOptions {
   BatchLimits limits;
   SplitPolicy split_policy = SplitPolicy::kBalanced;
-  std::int32_t num_splits = 0;  ///< force this many KV splits per query tile, 0 = planned
+  std::int32_t num_splits = 0;        ///< force this many KV splits per query tile, 0 = planned
+  std::int32_t decode_threshold = 1;  ///< most query tokens of a decode: 1 + speculative tokens
+  /// > 0: every build() asks for the same launches, padded to what any batch of up to this many
+  /// decodes needs, so that a recorded step (graph.hpp) runs the next batch too. Other batches are
+  /// refused.
+  std::int32_t graph_batch_size = 0;
   /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
   /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.
   std::shared_ptr<AttentionWorkspace> workspace = nullptr;
@@ -99,9 +104,8 @@ class AttentionMetadata {
   /// int64 slots of this step, on the device.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
-  std::span<const std::int64_t> slot_mapping() const noexcept {
-    return slots_;
-  }  ///< the host's copy
+  /// The host's copy, [num_actual_tokens]; of recorded steps padded with kPadSlotId.
+  std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
 
  protected:
   BatchSplit split_;
@@ -129,6 +133,8 @@ class AttentionMetadataBuilder {
                                          Event* upload = nullptr) = 0;
   /// Exactly the bytes of device workspace (partial results) that build() would use for this batch.
   virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
+  /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
+  virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;
   /// vLLM's reorder_batch: the order that brings decodes first. Returns whether anything moves.
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                              std::span<std::int32_t> order) const = 0;
@@ -320,5 +326,11 @@ const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
                                          std::optional<DType> kv_cache_dtype,
                                          std::int32_t block_size, bool is_attention_free = false,
                                          bool use_mla = false, bool has_sink = false);
+
+/// One layer's zeroed cache of `num_blocks` pages, in the backend's preferred layout: the short
+/// form of allocate_kv_cache and reshape_kv_cache.
+KVCache make_kv_cache(const Context& context, cl_command_queue queue,
+                      const AttentionBackend& backend, const AttentionConfig& config,
+                      std::int64_t num_blocks);
 
 }  // namespace clattn

@@ -9,6 +9,7 @@
 #include <clattn/device.hpp>
 #include <clattn/error.hpp>
 #include <clattn/flashinfer.hpp>
+#include <clattn/graph.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer.hpp>
 #include <clattn/metadata.hpp>

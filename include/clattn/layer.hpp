@@ -16,7 +16,8 @@ namespace clattn {
 
 namespace detail {
 class KVScaleCalculator;
-}
+class RowZeroer;
+}  // namespace detail
 
 class Attention;
 
@@ -123,7 +124,8 @@ struct LayerForwardOptions {
   Event* event = nullptr;                         ///< of the last kernel
   std::vector<LaunchRecord>* launches = nullptr;  ///< of the attention itself
   ForwardOptions extra = {};
-  bool enable_kv_scales_calculation = true;  ///< false while profiling
+  bool enable_kv_scales_calculation = true;  ///< false while profiling; while a step is recorded
+                                             ///< nothing is calculated either
 };
 
 /// One attention layer of a model (vLLM: Attention): its backend's impl, its cache and scales.
@@ -185,8 +187,6 @@ class Attention {
  private:
   void take_cache_of_target();
   void set_scales(const KVScales& scales);
-  void zero_rows(cl_command_queue queue, const LayerInputs& inputs, std::int64_t first,
-                 std::int64_t end) const;
 
   std::shared_ptr<Context> context_;
   LayerRegistry* registry_;
@@ -196,6 +196,7 @@ class Attention {
   std::shared_ptr<const AttentionImpl> impl_;
   std::shared_ptr<KVCache> cache_;  ///< one object for all layers that share it
   float prob_scale_ = 1;
+  std::unique_ptr<detail::RowZeroer> zeroer_;
   std::unique_ptr<detail::KVScaleCalculator> calculator_;
   std::atomic<bool> calculates_scales_ = false;  ///< until it has happened
 };

@@ -11,26 +11,32 @@ namespace clattn {
 /// CommonAttentionMetadata). All arrays are host memory that the caller keeps until build()
 /// returns; requests are ragged rows without padding.
 struct CommonAttentionMetadata {
-  std::span<const std::int32_t>
-      query_start_loc;  ///< [num_reqs + 1], prefix sums of the query lengths
-  std::span<const std::int32_t>
-      seq_lens;  ///< [num_reqs], tokens in the cache including this step's
-  std::span<const std::int32_t>
-      num_computed_tokens;  ///< [num_reqs] or empty: seq_lens minus query lengths
+  std::span<const std::int32_t> query_start_loc =
+      {};  ///< [num_reqs + 1], prefix sums of the query lengths
+  std::span<const std::int32_t> seq_lens =
+      {};  ///< [num_reqs], tokens in the cache including this step's
+  std::span<const std::int32_t> num_computed_tokens =
+      {};  ///< [num_reqs] or empty: seq_lens minus query lengths
   std::int32_t num_reqs = 0;
   std::int32_t num_actual_tokens = 0;
   std::int32_t max_query_len = 0;  ///< an upper bound; 0 = derive it
-  std::span<const std::int32_t>
-      block_table;  ///< [num_reqs, block_table_stride], physical block ids
+  std::span<const std::int32_t> block_table =
+      {};  ///< [num_reqs, block_table_stride], physical block ids
   std::int64_t block_table_stride =
       0;  ///< columns of a row; those past ceil(seq_len / block_size) are unused
-  std::span<const std::int64_t>
-      slot_mapping;  ///< [>= num_actual_tokens], or empty: computed from the block table
+  std::span<const std::int64_t> slot_mapping =
+      {};  ///< [>= num_actual_tokens], or empty: computed from the block table
   /// [num_reqs + 1], encoder types without a cache only: where each request's keys stand in the key
   /// and value tensors, prefix sums of seq_lens. Empty = query_start_loc (self-attention). Such
   /// batches have no block table and no slots.
-  std::span<const std::int32_t> key_start_loc;
+  std::span<const std::int32_t> key_start_loc = {};
   bool causal = true;  ///< a query sees no later key; encoder types never are
+
+  /// The usual step: every request's row of `block_table` is as long as the others'; the counts
+  /// follow from the sizes.
+  static CommonAttentionMetadata of(std::span<const std::int32_t> query_start_loc,
+                                    std::span<const std::int32_t> seq_lens,
+                                    std::span<const std::int32_t> block_table);
 };
 
 /// Upper bounds of a batch. A builder sizes its memory by them at its first step, so that later

@@ -1,14 +1,8 @@
-#include "attention/kv_scales.hpp"
-
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <clattn/layer.hpp>
 #include <cmath>
 
-#include "base/environment.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_write.hpp"
 
 namespace clattn {
 
@@ -54,57 +48,5 @@ KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_ca
   }
   return scales;
 }
-
-namespace detail {
-
-KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& config)
-    : head_size_(config.head_size) {
-  const DeviceCapabilities& device = runtime.capabilities();
-  const bool cpu = device.kind == DeviceKind::kCpu;
-  // Enough groups to stream at the memory's rate; a power of two for the reduction.
-  group_size_ = cpu ? 1 : std::bit_floor(std::min<std::size_t>(device.max_work_group_size, 256));
-  num_groups_ = static_cast<std::size_t>(std::max(device.compute_units, 1)) * 4;
-  const auto kernel = [&](const char* entry) {
-    return runtime.kernel({"kv_scales.cl", entry,
-                           fmt::format("-DCLA_WG_SIZE={} -DCLA_Q_DTYPE={}", group_size_,
-                                       static_cast<int>(config.dtype))});
-  };
-  amax_ = kernel("clattn_kv_scales_amax");
-  finish_ = kernel("clattn_kv_scales_finish");
-  constexpr std::array<cl_uint, 3> kZeros{};
-  largest_ = runtime.allocate_copy(std::as_bytes(std::span(kZeros)));
-}
-
-void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor, 3>& k_v_q,
-                                std::int64_t num_tokens, const Buffer& scales) {
-  if (num_tokens < 0 || num_tokens > INT32_MAX) {
-    throw_invalid("num_tokens is {}, legal: 0 … {}", num_tokens, INT32_MAX);
-  }
-  enqueue_zero(queue, largest_.handle(), sizeof(cl_uint), 0, largest_.size_bytes());
-  for (std::size_t i = 0; i < k_v_q.size(); ++i) {
-    const Tensor& tensor = k_v_q.at(i);
-    const std::int64_t row = std::int64_t{tensor.heads} * head_size_;
-    const cl_long stride = checked_token_stride(tensor.rows, row, tensor.name);
-    amax_->acquire()
-        .arg(tensor.rows.buffer)
-        .arg<cl_long>(tensor.rows.offset)
-        .arg(stride)
-        .arg<cl_int>(static_cast<cl_int>(num_tokens))
-        .arg<cl_int>(static_cast<cl_int>(row / 8))
-        .arg(largest_.handle())
-        .arg<cl_int>(static_cast<cl_int>(i))
-        .enqueue(queue, num_groups_, group_size_);
-  }
-  const Environment& constants = environment();
-  finish_->acquire()
-      .arg(largest_.handle())
-      .arg<cl_float>(constants.k_scale_constant)
-      .arg<cl_float>(constants.v_scale_constant)
-      .arg<cl_float>(constants.q_scale_constant)
-      .arg(scales.handle())
-      .enqueue(queue, 1, 1);
-}
-
-}  // namespace detail
 
 }  // namespace clattn

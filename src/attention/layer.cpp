@@ -6,11 +6,9 @@
 #include <array>
 #include <cmath>
 
-#include "attention/kv_scales.hpp"
-#include "base/checked.hpp"
+#include "attention/layer_kernels.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_write.hpp"
-#include "opencl/runtime.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 
@@ -87,6 +85,7 @@ Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
     backend_ = clattn::get_attn_backend(config_, &context_->capabilities()).shared_from_this();
   }
   impl_ = backend_->make_impl(context_, config_);
+  zeroer_ = std::make_unique<detail::RowZeroer>(context_->runtime(), config_);
   if (is_quantized(config_.cache_dtype()) && !shares_kv_cache()) {
     set_scales({});
     if (options_.cache_config && options_.cache_config->calculate_kv_scales) {
@@ -186,22 +185,6 @@ void Attention::process_weights_after_loading(DType act_dtype) const {
   }
 }
 
-void Attention::zero_rows(cl_command_queue queue, const LayerInputs& inputs, std::int64_t first,
-                          std::int64_t end) const {
-  const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
-  const std::int64_t stride = detail::checked_token_stride(inputs.output, row, "output");
-  const std::size_t width = element_size_bytes(config_.dtype);
-  // Without gaps between rows one fill does.
-  const bool dense = stride == row;
-  const std::int64_t rows_a_fill = dense ? std::max<std::int64_t>(end - first, 1) : 1;
-  for (std::int64_t r = first; r < end; r += rows_a_fill) {
-    const std::int64_t at = detail::checked_add(inputs.output.offset,
-                                                detail::checked_mul(r, stride, "output"), "output");
-    detail::enqueue_zero(queue, inputs.output.buffer, width, static_cast<std::size_t>(at) * width,
-                         static_cast<std::size_t>(rows_a_fill * row) * width);
-  }
-}
-
 void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
                         const AttentionMetadata* metadata, const LayerForwardOptions& options) {
   const bool stores = inputs.key.buffer != nullptr;
@@ -212,21 +195,22 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
   if (metadata == nullptr || (cached && !cache_->buffer)) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
-    return zero_rows(queue, inputs, 0, inputs.num_rows);
+    return zeroer_->enqueue(queue, inputs.output, 0, inputs.num_rows);
   }
   const std::int64_t tokens = metadata->num_actual_tokens();
   if (inputs.num_rows != 0 && inputs.num_rows < tokens) {
     throw_invalid("num_rows is {}, legal: 0, or at least the batch's {} tokens", inputs.num_rows,
                   tokens);
   }
-  zero_rows(queue, inputs, tokens, inputs.num_rows);
+  zeroer_->enqueue(queue, inputs.output, tokens, inputs.num_rows);
   if (!cached) {
     return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,
                                   inputs.output, options.lse, options.event, options.launches,
                                   options.extra);
   }
   if (stores && !shares_kv_cache()) {
-    if (options.enable_kv_scales_calculation) {
+    // A recorded calculation would happen at every replay.
+    if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
       calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, tokens);
     }
     impl_->write_kv_cache(queue, inputs.key, inputs.value, *cache_, *metadata);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.hpp"
+#include "base/error.hpp"
 #include "metadata/page_list.hpp"
 #include "metadata/slot_mapping.hpp"
 
@@ -24,7 +25,12 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
     : backend_(std::move(backend)),
       context_(std::move(context)),
       limits_(options.limits),
+      decode_threshold_(options.decode_threshold),
       staging_(context_->runtime()) {
+  if (options.graph_batch_size > 0) {
+    throw_unsupported("backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
+                      backend_->name(), options.graph_batch_size);
+  }
   metadata_.block_size_ = config.block_size;
 }
 
@@ -90,7 +96,7 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   ClattnBatch& step = metadata_.batch_;
   step = {};  // a refused batch leaves no metadata to run by
   const BatchSummary summary = check(batch);
-  metadata_.split_ = split_decodes_and_prefills(batch, kDecodeThreshold);
+  metadata_.split_ = split_decodes_and_prefills(batch, decode_threshold_);
   ClattnBatch next{};
   next.struct_size = sizeof(ClattnBatch);
   next.num_reqs = batch.num_reqs;

@@ -36,15 +36,16 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
                                  Event* upload) override;
   /// Plugins bring their own workspace.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override;
+  /// Plugins enqueue by themselves, which cannot be recorded.
+  bool can_run_in_graph(const CommonAttentionMetadata&) const override { return false; }
   bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                      std::span<std::int32_t> order) const override {
-    return reorder_batch_to_split_decodes_and_prefills(num_scheduled_tokens, kDecodeThreshold,
+    return reorder_batch_to_split_decodes_and_prefills(num_scheduled_tokens, decode_threshold_,
                                                        order);
   }
-  std::int32_t decode_threshold() const noexcept override { return kDecodeThreshold; }
+  std::int32_t decode_threshold() const noexcept override { return decode_threshold_; }
 
  private:
-  static constexpr std::int32_t kDecodeThreshold = 1;
   BatchSummary check(const CommonAttentionMetadata& batch) const;
   void copy_arrays(const CommonAttentionMetadata& batch, std::span<std::byte> bytes);
   void copy_table(const CommonAttentionMetadata& batch, std::span<std::int32_t> table) const;
@@ -52,6 +53,7 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
   std::shared_ptr<const AttentionBackend> backend_;  ///< keeps the plugin loaded
   std::shared_ptr<Context> context_;
   BatchLimits limits_;
+  std::int32_t decode_threshold_;
   StagedUpload staging_;
   PluginMetadata metadata_;
 };

@@ -249,7 +249,9 @@ void add_bench_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "bench", "Measure decode, prefill, cache writes and metadata as shares of the ceilings");
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("suite", arguments->suite, "decode, prefill, cache, metadata or all")
+  command
+      ->add_option("suite", arguments->suite,
+                   "decode, prefill, cache, metadata, step, replay or all")
       ->check(CLI::IsMember({"decode", "prefill", "cache", "metadata", "all"}));
   command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");

@@ -45,6 +45,9 @@ class PagedStep {
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
 
+  /// Whether BuilderOptions::graph_batch_size is set and holds the batch.
+  bool fits_graph(const CommonAttentionMetadata& batch) const;
+
   const PagedStepView& view() const noexcept { return view_; }
   const AttentionKernels& kernels() const noexcept { return *kernels_; }
   std::span<const std::int64_t> slots() const noexcept { return slots_; }
@@ -72,6 +75,8 @@ class PagedStep {
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
+  void plan_for_graphs();
+  static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
@@ -82,6 +87,7 @@ class PagedStep {
   PageTable page_table_;
   AttentionType attn_type_;
   PlannerConfig planner_;
+  PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;
   Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;

@@ -120,9 +120,18 @@ std::string option_macros(const KernelOptions& options, Role role) {
   return text;
 }
 
+/// Rows of a work item. CPU tiles keep their rows in private memory and grow with the heads of a KV
+/// head, up to what a thread's stack holds, so that its keys are read once.
+std::int32_t tile_rows(const Variant& variant, const KernelShape& shape) {
+  constexpr std::int32_t kMostRows = 1024;
+  const bool grows = variant.family == KernelFamily::kCpu && variant.role == Role::kPrefill;
+  const std::int32_t wanted = grows ? std::min(shape.group(), kMostRows) : 0;
+  return std::max({variant.block_rows, wanted, 1});
+}
+
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
   HeadTiling tiling;
-  const std::int32_t rows = std::max(variant.block_rows, 1);
+  const std::int32_t rows = tile_rows(variant, shape);
   tiling.heads_per_item = std::min(shape.group(), rows);
   tiling.head_chunks = ceil_div(shape.group(), tiling.heads_per_item);
   tiling.item_tokens = rows / tiling.heads_per_item;
@@ -176,8 +185,9 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       "-DCLA_REDUCE={} -DCLA_CACHE_X={} -DCLA_PREFETCH={}",
       shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
       dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
-      variant.block_rows, variant.block_kv, variant.work_group_size, vec,
-      variant.family == KernelFamily::kGpuPtx ? 1 : 0, x, prefetch ? 1 : 0);
+      variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
+      variant.work_group_size, vec, variant.family == KernelFamily::kGpuPtx ? 1 : 0, x,
+      prefetch ? 1 : 0);
   options += option_macros(shape.options, variant.role);
   // On PoCL 5.0 most of these kernels are wrong when optimised and right when not, on one thread
   // too; on an H200 and under oclgrind they are right. Whether PoCL or a fault of ours that those

@@ -53,4 +53,19 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   return cache;
 }
 
+KVCache make_kv_cache(const Context& context, cl_command_queue queue,
+                      const AttentionBackend& backend, const AttentionConfig& config,
+                      std::int64_t num_blocks) {
+  const KVCacheSpec spec{.block_size = config.block_size,
+                         .num_kv_heads = config.num_kv_heads,
+                         .head_size = config.head_size,
+                         .dtype = config.cache_dtype()};
+  if (num_blocks < 1) throw_invalid("num_blocks is {}, legal: >= 1", num_blocks);
+  const std::size_t bytes =
+      checked_mul(static_cast<std::size_t>(num_blocks), spec.page_size_bytes(), "KV cache: bytes");
+  const KVCacheConfig one_layer{num_blocks, {{bytes, {"layer"}}}, {{{"layer"}, spec}}};
+  const Buffer raw = allocate_kv_cache(context, queue, one_layer).at("layer");
+  return reshape_kv_cache(raw, spec, backend, backend.preferred_layout(context.capabilities()));
+}
+
 }  // namespace clattn

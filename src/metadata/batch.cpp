@@ -17,6 +17,24 @@ void check_threshold(std::int32_t decode_threshold) {
 
 }  // namespace
 
+CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t> query_start_loc,
+                                                    std::span<const std::int32_t> seq_lens,
+                                                    std::span<const std::int32_t> block_table) {
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = query_start_loc;
+  batch.seq_lens = seq_lens;
+  batch.block_table = block_table;
+  batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
+  batch.num_actual_tokens = query_start_loc.empty() ? 0 : query_start_loc.back();
+  const std::size_t rows = std::max<std::size_t>(seq_lens.size(), 1);
+  if (block_table.size() % rows != 0) {
+    detail::throw_invalid("block_table holds {} elements, legal: a multiple of {} (seq_lens)",
+                          block_table.size(), rows);
+  }
+  batch.block_table_stride = static_cast<std::int64_t>(block_table.size() / rows);
+  return batch;
+}
+
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold) {
   check_threshold(decode_threshold);

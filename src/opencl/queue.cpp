@@ -41,15 +41,6 @@ void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* sou
   if (event != nullptr) event->reset(done);
 }
 
-void enqueue_zero(cl_command_queue queue, cl_mem buffer, std::size_t element_bytes,
-                  std::size_t offset_bytes, std::size_t size_bytes) {
-  if (size_bytes == 0) return;
-  constexpr cl_ulong kZero = 0;
-  check(clEnqueueFillBuffer(queue, buffer, &kZero, element_bytes, offset_bytes, size_bytes, 0,
-                            nullptr, nullptr),
-        "clEnqueueFillBuffer");
-}
-
 }  // namespace detail
 
 using detail::check;

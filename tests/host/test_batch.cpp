@@ -25,6 +25,16 @@ BatchSplit split(const std::vector<std::int32_t>& starts, std::int32_t threshold
   return split_decodes_and_prefills(queries(starts, max_query_len), threshold);
 }
 
+TEST(CommonAttentionMetadata, CountsFollowFromTheSizes) {
+  const std::vector<std::int32_t> starts{0, 2, 3}, lens{5, 1}, table{1, 2, 3, 4, 5, 6};
+  const auto batch = clattn::CommonAttentionMetadata::of(starts, lens, table);
+  EXPECT_EQ(batch.num_reqs, 2);
+  EXPECT_EQ(batch.num_actual_tokens, 3);
+  EXPECT_EQ(batch.block_table_stride, 3);
+  EXPECT_THROW(clattn::CommonAttentionMetadata::of(starts, lens, std::span(table).first(5)),
+               clattn::Error);
+}
+
 TEST(SplitDecodesAndPrefills, Mixed) {
   EXPECT_EQ(split({0, 1, 2, 7, 10}, 1), (BatchSplit{2, 2, 2, 8}));
   EXPECT_EQ(split({0, 1, 2, 7, 10}, 1, 5), (BatchSplit{2, 2, 2, 8}));

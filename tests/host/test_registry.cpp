@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <clattn/clattn.hpp>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -305,6 +307,31 @@ TEST_F(Registry, PluginsThatDoNotFitAreRefusedWithAReason) {
     EXPECT_EQ(text.find("plugin '" + path + row.reason), 0U) << text;
     EXPECT_FALSE(is_loaded(path)) << row.defect;
   }
+}
+
+/// Lists the backends in a process of its own, whose environment names these plugins: prints their
+/// names or the error.
+[[noreturn]] void list_with_plugins(const std::string& paths) {
+  setenv("CLATTN_PLUGINS", paths.c_str(), 1);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      for (const std::string& name : names()) std::fprintf(stderr, "%s;", name.c_str());
+    } catch (const clattn::Error& error) {
+      std::fprintf(stderr, "%s;", error.what());
+    }
+  }
+  std::exit(0);
+}
+
+TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process
+  EXPECT_EXIT(list_with_plugins(plugin_path("none")), testing::ExitedWithCode(0),
+              "^FLASHINFER;XFORMERS;REFERENCE;FLASHINFER;XFORMERS;REFERENCE;$");
+  const std::string refused =
+      "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
+      "clattn_backend_plugin_v1;";
+  EXPECT_EXIT(list_with_plugins(plugin_path("none") + ":" + plugin_path("no_entry")),
+              testing::ExitedWithCode(0), "^" + refused + refused + "$");
 }
 
 }  // namespace

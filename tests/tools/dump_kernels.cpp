@@ -79,6 +79,9 @@ struct Extra {
 constexpr std::array kExtras = {
     Extra{"ceilings__vec", "ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
+    Extra{"kv_scales__vec", "kv_scales.cl", "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0", "cpu"},
+    Extra{"kv_scales__wg256", "kv_scales.cl", "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=2", "gpu"},
+    Extra{"zero_rows__wg256", "zero_rows.cl", "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1", "gpu"},
     Extra{"selftest__local", "selftest.cl",
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",
