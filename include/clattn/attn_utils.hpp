@@ -35,9 +35,10 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const std::shared_ptr<Context>& context,
                                               const BuilderOptions& options = {});
 
-/// Allocates the caches, shapes them as each group's backend wants (`layout`; nullopt = the
-/// backend's preference) and binds them. Returns the caches of all layers that own one, ordered by
-/// layer index (equal indices: as in the registry). Blocks until zeroed.
+/// Allocates the caches, shapes them as each group's backend wants (`layout`; nullopt =
+/// get_kv_cache_layout(), else the backend's preference) and binds them. Returns the caches of all
+/// layers that own one, ordered by layer index (equal indices: as in the registry). Blocks until
+/// zeroed.
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,

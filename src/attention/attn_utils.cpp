@@ -15,6 +15,7 @@ KVCacheSpec spec_of(const AttentionConfig& config) {
   spec.num_kv_heads = config.num_kv_heads;
   spec.head_size = config.head_size;
   spec.dtype = config.cache_dtype();
+  spec.use_mla = config.use_mla;
   if (config.sliding_window > 0) {
     spec.kind = KVCacheKind::kSlidingWindow;
     spec.sliding_window = config.sliding_window;
@@ -129,10 +130,11 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
                   config.groups.size());
   }
   const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
+  const std::optional<KVCacheLayout> wanted = layout ? layout : get_kv_cache_layout();
   std::vector<Attention*> owners;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const AttentionBackend& backend = *groups[i].backend;
-    const KVCacheLayout order = layout.value_or(backend.preferred_layout(context.capabilities()));
+    const KVCacheLayout order = wanted.value_or(backend.preferred_layout(context.capabilities()));
     for (const std::string& name : config.groups[i].layer_names) {
       layer_of(layers, name)
           .bind_kv_cache(reshape_kv_cache(raw.at(name), config.groups[i].spec, backend, order));

@@ -252,7 +252,7 @@ void add_bench_command(CLI::App& app) {
   command
       ->add_option("suite", arguments->suite,
                    "decode, prefill, cache, metadata, step, replay or all")
-      ->check(CLI::IsMember({"decode", "prefill", "cache", "metadata", "all"}));
+      ->check(CLI::IsMember({"decode", "prefill", "cache", "metadata", "step", "replay", "all"}));
   command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Force a backend by name");

@@ -230,6 +230,11 @@ std::string_view descr_of(DType dtype) {
       return "<f2";
     case DType::kBF16:
       return "<u2";
+    case DType::kFp8E4M3:
+    case DType::kFp8E5M2:
+      return "|u1";
+    case DType::kInt8:
+      return "|i1";
   }
   return "";
 }

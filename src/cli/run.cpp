@@ -34,7 +34,7 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"merge_attn_states", nullptr},
     {"concat_and_cache_mla", nullptr},
     {"mla_decode", nullptr},
-    {"make_local_attention_virtual_batches", nullptr},
+    {"make_local_attention_virtual_batches", run_local_virtual_batches},
     {"advance_step", nullptr},
 }};
 

@@ -29,6 +29,7 @@ void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutpu
 void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_compute_slot_mapping(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_local_virtual_batches(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 

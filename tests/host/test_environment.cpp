@@ -19,6 +19,7 @@ TEST(Environment, UnsetIsEmpty) {
   const Environment result = parse({});
   EXPECT_EQ(result.device, "");
   EXPECT_EQ(result.backend, "");
+  EXPECT_EQ(result.kv_cache_layout, "");
   EXPECT_EQ(result.kernel_dir, "");
   EXPECT_EQ(result.cache_dir, "");
   EXPECT_TRUE(result.cache_enabled);
@@ -43,6 +44,7 @@ TEST(Environment, NumbersArePositive) {
 TEST(Environment, EveryVariableHasItsField) {
   const Environment result = parse({{"CLATTN_DEVICE", "gpu"},
                                     {"CLATTN_BACKEND", "XFORMERS"},
+                                    {"CLATTN_KV_CACHE_LAYOUT", "HND"},
                                     {"CLATTN_KERNEL_DIR", "/k"},
                                     {"CLATTN_CACHE_DIR", "/c"},
                                     {"CLATTN_CACHE", "0"},
@@ -56,6 +58,7 @@ TEST(Environment, EveryVariableHasItsField) {
   EXPECT_EQ(result.v_scale_constant, 100.0F);
   EXPECT_EQ(result.device, "gpu");
   EXPECT_EQ(result.backend, "XFORMERS");
+  EXPECT_EQ(result.kv_cache_layout, "HND");
   EXPECT_EQ(result.kernel_dir, "/k");
   EXPECT_EQ(result.cache_dir, "/c");
   EXPECT_FALSE(result.cache_enabled);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,21 @@ TEST(RunHost, SlotsFollowTheBlockTable) {
                       {"query_start_loc.npy", npy_i32({0, 2, 5})},
                       {"block_table.npy", npy_i32({7, 2, 9, -5}, "(2, 2)")}}});
   EXPECT_EQ(run.array<std::int64_t>("slot_mapping"), (Slots{31, 8, 36, 37, 38}));
+}
+
+TEST(RunHost, A1_7_ChunksBecomeVirtualRequests) {
+  std::vector<std::int32_t> table(30);
+  std::iota(table.begin(), table.end(), 0);
+  const RunCase run({R"({"op": "make_local_attention_virtual_batches", "attn_chunk_size": 4,
+                     "block_size": 2})",
+                     {{"seq_lens.npy", npy_i32({6, 17, 9})},
+                      {"query_start_loc.npy", npy_i32({0, 4, 14, 19})},
+                      {"block_table.npy", npy_i32(table, "(3, 10)")}}});
+  EXPECT_EQ(run.array<std::int32_t>("query_start_loc"), (Ints{0, 2, 4, 5, 9, 13, 14, 18, 19}));
+  EXPECT_EQ(run.array<std::int32_t>("seq_lens"), (Ints{4, 2, 4, 4, 4, 1, 4, 1}));
+  EXPECT_EQ(run.array<std::int32_t>("virtual_batch_to_request"), (Ints{0, 0, 1, 1, 1, 1, 2, 2}));
+  EXPECT_EQ(run.array<std::int32_t>("block_table"),
+            (Ints{0, 1, 2, 3, 12, 13, 14, 15, 16, 17, 18, 19, 22, 23, 24, 25}));
 }
 
 TEST(RunHost, CacheShapesOfBothBackends) {
