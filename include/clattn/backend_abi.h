@@ -14,6 +14,8 @@
    build). Functions may be called by several threads at once; none may throw. A plugin in
    C++ that shall be unloadable is compiled with GCC's -fno-gnu-unique. */
 
+/* NOLINTBEGIN(modernize-*,readability-identifier-naming): C */
+
 #ifndef CL_TARGET_OPENCL_VERSION
 #define CL_TARGET_OPENCL_VERSION 300
 #endif
@@ -177,5 +179,7 @@ typedef int (*ClattnBackendPluginEntry)(const ClattnHostApi* host, ClattnBackend
 #ifdef __cplusplus
 }
 #endif
+
+/* NOLINTEND(modernize-*,readability-identifier-naming) */
 
 #endif

@@ -147,6 +147,7 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
     return extract_layer_index(a->layer_name()) < extract_layer_index(b->layer_name());
   });
   std::vector<const KVCache*> caches;
+  caches.reserve(owners.size());
   for (const Attention* layer : owners) caches.push_back(layer->kv_cache());
   return caches;
 }

@@ -103,8 +103,8 @@ void check_status(ClattnStatus& status, std::string_view backend, std::string_vi
 class PluginImpl final : public AttentionImpl {
  public:
   PluginImpl(std::shared_ptr<const PluginLibrary> library, std::shared_ptr<Context> context,
-             const AttentionConfig& config)
-      : library_(std::move(library)), context_(std::move(context)), config_(config) {
+             AttentionConfig config)
+      : library_(std::move(library)), context_(std::move(context)), config_(std::move(config)) {
     const ClattnAttentionConfig wanted = c_config(config_);
     ClattnStatus status{};
     impl_ =
