@@ -26,6 +26,7 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   result.kernel_dir = text("CLATTN_KERNEL_DIR");
   result.cache_dir =
       choose_cache_dir(text("CLATTN_CACHE_DIR"), text("XDG_CACHE_HOME"), text("HOME"));
+  result.capture_dir = text("CLATTN_CAPTURE_DIR");
   const std::string cache = text("CLATTN_CACHE");
   result.cache_enabled = cache != "0" && cache != "off";
   return result;

@@ -13,6 +13,7 @@ struct Environment {
   std::string kernel_dir;     ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
   std::string cache_dir;      ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
                               ///< $HOME/.cache/clattn; empty = no cache
+  std::string capture_dir;    ///< CLATTN_CAPTURE_DIR: calls are written there as cases; empty = not
   bool cache_enabled = true;  ///< CLATTN_CACHE=0 (or off) turns the disk cache off
 };
 const Environment& environment();

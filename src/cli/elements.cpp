@@ -8,11 +8,17 @@ namespace clattn::cli {
 oracle::Element element_of(DType dtype) {
   switch (dtype) {
     case DType::kF32:
-      return oracle::Element::kF32;
+      break;
     case DType::kF16:
       return oracle::Element::kF16;
     case DType::kBF16:
       return oracle::Element::kBF16;
+    case DType::kFp8E4M3:
+      return oracle::Element::kFp8E4M3;
+    case DType::kFp8E5M2:
+      return oracle::Element::kFp8E5M2;
+    case DType::kInt8:
+      return oracle::Element::kInt8;
   }
   return oracle::Element::kF32;
 }

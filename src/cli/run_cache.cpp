@@ -63,12 +63,13 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "num_kv_heads", kHeads, shape[2]);
   require_extent(file, "head_size", kHeadSize, shape[3]);
-  read_unit_scales(file, shape[2]);
+  const DType cache_dtype = stated.value_or(dtype);
+  const std::vector<float> scales =
+      read_scales(file, cache_dtype, static_cast<std::int32_t>(shape[2]));
   const std::string backend_name = read_backend(file, options);
   const std::optional<KVCacheLayout> wanted = read_layout(file);
   file.refuse_unknown_keys();
 
-  const DType cache_dtype = stated.value_or(dtype);
   const std::array<std::int64_t, 3> key_shape = {key.shape[0], shape[2], shape[3]};
   key = file.array("key", descr_of(dtype), key_shape);
   const NpyArray value = file.array("value", descr_of(dtype), key_shape);
@@ -89,12 +90,13 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
       get_attn_backend(config, &context->capabilities(), backend_name);
   const KVCacheLayout layout = choose_layout(backend, wanted, &context->capabilities());
   const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const KVCache cache = make_cache(*context, backend, layout,
-                                   {.block_size = config.block_size,
-                                    .num_kv_heads = config.num_kv_heads,
-                                    .head_size = config.head_size,
-                                    .dtype = cache_dtype},
-                                   shape[0]);
+  KVCache cache = make_cache(*context, backend, layout,
+                             {.block_size = config.block_size,
+                              .num_kv_heads = config.num_kv_heads,
+                              .head_size = config.head_size,
+                              .dtype = cache_dtype},
+                             shape[0]);
+  set_scales(*context, queue, scales, cache);
   LogicalCache logical{std::move(key_cache.data), std::move(value_cache.data)};
   Event event;
   if (shape[0] > 0) {

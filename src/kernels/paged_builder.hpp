@@ -16,7 +16,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   using Fill = void (*)(Metadata&, const PagedStep&, const AttentionConfig&);
 
   PagedMetadataBuilder(std::shared_ptr<Context> context, const AttentionConfig& config,
-                       const BuilderOptions& options, PageTable page_table, Fill fill);
+                       const BuilderOptions& options, StepStyle style, Fill fill);
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload) override {
@@ -66,8 +66,8 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 template <typename Metadata>
 PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> context,
                                                      const AttentionConfig& config,
-                                                     const BuilderOptions& options,
-                                                     PageTable page_table, Fill fill)
-    : config_(config), step_(std::move(context), config, options, page_table), fill_(fill) {}
+                                                     const BuilderOptions& options, StepStyle style,
+                                                     Fill fill)
+    : config_(config), step_(std::move(context), config, options, style), fill_(fill) {}
 
 }  // namespace clattn::detail

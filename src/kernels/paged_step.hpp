@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "capture/capture.hpp"
 #include "kernels/attention_kernels.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/staging.hpp"
@@ -26,6 +27,7 @@ struct PagedStepView {
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
   KeyWindow window;  ///< keys outside it are in no item
+  BatchRecord batch;
 };
 
 /// How page ids are laid out for the kernels and for readers of the metadata.
@@ -34,12 +36,18 @@ enum class PageTable : std::uint8_t {
   kDense,  ///< one row a request, as wide as the longest list, padded with page 0 (xFormers)
 };
 
+/// What a step owes to its backend.
+struct StepStyle {
+  std::string_view backend;  ///< registry name
+  PageTable page_table = PageTable::kCsr;
+};
+
 /// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
 /// grows. Not thread-safe.
 class PagedStep {
  public:
   PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
-            const BuilderOptions& options, PageTable page_table);
+            const BuilderOptions& options, StepStyle style);
 
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
   /// Bytes of partial results that build() would use for this batch.
@@ -79,7 +87,7 @@ class PagedStep {
   std::shared_ptr<Context> context_;
   std::shared_ptr<const AttentionKernels> kernels_;
   BuilderOptions options_;
-  PageTable page_table_;
+  StepStyle style_;
   AttentionType attn_type_;
   PlannerConfig planner_;
   StagedUpload staging_;

@@ -20,6 +20,7 @@ TEST(Environment, UnsetIsEmpty) {
   EXPECT_EQ(result.backend, "");
   EXPECT_EQ(result.kernel_dir, "");
   EXPECT_EQ(result.cache_dir, "");
+  EXPECT_EQ(result.capture_dir, "");
   EXPECT_TRUE(result.cache_enabled);
 }
 
@@ -28,11 +29,13 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_BACKEND", "XFORMERS"},
                                     {"CLATTN_KERNEL_DIR", "/k"},
                                     {"CLATTN_CACHE_DIR", "/c"},
+                                    {"CLATTN_CAPTURE_DIR", "/calls"},
                                     {"CLATTN_CACHE", "0"}});
   EXPECT_EQ(result.device, "gpu");
   EXPECT_EQ(result.backend, "XFORMERS");
   EXPECT_EQ(result.kernel_dir, "/k");
   EXPECT_EQ(result.cache_dir, "/c");
+  EXPECT_EQ(result.capture_dir, "/calls");
   EXPECT_FALSE(result.cache_enabled);
 }
 
