@@ -20,8 +20,9 @@ std::vector<T> values_of(const std::string& image) {
 class RunCase {
  public:
   explicit RunCase(const CaseImage& image, const std::string& options = {});
+  struct InPlace {};
   /// A case directory that is there already; outputs go elsewhere.
-  static RunCase in_place(const std::filesystem::path& directory) { return {directory, InPlace{}}; }
+  RunCase(InPlace, const std::filesystem::path& directory);
 
   template <typename T>
   std::vector<T> array(const std::string& name) const {
@@ -32,8 +33,6 @@ class RunCase {
   std::size_t num_outputs() const;
 
  private:
-  struct InPlace {};
-  RunCase(const std::filesystem::path& directory, InPlace);
   ScratchDirectory scratch_;
   std::filesystem::path out_;
 };
