@@ -10,7 +10,8 @@ RunCase::RunCase(const CaseImage& image, const std::string& options)
   EXPECT_EQ(result.code, 0) << result.standard_error;
 }
 
-RunCase::RunCase(InPlace /*tag*/, const std::filesystem::path& directory) : out_(scratch_.path() / "out") {
+RunCase::RunCase(InPlace /*tag*/, const std::filesystem::path& directory)
+    : out_(scratch_.path() / "out") {
   const ProgramResult result = run_program("run " + directory.string() + " --out " + out_.string());
   EXPECT_EQ(result.code, 0) << result.standard_error;
 }
