@@ -203,8 +203,6 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                        .causal = step.causal != 0,
                        .query = query,
                        .cache = &cache,
-                       .key = {},
-                       .value = {},
                        .options = options,
                        .return_lse = lse != nullptr});
   }
@@ -236,9 +234,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
     capture_attention({.queue = queue,
                        .config = config_,
                        .batch = step.batch,
-                       .causal = false,
                        .query = query,
-                       .cache = nullptr,
                        .key = key,
                        .value = value,
                        .options = options,
