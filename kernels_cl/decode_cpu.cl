@@ -1,6 +1,6 @@
 // Decode on a CPU: few query rows against a long range of paged keys, limited by memory.
 //
-//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   kv_begin <= p < end of row r
+//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
 //
 // Loop order: tile of BLOCK_KV keys > chunk of 4 rows > scores, softmax, values. All rows of the
 // item share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k against row
@@ -8,7 +8,8 @@
 // this one is computed, because a head's part of a page is too short a run for the hardware's own
 // prefetcher.
 //
-// Macros: lib/vec.clh. Here BLOCK_KV is a multiple of 16.
+// Macros: lib/vec.clh and lib/options.clh, which says what may be added to the logits. Here
+// BLOCK_KV is a multiple of 16.
 
 #include "lib/cpu_rows.clh"
 
@@ -45,10 +46,24 @@ typedef struct ClaState {
   cla_vf l;      // the denominator: the sum over a row's lanes
   cla_vi end;    // position that the row's keys end before
   int full_end;  // the smallest of them: tiles before it need no mask
+#if CLA_WINDOW
+  cla_vi begin;    // position that the row's keys begin at
+  int full_begin;  // the largest of them
+#endif
+#if CLA_ALIBI
+  cla_vi position;  // of the row's query
+  cla_vf slope;     // of its head
+#endif
+#if CLA_MASK
+  __global const uchar* mask[CLA_CHUNK];  // of each row
+#endif
 } ClaState;
 
 // Where the keys at hand and those to fetch lie, in K and in V.
 typedef struct ClaTile {
+  const ClaOptions* opt;
+  int at;            // position of its first key
+  int end;           // no row of the item sees a key from here on
   const long* now;   // [BLOCK_KV] offsets
   const long* next;  // [BLOCK_KV] offsets in the next tile
   int fetch_begin;   // of the next tile's keys, this chunk fetches fetch_begin .. fetch_end
@@ -59,16 +74,31 @@ CLA_INLINE int cla_fetches(const ClaTile* tile, int key) {
   return key >= tile->fetch_begin && key < tile->fetch_end;
 }
 
-CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, int causal, ClaState* state) {
-  int4 end;
-  end.x = cla_row_end(rows, first_row, causal);
-  end.y = cla_row_end(rows, first_row + 1, causal);
-  end.z = cla_row_end(rows, first_row + 2, causal);
-  end.w = cla_row_end(rows, first_row + 3, causal);
-  state->end = CLA_REPEAT_ROWS(end);
-  state->full_end = end.x;  // later rows never see fewer keys
+CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* state) {
+  int begin[CLA_CHUNK], end[CLA_CHUNK], position[CLA_CHUNK];
+  float slope[CLA_CHUNK];
+#pragma unroll
+  for (int r = 0; r < CLA_CHUNK; ++r) {
+    begin[r] = cla_row_begin(rows, first_row + r);
+    end[r] = cla_row_end(rows, first_row + r);
+    position[r] = cla_row_position(rows, first_row + r);
+    slope[r] = cla_row_slope(rows, first_row + r);
+#if CLA_MASK
+    state->mask[r] = cla_row_mask(rows, first_row + r);
+#endif
+  }
   state->m = (cla_vf)(CLA_NEG_BIG);
   state->l = (cla_vf)(0.0f);
+  state->end = CLA_REPEAT_ROWS(vload4(0, end));
+  state->full_end = end[0];  // neither end ever falls from row to row
+#if CLA_WINDOW
+  state->begin = CLA_REPEAT_ROWS(vload4(0, begin));
+  state->full_begin = begin[CLA_CHUNK - 1];
+#endif
+#if CLA_ALIBI
+  state->position = CLA_REPEAT_ROWS(vload4(0, position));
+  state->slope = CLA_REPEAT_ROWS(vload4(0, slope));
+#endif
 }
 
 // s[step], lane 4 k + r: q row r times key STEP_KEYS * step + k. VEC sums run at once, one for each
@@ -101,15 +131,64 @@ CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const Cl
   }
 }
 
+// Whether some row of the chunk does not see all of a tile.
+CLA_INLINE int cla_masked(const ClaState* state, int tile_at) {
+#if CLA_MASK
+  return 1;
+#elif CLA_WINDOW
+  return tile_at + CLA_BLOCK_KV > state->full_end || tile_at < state->full_begin;
+#else
+  return tile_at + CLA_BLOCK_KV > state->full_end;
+#endif
+}
+
+// allowed[4 key + r]: what row r's mask says of a key of the tile. `end`: no mask is read from that
+// position on.
+CLA_INLINE void cla_read_masks(const ClaState* state, int tile_at, int end, uchar* allowed) {
+#if CLA_MASK
+#pragma unroll 1
+  for (int key = 0; key < CLA_BLOCK_KV; ++key)
+#pragma unroll
+    for (int r = 0; r < CLA_CHUNK; ++r)
+      allowed[key * CLA_CHUNK + r] = state->mask[r][min(tile_at + key, end - 1)];
+#endif
+}
+
+// Which lanes' rows see the keys of a step that begins at position `at`; `allowed` as read for it.
+CLA_INLINE cla_vi cla_seen(const ClaState* state, int at, const uchar* allowed) {
+  cla_vi seen = state->end - at > CLA_LANE_KEYS;
+#if CLA_WINDOW
+  seen &= state->begin - at <= CLA_LANE_KEYS;
+#endif
+#if CLA_MASK
+  seen &= CLA_CAT(convert_int, CLA_VEC)(CLA_CAT(vload, CLA_VEC)(0, allowed)) != 0;
+#endif
+  return seen;
+}
+
+// Makes logits of the scores of a step that begins at position `at`.
+CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaOptions* opt, int at, cla_vf s) {
+#if CLA_ALIBI
+  return cla_adjust_scores(opt, s, state->slope, at - state->position + CLA_LANE_KEYS);
+#else
+  return cla_adjust_scores(opt, s, (cla_vf)(0.0f), (cla_vi)(0));
+#endif
+}
+
 // Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew,
 // the sums of the chunk (l and o) are brought to the new scale; it seldom does after the first
-// tiles.
-CLA_INLINE void cla_softmax(ClaState* state, int tile_at, int masked, cla_vf* s, cla_vf* o) {
-  const cla_vi left = state->end - tile_at - CLA_LANE_KEYS;  // > STEP_KEYS * step: the key is seen
+// tiles. In a masked tile, keys that a row does not see get the weight -0.
+CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cla_vf* s,
+                            cla_vf* o) {
+  uchar allowed[CLA_BLOCK_KV * CLA_CHUNK];
+  cla_read_masks(state, tile->at, tile->end, allowed);
   cla_vf largest = state->m;
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
-    if (masked) s[step] = left > step * CLA_STEP_KEYS ? s[step] : (cla_vf)(CLA_NEG_BIG);
+    const int at = tile->at + step * CLA_STEP_KEYS;
+    s[step] = cla_logits(state, tile->opt, at, s[step]);
+    if (masked)
+      s[step] = cla_seen(state, at, allowed + step * CLA_VEC) ? s[step] : (cla_vf)(CLA_NEG_BIG);
     largest = cla_max(largest, s[step]);
   }
 #pragma unroll
@@ -127,17 +206,17 @@ CLA_INLINE void cla_softmax(ClaState* state, int tile_at, int masked, cla_vf* s,
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
     cla_vf p = cla_exp2(s[step] - largest);
-    if (masked) p = left > step * CLA_STEP_KEYS ? p : (cla_vf)(0.0f);
+    if (masked) p = s[step] == CLA_NEG_BIG ? (cla_vf)(-0.0f) : p;
     s[step] = p;
     state->l += p;
   }
 }
 
-// sum[r][0 .. n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n). skip_zero: a row
-// leaves out keys of weight 0, since V may hold inf or NaN where it must not look. n and skip_zero
+// sum[r][0 .. n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n). masked: a row
+// leaves out keys of weight -0, since V may hold inf or NaN where it must not look. n and masked
 // are constants at every call.
 CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const ClaTile* tile, int d,
-                             int n, int skip_zero, cla_vf* sum) {
+                             int n, int masked, cla_vf* sum) {
 #pragma unroll 2
   for (int key = 0; key < CLA_BLOCK_KV; ++key) {
     cla_vf value[CLA_PV_VECS];
@@ -152,7 +231,7 @@ CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const C
 #pragma unroll
     for (int r = 0; r < CLA_CHUNK; ++r) {
       const float weight = p[key * CLA_CHUNK + r];
-      if (skip_zero && weight == 0.0f) continue;
+      if (masked && as_int(weight) < 0) continue;
 #pragma unroll
       for (int i = 0; i < n; ++i) sum[r * n + i] = fma((cla_vf)(weight), value[i], sum[r * n + i]);
     }
@@ -180,11 +259,11 @@ CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const Cla
 
 // One chunk of rows against one tile of keys.
 CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                          const ClaTile* tile, int tile_at, ClaState* state, cla_vf* o) {
+                          const ClaTile* tile, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
   cla_scores(q, k, tile, s);
-  const int masked = tile_at + CLA_BLOCK_KV > state->full_end;
-  cla_softmax(state, tile_at, masked, s, o);
+  const int masked = cla_masked(state, tile->at);
+  cla_softmax(state, tile, masked, s, o);
   const int rest = CLA_NUM_VECS % CLA_PV_VECS;
 #pragma unroll 1
   for (int d = 0; d < CLA_NUM_VECS - rest; d += CLA_PV_VECS)
@@ -216,38 +295,47 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     int num_kv_heads,                       // num_heads / GROUP
     float scale_log2e,                      // softmax scale * log2(e)
     int causal,                             // 1: a token sees no later one
-    int write_lse) {                        // 1: lse is wanted
+    int write_lse                           // 1: lse is wanted
+        CLA_OPTION_PARAMS) {                // lib/options.clh
+  const ClaOptions opt = CLA_OPTION_VALUES;
   if (get_group_id(0) >= (size_t)num_items * (size_t)num_kv_heads * CLA_HEAD_CHUNKS) return;
-  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads);
+  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
   const ClaOutputs to = {out + out_offset, out_token_stride, lse,
                          partial_out,      partial_lse2,     write_lse};
-  __global const int* pages = meta + pages_at + rows.item.pages_at;
+  __global const int* pages = meta + pages_at;
   const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
-  const int end = cla_row_end(&rows, rows.rows - 1, causal);  // no row sees a key from here on
+  const int begin = cla_row_begin(&rows, 0);          // no row sees a key before it,
+  const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
+  const float scale = scale_log2e * cla_key_unit(&rows);
 
   cla_vf query[CLA_CHUNKS][CLA_CHUNK * CLA_NUM_VECS];
   cla_vf o[CLA_CHUNKS][CLA_CHUNK * CLA_NUM_VECS];
   ClaState state[CLA_CHUNKS];
   for (int c = 0; c < chunks; ++c) {
-    cla_init_state(&rows, c * CLA_CHUNK, causal, &state[c]);
+    cla_init_state(&rows, c * CLA_CHUNK, &state[c]);
     for (int r = 0; r < CLA_CHUNK; ++r)
-      cla_read_query(&rows, c * CLA_CHUNK + r, q + q_offset, q_token_stride, scale_log2e,
+      cla_read_query(&rows, c * CLA_CHUNK + r, q + q_offset, q_token_stride, scale,
                      query[c] + r * CLA_NUM_VECS);
     for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) o[c][d] = (cla_vf)(0.0f);
   }
 
   long offsets[2][CLA_BLOCK_KV];
   int now = 0;
-  if (rows.item.kv_begin < end)
-    cla_kv_rows(&rows, pages, rows.item.kv_begin, CLA_BLOCK_KV, end, block_stride, token_stride,
-                head_stride, offsets[now]);
-  for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV, now ^= 1) {
+  if (begin < end)
+    cla_kv_rows(&rows, pages, begin, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
+                offsets[now]);
+  for (int at = begin; at < end; at += CLA_BLOCK_KV, now ^= 1) {
     cla_kv_rows(&rows, pages, at + CLA_BLOCK_KV, CLA_BLOCK_KV, end, block_stride, token_stride,
                 head_stride, offsets[now ^ 1]);
     for (int c = 0; c < chunks; ++c) {
-      const ClaTile tile = {offsets[now], offsets[now ^ 1], c * CLA_BLOCK_KV / chunks,
+      const ClaTile tile = {&opt,
+                            at,
+                            end,
+                            offsets[now],
+                            offsets[now ^ 1],
+                            c * CLA_BLOCK_KV / chunks,
                             (c + 1) * CLA_BLOCK_KV / chunks};
-      cla_chunk(query[c], k_cache + k_offset, v_cache + v_offset, &tile, at, &state[c], o[c]);
+      cla_chunk(query[c], k_cache + k_offset, v_cache + v_offset, &tile, &state[c], o[c]);
     }
   }
 

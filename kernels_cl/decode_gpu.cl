@@ -30,15 +30,16 @@
    CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
    CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16: k_cache and v_cache
-   CLA_PAGE_SIZE        tokens      >= 1; multiples of CLA_BLOCK_KV need fewer look-ups
+   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
+   CLA_PAGE_SIZE        tokens      0: no pages; multiples of CLA_BLOCK_KV need fewer look-ups
    CLA_BLOCK_ROWS       rows        1, 2, 4, 8
    CLA_BLOCK_KV         keys        per slot and step: 1, 2, 4, 8
    CLA_WG_SIZE          work-items  power of two, 32 ... 256
    CLA_REDUCE           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
+   CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries. */
+   16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #if !defined(CLA_REDUCE)
 #error "decode_gpu.cl needs CLA_REDUCE"
 #endif
@@ -62,29 +63,6 @@
 #define CLA_PAGES_PER_STEP CLA_BLOCK_KV
 #endif
 
-#if CLA_REDUCE == 1 && CLA_KV_DTYPE == 1
-/* The two f16 of a word, without the round trip through private memory that vload_half asks of the
-   compiler. */
-static inline float2 cla_expand_f16x2(uint bits) {
-  float2 x;
-  asm("{.reg .b16 lo, hi;\n mov.b32 {lo, hi}, %2;\n cvt.f32.f16 %0, lo;\n cvt.f32.f16 %1, hi;}"
-      : "=f"(x.x), "=f"(x.y)
-      : "r"(bits));
-  return x;
-}
-
-static inline ClaF8 cla_expand(ClaKvRaw raw) {
-  ClaF8 x;
-  x.lo = (float4)(cla_expand_f16x2(raw.bits.x), cla_expand_f16x2(raw.bits.y));
-  x.hi = (float4)(cla_expand_f16x2(raw.bits.z), cla_expand_f16x2(raw.bits.w));
-  return x;
-}
-#else
-static inline ClaF8 cla_expand(ClaKvRaw raw) {
-  return cla_kv_expand(raw);
-}
-#endif
-
 /* Physical pages of the BLOCK_KV keys from `first` on. Keys outside [begin, last] stand for the
    nearest one inside: what they load is valid and never used, and every lane runs the same straight
    code. */
@@ -92,16 +70,16 @@ static inline void cla_find_pages(int* page, __global const int* pages, int firs
                                   int last) {
 #pragma unroll
   for (int i = 0; i < CLA_PAGES_PER_STEP; ++i)
-    page[i] = pages[(uint)clamp(first + i, begin, last) / CLA_PAGE_SIZE];
+    page[i] = cla_page_of(pages, (uint)clamp(first + i, begin, last));
 }
 
 /* Elements from the start of the cache to the rows of those keys. */
-static inline void cla_find_rows(long* row, const int* page, int first, int begin, int last,
-                                 long block_stride, long token_stride) {
+static inline void cla_find_rows(long* row, const ClaWorkItem* item, const int* page, int first,
+                                 int begin, int last, long block_stride, long token_stride) {
 #pragma unroll
   for (int i = 0; i < CLA_BLOCK_KV; ++i) {
-    const long token = (long)((uint)clamp(first + i, begin, last) % CLA_PAGE_SIZE);
-    row[i] = (long)page[i % CLA_PAGES_PER_STEP] * block_stride + token * token_stride;
+    row[i] = cla_key_row(item, page[i % CLA_PAGES_PER_STEP], (uint)clamp(first + i, begin, last),
+                         block_stride, token_stride);
   }
 }
 
@@ -134,16 +112,19 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     int num_kv_heads,                          /* heads */
     float scale_log2e,                         /* softmax scale * log2(e) */
     int causal,                                /* 0 or 1 */
-    int write_lse) {                           /* 0 or 1 */
+    int write_lse                              /* 0 or 1 */
+        CLA_OPTION_PARAMS) {                   /* lib/options.clh */
   __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
   __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
 
   (void)num_items;
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint lane = lid % CLA_LPK;
   const uint slot = lid / CLA_LPK;
   const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
   const int has_dims = lane * 8 < CLA_HEAD_DIM;
+  const float query_scale = cla_query_scale(&opt, &task, scale_log2e);
 
   for (uint i = lid; i < CLA_BLOCK_ROWS * CLA_LPK; i += CLA_WG_SIZE) {
     const uint row = i / CLA_LPK;
@@ -151,7 +132,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     ClaF8 x = cla_zero8();
     if (cla_row_exists(&task, row) && dim < CLA_HEAD_DIM) {
       x = cla_scale8(CLA_Q_LOAD8(q + cla_query_at(&task, row, q_offset, q_token_stride) + dim),
-                     scale_log2e);
+                     query_scale);
     }
     q_tile[2 * i] = x.lo;
     q_tile[2 * i + 1] = x.hi;
@@ -166,8 +147,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     state[row].acc = cla_zero8();
   }
 
-  const int begin = task.item.kv_begin;
-  const int last = task.item.kv_end - 1;
+  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+  const int begin = keys.begin;
+  const int last = keys.end - 1;
   const int aligned_begin = begin - begin % CLA_BLOCK_KV;
   __global const int* pages = meta + pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * head_stride + 8 * (long)lane;
@@ -187,7 +169,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   }
   if (begin <= last) {
     cla_find_pages(page, pages, first, begin, last);
-    cla_find_rows(at, page, first, begin, last, block_stride, token_stride);
+    cla_find_rows(at, &task.item, page, first, begin, last, block_stride, token_stride);
     cla_find_pages(page, pages, first + CLA_STEP_KEYS, begin, last);
     if (has_dims) cla_load_rows(k_raw, k_lane, at);
   }
@@ -198,7 +180,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     float scores[CLA_SCORES]; /* [BLOCK_ROWS][BLOCK_KV] */
     ClaF8 k[CLA_BLOCK_KV];
 #pragma unroll
-    for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_expand(k_raw[i]);
+    for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_kv_expand(k_raw[i]);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
       ClaF8 x;
@@ -210,24 +192,25 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     }
 
     /* The next step's K; behind the last one, the range's last key again. */
-    cla_find_rows(at, page, first + CLA_STEP_KEYS, begin, last, block_stride, token_stride);
+    cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, block_stride,
+                  token_stride);
     cla_find_pages(page, pages, first + 2 * CLA_STEP_KEYS, begin, last);
     if (has_dims) cla_load_rows(k_raw, k_lane, at);
 
     cla_sum_over_slot(scores, (__local float*)scratch);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-      cla_weigh(&state[row], scores + row * CLA_BLOCK_KV, first, begin,
-                cla_row_kv_end(&task.item, row, causal));
+      const ClaRow sight = cla_row(&opt, &task, row, causal);
+      cla_weigh(&state[row], scores + row * CLA_BLOCK_KV, &opt, &sight, first);
     }
 #pragma unroll
     for (uint i = 0; i < CLA_BLOCK_KV; ++i) {
-      const ClaF8 v = cla_expand(v_raw[i]);
+      const ClaF8 v = cla_kv_expand(v_raw[i]);
 #pragma unroll
       for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
         const float weight = scores[row * CLA_BLOCK_KV + i];
-        /* Weight 0 skips the key: V may hold inf or NaN where this row must not look. */
-        if (weight != 0.0f) state[row].acc = cla_mad8(weight, v, state[row].acc);
+        /* V may hold inf or NaN where this row must not look. */
+        if (cla_is_seen(weight)) state[row].acc = cla_mad8(weight, v, state[row].acc);
       }
     }
     first += CLA_STEP_KEYS;
@@ -238,20 +221,22 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
 #pragma unroll
   for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
     if (slot == 0 && has_dims && cla_row_exists(&task, row)) {
-      const ClaF8 result = cla_scale8(state[row].acc, cla_inverse_sum(state[row].sum));
-      const float lse2 = cla_lse2(state[row].max, state[row].sum);
+      const ClaRowEnd end =
+          cla_end_row(&opt, &task, row, (uint)num_kv_heads, state[row].max, state[row].sum);
+      const ClaF8 result = cla_scale8(state[row].acc, end.factor);
       const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
       if (task.item.partial_row >= 0) {
         __global float* to = partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane;
         cla_store4_f32(result.lo, to);
         cla_store4_f32(result.hi, to + 4);
-        if (lane == 0) partial_lse2[result_row] = lse2;
+        if (lane == 0) partial_lse2[result_row] = end.lse2;
       } else {
         __global CLA_Q_T* to =
             out + cla_query_at(&task, row, out_offset, out_token_stride) + 8 * (long)lane;
-        CLA_Q_STORE4(result.lo, to);
-        CLA_Q_STORE4(result.hi, to + 4);
-        if (lane == 0 && write_lse) lse[result_row] = cla_natural_lse(lse2);
+        const ulong fp8_at = result_row * CLA_HEAD_DIM + 8 * (ulong)lane;
+        cla_store_result(&opt, result.lo, to, fp8_at);
+        cla_store_result(&opt, result.hi, to + 4, fp8_at + 4);
+        if (lane == 0 && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
       }
     }
   }

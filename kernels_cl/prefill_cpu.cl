@@ -1,15 +1,16 @@
 // Prefill on a CPU: many query rows against paged keys, limited by arithmetic.
 //
-//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   kv_begin <= p < end of row r
+//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
 //
 // Loop order: tile of BLOCK_KV keys > pack K^T and V as f32 > block of ROW_BLOCK rows > scores,
 // softmax, values. Packing pays each page lookup, conversion and transpose once for all rows of the
 // item. Scores and values are products of ROW_BLOCK rows with two vectors of columns, whose sums
-// fill the register file. Row blocks that see no key of a tile skip it; only those whose end falls
-// inside it are masked.
+// fill the register file. Row blocks that see no key of a tile skip it; only those of which a row
+// does not see all of it are masked.
 //
-// Macros: lib/vec.clh. Here BLOCK_KV is a multiple of 2 VEC. Private memory is about
-// 2 (BLOCK_ROWS + BLOCK_KV) HEAD_DIM floats: 320 KiB at BLOCK_ROWS 256, BLOCK_KV 64, HEAD_DIM 128.
+// Macros: lib/vec.clh and lib/options.clh, which says what may be added to the logits. Here
+// BLOCK_KV is a multiple of 2 VEC. Private memory is about 2 (BLOCK_ROWS + BLOCK_KV) HEAD_DIM
+// floats: 320 KiB at BLOCK_ROWS 256, BLOCK_KV 64, HEAD_DIM 128.
 
 #include "lib/cpu_rows.clh"
 
@@ -34,7 +35,33 @@ typedef struct ClaState {
   float m[CLA_MAX_ROWS];   // largest logit so far (base 2)
   cla_vf l[CLA_MAX_ROWS];  // the denominator: the sum of the lanes
   int end[CLA_MAX_ROWS];   // position that the row's keys end before
+#if CLA_WINDOW
+  int begin[CLA_MAX_ROWS];  // position that they begin at
+#endif
 } ClaState;
+
+// The keys of a tile that a block of rows sees: none outside begin .. end, while every row sees all
+// of full_begin .. full_end.
+typedef struct ClaSeen {
+  int begin, full_begin, full_end, end;
+} ClaSeen;
+
+CLA_INLINE ClaSeen cla_seen(const ClaState* state, int first, int tile_at) {
+  const int last = first + CLA_ROW_BLOCK - 1;
+  ClaSeen seen;  // neither end ever falls from row to row
+  seen.begin = seen.full_begin = 0;
+  seen.end = min(CLA_BLOCK_KV, state->end[last] - tile_at);
+#if CLA_WINDOW
+  seen.begin = clamp(state->begin[first] - tile_at, 0, seen.end);
+  seen.full_begin = clamp(state->begin[last] - tile_at, 0, seen.end);
+#endif
+#if CLA_MASK
+  seen.full_begin = seen.full_end = seen.end;
+#else
+  seen.full_end = clamp(state->end[first] - tile_at, seen.full_begin, seen.end);
+#endif
+  return seen;
+}
 
 // k_t[pair of key vectors][d][2]: keys of the tile as columns. Transposes VEC keys by VEC dims at a
 // time.
@@ -64,11 +91,10 @@ CLA_INLINE void cla_pack_values(__global const CLA_KV_T* cache, const long* offs
 }
 
 // sum[r][i] += sum over x in begin .. end of left[r][x] * right[x][i]: ROW_BLOCK rows, n vectors of
-// columns. skip_zero: a row leaves out x where left is 0, since right may hold inf or NaN there. n
-// and skip_zero are constants at every call.
+// columns. masked: a row leaves out x where left is -0, since right may hold inf or NaN there. n
+// and masked are constants at every call.
 CLA_INLINE void cla_multiply(const float* left, int left_stride, const cla_vf* right,
-                             int right_stride, int begin, int end, int n, int skip_zero,
-                             cla_vf* sum) {
+                             int right_stride, int begin, int end, int n, int masked, cla_vf* sum) {
 #pragma unroll 2
   for (int x = begin; x < end; ++x) {
     cla_vf column[2];
@@ -77,18 +103,18 @@ CLA_INLINE void cla_multiply(const float* left, int left_stride, const cla_vf* r
 #pragma unroll
     for (int r = 0; r < CLA_ROW_BLOCK; ++r) {
       const float factor = left[r * left_stride + x];
-      if (skip_zero && factor == 0.0f) continue;
+      if (masked && as_int(factor) < 0) continue;
 #pragma unroll
       for (int i = 0; i < n; ++i) sum[r * n + i] = fma((cla_vf)(factor), column[i], sum[r * n + i]);
     }
   }
 }
 
-// s[r][KEY_VECS]: the block's rows times the first `keys` keys of the tile; what follows them is
-// left as it is.
-CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, int keys, cla_vf* s) {
+// s[r][KEY_VECS]: the block's rows times the keys begin .. end of the tile; what lies around them
+// may be left as it is.
+CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, int begin, int end, cla_vf* s) {
 #pragma unroll 1
-  for (int pair = 0; pair * 2 * CLA_VEC < keys; ++pair) {
+  for (int pair = begin / (2 * CLA_VEC); pair * 2 * CLA_VEC < end; ++pair) {
     cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
     for (int i = 0; i < CLA_ROW_BLOCK * 2; ++i) sum[i] = (cla_vf)(0.0f);
@@ -102,17 +128,20 @@ CLA_INLINE void cla_scores(const cla_vf* q, const cla_vf* k_t, int keys, cla_vf*
   }
 }
 
-// o[r][d .. d + n) = o * factor[r] + p[r] * V over the tile's first `keys` keys, of which every row
-// sees the first `full`; n is a constant at every call.
-CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v, int full,
-                           int keys, int d, int n, cla_vf* o) {
+// o[r][d .. d + n) = o * factor[r] + p[r] * V over the tile's keys; n is a constant at every call.
+CLA_INLINE void cla_values(const cla_vf* p, const float* factor, const cla_vf* v,
+                           const ClaSeen* seen, int d, int n, cla_vf* o) {
   cla_vf sum[CLA_ROW_BLOCK * 2];
 #pragma unroll
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
 #pragma unroll
     for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i] * factor[r];
-  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, 0, full, n, 0, sum);
-  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, full, keys, n, 1, sum);
+  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, seen->begin, seen->full_begin, n,
+               1, sum);
+  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, seen->full_begin, seen->full_end,
+               n, 0, sum);
+  cla_multiply((const float*)p, CLA_BLOCK_KV, v + d, CLA_NUM_VECS, seen->full_end, seen->end, n, 1,
+               sum);
 #pragma unroll
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
 #pragma unroll
@@ -132,16 +161,49 @@ CLA_INLINE float cla_max_lane(cla_vf x) {
   return c.x > c.y ? c.x : c.y;
 }
 
+// What a mask says of VEC keys, of which the row sees `left`: beyond them it may have ended.
+CLA_INLINE cla_vi cla_read_mask(__global const uchar* mask, int left) {
+  if (left >= CLA_VEC) return CLA_CAT(convert_int, CLA_VEC)(CLA_CAT(vload, CLA_VEC)(0, mask)) != 0;
+  uchar allowed[CLA_VEC];
+  for (int i = 0; i < CLA_VEC; ++i) allowed[i] = i < left ? mask[i] : (uchar)0;
+  return CLA_CAT(convert_int, CLA_VEC)(CLA_CAT(vload, CLA_VEC)(0, allowed)) != 0;
+}
+
+// Which lanes' keys row r sees, the first one being at position `at`.
+CLA_INLINE cla_vi cla_lanes_seen(const ClaRows* rows, const ClaState* state, int r, int at) {
+  cla_vi seen = state->end[r] - at > CLA_LANES;
+#if CLA_WINDOW
+  seen &= state->begin[r] - at <= CLA_LANES;
+#endif
+#if CLA_MASK
+  seen &= cla_read_mask(cla_row_mask(rows, r) + at, state->end[r] - at);
+#endif
+  return seen;
+}
+
+// Whether row r does not see all of a tile.
+CLA_INLINE int cla_row_masked(const ClaState* state, int r, int tile_at) {
+#if CLA_MASK
+  return 1;
+#elif CLA_WINDOW
+  return state->end[r] - tile_at < CLA_BLOCK_KV || state->begin[r] > tile_at;
+#else
+  return state->end[r] - tile_at < CLA_BLOCK_KV;
+#endif
+}
+
 // Turns one row's scores into probabilities relative to its largest logit so far; what was summed
-// before counts factor. `left`: keys of the tile that the row sees; the others become 0, whatever
-// their scores.
-CLA_INLINE float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
-  const int masked = left < CLA_BLOCK_KV;
-  const cla_vi seen = left - CLA_LANES;  // > VEC * i: lane is seen in vector i
+// before counts factor. Keys that the row does not see get the weight -0, whatever their scores.
+CLA_INLINE float cla_softmax(const ClaRows* rows, ClaState* state, int r, int tile_at, cla_vf* s) {
+  const int masked = cla_row_masked(state, r, tile_at);
+  const cla_vf slope = (cla_vf)(cla_row_slope(rows, r));
+  const int ahead = tile_at - cla_row_position(rows, r);
   cla_vf largest = (cla_vf)(CLA_NEG_BIG);
 #pragma unroll
   for (int i = 0; i < CLA_KEY_VECS; ++i) {
-    if (masked) s[i] = seen > i * CLA_VEC ? s[i] : (cla_vf)(CLA_NEG_BIG);
+    s[i] = cla_adjust_scores(rows->opt, s[i], slope, ahead + i * CLA_VEC + CLA_LANES);
+    if (masked)
+      s[i] = cla_lanes_seen(rows, state, r, tile_at + i * CLA_VEC) ? s[i] : (cla_vf)(CLA_NEG_BIG);
     largest = cla_max(largest, s[i]);
   }
   const float before = state->m[r];
@@ -151,9 +213,10 @@ CLA_INLINE float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
   cla_vf l = state->l[r] * factor;
 #pragma unroll
   for (int i = 0; i < CLA_KEY_VECS; ++i) {
-    s[i] = cla_exp2(s[i] - m);
-    if (masked) s[i] = seen > i * CLA_VEC ? s[i] : (cla_vf)(0.0f);
-    l += s[i];
+    cla_vf p = cla_exp2(s[i] - m);
+    if (masked) p = s[i] == CLA_NEG_BIG ? (cla_vf)(-0.0f) : p;
+    s[i] = p;
+    l += p;
   }
   state->m[r] = m;
   state->l[r] = l;
@@ -161,22 +224,19 @@ CLA_INLINE float cla_softmax(ClaState* state, int r, int left, cla_vf* s) {
 }
 
 // ROW_BLOCK rows from `first` against one packed tile.
-CLA_INLINE void cla_row_block(int first, int tile_at, const cla_vf* q, const cla_vf* k_t,
-                              const cla_vf* v, ClaState* state, cla_vf* o) {
+CLA_INLINE void cla_row_block(const ClaRows* rows, int first, int tile_at, const cla_vf* q,
+                              const cla_vf* k_t, const cla_vf* v, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_ROW_BLOCK * CLA_KEY_VECS];
   float factor[CLA_ROW_BLOCK];
-  // No row of the block sees more keys than its last one, or fewer than its first one.
-  const int keys = min(CLA_BLOCK_KV, state->end[first + CLA_ROW_BLOCK - 1] - tile_at);
-  const int full = clamp(state->end[first] - tile_at, 0, keys);
-  cla_scores(q, k_t, keys, s);
+  const ClaSeen seen = cla_seen(state, first, tile_at);
+  cla_scores(q, k_t, seen.begin, seen.end, s);
 #pragma unroll 1
   for (int r = 0; r < CLA_ROW_BLOCK; ++r)
-    factor[r] =
-        cla_softmax(state, first + r, state->end[first + r] - tile_at, s + r * CLA_KEY_VECS);
+    factor[r] = cla_softmax(rows, state, first + r, tile_at, s + r * CLA_KEY_VECS);
   const int rest = CLA_NUM_VECS % 2;
 #pragma unroll 1
-  for (int d = 0; d < CLA_NUM_VECS - rest; d += 2) cla_values(s, factor, v, full, keys, d, 2, o);
-  if (rest != 0) cla_values(s, factor, v, full, keys, CLA_NUM_VECS - 1, 1, o);
+  for (int d = 0; d < CLA_NUM_VECS - rest; d += 2) cla_values(s, factor, v, &seen, d, 2, o);
+  if (rest != 0) cla_values(s, factor, v, &seen, CLA_NUM_VECS - 1, 1, o);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_cpu(
@@ -203,13 +263,16 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     int num_kv_heads,                       // num_heads / GROUP
     float scale_log2e,                      // softmax scale * log2(e)
     int causal,                             // 1: a token sees no later one
-    int write_lse) {                        // 1: lse is wanted
+    int write_lse                           // 1: lse is wanted
+        CLA_OPTION_PARAMS) {                // lib/options.clh
+  const ClaOptions opt = CLA_OPTION_VALUES;
   if (get_group_id(0) >= (size_t)num_items * (size_t)num_kv_heads * CLA_HEAD_CHUNKS) return;
-  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads);
+  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
   const ClaOutputs to = {out + out_offset, out_token_stride, lse,
                          partial_out,      partial_lse2,     write_lse};
-  __global const int* pages = meta + pages_at + rows.item.pages_at;
-  const int end = cla_row_end(&rows, rows.rows - 1, causal);  // no row sees a key from here on
+  __global const int* pages = meta + pages_at;
+  const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
+  const float scale = scale_log2e * cla_key_unit(&rows);
 
   cla_vf query[CLA_MAX_ROWS * CLA_NUM_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
   ClaState state;
@@ -217,22 +280,29 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   for (int r = 0; r < padded_rows; ++r) {
     state.m[r] = CLA_NEG_BIG;
     state.l[r] = (cla_vf)(0.0f);
-    state.end[r] = cla_row_end(&rows, r, causal);
-    cla_read_query(&rows, r, q + q_offset, q_token_stride, scale_log2e, query + r * CLA_NUM_VECS);
+    state.end[r] = cla_row_end(&rows, r);
+#if CLA_WINDOW
+    state.begin[r] = cla_row_begin(&rows, r);
+#endif
+    cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_NUM_VECS);
     for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
   }
 
   cla_vf k_t[CLA_BLOCK_KV * CLA_NUM_VECS], v[CLA_BLOCK_KV * CLA_NUM_VECS];
   long offsets[CLA_BLOCK_KV];
   int first = 0;  // rows before it see no key from here on
-  for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
+  for (int at = cla_row_begin(&rows, 0); at < end; at += CLA_BLOCK_KV) {
     cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
                 offsets);
     cla_pack_keys(k_cache + k_offset, offsets, k_t);
     cla_pack_values(v_cache + v_offset, offsets, v);
     while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
-    for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK)
-      cla_row_block(r, at, query + r * CLA_NUM_VECS, k_t, v, &state, o + r * CLA_NUM_VECS);
+    for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
+#if CLA_WINDOW
+      if (state.begin[r] >= at + CLA_BLOCK_KV) break;  // nor do later rows see a key of the tile
+#endif
+      cla_row_block(&rows, r, at, query + r * CLA_NUM_VECS, k_t, v, &state, o + r * CLA_NUM_VECS);
+    }
   }
 
   for (int r = 0; r < rows.rows; ++r) {

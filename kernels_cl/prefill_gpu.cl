@@ -22,15 +22,16 @@
    CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
    CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16: k_cache and v_cache
-   CLA_PAGE_SIZE        tokens      >= 1
+   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
+   CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        multiples of 4
    CLA_BLOCK_KV         keys        32 or 64; a multiple of the columns, 4 * WG_SIZE / BLOCK_ROWS
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV
+   CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
-   Local memory: 29 KiB with 64 rows, 32 keys and 256 work-items.
+   Local memory: 27 KiB with 64 rows, 32 keys and 256 work-items; 47 KiB with 128 rows and 512.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries. */
+   16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #include "lib/attention.clh"
 
 #define CLA_ROW_GROUPS (CLA_BLOCK_ROWS / 4)
@@ -51,7 +52,7 @@
 
 /* Strides of local tiles, in float4. An odd one spreads lanes that read a column over all banks. */
 #define CLA_QK_STRIDE (CLA_DIMS_QK / 4 + 1)
-#define CLA_P_STRIDE (CLA_BLOCK_KV / 4 + 1)
+#define CLA_P_STRIDE (CLA_BLOCK_KV / 4 + (CLA_BLOCK_ROWS <= 64)) /* 128 rows fit 48 KiB without */
 #define CLA_V_STRIDE CLA_COLUMNS
 #define CLA_QK_QUADS ((CLA_BLOCK_ROWS + CLA_BLOCK_KV) * CLA_QK_STRIDE)
 #define CLA_V_QUADS (CLA_BLOCK_KV * CLA_V_STRIDE)
@@ -113,15 +114,14 @@ static inline void cla_add_qk(float* scores, __local const float4* q_rows,
   }
 }
 
-/* sum + weight * v. `skip_zero`: a key of weight 0 is skipped, since V may hold inf or NaN where
-   the row must not look. */
-static inline float4 cla_add_pv(float weight, float4 v, float4 sum, int skip_zero) {
-  return skip_zero && weight == 0.0f ? sum : mad((float4)(weight), v, sum);
+/* sum + weight * v. `masked`: the key may be one that the row does not see. */
+static inline float4 cla_add_pv(float weight, float4 v, float4 sum, int masked) {
+  return masked && !cla_is_seen(weight) ? sum : mad((float4)(weight), v, sum);
 }
 
 /* sums[4] += P V over the tile's keys, for the four own dims. */
 static inline void cla_add_slice(float4* sums, __local const float4* p_rows,
-                                 __local const float4* v_column, int skip_zero) {
+                                 __local const float4* v_column, int masked) {
   for (uint key = 0; key < CLA_BLOCK_KV / 4; ++key) {
     float4 v[4];
 #pragma unroll
@@ -129,10 +129,10 @@ static inline void cla_add_slice(float4* sums, __local const float4* p_rows,
 #pragma unroll
     for (uint r = 0; r < 4; ++r) {
       const float4 p = p_rows[r * CLA_P_STRIDE + key];
-      sums[r] = cla_add_pv(p.x, v[0], sums[r], skip_zero);
-      sums[r] = cla_add_pv(p.y, v[1], sums[r], skip_zero);
-      sums[r] = cla_add_pv(p.z, v[2], sums[r], skip_zero);
-      sums[r] = cla_add_pv(p.w, v[3], sums[r], skip_zero);
+      sums[r] = cla_add_pv(p.x, v[0], sums[r], masked);
+      sums[r] = cla_add_pv(p.y, v[1], sums[r], masked);
+      sums[r] = cla_add_pv(p.z, v[2], sums[r], masked);
+      sums[r] = cla_add_pv(p.w, v[3], sums[r], masked);
     }
   }
 }
@@ -161,44 +161,46 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     int num_kv_heads,                          /* heads */
     float scale_log2e,                         /* softmax scale * log2(e) */
     int causal,                                /* 0 or 1 */
-    int write_lse) {                           /* 0 or 1 */
+    int write_lse                              /* 0 or 1 */
+        CLA_OPTION_PARAMS) {                   /* lib/options.clh */
   __local float4 stage[CLA_STAGE_QUADS];       /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
   __local float row_part[CLA_BLOCK_ROWS * CLA_COLUMNS]; /* maxima per column, in the end sums */
-  __local long key_at[CLA_WG_SIZE]; /* element of key i's row in the cache, -1: no row sees it */
+  __local long key_at[CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it */
 
   (void)num_items;
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint column = lid % CLA_COLUMNS;
   const uint first_row = lid / CLA_COLUMNS * 4;
   const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
-  const int begin = task.item.kv_begin;
-  const int end =
-      causal ? min(task.item.kv_end, task.item.q_pos + task.item.q_count) : task.item.kv_end;
+  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, causal);
+  const float query_scale = cla_query_scale(&opt, &task, scale_log2e);
   __global const int* pages = meta + pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * head_stride;
 
-  int row_end[4];
+  ClaRow rows[4];
   float row_max[4];
   float row_sum[4]; /* over the own keys only, until the end */
   float4 sums[CLA_SLICES][4];
 #pragma unroll
   for (uint r = 0; r < 4; ++r) {
-    row_end[r] = cla_row_kv_end(&task.item, first_row + r, causal);
+    rows[r] = cla_row(&opt, &task, first_row + r, causal);
     row_max[r] = CLA_NEG_BIG;
     row_sum[r] = 0.0f;
 #pragma unroll
     for (uint i = 0; i < CLA_SLICES; ++i) sums[i][r] = (float4)(0.0f);
   }
 
-  for (int tile = begin; tile < end; tile += CLA_BLOCK_KV) {
-    const uint position = (uint)tile + lid;
-    long at = -1;
-    if (position < (uint)min(end, tile + CLA_BLOCK_KV)) {
-      at = (long)pages[position / CLA_PAGE_SIZE] * block_stride +
-           (long)(position % CLA_PAGE_SIZE) * token_stride + head_at;
+  for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
+    if (lid < CLA_BLOCK_KV) {
+      const uint position = (uint)tile + lid;
+      key_at[lid] = position < (uint)keys.end
+                        ? head_at + cla_key_row(&task.item, cla_page_of(pages, position), position,
+                                                block_stride, token_stride)
+                        : -1;
     }
-    key_at[lid] = at;
     barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
 
     float scores[4 * CLA_KEYS];
@@ -207,7 +209,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
       const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
       __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
-      cla_stage_q(stage, &task, q, q_offset, q_token_stride, dim, width, scale_log2e);
+      cla_stage_q(stage, &task, q, q_offset, q_token_stride, dim, width, query_scale);
       cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache + k_offset, key_at, dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
       cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + column * CLA_QK_STRIDE,
@@ -215,15 +217,17 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten */
     }
 
+    int seen[4 * CLA_KEYS];
 #pragma unroll
     for (uint r = 0; r < 4; ++r) {
       float highest = CLA_NEG_BIG;
 #pragma unroll
       for (uint i = 0; i < CLA_KEYS; ++i) {
         const int key = tile + (int)(column + i * CLA_COLUMNS);
-        const int seen = cla_in_range(key, begin, row_end[r]);
-        scores[r * CLA_KEYS + i] = seen ? scores[r * CLA_KEYS + i] : CLA_NEG_BIG;
-        highest = fmax(highest, scores[r * CLA_KEYS + i]);
+        float* score = &scores[r * CLA_KEYS + i];
+        seen[r * CLA_KEYS + i] = cla_sees(&rows[r], key);
+        *score = seen[r * CLA_KEYS + i] ? cla_logit(&opt, &rows[r], *score, key) : CLA_NEG_BIG;
+        highest = fmax(highest, *score);
       }
       row_part[(first_row + r) * CLA_COLUMNS + column] = highest;
     }
@@ -243,14 +247,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       for (uint i = 0; i < CLA_KEYS; ++i) {
         const uint key = column + i * CLA_COLUMNS;
         const float weight = native_exp2(scores[r * CLA_KEYS + i] - new_max);
-        const float p = cla_in_range(tile + (int)key, begin, row_end[r]) ? weight : 0.0f;
+        const float p = seen[r * CLA_KEYS + i] ? weight : CLA_UNSEEN_WEIGHT;
         row_sum[r] += p;
         ((__local float*)p_tile)[(first_row + r) * CLA_P_STRIDE * 4 + key] = p;
       }
     }
 
-    /* Row 0 sees fewest keys: where it sees the whole tile, no weight is 0 for want of sight. */
-    const int all_seen = tile + CLA_BLOCK_KV <= cla_row_kv_end(&task.item, 0, causal);
+    const int masked =
+        CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
 #pragma unroll
     for (uint slice = 0; slice < CLA_SLICES; ++slice) {
       const uint dim = slice * CLA_DIMS_PV;
@@ -259,10 +263,10 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       barrier(CLK_LOCAL_MEM_FENCE); /* stage and p_tile written -> read */
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (column * 4 < width) {
-        if (all_seen) {
-          cla_add_slice(sums[slice], p_rows, stage + column, 0);
-        } else {
+        if (masked) {
           cla_add_slice(sums[slice], p_rows, stage + column, 1);
+        } else {
+          cla_add_slice(sums[slice], p_rows, stage + column, 0);
         }
       }
       barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten; behind the last slice also key_at
@@ -278,22 +282,22 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     const uint row = first_row + r;
     float sum = 0.0f;
     for (uint i = 0; i < CLA_COLUMNS; ++i) sum += row_part[row * CLA_COLUMNS + i];
-    const float lse2 = cla_lse2(row_max[r], sum);
-    const float inverse = cla_inverse_sum(sum);
     if (cla_row_exists(&task, row)) {
+      const ClaRowEnd end = cla_end_row(&opt, &task, row, (uint)num_kv_heads, row_max[r], sum);
       const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
       const long out_at = cla_query_at(&task, row, out_offset, out_token_stride);
       const int partial = task.item.partial_row >= 0;
 #pragma unroll
       for (uint slice = 0; slice < CLA_SLICES; ++slice) {
         const uint dim = slice * CLA_DIMS_PV + 4 * column;
-        const float4 result = sums[slice][r] * inverse;
-        if (dim < CLA_HEAD_DIM && partial)
-          cla_store4_f32(result, partial_out + result_row * CLA_HEAD_DIM + dim);
-        if (dim < CLA_HEAD_DIM && !partial) CLA_Q_STORE4(result, out + out_at + dim);
+        const ulong result_at = result_row * CLA_HEAD_DIM + dim;
+        const float4 result = sums[slice][r] * end.factor;
+        if (dim < CLA_HEAD_DIM && partial) cla_store4_f32(result, partial_out + result_at);
+        if (dim < CLA_HEAD_DIM && !partial)
+          cla_store_result(&opt, result, out + out_at + dim, result_at);
       }
-      if (column == 0 && partial) partial_lse2[result_row] = lse2;
-      if (column == 0 && !partial && write_lse) lse[result_row] = cla_natural_lse(lse2);
+      if (column == 0 && partial) partial_lse2[result_row] = end.lse2;
+      if (column == 0 && !partial && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
     }
   }
 }

@@ -106,16 +106,6 @@ static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong s
 }
 #endif
 
-#if CLA_KV_QUANT
-static inline ClaCells cla_divide8(ClaCells x, float scale) {
-  x.lo = (float4)(cla_divide(x.lo.x, scale), cla_divide(x.lo.y, scale), cla_divide(x.lo.z, scale),
-                  cla_divide(x.lo.w, scale));
-  x.hi = (float4)(cla_divide(x.hi.x, scale), cla_divide(x.hi.y, scale), cla_divide(x.hi.z, scale),
-                  cla_divide(x.hi.w, scale));
-  return x;
-}
-#endif
-
 /* A key's and a value's elements as they are to be stored. */
 static inline ClaCells cla_k_cells(const ClaOptions* opt, uint head, ClaCells x) {
 #if CLA_KV_QUANT

@@ -70,7 +70,12 @@ struct AttentionConfig {
 struct BuilderOptions {
   BatchLimits limits;
   SplitPolicy split_policy = SplitPolicy::kBalanced;
-  std::int32_t num_splits = 0;  ///< force this many KV splits per query tile, 0 = planned
+  std::int32_t num_splits = 0;        ///< force this many KV splits per query tile, 0 = planned
+  std::int32_t decode_threshold = 1;  ///< most query tokens of a decode: 1 + speculative tokens
+  /// > 0: every build() asks for the same launches, padded to what any batch of up to this many
+  /// decodes needs, so that a recorded step (graph.hpp) runs the next batch too. Other batches are
+  /// refused.
+  std::int32_t graph_batch_size = 0;
 };
 
 /// One step's device metadata, made by a builder and valid until its next build(). forward() calls
@@ -88,9 +93,8 @@ class AttentionMetadata {
   /// int64 slots of this step, on the device.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
-  std::span<const std::int64_t> slot_mapping() const noexcept {
-    return slots_;
-  }  ///< the host's copy
+  /// The host's copy, [num_actual_tokens]; of recorded steps padded with kPadSlotId.
+  std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
 
  protected:
   BatchSplit split_;
@@ -118,6 +122,8 @@ class AttentionMetadataBuilder {
                                          Event* upload = nullptr) = 0;
   /// Exactly the bytes of device workspace (partial results) that build() would use for this batch.
   virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
+  /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
+  virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;
   /// vLLM's reorder_batch: the order that brings decodes first. Returns whether anything moves.
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                              std::span<std::int32_t> order) const = 0;

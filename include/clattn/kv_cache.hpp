@@ -7,6 +7,8 @@
 #include <clattn/types.hpp>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,8 +16,15 @@ namespace clattn {
 
 class AttentionBackend;
 
+/// The layout that caches shall have when their maker names none: the override of
+/// set_kv_cache_layout(), else CLATTN_KV_CACHE_LAYOUT, else nullopt: the backend's preference.
+/// Throws for a variable that is no layout. Thread-safe.
+std::optional<KVCacheLayout> get_kv_cache_layout();
+/// Overrides the environment from now on; nullopt takes the override back. Thread-safe.
+void set_kv_cache_layout(std::optional<KVCacheLayout> layout);
+
 /// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
-/// element).
+/// element). Layers with a constant state instead of a cache (Mamba) have no spec here.
 enum class KVCacheKind : std::uint8_t {
   kFull,
   kSlidingWindow,
@@ -24,24 +33,41 @@ enum class KVCacheKind : std::uint8_t {
   kCross
 };
 
+/// Where the factors of a quantized cache stand.
+enum class KVQuantMode : std::uint8_t {
+  kNone,         ///< outside the pages: one per tensor or per KV head, if any (KVCache::scales)
+  kPerTokenHead  ///< in the pages: one f32 for each head vector of each token
+};
+
 struct KVCacheSpec {
   KVCacheKind kind = KVCacheKind::kFull;
   std::int32_t block_size = 16;  ///< tokens per block (page), >= 1
   std::int32_t num_kv_heads = 1;
   std::int32_t head_size = 128;
   DType dtype = DType::kF16;
-  std::int32_t sliding_window = 0;        ///< kSlidingWindow: tokens, the current one included
-  std::int32_t attention_chunk_size = 0;  ///< kChunkedLocal: tokens per chunk
+  /// kSlidingWindow: tokens, the current one included. kFull: the window of a layer that keeps all
+  /// tokens nevertheless, 0 = none.
+  std::int32_t sliding_window = 0;
+  std::int32_t attention_chunk_size = 0;  ///< kChunkedLocal: tokens per chunk. kFull: as above
+  bool use_mla = false;  ///< one latent vector of head_size serves as K and V: num_kv_heads is 1
+  std::int32_t head_size_v = 0;                    ///< of V where it differs; 0 = head_size
+  KVQuantMode kv_quant_mode = KVQuantMode::kNone;  ///< kPerTokenHead: 8-bit types only
+  std::size_t page_size_padded = 0;  ///< bytes that a page takes, at least its own; 0 = its own
 
-  /// 2 * block_size * num_kv_heads * head_size * e. Throws on overflow or an illegal field.
+  /// block_size * num_kv_heads * ((head_size + head_size_v) * e + 8 if kPerTokenHead), with MLA
+  /// block_size * (head_size * e + 4 if kPerTokenHead), or page_size_padded. Throws on overflow or
+  /// an illegal field.
   std::size_t page_size_bytes() const;
-  /// Most bytes that one request of up to `max_model_len` tokens holds: SPEC formulas of vLLM's
+  /// Most bytes that one request of up to `max_model_len` tokens holds, by the formulas of vLLM's
   /// specs (full: every page; window: the pages of window - 1 + max_num_batched_tokens tokens, plus
   /// one; chunked-local: those of chunk + max_num_batched_tokens; cross: those of encoder_len;
   /// encoder-only: 0).
   std::size_t max_memory_usage_bytes(std::int64_t max_model_len,
                                      std::int64_t max_num_batched_tokens,
                                      std::int64_t encoder_len = 0) const;
+  /// The spec of layers that share a block table. They must be equal, except that some kFull layers
+  /// may have a window (or chunk) and others none: the merged spec has it.
+  static KVCacheSpec merge(std::span<const KVCacheSpec> specs);
   bool operator==(const KVCacheSpec&) const = default;
 };
 
@@ -95,7 +121,8 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
                                                 const KVCacheConfig& config);
 
 /// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
-/// page size.
+/// page size. Throws kUnsupported for pages that are more than K and V of one head size: MLA, a
+/// head_size_v of its own, scales of each token, padding.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 
@@ -128,6 +155,8 @@ struct PackedKVCache {
   std::int32_t block_size = 0;
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
+  Buffer scales;  ///< as KVCache's
+  bool scales_per_head = false;
 };
 
 /// As reshape_and_cache_flash, into an x-packed cache. head_size must be a multiple of x. vLLM:

@@ -87,6 +87,10 @@ bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> n
 void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
                           std::span<std::int64_t> slots);
 
+/// Makes slots [num_actual_tokens, end) kPadSlotId, so that a cache write over the padded length
+/// stores nothing for them (vLLM: CommonAttentionMetadata's __post_init__).
+void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens);
+
 /// CSR page lists (FlashInfer's paging arrays): the pages of request r are indices[indptr[r] ..
 /// indptr[r + 1]).
 struct PagedKVMetadata {

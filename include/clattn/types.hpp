@@ -40,6 +40,15 @@ std::string_view to_string(KVCacheLayout layout);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 KVCacheLayout parse_kv_cache_layout(std::string_view name);
 
+/// Which batches a backend's step can be recorded and replayed for; a greater value includes the
+/// lesser ones.
+enum class AttentionCGSupport : std::uint8_t {
+  kNever = 0,
+  kUniformSingleTokenDecode = 1,  ///< decodes of one token
+  kUniformBatch = 2,              ///< requests of one query length
+  kAlways = 3
+};
+
 /// The slot that stores nothing.
 inline constexpr std::int64_t kPadSlotId = -1;
 

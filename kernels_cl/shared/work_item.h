@@ -3,12 +3,14 @@
 #ifndef CLATTN_SHARED_WORK_ITEM_H
 #define CLATTN_SHARED_WORK_ITEM_H
 
+/* Padding of recorded steps is zeroed: an item without query tokens, a merge without splits. */
+
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens
    from the start of the request; query token i of the item stands at q_pos + i and, when causal,
    sees the keys 0 .. q_pos + i. */
 typedef struct ClaWorkItem {
   int q_row;    /* row of the first query token in the batch's query tensor */
-  int q_count;  /* query tokens, 1 .. the tile's limit */
+  int q_count;  /* query tokens, 1 .. the tile's limit; 0: padding */
   int q_pos;    /* position of the first query token in its request */
   int kv_begin; /* first key position, inclusive; a multiple of the page size */
   int kv_end;   /* one past the last key position; > kv_begin unless the item has no key at all */
@@ -23,7 +25,7 @@ typedef struct ClaWorkItem {
 typedef struct ClaMergeItem {
   int out_row;      /* row in the batch's output */
   int partial_row;  /* of split 0 */
-  int num_splits;   /* >= 2 */
+  int num_splits;   /* >= 2; 0: padding */
   int split_stride; /* rows between the partial results of two splits */
 } ClaMergeItem;
 

@@ -23,6 +23,7 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   Environment result;
   result.device = text("CLATTN_DEVICE");
   result.backend = text("CLATTN_BACKEND");
+  result.kv_cache_layout = text("CLATTN_KV_CACHE_LAYOUT");
   result.kernel_dir = text("CLATTN_KERNEL_DIR");
   result.cache_dir =
       choose_cache_dir(text("CLATTN_CACHE_DIR"), text("XDG_CACHE_HOME"), text("HOME"));

@@ -8,8 +8,9 @@ namespace clattn::detail {
 /// Every environment variable that the library reads: once per process, here and nowhere else.
 /// Unset = empty.
 struct Environment {
-  std::string device;         ///< CLATTN_DEVICE: selector of select_device()
-  std::string backend;        ///< CLATTN_BACKEND: name forced in get_attn_backend()
+  std::string device;           ///< CLATTN_DEVICE: selector of select_device()
+  std::string backend;          ///< CLATTN_BACKEND: name forced in get_attn_backend()
+  std::string kv_cache_layout;  ///< CLATTN_KV_CACHE_LAYOUT: answer of get_kv_cache_layout()
   std::string kernel_dir;     ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
   std::string cache_dir;      ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
                               ///< $HOME/.cache/clattn; empty = no cache

@@ -118,6 +118,7 @@ const AttentionBackend& find_backend(const std::string& name) {
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
                             const DeviceCapabilities* capabilities) {
   const std::span<const KVCacheLayout> layouts = backend.supported_layouts();
+  if (!wanted) wanted = get_kv_cache_layout();
   if (!wanted) {
     return capabilities != nullptr ? backend.preferred_layout(*capabilities) : layouts.front();
   }

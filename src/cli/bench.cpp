@@ -16,8 +16,8 @@
 #include "cli/ceilings.hpp"
 #include "cli/commands.hpp"
 #include "cli/device_report.hpp"
-#include "npy/npy.hpp"
 #include "cli/shape_options.hpp"
+#include "npy/npy.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -249,8 +249,10 @@ void add_bench_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "bench", "Measure decode, prefill, cache writes and metadata as shares of the ceilings");
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("suite", arguments->suite, "decode, prefill, cache, metadata or all")
-      ->check(CLI::IsMember({"decode", "prefill", "cache", "metadata", "all"}));
+  command
+      ->add_option("suite", arguments->suite,
+                   "decode, prefill, cache, metadata, step, replay or all")
+      ->check(CLI::IsMember({"decode", "prefill", "cache", "metadata", "step", "replay", "all"}));
   command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Force a backend by name");

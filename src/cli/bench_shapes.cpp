@@ -10,7 +10,8 @@
 namespace clattn::cli {
 namespace {
 
-constexpr std::array<std::string_view, 4> kSuites = {"decode", "prefill", "cache", "metadata"};
+constexpr std::array<std::string_view, 6> kSuites = {"decode",   "prefill", "cache",
+                                                     "metadata", "step",    "replay"};
 constexpr std::array<std::string_view, 3> kSets = {"quick", "cpu", "gpu"};
 constexpr std::int32_t kMaxBatch = 65536, kMaxLength = 1 << 24;
 
@@ -21,7 +22,8 @@ bool is_one_of(const std::array<std::string_view, N>& names, const std::string& 
 
 /// What is wrong with a row, or nothing.
 std::string fault_of(const BenchShape& shape) {
-  if (!is_one_of(kSuites, shape.suite)) return "suite: expected decode, prefill, cache or metadata";
+  if (!is_one_of(kSuites, shape.suite))
+    return "suite: expected decode, prefill, cache, metadata, step or replay";
   if (!is_one_of(kSets, shape.set)) return "set: expected quick, cpu or gpu";
   if (shape.batch < 1 || shape.batch > kMaxBatch) return "batch: expected 1 to 65536";
   if (shape.seq_len < 1 || shape.seq_len > kMaxLength) return "seq_len: expected 1 to 16777216";

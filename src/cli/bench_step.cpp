@@ -219,6 +219,9 @@ std::unique_ptr<Workload> make_workload(const std::shared_ptr<Context>& context,
                                         const BenchOptions& options, const BenchShape& shape) {
   if (shape.suite == "cache") return make_cache_workload(context, options, shape);
   if (shape.suite == "metadata") return make_metadata_workload(context, options, shape);
+  if (shape.suite == "step" || shape.suite == "replay") {
+    return make_step_workload(context, options, shape, shape.suite == "replay");
+  }
   return make_attention_workload(context, options, shape);
 }
 

@@ -46,5 +46,8 @@ std::unique_ptr<Workload> make_cache_workload(const std::shared_ptr<Context>& co
 std::unique_ptr<Workload> make_metadata_workload(const std::shared_ptr<Context>& context,
                                                  const BenchOptions& options,
                                                  const BenchShape& shape);
+std::unique_ptr<Workload> make_step_workload(const std::shared_ptr<Context>& context,
+                                             const BenchOptions& options, const BenchShape& shape,
+                                             bool replay);
 
 }  // namespace clattn::cli

@@ -28,7 +28,14 @@ constexpr int kRepeats = 2;  // the second run is timed: the first pays for lazy
 const std::vector<AttentionConfig>& check_configs() {
   const auto config = [](std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
                          std::int32_t block_size, DType dtype, DType cache) {
-    return AttentionConfig{heads, kv_heads, head_size, block_size, dtype, cache, std::nullopt};
+    AttentionConfig result;
+    result.num_heads = heads;
+    result.num_kv_heads = kv_heads;
+    result.head_size = head_size;
+    result.block_size = block_size;
+    result.dtype = dtype;
+    result.kv_cache_dtype = cache;
+    return result;
   };
   static const std::vector<AttentionConfig> configs = {
       config(8, 2, 64, 16, DType::kF32, DType::kF32),

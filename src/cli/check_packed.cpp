@@ -81,7 +81,9 @@ Deviation compare_packed_write(const Context& context, const AttentionConfig& co
                             .num_blocks = kNumBlocks,
                             .block_size = config.block_size,
                             .num_kv_heads = config.num_kv_heads,
-                            .head_size = config.head_size};
+                            .head_size = config.head_size,
+                            .scales = {},
+                            .scales_per_head = false};
   Event event;
   reshape_and_cache(context, queue, {.buffer = key_rows.handle()}, {.buffer = value_rows.handle()},
                     config.dtype, cache, mapping.handle(), 0,

@@ -25,6 +25,7 @@ constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
 
 KVCacheLayout choose_layout(const AttentionBackend& backend, const Context& context,
                             std::optional<KVCacheLayout> wanted) {
+  if (!wanted) wanted = get_kv_cache_layout();
   if (!wanted) return backend.preferred_layout(context.capabilities());
   const auto layouts = backend.supported_layouts();
   if (std::ranges::find(layouts, *wanted) == layouts.end()) {

@@ -18,7 +18,7 @@ namespace {
 
 struct OperationRow {
   std::string_view name;
-  Operation run;  ///< null: part of the case format, not of this library yet
+  Operation run;
 };
 constexpr std::array<OperationRow, 15> kOperations = {{
     {"attention", run_attention},
@@ -29,13 +29,13 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"compute_slot_mapping", run_compute_slot_mapping},
     {"kv_cache_shape", run_kv_cache_shape},
     {"select_backend", run_select_backend},
-    {"copy_blocks", nullptr},
-    {"swap_blocks", nullptr},
-    {"merge_attn_states", nullptr},
-    {"concat_and_cache_mla", nullptr},
-    {"mla_decode", nullptr},
-    {"make_local_attention_virtual_batches", nullptr},
-    {"advance_step", nullptr},
+    {"copy_blocks", run_copy_blocks},
+    {"swap_blocks", run_swap_blocks},
+    {"merge_attn_states", run_merge_attn_states},
+    {"concat_and_cache_mla", run_concat_and_cache_mla},
+    {"mla_decode", run_mla_decode},
+    {"make_local_attention_virtual_batches", run_local_virtual_batches},
+    {"advance_step", run_advance_step},
 }};
 
 constexpr std::array<std::string_view, 7> kCacheTypes = {"auto",     "f32",      "f16", "bf16",
@@ -54,9 +54,6 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("case.json: op: \"{}\" is unknown; expected one of {}", op,
                             fmt::join(names, ", ")));
-  }
-  if (row->run == nullptr) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("case.json: op: {} is not supported yet", op));
   }
   CaseOutputs outputs;
   row->run(file, options, outputs);

@@ -25,10 +25,17 @@ using Operation = void (*)(CaseFile& file, const RunOptions& options, CaseOutput
 
 void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_compute_slot_mapping(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_local_virtual_batches(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 
@@ -45,6 +52,15 @@ std::optional<DType> read_kv_cache_dtype(CaseFile& file);
 /// k_scale and v_scale as KVCache::scales has them, [2][1 or num_kv_heads]; empty for caches that
 /// are not quantized, where any factor but 1 throws kUnsupported.
 std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads);
+/// The type that an array of a tensor or cache stands for; <u2 is bf16, |u1 fp8 e4m3.
+DType dtype_of(const NpyArray& array, std::string_view file);
+/// A parameter that repeats what the arrays say, if stated.
+void require_extent(CaseFile& file, const char* key, Range range, std::int64_t extent);
+/// Slots must fit the cache, and every slot that stores needs a row: of `num_tokens` the first.
+std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_tokens,
+                                     std::int64_t num_slots);
+/// What ran where, for info.json.
+nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
 std::optional<KVCacheLayout> read_layout(CaseFile& file);
 std::string read_backend(CaseFile& file, const RunOptions& options);
 

@@ -13,16 +13,16 @@
 #include "cli/run.hpp"
 
 namespace clattn::cli {
-namespace {
 
-/// The element type that an array's .npy type stands for.
-std::string dtype_name(const NpyArray& array, std::string_view file) {
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    if (array.descr == descr_of(dtype)) return std::string(to_string(dtype));
+DType dtype_of(const NpyArray& array, std::string_view file) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kInt8}) {
+    if (array.descr == descr_of(dtype)) return dtype;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}.npy: expected element type <f4, <f2 or <u2 (bf16), got {}", file,
-                          array.descr));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}.npy: expected element type <f4, <f2, <u2 (bf16), |u1 (fp8) or |i1, got {}",
+                  file, array.descr));
 }
 
 void require_extent(CaseFile& file, const char* key, Range range, std::int64_t extent) {
@@ -33,9 +33,9 @@ void require_extent(CaseFile& file, const char* key, Range range, std::int64_t e
   }
 }
 
-/// Slots must fit the cache, and every slot that stores needs a row.
-void check_slots(std::span<const std::int64_t> slots, std::int64_t num_tokens,
-                 std::int64_t num_slots) {
+std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_tokens,
+                                     std::int64_t num_slots) {
+  std::vector<std::int64_t> slots = file.indices64("slot_mapping", std::array<std::int64_t, 1>{-1});
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slots[i] < -1 || slots[i] >= num_slots) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -45,12 +45,19 @@ void check_slots(std::span<const std::int64_t> slots, std::int64_t num_tokens,
     if (std::cmp_greater_equal(i, num_tokens) && slots[i] >= 0) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          fmt::format("slot_mapping.npy: token {} stores, but key has {} tokens", i, num_tokens));
+          fmt::format("slot_mapping.npy: token {} stores, but there are {} tokens", i, num_tokens));
     }
   }
+  slots.resize(std::min(slots.size(), static_cast<std::size_t>(num_tokens)));
+  return slots;
 }
 
-}  // namespace
+nlohmann::json device_info(std::string_view op, const Context& context, const Event& event) {
+  return {{"op", op},
+          {"device", context.capabilities().name},
+          {"driver", context.capabilities().driver_version},
+          {"times_us", {{op, event ? static_cast<double>(event.duration_ns()) * 1e-3 : 0.0}}}};
+}
 
 void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   const std::array<std::int64_t, 3> any_key = {-1, -1, -1};
@@ -58,7 +65,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   NpyArray key = file.array("key", "", any_key);
   NpyArray key_cache = file.array("key_cache", "", any_cache);
   const std::vector<std::int64_t> shape = key_cache.shape;
-  const DType dtype = read_dtype(file, dtype_name(key, "key"));
+  const DType dtype = read_dtype(file, std::string(to_string(dtype_of(key, "key"))));
   const std::optional<DType> stated = read_kv_cache_dtype(file);
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "num_kv_heads", kHeads, shape[2]);
@@ -75,9 +82,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   const NpyArray value = file.array("value", descr_of(dtype), key_shape);
   key_cache = file.array("key_cache", descr_of(cache_dtype), shape);
   NpyArray value_cache = file.array("value_cache", descr_of(cache_dtype), shape);
-  std::vector<std::int64_t> slots = file.indices64("slot_mapping", std::array<std::int64_t, 1>{-1});
-  check_slots(slots, key.shape[0], shape[0] * shape[1]);
-  slots.resize(std::min(slots.size(), static_cast<std::size_t>(key.shape[0])));
+  const std::vector<std::int64_t> slots = read_slots(file, key.shape[0], shape[0] * shape[1]);
 
   const auto context = Context::create(options.device);
   AttentionConfig config;
@@ -112,16 +117,10 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   const std::string type(descr_of(cache_dtype));
   outputs.add("key_cache_out", NpyArray{type, shape, std::move(logical.key)});
   outputs.add("value_cache_out", NpyArray{type, shape, std::move(logical.value)});
-  outputs.add(
-      "info",
-      nlohmann::json{
-          {"op", "reshape_and_cache"},
-          {"device", context->capabilities().name},
-          {"driver", context->capabilities().driver_version},
-          {"backend", backend.name()},
-          {"layout", to_string(layout)},
-          {"times_us",
-           {{"cache_write", event ? static_cast<double>(event.duration_ns()) * 1e-3 : 0.0}}}});
+  nlohmann::json info = device_info("reshape_and_cache", *context, event);
+  info["backend"] = backend.name();
+  info["layout"] = to_string(layout);
+  outputs.add("info", info);
 }
 
 }  // namespace clattn::cli

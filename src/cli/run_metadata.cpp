@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
 #include <cstdint>
@@ -30,6 +31,13 @@ std::int32_t read_block_size(CaseFile& file) {
 
 std::int32_t read_threshold(CaseFile& file) {
   return static_cast<std::int32_t>(file.integer("decode_threshold", {1, INT32_MAX}, 1));
+}
+
+void require_query_start_loc(const BatchArrays& batch) {
+  if (!batch.query_start_loc.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("query_start_loc.npy: missing; expected {} prefix sums",
+                          batch.seq_lens.size() + 1));
 }
 
 std::string reasons_text(const std::vector<std::string>& reasons) {
@@ -89,11 +97,7 @@ void run_compute_slot_mapping(CaseFile& file, const RunOptions& /*options*/, Cas
   const std::int32_t block_size = read_block_size(file);
   file.refuse_unknown_keys();
   const BatchArrays batch = read_batch(file);
-  if (batch.query_start_loc.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("query_start_loc.npy: missing; expected {} prefix sums",
-                            batch.seq_lens.size() + 1));
-  }
+  require_query_start_loc(batch);
   // A handful of numbers can ask for any size of output.
   constexpr std::int32_t kMostTokens = 1 << 28;
   if (batch.query_start_loc.back() > kMostTokens) {
@@ -105,6 +109,37 @@ void run_compute_slot_mapping(CaseFile& file, const RunOptions& /*options*/, Cas
   std::vector<std::int64_t> slots(static_cast<std::size_t>(batch.query_start_loc.back()));
   compute_slot_mapping(batch.metadata(), block_size, slots);
   add_vector(outputs, "slot_mapping", slots);
+}
+
+void run_local_virtual_batches(CaseFile& file, const RunOptions& /*options*/,
+                               CaseOutputs& outputs) {
+  const auto chunk = static_cast<std::int32_t>(file.integer("attn_chunk_size", {1, INT32_MAX}));
+  const std::int32_t block_size = read_block_size(file);
+  file.refuse_unknown_keys();
+  const BatchArrays batch = read_batch(file);
+  require_query_start_loc(batch);
+  // A handful of numbers can ask for any size of output: a row for each chunk that tokens touch.
+  constexpr std::int64_t kMostEntries = 1 << 28;
+  validate_batch(batch.metadata(), block_size, -1);
+  std::int64_t rows = 0;
+  for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
+    const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    if (query_len == 0) continue;
+    rows += (batch.seq_lens[r] - 1) / chunk - (batch.seq_lens[r] - query_len) / chunk + 1;
+  }
+  if (rows > kMostEntries / std::max(chunk / block_size, 1)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} virtual requests of {} blocks; expected at most {} entries of "
+                            "block_table",
+                            rows, chunk / block_size, kMostEntries));
+  }
+  const LocalAttentionVirtualBatches local =
+      make_local_attention_virtual_batches(chunk, batch.metadata(), block_size);
+  add_vector(outputs, "query_start_loc", local.query_start_loc);
+  add_vector(outputs, "seq_lens", local.seq_lens);
+  add_vector(outputs, "virtual_batch_to_request", local.virtual_batch_to_request);
+  outputs.add("block_table", make_array("<i4", {local.num_virtual(), local.blocks_per_chunk},
+                                        std::span<const std::int32_t>(local.block_table)));
 }
 
 void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {

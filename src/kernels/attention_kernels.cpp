@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <string>
 
 #include "base/error.hpp"
@@ -24,8 +26,19 @@ struct PlannerDefaults {
 constexpr PlannerDefaults kGpuPlan{4, 256, ItemOrder::kHeavyFirst};
 constexpr PlannerDefaults kCpuPlan{16, 32, ItemOrder::kLightFirst};
 
-bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
-  return variant.role != Role::kDecode || variant.block_rows >= shape.group();
+/// Decode tiles hold all query heads of a KV head. A GPU's tile of more than 64 rows fills its
+/// registers, which pays only where half the rows would read the keys of a KV head more often.
+bool tile_suits_group(const Variant& variant, const KernelShape& shape) {
+  if (variant.role == Role::kDecode) return variant.block_rows >= shape.group();
+  const bool large = variant.family != KernelFamily::kCpu && variant.block_rows > 64;
+  return !large || shape.group() > variant.block_rows / 2;
+}
+
+/// Whether a smaller tile would read the keys of a KV head more often than a larger one.
+bool reads_more(const Variant& variant, const KernelShape& shape,
+                const std::vector<BuiltKernel>& larger) {
+  return !larger.empty() &&
+         head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
 }
 
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
@@ -36,7 +49,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
   for (const KernelFamily rung : family_ladder(family, capabilities)) {
     for (const Variant& variant : variants()) {
       if (variant.role != role || variant.family != rung || built.size() == most) continue;
-      if (!tile_holds_group(variant, shape)) continue;
+      if (!tile_suits_group(variant, shape) || reads_more(variant, shape, built)) continue;
       const auto reasons = why_not(variant, capabilities);
       if (!reasons.empty()) {
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));
@@ -82,6 +95,21 @@ PlannerConfig planner_config(const AttentionKernels& kernels,
   return config;
 }
 
+/// Which roles serve a form of cache: `shorter`, if any, takes queries before `longer` does.
+struct FormRoles {
+  std::optional<Role> shorter;
+  Role longer;
+  std::optional<Role> cache_write;
+};
+FormRoles roles_of(CacheForm form) {
+  constexpr std::array<FormRoles, 3> kRoles = {{
+      {Role::kDecode, Role::kPrefill, Role::kCacheWrite},
+      {std::nullopt, Role::kMLADecode, std::nullopt},
+      {std::nullopt, Role::kPackedDecode, std::nullopt},
+  }};
+  return kRoles.at(static_cast<std::size_t>(form));
+}
+
 std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
                                           KernelFamily family) {
   auto kernels = std::make_shared<AttentionKernels>();
@@ -89,25 +117,25 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
   kernels->shape = shape;
   std::vector<std::string> rejected;
   auto& stages = kernels->stages;
-  stages = build_fitting(runtime, shape, family, Role::kDecode, 1, &rejected);
-  auto prefill = build_fitting(runtime, shape, family, Role::kPrefill, 2, &rejected);
+  const FormRoles roles = roles_of(shape.form);
+  if (roles.shorter) stages = build_fitting(runtime, shape, family, *roles.shorter, 1, &rejected);
+  auto prefill = build_fitting(runtime, shape, family, roles.longer, 2, &rejected);
   if (prefill.empty()) {
-    throw_unsupported("no prefill kernel fits this device: {}", fmt::join(rejected, "; "));
+    throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
+                      fmt::join(rejected, "; "));
   }
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
-  // is kept only where it takes queries that the decode kernel does not and holds a KV head's query
-  // heads as well as the larger one: else it would read keys and values more often.
+  // is kept only where it takes queries that the decode kernel does not.
   std::reverse(prefill.begin(), prefill.end());
   for (BuiltKernel& tile : prefill) {
     const bool last = &tile == &prefill.back();
     const bool longer =
         stages.empty() || tile.tiling.item_tokens > stages.back().tiling.item_tokens;
-    const bool reads_once = tile.tiling.head_chunks == prefill.back().tiling.head_chunks;
-    if (last || (longer && reads_once)) stages.push_back(std::move(tile));
+    if (last || longer) stages.push_back(std::move(tile));
   }
   kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
-  if (shape.block_size > 0) {
-    kernels->cache_write = build_first_fitting(runtime, shape, family, Role::kCacheWrite);
+  if (shape.block_size > 0 && roles.cache_write) {
+    kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write);
   }
   kernels->planner = planner_config(*kernels, runtime.capabilities());
   return kernels;
@@ -132,7 +160,7 @@ bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
   const KernelShape& b = other.shape;
   if (runtime != other.runtime || a.num_heads != b.num_heads || a.num_kv_heads != b.num_kv_heads ||
       a.head_size != b.head_size || a.block_size != b.block_size || a.dtype != b.dtype ||
-      a.cache_dtype != b.cache_dtype || stages.size() != other.stages.size()) {
+      a.cache_dtype != b.cache_dtype || a.form != b.form || stages.size() != other.stages.size()) {
     return false;
   }
   for (std::size_t i = 0; i < stages.size(); ++i) {
@@ -154,10 +182,11 @@ KeyWindow window_of(const AttentionConfig& config) {
 std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family) {
-  const std::string key = fmt::format(
-      "attention {}/{}x{} page {} {}/{} {}{}", shape.num_heads, shape.num_kv_heads, shape.head_size,
-      shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
-      option_macros(shape.options, Role::kPrefill));
+  const std::string key =
+      fmt::format("attention form {} {}/{}x{}+{} page {} {}/{} {}{}", static_cast<int>(shape.form),
+                  shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim,
+                  shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype),
+                  to_string(family), option_macros(shape.options, Role::kPrefill));
   return std::static_pointer_cast<const AttentionKernels>(
       runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
 }

@@ -21,16 +21,6 @@ std::int64_t num_slots(std::int64_t num_blocks, std::int32_t block_size) {
   return checked_mul(num_blocks, std::int64_t{block_size}, "cache: slots");
 }
 
-void check_slots(const SlotSource& slots) {
-  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
-  if (slots.offset_bytes % sizeof(std::int64_t) != 0) {
-    throw_invalid("slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
-  }
-  if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
-    throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
-  }
-}
-
 KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
                          const TensorRef& value) {
   const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
@@ -44,20 +34,62 @@ KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const Te
       .arg(value_stride);
 }
 
+/// A cache's slots and factors, checked.
+struct SlotsAndScales {
+  std::int64_t num_slots;
+  cl_mem scales;
+  cl_int stride;
+};
+
+template <typename Cache>
+cl_int stride_of(const Cache& cache) {
+  if (!cache.scales) return -1;
+  return cache.scales_per_head ? 1 : 0;
+}
+
+template <typename Cache>
+void require_scales(const Cache& cache) {
+  if (!cache.scales) return;
+  if (!is_quantized(cache.dtype)) {
+    throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
+  }
+  const auto heads = static_cast<std::size_t>(cache.scales_per_head ? cache.num_kv_heads : 1);
+  if (cache.scales.size_bytes() < 2 * heads * sizeof(float)) {
+    throw_invalid("kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
+                  cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
+  }
+}
+
+template <typename Cache>
+SlotsAndScales scales_of(const Cache& cache) {
+  require_scales(cache);
+  return {num_slots(cache.num_blocks, cache.block_size), cache.scales.handle(), stride_of(cache)};
+}
+
 void finish(KernelLease& lease, const BuiltKernel& kernel, const KernelShape& shape,
-            cl_command_queue queue, const SlotSource& slots, std::int64_t num_slots, Event* event,
-            cl_mem scales = nullptr, cl_int scale_stride = -1) {
+            cl_command_queue queue, const SlotSource& slots, const SlotsAndScales& scales,
+            Event* event) {
   lease.arg(slots.buffer)
       .arg<cl_long>(static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t)))
       .arg<cl_int>(static_cast<cl_int>(slots.num_tokens))
-      .arg<cl_long>(num_slots)
+      .arg<cl_long>(scales.num_slots)
       .arg<cl_int>(shape.num_kv_heads);
-  if (is_quantized(shape.cache_dtype)) lease.arg(scales).arg(scale_stride);
+  if (is_quantized(shape.cache_dtype)) lease.arg(scales.scales).arg(scales.stride);
   lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
                 static_cast<std::size_t>(kernel.variant->work_group_size), event);
 }
 
 }  // namespace
+
+void check_slots(const SlotSource& slots) {
+  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
+  if (slots.offset_bytes % sizeof(std::int64_t) != 0) {
+    throw_invalid("slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
+  }
+  if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
+    throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
+  }
+}
 
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name) {
@@ -72,27 +104,26 @@ std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguo
 }
 
 void check_scales(const KVCache& cache) {
-  if (!cache.scales) return;
-  if (!is_quantized(cache.dtype)) {
-    throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
-  }
-  const auto heads = static_cast<std::size_t>(cache.scales_per_head ? cache.num_kv_heads : 1);
-  if (cache.scales.size_bytes() < 2 * heads * sizeof(float)) {
-    throw_invalid("kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
-                  cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
-  }
+  require_scales(cache);
+}
+
+void check_scales(const PackedKVCache& cache) {
+  require_scales(cache);
 }
 
 cl_int scale_stride_of(const KVCache& cache) {
-  if (!cache.scales) return -1;
-  return cache.scales_per_head ? 1 : 0;
+  return stride_of(cache);
+}
+
+cl_int scale_stride_of(const PackedKVCache& cache) {
+  return stride_of(cache);
 }
 
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
-  check_scales(cache);
+  const SlotsAndScales scales = scales_of(cache);
   if (capturing()) {
     capture_cache_write({.queue = queue,
                          .key = key,
@@ -112,17 +143,17 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
       .arg<cl_long>(cache.block_stride)
       .arg<cl_long>(cache.token_stride)
       .arg<cl_long>(cache.head_stride);
-  finish(lease, kernel, shape, queue, slots, num_slots(cache.num_blocks, cache.block_size), event,
-         cache.scales.handle(), scale_stride_of(cache));
+  finish(lease, kernel, shape, queue, slots, scales, event);
 }
 
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
                                 cl_command_queue queue, TensorRef key, TensorRef value,
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
+  const SlotsAndScales scales = scales_of(cache);
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value).arg(cache.key).arg(cache.value);
-  finish(lease, kernel, shape, queue, slots, num_slots(cache.num_blocks, cache.block_size), event);
+  finish(lease, kernel, shape, queue, slots, scales, event);
 }
 
 }  // namespace clattn::detail

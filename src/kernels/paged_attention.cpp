@@ -178,7 +178,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
   check_metadata(metadata);
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
                       {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
-                       metadata.num_actual_tokens()},
+                       static_cast<std::int64_t>(metadata.slot_mapping().size())},
                       event);
 }
 

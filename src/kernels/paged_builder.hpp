@@ -17,13 +17,20 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   PagedMetadataBuilder(std::shared_ptr<Context> context, const AttentionConfig& config,
                        const BuilderOptions& options, StepStyle style, Fill fill);
+  /// For layers on kernels of their own. `decode_threshold`: see AttentionMetadataBuilder.
+  PagedMetadataBuilder(std::shared_ptr<Context> context,
+                       std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
+                       const BuilderOptions& options, std::int32_t decode_threshold)
+      : decode_threshold_(decode_threshold),
+        step_(std::move(context), std::move(kernels), rules, options, StepStyle{}),
+        fill_([](Metadata&, const PagedStep&, const AttentionConfig&) {}) {}
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload) override {
     const BatchSplit split = config_.contiguous_kv()
                                  ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
                                  // encoders do not decode
-                                 : split_decodes_and_prefills(batch, kDecodeThreshold);
+                                 : split_decodes_and_prefills(batch, decode_threshold_);
     step_.build(queue, batch, upload);
     metadata_.refresh(step_, split, batch);
     fill_(metadata_, step_, config_);
@@ -32,16 +39,17 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
     return step_.workspace_bytes(batch);
   }
+  bool can_run_in_graph(const CommonAttentionMetadata& batch) const override {
+    return step_.fits_graph(batch);
+  }
   bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                      std::span<std::int32_t> order) const override {
-    return reorder_batch_to_split_decodes_and_prefills(num_scheduled_tokens, kDecodeThreshold,
+    return reorder_batch_to_split_decodes_and_prefills(num_scheduled_tokens, decode_threshold_,
                                                        order);
   }
-  std::int32_t decode_threshold() const noexcept override { return kDecodeThreshold; }
+  std::int32_t decode_threshold() const noexcept override { return decode_threshold_; }
 
  private:
-  static constexpr std::int32_t kDecodeThreshold = 1;
-
   /// Fills the fields that all backends share.
   struct StepMetadata final : Metadata {
     void refresh(const PagedStep& step, const BatchSplit& split,
@@ -58,6 +66,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   };
 
   AttentionConfig config_;
+  std::int32_t decode_threshold_;
   PagedStep step_;
   Fill fill_;
   StepMetadata metadata_;
@@ -68,6 +77,9 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> co
                                                      const AttentionConfig& config,
                                                      const BuilderOptions& options, StepStyle style,
                                                      Fill fill)
-    : config_(config), step_(std::move(context), config, options, style), fill_(fill) {}
+    : config_(config),
+      decode_threshold_(options.decode_threshold),
+      step_(std::move(context), config, options, style),
+      fill_(fill) {}
 
 }  // namespace clattn::detail

@@ -15,19 +15,6 @@ namespace {
 
 constexpr std::int32_t kMaxHeads = 4096;  // keeps work-group counts far below 2^31
 
-bool role_has_variant(Role role, const AttentionConfig& config,
-                      const DeviceCapabilities& capabilities) {
-  for (const KernelFamily family : family_ladder(config.kernel_family, capabilities)) {
-    for (const Variant& variant : variants()) {
-      if (variant.role == role && variant.family == family &&
-          why_not(variant, capabilities).empty()) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
 /// One float a query head, none of them NaN or +inf; -inf only where it means "no sink".
 void check_per_head(std::string_view name, const std::vector<float>& values, std::int32_t num_heads,
                     bool minus_infinity, std::vector<std::string>& reasons) {
@@ -108,7 +95,7 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
         fmt::format("kernel family gpu_ptx needs inline PTX, which {} lacks", capabilities->name));
   }
   for (const Role role : {Role::kPrefill, Role::kMerge, Role::kCacheWrite}) {
-    if (!role_has_variant(role, config, *capabilities)) {
+    if (!any_variant_runs(role, config.kernel_family, *capabilities)) {
       reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
                                     to_string(config.kernel_family), capabilities->name));
     }

@@ -61,11 +61,18 @@ struct PagedStep::Layout {
 
 PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
                      const BuilderOptions& options, StepStyle style)
+    : PagedStep(context,
+                attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
+                {.attn_type = config.attn_type, .window = window_of(config)}, options, style) {}
+
+PagedStep::PagedStep(std::shared_ptr<Context> context,
+                     std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
+                     const BuilderOptions& options, StepStyle style)
     : context_(std::move(context)),
-      kernels_(attention_kernels(context_->runtime(), kernel_shape(config), config.kernel_family)),
+      kernels_(std::move(kernels)),
       options_(options),
       style_(style),
-      attn_type_(config.attn_type),
+      rules_(rules),
       planner_(kernels_->planner),
       staging_(context_->runtime()) {
   const BatchLimits& limits = options_.limits;
@@ -77,10 +84,13 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
   if (options_.num_splits < 0) {
     throw_invalid("num_splits is {}, legal: >= 0 (0 = planned)", options_.num_splits);
   }
+  if (options_.decode_threshold < 1) {
+    throw_invalid("decode_threshold is {}, legal: >= 1", options_.decode_threshold);
+  }
   planner_.split_policy = options_.split_policy;
   planner_.num_splits = options_.num_splits;
-  planner_.window = window_of(config);
-  planner_.bidirectional = config.attn_type != AttentionType::kDecoder;
+  planner_.window = rules_.window;
+  planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
@@ -90,6 +100,8 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
     planner_.max_split_query_len = 1;
   }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
+  // After the cuts are fixed: a recorded step has the bits of an eager one.
+  if (options_.graph_batch_size != 0) plan_for_graphs();
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
   reserve_partials(plan_upper_bound(planner_, limits).num_partial_rows);
@@ -97,6 +109,29 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
   seq_lens_.reserve(reqs);
   last_page_len_.reserve(reqs);
   pages_at_.reserve(reqs + 1);
+}
+
+/// Bounds batches to what recorded launches are made for, and fixes those launches' sizes.
+void PagedStep::plan_for_graphs() {
+  const std::int32_t query_len = options_.decode_threshold;
+  if (options_.graph_batch_size < 1) {
+    throw_invalid("graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
+                  options_.graph_batch_size);
+  }
+  BatchLimits& limits = options_.limits;
+  limits.max_num_reqs = options_.graph_batch_size;
+  limits.max_num_batched_tokens =
+      checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
+  graph_counts_ = plan_upper_bound(planner_, limits);
+  // Classes for longer queries than a recorded step has are launched by none.
+  for (std::size_t c = 1; c < graph_counts_.num_items.size(); ++c) {
+    if (query_len <= planner_.tiles.at(c - 1).max_query_len) graph_counts_.num_items.at(c) = 0;
+  }
+}
+
+bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
+  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
+         validate_queries(batch) <= options_.decode_threshold;
 }
 
 /// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
@@ -123,13 +158,17 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
   const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
   validate_limits(batch, summary, options_.limits);
+  if (options_.graph_batch_size > 0 && summary.max_query_len > options_.decode_threshold) {
+    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", summary.max_query_len,
+                  options_.decode_threshold);
+  }
   return summary;
 }
 
 KeySource PagedStep::key_source() const noexcept {
   if (kernels_->shape.block_size == 0) return KeySource::kContiguous;
-  return attn_type_ == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
-                                                      : KeySource::kOwnPages;
+  return rules_.attn_type == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
+                                                            : KeySource::kOwnPages;
 }
 
 /// Without pages, an item's pages_at is the row of its request's first key.
@@ -196,13 +235,22 @@ void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
     return std::fill(slots.begin(), slots.end(), kPadSlotId);  // the queries are not in the cache
   }
   validate_slots(batch, block_size, options_.limits.num_blocks);
-  std::copy_n(batch.slot_mapping.begin(), slots.size(), slots.begin());
+  const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);
+  std::copy_n(batch.slot_mapping.begin(), tokens, slots.begin());
+  std::fill(slots.begin() + static_cast<std::ptrdiff_t>(tokens), slots.end(), kPadSlotId);
+}
+
+PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
+                                     const BatchSummary& summary) const {
+  PlannerConfig planner = planner_;
+  if (rules_.split != nullptr) rules_.split(kernels_->shape, batch, summary, planner);
+  return planner;
 }
 
 std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
-  check_lengths(batch);
+  const PlannerConfig planner = planner_for(batch, check_lengths(batch));
   const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(batch.num_reqs) + 1, 0);
-  const PlanCounts counts = plan_attention(planner_, batch, nowhere, nullptr);
+  const PlanCounts counts = plan_attention(planner, batch, nowhere, nullptr);
   return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
 }
 
@@ -218,18 +266,36 @@ void PagedStep::reserve_partials(std::int64_t rows) {
   partial_capacity_rows_ = wanted;
 }
 
+/// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
+void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& output) {
+  for (std::size_t i = 0; i < output.items.size(); ++i) {
+    const auto used = static_cast<std::size_t>(planned.num_items.at(i));
+    for (ClaWorkItem& item : output.items.at(i).subspan(used)) {
+      item = {};
+      item.partial_row = -1;
+    }
+  }
+  const auto used = static_cast<std::size_t>(planned.num_merges);
+  for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
+}
+
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
   view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
   summary_ = check_lengths(batch);
+  const PlannerConfig planner = planner_for(batch, summary_);
   const bool paged = key_source() != KeySource::kContiguous;
   if (paged) {
     place_pages(batch);
   } else {
     place_keys(batch);
   }
+  const bool recorded = options_.graph_batch_size > 0;
+  const std::int64_t num_tokens =
+      recorded ? options_.limits.max_num_batched_tokens : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
-  const std::int64_t num_slots = paged ? batch.num_actual_tokens : 0;
-  const PlanCounts counts = plan_attention(planner_, batch, pages_at_, nullptr);
+  const std::int64_t num_slots = paged ? num_tokens : 0;
+  const PlanCounts planned = plan_attention(planner, batch, pages_at_, nullptr);
+  const PlanCounts counts = recorded ? graph_counts_ : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
@@ -245,8 +311,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
   }
   output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
-  plan_attention(planner_, batch, pages_at_, &output);
-  reserve_partials(counts.num_partial_rows);
+  plan_attention(planner, batch, pages_at_, &output);
+  if (recorded) clear_padding(planned, output);
+  reserve_partials(planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);
 
   slots_ = slots;

@@ -42,16 +42,33 @@ struct StepStyle {
   PageTable page_table = PageTable::kCsr;
 };
 
+/// Decides how a batch's keys are split where the caller does not: fits `planner` to the batch, or
+/// throws for a batch that the layer cannot take.
+using SplitRule = void (*)(const KernelShape& shape, const CommonAttentionMetadata& batch,
+                           const BatchSummary& summary, PlannerConfig& planner);
+
+/// What a layer asks of its steps.
+struct StepRules {
+  AttentionType attn_type = AttentionType::kDecoder;
+  KeyWindow window;
+  SplitRule split = nullptr;  ///< null = the builder's policy
+};
+
 /// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
 /// grows. Not thread-safe.
 class PagedStep {
  public:
   PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
             const BuilderOptions& options, StepStyle style);
+  PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
+            const StepRules& rules, const BuilderOptions& options, StepStyle style);
 
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
+
+  /// Whether BuilderOptions::graph_batch_size is set and holds the batch.
+  bool fits_graph(const CommonAttentionMetadata& batch) const;
 
   const PagedStepView& view() const noexcept { return view_; }
   const AttentionKernels& kernels() const noexcept { return *kernels_; }
@@ -76,10 +93,14 @@ class PagedStep {
   struct Layout;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
   KeySource key_source() const noexcept;
+  PlannerConfig planner_for(const CommonAttentionMetadata& batch,
+                            const BatchSummary& summary) const;
   void place_keys(const CommonAttentionMetadata& batch);
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
+  void plan_for_graphs();
+  static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
@@ -88,8 +109,9 @@ class PagedStep {
   std::shared_ptr<const AttentionKernels> kernels_;
   BuilderOptions options_;
   StepStyle style_;
-  AttentionType attn_type_;
+  StepRules rules_;
   PlannerConfig planner_;
+  PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;
   Buffer partial_out_;
   Buffer partial_lse2_;

@@ -40,10 +40,14 @@ constexpr auto kVariants = std::to_array<Variant>({
 #undef CLATTN_VARIANT
 });
 
+constexpr bool attends(Role role) {
+  return role == Role::kDecode || role == Role::kPrefill || role == Role::kMLADecode ||
+         role == Role::kPackedDecode;
+}
+
 constexpr bool rows_are_sound() {
   for (const Variant& v : kVariants) {
-    const bool tiled = v.role == Role::kDecode || v.role == Role::kPrefill;
-    if (tiled != (v.block_rows > 0 && v.block_kv > 0)) return false;
+    if (attends(v.role) != (v.block_rows > 0 && v.block_kv > 0)) return false;
     if (v.work_group_size < 1 || (v.family == KernelFamily::kCpu) != (v.work_group_size == 1)) {
       return false;
     }
@@ -77,8 +81,8 @@ static_assert(static_cast<int>(DType::kF32) == 0 && static_cast<int>(DType::kF16
 }  // namespace
 
 std::string_view to_string(Role role) {
-  constexpr std::array<std::string_view, 5> kNames = {"decode", "prefill", "merge", "cache",
-                                                      "cache_packed"};
+  constexpr std::array<std::string_view, 7> kNames = {
+      "decode", "prefill", "merge", "cache", "cache_packed", "mla_decode", "packed_decode"};
   return kNames.at(static_cast<std::size_t>(role));
 }
 
@@ -98,11 +102,11 @@ KernelShape kernel_shape(const AttentionConfig& config) {
   return {config.num_heads, config.num_kv_heads,
           config.head_size, config.contiguous_kv() ? 0 : config.block_size,
           config.dtype,     config.cache_dtype(),
-          options};
+          options,          CacheForm::kStrided};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {
-  const bool attention = role == Role::kDecode || role == Role::kPrefill;
+  const bool attention = attends(role);
   const bool merge = role == Role::kMerge;
   struct Macro {
     std::string_view name;
@@ -169,6 +173,18 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   return reasons;
 }
 
+bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {
+  for (const KernelFamily rung : family_ladder(family, capabilities)) {
+    for (const Variant& variant : variants()) {
+      if (variant.role == role && variant.family == rung &&
+          why_not(variant, capabilities).empty()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities) {
   const bool cpu = variant.family == KernelFamily::kCpu;
@@ -176,7 +192,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   // runs this family does without.
   const bool prefetch = cpu && capabilities.kind == DeviceKind::kCpu;
   const HeadTiling tiling = head_tiling(variant, shape);
-  const int vec = cpu ? vector_width(shape.head_size, capabilities.float_vector_width) : 0;
+  const int vec =
+      cpu ? vector_width(shape.head_size + shape.rope_dim, capabilities.float_vector_width) : 0;
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
   std::string options = fmt::format(
       "-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
@@ -188,11 +205,12 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, variant.family == KernelFamily::kGpuPtx ? 1 : 0, x,
       prefetch ? 1 : 0);
+  if (shape.form == CacheForm::kLatent)
+    options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   options += option_macros(shape.options, variant.role);
-  // On PoCL 5.0 most of these kernels are wrong when optimised and right when not, on one thread
-  // too; on an H200 and under oclgrind they are right. Whether PoCL or a fault of ours that those
-  // do not show is to blame is not known. On a CPU these families only serve comparison, so right
-  // comes before fast.
+  // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
+  // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources
+  // right. On a CPU these families only serve comparison, so right comes before fast.
   if (!cpu && capabilities.kind == DeviceKind::kCpu) options += " -cl-opt-disable";
   return {std::string(variant.file), std::string(variant.entry), std::move(options)};
 }

@@ -12,7 +12,15 @@
 
 namespace clattn::detail {
 
-enum class Role : std::uint8_t { kDecode, kPrefill, kMerge, kCacheWrite, kCacheWritePacked };
+enum class Role : std::uint8_t {
+  kDecode,
+  kPrefill,
+  kMerge,
+  kCacheWrite,
+  kCacheWritePacked,
+  kMLADecode,
+  kPackedDecode,
+};
 std::string_view to_string(Role role);
 
 /// One row of variants.inc.
@@ -40,6 +48,13 @@ struct KernelOptions {
   bool operator==(const KernelOptions&) const = default;
 };
 
+/// How the cache of a layer is laid out, which decides the roles that serve it.
+enum class CacheForm : std::uint8_t {
+  kStrided,  ///< K and V by strides
+  kLatent,   ///< MLA: one row a token, of which V is the front
+  kPacked,   ///< x-packed K and V
+};
+
 /// What a kernel is specialised for.
 struct KernelShape {
   std::int32_t num_heads = 0;
@@ -49,6 +64,8 @@ struct KernelShape {
   DType dtype = DType::kF16;
   DType cache_dtype = DType::kF16;
   KernelOptions options;
+  CacheForm form = CacheForm::kStrided;
+  std::int32_t rope_dim = 0;  ///< kLatent: elements of a key beyond its head_size latent ones
   std::int32_t group() const { return num_heads / num_kv_heads; }
 };
 
@@ -73,6 +90,9 @@ std::span<const KernelFamily> family_ladder(KernelFamily wanted,
 
 /// Why a variant cannot run on a device at all; empty = it can.
 std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities);
+
+/// Whether some variant of `role` in the family, or its ladder, runs on a device.
+bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities);
 
 /// File, entry and -D options of a variant under a shape.
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,

@@ -25,11 +25,23 @@ std::array<std::int64_t, 5> strides_of(const std::array<std::int64_t, 5>& shape,
   return strides;
 }
 
+void require_plain_pages(const KVCacheSpec& spec) {
+  if (spec.use_mla || (spec.head_size_v != 0 && spec.head_size_v != spec.head_size) ||
+      spec.kv_quant_mode != KVQuantMode::kNone || spec.page_size_padded != 0) {
+    detail::throw_unsupported(
+        "KV cache: pages with use_mla {}, head_size_v {} (head_size {}), scales of each token {}, "
+        "page_size_padded {}; supported: plain K and V",
+        spec.use_mla, spec.head_size_v, spec.head_size,
+        spec.kv_quant_mode == KVQuantMode::kPerTokenHead, spec.page_size_padded);
+  }
+}
+
 }  // namespace
 
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout) {
   const std::size_t page_bytes = spec.page_size_bytes();
+  require_plain_pages(spec);
   if (!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0) {
     throw_invalid("KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
                   raw.size_bytes(), page_bytes);

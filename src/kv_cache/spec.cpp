@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <array>
 #include <clattn/kv_cache.hpp>
+#include <string_view>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -39,17 +41,127 @@ std::int64_t resident_tokens(const KVCacheSpec& spec, std::int64_t max_model_len
   return 0;
 }
 
-}  // namespace
+void check(const KVCacheSpec& spec) {
+  require_positive(spec.block_size, "block_size");
+  require_positive(spec.num_kv_heads, "num_kv_heads");
+  require_positive(spec.head_size, "head_size");
+  if (spec.head_size_v < 0) {
+    throw_invalid("KVCacheSpec: head_size_v is {}, legal: >= 0", spec.head_size_v);
+  }
+  if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype)) {
+    throw_invalid("KVCacheSpec: dtype is {}, legal: an 8-bit type (kv_quant_mode kPerTokenHead)",
+                  to_string(spec.dtype));
+  }
+  if (!spec.use_mla) return;
+  if (spec.kind == KVCacheKind::kSlidingWindow) {
+    throw_invalid("MLA is not supported for sliding window");
+  }
+  if (spec.num_kv_heads != 1) {
+    throw_invalid("KVCacheSpec: num_kv_heads is {}, legal: 1 (use_mla)", spec.num_kv_heads);
+  }
+  if (spec.head_size_v != 0) {
+    throw_invalid("KVCacheSpec: head_size_v is {}, legal: 0 (use_mla: V is part of K)",
+                  spec.head_size_v);
+  }
+}
 
-std::size_t KVCacheSpec::page_size_bytes() const {
-  require_positive(block_size, "block_size");
-  require_positive(num_kv_heads, "num_kv_heads");
-  require_positive(head_size, "head_size");
-  std::size_t bytes = 2 * element_size_bytes(dtype);
-  for (const std::int32_t factor : {block_size, num_kv_heads, head_size}) {
+std::int64_t value_size(const KVCacheSpec& spec) {
+  return spec.head_size_v != 0 ? spec.head_size_v : spec.head_size;
+}
+
+/// Bytes of a page's K and V themselves.
+std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
+  const auto elements =
+      static_cast<std::size_t>(spec.head_size + (spec.use_mla ? 0 : value_size(spec)));
+  std::size_t bytes = elements * element_size_bytes(spec.dtype);
+  if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead) {
+    bytes += (spec.use_mla ? 1 : 2) * sizeof(float);
+  }
+  for (const std::int32_t factor : {spec.block_size, spec.num_kv_heads}) {
     bytes = checked_mul(bytes, static_cast<std::size_t>(factor), "KVCacheSpec: page_size_bytes");
   }
   return bytes;
+}
+
+/// What layers of a group must have in common, whatever their kind.
+struct CommonField {
+  std::string_view name;
+  std::int64_t (*value)(const KVCacheSpec&);
+};
+constexpr std::array kCommonFields{
+    CommonField{"kind", [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.kind); }},
+    CommonField{"block_size", [](const KVCacheSpec& s) { return std::int64_t{s.block_size}; }},
+    CommonField{"num_kv_heads", [](const KVCacheSpec& s) { return std::int64_t{s.num_kv_heads}; }},
+    CommonField{"head_size", [](const KVCacheSpec& s) { return std::int64_t{s.head_size}; }},
+    CommonField{"dtype", [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.dtype); }},
+    CommonField{"use_mla", [](const KVCacheSpec& s) { return std::int64_t{s.use_mla}; }},
+    CommonField{"head_size_v", value_size},
+    CommonField{"kv_quant_mode",
+                [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.kv_quant_mode); }},
+    CommonField{"page_size_padded",
+                [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.page_size_padded); }},
+};
+constexpr std::array kReachFields{
+    CommonField{"sliding_window",
+                [](const KVCacheSpec& s) { return std::int64_t{s.sliding_window}; }},
+    CommonField{"attention_chunk_size",
+                [](const KVCacheSpec& s) { return std::int64_t{s.attention_chunk_size}; }},
+};
+
+void require_equal(const CommonField& field, std::span<const KVCacheSpec> specs) {
+  for (std::size_t i = 1; i < specs.size(); ++i) {
+    if (field.value(specs[i]) == field.value(specs[0])) continue;
+    throw_invalid(
+        "All layers in the same KV cache group must be the same. ({}: {} of layer {}, {} of layer "
+        "0)",
+        field.name, field.value(specs[i]), i, field.value(specs[0]));
+  }
+}
+
+/// The one window or chunk that layers have, 0 if none has any.
+std::int32_t merge_reach(std::span<const KVCacheSpec> specs, std::int32_t KVCacheSpec::*reach) {
+  std::int32_t merged = 0;
+  for (const KVCacheSpec& spec : specs) {
+    if (merged != 0 && spec.*reach != 0 && spec.*reach != merged) {
+      throw_invalid(
+          "All attention layers in the same KV cache group must have the same window size. ({} and "
+          "{})",
+          merged, spec.*reach);
+    }
+    if (spec.*reach != 0) merged = spec.*reach;
+  }
+  return merged;
+}
+
+}  // namespace
+
+std::size_t KVCacheSpec::page_size_bytes() const {
+  check(*this);
+  const std::size_t bytes = unpadded_page_bytes(*this);
+  if (page_size_padded == 0) return bytes;
+  if (page_size_padded < bytes) {
+    throw_invalid("KVCacheSpec: page_size_padded is {}, legal: 0 or >= {} (the page's own bytes)",
+                  page_size_padded, bytes);
+  }
+  return page_size_padded;
+}
+
+KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
+  if (specs.empty()) throw_invalid("KVCacheSpec: merge of no specs, legal: at least one");
+  for (const CommonField& field : kCommonFields) require_equal(field, specs);
+  KVCacheSpec merged = specs[0];
+  if (merged.kind != KVCacheKind::kFull) {
+    for (const CommonField& field : kReachFields) require_equal(field, specs);
+    return merged;
+  }
+  merged.sliding_window = merge_reach(specs, &KVCacheSpec::sliding_window);
+  merged.attention_chunk_size = merge_reach(specs, &KVCacheSpec::attention_chunk_size);
+  if (merged.sliding_window != 0 && merged.attention_chunk_size != 0) {
+    throw_invalid(
+        "Model with both sliding window layers and chunked local attention layers is not "
+        "supported.");
+  }
+  return merged;
 }
 
 std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,

@@ -94,8 +94,7 @@ void set_key_range(const PlannerConfig& config, bool causal, std::int64_t seq_le
     begin = std::max(begin, first - first % window.chunk);
     end = std::min(end, last - last % window.chunk + window.chunk);
   }
-  end = std::max<std::int64_t>(end, 0);
-  begin = std::min(begin, end);
+  if (begin >= end) return;  // no query of the tile sees a key
   begin -= begin % config.block_size;
   tile.first_key = static_cast<std::int32_t>(begin);
   tile.keys = static_cast<std::int32_t>(end - begin);

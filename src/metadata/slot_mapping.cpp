@@ -55,4 +55,13 @@ void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t blo
   detail::write_slot_mapping(batch, block_size, slots);
 }
 
+void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens) {
+  if (num_actual_tokens < 0 || slot_mapping.size() < static_cast<std::size_t>(num_actual_tokens)) {
+    detail::throw_invalid("num_actual_tokens is {}, legal: 0 … {} (elements of slot_mapping)",
+                          num_actual_tokens, slot_mapping.size());
+  }
+  const auto padding = slot_mapping.subspan(static_cast<std::size_t>(num_actual_tokens));
+  std::fill(padding.begin(), padding.end(), kPadSlotId);
+}
+
 }  // namespace clattn

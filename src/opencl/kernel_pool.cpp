@@ -3,6 +3,7 @@
 
 #include "base/checked.hpp"
 #include "opencl/handle.hpp"
+#include "opencl/recorder.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
@@ -22,6 +23,10 @@ T work_group_info(cl_kernel kernel, cl_device_id device, cl_kernel_work_group_in
 
 std::uint64_t dispatch_count() noexcept {
   return dispatches;
+}
+
+void count_dispatches(std::uint64_t kernels) noexcept {
+  dispatches += kernels;
 }
 
 KernelPool::KernelPool(cl_program program, cl_device_id device, std::string entry)
@@ -84,6 +89,9 @@ void KernelLease::enqueue(cl_command_queue queue, std::size_t groups, std::size_
   if (event != nullptr) event->reset();
   if (groups == 0) return;
   const std::size_t items = checked_mul(groups, group_size, "work-items of a launch");
+  if (Recorder* recorder = Recorder::of(queue)) {
+    return recorder->add({pool_->shared_from_this(), std::move(*this), items, group_size});
+  }
   cl_event done = nullptr;
   const cl_int status = clEnqueueNDRangeKernel(queue, kernel_, 1, nullptr, &items, &group_size, 0,
                                                nullptr, event == nullptr ? nullptr : &done);
@@ -92,7 +100,7 @@ void KernelLease::enqueue(cl_command_queue queue, std::size_t groups, std::size_
                               pool_->entry()));
   }
   if (event != nullptr) event->reset(done);
-  ++dispatches;
+  count_dispatches(1);
 }
 
 }  // namespace clattn::detail

@@ -46,9 +46,11 @@ class KernelLease {
     return *this;
   }
   /// Enqueues a 1-D range of `groups` work-groups of `group_size` items; the next arg() is argument
-  /// 0 again. Zero groups enqueue nothing; then `event` is left empty.
+  /// 0 again. Zero groups enqueue nothing; then `event` is left empty. While this thread records
+  /// the queue (recorder.hpp), the launch goes there together with the kernel; `event` stays empty.
   void enqueue(cl_command_queue queue, std::size_t groups, std::size_t group_size,
                Event* event = nullptr);
+  cl_kernel handle() const noexcept { return kernel_; }
 
  private:
   void set(std::size_t size, const void* value);
@@ -59,7 +61,7 @@ class KernelLease {
 
 /// The cl_kernel objects of one entry: grows to the number of threads that use it at once, never
 /// shares one.
-class KernelPool {
+class KernelPool : public std::enable_shared_from_this<KernelPool> {
  public:
   KernelPool(cl_program program, cl_device_id device, std::string entry);  ///< retains the program
   ~KernelPool();
@@ -152,6 +154,7 @@ class Runtime {
 /// Kernels that all leases of the process have enqueued so far: a test run that dispatched nothing
 /// has proved nothing.
 std::uint64_t dispatch_count() noexcept;
+void count_dispatches(std::uint64_t kernels) noexcept;
 
 /// Throws Error(kOpenCL) "`what` failed: CL_NAME (code)" unless status is CL_SUCCESS.
 void check(cl_int status, std::string_view what);

@@ -199,6 +199,22 @@ class CacheImage {
   std::vector<std::pair<std::size_t, std::uint32_t>> expected_;
 };
 
+/// Whether some query of request `r` may see the key at position `p`.
+bool is_seen(const oracle::AttentionCase& t, std::size_t r, std::int64_t p) {
+  const std::int64_t tokens = t.query_start_loc[r + 1] - t.query_start_loc[r];
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const std::int64_t at = t.seq_lens[r] - tokens + i;
+    const std::int64_t row = (t.query_start_loc[r] + i) * t.custom_mask_stride;
+    if ((!t.causal || p <= at) && (t.window_left < 0 || p >= at - t.window_left) &&
+        (t.window_right < 0 || p <= at + t.window_right) &&
+        (t.chunk == 0 || p / t.chunk == at / t.chunk) &&
+        (t.custom_mask.empty() || t.custom_mask[index(row + p)] != 0)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /// Fills the cache with random tokens; the step's own tokens go through `key` and `value` when they
 /// are written by the library.
 void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor& key,
@@ -211,14 +227,17 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
     std::normal_distribution<double> normal;
     for (std::int64_t p = 0; p < host.truth.seq_lens[r]; ++p) {
       const bool written = spec.write_cache && p >= context;
+      const bool unseen = spec.unseen_is_nan && !is_seen(host.truth, r, p);
       const std::int64_t row = host.truth.query_start_loc[r] + (p - context);
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t d = 0; d < dims; ++d) {
           double k = normal(random);
           double v = normal(random);
-          if (spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) {
+          if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
+              (spec.first_token_overflows && p == 0)) {
             k = v = std::numeric_limits<double>::infinity();
           }
+          if (unseen) k = v = std::numeric_limits<double>::quiet_NaN();
           if (written) {
             const std::size_t at = index((row * heads + h) * dims + d);
             k = key.set(at, k);
@@ -435,6 +454,13 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
     cache.scales = make_scales(*context, queue, spec);
     cache.scales_per_head = spec.scales_per_head;
   }
+  clattn::ForwardOptions extra;
+  clattn::Buffer mask;
+  if (c.custom_mask) {
+    mask = make_mask(*context, queue, spec, host);
+    extra.custom_mask = mask.handle();
+    extra.custom_mask_stride = host.truth.custom_mask_stride;
+  }
   CacheImage image(spec, host, cache);
   const std::size_t step_elems = index(host.num_tokens * c.num_kv_heads * c.head_size);
   Tensor key(c.dtype, std::max<std::size_t>(step_elems, 1));
@@ -445,13 +471,6 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   const std::int64_t row = std::int64_t{c.num_heads} * c.head_size;
   const std::int64_t query_stride = row + spec.query_padding;
   Tensor query = make_query(spec, host, query_stride);
-  clattn::ForwardOptions extra;
-  clattn::Buffer mask;
-  if (c.custom_mask) {
-    mask = make_mask(*context, queue, spec, host);
-    extra.custom_mask = mask.handle();
-    extra.custom_mask_stride = host.truth.custom_mask_stride;
-  }
 
   clattn::BuilderOptions options;
   options.limits.num_blocks = host.num_blocks;

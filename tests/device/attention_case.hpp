@@ -33,8 +33,10 @@ struct CaseSpec {
   std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
   bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
   bool last_token_overflows =
-      false;                  ///< each request's newest K and V are inf, seen by its last row only
-  double mask_density = 0.6;  ///< share of keys that config.custom_mask leaves visible
+      false;  ///< each request's newest K and V are inf, seen by its last row only
+  bool first_token_overflows = false;  ///< the same of each request's first K and V
+  double mask_density = 0.6;           ///< share of keys that config.custom_mask leaves visible
+  bool unseen_is_nan = false;    ///< keys and values of requests that none of their queries may see
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double sharpness = 1.0;        ///< standard deviation of the query's elements
   std::uint32_t page_seed = 1;   ///< where the pages lie; must not change any bit of the result

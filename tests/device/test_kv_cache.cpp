@@ -184,16 +184,22 @@ struct WriteBuffers {
 };
 
 /// Runs `run(context, built kernel, write)` for every variant of a role that the device has, every
-/// pair of types and head sizes that fill vectors and ones that do not.
+/// pair of types (8-bit caches from f16 only) and head sizes that fill vectors and ones that do
+/// not.
 template <typename Run>
 void for_each_write(clattn::detail::Role role, const Run& run) {
   constexpr std::array kTypes = {DType::kF32, DType::kF16, DType::kBF16};
+  constexpr std::array kCacheTypes = {DType::kF32,     DType::kF16,     DType::kBF16,
+                                      DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8};
   for (const auto& context : all_contexts()) {
     for (const auto& variant : clattn::detail::variants()) {
       if (variant.role != role || !why_not(variant, context->capabilities()).empty()) continue;
       for (const DType dtype : kTypes) {
-        for (const DType cache_dtype : kTypes) {
-          for (const std::int32_t dims : {8, 72}) {
+        for (const DType cache_dtype : kCacheTypes) {
+          const bool quantized = clattn::is_quantized(cache_dtype);
+          if (quantized && dtype != DType::kF16) continue;
+          for (const std::int32_t dims : {quantized ? 16 : 8, 72}) {
+            if (quantized && role == Role::kCacheWritePacked && dims % 16 != 0) continue;
             const Write write(dims, dtype, cache_dtype);
             SCOPED_TRACE(fmt::format("{} {} to {} dims {}", variant.name, clattn::to_string(dtype),
                                      clattn::to_string(cache_dtype), dims));
@@ -220,11 +226,18 @@ TEST(ReshapeAndCache, PackedCacheHoldsEveryTokenInItsPlace) {
     const clattn::Buffer v = context.allocate(want_v.size());
     in.queue.write(k, want_k);
     in.queue.write(v, want_v);
-    clattn::detail::enqueue_cache_write_packed(
-        kernel, write.shape(), in.queue, in.key_ref(write), in.value_ref(write),
-        {k.handle(), v.handle(), write.cache_dtype, Write::kBlocks, Write::kBlock, Write::kHeads,
-         write.dims},
-        {in.slots.handle(), 8, 6}, nullptr);
+    clattn::detail::enqueue_cache_write_packed(kernel, write.shape(), in.queue, in.key_ref(write),
+                                               in.value_ref(write),
+                                               {k.handle(),
+                                                v.handle(),
+                                                write.cache_dtype,
+                                                Write::kBlocks,
+                                                Write::kBlock,
+                                                Write::kHeads,
+                                                write.dims,
+                                                {},
+                                                false},
+                                               {in.slots.handle(), 8, 6}, nullptr);
     std::vector<std::byte> got_k(want_k.size());
     std::vector<std::byte> got_v(want_v.size());
     in.queue.read(k, got_k);
@@ -290,7 +303,9 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
                               Write::kBlocks,
                               Write::kBlock,
                               Write::kHeads,
-                              8};
+                              8,
+                              {},
+                              false};
   const auto call = [&](std::size_t slot_offset_bytes, std::int64_t num_tokens) {
     return error_text([&] {
       clattn::reshape_and_cache(context, in.queue, in.key_ref(write), in.value_ref(write),
@@ -306,6 +321,17 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   cache.num_blocks = Write::kBlocks;
   cache.head_size = 12;
   EXPECT_EQ(call(0, 1), "cache: head_size is 12, legal: 8 … 256 in steps of 8");
+  cache.head_size = 8;
+  cache.dtype = DType::kInt8;  // x = 16
+  EXPECT_EQ(call(0, 1),
+            "cache: head_size is 8, legal in an x-packed cache of int8: multiples of 16");
+  cache.dtype = DType::kF16;
+  cache.scales = context.allocate(8);
+  EXPECT_EQ(call(0, 1), "kv_cache: scales given, legal: none for f16");
+  cache.dtype = DType::kFp8E4M3;
+  cache.head_size = 16;
+  cache.scales_per_head = true;
+  EXPECT_EQ(call(0, 1), "kv_cache: scales hold 8 bytes, legal: at least 24 (f32 [2][3])");
   in.queue.finish();
 }
 

@@ -118,6 +118,24 @@ class PlanChecker {
     return c;
   }
 
+  struct Keys {
+    std::int64_t begin, end;
+  };
+
+  /// The keys that a query at `position` sees, by the definition.
+  Keys seen_by(std::int64_t position, std::int64_t seq_len) const {
+    const auto& window = config_.window;
+    Keys keys{0, seq_len};
+    if (batch_.causal && !config_.bidirectional) keys.end = std::min(keys.end, position + 1);
+    if (window.left >= 0) keys.begin = std::max(keys.begin, position - window.left);
+    if (window.right >= 0) keys.end = std::min(keys.end, position + window.right + 1);
+    if (window.chunk > 0) {
+      keys.begin = std::max(keys.begin, position / window.chunk * window.chunk);
+      keys.end = std::min(keys.end, (position / window.chunk + 1) * window.chunk);
+    }
+    return keys;
+  }
+
   void check_item(std::size_t tile_class, const ClaWorkItem& item) {
     const std::string name = text(item);
     if (item.request < 0 || item.request >= batch_.num_reqs) {
@@ -136,11 +154,15 @@ class PlanChecker {
     expect(item.pages_at == kFirstPage + item.request, name + " has another pages_at");
     expect(item.kv_begin >= 0 && item.kv_begin % config_.block_size == 0,
            name + " begins inside a page");
-    const std::int32_t visible = std::max(0, batch_.causal ? item.q_pos + item.q_count : seq_len);
-    expect(item.kv_end <= visible, name + " reads keys that nobody sees");
-    expect(item.kv_end > item.kv_begin || (visible == 0 && item.kv_end == 0 && item.kv_begin == 0),
-           name + " has no keys");
-    expect(item.kv_end == visible || item.kv_end % config_.block_size == 0,
+    const Keys seen{seen_by(item.q_pos, seq_len).begin,
+                    seen_by(item.q_pos + item.q_count - 1, seq_len).end};
+    const bool nothing = seen.end <= seen.begin;
+    expect(nothing || item.kv_end <= seen.end, name + " reads keys that nobody sees");
+    expect(nothing || item.kv_begin > seen.begin - config_.block_size,
+           name + " reads a page that nobody sees");
+    expect((item.kv_end > item.kv_begin) != nothing,
+           name + " has no keys, or keys that nobody sees");
+    expect(nothing || item.kv_end == seen.end || item.kv_end % config_.block_size == 0,
            name + " ends inside a page");
     for (std::int32_t i = 0; i < item.q_count; ++i) {
       pieces_[static_cast<std::size_t>(item.q_row + i)].push_back(
@@ -149,7 +171,8 @@ class PlanChecker {
     }
   }
 
-  // The pieces of each token follow each other from key 0 past the last key that it sees.
+  // The pieces of each token follow each other from before the first key that it sees past the
+  // last.
   void check_request(std::int32_t request) {
     const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(request)];
     for (std::int32_t row = start(request); row < start(request + 1); ++row) {
@@ -157,16 +180,16 @@ class PlanChecker {
       std::sort(pieces.begin(), pieces.end());
       const std::string name = "token " + std::to_string(row);
       if (pieces.empty()) return expect(false, name + " is in no item");
-      std::int32_t covered = 0;
+      const Keys seen = seen_by(seq_len - (start(request + 1) - row), seq_len);
+      std::int32_t covered = pieces.front().begin;
+      expect(seen.end <= seen.begin || covered <= seen.begin, name + " misses its first keys");
       for (const Piece& piece : pieces) {
         expect(piece.begin == covered, name + " has a gap or an overlap in its keys");
         covered = piece.end;
         expect((piece.partial_row < 0) == (pieces.size() == 1),
                name + " has partial rows without a split, or a split without them");
       }
-      const std::int32_t visible =
-          std::max(0, batch_.causal ? seq_len - (start(request + 1) - row) + 1 : seq_len);
-      expect(covered >= visible, name + " misses visible keys");
+      expect(seen.end <= seen.begin || covered >= seen.end, name + " misses visible keys");
     }
   }
 

@@ -18,6 +18,7 @@ TEST(Environment, UnsetIsEmpty) {
   const Environment result = parse({});
   EXPECT_EQ(result.device, "");
   EXPECT_EQ(result.backend, "");
+  EXPECT_EQ(result.kv_cache_layout, "");
   EXPECT_EQ(result.kernel_dir, "");
   EXPECT_EQ(result.cache_dir, "");
   EXPECT_EQ(result.capture_dir, "");
@@ -27,12 +28,14 @@ TEST(Environment, UnsetIsEmpty) {
 TEST(Environment, EveryVariableHasItsField) {
   const Environment result = parse({{"CLATTN_DEVICE", "gpu"},
                                     {"CLATTN_BACKEND", "XFORMERS"},
+                                    {"CLATTN_KV_CACHE_LAYOUT", "HND"},
                                     {"CLATTN_KERNEL_DIR", "/k"},
                                     {"CLATTN_CACHE_DIR", "/c"},
                                     {"CLATTN_CAPTURE_DIR", "/calls"},
                                     {"CLATTN_CACHE", "0"}});
   EXPECT_EQ(result.device, "gpu");
   EXPECT_EQ(result.backend, "XFORMERS");
+  EXPECT_EQ(result.kv_cache_layout, "HND");
   EXPECT_EQ(result.kernel_dir, "/k");
   EXPECT_EQ(result.cache_dir, "/c");
   EXPECT_EQ(result.capture_dir, "/calls");

@@ -3,6 +3,7 @@
 #include <clattn/clattn.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -64,6 +65,158 @@ TEST(KVCacheSpec, BadFieldsAreNamed) {
                "sliding_window is 0");
   expect_error([&] { (void)spec(KVCacheKind::kFull).max_memory_usage_bytes(-1, 10); },
                "max_model_len -1");
+}
+
+TEST(KVCacheSpec, A7_MLAKeepsOneVector) {
+  KVCacheSpec mla{.block_size = 64, .num_kv_heads = 1, .head_size = 576, .use_mla = true};
+  EXPECT_EQ(mla.page_size_bytes(), 64U * 576 * 2);
+  EXPECT_EQ(mla.max_memory_usage_bytes(100, 8192), 2U * 64 * 576 * 2);
+  mla.kind = KVCacheKind::kSlidingWindow;
+  mla.sliding_window = 8;
+  expect_error([&] { (void)mla.page_size_bytes(); }, "MLA is not supported for sliding window");
+  expect_error([&] { (void)mla.max_memory_usage_bytes(1, 1); },
+               "MLA is not supported for sliding window");
+  mla.kind = KVCacheKind::kFull;
+  mla.num_kv_heads = 2;
+  expect_error([&] { (void)mla.page_size_bytes(); }, "num_kv_heads is 2, legal: 1 (use_mla)");
+  mla.num_kv_heads = 1;
+  mla.head_size_v = 512;
+  expect_error([&] { (void)mla.page_size_bytes(); }, "head_size_v is 512, legal: 0 (use_mla");
+}
+
+TEST(KVCacheSpec, A7_WidthsScalesAndPadding) {
+  KVCacheSpec wide = spec(KVCacheKind::kFull);
+  wide.head_size_v = 64;
+  EXPECT_EQ(wide.page_size_bytes(), 16U * 8 * (128 + 64) * 2);
+  wide.head_size_v = -1;
+  expect_error([&] { (void)wide.page_size_bytes(); }, "head_size_v is -1, legal: >= 0");
+
+  // One f32 behind each head vector: D + 4 bytes for int8.
+  KVCacheSpec quantized = spec(KVCacheKind::kFull);
+  quantized.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead;
+  expect_error([&] { (void)quantized.page_size_bytes(); },
+               "dtype is bf16, legal: an 8-bit type (kv_quant_mode kPerTokenHead)");
+  for (const auto dtype :
+       {clattn::DType::kInt8, clattn::DType::kFp8E4M3, clattn::DType::kFp8E5M2}) {
+    quantized.dtype = dtype;
+    EXPECT_EQ(quantized.page_size_bytes(), 2U * 16 * 8 * (128 + 4));
+  }
+  quantized.use_mla = true;
+  quantized.num_kv_heads = 1;
+  EXPECT_EQ(quantized.page_size_bytes(), 16U * (128 + 4));
+
+  KVCacheSpec padded = spec(KVCacheKind::kFull);
+  padded.page_size_padded = kPage + 512;
+  EXPECT_EQ(padded.page_size_bytes(), kPage + 512);
+  EXPECT_EQ(padded.max_memory_usage_bytes(17, 1), 2 * (kPage + 512));
+  padded.page_size_padded = kPage - 1;
+  expect_error([&] { (void)padded.page_size_bytes(); },
+               "page_size_padded is 65535, legal: 0 or >= 65536");
+}
+
+TEST(KVCacheSpec, A7_MostMemoryNeverOverflowsSilently) {
+  EXPECT_EQ(spec(KVCacheKind::kEncoderOnly).max_memory_usage_bytes(INT64_MAX, INT64_MAX), 0U);
+  expect_error([] { (void)spec(KVCacheKind::kFull).max_memory_usage_bytes(INT64_MAX, 1); },
+               "max_memory_usage_bytes");
+  KVCacheSpec window = spec(KVCacheKind::kSlidingWindow);
+  window.sliding_window = 64;
+  expect_error([&] { (void)window.max_memory_usage_bytes(INT64_MAX, INT64_MAX); }, "overflows");
+}
+
+TEST(KVCacheSpec, A7_MergeOfEqualSpecs) {
+  for (const auto kind : {KVCacheKind::kFull, KVCacheKind::kSlidingWindow,
+                          KVCacheKind::kChunkedLocal, KVCacheKind::kCross}) {
+    KVCacheSpec each = spec(kind);
+    each.sliding_window = kind == KVCacheKind::kSlidingWindow ? 64 : 0;
+    EXPECT_EQ(KVCacheSpec::merge(std::vector(3, each)), each);
+  }
+  expect_error([] { (void)KVCacheSpec::merge({}); }, "merge of no specs");
+}
+
+void expect_unlike(const KVCacheSpec& one, const KVCacheSpec& other, const std::string& detail) {
+  expect_error(
+      [&] {
+        (void)KVCacheSpec::merge(std::vector{one, other});
+      },
+      "All layers in the same KV cache group must be the same. (" + detail);
+}
+
+TEST(KVCacheSpec, A7_MergeRefusesDifferentLayers) {
+  const KVCacheSpec full = spec(KVCacheKind::kFull);
+  const auto with = [&](auto change) {
+    KVCacheSpec other = full;
+    change(other);
+    return other;
+  };
+  expect_unlike(full, with([](KVCacheSpec& s) { s.kind = KVCacheKind::kCross; }), "kind: 4 of");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.block_size = 32; }),
+                "block_size: 32 of layer 1, 16 of layer 0)");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.num_kv_heads = 4; }), "num_kv_heads: 4 of");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.head_size = 64; }), "head_size: 64 of");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.dtype = clattn::DType::kF16; }), "dtype: 1 of");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.use_mla = true; }), "use_mla: 1 of");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.head_size_v = 64; }), "head_size_v: 64 of");
+  expect_unlike(full, with([](KVCacheSpec& s) { s.page_size_padded = 99999; }),
+                "page_size_padded: 99999 of");
+  expect_unlike(full,
+                with([](KVCacheSpec& s) { s.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead; }),
+                "kv_quant_mode: 1 of");
+  EXPECT_EQ(
+      KVCacheSpec::merge(std::vector{full, with([](KVCacheSpec& s) { s.head_size_v = 128; })}),
+      full);
+  KVCacheSpec window = spec(KVCacheKind::kSlidingWindow), other = window;
+  window.sliding_window = 64;
+  other.sliding_window = 128;
+  expect_unlike(window, other, "sliding_window: 128 of");
+}
+
+TEST(KVCacheSpec, A7_MergeOfFullLayersKeepsTheOneWindow) {
+  const KVCacheSpec plain = spec(KVCacheKind::kFull);
+  KVCacheSpec window = plain, other = plain, chunked = plain;
+  window.sliding_window = 64;
+  other.sliding_window = 128;
+  chunked.attention_chunk_size = 64;
+  EXPECT_EQ(KVCacheSpec::merge(std::vector{plain, window, plain, window}), window);
+  EXPECT_EQ(KVCacheSpec::merge(std::vector{chunked, plain}), chunked);
+  EXPECT_EQ(window.max_memory_usage_bytes(100, 1), 7 * kPage);  // all tokens stay
+  expect_error(
+      [&] {
+        (void)KVCacheSpec::merge(std::vector{window, plain, other});
+      },
+      "All attention layers in the same KV cache group must have the same window size.");
+  expect_error(
+      [&] {
+        (void)KVCacheSpec::merge(std::vector{window, chunked});
+      },
+      "Model with both sliding window layers and chunked local attention layers is not "
+      "supported.");
+}
+
+TEST(KVCacheSpec, PagesThatKernelsCannotViewAreRefused) {
+  const KVCacheSpec plain = spec(KVCacheKind::kFull);
+  KVCacheSpec mla = plain, wide = plain, scaled = plain, padded = plain, same = plain;
+  mla.use_mla = true;
+  mla.num_kv_heads = 1;
+  wide.head_size_v = 64;
+  scaled.dtype = clattn::DType::kInt8;
+  scaled.kv_quant_mode = clattn::KVQuantMode::kPerTokenHead;
+  padded.page_size_padded = 2 * kPage;
+  same.head_size_v = same.head_size;
+  const auto code_of = [](const KVCacheSpec& each) {
+    try {
+      (void)clattn::reshape_kv_cache({}, each, *clattn::list_attn_backends()[0],
+                                     clattn::KVCacheLayout::kNHD);
+    } catch (const clattn::Error& error) {
+      return error.code();
+    }
+    return clattn::ErrorCode::kIo;
+  };
+  for (const KVCacheSpec& each : {mla, wide, scaled, padded}) {
+    EXPECT_EQ(code_of(each), clattn::ErrorCode::kUnsupported);
+  }
+  // These are refused for the buffer, which is empty, alone.
+  EXPECT_EQ(code_of(plain), clattn::ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(same), clattn::ErrorCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -69,6 +69,9 @@ PlannerConfig any_config() {
   config.deterministic_split_keys = one_of({1, 50, 512});
   config.max_partial_rows = one_of<std::int64_t>({0, 1, 2, 17, 300, 1 << 20});
   config.num_splits = one_of({0, 0, 0, 1, 2, 7, 1000});
+  config.window = {one_of({-1, -1, 0, 5, 33, 1000}), one_of({-1, -1, 0, 7}),
+                   one_of({0, 0, 0, 1, 4, 64, 1000})};
+  config.bidirectional = one_of({false, false, true});
   config.item_order = one_of({ItemOrder::kHeavyFirst, ItemOrder::kLightFirst});
   return config;
 }

@@ -107,5 +107,15 @@ TEST(SlotMapping, RefusesTooFewSlotsAndBadBatches) {
             "request 0: block_table[1] is -3, legal: 0 … 2147483647");
 }
 
+TEST(PadSlotMapping, A1_2_PadsWhatNoTokenOwns) {
+  std::vector<std::int64_t> slots{7, 8, 9, 10};
+  pad_slot_mapping(slots, 3);
+  EXPECT_EQ(slots, (std::vector<std::int64_t>{7, 8, 9, -1}));
+  pad_slot_mapping(slots, 0);
+  EXPECT_EQ(slots, std::vector<std::int64_t>(4, -1));
+  EXPECT_EQ(test::error_text([&] { pad_slot_mapping(slots, 5); }),
+            "num_actual_tokens is 5, legal: 0 … 4 (elements of slot_mapping)");
+}
+
 }  // namespace
 }  // namespace clattn

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,21 @@ TEST(RunHost, SlotsFollowTheBlockTable) {
                       {"query_start_loc.npy", npy_i32({0, 2, 5})},
                       {"block_table.npy", npy_i32({7, 2, 9, -5}, "(2, 2)")}}});
   EXPECT_EQ(run.array<std::int64_t>("slot_mapping"), (Slots{31, 8, 36, 37, 38}));
+}
+
+TEST(RunHost, A1_7_ChunksBecomeVirtualRequests) {
+  std::vector<std::int32_t> table(30);
+  std::iota(table.begin(), table.end(), 0);
+  const RunCase run({R"({"op": "make_local_attention_virtual_batches", "attn_chunk_size": 4,
+                     "block_size": 2})",
+                     {{"seq_lens.npy", npy_i32({6, 17, 9})},
+                      {"query_start_loc.npy", npy_i32({0, 4, 14, 19})},
+                      {"block_table.npy", npy_i32(table, "(3, 10)")}}});
+  EXPECT_EQ(run.array<std::int32_t>("query_start_loc"), (Ints{0, 2, 4, 5, 9, 13, 14, 18, 19}));
+  EXPECT_EQ(run.array<std::int32_t>("seq_lens"), (Ints{4, 2, 4, 4, 4, 1, 4, 1}));
+  EXPECT_EQ(run.array<std::int32_t>("virtual_batch_to_request"), (Ints{0, 0, 1, 1, 1, 1, 2, 2}));
+  EXPECT_EQ(run.array<std::int32_t>("block_table"),
+            (Ints{0, 1, 2, 3, 12, 13, 14, 15, 16, 17, 18, 19, 22, 23, 24, 25}));
 }
 
 TEST(RunHost, CacheShapesOfBothBackends) {
@@ -196,6 +212,41 @@ TEST(RunDevice, AnEmptyBatchGivesEmptyOutputs) {
   const RunCase run(image);
   EXPECT_TRUE(run.array<float>("out").empty());
   EXPECT_EQ(run.num_outputs(), 3U);  // out, lse, info
+}
+
+/// Two heads over rows of 16 + 8 elements; request 1 is empty. The second key of request 0 is twice
+/// the first, and its query picks element 0, which the first row sets to ln 3.
+TEST(RunDevice, A6_6_LatentDecodeWeighsItsRows) {
+  constexpr std::size_t kWidth = 24, kRank = 16;
+  std::vector<float> query(3 * 2 * kWidth, 0.0F), cache(2 * 2 * kWidth, NAN);
+  std::fill_n(cache.begin() + 2 * kWidth, 2 * kWidth, 0.0F);  // block 1: the two keys
+  cache[2 * kWidth] = cache[2 * kWidth + kRank] = std::log(3.0F);
+  cache[3 * kWidth] = cache[3 * kWidth + kRank] = 2 * std::log(3.0F);
+  for (std::size_t h = 0; h < 2;
+       ++h) {  // head 0 looks at the latent part, head 1 at the rotary one
+    query[h * kWidth + (h == 0 ? 0 : kRank)] = 1.0F;
+    query[(4 + h) * kWidth + (h == 0 ? 0 : kRank)] = 1.0F;
+  }
+  CaseImage image;
+  image.json = R"({"op": "mla_decode", "kv_lora_rank": 16, "scale": 1})";
+  image.files = {{"query.npy", npy_f32(query, "(3, 2, 24)")},
+                 {"kv_cache.npy", npy_f32(cache, "(2, 2, 24)")},
+                 {"block_table.npy", npy_i32({1, 99, 1}, "(3, 1)")},
+                 {"seq_lens.npy", npy_i32({2, 0, 1})}};
+  const RunCase run(image);
+  const auto out = run.array<float>("out");
+  const auto lse = run.array<float>("lse");
+  ASSERT_EQ(out.size(), 3 * 2 * kRank);
+  ASSERT_EQ(lse.size(), 6U);
+  for (std::size_t h = 0; h < 2; ++h) {
+    // Weights 3 and 9 of 12: (ln 3 + 3 * 2 ln 3) / 4.
+    EXPECT_NEAR(out[h * kRank], 1.75F * std::log(3.0F), 1e-5);
+    EXPECT_NEAR(lse[h], std::log(12.0F), 1e-5);
+    EXPECT_EQ(out[(2 + h) * kRank], 0.0F);
+    EXPECT_EQ(lse[2 + h], -INFINITY);
+    EXPECT_NEAR(out[(4 + h) * kRank], std::log(3.0F), 1e-5);
+    EXPECT_NEAR(lse[4 + h], std::log(3.0F), 1e-5);
+  }
 }
 
 }  // namespace

@@ -90,7 +90,6 @@ const std::vector<BadCase>& bad_cases() {
       {"no op", json_edit("\"op\": \"attention\",", ""), 2, "op: missing"},
       {"op of another type", json_edit("\"attention\"", "7"), 2, "op: expected a string"},
       {"unknown op", json_edit("\"attention\"", "\"atention\\n\""), 2, "expected one of attention"},
-      {"unsupported op", json_edit("\"attention\"", "\"mla_decode\""), 3, "mla_decode"},
       {"misspelt key", json_more("\"sliding_windows\": 4"), 2, "unknown key \"sliding_windows\""},
       // fields
       {"missing field", json_edit("\"head_size\": 8,", ""), 2, "head_size: missing"},

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "kernels/variants.hpp"
 #include "opencl/source.hpp"
@@ -18,6 +19,8 @@ namespace {
 
 using clattn::DType;
 using clattn::KernelFamily;
+using clattn::detail::CacheForm;
+using clattn::detail::KernelOptions;
 using clattn::detail::KernelShape;
 using clattn::detail::Role;
 using clattn::detail::Variant;
@@ -27,17 +30,73 @@ struct ShapeRow {
   std::int32_t block_size;
   DType dtype;
   DType cache_dtype;
+  KernelOptions options = {};
+  std::int32_t rope_dim = 0;
 };
+constexpr KernelOptions kAllOptions{
+    .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
 // Every element type on both sides, head sizes that fill lanes and ones that do not, and odd pages.
 constexpr std::array kShapes = {
-    ShapeRow{128, 16, DType::kF16, DType::kF16}, ShapeRow{128, 16, DType::kBF16, DType::kBF16},
-    ShapeRow{256, 16, DType::kF32, DType::kF32}, ShapeRow{72, 5, DType::kBF16, DType::kF16},
-    ShapeRow{8, 1, DType::kF32, DType::kBF16},
+    ShapeRow{128, 16, DType::kF16, DType::kF16},    ShapeRow{128, 16, DType::kBF16, DType::kBF16},
+    ShapeRow{256, 16, DType::kF32, DType::kF32},    ShapeRow{72, 5, DType::kBF16, DType::kF16},
+    ShapeRow{8, 1, DType::kF32, DType::kBF16},      ShapeRow{64, 1, DType::kF32, DType::kInt8},
+    ShapeRow{64, 16, DType::kF16, DType::kFp8E5M2},
+};
+// Attention alone: every option, with pages and without.
+constexpr std::array kOptionShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3, kAllOptions},
+    ShapeRow{72, 0, DType::kBF16, DType::kBF16, kAllOptions},
+};
+// Latent rows.
+constexpr std::array kLatentShapes = {
+    ShapeRow{512, 64, DType::kF16, DType::kF16, {}, 64},
+    ShapeRow{512, 64, DType::kBF16, DType::kFp8E4M3, {}, 64},
+    ShapeRow{512, 16, DType::kF32, DType::kF32, {}, 64},
+    ShapeRow{64, 5, DType::kBF16, DType::kInt8, {}, 8},
+};
+// Cache writes and packed decode.
+constexpr std::array kQuantizedShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3},
+    ShapeRow{80, 5, DType::kBF16, DType::kFp8E5M2},
+    ShapeRow{16, 5, DType::kF32, DType::kInt8},
 };
 
+std::vector<ShapeRow> rows_for(Role role) {
+  if (role == Role::kMLADecode) return {kLatentShapes.begin(), kLatentShapes.end()};
+  std::vector<ShapeRow> rows(kShapes.begin(), kShapes.end());
+  if (role == Role::kDecode || role == Role::kPrefill) {
+    rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
+  } else if (role == Role::kMerge) {
+    rows.push_back(kLatentShapes.front());
+    rows.push_back(kOptionShapes.front());
+  } else {
+    rows.insert(rows.end(), kQuantizedShapes.begin(), kQuantizedShapes.end());
+  }
+  return rows;
+}
+
+/// Decode tiles are filled; the widest prefill tiles serve groups that no smaller one holds.
+std::int32_t group_for(const Variant& variant) {
+  if (variant.role == Role::kMLADecode) return 16;
+  if (variant.role == Role::kDecode) return std::min(variant.block_rows, 8);
+  return variant.family != KernelFamily::kCpu && variant.block_rows > 64 ? 71 : 4;
+}
+
 KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
-  const std::int32_t group = variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
-  return {group, 1, row.head_size, row.block_size, row.dtype, row.cache_dtype};
+  KernelShape shape;
+  shape.num_heads = group_for(variant);
+  shape.num_kv_heads = 1;
+  shape.head_size = row.head_size;
+  shape.block_size = row.block_size;
+  shape.dtype = row.dtype;
+  shape.cache_dtype = row.cache_dtype;
+  shape.options = row.options;
+  shape.options.alibi |= variant.role == Role::kPackedDecode;
+  if (variant.role == Role::kMLADecode) {
+    shape.form = CacheForm::kLatent;
+    shape.rope_dim = row.rope_dim;
+  }
+  return shape;
 }
 
 void write(const std::filesystem::path& path, const std::string& text) {
@@ -59,11 +118,11 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   clattn::DeviceCapabilities device;
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
-  for (const ShapeRow& row : kShapes) {
+  for (const ShapeRow& row : rows_for(variant.role)) {
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
-    const std::string name =
-        fmt::format("{}__d{}_{}_{}", variant.name, row.head_size, clattn::to_string(row.dtype),
-                    clattn::to_string(row.cache_dtype));
+    const std::string name = fmt::format(
+        "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
+        clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file, source.options, cpu ? "cpu" : "gpu");
   }
 }
@@ -79,6 +138,29 @@ struct Extra {
 constexpr std::array kExtras = {
     Extra{"ceilings__vec", "ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
+    // The cache operations: one code in groups of 1 and of 128; types and units at both ends.
+    Extra{"copy_blocks__vec", "copy_blocks.cl", "-DCLA_WG_SIZE=1 -DCLA_COPY_BYTES=16", "cpu"},
+    Extra{"copy_blocks__wg128", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16", "gpu"},
+    Extra{"copy_blocks__wg128_bytes", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=1",
+          "gpu"},
+    Extra{"merge_attn_states__vec", "merge_attn_states.cl",
+          "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=0", "cpu"},
+    Extra{"merge_attn_states__wg128", "merge_attn_states.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=0", "gpu"},
+    Extra{"merge_attn_states__wg128_log2", "merge_attn_states.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=1", "gpu"},
+    Extra{"mla_cache__vec", "mla_cache.cl", "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0",
+          "cpu"},
+    Extra{"mla_cache__wg128_bf16", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=2", "gpu"},
+    Extra{"mla_cache__wg128_e4m3", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=3", "gpu"},
+    Extra{"mla_cache__wg128_e5m2", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=4", "gpu"},
+    Extra{"mla_cache__wg128_int8", "mla_cache.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=5", "gpu"},
+    Extra{"advance_step__vec", "advance_step.cl", "-DCLA_WG_SIZE=1", "cpu"},
+    Extra{"advance_step__wg128", "advance_step.cl", "-DCLA_WG_SIZE=128", "gpu"},
     Extra{"selftest__local", "selftest.cl",
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",

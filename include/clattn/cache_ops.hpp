@@ -1,0 +1,182 @@
+#pragma once
+
+#include <clattn/opencl.hpp>
+
+#include <clattn/context.hpp>
+#include <clattn/kv_cache.hpp>
+#include <clattn/mla.hpp>
+#include <clattn/types.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <variant>
+
+namespace clattn {
+
+/// Block `source` is copied to block `destination`.
+struct BlockPair {
+  std::int64_t source = 0;
+  std::int64_t destination = 0;
+};
+
+/// Copies whole blocks inside every layer's own cache, K and V, all layers alike (vLLM:
+/// copy_blocks, for copy-on-write). The caches may lie in one buffer or in many and in any layout,
+/// but must have one shape and the same strides. Asynchronous; `mapping` is read before the call
+/// returns. No caches or no pairs: nothing happens and `event` is left empty. Throws
+/// kInvalidArgument for an id outside a cache, a destination named twice, a block that is both
+/// source and destination, and for layers of differing shape.
+void copy_blocks(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
+                 std::span<const BlockPair> mapping, Event* event = nullptr);
+/// The same for x-packed caches.
+void copy_blocks(const Context& context, cl_command_queue queue,
+                 std::span<const PackedKVCache> caches, std::span<const BlockPair> mapping,
+                 Event* event = nullptr);
+/// The same for the caches of latent attention (vLLM: copy_blocks_mla).
+void copy_blocks_mla(const Context& context, cl_command_queue queue,
+                     std::span<const MLACache> caches, std::span<const BlockPair> mapping,
+                     Event* event = nullptr);
+
+/// Host memory that the device copies from and to fastest; uninitialised.
+class PinnedMemory {
+ public:
+  PinnedMemory(const Context& context, std::size_t size_bytes);
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  PinnedMemory(PinnedMemory&& other) noexcept;
+  PinnedMemory& operator=(PinnedMemory&&) = delete;
+  ~PinnedMemory();
+
+  std::span<std::byte> bytes() const noexcept {
+    return {static_cast<std::byte*>(mapped_), buffer_.size_bytes()};
+  }
+
+ private:
+  Buffer buffer_;
+  Queue queue_;  ///< that mapped the memory
+  void* mapped_ = nullptr;
+};
+
+/// Where swap_blocks takes blocks from or puts them: a cache on the device, or a host image of one.
+/// An image of N blocks holds the bytes that a cache of N blocks in the other side's order has:
+/// [2][N] or [N][2] (K, V) times a block's bytes, as the device cache orders them; of latent
+/// attention [N]. N is what the image's bytes hold.
+using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>>;
+
+/// Copies whole blocks, K and V, from one space to another: device to host, host to device, or
+/// device to device (vLLM: swap_blocks). Pairs that continue each other on both sides travel as one
+/// copy. Asynchronous: `mapping` is read before the call returns, but a host image must stay alive,
+/// and on the way to the device unchanged, until `event` or a later synchronisation of the queue;
+/// copies overlap with the host's work only from and to PinnedMemory. No pairs: nothing happens and
+/// `event` is left empty. Throws kInvalidArgument for two host images (`Invalid device
+/// combination`), for caches of differing shape, for ids out of range, a destination named twice,
+/// and within one buffer a block that is both source and destination.
+void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace& source,
+                 const SwapSpace& destination, std::span<const BlockPair> mapping,
+                 Event* event = nullptr);
+
+/// Log-sum-exps, f32, one per token and head. Strides in elements; both 0 = [tokens, heads], this
+/// library's order. [heads, tokens] (vLLM) is token_stride 1, head_stride = tokens.
+struct LseRef {
+  cl_mem buffer = nullptr;
+  std::int64_t offset = 0;  ///< elements before token 0, head 0
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// An attention result over part of the keys: output [tokens, heads, head_size] and its LSE.
+struct AttnState {
+  TensorRef output;
+  LseRef lse;
+};
+
+enum class LseBase : std::uint8_t { kE, k2 };
+
+struct MergeAttnStates {
+  std::int64_t num_tokens = 0;
+  std::int32_t num_heads = 1;
+  std::int32_t head_size = 128;    ///< a multiple of 8
+  DType dtype = DType::kF16;       ///< of all three outputs: f32, f16 or bf16
+  LseBase lse_base = LseBase::kE;  ///< of all LSEs
+  /// Tokens from this one on have no prefix: they take over the suffix. Negative = all have one.
+  std::int64_t prefill_tokens_with_context = -1;
+};
+
+/// Joins attention over a prefix and over a suffix of the keys into attention over both (vLLM:
+/// merge_attn_states), in f32:
+///   out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).
+/// An LSE of +inf counts as -inf. A side of LSE -inf adds nothing, whatever its output holds; both:
+/// output 0, LSE -inf. Without a buffer `merged.lse` is not written. `merged` may be one of the
+/// inputs itself, but not overlap one otherwise. Asynchronous.
+void merge_attn_states(const Context& context, cl_command_queue queue,
+                       const MergeAttnStates& config, const AttnState& merged,
+                       const AttnState& prefix, const AttnState& suffix, Event* event = nullptr);
+
+/// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
+struct PagedKVLists {
+  Buffer indices;  ///< i32
+  Buffer indptr;   ///< i32 [num_reqs + 1]
+  std::int32_t num_reqs = 0;
+};
+
+/// Stores token i's key and value at position positions[i] of request batch_indices[i], both i32 on
+/// the device, in the pages that the lists name; they must include the new tokens (FlashInfer:
+/// append_paged_kv_cache). A negative batch index stores nothing, nor does a place outside the
+/// lists or the cache. Converts and divides as reshape_and_cache_flash. Asynchronous.
+void append_paged_kv_cache(const Context& context, cl_command_queue queue, TensorRef key,
+                           TensorRef value, DType dtype, const KVCache& cache,
+                           const Buffer& batch_indices, const Buffer& positions,
+                           std::int64_t num_tokens, const PagedKVLists& lists,
+                           Event* event = nullptr);
+
+/// What kernels found wrong in metadata that lives on the device: they skip it and note the first
+/// place here.
+class DeviceErrors {
+ public:
+  DeviceErrors(const Context& context, cl_command_queue queue);
+  /// Waits for the queue and throws kInvalidArgument for the lowest row that was found wrong since
+  /// the last call, naming row and reason.
+  void check(cl_command_queue queue);
+  const Buffer& word() const noexcept { return word_; }
+
+ private:
+  Buffer word_;
+};
+
+/// A decode batch whose metadata lives on the device, one query token a row. Rows from num_queries
+/// on are padding.
+struct AdvanceStep {
+  std::int32_t num_seqs = 0;
+  std::int32_t num_queries = 0;  ///< 0 … num_seqs
+  std::int32_t block_size = 16;
+  std::int64_t num_blocks = 0;  ///< of the cache
+  Buffer input_tokens;          ///< i64 [num_seqs]
+  Buffer sampled_token_ids;     ///< i64 [num_queries]
+  Buffer input_positions;       ///< i64 [num_seqs]
+  Buffer seq_lens;              ///< i32 [num_seqs]
+  Buffer slot_mapping;          ///< i64 [num_seqs]
+  Buffer block_tables;          ///< i32 [num_seqs, block_table_stride]
+  std::int64_t block_table_stride = 0;
+};
+
+/// The page lists of that batch.
+struct AdvanceStepPages {
+  Buffer paged_kv_indices;        ///< i32
+  Buffer paged_kv_indptr;         ///< i32 [num_seqs + 1]
+  Buffer paged_kv_last_page_len;  ///< i32 [num_seqs]
+  Buffer block_table_bound;       ///< i32 [num_seqs]
+};
+
+/// Makes the sampled tokens the next step's input, without the host: per row the token, one more
+/// seq_len, its position and slot; padding rows get token 0, position 0, slot -1 (vLLM:
+/// advance_step_flashattn). A row whose token would lie past its table, or whose table names a
+/// block outside the cache, becomes padding, keeps its seq_len and is noted in `errors`.
+/// Asynchronous.
+void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
+                            DeviceErrors& errors, Event* event = nullptr);
+/// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each
+/// row as block_table_bound (vLLM: advance_step_flashinfer). A row that was found wrong has none.
+void advance_step_flashinfer(const Context& context, cl_command_queue queue,
+                             const AdvanceStep& step, const AdvanceStepPages& pages,
+                             DeviceErrors& errors, Event* event = nullptr);
+
+}  // namespace clattn

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <clattn/metadata.hpp>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace clattn {
+
+/// What layers that share another layer's KV cache need to compute: the tokens whose logits are
+/// wanted.
+struct FastPrefillBatch {
+  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
+  CommonAttentionMetadata original;
+  /// The original's requests with those tokens alone, over this object's array: valid while it and
+  /// the original's arrays live unchanged. No slots: such layers do not write.
+  CommonAttentionMetadata metadata() const;
+};
+
+/// `logits_indices` are tokens of the batch, ascending; those of a request must be its last ones,
+/// because queries stand at the end of their sequence. A batch of at most one query token a request
+/// stays as it is. vLLM: make_kv_sharing_fast_prefill_common_attn_metadata.
+FastPrefillBatch make_kv_sharing_fast_prefill_common_attn_metadata(
+    const CommonAttentionMetadata& batch, std::span<const std::int32_t> logits_indices);
+
+/// Decode context parallelism deals each sequence to `dcp_size` ranks in turns of
+/// `cp_kv_cache_interleave_size` tokens.
+struct DcpOptions {
+  std::int32_t dcp_size = 1;
+  std::optional<std::int32_t> dcp_rank = std::nullopt;  ///< nullopt: all ranks
+  std::int32_t cp_kv_cache_interleave_size = 1;
+};
+
+/// Tokens of each sequence that a rank holds: [num_reqs], or [num_reqs, dcp_size] for all ranks.
+/// vLLM: get_dcp_local_seq_lens.
+std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> seq_lens,
+                                                 const DcpOptions& options);
+
+/// Positions [start, end) of a request that attend to one another in both directions, such as the
+/// tokens of an image.
+struct MMSpan {
+  std::int32_t request = 0;
+  std::int32_t start = 0;
+  std::int32_t end = 0;
+};
+
+/// Each request's ranges, padded with the empty range (0, 0). Ends are exclusive.
+struct MMPrefixRanges {
+  std::vector<std::int32_t> ranges;  ///< [num_reqs, max_ranges, 2]: start, end
+  std::int32_t max_ranges = 0;       ///< 0 = no request has a range
+};
+
+/// Groups spans by request, ascending. Spans without a position are dropped; spans of a request
+/// that overlap are refused. vLLM: compute_mm_prefix_range_tensor.
+MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32_t num_reqs);
+
+}  // namespace clattn

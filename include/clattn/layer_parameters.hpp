@@ -1,0 +1,45 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace clattn {
+
+/// What a plan of the kernels depends on, layer by layer.
+struct PerLayerParameters {
+  std::int32_t window_left = -1;  ///< keys seen before the own one; -1 = all
+  std::optional<float> logits_soft_cap =
+      std::nullopt;    ///< nullopt and 0 both mean none, and compare equal
+  float sm_scale = 1;  ///< factor of the logits
+
+  bool operator==(const PerLayerParameters& other) const {
+    return window_left == other.window_left && sm_scale == other.sm_scale &&
+           logits_soft_cap.value_or(0) == other.logits_soft_cap.value_or(0);
+  }
+};
+
+/// A layer of a model by its name.
+struct NamedAttentionConfig {
+  std::string name;
+  AttentionConfig config;
+};
+using LayerParameters = std::vector<std::pair<std::string, PerLayerParameters>>;
+
+/// Each layer's parameters, in the order given. A name given twice is refused.
+LayerParameters get_per_layer_parameters(std::span<const NamedAttentionConfig> layers);
+
+/// The first layer's parameters, and how far they hold for the others.
+struct GlobalHyperparameters : PerLayerParameters {
+  bool has_same_window_lefts = true;
+  bool has_same_all_params = true;
+};
+
+/// Layers that differ are no error: the flags say so. No layer at all is one.
+GlobalHyperparameters infer_global_hyperparameters(const LayerParameters& per_layer_params);
+
+}  // namespace clattn

@@ -1,0 +1,57 @@
+/* Copies blocks inside planes: for every plane and pair, plane[destination] = plane[source].
+
+   A plane is one buffer's keys or values of one layer; all planes have one shape:
+     block b's elements lie at offset + b * block_stride + o * outer_stride + i * inner_stride + r
+     with o < outer_count, i < inner_count, r < row_units.
+   One group serves one split of one pair of one plane; no barriers.
+
+   macro           unit        legal values
+   CLA_COPY_BYTES  bytes       16, 4 or 1: the unit of all counts, strides and offsets
+   CLA_WG_SIZE     work-items  >= 1
+
+   Launch: num_planes * num_pairs * num_splits groups. */
+#if CLA_COPY_BYTES == 16
+typedef uint4 ClaUnit;
+#elif CLA_COPY_BYTES == 4
+typedef uint ClaUnit;
+#elif CLA_COPY_BYTES == 1
+typedef uchar ClaUnit;
+#else
+#error "CLA_COPY_BYTES must be 16, 4 or 1"
+#endif
+
+#define CLA_MAX_PLANES 16
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_copy_blocks(
+    __global ClaUnit* p0, __global ClaUnit* p1, __global ClaUnit* p2, __global ClaUnit* p3,
+    __global ClaUnit* p4, __global ClaUnit* p5, __global ClaUnit* p6, __global ClaUnit* p7,
+    __global ClaUnit* p8, __global ClaUnit* p9, __global ClaUnit* p10, __global ClaUnit* p11,
+    __global ClaUnit* p12, __global ClaUnit* p13, __global ClaUnit* p14, __global ClaUnit* p15,
+    __global const long* restrict meta, /* [MAX_PLANES] offsets, then [num_pairs][2] blocks */
+    int num_pairs,                      /* pairs */
+    int num_splits,                     /* groups that share a pair of a plane */
+    int block_units,                    /* row_units * inner_count * outer_count */
+    long block_stride,                  /* units, as all below */
+    int row_units,                      /* of a contiguous run */
+    int inner_count,                    /* runs */
+    long inner_stride,                  /* between runs */
+    long outer_stride) {                /* between sets of runs */
+  __global ClaUnit* const planes[CLA_MAX_PLANES] = {p0, p1, p2,  p3,  p4,  p5,  p6,  p7,
+                                                    p8, p9, p10, p11, p12, p13, p14, p15};
+  const uint group = (uint)get_group_id(0);
+  const uint split = group % (uint)num_splits;
+  const uint pair = group / (uint)num_splits % (uint)num_pairs;
+  const uint index = group / (uint)num_splits / (uint)num_pairs;
+  __global ClaUnit* const plane = planes[index] + meta[index];
+  __global const long* const blocks = meta + CLA_MAX_PLANES + 2 * (ulong)pair;
+  __global const ClaUnit* const from = plane + blocks[0] * block_stride;
+  __global ClaUnit* const to = plane + blocks[1] * block_stride;
+  const uint step = (uint)num_splits * CLA_WG_SIZE;
+  for (uint unit = split * CLA_WG_SIZE + (uint)get_local_id(0); unit < (uint)block_units;
+       unit += step) {
+    const uint run = unit / (uint)row_units;
+    const long at = (long)(run / (uint)inner_count) * outer_stride +
+                    (long)(run % (uint)inner_count) * inner_stride + (long)(unit % (uint)row_units);
+    to[at] = from[at];
+  }
+}

@@ -1,0 +1,117 @@
+/* Joins attention over a prefix of the keys with attention over the rest.
+
+     out = (w_p P + w_s S) / (w_p + w_s)    w_x = B^(lse_x - m), m = max(lse_p, lse_s), B = e or 2
+     lse = m + log_B(w_p + w_s)
+
+   An LSE of +inf counts as -inf; the output of a side of LSE -inf is not read; if both are, out = 0
+   and lse = -inf. Tokens from with_context on have no prefix. One group serves one token: its
+   work-items share the outputs in pieces of eight elements, then the LSEs by heads. The barrier
+   between lets results replace an input in place.
+
+   macro          unit        legal values
+   CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: all outputs
+   CLA_KV_DTYPE   -           any; not used
+   CLA_LSE_LOG2   -           0: B = e; 1: B = 2
+   CLA_WG_SIZE    work-items  >= 1
+
+   Launch: num_tokens groups. */
+#if !defined(CLA_LSE_LOG2)
+#error "merge_attn_states.cl needs CLA_LSE_LOG2"
+#endif
+#include "lib/storage.clh"
+
+typedef struct ClaWeights {
+  float prefix; /* both 0 where no key was seen */
+  float suffix;
+  float lse;
+} ClaWeights;
+
+#if CLA_LSE_LOG2
+static inline float cla_power(float x) {
+  return exp2(x);
+}
+static inline float cla_log(float x) {
+  return log2(x);
+}
+#else
+static inline float cla_power(float x) {
+  return exp(x);
+}
+static inline float cla_log(float x) {
+  return log(x);
+}
+#endif
+
+/* Weights that sum to 1. */
+static inline ClaWeights cla_weigh(float prefix, float suffix) {
+  ClaWeights w;
+  prefix = prefix == INFINITY ? -INFINITY : prefix;
+  suffix = suffix == INFINITY ? -INFINITY : suffix;
+  const float largest = fmax(prefix, suffix);
+  w.prefix = prefix == -INFINITY ? 0.0f : cla_power(prefix - largest);
+  w.suffix = suffix == -INFINITY ? 0.0f : cla_power(suffix - largest);
+  w.lse = -INFINITY;
+  if (largest == -INFINITY) return w;
+  const float sum = w.prefix + w.suffix;
+  w.lse = largest + cla_log(sum);
+  w.prefix /= sum;
+  w.suffix /= sum;
+  return w;
+}
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge_attn_states(
+    __global CLA_Q_T* out,            /* [tokens, num_heads, head_size], tokens by stride */
+    long out_offset,                  /* elements, as all offsets and strides */
+    long out_stride,                  /* from token to token */
+    __global float* lse,              /* [tokens, num_heads] by strides; if write_lse */
+    long lse_offset,                  /* */
+    long lse_token_stride,            /* */
+    long lse_head_stride,             /* */
+    __global const CLA_Q_T* prefix,   /* as out */
+    long prefix_offset,               /* */
+    long prefix_stride,               /* */
+    __global const float* prefix_lse, /* as lse */
+    long prefix_lse_offset,           /* */
+    long prefix_lse_token_stride,     /* */
+    long prefix_lse_head_stride,      /* */
+    __global const CLA_Q_T* suffix,   /* as out */
+    long suffix_offset,               /* */
+    long suffix_stride,               /* */
+    __global const float* suffix_lse, /* as lse */
+    long suffix_lse_offset,           /* */
+    long suffix_lse_token_stride,     /* */
+    long suffix_lse_head_stride,      /* */
+    int num_heads,                    /* heads */
+    int head_size,                    /* elements, a multiple of 8 */
+    long with_context,                /* tokens */
+    int write_lse) {                  /* 0 or 1 */
+  const long token = (long)get_group_id(0);
+  const uint lane = (uint)get_local_id(0);
+  const uint head_units = (uint)head_size / 8;
+  const int alone = token >= with_context;
+  prefix_lse += prefix_lse_offset + token * prefix_lse_token_stride;
+  suffix_lse += suffix_lse_offset + token * suffix_lse_token_stride;
+  prefix += prefix_offset + token * prefix_stride;
+  suffix += suffix_offset + token * suffix_stride;
+  out += out_offset + token * out_stride;
+
+  for (uint unit = lane; unit < (uint)num_heads * head_units; unit += CLA_WG_SIZE) {
+    const long head = (long)(unit / head_units);
+    const long at = (long)unit * 8;
+    const ClaWeights w = cla_weigh(alone ? -INFINITY : prefix_lse[head * prefix_lse_head_stride],
+                                   suffix_lse[head * suffix_lse_head_stride]);
+    ClaF8 sum = cla_zero8();
+    if (w.prefix != 0.0f) sum = cla_scale8(CLA_Q_LOAD8(prefix + at), w.prefix);
+    if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, CLA_Q_LOAD8(suffix + at), sum);
+    CLA_Q_STORE4(sum.lo, out + at);
+    CLA_Q_STORE4(sum.hi, out + at + 4);
+  }
+  barrier(CLK_GLOBAL_MEM_FENCE); /* LSEs read above -> replaced below */
+  if (!write_lse) return;
+  for (uint head = lane; head < (uint)num_heads; head += CLA_WG_SIZE) {
+    lse[lse_offset + token * lse_token_stride + (long)head * lse_head_stride] =
+        cla_weigh(alone ? -INFINITY : prefix_lse[(long)head * prefix_lse_head_stride],
+                  suffix_lse[(long)head * suffix_lse_head_stride])
+            .lse;
+  }
+}

@@ -1,0 +1,117 @@
+#include <array>
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/run.hpp"
+
+namespace clattn::cli {
+namespace {
+
+constexpr std::array<std::int64_t, 4> kAnyCache = {-1, -1, -1, -1};
+
+std::vector<BlockPair> read_mapping(const CaseFile& file) {
+  const std::vector<std::int64_t> ids =
+      file.indices64("block_mapping", std::array<std::int64_t, 2>{-1, 2});
+  std::vector<BlockPair> mapping;
+  for (std::size_t i = 0; i + 1 < ids.size(); i += 2) mapping.push_back({ids[i], ids[i + 1]});
+  return mapping;
+}
+
+/// The type of a cache: stated, or what its array stands for.
+DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
+  const std::optional<DType> stated = read_kv_cache_dtype(file);
+  if (stated) return *stated;
+  const DType seen = dtype_of(array, name);
+  return is_quantized(seen) ? seen : read_dtype(file, std::string(to_string(seen)));
+}
+
+/// One tensor of blocks on the device: a cache of a single plane.
+MLACache upload_blocks(const Context& context, const Queue& queue, const NpyArray& array,
+                       DType dtype) {
+  MLACache blocks;
+  blocks.buffer = upload(context, queue, std::span<const std::byte>(array.data));
+  blocks.dtype = dtype;
+  blocks.num_blocks = array.shape[0];
+  blocks.block_size = static_cast<std::int32_t>(array.shape[1]);
+  blocks.kv_lora_rank = static_cast<std::int32_t>(array.shape[2] * array.shape[3]);
+  return blocks;
+}
+
+}  // namespace
+
+void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  NpyArray key = file.array("key_cache", "", kAnyCache);
+  const DType dtype = read_cache_dtype(file, key, "key_cache");
+  const std::vector<std::int64_t> shape = key.shape;
+  require_extent(file, "block_size", kBlockSize, shape[1]);
+  require_extent(file, "num_kv_heads", kHeads, shape[2]);
+  require_extent(file, "head_size", kHeadSize, shape[3]);
+  const std::string backend_name = read_backend(file, options);
+  const std::optional<KVCacheLayout> wanted = read_layout(file);
+  file.refuse_unknown_keys();
+  key = file.array("key_cache", descr_of(dtype), shape);
+  NpyArray value = file.array("value_cache", descr_of(dtype), shape);
+  const std::vector<BlockPair> mapping = read_mapping(file);
+
+  const auto context = Context::create(options.device);
+  const AttentionBackend& backend = backend_name.empty() || backend_name == "auto"
+                                        ? *list_attn_backends().front()
+                                        : find_backend(backend_name);
+  const KVCacheLayout layout = choose_layout(backend, wanted, &context->capabilities());
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  KVCache cache = make_cache(*context, backend, layout,
+                             {.block_size = static_cast<std::int32_t>(shape[1]),
+                              .num_kv_heads = static_cast<std::int32_t>(shape[2]),
+                              .head_size = static_cast<std::int32_t>(shape[3]),
+                              .dtype = dtype},
+                             shape[0]);
+  cache.num_blocks = shape[0];
+  LogicalCache logical{std::move(key.data), std::move(value.data)};
+  Event event;
+  upload_cache(queue, cache, logical);
+  copy_blocks(*context, queue, std::span<const KVCache>(&cache, 1), mapping, &event);
+  logical = download_cache(queue, cache);
+  const std::string type(descr_of(dtype));
+  outputs.add("key_cache_out", NpyArray{type, shape, std::move(logical.key)});
+  outputs.add("value_cache_out", NpyArray{type, shape, std::move(logical.value)});
+  outputs.add("info", device_info("copy_blocks", *context, event));
+}
+
+void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  constexpr std::array<std::string_view, 3> kDirections = {"device_to_host", "host_to_device",
+                                                           "device_to_device"};
+  static_cast<void>(file.text("direction"));  // required
+  const std::string direction = file.choice("direction", kDirections, "");
+  NpyArray source = file.array("src_cache", "", kAnyCache);
+  const DType dtype = read_cache_dtype(file, source, "src_cache");
+  require_extent(file, "block_size", kBlockSize, source.shape[1]);
+  require_extent(file, "num_kv_heads", kHeads, source.shape[2]);
+  require_extent(file, "head_size", kHeadSize, source.shape[3]);
+  file.refuse_unknown_keys();
+  source = file.array("src_cache", descr_of(dtype), kAnyCache);
+  NpyArray destination = file.array(
+      "dst_cache", descr_of(dtype),
+      std::array<std::int64_t, 4>{-1, source.shape[1], source.shape[2], source.shape[3]});
+  const std::vector<BlockPair> mapping = read_mapping(file);
+
+  const auto context = Context::create(options.device);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const auto side = [&](NpyArray& array, bool on_host) -> SwapSpace {
+    if (on_host) return std::span<std::byte>(array.data);
+    return upload_blocks(*context, queue, array, dtype);
+  };
+  const SwapSpace from = side(source, direction == "host_to_device");
+  const SwapSpace to = side(destination, direction == "device_to_host");
+  Event event;
+  swap_blocks(*context, queue, from, to, mapping, &event);
+  queue.finish();
+  if (const auto* device = std::get_if<MLACache>(&to)) queue.read(device->buffer, destination.data);
+  outputs.add("dst_cache_out", std::move(destination));
+  outputs.add("info", device_info("swap_blocks", *context, event));
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,209 @@
+#include <clattn/paged_attention.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kernels/cache_write.hpp"
+#include "kernels/paged_builder.hpp"
+#include "kernels/paged_rules.hpp"
+#include "kernels/step_launch.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr std::string_view kName = "paged_attention";
+constexpr std::int32_t kMostKeysOfV1 = 8192;
+constexpr std::int64_t kRowsThatFillADevice = 512;
+
+KernelShape shape_of(const AttentionConfig& config) {
+  KernelShape shape = kernel_shape(config);
+  shape.form = CacheForm::kPacked;
+  return shape;
+}
+
+/// f32 [2][num_heads]: slopes in base 2, then sinks, which these kernels do not read.
+Buffer make_slopes(const Runtime& runtime, const AttentionConfig& config) {
+  if (config.alibi_slopes.empty()) return {};
+  std::vector<float> params(2 * config.alibi_slopes.size(), 0.0F);
+  std::transform(config.alibi_slopes.begin(), config.alibi_slopes.end(), params.begin(),
+                 [](float slope) { return slope * kLog2E; });
+  return runtime.allocate_copy(std::as_bytes(std::span(params)));
+}
+
+class PackedArguments final : public StageArguments {
+ public:
+  PackedArguments(const PackedKVCache& cache, cl_mem slopes) : cache_(cache), slopes_(slopes) {}
+  void bind_cache(KernelLease& lease) const override { lease.arg(cache_.key).arg(cache_.value); }
+  void bind_options(KernelLease& lease) const override {
+    if (slopes_ != nullptr) lease.arg(slopes_);
+    if (is_quantized(cache_.dtype)) lease.arg(cache_.scales.handle()).arg(scale_stride_of(cache_));
+  }
+
+ private:
+  const PackedKVCache& cache_;
+  cl_mem slopes_;
+};
+
+class PackedPagedAttention final : public PagedAttention {
+ public:
+  PackedPagedAttention(const Runtime& runtime, const AttentionConfig& config,
+                       std::shared_ptr<const AttentionKernels> kernels)
+      : config_(config), slopes_(make_slopes(runtime, config)), kernels_(std::move(kernels)) {}
+
+  const AttentionConfig& config() const noexcept override { return config_; }
+
+  void forward(cl_command_queue queue, TensorRef query, const PackedKVCache& cache,
+               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
+               std::vector<LaunchRecord>* launches) const override {
+    check_cache(cache);
+    StepCall call{
+        .queue = queue,
+        .kernels = *kernels_,
+        .step = checked_step(metadata, *kernels_, cache.num_blocks),
+        .query = query,
+        .output = output,
+        .lse = lse,
+        .scale = config_.scale.value_or(1.0F / std::sqrt(static_cast<float>(config_.head_size)))};
+    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
+    call.query_stride = checked_token_stride(query, row, "query");
+    call.output_stride = checked_token_stride(output, row, "output");
+    launch_step(call, PackedArguments(cache, slopes_.handle()), event, launches);
+  }
+
+  std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }
+
+ private:
+  void check_cache(const PackedKVCache& cache) const {
+    const KernelShape& want = kernels_->shape;
+    if (cache.block_size != want.block_size || cache.num_kv_heads != want.num_kv_heads ||
+        cache.head_size != want.head_size || cache.dtype != want.cache_dtype) {
+      throw_invalid(
+          "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {} as this layer was "
+          "configured",
+          cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
+          want.block_size, want.num_kv_heads, want.head_size, to_string(want.cache_dtype));
+    }
+    if (cache.key == nullptr || cache.value == nullptr) throw_invalid("kv_cache: no buffer");
+    if (cache.num_blocks < 1)
+      throw_invalid("kv_cache: num_blocks is {}, legal: >= 1", cache.num_blocks);
+    check_scales(cache);
+  }
+
+  AttentionConfig config_;
+  Buffer slopes_;
+  std::shared_ptr<const AttentionKernels> kernels_;
+};
+
+/// One token a request; then the original's choice between one pass and partitions.
+void split_as_the_original(const KernelShape& shape, const CommonAttentionMetadata& batch,
+                           const BatchSummary& summary, PlannerConfig& planner) {
+  if (summary.max_query_len > 1) {
+    throw_invalid("query_start_loc: a request has {} query tokens, legal: 0 or 1",
+                  summary.max_query_len);
+  }
+  if (planner.num_splits != 0 || planner.split_policy == SplitPolicy::kDeterministic) return;
+  if (use_paged_attention_v1(summary.max_seq_len, batch.num_reqs, shape.num_heads)) {
+    planner.num_splits = 1;
+  } else {
+    planner.split_policy = SplitPolicy::kDeterministic;  // cuts at multiples of the partition
+  }
+}
+
+/// The options of a configuration that packed kernels do not have.
+void append_missing_options(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  struct Option {
+    std::string_view name;
+    bool wanted;
+  };
+  const Option options[] = {{"sliding_window", config.sliding_window > 0},
+                            {"attention_chunk_size", config.attention_chunk_size > 0},
+                            {"logits_soft_cap", config.logits_soft_cap != 0},
+                            {"sinks", !config.sinks.empty()},
+                            {"custom_mask", config.custom_mask},
+                            {"output_fp8", config.output_fp8}};
+  for (const Option& option : options) {
+    if (option.wanted) reasons.push_back(fmt::format("{} not supported", option.name));
+  }
+  if (config.attn_type != AttentionType::kDecoder) {
+    reasons.push_back(
+        fmt::format("attn_type {} not supported: decoder is", to_string(config.attn_type)));
+  }
+}
+
+std::shared_ptr<const AttentionKernels> checked_kernels(Context& context,
+                                                        const AttentionConfig& config) {
+  require_valid(kName, validate_paged_attention(config, &context.capabilities()));
+  return attention_kernels(context.runtime(), shape_of(config), config.kernel_family);
+}
+
+}  // namespace
+
+}  // namespace clattn::detail
+
+namespace clattn {
+
+bool use_paged_attention_v1(std::int32_t max_seq_len, std::int32_t num_seqs,
+                            std::int32_t num_heads) {
+  const std::int32_t partitions =
+      detail::ceil_div(std::max(max_seq_len, 0), kPagedAttentionPartitionSize);
+  return max_seq_len <= detail::kMostKeysOfV1 &&
+         (partitions <= 1 || std::int64_t{num_seqs} * num_heads > detail::kRowsThatFillADevice);
+}
+
+std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
+                                                  const DeviceCapabilities* capabilities) {
+  std::vector<std::string> reasons;
+  detail::append_common_reasons(config, nullptr, reasons);
+  detail::append_missing_options(config, reasons);
+  const auto x = static_cast<std::int32_t>(16 / element_size_bytes(config.cache_dtype()));
+  if (config.head_size % x != 0) {
+    reasons.push_back(
+        fmt::format("head_size {} not supported with a packed cache of {}: multiples "
+                    "of {} are",
+                    config.head_size, to_string(config.cache_dtype()), x));
+  }
+  if (capabilities == nullptr) return reasons;
+  for (const detail::Role role : {detail::Role::kPackedDecode, detail::Role::kMerge}) {
+    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
+    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
+                                  to_string(config.kernel_family), capabilities->name));
+  }
+  return reasons;
+}
+
+std::shared_ptr<const PagedAttention> make_paged_attention(Context& context,
+                                                           const AttentionConfig& config) {
+  return std::make_shared<detail::PackedPagedAttention>(context.runtime(), config,
+                                                        detail::checked_kernels(context, config));
+}
+
+std::unique_ptr<AttentionMetadataBuilder> make_paged_attention_builder(
+    std::shared_ptr<Context> context, const AttentionConfig& config,
+    const BuilderOptions& options) {
+  if (options.graph_batch_size > 0) {
+    detail::throw_unsupported(
+        "graph_batch_size is {}, supported by paged_attention: 0 (the number of partitions follows "
+        "the batch)",
+        options.graph_batch_size);
+  }
+  auto kernels = detail::checked_kernels(*context, config);
+  BuilderOptions narrowed = options;
+  narrowed.limits.max_num_batched_tokens =
+      std::min(options.limits.max_num_batched_tokens, options.limits.max_num_reqs);
+  // As in cross attention, lengths and queries are independent: a request without keys may ask.
+  const detail::StepRules rules{.attn_type = AttentionType::kEncoderDecoder,
+                                .window = {},
+                                .split = detail::split_as_the_original};
+  return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
+      std::move(context), std::move(kernels), rules, narrowed,
+      std::numeric_limits<std::int32_t>::max());
+}
+
+}  // namespace clattn

@@ -1,0 +1,143 @@
+#include <array>
+#include <clattn/cache_ops.hpp>
+#include <string>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kv_cache/op_kernel.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::op_kernel;
+using detail::OpKernel;
+using detail::throw_invalid;
+
+constexpr std::int32_t kMaxRows = 0x1fffffff;  // what the error word can name
+constexpr const char* kFile = "advance_step.cl";
+
+void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
+                  std::string_view name) {
+  const std::size_t wanted =
+      detail::checked_mul(static_cast<std::size_t>(count), element_bytes, name);
+  if (!buffer || buffer.size_bytes() < wanted) {
+    throw_invalid("advance_step: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
+                  buffer.size_bytes(), wanted, count, element_bytes);
+  }
+}
+
+void check_step(const AdvanceStep& step) {
+  if (step.num_seqs < 0 || step.num_seqs >= kMaxRows) {
+    throw_invalid("advance_step: num_seqs is {}, legal: 0 … {}", step.num_seqs, kMaxRows - 1);
+  }
+  if (step.num_queries < 0 || step.num_queries > step.num_seqs) {
+    throw_invalid("advance_step: num_queries is {}, legal: 0 … {} (num_seqs)", step.num_queries,
+                  step.num_seqs);
+  }
+  if (step.block_size < 1) {
+    throw_invalid("advance_step: block_size is {}, legal: >= 1", step.block_size);
+  }
+  if (step.num_blocks < 0 || step.block_table_stride < 0) {
+    throw_invalid("advance_step: num_blocks is {}, block_table_stride {}, legal: >= 0",
+                  step.num_blocks, step.block_table_stride);
+  }
+  require_size(step.input_tokens, step.num_seqs, 8, "input_tokens");
+  require_size(step.sampled_token_ids, step.num_queries, 8, "sampled_token_ids");
+  require_size(step.input_positions, step.num_seqs, 8, "input_positions");
+  require_size(step.seq_lens, step.num_seqs, 4, "seq_lens");
+  require_size(step.slot_mapping, step.num_seqs, 8, "slot_mapping");
+  require_size(step.block_tables,
+               detail::checked_mul(std::int64_t{step.num_seqs}, step.block_table_stride,
+                                   "advance_step: block_tables"),
+               4, "block_tables");
+}
+
+void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
+  const std::int64_t most = step.num_queries * step.block_table_stride;
+  if (most > INT32_MAX) {
+    throw_invalid("advance_step: {} rows of {} pages, legal: up to {} pages in all",
+                  step.num_queries, step.block_table_stride, INT32_MAX);
+  }
+  require_size(pages.paged_kv_indices, 0, 4, "paged_kv_indices");
+  require_size(pages.paged_kv_indptr, std::int64_t{step.num_seqs} + 1, 4, "paged_kv_indptr");
+  require_size(pages.paged_kv_last_page_len, step.num_seqs, 4, "paged_kv_last_page_len");
+  require_size(pages.block_table_bound, step.num_seqs, 4, "block_table_bound");
+}
+
+/// `pages`: null for the subset without page lists.
+void advance_rows(const Context& context, cl_command_queue queue, const AdvanceStep& step,
+                  const AdvanceStepPages* pages, const DeviceErrors& errors, Event* event) {
+  const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
+  detail::KernelLease lease = kernel.pool->acquire();
+  lease.arg(step.input_tokens.handle())
+      .arg(step.sampled_token_ids.handle())
+      .arg(step.input_positions.handle())
+      .arg(step.seq_lens.handle())
+      .arg(step.slot_mapping.handle())
+      .arg(step.block_tables.handle())
+      .arg<cl_long>(step.block_table_stride)
+      .arg<cl_int>(step.num_queries)
+      .arg<cl_int>(step.block_size)
+      .arg<cl_long>(step.num_blocks)
+      .arg(errors.word().handle())
+      .arg<cl_mem>(pages == nullptr ? nullptr : pages->paged_kv_last_page_len.handle())
+      .arg<cl_mem>(pages == nullptr ? nullptr : pages->block_table_bound.handle())
+      .arg<cl_int>(pages == nullptr ? 0 : 1)
+      .enqueue(queue, static_cast<std::size_t>(step.num_seqs), kernel.group_size, event);
+}
+
+}  // namespace
+
+DeviceErrors::DeviceErrors(const Context& context, cl_command_queue queue)
+    : word_(context.allocate(sizeof(std::int32_t))) {
+  Queue::adopt(queue).fill(word_, 0, 0, sizeof(std::int32_t));
+}
+
+void DeviceErrors::check(cl_command_queue queue) {
+  const Queue commands = Queue::adopt(queue);
+  std::int32_t word = 0;
+  commands.read(word_, std::as_writable_bytes(std::span(&word, 1)));
+  if (word == 0) return;
+  commands.fill(word_, 0, 0, sizeof(word));
+  // In the order of advance_step.cl's reasons.
+  constexpr std::array<std::string_view, 4> kReasons = {
+      "its seq_len is outside 0 … 2147483646", "its new token lies past its block table",
+      "its block table names a block outside the cache", "its pages do not fit paged_kv_indices"};
+  throw_invalid("advance_step: row {} was left out: {}", kMaxRows - (word >> 2),
+                kReasons.at(static_cast<std::size_t>(word & 3)));
+}
+
+void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
+                            DeviceErrors& errors, Event* event) {
+  check_step(step);
+  advance_rows(context, queue, step, nullptr, errors, event);
+}
+
+void advance_step_flashinfer(const Context& context, cl_command_queue queue,
+                             const AdvanceStep& step, const AdvanceStepPages& pages,
+                             DeviceErrors& errors, Event* event) {
+  check_step(step);
+  check_pages(step, pages);
+  advance_rows(context, queue, step, &pages, errors, nullptr);
+  const OpKernel indptr = op_kernel(context, "clattn_advance_indptr", kFile);
+  const bool any = step.num_queries > 0;
+  indptr.pool->acquire()
+      .arg(pages.block_table_bound.handle())
+      .arg(pages.paged_kv_indptr.handle())
+      .arg<cl_int>(step.num_queries)
+      .arg<cl_int>(step.num_seqs)
+      .enqueue(queue, 1, indptr.group_size, any ? nullptr : event);
+  if (!any) return;
+  const OpKernel indices = op_kernel(context, "clattn_advance_indices", kFile);
+  indices.pool->acquire()
+      .arg(step.block_tables.handle())
+      .arg<cl_long>(step.block_table_stride)
+      .arg(pages.paged_kv_indptr.handle())
+      .arg(pages.paged_kv_indices.handle())
+      .arg<cl_long>(static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4))
+      .arg(errors.word().handle())
+      .enqueue(queue, static_cast<std::size_t>(step.num_queries), indices.group_size, event);
+}
+
+}  // namespace clattn

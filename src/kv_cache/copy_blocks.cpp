@@ -1,0 +1,128 @@
+#include <algorithm>
+#include <clattn/cache_ops.hpp>
+#include <numeric>
+#include <vector>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kv_cache/op_kernel.hpp"
+#include "kv_cache/planes.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::CachePlanes;
+using detail::checked_mul;
+using detail::Plane;
+using detail::PlaneLayout;
+using detail::throw_invalid;
+
+constexpr std::size_t kMaxPlanes = 16;  // of one launch: CLA_MAX_PLANES
+
+/// The widest unit that divides every size and place of the copy.
+std::int64_t unit_bytes(const PlaneLayout& layout, std::span<const Plane> planes) {
+  std::int64_t common = std::gcd(std::gcd(layout.block_stride, layout.row),
+                                 std::gcd(layout.inner_stride, layout.outer_stride));
+  for (const Plane& plane : planes) common = std::gcd(common, plane.offset);
+  for (const std::int64_t unit : {16, 4}) {
+    if (common % unit == 0) return unit;
+  }
+  return 1;
+}
+
+std::int32_t to_int(std::int64_t value) {
+  if (value > INT32_MAX) {
+    throw_invalid("copy_blocks: {} units or pairs, legal: up to {}", value, INT32_MAX);
+  }
+  return static_cast<std::int32_t>(value);
+}
+
+/// One launch: up to kMaxPlanes planes.
+void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayout& layout,
+                 std::span<const Plane> planes, std::span<const BlockPair> mapping, Event* event) {
+  const std::int64_t unit = unit_bytes(layout, planes);
+  const std::int64_t block_units = checked_mul(
+      layout.row / unit, checked_mul(layout.inner_count, layout.outer_count, "copy_blocks: rows"),
+      "copy_blocks: bytes of a block");
+  // Enough work to outweigh a group's start, and enough groups for one large block.
+  constexpr std::int64_t kSplitBytes = 32 << 10;
+  const std::int64_t splits = detail::ceil_div(block_units * unit, kSplitBytes);
+  std::vector<std::int64_t> meta(kMaxPlanes);
+  for (std::size_t i = 0; i < planes.size(); ++i) meta[i] = planes[i].offset / unit;
+  for (const BlockPair& pair : mapping) {
+    meta.push_back(pair.source);
+    meta.push_back(pair.destination);
+  }
+  const Buffer device_meta = context.runtime().allocate_copy(std::as_bytes(std::span(meta)));
+  const detail::OpKernel kernel = detail::op_kernel(context, "clattn_copy_blocks", "copy_blocks.cl",
+                                                    fmt::format("-DCLA_COPY_BYTES={}", unit));
+  detail::KernelLease lease = kernel.pool->acquire();
+  for (std::size_t i = 0; i < kMaxPlanes; ++i) {
+    lease.arg(planes[i < planes.size() ? i : 0].buffer.handle());
+  }
+  const auto pairs = static_cast<std::int64_t>(mapping.size());
+  const std::int64_t groups =
+      checked_mul(checked_mul(pairs, splits, "copy_blocks: work"),
+                  static_cast<std::int64_t>(planes.size()), "copy_blocks: work");
+  lease.arg(device_meta.handle())
+      .arg<cl_int>(to_int(pairs))
+      .arg<cl_int>(to_int(splits))
+      .arg<cl_int>(to_int(block_units))
+      .arg<cl_long>(layout.block_stride / unit)
+      .arg<cl_int>(to_int(layout.row / unit))
+      .arg<cl_int>(to_int(layout.inner_count))
+      .arg<cl_long>(layout.inner_stride / unit)
+      .arg<cl_long>(layout.outer_stride / unit)
+      .enqueue(queue, static_cast<std::size_t>(to_int(groups)), kernel.group_size, event);
+}
+
+template <typename Cache>
+void copy_all(const Context& context, cl_command_queue queue, std::span<const Cache> caches,
+              std::span<const BlockPair> mapping, Event* event) {
+  detail::clear(event);
+  if (caches.empty()) return;
+  const PlaneLayout layout = detail::planes_of(caches[0]).layout;
+  std::vector<Plane> planes;
+  for (std::size_t layer = 0; layer < caches.size(); ++layer) {
+    const CachePlanes each = detail::planes_of(caches[layer]);
+    if (each.layout != layout || caches[layer].dtype != caches[0].dtype) {
+      throw_invalid(
+          "copy_blocks: layer {} has {} blocks of {} x {} x {} bytes ({}), legal: layer 0's {} "
+          "blocks of {} x {} x {} bytes ({}) and the same strides",
+          layer, each.layout.num_blocks, each.layout.outer_count, each.layout.inner_count,
+          each.layout.row, to_string(caches[layer].dtype), layout.num_blocks, layout.outer_count,
+          layout.inner_count, layout.row, to_string(caches[0].dtype));
+    }
+    planes.insert(planes.end(), each.planes.begin(), each.planes.end());
+  }
+  detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks, detail::SameMemory::kYes);
+  if (mapping.empty()) return;
+  for (std::size_t first = 0; first < planes.size(); first += kMaxPlanes) {
+    const std::size_t count = std::min(kMaxPlanes, planes.size() - first);
+    const bool last = first + count == planes.size();
+    copy_planes(context, queue, layout, std::span(planes).subspan(first, count), mapping,
+                last ? event : nullptr);
+  }
+}
+
+}  // namespace
+
+void copy_blocks(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
+                 std::span<const BlockPair> mapping, Event* event) {
+  copy_all(context, queue, caches, mapping, event);
+}
+
+void copy_blocks(const Context& context, cl_command_queue queue,
+                 std::span<const PackedKVCache> caches, std::span<const BlockPair> mapping,
+                 Event* event) {
+  copy_all(context, queue, caches, mapping, event);
+}
+
+void copy_blocks_mla(const Context& context, cl_command_queue queue,
+                     std::span<const MLACache> caches, std::span<const BlockPair> mapping,
+                     Event* event) {
+  copy_all(context, queue, caches, mapping, event);
+}
+
+}  // namespace clattn

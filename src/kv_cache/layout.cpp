@@ -1,0 +1,40 @@
+#include "kv_cache/layout.hpp"
+
+#include <atomic>
+#include <clattn/kv_cache.hpp>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+
+namespace clattn {
+namespace {
+
+/// The one choice that a process makes for all its contexts; vLLM's API asks for it.
+std::atomic<std::optional<KVCacheLayout>>& layout_override() {
+  static std::atomic<std::optional<KVCacheLayout>> value;
+  return value;
+}
+
+}  // namespace
+
+std::optional<KVCacheLayout> detail::choose_kv_cache_layout(
+    std::optional<KVCacheLayout> layout_override, std::string_view variable) {
+  if (layout_override) return layout_override;
+  if (variable.empty()) return std::nullopt;
+  for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
+    if (to_string(layout) == variable) return layout;
+  }
+  throw_invalid("CLATTN_KV_CACHE_LAYOUT: '{}' is not one of NHD, HND", variable);
+}
+
+std::optional<KVCacheLayout> get_kv_cache_layout() {
+  return detail::choose_kv_cache_layout(layout_override().load(),
+                                        detail::environment().kv_cache_layout);
+}
+
+void set_kv_cache_layout(std::optional<KVCacheLayout> layout) {
+  if (layout) static_cast<void>(to_string(*layout));  // refuses what is no layout
+  layout_override().store(layout);
+}
+
+}  // namespace clattn

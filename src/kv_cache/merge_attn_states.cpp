@@ -1,0 +1,82 @@
+#include <clattn/cache_ops.hpp>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kernels/cache_write.hpp"
+#include "kv_cache/op_kernel.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::KernelLease;
+using detail::throw_invalid;
+
+void check_config(const MergeAttnStates& config) {
+  detail::check_count(config.num_tokens, "merge_attn_states: num_tokens");
+  if (config.num_heads < 1) {
+    throw_invalid("merge_attn_states: num_heads is {}, legal: >= 1", config.num_heads);
+  }
+  if (config.head_size < 8 || config.head_size % 8 != 0) {
+    throw_invalid("merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
+  }
+  (void)detail::checked_mul(config.num_heads, config.head_size,
+                            "merge_attn_states: elements of a token");
+}
+
+void bind_output(KernelLease& lease, const MergeAttnStates& config, const TensorRef& output,
+                 std::string_view name) {
+  const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
+  const std::int64_t stride = detail::checked_token_stride(output, row, name);
+  lease.arg(output.buffer).arg<cl_long>(output.offset).arg<cl_long>(stride);
+}
+
+void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse,
+              std::string_view name) {
+  if (lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0) {
+    throw_invalid("{}: offset {}, token_stride {}, head_stride {}, legal: >= 0", name, lse.offset,
+                  lse.token_stride, lse.head_stride);
+  }
+  if (lse.token_stride == 0 && lse.head_stride == 0) {
+    lse.token_stride = config.num_heads;
+    lse.head_stride = 1;
+  }
+  lease.arg(lse.buffer)
+      .arg<cl_long>(lse.offset)
+      .arg<cl_long>(lse.token_stride)
+      .arg<cl_long>(lse.head_stride);
+}
+
+void bind_state(KernelLease& lease, const MergeAttnStates& config, const AttnState& state,
+                std::string_view name) {
+  bind_output(lease, config, state.output, fmt::format("{}.output", name));
+  bind_lse(lease, config, state.lse, fmt::format("{}.lse", name));
+}
+
+}  // namespace
+
+void merge_attn_states(const Context& context, cl_command_queue queue,
+                       const MergeAttnStates& config, const AttnState& merged,
+                       const AttnState& prefix, const AttnState& suffix, Event* event) {
+  check_config(config);
+  if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
+  if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
+  const detail::OpKernel kernel = detail::op_kernel(
+      context, "clattn_merge_attn_states", "merge_attn_states.cl",
+      fmt::format("{} -DCLA_LSE_LOG2={}", detail::dtype_options(config.dtype, DType::kF32),
+                  config.lse_base == LseBase::k2 ? 1 : 0));
+  KernelLease lease = kernel.pool->acquire();
+  bind_state(lease, config, merged, "merged");
+  bind_state(lease, config, prefix, "prefix");
+  bind_state(lease, config, suffix, "suffix");
+  const std::int64_t with_context = config.prefill_tokens_with_context < 0
+                                        ? config.num_tokens
+                                        : config.prefill_tokens_with_context;
+  lease.arg<cl_int>(config.num_heads)
+      .arg<cl_int>(config.head_size)
+      .arg<cl_long>(with_context)
+      .arg<cl_int>(merged.lse.buffer != nullptr ? 1 : 0)
+      .enqueue(queue, static_cast<std::size_t>(config.num_tokens), kernel.group_size, event);
+}
+
+}  // namespace clattn

@@ -1,0 +1,34 @@
+#include "kv_cache/op_kernel.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace clattn::detail {
+
+OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
+                   std::string_view options) {
+  constexpr std::uint64_t kGroup = 128;
+  const DeviceCapabilities& device = context.capabilities();
+  const auto size =
+      static_cast<std::size_t>(device.kind == DeviceKind::kCpu
+                                   ? 1
+                                   : std::min<std::uint64_t>(kGroup, device.max_work_group_size));
+  return {context.runtime().kernel({std::string(file), std::string(entry),
+                                    fmt::format("-DCLA_WG_SIZE={} {}", size, options)}),
+          size};
+}
+
+std::string dtype_options(DType dtype, DType cache_dtype) {
+  if (is_quantized(dtype)) throw_invalid("dtype is {}, legal: f32, f16, bf16", to_string(dtype));
+  return fmt::format("-DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={}", static_cast<int>(dtype),
+                     static_cast<int>(cache_dtype));
+}
+
+void check_count(std::int64_t count, std::string_view field) {
+  if (count < 0 || count > INT32_MAX) {
+    throw_invalid("{} is {}, legal: 0 … {}", field, count, INT32_MAX);
+  }
+}
+
+}  // namespace clattn::detail

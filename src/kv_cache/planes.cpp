@@ -1,0 +1,142 @@
+#include "kv_cache/planes.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+struct Dimension {
+  std::int64_t count, stride;
+};
+
+void require_positive(std::int64_t value, std::string_view field) {
+  if (value < 1) throw_invalid("cache: {} is {}, legal: >= 1", field, value);
+}
+
+std::int64_t bytes(std::int64_t elements, DType dtype) {
+  if (elements < 0) throw_invalid("cache: offset or stride {}, legal: >= 0", elements);
+  return checked_mul(elements, static_cast<std::int64_t>(element_size_bytes(dtype)),
+                     "cache: offset or stride");
+}
+
+/// Lengthens the row by dimensions that continue it.
+PlaneLayout collapse(std::int64_t num_blocks, std::int64_t block_stride, std::int64_t row,
+                     Dimension a, Dimension b) {
+  if (a.stride < b.stride || b.count == 1) std::swap(a, b);  // a is the outer one
+  if (b.count == 1 || b.stride == row) {
+    row = checked_mul(row, b.count, "cache: bytes of a block");
+    b = {1, 0};
+    if (a.count == 1 || a.stride == row) {
+      row = checked_mul(row, a.count, "cache: bytes of a block");
+      a = {1, 0};
+    }
+  }
+  return {num_blocks, block_stride, row, b.count, b.stride, a.count, a.stride};
+}
+
+/// Bytes from a block's first to one past its last.
+std::int64_t block_extent(const PlaneLayout& layout) {
+  constexpr std::string_view kWhat = "cache: bytes of a block";
+  const std::int64_t inner = checked_mul(layout.inner_count - 1, layout.inner_stride, kWhat);
+  const std::int64_t outer = checked_mul(layout.outer_count - 1, layout.outer_stride, kWhat);
+  return checked_add(checked_add(inner, outer, kWhat), layout.row, kWhat);
+}
+
+CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
+  if (layout.num_blocks < 0) {
+    throw_invalid("cache: num_blocks is {}, legal: >= 0", layout.num_blocks);
+  }
+  for (const Plane& plane : planes) {
+    if (!plane.buffer) throw_invalid("cache: no buffer");
+    if (layout.num_blocks == 0) continue;
+    constexpr std::string_view kWhat = "cache: bytes";
+    const std::int64_t last = checked_add(
+        plane.offset, checked_mul(layout.num_blocks - 1, layout.block_stride, kWhat), kWhat);
+    const std::int64_t end = checked_add(last, block_extent(layout), kWhat);
+    if (std::cmp_greater(end, plane.buffer.size_bytes())) {
+      throw_invalid("cache: {} blocks end at byte {}, legal: the buffer's {} bytes",
+                    layout.num_blocks, end, plane.buffer.size_bytes());
+    }
+  }
+  return {layout, std::move(planes)};
+}
+
+void check_ids(std::span<const BlockPair> mapping, std::int64_t source_blocks,
+               std::int64_t destination_blocks) {
+  const auto check = [](std::size_t pair, const char* side, std::int64_t block,
+                        std::int64_t blocks) {
+    if (block < 0 || block >= blocks) {
+      throw_invalid("block_mapping: pair {}: {} block {}, legal: 0 … {}", pair, side, block,
+                    blocks - 1);
+    }
+  };
+  for (std::size_t i = 0; i < mapping.size(); ++i) {
+    check(i, "source", mapping[i].source, source_blocks);
+    check(i, "destination", mapping[i].destination, destination_blocks);
+  }
+}
+
+}  // namespace
+
+CachePlanes planes_of(const KVCache& cache) {
+  require_positive(cache.block_size, "block_size");
+  require_positive(cache.num_kv_heads, "num_kv_heads");
+  require_positive(cache.head_size, "head_size");
+  const PlaneLayout layout = collapse(cache.num_blocks, bytes(cache.block_stride, cache.dtype),
+                                      bytes(cache.head_size, cache.dtype),
+                                      {cache.block_size, bytes(cache.token_stride, cache.dtype)},
+                                      {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
+  return checked(layout, {{cache.buffer, bytes(cache.k_offset, cache.dtype)},
+                          {cache.buffer, bytes(cache.v_offset, cache.dtype)}});
+}
+
+CachePlanes planes_of(const PackedKVCache& cache) {
+  require_positive(cache.block_size, "block_size");
+  require_positive(cache.num_kv_heads, "num_kv_heads");
+  require_positive(cache.head_size, "head_size");
+  const std::int64_t tokens = std::int64_t{cache.block_size} * cache.num_kv_heads;
+  const std::int64_t block = bytes(
+      checked_mul(tokens, std::int64_t{cache.head_size}, "cache: bytes of a block"), cache.dtype);
+  return checked({cache.num_blocks, block, block, 1, 0, 1, 0},
+                 {{Buffer::adopt(cache.key), 0}, {Buffer::adopt(cache.value), 0}});
+}
+
+CachePlanes planes_of(const MLACache& cache) {
+  require_positive(cache.block_size, "block_size");
+  require_positive(cache.kv_lora_rank, "kv_lora_rank");
+  if (cache.rope_dim < 0) throw_invalid("cache: rope_dim is {}, legal: >= 0", cache.rope_dim);
+  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
+  const std::int64_t block = bytes(
+      checked_mul(std::int64_t{cache.block_size}, width, "cache: bytes of a block"), cache.dtype);
+  return checked({cache.num_blocks, block, block, 1, 0, 1, 0}, {{cache.buffer, 0}});
+}
+
+void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,
+                   std::int64_t destination_blocks, SameMemory same) {
+  check_ids(mapping, source_blocks, destination_blocks);
+  std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
+  for (std::size_t i = 0; i < mapping.size(); ++i) {
+    const auto [first, is_new] = written.emplace(mapping[i].destination, i);
+    if (!is_new) {
+      throw_invalid("block_mapping: pair {}: destination block {} is pair {}'s too, legal: once", i,
+                    mapping[i].destination, first->second);
+    }
+  }
+  if (same == SameMemory::kNo) return;
+  for (std::size_t i = 0; i < mapping.size(); ++i) {
+    const auto found = written.find(mapping[i].source);
+    if (found == written.end()) continue;
+    throw_invalid(
+        "block_mapping: block {} is the source of pair {} and the destination of pair {}, legal: "
+        "one of the two",
+        mapping[i].source, i, found->second);
+  }
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <clattn/derived_batches.hpp>
+#include <numeric>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn {
+namespace {
+
+using detail::throw_invalid;
+
+/// Counts each request's logits tokens into starts[request + 1].
+void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int32_t> indices,
+                  std::vector<std::int32_t>& starts) {
+  std::size_t request = 0;
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const std::int32_t token = indices[i];
+    const std::int32_t low = i == 0 ? 0 : indices[i - 1] + 1;
+    if (token < low || token >= batch.num_actual_tokens) {
+      throw_invalid("logits_indices[{}] is {}, legal: {} … {} (ascending tokens of the batch)", i,
+                    token, low, batch.num_actual_tokens - 1);
+    }
+    while (token >= batch.query_start_loc[request + 1]) ++request;
+    const bool is_last = token + 1 == batch.query_start_loc[request + 1];
+    if (!is_last && (i + 1 == indices.size() || indices[i + 1] != token + 1)) {
+      throw_invalid(
+          "request {}: logits_indices name token {} but not token {}, legal: a request's last "
+          "tokens, up to {}",
+          request, token, token + 1, batch.query_start_loc[request + 1] - 1);
+    }
+    ++starts[request + 1];
+  }
+}
+
+}  // namespace
+
+FastPrefillBatch make_kv_sharing_fast_prefill_common_attn_metadata(
+    const CommonAttentionMetadata& batch, std::span<const std::int32_t> logits_indices) {
+  const std::int32_t longest = detail::validate_queries(batch);
+  const std::size_t num_starts = static_cast<std::size_t>(batch.num_reqs) + 1;
+  FastPrefillBatch result{{}, batch};
+  if (longest <= 1) {
+    const auto starts = batch.query_start_loc.first(num_starts);
+    result.query_start_loc.assign(starts.begin(), starts.end());
+    return result;
+  }
+  result.query_start_loc.assign(num_starts, 0);
+  count_logits(batch, logits_indices, result.query_start_loc);
+  std::partial_sum(result.query_start_loc.begin(), result.query_start_loc.end(),
+                   result.query_start_loc.begin());
+  return result;
+}
+
+CommonAttentionMetadata FastPrefillBatch::metadata() const {
+  CommonAttentionMetadata batch = original;
+  batch.query_start_loc = query_start_loc;
+  batch.num_actual_tokens = query_start_loc.back();
+  batch.max_query_len = 0;
+  batch.num_computed_tokens = {};
+  batch.slot_mapping = {};
+  return batch;
+}
+
+std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> seq_lens,
+                                                 const DcpOptions& options) {
+  const std::int64_t size = options.dcp_size;
+  const std::int64_t turn = options.cp_kv_cache_interleave_size;
+  if (size < 1) throw_invalid("dcp_size is {}, legal: at least 1", size);
+  if (turn < 1) throw_invalid("cp_kv_cache_interleave_size is {}, legal: at least 1", turn);
+  if (options.dcp_rank && (*options.dcp_rank < 0 || *options.dcp_rank >= size)) {
+    throw_invalid("dcp_rank is {}, legal: 0 … {}", *options.dcp_rank, size - 1);
+  }
+  const std::int64_t first = options.dcp_rank.value_or(0);
+  const std::int64_t last = options.dcp_rank.value_or(options.dcp_size - 1);
+  std::vector<std::int32_t> local;
+  local.reserve(detail::checked_mul(seq_lens.size(), static_cast<std::size_t>(last - first + 1),
+                                    "num_reqs x dcp_size"));
+  for (std::size_t r = 0; r < seq_lens.size(); ++r) {
+    if (seq_lens[r] < 0) {
+      throw_invalid("request {}: seq_lens is {}, legal: at least 0", r, seq_lens[r]);
+    }
+    const std::int64_t full = seq_lens[r] / turn / size * turn;  // of every rank
+    const std::int64_t rest = seq_lens[r] - full * size;
+    for (std::int64_t rank = first; rank <= last; ++rank) {
+      const auto own = std::clamp<std::int64_t>(rest - rank * turn, 0, turn);
+      local.push_back(static_cast<std::int32_t>(full + own));
+    }
+  }
+  return local;
+}
+
+MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32_t num_reqs) {
+  if (num_reqs < 0) throw_invalid("num_reqs is {}, legal: at least 0", num_reqs);
+  std::vector<std::vector<MMSpan>> rows(static_cast<std::size_t>(num_reqs));
+  for (const MMSpan& span : spans) {
+    if (span.request < 0 || span.request >= num_reqs) {
+      throw_invalid("multimodal span of request {}, legal: 0 … {} (num_reqs - 1)", span.request,
+                    num_reqs - 1);
+    }
+    if (span.start < 0 || span.end < span.start) {
+      throw_invalid("request {}: multimodal span [{}, {}), legal: 0 <= start <= end", span.request,
+                    span.start, span.end);
+    }
+    if (span.start < span.end) rows[static_cast<std::size_t>(span.request)].push_back(span);
+  }
+  std::size_t max_ranges = 0;
+  for (auto& row : rows) {
+    std::sort(row.begin(), row.end(),
+              [](const MMSpan& a, const MMSpan& b) { return a.start < b.start; });
+    for (std::size_t i = 1; i < row.size(); ++i) {
+      if (row[i].start >= row[i - 1].end) continue;
+      throw_invalid("request {}: multimodal span [{}, {}) overlaps [{}, {})", row[i].request,
+                    row[i].start, row[i].end, row[i - 1].start, row[i - 1].end);
+    }
+    max_ranges = std::max(max_ranges, row.size());
+  }
+  MMPrefixRanges result{{}, static_cast<std::int32_t>(max_ranges)};
+  for (const auto& row : rows) {
+    for (const MMSpan& span : row) {
+      result.ranges.insert(result.ranges.end(), {span.start, span.end});
+    }
+    result.ranges.resize(result.ranges.size() + 2 * (max_ranges - row.size()), 0);
+  }
+  return result;
+}
+
+}  // namespace clattn

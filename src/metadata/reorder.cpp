@@ -1,0 +1,113 @@
+#include <clattn/reorder.hpp>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+
+namespace clattn {
+namespace {
+
+using detail::throw_invalid;
+
+/// In batch order.
+enum class Region : std::uint8_t { kDecode, kShortExtend, kLongExtend, kPrefill };
+constexpr std::size_t kNumRegions = 4;
+
+Region region_of(const RequestProgress& requests, std::size_t request,
+                 std::int32_t decode_threshold) {
+  const std::int32_t computed = requests.num_computed_tokens[request];
+  if (computed == 0) return Region::kPrefill;
+  if (requests.num_scheduled_tokens[request] > decode_threshold) return Region::kLongExtend;
+  return computed >= requests.num_prompt_tokens[request] ? Region::kDecode : Region::kShortExtend;
+}
+
+void check(const RequestProgress& requests, std::int32_t decode_threshold,
+           std::span<std::int32_t> order) {
+  if (decode_threshold < 0) {
+    throw_invalid("decode_threshold is {}, legal: at least 0", decode_threshold);
+  }
+  const std::size_t num_reqs = requests.num_scheduled_tokens.size();
+  const struct {
+    std::string_view name;
+    std::span<const std::int32_t> values;
+  } fields[] = {{"num_scheduled_tokens", requests.num_scheduled_tokens},
+                {"num_computed_tokens", requests.num_computed_tokens},
+                {"num_prompt_tokens", requests.num_prompt_tokens},
+                {"order", order}};
+  for (const auto& field : fields) {
+    if (field.values.size() != num_reqs) {
+      throw_invalid("{} holds {} elements, legal: {} (one per request)", field.name,
+                    field.values.size(), num_reqs);
+    }
+    if (field.name == "order") continue;
+    for (std::size_t r = 0; r < num_reqs; ++r) {
+      if (field.values[r] < 0) {
+        throw_invalid("request {}: {} is {}, legal: at least 0", r, field.name, field.values[r]);
+      }
+    }
+  }
+}
+
+/// Walks each cycle of `order` from its lowest place; every swap puts the row of one place right,
+/// the last one of a cycle that of two.
+std::vector<RowSwap> swaps_of(std::span<const std::int32_t> order) {
+  std::vector<RowSwap> swaps;
+  std::vector<std::int32_t> from(order.begin(), order.end());
+  for (std::int32_t start = 0; start < static_cast<std::int32_t>(from.size()); ++start) {
+    std::int32_t place = start;
+    while (from[static_cast<std::size_t>(place)] != start) {
+      const std::int32_t next = std::exchange(from[static_cast<std::size_t>(place)], place);
+      swaps.push_back({place, next});
+      place = next;
+    }
+    from[static_cast<std::size_t>(place)] = place;
+  }
+  return swaps;
+}
+
+}  // namespace
+
+bool reorder_batch_to_split_decodes_and_prefills(const RequestProgress& requests,
+                                                 std::int32_t decode_threshold,
+                                                 std::span<std::int32_t> order,
+                                                 std::vector<RowSwap>* swaps) {
+  check(requests, decode_threshold, order);
+  const std::size_t num_reqs = order.size();
+  const auto region = [&](std::size_t r) {
+    return static_cast<std::size_t>(region_of(requests, r, decode_threshold));
+  };
+  std::array<std::size_t, kNumRegions + 1> starts{};
+  for (std::size_t r = 0; r < num_reqs; ++r) ++starts.at(region(r) + 1);
+  std::partial_sum(starts.begin(), starts.end(), starts.begin());
+
+  std::iota(order.begin(), order.end(), 0);
+  bool moved = false;
+  for (std::size_t wanted = 0; wanted < kNumRegions; ++wanted) {
+    // As many rows of this region stand outside it as strangers stand inside: pair them in order.
+    const auto outside = [&](std::size_t r) {
+      return r < starts.at(wanted) || r >= starts.at(wanted + 1);
+    };
+    std::size_t source = 0;
+    for (std::size_t place = starts.at(wanted); place < starts.at(wanted + 1); ++place) {
+      if (region(place) == wanted) continue;
+      while (!outside(source) || region(source) != wanted) ++source;
+      order[place] = static_cast<std::int32_t>(source++);
+      moved = true;
+    }
+  }
+  if (swaps != nullptr) *swaps = swaps_of(order);
+  return moved;
+}
+
+std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens, Drafting drafting) {
+  if (num_speculative_tokens < 0) {
+    throw_invalid("num_speculative_tokens is {}, legal: at least 0", num_speculative_tokens);
+  }
+  const auto drafts = detail::checked_mul<std::int32_t>(
+      num_speculative_tokens, drafting == Drafting::kParallel ? 2 : 1, "num_speculative_tokens");
+  return detail::checked_add<std::int32_t>(drafts, 1, "num_speculative_tokens");
+}
+
+}  // namespace clattn

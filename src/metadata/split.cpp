@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <clattn/reorder.hpp>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn {
+namespace {
+
+using detail::throw_invalid;
+
+void check_threshold(std::int32_t decode_threshold) {
+  if (decode_threshold < 0) {
+    throw_invalid("decode_threshold is {}, legal: at least 0", decode_threshold);
+  }
+}
+
+std::int32_t query_len(const CommonAttentionMetadata& batch, std::int32_t request) {
+  const auto row = static_cast<std::size_t>(request);
+  return batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+}
+
+BatchSplit all_decodes(const CommonAttentionMetadata& batch) {
+  return {batch.num_reqs, 0, batch.num_actual_tokens, 0};
+}
+
+BatchSplit split_at(const CommonAttentionMetadata& batch, std::int32_t num_decodes) {
+  const std::int32_t tokens = batch.query_start_loc[static_cast<std::size_t>(num_decodes)];
+  return {num_decodes, batch.num_reqs - num_decodes, tokens, batch.num_actual_tokens - tokens};
+}
+
+/// Whether every request has the first one's query length or none, as padded captured batches do.
+bool is_padded_uniform(const CommonAttentionMetadata& batch) {
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    if (query_len(batch, r) != query_len(batch, 0) && query_len(batch, r) != 0) return false;
+  }
+  return true;
+}
+
+void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOptions& options) {
+  if (options.treat_short_extends_as_decodes) return;
+  if (options.is_prefilling.size() < static_cast<std::size_t>(batch.num_reqs)) {
+    throw_invalid(
+        "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
+        "treat_short_extends_as_decodes)",
+        options.is_prefilling.size(), batch.num_reqs);
+  }
+}
+
+}  // namespace
+
+BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
+                                      const SplitOptions& options) {
+  const std::int32_t threshold = options.decode_threshold;
+  check_threshold(threshold);
+  const std::int32_t longest = detail::validate_queries(batch);
+  check_prefilling_flags(batch, options);
+  if (batch.num_reqs == 0) return {};
+  const bool by_length = options.treat_short_extends_as_decodes;
+  if (by_length && longest <= threshold && (!options.require_uniform || threshold <= 1)) {
+    return all_decodes(batch);
+  }
+  if (query_len(batch, 0) > threshold) return split_at(batch, 0);
+  if (by_length && options.require_uniform && is_padded_uniform(batch)) return all_decodes(batch);
+
+  const auto is_prefill = [&](std::int32_t r) {
+    const std::int32_t length = query_len(batch, r);
+    return (options.require_uniform ? length != query_len(batch, 0) : length > threshold) ||
+           (!by_length && options.is_prefilling[static_cast<std::size_t>(r)] != 0);
+  };
+  std::int32_t num_decodes = 0;
+  while (num_decodes < batch.num_reqs && !is_prefill(num_decodes)) ++num_decodes;
+  return split_at(batch, num_decodes);
+}
+
+ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& batch,
+                                               std::int32_t decode_threshold) {
+  check_threshold(decode_threshold);
+  detail::validate_queries(batch);
+  if (batch.seq_lens.size() < static_cast<std::size_t>(batch.num_reqs)) {
+    throw_invalid("seq_lens holds {} elements, legal: at least {} (num_reqs)",
+                  batch.seq_lens.size(), batch.num_reqs);
+  }
+  std::int32_t first_extend = batch.num_reqs;
+  std::int32_t first_prefill = batch.num_reqs;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const std::int32_t length = query_len(batch, r);
+    const std::int32_t seq_len = batch.seq_lens[static_cast<std::size_t>(r)];
+    if (seq_len < length) {
+      throw_invalid("request {}: seq_lens is {}, legal: at least {} (the query length)", r, seq_len,
+                    length);
+    }
+    const bool has_context = seq_len > length;
+    const bool is_long = length > decode_threshold;
+    if (is_long) first_extend = std::min(first_extend, r);
+    if (is_long && !has_context) first_prefill = std::min(first_prefill, r);
+    if (has_context && length > 0 && r > (is_long ? first_prefill : first_extend)) {
+      throw_invalid(
+          "request {}: {} query tokens of seq_lens {} stand behind request {}; legal: decodes, "
+          "then extends, then prefills (decode_threshold {})",
+          r, length, seq_len, is_long ? first_prefill : first_extend, decode_threshold);
+    }
+  }
+  const auto start = [&](std::int32_t r) {
+    return batch.query_start_loc[static_cast<std::size_t>(r)];
+  };
+  return {.num_decodes = first_extend,
+          .num_extends = first_prefill - first_extend,
+          .num_prefills = batch.num_reqs - first_prefill,
+          .num_decode_tokens = start(first_extend),
+          .num_extend_tokens = start(first_prefill) - start(first_extend),
+          .num_prefill_tokens = batch.num_actual_tokens - start(first_prefill)};
+}
+
+std::vector<RequestRange> split_prefill_chunks(std::span<const std::int32_t> seq_lens,
+                                               std::int64_t workspace_size,
+                                               std::int32_t request_offset) {
+  std::vector<RequestRange> chunks;
+  std::int64_t used = 0;
+  const auto num_reqs = static_cast<std::int32_t>(seq_lens.size());
+  detail::checked_add(num_reqs, request_offset, "request_offset");
+  for (std::int32_t r = 0; r < num_reqs; ++r) {
+    const std::int32_t seq_len = seq_lens[static_cast<std::size_t>(r)];
+    if (seq_len < 0 || seq_len > workspace_size) {
+      throw_invalid("request {}: seq_lens is {}, legal: 0 … {} (workspace_size)", r, seq_len,
+                    workspace_size);
+    }
+    if (chunks.empty() || used + seq_len > workspace_size) {
+      chunks.push_back({r + request_offset, r + request_offset});
+      used = 0;
+    }
+    used += seq_len;
+    ++chunks.back().end;
+  }
+  return chunks;
+}
+
+}  // namespace clattn

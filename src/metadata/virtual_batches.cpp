@@ -1,0 +1,95 @@
+#include <algorithm>
+#include <clattn/virtual_batches.hpp>
+#include <limits>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn {
+namespace {
+
+using detail::throw_invalid;
+
+void check(std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch,
+           std::int32_t block_size) {
+  if (attn_chunk_size < 1) {
+    throw_invalid("attn_chunk_size is {}, legal: at least 1", attn_chunk_size);
+  }
+  detail::validate_lengths(batch, block_size);
+  if (attn_chunk_size % block_size != 0) {
+    throw_invalid("attn_chunk_size {} is not divisible by block_size {}", attn_chunk_size,
+                  block_size);
+  }
+  if (batch.block_table_stride > std::numeric_limits<std::int32_t>::max()) {
+    throw_invalid("block_table_stride is {}, legal: at most {}", batch.block_table_stride,
+                  std::numeric_limits<std::int32_t>::max());
+  }
+}
+
+}  // namespace
+
+LocalAttentionVirtualBatches make_local_attention_virtual_batches(
+    std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch, std::int32_t block_size) {
+  check(attn_chunk_size, batch, block_size);
+  LocalAttentionVirtualBatches result;
+  result.blocks_per_chunk = attn_chunk_size / block_size;
+  result.block_table_columns = static_cast<std::int32_t>(batch.block_table_stride);
+  result.query_start_loc.push_back(0);
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = static_cast<std::size_t>(r);
+    const std::int32_t seq_len = batch.seq_lens[row];
+    std::int32_t position = seq_len - (batch.query_start_loc[row + 1] - batch.query_start_loc[row]);
+    while (position < seq_len) {
+      const std::int32_t chunk_begin = position - position % attn_chunk_size;
+      // The difference, not the chunk's end: that may lie beyond int32.
+      const std::int32_t keys = std::min(attn_chunk_size, seq_len - chunk_begin);
+      const std::int32_t queries = chunk_begin + keys - position;
+      result.query_start_loc.push_back(result.query_start_loc.back() + queries);
+      result.seq_lens.push_back(keys);
+      result.virtual_batch_to_request.push_back(r);
+      result.first_block.push_back(chunk_begin / block_size);
+      position += queries;
+    }
+  }
+  result.block_table = result.gather_block_table(batch.block_table);
+  return result;
+}
+
+std::vector<std::int32_t> LocalAttentionVirtualBatches::gather_block_table(
+    std::span<const std::int32_t> other_block_table) const {
+  const auto entries = detail::checked_mul<std::size_t>(
+      seq_lens.size(), static_cast<std::size_t>(blocks_per_chunk), "virtual block table");
+  std::vector<std::int32_t> rows;
+  rows.reserve(entries);
+  for (std::size_t v = 0; v < seq_lens.size(); ++v) {
+    const std::size_t row = static_cast<std::size_t>(virtual_batch_to_request[v]) *
+                            static_cast<std::size_t>(block_table_columns);
+    if (other_block_table.size() < row + static_cast<std::size_t>(block_table_columns)) {
+      throw_invalid("block_table holds {} elements, legal: at least {} ({} columns of request {})",
+                    other_block_table.size(), row + static_cast<std::size_t>(block_table_columns),
+                    block_table_columns, virtual_batch_to_request[v]);
+    }
+    for (std::int64_t i = 0; i < blocks_per_chunk; ++i) {
+      const std::int64_t column =
+          std::min<std::int64_t>(first_block[v] + i, block_table_columns - 1);
+      rows.push_back(other_block_table[row + static_cast<std::size_t>(column)]);
+    }
+  }
+  return rows;
+}
+
+CommonAttentionMetadata LocalAttentionVirtualBatches::metadata(
+    std::span<const std::int64_t> slot_mapping) const {
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = query_start_loc;
+  batch.seq_lens = seq_lens;
+  batch.num_reqs = num_virtual();
+  batch.num_actual_tokens = query_start_loc.back();
+  batch.block_table = block_table;
+  batch.block_table_stride = blocks_per_chunk;
+  batch.slot_mapping = slot_mapping;
+  return batch;
+}
+
+}  // namespace clattn

@@ -1,0 +1,58 @@
+#include "opencl/copy.hpp"
+
+#include <clattn/cache_ops.hpp>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace clattn {
+
+namespace detail {
+
+void enqueue_copy(cl_command_queue queue, const CopyEnd& source, const CopyEnd& destination,
+                  std::size_t size_bytes, Event* event) {
+  if (event != nullptr) event->reset();
+  cl_event done = nullptr;
+  cl_event* const wanted = event == nullptr ? nullptr : &done;
+  if (source.host != nullptr && destination.host != nullptr) {
+    throw_invalid("Invalid device combination");
+  }
+  if (source.host != nullptr) {
+    check(clEnqueueWriteBuffer(queue, destination.device, CL_FALSE, destination.offset_bytes,
+                               size_bytes, source.host + source.offset_bytes, 0, nullptr, wanted),
+          "clEnqueueWriteBuffer");
+  } else if (destination.host != nullptr) {
+    check(clEnqueueReadBuffer(queue, source.device, CL_FALSE, source.offset_bytes, size_bytes,
+                              destination.host + destination.offset_bytes, 0, nullptr, wanted),
+          "clEnqueueReadBuffer");
+  } else {
+    check(clEnqueueCopyBuffer(queue, source.device, destination.device, source.offset_bytes,
+                              destination.offset_bytes, size_bytes, 0, nullptr, wanted),
+          "clEnqueueCopyBuffer");
+  }
+  if (event != nullptr) event->reset(done);
+}
+
+}  // namespace detail
+
+PinnedMemory::PinnedMemory(const Context& context, std::size_t size_bytes)
+    : buffer_(context.runtime().allocate_pinned(size_bytes)), queue_(context.create_queue()) {
+  if (size_bytes == 0) return;
+  cl_int status = CL_SUCCESS;
+  mapped_ = clEnqueueMapBuffer(queue_, buffer_.handle(), CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
+                               size_bytes, 0, nullptr, nullptr, &status);
+  detail::check(status, "clEnqueueMapBuffer of pinned memory");
+}
+
+PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
+    : buffer_(std::move(other.buffer_)),
+      queue_(std::move(other.queue_)),
+      mapped_(std::exchange(other.mapped_, nullptr)) {}
+
+PinnedMemory::~PinnedMemory() {
+  if (mapped_ == nullptr) return;
+  clEnqueueUnmapMemObject(queue_, buffer_.handle(), mapped_, 0, nullptr, nullptr);
+  clFinish(queue_);
+}
+
+}  // namespace clattn

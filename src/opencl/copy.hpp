@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// One end of a copy: device memory or host memory.
+struct CopyEnd {
+  cl_mem device = nullptr;
+  std::byte* host = nullptr;
+  std::size_t offset_bytes = 0;
+};
+
+/// Non-blocking copy; not both ends may be the host's. Host memory must stay alive, and unchanged
+/// if it is the source, until `event`.
+void enqueue_copy(cl_command_queue queue, const CopyEnd& source, const CopyEnd& destination,
+                  std::size_t size_bytes, Event* event);
+
+}  // namespace clattn::detail

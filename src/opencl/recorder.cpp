@@ -1,0 +1,154 @@
+// The function types of provisional extensions are in the headers only on request.
+#define CL_ENABLE_BETA_EXTENSIONS
+#include "opencl/recorder.hpp"
+
+#include <CL/cl_ext.h>
+
+#include <utility>
+
+#include "base/error.hpp"
+#include "opencl/device_info.hpp"
+
+namespace clattn::detail {
+namespace {
+
+thread_local Recorder* current = nullptr;
+
+}  // namespace
+
+#if defined(cl_khr_command_buffer)
+
+/// The extension's functions and one finalized buffer.
+struct Recording::CommandBuffer {
+  clReleaseCommandBufferKHR_fn release = nullptr;
+  clEnqueueCommandBufferKHR_fn enqueue = nullptr;
+  cl_command_buffer_khr handle = nullptr;
+
+  CommandBuffer() = default;
+  ~CommandBuffer() {
+    if (handle != nullptr) release(handle);
+  }
+  CommandBuffer(const CommandBuffer&) = delete;
+  CommandBuffer& operator=(const CommandBuffer&) = delete;
+};
+
+namespace {
+
+template <typename Function>
+Function extension_function(cl_platform_id platform, const char* name) {
+  return reinterpret_cast<Function>(clGetExtensionFunctionAddressForPlatform(platform, name));
+}
+
+/// Steps follow each other without waiting, so a buffer must be enqueued while it still runs.
+bool has_command_buffers(cl_device_id device) {
+  const std::string extensions = device_string(device, CL_DEVICE_EXTENSIONS);
+  if ((' ' + extensions + ' ').find(" cl_khr_command_buffer ") == std::string::npos) return false;
+  cl_device_command_buffer_capabilities_khr capabilities = 0;
+  const cl_int status = clGetDeviceInfo(device, CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR,
+                                        sizeof(capabilities), &capabilities, nullptr);
+  return status == CL_SUCCESS &&
+         (capabilities & CL_COMMAND_BUFFER_CAPABILITY_SIMULTANEOUS_USE_KHR) != 0;
+}
+
+}  // namespace
+
+/// Null where the device has none, or refuses: the launches are then enqueued one by one.
+std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
+    cl_command_queue queue, const std::vector<Launch>& launches) {
+  cl_device_id device = nullptr;
+  check(clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof(device), &device, nullptr),
+        "CL_QUEUE_DEVICE");
+  if (!has_command_buffers(device)) return nullptr;
+  const auto platform = device_value<cl_platform_id>(device, CL_DEVICE_PLATFORM);
+  const auto create =
+      extension_function<clCreateCommandBufferKHR_fn>(platform, "clCreateCommandBufferKHR");
+  const auto add =
+      extension_function<clCommandNDRangeKernelKHR_fn>(platform, "clCommandNDRangeKernelKHR");
+  const auto finalize =
+      extension_function<clFinalizeCommandBufferKHR_fn>(platform, "clFinalizeCommandBufferKHR");
+  auto buffer = std::make_unique<CommandBuffer>();
+  buffer->release =
+      extension_function<clReleaseCommandBufferKHR_fn>(platform, "clReleaseCommandBufferKHR");
+  buffer->enqueue =
+      extension_function<clEnqueueCommandBufferKHR_fn>(platform, "clEnqueueCommandBufferKHR");
+  if (create == nullptr || add == nullptr || finalize == nullptr || buffer->release == nullptr ||
+      buffer->enqueue == nullptr) {
+    return nullptr;
+  }
+  const cl_command_buffer_properties_khr properties[] = {CL_COMMAND_BUFFER_FLAGS_KHR,
+                                                         CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR, 0};
+  cl_int status = CL_SUCCESS;
+  buffer->handle = create(1, &queue, properties, &status);
+  cl_sync_point_khr before = 0, after = 0;
+  for (std::size_t i = 0; i < launches.size() && status == CL_SUCCESS; ++i) {
+    const Launch& launch = launches[i];
+    status =
+        add(buffer->handle, nullptr, nullptr, launch.kernel.handle(), 1, nullptr, &launch.items,
+            &launch.group_size, i == 0 ? 0 : 1, i == 0 ? nullptr : &before, &after, nullptr);
+    before = after;
+  }
+  if (status == CL_SUCCESS) status = finalize(buffer->handle);
+  return status == CL_SUCCESS ? std::move(buffer) : nullptr;
+}
+
+#else
+
+struct Recording::CommandBuffer {};
+std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
+    cl_command_queue, const std::vector<Launch>&) {
+  return nullptr;
+}
+
+#endif
+
+Recording::Recording(cl_command_queue queue, std::vector<Launch> launches)
+    : queue_(Queue::adopt(queue)), launches_(std::move(launches)) {
+  if (!launches_.empty()) buffer_ = make_command_buffer(queue, launches_);
+}
+
+Recording::~Recording() = default;
+
+void Recording::replay(cl_command_queue queue, Event* event) const {
+  if (event != nullptr) event->reset();
+  if (Recorder::of(queue) != nullptr) throw_invalid("replay: this queue is being recorded");
+  count_dispatches(launches_.size());
+  cl_event done = nullptr;
+#if defined(cl_khr_command_buffer)
+  if (buffer_ != nullptr && queue == queue_) {
+    check(buffer_->enqueue(0, nullptr, buffer_->handle, 0, nullptr,
+                           event == nullptr ? nullptr : &done),
+          "clEnqueueCommandBufferKHR");
+    if (event != nullptr) event->reset(done);
+    return;
+  }
+#endif
+  for (const Launch& launch : launches_) {
+    const bool last = &launch == &launches_.back();
+    check(clEnqueueNDRangeKernel(queue, launch.kernel.handle(), 1, nullptr, &launch.items,
+                                 &launch.group_size, 0, nullptr,
+                                 last && event != nullptr ? &done : nullptr),
+          "replaying a recorded launch");
+  }
+  if (event != nullptr) event->reset(done);
+}
+
+Recorder::Recorder(cl_command_queue queue) : queue_(queue) {
+  if (queue == nullptr) throw_invalid("queue: null");
+  if (current != nullptr) throw_invalid("graph capture: this thread is capturing already");
+  current = this;
+}
+
+Recorder::~Recorder() {
+  if (current == this) current = nullptr;
+}
+
+Recorder* Recorder::of(cl_command_queue queue) noexcept {
+  return current != nullptr && current->queue_ == queue ? current : nullptr;
+}
+
+std::unique_ptr<Recording> Recorder::finish() {
+  current = nullptr;
+  return std::make_unique<Recording>(queue_, std::move(launches_));
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,94 @@
+// What attention kernels read from 8-bit caches, code by code.
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <cmath>
+
+#include "device/attention_case.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using clattn::DType;
+using clattn::KernelFamily;
+using clattn::KVCacheLayout;
+
+/// A cache of one page whose token 0 holds all 256 codes as values and zeros as keys. Rows that see
+/// only that token must come out as exactly its values, in a decode and in a prefill.
+void expect_codes_exact(const std::shared_ptr<clattn::Context>& context, KernelFamily family,
+                        DType cache_dtype) {
+  clattn::AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = 256;
+  config.dtype = DType::kF32;
+  config.kv_cache_dtype = cache_dtype;
+  config.kernel_family = family;
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(config, &context->capabilities(), "FLASHINFER");
+  const clattn::KVCacheSpec cache_spec{
+      .block_size = 16, .num_kv_heads = 1, .head_size = 256, .dtype = cache_dtype};
+  clattn::KVCache cache =
+      clattn::reshape_kv_cache(context->allocate(2 * cache_spec.page_size_bytes()), cache_spec,
+                               backend, KVCacheLayout::kNHD);
+  std::vector<std::uint8_t> bytes(cache.buffer.size_bytes(), 0);
+  for (const std::int64_t page : {0, 1}) {
+    for (std::int64_t code = 0; code < 256; ++code) {
+      bytes.at(static_cast<std::size_t>(cache.v_offset + page * cache.block_stride + code)) =
+          static_cast<std::uint8_t>(code);
+    }
+  }
+  queue.write(cache.buffer, std::as_bytes(std::span(bytes)));
+
+  constexpr std::int32_t kLong = 300;  // causal: its row 0 sees one key
+  const std::vector<std::int32_t> starts = {0, 1, 1 + kLong}, lens = {1, kLong};
+  std::vector<std::int32_t> table(2 * 19, 1);
+  table[0] = 0;
+  clattn::BuilderOptions options;
+  options.limits.num_blocks = 2;
+  options.num_splits = 1;
+  const auto builder = backend.make_builder(context, config, options);
+  const auto impl = backend.make_impl(context, config);
+  clattn::CommonAttentionMetadata batch;
+  batch.query_start_loc = starts;
+  batch.seq_lens = lens;
+  batch.num_reqs = 2;
+  batch.num_actual_tokens = starts.back();
+  batch.block_table = table;
+  batch.block_table_stride = 19;
+  const std::vector<float> query(static_cast<std::size_t>(starts.back()) * 256, 1.0F);
+  const clattn::Buffer q = context->allocate(query.size() * sizeof(float));
+  const clattn::Buffer out = context->allocate(query.size() * sizeof(float));
+  queue.write(q, std::as_bytes(std::span(query)));
+  std::vector<clattn::LaunchRecord> launches;
+  impl->forward(queue, {q.handle()}, cache, builder->build(queue, batch), {out.handle()}, nullptr,
+                nullptr, &launches);
+  std::vector<float> result(query.size());
+  queue.read(out, std::as_writable_bytes(std::span(result)));
+
+  ASSERT_EQ(launches.size(), 2U) << "a decode and a prefill";
+  const auto element = static_cast<oracle::Element>(static_cast<int>(cache_dtype));
+  for (std::size_t i = 0; i < 512; ++i) {
+    const double want = oracle::decode(element, static_cast<std::uint32_t>(i % 256));
+    const double got = static_cast<double>(result.at(i));
+    EXPECT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
+        << clattn::to_string(cache_dtype) << " row " << i / 256 << " code " << i % 256 << ": "
+        << got << ", expected " << want;
+  }
+}
+
+TEST(CacheCodes, EveryCodeOfAnEightBitCacheIsExact) {
+  int checked = 0;
+  for (const auto& context : all_contexts()) {
+    for (const KernelFamily family : {KernelFamily::kCpu, KernelFamily::kGpu}) {
+      const bool cpu = context->capabilities().kind == clattn::DeviceKind::kCpu;
+      if (family == KernelFamily::kCpu && !cpu) continue;
+      for (const DType dtype : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+        expect_codes_exact(context, family, dtype);
+        ++checked;
+      }
+    }
+  }
+  EXPECT_GT(checked, 0);
+}
+
+}  // namespace

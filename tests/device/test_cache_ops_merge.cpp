@@ -1,0 +1,234 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "device/cache_ops_support.hpp"
+
+namespace {
+
+using cache_ops_test::all_contexts;
+using cache_ops_test::decode;
+using cache_ops_test::download;
+using cache_ops_test::encode;
+using cache_ops_test::error_text;
+using cache_ops_test::upload;
+using clattn::DType;
+using clattn::LseBase;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr std::int32_t kHeads = 3, kDims = 72;
+constexpr std::int64_t kTokens = 8;
+constexpr std::size_t kLses = kTokens * kHeads;
+
+struct States {
+  std::vector<double> prefix, suffix;         // [tokens, heads, dims], as stored
+  std::vector<float> prefix_lse, suffix_lse;  // [tokens, heads]
+};
+
+/// Tokens 0 … 4 take each combination of empty sides, with NaN outputs where a side is empty.
+States make_states(DType dtype) {
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal(0.0, 2.0);
+  States s;
+  for (std::size_t i = 0; i < kLses * kDims; ++i) {
+    s.prefix.push_back(oracle::round_to(cache_ops_test::element(dtype), normal(random)));
+    s.suffix.push_back(oracle::round_to(cache_ops_test::element(dtype), normal(random)));
+  }
+  for (std::size_t i = 0; i < kLses; ++i) {
+    s.prefix_lse.push_back(static_cast<float>(4 * normal(random)));
+    s.suffix_lse.push_back(static_cast<float>(4 * normal(random)));
+  }
+  const float inf = std::numeric_limits<float>::infinity();
+  const float empty[5][2] = {{-inf, 0}, {0, -inf}, {-inf, -inf}, {inf, 0}, {inf, inf}};
+  for (std::size_t t = 0; t < 5; ++t) {
+    for (std::size_t h = 0; h < kHeads; ++h) {
+      const std::size_t at = t * kHeads + h;
+      if (std::isinf(empty[t][0])) s.prefix_lse[at] = empty[t][0];
+      if (std::isinf(empty[t][1])) s.suffix_lse[at] = empty[t][1];
+      for (std::size_t d = 0; d < kDims; ++d) {
+        if (std::isinf(empty[t][0])) s.prefix[at * kDims + d] = kNaN;
+        if (std::isinf(empty[t][1])) s.suffix[at * kDims + d] = kNaN;
+      }
+    }
+  }
+  s.prefix_lse[kLses - 1] = 80.0F;  // the other side all but vanishes
+  s.suffix_lse[kLses - 1] = -80.0F;
+  return s;
+}
+
+struct Want {
+  std::vector<double> out, lse;
+};
+
+Want merge(const States& s, double base, std::int64_t with_context) {
+  Want want;
+  for (std::size_t i = 0; i < kLses; ++i) {
+    const bool alone = static_cast<std::int64_t>(i) / kHeads >= with_context;
+    const double p = alone || s.prefix_lse[i] == HUGE_VALF ? -kInfinity : s.prefix_lse[i];
+    const double x = s.suffix_lse[i] == HUGE_VALF ? -kInfinity : s.suffix_lse[i];
+    const double wp = std::isinf(p) ? 0 : std::pow(base, p - std::max(p, x));
+    const double wx = std::isinf(x) ? 0 : std::pow(base, x - std::max(p, x));
+    want.lse.push_back(wp + wx == 0 ? -kInfinity
+                                    : std::max(p, x) + std::log(wp + wx) / std::log(base));
+    for (std::size_t d = 0; d < kDims; ++d) {
+      double sum = 0;
+      if (wp != 0) sum += wp * s.prefix[i * kDims + d];
+      if (wx != 0) sum += wx * s.suffix[i * kDims + d];
+      want.out.push_back(wp + wx == 0 ? 0 : sum / (wp + wx));
+    }
+  }
+  return want;
+}
+
+void expect_close(DType dtype, const std::vector<double>& got, const Want& want,
+                  const std::vector<float>& lse) {
+  // One rounding to the type, and a dozen f32 operations on numbers up to ~10; exponents up to 80.
+  const double ulp = dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_LE(std::abs(got[i] - want.out[i]), std::abs(want.out[i]) * ulp + 2e-5) << i;
+  }
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (std::isinf(want.lse[i])) {
+      ASSERT_EQ(lse[i], -HUGE_VALF) << i;
+    } else {
+      ASSERT_LE(std::abs(static_cast<double>(lse[i]) - want.lse[i]), 2e-5) << i;
+    }
+  }
+}
+
+struct MergeCase {
+  DType dtype;
+  LseBase base;
+  std::int64_t with_context;
+  bool heads_first;  // LSEs [heads, tokens]
+};
+
+std::vector<float> ordered(const std::vector<float>& lse, bool heads_first) {
+  if (!heads_first) return lse;
+  std::vector<float> result(lse.size());
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    result[i % kHeads * kTokens + i / kHeads] = lse[i];
+  }
+  return result;
+}
+
+void run(const clattn::Context& context, const MergeCase& c) {
+  SCOPED_TRACE(fmt::format("{} base {} context {} heads first {}", clattn::to_string(c.dtype),
+                           static_cast<int>(c.base), c.with_context, c.heads_first));
+  const clattn::Queue queue = context.create_queue();
+  const States states = make_states(c.dtype);
+  const clattn::Buffer prefix = upload(context, queue, encode(c.dtype, states.prefix));
+  const clattn::Buffer suffix = upload(context, queue, encode(c.dtype, states.suffix));
+  const clattn::Buffer prefix_lse =
+      upload(context, queue, ordered(states.prefix_lse, c.heads_first));
+  const clattn::Buffer suffix_lse =
+      upload(context, queue, ordered(states.suffix_lse, c.heads_first));
+  const auto lse = [&](const clattn::Buffer& buffer) {
+    clattn::LseRef ref{.buffer = buffer.handle()};
+    if (c.heads_first) ref.token_stride = 1;
+    if (c.heads_first) ref.head_stride = kTokens;
+    return ref;
+  };
+  clattn::MergeAttnStates config;
+  config.num_tokens = kTokens;
+  config.num_heads = kHeads;
+  config.head_size = kDims;
+  config.dtype = c.dtype;
+  config.lse_base = c.base;
+  config.prefill_tokens_with_context = c.with_context;
+  const clattn::AttnState p{{.buffer = prefix.handle()}, lse(prefix_lse)};
+  const clattn::AttnState s{{.buffer = suffix.handle()}, lse(suffix_lse)};
+  const Want want = merge(states, c.base == LseBase::kE ? std::exp(1.0) : 2.0,
+                          c.with_context < 0 ? kTokens : c.with_context);
+
+  // Into memory of its own, with rows apart.
+  constexpr std::int64_t kStride = kHeads * kDims + 8;
+  const std::vector<std::byte> poison(kTokens * kStride * clattn::element_size_bytes(c.dtype),
+                                      std::byte{0x5A});
+  const clattn::Buffer out = upload(context, queue, poison);
+  const clattn::Buffer out_lse = upload(context, queue, std::vector<float>(kLses, 1e9F));
+  clattn::merge_attn_states(context, queue, config, {{out.handle(), 0, kStride}, lse(out_lse)}, p,
+                            s);
+  std::vector<std::byte> bytes = download<std::byte>(queue, out);
+  std::vector<std::byte> rows;
+  const std::size_t width = clattn::element_size_bytes(c.dtype);
+  for (std::size_t t = 0; t < kTokens; ++t) {
+    const auto row = bytes.begin() + static_cast<std::ptrdiff_t>(t * kStride * width);
+    rows.insert(rows.end(), row, row + static_cast<std::ptrdiff_t>(kHeads * kDims * width));
+    for (std::size_t i = 0; i < 8 * width; ++i) {
+      ASSERT_EQ(row[static_cast<std::ptrdiff_t>(kHeads * kDims * width + i)], std::byte{0x5A});
+    }
+  }
+  std::vector<float> got_lse(kLses);
+  const std::vector<float> stored = download<float>(queue, out_lse);
+  for (std::size_t i = 0; i < kLses; ++i) {
+    got_lse[i] = c.heads_first ? stored[i % kHeads * kTokens + i / kHeads] : stored[i];
+  }
+  expect_close(c.dtype, decode(c.dtype, rows), want, got_lse);
+
+  // In place of the prefix, without LSE and with.
+  clattn::merge_attn_states(context, queue, config, {{.buffer = prefix.handle()}, p.lse}, p, s);
+  EXPECT_TRUE(download<std::byte>(queue, prefix) == rows);
+  EXPECT_TRUE(download<float>(queue, prefix_lse) == stored);
+}
+
+// A6.8, A9.8: no NaN from empty sides; +inf counts as empty; B3.5: base and order of the LSE.
+TEST(MergeAttnStates, MatchesPlainLoops) {
+  for (const auto& context : all_contexts()) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      run(*context, {dtype, LseBase::kE, -1, false});
+      run(*context, {dtype, LseBase::k2, 6, true});
+    }
+    run(*context, {DType::kF16, LseBase::kE, 0, true});
+  }
+}
+
+TEST(MergeAttnStates, TheSuffixIsTakenOverBitByBit) {
+  const auto& context = *all_contexts().at(0);
+  const clattn::Queue queue = context.create_queue();
+  const States states = make_states(DType::kF16);
+  const std::vector<std::byte> bits = encode(DType::kF16, states.suffix);
+  const clattn::Buffer suffix = upload(context, queue, bits);
+  const clattn::Buffer lse = upload(context, queue, states.suffix_lse);
+  const clattn::Buffer out = context.allocate(bits.size());
+  clattn::MergeAttnStates config;
+  config.num_tokens = kTokens;
+  config.num_heads = kHeads;
+  config.head_size = kDims;
+  config.prefill_tokens_with_context = 0;
+  clattn::merge_attn_states(context, queue, config, {{.buffer = out.handle()}, {}},
+                            {{.buffer = suffix.handle()}, {.buffer = lse.handle()}},
+                            {{.buffer = suffix.handle()}, {.buffer = lse.handle()}});
+  const std::vector<std::byte> got = download<std::byte>(queue, out);
+  const std::size_t row = kHeads * kDims * 2;
+  EXPECT_EQ(std::memcmp(&got[5 * row], &bits[5 * row], 3 * row), 0);
+}
+
+TEST(MergeAttnStates, NonsenseIsRefused) {
+  const auto& context = *all_contexts().at(0);
+  const clattn::Queue queue = context.create_queue();
+  const clattn::Buffer memory = context.allocate(4096);
+  const clattn::AttnState state{{.buffer = memory.handle()}, {.buffer = memory.handle()}};
+  clattn::MergeAttnStates config;
+  config.num_tokens = 1;
+  const auto refuse = [&](const clattn::AttnState& merged, const clattn::AttnState& prefix) {
+    return error_text(
+        [&] { clattn::merge_attn_states(context, queue, config, merged, prefix, state); });
+  };
+  config.head_size = 12;
+  EXPECT_EQ(refuse(state, state), "merge_attn_states: head_size is 12, legal: multiples of 8");
+  config.head_size = 8;
+  EXPECT_EQ(refuse({}, state), "merged.output: no buffer");
+  EXPECT_EQ(refuse(state, {state.output, {}}), "prefix.lse: no buffer");
+  EXPECT_EQ(refuse(state, {state.output, {memory.handle(), 0, -1, 0}}),
+            "prefix.lse: offset 0, token_stride -1, head_stride 0, legal: >= 0");
+  config.dtype = DType::kInt8;
+  EXPECT_EQ(refuse(state, state), "dtype is int8, legal: f32, f16, bf16");
+  config.dtype = DType::kF32;
+  config.num_tokens = -1;
+  EXPECT_EQ(refuse(state, state), "merge_attn_states: num_tokens is -1, legal: 0 … 2147483647");
+}
+
+}  // namespace

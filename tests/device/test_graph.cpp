@@ -1,0 +1,204 @@
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/attention_case.hpp"
+
+/// Recorded steps (SPEC A2.7): a replay does what the eager calls do, bit for bit.
+namespace {
+
+using attention_test::all_contexts;
+using clattn::CommonAttentionMetadata;
+
+constexpr std::int32_t kBlock = 16, kMaxPages = 24, kBlocks = 256, kCaptured = 6, kLayers = 2;
+
+clattn::AttentionConfig graph_config() {
+  clattn::AttentionConfig config;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_size = 64;
+  config.block_size = kBlock;
+  config.dtype = clattn::DType::kF32;
+  return config;
+}
+
+/// A random decode step over pages of its own.
+struct Step {
+  std::vector<std::int32_t> starts{0}, lens, table;
+  CommonAttentionMetadata batch;
+
+  Step(std::mt19937& random, std::int32_t num_reqs, std::int32_t most_tokens) {
+    for (std::int32_t r = 0; r < num_reqs; ++r) {
+      const auto tokens = static_cast<std::int32_t>(random() % static_cast<unsigned>(most_tokens));
+      starts.push_back(starts.back() + tokens + 1);
+      lens.push_back(tokens + 1 + static_cast<std::int32_t>(random() % (kMaxPages * kBlock - 8)));
+      for (std::int32_t p = 0; p < kMaxPages; ++p) {
+        table.push_back((r * kMaxPages + p * 5 + 3) % kBlocks);
+      }
+    }
+    // Pages are unique inside a request; requests of one step may share pages that are only read.
+    batch = CommonAttentionMetadata::of(starts, lens, table);
+  }
+};
+
+/// Buffers of one side: a cache, queries and outputs per layer, started from the same bytes.
+struct Side {
+  std::vector<clattn::KVCache> caches;
+  std::vector<clattn::Buffer> rows, outs, lses;
+
+  Side(const clattn::Context& context, cl_command_queue queue,
+       const clattn::AttentionBackend& backend, std::int32_t tokens) {
+    const std::size_t elems = static_cast<std::size_t>(tokens) * 4 * 64;
+    const clattn::Queue writer = clattn::Queue::adopt(queue);
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      caches.push_back(clattn::make_kv_cache(context, queue, backend, graph_config(), kBlocks));
+      std::vector<float> values(caches.back().buffer.size_bytes() / sizeof(float));
+      for (float& value : values) value = normal(random);
+      writer.write(caches.back().buffer, std::as_bytes(std::span(values)));
+      rows.push_back(context.allocate(elems * sizeof(float)));
+      outs.push_back(context.allocate(elems * sizeof(float)));
+      lses.push_back(context.allocate(static_cast<std::size_t>(tokens) * 4 * sizeof(float)));
+    }
+  }
+
+  void launch(cl_command_queue queue, const clattn::AttentionImpl& impl,
+              const clattn::AttentionMetadata& metadata) const {
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      impl.write_kv_cache(queue, {rows[i].handle()}, {rows[i].handle()}, caches[i], metadata);
+      impl.forward(queue, {rows[i].handle()}, caches[i], metadata, {outs[i].handle()},
+                   lses[i].handle());
+    }
+  }
+};
+
+std::vector<std::byte> bytes_of(const clattn::Queue& queue, const clattn::Buffer& buffer) {
+  std::vector<std::byte> bytes(buffer.size_bytes());
+  queue.read(buffer, bytes);
+  return bytes;
+}
+
+struct Options {
+  std::int32_t num_splits = 0;
+  clattn::SplitPolicy policy = clattn::SplitPolicy::kBalanced;
+  std::int32_t query_len = 1;
+};
+
+void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Options& options) {
+  const clattn::AttentionConfig config = graph_config();
+  const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+  const clattn::Queue queue = context->create_queue();
+  clattn::BuilderOptions builder_options;
+  builder_options.num_splits = options.num_splits;
+  builder_options.split_policy = options.policy;
+  builder_options.decode_threshold = options.query_len;
+  const auto impl = backend.make_impl(context, config);
+  const auto builder = backend.make_builder(context, config, builder_options);
+  const std::int32_t tokens = kCaptured * options.query_len;
+  const Side eager(*context, queue, backend, tokens), recorded(*context, queue, backend, tokens);
+
+  clattn::AttentionState state(context, backend, config, builder_options);
+  clattn::GraphCapture capture(queue);
+  EXPECT_THROW(state.graph_capture_get_metadata_for_batch(queue, 1), clattn::Error);
+  const clattn::Queue other = context->create_queue();
+  const auto& metadata = state.graph_capture_get_metadata_for_batch(other, kCaptured);
+  recorded.launch(queue, *impl, metadata);
+  const clattn::Graph graph = capture.end();
+  other.finish();
+  ASSERT_GE(graph.num_launches(), 2U * kLayers);
+
+  std::mt19937 random(1);
+  for (int i = 0; i < 12; ++i) {
+    const Step step(random, i % (kCaptured + 1), options.query_len);
+    for (const Side* side : {&eager, &recorded}) {
+      std::mt19937 fresh(static_cast<unsigned>(100 + i));
+      std::normal_distribution<float> normal;
+      for (const clattn::Buffer& rows : side->rows) {
+        std::vector<float> values(rows.size_bytes() / sizeof(float));
+        for (float& value : values) value = normal(fresh);
+        queue.write(rows, std::as_bytes(std::span(values)));
+      }
+      for (const auto& out : side->outs) queue.fill(out, 0x12345678, 0, out.size_bytes());
+      for (const auto& lse : side->lses) queue.fill(lse, 0x12345678, 0, lse.size_bytes());
+    }
+    eager.launch(queue, *impl, builder->build(queue, step.batch));
+    ASSERT_EQ(state.batch_size_for(step.batch), kCaptured);
+    state.prepare_graph_input_buffers(queue, kCaptured, step.batch);
+    graph.replay(queue);
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      EXPECT_EQ(bytes_of(queue, eager.outs[layer]), bytes_of(queue, recorded.outs[layer])) << i;
+      EXPECT_EQ(bytes_of(queue, eager.lses[layer]), bytes_of(queue, recorded.lses[layer])) << i;
+      EXPECT_EQ(bytes_of(queue, eager.caches[layer].buffer),
+                bytes_of(queue, recorded.caches[layer].buffer))
+          << i;
+    }
+  }
+}
+
+TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
+  for (const auto& context : all_contexts()) {
+    expect_same_bits(context, {});
+    expect_same_bits(context, {.num_splits = 3});
+    expect_same_bits(context, {.policy = clattn::SplitPolicy::kDeterministic});
+    expect_same_bits(context, {.query_len = 4});
+  }
+}
+
+std::string error_text(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const clattn::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Graph, WhatCannotBeReplayedIsRefused) {
+  const auto& context = all_contexts().front();
+  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
+  const clattn::Queue queue = context->create_queue();
+  clattn::AttentionState state(context, backend, graph_config());
+  state.graph_capture_get_metadata_for_batch(queue, 2);
+  std::mt19937 random(3);
+  const Step three(random, 3, 1);
+  EXPECT_EQ(state.batch_size_for(three.batch), 0);
+  EXPECT_EQ(error_text([&] { state.prepare_graph_input_buffers(queue, 2, three.batch); }),
+            "num_reqs is 3, legal: 0 … 2 (max_num_reqs)");
+  EXPECT_EQ(error_text([&] { state.prepare_graph_input_buffers(queue, 4, three.batch); }),
+            "batch_size 4 was not captured; legal: a size that was");
+  const std::vector<std::int32_t> starts{0, 2}, lens{9}, table{0};
+  const auto two_tokens = CommonAttentionMetadata::of(starts, lens, table);
+  EXPECT_EQ(state.batch_size_for(two_tokens), 0);
+  EXPECT_EQ(error_text([&] { state.prepare_graph_input_buffers(queue, 2, two_tokens); }),
+            "max_query_len is 2, legal: 0 … 1 (decode_threshold)");
+  EXPECT_EQ(error_text([] { clattn::Graph().replay(nullptr); }),
+            "graph: empty, legal: one from GraphCapture");
+  {
+    const clattn::GraphCapture capture(queue);
+    EXPECT_EQ(error_text([&] { const clattn::GraphCapture nested(queue); }),
+              "graph capture: this thread is capturing already");
+  }
+  EXPECT_EQ(clattn::GraphCapture(queue).end().num_launches(), 0U);  // the abandoned one is over
+}
+
+TEST(Graph, OneSizeServesEveryStepUpToIt) {
+  const auto& context = all_contexts().front();
+  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
+  const clattn::Queue queue = context->create_queue();
+  clattn::AttentionState state(context, backend, graph_config());
+  for (const std::int32_t size : {8, 4, 1}) state.graph_capture_get_metadata_for_batch(queue, size);
+  std::mt19937 random(3);
+  const std::pair<std::int32_t, std::int32_t> expected[] = {{0, 1}, {1, 1}, {2, 4},
+                                                            {4, 4}, {7, 8}, {9, 0}};
+  for (const auto& [num_reqs, size] : expected) {
+    EXPECT_EQ(state.batch_size_for(Step(random, num_reqs, 1).batch), size) << num_reqs;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,365 @@
+// Latent decode against the oracle: MLA is attention whose keys and values are the same rows, of
+// which the output keeps the latent part.
+#include <clattn/mla.hpp>
+#include <utility>
+
+#include "device/runtime_fixture.hpp"
+#include "device/step_case.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using clattn::DType;
+using clattn::KernelFamily;
+using step_test::Elements;
+using step_test::FencedOutput;
+using step_test::index;
+using step_test::Layout;
+using step_test::Request;
+
+struct Case {
+  clattn::MLAConfig config;
+  std::vector<Request> requests;
+  std::int32_t num_splits = 0;
+  std::int64_t query_padding = 0;
+  std::int32_t graph_batch_size = 0;  ///< of recorded steps, whose plans are padded
+  double cache_scale = 1.0;           ///< quantized caches: real = stored * cache_scale
+  bool last_token_overflows = false;  ///< each request's newest row is inf, seen by its last query
+};
+
+struct Outcome {
+  std::vector<std::string> kernels;
+  std::vector<std::int64_t> work_groups;
+  std::vector<double> out, lse;
+};
+
+std::string describe(const Case& c) {
+  return fmt::format("{} heads x ({} + {}) page {} {}/{} family {} splits {}", c.config.num_heads,
+                     c.config.kv_lora_rank, c.config.rope_dim, c.config.block_size,
+                     to_string(c.config.dtype), to_string(c.config.cache_dtype()),
+                     to_string(c.config.kernel_family), c.num_splits);
+}
+
+oracle::AttentionCase truth_of(const Case& c, const Layout& layout) {
+  oracle::AttentionCase truth;
+  truth.num_heads = c.config.num_heads;
+  truth.num_kv_heads = 1;
+  truth.head_size = c.config.kv_lora_rank + c.config.rope_dim;
+  truth.block_size = c.config.block_size;
+  truth.scale = c.config.scale ? static_cast<double>(*c.config.scale)
+                               : 1.0 / std::sqrt(static_cast<double>(truth.head_size));
+  truth.query_start_loc = layout.query_start_loc;
+  truth.seq_lens = layout.seq_lens;
+  truth.block_table = layout.block_table;
+  truth.max_blocks = layout.max_blocks;
+  return truth;
+}
+
+/// Rows of all requests; what no request owns stays poison on the device and NaN for the oracle.
+Elements make_cache(const Case& c, const Layout& layout, oracle::AttentionCase& truth) {
+  const std::int64_t width = truth.head_size;
+  const std::int64_t count = layout.num_blocks * c.config.block_size * width;
+  Elements cache(c.config.cache_dtype(), count);
+  truth.key_cache.assign(index(count), std::numeric_limits<double>::quiet_NaN());
+  std::mt19937 random(11);
+  std::normal_distribution<double> normal;
+  for (std::size_t r = 0; r < layout.seq_lens.size(); ++r) {
+    for (std::int64_t p = 0; p < layout.seq_lens[r]; ++p) {
+      const std::int64_t at = layout.slot(r, p, c.config.block_size) * width;
+      const bool inf = c.last_token_overflows && p + 1 == layout.seq_lens[r];
+      for (std::int64_t d = 0; d < width; ++d) {
+        truth.key_cache[index(at + d)] = cache.set(
+            at + d, inf ? std::numeric_limits<double>::infinity() : normal(random), c.cache_scale);
+      }
+    }
+  }
+  truth.value_cache = truth.key_cache;
+  return cache;
+}
+
+Elements make_query(const Case& c, const Layout& layout, oracle::AttentionCase& truth) {
+  const std::int64_t row = std::int64_t{c.config.num_heads} * truth.head_size;
+  const std::int64_t stride = row + c.query_padding;
+  Elements query(c.config.dtype, layout.num_tokens() * stride);
+  std::mt19937 random(12);
+  std::normal_distribution<double> normal;
+  for (std::int64_t t = 0; t < layout.num_tokens(); ++t) {
+    for (std::int64_t i = 0; i < row; ++i)
+      truth.query.push_back(query.set(t * stride + i, normal(random)));
+  }
+  return query;
+}
+
+/// The oracle's rows cut to the latent part. Rows that an infinite key reaches have no right
+/// answer: they become 0, and so do their counterparts in `got`.
+std::vector<double> latent_part(const Case& c, const std::vector<double>& rows) {
+  const std::int64_t width = std::int64_t{c.config.kv_lora_rank} + c.config.rope_dim;
+  std::vector<double> part;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (std::cmp_greater_equal(i % index(width), c.config.kv_lora_rank)) continue;
+    part.push_back(std::isfinite(rows[i]) ? rows[i] : 0.0);
+  }
+  return part;
+}
+
+Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
+  const Layout layout(c.requests, c.config.block_size);
+  oracle::AttentionCase truth = truth_of(c, layout);
+  const clattn::Queue queue = context->create_queue();
+  const Elements rows = make_cache(c, layout, truth);
+  const Elements query = make_query(c, layout, truth);
+  clattn::MLACache cache{.buffer = rows.upload(*context, queue),
+                         .dtype = c.config.cache_dtype(),
+                         .num_blocks = layout.num_blocks,
+                         .block_size = c.config.block_size,
+                         .kv_lora_rank = c.config.kv_lora_rank,
+                         .rope_dim = c.config.rope_dim,
+                         .scale = {}};
+  if (c.cache_scale != 1.0) {
+    Elements scale(DType::kF32, 1);
+    scale.set(0, c.cache_scale);
+    cache.scale = scale.upload(*context, queue);
+  }
+  const clattn::Buffer q = query.upload(*context, queue);
+  const std::int64_t num_rows = layout.num_tokens() * c.config.num_heads;
+  FencedOutput out(*context, queue, c.config.dtype, num_rows * c.config.kv_lora_rank,
+                   FencedOutput::kGuard);
+  FencedOutput lse(*context, queue, DType::kF32, num_rows, 0);
+
+  const auto impl = clattn::make_mla_impl(*context, c.config);
+  clattn::BuilderOptions options = layout.options(c.num_splits);
+  options.graph_batch_size = c.graph_batch_size;
+  options.decode_threshold = 4;
+  const auto builder = clattn::make_mla_builder(context, c.config, options);
+  const auto& metadata = builder->build(queue, layout.batch());
+  const std::int64_t stride = std::int64_t{c.config.num_heads} * truth.head_size + c.query_padding;
+  std::vector<clattn::LaunchRecord> launches;
+  impl->forward(queue, {q.handle(), 0, stride}, cache, metadata,
+                {out.buffer.handle(), FencedOutput::kGuard}, lse.buffer.handle(), nullptr,
+                &launches);
+  Outcome outcome;
+  for (const auto& launch : launches) {
+    outcome.kernels.emplace_back(launch.kernel);
+    outcome.work_groups.push_back(launch.work_groups);
+  }
+  outcome.out = out.read(queue);
+  outcome.lse = lse.read(queue);
+
+  const oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
+  std::vector<double> got = outcome.out, got_lse = outcome.lse, want_lse = want.lse;
+  const std::vector<double> want_out = latent_part(c, want.out);
+  const std::vector<double> bound = latent_part(c, want.bound);
+  for (std::size_t r = 0; r < want_lse.size(); ++r) {
+    const std::size_t width = index(truth.head_size), rank = index(c.config.kv_lora_rank);
+    if (std::isfinite(want.out[r * width])) continue;
+    std::fill_n(got.begin() + static_cast<std::ptrdiff_t>(r * rank), rank, 0.0);
+    got_lse[r] = want_lse[r] = 0.0;
+  }
+  step_test::expect_close(got, want_out, &bound, describe(c) + " out");
+  step_test::expect_close(got_lse, want_lse, nullptr, describe(c) + " lse");
+  return outcome;
+}
+
+Case small_case(DType dtype = DType::kF16) {
+  Case c;
+  c.config.num_heads = 16;
+  c.config.kv_lora_rank = 64;
+  c.config.rope_dim = 16;
+  c.config.block_size = 16;
+  c.config.dtype = dtype;
+  c.requests = {{1, 40}, {0, 0}, {1, 0}, {4, 30}, {16, 9}, {0, 20}, {1, 200}};
+  return c;
+}
+
+class MLA : public testing::TestWithParam<KernelFamily> {
+ protected:
+  std::vector<Outcome> check(Case c) {
+    c.config.kernel_family = GetParam();
+    std::vector<Outcome> outcomes;
+    for (const auto& context : all_contexts()) {
+      if (!clattn::validate_mla_configuration(c.config, &context->capabilities()).empty()) continue;
+      outcomes.push_back(run(context, c));
+    }
+    return outcomes;
+  }
+};
+
+TEST_P(MLA, A6_6_DeepSeekShape) {
+  Case c = small_case();
+  c.config.kv_lora_rank = 512;
+  c.config.rope_dim = 64;
+  c.config.num_heads = 128;
+  c.config.scale = 0.0721687836F;  // 1 / sqrt(128 + 64)
+  c.config.block_size = 64;
+  c.requests = {{1, 70}, {0, 0}, {2, 5}};
+  check(c);
+  c.num_splits = 3;
+  check(c);
+}
+
+TEST_P(MLA, EveryTypeOfQueryAndCache) {
+  constexpr std::array kPairs = {
+      std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
+      std::pair{DType::kF16, DType::kFp8E4M3}, std::pair{DType::kF32, DType::kFp8E5M2},
+      std::pair{DType::kBF16, DType::kInt8}};
+  for (const auto& [dtype, cache_dtype] : kPairs) {
+    Case c = small_case(dtype);
+    c.config.kv_cache_dtype = cache_dtype;
+    c.cache_scale = cache_dtype == DType::kInt8         ? 0x1p-5
+                    : clattn::is_quantized(cache_dtype) ? 0.5
+                                                        : 1.0;
+    check(c);
+  }
+}
+
+TEST_P(MLA, OneHeadAndManyAndNoScaleBuffer) {
+  for (const std::int32_t heads : {1, 5, 40}) {
+    Case c = small_case();
+    c.config.num_heads = heads;
+    c.config.kv_lora_rank = 32;
+    c.config.rope_dim = 8;
+    c.config.kv_cache_dtype = DType::kFp8E4M3;
+    check(c);
+  }
+}
+
+TEST_P(MLA, PagesAndForcedSplits) {
+  for (const std::int32_t block_size : {1, 5, 16, 64}) {
+    Case c = small_case();
+    c.config.block_size = block_size;
+    for (const std::int32_t splits : {1, 3, 1000}) {
+      c.num_splits = splits;
+      for (const Outcome& outcome : check(c)) {
+        EXPECT_EQ(outcome.kernels.back().starts_with("merge"), splits > 1);
+      }
+    }
+  }
+}
+
+TEST_P(MLA, LatentPartOfOneVector) {
+  Case c = small_case();
+  c.config.kv_lora_rank = 16;
+  c.config.rope_dim = 8;
+  check(c);
+  c.config.rope_dim = 64;
+  check(c);
+}
+
+TEST_P(MLA, StridedQueriesAndAnEmptyBatch) {
+  Case c = small_case();
+  c.query_padding = 24;
+  check(c);
+  c.requests = {{0, 0}, {0, 7}};
+  check(c);
+  c.requests = {};
+  check(c);
+}
+
+TEST_P(MLA, PaddingOfRecordedStepsWritesNothing) {
+  Case c = small_case();
+  c.graph_batch_size = 8;
+  c.requests = {{1, 40}, {0, 0}, {4, 30}, {1, 200}};
+  check(c);
+}
+
+TEST_P(MLA, AnOverflowedTokenHarmsNoEarlierRow) {
+  Case c = small_case();
+  c.requests = {{2, 40}, {7, 20}, {16, 0}};
+  c.last_token_overflows = true;
+  check(c);
+}
+
+TEST_P(MLA, TheCacheIsReadOnceForAllHeadsOfATile) {
+  Case c = small_case();
+  c.num_splits = 1;
+  c.requests = {{1, 99}};
+  for (const Outcome& outcome : check(c)) {
+    EXPECT_EQ(outcome.work_groups, std::vector<std::int64_t>{1}) << "16 heads";
+  }
+}
+
+TEST_P(MLA, BitsDoNotDependOnTheRestOfTheBatch) {
+  Case c = small_case();
+  c.num_splits = 1;
+  c.requests = {{1, 40}};
+  const std::vector<Outcome> alone = check(c);
+  c.requests = {{1, 40}, {3, 9}};
+  const std::vector<Outcome> crowd = check(c);
+  ASSERT_EQ(alone.size(), crowd.size());
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_TRUE(std::equal(alone[i].out.begin(), alone[i].out.end(), crowd[i].out.begin()));
+    EXPECT_TRUE(std::equal(alone[i].lse.begin(), alone[i].lse.end(), crowd[i].lse.begin()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, MLA, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
+                         [](const auto& tested) {
+                           return std::string(clattn::to_string(tested.param));
+                         });
+
+/// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
+TEST(Tiny, LatentRows) {
+  Case c = small_case();
+  c.config.num_heads = 5;
+  c.config.kv_lora_rank = 16;
+  c.config.rope_dim = 8;
+  c.config.block_size = 3;
+  c.config.kernel_family = KernelFamily::kGpu;
+  c.requests = {{1, 12}, {0, 0}, {2, 3}};
+  c.num_splits = 2;
+  for (const auto& context : all_contexts()) run(context, c);
+}
+
+/// The error of making or running something illegal names the field, its value and what is legal.
+TEST(MLARefusals, NameFieldValueAndRange) {
+  const auto& context = all_contexts().front();
+  const auto refused = [&](auto change, clattn::ErrorCode code) {
+    clattn::MLAConfig config = small_case().config;
+    change(config);
+    return clattn::detail::message_of(code, [&] { clattn::make_mla_impl(*context, config); });
+  };
+  const auto unsupported = clattn::ErrorCode::kUnsupported;
+  using Config = clattn::MLAConfig;
+  EXPECT_EQ(refused([](Config& c) { c.kv_lora_rank = 520; }, unsupported),
+            "backend CLATTN_MLA does not support this configuration: kv_lora_rank is 520, "
+            "supported: 16 … 512 in steps of 16");
+  EXPECT_NE(refused([](Config& c) { c.rope_dim = 12; }, unsupported).find("rope_dim is 12"),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.num_heads = 0; }, unsupported).find("num_heads is 0"),
+            std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.dtype = DType::kInt8; }, unsupported).find("dtype int8"),
+            std::string::npos);
+}
+
+TEST(MLARefusals, CacheAndMetadataMustFitTheLayer) {
+  const auto& context = all_contexts().front();
+  const Case c = small_case();
+  const Layout layout(c.requests, c.config.block_size);
+  const clattn::Queue queue = context->create_queue();
+  const auto impl = clattn::make_mla_impl(*context, c.config);
+  const auto builder = clattn::make_mla_builder(context, c.config, layout.options(0));
+  const auto& metadata = builder->build(queue, layout.batch());
+  const clattn::Buffer any = context->allocate(std::size_t{1} << 20);
+  clattn::MLACache cache{any, DType::kF16, layout.num_blocks, 16, 64, 16, {}};
+  const auto forward = [&](const clattn::MLACache& given) {
+    return clattn::detail::message_of(clattn::ErrorCode::kInvalidArgument, [&] {
+      impl->forward(queue, {any.handle()}, given, metadata, {any.handle()});
+    });
+  };
+  clattn::MLACache other = cache;
+  other.rope_dim = 24;
+  EXPECT_EQ(forward(other),
+            "kv_cache: 16 tokens x (64 + 24) of f16, legal: 16 x (64 + 16) of f16 as this layer "
+            "was configured");
+  other = cache;
+  other.num_blocks = layout.num_blocks - 1;
+  EXPECT_NE(forward(other).find("attn_metadata: its block ids reach up to"), std::string::npos);
+  other = cache;
+  other.num_blocks = 1000;
+  EXPECT_NE(forward(other).find("kv_cache: its buffer holds"), std::string::npos);
+  other = cache;
+  other.scale = any;
+  EXPECT_NE(forward(other).find("kv_cache: scale given"), std::string::npos);
+}
+
+}  // namespace
