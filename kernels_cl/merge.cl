@@ -83,7 +83,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
       }
     }
     for (uint i = 0; i < CLA_QUADS; ++i)
-      cla_store_result(&opt, acc[i], to + dim + 4 * i, row_at * CLA_HEAD_DIM + dim + 4 * i);
+      cla_store_result(&opt, acc[i], to + dim + 4 * i, row_at * CLA_HEAD_DIM + dim + 4 * (ulong)i);
   }
   if (write_lse && get_local_id(0) == 0) {
     lse[row_at] = cla_natural_lse(cla_lse2(all.max_log2, all.sum));

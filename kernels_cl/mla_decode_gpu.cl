@@ -52,11 +52,13 @@
 
 #define CLA_KEY_QUADS ((CLA_KEY_DIM / 4 + CLA_COLUMNS - 1) / CLA_COLUMNS) /* of a lane */
 #define CLA_VALUE_QUADS ((CLA_HEAD_DIM / 4 + CLA_COLUMNS - 1) / CLA_COLUMNS)
-#define CLA_ROW_QUADS (CLA_KEY_QUADS * CLA_COLUMNS) /* of a key in the tile: zeros behind KEY_DIM \
-                                                     */
-#define CLA_UNITS (CLA_KEY_DIM / 8)                 /* loads of eight elements a key */
-#define CLA_LOADS ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* of a work-item \
-                                                                                */
+#define CLA_ROW_QUADS                                                             \
+  (CLA_KEY_QUADS * CLA_COLUMNS)     /* of a key in the tile: zeros behind KEY_DIM \
+                                     */
+#define CLA_UNITS (CLA_KEY_DIM / 8) /* loads of eight elements a key */
+#define CLA_LOADS                                                                \
+  ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* of a work-item \
+                                                                */
 #define CLA_PARTIAL_STRIDE (CLA_WG_SIZE + 1) /* odd: lanes that read a column meet all banks */
 
 /* Where the loads of a work-item lie. Load i is unit (lid + i * WG_SIZE) % UNITS of key
@@ -155,6 +157,12 @@ typedef struct ClaRowState {
   float sum; /* the denominator */
 } ClaRowState;
 
+/* One past the last key that the row sees; never below kv_begin. */
+static inline int cla_row_kv_end(const ClaWorkItem* item, uint row, int causal) {
+  const int bound = item->q_pos + (int)cla_row_token(row) + 1;
+  return max(item->kv_begin, causal ? min(item->kv_end, bound) : item->kv_end);
+}
+
 /* Turns a row's logits of a tile into weights relative to its largest logit so far and returns what
    the sums before count. Keys from `end` on, the first of them not seen, get the weight 0. */
 static inline float cla_weigh_tile(ClaRowState* state, float* scores, int first, int end) {
@@ -220,7 +228,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
 
   (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const float unit = cla_latent_scale(&opt);
+  const float unit = cla_latent_scale(&opt) * CLA_KV_UNIT;
   const uint lid = (uint)get_local_id(0);
   const uint column = lid % CLA_COLUMNS;
   const uint first_row = lid / CLA_COLUMNS * CLA_ROWS_EACH;

@@ -50,6 +50,7 @@
 #define CLA_PLANE ((long)CLA_HEAD_DIM * CLA_PAGE_SIZE) /* elements of a page's head, K or V */
 #define CLA_RUN (CLA_PAGE_SIZE % 8 == 0 ? 8 : 1)       /* tokens of V that are read together */
 
+/* One cache element, in the units of cla_kv_expand. */
 static inline float cla_kv_load1(__global const CLA_KV_T* p) {
 #if CLA_KV_DTYPE == 0
   return *p;
@@ -58,7 +59,7 @@ static inline float cla_kv_load1(__global const CLA_KV_T* p) {
 #elif CLA_KV_DTYPE == 2
   return as_float((uint)*p << 16);
 #else
-  return CLA_KV_DECODE(*p);
+  return CLA_KV_DECODE(*p) * (1.0f / CLA_KV_UNIT);
 #endif
 }
 
@@ -139,7 +140,7 @@ static inline void cla_stage_values(__local float4* tile, const ClaTask* task,
 }
 
 /* A logit in base 2: <q, k>, scaled already, plus what the layer adds. */
-static inline float cla_logit(const ClaOptions* opt, const ClaTask* task, __local const float4* q,
+static inline float cla_score(const ClaOptions* opt, const ClaTask* task, __local const float4* q,
                               __local const float4* k, uint row, int position) {
   float4 even = (float4)(0.0f), odd = (float4)(0.0f);
   for (uint d = 0; d < CLA_QUADS; d += 2) {
@@ -186,8 +187,8 @@ static inline void cla_softmax(__local ClaRowsState* state, uint row, int left) 
 }
 
 #if CLA_KV_QUANT
-#define CLA_K_UNIT cla_k_scale(&opt, task.kv_head)
-#define CLA_V_UNIT cla_v_scale(&opt, task.kv_head, (uint)num_kv_heads)
+#define CLA_K_UNIT (cla_k_scale(&opt, task.kv_head) * CLA_KV_UNIT)
+#define CLA_V_UNIT (cla_v_scale(&opt, task.kv_head, (uint)num_kv_heads) * CLA_KV_UNIT)
 #else
 #define CLA_K_UNIT 1.0f
 #define CLA_V_UNIT 1.0f
@@ -250,7 +251,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
     for (uint i = lid; i < rows * CLA_BLOCK_KV; i += CLA_WG_SIZE) {
       const uint row = i / CLA_BLOCK_KV;
       const uint key = i % CLA_BLOCK_KV;
-      state.p[i] = cla_logit(&opt, &task, q_rows + row * CLA_QUADS, tile + key * CLA_STRIDE, row,
+      state.p[i] = cla_score(&opt, &task, q_rows + row * CLA_QUADS, tile + key * CLA_STRIDE, row,
                              at + (int)key);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* keys read -> overwritten; logits written -> read */
