@@ -26,20 +26,22 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("base", "")
     room_may("metadata", "base shared")
     room_may("opencl", "base shared")
-    room_may("kernels", "base metadata opencl shared")
+    room_may("npy", "")
+    room_may("capture", "base npy")
+    room_may("kernels", "base metadata opencl capture shared")
     room_may("kv_cache", "base opencl kernels shared")
     room_may("backends", "base metadata opencl kernels kv_cache shared")
     room_may("attention", "base metadata opencl kernels kv_cache backends shared")
     room_may("c_api", "base metadata opencl kernels kv_cache backends attention shared")
-    room_may("cli", "oracle")        # otherwise the public headers
+    room_may("cli", "oracle npy")    # otherwise the public headers
     room_may("bench", "oracle")      # likewise
     room_may("oracle", "")           # shares nothing with what it judges
     room_may("include", "")
     room_may("kernels_cl", "lib shared")
-    only("clattn/", "base metadata opencl kernels kv_cache backends attention c_api cli bench include")
+    only("clattn/", "base metadata opencl npy capture kernels kv_cache backends attention c_api cli bench include")
     only("CL/", "opencl include c_api")
     only("clattn/opencl.hpp", "opencl include c_api")
-    only("fmt/", "base metadata opencl kernels kv_cache backends attention c_api cli bench")
+    only("fmt/", "base metadata opencl npy capture kernels kv_cache backends attention c_api cli bench")
     only("xxhash", "opencl")
     only("nlohmann/", "cli bench")
     only("CLI/", "cli")

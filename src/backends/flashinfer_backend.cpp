@@ -56,7 +56,7 @@ class FlashInferBackend final : public AttentionBackend {
       const BuilderOptions& options) const override {
     require_valid(name(), validate_configuration(config, &context->capabilities()));
     return std::make_unique<PagedMetadataBuilder<FlashInferMetadata>>(
-        std::move(context), config, options, PageTable::kCsr, fill);
+        std::move(context), config, options, StepStyle{name(), PageTable::kCsr}, fill);
   }
 
  private:

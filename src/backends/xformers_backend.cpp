@@ -80,7 +80,7 @@ class XFormersBackend final : public AttentionBackend {
       const BuilderOptions& options) const override {
     require_valid(name(), validate_configuration(config, &context->capabilities()));
     return std::make_unique<PagedMetadataBuilder<XFormersMetadata>>(
-        std::move(context), config, options, PageTable::kDense, fill);
+        std::move(context), config, options, StepStyle{name(), PageTable::kDense}, fill);
   }
 
  private:

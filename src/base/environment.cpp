@@ -55,6 +55,7 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   result.kernel_dir = text("CLATTN_KERNEL_DIR");
   result.cache_dir =
       choose_cache_dir(text("CLATTN_CACHE_DIR"), text("XDG_CACHE_HOME"), text("HOME"));
+  result.capture_dir = text("CLATTN_CAPTURE_DIR");
   result.plugins = split_paths(text("CLATTN_PLUGINS"));
   const auto number = [&](const char* name, float& value) {
     value = positive_number(name, text(name), value);

@@ -12,9 +12,10 @@ struct Environment {
   std::string device;           ///< CLATTN_DEVICE: selector of select_device()
   std::string backend;          ///< CLATTN_BACKEND: name forced in get_attn_backend()
   std::string kv_cache_layout;  ///< CLATTN_KV_CACHE_LAYOUT: answer of get_kv_cache_layout()
-  std::string kernel_dir;  ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
-  std::string cache_dir;   ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
-                           ///< $HOME/.cache/clattn; empty = no cache
+  std::string kernel_dir;   ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
+  std::string cache_dir;    ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
+                            ///< $HOME/.cache/clattn; empty = no cache
+  std::string capture_dir;  ///< CLATTN_CAPTURE_DIR: calls are written there as cases; empty = not
   std::vector<std::string> plugins;  ///< CLATTN_PLUGINS: paths of backend plugins, ':' between them
   float q_scale_constant = 200;      ///< CLATTN_Q_SCALE_CONSTANT: calc_kv_scales() divides the
   float k_scale_constant = 200;      ///< CLATTN_K_SCALE_CONSTANT: largest magnitudes of a layer's

@@ -26,18 +26,27 @@ struct AttentionCall {
   std::vector<std::int32_t> seq_lens;         // [num_reqs]
   std::vector<std::int32_t> block_table;      // [num_reqs, max_blocks]
   std::int64_t max_blocks = 0;
-  std::vector<std::int64_t> slot_mapping;  // [tokens] or empty: from the block table
+  std::vector<std::int64_t> slot_mapping;   // [tokens] or empty: from the block table
+  std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
 
   std::vector<std::byte> query;  // [tokens, num_heads, head_size]
-  std::vector<std::byte> key,
-      value;  // [tokens, num_kv_heads, head_size], or empty: nothing to store
+  /// [tokens, num_kv_heads, head_size] to be stored, or empty; contiguous keys: attended directly.
+  std::vector<std::byte> key, value;
   std::int64_t num_blocks = 0;
   LogicalCache cache;
+  std::vector<float> scales;           // of a quantized cache, [2][1 or num_kv_heads]; or empty: 1
+  std::vector<std::byte> custom_mask;  // [tokens, max_seq_len()] under config.custom_mask
+  float output_scale = 1;              ///< under config.output_fp8
 
   std::int32_t num_reqs() const { return static_cast<std::int32_t>(seq_lens.size()); }
   std::int32_t num_tokens() const { return query_start_loc.empty() ? 0 : query_start_loc.back(); }
+  std::int32_t max_seq_len() const;
   CommonAttentionMetadata batch() const;
 };
+
+/// Throws kInvalidArgument naming request, field and value unless the batch's arrays fit each other
+/// and the cache (num_blocks = -1: of any size).
+void validate_call(const AttentionCall& call, std::int64_t num_blocks);
 
 struct LaunchReport {
   std::string kernel, role;
@@ -47,9 +56,10 @@ struct LaunchReport {
 };
 
 struct AttentionOutcome {
-  std::vector<std::byte> out;  // [tokens, num_heads, head_size] in config.dtype
-  std::vector<float> lse;      // [tokens, num_heads]
-  LogicalCache cache;          ///< after the write; empty when nothing was stored
+  std::vector<std::byte> out;      // [tokens, num_heads, head_size] in config.dtype
+  std::vector<float> lse;          // [tokens, num_heads]
+  std::vector<std::byte> out_fp8;  // [tokens, num_heads, head_size] under config.output_fp8
+  LogicalCache cache;              ///< after the write; empty when nothing was stored
   std::string_view backend;
   KVCacheLayout layout = KVCacheLayout::kNHD;
   std::vector<LaunchReport> launches;
@@ -62,6 +72,9 @@ struct AttentionOutcome {
 /// freshly poisoned outputs; times are those of the last. Throws what the library throws.
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat = 1);
+
+/// The cache after the call's keys and values have been stored.
+LogicalCache expected_cache(const AttentionCall& call);
 
 /// The same call for the oracle: stored keys and values applied, everything widened to double.
 oracle::AttentionCase oracle_case(const AttentionCall& call);

@@ -16,8 +16,8 @@
 #include "cli/ceilings.hpp"
 #include "cli/commands.hpp"
 #include "cli/device_report.hpp"
-#include "cli/npy.hpp"
 #include "cli/shape_options.hpp"
+#include "npy/npy.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -166,7 +166,7 @@ std::vector<BenchShape> wanted_shapes(const Arguments& arguments, DeviceKind kin
   if (arguments.shapes_file.empty()) {
     all = parse_shapes(built_in_shapes(), "bench/shapes.txt");
   } else {
-    const std::vector<std::byte> bytes = read_file(arguments.shapes_file, 1 << 20);
+    const std::vector<std::byte> bytes = npy::read_file(arguments.shapes_file, 1 << 20);
     all = parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
                        arguments.shapes_file);
   }

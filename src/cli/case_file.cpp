@@ -8,7 +8,6 @@
 #include <clattn/error.hpp>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <utility>
 
@@ -80,7 +79,7 @@ std::string wanted_text(std::span<const std::int64_t> wanted) {
 
 CaseFile::CaseFile(std::filesystem::path directory) : directory_(std::move(directory)) {
   constexpr std::uintmax_t kLimitBytes = 16 << 20;
-  const std::vector<std::byte> bytes = read_file(directory_ / "case.json", kLimitBytes);
+  const std::vector<std::byte> bytes = npy::read_file(directory_ / "case.json", kLimitBytes);
   const auto* const text = reinterpret_cast<const char*>(bytes.data());
   std::set<std::string> seen;
   try {
@@ -185,12 +184,13 @@ bool CaseFile::has_array(std::string_view name) const {
 
 NpyArray CaseFile::array(std::string_view name, std::string_view descr,
                          std::span<const std::int64_t> shape) const {
-  NpyArray array = read_npy(directory_ / fmt::format("{}.npy", name));
+  NpyArray array = npy::read_npy(directory_ / fmt::format("{}.npy", name));
   if (!descr.empty() && array.descr != descr) {
     refuse("{}.npy: expected element type {}, got {}", name, descr, array.descr);
   }
   if (!shape_fits(array.shape, shape)) {
-    refuse("{}.npy: expected shape {}, got {}", name, wanted_text(shape), shape_text(array.shape));
+    refuse("{}.npy: expected shape {}, got {}", name, wanted_text(shape),
+           npy::shape_text(array.shape));
   }
   return array;
 }
@@ -222,23 +222,6 @@ std::vector<std::int32_t> CaseFile::indices32(std::string_view name,
   return values;
 }
 
-std::string_view descr_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "<f4";
-    case DType::kF16:
-      return "<f2";
-    case DType::kBF16:
-      return "<u2";
-    case DType::kFp8E4M3:
-    case DType::kFp8E5M2:
-      return "|u1";
-    case DType::kInt8:
-      return "|i1";
-  }
-  return "";
-}
-
 void CaseOutputs::refuse_obstacles(const std::filesystem::path& target) const {
   namespace fs = std::filesystem;
   const auto refuse_obstacle = [&](const std::string& name) {
@@ -261,15 +244,10 @@ void CaseOutputs::write(const std::filesystem::path& directory) const {
   refuse_obstacles(target);
   try {
     fs::create_directories(staging);
-    for (const auto& [name, array] : arrays_) write_npy(staging / name, array);
+    for (const auto& [name, array] : arrays_) npy::write_npy(staging / name, array);
     for (const auto& [name, object] : objects_) {
-      std::ofstream file(staging / name);
-      file << object.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-      file.close();
-      if (!file) {
-        throw Error(ErrorCode::kIo,
-                    fmt::format("{}: cannot be written", (staging / name).string()));
-      }
+      npy::write_file(staging / name,
+                      object.dump(2, ' ', false, json::error_handler_t::replace) + '\n');
     }
     fs::create_directories(target);
     for (const auto& entry : fs::directory_iterator(staging)) {

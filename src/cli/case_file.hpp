@@ -13,9 +13,13 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/npy.hpp"
+#include "npy/npy.hpp"
 
 namespace clattn::cli {
+
+using npy::descr_of;
+using npy::make_array;
+using npy::NpyArray;
 
 /// An inclusive range of legal integers.
 struct Range {
@@ -81,15 +85,5 @@ class CaseOutputs {
   std::map<std::string, NpyArray> arrays_;
   std::map<std::string, nlohmann::json> objects_;
 };
-
-/// The .npy type that holds elements of `dtype`: bf16 travels as <u2.
-std::string_view descr_of(DType dtype);
-
-template <typename T>
-NpyArray make_array(std::string_view descr, std::vector<std::int64_t> shape,
-                    std::span<const T> values) {
-  const auto bytes = std::as_bytes(values);
-  return {std::string(descr), std::move(shape), {bytes.begin(), bytes.end()}};
-}
 
 }  // namespace clattn::cli

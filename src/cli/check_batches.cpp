@@ -99,24 +99,4 @@ AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config
   return call;
 }
 
-LogicalCache expected_cache(const AttentionCall& call) {
-  LogicalCache cache = call.cache;
-  const AttentionConfig& config = call.config;
-  const std::size_t row_bytes = static_cast<std::size_t>(config.num_kv_heads) *
-                                static_cast<std::size_t>(config.head_size) *
-                                element_size_bytes(config.cache_dtype());
-  const auto store = [&](const std::vector<std::byte>& rows, std::vector<std::byte>& stored) {
-    const std::vector<std::byte> converted =
-        convert_elements(config.dtype, config.cache_dtype(), rows);
-    for (std::size_t t = 0; t < call.slot_mapping.size(); ++t) {
-      if (call.slot_mapping[t] < 0) continue;
-      std::memcpy(&stored[static_cast<std::size_t>(call.slot_mapping[t]) * row_bytes],
-                  &converted[t * row_bytes], row_bytes);
-    }
-  };
-  store(call.key, cache.key);
-  store(call.value, cache.value);
-  return cache;
-}
-
 }  // namespace clattn::cli

@@ -27,9 +27,6 @@ const std::vector<BatchFamily>& batch_families();
 AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
                         std::uint32_t seed);
 
-/// The cache that the call's write must leave behind, to the bit.
-LogicalCache expected_cache(const AttentionCall& call);
-
 /// `count` normally distributed values, stored as `dtype`.
 std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed);
 

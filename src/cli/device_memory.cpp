@@ -28,9 +28,11 @@ void for_each_row(const KVCache& cache, Visit visit) {
 
 }  // namespace
 
-GuardedOutput::GuardedOutput(const Context& context, std::size_t size_bytes)
-    : buffer_(context.allocate((size_bytes + 3) / 4 * 4 + 2 * kGuardBytes)),
-      size_bytes_(size_bytes) {}
+GuardedOutput::GuardedOutput(const Context& context, std::size_t size_bytes,
+                             std::size_t front_bytes)
+    : buffer_(context.allocate((size_bytes + 3) / 4 * 4 + front_bytes + kGuardBytes)),
+      size_bytes_(size_bytes),
+      front_bytes_(front_bytes) {}
 
 void GuardedOutput::refill(const Queue& queue) const {
   queue.fill(buffer_, kPoison, 0, buffer_.size_bytes());
@@ -39,14 +41,15 @@ void GuardedOutput::refill(const Queue& queue) const {
 std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
   std::vector<std::byte> all(buffer_.size_bytes());
   queue.read(buffer_, all);
-  const std::size_t end = kGuardBytes + size_bytes_;
+  const std::size_t end = front_bytes_ + size_bytes_;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (i >= kGuardBytes && i < end) continue;
+    if (i >= front_bytes_ && i < end) continue;
     if (all[i] != static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF)) {
       throw Error(ErrorCode::kOpenCL, "a kernel wrote outside its output");
     }
   }
-  return {all.begin() + kGuardBytes, all.begin() + static_cast<std::ptrdiff_t>(end)};
+  return {all.begin() + static_cast<std::ptrdiff_t>(front_bytes_),
+          all.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {
@@ -71,6 +74,13 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
     std::memcpy(&logical.value[to], &stored[value], size);
   });
   return logical;
+}
+
+void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
+                KVCache& cache) {
+  if (scales.empty()) return;
+  cache.scales = upload(context, queue, scales);
+  cache.scales_per_head = scales.size() > 2;
 }
 
 }  // namespace clattn::cli

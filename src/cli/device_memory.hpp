@@ -27,18 +27,20 @@ class GuardedOutput {
  public:
   static constexpr std::size_t kGuardBytes = 4096;
 
-  GuardedOutput(const Context& context, std::size_t size_bytes);
+  /// `front_bytes`: the band before, which calls that take no offset leave no room for.
+  GuardedOutput(const Context& context, std::size_t size_bytes,
+                std::size_t front_bytes = kGuardBytes);
   /// Poisons everything, so that nothing of an earlier launch can pass for this one's.
   void refill(const Queue& queue) const;
   /// The bytes between the guards. Throws kOpenCL when a guard was overwritten.
   std::vector<std::byte> read(const Queue& queue) const;
 
   cl_mem handle() const noexcept { return buffer_.handle(); }
-  std::size_t offset_bytes() const noexcept { return kGuardBytes; }
+  std::size_t offset_bytes() const noexcept { return front_bytes_; }
 
  private:
   Buffer buffer_;
-  std::size_t size_bytes_;
+  std::size_t size_bytes_, front_bytes_;
 };
 
 /// A whole cache between its logical order on the host, [num_blocks, block_size, num_kv_heads,
@@ -48,5 +50,9 @@ struct LogicalCache {
 };
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical);
 LogicalCache download_cache(const Queue& queue, const KVCache& cache);
+
+/// Gives a cache its factors, [2][1 or num_kv_heads]: of K, then of V; none = 1.
+void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
+                KVCache& cache);
 
 }  // namespace clattn::cli

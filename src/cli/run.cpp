@@ -18,7 +18,7 @@ namespace {
 
 struct OperationRow {
   std::string_view name;
-  Operation run;  ///< null: part of the case format, not of this library yet
+  Operation run;
 };
 constexpr std::array<OperationRow, 15> kOperations = {{
     {"attention", run_attention},
@@ -55,9 +55,6 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
                 fmt::format("case.json: op: \"{}\" is unknown; expected one of {}", op,
                             fmt::join(names, ", ")));
   }
-  if (row->run == nullptr) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("case.json: op: {} is not supported yet", op));
-  }
   CaseOutputs outputs;
   row->run(file, options, outputs);
   if (out.empty()) out = directory / "out";
@@ -78,27 +75,42 @@ DType read_dtype(CaseFile& file, const std::string& fallback) {
   return parse_dtype(file.choice("dtype", kTypes, fallback));
 }
 
-std::optional<DType> read_any_kv_cache_dtype(CaseFile& file) {
+std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
   const std::string name = file.choice("kv_cache_dtype", kCacheTypes, "auto");
   if (name == "auto") return std::nullopt;
   return parse_dtype(name);
 }
 
-std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
-  const std::optional<DType> dtype = read_any_kv_cache_dtype(file);
-  if (dtype && is_quantized(*dtype)) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("kv_cache_dtype: {} is not supported yet", to_string(*dtype)));
+std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads) {
+  std::array<std::vector<double>, 2> factors;
+  bool per_head = false;
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const char* const key = i == 0 ? "k_scale" : "v_scale";
+    factors.at(i) = file.numbers(key, num_kv_heads, 1.0);
+    per_head = per_head || factors.at(i).size() > 1;
+    for (const double factor : factors.at(i)) {
+      if (!(static_cast<float>(factor) > 0)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("case.json: {}: expected numbers > 0, got {}", key, factor));
+      }
+      if (factor != 1 && !is_quantized(cache_dtype)) {
+        throw Error(ErrorCode::kUnsupported,
+                    fmt::format("case.json: {}: {} is not supported with a cache of {}; expected 1 "
+                                "unless kv_cache_dtype is fp8_e4m3, fp8_e5m2 or int8",
+                                key, factor, to_string(cache_dtype)));
+      }
+    }
   }
-  return dtype;
-}
-
-void read_unit_scales(CaseFile& file, std::int64_t num_kv_heads) {
-  for (const char* key : {"k_scale", "v_scale"}) {
-    const std::vector<double> scales = file.numbers(key, num_kv_heads, 1.0);
-    refuse_option(std::any_of(scales.begin(), scales.end(), [](double s) { return s != 1.0; }),
-                  fmt::format("{} other than 1", key));
+  std::vector<float> scales;
+  if (!is_quantized(cache_dtype)) return scales;
+  for (const std::vector<double>& each : factors) {
+    const std::size_t copies =
+        per_head && each.size() == 1 ? static_cast<std::size_t>(num_kv_heads) : 1;
+    for (std::size_t copy = 0; copy < copies; ++copy) {
+      for (const double factor : each) scales.push_back(static_cast<float>(factor));
+    }
   }
+  return scales;
 }
 
 std::optional<KVCacheLayout> read_layout(CaseFile& file) {
@@ -123,17 +135,17 @@ CommonAttentionMetadata BatchArrays::metadata() const {
   return batch;
 }
 
-std::vector<std::int32_t> read_query_start_loc(const CaseFile& file, std::int64_t num_reqs) {
+std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
+                                           std::int64_t num_reqs) {
   const std::array<std::int64_t, 1> shape = {num_reqs < 0 ? -1 : num_reqs + 1};
-  std::vector<std::int32_t> starts = file.indices32("query_start_loc", shape);
+  std::vector<std::int32_t> starts = file.indices32(name, shape);
   for (std::size_t r = 0; r < std::max<std::size_t>(starts.size(), 1); ++r) {
     const bool right = !starts.empty() && (r == 0 ? starts[0] == 0 : starts[r] >= starts[r - 1]);
     if (right) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("query_start_loc.npy: entry {} is {}; expected prefix sums that start at "
-                    "0 and never fall",
-                    r, starts.empty() ? "missing" : std::to_string(starts[r])));
+        fmt::format("{}.npy: entry {} is {}; expected prefix sums that start at 0 and never fall",
+                    name, r, starts.empty() ? "missing" : std::to_string(starts[r])));
   }
   return starts;
 }
@@ -147,7 +159,7 @@ BatchArrays read_batch(const CaseFile& file) {
       file.indices32("block_table", std::array<std::int64_t, 2>{num_reqs, -1}, &shape);
   arrays.max_blocks = shape[1];
   if (file.has_array("query_start_loc")) {
-    arrays.query_start_loc = read_query_start_loc(file, num_reqs);
+    arrays.query_start_loc = read_prefix_sums(file, "query_start_loc", num_reqs);
   }
   return arrays;
 }

@@ -46,11 +46,12 @@ inline constexpr Range kHeads{1, 65536};
 inline constexpr Range kHeadSize{1, 65536};
 inline constexpr Range kBlockSize{1, 1 << 24};
 
-/// The element types of a case; a KV cache in fp8 or int8 throws kUnsupported.
+/// The element types of a case.
 DType read_dtype(CaseFile& file, const std::string& fallback = {});
 std::optional<DType> read_kv_cache_dtype(CaseFile& file);
-/// The same for operations that know every type.
-std::optional<DType> read_any_kv_cache_dtype(CaseFile& file);
+/// k_scale and v_scale as KVCache::scales has them, [2][1 or num_kv_heads]; empty for caches that
+/// are not quantized, where any factor but 1 throws kUnsupported.
+std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads);
 /// The type that an array of a tensor or cache stands for; <u2 is bf16, |u1 fp8 e4m3.
 DType dtype_of(const NpyArray& array, std::string_view file);
 /// A parameter that repeats what the arrays say, if stated.
@@ -60,8 +61,6 @@ std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_toke
                                      std::int64_t num_slots);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
-/// k_scale and v_scale; any factor but 1 throws kUnsupported.
-void read_unit_scales(CaseFile& file, std::int64_t num_kv_heads);
 std::optional<KVCacheLayout> read_layout(CaseFile& file);
 std::string read_backend(CaseFile& file, const RunOptions& options);
 
@@ -76,8 +75,12 @@ struct BatchArrays {
 };
 BatchArrays read_batch(const CaseFile& file);
 
-/// query_start_loc.npy: [num_reqs + 1] prefix sums (num_reqs = -1: any number) that start at 0 and
-/// never fall.
-std::vector<std::int32_t> read_query_start_loc(const CaseFile& file, std::int64_t num_reqs);
+/// An array [num_reqs + 1] (num_reqs = -1: any number) of prefix sums: they start at 0 and never
+/// fall.
+std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
+                                           std::int64_t num_reqs);
+
+/// All of an attention case but its output options, checked.
+AttentionCall read_attention_call(CaseFile& file, const RunOptions& options);
 
 }  // namespace clattn::cli

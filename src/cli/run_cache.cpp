@@ -13,34 +13,6 @@
 #include "cli/run.hpp"
 
 namespace clattn::cli {
-namespace {
-
-/// k_scale and v_scale as the cache takes them: [2][1], or [2][num_kv_heads] if either is a list.
-std::vector<float> read_scales(CaseFile& file, std::int64_t num_kv_heads, bool* per_head) {
-  std::vector<double> key = file.numbers("k_scale", num_kv_heads, 1.0);
-  std::vector<double> value = file.numbers("v_scale", num_kv_heads, 1.0);
-  const std::size_t count = std::max(key.size(), value.size());
-  *per_head = count > 1;
-  std::vector<float> scales;
-  for (std::vector<double>* each : {&key, &value}) {
-    if (each->size() < count) each->resize(count, each->front());
-    scales.insert(scales.end(), each->begin(), each->end());
-  }
-  return scales;
-}
-
-void refuse_scales(const std::vector<float>& scales, DType cache_dtype) {
-  for (const float scale : scales) {
-    if (is_quantized(cache_dtype) ? scale > 0 : scale == 1) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("case.json: k_scale, v_scale: {}; expected {}", scale,
-                            is_quantized(cache_dtype)
-                                ? "factors above 0"
-                                : fmt::format("1 in a cache of {}", to_string(cache_dtype))));
-  }
-}
-
-}  // namespace
 
 DType dtype_of(const NpyArray& array, std::string_view file) {
   for (const DType dtype :
@@ -94,18 +66,17 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   NpyArray key_cache = file.array("key_cache", "", any_cache);
   const std::vector<std::int64_t> shape = key_cache.shape;
   const DType dtype = read_dtype(file, std::string(to_string(dtype_of(key, "key"))));
-  const std::optional<DType> stated = read_any_kv_cache_dtype(file);
+  const std::optional<DType> stated = read_kv_cache_dtype(file);
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "num_kv_heads", kHeads, shape[2]);
   require_extent(file, "head_size", kHeadSize, shape[3]);
-  bool scales_per_head = false;
-  const std::vector<float> scales = read_scales(file, shape[2], &scales_per_head);
+  const DType cache_dtype = stated.value_or(dtype);
+  const std::vector<float> scales =
+      read_scales(file, cache_dtype, static_cast<std::int32_t>(shape[2]));
   const std::string backend_name = read_backend(file, options);
   const std::optional<KVCacheLayout> wanted = read_layout(file);
   file.refuse_unknown_keys();
 
-  const DType cache_dtype = stated.value_or(dtype);
-  refuse_scales(scales, cache_dtype);
   const std::array<std::int64_t, 3> key_shape = {key.shape[0], shape[2], shape[3]};
   key = file.array("key", descr_of(dtype), key_shape);
   const NpyArray value = file.array("value", descr_of(dtype), key_shape);
@@ -130,10 +101,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
                               .head_size = config.head_size,
                               .dtype = cache_dtype},
                              shape[0]);
-  if (is_quantized(cache_dtype)) {
-    cache.scales = upload(*context, queue, std::span<const float>(scales));
-    cache.scales_per_head = scales_per_head;
-  }
+  set_scales(*context, queue, scales, cache);
   LogicalCache logical{std::move(key_cache.data), std::move(value_cache.data)};
   Event event;
   if (shape[0] > 0) {

@@ -23,7 +23,7 @@ std::vector<BlockPair> read_mapping(const CaseFile& file) {
 
 /// The type of a cache: stated, or what its array stands for.
 DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
-  const std::optional<DType> stated = read_any_kv_cache_dtype(file);
+  const std::optional<DType> stated = read_kv_cache_dtype(file);
   if (stated) return *stated;
   const DType seen = dtype_of(array, name);
   return is_quantized(seen) ? seen : read_dtype(file, std::string(to_string(seen)));

@@ -18,7 +18,7 @@ void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOut
   const std::array<std::int64_t, 3> any_cache = {-1, -1, width};
   const std::vector<std::int64_t> shape = file.array("kv_cache", "", any_cache).shape;
   const DType dtype = read_dtype(file, std::string(to_string(dtype_of(latent, "kv_c"))));
-  const DType cache_dtype = read_any_kv_cache_dtype(file).value_or(dtype);
+  const DType cache_dtype = read_kv_cache_dtype(file).value_or(dtype);
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "kv_lora_rank", kHeadSize, latent.shape[1]);
   require_extent(file, "rope_dim", kHeadSize, rope.shape[1]);

@@ -51,7 +51,7 @@ void run_split_decodes_and_prefills(CaseFile& file, const RunOptions& /*options*
   const std::int32_t threshold = read_threshold(file);
   file.refuse_unknown_keys();
   BatchArrays batch;
-  batch.query_start_loc = read_query_start_loc(file, -1);
+  batch.query_start_loc = read_prefix_sums(file, "query_start_loc", -1);
   // Only the query lengths matter here; sequences as long as their queries make a valid batch.
   for (std::size_t r = 0; r + 1 < batch.query_start_loc.size(); ++r) {
     batch.seq_lens.push_back(batch.query_start_loc[r + 1] - batch.query_start_loc[r]);
@@ -167,7 +167,7 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
     strides[dimension] = stride;
     if (__builtin_mul_overflow(stride, shape[dimension], &stride)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("a cache of shape {} overflows", shape_text(shape)));
+                  fmt::format("a cache of shape {} overflows", npy::shape_text(shape)));
     }
   }
   outputs.add("result", json{{"shape", shape},

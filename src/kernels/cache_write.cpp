@@ -2,6 +2,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 
 namespace clattn::detail {
 
@@ -123,6 +124,16 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          const KVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
   const SlotsAndScales scales = scales_of(cache);
+  if (capturing()) {
+    capture_cache_write({.queue = queue,
+                         .key = key,
+                         .value = value,
+                         .dtype = shape.dtype,
+                         .cache = cache,
+                         .slot_mapping = slots.buffer,
+                         .slot_offset_bytes = slots.offset_bytes,
+                         .num_tokens = slots.num_tokens});
+  }
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value)
       .arg(cache.buffer.handle())

@@ -10,6 +10,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/paged_step.hpp"
 
@@ -194,7 +195,18 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
   const KVView kv{cache.buffer.handle(), cache.k_offset,        cache.buffer.handle(),
                   cache.v_offset,        cache.block_stride,    cache.token_stride,
                   cache.head_stride,     cache.scales.handle(), scale_stride_of(cache)};
-  run({queue, step, kv, options, query, output, lse}, metadata, event, launches);
+  check_options(options, metadata);
+  if (capturing()) {
+    capture_attention({.queue = queue,
+                       .config = config_,
+                       .batch = step.batch,
+                       .causal = step.causal != 0,
+                       .query = query,
+                       .cache = &cache,
+                       .options = options,
+                       .return_lse = lse != nullptr});
+  }
+  run({queue, step, kv, options, query, output, lse}, event, launches);
 }
 
 void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
@@ -216,7 +228,19 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
                   key.offset, value.offset, stride);
   }
   const KVView kv{key.buffer, key.offset, value.buffer, value.offset, 0, stride, config_.head_size};
-  run({queue, step_of(metadata), kv, options, query, output, lse}, metadata, event, launches);
+  const PagedStepView& step = step_of(metadata);
+  check_options(options, metadata);
+  if (capturing()) {
+    capture_attention({.queue = queue,
+                       .config = config_,
+                       .batch = step.batch,
+                       .query = query,
+                       .key = key,
+                       .value = value,
+                       .options = options,
+                       .return_lse = lse != nullptr});
+  }
+  run({queue, step, kv, options, query, output, lse}, event, launches);
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.
@@ -243,9 +267,7 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options,
   }
 }
 
-void PagedAttentionImpl::run(Call call, const AttentionMetadata& metadata, Event* event,
-                             std::vector<LaunchRecord>* launches) const {
-  check_options(call.extra, metadata);
+void PagedAttentionImpl::run(Call call, Event* event, std::vector<LaunchRecord>* launches) const {
   const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
   call.query_stride = checked_token_stride(call.query, row, "query");
   call.output_stride = checked_token_stride(call.output, row, "output");

@@ -37,8 +37,7 @@ class PagedAttentionImpl final : public AttentionImpl {
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
   void check_options(const ForwardOptions& options, const AttentionMetadata& metadata) const;
-  void run(Call call, const AttentionMetadata& metadata, Event* event,
-           std::vector<LaunchRecord>* launches) const;
+  void run(Call call, Event* event, std::vector<LaunchRecord>* launches) const;
   void bind_options(KernelLease& lease, const Call& call) const;
   void launch_stage(const Call& call, std::size_t stage, Event* event) const;
   void launch_merge(const Call& call, Event* event) const;

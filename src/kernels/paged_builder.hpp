@@ -16,13 +16,13 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   using Fill = void (*)(Metadata&, const PagedStep&, const AttentionConfig&);
 
   PagedMetadataBuilder(std::shared_ptr<Context> context, const AttentionConfig& config,
-                       const BuilderOptions& options, PageTable page_table, Fill fill);
+                       const BuilderOptions& options, StepStyle style, Fill fill);
   /// For layers on kernels of their own. `decode_threshold`: see AttentionMetadataBuilder.
   PagedMetadataBuilder(std::shared_ptr<Context> context,
                        std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
                        const BuilderOptions& options, std::int32_t decode_threshold)
       : decode_threshold_(decode_threshold),
-        step_(std::move(context), std::move(kernels), rules, options, PageTable::kCsr),
+        step_(std::move(context), std::move(kernels), rules, options, StepStyle{}),
         fill_([](Metadata&, const PagedStep&, const AttentionConfig&) {}) {}
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
@@ -75,11 +75,11 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 template <typename Metadata>
 PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> context,
                                                      const AttentionConfig& config,
-                                                     const BuilderOptions& options,
-                                                     PageTable page_table, Fill fill)
+                                                     const BuilderOptions& options, StepStyle style,
+                                                     Fill fill)
     : config_(config),
       decode_threshold_(options.decode_threshold),
-      step_(std::move(context), config, options, page_table),
+      step_(std::move(context), config, options, style),
       fill_(fill) {}
 
 }  // namespace clattn::detail

@@ -60,19 +60,18 @@ struct PagedStep::Layout {
 };
 
 PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
-                     const BuilderOptions& options, PageTable page_table)
+                     const BuilderOptions& options, StepStyle style)
     : PagedStep(context,
                 attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
-                {.attn_type = config.attn_type, .window = window_of(config)}, options, page_table) {
-}
+                {.attn_type = config.attn_type, .window = window_of(config)}, options, style) {}
 
 PagedStep::PagedStep(std::shared_ptr<Context> context,
                      std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
-                     const BuilderOptions& options, PageTable page_table)
+                     const BuilderOptions& options, StepStyle style)
     : context_(std::move(context)),
       kernels_(std::move(kernels)),
       options_(options),
-      page_table_(page_table),
+      style_(style),
       rules_(rules),
       planner_(kernels_->planner),
       staging_(context_->runtime()) {
@@ -202,7 +201,7 @@ void PagedStep::place_pages(const CommonAttentionMetadata& batch) {
     const std::int32_t count = page_count(seq_lens_[r], block_size);
     last_page_len_[r] = seq_lens_[r] - (count - (count > 0 ? 1 : 0)) * block_size;
     pages_at_[r] = static_cast<std::int32_t>(at);
-    at += page_table_ == PageTable::kCsr ? count : table_width_;
+    at += style_.page_table == PageTable::kCsr ? count : table_width_;
     if (at > std::numeric_limits<std::int32_t>::max()) {
       throw_invalid("request {}: the batch's page lists exceed {} entries", r,
                     std::numeric_limits<std::int32_t>::max());
@@ -344,6 +343,12 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.partial_lse2 = partial_lse2_.handle();
   view_.causal = batch.causal ? 1 : 0;
   view_.window = planner_.window;
+  view_.batch = {.backend = style_.backend,
+                 .num_splits = options_.num_splits,
+                 .query_start_loc = query_start_loc(),
+                 .seq_lens = seq_lens(),
+                 .pages_at = pages_at(),
+                 .pages = pages};
   view_.num_blocks = options_.limits.num_blocks;
   if (view_.num_blocks < 0) {
     view_.num_blocks =

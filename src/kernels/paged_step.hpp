@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "capture/capture.hpp"
 #include "kernels/attention_kernels.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/staging.hpp"
@@ -26,12 +27,19 @@ struct PagedStepView {
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
   KeyWindow window;  ///< keys outside it are in no item
+  BatchRecord batch;
 };
 
 /// How page ids are laid out for the kernels and for readers of the metadata.
 enum class PageTable : std::uint8_t {
   kCsr,    ///< concatenated lists (FlashInfer)
   kDense,  ///< one row a request, as wide as the longest list, padded with page 0 (xFormers)
+};
+
+/// What a step owes to its backend.
+struct StepStyle {
+  std::string_view backend;  ///< registry name
+  PageTable page_table = PageTable::kCsr;
 };
 
 /// Decides how a batch's keys are split where the caller does not: fits `planner` to the batch, or
@@ -51,9 +59,9 @@ struct StepRules {
 class PagedStep {
  public:
   PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
-            const BuilderOptions& options, PageTable page_table);
+            const BuilderOptions& options, StepStyle style);
   PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
-            const StepRules& rules, const BuilderOptions& options, PageTable page_table);
+            const StepRules& rules, const BuilderOptions& options, StepStyle style);
 
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
   /// Bytes of partial results that build() would use for this batch.
@@ -100,7 +108,7 @@ class PagedStep {
   std::shared_ptr<Context> context_;
   std::shared_ptr<const AttentionKernels> kernels_;
   BuilderOptions options_;
-  PageTable page_table_;
+  StepStyle style_;
   StepRules rules_;
   PlannerConfig planner_;
   PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size

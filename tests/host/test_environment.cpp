@@ -22,6 +22,7 @@ TEST(Environment, UnsetIsEmpty) {
   EXPECT_EQ(result.kv_cache_layout, "");
   EXPECT_EQ(result.kernel_dir, "");
   EXPECT_EQ(result.cache_dir, "");
+  EXPECT_EQ(result.capture_dir, "");
   EXPECT_TRUE(result.cache_enabled);
   EXPECT_TRUE(result.plugins.empty());
   EXPECT_EQ(result.q_scale_constant, 200.0F);  // A2.1
@@ -47,6 +48,7 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_KV_CACHE_LAYOUT", "HND"},
                                     {"CLATTN_KERNEL_DIR", "/k"},
                                     {"CLATTN_CACHE_DIR", "/c"},
+                                    {"CLATTN_CAPTURE_DIR", "/calls"},
                                     {"CLATTN_CACHE", "0"},
                                     {"CLATTN_PLUGINS", ":/a.so::b.so:"},
                                     {"CLATTN_Q_SCALE_CONSTANT", "2.5"},
@@ -61,6 +63,7 @@ TEST(Environment, EveryVariableHasItsField) {
   EXPECT_EQ(result.kv_cache_layout, "HND");
   EXPECT_EQ(result.kernel_dir, "/k");
   EXPECT_EQ(result.cache_dir, "/c");
+  EXPECT_EQ(result.capture_dir, "/calls");
   EXPECT_FALSE(result.cache_enabled);
 }
 

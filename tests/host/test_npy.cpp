@@ -10,12 +10,12 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/npy.hpp"
+#include "npy/npy.hpp"
 
 namespace {
 
-using clattn::cli::NpyArray;
-using clattn::cli::parse_npy;
+using clattn::npy::NpyArray;
+using clattn::npy::parse_npy;
 
 /// A .npy image: magic, version, header length in `major`'s width, header, data.
 std::string image(int major, std::string_view header, std::size_t data_bytes) {
@@ -60,9 +60,9 @@ TEST(Npy, RoundTripsThroughAFile) {
        {std::vector<std::int64_t>{}, {1}, {2, 0}, {1, 1, 1}}) {
     NpyArray array{"<i4", shape, {}};
     array.data.resize(static_cast<std::size_t>(4 * array.num_elements()), std::byte{7});
-    clattn::cli::write_npy(path, array);
+    clattn::npy::write_npy(path, array);
     EXPECT_EQ(std::filesystem::file_size(path) % 64, array.data.size() % 64);
-    const NpyArray back = clattn::cli::read_npy(path);
+    const NpyArray back = clattn::npy::read_npy(path);
     EXPECT_EQ(back.descr, array.descr);
     EXPECT_EQ(back.shape, array.shape);
     EXPECT_EQ(back.data, array.data);
@@ -129,7 +129,7 @@ TEST(Npy, EveryTruncationIsRefused) {
 TEST(Npy, MissingFilesAndDirectoriesAreIoErrors) {
   for (const char* path : {"/nonexistent/x.npy", "/"}) {
     try {
-      clattn::cli::read_npy(path);
+      clattn::npy::read_npy(path);
       ADD_FAILURE() << path;
     } catch (const clattn::Error& error) {
       EXPECT_EQ(error.code(), clattn::ErrorCode::kIo);

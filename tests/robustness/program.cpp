@@ -1,5 +1,6 @@
 #include "robustness/program.hpp"
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -110,6 +111,14 @@ void CaseImage::write(const std::filesystem::path& directory) const {
   std::filesystem::create_directories(directory);
   if (!json.empty()) write_bytes(directory / "case.json", json);
   for (const auto& [name, bytes] : files) write_bytes(directory / name, bytes);
+}
+
+void expect_refusal(const ProgramResult& result, int code, std::string_view says) {
+  EXPECT_EQ(result.code, code) << result.standard_error;
+  EXPECT_EQ(result.error_lines(), 1U) << result.standard_error;
+  EXPECT_EQ(result.standard_error.rfind("clattn: ", 0), 0U) << result.standard_error;
+  EXPECT_NE(result.standard_error.find(says), std::string::npos)
+      << "'" << says << "' not in: " << result.standard_error;
 }
 
 CaseImage small_attention_case() {

@@ -18,6 +18,10 @@ struct ProgramResult {
 /// Runs `clattn` with shell-quoted `arguments`; what it prints goes to `stdout_path`, if given.
 ProgramResult run_program(const std::string& arguments, const std::string& stdout_path = {});
 
+/// The only acceptable way to fail: the documented code and exactly one line that names the
+/// trouble.
+void expect_refusal(const ProgramResult& result, int code, std::string_view says);
+
 /// A directory under the test's temporary folder, removed with everything in it at the end.
 class ScratchDirectory {
  public:

@@ -2,55 +2,14 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "oracle/oracle.hpp"
-#include "robustness/program.hpp"
+#include "robustness/run_case.hpp"
 
 namespace {
-
-template <typename T>
-std::vector<T> values_of(const std::string& image) {
-  const std::string data = npy_data(image);
-  std::vector<T> values(data.size() / sizeof(T));
-  if (!values.empty()) std::memcpy(values.data(), data.data(), values.size() * sizeof(T));
-  return values;
-}
-
-/// Runs a case that must succeed and gives its output files.
-class RunCase {
- public:
-  explicit RunCase(const CaseImage& image, const std::string& options = {}) {
-    image.write(scratch_.path() / "case");
-    const ProgramResult result =
-        run_program("run " + (scratch_.path() / "case").string() + " " + options);
-    EXPECT_EQ(result.code, 0) << result.standard_error;
-  }
-  template <typename T>
-  std::vector<T> array(const std::string& name) const {
-    return values_of<T>(read_bytes(scratch_.path() / "case" / "out" / (name + ".npy")));
-  }
-  std::string text(const std::string& name) const {
-    std::string text = read_bytes(scratch_.path() / "case" / "out" / (name + ".json"));
-    std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
-    return text;
-  }
-  std::size_t num_outputs() const {
-    std::size_t count = 0;
-    for (const auto& entry :
-         std::filesystem::directory_iterator(scratch_.path() / "case" / "out")) {
-      count += entry.is_regular_file() ? 1U : 0U;
-    }
-    return count;
-  }
-
- private:
-  ScratchDirectory scratch_;
-};
 
 using Ints = std::vector<std::int32_t>;
 using Slots = std::vector<std::int64_t>;
@@ -105,10 +64,10 @@ TEST(RunHost, A1_7_ChunksBecomeVirtualRequests) {
 
 TEST(RunHost, CacheShapesOfBothBackends) {
   const auto shape = [](const std::string& backend, const std::string& layout) {
-    return RunCase({R"({"op": "kv_cache_shape", "num_blocks": 10, "block_size": 16,
+    return RunCase(CaseImage{R"({"op": "kv_cache_shape", "num_blocks": 10, "block_size": 16,
                     "num_kv_heads": 8, "head_size": 64, "backend": ")" +
-                        backend + "\", \"layout\": \"" + layout + "\"}",
-                    {}})
+                                 backend + "\", \"layout\": \"" + layout + "\"}",
+                             {}})
         .text("result");
   };
   EXPECT_EQ(shape("FLASHINFER", "HND"),
@@ -120,10 +79,10 @@ TEST(RunHost, CacheShapesOfBothBackends) {
 }
 
 TEST(RunHost, TheSelectorNamesItsChoice) {
-  const RunCase run({R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
+  const RunCase run(CaseImage{R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
                      "kv_cache_dtype": "auto", "block_size": 16, "is_attention_free": false,
                      "use_mla": false, "has_sink": false})",
-                     {}});
+                              {}});
   EXPECT_NE(run.text("result").find("\"backend\":\"FLASHINFER\""), std::string::npos);
   const RunCase sink({R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
                       "has_sink": true})",

@@ -1,19 +1,21 @@
-#include "cli/npy.hpp"
+#include "npy/npy.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <clattn/error.hpp>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <optional>
 #include <system_error>
 #include <utility>
 
-namespace clattn::cli {
+namespace clattn::npy {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
@@ -186,6 +188,36 @@ std::vector<std::byte> read_file(const std::filesystem::path& path, std::uintmax
   return bytes;
 }
 
+void write_file(const std::filesystem::path& path, std::string_view head,
+                std::span<const std::byte> body) {
+  errno = 0;
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
+  bool written = file != nullptr && std::fwrite(head.data(), 1, head.size(), file) == head.size() &&
+                 (body.empty() || std::fwrite(body.data(), 1, body.size(), file) == body.size());
+  int reason = errno;
+  if (file != nullptr && std::fclose(file) != 0) {  // the last bytes may only fail here
+    if (written) reason = errno;
+    written = false;
+  }
+  if (!written) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written: {}", path.string(),
+                                            std::generic_category().message(reason)));
+  }
+}
+
+std::string_view descr_of(DType dtype) {
+  struct Row {
+    DType dtype;
+    std::string_view descr;
+  };
+  constexpr std::array kRows = {Row{DType::kF32, "<f4"},     Row{DType::kF16, "<f2"},
+                                Row{DType::kBF16, "<u2"},    Row{DType::kFp8E4M3, "|u1"},
+                                Row{DType::kFp8E5M2, "|u1"}, Row{DType::kInt8, "|i1"}};
+  const auto* const row = std::find_if(kRows.begin(), kRows.end(),
+                                       [&](const Row& each) { return each.dtype == dtype; });
+  return row == kRows.end() ? std::string_view{} : row->descr;
+}
+
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name) {
   const std::string_view text(reinterpret_cast<const char*>(image.data()), image.size());
   if (!text.starts_with(kMagic)) refuse(name, "not a .npy file");
@@ -228,13 +260,9 @@ void write_npy(const std::filesystem::path& path, const NpyArray& array) {
       fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", array.descr, shape);
   header.append(63 - (10 + header.size()) % 64, ' ');  // the data starts at a multiple of 64
   header.push_back('\n');
-  std::ofstream file(path, std::ios::binary);
-  file << kMagic << '\x01' << '\0' << static_cast<char>(header.size() & 0xFF)
-       << static_cast<char>(header.size() >> 8) << header;
-  file.write(reinterpret_cast<const char*>(array.data.data()),
-             static_cast<std::streamsize>(array.data.size()));
-  file.close();
-  if (!file) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path.string()));
+  const std::string preamble = {'\x01', '\0', static_cast<char>(header.size() & 0xFF),
+                                static_cast<char>(header.size() >> 8)};
+  write_file(path, std::string(kMagic) + preamble + header, array.data);
 }
 
-}  // namespace clattn::cli
+}  // namespace clattn::npy

@@ -1,14 +1,16 @@
 #pragma once
 
+#include <clattn/types.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-namespace clattn::cli {
+namespace clattn::npy {
 
 /// An array as a NumPy .npy file holds it: little endian, C order.
 struct NpyArray {
@@ -26,13 +28,27 @@ NpyArray read_npy(const std::filesystem::path& path);
 /// Parses a whole .npy image; `name` is what errors call it.
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name);
 
-/// Writes format 1.0. Throws kIo naming the file.
+/// Writes format 1.0. Throws kIo naming path and reason.
 void write_npy(const std::filesystem::path& path, const NpyArray& array);
 
 /// "[3, 4]", for messages.
 std::string shape_text(std::span<const std::int64_t> shape);
 
+/// The .npy type that holds elements of `dtype`: bf16 travels as <u2, fp8 as |u1.
+std::string_view descr_of(DType dtype);
+
+template <typename T>
+NpyArray make_array(std::string_view descr, std::vector<std::int64_t> shape,
+                    std::span<const T> values) {
+  const auto bytes = std::as_bytes(values);
+  return {std::string(descr), std::move(shape), {bytes.begin(), bytes.end()}};
+}
+
 /// A whole regular file of at most `limit_bytes`; throws kIo naming it.
 std::vector<std::byte> read_file(const std::filesystem::path& path, std::uintmax_t limit_bytes);
 
-}  // namespace clattn::cli
+/// Writes a file of `head`, then `body`. Throws kIo naming path and reason.
+void write_file(const std::filesystem::path& path, std::string_view head,
+                std::span<const std::byte> body = {});
+
+}  // namespace clattn::npy

@@ -1,0 +1,251 @@
+#include "capture/capture.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "base/checked.hpp"
+#include "capture/case_writer.hpp"
+
+namespace clattn::detail {
+namespace {
+
+using npy::make_array;
+using npy::NpyArray;
+
+std::size_t size_of(std::int64_t count) {
+  return static_cast<std::size_t>(count);
+}
+
+/// Blocking copy of a part of any cl_mem; throws for bytes that it does not have.
+std::vector<std::byte> read(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                            std::size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  if (size_bytes > 0) queue.read(Buffer::adopt(memory), bytes, offset_bytes);
+  return bytes;
+}
+
+template <typename T>
+std::vector<T> read_as(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                       std::int64_t count) {
+  const std::vector<std::byte> bytes =
+      read(queue, memory, offset_bytes, size_of(count) * sizeof(T));
+  std::vector<T> values(size_of(count));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+/// `count` rows of `row_bytes` each, `stride_bytes` apart, packed.
+std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                                 std::int64_t count, std::size_t row_bytes,
+                                 std::size_t stride_bytes) {
+  if (count == 0) return {};
+  const std::vector<std::byte> span =
+      read(queue, memory, offset_bytes, size_of(count - 1) * stride_bytes + row_bytes);
+  std::vector<std::byte> rows;
+  rows.reserve(size_of(count) * row_bytes);
+  for (std::size_t i = 0; i < size_of(count); ++i) {
+    const auto row = span.begin() + static_cast<std::ptrdiff_t>(i * stride_bytes);
+    rows.insert(rows.end(), row, row + static_cast<std::ptrdiff_t>(row_bytes));
+  }
+  return rows;
+}
+
+NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                     std::array<std::int64_t, 3> shape) {
+  const std::size_t element = element_size_bytes(dtype);
+  const std::int64_t row = shape[1] * shape[2];
+  const std::int64_t stride = tensor.token_stride == 0 ? row : tensor.token_stride;
+  return {std::string(npy::descr_of(dtype)),
+          {shape.begin(), shape.end()},
+          read_rows(queue, tensor.buffer, size_of(tensor.offset) * element, shape[0],
+                    size_of(row) * element, size_of(stride) * element)};
+}
+
+/// Keys (or values) in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
+/// they are, zeros elsewhere.
+NpyArray read_pages(const Queue& queue, const KVCache& cache, std::int64_t offset,
+                    std::span<const std::int32_t> pages) {
+  const std::size_t element = element_size_bytes(cache.dtype);
+  const std::size_t row_bytes = size_of(cache.head_size) * element;
+  const std::size_t page_bytes =
+      size_of(cache.block_size) * size_of(cache.num_kv_heads) * row_bytes;
+  NpyArray array{std::string(npy::descr_of(cache.dtype)),
+                 {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
+                 std::vector<std::byte>(
+                     checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
+  const std::int64_t elements = (cache.block_size - 1) * cache.token_stride +
+                                (cache.num_kv_heads - 1) * cache.head_stride + cache.head_size;
+  for (const std::int32_t page : pages) {
+    const std::vector<std::byte> stored =
+        read(queue, cache.buffer.handle(), size_of(offset + page * cache.block_stride) * element,
+             size_of(elements) * element);
+    std::byte* to = array.data.data() + size_of(page) * page_bytes;
+    for (std::int64_t token = 0; token < cache.block_size; ++token) {
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head, to += row_bytes) {
+        const std::int64_t at = token * cache.token_stride + head * cache.head_stride;
+        std::memcpy(to, &stored[size_of(at) * element], row_bytes);
+      }
+    }
+  }
+  return array;
+}
+
+void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
+               std::vector<std::int32_t> pages) {
+  std::sort(pages.begin(), pages.end());
+  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+  writer.add("key_cache", read_pages(queue, cache, cache.k_offset, pages));
+  writer.add("value_cache", read_pages(queue, cache, cache.v_offset, pages));
+}
+
+void add_indices(const CaseWriter& writer, std::string_view name,
+                 std::span<const std::int32_t> values) {
+  writer.add(name, make_array("<i4", {std::ssize(values)}, values));
+}
+
+void add_floats(const CaseWriter& writer, std::string_view name, const std::vector<float>& values) {
+  if (values.empty()) return;
+  writer.add(name, make_array("<f4", {std::ssize(values)}, std::span<const float>(values)));
+}
+
+/// A number of case.json. JSON knows no infinity and no NaN: what is neither legal nor a number
+/// becomes a string, which `clattn run` refuses by name.
+std::string number(float value) {
+  return std::isfinite(value) ? fmt::format("{}", value) : fmt::format("\"{}\"", value);
+}
+
+/// The keys that both operations have of a cache.
+std::string cache_keys(const Queue& queue, const KVCache& cache) {
+  std::array<std::string, 2> scales = {"1", "1"};
+  if (cache.scales) {
+    const std::int64_t heads = cache.scales_per_head ? cache.num_kv_heads : 1;
+    std::vector<std::string> factors;
+    for (const float scale : read_as<float>(queue, cache.scales.handle(), 0, 2 * heads)) {
+      factors.push_back(number(scale));
+    }
+    const auto middle = factors.begin() + heads;
+    const bool list = cache.scales_per_head;
+    const auto text = [&](auto begin, auto end) {
+      return list ? fmt::format("[{}]", fmt::join(begin, end, ", ")) : *begin;
+    };
+    scales = {text(factors.begin(), middle), text(middle, factors.end())};
+  }
+  return fmt::format(
+      ",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {},\n  \"v_scale\": {},\n"
+      "  \"layout\": \"{}\"",
+      to_string(cache.dtype), scales[0], scales[1],
+      to_string(cache.head_stride > cache.token_stride ? KVCacheLayout::kHND
+                                                       : KVCacheLayout::kNHD));
+}
+
+std::string attention_json(const CapturedAttention& call, const std::string& cache_keys) {
+  const AttentionConfig& config = call.config;
+  const auto size = [](std::int32_t value) {
+    return value > 0 ? std::to_string(value) : std::string("null");
+  };
+  return fmt::format(
+      "{{\n  \"op\": \"attention\",\n  \"num_heads\": {},\n  \"num_kv_heads\": {},\n"
+      "  \"head_size\": {},\n  \"block_size\": {},\n  \"dtype\": \"{}\",\n  \"scale\": {},\n"
+      "  \"causal\": {},\n  \"sliding_window\": {},\n  \"attention_chunk_size\": {},\n"
+      "  \"logits_soft_cap\": {},\n  \"attn_type\": \"{}\",\n  \"backend\": \"{}\",\n"
+      "  \"num_splits\": {},\n  \"return_lse\": {}{}\n}}\n",
+      config.num_heads, config.num_kv_heads, config.head_size, std::max(config.block_size, 1),
+      to_string(config.dtype), config.scale ? number(*config.scale) : "null",
+      config.attn_type == AttentionType::kDecoder && call.causal, size(config.sliding_window),
+      size(config.attention_chunk_size), number(config.logits_soft_cap),
+      to_string(config.attn_type), call.batch.backend, call.batch.num_splits, call.return_lse,
+      cache_keys);
+}
+
+/// The step's page ids as a table, and the pages themselves.
+void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
+  const BatchRecord& batch = call.batch;
+  const std::int32_t block_size = call.config.block_size;
+  const auto longest = std::max_element(batch.seq_lens.begin(), batch.seq_lens.end());
+  const auto pages_of = [&](std::int32_t tokens) {
+    return ceil_div(std::int64_t{tokens}, std::int64_t{block_size});
+  };
+  const std::int64_t width = longest == batch.seq_lens.end() ? 0 : pages_of(*longest);
+  std::vector<std::int32_t> table(batch.seq_lens.size() * size_of(width)), used;
+  for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
+    const auto pages =
+        batch.pages.subspan(size_of(batch.pages_at[r]), size_of(pages_of(batch.seq_lens[r])));
+    std::copy(pages.begin(), pages.end(), table.begin() + static_cast<std::int64_t>(r) * width);
+    used.insert(used.end(), pages.begin(), pages.end());
+  }
+  writer.add("block_table", make_array("<i4", {std::ssize(batch.seq_lens), width},
+                                       std::span<const std::int32_t>(table)));
+  add_cache(writer, queue, *call.cache, std::move(used));
+}
+
+void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
+  add_floats(writer, "alibi_slopes", call.config.alibi_slopes);
+  add_floats(writer, "sinks", call.config.sinks);
+  if (call.config.output_fp8) {
+    add_floats(writer, "output_scale", read_as<float>(queue, call.options.output_scale, 0, 1));
+  }
+  if (!call.config.custom_mask) return;
+  const std::span<const std::int32_t> lens = call.batch.seq_lens;
+  const std::int64_t width = lens.empty() ? 0 : *std::max_element(lens.begin(), lens.end());
+  const std::int64_t tokens = call.batch.query_start_loc.back();
+  writer.add("custom_mask", {"|u1",
+                             {tokens, width},
+                             read_rows(queue, call.options.custom_mask, 0, tokens, size_of(width),
+                                       size_of(call.options.custom_mask_stride))});
+}
+
+}  // namespace
+
+void capture_attention(const CapturedAttention& call) {
+  const AttentionConfig& config = call.config;
+  const Queue queue = Queue::adopt(call.queue);
+  CaseWriter writer(environment().capture_dir, "attention");
+  writer.add("query",
+             read_tensor(queue, call.query, config.dtype,
+                         {call.batch.query_start_loc.back(), config.num_heads, config.head_size}));
+  add_indices(writer, "query_start_loc", call.batch.query_start_loc);
+  add_indices(writer, "seq_lens", call.batch.seq_lens);
+  add_options(writer, queue, call);
+  if (call.cache != nullptr) {
+    add_pages(writer, queue, call);
+    return writer.commit(attention_json(call, cache_keys(queue, *call.cache)));
+  }
+  const std::array<std::int64_t, 3> shape = {call.batch.pages_at.back(), config.num_kv_heads,
+                                             config.head_size};
+  writer.add("key", read_tensor(queue, call.key, config.dtype, shape));
+  writer.add("value", read_tensor(queue, call.value, config.dtype, shape));
+  add_indices(writer, "key_start_loc", call.batch.pages_at);
+  writer.commit(attention_json(call, {}));
+}
+
+void capture_cache_write(const CapturedCacheWrite& call) {
+  const KVCache& cache = call.cache;
+  const Queue queue = Queue::adopt(call.queue);
+  CaseWriter writer(environment().capture_dir, "reshape_and_cache");
+  const std::array<std::int64_t, 3> shape = {call.num_tokens, cache.num_kv_heads, cache.head_size};
+  writer.add("key", read_tensor(queue, call.key, call.dtype, shape));
+  writer.add("value", read_tensor(queue, call.value, call.dtype, shape));
+  auto slots =
+      read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes, call.num_tokens);
+  std::vector<std::int32_t> pages;
+  for (std::int64_t& slot : slots) {
+    // Slots outside the cache store nothing, and a case may only say so by -1.
+    if (slot < 0 || slot / cache.block_size >= cache.num_blocks) slot = kPadSlotId;
+    if (slot >= 0) pages.push_back(static_cast<std::int32_t>(slot / cache.block_size));
+  }
+  writer.add("slot_mapping",
+             make_array("<i8", {call.num_tokens}, std::span<const std::int64_t>(slots)));
+  add_cache(writer, queue, cache, std::move(pages));
+  writer.commit(fmt::format("{{\n  \"op\": \"reshape_and_cache\",\n  \"dtype\": \"{}\"{}\n}}\n",
+                            to_string(call.dtype), cache_keys(queue, cache)));
+}
+
+}  // namespace clattn::detail

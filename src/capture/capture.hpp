@@ -1,0 +1,58 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/environment.hpp"
+
+// CLATTN_CAPTURE_DIR: calls as case directories that `clattn run` executes. Capturing reads device
+// memory through the call's queue and so waits for all that was enqueued before. A case knows the
+// defaults only of what its format has no key for: split policy, kernel family, limits, and a plan
+// that was made for another layer.
+
+namespace clattn::detail {
+
+inline bool capturing() {
+  return !environment().capture_dir.empty();
+}
+
+/// A step's batch as the host keeps it.
+struct BatchRecord {
+  std::string_view backend;
+  std::int32_t num_splits = 0;  ///< as the builder was told
+  std::span<const std::int32_t> query_start_loc, seq_lens;
+  /// The pages of request r are pages[pages_at[r]] and those behind it. Contiguous keys: no pages,
+  /// and the request's first key row stands at pages_at[r].
+  std::span<const std::int32_t> pages_at, pages;
+};
+
+/// A forward() or forward_encoder() before it runs.
+struct CapturedAttention {
+  cl_command_queue queue = nullptr;
+  const AttentionConfig& config;
+  const BatchRecord& batch;
+  bool causal = false;
+  TensorRef query;
+  const KVCache* cache = nullptr;  ///< or, where it is null:
+  TensorRef key, value;
+  const ForwardOptions& options;
+  bool return_lse = false;
+};
+void capture_attention(const CapturedAttention& call);
+
+/// A reshape_and_cache_flash() before it runs: `slot_mapping` holds num_tokens int64 at
+/// `slot_offset_bytes`.
+struct CapturedCacheWrite {
+  cl_command_queue queue = nullptr;
+  TensorRef key, value;
+  DType dtype = DType::kF16;
+  const KVCache& cache;
+  cl_mem slot_mapping = nullptr;
+  std::size_t slot_offset_bytes = 0;
+  std::int64_t num_tokens = 0;
+};
+void capture_cache_write(const CapturedCacheWrite& call);
+
+}  // namespace clattn::detail

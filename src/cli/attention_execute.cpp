@@ -1,0 +1,253 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include "cli/attention_call.hpp"
+
+namespace clattn::cli {
+namespace {
+
+std::size_t size_of(std::int64_t count) {
+  return static_cast<std::size_t>(count);
+}
+
+/// A call whose requests stand in `order`, and where each of its tokens stood before.
+struct Reordered {
+  AttentionCall call;
+  std::vector<std::int32_t> old_token;  // [tokens]
+};
+
+/// Rows of `row_bytes` gathered by index: to[i] = from[index[i]].
+std::vector<std::byte> gather(const std::vector<std::byte>& from, std::size_t row_bytes,
+                              const std::vector<std::int32_t>& index) {
+  if (from.empty()) return {};
+  std::vector<std::byte> to(index.size() * row_bytes);
+  for (std::size_t i = 0; i < index.size(); ++i) {
+    std::memcpy(&to[i * row_bytes], &from[size_of(index[i]) * row_bytes], row_bytes);
+  }
+  return to;
+}
+
+/// The inverse: to[index[i]] = from[i].
+template <typename T>
+void scatter(std::vector<T>& values, std::size_t row_elements,
+             const std::vector<std::int32_t>& index) {
+  if (values.empty()) return;
+  std::vector<T> to(values.size());
+  for (std::size_t i = 0; i < index.size(); ++i) {
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * row_elements), row_elements,
+                to.begin() + static_cast<std::ptrdiff_t>(size_of(index[i]) * row_elements));
+  }
+  values = std::move(to);
+}
+
+Reordered reorder(const AttentionCall& call, std::span<const std::int32_t> order) {
+  Reordered result{call, {}};
+  AttentionCall& moved = result.call;
+  moved.query_start_loc = {0};
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const std::size_t r = size_of(order[place]);
+    moved.seq_lens[place] = call.seq_lens[r];
+    std::copy_n(call.block_table.begin() + static_cast<std::int64_t>(r) * call.max_blocks,
+                call.max_blocks,
+                moved.block_table.begin() + static_cast<std::int64_t>(place) * call.max_blocks);
+    for (std::int32_t t = call.query_start_loc[r]; t < call.query_start_loc[r + 1]; ++t) {
+      result.old_token.push_back(t);
+    }
+    moved.query_start_loc.push_back(static_cast<std::int32_t>(result.old_token.size()));
+  }
+  const std::size_t element = element_size_bytes(call.config.dtype);
+  const std::size_t head_bytes = size_of(call.config.head_size) * element;
+  moved.query = gather(call.query, size_of(call.config.num_heads) * head_bytes, result.old_token);
+  moved.key = gather(call.key, size_of(call.config.num_kv_heads) * head_bytes, result.old_token);
+  moved.value =
+      gather(call.value, size_of(call.config.num_kv_heads) * head_bytes, result.old_token);
+  moved.custom_mask = gather(call.custom_mask, size_of(call.max_seq_len()), result.old_token);
+  if (!call.slot_mapping.empty()) {
+    moved.slot_mapping.clear();
+    for (const std::int32_t t : result.old_token) {
+      moved.slot_mapping.push_back(call.slot_mapping[size_of(t)]);
+    }
+  }
+  return result;
+}
+
+BuilderOptions options_for(const AttentionCall& call) {
+  BuilderOptions options;
+  options.num_splits = call.num_splits;
+  options.limits.max_num_reqs = std::max(call.num_reqs(), 1);
+  options.limits.max_num_batched_tokens = std::max(call.num_tokens(), 1);
+  options.limits.max_model_len = std::max(call.max_seq_len(), 1);
+  options.limits.num_blocks = call.num_blocks;
+  return options;
+}
+
+std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
+                                 const std::vector<KernelInfo>& kernels) {
+  std::vector<LaunchReport> reports;
+  for (const LaunchRecord& launch : launches) {
+    const auto info = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& kernel) {
+      return kernel.name == launch.kernel;
+    });
+    reports.push_back({std::string(launch.kernel), info == kernels.end() ? "" : info->role,
+                       launch.work_groups, launch.work_group_size,
+                       launch.event ? static_cast<double>(launch.event.duration_ns()) * 1e-3 : 0});
+  }
+  return reports;
+}
+
+double microseconds(const Event& event) {
+  return event ? static_cast<double>(event.duration_ns()) * 1e-3 : 0;
+}
+
+/// The call's tensors on the device. Contiguous keys and those to be stored are uploaded alike.
+struct Inputs {
+  Buffer query, key, value, custom_mask, output_scale;
+
+  Inputs(const Context& context, const Queue& queue, const AttentionCall& call) {
+    const auto up = [&](const std::vector<std::byte>& bytes) {
+      return upload(context, queue, std::span<const std::byte>(bytes));
+    };
+    query = up(call.query);
+    key = up(call.key);
+    value = up(call.value);
+    if (call.config.custom_mask) custom_mask = up(call.custom_mask);
+    if (call.config.output_fp8) {
+      output_scale = upload(context, queue, std::span<const float>(&call.output_scale, 1));
+    }
+  }
+};
+
+/// Fenced outputs. forward() takes no offset for the LSE and the fp8 output: only the band behind
+/// these can be guarded.
+struct Outputs {
+  GuardedOutput out, lse, out_fp8;
+
+  Outputs(const Context& context, const AttentionCall& call, std::size_t num_rows)
+      : out(context,
+            num_rows * size_of(call.config.head_size) * element_size_bytes(call.config.dtype)),
+        lse(context, num_rows * sizeof(float), 0),
+        out_fp8(context, call.config.output_fp8 ? num_rows * size_of(call.config.head_size) : 0,
+                0) {}
+
+  void refill(const Queue& queue) const {
+    for (const GuardedOutput* each : {&out, &lse, &out_fp8}) each->refill(queue);
+  }
+  void read(const Queue& queue, AttentionOutcome& outcome) const {
+    outcome.out = out.read(queue);
+    const std::vector<std::byte> bytes = lse.read(queue);
+    outcome.lse.resize(bytes.size() / sizeof(float));
+    if (!bytes.empty()) std::memcpy(outcome.lse.data(), bytes.data(), bytes.size());
+    outcome.out_fp8 = out_fp8.read(queue);
+  }
+};
+
+/// Enqueues the forward once.
+void forward(const AttentionImpl& impl, const Queue& queue, const AttentionCall& call,
+             const Inputs& inputs, const KVCache& cache, const AttentionMetadata& metadata,
+             const Outputs& outputs, std::vector<LaunchRecord>& launches) {
+  const auto out_offset =
+      static_cast<std::int64_t>(outputs.out.offset_bytes() / element_size_bytes(call.config.dtype));
+  const TensorRef query{.buffer = inputs.query.handle()};
+  const TensorRef out{.buffer = outputs.out.handle(), .offset = out_offset};
+  const ForwardOptions options = {
+      .custom_mask = inputs.custom_mask.handle(),
+      .custom_mask_stride = call.max_seq_len(),
+      .output_fp8 = call.config.output_fp8 ? outputs.out_fp8.handle() : nullptr,
+      .output_scale = inputs.output_scale.handle()};
+  if (call.config.contiguous_kv()) {
+    impl.forward_encoder(queue, query, {.buffer = inputs.key.handle()},
+                         {.buffer = inputs.value.handle()}, metadata, out, outputs.lse.handle(),
+                         nullptr, &launches, options);
+  } else {
+    impl.forward(queue, query, cache, metadata, out, outputs.lse.handle(), nullptr, &launches,
+                 options);
+  }
+}
+
+/// The call's cache on the device; none where the keys are contiguous.
+KVCache upload_call_cache(const Context& context, const Queue& queue, const AttentionCall& call,
+                          const AttentionBackend& backend, KVCacheLayout layout) {
+  const AttentionConfig& config = call.config;
+  if (config.contiguous_kv()) return {};
+  KVCache cache = make_cache(context, backend, layout,
+                             {.block_size = config.block_size,
+                              .num_kv_heads = config.num_kv_heads,
+                              .head_size = config.head_size,
+                              .dtype = config.cache_dtype()},
+                             call.num_blocks);
+  if (call.num_blocks > 0) upload_cache(queue, cache, call.cache);
+  set_scales(context, queue, call.scales, cache);
+  return cache;
+}
+
+/// Everything of a call after its requests have been put in order.
+AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                                 const AttentionBackend& backend, AttentionMetadataBuilder& builder,
+                                 int repeat) {
+  AttentionOutcome outcome;
+  outcome.backend = backend.name();
+  outcome.layout = choose_layout(backend, call.layout, &context->capabilities());
+  const auto impl = backend.make_impl(context, call.config);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
+  const Inputs inputs(*context, queue, call);
+  const Outputs outputs(*context, call,
+                        size_of(call.num_tokens()) * size_of(call.config.num_heads));
+
+  Event upload_event, write_event;
+  const auto start = std::chrono::steady_clock::now();
+  const CommonAttentionMetadata batch = call.batch();
+  const AttentionMetadata& metadata = builder.build(queue, batch, &upload_event);
+  outcome.metadata_us =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  const bool stores = !call.key.empty() && !call.config.contiguous_kv();
+  if (stores) {
+    impl->write_kv_cache(queue, {.buffer = inputs.key.handle()}, {.buffer = inputs.value.handle()},
+                         cache, metadata, &write_event);
+    queue.finish();
+  }
+  std::vector<LaunchRecord> launches;
+  for (int i = 0; i < repeat; ++i) {
+    outputs.refill(queue);
+    forward(*impl, queue, call, inputs, cache, metadata, outputs, launches);
+    queue.finish();
+  }
+  outcome.launches = report(launches, impl->kernels());
+  for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
+  outcome.upload_us = microseconds(upload_event);
+  outcome.cache_write_us = microseconds(write_event);
+  outputs.read(queue, outcome);
+  if (stores && call.num_blocks > 0) outcome.cache = download_cache(queue, cache);
+  return outcome;
+}
+
+}  // namespace
+
+AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                         int repeat) {
+  validate_call(call, call.num_blocks);
+  const AttentionBackend& backend =
+      get_attn_backend(call.config, &context->capabilities(), call.backend);
+  const auto builder = backend.make_builder(context, call.config, options_for(call));
+  std::vector<std::int32_t> scheduled(call.seq_lens.size()), order(call.seq_lens.size());
+  for (std::size_t r = 0; r < scheduled.size(); ++r) {
+    scheduled[r] = call.query_start_loc[r + 1] - call.query_start_loc[r];
+  }
+  // Without a cache there are no decodes to bring forward.
+  if (call.config.contiguous_kv() || !builder->reorder_batch(scheduled, order)) {
+    return execute_ordered(context, call, backend, *builder, repeat);
+  }
+  const Reordered moved = reorder(call, order);
+  AttentionOutcome outcome = execute_ordered(context, moved.call, backend, *builder, repeat);
+  const std::size_t heads = size_of(call.config.num_heads);
+  const std::size_t row = heads * size_of(call.config.head_size);
+  scatter(outcome.out, row * element_size_bytes(call.config.dtype), moved.old_token);
+  scatter(outcome.lse, heads, moved.old_token);
+  scatter(outcome.out_fp8, row, moved.old_token);
+  return outcome;
+}
+
+}  // namespace clattn::cli

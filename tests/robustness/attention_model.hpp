@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+#include "robustness/run_case.hpp"
+
+/// One attention case twice: as the files that the program reads and as the oracle sees it. Options
+/// are set in both.
+struct AttentionModel {
+  struct Request {
+    std::int32_t query_len, seq_len;
+  };
+  static constexpr std::int32_t kHeads = 4, kKvHeads = 2, kHeadSize = 16, kBlockSize = 4;
+
+  /// A decoder's batch in f32 over a cache of pages in no order, or an encoder's without one.
+  static AttentionModel paged(const std::vector<Request>& requests);
+  static AttentionModel encoder(const std::string& attn_type, const std::vector<Request>& requests);
+
+  /// More keys of case.json.
+  void add(const std::string& json);
+  void set_mask();  ///< at random, but every query sees its own position
+  void set_per_head(const std::string& name, const std::vector<double>& values);
+  /// Stores the cache as 8-bit elements; factors of K, then of V, per KV head. The oracle reads
+  /// them times their factors.
+  void quantize(oracle::Element element, const std::string& dtype,
+                const std::vector<double>& k_scale, const std::vector<double>& v_scale);
+  /// Gives the newest token of every request as key and value, for the program to store. Call it
+  /// behind quantize().
+  void store_newest();
+
+  CaseImage image;
+  oracle::AttentionCase truth;
+  std::int32_t num_tokens() const { return truth.query_start_loc.back(); }
+  std::int32_t max_seq_len() const;
+
+  // Of quantize(): the expected bytes of the caches, and how they came about.
+  oracle::Element element = oracle::Element::kF32;
+  std::vector<double> k_scale, v_scale;
+  std::string expected_key_cache, expected_value_cache;
+};
+
+/// Fails unless out and lse are what the oracle says.
+void expect_truth(const AttentionModel& model, const RunCase& run);

@@ -1,0 +1,179 @@
+// CLATTN_CAPTURE_DIR: calls become cases, and the cases give the calls' bits again.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv is POSIX's
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "robustness/attention_model.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Names = std::vector<std::string>;
+
+/// Programs started in its lifetime capture into `directory`.
+class CapturingInto {
+ public:
+  explicit CapturingInto(const fs::path& directory) {
+    ::setenv("CLATTN_CAPTURE_DIR", directory.c_str(), 1);
+  }
+  ~CapturingInto() { ::unsetenv("CLATTN_CAPTURE_DIR"); }
+  CapturingInto(const CapturingInto&) = delete;
+  CapturingInto& operator=(const CapturingInto&) = delete;
+};
+
+Names names_in(const fs::path& directory) {
+  Names names;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// Where and how a case ran: the info without device and times.
+std::string circumstances(const RunCase& run) {
+  const std::string info = run.text("info");
+  const std::size_t layout = info.find("\"layout\"");
+  return info.substr(0, info.find("\"device\"")) +
+         info.substr(layout, info.find("\"times_us\"") - layout);
+}
+
+/// Runs a case, then the case that the library made of it: the outputs must be the same bytes.
+/// Requests stand decodes first, because that is the order in which the library sees them.
+class RoundTrip {
+ public:
+  explicit RoundTrip(const CaseImage& image, const std::string& options = {}) {
+    {
+      const CapturingInto capture(calls());
+      first_.emplace(image, options);
+    }
+    const Names names = names_in(calls());
+    again_.emplace(RunCase::InPlace{}, calls() / names.back());
+    EXPECT_EQ(names.back().substr(4), "-attention");
+    EXPECT_EQ(circumstances(*first_), circumstances(*again_));
+    expect_equal("out");
+    expect_equal("lse");
+  }
+  void expect_equal(const std::string& name) const {
+    ASSERT_FALSE(npy_data(first_->bytes(name + ".npy")).empty()) << name;
+    EXPECT_EQ(first_->bytes(name + ".npy"), again_->bytes(name + ".npy")) << name;
+  }
+  fs::path calls() const { return scratch_.path() / "calls"; }
+
+ private:
+  ScratchDirectory scratch_;
+  std::optional<RunCase> first_, again_;
+};
+
+AttentionModel mixed() {
+  return AttentionModel::paged({{1, 21}, {1, 6}, {5, 9}});
+}
+
+TEST(Capture, PlainDecode) {
+  AttentionModel model = AttentionModel::paged({{1, 21}, {1, 6}});
+  model.add("\"scale\": 0.3, \"layout\": \"NHD\", \"num_splits\": 3, \"causal\": false");
+  const RoundTrip trip(model.image);
+  EXPECT_EQ(names_in(trip.calls()), Names{"0000-attention"});
+}
+
+TEST(Capture, EveryLogitOption) {
+  AttentionModel model = mixed();
+  model.add("\"logits_soft_cap\": 1.5, \"sliding_window\": 7, \"attention_chunk_size\": 8");
+  model.set_per_head("alibi_slopes", {0.5, 0.25, 0.125, 0.0625});
+  model.set_per_head("sinks", {0.5, -1, 2, -INFINITY});
+  const RoundTrip trip(model.image);
+}
+
+TEST(Capture, CustomMaskAndFp8Output) {
+  AttentionModel model = mixed();
+  model.set_mask();
+  model.image.files["output_scale.npy"] = npy_f32({0.125F}, "(1,)");
+  const RoundTrip trip(model.image);
+  trip.expect_equal("out_fp8");
+}
+
+TEST(Capture, EncoderAndCrossAttention) {
+  RoundTrip(AttentionModel::encoder("encoder_only", {{7, 7}, {1, 1}, {12, 12}}).image);
+  RoundTrip(AttentionModel::encoder("encoder_decoder", {{1, 7}, {4, 2}}).image);
+  AttentionModel paged = AttentionModel::paged({{1, 7}, {4, 2}});
+  paged.add("\"attn_type\": \"encoder_decoder\"");
+  const RoundTrip trip(paged.image);
+}
+
+TEST(Capture, QuantizedCacheAndItsWrite) {
+  AttentionModel model = mixed();
+  model.quantize(oracle::Element::kFp8E4M3, "fp8_e4m3", {0.5, 2}, {0.25});
+  model.store_newest();
+  const RoundTrip trip(model.image);
+  ASSERT_EQ(names_in(trip.calls()), (Names{"0000-reshape_and_cache", "0001-attention"}));
+  // The write's case has the pages that it touched.
+  const RunCase write(RunCase::InPlace{}, trip.calls() / "0000-reshape_and_cache");
+  const std::string key = npy_data(write.bytes("key_cache_out.npy"));
+  const std::string value = npy_data(write.bytes("value_cache_out.npy"));
+  ASSERT_EQ(key.size(), model.expected_key_cache.size());
+  constexpr std::size_t kPageBytes = 4 * 2 * 16;
+  for (const std::int64_t slot : values_of<std::int64_t>(model.image.files["slot_mapping.npy"])) {
+    if (slot < 0) continue;
+    const std::size_t at = static_cast<std::size_t>(slot) / 4 * kPageBytes;
+    EXPECT_EQ(key.substr(at, kPageBytes), model.expected_key_cache.substr(at, kPageBytes));
+    EXPECT_EQ(value.substr(at, kPageBytes), model.expected_value_cache.substr(at, kPageBytes));
+  }
+}
+
+/// `count` random numbers as f16.
+std::string random_f16(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  std::string bytes;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = oracle::encode(oracle::Element::kF16, normal(random));
+    bytes += {static_cast<char>(bits & 0xFF), static_cast<char>(bits >> 8)};
+  }
+  return bytes;
+}
+
+TEST(Capture, OtherBackendAndType) {
+  const RoundTrip trip(
+      {R"({"op": "attention", "num_heads": 2, "num_kv_heads": 2, "head_size": 32,
+                            "block_size": 16, "dtype": "f16", "return_lse": true,
+                            "backend": "XFORMERS"})",
+       {{"query.npy", npy_image("<f2", "(4, 2, 32)", random_f16(256, 1))},
+        {"key_cache.npy", npy_image("<f2", "(4, 16, 2, 32)", random_f16(4096, 2))},
+        {"value_cache.npy", npy_image("<f2", "(4, 16, 2, 32)", random_f16(4096, 3))},
+        {"block_table.npy", npy_i32({3, 1, 2, 0}, "(2, 2)")},
+        {"seq_lens.npy", npy_i32({20, 3})},
+        {"query_start_loc.npy", npy_i32({0, 1, 4})}}});
+}
+
+TEST(Capture, NumbersContinueBehindThoseThatAreThere) {
+  const ScratchDirectory scratch;
+  const CapturingInto capture(scratch.path());
+  RunCase(small_attention_case(), "");
+  RunCase(small_attention_case(), "");
+  EXPECT_EQ(names_in(scratch.path()), (Names{"0000-reshape_and_cache", "0001-attention",
+                                             "0002-reshape_and_cache", "0003-attention"}));
+}
+
+TEST(Capture, FoldersThatCannotBeMadeAreNamed) {
+  const ScratchDirectory scratch;
+  write_bytes(scratch.path() / "file", "in the way");
+  small_attention_case().write(scratch.path() / "case");
+  const CapturingInto capture(scratch.path() / "file" / "calls");
+  const ProgramResult result = run_program("run " + (scratch.path() / "case").string());
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.error_lines(), 1U) << result.standard_error;
+  EXPECT_NE(result.standard_error.find("file/calls: cannot be created: Not a directory"),
+            std::string::npos)
+      << result.standard_error;
+  EXPECT_FALSE(fs::exists(scratch.path() / "case" / "out"));
+}
+
+}  // namespace

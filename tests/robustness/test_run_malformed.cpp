@@ -1,0 +1,245 @@
+// Malformed and unsupported cases: one line, the right code, no output.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "robustness/program.hpp"
+
+namespace {
+
+std::string replaced(std::string text, std::string_view from, std::string_view to) {
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+/// case.json with something in place of something else.
+auto json_edit(std::string from, std::string to) {
+  return [from = std::move(from), to = std::move(to)](CaseImage& image) {
+    image.json = replaced(image.json, from, to);
+  };
+}
+
+/// case.json with more keys.
+auto json_more(std::string more) {
+  return json_edit("\"op\"", std::move(more) + ", \"op\"");
+}
+
+auto file(std::string name, std::string bytes) {
+  return [name = std::move(name), bytes = std::move(bytes)](CaseImage& image) {
+    image.files[name] = bytes;
+  };
+}
+
+auto no_file(std::string name) {
+  return [name = std::move(name)](CaseImage& image) { image.files.erase(name); };
+}
+
+/// A list in a list in a list ...: valid JSON that no reader may follow by recursion.
+std::string nested_list() {
+  return std::string(200000, '[') + std::string(200000, ']');
+}
+
+/// One request of one token and one of two, without a cache.
+CaseImage small_encoder_case() {
+  CaseImage image = small_attention_case();
+  for (const char* name :
+       {"slot_mapping.npy", "key_cache.npy", "value_cache.npy", "block_table.npy"}) {
+    image.files.erase(name);
+  }
+  image.json = replaced(image.json, "\"op\"", "\"attn_type\": \"encoder_only\", \"op\"");
+  image.files["seq_lens.npy"] = npy_i32({1, 2});
+  return image;
+}
+
+/// That case with something spoilt.
+auto encoder_with(std::function<void(CaseImage&)> spoil) {
+  return [spoil = std::move(spoil)](CaseImage& image) {
+    image = small_encoder_case();
+    spoil(image);
+  };
+}
+
+struct BadCase {
+  const char* name;
+  std::function<void(CaseImage&)> spoil;
+  int code;
+  const char* says;
+};
+
+const std::vector<BadCase>& bad_cases() {
+  static const std::vector<BadCase> rows = {
+      // case.json itself
+      {"empty", [](CaseImage& c) { c.json = " "; }, 2, "case.json"},
+      {"absent", [](CaseImage& c) { c.json = ""; }, 2, "case.json"},
+      {"not json", [](CaseImage& c) { c.json = "{\"op\": "; }, 2, "not valid JSON"},
+      {"not an object", [](CaseImage& c) { c.json = "[1, 2]"; }, 2, "expected an object"},
+      {"deep", [](CaseImage& c) { c.json = std::string(200000, '['); }, 2, "not valid JSON"},
+      {"deep list", [](CaseImage& c) { c.json = nested_list(); }, 2, "got a list of 1"},
+      {"deep op", [](CaseImage& c) { c.json = "{\"op\": " + nested_list() + "}"; }, 2,
+       "op: expected a string, got a list of 1"},
+      {"repeated key", json_more("\"num_heads\": 4"), 2, "\"num_heads\": given more than once"},
+      {"bytes", [](CaseImage& c) { c.json = "{\"op\": \"\xff\xfe\n\"}"; }, 2, "case.json"},
+      {"no op", json_edit("\"op\": \"attention\",", ""), 2, "op: missing"},
+      {"op of another type", json_edit("\"attention\"", "7"), 2, "op: expected a string"},
+      {"unknown op", json_edit("\"attention\"", "\"atention\\n\""), 2, "expected one of attention"},
+      {"misspelt key", json_more("\"sliding_windows\": 4"), 2, "unknown key \"sliding_windows\""},
+      // fields
+      {"missing field", json_edit("\"head_size\": 8,", ""), 2, "head_size: missing"},
+      {"string for a number", json_edit("\"head_size\": 8", "\"head_size\": \"8\""), 2,
+       "head_size"},
+      {"fraction", json_edit("\"head_size\": 8", "\"head_size\": 8.5"), 2, "head_size"},
+      {"negative", json_edit("\"num_heads\": 2", "\"num_heads\": -2"), 2, "num_heads"},
+      {"zero page", json_edit("\"block_size\": 4", "\"block_size\": 0"), 2, "block_size"},
+      {"huge", json_edit("\"num_heads\": 2", "\"num_heads\": 4294967298"), 2, "num_heads"},
+      {"beyond 64 bits", json_edit("\"num_heads\": 2", "\"num_heads\": 18446744073709551615"), 2,
+       "num_heads"},
+      {"beyond any integer", json_edit("\"num_heads\": 2", "\"num_heads\": 1e400"), 2, "clattn: "},
+      {"heads do not divide", json_edit("\"num_kv_heads\": 1", "\"num_kv_heads\": 3"), 2,
+       "not a multiple"},
+      {"unknown dtype", json_edit("\"f32\"", "\"f64\""), 2, "dtype: expected one of"},
+      {"infinite scale", json_more("\"scale\": 1e39"), 2, "scale: expected a finite number"},
+      {"scale of another type", json_more("\"scale\": [1]"), 2, "scale"},
+      {"scales of the wrong length", json_more("\"k_scale\": [1, 1, 1]"), 2, "k_scale"},
+      {"causal of another type", json_more("\"causal\": 1"), 2, "causal: expected true or false"},
+      {"unknown layout", json_more("\"layout\": \"DHN\""), 2, "layout"},
+      {"unknown backend", json_more("\"backend\": \"FLASH\""), 2, "FLASH"},
+      {"negative splits", json_more("\"num_splits\": -1"), 2, "num_splits"},
+      {"unknown attention type", json_more("\"attn_type\": \"coder\""), 2, "attn_type"},
+      {"zero window", json_more("\"sliding_window\": 0"), 2, "sliding_window"},
+      // options
+      {"negative window", json_more("\"sliding_window\": -3"), 2,
+       "sliding_window: expected an integer in [1, 2147483647], got -3"},
+      {"window of another type", json_more("\"sliding_window\": 2.5"), 2, "sliding_window"},
+      {"zero chunk", json_more("\"attention_chunk_size\": 0"), 2, "attention_chunk_size"},
+      {"negative cap", json_more("\"logits_soft_cap\": -1"), 2,
+       "logits_soft_cap: expected a number >= 0 (0 = none), got -1"},
+      {"cap of another type", json_more("\"logits_soft_cap\": \"30\""), 2, "logits_soft_cap"},
+      {"unknown cache type", json_more("\"kv_cache_dtype\": \"fp8\""), 2,
+       "kv_cache_dtype: expected one of auto"},
+      {"cache of another type", json_more("\"kv_cache_dtype\": \"fp8_e4m3\""), 2,
+       "key_cache.npy: expected element type |u1, got <f4"},
+      {"int8 cache as bytes", json_more("\"kv_cache_dtype\": \"int8\""), 2,
+       "expected element type |i1"},
+      {"NaN scale", json_more("\"k_scale\": NaN"), 2, "case.json: not valid JSON"},
+      {"NaN scale as text", json_more("\"k_scale\": \"nan\""), 2,
+       "k_scale: expected a finite number"},
+      {"zero scale", json_more("\"v_scale\": 0"), 2, "v_scale: expected numbers > 0, got 0"},
+      {"negative scale", json_more("\"k_scale\": [-2]"), 2,
+       "k_scale: expected numbers > 0, got -2"},
+      {"vanishing scale", json_more("\"k_scale\": 1e-60"), 2, "k_scale: expected numbers > 0"},
+      {"scale of a plain cache", json_more("\"v_scale\": 0.5"), 3,
+       "v_scale: 0.5 is not supported with a cache of f32"},
+      {"slopes of other heads", file("alibi_slopes.npy", npy_f32({1}, "(1,)")), 2,
+       "alibi_slopes.npy: expected shape [2], got [1]"},
+      {"slopes of another type", file("alibi_slopes.npy", npy_i32({1, 2})), 2,
+       "alibi_slopes.npy: expected element type <f4"},
+      {"NaN slope", file("alibi_slopes.npy", npy_f32({1, NAN}, "(2,)")), 2,
+       "alibi_slopes.npy: entry 1 is nan; expected finite numbers"},
+      {"infinite sink", file("sinks.npy", npy_f32({INFINITY, 0}, "(2,)")), 2,
+       "sinks.npy: entry 0 is inf; expected finite numbers and -inf"},
+      {"mask too narrow",
+       file("custom_mask.npy", npy_image("|u1", "(3, 4)", std::string(12, '\1'))), 2,
+       "custom_mask.npy: expected shape [3, 5], got [3, 4]"},
+      {"mask of another type",
+       file("custom_mask.npy", npy_image("|i1", "(3, 5)", std::string(15, '\1'))), 2,
+       "custom_mask.npy: expected element type |u1"},
+      {"output scales", file("output_scale.npy", npy_f32({1, 2}, "(2,)")), 2,
+       "output_scale.npy: expected shape [1]"},
+      {"negative output scale", file("output_scale.npy", npy_f32({-1}, "(1,)")), 2,
+       "output_scale.npy: entry 0 is -1; expected a number > 0"},
+      {"infinite output scale", file("output_scale.npy", npy_f32({INFINITY}, "(1,)")), 2,
+       "output_scale.npy: entry 0 is inf"},
+      {"negative prefix", json_more("\"common_prefix_len\": -1"), 2, "common_prefix_len"},
+      {"lse of another type", json_edit("\"return_lse\": true", "\"return_lse\": 1"), 2,
+       "return_lse: expected true or false"},
+      // encoder types
+      {"causal encoder", json_more(R"("attn_type": "encoder", "causal": true)"), 2,
+       "causal: expected false or nothing with attn_type encoder, got true"},
+      {"encoder without keys",
+       [](CaseImage& c) {
+         c = small_encoder_case();
+         c.files.erase("key.npy");
+         c.files.erase("value.npy");
+       },
+       2, "key.npy"},
+      {"encoder's other keys",
+       encoder_with(file("key.npy", npy_f32(std::vector<float>(8), "(1, 1, 8)"))), 2,
+       "key.npy: expected shape [3, 1, 8], got [1, 1, 8]"},
+      {"encoder's lengths", encoder_with(file("seq_lens.npy", npy_i32({1, 5}))), 2,
+       "request 1: seq_lens is 5, legal: 2 (query_start_loc[2] - query_start_loc[1])"},
+      {"encoder's key starts", encoder_with(file("key_start_loc.npy", npy_i32({0, 2, 1}))), 2,
+       "key_start_loc.npy: entry 2 is 1; expected prefix sums"},
+      {"encoder with chunks", encoder_with(json_more("\"attention_chunk_size\": 2")), 3,
+       "attention_chunk_size with attn_type encoder_only"},
+      {"encoder with a cache type", encoder_with(json_more("\"kv_cache_dtype\": \"f16\"")), 3,
+       "kv_cache_dtype f16 with attn_type encoder_only"},
+      // arrays
+      {"no query", no_file("query.npy"), 2, "query.npy"},
+      {"no cache", no_file("key_cache.npy"), 2, "key_cache.npy"},
+      {"no value", no_file("value.npy"), 2, "expected both or neither"},
+      {"no slots", no_file("slot_mapping.npy"), 2, "slot_mapping.npy"},
+      {"no starts", no_file("query_start_loc.npy"), 2, "query_start_loc.npy"},
+      {"not npy", file("query.npy", "PK\3\4 an archive"), 2, "query.npy: not a .npy file"},
+      {"empty npy", file("query.npy", ""), 2, "query.npy: not a .npy file"},
+      {"truncated", file("query.npy", npy_image("<f4", "(3, 2, 8)", "abc")), 2,
+       "query.npy: holds 3"},
+      {"huge claim", file("query.npy", npy_image("<f4", "(3, 2, 4611686018427387904)", "")), 2,
+       "overflows"},
+      {"large claim", file("query.npy", npy_image("<f4", "(1099511627776, 2, 8)", "")), 2,
+       "holds 0"},
+      {"big endian", file("query.npy", npy_image(">f4", "(3, 2, 8)", std::string(192, 'x'))), 2,
+       ">f4"},
+      {"pickle", file("query.npy", npy_image("|O", "(3, 2, 8)", std::string(192, 'x'))), 2, "|O"},
+      {"wrong dtype", file("query.npy", npy_image("<f2", "(3, 2, 8)", std::string(96, 'x'))), 2,
+       "expected element type <f4, got <f2"},
+      {"wrong shape", file("query.npy", npy_f32(std::vector<float>(48), "(3, 8, 2)")), 2,
+       "expected shape [3, 2, 8], got [3, 8, 2]"},
+      {"caches differ", file("value_cache.npy", npy_f32(std::vector<float>(64), "(2, 4, 1, 8)")), 2,
+       "value_cache.npy: expected shape"},
+      {"float indices", file("seq_lens.npy", npy_f32({5, 2}, "(2,)")), 2, "seq_lens.npy"},
+      {"table of other rows", file("block_table.npy", npy_i32({1, 0}, "(1, 2)")), 2,
+       "block_table.npy"},
+      // the batch
+      {"starts fall", file("query_start_loc.npy", npy_i32({0, 2, 1})), 2, "query_start_loc"},
+      {"starts not at 0", file("query_start_loc.npy", npy_i32({1, 2, 3})), 2, "query_start_loc"},
+      {"starts negative", file("query_start_loc.npy", npy_i32({0, 1, -3})), 2, "query_start_loc"},
+      {"query longer than sequence", file("seq_lens.npy", npy_i32({5, 1})), 2, "seq_len"},
+      {"negative length", file("seq_lens.npy", npy_i32({5, -1})), 2, "seq_len"},
+      {"length beyond the table", file("seq_lens.npy", npy_i32({9, 2})), 2, "seq_len"},
+      {"length beyond int32", file("seq_lens.npy", npy_i64({std::int64_t{1} << 40, 2})), 2,
+       "seq_len"},
+      {"block out of range", file("block_table.npy", npy_i32({1, 3, 2, 0}, "(2, 2)")), 2, "block"},
+      {"block negative", file("block_table.npy", npy_i32({1, -1, 2, 0}, "(2, 2)")), 2, "block"},
+      {"slot out of range", file("slot_mapping.npy", npy_i64({0, 8, 12})), 2, "slot"},
+      {"slot below -1", file("slot_mapping.npy", npy_i64({0, -2, 9})), 2, "slot"},
+      {"too few slots", file("slot_mapping.npy", npy_i64({0, 8})), 2, "slot_mapping.npy: holds 2"},
+  };
+  return rows;
+}
+
+TEST(Run, MalformedAndUnsupportedCasesGiveOneLineAndNoOutput) {
+  for (const BadCase& row : bad_cases()) {
+    SCOPED_TRACE(row.name);
+    const ScratchDirectory scratch;
+    CaseImage image = small_attention_case();
+    row.spoil(image);
+    image.write(scratch.path() / "case");
+    expect_refusal(run_program("run " + (scratch.path() / "case").string()), row.code, row.says);
+    std::size_t entries = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(scratch.path() / "case")) {
+      entries +=
+          entry.path().extension() == ".npy" || entry.path().filename() == "case.json" ? 0U : 1U;
+    }
+    EXPECT_EQ(entries, 0U) << "something was written";
+  }
+}
+
+}  // namespace

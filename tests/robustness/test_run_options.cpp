@@ -1,0 +1,151 @@
+// `clattn run` for every option of the attention operation, judged by the oracle.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "robustness/attention_model.hpp"
+
+namespace {
+
+/// Two decodes and a prefill; and the same where the program has to bring the decodes to the front.
+AttentionModel mixed() {
+  return AttentionModel::paged({{1, 21}, {1, 6}, {5, 9}});
+}
+AttentionModel unordered() {
+  return AttentionModel::paged({{5, 9}, {1, 21}, {3, 3}, {1, 6}});
+}
+
+void expect_right(const AttentionModel& model) {
+  expect_truth(model, RunCase(model.image));
+}
+
+TEST(RunOptions, WindowsCountTheOwnToken) {
+  AttentionModel model = mixed();
+  model.add("\"sliding_window\": 3");
+  model.truth.window_left = 2;
+  expect_right(model);
+}
+
+TEST(RunOptions, ChunksAreAligned) {
+  AttentionModel model = unordered();
+  model.add("\"attention_chunk_size\": 6");
+  model.truth.chunk = 6;
+  expect_right(model);
+}
+
+TEST(RunOptions, LogitOptionsCombineInOrder) {
+  AttentionModel model = unordered();
+  model.add("\"logits_soft_cap\": 1.5, \"scale\": 0.75, \"sliding_window\": 7");
+  model.truth.soft_cap = 1.5;
+  model.truth.scale = 0.75;
+  model.truth.window_left = 6;
+  model.set_per_head("alibi_slopes", {0.5, 0.25, 0.125, 0.0625});
+  model.set_per_head("sinks", {0.5, -1, 2, -INFINITY});
+  expect_right(model);
+}
+
+TEST(RunOptions, MaskRowsMoveWithTheirTokens) {
+  AttentionModel model = unordered();
+  model.set_mask();
+  expect_right(model);
+}
+
+TEST(RunOptions, BidirectionalDecodersSeeEveryKey) {
+  AttentionModel model = mixed();
+  model.add("\"causal\": false");
+  model.truth.causal = false;
+  expect_right(model);
+}
+
+TEST(RunOptions, QuantizedCachesCountTimesTheirScales) {
+  const struct {
+    oracle::Element element;
+    const char* dtype;
+    std::vector<double> k_scale, v_scale;
+  } rows[] = {
+      {oracle::Element::kFp8E4M3,
+       "fp8_e4m3",
+       {0.5},
+       {0.25, 2}},  // one form is widened to the other
+      {oracle::Element::kFp8E5M2, "fp8_e5m2", {0.5, 1}, {0.75}},
+      {oracle::Element::kInt8, "int8", {0.03125}, {0.0625}},
+  };
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.dtype);
+    AttentionModel model = unordered();
+    model.quantize(row.element, row.dtype, row.k_scale, row.v_scale);
+    model.store_newest();
+    const RunCase run(model.image);
+    expect_truth(model, run);
+    EXPECT_EQ(npy_data(run.bytes("key_cache_out.npy")), model.expected_key_cache);
+    EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), model.expected_value_cache);
+  }
+}
+
+TEST(RunOptions, ReshapeAndCacheDividesByTheScales) {
+  AttentionModel model = mixed();
+  model.quantize(oracle::Element::kFp8E4M3, "fp8_e4m3", {0.5, 2}, {0.25});
+  model.store_newest();
+  const std::size_t begin = model.image.json.find("\"kv_cache_dtype\"");
+  const std::size_t end = model.image.json.find("\"op\"");
+  model.image.json =
+      "{" + model.image.json.substr(begin, end - begin) + "\"op\": \"reshape_and_cache\"}";
+  const RunCase run(model.image);
+  EXPECT_EQ(npy_data(run.bytes("key_cache_out.npy")), model.expected_key_cache);
+  EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), model.expected_value_cache);
+}
+
+TEST(RunOptions, Fp8OutputIsTheUnroundedOneOverItsScale) {
+  constexpr double kScale = 0.125;
+  AttentionModel model = unordered();
+  model.image.files["output_scale.npy"] = npy_f32({static_cast<float>(kScale)}, "(1,)");
+  const RunCase run(model.image);
+  expect_truth(model, run);
+  const oracle::AttentionResult truth = oracle::attention(model.truth, oracle::Element::kF32);
+  const std::string codes = npy_data(run.bytes("out_fp8.npy"));
+  ASSERT_EQ(codes.size(), truth.out.size());
+  const auto fp8 = [](double x) { return oracle::round_to(oracle::Element::kFp8E4M3, x); };
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    // Rounding never falls: the right code lies between those of the ends of what is allowed.
+    const double slack = 2 * truth.bound[i] + 1e-6;
+    const double got =
+        oracle::decode(oracle::Element::kFp8E4M3, static_cast<unsigned char>(codes[i]));
+    ASSERT_GE(got, fp8((truth.out[i] - slack) / kScale)) << i;
+    ASSERT_LE(got, fp8((truth.out[i] + slack) / kScale)) << i;
+  }
+  EXPECT_EQ(run.num_outputs(), 4U);  // out, lse, out_fp8, info
+}
+
+TEST(RunOptions, EncodersAttendTheirKeysInBothDirections) {
+  for (const char* type : {"encoder", "encoder_only"}) {
+    SCOPED_TRACE(type);
+    AttentionModel model = AttentionModel::encoder(type, {{7, 7}, {1, 1}, {12, 12}});
+    const RunCase run(model.image);
+    expect_truth(model, run);
+    EXPECT_EQ(run.num_outputs(), 3U);  // out, lse, info: no cache
+  }
+}
+
+TEST(RunOptions, EncoderWindowsReachToBothSides) {
+  AttentionModel model = AttentionModel::encoder("encoder_only", {{9, 9}, {4, 4}});
+  model.add("\"sliding_window\": 3, \"causal\": false");
+  model.truth.window_left = model.truth.window_right = 2;
+  model.set_mask();
+  expect_right(model);
+}
+
+TEST(RunOptions, CrossAttentionSeesAllKeysOfTheEncoder) {
+  expect_right(AttentionModel::encoder("encoder_decoder", {{1, 7}, {4, 2}, {3, 11}}));
+}
+
+TEST(RunOptions, CrossAttentionMayReadTheKeysFromPages) {
+  AttentionModel model = AttentionModel::paged({{4, 2}, {1, 7}, {3, 11}});
+  model.add("\"attn_type\": \"encoder_decoder\"");
+  model.truth.causal = false;
+  expect_right(model);
+}
+
+}  // namespace
