@@ -56,6 +56,8 @@ struct AttentionConfig {
   std::vector<float> sinks = {};         ///< [num_heads] logits that join the denominator, or empty
   bool custom_mask = false;              ///< every forward() brings a mask of its own
   bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
+  bool use_mla = false;                  ///< multi-head latent attention: MLA backends only
+  bool is_attention_free = false;        ///< no attention at all: selects NO_ATTENTION
   KernelFamily kernel_family = KernelFamily::kAuto;
 
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
@@ -67,6 +69,12 @@ struct AttentionConfig {
   }
 };
 
+/// Device memory for partial results, grown by the builders that share it.
+struct AttentionWorkspace {
+  Buffer partial_out;
+  Buffer partial_lse2;
+};
+
 struct BuilderOptions {
   BatchLimits limits;
   SplitPolicy split_policy = SplitPolicy::kBalanced;
@@ -76,6 +84,9 @@ struct BuilderOptions {
   /// decodes needs, so that a recorded step (graph.hpp) runs the next batch too. Other batches are
   /// refused.
   std::int32_t graph_batch_size = 0;
+  /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
+  /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.
+  std::shared_ptr<AttentionWorkspace> workspace = nullptr;
 };
 
 /// One step's device metadata, made by a builder and valid until its next build(). forward() calls
@@ -190,16 +201,57 @@ class AttentionImpl {
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 
+/// A page size that a backend's kernels take: exactly `size` tokens, or every multiple of it.
+struct SupportedBlockSize {
+  std::int32_t size = 1;
+  bool multiples = true;
+  bool operator==(const SupportedBlockSize&) const = default;
+};
+
+/// Where a backend comes from (vLLM: full_cls_name).
+struct BackendOrigin {
+  std::string library;  ///< path of the plugin; empty = linked into the process
+  std::string symbol;   ///< the plugin's entry point; for others the backend's name
+};
+
 /// A registry entry: capability predicates, cache shape and the factory of its collaborators.
-/// Stateless.
-class AttentionBackend {
+/// Immutable and thread-safe. Made by std::make_shared, so that shared_from_this() keeps one beyond
+/// its registration.
+class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
  public:
+  AttentionBackend() = default;
+  AttentionBackend(const AttentionBackend&) = delete;
+  AttentionBackend& operator=(const AttentionBackend&) = delete;
   virtual ~AttentionBackend() = default;
+  /// Upper-case identifier, unique in the registry.
   virtual std::string_view name() const noexcept = 0;
+  virtual BackendOrigin full_cls_name() const { return {{}, std::string(name())}; }
+  /// Whether forward() writes to the caller's tensor instead of making one.
+  virtual bool accept_output_buffer() const noexcept { return true; }
   /// Why this configuration cannot run here, one sentence each; empty = it can. `capabilities` may
   /// be null: then only the configuration is judged.
   virtual std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const = 0;
+
+  // vLLM's capability predicates: what validate_configuration() says about one field beside others
+  // that this backend takes. Empty = supported.
+  std::vector<std::string> supports_head_size(std::int32_t head_size) const;
+  std::vector<std::string> supports_dtype(DType dtype) const;
+  std::vector<std::string> supports_kv_cache_dtype(std::optional<DType> kv_cache_dtype) const;
+  std::vector<std::string> supports_block_size(std::int32_t block_size) const;
+  std::vector<std::string> supports_attn_type(AttentionType attn_type) const;
+  std::vector<std::string> supports_sink() const;
+  std::vector<std::string> supports_alibi() const;
+  std::vector<std::string> supports_logits_soft_cap() const;
+  std::vector<std::string> supports_sliding_window() const;
+  std::vector<std::string> supports_mla() const;
+  std::vector<std::string> supports_device(const DeviceCapabilities& capabilities) const;
+  /// Every head size from 1 to 1024 that supports_head_size() takes.
+  std::vector<std::int32_t> get_supported_head_sizes() const;
+
+  virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
+    return {SupportedBlockSize{}};
+  }
   /// Logical shape of one layer's cache.
   virtual std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks,
                                                          std::int32_t block_size,
@@ -210,6 +262,11 @@ class AttentionBackend {
   /// The logical dimension that holds K (0) and V (1).
   virtual std::int32_t kv_dimension() const noexcept = 0;
   virtual std::span<const KVCacheLayout> supported_layouts() const noexcept = 0;
+  /// The one layout that works, or nullopt when there is a choice.
+  std::optional<KVCacheLayout> get_required_kv_cache_layout() const {
+    const auto layouts = supported_layouts();
+    return layouts.size() == 1 ? std::optional(layouts.front()) : std::nullopt;
+  }
   /// The layout that is fastest on this device.
   virtual KVCacheLayout preferred_layout(const DeviceCapabilities& capabilities) const noexcept = 0;
   virtual std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
@@ -219,14 +276,31 @@ class AttentionBackend {
       const BuilderOptions& options = {}) const = 0;
 };
 
-/// All backends in priority order. Thread-safe; the entries live as long as the process.
-std::span<const AttentionBackend* const> list_attn_backends();
+/// The registered backends at one moment, in priority order. Keeps them alive, whatever the
+/// registry does meanwhile.
+class BackendList {
+ public:
+  using Entries = std::vector<std::shared_ptr<const AttentionBackend>>;
+  explicit BackendList(Entries entries);
+  auto begin() const noexcept { return pointers_.begin(); }
+  auto end() const noexcept { return pointers_.end(); }
+  std::size_t size() const noexcept { return pointers_.size(); }
+  const AttentionBackend* operator[](std::size_t i) const { return pointers_.at(i); }
+
+ private:
+  Entries entries_;
+  std::vector<const AttentionBackend*> pointers_;
+};
+
+/// A snapshot of the registry. The first call of the process loads the plugins of CLATTN_PLUGINS
+/// and throws what load_backend_plugin() throws. Thread-safe.
+BackendList list_attn_backends();
 
 /// What the selector decided and why the others were passed over.
 struct BackendChoice {
-  const AttentionBackend* backend = nullptr;  ///< null when every backend was rejected
+  std::shared_ptr<const AttentionBackend> backend;  ///< null when every backend was rejected
   struct Rejection {
-    std::string_view name;
+    std::string name;
     std::vector<std::string> reasons;
   };
   std::vector<Rejection> rejected;
@@ -239,10 +313,19 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
 
 /// The backend for a configuration. `name` (or, when empty, the environment's CLATTN_BACKEND)
 /// forces one; a forced backend that does not fit throws kUnsupported with its reasons, an unknown
-/// name kInvalidArgument with the names that exist. "auto" and "" choose.
+/// name kInvalidArgument with the names that exist. "auto" and "" choose. An attention-free
+/// configuration gets NO_ATTENTION, whatever is forced. The reference is good until
+/// unregister_backend(); shared_from_this() of it for longer.
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name = {});
+
+/// vLLM's form, judged without a device: the backend for layers of this kind, whatever their head
+/// counts. Remembers its answers until the registry changes.
+const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
+                                         std::optional<DType> kv_cache_dtype,
+                                         std::int32_t block_size, bool is_attention_free = false,
+                                         bool use_mla = false, bool has_sink = false);
 
 /// One layer's zeroed cache of `num_blocks` pages, in the backend's preferred layout: the short
 /// form of allocate_kv_cache and reshape_kv_cache.

@@ -3,6 +3,7 @@
 /// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
 
 #include <clattn/attention.hpp>
+#include <clattn/attn_utils.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/ceilings.hpp>
@@ -13,10 +14,14 @@
 #include <clattn/flashinfer.hpp>
 #include <clattn/graph.hpp>
 #include <clattn/kv_cache.hpp>
+#include <clattn/layer.hpp>
 #include <clattn/layer_parameters.hpp>
 #include <clattn/metadata.hpp>
 #include <clattn/mla.hpp>
 #include <clattn/page.hpp>
+#include <clattn/paged_attention.hpp>
+#include <clattn/plugin.hpp>
+#include <clattn/registry.hpp>
 #include <clattn/reorder.hpp>
 #include <clattn/spec_decode.hpp>
 #include <clattn/types.hpp>

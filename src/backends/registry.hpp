@@ -1,6 +1,11 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <tuple>
 
 namespace clattn::detail {
 
@@ -8,5 +13,43 @@ namespace clattn::detail {
 #define CLATTN_BACKEND(function) const AttentionBackend& function();
 #include "backends/backend_list.inc"
 #undef CLATTN_BACKEND
+
+inline constexpr std::string_view kNoAttention = "NO_ATTENTION";
+
+/// What attention-free models get; not in the list.
+const AttentionBackend& attention_free_backend();
+
+/// "FLASHINFER, XFORMERS"
+std::string backend_names(const BackendList& backends);
+
+/// The registered backends and the selector's remembered answers. Thread-safe.
+class Registry {
+ public:
+  using Entry = std::shared_ptr<const AttentionBackend>;
+  /// The arguments of vLLM's get_attn_backend that decide.
+  using Query = std::tuple<std::int32_t, DType, std::optional<DType>, std::int32_t, bool, bool>;
+
+  /// The process's, with the built-in backends; plugins of the environment are not loaded by this.
+  static Registry& instance();
+
+  BackendList snapshot() const;
+  void add(Entry backend, std::size_t position);
+  Entry remove(std::string_view name);
+  /// Takes this very entry out, if it is there: another may have its name by now.
+  void remove_entry(const Entry& backend) noexcept;
+
+  /// A remembered answer, or null; and the number of changes so far, for remember().
+  Entry recall(const Query& query, std::uint64_t& generation) const;
+  /// Keeps an answer unless the registry has changed since `generation`.
+  void remember(const Query& query, const Entry& backend, std::uint64_t generation);
+
+ private:
+  Registry();
+  void changed();  // called under the lock
+  mutable std::mutex mutex_;
+  BackendList::Entries entries_;
+  std::map<Query, Entry> answers_;
+  std::uint64_t generation_ = 0;
+};
 
 }  // namespace clattn::detail

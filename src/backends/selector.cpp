@@ -3,6 +3,7 @@
 #include <clattn/attention.hpp>
 #include <string>
 
+#include "backends/registry.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 
@@ -10,15 +11,10 @@ namespace clattn {
 
 namespace {
 
-std::string backend_names() {
-  std::vector<std::string_view> names;
-  for (const AttentionBackend* backend : list_attn_backends()) names.push_back(backend->name());
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 const AttentionBackend& forced_backend(std::string_view name, const AttentionConfig& config,
                                        const DeviceCapabilities* capabilities) {
-  for (const AttentionBackend* backend : list_attn_backends()) {
+  const BackendList backends = list_attn_backends();
+  for (const AttentionBackend* backend : backends) {
     if (backend->name() != name) continue;
     const auto reasons = backend->validate_configuration(config, capabilities);
     if (!reasons.empty()) {
@@ -29,7 +25,7 @@ const AttentionBackend& forced_backend(std::string_view name, const AttentionCon
     return *backend;
   }
   detail::throw_invalid("Invalid attention backend: '{}'. Valid backends are: auto, {}", name,
-                        backend_names());
+                        detail::backend_names(backends));
 }
 
 }  // namespace
@@ -37,12 +33,16 @@ const AttentionBackend& forced_backend(std::string_view name, const AttentionCon
 BackendChoice choose_attn_backend(const AttentionConfig& config,
                                   const DeviceCapabilities* capabilities) {
   BackendChoice choice;
+  if (config.is_attention_free) {
+    choice.backend = detail::attention_free_backend().shared_from_this();
+    return choice;
+  }
   for (const AttentionBackend* backend : list_attn_backends()) {
     auto reasons = backend->validate_configuration(config, capabilities);
     if (!reasons.empty()) {
-      choice.rejected.push_back({backend->name(), std::move(reasons)});
+      choice.rejected.push_back({std::string(backend->name()), std::move(reasons)});
     } else if (choice.backend == nullptr) {
-      choice.backend = backend;
+      choice.backend = backend->shared_from_this();
     }
   }
   return choice;
@@ -51,6 +51,7 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name) {
+  if (config.is_attention_free) return detail::attention_free_backend();
   if (name.empty()) name = detail::environment().backend;
   if (!name.empty() && name != "auto") return forced_backend(name, config, capabilities);
   const BackendChoice choice = choose_attn_backend(config, capabilities);
@@ -61,6 +62,31 @@ const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                            fmt::join(rejection.reasons, "; "));
   }
   detail::throw_unsupported("No valid attention backend found. Reasons: {}", reasons);
+}
+
+const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
+                                         std::optional<DType> kv_cache_dtype,
+                                         std::int32_t block_size, bool is_attention_free,
+                                         bool use_mla, bool has_sink) {
+  AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = head_size;
+  config.dtype = dtype;
+  config.kv_cache_dtype = kv_cache_dtype;
+  config.block_size = block_size;
+  config.is_attention_free = is_attention_free;
+  config.use_mla = use_mla;
+  if (has_sink) config.sinks = {0.0F};
+  if (is_attention_free) return get_attn_backend(config, nullptr);
+
+  detail::Registry& registry = detail::Registry::instance();
+  const detail::Registry::Query query{head_size,  dtype,   kv_cache_dtype,
+                                      block_size, use_mla, has_sink};
+  std::uint64_t generation = 0;
+  if (const auto known = registry.recall(query, generation)) return *known;
+  const AttentionBackend& chosen = get_attn_backend(config, nullptr);
+  registry.remember(query, chosen.shared_from_this(), generation);
+  return chosen;
 }
 
 }  // namespace clattn

@@ -1,6 +1,12 @@
 #include "base/environment.hpp"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
+#include <string_view>
+
+#include "base/error.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -11,6 +17,28 @@ std::string choose_cache_dir(const std::string& own, const std::string& xdg,
   // The XDG specification: a relative path is invalid and ignored.
   if (xdg.starts_with('/')) return xdg + "/clattn";
   return home.empty() ? std::string{} : home + "/.cache/clattn";
+}
+
+/// The parts of "a:b:c"; empty ones are left out.
+std::vector<std::string> split_paths(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(':'), text.size());
+    if (end > 0) parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+float positive_number(const char* name, const std::string& text, float unset) {
+  if (text.empty()) return unset;
+  float value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || rest != end || !(value > 0) || std::isinf(value)) {
+    throw_invalid("{} is '{}', legal: a finite number > 0", name, text);
+  }
+  return value;
 }
 
 }  // namespace
@@ -27,6 +55,13 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   result.kernel_dir = text("CLATTN_KERNEL_DIR");
   result.cache_dir =
       choose_cache_dir(text("CLATTN_CACHE_DIR"), text("XDG_CACHE_HOME"), text("HOME"));
+  result.plugins = split_paths(text("CLATTN_PLUGINS"));
+  const auto number = [&](const char* name, float& value) {
+    value = positive_number(name, text(name), value);
+  };
+  number("CLATTN_Q_SCALE_CONSTANT", result.q_scale_constant);
+  number("CLATTN_K_SCALE_CONSTANT", result.k_scale_constant);
+  number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
   const std::string cache = text("CLATTN_CACHE");
   result.cache_enabled = cache != "0" && cache != "off";
   return result;

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace clattn::detail {
 
@@ -11,14 +12,19 @@ struct Environment {
   std::string device;           ///< CLATTN_DEVICE: selector of select_device()
   std::string backend;          ///< CLATTN_BACKEND: name forced in get_attn_backend()
   std::string kv_cache_layout;  ///< CLATTN_KV_CACHE_LAYOUT: answer of get_kv_cache_layout()
-  std::string kernel_dir;     ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
-  std::string cache_dir;      ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
-                              ///< $HOME/.cache/clattn; empty = no cache
-  bool cache_enabled = true;  ///< CLATTN_CACHE=0 (or off) turns the disk cache off
+  std::string kernel_dir;  ///< CLATTN_KERNEL_DIR: kernel sources that replace the embedded ones
+  std::string cache_dir;   ///< CLATTN_CACHE_DIR, else $XDG_CACHE_HOME/clattn, else
+                           ///< $HOME/.cache/clattn; empty = no cache
+  std::vector<std::string> plugins;  ///< CLATTN_PLUGINS: paths of backend plugins, ':' between them
+  float q_scale_constant = 200;      ///< CLATTN_Q_SCALE_CONSTANT: calc_kv_scales() divides the
+  float k_scale_constant = 200;      ///< CLATTN_K_SCALE_CONSTANT: largest magnitudes of a layer's
+  float v_scale_constant = 100;      ///< CLATTN_V_SCALE_CONSTANT: first tensors by these
+  bool cache_enabled = true;         ///< CLATTN_CACHE=0 (or off) turns the disk cache off
 };
 const Environment& environment();
 
-/// What environment() makes of the variables that `get` answers (null = unset).
+/// What environment() makes of the variables that `get` answers (null = unset). Throws
+/// kInvalidArgument naming the variable, its value and what is legal.
 Environment parse_environment(const std::function<const char*(const char*)>& get);
 
 }  // namespace clattn::detail

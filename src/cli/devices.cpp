@@ -46,7 +46,7 @@ json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig&
   json backends = json::array();
   const BackendChoice choice = choose_attn_backend(config, &capabilities);
   for (const AttentionBackend* backend : list_attn_backends()) {
-    json row = {{"name", backend->name()}, {"chosen", backend == choice.backend}};
+    json row = {{"name", backend->name()}, {"chosen", backend == choice.backend.get()}};
     const std::vector<std::string> reasons = backend->validate_configuration(config, &capabilities);
     row["rejected_because"] = reasons;
     if (reasons.empty()) {

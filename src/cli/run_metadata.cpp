@@ -183,14 +183,14 @@ void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& 
   config.block_size = static_cast<std::int32_t>(file.integer("block_size", kBlockSize, 16));
   config.dtype = read_dtype(file);
   config.kv_cache_dtype = read_kv_cache_dtype(file);
-  for (const char* option : {"is_attention_free", "use_mla", "has_sink"}) {
-    refuse_option(file.boolean(option, false), option);
-  }
+  config.is_attention_free = file.boolean("is_attention_free", false);
+  config.use_mla = file.boolean("use_mla", false);
+  if (file.boolean("has_sink", false)) config.sinks = {0.0F};
   file.refuse_unknown_keys();
-  const AttentionBackend* chosen = nullptr;
+  std::shared_ptr<const AttentionBackend> chosen;
   json rejected = json::object();
   if (!options.backend.empty()) {
-    chosen = &get_attn_backend(config, nullptr, options.backend);
+    chosen = get_attn_backend(config, nullptr, options.backend).shared_from_this();
   } else {
     const BackendChoice choice = choose_attn_backend(config, nullptr);
     chosen = choice.backend;

@@ -59,8 +59,7 @@ void check_logit_options(const AttentionConfig& config, std::vector<std::string>
 
 }  // namespace
 
-void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
-                           std::vector<std::string>& reasons) {
+void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   if (config.num_heads < 1 || config.num_heads > kMaxHeads) {
     reasons.push_back(
         fmt::format("num_heads is {}, supported: 1 … {}", config.num_heads, kMaxHeads));
@@ -71,10 +70,6 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
     reasons.push_back(fmt::format("num_heads ({}) is not divisible by num_kv_heads ({})",
                                   config.num_heads, config.num_kv_heads));
   }
-  if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0) {
-    reasons.push_back(
-        fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", config.head_size));
-  }
   if (config.block_size < 1 && !config.contiguous_kv()) {
     reasons.push_back(fmt::format("block_size is {}, supported: >= 1", config.block_size));
   }
@@ -82,13 +77,23 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
     reasons.push_back(
         fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
   }
+  check_logit_options(config, reasons);
+}
+
+void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
+                           std::vector<std::string>& reasons) {
+  append_config_reasons(config, reasons);
+  if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0) {
+    reasons.push_back(
+        fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", config.head_size));
+  }
   if (config.contiguous_kv() && config.cache_dtype() != config.dtype) {
     reasons.push_back(fmt::format(
         "kv_cache_dtype {} with attn_type {} not supported: there is no "
         "cache, keys and values have the dtype ({})",
         to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype)));
   }
-  check_logit_options(config, reasons);
+  if (config.use_mla) reasons.emplace_back("MLA not supported");
   if (capabilities == nullptr) return;
   if (config.kernel_family == KernelFamily::kGpuPtx && !capabilities->inline_ptx) {
     reasons.push_back(

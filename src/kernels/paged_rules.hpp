@@ -6,8 +6,11 @@
 
 namespace clattn::detail {
 
-/// Reasons that hold for every backend on the library's own kernels: head counts, head size, block
-/// size, scale, and whether the device has kernels of the wanted family. `reasons` gets a sentence
+/// Reasons that hold for every backend whatever its kernels: numbers without a meaning.
+void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
+
+/// Those, and reasons that hold for every backend on the library's own kernels: head size, MLA,
+/// and whether the device has kernels of the wanted family. `reasons` gets a sentence
 /// each.
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons);

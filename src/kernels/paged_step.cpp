@@ -76,6 +76,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
       rules_(rules),
       planner_(kernels_->planner),
       staging_(context_->runtime()) {
+  if (options_.workspace == nullptr) options_.workspace = std::make_shared<AttentionWorkspace>();
   const BatchLimits& limits = options_.limits;
   if (limits.max_num_reqs < 1 || limits.max_num_batched_tokens < 1 || limits.max_model_len < 1) {
     throw_invalid(
@@ -255,16 +256,27 @@ std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) con
   return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
 }
 
+/// Takes the workspace's buffers, grown to `rows` where they are smaller. Another builder may have
+/// replaced them since; what this one's last step was bound to lives until here.
 void PagedStep::reserve_partials(std::int64_t rows) {
-  if (rows <= partial_capacity_rows_) return;
-  const std::int64_t wanted =
-      std::min(std::max(rows, partial_capacity_rows_ * 3 / 2), planner_.max_partial_rows);
-  const auto heads = static_cast<std::size_t>(wanted) *
-                     static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
-  Buffer out = context_->allocate(heads * static_cast<std::size_t>(kernels_->shape.head_size));
-  partial_lse2_ = context_->allocate(heads);
-  partial_out_ = std::move(out);
-  partial_capacity_rows_ = wanted;
+  AttentionWorkspace& shared = *options_.workspace;
+  const std::size_t lse_row = static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
+  const std::size_t out_row = lse_row * static_cast<std::size_t>(kernels_->shape.head_size);
+  const auto capacity = static_cast<std::int64_t>(std::min(
+      shared.partial_out.size_bytes() / out_row, shared.partial_lse2.size_bytes() / lse_row));
+  // Recorded launches are bound to the buffers of the first step.
+  if (options_.graph_batch_size > 0 && partial_out_) return;
+  if (rows > capacity) {
+    const auto wanted = static_cast<std::size_t>(
+        std::min(std::max(rows, capacity * 3 / 2), planner_.max_partial_rows));
+    const auto grow = [&](Buffer& buffer, std::size_t row) {
+      if (buffer.size_bytes() < wanted * row) buffer = context_->allocate(wanted * row);
+    };
+    grow(shared.partial_out, out_row);
+    grow(shared.partial_lse2, lse_row);
+  }
+  if (partial_out_.handle() != shared.partial_out.handle()) partial_out_ = shared.partial_out;
+  if (partial_lse2_.handle() != shared.partial_lse2.handle()) partial_lse2_ = shared.partial_lse2;
 }
 
 /// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.

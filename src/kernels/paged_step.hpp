@@ -105,9 +105,8 @@ class PagedStep {
   PlannerConfig planner_;
   PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;
-  Buffer partial_out_;
+  Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;
-  std::int64_t partial_capacity_rows_ = 0;
   PagedStepView view_;
 
   std::size_t num_reqs_ = 0;

@@ -41,7 +41,7 @@ void expect_codes_exact(const std::shared_ptr<clattn::Context>& context, KernelF
 
   constexpr std::int32_t kLong = 300;  // causal: its row 0 sees one key
   const std::vector<std::int32_t> starts = {0, 1, 1 + kLong}, lens = {1, kLong};
-  std::vector<std::int32_t> table(2 * 19, 1);
+  std::vector<std::int32_t> table(std::size_t{2} * 19, 1);
   table[0] = 0;
   clattn::BuilderOptions options;
   options.limits.num_blocks = 2;
@@ -69,7 +69,7 @@ void expect_codes_exact(const std::shared_ptr<clattn::Context>& context, KernelF
   const auto element = static_cast<oracle::Element>(static_cast<int>(cache_dtype));
   for (std::size_t i = 0; i < 512; ++i) {
     const double want = oracle::decode(element, static_cast<std::uint32_t>(i % 256));
-    const double got = static_cast<double>(result.at(i));
+    const auto got = static_cast<double>(result.at(i));
     EXPECT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
         << clattn::to_string(cache_dtype) << " row " << i / 256 << " code " << i % 256 << ": "
         << got << ", expected " << want;

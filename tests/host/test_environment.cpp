@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <clattn/error.hpp>
 #include <map>
 
 #include "base/environment.hpp"
@@ -22,6 +23,22 @@ TEST(Environment, UnsetIsEmpty) {
   EXPECT_EQ(result.kernel_dir, "");
   EXPECT_EQ(result.cache_dir, "");
   EXPECT_TRUE(result.cache_enabled);
+  EXPECT_TRUE(result.plugins.empty());
+  EXPECT_EQ(result.q_scale_constant, 200.0F);  // A2.1
+  EXPECT_EQ(result.k_scale_constant, 200.0F);
+  EXPECT_EQ(result.v_scale_constant, 100.0F);
+}
+
+TEST(Environment, NumbersArePositive) {
+  for (const char* text : {"0", "-1", "ten", "1x", "inf", "nan"}) {
+    try {
+      parse({{"CLATTN_V_SCALE_CONSTANT", text}});
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()), "CLATTN_V_SCALE_CONSTANT is '" + std::string(text) +
+                                               "', legal: a finite number > 0");
+    }
+  }
 }
 
 TEST(Environment, EveryVariableHasItsField) {
@@ -30,7 +47,15 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_KV_CACHE_LAYOUT", "HND"},
                                     {"CLATTN_KERNEL_DIR", "/k"},
                                     {"CLATTN_CACHE_DIR", "/c"},
-                                    {"CLATTN_CACHE", "0"}});
+                                    {"CLATTN_CACHE", "0"},
+                                    {"CLATTN_PLUGINS", ":/a.so::b.so:"},
+                                    {"CLATTN_Q_SCALE_CONSTANT", "2.5"},
+                                    {"CLATTN_K_SCALE_CONSTANT", "50"},
+                                    {"CLATTN_V_SCALE_CONSTANT", "1e2"}});
+  EXPECT_EQ(result.plugins, (std::vector<std::string>{"/a.so", "b.so"}));
+  EXPECT_EQ(result.q_scale_constant, 2.5F);
+  EXPECT_EQ(result.k_scale_constant, 50.0F);
+  EXPECT_EQ(result.v_scale_constant, 100.0F);
   EXPECT_EQ(result.device, "gpu");
   EXPECT_EQ(result.backend, "XFORMERS");
   EXPECT_EQ(result.kv_cache_layout, "HND");

@@ -125,6 +125,14 @@ TEST(RunHost, TheSelectorNamesItsChoice) {
                      "use_mla": false, "has_sink": false})",
                      {}});
   EXPECT_NE(run.text("result").find("\"backend\":\"FLASHINFER\""), std::string::npos);
+  const RunCase sink({R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
+                      "has_sink": true})",
+                      {}});
+  EXPECT_NE(sink.text("result").find("\"backend\":\"FLASHINFER\""), std::string::npos);
+  const RunCase nothing({R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
+                         "is_attention_free": true})",
+                         {}});
+  EXPECT_EQ(nothing.text("result"), "{\"backend\":\"NO_ATTENTION\",\"rejected\":{}}");
 }
 
 /// The small case as the oracle sees it, after its new tokens have been stored.

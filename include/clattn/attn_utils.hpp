@@ -1,0 +1,63 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <clattn/kv_cache.hpp>
+#include <clattn/layer.hpp>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace clattn {
+
+// vLLM's v1.worker.gpu.attn_utils: from a model's layers to their caches and a step's metadata.
+
+/// What each layer that owns a cache keeps in it, by layer name: sliding-window, chunked-local or
+/// full. Throws kInvalidArgument for a layer that is not a decoder.
+std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers);
+
+/// The layers of one KV cache group: one backend, one builder, one metadata a step.
+struct AttentionGroup {
+  std::shared_ptr<const AttentionBackend> backend;
+  std::unique_ptr<AttentionMetadataBuilder> builder;
+  KVCacheSpec spec;
+  std::vector<std::string> layer_names;  ///< and those that share a cache of the group
+};
+
+/// One group for each of `config`, in its order. A builder plans for the widest window among its
+/// layers; all builders share one workspace (`options.workspace`, or a new one), so that forward()
+/// calls of all layers must run in order on one queue. Throws kInvalidArgument for a layer that
+/// does not exist, or whose backend or cache differs from its group's.
+std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
+                                              const LayerRegistry& layers,
+                                              const std::shared_ptr<Context>& context,
+                                              const BuilderOptions& options = {});
+
+/// Allocates the caches, shapes them as each group's backend wants (`layout`; nullopt =
+/// get_kv_cache_layout(), else the backend's preference) and binds them. Returns the caches of all
+/// layers that own one, ordered by layer index (equal indices: as in the registry). Blocks until
+/// zeroed.
+std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
+                                          std::span<const AttentionGroup> groups,
+                                          const Context& context, cl_command_queue queue,
+                                          std::optional<KVCacheLayout> layout = std::nullopt);
+
+/// A group's part of a step: every group has its own pages and slots (CommonAttentionMetadata's
+/// fields of these names).
+struct GroupPages {
+  std::span<const std::int32_t> block_table;
+  std::int64_t block_table_stride = 0;
+  std::span<const std::int64_t> slot_mapping = {};  ///< empty = computed from the block table
+};
+
+/// A step's metadata by layer name, valid until the next call: one object a group, the same for all
+/// its layers. `common` says what all groups share; its block table and slots are not read and
+/// max_query_len is the true maximum, whatever it says. `pages` has one entry a group. Throws what
+/// build() throws.
+std::map<std::string, const AttentionMetadata*> build_attn_metadata(
+    cl_command_queue queue, std::span<const AttentionGroup> groups,
+    const CommonAttentionMetadata& common, std::span<const GroupPages> pages);
+
+}  // namespace clattn

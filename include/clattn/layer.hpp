@@ -1,0 +1,204 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <clattn/attention.hpp>
+#include <clattn/kv_cache.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn {
+
+namespace detail {
+class KVScaleCalculator;
+class RowZeroer;
+}  // namespace detail
+
+class Attention;
+
+/// A model's attention layers by name, in the order they were made (vLLM: the static forward
+/// context). The engine owns it; it must outlive its layers. Making and destroying layers is for
+/// one thread at a time.
+class LayerRegistry {
+ public:
+  LayerRegistry() = default;
+  LayerRegistry(const LayerRegistry&) = delete;
+  LayerRegistry& operator=(const LayerRegistry&) = delete;
+
+  std::span<Attention* const> layers() const noexcept { return layers_; }
+  /// The layer of this name, or null.
+  Attention* find(std::string_view name) const noexcept;
+
+ private:
+  friend class Attention;
+  std::vector<Attention*> layers_;
+};
+
+/// The one integer between the dots of a layer's name: 3 of "model.layers.3.self_attn.attn". Throws
+/// kInvalidArgument when there is none, or more than one.
+std::int32_t extract_layer_index(std::string_view layer_name);
+
+/// What the engine says about the caches of all layers.
+struct CacheConfig {
+  std::int32_t block_size = 16;                     ///< tokens per page
+  std::optional<DType> cache_dtype = std::nullopt;  ///< nullopt = "auto" = the layer's dtype
+  std::int32_t sliding_window = 0;   ///< for layers without one of their own; 0 = none
+  bool is_attention_free = false;    ///< the model has no attention at all
+  bool calculate_kv_scales = false;  ///< take scales from the first batch instead of the checkpoint
+};
+
+/// What the engine says about the checkpoint's quantisation.
+struct QuantConfig {
+  bool fp8_checkpoint = false;  ///< weights (and scales) were stored as fp8
+};
+
+/// vLLM's constructor arguments of Attention, with its names and defaults.
+struct AttentionOptions {
+  std::int32_t num_heads = 0;
+  std::int32_t head_size = 0;
+  std::optional<float> scale = std::nullopt;                ///< nullopt = 1 / sqrt(head_size)
+  std::optional<std::int32_t> num_kv_heads = std::nullopt;  ///< nullopt = num_heads
+  std::vector<float> alibi_slopes = {};                     ///< [num_heads] or empty
+  std::optional<CacheConfig> cache_config = std::nullopt;   ///< nullopt = CacheConfig{}
+  std::optional<QuantConfig> quant_config = std::nullopt;
+  float logits_soft_cap = 0;  ///< 0 = none
+  /// Keys seen, the own one included; 0 = all; nullopt = the cache configuration's window.
+  std::optional<std::int32_t> per_layer_sliding_window = std::nullopt;
+  bool use_mla = false;
+  std::string prefix = {};  ///< the layer's name, unique in its registry
+  AttentionType attn_type = AttentionType::kDecoder;
+  std::string kv_sharing_target_layer_name = {};  ///< attend to that layer's cache; empty = own one
+  std::shared_ptr<const AttentionBackend> attn_backend = nullptr;  ///< null = get_attn_backend()
+  // vLLM's extra_impl_args.
+  std::vector<float> sinks = {};          ///< [num_heads] or empty
+  std::int32_t attention_chunk_size = 0;  ///< 0 = none
+  bool custom_mask = false;
+  bool output_fp8 = false;
+  // What vLLM takes from its default dtype and platform.
+  DType dtype = DType::kF16;  ///< of query, key, value and output
+  KernelFamily kernel_family = KernelFamily::kAuto;
+};
+
+/// Scales as a checkpoint holds them: nothing, or one value; values below 0 mean "not loaded".
+struct LoadedKVScales {
+  std::span<const float> k_scale = {};
+  std::span<const float> v_scale = {};
+  std::span<const float> q_scale = {};
+  std::span<const float> prob_scale = {};
+};
+
+/// Per-tensor scales on the host: real = stored * scale.
+struct KVScales {
+  float k_scale = 1;
+  float v_scale = 1;
+  float q_scale = 1;
+  float prob_scale = 1;
+  std::vector<std::string> warnings = {};  ///< for the engine's log
+  bool operator==(const KVScales&) const = default;
+};
+
+/// vLLM's BaseKVCacheMethod: which scales a cache of `kv_cache_dtype` gets from what a checkpoint
+/// holds. Caches that are not quantised ("auto" too): K and V 1. Both there: as they are. None: 1.
+/// Only one: that one for both. q and prob: as loaded, else 1. Throws kInvalidArgument for more
+/// than one value, and for values that are 0 or not finite.
+KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
+
+/// What a layer's forward() takes. Shapes [rows, heads, head_size].
+struct LayerInputs {
+  TensorRef query = {};
+  TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps)
+  TensorRef value = {};  ///< as key
+  TensorRef output = {};
+  /// Rows of `output`, padding included; those that belong to no token are zeroed. 0 = the
+  /// metadata's num_actual_tokens.
+  std::int64_t num_rows = 0;
+};
+
+struct LayerForwardOptions {
+  cl_mem lse = nullptr;                           ///< as in AttentionImpl::forward()
+  Event* event = nullptr;                         ///< of the last kernel
+  std::vector<LaunchRecord>* launches = nullptr;  ///< of the attention itself
+  ForwardOptions extra = {};
+  bool enable_kv_scales_calculation = true;  ///< false while profiling; while a step is recorded
+                                             ///< nothing is calculated either
+};
+
+/// One attention layer of a model (vLLM: Attention): its backend's impl, its cache and scales.
+/// forward() may be called by several threads on different outputs; the rest is for one at a time.
+class Attention {
+ public:
+  /// Registers the layer. Throws kInvalidArgument (a duplicate prefix, an illegal sharing target, a
+  /// head count that does not divide, fp8_e5m2 with an fp8 checkpoint), kUnsupported with the
+  /// backend's reasons.
+  Attention(std::shared_ptr<Context> context, LayerRegistry& registry, AttentionOptions options);
+  ~Attention();
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  const std::string& layer_name() const noexcept { return options_.prefix; }
+  const AttentionOptions& options() const noexcept { return options_; }
+  /// What the impl was made from: every default resolved.
+  const AttentionConfig& config() const noexcept { return config_; }
+  bool has_sink() const noexcept { return !options_.sinks.empty(); }
+  bool shares_kv_cache() const noexcept { return !options_.kv_sharing_target_layer_name.empty(); }
+  const std::shared_ptr<const AttentionBackend>& get_attn_backend() const noexcept {
+    return backend_;
+  }
+  const AttentionImpl& impl() const noexcept { return *impl_; }
+  /// "head_size=64, num_heads=8, num_kv_heads=2, scale=0.125, backend=FLASHINFER"
+  std::string extra_repr() const;
+
+  /// The layer's cache, the target's if it shares one; null until bound.
+  const KVCache* kv_cache() const noexcept { return cache_->buffer ? cache_.get() : nullptr; }
+  /// Binds the cache, with this layer's scales where it is quantised and `cache` brings none.
+  /// Layers that share it see the same. Throws for a layer that shares another's.
+  void bind_kv_cache(KVCache cache);
+
+  /// Sets the scales from a checkpoint; returns warnings for the engine's log. With
+  /// calculate_kv_scales K and V are left to the first batch.
+  std::vector<std::string> load_kv_scales(const LoadedKVScales& loaded);
+  /// f32 [3]: K, V, Q, on the device; the first two are the cache's. Empty unless the cache is
+  /// quantised. Read them with a queue; the host does not keep what calc_kv_scales() finds.
+  const Buffer& scales() const noexcept { return cache_->scales; }
+  float prob_scale() const noexcept { return prob_scale_; }
+  /// scale = largest magnitude / constant (CLATTN_K_SCALE_CONSTANT …) of each whole tensor, on the
+  /// device and without waiting; elements that are not finite do not count, zeros give 1. Happens
+  /// once: forward() calls it for the first batch where calculate_kv_scales says so, and further
+  /// calls do nothing. `num_tokens` rows are read; 0 leave it for the next call.
+  void calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
+                      std::int64_t num_tokens);
+
+  /// After the weights are loaded: throws kInvalidArgument unless activations have the layer's
+  /// dtype. Sinks are f32 from the start.
+  void process_weights_after_loading(DType act_dtype) const;
+
+  /// Stores key and value in the cache (unless it is another layer's), attends, writes
+  /// [tokens, num_heads, head_size] to the output and zeroes its padding rows. Null metadata, or no
+  /// cache where one is needed (a profiling run): zeroes the whole output. Asynchronous; allocates
+  /// nothing.
+  void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
+               const LayerForwardOptions& options = {});
+
+ private:
+  void take_cache_of_target();
+  void set_scales(const KVScales& scales);
+
+  std::shared_ptr<Context> context_;
+  LayerRegistry* registry_;
+  AttentionOptions options_;
+  AttentionConfig config_;
+  std::shared_ptr<const AttentionBackend> backend_;
+  std::shared_ptr<const AttentionImpl> impl_;
+  std::shared_ptr<KVCache> cache_;  ///< one object for all layers that share it
+  float prob_scale_ = 1;
+  std::unique_ptr<detail::RowZeroer> zeroer_;
+  std::unique_ptr<detail::KVScaleCalculator> calculator_;
+  std::atomic<bool> calculates_scales_ = false;  ///< until it has happened
+};
+
+}  // namespace clattn

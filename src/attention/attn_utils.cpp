@@ -1,0 +1,174 @@
+#include <algorithm>
+#include <clattn/attn_utils.hpp>
+
+#include "base/error.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::throw_invalid;
+
+KVCacheSpec spec_of(const AttentionConfig& config) {
+  KVCacheSpec spec;
+  spec.block_size = config.block_size;
+  spec.num_kv_heads = config.num_kv_heads;
+  spec.head_size = config.head_size;
+  spec.dtype = config.cache_dtype();
+  spec.use_mla = config.use_mla;
+  if (config.sliding_window > 0) {
+    spec.kind = KVCacheKind::kSlidingWindow;
+    spec.sliding_window = config.sliding_window;
+  } else if (config.attention_chunk_size > 0) {
+    spec.kind = KVCacheKind::kChunkedLocal;
+    spec.attention_chunk_size = config.attention_chunk_size;
+  }
+  return spec;
+}
+
+Attention& layer_of(const LayerRegistry& layers, const std::string& name) {
+  Attention* layer = layers.find(name);
+  if (layer == nullptr) throw_invalid("KVCacheConfig: there is no layer '{}'", name);
+  return *layer;
+}
+
+void check_member(const Attention& layer, const Attention& first, const KVCacheSpec& spec) {
+  if (layer.get_attn_backend() != first.get_attn_backend()) {
+    throw_invalid("KVCacheConfig: layer '{}' has backend {}, legal: its group's, {}",
+                  layer.layer_name(), layer.get_attn_backend()->name(),
+                  first.get_attn_backend()->name());
+  }
+  if (layer.config().num_heads != first.config().num_heads) {
+    throw_invalid("KVCacheConfig: layer '{}' has {} query heads, legal: its group's {}",
+                  layer.layer_name(), layer.config().num_heads, first.config().num_heads);
+  }
+  const KVCacheSpec own = spec_of(layer.config());
+  if (own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
+      own.head_size != spec.head_size || own.dtype != spec.dtype) {
+    throw_invalid(
+        "KVCacheConfig: layer '{}' keeps {} tokens x {} heads x {} of {}, legal: its group's {} x "
+        "{} x {} of {}",
+        layer.layer_name(), own.block_size, own.num_kv_heads, own.head_size, to_string(own.dtype),
+        spec.block_size, spec.num_kv_heads, spec.head_size, to_string(spec.dtype));
+  }
+}
+
+/// Widens the configuration that a builder plans for to what another layer of the group sees.
+void widen(AttentionConfig& plan, const AttentionConfig& layer) {
+  const bool unbounded = plan.sliding_window == 0 || layer.sliding_window == 0;
+  plan.sliding_window = unbounded ? 0 : std::max(plan.sliding_window, layer.sliding_window);
+  if (plan.attention_chunk_size != layer.attention_chunk_size) plan.attention_chunk_size = 0;
+}
+
+/// The group's layers and, behind them, those that attend to the cache of one of them.
+std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
+                                         const LayerRegistry& layers) {
+  std::vector<const Attention*> members;
+  for (const std::string& name : group.layer_names) members.push_back(&layer_of(layers, name));
+  for (const Attention* layer : layers.layers()) {
+    if (!layer->shares_kv_cache()) continue;
+    const std::string& target = layer->options().kv_sharing_target_layer_name;
+    const bool ours = std::any_of(members.begin(), members.end(), [&](const Attention* member) {
+      return member->layer_name() == target;
+    });
+    const bool listed = std::find(members.begin(), members.end(), layer) != members.end();
+    if (ours && !listed) members.push_back(layer);
+  }
+  return members;
+}
+
+AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& layers,
+                          const std::shared_ptr<Context>& context, const BuilderOptions& options) {
+  const auto members = members_of(wanted, layers);
+  if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
+  AttentionGroup group;
+  group.spec = wanted.spec;
+  group.backend = members.front()->get_attn_backend();
+  AttentionConfig plan = members.front()->config();
+  for (const Attention* layer : members) {
+    check_member(*layer, *members.front(), wanted.spec);
+    widen(plan, layer->config());
+    group.layer_names.push_back(layer->layer_name());
+  }
+  group.builder = group.backend->make_builder(context, plan, options);
+  return group;
+}
+
+}  // namespace
+
+std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers) {
+  std::map<std::string, KVCacheSpec> specs;
+  for (const Attention* layer : layers.layers()) {
+    if (layer->config().attn_type != AttentionType::kDecoder) {
+      throw_invalid("layer {}: attn_type is {}, legal: decoder", layer->layer_name(),
+                    to_string(layer->config().attn_type));
+    }
+    if (!layer->shares_kv_cache()) specs.emplace(layer->layer_name(), spec_of(layer->config()));
+  }
+  return specs;
+}
+
+std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
+                                              const LayerRegistry& layers,
+                                              const std::shared_ptr<Context>& context,
+                                              const BuilderOptions& options) {
+  BuilderOptions shared = options;
+  if (shared.workspace == nullptr) shared.workspace = std::make_shared<AttentionWorkspace>();
+  std::vector<AttentionGroup> groups;
+  for (const KVCacheGroupSpec& group : config.groups) {
+    groups.push_back(make_group(group, layers, context, shared));
+  }
+  return groups;
+}
+
+std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
+                                          std::span<const AttentionGroup> groups,
+                                          const Context& context, cl_command_queue queue,
+                                          std::optional<KVCacheLayout> layout) {
+  if (groups.size() != config.groups.size()) {
+    throw_invalid("groups: {} given, legal: one for each of the configuration's {}", groups.size(),
+                  config.groups.size());
+  }
+  const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
+  const std::optional<KVCacheLayout> wanted = layout ? layout : get_kv_cache_layout();
+  std::vector<Attention*> owners;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const AttentionBackend& backend = *groups[i].backend;
+    const KVCacheLayout order = wanted.value_or(backend.preferred_layout(context.capabilities()));
+    for (const std::string& name : config.groups[i].layer_names) {
+      layer_of(layers, name)
+          .bind_kv_cache(reshape_kv_cache(raw.at(name), config.groups[i].spec, backend, order));
+    }
+  }
+  for (Attention* layer : layers.layers()) {
+    if (raw.contains(layer->layer_name())) owners.push_back(layer);
+  }
+  std::stable_sort(owners.begin(), owners.end(), [](const Attention* a, const Attention* b) {
+    return extract_layer_index(a->layer_name()) < extract_layer_index(b->layer_name());
+  });
+  std::vector<const KVCache*> caches;
+  for (const Attention* layer : owners) caches.push_back(layer->kv_cache());
+  return caches;
+}
+
+std::map<std::string, const AttentionMetadata*> build_attn_metadata(
+    cl_command_queue queue, std::span<const AttentionGroup> groups,
+    const CommonAttentionMetadata& common, std::span<const GroupPages> pages) {
+  if (pages.size() != groups.size()) {
+    throw_invalid("pages: {} given, legal: one for each of the {} groups", pages.size(),
+                  groups.size());
+  }
+  std::map<std::string, const AttentionMetadata*> metadata;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    CommonAttentionMetadata batch = common;
+    batch.max_query_len = 0;  // derived: an upper bound would hide that all requests are decodes
+    batch.block_table = pages[i].block_table;
+    batch.block_table_stride = pages[i].block_table_stride;
+    batch.slot_mapping = pages[i].slot_mapping;
+    const AttentionMetadata& built = groups[i].builder->build(queue, batch);
+    for (const std::string& name : groups[i].layer_names) metadata.emplace(name, &built);
+  }
+  return metadata;
+}
+
+}  // namespace clattn

@@ -1,0 +1,222 @@
+#include <clattn/layer.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "attention/layer_kernels.hpp"
+#include "base/error.hpp"
+#include "opencl/recorder.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::throw_invalid;
+
+/// The configuration with vLLM's defaults filled in.
+AttentionConfig resolve(const AttentionOptions& options) {
+  const CacheConfig cache = options.cache_config.value_or(CacheConfig{});
+  AttentionConfig config;
+  config.num_heads = options.num_heads;
+  config.num_kv_heads = options.num_kv_heads.value_or(options.num_heads);
+  config.head_size = options.head_size;
+  config.block_size = cache.block_size;
+  config.dtype = options.dtype;
+  config.kv_cache_dtype = cache.cache_dtype;
+  config.scale = options.scale;
+  config.logits_soft_cap = options.logits_soft_cap;
+  config.sliding_window = options.per_layer_sliding_window.value_or(cache.sliding_window);
+  config.attention_chunk_size = options.attention_chunk_size;
+  config.attn_type = options.attn_type;
+  config.alibi_slopes = options.alibi_slopes;
+  config.sinks = options.sinks;
+  config.custom_mask = options.custom_mask;
+  config.output_fp8 = options.output_fp8;
+  config.use_mla = options.use_mla;
+  config.is_attention_free = cache.is_attention_free;
+  config.kernel_family = options.kernel_family;
+  return config;
+}
+
+void check_options(const AttentionOptions& options, const AttentionConfig& config,
+                   const LayerRegistry& registry) {
+  if (config.num_kv_heads < 1) {
+    throw_invalid("num_kv_heads is {}, legal: >= 1", config.num_kv_heads);
+  }
+  if (config.num_heads % config.num_kv_heads != 0) {
+    throw_invalid("num_heads ({}) is not divisible by num_kv_heads ({})", config.num_heads,
+                  config.num_kv_heads);
+  }
+  if (options.quant_config && options.quant_config->fp8_checkpoint &&
+      config.kv_cache_dtype == DType::kFp8E5M2) {
+    throw_invalid("fp8_e5m2 kv-cache is not supported with fp8 checkpoints.");
+  }
+  if (registry.find(options.prefix) != nullptr) {
+    throw_invalid("Duplicate layer name: {}", options.prefix);
+  }
+}
+
+[[noreturn]] void refuse_target(const AttentionOptions& options, std::string_view why) {
+  throw_invalid("Specified KV sharing target layer for {} is not valid: target layer {} {}",
+                options.prefix, options.kv_sharing_target_layer_name, why);
+}
+
+bool same_cache(const AttentionConfig& a, const AttentionConfig& b) {
+  return a.num_kv_heads == b.num_kv_heads && a.head_size == b.head_size &&
+         a.block_size == b.block_size && a.cache_dtype() == b.cache_dtype();
+}
+
+}  // namespace
+
+Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
+                     AttentionOptions options)
+    : context_(std::move(context)),
+      registry_(&registry),
+      options_(std::move(options)),
+      config_(resolve(options_)),
+      backend_(options_.attn_backend),
+      cache_(std::make_shared<KVCache>()) {
+  check_options(options_, config_, registry);
+  if (shares_kv_cache()) take_cache_of_target();
+  if (backend_ == nullptr) {
+    backend_ = clattn::get_attn_backend(config_, &context_->capabilities()).shared_from_this();
+  }
+  impl_ = backend_->make_impl(context_, config_);
+  zeroer_ = std::make_unique<detail::RowZeroer>(context_->runtime(), config_);
+  if (is_quantized(config_.cache_dtype()) && !shares_kv_cache()) {
+    set_scales({});
+    if (options_.cache_config && options_.cache_config->calculate_kv_scales) {
+      calculator_ = std::make_unique<detail::KVScaleCalculator>(context_->runtime(), config_);
+      calculates_scales_ = true;
+    }
+  }
+  registry.layers_.push_back(this);
+}
+
+Attention::~Attention() {
+  std::erase(registry_->layers_, this);
+}
+
+/// vLLM's validate_kv_sharing_target, and that the caches are alike.
+void Attention::take_cache_of_target() {
+  const std::string& target_name = options_.kv_sharing_target_layer_name;
+  if (target_name == options_.prefix) {
+    refuse_target(options_, "cannot be the same as the current layer.");
+  }
+  const Attention* target = registry_->find(target_name);
+  if (target == nullptr) {
+    const bool later = extract_layer_index(options_.prefix) <= extract_layer_index(target_name);
+    refuse_target(options_, later ? "must come before the current layer."
+                                  : "is not a valid Attention layer in the model.");
+  }
+  if (target->config_.attn_type != config_.attn_type) {
+    refuse_target(options_, fmt::format("must be the same type as the current layer ({}).",
+                                        to_string(config_.attn_type)));
+  }
+  if (!same_cache(target->config_, config_)) {
+    refuse_target(options_,
+                  "must have KV heads, head_size, block_size and kv_cache_dtype of the "
+                  "current layer.");
+  }
+  cache_ = target->cache_;
+}
+
+std::string Attention::extra_repr() const {
+  const float scale =
+      config_.scale.value_or(1.0F / std::sqrt(static_cast<float>(config_.head_size)));
+  return fmt::format("head_size={}, num_heads={}, num_kv_heads={}, scale={}, backend={}",
+                     config_.head_size, config_.num_heads, config_.num_kv_heads, scale,
+                     backend_->name());
+}
+
+void Attention::bind_kv_cache(KVCache cache) {
+  if (shares_kv_cache()) {
+    throw_invalid("layer {}: it uses the cache of {}, bind that layer's", options_.prefix,
+                  options_.kv_sharing_target_layer_name);
+  }
+  if (cache.scales) {
+    calculates_scales_ = false;  // the engine knows better
+  } else {
+    cache.scales = cache_->scales;
+  }
+  *cache_ = std::move(cache);
+}
+
+void Attention::set_scales(const KVScales& scales) {
+  const std::array<float, 3> k_v_q = {scales.k_scale, scales.v_scale, scales.q_scale};
+  cache_->scales = context_->runtime().allocate_copy(std::as_bytes(std::span(k_v_q)));
+  cache_->scales_per_head = false;
+}
+
+std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded) {
+  KVScales scales = clattn::load_kv_scales(loaded, config_.kv_cache_dtype);
+  prob_scale_ = scales.prob_scale;
+  if (!is_quantized(config_.cache_dtype()) || shares_kv_cache()) return {};
+  if (calculates_scales_) {
+    scales.k_scale = scales.v_scale = 1;
+    scales.warnings.clear();
+  }
+  set_scales(scales);
+  return std::move(scales.warnings);
+}
+
+void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key,
+                               TensorRef value, std::int64_t num_tokens) {
+  if (num_tokens == 0 || !calculates_scales_.exchange(false)) return;
+  try {
+    calculator_->enqueue(queue,
+                         {{{key, config_.num_kv_heads, "key"},
+                           {value, config_.num_kv_heads, "value"},
+                           {query, config_.num_heads, "query"}}},
+                         num_tokens, cache_->scales);
+  } catch (...) {
+    calculates_scales_ = true;  // nothing was found yet
+    throw;
+  }
+}
+
+void Attention::process_weights_after_loading(DType act_dtype) const {
+  if (act_dtype != config_.dtype) {
+    throw_invalid("act_dtype is {}, legal: the layer's dtype, {}", to_string(act_dtype),
+                  to_string(config_.dtype));
+  }
+}
+
+void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
+                        const AttentionMetadata* metadata, const LayerForwardOptions& options) {
+  const bool stores = inputs.key.buffer != nullptr;
+  if (stores != (inputs.value.buffer != nullptr)) {
+    throw_invalid("key, value: only one of them is given, legal: both or none");
+  }
+  const bool cached = !config_.contiguous_kv();
+  if (metadata == nullptr || (cached && !cache_->buffer)) {
+    if (options.event != nullptr) options.event->reset();
+    if (options.launches != nullptr) options.launches->clear();
+    return zeroer_->enqueue(queue, inputs.output, 0, inputs.num_rows);
+  }
+  const std::int64_t tokens = metadata->num_actual_tokens();
+  if (inputs.num_rows != 0 && inputs.num_rows < tokens) {
+    throw_invalid("num_rows is {}, legal: 0, or at least the batch's {} tokens", inputs.num_rows,
+                  tokens);
+  }
+  zeroer_->enqueue(queue, inputs.output, tokens, inputs.num_rows);
+  if (!cached) {
+    return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,
+                                  inputs.output, options.lse, options.event, options.launches,
+                                  options.extra);
+  }
+  if (stores && !shares_kv_cache()) {
+    // A recorded calculation would happen at every replay.
+    if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
+      calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, tokens);
+    }
+    impl_->write_kv_cache(queue, inputs.key, inputs.value, *cache_, *metadata);
+  }
+  impl_->forward(queue, inputs.query, *cache_, *metadata, inputs.output, options.lse, options.event,
+                 options.launches, options.extra);
+}
+
+}  // namespace clattn

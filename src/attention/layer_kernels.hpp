@@ -1,0 +1,57 @@
+#pragma once
+
+#include <array>
+#include <clattn/attention.hpp>
+#include <memory>
+
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// Work-groups that stride over a tensor: enough to stream at the memory's rate, a power of two
+/// work-items each.
+struct StreamGrid {
+  explicit StreamGrid(const DeviceCapabilities& capabilities);
+  std::size_t group_size;
+  std::size_t num_groups;
+};
+
+/// kernels_cl/kv_scales.cl for one layer.
+class KVScaleCalculator {
+ public:
+  KVScaleCalculator(Runtime& runtime, const AttentionConfig& config);
+
+  /// One of a layer's first tensors.
+  struct Tensor {
+    TensorRef rows;
+    std::int32_t heads = 0;
+    std::string_view name;
+  };
+  /// Enqueues scales[i] = largest magnitude of tensor i / its constant: K, V, Q. For one batch:
+  /// magnitudes of an earlier one would count too.
+  void enqueue(cl_command_queue queue, const std::array<Tensor, 3>& k_v_q, std::int64_t num_tokens,
+               const Buffer& scales);
+
+ private:
+  std::int32_t head_size_;
+  StreamGrid grid_;
+  std::shared_ptr<KernelPool> amax_;
+  std::shared_ptr<KernelPool> finish_;
+  Buffer largest_;  ///< u32 [3], the bits of floats
+};
+
+/// kernels_cl/zero_rows.cl for outputs of one layer: a kernel, because recorded steps hold no fills.
+class RowZeroer {
+ public:
+  RowZeroer(Runtime& runtime, const AttentionConfig& config);
+  /// Zeroes rows [first, end) of an output.
+  void enqueue(cl_command_queue queue, const TensorRef& output, std::int64_t first,
+               std::int64_t end) const;
+
+ private:
+  std::int64_t row_elems_;
+  StreamGrid grid_;
+  std::shared_ptr<KernelPool> kernel_;
+};
+
+}  // namespace clattn::detail

@@ -1,0 +1,310 @@
+#include "backends/plugin_adapter.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "backends/plugin_step.hpp"
+#include "base/error.hpp"
+#include "kernels/cache_write.hpp"
+#include "kernels/paged_rules.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+// The ABI's numbers are the library's: the structs are filled by casts.
+static_assert(static_cast<int>(DType::kF32) == CLATTN_F32 &&
+              static_cast<int>(DType::kF16) == CLATTN_F16 &&
+              static_cast<int>(DType::kBF16) == CLATTN_BF16 &&
+              static_cast<int>(DType::kFp8E4M3) == CLATTN_FP8_E4M3 &&
+              static_cast<int>(DType::kFp8E5M2) == CLATTN_FP8_E5M2 &&
+              static_cast<int>(DType::kInt8) == CLATTN_INT8);
+static_assert(static_cast<int>(KVCacheLayout::kNHD) == CLATTN_NHD &&
+              static_cast<int>(KVCacheLayout::kHND) == CLATTN_HND);
+
+ClattnAttentionConfig c_config(const AttentionConfig& config) {
+  ClattnAttentionConfig result{};
+  result.struct_size = sizeof(result);
+  result.num_heads = config.num_heads;
+  result.num_kv_heads = config.num_kv_heads;
+  result.head_size = config.head_size;
+  result.block_size = config.block_size;
+  result.dtype = static_cast<std::int32_t>(config.dtype);
+  result.kv_cache_dtype = static_cast<std::int32_t>(config.cache_dtype());
+  result.scale = config.scale.value_or(1.0F / std::sqrt(static_cast<float>(config.head_size)));
+  result.logits_soft_cap = config.logits_soft_cap;
+  result.sliding_window = config.sliding_window;
+  result.attention_chunk_size = config.attention_chunk_size;
+  result.alibi_slopes = config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data();
+  result.sinks = config.sinks.empty() ? nullptr : config.sinks.data();
+  return result;
+}
+
+ClattnDevice c_device(const DeviceCapabilities* capabilities) {
+  ClattnDevice result{};
+  if (capabilities == nullptr) return result;
+  result.struct_size = sizeof(result);
+  result.kind = static_cast<std::int32_t>(capabilities->kind);
+  result.compute_units = capabilities->compute_units;
+  result.name = capabilities->name.c_str();
+  result.vendor = capabilities->vendor.c_str();
+  result.driver_version = capabilities->driver_version.c_str();
+  result.max_work_group_size = capabilities->max_work_group_size;
+  result.global_mem_bytes = capabilities->global_mem_bytes;
+  result.max_alloc_bytes = capabilities->max_alloc_bytes;
+  result.local_mem_bytes = capabilities->local_mem_bytes;
+  return result;
+}
+
+ClattnTensor c_tensor(const TensorRef& tensor, std::int32_t heads, std::int32_t head_size,
+                      std::string_view name) {
+  const std::int64_t row = std::int64_t{heads} * head_size;
+  return {tensor.buffer, tensor.offset, checked_token_stride(tensor, row, name)};
+}
+
+ClattnKVCache c_cache(const KVCache& cache) {
+  ClattnKVCache result{};
+  result.buffer = cache.buffer.handle();
+  result.dtype = static_cast<std::int32_t>(cache.dtype);
+  result.block_size = cache.block_size;
+  result.num_kv_heads = cache.num_kv_heads;
+  result.head_size = cache.head_size;
+  result.num_blocks = cache.num_blocks;
+  result.k_offset = cache.k_offset;
+  result.v_offset = cache.v_offset;
+  result.block_stride = cache.block_stride;
+  result.token_stride = cache.token_stride;
+  result.head_stride = cache.head_stride;
+  result.scales = cache.scales.handle();
+  result.scales_per_head = cache.scales_per_head ? 1 : 0;
+  return result;
+}
+
+static_assert(static_cast<int>(DeviceKind::kGpu) == CLATTN_GPU &&
+              static_cast<int>(DeviceKind::kCpu) == CLATTN_CPU &&
+              static_cast<int>(DeviceKind::kOther) == CLATTN_OTHER);
+
+/// Throws what a plugin's call reported.
+void check_status(ClattnStatus& status, std::string_view backend, std::string_view call) {
+  if (status.code == CLATTN_OK) return;
+  status.message[sizeof(status.message) - 1] = '\0';
+  constexpr std::array kCodes = {ErrorCode::kInvalidArgument, ErrorCode::kUnsupported,
+                                 ErrorCode::kOpenCL};
+  const bool known = status.code >= CLATTN_INVALID_ARGUMENT && status.code <= CLATTN_OPENCL;
+  throw Error(
+      known ? kCodes.at(static_cast<std::size_t>(status.code - 1)) : ErrorCode::kUnsupported,
+      fmt::format("backend {}: {}: {}", backend, call, status.message), status.cl_code);
+}
+
+/// A layer of a plugin.
+class PluginImpl final : public AttentionImpl {
+ public:
+  PluginImpl(std::shared_ptr<const PluginLibrary> library, std::shared_ptr<Context> context,
+             const AttentionConfig& config)
+      : library_(std::move(library)), context_(std::move(context)), config_(config) {
+    const ClattnAttentionConfig wanted = c_config(config_);
+    ClattnStatus status{};
+    impl_ =
+        table().impl_create(table().self, context_->handle(), context_->device(), &wanted, &status);
+    check_status(status, table().name, "impl_create");
+  }
+  ~PluginImpl() override { table().impl_destroy(table().self, impl_); }
+  PluginImpl(const PluginImpl&) = delete;
+  PluginImpl& operator=(const PluginImpl&) = delete;
+
+  const AttentionConfig& config() const noexcept override { return config_; }
+
+  void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
+                      const AttentionMetadata& metadata, Event* event) const override {
+    const ClattnBatch& batch = batch_of(metadata, cache);
+    const ClattnKVCache where = c_cache(cache);
+    const auto k = c_tensor(key, config_.num_kv_heads, config_.head_size, "key");
+    const auto v = c_tensor(value, config_.num_kv_heads, config_.head_size, "value");
+    call("write_kv_cache", event, [&](cl_event* done, ClattnStatus* status) {
+      table().write_kv_cache(table().self, impl_, queue, &k, &v, &where, &batch, done, status);
+    });
+  }
+
+  void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
+               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
+               std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
+    if (options.custom_mask != nullptr || options.output_fp8 != nullptr) {
+      throw_invalid("custom_mask, output_fp8: given, legal: none under this layer's configuration");
+    }
+    const ClattnBatch& batch = batch_of(metadata, cache);
+    const ClattnKVCache where = c_cache(cache);
+    const auto q = c_tensor(query, config_.num_heads, config_.head_size, "query");
+    const auto out = c_tensor(output, config_.num_heads, config_.head_size, "output");
+    if (launches != nullptr) launches->clear();  // what a plugin launches is its own affair
+    call("forward", event, [&](cl_event* done, ClattnStatus* status) {
+      table().forward(table().self, impl_, queue, &q, &where, &batch, &out, lse, done, status);
+    });
+  }
+
+  void forward_encoder(cl_command_queue, TensorRef, TensorRef, TensorRef, const AttentionMetadata&,
+                       TensorRef, cl_mem, Event*, std::vector<LaunchRecord>*,
+                       const ForwardOptions&) const override {
+    throw_unsupported(
+        "backend {}: attn_type {}: keys and values come from the cache, use forward()",
+        table().name, to_string(config_.attn_type));
+  }
+
+  std::vector<KernelInfo> kernels() const override { return {}; }
+
+ private:
+  const ClattnBackendPlugin& table() const noexcept { return library_->table(); }
+
+  const ClattnBatch& batch_of(const AttentionMetadata& metadata, const KVCache& cache) const {
+    const auto* step = dynamic_cast<const PluginMetadata*>(&metadata);
+    if (step == nullptr || step->batch().struct_size == 0 ||
+        step->block_size() != config_.block_size) {
+      throw_invalid(
+          "attn_metadata: built for another configuration; legal: metadata of a builder "
+          "of this backend with block_size {}",
+          config_.block_size);
+    }
+    if (cache.block_size != config_.block_size || cache.num_kv_heads != config_.num_kv_heads ||
+        cache.head_size != config_.head_size || cache.dtype != config_.cache_dtype()) {
+      throw_invalid("kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {}",
+                    cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
+                    config_.block_size, config_.num_kv_heads, config_.head_size,
+                    to_string(config_.cache_dtype()));
+    }
+    if (!cache.buffer) throw_invalid("kv_cache: no buffer");
+    if (step->num_blocks() > cache.num_blocks) {
+      throw_invalid(
+          "attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
+          step->num_blocks() - 1, cache.num_blocks);
+    }
+    return step->batch();
+  }
+
+  template <typename Function>
+  void call(std::string_view what, Event* event, Function function) const {
+    ClattnStatus status{};
+    cl_event done = nullptr;
+    function(event == nullptr ? nullptr : &done, &status);
+    if (event != nullptr) event->reset(done);
+    check_status(status, table().name, what);
+  }
+
+  std::shared_ptr<const PluginLibrary> library_;
+  std::shared_ptr<Context> context_;
+  AttentionConfig config_;
+  void* impl_ = nullptr;
+};
+
+class PluginBackend final : public AttentionBackend {
+ public:
+  explicit PluginBackend(std::shared_ptr<const PluginLibrary> library)
+      : library_(std::move(library)), name_(table().name) {
+    for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
+      if ((table().layouts & 1U << static_cast<unsigned>(layout)) != 0) layouts_.push_back(layout);
+    }
+  }
+
+  std::string_view name() const noexcept override { return name_; }
+  BackendOrigin full_cls_name() const override {
+    return {library_->path(), CLATTN_BACKEND_PLUGIN_ENTRY};
+  }
+
+  std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
+    std::vector<std::string> reasons;
+    append_config_reasons(config, reasons);
+    if (config.head_size < 1) {
+      reasons.push_back(fmt::format("head_size is {}, supported: >= 1", config.head_size));
+    }
+    const std::pair<bool, std::string_view> beyond_abi[] = {
+        {config.attn_type != AttentionType::kDecoder, "attn_type other than decoder"},
+        {config.custom_mask, "custom_mask"},
+        {config.output_fp8, "output_fp8"},
+        {config.use_mla, "MLA"}};
+    for (const auto& [wanted, what] : beyond_abi) {
+      if (wanted) reasons.push_back(fmt::format("{} not supported by plugins", what));
+    }
+    // What is wrong already is not the plugin's to judge: it may rely on sane numbers.
+    if (!reasons.empty()) return reasons;
+    const ClattnAttentionConfig wanted = c_config(config);
+    const auto add = [](void* sink, const char* reason) {
+      static_cast<std::vector<std::string>*>(sink)->emplace_back(reason == nullptr ? "?" : reason);
+    };
+    const ClattnDevice device = c_device(capabilities);
+    table().validate(table().self, &wanted, capabilities == nullptr ? nullptr : &device, add,
+                     &reasons);
+    return reasons;
+  }
+
+  std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
+                                                 std::int32_t num_kv_heads,
+                                                 std::int32_t head_size) const override {
+    std::array<std::int64_t, 5> shape{};
+    ClattnStatus status{};
+    table().kv_cache_shape(table().self, num_blocks, block_size, num_kv_heads, head_size,
+                           shape.data(), &status);
+    check_status(status, name_, "kv_cache_shape");
+    const auto kv = static_cast<std::size_t>(table().kv_dimension);
+    if (shape.at(kv) != 2 || shape.at(1 - kv) != num_blocks || shape[2] != block_size ||
+        shape[3] != num_kv_heads || shape[4] != head_size) {
+      throw_unsupported("backend {}: kv_cache_shape is not {{K/V, blocks}}, token, head, dim",
+                        name_);
+    }
+    return shape;
+  }
+
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
+    if (std::find(layouts_.begin(), layouts_.end(), layout) == layouts_.end()) {
+      throw_unsupported("layout {} not supported by {}", to_string(layout), name_);
+    }
+    std::array<std::int32_t, 5> order{};
+    ClattnStatus status{};
+    table().kv_cache_stride_order(table().self, static_cast<std::int32_t>(layout), order.data(),
+                                  &status);
+    check_status(status, name_, "kv_cache_stride_order");
+    auto sorted = order;
+    std::sort(sorted.begin(), sorted.end());
+    if (sorted != std::array<std::int32_t, 5>{0, 1, 2, 3, 4}) {
+      throw_unsupported("backend {}: kv_cache_stride_order is no permutation of 0 … 4", name_);
+    }
+    return order;
+  }
+
+  std::int32_t kv_dimension() const noexcept override { return table().kv_dimension; }
+  std::span<const KVCacheLayout> supported_layouts() const noexcept override { return layouts_; }
+  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
+    return static_cast<KVCacheLayout>(table().preferred_layout);
+  }
+
+  std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
+                                                 const AttentionConfig& config) const override {
+    require_valid(name_, validate_configuration(config, &context->capabilities()));
+    return std::make_shared<const PluginImpl>(library_, std::move(context), config);
+  }
+
+  std::unique_ptr<AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<Context> context, const AttentionConfig& config,
+      const BuilderOptions& options) const override {
+    require_valid(name_, validate_configuration(config, &context->capabilities()));
+    return std::make_unique<PluginMetadataBuilder>(shared_from_this(), std::move(context), config,
+                                                   options);
+  }
+
+ private:
+  const ClattnBackendPlugin& table() const noexcept { return library_->table(); }
+
+  std::shared_ptr<const PluginLibrary> library_;
+  std::string name_;
+  std::vector<KVCacheLayout> layouts_;
+};
+
+}  // namespace
+
+std::shared_ptr<const AttentionBackend> make_plugin_backend(
+    std::shared_ptr<const PluginLibrary> library) {
+  return std::make_shared<const PluginBackend>(std::move(library));
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,130 @@
+#include "backends/plugin_step.hpp"
+
+#include <algorithm>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/page_list.hpp"
+#include "metadata/slot_mapping.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+template <typename T>
+std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::size_t count) {
+  return {reinterpret_cast<T*>(bytes.data() + offset), count};
+}
+
+}  // namespace
+
+PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBackend> backend,
+                                             std::shared_ptr<Context> context,
+                                             const AttentionConfig& config,
+                                             const BuilderOptions& options)
+    : backend_(std::move(backend)),
+      context_(std::move(context)),
+      limits_(options.limits),
+      decode_threshold_(options.decode_threshold),
+      staging_(context_->runtime()) {
+  if (options.graph_batch_size > 0) {
+    throw_unsupported("backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
+                      backend_->name(), options.graph_batch_size);
+  }
+  metadata_.block_size_ = config.block_size;
+}
+
+BatchSummary PluginMetadataBuilder::check(const CommonAttentionMetadata& batch) const {
+  const BatchSummary summary = validate_lengths(batch, metadata_.block_size_);
+  validate_limits(batch, summary, limits_);
+  validate_page_ids(batch, metadata_.block_size_, limits_.num_blocks);
+  validate_slots(batch, metadata_.block_size_, limits_.num_blocks);
+  return summary;
+}
+
+std::size_t PluginMetadataBuilder::workspace_bytes(const CommonAttentionMetadata& batch) const {
+  check(batch);
+  return 0;
+}
+
+void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
+                                       std::span<std::int32_t> table) const {
+  const auto width = static_cast<std::size_t>(metadata_.batch_.block_table_stride);
+  const auto stride = static_cast<std::size_t>(batch.block_table_stride);
+  std::fill(table.begin(), table.end(), 0);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(batch.num_reqs); ++r) {
+    const auto pages =
+        static_cast<std::size_t>(page_count(batch.seq_lens[r], metadata_.block_size_));
+    std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(r * stride), pages,
+                table.begin() + static_cast<std::ptrdiff_t>(r * width));
+  }
+}
+
+void PluginMetadataBuilder::copy_arrays(const CommonAttentionMetadata& batch,
+                                        std::span<std::byte> bytes) {
+  ClattnBatch& step = metadata_.batch_;
+  const auto reqs = static_cast<std::size_t>(batch.num_reqs);
+  const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);
+  const auto slots = part<std::int64_t>(bytes, step.slot_mapping_bytes, tokens);
+  if (batch.slot_mapping.empty()) {
+    write_slot_mapping(batch, metadata_.block_size_, slots);
+  } else {
+    std::copy_n(batch.slot_mapping.begin(), tokens, slots.begin());
+  }
+  const auto starts = part<std::int32_t>(bytes, step.query_start_loc_bytes, reqs + 1);
+  std::copy_n(batch.query_start_loc.begin(), reqs + 1, starts.begin());
+  const auto lens = part<std::int32_t>(bytes, step.seq_lens_bytes, reqs);
+  std::copy_n(batch.seq_lens.begin(), reqs, lens.begin());
+  const auto table = part<std::int32_t>(bytes, step.block_table_bytes,
+                                        reqs * static_cast<std::size_t>(step.block_table_stride));
+  copy_table(batch, table);
+  step.slot_mapping = slots.data();
+  step.query_start_loc = starts.data();
+  step.seq_lens = lens.data();
+  step.block_table = table.data();
+  metadata_.slots_ = slots;
+  metadata_.num_blocks_ = limits_.num_blocks;
+  if (limits_.num_blocks < 0) {
+    metadata_.num_blocks_ =
+        table.empty() ? 0 : std::int64_t{*std::max_element(table.begin(), table.end())} + 1;
+  }
+}
+
+const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
+                                                      const CommonAttentionMetadata& batch,
+                                                      Event* upload) {
+  ClattnBatch& step = metadata_.batch_;
+  step = {};  // a refused batch leaves no metadata to run by
+  const BatchSummary summary = check(batch);
+  metadata_.split_ = split_decodes_and_prefills(batch, decode_threshold_);
+  ClattnBatch next{};
+  next.struct_size = sizeof(ClattnBatch);
+  next.num_reqs = batch.num_reqs;
+  next.num_actual_tokens = metadata_.num_actual_tokens_ = batch.num_actual_tokens;
+  next.num_decodes = metadata_.split_.num_decodes;
+  next.max_query_len = metadata_.max_query_len_ = summary.max_query_len;
+  next.max_seq_len = metadata_.max_seq_len_ = summary.max_seq_len;
+  next.causal = batch.causal ? 1 : 0;
+  next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
+
+  const auto reqs = static_cast<std::size_t>(batch.num_reqs);
+  std::size_t total = static_cast<std::size_t>(batch.num_actual_tokens) * sizeof(std::int64_t);
+  const auto take = [&](std::size_t count) {
+    const std::size_t at = total;
+    total = checked_add(total, checked_mul(count, sizeof(std::int32_t), "batch"), "batch");
+    return at;
+  };
+  next.query_start_loc_bytes = take(reqs + 1);
+  next.seq_lens_bytes = take(reqs);
+  next.block_table_bytes = take(reqs * static_cast<std::size_t>(next.block_table_stride));
+  const std::span<std::byte> bytes = staging_.host(queue, total);
+  step = next;
+  copy_arrays(batch, bytes);
+  staging_.upload(queue, total, upload);
+  step.device = staging_.buffer().handle();
+  metadata_.slot_buffer_ = step.device;
+  metadata_.slot_offset_bytes_ = step.slot_mapping_bytes;
+  return metadata_;
+}
+
+}  // namespace clattn::detail

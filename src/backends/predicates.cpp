@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <clattn/attention.hpp>
+
+namespace clattn {
+
+namespace {
+
+/// Configurations that a backend may be asked about when only one of their fields matters.
+std::vector<AttentionConfig> common_configurations() {
+  std::vector<AttentionConfig> configs;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    for (const std::int32_t block_size : {16, 32, 64, 128, 1}) {
+      for (const std::int32_t head_size : {128, 64, 256, 96, 80, 32, 16, 8, 512, 576}) {
+        for (const bool use_mla : {false, true}) {
+          AttentionConfig& config = configs.emplace_back();
+          config.num_heads = config.num_kv_heads = 1;
+          config.head_size = head_size;
+          config.block_size = block_size;
+          config.dtype = dtype;
+          config.use_mla = use_mla;
+        }
+      }
+    }
+  }
+  return configs;
+}
+
+/// The first common configuration that the backend takes; the very first when it takes none.
+AttentionConfig accepted_configuration(const AttentionBackend& backend) {
+  const auto configs = common_configurations();
+  const auto found = std::find_if(configs.begin(), configs.end(), [&](const auto& config) {
+    return backend.validate_configuration(config, nullptr).empty();
+  });
+  return found == configs.end() ? configs.front() : *found;
+}
+
+template <typename Change>
+std::vector<std::string> reasons_against(const AttentionBackend& backend, Change change) {
+  AttentionConfig config = accepted_configuration(backend);
+  change(config);
+  return backend.validate_configuration(config, nullptr);
+}
+
+}  // namespace
+
+std::vector<std::string> AttentionBackend::supports_head_size(std::int32_t head_size) const {
+  return reasons_against(*this, [&](AttentionConfig& c) { c.head_size = head_size; });
+}
+
+std::vector<std::string> AttentionBackend::supports_dtype(DType dtype) const {
+  return reasons_against(*this, [&](AttentionConfig& c) { c.dtype = dtype; });
+}
+
+std::vector<std::string> AttentionBackend::supports_kv_cache_dtype(
+    std::optional<DType> kv_cache_dtype) const {
+  return reasons_against(*this, [&](AttentionConfig& c) { c.kv_cache_dtype = kv_cache_dtype; });
+}
+
+std::vector<std::string> AttentionBackend::supports_block_size(std::int32_t block_size) const {
+  return reasons_against(*this, [&](AttentionConfig& c) { c.block_size = block_size; });
+}
+
+std::vector<std::string> AttentionBackend::supports_attn_type(AttentionType attn_type) const {
+  return reasons_against(*this, [&](AttentionConfig& c) { c.attn_type = attn_type; });
+}
+
+std::vector<std::string> AttentionBackend::supports_sink() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.sinks = {0.0F}; });
+}
+
+std::vector<std::string> AttentionBackend::supports_alibi() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.alibi_slopes = {0.5F}; });
+}
+
+std::vector<std::string> AttentionBackend::supports_logits_soft_cap() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.logits_soft_cap = 30.0F; });
+}
+
+std::vector<std::string> AttentionBackend::supports_sliding_window() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.sliding_window = 128; });
+}
+
+std::vector<std::string> AttentionBackend::supports_mla() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_mla = true; });
+}
+
+std::vector<std::string> AttentionBackend::supports_device(
+    const DeviceCapabilities& capabilities) const {
+  return validate_configuration(accepted_configuration(*this), &capabilities);
+}
+
+std::vector<std::int32_t> AttentionBackend::get_supported_head_sizes() const {
+  constexpr std::int32_t kLargest = 1024;
+  AttentionConfig config = accepted_configuration(*this);
+  std::vector<std::int32_t> sizes;
+  for (config.head_size = 1; config.head_size <= kLargest; ++config.head_size) {
+    if (validate_configuration(config, nullptr).empty()) sizes.push_back(config.head_size);
+  }
+  return sizes;
+}
+
+}  // namespace clattn

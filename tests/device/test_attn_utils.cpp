@@ -1,0 +1,197 @@
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "device/attention_case.hpp"
+#include "device/layer_model.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using clattn::Attention;
+using clattn::DType;
+using clattn::KVCacheKind;
+using layer_test::Device;
+using layer_test::Step;
+
+constexpr std::int32_t kHeads = 4, kKVHeads = 2, kDims = 64, kPage = 16;
+
+clattn::AttentionOptions options_of(std::string prefix, std::int32_t window) {
+  clattn::AttentionOptions options;
+  options.num_heads = kHeads;
+  options.head_size = kDims;
+  options.num_kv_heads = kKVHeads;
+  options.prefix = std::move(prefix);
+  options.dtype = DType::kF32;
+  options.cache_config = clattn::CacheConfig{.block_size = kPage};
+  options.per_layer_sliding_window = window;
+  return options;
+}
+
+/// Three layers of their own caches, two of them windowed, and one that shares.
+struct Model {
+  explicit Model(const std::shared_ptr<clattn::Context>& context)
+      : windowed(context, layers, options_of("layers.2.attn", 10)),
+        full(context, layers, options_of("layers.0.attn", 0)),
+        narrow(context, layers, options_of("layers.1.attn", 4)),
+        sharer(context, layers, sharing()) {}
+
+  static clattn::AttentionOptions sharing() {
+    clattn::AttentionOptions options = options_of("layers.3.attn", 0);
+    options.kv_sharing_target_layer_name = "layers.0.attn";
+    return options;
+  }
+
+  /// Group 0: full; group 1: the windowed ones. Each layer has `blocks` pages of its own.
+  clattn::KVCacheConfig cache_config(std::int64_t blocks) const {
+    const auto specs = get_kv_cache_spec(layers);
+    clattn::KVCacheConfig config;
+    config.num_blocks = blocks;
+    config.groups = {{{"layers.0.attn"}, specs.at("layers.0.attn")},
+                     {{"layers.2.attn", "layers.1.attn"}, specs.at("layers.2.attn")}};
+    for (const auto& [name, spec] : specs) {
+      config.tensors.push_back({static_cast<std::size_t>(blocks) * spec.page_size_bytes(), {name}});
+    }
+    return config;
+  }
+
+  clattn::LayerRegistry layers;
+  Attention windowed, full, narrow, sharer;
+};
+
+template <typename Call>
+std::string refusal(Call call) {
+  try {
+    call();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+// A3: get_kv_cache_spec
+TEST(AttnUtils, SpecsFollowTheLayers) {
+  const Model model(all_contexts().at(0));
+  const auto specs = get_kv_cache_spec(model.layers);
+  ASSERT_EQ(specs.size(), 3U);  // the sharing layer owns nothing
+  EXPECT_EQ(specs.at("layers.0.attn").kind, KVCacheKind::kFull);
+  EXPECT_EQ(specs.at("layers.2.attn").kind, KVCacheKind::kSlidingWindow);
+  EXPECT_EQ(specs.at("layers.2.attn").sliding_window, 10);
+  EXPECT_EQ(specs.at("layers.0.attn").page_size_bytes(), 2U * kPage * kKVHeads * kDims * 4);
+  clattn::LayerRegistry others;
+  clattn::AttentionOptions options = options_of("layers.0", 0);
+  options.attn_type = clattn::AttentionType::kEncoderOnly;
+  const Attention encoder(all_contexts().at(0), others, options);
+  EXPECT_EQ(refusal([&] { get_kv_cache_spec(others); }),
+            "layer layers.0: attn_type is encoder_only, legal: decoder");
+}
+
+// A3, A9.10: groups with page tables of their own; one metadata object each; every layer right.
+TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    Model model(context);
+    const clattn::KVCacheConfig config = model.cache_config(6);
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 64, .max_model_len = 96};
+    options.num_splits = 2;  // partial results, so that the workspace is in use
+    options.workspace = std::make_shared<clattn::AttentionWorkspace>();
+    const auto groups = init_attn_backend(config, model.layers, context, options);
+    ASSERT_EQ(groups.size(), 2U);
+    EXPECT_EQ(groups[0].layer_names, (std::vector<std::string>{"layers.0.attn", "layers.3.attn"}));
+    EXPECT_GT(options.workspace->partial_out.size_bytes(), 0U);
+
+    const auto caches = init_kv_cache(config, model.layers, groups, *context, device.queue);
+    const std::vector<const clattn::KVCache*> by_index = {
+        model.full.kv_cache(), model.narrow.kv_cache(), model.windowed.kv_cache()};
+    EXPECT_EQ(caches, by_index);
+    EXPECT_EQ(model.sharer.kv_cache(), model.full.kv_cache());
+
+    Step full({kHeads, kKVHeads, kDims, kPage}, 1);
+    full.add_request(1, 0, {5, 99, 99});
+    full.add_request(40, 0, {0, 2, 1});
+    Step windowed({kHeads, kKVHeads, kDims, kPage}, 2);
+    windowed.add_request(1, 0, {3, 99, 99});
+    windowed.add_request(40, 0, {4, 0, 5});
+    clattn::CommonAttentionMetadata common = full.batch();
+    common.max_query_len = common.num_actual_tokens;  // A9.10: what vLLM passes
+    const std::vector<clattn::GroupPages> pages = {
+        {full.batch().block_table, full.batch().block_table_stride},
+        {windowed.batch().block_table, windowed.batch().block_table_stride}};
+    const auto metadata = build_attn_metadata(device.queue, groups, common, pages);
+    ASSERT_EQ(metadata.size(), 4U);
+    EXPECT_EQ(metadata.at("layers.0.attn"), metadata.at("layers.3.attn"));
+    EXPECT_EQ(metadata.at("layers.1.attn"), metadata.at("layers.2.attn"));
+    EXPECT_NE(metadata.at("layers.0.attn"), metadata.at("layers.1.attn"));
+    EXPECT_EQ(metadata.at("layers.0.attn")->max_query_len(), 40);
+
+    full.expect_truth(full.run(device, model.full, metadata.at("layers.0.attn")));
+    windowed.set_window(4);
+    windowed.expect_truth(windowed.run(device, model.narrow, metadata.at("layers.1.attn")));
+    windowed.set_window(10);
+    windowed.expect_truth(windowed.run(device, model.windowed, metadata.at("layers.2.attn")));
+    full.expect_truth(full.run(device, model.sharer, metadata.at("layers.3.attn")));
+    device.queue.finish();
+  }
+}
+
+TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  Model model(context);
+  clattn::KVCacheConfig config = model.cache_config(1);
+  config.groups[0].layer_names.emplace_back("layers.9.attn");
+  EXPECT_EQ(refusal([&] { init_attn_backend(config, model.layers, context); }),
+            "KVCacheConfig: there is no layer 'layers.9.attn'");
+  config = model.cache_config(1);
+  config.groups[1].spec.num_kv_heads = 1;
+  EXPECT_EQ(
+      refusal([&] { init_attn_backend(config, model.layers, context); }),
+      "KVCacheConfig: layer 'layers.2.attn' keeps 16 tokens x 2 heads x 64 of f32, legal: its "
+      "group's 16 x 1 x 64 of f32");
+  config = model.cache_config(1);
+  const auto groups = init_attn_backend(config, model.layers, context);
+  config.tensors.pop_back();
+  EXPECT_NE(refusal([&] {
+              init_kv_cache(config, model.layers, groups, *context, device.queue);
+            }).find("some layers are not correctly initialized"),
+            std::string::npos);
+  EXPECT_EQ(refusal([&] {
+              build_attn_metadata(device.queue, groups, clattn::CommonAttentionMetadata{}, {});
+            }),
+            "pages: 0 given, legal: one for each of the 2 groups");
+}
+
+/// A builder may outgrow the workspace while another one's step is still to run.
+TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  clattn::LayerRegistry layers;
+  Attention layer(context, layers, options_of("layers.0", 0));
+  const auto& backend = *layer.get_attn_backend();
+  const clattn::KVCacheSpec spec{
+      .block_size = kPage, .num_kv_heads = kKVHeads, .head_size = kDims, .dtype = DType::kF32};
+  layer.bind_kv_cache(reshape_kv_cache(context->allocate(4 * spec.page_size_bytes()), spec, backend,
+                                       clattn::KVCacheLayout::kNHD));
+  clattn::BuilderOptions options;
+  options.workspace = std::make_shared<clattn::AttentionWorkspace>();
+  options.limits = {.max_num_reqs = 1, .max_num_batched_tokens = 64, .max_model_len = 64};
+  const auto small = backend.make_builder(context, layer.config(), options);
+  Step step({kHeads, kKVHeads, kDims, kPage}, 3);
+  step.add_request(60, 0, {0, 1, 2, 3});
+  const auto& metadata = small->build(device.queue, step.batch());
+  const auto before = options.workspace->partial_out.size_bytes();
+  clattn::AttentionConfig wide = layer.config();
+  wide.head_size = 256;
+  const auto large = backend.make_builder(context, wide, options);
+  EXPECT_GT(options.workspace->partial_out.size_bytes(), before);
+  step.expect_truth(step.run(device, layer, &metadata));
+  step.expect_truth(step.run(device, layer, &small->build(device.queue, step.batch())));
+  device.queue.finish();
+}
+
+}  // namespace

@@ -1,0 +1,253 @@
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/attention_case.hpp"
+#include "device/layer_model.hpp"
+#include "oracle/oracle.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using clattn::Attention;
+using clattn::AttentionOptions;
+using clattn::DType;
+using clattn::ErrorCode;
+using layer_test::Device;
+using layer_test::Step;
+
+constexpr std::int32_t kHeads = 4, kKVHeads = 2, kDims = 64, kPage = 16;
+
+AttentionOptions options_of(std::string prefix) {
+  AttentionOptions options;
+  options.num_heads = kHeads;
+  options.head_size = kDims;
+  options.num_kv_heads = kKVHeads;
+  options.prefix = std::move(prefix);
+  options.dtype = DType::kF32;
+  options.cache_config = clattn::CacheConfig{.block_size = kPage};
+  return options;
+}
+
+template <typename Call>
+std::string refusal(ErrorCode code, Call call) {
+  try {
+    call();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+/// Makes a layer that must be refused.
+std::string refused(clattn::LayerRegistry& layers, const AttentionOptions& options,
+                    ErrorCode code = ErrorCode::kInvalidArgument) {
+  return refusal(code, [&] { const Attention layer(all_contexts().at(0), layers, options); });
+}
+
+// A2.1: defaults of the constructor, and who wins.
+TEST(Layer, ResolvesItsOptionsAsVLLMDoes) {
+  const auto& context = all_contexts().at(0);
+  clattn::LayerRegistry layers;
+  AttentionOptions options;
+  options.num_heads = kHeads;
+  options.head_size = kDims;
+  options.scale = 0.125F;
+  const Attention plain(context, layers, options);
+  EXPECT_EQ(plain.config().num_kv_heads, kHeads);
+  EXPECT_EQ(plain.config().block_size, 16);
+  EXPECT_EQ(plain.config().kv_cache_dtype, std::nullopt);
+  EXPECT_EQ(plain.config().sliding_window, 0);
+  EXPECT_EQ(plain.extra_repr(),
+            "head_size=64, num_heads=4, num_kv_heads=4, scale=0.125, backend=FLASHINFER");
+  EXPECT_EQ(plain.get_attn_backend()->name(), "FLASHINFER");
+  EXPECT_FALSE(plain.has_sink());
+  EXPECT_EQ(plain.kv_cache(), nullptr);
+  EXPECT_FALSE(plain.scales());
+  EXPECT_EQ(refusal(ErrorCode::kInvalidArgument,
+                    [&] { plain.process_weights_after_loading(DType::kBF16); }),
+            "act_dtype is bf16, legal: the layer's dtype, f16");
+  plain.process_weights_after_loading(DType::kF16);
+
+  options.prefix = "layers.1";
+  options.cache_config = clattn::CacheConfig{.block_size = 32, .sliding_window = 100};
+  options.sinks = {0, 0, 0, 0};
+  const Attention windowed(context, layers, options);
+  EXPECT_EQ(windowed.config().sliding_window, 100);
+  EXPECT_EQ(windowed.config().block_size, 32);
+  EXPECT_TRUE(windowed.has_sink());
+  options.prefix = "layers.2";
+  options.per_layer_sliding_window = 7;
+  EXPECT_EQ(Attention(context, layers, options).config().sliding_window, 7);
+  options.per_layer_sliding_window = 0;
+  EXPECT_EQ(Attention(context, layers, options).config().sliding_window, 0);
+  EXPECT_EQ(layers.layers().size(), 2U);  // those two are gone again
+}
+
+TEST(Layer, RefusesWithVLLMsWords) {
+  clattn::LayerRegistry layers;
+  AttentionOptions options = options_of("layers.0");
+  options.num_kv_heads = 3;
+  EXPECT_EQ(refused(layers, options), "num_heads (4) is not divisible by num_kv_heads (3)");
+  options = options_of("layers.0");
+  options.cache_config->cache_dtype = DType::kFp8E5M2;
+  options.quant_config = clattn::QuantConfig{.fp8_checkpoint = true};
+  EXPECT_EQ(refused(layers, options), "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.");
+  const Attention layer(all_contexts().at(0), layers, options_of("layers.0"));
+  EXPECT_EQ(refused(layers, options_of("layers.0")), "Duplicate layer name: layers.0");
+  options = options_of("layers.1");
+  options.use_mla = true;
+  options.attn_backend = layer.get_attn_backend();
+  EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported),
+            "backend FLASHINFER does not support this configuration: MLA not supported");
+  options = options_of("layers.1");
+  options.cache_config->is_attention_free = true;
+  EXPECT_NE(refused(layers, options, ErrorCode::kUnsupported).find("NO_ATTENTION"),
+            std::string::npos);
+  EXPECT_EQ(layers.layers().size(), 1U);
+}
+
+// A2.2
+TEST(Layer, SharingTargetsAreCheckedWithVLLMsWords) {
+  clattn::LayerRegistry layers;
+  const Attention first(all_contexts().at(0), layers, options_of("layers.0"));
+  const auto share = [&](const std::string& target,
+                         const std::function<void(AttentionOptions&)>& change) {
+    AttentionOptions options = options_of("layers.3");
+    options.kv_sharing_target_layer_name = target;
+    change(options);
+    return refused(layers, options);
+  };
+  const auto as_is = [](AttentionOptions&) {};
+  const auto text = [](const std::string& target, const std::string& why) {
+    return "Specified KV sharing target layer for layers.3 is not valid: target layer " + target +
+           " " + why;
+  };
+  EXPECT_EQ(share("layers.3", as_is), text("layers.3", "cannot be the same as the current layer."));
+  EXPECT_EQ(share("layers.5", as_is), text("layers.5", "must come before the current layer."));
+  EXPECT_EQ(share("layers.2", as_is),
+            text("layers.2", "is not a valid Attention layer in the model."));
+  EXPECT_EQ(
+      share("layers.0",
+            [](AttentionOptions& o) { o.attn_type = clattn::AttentionType::kEncoderDecoder; }),
+      text("layers.0", "must be the same type as the current layer (encoder_decoder)."));
+  EXPECT_NE(
+      share("layers.0", [](AttentionOptions& o) { o.num_kv_heads = 4; }).find("must have KV heads"),
+      std::string::npos);
+}
+
+/// A cache of NaN, so that what a layer does not write gives itself away.
+clattn::KVCache poisoned_cache(const Device& device, const Attention& layer,
+                               std::int64_t num_blocks) {
+  const clattn::AttentionConfig& c = layer.config();
+  const clattn::KVCacheSpec spec{.block_size = c.block_size,
+                                 .num_kv_heads = c.num_kv_heads,
+                                 .head_size = c.head_size,
+                                 .dtype = c.cache_dtype()};
+  const clattn::Buffer raw =
+      device.context->allocate(static_cast<std::size_t>(num_blocks) * spec.page_size_bytes());
+  device.queue.fill(raw, 0xFFFFFFFFU, 0, raw.size_bytes());
+  const auto& backend = *layer.get_attn_backend();
+  return reshape_kv_cache(raw, spec, backend,
+                          backend.preferred_layout(device.context->capabilities()));
+}
+
+/// Two prompts, of 5 and 20 tokens, over pages in no order.
+Step two_prompts(std::uint32_t seed) {
+  Step step(
+      {.num_heads = kHeads, .num_kv_heads = kKVHeads, .head_size = kDims, .block_size = kPage},
+      seed);
+  step.add_request(5, 0, {2, 99});
+  step.add_request(20, 0, {0, 1});
+  return step;
+}
+
+// A2.1: writes the cache, attends, and leaves padding rows zero and nothing else touched.
+TEST(Layer, ForwardIsTheOraclesAndZeroesPaddingRows) {
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    Attention layer(context, layers, options_of("layers.0"));
+    layer.bind_kv_cache(poisoned_cache(device, layer, 3));
+    Step step = two_prompts(1);
+    const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+    const auto& metadata = builder->build(device.queue, step.batch());
+    for (const std::int64_t gap : {0, 8}) {
+      const auto out = step.run(device, layer, &metadata, {.padding_rows = 3, .row_gap = gap});
+      step.expect_truth(out);
+      EXPECT_EQ(out.padding, std::vector<float>(3 * kHeads * kDims, 0.0F));
+      EXPECT_TRUE(out.rest_untouched);
+    }
+    EXPECT_EQ(refusal(ErrorCode::kInvalidArgument,
+                      [&] {
+                        static_cast<void>(step.run(device, layer, &metadata, {.padding_rows = -1}));
+                      }),
+              "num_rows is 24, legal: 0, or at least the batch's 25 tokens");
+    device.queue.finish();
+  }
+}
+
+TEST(Layer, AProfilingRunZeroesItsOutput) {
+  const Device device(all_contexts().at(0));
+  clattn::LayerRegistry layers;
+  Attention layer(device.context, layers, options_of("layers.0"));
+  Step step = two_prompts(2);
+  const auto builder = layer.get_attn_backend()->make_builder(device.context, layer.config());
+  const auto& metadata = builder->build(device.queue, step.batch());
+  const std::vector<double> zeros(step.tokens() * kHeads * kDims, 0.0);
+  EXPECT_EQ(step.run(device, layer, &metadata).out, zeros);  // no cache is bound
+  layer.bind_kv_cache(poisoned_cache(device, layer, 3));
+  EXPECT_EQ(step.run(device, layer, nullptr).out, zeros);
+  device.queue.finish();
+}
+
+// A2.2: reads the target's cache, stores nothing.
+TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    Attention owner(context, layers, options_of("layers.0"));
+    AttentionOptions options = options_of("layers.1");
+    options.kv_sharing_target_layer_name = "layers.0";
+    Attention sharer(context, layers, options);
+    owner.bind_kv_cache(poisoned_cache(device, owner, 3));
+    EXPECT_EQ(sharer.kv_cache(), owner.kv_cache());
+    EXPECT_NE(refusal(ErrorCode::kInvalidArgument, [&] { sharer.bind_kv_cache({}); })
+                  .find("bind that layer's"),
+              std::string::npos);
+    Step step = two_prompts(3);
+    const auto builder = owner.get_attn_backend()->make_builder(context, owner.config());
+    const auto& metadata = builder->build(device.queue, step.batch());
+    step.expect_truth(step.run(device, owner, &metadata));
+    step.new_query(4);
+    step.expect_truth(step.run(device, sharer, &metadata, {.poison_key_and_value = true}));
+    step.expect_truth(step.run(device, sharer, &metadata, {.omit_key_and_value = true}));
+    device.queue.finish();
+  }
+}
+
+TEST(Layer, KeyAndValueComeTogether) {
+  const Device device(all_contexts().at(0));
+  clattn::LayerRegistry layers;
+  Attention layer(device.context, layers, options_of("layers.0"));
+  const clattn::Buffer some = device.context->allocate(4096);
+  EXPECT_EQ(
+      refusal(ErrorCode::kInvalidArgument,
+              [&] {
+                layer.forward(
+                    device.queue,
+                    {.query = {some.handle()}, .key = {some.handle()}, .output = {some.handle()}},
+                    nullptr);
+              }),
+      "key, value: only one of them is given, legal: both or none");
+}
+
+}  // namespace

@@ -1,0 +1,139 @@
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <memory>
+#include <string>
+
+#include "device/attention_case.hpp"
+#include "device/layer_model.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using clattn::DType;
+using layer_test::Device;
+using layer_test::Step;
+
+const std::string& plugin_path() {
+  static const std::string path = std::string(CLATTN_PLUGIN_DIR) + "/none.so";
+  return path;
+}
+
+bool is_loaded() {
+  void* object = dlopen(plugin_path().c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (object != nullptr) dlclose(object);
+  return object != nullptr;
+}
+
+attention_test::CaseSpec reference_case() {
+  attention_test::CaseSpec spec;
+  spec.backend = "REFERENCE";
+  spec.layout = clattn::KVCacheLayout::kNHD;
+  spec.config.num_heads = 4;
+  spec.config.num_kv_heads = 2;
+  spec.config.head_size = 8;
+  spec.config.block_size = 4;
+  spec.config.dtype = DType::kF32;
+  spec.requests = {{1, 9, 1}, {1, 0, 2}, {0, 3, 3}, {5, 6, 4}};
+  spec.write_cache = true;
+  spec.query_padding = 8;
+  return spec;
+}
+
+// B3.1: a third party's kernels end to end, judged by the oracle over a poisoned cache.
+TEST(Plugin, AttendsLikeTheOracle) {
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  for (const auto& context : all_contexts()) {
+    const auto result = attention_test::run_case(context, reference_case());
+    EXPECT_EQ(result.fault, "");
+    EXPECT_LE(result.worst_share, 1.0) << result.worst_place;
+    EXPECT_FALSE(result.out.empty());
+  }
+}
+
+TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
+  const Device device(all_contexts().at(0));
+  {
+    auto plugin =
+        std::make_unique<clattn::BackendPlugin>(clattn::load_backend_plugin(plugin_path()));
+    clattn::LayerRegistry layers;
+    clattn::AttentionOptions options;
+    options.num_heads = 4;
+    options.num_kv_heads = 2;
+    options.head_size = 8;
+    options.dtype = DType::kF32;
+    options.cache_config = clattn::CacheConfig{.block_size = 4};
+    options.attn_backend = plugin->backend();
+    clattn::Attention layer(device.context, layers, options);
+    const auto builder = plugin->backend()->make_builder(device.context, layer.config());
+    options.attn_backend = nullptr;
+    plugin.reset();
+    for (const auto* backend : clattn::list_attn_backends()) EXPECT_NE(backend->name(), "REFERENCE");
+    EXPECT_TRUE(is_loaded());
+
+    const clattn::KVCacheSpec spec{
+        .block_size = 4, .num_kv_heads = 2, .head_size = 8, .dtype = DType::kF32};
+    layer.bind_kv_cache(reshape_kv_cache(device.context->allocate(3 * spec.page_size_bytes()), spec,
+                                         *layer.get_attn_backend(), clattn::KVCacheLayout::kNHD));
+    EXPECT_EQ(layer.extra_repr().find("backend=REFERENCE") == std::string::npos, false);
+    Step step({4, 2, 8, 4}, 5);
+    step.add_request(7, 0, {2, 0});
+    const auto& metadata = builder->build(device.queue, step.batch());
+    step.expect_truth(step.run(device, layer, &metadata, {.padding_rows = 2}));
+    device.queue.finish();
+  }
+  EXPECT_FALSE(is_loaded());
+}
+
+template <typename Call>
+std::string refusal(clattn::ErrorCode code, Call call) {
+  try {
+    call();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Plugin, ChecksWhatItsCallsAreGiven) {
+  const Device device(all_contexts().at(0));
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const auto& backend = *plugin.backend();
+  clattn::AttentionConfig config = reference_case().config;
+  const auto impl = backend.make_impl(device.context, config);
+  const auto builder = backend.make_builder(device.context, config);
+  const clattn::KVCacheSpec spec{
+      .block_size = 4, .num_kv_heads = 2, .head_size = 8, .dtype = DType::kF32};
+  const clattn::Buffer memory = device.context->allocate(spec.page_size_bytes());
+  const auto cache = reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  Step step({4, 2, 8, 4}, 5);
+  step.add_request(7, 0, {1, 0});
+  const auto& metadata = builder->build(device.queue, step.batch());
+  const auto forward = [&](const clattn::AttentionMetadata& built, const clattn::KVCache& where) {
+    return refusal(clattn::ErrorCode::kInvalidArgument, [&] {
+      impl->forward(device.queue, {memory.handle()}, where, built, {memory.handle()});
+    });
+  };
+  EXPECT_EQ(forward(metadata, cache),
+            "attn_metadata: its block ids reach up to 1, legal: below the cache's 1 blocks");
+  clattn::KVCache wrong = cache;
+  wrong.head_size = 16;
+  EXPECT_EQ(forward(metadata, wrong), "kv_cache: 4 tokens x 2 heads x 16 of f32, legal: 4 x 2 x 8 of f32");
+  const auto stranger = clattn::get_attn_backend(config, nullptr, "FLASHINFER")
+                            .make_builder(device.context, config);
+  EXPECT_EQ(forward(stranger->build(device.queue, step.batch()), cache).find("attn_metadata: built"),
+            0U);
+  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
+                    [&] { backend.get_kv_cache_stride_order(clattn::KVCacheLayout::kHND); }),
+            "layout HND not supported by REFERENCE");
+  config.head_size = 128;
+  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
+                    [&] { backend.make_impl(device.context, config); }),
+            "backend REFERENCE does not support this configuration: head_size 128 not supported: 1 "
+            "to 64 are");
+  device.queue.finish();
+}
+
+}  // namespace

@@ -1,0 +1,337 @@
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <clattn/clattn.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using clattn::AttentionConfig;
+using clattn::DType;
+using clattn::ErrorCode;
+
+/// A backend of an application: takes heads of 64, and nothing else matters.
+class FakeBackend final : public clattn::AttentionBackend {
+ public:
+  explicit FakeBackend(std::string name) : name_(std::move(name)) {}
+  std::string_view name() const noexcept override { return name_; }
+  std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const clattn::DeviceCapabilities*) const override {
+    ++asked;
+    if (config.head_size == 64) return {};
+    return {"only heads of 64"};
+  }
+  std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t blocks, std::int32_t size,
+                                                 std::int32_t heads,
+                                                 std::int32_t dims) const override {
+    return {blocks, 2, size, heads, dims};
+  }
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(clattn::KVCacheLayout) const override {
+    return {0, 1, 2, 3, 4};
+  }
+  std::int32_t kv_dimension() const noexcept override { return 1; }
+  std::span<const clattn::KVCacheLayout> supported_layouts() const noexcept override {
+    static constexpr clattn::KVCacheLayout kOne[] = {clattn::KVCacheLayout::kHND};
+    return kOne;
+  }
+  clattn::KVCacheLayout preferred_layout(
+      const clattn::DeviceCapabilities&) const noexcept override {
+    return clattn::KVCacheLayout::kHND;
+  }
+  std::shared_ptr<const clattn::AttentionImpl> make_impl(std::shared_ptr<clattn::Context>,
+                                                         const AttentionConfig&) const override {
+    return nullptr;
+  }
+  std::unique_ptr<clattn::AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<clattn::Context>, const AttentionConfig&,
+      const clattn::BuilderOptions&) const override {
+    return nullptr;
+  }
+
+  mutable std::atomic<int> asked = 0;
+
+ private:
+  std::string name_;
+};
+
+std::vector<std::string> names() {
+  std::vector<std::string> found;
+  for (const auto* backend : clattn::list_attn_backends()) found.emplace_back(backend->name());
+  return found;
+}
+using Names = std::vector<std::string>;
+
+template <typename Call>
+std::string refusal(ErrorCode code, Call call) {
+  try {
+    call();
+  } catch (const clattn::Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string plugin_path(const std::string& defect) {
+  return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
+}
+
+bool is_loaded(const std::string& path) {
+  void* object = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (object != nullptr) dlclose(object);
+  return object != nullptr;
+}
+
+/// Every test leaves the registry as it found it.
+class Registry : public testing::Test {
+ protected:
+  void TearDown() override { EXPECT_EQ(names(), before_); }
+  Names before_ = names();
+};
+
+// B3.1: registration at run time, priority order, explicit override.
+TEST_F(Registry, PositionIsPriority) {
+  clattn::register_backend(std::make_shared<FakeBackend>("LAST"));
+  clattn::register_backend(std::make_shared<FakeBackend>("FIRST"), 0);
+  clattn::register_backend(std::make_shared<FakeBackend>("SECOND"), 1);
+  EXPECT_EQ(names(), (Names{"FIRST", "SECOND", "FLASHINFER", "XFORMERS", "LAST"}));
+  AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = 64;
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "FIRST");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "LAST").name(), "LAST");
+  config.head_size = 128;
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "FLASHINFER");
+  EXPECT_EQ(clattn::choose_attn_backend(config, nullptr).rejected.at(0).reasons,
+            (Names{"only heads of 64"}));
+  for (const char* name : {"FIRST", "SECOND", "LAST"}) clattn::unregister_backend(name);
+}
+
+TEST_F(Registry, NamesAreUniqueAndNotReserved) {
+  const auto add = [](const char* name, std::size_t position) {
+    return refusal(ErrorCode::kInvalidArgument, [&] {
+      clattn::register_backend(std::make_shared<FakeBackend>(name), position);
+    });
+  };
+  EXPECT_EQ(add("XFORMERS", 0),
+            "register_backend: a backend named 'XFORMERS' is registered already");
+  for (const char* name : {"", "auto", "NO_ATTENTION"}) {
+    EXPECT_NE(add(name, 0).find("is reserved, legal: any but"), std::string::npos) << name;
+  }
+  EXPECT_EQ(add("FAR", 3), "register_backend: position is 3, legal: 0 … 2");
+  EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [] { clattn::register_backend(nullptr); }),
+            "register_backend: null");
+  EXPECT_EQ(
+      refusal(ErrorCode::kInvalidArgument, [] { clattn::unregister_backend("NOBODY"); }),
+      "unregister_backend: no backend is named 'NOBODY'. Registered are: FLASHINFER, XFORMERS");
+}
+
+TEST_F(Registry, AnEntryLivesUntilItsLastUserIsGone) {
+  auto made = std::make_shared<FakeBackend>("SHORT");
+  const std::weak_ptr<FakeBackend> watch = made;
+  clattn::register_backend(std::move(made));
+  auto list = std::make_unique<clattn::BackendList>(clattn::list_attn_backends());
+  std::shared_ptr<const clattn::AttentionBackend> kept =
+      clattn::get_attn_backend(64, DType::kF16, std::nullopt, 16).shared_from_this();
+  clattn::unregister_backend("SHORT");
+  EXPECT_EQ((*list)[2]->name(), "SHORT");  // the snapshot does not change
+  EXPECT_FALSE(watch.expired());
+  list.reset();
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(kept->name(), "FLASHINFER");
+}
+
+TEST_F(Registry, BuiltInBackendsCanBeTakenOutAndPutBack) {
+  const auto taken = clattn::unregister_backend("FLASHINFER");
+  EXPECT_EQ(clattn::get_attn_backend(64, DType::kF16, std::nullopt, 16).name(), "XFORMERS");
+  clattn::register_backend(taken, 0);
+  EXPECT_EQ(clattn::get_attn_backend(64, DType::kF16, std::nullopt, 16).name(), "FLASHINFER");
+}
+
+// A2.9: memoised on all arguments; a change of the registry forgets.
+TEST_F(Registry, TheSelectorAsksOnceForEqualArguments) {
+  const auto fake = std::make_shared<FakeBackend>("COUNTING");
+  clattn::register_backend(fake, 0);
+  const auto choose = [](std::int32_t head_size, bool has_sink) {
+    return clattn::get_attn_backend(head_size, DType::kF16, std::nullopt, 16, false, false,
+                                    has_sink)
+        .name();
+  };
+  EXPECT_EQ(choose(64, false), "COUNTING");
+  const int asked = fake->asked;
+  EXPECT_EQ(choose(64, false), "COUNTING");
+  EXPECT_EQ(fake->asked, asked);
+  EXPECT_EQ(choose(128, false), "FLASHINFER");
+  EXPECT_EQ(choose(64, true), "COUNTING");
+  EXPECT_GT(fake->asked, asked + 1);
+  clattn::unregister_backend("COUNTING");
+  EXPECT_EQ(choose(64, false), "FLASHINFER");
+}
+
+TEST_F(Registry, ThreadsRegisterListAndChooseAtOnce) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([i] {
+      const std::string name = "THREAD" + std::to_string(i);
+      for (int round = 0; round < 50; ++round) {
+        clattn::register_backend(std::make_shared<FakeBackend>(name));
+        EXPECT_GE(clattn::list_attn_backends().size(), 3U);
+        EXPECT_EQ(clattn::get_attn_backend(128, DType::kF16, std::nullopt, 16).name(),
+                  "FLASHINFER");
+        EXPECT_EQ(clattn::unregister_backend(name)->name(), name);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A8: attention-free models get a placeholder, whatever is forced.
+TEST_F(Registry, AttentionFreeModelsGetAPlaceholderThatRefuses) {
+  AttentionConfig config;
+  config.is_attention_free = true;
+  const auto& backend = clattn::get_attn_backend(config, nullptr, "XFORMERS");
+  EXPECT_EQ(backend.name(), "NO_ATTENTION");
+  EXPECT_EQ(clattn::get_attn_backend(64, DType::kF16, std::nullopt, 16, true).name(),
+            "NO_ATTENTION");
+  EXPECT_EQ(clattn::choose_attn_backend(config, nullptr).backend->name(), "NO_ATTENTION");
+  EXPECT_EQ(refusal(ErrorCode::kUnsupported, [&] { backend.make_impl(nullptr, config); }),
+            "backend NO_ATTENTION: the model has no attention, so there is no AttentionImpl");
+  EXPECT_NE(refusal(ErrorCode::kUnsupported, [&] { backend.get_kv_cache_shape(1, 1, 1, 1); })
+                .find("no KV cache"),
+            std::string::npos);
+}
+
+TEST_F(Registry, LatentAttentionIsForBackendsThatKnowIt) {
+  const std::string text = refusal(ErrorCode::kUnsupported, [] {
+    clattn::get_attn_backend(128, DType::kF16, std::nullopt, 16, false, true);
+  });
+  EXPECT_NE(text.find("FLASHINFER: MLA not supported"), std::string::npos) << text;
+  EXPECT_NE(text.find("XFORMERS: MLA not supported"), std::string::npos) << text;
+}
+
+// A2.4: predicates give reasons.
+TEST_F(Registry, PredicatesSayWhyNot) {
+  const auto list = clattn::list_attn_backends();
+  const auto& flashinfer = *list[0];
+  const auto& xformers = *list[1];
+  EXPECT_EQ(flashinfer.supports_head_size(72), Names{});
+  EXPECT_EQ(flashinfer.supports_head_size(12),
+            (Names{"head_size 12 not supported: 8 … 256 in steps of 8 are"}));
+  EXPECT_EQ(xformers.supports_dtype(DType::kF32),
+            (Names{"dtype f32 not supported: f16 and bf16 are"}));
+  EXPECT_EQ(xformers.supports_block_size(24), (Names{"Block size must be a multiple of 16."}));
+  EXPECT_EQ(flashinfer.supports_block_size(24), Names{});
+  EXPECT_EQ(flashinfer.supports_mla(), (Names{"MLA not supported"}));
+  for (const auto* backend : list) {
+    EXPECT_EQ(backend->supports_sink(), Names{});
+    EXPECT_EQ(backend->supports_alibi(), Names{});
+    EXPECT_EQ(backend->supports_logits_soft_cap(), Names{});
+    EXPECT_EQ(backend->supports_sliding_window(), Names{});
+    EXPECT_EQ(backend->supports_kv_cache_dtype(DType::kFp8E4M3), Names{});
+    EXPECT_EQ(backend->supports_attn_type(clattn::AttentionType::kEncoderOnly), Names{});
+    EXPECT_EQ(backend->supports_device({}).size(), 3U);  // work-groups of one: no GPU kernel fits
+    EXPECT_TRUE(backend->accept_output_buffer());
+    EXPECT_EQ(backend->full_cls_name().symbol, backend->name());
+  }
+  EXPECT_EQ(xformers.get_supported_head_sizes().front(), 32);
+  EXPECT_EQ(xformers.get_supported_head_sizes().back(), 256);
+  EXPECT_EQ(xformers.get_supported_head_sizes().size(), 29U);
+  EXPECT_EQ(flashinfer.get_supported_head_sizes().size(), 32U);
+  using Sizes = std::vector<clattn::SupportedBlockSize>;
+  EXPECT_EQ(xformers.get_supported_kernel_block_sizes(), (Sizes{{16, true}}));
+  EXPECT_EQ(flashinfer.get_supported_kernel_block_sizes(), (Sizes{{1, true}}));
+  EXPECT_EQ(xformers.get_required_kv_cache_layout(), clattn::KVCacheLayout::kNHD);
+  EXPECT_EQ(flashinfer.get_required_kv_cache_layout(), std::nullopt);
+}
+
+TEST_F(Registry, APluginIsListedChosenByNameAndUnloaded) {
+  const std::string path = plugin_path("none");
+  EXPECT_FALSE(is_loaded(path));
+  {
+    clattn::BackendPlugin plugin = clattn::load_backend_plugin(path);
+    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "REFERENCE"}));
+    EXPECT_EQ(plugin.backend()->full_cls_name().library, path);
+    EXPECT_EQ(plugin.backend()->full_cls_name().symbol, "clattn_backend_plugin_v1");
+    AttentionConfig config;
+    config.num_heads = config.num_kv_heads = 2;
+    config.head_size = 128;
+    EXPECT_EQ(refusal(ErrorCode::kUnsupported,
+                      [&] { clattn::get_attn_backend(config, nullptr, "REFERENCE"); }),
+              "Selected backend REFERENCE is not valid for this configuration. Reason: dtypes "
+              "other than f32 not supported; head_size 128 not supported: 1 to 64 are");
+    config.dtype = DType::kF32;
+    config.head_size = 4;
+    EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "REFERENCE");
+    EXPECT_EQ(plugin.backend()->supports_sink(), (Names{"sinks not supported"}));
+    EXPECT_EQ(plugin.backend()->get_supported_head_sizes().size(), 64U);
+    EXPECT_EQ(plugin.backend()->supports_attn_type(clattn::AttentionType::kEncoder),
+              (Names{"attn_type other than decoder not supported by plugins"}));
+
+    // A second one would have the same name.
+    EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [&] { clattn::load_backend_plugin(path); }),
+              "plugin '" + path +
+                  "': register_backend: a backend named 'REFERENCE' is registered already");
+    const auto user = plugin.backend();
+    plugin.reset();
+    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS"}));
+    EXPECT_TRUE(is_loaded(path));  // the user
+    EXPECT_EQ(user->get_kv_cache_shape(3, 4, 2, 8)[0], 3);
+  }
+  EXPECT_FALSE(is_loaded(path));
+}
+
+TEST_F(Registry, PluginsThatDoNotFitAreRefusedWithAReason) {
+  struct Row {
+    const char* defect;
+    ErrorCode code;
+    const char* reason;
+  };
+  constexpr Row kRows[] = {
+      {"nowhere", ErrorCode::kIo, "' cannot be opened: "},
+      {"no_entry", ErrorCode::kUnsupported, "' has no entry point clattn_backend_plugin_v1"},
+      {"abi_version", ErrorCode::kUnsupported, "' speaks ABI version 2, legal: 1"},
+      {"struct_size", ErrorCode::kUnsupported, "': its ClattnBackendPlugin has "},
+      {"missing_function", ErrorCode::kUnsupported, "' lacks forward"},
+      {"refuses", ErrorCode::kUnsupported, "' refuses to load (7): not on this host"},
+      {"taken_name", ErrorCode::kInvalidArgument,
+       "': register_backend: a backend named 'XFORMERS' is registered already"},
+  };
+  for (const Row& row : kRows) {
+    const std::string path = plugin_path(row.defect);
+    const std::string text = refusal(row.code, [&] { clattn::load_backend_plugin(path); });
+    EXPECT_EQ(text.find("plugin '" + path + row.reason), 0U) << text;
+    EXPECT_FALSE(is_loaded(path)) << row.defect;
+  }
+}
+
+/// Lists the backends in a process of its own, whose environment names these plugins: prints their
+/// names or the error.
+[[noreturn]] void list_with_plugins(const std::string& paths) {
+  setenv("CLATTN_PLUGINS", paths.c_str(), 1);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      for (const std::string& name : names()) std::fprintf(stderr, "%s;", name.c_str());
+    } catch (const clattn::Error& error) {
+      std::fprintf(stderr, "%s;", error.what());
+    }
+  }
+  std::exit(0);
+}
+
+TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process
+  EXPECT_EXIT(list_with_plugins(plugin_path("none")), testing::ExitedWithCode(0),
+              "^FLASHINFER;XFORMERS;REFERENCE;FLASHINFER;XFORMERS;REFERENCE;$");
+  const std::string refused =
+      "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
+      "clattn_backend_plugin_v1;";
+  EXPECT_EXIT(list_with_plugins(plugin_path("none") + ":" + plugin_path("no_entry")),
+              testing::ExitedWithCode(0), "^" + refused + refused + "$");
+}
+
+}  // namespace
