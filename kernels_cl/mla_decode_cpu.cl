@@ -207,12 +207,11 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     int write_lse CLA_OPTION_PARAMS) {        // 1: lse is wanted
   if (get_group_id(0) >= (size_t)num_items * CLA_HEAD_CHUNKS) return;
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const float unit = cla_latent_scale(&opt) * CLA_KV_UNIT;
-  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads);
+  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
+  const float scale = scale_log2e * cla_key_unit(&rows);
   const ClaOutputs to = {out + out_offset, out_token_stride, lse,
                          partial_out,      partial_lse2,     write_lse};
-  __global const int* pages = meta + pages_at + rows.item.pages_at;
-  const int end = cla_row_end(&rows, rows.rows - 1, causal);  // no row sees a key from here on
+  const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
 
   cla_vf query[CLA_MAX_ROWS * CLA_ROW_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
   ClaState state;
@@ -220,9 +219,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   for (int r = 0; r < padded_rows; ++r) {
     state.m[r] = CLA_NEG_BIG;
     state.l[r] = (cla_vf)(0.0f);
-    state.end[r] = cla_row_end(&rows, r, causal);
-    cla_read_latent_query(&rows, r, q + q_offset, q_token_stride, scale_log2e * unit,
-                          query + r * CLA_ROW_VECS);
+    state.end[r] = cla_row_end(&rows, r);
+    cla_read_latent_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_ROW_VECS);
     for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
   }
 
@@ -231,8 +229,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   long offsets[CLA_BLOCK_KV];
   int first = 0;  // rows before it see no key from here on
   for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
-    cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, (long)CLA_PAGE_SIZE * CLA_KEY_DIM, CLA_KEY_DIM,
-                0, offsets);
+    cla_kv_rows(&rows, meta + pages_at, at, CLA_BLOCK_KV, end, (long)CLA_PAGE_SIZE * CLA_KEY_DIM,
+                CLA_KEY_DIM, 0, offsets);
     cla_read_rows(cache, offsets, row);
     cla_turn_rows(row, column);
     while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
@@ -244,7 +242,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     float l[CLA_VEC], sum = 0.0f;
     CLA_CAT(vstore, CLA_VEC)(state.l[r], 0, l);
     for (int i = 0; i < CLA_VEC; ++i) sum += l[i];
-    for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] *= unit;
     cla_write_row(&rows, r, o + r * CLA_NUM_VECS, state.m[r], sum, &to);
   }
 }
