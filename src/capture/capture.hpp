@@ -36,7 +36,7 @@ struct CapturedAttention {
   bool causal = false;
   TensorRef query;
   const KVCache* cache = nullptr;  ///< or, where it is null:
-  TensorRef key, value;
+  TensorRef key = {}, value = {};
   const ForwardOptions& options;
   bool return_lse = false;
 };
@@ -46,7 +46,7 @@ void capture_attention(const CapturedAttention& call);
 /// `slot_offset_bytes`.
 struct CapturedCacheWrite {
   cl_command_queue queue = nullptr;
-  TensorRef key, value;
+  TensorRef key = {}, value = {};
   DType dtype = DType::kF16;
   const KVCache& cache;
   cl_mem slot_mapping = nullptr;
