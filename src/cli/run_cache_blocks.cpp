@@ -59,7 +59,7 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
 
   const auto context = Context::create(options.device);
   const AttentionBackend& backend = backend_name.empty() || backend_name == "auto"
-                                        ? *list_attn_backends().front()
+                                        ? *list_attn_backends()[0]
                                         : find_backend(backend_name);
   const KVCacheLayout layout = choose_layout(backend, wanted, &context->capabilities());
   const Queue queue = context->create_queue(QueueProfiling::kOn);
