@@ -4,10 +4,12 @@
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv is POSIX's
 
 #include <algorithm>
+#include <clattn/clattn.hpp>
 #include <cmath>
 #include <filesystem>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -151,6 +153,48 @@ TEST(Capture, OtherBackendAndType) {
         {"block_table.npy", npy_i32({3, 1, 2, 0}, "(2, 2)")},
         {"seq_lens.npy", npy_i32({20, 3})},
         {"query_start_loc.npy", npy_i32({0, 1, 4})}}});
+}
+
+/// The only use of the library inside this process, which reads its environment once.
+TEST(Capture, StridedTensorsArePackedAndStraySlotsDropped) {
+  const ScratchDirectory scratch;
+  const CapturingInto capture(scratch.path());
+  const auto context = clattn::Context::create();
+  const clattn::Queue queue = context->create_queue();
+  constexpr std::int64_t kTokens = 3, kRow = 8, kOffset = 5, kStride = 11;
+  const auto upload = [&](const auto& values) {
+    const clattn::Buffer buffer = context->allocate(values.size() * sizeof(values[0]));
+    queue.write(buffer, std::as_bytes(std::span(values)));
+    return buffer;
+  };
+  std::vector<float> elements(kOffset + kTokens * kStride, NAN), packed;
+  for (std::int64_t i = 0; i < kTokens * kRow; ++i) {
+    packed.push_back(static_cast<float>(i));
+    elements[static_cast<std::size_t>(kOffset + i / kRow * kStride + i % kRow)] = packed.back();
+  }
+  const clattn::Buffer tensor = upload(elements);
+  const clattn::Buffer slots = upload(std::vector<std::int64_t>{77, 6, -3, 1000});
+  const clattn::AttentionConfig config = {.num_heads = 1,
+                                          .num_kv_heads = 1,
+                                          .head_size = 8,
+                                          .block_size = 4,
+                                          .dtype = clattn::DType::kF32};
+  const clattn::KVCache cache =
+      make_kv_cache(*context, queue, *clattn::list_attn_backends()[0], config, 3);
+  const clattn::TensorRef rows = {
+      .buffer = tensor.handle(), .offset = kOffset, .token_stride = kStride};
+  reshape_and_cache_flash(*context, queue, rows, rows, config.dtype, cache, slots.handle(),
+                          sizeof(std::int64_t), kTokens);
+  queue.finish();
+  const fs::path place = scratch.path() / "0000-reshape_and_cache";
+  EXPECT_EQ(values_of<float>(read_bytes(place / "key.npy")), packed);
+  EXPECT_EQ(values_of<float>(read_bytes(place / "value.npy")), packed);
+  EXPECT_EQ(values_of<std::int64_t>(read_bytes(place / "slot_mapping.npy")),
+            (std::vector<std::int64_t>{6, -1, -1}));
+  const RunCase again(RunCase::InPlace{}, place);
+  std::vector<float> expected(3 * 4 * 8, 0);
+  std::copy_n(packed.begin(), kRow, expected.begin() + 6 * kRow);
+  EXPECT_EQ(again.array<float>("key_cache_out"), expected);
 }
 
 TEST(Capture, NumbersContinueBehindThoseThatAreThere) {
