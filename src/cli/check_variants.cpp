@@ -24,11 +24,11 @@ constexpr KernelFamily kFamilies[] = {KernelFamily::kCpu, KernelFamily::kGpu,
 constexpr int kRepeats = 2;  // the first pays for lazy compilation
 
 /// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
-/// tiles decode too, and beyond 64 the widest of them. One shape in f32, the rest in f16: each is its own program to compile.
+/// tiles decode too. One shape in f32, the rest in f16: each is its own program to compile.
 const std::vector<std::pair<std::int32_t, DType>>& groups() {
   static const std::vector<std::pair<std::int32_t, DType>> groups = {
       {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16},
-      {8, DType::kF16}, {9, DType::kF16}, {71, DType::kF16}, {4, DType::kF32}};
+      {8, DType::kF16}, {9, DType::kF16}, {4, DType::kF32}};
   return groups;
 }
 

@@ -26,12 +26,9 @@ struct PlannerDefaults {
 constexpr PlannerDefaults kGpuPlan{4, 256, ItemOrder::kHeavyFirst};
 constexpr PlannerDefaults kCpuPlan{16, 32, ItemOrder::kLightFirst};
 
-/// Decode tiles hold all query heads of a KV head. A GPU's tile of more than 64 rows fills its
-/// registers, which pays only where half the rows would read the keys of a KV head more often.
-bool tile_suits_group(const Variant& variant, const KernelShape& shape) {
-  if (variant.role == Role::kDecode) return variant.block_rows >= shape.group();
-  const bool large = variant.family != KernelFamily::kCpu && variant.block_rows > 64;
-  return !large || shape.group() > variant.block_rows / 2;
+/// Decode tiles hold all query heads of a KV head.
+bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
+  return variant.role != Role::kDecode || variant.block_rows >= shape.group();
 }
 
 /// Whether a smaller tile would read the keys of a KV head more often than a larger one.
@@ -49,7 +46,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
   for (const KernelFamily rung : family_ladder(family, capabilities)) {
     for (const Variant& variant : variants()) {
       if (variant.role != role || variant.family != rung || built.size() == most) continue;
-      if (!tile_suits_group(variant, shape) || reads_more(variant, shape, built)) continue;
+      if (!tile_holds_group(variant, shape) || reads_more(variant, shape, built)) continue;
       const auto reasons = why_not(variant, capabilities);
       if (!reasons.empty()) {
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));

@@ -75,11 +75,10 @@ std::vector<ShapeRow> rows_for(Role role) {
   return rows;
 }
 
-/// Decode tiles are filled; the widest prefill tiles serve groups that no smaller one holds.
+/// Decode tiles are filled.
 std::int32_t group_for(const Variant& variant) {
   if (variant.role == Role::kMLADecode) return 16;
-  if (variant.role == Role::kDecode) return std::min(variant.block_rows, 8);
-  return variant.family != KernelFamily::kCpu && variant.block_rows > 64 ? 71 : 4;
+  return variant.role == Role::kDecode ? std::min(variant.block_rows, 8) : 4;
 }
 
 KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
