@@ -1,0 +1,154 @@
+#include "device/attention_host.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+
+namespace attention_test {
+
+using clattn::DType;
+
+oracle::Element element(DType dtype) {
+  constexpr std::array kElements = {oracle::Element::kF32,     oracle::Element::kF16,
+                                    oracle::Element::kBF16,    oracle::Element::kFp8E4M3,
+                                    oracle::Element::kFp8E5M2, oracle::Element::kInt8};
+  return kElements.at(static_cast<std::size_t>(dtype));
+}
+
+std::size_t index(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+std::uint32_t poison_bits(DType dtype) {
+  constexpr std::array<std::uint32_t, 6> kBits = {0x7FC00001U, 0x7E01U, 0x7FC1U, 0x7F, 0x7F, 0x80};
+  return kBits.at(static_cast<std::size_t>(dtype));
+}
+
+double cache_scale(const CaseSpec& spec, bool of_values, std::int64_t head) {
+  if (!clattn::is_quantized(spec.config.cache_dtype())) return 1.0;
+  const double tensor = spec.config.cache_dtype() == DType::kInt8 ? 0x1p-5 : 0.5;
+  const double mine = spec.scales_per_head ? std::ldexp(1.0, -static_cast<int>(head % 3)) : 1.0;
+  return tensor * mine * (of_values ? 2.0 : 1.0);
+}
+
+HostCase lay_out(const CaseSpec& spec) {
+  std::mt19937 random(spec.page_seed);
+  HostCase host;
+  const clattn::AttentionConfig& c = spec.config;
+  oracle::AttentionCase& t = host.truth;
+  t.num_heads = c.num_heads;
+  t.num_kv_heads = c.num_kv_heads;
+  t.head_size = c.head_size;
+  t.block_size = c.contiguous_kv() ? 1 : c.block_size;
+  t.scale = c.scale ? static_cast<double>(*c.scale) : 1.0 / std::sqrt(c.head_size);
+  const bool decoder = c.attn_type == clattn::AttentionType::kDecoder;
+  t.causal = spec.causal && decoder;
+  t.soft_cap = c.logits_soft_cap;
+  t.window_left = c.sliding_window > 0 ? c.sliding_window - 1 : -1;
+  t.window_right = decoder && c.sliding_window > 0 ? 0 : t.window_left;
+  t.chunk = c.attention_chunk_size;
+  t.alibi_slopes.assign(c.alibi_slopes.begin(), c.alibi_slopes.end());
+  t.sinks.assign(c.sinks.begin(), c.sinks.end());
+  t.query_start_loc = {0};
+  std::int64_t used = 0;
+  std::int64_t widest = 1;
+  for (const Request& request : spec.requests) {
+    t.query_start_loc.push_back(t.query_start_loc.back() + request.query_len);
+    t.seq_lens.push_back(request.query_len + request.context_len);
+    const std::int64_t pages = (t.seq_lens.back() + t.block_size - 1) / t.block_size;
+    used += pages;
+    widest = std::max(widest, pages);
+  }
+  host.num_tokens = t.query_start_loc.back();
+  host.num_blocks = used + 2;
+  t.max_blocks = widest + 1;  // every row has at least one unused entry
+  std::vector<std::int32_t> pages(index(host.num_blocks));
+  std::iota(pages.begin(), pages.end(), 0);
+  // Contiguous keys stand in order, behind an unused row.
+  if (c.contiguous_kv()) std::rotate(pages.begin(), pages.begin() + 1, pages.end());
+  if (!c.contiguous_kv()) std::shuffle(pages.begin(), pages.end(), random);
+  host.block_table.assign(spec.requests.size() * index(t.max_blocks),
+                          std::numeric_limits<std::int32_t>::max());
+  std::size_t next = 0;
+  for (std::size_t r = 0; r < spec.requests.size(); ++r) {
+    const std::int64_t count = (t.seq_lens[r] + t.block_size - 1) / t.block_size;
+    for (std::int64_t p = 0; p < count; ++p) {
+      host.block_table[r * index(t.max_blocks) + index(p)] = pages[next++];
+    }
+  }
+  t.block_table = host.block_table;
+  return host;
+}
+
+namespace {
+
+/// Whether some query of request `r` may see the key at position `p`.
+bool is_seen(const oracle::AttentionCase& t, std::size_t r, std::int64_t p) {
+  const std::int64_t tokens = t.query_start_loc[r + 1] - t.query_start_loc[r];
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const std::int64_t at = t.seq_lens[r] - tokens + i;
+    const std::int64_t row = (t.query_start_loc[r] + i) * t.custom_mask_stride;
+    if ((!t.causal || p <= at) && (t.window_left < 0 || p >= at - t.window_left) &&
+        (t.window_right < 0 || p <= at + t.window_right) &&
+        (t.chunk == 0 || p / t.chunk == at / t.chunk) &&
+        (t.custom_mask.empty() || t.custom_mask[index(row + p)] != 0)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor& key,
+                Tensor& value) {
+  const auto heads = spec.config.num_kv_heads;
+  const auto dims = spec.config.head_size;
+  for (std::size_t r = 0; r < spec.requests.size(); ++r) {
+    const std::int64_t context = spec.requests[r].context_len;
+    std::mt19937 random(1000 + spec.requests[r].identity);
+    std::normal_distribution<double> normal;
+    for (std::int64_t p = 0; p < host.truth.seq_lens[r]; ++p) {
+      const bool written = spec.write_cache && p >= context;
+      const bool unseen = spec.unseen_is_nan && !is_seen(host.truth, r, p);
+      const std::int64_t row = host.truth.query_start_loc[r] + (p - context);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t d = 0; d < dims; ++d) {
+          double k = normal(random);
+          double v = normal(random);
+          if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
+              (spec.first_token_overflows && p == 0)) {
+            k = v = std::numeric_limits<double>::infinity();
+          }
+          if (unseen) k = v = std::numeric_limits<double>::quiet_NaN();
+          if (written) {
+            const std::size_t at = index((row * heads + h) * dims + d);
+            k = key.set(at, k);
+            v = value.set(at, v);
+          }
+          image.put(r, p, h, d, k, v, !written);
+        }
+      }
+    }
+  }
+}
+
+Tensor make_query(const CaseSpec& spec, HostCase& host, std::int64_t stride) {
+  const std::int64_t row = std::int64_t{spec.config.num_heads} * spec.config.head_size;
+  Tensor query(spec.config.dtype, std::max<std::size_t>(index(host.num_tokens * stride), 1));
+  for (std::size_t i = 0; i < query.size(); ++i) query.set_bits(i, poison_bits(spec.config.dtype));
+  for (std::size_t r = 0; r < spec.requests.size(); ++r) {
+    std::mt19937 random(500000 + spec.requests[r].identity);
+    std::normal_distribution<double> normal(0.0, spec.sharpness);
+    for (std::int64_t t = host.truth.query_start_loc[r]; t < host.truth.query_start_loc[r + 1];
+         ++t) {
+      for (std::int64_t i = 0; i < row; ++i) {
+        host.truth.query.push_back(query.set(index(t * stride + i), normal(random)));
+      }
+    }
+  }
+  return query;
+}
+
+}  // namespace attention_test

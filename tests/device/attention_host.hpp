@@ -1,0 +1,134 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/attention_case.hpp"
+
+/// The host's half of a made-up attention call: what the device gets, bit by bit, and what the
+/// oracle gets, as doubles.
+namespace attention_test {
+
+oracle::Element element(clattn::DType dtype);
+std::size_t index(std::int64_t i);
+/// What unused elements hold: a NaN, or int8's largest size, which would show just as well.
+std::uint32_t poison_bits(clattn::DType dtype);
+/// The factor of KV head `head`; powers of two, so that dividing by it is exact.
+double cache_scale(const CaseSpec& spec, bool of_values, std::int64_t head);
+
+/// A host copy of a device tensor in its element type.
+class Tensor {
+ public:
+  Tensor(clattn::DType dtype, std::size_t count)
+      : dtype_(dtype), bytes_(count * clattn::element_size_bytes(dtype)) {}
+
+  void set_bits(std::size_t i, std::uint32_t bits) { std::memcpy(at(i), &bits, width()); }
+  /// Stores the nearest value and returns what was stored.
+  double set(std::size_t i, double value) {
+    const std::uint32_t bits = oracle::encode(element(dtype_), value);
+    set_bits(i, bits);
+    return oracle::decode(element(dtype_), bits);
+  }
+  double get(std::size_t i) const { return oracle::decode(element(dtype_), bits(i)); }
+  std::uint32_t bits(std::size_t i) const {
+    std::uint32_t value = 0;
+    std::memcpy(&value, bytes_.data() + i * width(), width());
+    return value;
+  }
+  std::size_t size() const { return bytes_.size() / width(); }
+  std::vector<std::byte>& bytes() { return bytes_; }
+
+ private:
+  std::size_t width() const { return clattn::element_size_bytes(dtype_); }
+  std::byte* at(std::size_t i) { return bytes_.data() + i * width(); }
+  clattn::DType dtype_;
+  std::vector<std::byte> bytes_;
+};
+
+/// The call on the host: lengths, tables, tensors as the device gets them and as the oracle sees
+/// them.
+struct HostCase {
+  oracle::AttentionCase truth;
+  std::vector<std::int32_t> block_table;  // with poisoned tails
+  std::int64_t num_blocks = 0;
+  std::int64_t num_tokens = 0;
+};
+
+HostCase lay_out(const CaseSpec& spec);
+
+/// The cache of one case: physical bits for the device, logical doubles for the oracle.
+class CacheImage {
+ public:
+  CacheImage(const CaseSpec& spec, HostCase& host, const clattn::KVCache& cache)
+      : spec_(spec),
+        cache_(cache),
+        host_(host),
+        bits_(spec.config.cache_dtype(),
+              cache.buffer.size_bytes() / clattn::element_size_bytes(cache.dtype)) {
+    for (std::size_t i = 0; i < bits_.size(); ++i) bits_.set_bits(i, poison_bits(cache.dtype));
+    const std::size_t logical = index(cache.num_blocks) * index(cache.block_size) *
+                                index(cache.num_kv_heads) * index(cache.head_size);
+    host.truth.key_cache.assign(logical, std::numeric_limits<double>::quiet_NaN());
+    host.truth.value_cache = host.truth.key_cache;
+  }
+
+  /// Stores a token's K and V element where position `position` of request `r` lives.
+  void put(std::size_t r, std::int64_t position, std::int64_t head, std::int64_t dim, double key,
+           double value, bool on_device) {
+    const std::int64_t page =
+        host_.block_table[r * index(host_.truth.max_blocks) + index(position / cache_.block_size)];
+    const std::int64_t token = position % cache_.block_size;
+    const std::int64_t physical =
+        page * cache_.block_stride + token * cache_.token_stride + head * cache_.head_stride + dim;
+    const std::int64_t logical =
+        ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
+    place(index(cache_.k_offset + physical), key, cache_scale(spec_, false, head), on_device,
+          host_.truth.key_cache[index(logical)]);
+    place(index(cache_.v_offset + physical), value, cache_scale(spec_, true, head), on_device,
+          host_.truth.value_cache[index(logical)]);
+  }
+
+  Tensor& bits() { return bits_; }
+
+  /// What differs between the device's cache and the expectation: stored tokens, NaN elsewhere.
+  std::string compare(Tensor& device) const {
+    std::vector<std::uint32_t> want(device.size(), poison_bits(cache_.dtype));
+    for (const auto& [place, value] : expected_) want[place] = value;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      if (device.bits(i) != want[i]) {
+        return fmt::format("cache element {} is {:#x}, expected {:#x}", i, device.bits(i), want[i]);
+      }
+    }
+    return {};
+  }
+
+ private:
+  void place(std::size_t at, double value, double scale, bool on_device, double& truth) {
+    const std::uint32_t bits = oracle::encode(element(cache_.dtype), value / scale);
+    truth = oracle::decode(element(cache_.dtype), bits) * scale;
+    if (on_device) bits_.set_bits(at, bits);
+    expected_.push_back({at, bits});
+  }
+
+  const CaseSpec& spec_;
+  const clattn::KVCache& cache_;
+  HostCase& host_;
+  Tensor bits_;
+  std::vector<std::pair<std::size_t, std::uint32_t>> expected_;
+};
+
+/// Fills the cache with random tokens; the step's own tokens go through `key` and `value` when they
+/// are written by the library.
+void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor& key,
+                Tensor& value);
+
+/// Random query rows; the padding between them is NaN.
+Tensor make_query(const CaseSpec& spec, HostCase& host, std::int64_t stride);
+
+}  // namespace attention_test
