@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fails when a document says what the sources do not: the README's program, the table of environment
-# variables, links between files.
+# variables, links between files, the headers and tests that docs/vllm-map.md names.
 # usage: tests/docs.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -37,5 +37,20 @@ for page in README.md docs/*.md; do
   done
 done
 
-[ $status != 0 ] || echo "docs: README, variables and links agree with the sources"
+# Tests as TEST*(Suite, Name), files as they are; names of headers alone stand in include/clattn/.
+grep -rhE '^ *(TEST|TEST_[FP]|TYPED_TEST)\(' tests | sed 's/^ *[A-Z_]*(\([^,]*\), *\([^)]*\)).*/\1.\2/' | sort -u > "$work/tests"
+# shellcheck disable=SC2016
+grep -oE '`[A-Z][A-Za-z0-9]*\.[A-Z][A-Za-z0-9_]*`' docs/vllm-map.md | tr -d '`' | sort -u > "$work/cited"
+[ -s "$work/cited" ] || complain "docs/vllm-map.md names no test"
+comm -23 "$work/cited" "$work/tests" | sed 's/^/docs: docs\/vllm-map.md: no test /' > "$work/lost"
+# shellcheck disable=SC2013,SC2016
+for file in $(grep -oE '`[a-z0-9_/]+\.(hpp|h|cpp)`' docs/vllm-map.md | tr -d '`' | sort -u); do
+  [ -e "$file" ] || [ -e "include/clattn/$file" ] || echo "docs: docs/vllm-map.md: no file $file" >> "$work/lost"
+done
+if [ -s "$work/lost" ]; then
+  cat "$work/lost"
+  status=1
+fi
+
+[ $status != 0 ] || echo "docs: README, variables, links, headers and tests agree with the sources"
 exit $status
