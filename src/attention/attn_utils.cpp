@@ -42,6 +42,11 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
     throw_invalid("KVCacheConfig: layer '{}' has {} query heads, legal: its group's {}",
                   layer.layer_name(), layer.config().num_heads, first.config().num_heads);
   }
+  if (layer.config().attn_type != first.config().attn_type) {
+    throw_invalid("KVCacheConfig: layer '{}' has attn_type {}, legal: its group's {}",
+                  layer.layer_name(), to_string(layer.config().attn_type),
+                  to_string(first.config().attn_type));
+  }
   const KVCacheSpec own = spec_of(layer.config());
   if (own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
       own.head_size != spec.head_size || own.dtype != spec.dtype) {

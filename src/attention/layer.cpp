@@ -197,6 +197,12 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
     if (options.launches != nullptr) options.launches->clear();
     return zeroer_->enqueue(queue, inputs.output, 0, inputs.num_rows);
   }
+  if (cached && stores && config_.attn_type == AttentionType::kEncoderDecoder) {
+    detail::throw_unsupported(
+        "layer {}: key and value of cross attention over pages; legal: none, after "
+        "reshape_and_cache_flash stored the encoder's",
+        options_.prefix);
+  }
   const std::int64_t tokens = metadata->num_actual_tokens();
   if (inputs.num_rows != 0 && inputs.num_rows < tokens) {
     throw_invalid("num_rows is {}, legal: 0, or at least the batch's {} tokens", inputs.num_rows,

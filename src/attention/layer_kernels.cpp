@@ -26,14 +26,16 @@ std::shared_ptr<KernelPool> stream_kernel(Runtime& runtime, const AttentionConfi
 }  // namespace
 
 StreamGrid::StreamGrid(const DeviceCapabilities& capabilities)
-    : group_size(capabilities.kind == DeviceKind::kCpu
-                     ? 1
-                     : std::bit_floor(
-                           std::min<std::size_t>(capabilities.max_work_group_size, 256))),
+    : group_size(
+          capabilities.kind == DeviceKind::kCpu
+              ? 1
+              : std::bit_floor(std::min<std::size_t>(capabilities.max_work_group_size, 256))),
       num_groups(static_cast<std::size_t>(std::max(capabilities.compute_units, 1)) * 4) {}
 
 KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& config)
     : head_size_(config.head_size),
+      largest_code_(config.cache_dtype() == DType::kInt8 ? 127.0F
+                                                         : std::numeric_limits<float>::max()),
       grid_(runtime.capabilities()),
       amax_(stream_kernel(runtime, config, "kv_scales.cl", "clattn_kv_scales_amax")),
       finish_(stream_kernel(runtime, config, "kv_scales.cl", "clattn_kv_scales_finish")) {
@@ -63,8 +65,8 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor,
   const Environment& constants = environment();
   finish_->acquire()
       .arg(largest_.handle())
-      .arg<cl_float>(constants.k_scale_constant)
-      .arg<cl_float>(constants.v_scale_constant)
+      .arg<cl_float>(std::min(constants.k_scale_constant, largest_code_))
+      .arg<cl_float>(std::min(constants.v_scale_constant, largest_code_))
       .arg<cl_float>(constants.q_scale_constant)
       .arg(scales.handle())
       .enqueue(queue, 1, 1);
@@ -73,7 +75,13 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor,
 RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)
     : row_elems_(std::int64_t{config.num_heads} * config.head_size),
       grid_(runtime.capabilities()),
-      kernel_(stream_kernel(runtime, config, "zero_rows.cl", "clattn_zero_rows")) {}
+      kernel_(stream_kernel(runtime, config, "zero_rows.cl", "clattn_zero_rows")) {
+  if (row_elems_ % 8 != 0) {
+    throw_unsupported(
+        "layer: rows of {} elements (num_heads {} x head_size {}), legal: multiples of 8",
+        row_elems_, config.num_heads, config.head_size);
+  }
+}
 
 void RowZeroer::enqueue(cl_command_queue queue, const TensorRef& output, std::int64_t first,
                         std::int64_t end) const {
@@ -83,8 +91,7 @@ void RowZeroer::enqueue(cl_command_queue queue, const TensorRef& output, std::in
                   std::numeric_limits<cl_int>::max());
   }
   const cl_long stride = checked_token_stride(output, row_elems_, "output");
-  const cl_long at =
-      checked_add(output.offset, checked_mul(first, stride, "output"), "output");
+  const cl_long at = checked_add(output.offset, checked_mul(first, stride, "output"), "output");
   static_cast<void>(checked_add(at, checked_mul(end - first, stride, "output"), "output"));
   kernel_->acquire()
       .arg(output.buffer)

@@ -34,13 +34,15 @@ class KVScaleCalculator {
 
  private:
   std::int32_t head_size_;
+  float largest_code_;  ///< of the cache's type, where a constant may exceed it
   StreamGrid grid_;
   std::shared_ptr<KernelPool> amax_;
   std::shared_ptr<KernelPool> finish_;
   Buffer largest_;  ///< u32 [3], the bits of floats
 };
 
-/// kernels_cl/zero_rows.cl for outputs of one layer: a kernel, because recorded steps hold no fills.
+/// kernels_cl/zero_rows.cl for outputs of one layer: a kernel, because recorded steps hold no
+/// fills.
 class RowZeroer {
  public:
   RowZeroer(Runtime& runtime, const AttentionConfig& config);

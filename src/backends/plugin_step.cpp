@@ -31,6 +31,15 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
     throw_unsupported("backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
                       backend_->name(), options.graph_batch_size);
   }
+  if (options.split_policy != SplitPolicy::kBalanced || options.num_splits != 0) {
+    throw_unsupported(
+        "backend {}: split_policy and num_splits, legal: balanced and 0: plugins cut "
+        "their work themselves",
+        backend_->name());
+  }
+  if (options.decode_threshold < 1) {
+    throw_invalid("decode_threshold is {}, legal: >= 1", options.decode_threshold);
+  }
   metadata_.block_size_ = config.block_size;
 }
 

@@ -122,13 +122,15 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
                       fmt::join(rejected, "; "));
   }
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
-  // is kept only where it takes queries that the decode kernel does not.
+  // is kept only where it takes queries that the decode kernel does not, and leaves the longer
+  // ones.
   std::reverse(prefill.begin(), prefill.end());
   for (BuiltKernel& tile : prefill) {
     const bool last = &tile == &prefill.back();
-    const bool longer =
-        stages.empty() || tile.tiling.item_tokens > stages.back().tiling.item_tokens;
-    if (last || longer) stages.push_back(std::move(tile));
+    const std::int32_t tokens = tile.tiling.item_tokens;
+    const bool longer = stages.empty() || tokens > stages.back().tiling.item_tokens;
+    const bool shorter = tokens < prefill.back().tiling.item_tokens;
+    if (last || (longer && shorter)) stages.push_back(std::move(tile));
   }
   kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
   if (shape.block_size > 0 && roles.cache_write) {

@@ -13,6 +13,7 @@
 #include "capture/capture.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/paged_step.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 
@@ -143,6 +144,7 @@ void PagedAttentionImpl::check_cache(const KVCache& cache) const {
 void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const {
   const PagedStepView* step = metadata.step();
   if (step != nullptr && step->kernels != nullptr &&
+      step->kernels->shape.form == kernels_->shape.form &&
       step->kernels->shape.block_size == kernels_->shape.block_size) {
     return;
   }
@@ -164,6 +166,10 @@ const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metada
         "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
         "layer's; legal: a builder configured with the widest of its layers");
   }
+  if (!causal_ && step->causal != 0 && !step->bidirectional) {
+    throw_invalid("attn_metadata: planned for causal attention; legal: a builder with attn_type {}",
+                  to_string(config_.attn_type));
+  }
   return *step;
 }
 
@@ -176,6 +182,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
   }
   check_cache(cache);
   check_metadata(metadata);
+  if (!metadata.step()->recordable) refuse_recording(queue, kFixedMetadata);
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
                       {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                        static_cast<std::int64_t>(metadata.slot_mapping().size())},
@@ -195,7 +202,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
   const KVView kv{cache.buffer.handle(), cache.k_offset,        cache.buffer.handle(),
                   cache.v_offset,        cache.block_stride,    cache.token_stride,
                   cache.head_stride,     cache.scales.handle(), scale_stride_of(cache)};
-  check_options(options, metadata);
+  check_options(options, step_of(metadata));
   if (capturing()) {
     capture_attention({.queue = queue,
                        .config = config_,
@@ -229,7 +236,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
   }
   const KVView kv{key.buffer, key.offset, value.buffer, value.offset, 0, stride, config_.head_size};
   const PagedStepView& step = step_of(metadata);
-  check_options(options, metadata);
+  check_options(options, step_of(metadata));
   if (capturing()) {
     capture_attention({.queue = queue,
                        .config = config_,
@@ -245,7 +252,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
 
 /// Each extra tensor is there if and only if the configuration was made for it.
 void PagedAttentionImpl::check_options(const ForwardOptions& options,
-                                       const AttentionMetadata& metadata) const {
+                                       const PagedStepView& step) const {
   struct Extra {
     std::string_view name;
     bool given;
@@ -261,13 +268,14 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options,
     throw_invalid("{}: {}, legal: {} this layer's configuration", extra.name,
                   extra.given ? "given" : "missing", extra.wanted ? "required by" : "none under");
   }
-  if (config_.custom_mask && options.custom_mask_stride < metadata.max_seq_len()) {
+  if (config_.custom_mask && options.custom_mask_stride < step.most_keys) {
     throw_invalid("custom_mask_stride is {}, legal: >= {} (the longest seq_len)",
-                  options.custom_mask_stride, metadata.max_seq_len());
+                  options.custom_mask_stride, step.most_keys);
   }
 }
 
 void PagedAttentionImpl::run(Call call, Event* event, std::vector<LaunchRecord>* launches) const {
+  if (!call.step.recordable) refuse_recording(call.queue, kFixedMetadata);
   const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
   call.query_stride = checked_token_stride(call.query, row, "query");
   call.output_stride = checked_token_stride(call.output, row, "output");

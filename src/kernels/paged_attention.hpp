@@ -36,7 +36,7 @@ class PagedAttentionImpl final : public AttentionImpl {
   void check_cache(const KVCache& cache) const;
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
-  void check_options(const ForwardOptions& options, const AttentionMetadata& metadata) const;
+  void check_options(const ForwardOptions& options, const PagedStepView& step) const;
   void run(Call call, Event* event, std::vector<LaunchRecord>* launches) const;
   void bind_options(KernelLease& lease, const Call& call) const;
   void launch_stage(const Call& call, std::size_t stage, Event* event) const;

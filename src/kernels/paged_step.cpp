@@ -120,6 +120,10 @@ void PagedStep::plan_for_graphs() {
                   options_.graph_batch_size);
   }
   BatchLimits& limits = options_.limits;
+  if (limits.num_blocks < 0) {
+    throw_invalid("limits: num_blocks is {}, legal with graph_batch_size: the cache's, >= 0",
+                  limits.num_blocks);
+  }
   limits.max_num_reqs = options_.graph_batch_size;
   limits.max_num_batched_tokens =
       checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
@@ -145,8 +149,10 @@ std::size_t PagedStep::largest_step_bytes() const {
                                  ? std::int64_t{limits.max_num_reqs} *
                                        page_count(limits.max_model_len, kernels_->shape.block_size)
                                  : 0;
+  // A recorded step's memory must never move.
+  const bool recorded = options_.graph_batch_size > 0;
   return Layout(plan_upper_bound(planner_, limits), limits.max_num_batched_tokens,
-                std::min(pages, kPages))
+                recorded ? pages : std::min(pages, kPages))
       .total;
 }
 
@@ -162,6 +168,9 @@ BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) cons
   if (options_.graph_batch_size > 0 && summary.max_query_len > options_.decode_threshold) {
     throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", summary.max_query_len,
                   options_.decode_threshold);
+  }
+  if (options_.graph_batch_size > 0 && !batch.causal && !planner_.bidirectional) {
+    throw_invalid("causal is false, legal: true: recorded steps are causal");
   }
   return summary;
 }
@@ -343,6 +352,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.partial_lse2 = partial_lse2_.handle();
   view_.causal = batch.causal ? 1 : 0;
   view_.window = planner_.window;
+  view_.bidirectional = planner_.bidirectional;
+  view_.recordable = recorded;
+  view_.most_keys = recorded ? options_.limits.max_model_len : summary_.max_seq_len;
   view_.batch = {.backend = style_.backend,
                  .num_splits = options_.num_splits,
                  .query_start_loc = query_start_loc(),

@@ -26,9 +26,15 @@ struct PagedStepView {
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
-  KeyWindow window;  ///< keys outside it are in no item
+  KeyWindow window;            ///< keys outside it are in no item
+  bool bidirectional = false;  ///< items hold later keys too, whatever `causal` says
+  bool recordable = false;     ///< launches stay what they are with the next batch
+  std::int32_t most_keys = 0;  ///< of a request, in this batch or, if recordable, in any
   BatchRecord batch;
 };
+
+/// Why a step that is not recordable is refused while recording.
+inline constexpr std::string_view kFixedMetadata = "metadata of a builder without graph_batch_size";
 
 /// How page ids are laid out for the kernels and for readers of the metadata.
 enum class PageTable : std::uint8_t {

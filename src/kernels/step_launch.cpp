@@ -1,6 +1,7 @@
 #include "kernels/step_launch.hpp"
 
 #include "base/error.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 
@@ -77,6 +78,7 @@ const PagedStepView& checked_step(const AttentionMetadata& metadata,
 
 void launch_step(const StepCall& call, const StageArguments& arguments, Event* event,
                  std::vector<LaunchRecord>* launches) {
+  if (!call.step.recordable) refuse_recording(call.queue, kFixedMetadata);
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   const auto record = [&](const BuiltKernel& kernel, std::size_t groups, auto&& launch) {

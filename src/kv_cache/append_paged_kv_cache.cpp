@@ -3,6 +3,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kv_cache/op_kernel.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 
@@ -22,6 +23,7 @@ void append_paged_kv_cache(const Context& context, cl_command_queue queue, Tenso
                            TensorRef value, DType dtype, const KVCache& cache,
                            const Buffer& batch_indices, const Buffer& positions,
                            std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
+  detail::refuse_recording(queue, "append_paged_kv_cache");
   detail::check_count(num_tokens, "num_tokens");
   detail::check_count(lists.num_reqs, "num_reqs");
   if (cache.block_size < 1) {

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 
@@ -41,6 +42,7 @@ std::int32_t to_int(std::int64_t value) {
 /// One launch: up to kMaxPlanes planes.
 void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayout& layout,
                  std::span<const Plane> planes, std::span<const BlockPair> mapping, Event* event) {
+  detail::refuse_recording(queue, "copy_blocks");
   const std::int64_t unit = unit_bytes(layout, planes);
   const std::int64_t block_units = checked_mul(
       layout.row / unit, checked_mul(layout.inner_count, layout.outer_count, "copy_blocks: rows"),

@@ -6,6 +6,7 @@
 #include "kernels/cache_write.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 
@@ -145,6 +146,7 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
                                     const MLACache& cache, TensorRef destination, DType dtype,
                                     const MLAGather& gather, Event* event) {
   detail::clear(event);
+  detail::refuse_recording(queue, "gather_and_maybe_dequant_cache");
   (void)check_cache(cache);
   const std::size_t num_reqs = check_gather(cache, gather);
   const std::int32_t width = cache.kv_lora_rank + cache.rope_dim;

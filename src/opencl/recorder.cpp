@@ -146,7 +146,13 @@ Recorder* Recorder::of(cl_command_queue queue) noexcept {
   return current != nullptr && current->queue_ == queue ? current : nullptr;
 }
 
+void refuse_recording(cl_command_queue queue, std::string_view what) {
+  if (Recorder::of(queue) != nullptr)
+    throw_unsupported("graph capture: {} cannot be recorded", what);
+}
+
 std::unique_ptr<Recording> Recorder::finish() {
+  if (current != this) throw_invalid("graph capture: ended on another thread than it began on");
   current = nullptr;
   return std::make_unique<Recording>(queue_, std::move(launches_));
 }

@@ -60,4 +60,8 @@ class Recorder {
   std::vector<Recording::Launch> launches_;
 };
 
+/// Throws kUnsupported naming `what` if this thread records the queue: for work that cannot be
+/// replayed, because it uses memory of the call alone or changes with the batch.
+void refuse_recording(cl_command_queue queue, std::string_view what);
+
 }  // namespace clattn::detail

@@ -98,6 +98,7 @@ void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Opt
   builder_options.num_splits = options.num_splits;
   builder_options.split_policy = options.policy;
   builder_options.decode_threshold = options.query_len;
+  builder_options.limits.num_blocks = kBlocks;
   const auto impl = backend.make_impl(context, config);
   const auto builder = backend.make_builder(context, config, builder_options);
   const std::int32_t tokens = kCaptured * options.query_len;
@@ -163,7 +164,9 @@ TEST(Graph, WhatCannotBeReplayedIsRefused) {
   const auto& context = all_contexts().front();
   const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
-  clattn::AttentionState state(context, backend, graph_config());
+  clattn::BuilderOptions options;
+  options.limits.num_blocks = kBlocks;
+  clattn::AttentionState state(context, backend, graph_config(), options);
   state.graph_capture_get_metadata_for_batch(queue, 2);
   std::mt19937 random(3);
   const Step three(random, 3, 1);
@@ -191,7 +194,9 @@ TEST(Graph, OneSizeServesEveryStepUpToIt) {
   const auto& context = all_contexts().front();
   const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
-  clattn::AttentionState state(context, backend, graph_config());
+  clattn::BuilderOptions options;
+  options.limits.num_blocks = kBlocks;
+  clattn::AttentionState state(context, backend, graph_config(), options);
   for (const std::int32_t size : {8, 4, 1}) state.graph_capture_get_metadata_for_batch(queue, size);
   std::mt19937 random(3);
   const std::pair<std::int32_t, std::int32_t> expected[] = {{0, 1}, {1, 1}, {2, 4},

@@ -69,7 +69,8 @@ TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
     const auto builder = plugin->backend()->make_builder(device.context, layer.config());
     options.attn_backend = nullptr;
     plugin.reset();
-    for (const auto* backend : clattn::list_attn_backends()) EXPECT_NE(backend->name(), "REFERENCE");
+    for (const auto* backend : clattn::list_attn_backends())
+      EXPECT_NE(backend->name(), "REFERENCE");
     EXPECT_TRUE(is_loaded());
 
     const clattn::KVCacheSpec spec{
@@ -120,19 +121,20 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
             "attn_metadata: its block ids reach up to 1, legal: below the cache's 1 blocks");
   clattn::KVCache wrong = cache;
   wrong.head_size = 16;
-  EXPECT_EQ(forward(metadata, wrong), "kv_cache: 4 tokens x 2 heads x 16 of f32, legal: 4 x 2 x 8 of f32");
-  const auto stranger = clattn::get_attn_backend(config, nullptr, "FLASHINFER")
-                            .make_builder(device.context, config);
-  EXPECT_EQ(forward(stranger->build(device.queue, step.batch()), cache).find("attn_metadata: built"),
-            0U);
+  EXPECT_EQ(forward(metadata, wrong),
+            "kv_cache: 4 tokens x 2 heads x 16 of f32, legal: 4 x 2 x 8 of f32");
+  const auto stranger =
+      clattn::get_attn_backend(config, nullptr, "FLASHINFER").make_builder(device.context, config);
+  EXPECT_EQ(
+      forward(stranger->build(device.queue, step.batch()), cache).find("attn_metadata: built"), 0U);
   EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
                     [&] { backend.get_kv_cache_stride_order(clattn::KVCacheLayout::kHND); }),
             "layout HND not supported by REFERENCE");
   config.head_size = 128;
-  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
-                    [&] { backend.make_impl(device.context, config); }),
-            "backend REFERENCE does not support this configuration: head_size 128 not supported: 1 "
-            "to 64 are");
+  EXPECT_EQ(
+      refusal(clattn::ErrorCode::kUnsupported, [&] { backend.make_impl(device.context, config); }),
+      "backend REFERENCE does not support this configuration: head_size 128 not supported: 1 "
+      "to 64 are");
   device.queue.finish();
 }
 
