@@ -190,6 +190,69 @@ TEST(Graph, WhatCannotBeReplayedIsRefused) {
   EXPECT_EQ(clattn::GraphCapture(queue).end().num_launches(), 0U);  // the abandoned one is over
 }
 
+TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
+  const auto& context = all_contexts().front();
+  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
+  const clattn::Queue queue = context->create_queue();
+  const auto impl = backend.make_impl(context, graph_config());
+  const auto builder = backend.make_builder(context, graph_config());
+  const Side side(*context, queue, backend, 1);
+  std::mt19937 random(3);
+  const Step step(random, 1, 1);
+  const auto& metadata = builder->build(queue, step.batch);
+  {
+    const clattn::GraphCapture capture(queue);
+    const std::string fixed =
+        "graph capture: metadata of a builder without graph_batch_size cannot be recorded";
+    EXPECT_EQ(error_text([&] {
+                impl->forward(queue, {side.rows[0].handle()}, side.caches[0], metadata,
+                              {side.outs[0].handle()});
+              }),
+              fixed);
+    EXPECT_EQ(error_text([&] {
+                impl->write_kv_cache(queue, {side.rows[0].handle()}, {side.rows[0].handle()},
+                                     side.caches[0], metadata);
+              }),
+              fixed);
+    const clattn::BlockPair pair{0, 1};
+    EXPECT_EQ(error_text([&] {
+                clattn::copy_blocks(*context, queue, std::span(side.caches).first(1),
+                                    std::span(&pair, 1));
+              }),
+              "graph capture: copy_blocks cannot be recorded");
+  }
+  clattn::BuilderOptions options;
+  options.graph_batch_size = 2;
+  EXPECT_EQ(error_text([&] { backend.make_builder(context, graph_config(), options); }),
+            "limits: num_blocks is -1, legal with graph_batch_size: the cache's, >= 0");
+  options.limits.num_blocks = kBlocks;
+  const auto recorded = backend.make_builder(context, graph_config(), options);
+  CommonAttentionMetadata other = step.batch;
+  other.causal = false;
+  EXPECT_EQ(error_text([&] { recorded->build(queue, other); }),
+            "causal is false, legal: true: recorded steps are causal");
+}
+
+// A causal plan has no item for the keys that cross attention sees.
+TEST(Graph, ACausalPlanIsRefusedByACrossAttentionLayer) {
+  const auto& context = all_contexts().front();
+  clattn::AttentionConfig cross = graph_config();
+  cross.attn_type = clattn::AttentionType::kEncoderDecoder;
+  const auto& backend = clattn::get_attn_backend(cross, &context->capabilities());
+  const clattn::Queue queue = context->create_queue();
+  const auto builder = backend.make_builder(context, graph_config());
+  const auto impl = backend.make_impl(context, cross);
+  const Side side(*context, queue, backend, 1);
+  std::mt19937 random(3);
+  const Step step(random, 1, 1);
+  EXPECT_EQ(error_text([&] {
+              impl->forward(queue, {side.rows[0].handle()}, side.caches[0],
+                            builder->build(queue, step.batch), {side.outs[0].handle()});
+            }),
+            "attn_metadata: planned for causal attention; legal: a builder with attn_type "
+            "encoder_decoder");
+}
+
 TEST(Graph, OneSizeServesEveryStepUpToIt) {
   const auto& context = all_contexts().front();
   const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());

@@ -129,9 +129,8 @@ TEST(KVScales, ComeFromTheCheckpoint) {
   const float k = 0.5F;
   const float q = 3;
   const float prob = 0.25F;
-  const clattn::LoadedKVScales loaded{.k_scale = std::span(&k, 1),
-                                      .q_scale = std::span(&q, 1),
-                                      .prob_scale = std::span(&prob, 1)};
+  const clattn::LoadedKVScales loaded{
+      .k_scale = std::span(&k, 1), .q_scale = std::span(&q, 1), .prob_scale = std::span(&prob, 1)};
   for (const bool calculate : {false, true}) {
     clattn::LayerRegistry layers;
     Attention layer(device.context, layers, options_of(DType::kF32, DType::kFp8E4M3, calculate));
@@ -158,11 +157,9 @@ TEST(KVScales, AFirstForwardStoresByTheScalesThatItFinds) {
                                    .dtype = DType::kFp8E4M3};
     const clattn::Buffer raw = context->allocate(spec.page_size_bytes());
     layer.bind_kv_cache(reshape_kv_cache(raw, spec, backend, clattn::KVCacheLayout::kNHD));
-    layer_test::Step step({.num_heads = kHeads,
-                           .num_kv_heads = kKVHeads,
-                           .head_size = kDims,
-                           .block_size = kPage},
-                          9);
+    layer_test::Step step(
+        {.num_heads = kHeads, .num_kv_heads = kKVHeads, .head_size = kDims, .block_size = kPage},
+        9);
     step.add_request(6, 0, {0});
     const auto builder = backend.make_builder(context, layer.config());
     const auto& metadata = builder->build(device.queue, step.batch());
