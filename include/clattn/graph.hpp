@@ -68,7 +68,7 @@ class AttentionState {
  public:
   /// A recorded step holds decodes of up to options.decode_threshold query tokens each.
   AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
-                 const AttentionConfig& config, const BuilderOptions& options = {});
+                 AttentionConfig config, BuilderOptions options = {});
 
   /// The metadata to record a step of up to `batch_size` requests with: every launch is as large as
   /// any such step needs, whatever its lengths. Valid as long as the state; holds no request until

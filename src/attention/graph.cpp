@@ -38,8 +38,11 @@ Graph GraphCapture::end() {
 }
 
 AttentionState::AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
-                               const AttentionConfig& config, const BuilderOptions& options)
-    : context_(std::move(context)), backend_(&backend), config_(config), options_(options) {}
+                               AttentionConfig config, BuilderOptions options)
+    : context_(std::move(context)),
+      backend_(&backend),
+      config_(std::move(config)),
+      options_(std::move(options)) {}
 
 const AttentionMetadata& AttentionState::graph_capture_get_metadata_for_batch(
     cl_command_queue queue, std::int32_t batch_size) {

@@ -79,7 +79,7 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> co
                                                      Fill fill)
     : config_(config),
       decode_threshold_(options.decode_threshold),
-      step_(std::move(context), config, options, style),
+      step_(context, config, options, style),
       fill_(fill) {}
 
 }  // namespace clattn::detail

@@ -59,7 +59,7 @@ struct PagedStep::Layout {
   }
 };
 
-PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
+PagedStep::PagedStep(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                      const BuilderOptions& options, StepStyle style)
     : PagedStep(context,
                 attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
@@ -67,10 +67,10 @@ PagedStep::PagedStep(std::shared_ptr<Context> context, const AttentionConfig& co
 
 PagedStep::PagedStep(std::shared_ptr<Context> context,
                      std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
-                     const BuilderOptions& options, StepStyle style)
+                     BuilderOptions options, StepStyle style)
     : context_(std::move(context)),
       kernels_(std::move(kernels)),
-      options_(options),
+      options_(std::move(options)),
       style_(style),
       rules_(rules),
       planner_(kernels_->planner),

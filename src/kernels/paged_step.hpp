@@ -64,10 +64,10 @@ struct StepRules {
 /// grows. Not thread-safe.
 class PagedStep {
  public:
-  PagedStep(std::shared_ptr<Context> context, const AttentionConfig& config,
+  PagedStep(const std::shared_ptr<Context>& context, const AttentionConfig& config,
             const BuilderOptions& options, StepStyle style);
   PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
-            const StepRules& rules, const BuilderOptions& options, StepStyle style);
+            const StepRules& rules, BuilderOptions options, StepStyle style);
 
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
   /// Bytes of partial results that build() would use for this batch.

@@ -56,6 +56,7 @@ bool has_command_buffers(cl_device_id device) {
 std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
     cl_command_queue queue, const std::vector<Launch>& launches) {
   cl_device_id device = nullptr;
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): a handle's own size is meant
   check(clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof(device), &device, nullptr),
         "CL_QUEUE_DEVICE");
   if (!has_command_buffers(device)) return nullptr;
