@@ -15,7 +15,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
  public:
   using Fill = void (*)(Metadata&, const PagedStep&, const AttentionConfig&);
 
-  PagedMetadataBuilder(std::shared_ptr<Context> context, const AttentionConfig& config,
+  PagedMetadataBuilder(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                        const BuilderOptions& options, StepStyle style, Fill fill);
   /// For layers on kernels of their own. `decode_threshold`: see AttentionMetadataBuilder.
   PagedMetadataBuilder(std::shared_ptr<Context> context,
@@ -73,7 +73,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 };
 
 template <typename Metadata>
-PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(std::shared_ptr<Context> context,
+PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(const std::shared_ptr<Context>& context,
                                                      const AttentionConfig& config,
                                                      const BuilderOptions& options, StepStyle style,
                                                      Fill fill)
