@@ -9,9 +9,12 @@
 namespace clattn {
 namespace {
 
-/// The one choice that a process makes for all its contexts; vLLM's API asks for it.
-std::atomic<std::optional<KVCacheLayout>>& layout_override() {
-  static std::atomic<std::optional<KVCacheLayout>> value;
+constexpr int kNoOverride = -1;
+
+/// The one choice that a process makes for all its contexts; vLLM's API asks for it. A number,
+/// because an atomic optional is not lock-free with every compiler.
+std::atomic<int>& layout_override() {
+  static std::atomic<int> value{kNoOverride};
   return value;
 }
 
@@ -28,13 +31,15 @@ std::optional<KVCacheLayout> detail::choose_kv_cache_layout(
 }
 
 std::optional<KVCacheLayout> get_kv_cache_layout() {
-  return detail::choose_kv_cache_layout(layout_override().load(),
-                                        detail::environment().kv_cache_layout);
+  const int chosen = layout_override().load();
+  return detail::choose_kv_cache_layout(
+      chosen == kNoOverride ? std::nullopt : std::optional(static_cast<KVCacheLayout>(chosen)),
+      detail::environment().kv_cache_layout);
 }
 
 void set_kv_cache_layout(std::optional<KVCacheLayout> layout) {
   if (layout) static_cast<void>(to_string(*layout));  // refuses what is no layout
-  layout_override().store(layout);
+  layout_override().store(layout ? static_cast<int>(*layout) : kNoOverride);
 }
 
 }  // namespace clattn
