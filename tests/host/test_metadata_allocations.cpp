@@ -21,6 +21,7 @@ TEST(MetadataAllocations, TheCounterCounts) {
               ::operator delete(::operator new(24, kLine), kLine);
             }),
             1U);
+  EXPECT_EQ(allocations_of([] { ::operator delete(::operator new(24, std::nothrow)); }), 1U);
   EXPECT_EQ(allocations_of([] {}), 0U);
 }
 

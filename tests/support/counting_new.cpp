@@ -10,8 +10,18 @@ namespace {
 
 thread_local std::size_t counter = 0;
 
-void* counted(void* memory) {
+void* allocate(std::size_t size) {
   ++counter;
+  return std::malloc(size == 0 ? 1 : size);
+}
+
+void* allocate(std::size_t size, std::align_val_t alignment) {
+  ++counter;
+  const auto unit = static_cast<std::size_t>(alignment);
+  return std::aligned_alloc(unit, (size + unit) / unit * unit);
+}
+
+void* there(void* memory) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -23,11 +33,19 @@ std::size_t test::num_allocations() {
 }
 
 void* operator new(std::size_t size) {
-  return counted(std::malloc(size == 0 ? 1 : size));
+  return there(allocate(size));
 }
 void* operator new(std::size_t size, std::align_val_t alignment) {
-  const auto unit = static_cast<std::size_t>(alignment);
-  return counted(std::aligned_alloc(unit, (size + unit) / unit * unit));
+  return there(allocate(size, alignment));
+}
+// The standard's defaults call the two above, a sanitizer's do not: then delete would free what
+// malloc never gave.
+void* operator new(std::size_t size, const std::nothrow_t& /*no_throw*/) noexcept {
+  return allocate(size);
+}
+void* operator new(std::size_t size, std::align_val_t alignment,
+                   const std::nothrow_t& /*no_throw*/) noexcept {
+  return allocate(size, alignment);
 }
 void operator delete(void* memory) noexcept {
   std::free(memory);
