@@ -24,9 +24,10 @@ Registry::Entry unowned(const AttentionBackend& backend) {
 /// stays loaded and the next call tries again.
 void load_environment_plugins() {
   static std::mutex mutex;
-  static bool loaded = false;
+  // Never destroyed: code that static destructors may still call must stay loaded.
+  static const std::vector<BackendPlugin>* loaded = nullptr;
   const std::scoped_lock lock(mutex);
-  if (loaded) return;
+  if (loaded != nullptr) return;
   std::vector<BackendPlugin> plugins;
   for (const std::string& path : environment().plugins) {
     try {
@@ -35,9 +36,7 @@ void load_environment_plugins() {
       throw Error(error.code(), fmt::format("CLATTN_PLUGINS: {}", error.what()));
     }
   }
-  // Leaked on purpose: code that static destructors may still call must stay loaded.
-  static_cast<void>(new std::vector<BackendPlugin>(std::move(plugins)));
-  loaded = true;
+  loaded = new std::vector<BackendPlugin>(std::move(plugins));
 }
 
 }  // namespace
