@@ -28,11 +28,12 @@
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        a multiple of 16 * WG_SIZE / 32
-   CLA_BLOCK_KV         keys        64
+   CLA_BLOCK_KV         keys        a multiple of 16
    CLA_WG_SIZE          work-items  a multiple of 32
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
-   Local memory: (BLOCK_ROWS + 256) * STRIDE * 16 B, 103 KiB with 128 rows and 128 dims.
+   Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * STRIDE * 16 B, 103 KiB with 128 rows, 64 keys and
+   128 dims.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #include "lib/mma_tiles.clh"
@@ -41,7 +42,7 @@
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (16 * CLA_WARPS))
 #define CLA_KEY_COLUMNS (CLA_BLOCK_KV / 8) /* of 8 keys */
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
-#if CLA_BLOCK_ROWS % (16 * CLA_WARPS) != 0 || CLA_WG_SIZE % 32 != 0 || CLA_BLOCK_KV != 64
+#if CLA_BLOCK_ROWS % (16 * CLA_WARPS) != 0 || CLA_WG_SIZE % 32 != 0 || CLA_BLOCK_KV % 16 != 0
 #error "prefill_mma.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
@@ -241,8 +242,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
                               block_stride, token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
-  cla_start_copy(k_tile[0], k_cache + k_offset, key_at[0]);
-  cla_start_copy(v_tile[0], v_cache + v_offset, key_at[0]);
+  cla_start_copies(k_tile[0], v_tile[0], k_cache + k_offset, v_cache + v_offset, key_at[0]);
 
   uint turn = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -252,8 +252,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
     turn ^= 1;
-    cla_start_copy(k_tile[turn], k_cache + k_offset, key_at[turn]);
-    cla_start_copy(v_tile[turn], v_cache + v_offset, key_at[turn]);
+    cla_start_copies(k_tile[turn], v_tile[turn], k_cache + k_offset, v_cache + v_offset,
+                     key_at[turn]);
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)
