@@ -69,8 +69,20 @@ static inline ClaUnits cla_units(__global const long* slots, int num_tokens, lon
 #if CLA_Q_DTYPE == CLA_KV_DTYPE && CLA_Q_DTYPE != 0
 typedef ushort8 ClaCells;
 
+/* CPUs move a vector from and to any address. To GPUs vload and vstore promise no more than an
+   element's alignment, and theirs take them apart. */
+static inline int cla_moves_whole(__global const CLA_Q_T* p) {
+  return CLA_WG_SIZE > 1 && ((ulong)p & 15) == 0;
+}
 static inline ClaCells cla_fetch(__global const CLA_Q_T* from) {
-  return vload8(0, from);
+  return cla_moves_whole(from) ? *(__global const ushort8*)from : vload8(0, from);
+}
+static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
+  if (cla_moves_whole(to)) {
+    *(__global ushort8*)to = cells;
+  } else {
+    vstore8(cells, 0, to);
+  }
 }
 static inline void cla_put4(ClaCells cells, uint half_index, __global CLA_KV_T* to) {
   vstore4(half_index == 0 ? cells.lo : cells.hi, 0, to);
@@ -93,6 +105,10 @@ static inline ClaCells cla_fetch(__global const CLA_Q_T* from) {
 }
 static inline void cla_put4(ClaCells cells, uint half_index, __global CLA_KV_T* to) {
   CLA_KV_STORE4(half_index == 0 ? cells.lo : cells.hi, to);
+}
+static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
+  cla_put4(cells, 0, to);
+  cla_put4(cells, 1, to + 4);
 }
 static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong stride) {
   CLA_KV_STORE1(cells.lo.x, to);
@@ -163,10 +179,8 @@ clattn_reshape_and_cache_flash(
     const ClaCells v =
         cla_v_cells(&opt, head, (uint)num_kv_heads,
                     cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride)));
-    cla_put4(k, 0, k_cache + k_offset + to);
-    cla_put4(k, 1, k_cache + k_offset + to + 4);
-    cla_put4(v, 0, v_cache + v_offset + to);
-    cla_put4(v, 1, v_cache + v_offset + to + 4);
+    cla_put8(k, k_cache + k_offset + to);
+    cla_put8(v, v_cache + v_offset + to);
   }
 }
 

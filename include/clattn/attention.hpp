@@ -161,6 +161,9 @@ struct KernelInfo {
   std::int32_t work_group_size = 0;
   std::int32_t block_rows = 0;  ///< query rows (tokens x heads of a KV head) per work item
   std::int32_t block_kv = 0;    ///< keys per tile
+  /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units
+  /// want it; the other kernels keep them in f32.
+  bool rounds_weights = false;
 };
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
@@ -168,6 +171,7 @@ struct LaunchRecord {
   std::string_view kernel;
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
+  bool rounds_weights = false;  ///< see KernelInfo
   Event event;
 };
 

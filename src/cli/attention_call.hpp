@@ -63,7 +63,8 @@ struct AttentionOutcome {
   std::string_view backend;
   KVCacheLayout layout = KVCacheLayout::kNHD;
   std::vector<LaunchReport> launches;
-  double metadata_us = 0;  ///< host time of build()
+  bool rounds_weights = false;  ///< KernelInfo::rounds_weights of one of them
+  double metadata_us = 0;       ///< host time of build()
   double upload_us = 0, cache_write_us = 0, attention_us = 0;
 };
 

@@ -216,6 +216,8 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
     queue.finish();
   }
   outcome.launches = report(launches, impl->kernels());
+  outcome.rounds_weights = std::any_of(launches.begin(), launches.end(),
+                                       [](const LaunchRecord& l) { return l.rounds_weights; });
   for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
   outcome.upload_us = microseconds(upload_event);
   outcome.cache_write_us = microseconds(write_event);

@@ -87,7 +87,10 @@ class AttentionWorkload final : public Workload {
     queue_.finish();
     std::vector<std::string_view> names;
     names.reserve(launches.size());
-    for (const LaunchRecord& launch : launches) names.push_back(launch.kernel);
+    for (const LaunchRecord& launch : launches) {
+      names.push_back(launch.kernel);
+      rounds_weights_ |= launch.rounds_weights;
+    }
     return fmt::format("{}", fmt::join(names, " + "));
   }
 
@@ -119,7 +122,8 @@ class AttentionWorkload final : public Workload {
     const std::size_t element = element_size_bytes(config_.dtype);
     std::vector<std::byte> got(group_elements * element);
     queue_.read(out_, got, row * element);
-    return compare(config_.dtype, got, {}, oracle::attention(call, element_of(config_.dtype)));
+    return compare(config_.dtype, got, {}, oracle::attention(call, element_of(config_.dtype)),
+                   rounds_weights_);
   }
 
   /// The keys and values of one KV head that one token sees, as a batch of their own.
@@ -158,6 +162,7 @@ class AttentionWorkload final : public Workload {
   TiledRandom kv_, q_;
   Queue queue_;
   std::shared_ptr<const AttentionImpl> impl_;
+  bool rounds_weights_ = false;  // a kernel of the forward does
   Buffer query_, out_;
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
   std::vector<const AttentionMetadata*> metadata_;

@@ -123,7 +123,8 @@ class Check {
     const std::string where = fmt::format("{} {}", call.backend, to_string(*call.layout));
     try {
       const AttentionOutcome outcome = execute(context_, call, kRepeats);
-      const Deviation deviation = compare(call.config.dtype, outcome.out, outcome.lse, truth);
+      const Deviation deviation =
+          compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
       if (!deviation.passed()) line.failures.push_back(where + ": differs from the oracle");
       if (outcome.launches.empty()) line.failures.push_back(where + ": launched no kernel");
       line.deviation.merge(deviation);

@@ -164,7 +164,8 @@ class VariantCheck {
                   const LogicalCache& cache, const std::string& cache_writer,
                   const std::string& where, Times& times) {
     const AttentionOutcome outcome = execute(context_, call, kRepeats);
-    const Deviation attention = compare(call.config.dtype, outcome.out, outcome.lse, truth);
+    const Deviation attention =
+        compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
     if (!attention.passed()) note_failure(call.config, where + ": differs from the oracle");
     if (outcome.launches.empty()) note_failure(call.config, where + ": launched no kernel");
     for (const LaunchReport& launch : outcome.launches) {

@@ -163,6 +163,13 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
   return times;
 }
 
+bool Engine::rounds_weights() const {
+  return std::any_of(launches_.begin(), launches_.end(), [](const auto& layer) {
+    return std::any_of(layer.begin(), layer.end(),
+                       [](const LaunchRecord& launch) { return launch.rounds_weights; });
+  });
+}
+
 double Engine::count_launch(std::string_view kernel, const Event& event) {
   const double launch_us = event_us(event);
   auto use = kernel_use_.find(kernel);

@@ -46,6 +46,8 @@ class Engine {
 
   const AttentionBackend& backend() const { return backend_; }
   const AttentionImpl& impl() const { return *impl_; }
+  /// Whether a kernel of the last step did (KernelInfo).
+  bool rounds_weights() const;
   const EngineConfig& config() const { return config_; }
   KVCacheLayout layout() const { return layout_; }
   const SyntheticPool& pool() const { return *pool_; }

@@ -25,7 +25,7 @@ oracle::AttentionResult head_of(const oracle::AttentionResult& all, std::int32_t
     const auto from = values.begin() + std::ptrdiff_t{head} * head_size;
     return std::vector<double>(from, from + head_size);
   };
-  return {part(all.out), {}, part(all.bound)};
+  return {part(all.out), {}, part(all.bound), part(all.weight_rounding)};
 }
 
 }  // namespace
@@ -154,7 +154,7 @@ oracle::AttentionCase Verifier::make_case(std::int32_t kv_head, std::int64_t que
 bool Verifier::judge_head(const std::string& where, const oracle::AttentionResult& truth,
                           std::span<const std::byte> bytes) {
   const DType dtype = engine_.config().attention.dtype;
-  const Deviation deviation = compare(dtype, bytes, {}, truth);
+  const Deviation deviation = compare(dtype, bytes, {}, truth, engine_.rounds_weights());
   stats_.deviation.merge(deviation);
   if (deviation.passed()) return true;
   if (stats_.failures.size() < kMaxFailuresTold) {

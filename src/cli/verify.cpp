@@ -38,13 +38,13 @@ void Deviation::merge(const Deviation& other) {
 }
 
 Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const float> lse,
-                  const oracle::AttentionResult& truth) {
+                  const oracle::AttentionResult& truth, bool rounds_weights) {
   Deviation deviation;
   const std::vector<double> got = decode_elements(dtype, out);
   if (got.size() != truth.out.size()) return {};
   if (!lse.empty() && lse.size() != truth.lse.size()) return {};
   for (std::size_t i = 0; i < got.size(); ++i) {
-    deviation.add(got[i], truth.out[i], 2 * truth.bound[i] + kOutFloor);
+    deviation.add(got[i], truth.out[i], truth.allowed(i, rounds_weights) + kOutFloor);
   }
   for (std::size_t i = 0; i < lse.size(); ++i) {
     const double allowed = kLseAbsolute + kLseRelative * std::abs(truth.lse[i]);

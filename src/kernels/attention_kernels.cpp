@@ -38,6 +38,13 @@ bool reads_more(const Variant& variant, const KernelShape& shape,
          head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
 }
 
+/// A row of the same tile is what takes over where the first does not fit.
+bool is_spare(const Variant& variant, const std::vector<BuiltKernel>& built) {
+  return std::any_of(built.begin(), built.end(), [&](const BuiltKernel& kernel) {
+    return variant.block_rows > 0 && kernel.variant->block_rows == variant.block_rows;
+  });
+}
+
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
                                        KernelFamily family, Role role, std::size_t most,
                                        std::vector<std::string>* rejected) {
@@ -47,6 +54,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
     for (const Variant& variant : variants()) {
       if (variant.role != role || variant.family != rung || built.size() == most) continue;
       if (!tile_holds_group(variant, shape) || reads_more(variant, shape, built)) continue;
+      if (!takes_types(variant, shape) || is_spare(variant, built)) continue;
       const auto reasons = why_not(variant, capabilities);
       if (!reasons.empty()) {
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));

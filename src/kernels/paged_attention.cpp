@@ -39,8 +39,9 @@ float softmax_scale(const AttentionConfig& config) {
 
 KernelInfo describe(const BuiltKernel& kernel) {
   const Variant& v = *kernel.variant;
-  return {std::string(v.name), std::string(to_string(v.role)), v.work_group_size, v.block_rows,
-          v.block_kv};
+  return {std::string(v.name), std::string(to_string(v.role)),
+          v.work_group_size,   v.block_rows,
+          v.block_kv,          rounds_weights(v)};
 }
 
 /// Kernels load eight elements at a time from places that these numbers give.
@@ -288,6 +289,7 @@ void PagedAttentionImpl::run(Call call, Event* event, std::vector<LaunchRecord>*
     entry.kernel = kernel.variant->name;
     entry.work_groups = groups;
     entry.work_group_size = kernel.variant->work_group_size;
+    entry.rounds_weights = rounds_weights(*kernel.variant);
     launch(&entry.event);
     if (event != nullptr) *event = entry.event;
   };

@@ -55,8 +55,9 @@ void launch_merge(const StepCall& call, std::size_t groups, Event* event) {
 
 KernelInfo describe(const BuiltKernel& kernel) {
   const Variant& v = *kernel.variant;
-  return {std::string(v.name), std::string(to_string(v.role)), v.work_group_size, v.block_rows,
-          v.block_kv};
+  return {std::string(v.name), std::string(to_string(v.role)),
+          v.work_group_size,   v.block_rows,
+          v.block_kv,          rounds_weights(v)};
 }
 
 }  // namespace
@@ -88,6 +89,7 @@ void launch_step(const StepCall& call, const StageArguments& arguments, Event* e
     entry.kernel = kernel.variant->name;
     entry.work_groups = static_cast<std::int64_t>(groups);
     entry.work_group_size = kernel.variant->work_group_size;
+    entry.rounds_weights = rounds_weights(*kernel.variant);
     launch(groups, &entry.event);
     if (event != nullptr) *event = entry.event;
   };

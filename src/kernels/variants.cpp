@@ -34,8 +34,9 @@ namespace clattn::detail {
 namespace {
 
 constexpr auto kVariants = std::to_array<Variant>({
-#define CLATTN_VARIANT(name, role, family, file, entry, block_rows, block_kv, wg) \
-  {#name, Role::role, KernelFamily::family, file, entry, block_rows, block_kv, wg},
+#define CLATTN_VARIANT(name, role, family, file, entry, block_rows, block_kv, wg, operands) \
+  {#name,    Role::role, KernelFamily::family, file, entry, block_rows,                     \
+   block_kv, wg,         Operands::operands},
 #include "kernels/variants.inc"
 #undef CLATTN_VARIANT
 });
@@ -171,6 +172,12 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
                                   variant.work_group_size, capabilities.max_work_group_size));
   }
   return reasons;
+}
+
+bool takes_types(const Variant& variant, const KernelShape& shape) {
+  if (variant.operands == Operands::kAny) return true;
+  return element_size_bytes(shape.dtype) == 2 &&
+         (shape.cache_dtype == shape.dtype || element_size_bytes(shape.cache_dtype) == 1);
 }
 
 bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {

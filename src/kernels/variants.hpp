@@ -23,6 +23,12 @@ enum class Role : std::uint8_t {
 };
 std::string_view to_string(Role role);
 
+/// Element types that a variant takes.
+enum class Operands : std::uint8_t {
+  kAny,
+  k16Bit,  ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
+};
+
 /// One row of variants.inc.
 struct Variant {
   std::string_view name;
@@ -33,6 +39,7 @@ struct Variant {
   std::int32_t block_rows;
   std::int32_t block_kv;
   std::int32_t work_group_size;
+  Operands operands;
 };
 std::span<const Variant> variants();
 
@@ -90,6 +97,14 @@ std::span<const KernelFamily> family_ladder(KernelFamily wanted,
 
 /// Why a variant cannot run on a device at all; empty = it can.
 std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities);
+
+/// Whether it rounds probabilities before they meet V (KernelInfo::rounds_weights).
+inline bool rounds_weights(const Variant& variant) {
+  return variant.operands == Operands::k16Bit;
+}
+
+/// Whether it takes the element types of a shape.
+bool takes_types(const Variant& variant, const KernelShape& shape);
 
 /// Whether some variant of `role` in the family, or its ladder, runs on a device.
 bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities);

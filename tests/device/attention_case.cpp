@@ -41,7 +41,7 @@ void compare(const CaseSpec& spec, const HostCase& host, CaseResult& result) {
     }
   };
   for (std::size_t i = 0; i < want.out.size(); ++i) {
-    judge(result.out[i], want.out[i], 2 * want.bound[i] + kFloor,
+    judge(result.out[i], want.out[i], want.allowed(i, result.rounds_weights) + kFloor,
           fmt::format("out token {} head {} dim {}",
                       i / index(spec.config.head_size) / index(spec.config.num_heads),
                       i / index(spec.config.head_size) % index(spec.config.num_heads),
@@ -49,7 +49,7 @@ void compare(const CaseSpec& spec, const HostCase& host, CaseResult& result) {
   }
   for (std::size_t i = 0; i < result.out_fp8.size(); ++i) {
     // Rounding never falls: the right code lies between those of the ends of what is allowed.
-    const double slack = 2 * want.bound[i] + kFloor;
+    const double slack = want.allowed(i, result.rounds_weights) + kFloor;
     const auto fp8 = [](double x) { return oracle::round_to(oracle::Element::kFp8E4M3, x); };
     const double got = oracle::decode(oracle::Element::kFp8E4M3, result.out_fp8[i]);
     const bool right = got >= fp8((want.out[i] - slack) / kOutputScale) &&
@@ -266,6 +266,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   for (const auto& launch : launches) {
     result.kernels.emplace_back(launch.kernel);
     result.work_groups.push_back(launch.work_groups);
+    result.rounds_weights |= launch.rounds_weights;
   }
   outputs.read(queue, spec, result);
   if (result.fault.empty()) result.fault = image.compare(image.bits());

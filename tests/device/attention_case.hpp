@@ -44,6 +44,7 @@ struct CaseSpec {
 
 struct CaseResult {
   std::vector<std::string> kernels;       ///< that ran, in order
+  bool rounds_weights = false;            ///< one of them (KernelInfo)
   std::vector<std::int64_t> work_groups;  ///< of each
   std::vector<double> out;                ///< [tokens, num_heads, head_size]
   std::vector<double> lse;                ///< [tokens, num_heads]

@@ -118,8 +118,9 @@ Row score(const double* query, const Cursor& cursor, std::int32_t seq_len) {
   return row;
 }
 
-/// Writes out and bound of one row and returns its LSE.
-double attend(const Row& row, const Cursor& cursor, Element element, double* out, double* bound) {
+/// Writes what AttentionResult has of one row and returns its LSE.
+double attend(const Row& row, const Cursor& cursor, Element element, double* out, double* bound,
+              double* weight_rounding) {
   constexpr double kEpsilon = 0x1p-24;  // half an ulp of f32, relative
   const AttentionCase& call = cursor.call;
   if (std::isinf(row.largest) && row.largest < 0) return row.largest;  // no key, no sink
@@ -133,12 +134,13 @@ double attend(const Row& row, const Cursor& cursor, Element element, double* out
   const double logit_terms = 4 + std::sqrt(static_cast<double>(call.head_size));
   const double sum_terms = 8 + std::sqrt(static_cast<double>(row.keys.size()));
   for (std::int32_t d = 0; d < call.head_size; ++d) {
-    double exact = 0, low = 0, size = 0;
+    double exact = 0, low = 0, size = 0, square = 0;
     for (std::size_t j = 0; j < weight.size(); ++j) {
       const double value = call.value_cache[cursor.at(row.keys[j]) + static_cast<std::size_t>(d)];
       exact += weight[j] * value / sum;
       low += rounded[j] * value / sum;
       size += weight[j] * std::abs(value) / sum;
+      square += std::pow(weight[j] * value / sum, 2);
     }
     // An error dx of a logit moves the result by p * |value - out| * dx.
     double logit_error = 0;
@@ -151,6 +153,7 @@ double attend(const Row& row, const Cursor& cursor, Element element, double* out
     out[d] = exact;
     bound[d] = std::abs(low - exact) + half_ulp(element, exact) +
                kEpsilon * (logit_error + sum_terms * size);
+    weight_rounding[d] = 2 / std::sqrt(3.0) * half_ulp(element, 1) * std::sqrt(square);
   }
   return row.largest + std::log(sum);
 }
@@ -218,6 +221,7 @@ AttentionResult attention(const AttentionCase& call, Element element) {
   AttentionResult result;
   result.out.assign(call.query.size(), 0.0);
   result.bound.assign(call.query.size(), 0.0);
+  result.weight_rounding.assign(call.query.size(), 0.0);
   const auto head_size = static_cast<std::size_t>(call.head_size);
   result.lse.assign(call.query.size() / head_size, -std::numeric_limits<double>::infinity());
   const auto num_reqs = static_cast<std::int32_t>(call.seq_lens.size());
@@ -232,8 +236,9 @@ AttentionResult attention(const AttentionCase& call, Element element) {
                         static_cast<std::size_t>(head);
         const Cursor cursor{call, r, token, position, head};
         const Row row = score(&call.query[at * head_size], cursor, seq_len);
-        result.lse[at] = attend(row, cursor, element, &result.out[at * head_size],
-                                &result.bound[at * head_size]);
+        result.lse[at] =
+            attend(row, cursor, element, &result.out[at * head_size], &result.bound[at * head_size],
+                   &result.weight_rounding[at * head_size]);
       }
     }
   }

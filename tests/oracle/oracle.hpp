@@ -39,13 +39,21 @@ struct AttentionCase {
 struct AttentionResult {
   std::vector<double> out;  // [tokens, num_heads, head_size]
   std::vector<double> lse;  // [tokens, num_heads], natural log; -inf where no key is seen (out = 0)
-  std::vector<double> bound;  // [tokens, num_heads, head_size]: see attention()
+  std::vector<double> bound;            // [tokens, num_heads, head_size]: see attention()
+  std::vector<double> weight_rounding;  // the same shape
+  /// What a kernel may be off by at element i, twice the bound; matrix units round their weights.
+  double allowed(std::size_t i, bool rounds_weights) const {
+    return 2 * (bound[i] + (rounds_weights ? weight_rounding[i] : 0));
+  }
 };
 
 /// `bound` is the error that the same maths would be allowed if each input-precision rounding
 /// happened once: the absolute difference between the exact result and one computed from
 /// probabilities and result rounded to `element`, plus an f32 summation floor. A kernel passes when
-/// |kernel - out| <= 2 * bound + floor (FlashAttention's rule).
+/// |kernel - out| <= 2 * bound + floor (FlashAttention's rule). One sample of that rounding says
+/// little about another: a kernel that does round its weights to `element` before they meet V gets
+/// `weight_rounding` on top, two standard deviations of independent errors that are uniform within
+/// half a unit in the last place, at most u * weight: 2 u / sqrt(3) * |weights * values|.
 AttentionResult attention(const AttentionCase& call, Element element);
 
 /// Rounds to the element type (nearest even) and widens again; NaN stays NaN (int8: 0), f16
