@@ -111,11 +111,8 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
     reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
   }
   if (capabilities == nullptr) return reasons;
-  for (const detail::Role role : {detail::Role::kMLADecode, detail::Role::kMerge}) {
-    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
-    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
-                                  to_string(config.kernel_family), capabilities->name));
-  }
+  detail::append_missing_kernels({detail::Role::kMLADecode, detail::Role::kMerge},
+                                 config.kernel_family, *capabilities, reasons);
   return reasons;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -141,11 +140,8 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                     config.head_size, to_string(config.cache_dtype()), x));
   }
   if (capabilities == nullptr) return reasons;
-  for (const detail::Role role : {detail::Role::kPackedDecode, detail::Role::kMerge}) {
-    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
-    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
-                                  to_string(config.kernel_family), capabilities->name));
-  }
+  detail::append_missing_kernels({detail::Role::kPackedDecode, detail::Role::kMerge},
+                                 config.kernel_family, *capabilities, reasons);
   return reasons;
 }
 
