@@ -164,7 +164,7 @@ static inline int cla_row_kv_end(const ClaWorkItem* item, uint row, int causal) 
 }
 
 /* Turns a row's logits of a tile into weights relative to its largest logit so far and returns what
-   the sums before count. Keys from `end` on, the first of them not seen, get the weight 0. */
+   the sums before count. Keys from `end` on are not seen. */
 static inline float cla_weigh_tile(ClaRowState* state, float* scores, int first, int end) {
   float new_max = state->max;
 #pragma unroll
@@ -178,14 +178,14 @@ static inline float cla_weigh_tile(ClaRowState* state, float* scores, int first,
 #pragma unroll
   for (int i = 0; i < CLA_BLOCK_KV; ++i) {
     const float weight = native_exp2(scores[i] - new_max);
-    scores[i] = first + i < end ? weight : 0.0f;
+    scores[i] = first + i < end ? weight : CLA_UNSEEN_WEIGHT;
     state->sum += scores[i];
   }
   return factor;
 }
 
-/* acc[ROWS_EACH][VALUE_QUADS] += p * c over the own quads. all_seen: else keys of weight 0 are left
-   out, since they may hold inf or NaN that the row must not see; a constant at every call. */
+/* acc[ROWS_EACH][VALUE_QUADS] += p * c over the own quads. all_seen: else keys that a row does not
+   see are left out, since they may hold inf or NaN; a constant at every call. */
 static inline void cla_add_values(float4* acc, const float* p, __local const float4* tile,
                                   uint column, int all_seen) {
 #pragma unroll
@@ -197,7 +197,7 @@ static inline void cla_add_values(float4* acc, const float* p, __local const flo
       for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
         const float weight = p[r * CLA_BLOCK_KV + key];
         float4* to = acc + r * CLA_VALUE_QUADS + i;
-        if (all_seen || weight != 0.0f) *to = mad((float4)(weight), value, *to);
+        if (all_seen || cla_is_seen(weight)) *to = mad((float4)(weight), value, *to);
       }
     }
   }
@@ -289,7 +289,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
 #pragma unroll
       for (uint i = 0; i < CLA_VALUE_QUADS; ++i) acc[r * CLA_VALUE_QUADS + i] *= factor;
     }
-    /* Row 0 sees fewest keys: where it sees the whole tile, no weight is 0 for want of sight. */
+    /* Row 0 sees fewest keys: where it sees the whole tile, so do the others. */
     if (first + CLA_BLOCK_KV <= cla_row_kv_end(&task.item, 0, causal)) {
       cla_add_values(acc, scores, tile, column, 1);
     } else {

@@ -114,8 +114,8 @@ struct LayerInputs {
   TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps)
   TensorRef value = {};  ///< as key
   TensorRef output = {};
-  /// Rows of `output`, padding included; those that belong to no token are zeroed. 0 = the
-  /// metadata's num_actual_tokens.
+  /// Rows of `output`, and of an output_fp8, padding included; those that belong to no token are
+  /// zeroed. 0 = the metadata's num_actual_tokens.
   std::int64_t num_rows = 0;
 };
 
@@ -178,9 +178,9 @@ class Attention {
   void process_weights_after_loading(DType act_dtype) const;
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes
-  /// [tokens, num_heads, head_size] to the output and zeroes its padding rows. Null metadata, or no
-  /// cache where one is needed (a profiling run): zeroes the whole output. Asynchronous; allocates
-  /// nothing.
+  /// [tokens, num_heads, head_size] to the output and zeroes its padding rows, those of an
+  /// output_fp8 too. Null metadata, or no cache where one is needed (a profiling run): zeroes all
+  /// rows. Asynchronous; allocates nothing.
   void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
                const LayerForwardOptions& options = {});
 

@@ -37,7 +37,8 @@ class PagedAttention {
   /// lse -inf; nothing is added to the denominator. V beyond a sequence's end is never used. `lse`,
   /// if given, receives f32 [num_reqs, num_heads]: the natural log of the softmax denominator.
   /// `launches`, if given, is cleared and gets one record a kernel. Asynchronous, allocates
-  /// nothing; `event` completes with the last kernel. The caches must be as large as they say.
+  /// nothing; `event` completes with the last kernel. Throws kInvalidArgument for caches that are
+  /// smaller than they say.
   virtual void forward(cl_command_queue queue, TensorRef query, const PackedKVCache& cache,
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
                        Event* event = nullptr,

@@ -195,7 +195,7 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
   if (metadata == nullptr || (cached && !cache_->buffer)) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
-    return zeroer_->enqueue(queue, inputs.output, 0, inputs.num_rows);
+    return zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {0, inputs.num_rows});
   }
   if (cached && stores && config_.attn_type == AttentionType::kEncoderDecoder) {
     detail::throw_unsupported(
@@ -208,7 +208,7 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
     throw_invalid("num_rows is {}, legal: 0, or at least the batch's {} tokens", inputs.num_rows,
                   tokens);
   }
-  zeroer_->enqueue(queue, inputs.output, tokens, inputs.num_rows);
+  zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {tokens, inputs.num_rows});
   if (!cached) {
     return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,
                                   inputs.output, options.lse, options.event, options.launches,

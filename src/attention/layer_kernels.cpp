@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/environment.hpp"
@@ -15,10 +16,10 @@ namespace clattn::detail {
 
 namespace {
 
-std::shared_ptr<KernelPool> stream_kernel(Runtime& runtime, const AttentionConfig& config,
-                                          const char* file, const char* entry) {
+std::shared_ptr<KernelPool> scales_kernel(Runtime& runtime, const AttentionConfig& config,
+                                          const char* entry) {
   const StreamGrid grid(runtime.capabilities());
-  return runtime.kernel({file, entry,
+  return runtime.kernel({"kv_scales.cl", entry,
                          fmt::format("-DCLA_WG_SIZE={} -DCLA_Q_DTYPE={}", grid.group_size,
                                      static_cast<int>(config.dtype))});
 }
@@ -37,8 +38,8 @@ KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& co
       largest_code_(config.cache_dtype() == DType::kInt8 ? 127.0F
                                                          : std::numeric_limits<float>::max()),
       grid_(runtime.capabilities()),
-      amax_(stream_kernel(runtime, config, "kv_scales.cl", "clattn_kv_scales_amax")),
-      finish_(stream_kernel(runtime, config, "kv_scales.cl", "clattn_kv_scales_finish")) {
+      amax_(scales_kernel(runtime, config, "clattn_kv_scales_amax")),
+      finish_(scales_kernel(runtime, config, "clattn_kv_scales_finish")) {
   constexpr std::array<cl_uint, 3> kZeros{};
   largest_ = runtime.allocate_copy(std::as_bytes(std::span(kZeros)));
 }
@@ -75,29 +76,53 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor,
 RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)
     : row_elems_(std::int64_t{config.num_heads} * config.head_size),
       grid_(runtime.capabilities()),
-      kernel_(stream_kernel(runtime, config, "zero_rows.cl", "clattn_zero_rows")) {
+      output_(make_output(runtime, "output", config.dtype)) {
   if (row_elems_ % 8 != 0) {
     throw_unsupported(
         "layer: rows of {} elements (num_heads {} x head_size {}), legal: multiples of 8",
         row_elems_, config.num_heads, config.head_size);
   }
+  if (config.output_fp8) output_fp8_ = make_output(runtime, "output_fp8", DType::kFp8E4M3);
 }
 
-void RowZeroer::enqueue(cl_command_queue queue, const TensorRef& output, std::int64_t first,
-                        std::int64_t end) const {
-  if (end <= first) return;
-  if (end - first > std::numeric_limits<cl_int>::max()) {
-    throw_invalid("num_rows: {} rows of padding, legal: up to {}", end - first,
+RowZeroer::Output RowZeroer::make_output(Runtime& runtime, std::string_view name,
+                                         DType dtype) const {
+  const std::size_t bytes = element_size_bytes(dtype);
+  return {name, bytes,
+          runtime.kernel(
+              {"zero_rows.cl", "clattn_zero_rows",
+               fmt::format("-DCLA_WG_SIZE={} -DCLA_ELEMENT_BYTES={}", grid_.group_size, bytes)})};
+}
+
+void RowZeroer::enqueue(cl_command_queue queue, const TensorRef& output, cl_mem output_fp8,
+                        const Rows& rows) const {
+  if (rows.end <= rows.first) return;
+  enqueue(queue, output_, output, rows);
+  // One that is missing is the impl's to refuse.
+  if (output_fp8_ && output_fp8 != nullptr) enqueue(queue, *output_fp8_, {output_fp8}, rows);
+}
+
+void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
+                        const Rows& rows) const {
+  const std::int64_t count = rows.end - rows.first;
+  if (count > std::numeric_limits<cl_int>::max()) {
+    throw_invalid("num_rows: {} rows of padding, legal: up to {}", count,
                   std::numeric_limits<cl_int>::max());
   }
-  const cl_long stride = checked_token_stride(output, row_elems_, "output");
-  const cl_long at = checked_add(output.offset, checked_mul(first, stride, "output"), "output");
-  static_cast<void>(checked_add(at, checked_mul(end - first, stride, "output"), "output"));
-  kernel_->acquire()
-      .arg(output.buffer)
+  const cl_long stride = checked_token_stride(memory, row_elems_, output.name);
+  const cl_long at =
+      checked_add(memory.offset, checked_mul(rows.first, stride, output.name), output.name);
+  const cl_long last = checked_add(at, checked_mul(count - 1, stride, output.name), output.name);
+  const cl_long end = checked_add(last, row_elems_, output.name);
+  const std::size_t room = size_bytes_of(memory.buffer) / output.element_bytes;
+  if (std::cmp_greater(end, room)) {
+    throw_invalid("{}: its rows end at element {}, legal: the buffer's {}", output.name, end, room);
+  }
+  output.kernel->acquire()
+      .arg(memory.buffer)
       .arg(at)
       .arg(stride)
-      .arg<cl_int>(static_cast<cl_int>(end - first))
+      .arg<cl_int>(static_cast<cl_int>(count))
       .arg<cl_int>(static_cast<cl_int>(row_elems_ / 8))
       .enqueue(queue, grid_.num_groups, grid_.group_size);
 }

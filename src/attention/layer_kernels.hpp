@@ -3,6 +3,8 @@
 #include <array>
 #include <clattn/attention.hpp>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include "opencl/runtime.hpp"
 
@@ -41,19 +43,34 @@ class KVScaleCalculator {
   Buffer largest_;  ///< u32 [3], the bits of floats
 };
 
-/// kernels_cl/zero_rows.cl for outputs of one layer: a kernel, because recorded steps hold no
+/// kernels_cl/zero_rows.cl for the outputs of one layer: a kernel, because recorded steps hold no
 /// fills.
 class RowZeroer {
  public:
   RowZeroer(Runtime& runtime, const AttentionConfig& config);
-  /// Zeroes rows [first, end) of an output.
-  void enqueue(cl_command_queue queue, const TensorRef& output, std::int64_t first,
-               std::int64_t end) const;
+
+  /// Of an output: [first, end).
+  struct Rows {
+    std::int64_t first = 0, end = 0;
+  };
+  /// Zeroes rows of the output and, if the layer also writes one as fp8, of that. Throws
+  /// kInvalidArgument for rows that do not lie in the buffers.
+  void enqueue(cl_command_queue queue, const TensorRef& output, cl_mem output_fp8,
+               const Rows& rows) const;
 
  private:
+  struct Output {
+    std::string_view name;
+    std::size_t element_bytes = 0;
+    std::shared_ptr<KernelPool> kernel = nullptr;
+  };
+  Output make_output(Runtime& runtime, std::string_view name, DType dtype) const;
+  void enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
+               const Rows& rows) const;
   std::int64_t row_elems_;
   StreamGrid grid_;
-  std::shared_ptr<KernelPool> kernel_;
+  Output output_;
+  std::optional<Output> output_fp8_;
 };
 
 }  // namespace clattn::detail

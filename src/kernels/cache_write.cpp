@@ -3,6 +3,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/cache_checks.hpp"
 
 namespace clattn::detail {
 
@@ -14,11 +15,6 @@ std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::in
   const std::int64_t chunks = checked_mul(
       num_tokens, std::int64_t{shape.num_kv_heads} * (shape.head_size / 8), "num_tokens");
   return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
-}
-
-std::int64_t num_slots(std::int64_t num_blocks, std::int32_t block_size) {
-  if (num_blocks < 0) throw_invalid("cache: num_blocks is {}, legal: >= 0", num_blocks);
-  return checked_mul(num_blocks, std::int64_t{block_size}, "cache: slots");
 }
 
 KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
@@ -34,48 +30,29 @@ KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const Te
       .arg(value_stride);
 }
 
-/// A cache's slots and factors, checked.
-struct SlotsAndScales {
+/// What follows inputs and cache in the argument lists.
+struct WriteEnd {
+  SlotSource slots;
   std::int64_t num_slots;
   cl_mem scales;
-  cl_int stride;
+  cl_int scale_stride;
 };
 
 template <typename Cache>
-cl_int stride_of(const Cache& cache) {
-  if (!cache.scales) return -1;
-  return cache.scales_per_head ? 1 : 0;
-}
-
-template <typename Cache>
-void require_scales(const Cache& cache) {
-  if (!cache.scales) return;
-  if (!is_quantized(cache.dtype)) {
-    throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
-  }
-  const auto heads = static_cast<std::size_t>(cache.scales_per_head ? cache.num_kv_heads : 1);
-  if (cache.scales.size_bytes() < 2 * heads * sizeof(float)) {
-    throw_invalid("kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
-                  cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
-  }
-}
-
-template <typename Cache>
-SlotsAndScales scales_of(const Cache& cache) {
-  require_scales(cache);
-  return {num_slots(cache.num_blocks, cache.block_size), cache.scales.handle(), stride_of(cache)};
+WriteEnd write_end(const Cache& cache, const SlotSource& slots) {
+  return {slots, checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots"),
+          cache.scales.handle(), scale_stride_of(cache)};
 }
 
 void finish(KernelLease& lease, const BuiltKernel& kernel, const KernelShape& shape,
-            cl_command_queue queue, const SlotSource& slots, const SlotsAndScales& scales,
-            Event* event) {
-  lease.arg(slots.buffer)
-      .arg<cl_long>(static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t)))
-      .arg<cl_int>(static_cast<cl_int>(slots.num_tokens))
-      .arg<cl_long>(scales.num_slots)
+            cl_command_queue queue, const WriteEnd& end, Event* event) {
+  lease.arg(end.slots.buffer)
+      .arg<cl_long>(static_cast<cl_long>(end.slots.offset_bytes / sizeof(std::int64_t)))
+      .arg<cl_int>(static_cast<cl_int>(end.slots.num_tokens))
+      .arg<cl_long>(end.num_slots)
       .arg<cl_int>(shape.num_kv_heads);
-  if (is_quantized(shape.cache_dtype)) lease.arg(scales.scales).arg(scales.stride);
-  lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
+  if (is_quantized(shape.cache_dtype)) lease.arg(end.scales).arg(end.scale_stride);
+  lease.enqueue(queue, num_groups(*kernel.variant, shape, end.slots.num_tokens),
                 static_cast<std::size_t>(kernel.variant->work_group_size), event);
 }
 
@@ -103,27 +80,11 @@ std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguo
   return tensor.token_stride;
 }
 
-void check_scales(const KVCache& cache) {
-  require_scales(cache);
-}
-
-void check_scales(const PackedKVCache& cache) {
-  require_scales(cache);
-}
-
-cl_int scale_stride_of(const KVCache& cache) {
-  return stride_of(cache);
-}
-
-cl_int scale_stride_of(const PackedKVCache& cache) {
-  return stride_of(cache);
-}
-
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
-  const SlotsAndScales scales = scales_of(cache);
+  const WriteEnd end = write_end(cache, slots);
   if (capturing()) {
     capture_cache_write({.queue = queue,
                          .key = key,
@@ -143,17 +104,17 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
       .arg<cl_long>(cache.block_stride)
       .arg<cl_long>(cache.token_stride)
       .arg<cl_long>(cache.head_stride);
-  finish(lease, kernel, shape, queue, slots, scales, event);
+  finish(lease, kernel, shape, queue, end, event);
 }
 
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
                                 cl_command_queue queue, TensorRef key, TensorRef value,
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
-  const SlotsAndScales scales = scales_of(cache);
+  const WriteEnd end = write_end(cache, slots);
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value).arg(cache.key).arg(cache.value);
-  finish(lease, kernel, shape, queue, slots, scales, event);
+  finish(lease, kernel, shape, queue, end, event);
 }
 
 }  // namespace clattn::detail

@@ -15,14 +15,8 @@ struct SlotSource {
 /// Throws kInvalidArgument without a buffer and for an illegal offset or number of tokens.
 void check_slots(const SlotSource& slots);
 
-/// Throws kInvalidArgument unless the cache's scales, if any, are as large as its heads ask.
-void check_scales(const KVCache& cache);
-void check_scales(const PackedKVCache& cache);
-/// What kernels_cl/lib/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per head.
-cl_int scale_stride_of(const KVCache& cache);
-cl_int scale_stride_of(const PackedKVCache& cache);
-
-/// Binds and enqueues reshape_and_cache_flash. The kernel's shape must match the cache.
+/// Binds and enqueues reshape_and_cache_flash. The cache was checked (cache_checks.hpp) and matches
+/// the kernel's shape.
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event);

@@ -6,9 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/checked.hpp"
-#include "base/error.hpp"
-#include "kernels/cache_write.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
 #include "kernels/step_launch.hpp"
@@ -32,13 +30,8 @@ KernelShape shape_of(const MLAConfig& config) {
   return shape;
 }
 
-float softmax_scale(const MLAConfig& config) {
-  return config.scale.value_or(
-      1.0F / std::sqrt(static_cast<float>(config.kv_lora_rank + config.rope_dim)));
-}
-
 /// The latent cache's part of a stage's arguments.
-class LatentArguments final : public StageArguments {
+class LatentArguments final : public LayerArguments {
  public:
   explicit LatentArguments(const MLACache& cache)
       : buffer_(cache.buffer.handle()),
@@ -58,64 +51,27 @@ class LatentArguments final : public StageArguments {
 class PagedMLAImpl final : public MLAImpl {
  public:
   PagedMLAImpl(const MLAConfig& config, std::shared_ptr<const AttentionKernels> kernels)
-      : config_(config), kernels_(std::move(kernels)) {}
+      : config_(config),
+        scale_log2e_(softmax_scale(config.scale, config.kv_lora_rank + config.rope_dim) * kLog2E),
+        kernels_(std::move(kernels)) {}
 
   const MLAConfig& config() const noexcept override { return config_; }
 
   void forward(cl_command_queue queue, TensorRef query, const MLACache& cache,
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches) const override {
-    check_cache(cache);
-    const std::int64_t heads = config_.num_heads;
-    StepCall call{.queue = queue,
-                  .kernels = *kernels_,
-                  .step = checked_step(metadata, *kernels_, cache.num_blocks),
-                  .query = query,
-                  .output = output,
-                  .lse = lse,
-                  .scale = softmax_scale(config_)};
-    const std::int64_t width = std::int64_t{config_.kv_lora_rank} + config_.rope_dim;
-    call.query_stride = checked_token_stride(query, heads * width, "query");
-    call.output_stride = checked_token_stride(output, heads * config_.kv_lora_rank, "output");
-    launch_step(call, LatentArguments(cache), event, launches);
+    check_layer_cache(cache, kernels_->shape);
+    const PagedStepView& step = checked_step(metadata, *kernels_);
+    check_block_ids(step, cache.num_blocks);
+    launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_}, LatentArguments(cache),
+                event, launches);
   }
 
   std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }
 
  private:
-  void check_cache(const MLACache& cache) const {
-    if (cache.block_size != config_.block_size || cache.kv_lora_rank != config_.kv_lora_rank ||
-        cache.rope_dim != config_.rope_dim || cache.dtype != config_.cache_dtype()) {
-      throw_invalid(
-          "kv_cache: {} tokens x ({} + {}) of {}, legal: {} x ({} + {}) of {} as this layer was "
-          "configured",
-          cache.block_size, cache.kv_lora_rank, cache.rope_dim, to_string(cache.dtype),
-          config_.block_size, config_.kv_lora_rank, config_.rope_dim,
-          to_string(config_.cache_dtype()));
-    }
-    if (!cache.buffer) throw_invalid("kv_cache: no buffer");
-    if (cache.num_blocks < 1)
-      throw_invalid("kv_cache: num_blocks is {}, legal: >= 1", cache.num_blocks);
-    const std::int64_t row = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
-    const std::int64_t elems =
-        checked_mul(checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache"), row,
-                    "kv_cache: elements");
-    const std::size_t room = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
-    if (std::cmp_less(room, elems)) {
-      throw_invalid("kv_cache: its buffer holds {} elements, legal: at least {} (num_blocks {})",
-                    room, elems, cache.num_blocks);
-    }
-    if (!cache.scale) return;
-    if (!is_quantized(cache.dtype)) {
-      throw_invalid("kv_cache: scale given, legal: none for {}", to_string(cache.dtype));
-    }
-    if (cache.scale.size_bytes() < sizeof(float)) {
-      throw_invalid("kv_cache: scale holds {} bytes, legal: at least {} (f32 [1])",
-                    cache.scale.size_bytes(), sizeof(float));
-    }
-  }
-
   MLAConfig config_;
+  float scale_log2e_;
   std::shared_ptr<const AttentionKernels> kernels_;
 };
 
@@ -155,11 +111,8 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
     reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
   }
   if (capabilities == nullptr) return reasons;
-  for (const detail::Role role : {detail::Role::kMLADecode, detail::Role::kMerge}) {
-    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
-    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
-                                  to_string(config.kernel_family), capabilities->name));
-  }
+  detail::append_missing_kernels({detail::Role::kMLADecode, detail::Role::kMerge},
+                                 config.kernel_family, *capabilities, reasons);
   return reasons;
 }
 

@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_write.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
 #include "kernels/step_launch.hpp"
@@ -28,16 +27,7 @@ KernelShape shape_of(const AttentionConfig& config) {
   return shape;
 }
 
-/// f32 [2][num_heads]: slopes in base 2, then sinks, which these kernels do not read.
-Buffer make_slopes(const Runtime& runtime, const AttentionConfig& config) {
-  if (config.alibi_slopes.empty()) return {};
-  std::vector<float> params(2 * config.alibi_slopes.size(), 0.0F);
-  std::transform(config.alibi_slopes.begin(), config.alibi_slopes.end(), params.begin(),
-                 [](float slope) { return slope * kLog2E; });
-  return runtime.allocate_copy(std::as_bytes(std::span(params)));
-}
-
-class PackedArguments final : public StageArguments {
+class PackedArguments final : public LayerArguments {
  public:
   PackedArguments(const PackedKVCache& cache, cl_mem slopes) : cache_(cache), slopes_(slopes) {}
   void bind_cache(KernelLease& lease) const override { lease.arg(cache_.key).arg(cache_.value); }
@@ -55,48 +45,28 @@ class PackedPagedAttention final : public PagedAttention {
  public:
   PackedPagedAttention(const Runtime& runtime, const AttentionConfig& config,
                        std::shared_ptr<const AttentionKernels> kernels)
-      : config_(config), slopes_(make_slopes(runtime, config)), kernels_(std::move(kernels)) {}
+      : config_(config),
+        scale_log2e_(softmax_scale(config.scale, config.head_size) * kLog2E),
+        slopes_(make_head_params(runtime, config)),
+        kernels_(std::move(kernels)) {}
 
   const AttentionConfig& config() const noexcept override { return config_; }
 
   void forward(cl_command_queue queue, TensorRef query, const PackedKVCache& cache,
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches) const override {
-    check_cache(cache);
-    StepCall call{
-        .queue = queue,
-        .kernels = *kernels_,
-        .step = checked_step(metadata, *kernels_, cache.num_blocks),
-        .query = query,
-        .output = output,
-        .lse = lse,
-        .scale = config_.scale.value_or(1.0F / std::sqrt(static_cast<float>(config_.head_size)))};
-    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
-    call.query_stride = checked_token_stride(query, row, "query");
-    call.output_stride = checked_token_stride(output, row, "output");
-    launch_step(call, PackedArguments(cache, slopes_.handle()), event, launches);
+    check_layer_cache(cache, kernels_->shape);
+    const PagedStepView& step = checked_step(metadata, *kernels_);
+    check_block_ids(step, cache.num_blocks);
+    launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_},
+                PackedArguments(cache, slopes_.handle()), event, launches);
   }
 
   std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }
 
  private:
-  void check_cache(const PackedKVCache& cache) const {
-    const KernelShape& want = kernels_->shape;
-    if (cache.block_size != want.block_size || cache.num_kv_heads != want.num_kv_heads ||
-        cache.head_size != want.head_size || cache.dtype != want.cache_dtype) {
-      throw_invalid(
-          "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {} as this layer was "
-          "configured",
-          cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
-          want.block_size, want.num_kv_heads, want.head_size, to_string(want.cache_dtype));
-    }
-    if (cache.key == nullptr || cache.value == nullptr) throw_invalid("kv_cache: no buffer");
-    if (cache.num_blocks < 1)
-      throw_invalid("kv_cache: num_blocks is {}, legal: >= 1", cache.num_blocks);
-    check_scales(cache);
-  }
-
   AttentionConfig config_;
+  float scale_log2e_;
   Buffer slopes_;
   std::shared_ptr<const AttentionKernels> kernels_;
 };
@@ -170,11 +140,8 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                     config.head_size, to_string(config.cache_dtype()), x));
   }
   if (capabilities == nullptr) return reasons;
-  for (const detail::Role role : {detail::Role::kPackedDecode, detail::Role::kMerge}) {
-    if (detail::any_variant_runs(role, config.kernel_family, *capabilities)) continue;
-    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
-                                  to_string(config.kernel_family), capabilities->name));
-  }
+  detail::append_missing_kernels({detail::Role::kPackedDecode, detail::Role::kMerge},
+                                 config.kernel_family, *capabilities, reasons);
   return reasons;
 }
 

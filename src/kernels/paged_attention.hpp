@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "kernels/attention_kernels.hpp"
+#include "kernels/step_launch.hpp"
 
 namespace clattn::detail {
 
@@ -31,16 +32,13 @@ class PagedAttentionImpl final : public AttentionImpl {
   std::vector<KernelInfo> kernels() const override;
 
  private:
-  struct Call;
   struct KVView;
-  void check_cache(const KVCache& cache) const;
+  class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
   void check_options(const ForwardOptions& options, const PagedStepView& step) const;
-  void run(Call call, Event* event, std::vector<LaunchRecord>* launches) const;
-  void bind_options(KernelLease& lease, const Call& call) const;
-  void launch_stage(const Call& call, std::size_t stage, Event* event) const;
-  void launch_merge(const Call& call, Event* event) const;
+  void run(StepCall call, const Arguments& arguments, Event* event,
+           std::vector<LaunchRecord>* launches) const;
 
   AttentionConfig config_;
   float scale_log2e_;

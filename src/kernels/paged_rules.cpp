@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "kernels/variants.hpp"
 
 namespace clattn::detail {
 
@@ -99,11 +98,17 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
     reasons.push_back(
         fmt::format("kernel family gpu_ptx needs inline PTX, which {} lacks", capabilities->name));
   }
-  for (const Role role : {Role::kPrefill, Role::kMerge, Role::kCacheWrite}) {
-    if (!any_variant_runs(role, config.kernel_family, *capabilities)) {
-      reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
-                                    to_string(config.kernel_family), capabilities->name));
-    }
+  append_missing_kernels({Role::kPrefill, Role::kMerge, Role::kCacheWrite}, config.kernel_family,
+                         *capabilities, reasons);
+}
+
+void append_missing_kernels(std::initializer_list<Role> roles, KernelFamily family,
+                            const DeviceCapabilities& capabilities,
+                            std::vector<std::string>& reasons) {
+  for (const Role role : roles) {
+    if (any_variant_runs(role, family, capabilities)) continue;
+    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
+                                  to_string(family), capabilities.name));
   }
 }
 

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <initializer_list>
 #include <string>
 #include <vector>
+
+#include "kernels/variants.hpp"
 
 namespace clattn::detail {
 
@@ -14,6 +17,11 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
 /// each.
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons);
+
+/// A reason for every role of `roles` that has no kernel of the family for the device.
+void append_missing_kernels(std::initializer_list<Role> roles, KernelFamily family,
+                            const DeviceCapabilities& capabilities,
+                            std::vector<std::string>& reasons);
 
 /// Throws kUnsupported with the reasons unless there are none.
 void require_valid(std::string_view backend, const std::vector<std::string>& reasons);

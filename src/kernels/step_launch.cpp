@@ -1,13 +1,18 @@
 #include "kernels/step_launch.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <span>
+
 #include "base/error.hpp"
+#include "kernels/cache_write.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 
 namespace {
 
-void launch_stage(const StepCall& call, const StageArguments& arguments, std::size_t index,
+void launch_stage(const StepCall& call, const LayerArguments& arguments, std::size_t index,
                   std::size_t groups, Event* event) {
   const BuiltKernel& stage = call.kernels.stages[index];
   const PagedStepView& step = call.step;
@@ -18,24 +23,25 @@ void launch_stage(const StepCall& call, const StageArguments& arguments, std::si
       .arg(step.pages_at)
       .arg(call.query.buffer)
       .arg<cl_long>(call.query.offset)
-      .arg(call.query_stride);
+      .arg<cl_long>(call.query.token_stride);
   arguments.bind_cache(lease);
   lease.arg(call.output.buffer)
       .arg<cl_long>(call.output.offset)
-      .arg(call.output_stride)
+      .arg<cl_long>(call.output.token_stride)
       .arg(call.lse)
       .arg(step.partial_out)
       .arg(step.partial_lse2)
       .arg<cl_int>(call.kernels.shape.num_kv_heads)
-      .arg<cl_float>(call.scale * kLog2E)
-      .arg(step.causal)
+      .arg<cl_float>(call.scale_log2e)
+      .arg<cl_int>(call.bidirectional ? 0 : step.causal)
       .arg<cl_int>(call.lse != nullptr ? 1 : 0);
   arguments.bind_options(lease);
   lease.enqueue(call.queue, groups, static_cast<std::size_t>(stage.variant->work_group_size),
                 event);
 }
 
-void launch_merge(const StepCall& call, std::size_t groups, Event* event) {
+void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,
+                  Event* event) {
   const BuiltKernel& merge = call.kernels.merge;
   KernelLease lease = merge.pool->acquire();
   lease.arg(call.step.meta)
@@ -45,10 +51,11 @@ void launch_merge(const StepCall& call, std::size_t groups, Event* event) {
       .arg(call.step.partial_lse2)
       .arg(call.output.buffer)
       .arg<cl_long>(call.output.offset)
-      .arg(call.output_stride)
+      .arg<cl_long>(call.output.token_stride)
       .arg(call.lse)
       .arg<cl_int>(call.kernels.shape.num_heads)
       .arg<cl_int>(call.lse != nullptr ? 1 : 0);
+  arguments.bind_merge(lease);
   lease.enqueue(call.queue, groups, static_cast<std::size_t>(merge.variant->work_group_size),
                 event);
 }
@@ -63,23 +70,31 @@ KernelInfo describe(const BuiltKernel& kernel) {
 }  // namespace
 
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
-                                  const AttentionKernels& kernels, std::int64_t num_blocks) {
+                                  const AttentionKernels& kernels) {
   const PagedStepView* step = metadata.step();
   if (step == nullptr || step->kernels == nullptr || !kernels.runs_plan_of(*step->kernels)) {
     throw_invalid(
         "attn_metadata: built for another configuration; legal: metadata of a builder with this "
         "layer's heads, sizes, block_size, dtypes and context");
   }
-  if (step->num_blocks > num_blocks) {
-    throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
-                  step->num_blocks - 1, num_blocks);
-  }
   return *step;
 }
 
-void launch_step(const StepCall& call, const StageArguments& arguments, Event* event,
+void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
+  if (step.num_blocks > num_blocks) {
+    throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
+                  step.num_blocks - 1, num_blocks);
+  }
+}
+
+void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
                  std::vector<LaunchRecord>* launches) {
   if (!call.step.recordable) refuse_recording(call.queue, kFixedMetadata);
+  const KernelShape& shape = call.kernels.shape;
+  const std::int64_t heads = shape.num_heads;
+  call.query.token_stride =
+      checked_token_stride(call.query, heads * (shape.head_size + shape.rope_dim), "query");
+  call.output.token_stride = checked_token_stride(call.output, heads * shape.head_size, "output");
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   const auto record = [&](const BuiltKernel& kernel, std::size_t groups, auto&& launch) {
@@ -93,24 +108,39 @@ void launch_step(const StepCall& call, const StageArguments& arguments, Event* e
     launch(groups, &entry.event);
     if (event != nullptr) *event = entry.event;
   };
-  const AttentionKernels& kernels = call.kernels;
-  for (std::size_t i = 0; i < kernels.stages.size(); ++i) {
+  const auto& stages = call.kernels.stages;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
     const std::size_t groups = static_cast<std::size_t>(call.step.num_items.at(i)) *
-                               static_cast<std::size_t>(kernels.shape.num_kv_heads) *
-                               static_cast<std::size_t>(kernels.stages[i].tiling.head_chunks);
-    record(kernels.stages[i], groups,
+                               static_cast<std::size_t>(shape.num_kv_heads) *
+                               static_cast<std::size_t>(stages[i].tiling.head_chunks);
+    record(stages[i], groups,
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
-  record(kernels.merge,
-         static_cast<std::size_t>(call.step.num_merges) *
-             static_cast<std::size_t>(kernels.shape.num_heads),
-         [&](std::size_t count, Event* done) { launch_merge(call, count, done); });
+  record(call.kernels.merge,
+         static_cast<std::size_t>(call.step.num_merges) * static_cast<std::size_t>(heads),
+         [&](std::size_t count, Event* done) { launch_merge(call, arguments, count, done); });
+}
+
+float softmax_scale(std::optional<float> chosen, std::int32_t width) {
+  return chosen.value_or(1.0F / std::sqrt(static_cast<float>(width)));
+}
+
+Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
+  if (config.alibi_slopes.empty() && config.sinks.empty()) return {};
+  const auto heads = static_cast<std::size_t>(config.num_heads);
+  std::vector<float> params(2 * heads, 0.0F);
+  std::copy(config.alibi_slopes.begin(), config.alibi_slopes.end(), params.begin());
+  std::copy(config.sinks.begin(), config.sinks.end(),
+            params.begin() + static_cast<std::ptrdiff_t>(heads));
+  for (float& param : params) param *= kLog2E;
+  return runtime.allocate_copy(std::as_bytes(std::span(params)));
 }
 
 std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
   std::vector<KernelInfo> infos;
   for (const BuiltKernel& stage : kernels.stages) infos.push_back(describe(stage));
   infos.push_back(describe(kernels.merge));
+  if (kernels.cache_write.variant != nullptr) infos.push_back(describe(kernels.cache_write));
   return infos;
 }
 

@@ -11,35 +11,45 @@ namespace clattn::detail {
 
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;
 
-/// What the kernels of a step take whatever form the cache has. Strides in elements.
+/// One forward() on its way to the launches: what the kernels of a step take whatever form the
+/// cache has.
 struct StepCall {
   cl_command_queue queue = nullptr;
   const AttentionKernels& kernels;
   const PagedStepView& step;
-  TensorRef query;
-  cl_long query_stride = 0;
-  TensorRef output;
-  cl_long output_stride = 0;
+  TensorRef query;   ///< [tokens, num_heads, head_size + rope_dim]
+  TensorRef output;  ///< [tokens, num_heads, head_size]
   cl_mem lse = nullptr;
-  float scale = 1;  ///< of the softmax
+  float scale_log2e = 1;       ///< of the softmax, times log2(e)
+  bool bidirectional = false;  ///< whatever the batch says
 };
 
-/// The step behind `metadata`, if these kernels can run its plan on a cache of `num_blocks` pages.
-const PagedStepView& checked_step(const AttentionMetadata& metadata,
-                                  const AttentionKernels& kernels, std::int64_t num_blocks);
-
-/// Cache and options of a layer, bound in two places of every stage's argument list.
-class StageArguments {
+/// What a layer adds to the arguments of its kernels.
+class LayerArguments {
  public:
-  virtual ~StageArguments() = default;
+  virtual ~LayerArguments() = default;
+  /// A stage's cache, in the middle of its list.
   virtual void bind_cache(KernelLease& lease) const = 0;
+  /// What kernels_cl/lib/options.clh adds at the end of a stage's list, and of the merge's.
   virtual void bind_options(KernelLease& lease) const = 0;
+  virtual void bind_merge(KernelLease& /*lease*/) const {}
 };
 
-/// Launches the stages that have items, then the merge if anything was split. `launches` gets a
-/// record a kernel, `event` completes with the last.
-void launch_step(const StepCall& call, const StageArguments& arguments, Event* event,
+/// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
+const PagedStepView& checked_step(const AttentionMetadata& metadata,
+                                  const AttentionKernels& kernels);
+/// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
+void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
+
+/// Checks query and output, then launches the stages that have items and the merge if anything was
+/// split. `launches` gets a record a kernel, `event` completes with the last.
+void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
                  std::vector<LaunchRecord>* launches);
+
+/// The softmax's scale: the one that was chosen, or 1 / sqrt(`width` of a key).
+float softmax_scale(std::optional<float> chosen, std::int32_t width);
+/// f32 [2][num_heads]: slopes, then sinks, in base 2; empty where the layer has neither.
+Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config);
 
 /// The kernels for reports.
 std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels);

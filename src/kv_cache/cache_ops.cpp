@@ -1,6 +1,7 @@
 #include <clattn/kv_cache.hpp>
 
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 
 namespace clattn {
@@ -30,7 +31,7 @@ void reshape_and_cache_flash(const Context& context, cl_command_queue queue, Ten
                              std::int64_t num_tokens, Event* event) {
   const KernelShape shape =
       write_shape(cache.num_kv_heads, cache.head_size, cache.block_size, dtype, cache.dtype);
-  if (!cache.buffer) throw_invalid("cache: no buffer");
+  detail::check_cache(cache);
   const BuiltKernel kernel =
       detail::build_first_fitting(context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWrite);
   detail::enqueue_cache_write(kernel, shape, queue, key, value, cache,
@@ -48,7 +49,7 @@ void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef
     throw_invalid("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
                   cache.head_size, to_string(cache.dtype), x);
   }
-  if (cache.key == nullptr || cache.value == nullptr) throw_invalid("cache: no buffer");
+  detail::check_cache(cache);
   const BuiltKernel kernel = detail::build_first_fitting(
       context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWritePacked);
   detail::enqueue_cache_write_packed(kernel, shape, queue, key, value, cache,

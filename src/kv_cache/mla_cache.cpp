@@ -3,9 +3,9 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 #include "kv_cache/op_kernel.hpp"
-#include "kv_cache/planes.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -13,28 +13,6 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
-
-void require_eights(std::int32_t value, std::string_view field) {
-  if (value < 8 || value % 8 != 0) {
-    throw_invalid("cache: {} is {}, legal: multiples of 8", field, value);
-  }
-}
-
-/// Throws for an illegal cache; returns its slots.
-std::int64_t check_cache(const MLACache& cache) {
-  require_eights(cache.kv_lora_rank, "kv_lora_rank");
-  require_eights(cache.rope_dim, "rope_dim");
-  (void)detail::checked_add(cache.kv_lora_rank, cache.rope_dim, "cache: elements of an entry");
-  (void)detail::planes_of(cache);
-  if (cache.scale && !is_quantized(cache.dtype)) {
-    throw_invalid("cache: scale given, legal: none for {}", to_string(cache.dtype));
-  }
-  if (cache.scale && cache.scale.size_bytes() < sizeof(float)) {
-    throw_invalid("cache: scale holds {} bytes, legal: at least 4 (f32 [1])",
-                  cache.scale.size_bytes());
-  }
-  return detail::checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "cache: slots");
-}
 
 detail::OpKernel mla_kernel(const Context& context, std::string_view entry, const MLACache& cache,
                             DType dtype) {
@@ -119,7 +97,7 @@ std::vector<std::int32_t> gather_meta(const MLACache& cache, const MLAGather& ga
 void concat_and_cache_mla(const Context& context, cl_command_queue queue, TensorRef kv_c,
                           TensorRef k_pe, DType dtype, const MLACache& cache, cl_mem slot_mapping,
                           std::size_t slot_offset_bytes, std::int64_t num_tokens, Event* event) {
-  const std::int64_t num_slots = check_cache(cache);
+  detail::check_cache(cache);
   detail::check_slots({slot_mapping, slot_offset_bytes, num_tokens});
   const std::int64_t kv_c_stride = detail::checked_token_stride(kv_c, cache.kv_lora_rank, "kv_c");
   const std::int64_t k_pe_stride = detail::checked_token_stride(k_pe, cache.rope_dim, "k_pe");
@@ -138,7 +116,7 @@ void concat_and_cache_mla(const Context& context, cl_command_queue queue, Tensor
       .arg<cl_int>(cache.rope_dim)
       .arg(slot_mapping)
       .arg<cl_long>(static_cast<cl_long>(slot_offset_bytes / sizeof(std::int64_t)))
-      .arg<cl_long>(num_slots)
+      .arg<cl_long>(cache.num_blocks * cache.block_size)
       .enqueue(queue, static_cast<std::size_t>(num_tokens), kernel.group_size, event);
 }
 
@@ -147,7 +125,7 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
                                     const MLAGather& gather, Event* event) {
   detail::clear(event);
   detail::refuse_recording(queue, "gather_and_maybe_dequant_cache");
-  (void)check_cache(cache);
+  detail::check_cache(cache);
   const std::size_t num_reqs = check_gather(cache, gather);
   const std::int32_t width = cache.kv_lora_rank + cache.rope_dim;
   const std::int64_t stride = detail::checked_token_stride(destination, width, "destination");

@@ -7,10 +7,15 @@ namespace clattn {
 
 using detail::check;
 
-Buffer Buffer::adopt(cl_mem memory) {
-  if (memory == nullptr) detail::throw_invalid("buffer: null");
+std::size_t detail::size_bytes_of(cl_mem memory) {
   std::size_t size = 0;
   check(clGetMemObjectInfo(memory, CL_MEM_SIZE, sizeof(size), &size, nullptr), "CL_MEM_SIZE");
+  return size;
+}
+
+Buffer Buffer::adopt(cl_mem memory) {
+  if (memory == nullptr) detail::throw_invalid("buffer: null");
+  const std::size_t size = detail::size_bytes_of(memory);
   check(clRetainMemObject(memory), "clRetainMemObject");
   return {memory, size};
 }

@@ -160,6 +160,8 @@ void count_dispatches(std::uint64_t kernels) noexcept;
 void check(cl_int status, std::string_view what);
 /// "CL_INVALID_WORK_GROUP_SIZE" for -54; "unknown" for what has no name.
 std::string_view status_name(cl_int status);
+/// CL_MEM_SIZE, which drivers keep at hand: no round trip.
+std::size_t size_bytes_of(cl_mem memory);
 /// Non-blocking write of `size` bytes to the start of `buffer`; `source` must stay unchanged until
 /// `event`.
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,

@@ -89,7 +89,7 @@ Output Step::run(const Device& device, clattn::Attention& layer,
     inputs.key = {key.handle()};
     inputs.value = {value.handle()};
   }
-  layer.forward(device.queue, inputs, metadata);
+  layer.forward(device.queue, inputs, metadata, {.extra = options.extra});
 
   std::vector<float> after = device.download(out);
   Output result;

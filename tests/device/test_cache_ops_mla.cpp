@@ -205,13 +205,14 @@ TEST(MLACache, NonsenseIsRefused) {
   lengths = {0, 5, 5};
   EXPECT_EQ(refuse(), "block_table: 2 entries, legal: 2 requests x 2 pages");
   cache.rope_dim = 12;
-  EXPECT_EQ(refuse(), "cache: rope_dim is 12, legal: multiples of 8");
+  EXPECT_EQ(refuse(), "kv_cache: rope_dim is 12, legal: multiples of 8");
   cache.rope_dim = kRope;
   cache.num_blocks = 7;
-  EXPECT_EQ(refuse(), "cache: 7 blocks end at byte 3360, legal: the buffer's 2880 bytes");
+  EXPECT_EQ(refuse(),
+            "kv_cache: its buffer holds 1440 elements, legal: at least 1680 (num_blocks 7)");
   cache.num_blocks = kBlocks;
   cache.scale = memory;
-  EXPECT_EQ(refuse(), "cache: scale given, legal: none for f16");
+  EXPECT_EQ(refuse(), "kv_cache: scale given, legal: none for f16");
 }
 
 }  // namespace

@@ -318,6 +318,10 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   EXPECT_EQ(call(0, -1), "num_tokens is -1, legal: 0 … 2147483647");
   cache.num_blocks = INT64_MAX;
   EXPECT_NE(call(0, 1).find("overflows"), std::string::npos);
+  cache.num_blocks = Write::kBlocks + 1;
+  EXPECT_EQ(call(0, 1), "kv_cache: key holds 480 elements, legal: at least 600 (num_blocks 5)");
+  cache.num_blocks = -1;
+  EXPECT_EQ(call(0, 1), "kv_cache: num_blocks is -1, legal: >= 0");
   cache.num_blocks = Write::kBlocks;
   cache.head_size = 12;
   EXPECT_EQ(call(0, 1), "cache: head_size is 12, legal: 8 … 256 in steps of 8");
@@ -332,6 +336,38 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   cache.head_size = 16;
   cache.scales_per_head = true;
   EXPECT_EQ(call(0, 1), "kv_cache: scales hold 8 bytes, legal: at least 24 (f32 [2][3])");
+  in.queue.finish();
+}
+
+TEST(ReshapeAndCache, PlacesOutsideTheBufferAreRefused) {
+  const auto& context = *all_contexts().at(0);
+  const Write write(8, DType::kF16, DType::kF16);
+  const WriteBuffers in(context, write);
+  const clattn::Buffer memory = context.allocate(2 * write.cache_bytes());
+  const clattn::KVCacheSpec spec{
+      .block_size = Write::kBlock, .num_kv_heads = Write::kHeads, .head_size = 8};
+  const clattn::KVCache good =
+      clattn::reshape_kv_cache(memory, spec, *clattn::list_attn_backends()[0], KVCacheLayout::kNHD);
+  const auto call = [&](auto change) {
+    clattn::KVCache cache = good;
+    change(cache);
+    return error_text([&] {
+      clattn::reshape_and_cache_flash(context, in.queue, in.key_ref(write), in.value_ref(write),
+                                      DType::kF16, cache, in.slots.handle(), 8, 6);
+    });
+  };
+  using Cache = clattn::KVCache;
+  EXPECT_EQ(call([](Cache&) {}), "no error");
+  EXPECT_EQ(call([](Cache& c) { c.num_blocks = 0; }), "no error");  // and nothing is stored
+  EXPECT_EQ(call([](Cache& c) { ++c.num_blocks; }),
+            "kv_cache: its last element is number 1199, legal: below the buffer's 960 elements");
+  EXPECT_EQ(call([](Cache& c) { c.v_offset += 8; }),
+            "kv_cache: its last element is number 967, legal: below the buffer's 960 elements");
+  EXPECT_NE(call([](Cache& c) { c.block_stride = INT64_MAX; }).find("overflows"),
+            std::string::npos);
+  EXPECT_EQ(call([](Cache& c) { c.head_stride = -8; }),
+            "kv_cache: an offset or stride is -8, legal: >= 0");
+  EXPECT_EQ(call([](Cache& c) { c.buffer = {}; }), "kv_cache: no buffer");
   in.queue.finish();
 }
 

@@ -195,6 +195,50 @@ TEST(Layer, ForwardIsTheOraclesAndZeroesPaddingRows) {
   }
 }
 
+// A2.1, with an output that is also written as fp8: the padding rows of that one are zeroed too.
+TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
+  constexpr std::size_t kRow = std::size_t{kHeads} * kDims, kPadding = 3, kGuard = 16;
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    AttentionOptions options = options_of("layers.0");
+    options.output_fp8 = true;
+    Attention layer(context, layers, options);
+    Step step = two_prompts(1);
+    const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+    const auto& metadata = builder->build(device.queue, step.batch());
+    const std::size_t tokens = step.tokens() * kRow, end = tokens + kPadding * kRow;
+    const clattn::Buffer scale = device.upload({0.5F});
+    const std::vector<std::byte> before(end + kGuard, std::byte{0xA5});
+    const clattn::Buffer fp8 = context->allocate(before.size());
+    const layer_test::RunOptions padded{
+        .padding_rows = kPadding,
+        .extra = {.output_fp8 = fp8.handle(), .output_scale = scale.handle()}};
+    for (const bool profiling : {true, false}) {  // without a cache, then with one
+      if (!profiling) layer.bind_kv_cache(poisoned_cache(device, layer, 3));
+      device.queue.write(fp8, before);
+      const auto out = step.run(device, layer, &metadata, padded);
+      std::vector<std::byte> after(before.size()), want = before;
+      device.queue.read(fp8, after);
+      for (std::size_t i = 0; i < end; ++i) {
+        const double value = i < tokens ? out.out[i] / 0.5 : 0.0;
+        want[i] = std::byte(oracle::encode(oracle::Element::kFp8E4M3, value));
+      }
+      EXPECT_EQ(after, want) << (profiling ? "profiling" : "");
+      if (!profiling) step.expect_truth(out);
+    }
+    EXPECT_NE(refusal(ErrorCode::kInvalidArgument,
+                      [&] {
+                        layer_test::RunOptions short_of_a_row = padded;
+                        short_of_a_row.padding_rows = kPadding + 1;
+                        static_cast<void>(step.run(device, layer, &metadata, short_of_a_row));
+                      })
+                  .find("output_fp8: its rows end at element 7424, legal: the buffer's 7184"),
+              std::string::npos);
+    device.queue.finish();
+  }
+}
+
 TEST(Layer, AProfilingRunZeroesItsOutput) {
   const Device device(all_contexts().at(0));
   clattn::LayerRegistry layers;

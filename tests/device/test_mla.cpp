@@ -25,7 +25,11 @@ struct Case {
   std::int32_t graph_batch_size = 0;  ///< of recorded steps, whose plans are padded
   double cache_scale = 1.0;           ///< quantized caches: real = stored * cache_scale
   bool last_token_overflows = false;  ///< each request's newest row is inf, seen by its last query
+  /// An element of each request's last row but one is inf, and every query's there is below 0: the
+  /// logit is -inf, the weight 0, and 0 times inf is NaN.
+  bool infinity_has_no_weight = false;
 };
+constexpr std::int64_t kInfiniteElement = 3;  ///< a latent one
 
 struct Outcome {
   std::vector<std::string> kernels;
@@ -66,8 +70,10 @@ Elements make_cache(const Case& c, const Layout& layout, oracle::AttentionCase& 
   for (std::size_t r = 0; r < layout.seq_lens.size(); ++r) {
     for (std::int64_t p = 0; p < layout.seq_lens[r]; ++p) {
       const std::int64_t at = layout.slot(r, p, c.config.block_size) * width;
-      const bool inf = c.last_token_overflows && p + 1 == layout.seq_lens[r];
       for (std::int64_t d = 0; d < width; ++d) {
+        const bool inf = (c.last_token_overflows && p + 1 == layout.seq_lens[r]) ||
+                         (c.infinity_has_no_weight && p + 2 == layout.seq_lens[r] &&
+                          d == kInfiniteElement);
         truth.key_cache[index(at + d)] = cache.set(
             at + d, inf ? std::numeric_limits<double>::infinity() : normal(random), c.cache_scale);
       }
@@ -84,22 +90,39 @@ Elements make_query(const Case& c, const Layout& layout, oracle::AttentionCase& 
   std::mt19937 random(12);
   std::normal_distribution<double> normal;
   for (std::int64_t t = 0; t < layout.num_tokens(); ++t) {
-    for (std::int64_t i = 0; i < row; ++i)
-      truth.query.push_back(query.set(t * stride + i, normal(random)));
+    for (std::int64_t i = 0; i < row; ++i) {
+      const bool below_0 = c.infinity_has_no_weight && i % truth.head_size == kInfiniteElement;
+      const double value = normal(random);
+      truth.query.push_back(query.set(t * stride + i, below_0 ? -0.5 - std::abs(value) : value));
+    }
   }
   return query;
 }
 
-/// The oracle's rows cut to the latent part. Rows that an infinite key reaches have no right
-/// answer: they become 0, and so do their counterparts in `got`.
-std::vector<double> latent_part(const Case& c, const std::vector<double>& rows) {
-  const std::int64_t width = std::int64_t{c.config.kv_lora_rank} + c.config.rope_dim;
-  std::vector<double> part;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (std::cmp_greater_equal(i % index(width), c.config.kv_lora_rank)) continue;
-    part.push_back(std::isfinite(rows[i]) ? rows[i] : 0.0);
+/// Compares with the oracle, whose rows are cut to their latent part. Rows with a logit of +inf or
+/// NaN have no right answer; in the others a NaN of the oracle must be one.
+void expect_truth(const Case& c, const oracle::AttentionCase& truth, const Outcome& outcome) {
+  const oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
+  const std::size_t width = index(truth.head_size), rank = index(c.config.kv_lora_rank);
+  std::vector<double> got = outcome.out, got_lse = outcome.lse, want_lse = want.lse;
+  std::vector<double> want_out(got.size(), 0.0), bound(got.size(), 0.0);
+  ASSERT_EQ(want_lse.size() * rank, got.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::size_t row = i / rank, from = row * width + i % rank;
+    const bool answered = want.lse[row] < std::numeric_limits<double>::infinity();
+    if (answered && std::isfinite(want.out[from])) {
+      want_out[i] = want.out[from];
+      bound[i] = want.bound[from];
+      continue;
+    }
+    ASSERT_TRUE(!answered || std::isnan(got[i])) << describe(c) << " out " << i << " is " << got[i];
+    got[i] = 0.0;
+    if (!answered) got_lse[row] = want_lse[row] = 0.0;
   }
-  return part;
+  // An infinite key has no error bound.
+  const auto* bounds = c.infinity_has_no_weight ? nullptr : &bound;
+  step_test::expect_close(got, want_out, bounds, describe(c) + " out");
+  step_test::expect_close(got_lse, want_lse, nullptr, describe(c) + " lse");
 }
 
 Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
@@ -145,18 +168,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   outcome.out = out.read(queue);
   outcome.lse = lse.read(queue);
 
-  const oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
-  std::vector<double> got = outcome.out, got_lse = outcome.lse, want_lse = want.lse;
-  const std::vector<double> want_out = latent_part(c, want.out);
-  const std::vector<double> bound = latent_part(c, want.bound);
-  for (std::size_t r = 0; r < want_lse.size(); ++r) {
-    const std::size_t width = index(truth.head_size), rank = index(c.config.kv_lora_rank);
-    if (std::isfinite(want.out[r * width])) continue;
-    std::fill_n(got.begin() + static_cast<std::ptrdiff_t>(r * rank), rank, 0.0);
-    got_lse[r] = want_lse[r] = 0.0;
-  }
-  step_test::expect_close(got, want_out, &bound, describe(c) + " out");
-  step_test::expect_close(got_lse, want_lse, nullptr, describe(c) + " lse");
+  expect_truth(c, truth, outcome);
   return outcome;
 }
 
@@ -266,6 +278,18 @@ TEST_P(MLA, AnOverflowedTokenHarmsNoEarlierRow) {
   Case c = small_case();
   c.requests = {{2, 40}, {7, 20}, {16, 0}};
   c.last_token_overflows = true;
+  for (const std::int32_t heads : {5, 16}) {  // 5: rows that are computed together end apart
+    c.config.num_heads = heads;
+    check(c);
+  }
+}
+
+// A0, A6.6: what a row must not see adds nothing, and what it sees adds 0 times inf.
+TEST_P(MLA, AnInfinityWithoutWeightIsSeenOnlyByItsRows) {
+  Case c = small_case(DType::kF32);
+  c.num_splits = 1;
+  c.requests = {{4, 30}, {7, 20}, {3, 95}, {16, 0}};
+  c.infinity_has_no_weight = true;
   for (const std::int32_t heads : {5, 16}) {  // 5: rows that are computed together end apart
     c.config.num_heads = heads;
     check(c);

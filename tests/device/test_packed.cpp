@@ -354,6 +354,18 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
   other = cache;
   other.num_blocks = 2;
   EXPECT_NE(forward(other).find("attn_metadata: its block ids reach up to"), std::string::npos);
+  const std::size_t page = std::size_t{16} * 2 * 64 * 2;
+  const clattn::Buffer one_short =
+      context->allocate(index(layout.num_blocks) * page - sizeof(std::uint16_t));
+  const std::string want = fmt::format("holds {} elements, legal: at least {} (num_blocks {})",
+                                       index(layout.num_blocks) * page / 2 - 1,
+                                       index(layout.num_blocks) * page / 2, layout.num_blocks);
+  other = cache;
+  other.key = one_short.handle();
+  EXPECT_EQ(forward(other), "kv_cache: key " + want);
+  other = cache;
+  other.value = one_short.handle();
+  EXPECT_EQ(forward(other), "kv_cache: value " + want);
   other = cache;
   other.scales = any;
   EXPECT_NE(forward(other).find("kv_cache: scales given"), std::string::npos);
