@@ -102,18 +102,18 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
   // After the cuts are fixed: a recorded step has the bits of an eager one.
-  if (options_.graph_batch_size != 0) plan_for_graphs();
+  if (options_.graph_batch_size != 0) limit_to_graphs();
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
-  reserve_partials(plan_upper_bound(planner_, limits).num_partial_rows);
+  reserve_partials(largest_plan(limits.max_num_reqs).num_partial_rows);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
   last_page_len_.reserve(reqs);
   pages_at_.reserve(reqs + 1);
 }
 
-/// Bounds batches to what recorded launches are made for, and fixes those launches' sizes.
-void PagedStep::plan_for_graphs() {
+/// Bounds batches to what recorded launches are made for.
+void PagedStep::limit_to_graphs() {
   const std::int32_t query_len = options_.decode_threshold;
   if (options_.graph_batch_size < 1) {
     throw_invalid("graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
@@ -127,11 +127,15 @@ void PagedStep::plan_for_graphs() {
   limits.max_num_reqs = options_.graph_batch_size;
   limits.max_num_batched_tokens =
       checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
-  graph_counts_ = plan_upper_bound(planner_, limits);
-  // Classes for longer queries than a recorded step has are launched by none.
-  for (std::size_t c = 1; c < graph_counts_.num_items.size(); ++c) {
-    if (query_len <= planner_.tiles.at(c - 1).max_query_len) graph_counts_.num_items.at(c) = 0;
-  }
+}
+
+/// What no step of up to `num_reqs` requests exceeds.
+PlanCounts PagedStep::largest_plan(std::int32_t num_reqs) const {
+  if (options_.graph_batch_size == 0) return plan_upper_bound(planner_, options_.limits);
+  BatchLimits limits = options_.limits;
+  limits.max_num_reqs = num_reqs;
+  limits.max_num_batched_tokens = num_reqs * options_.decode_threshold;
+  return plan_upper_bound(planner_, limits, options_.decode_threshold);
 }
 
 bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
@@ -151,7 +155,7 @@ std::size_t PagedStep::largest_step_bytes() const {
                                  : 0;
   // A recorded step's memory must never move.
   const bool recorded = options_.graph_batch_size > 0;
-  return Layout(plan_upper_bound(planner_, limits), limits.max_num_batched_tokens,
+  return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
                 recorded ? pages : std::min(pages, kPages))
       .total;
 }
@@ -316,7 +320,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const std::int64_t num_slots = paged ? num_tokens : 0;
   const PlanCounts planned = plan_attention(planner, batch, pages_at_, nullptr);
-  const PlanCounts counts = recorded ? graph_counts_ : planned;
+  const PlanCounts counts = recorded ? largest_plan(options_.graph_batch_size) : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));

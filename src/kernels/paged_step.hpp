@@ -105,7 +105,8 @@ class PagedStep {
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
-  void plan_for_graphs();
+  void limit_to_graphs();
+  PlanCounts largest_plan(std::int32_t num_reqs) const;
   static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;
@@ -117,7 +118,6 @@ class PagedStep {
   StepStyle style_;
   StepRules rules_;
   PlannerConfig planner_;
-  PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;
   Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;
