@@ -139,8 +139,38 @@ PlanCounts PagedStep::largest_plan(std::int32_t num_reqs) const {
 }
 
 bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
-  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
-         validate_queries(batch) <= options_.decode_threshold;
+  const std::int32_t max_query_len = validate_queries(batch);
+  return batch.num_reqs <= options_.graph_batch_size &&
+         max_query_len <= options_.decode_threshold && sees_as_causal(batch, max_query_len);
+}
+
+/// Whether causal launches compute this batch: a request's only query is its last token, and layers
+/// that see in both directions do so in causal batches too.
+bool PagedStep::sees_as_causal(const CommonAttentionMetadata& batch,
+                               std::int32_t max_query_len) const {
+  return batch.causal || planner_.bidirectional || max_query_len <= 1;
+}
+
+/// Whether the launches that were recorded for the batch's pad size can run it.
+void PagedStep::check_graph(const CommonAttentionMetadata& batch,
+                            std::int32_t max_query_len) const {
+  const std::int32_t pad_size = batch.graph_pad_size;
+  if (pad_size < 0 || pad_size > options_.graph_batch_size) {
+    throw_invalid("graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
+                  options_.graph_batch_size);
+  }
+  if (options_.graph_batch_size == 0) return;
+  if (pad_size > 0 && batch.num_reqs > pad_size) {
+    throw_invalid("num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
+  }
+  if (max_query_len > options_.decode_threshold) {
+    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
+                  options_.decode_threshold);
+  }
+  if (!sees_as_causal(batch, max_query_len)) {
+    throw_invalid(
+        "causal is false, legal: true: recorded steps of several query tokens are causal");
+  }
 }
 
 /// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
@@ -169,13 +199,7 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
   const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
   validate_limits(batch, summary, options_.limits);
-  if (options_.graph_batch_size > 0 && summary.max_query_len > options_.decode_threshold) {
-    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", summary.max_query_len,
-                  options_.decode_threshold);
-  }
-  if (options_.graph_batch_size > 0 && !batch.causal && !planner_.bidirectional) {
-    throw_invalid("causal is false, legal: true: recorded steps are causal");
-  }
+  check_graph(batch, summary.max_query_len);
   return summary;
 }
 
@@ -315,12 +339,14 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
     place_keys(batch);
   }
   const bool recorded = options_.graph_batch_size > 0;
+  const std::int32_t pad_size =
+      batch.graph_pad_size > 0 ? batch.graph_pad_size : options_.graph_batch_size;
   const std::int64_t num_tokens =
-      recorded ? options_.limits.max_num_batched_tokens : batch.num_actual_tokens;
+      recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const std::int64_t num_slots = paged ? num_tokens : 0;
   const PlanCounts planned = plan_attention(planner, batch, pages_at_, nullptr);
-  const PlanCounts counts = recorded ? largest_plan(options_.graph_batch_size) : planned;
+  const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
@@ -354,7 +380,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.pages_at = in_ints(layout.pages);
   view_.partial_out = partial_out_.handle();
   view_.partial_lse2 = partial_lse2_.handle();
-  view_.causal = batch.causal ? 1 : 0;
+  view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
   view_.window = planner_.window;
   view_.bidirectional = planner_.bidirectional;
   view_.recordable = recorded;

@@ -98,6 +98,8 @@ class PagedStep {
  private:
   struct Layout;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
+  void check_graph(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
+  bool sees_as_causal(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
   KeySource key_source() const noexcept;
   PlannerConfig planner_for(const CommonAttentionMetadata& batch,
                             const BatchSummary& summary) const;
