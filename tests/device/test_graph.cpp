@@ -36,9 +36,11 @@ struct Step {
 
   Step(std::mt19937& random, std::int32_t num_reqs, std::int32_t most_tokens) {
     for (std::int32_t r = 0; r < num_reqs; ++r) {
-      const auto tokens = static_cast<std::int32_t>(random() % static_cast<unsigned>(most_tokens));
-      starts.push_back(starts.back() + tokens + 1);
-      lens.push_back(tokens + 1 + static_cast<std::int32_t>(random() % (kMaxPages * kBlock - 8)));
+      const bool idle = r % 3 == 2;  // without a query: legal anywhere
+      const auto tokens =
+          idle ? 0 : static_cast<std::int32_t>(random() % static_cast<unsigned>(most_tokens)) + 1;
+      starts.push_back(starts.back() + tokens);
+      lens.push_back(tokens + static_cast<std::int32_t>(random() % (kMaxPages * kBlock - 8)));
       for (std::int32_t p = 0; p < kMaxPages; ++p) {
         table.push_back((r * kMaxPages + p * 5 + 3) % kBlocks);
       }

@@ -305,4 +305,58 @@ TEST(GraphModel, AnEncoderDecoderModelIsOneGraph) {
   }
 }
 
+// A state takes builders of any origin.
+TEST(GraphModel, AnMLALayerIsRecorded) {
+  const auto& context = all_contexts().front();
+  const Device device(context);
+  clattn::MLAConfig config;
+  config.num_heads = 2;
+  config.kv_lora_rank = 16;
+  config.rope_dim = 8;
+  config.block_size = kPage;
+  config.dtype = clattn::DType::kF32;
+  const std::size_t width = 24, out_row = 32;
+  const clattn::MLACache cache{
+      .buffer = device.upload(layer_test::random_values(std::size_t{kBlocks} * kPage * width, 1)),
+      .dtype = config.dtype,
+      .num_blocks = kBlocks,
+      .block_size = kPage,
+      .kv_lora_rank = 16,
+      .rope_dim = 8,
+      .scale = {}};
+  const clattn::Buffer query = device.upload(layer_test::random_values(kSize * 2 * width, 2));
+  const clattn::Buffer out = device.upload(std::vector<float>(kSize * out_row));
+  const auto impl = make_mla_impl(*context, config);
+  clattn::AttentionState state(
+      [&](const clattn::BuilderOptions& options) {
+        return make_mla_builder(context, config, options);
+      },
+      builder_options());
+  const auto launch = [&](const clattn::AttentionMetadata& metadata) {
+    impl->forward(device.queue, {query.handle()}, cache, metadata, {out.handle()});
+  };
+  clattn::Graph graph;
+  {
+    const auto capturing = state.graph_capture(kSize);
+    const clattn::Queue other = context->create_queue();
+    const auto& metadata = state.graph_capture_get_metadata_for_batch(other, kSize);
+    clattn::GraphCapture capture(device.queue);
+    launch(metadata);
+    graph = capture.end();
+    other.finish();
+  }
+  const auto eager = make_mla_builder(context, config, builder_options());
+  std::mt19937 random(7);
+  for (const std::int32_t num_reqs : {2, 4, 0, 3}) {
+    const GroupStep step(random, num_reqs, 1);
+    device.queue.fill(out, 0x12345678, 0, out.size_bytes());
+    launch(eager->build(device.queue, step.batch));
+    const std::vector<float> want = device.download(out);
+    device.queue.fill(out, 0x12345678, 0, out.size_bytes());
+    ASSERT_EQ(state.begin_forward(device.queue, step.batch).graph_batch_size, kSize);
+    graph.replay(device.queue);
+    EXPECT_EQ(device.download(out), want) << num_reqs;
+  }
+}
+
 }  // namespace
