@@ -81,8 +81,8 @@ struct BuilderOptions {
   std::int32_t num_splits = 0;        ///< force this many KV splits per query tile, 0 = planned
   std::int32_t decode_threshold = 1;  ///< most query tokens of a decode: 1 + speculative tokens
   /// > 0: every build() asks for the same launches, padded to what any batch of up to this many
-  /// decodes needs, so that a recorded step (graph.hpp) runs the next batch too. Other batches are
-  /// refused.
+  /// decodes (or fewer, see CommonAttentionMetadata::graph_pad_size) needs, so that a recorded step
+  /// (graph.hpp) runs the next batch too. Other batches are refused. The memory never moves.
   std::int32_t graph_batch_size = 0;
   /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
   /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.

@@ -21,6 +21,7 @@ std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers
 /// The layers of one KV cache group: one backend, one builder, one metadata a step.
 struct AttentionGroup {
   std::shared_ptr<const AttentionBackend> backend;
+  AttentionConfig config;  ///< what the builder plans for; also what an AttentionState is made for
   std::unique_ptr<AttentionMetadataBuilder> builder;
   KVCacheSpec spec;
   std::vector<std::string> layer_names;  ///< and those that share a cache of the group

@@ -2,8 +2,11 @@
 
 #include <clattn/attention.hpp>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
+#include <set>
+#include <string_view>
+#include <utility>
 
 namespace clattn {
 
@@ -14,8 +17,10 @@ class Recording;
 
 /// A recorded step: the launches of every layer, arguments bound, enqueued again at a fraction of
 /// the host's cost. It reads whatever its buffers hold by then: new queries, new metadata in place
-/// (AttentionState). All buffers that were bound must outlive it. Immutable; replays on different
-/// queues may run at once where their outputs differ.
+/// (AttentionState). It keeps kernels and buffers that were bound alive and goes on using them: a
+/// layer that is bound to another cache later has to be recorded anew. Immutable; replays on
+/// different queues may run at once where nothing that they write, the state's workspace included,
+/// is the same.
 class Graph {
  public:
   Graph() noexcept;
@@ -51,33 +56,97 @@ class GraphCapture {
   std::unique_ptr<detail::Recorder> recorder_;
 };
 
-/// vLLM's AttentionState: the metadata that recorded decode steps read, one set of persistent
-/// buffers per captured batch size.
+/// What an engine's own kernels may write between prepare_graph_input_buffers() and the replay
+/// (vLLM: get_graph_input_buffers). Lengths and block tables are not among them: they are in the
+/// plan, which prepare_graph_input_buffers() alone writes.
+struct GraphInputBuffers {
+  Buffer slot_mapping;         ///< i64, from the buffer's start; slots outside the cache store
+                               ///< nothing. Prepared with the batch's slots, padded with kPadSlotId
+  std::int64_t num_slots = 0;  ///< batch_size * decode_threshold
+};
+
+/// What a step runs by.
+struct ForwardStep {
+  const AttentionMetadata* metadata = nullptr;  ///< valid until the state's next call
+  std::int32_t graph_batch_size = 0;  ///< replay this size's graph; 0 = launch the layers eagerly
+};
+
+/// vLLM's AttentionState: the metadata that recorded decode steps read, in persistent buffers that
+/// all batch sizes share. One for each KV cache group: a graph may record layers of several, as a
+/// model with windowed layers needs, or one with cross attention (attn_type encoder_decoder, whose
+/// batches describe the encoder's keys and pages).
 ///
 ///     auto state = AttentionState(context, backend, config, options);
-///     const auto& metadata = state.graph_capture_get_metadata_for_batch(queue, 8);
-///     GraphCapture capture(queue);
-///     … write_kv_cache and forward of every layer with `metadata` …
-///     Graph graph = capture.end();
-///     // every step of up to 8 requests:
-///     state.prepare_graph_input_buffers(queue, 8, batch);
-///     graph.replay(queue);
+///     {
+///       const auto capturing = state.graph_capture(8);
+///       for (const std::int32_t size : {8, 4, 2, 1}) {
+///         const auto& metadata = state.graph_capture_get_metadata_for_batch(queue, size);
+///         GraphCapture capture(queue);
+///         … write_kv_cache and forward of every layer with `metadata` …
+///         graphs[size] = capture.end();
+///       }
+///     }
+///     // every step:
+///     const ForwardStep step = state.begin_forward(queue, batch);
+///     if (step.graph_batch_size > 0) {
+///       graphs[step.graph_batch_size].replay(queue);
+///     } else {
+///       … write_kv_cache and forward of every layer with *step.metadata …
+///     }
 ///
-/// Not thread-safe.
+/// Steps of a state, and of all that share its workspace, run in order on one queue. Not
+/// thread-safe.
 class AttentionState {
  public:
-  /// A recorded step holds decodes of up to options.decode_threshold query tokens each.
+  /// Makes the group's builders.
+  using MakeBuilder =
+      std::function<std::unique_ptr<AttentionMetadataBuilder>(const BuilderOptions& options)>;
+
+  /// A recorded step holds decodes of up to options.decode_threshold query tokens each. Backends
+  /// that cannot be recorded, or not with this attn_type, refuse at graph_capture(), by name.
   AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
                  AttentionConfig config, BuilderOptions options = {});
+  /// The same for builders of any origin, such as make_mla_builder().
+  explicit AttentionState(MakeBuilder make_builder, BuilderOptions options = {});
+
+  /// Ends the capture that graph_capture() began.
+  class CaptureScope {
+   public:
+    ~CaptureScope() { *capturing_ = false; }
+    CaptureScope(const CaptureScope&) = delete;
+    CaptureScope& operator=(const CaptureScope&) = delete;
+
+   private:
+    friend class AttentionState;
+    explicit CaptureScope(std::shared_ptr<bool> capturing) : capturing_(std::move(capturing)) {
+      *capturing_ = true;
+    }
+    std::shared_ptr<bool> capturing_;
+  };
+  /// Takes memory for steps of up to `max_batch_size` requests. Sizes can be captured while the
+  /// result lives. Throws kInvalidArgument while another one does, and for more requests than the
+  /// first time: recorded launches are bound to that memory.
+  [[nodiscard]] CaptureScope graph_capture(std::int32_t max_batch_size);
 
   /// The metadata to record a step of up to `batch_size` requests with: every launch is as large as
-  /// any such step needs, whatever its lengths. Valid as long as the state; holds no request until
-  /// the buffers are prepared.
+  /// any such step needs, whatever its lengths. Valid until the state's next call; holds no request
+  /// until the buffers are prepared, as for a warm-up. Throws kInvalidArgument outside a capture.
   const AttentionMetadata& graph_capture_get_metadata_for_batch(cl_command_queue queue,
                                                                 std::int32_t batch_size);
+  /// A state of this size alone, on the same buffers, for the runner to keep beside the size's
+  /// graph. Throws kInvalidArgument outside a capture, and for a size that was not captured.
+  AttentionState graph_clone(std::int32_t batch_size) const;
+  /// Throws kInvalidArgument unless the metadata is of a recorded step.
+  static GraphInputBuffers get_graph_input_buffers(const AttentionMetadata& metadata);
+
+  /// Plans a step: for the smallest captured size that can replay it, else to be launched eagerly.
+  /// Throws kInvalidArgument inside a capture, and what AttentionMetadataBuilder::build() throws.
+  ForwardStep begin_forward(cl_command_queue queue, const CommonAttentionMetadata& batch);
   /// Puts a step's metadata where the graphs of `batch_size` read it, by one non-blocking write.
-  /// Rows past the batch's requests are padding: slots -1, nothing attended, outputs untouched.
-  /// Throws kInvalidArgument if the batch does not fit or was never captured.
+  /// Rows past the batch's requests are padding: slots -1, nothing attended, outputs untouched
+  /// (zeroed where Attention::forward() was recorded with num_rows). Until the next such call only
+  /// graphs of `batch_size` may be replayed. Throws kInvalidArgument if the batch does not fit or
+  /// the size was never captured; then what was there stays.
   const AttentionMetadata& prepare_graph_input_buffers(cl_command_queue queue,
                                                        std::int32_t batch_size,
                                                        const CommonAttentionMetadata& batch);
@@ -86,11 +155,18 @@ class AttentionState {
   std::int32_t batch_size_for(const CommonAttentionMetadata& batch) const;
 
  private:
-  std::shared_ptr<Context> context_;
-  const AttentionBackend* backend_;
-  AttentionConfig config_;
+  void require_capturing(std::string_view call) const;
+  void require_captured(std::int32_t batch_size) const;
+  const AttentionMetadata& build(cl_command_queue queue, std::int32_t batch_size,
+                                 CommonAttentionMetadata batch);
+
+  MakeBuilder make_builder_;
   BuilderOptions options_;
-  std::map<std::int32_t, std::unique_ptr<AttentionMetadataBuilder>> builders_;
+  std::int32_t max_batch_size_ = 0;
+  std::shared_ptr<AttentionMetadataBuilder> recorded_;  ///< shared with clones
+  std::shared_ptr<AttentionMetadataBuilder> eager_;     ///< null until a step needs it
+  std::set<std::int32_t> captured_;
+  std::shared_ptr<bool> capturing_ = std::make_shared<bool>(false);
 };
 
 }  // namespace clattn

@@ -31,6 +31,9 @@ struct CommonAttentionMetadata {
   /// batches have no block table and no slots.
   std::span<const std::int32_t> key_start_loc = {};
   bool causal = true;  ///< a query sees no later key; encoder types never are
+  /// Of builders with graph_batch_size: the batch size whose recorded launches run this step, which
+  /// is filled up to it (vLLM: cuda_graph_pad_size). 0 = graph_batch_size.
+  std::int32_t graph_pad_size = 0;
 
   /// The usual step: every request's row of `block_table` is as long as the others'; the counts
   /// follow from the sizes.

@@ -89,13 +89,13 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   AttentionGroup group;
   group.spec = wanted.spec;
   group.backend = members.front()->get_attn_backend();
-  AttentionConfig plan = members.front()->config();
+  group.config = members.front()->config();
   for (const Attention* layer : members) {
     check_member(*layer, *members.front(), wanted.spec);
-    widen(plan, layer->config());
+    widen(group.config, layer->config());
     group.layer_names.push_back(layer->layer_name());
   }
-  group.builder = group.backend->make_builder(context, plan, options);
+  group.builder = group.backend->make_builder(context, group.config, options);
   return group;
 }
 

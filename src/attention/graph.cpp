@@ -37,47 +37,4 @@ Graph GraphCapture::end() {
   return Graph(recorder->finish());
 }
 
-AttentionState::AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
-                               AttentionConfig config, BuilderOptions options)
-    : context_(std::move(context)),
-      backend_(&backend),
-      config_(std::move(config)),
-      options_(std::move(options)) {}
-
-const AttentionMetadata& AttentionState::graph_capture_get_metadata_for_batch(
-    cl_command_queue queue, std::int32_t batch_size) {
-  if (batch_size < 1) detail::throw_invalid("batch_size is {}, legal: >= 1", batch_size);
-  static constexpr std::int32_t kNoQueries[] = {0};
-  CommonAttentionMetadata nothing;
-  nothing.query_start_loc = kNoQueries;
-  const auto found = builders_.find(batch_size);
-  if (found != builders_.end()) return found->second->build(queue, nothing);
-  BuilderOptions options = options_;
-  options.graph_batch_size = batch_size;
-  auto builder = backend_->make_builder(context_, config_, options);
-  const AttentionMetadata& metadata = builder->build(queue, nothing);
-  builders_.emplace(batch_size, std::move(builder));
-  return metadata;
-}
-
-const AttentionMetadata& AttentionState::prepare_graph_input_buffers(
-    cl_command_queue queue, std::int32_t batch_size, const CommonAttentionMetadata& batch) {
-  const auto found = builders_.find(batch_size);
-  if (found == builders_.end()) {
-    detail::throw_invalid("batch_size {} was not captured; legal: a size that was", batch_size);
-  }
-  return found->second->build(queue, batch);
-}
-
-std::int32_t AttentionState::batch_size_for(const CommonAttentionMetadata& batch) const {
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    if (batch.query_start_loc[i + 1] - batch.query_start_loc[i] > options_.decode_threshold) {
-      return 0;
-    }
-  }
-  const auto fits = builders_.lower_bound(batch.num_reqs);
-  return fits == builders_.end() ? 0 : fits->first;
-}
-
 }  // namespace clattn

@@ -69,6 +69,21 @@ bool same_cache(const AttentionConfig& a, const AttentionConfig& b) {
          a.block_size == b.block_size && a.cache_dtype() == b.cache_dtype();
 }
 
+/// Zeroes the output's rows of no token. Which they are differs from replay to replay: a recorded
+/// step zeroes all of them, before those of tokens are written.
+void zero_padding(const detail::RowZeroer& zeroer, cl_command_queue queue,
+                  const LayerInputs& inputs, cl_mem output_fp8, const AttentionMetadata& metadata) {
+  const bool recording = detail::Recorder::of(queue) != nullptr;
+  const std::int64_t tokens = metadata.num_actual_tokens();
+  const std::int64_t most =
+      recording ? static_cast<std::int64_t>(metadata.slot_mapping().size()) : tokens;
+  if (inputs.num_rows != 0 && inputs.num_rows < most) {
+    throw_invalid("num_rows is {}, legal: 0, or at least the {}'s {} tokens", inputs.num_rows,
+                  recording ? "recorded step" : "batch", most);
+  }
+  zeroer.enqueue(queue, inputs.output, output_fp8, {recording ? 0 : tokens, inputs.num_rows});
+}
+
 }  // namespace
 
 Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
@@ -203,12 +218,7 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
         "reshape_and_cache_flash stored the encoder's",
         options_.prefix);
   }
-  const std::int64_t tokens = metadata->num_actual_tokens();
-  if (inputs.num_rows != 0 && inputs.num_rows < tokens) {
-    throw_invalid("num_rows is {}, legal: 0, or at least the batch's {} tokens", inputs.num_rows,
-                  tokens);
-  }
-  zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {tokens, inputs.num_rows});
+  zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, *metadata);
   if (!cached) {
     return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,
                                   inputs.output, options.lse, options.event, options.launches,
@@ -217,7 +227,7 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
   if (stores && !shares_kv_cache()) {
     // A recorded calculation would happen at every replay.
     if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
-      calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, tokens);
+      calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, metadata->num_actual_tokens());
     }
     impl_->write_kv_cache(queue, inputs.key, inputs.value, *cache_, *metadata);
   }

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/paged_rules.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 
@@ -104,7 +105,10 @@ class PluginImpl final : public AttentionImpl {
  public:
   PluginImpl(std::shared_ptr<const PluginLibrary> library, std::shared_ptr<Context> context,
              AttentionConfig config)
-      : library_(std::move(library)), context_(std::move(context)), config_(std::move(config)) {
+      : library_(std::move(library)),
+        context_(std::move(context)),
+        config_(std::move(config)),
+        name_(fmt::format("backend {}", table().name)) {
     const ClattnAttentionConfig wanted = c_config(config_);
     ClattnStatus status{};
     impl_ =
@@ -119,6 +123,7 @@ class PluginImpl final : public AttentionImpl {
 
   void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
                       const AttentionMetadata& metadata, Event* event) const override {
+    refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
     const auto k = c_tensor(key, config_.num_kv_heads, config_.head_size, "key");
@@ -134,6 +139,7 @@ class PluginImpl final : public AttentionImpl {
     if (options.custom_mask != nullptr || options.output_fp8 != nullptr) {
       throw_invalid("custom_mask, output_fp8: given, legal: none under this layer's configuration");
     }
+    refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
     const auto q = c_tensor(query, config_.num_heads, config_.head_size, "query");
@@ -194,6 +200,7 @@ class PluginImpl final : public AttentionImpl {
   std::shared_ptr<const PluginLibrary> library_;
   std::shared_ptr<Context> context_;
   AttentionConfig config_;
+  std::string name_;  ///< "backend …", for refusals
   void* impl_ = nullptr;
 };
 

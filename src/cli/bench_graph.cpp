@@ -41,6 +41,7 @@ class StepWorkload final : public Workload {
               cache_.cache.buffer.size_bytes() / element_size_bytes(config.cache_dtype()));
     eager_out_ = context->allocate(bytes);
     replay_out_ = context->allocate(bytes);
+    const auto capturing = state_.graph_capture(shape.batch);
     const auto& recorded = state_.graph_capture_get_metadata_for_batch(queue_, shape.batch);
     GraphCapture capture(queue_);
     launch(recorded, replay_out_);

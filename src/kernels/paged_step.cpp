@@ -102,18 +102,18 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
   // After the cuts are fixed: a recorded step has the bits of an eager one.
-  if (options_.graph_batch_size != 0) plan_for_graphs();
+  if (options_.graph_batch_size != 0) limit_to_graphs();
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
-  reserve_partials(plan_upper_bound(planner_, limits).num_partial_rows);
+  reserve_partials(largest_plan(limits.max_num_reqs).num_partial_rows);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
   last_page_len_.reserve(reqs);
   pages_at_.reserve(reqs + 1);
 }
 
-/// Bounds batches to what recorded launches are made for, and fixes those launches' sizes.
-void PagedStep::plan_for_graphs() {
+/// Bounds batches to what recorded launches are made for.
+void PagedStep::limit_to_graphs() {
   const std::int32_t query_len = options_.decode_threshold;
   if (options_.graph_batch_size < 1) {
     throw_invalid("graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
@@ -127,16 +127,50 @@ void PagedStep::plan_for_graphs() {
   limits.max_num_reqs = options_.graph_batch_size;
   limits.max_num_batched_tokens =
       checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
-  graph_counts_ = plan_upper_bound(planner_, limits);
-  // Classes for longer queries than a recorded step has are launched by none.
-  for (std::size_t c = 1; c < graph_counts_.num_items.size(); ++c) {
-    if (query_len <= planner_.tiles.at(c - 1).max_query_len) graph_counts_.num_items.at(c) = 0;
-  }
+}
+
+/// What no step of up to `num_reqs` requests exceeds.
+PlanCounts PagedStep::largest_plan(std::int32_t num_reqs) const {
+  if (options_.graph_batch_size == 0) return plan_upper_bound(planner_, options_.limits);
+  BatchLimits limits = options_.limits;
+  limits.max_num_reqs = num_reqs;
+  limits.max_num_batched_tokens = num_reqs * options_.decode_threshold;
+  return plan_upper_bound(planner_, limits, options_.decode_threshold);
 }
 
 bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
-  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
-         validate_queries(batch) <= options_.decode_threshold;
+  const std::int32_t max_query_len = validate_queries(batch);
+  return batch.num_reqs <= options_.graph_batch_size &&
+         max_query_len <= options_.decode_threshold && sees_as_causal(batch, max_query_len);
+}
+
+/// Whether causal launches compute this batch: a request's only query is its last token, and layers
+/// that see in both directions do so in causal batches too.
+bool PagedStep::sees_as_causal(const CommonAttentionMetadata& batch,
+                               std::int32_t max_query_len) const {
+  return batch.causal || planner_.bidirectional || max_query_len <= 1;
+}
+
+/// Whether the launches that were recorded for the batch's pad size can run it.
+void PagedStep::check_graph(const CommonAttentionMetadata& batch,
+                            std::int32_t max_query_len) const {
+  const std::int32_t pad_size = batch.graph_pad_size;
+  if (pad_size < 0 || pad_size > options_.graph_batch_size) {
+    throw_invalid("graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
+                  options_.graph_batch_size);
+  }
+  if (options_.graph_batch_size == 0) return;
+  if (pad_size > 0 && batch.num_reqs > pad_size) {
+    throw_invalid("num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
+  }
+  if (max_query_len > options_.decode_threshold) {
+    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
+                  options_.decode_threshold);
+  }
+  if (!sees_as_causal(batch, max_query_len)) {
+    throw_invalid(
+        "causal is false, legal: true: recorded steps of several query tokens are causal");
+  }
 }
 
 /// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
@@ -151,7 +185,7 @@ std::size_t PagedStep::largest_step_bytes() const {
                                  : 0;
   // A recorded step's memory must never move.
   const bool recorded = options_.graph_batch_size > 0;
-  return Layout(plan_upper_bound(planner_, limits), limits.max_num_batched_tokens,
+  return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
                 recorded ? pages : std::min(pages, kPages))
       .total;
 }
@@ -165,13 +199,7 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
   const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
   validate_limits(batch, summary, options_.limits);
-  if (options_.graph_batch_size > 0 && summary.max_query_len > options_.decode_threshold) {
-    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", summary.max_query_len,
-                  options_.decode_threshold);
-  }
-  if (options_.graph_batch_size > 0 && !batch.causal && !planner_.bidirectional) {
-    throw_invalid("causal is false, legal: true: recorded steps are causal");
-  }
+  check_graph(batch, summary.max_query_len);
   return summary;
 }
 
@@ -311,12 +339,14 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
     place_keys(batch);
   }
   const bool recorded = options_.graph_batch_size > 0;
+  const std::int32_t pad_size =
+      batch.graph_pad_size > 0 ? batch.graph_pad_size : options_.graph_batch_size;
   const std::int64_t num_tokens =
-      recorded ? options_.limits.max_num_batched_tokens : batch.num_actual_tokens;
+      recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const std::int64_t num_slots = paged ? num_tokens : 0;
   const PlanCounts planned = plan_attention(planner, batch, pages_at_, nullptr);
-  const PlanCounts counts = recorded ? graph_counts_ : planned;
+  const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
@@ -350,7 +380,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.pages_at = in_ints(layout.pages);
   view_.partial_out = partial_out_.handle();
   view_.partial_lse2 = partial_lse2_.handle();
-  view_.causal = batch.causal ? 1 : 0;
+  view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
   view_.window = planner_.window;
   view_.bidirectional = planner_.bidirectional;
   view_.recordable = recorded;

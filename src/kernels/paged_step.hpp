@@ -98,6 +98,8 @@ class PagedStep {
  private:
   struct Layout;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
+  void check_graph(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
+  bool sees_as_causal(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
   KeySource key_source() const noexcept;
   PlannerConfig planner_for(const CommonAttentionMetadata& batch,
                             const BatchSummary& summary) const;
@@ -105,7 +107,8 @@ class PagedStep {
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
-  void plan_for_graphs();
+  void limit_to_graphs();
+  PlanCounts largest_plan(std::int32_t num_reqs) const;
   static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;
@@ -117,7 +120,6 @@ class PagedStep {
   StepStyle style_;
   StepRules rules_;
   PlannerConfig planner_;
-  PlanCounts graph_counts_;  ///< of every recorded step; unused without graph_batch_size
   StagedUpload staging_;
   Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;

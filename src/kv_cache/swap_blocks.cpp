@@ -8,6 +8,7 @@
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/copy.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 
@@ -140,6 +141,7 @@ void require_alike(const DeviceCache& source, const DeviceCache& destination) {
 void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapSpace& source,
                  const SwapSpace& destination, std::span<const BlockPair> mapping, Event* event) {
   detail::clear(event);
+  detail::refuse_recording(queue, "swap_blocks");
   const std::optional<DeviceCache> from = device_cache(source);
   const std::optional<DeviceCache> to = device_cache(destination);
   if (!from && !to) throw_invalid("Invalid device combination");

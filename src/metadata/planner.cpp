@@ -39,38 +39,6 @@ struct Tally {
   std::int64_t rows = 0;
 };
 
-void check_config(const PlannerConfig& config) {
-  struct Field {
-    std::string_view name;
-    std::int32_t value;
-  };
-  const Field fields[] = {
-      {"num_tiles", config.num_tiles},
-      {"block_size", config.block_size},
-      {"groups_per_item", config.groups_per_item},
-      {"compute_units", config.compute_units},
-      {"items_per_compute_unit", config.items_per_compute_unit},
-      {"min_split_keys", config.min_split_keys},
-      {"max_split_query_len", config.max_split_query_len},
-      {"deterministic_split_keys", config.deterministic_split_keys},
-  };
-  for (const Field& field : fields) {
-    if (field.value < 1) throw_invalid("{} is {}, legal: at least 1", field.name, field.value);
-  }
-  if (config.num_tiles > kMaxTileClasses) {
-    throw_invalid("num_tiles is {}, legal: 1 … {}", config.num_tiles, kMaxTileClasses);
-  }
-  for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
-    if (config.tiles[c].max_item_tokens < 1) {
-      throw_invalid("tiles[{}].max_item_tokens is {}, legal: at least 1", c,
-                    config.tiles[c].max_item_tokens);
-    }
-  }
-  if (config.num_splits < 0) {
-    throw_invalid("num_splits is {}, legal: at least 0 (0 = planned)", config.num_splits);
-  }
-}
-
 std::size_t tile_class_of(const PlannerConfig& config, std::int32_t query_len) {
   std::size_t index = 0;
   while (index + 1 < static_cast<std::size_t>(config.num_tiles) &&
@@ -125,12 +93,6 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
 std::uint64_t item_cost(const PlannerConfig& config, std::int32_t keys, std::int32_t tokens) {
   return static_cast<std::uint64_t>(keys) *
          static_cast<std::uint64_t>(std::max(tokens, config.max_split_query_len));
-}
-
-/// Work items that fill the device in one launch.
-std::int64_t target_items(const PlannerConfig& config) {
-  return ceil_div(std::int64_t{config.compute_units} * config.items_per_compute_unit,
-                  std::int64_t{config.groups_per_item});
 }
 
 std::int32_t pages_of(std::int32_t keys, const PlannerConfig& config) {
@@ -287,6 +249,43 @@ void check_output(const PlanCounts& counts, const PlanOutput& output) {
 
 }  // namespace
 
+void check_config(const PlannerConfig& config) {
+  struct Field {
+    std::string_view name;
+    std::int32_t value;
+  };
+  const Field fields[] = {
+      {"num_tiles", config.num_tiles},
+      {"block_size", config.block_size},
+      {"groups_per_item", config.groups_per_item},
+      {"compute_units", config.compute_units},
+      {"items_per_compute_unit", config.items_per_compute_unit},
+      {"min_split_keys", config.min_split_keys},
+      {"max_split_query_len", config.max_split_query_len},
+      {"deterministic_split_keys", config.deterministic_split_keys},
+  };
+  for (const Field& field : fields) {
+    if (field.value < 1) throw_invalid("{} is {}, legal: at least 1", field.name, field.value);
+  }
+  if (config.num_tiles > kMaxTileClasses) {
+    throw_invalid("num_tiles is {}, legal: 1 … {}", config.num_tiles, kMaxTileClasses);
+  }
+  for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
+    if (config.tiles[c].max_item_tokens < 1) {
+      throw_invalid("tiles[{}].max_item_tokens is {}, legal: at least 1", c,
+                    config.tiles[c].max_item_tokens);
+    }
+  }
+  if (config.num_splits < 0) {
+    throw_invalid("num_splits is {}, legal: at least 0 (0 = planned)", config.num_splits);
+  }
+}
+
+std::int64_t target_items(const PlannerConfig& config) {
+  return ceil_div(std::int64_t{config.compute_units} * config.items_per_compute_unit,
+                  std::int64_t{config.groups_per_item});
+}
+
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                           std::span<const std::int32_t> pages_at, const PlanOutput* output) {
   check_config(config);
@@ -317,40 +316,6 @@ PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMeta
     sort_items(config, output->items[c].first(static_cast<std::size_t>(counts.num_items[c])));
   }
   return counts;
-}
-
-PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits) {
-  check_config(config);
-  const std::int64_t tokens = limits.max_num_batched_tokens;
-  const std::int64_t max_rows = config.max_partial_rows < 2 ? 0 : config.max_partial_rows;
-  const bool balanced = config.num_splits == 0 && config.split_policy == SplitPolicy::kBalanced;
-  Tally bound;
-  std::int64_t shortest = 1;  // query of the class
-  for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
-    const std::int64_t limit = config.tiles[c].max_item_tokens;
-    const auto requests = std::min<std::int64_t>(limits.max_num_reqs, tokens / shortest);
-    const std::int64_t tiles = std::min(tokens, (tokens + requests * (limit - 1)) / limit);
-    // A balanced plan cuts a tile of x > 1 shares into less than x + 1 < 2 x pieces, and the shares
-    // of a launch sum up to the target. Any piece of a cut tile has at least one row.
-    const std::int64_t target = balanced ? target_items(config) : max_rows;
-    bound.items[c] = tiles + std::min(target, max_rows);
-    bound.rows += balanced ? 2 * target * limit : max_rows;
-    shortest = std::max<std::int64_t>(shortest, std::int64_t{config.tiles[c].max_query_len} + 1);
-  }
-  bound.rows = std::min(bound.rows, max_rows);
-  bound.merges = std::min(tokens, bound.rows / 2);
-  return to_counts(bound);
-}
-
-std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const BatchLimits& limits) {
-  check_config(config);
-  const std::int64_t tokens =
-      std::min<std::int64_t>(limits.max_num_batched_tokens,
-                             std::int64_t{limits.max_num_reqs} * config.max_split_query_len);
-  const std::int64_t pieces = config.max_partial_rows / std::max<std::int64_t>(tokens, 1);
-  if (pieces < 2) return std::max(config.deterministic_split_keys, limits.max_model_len);
-  const std::int64_t keys = ceil_div(std::int64_t{limits.max_model_len}, pieces);
-  return std::max(config.deterministic_split_keys, static_cast<std::int32_t>(keys));
 }
 
 }  // namespace clattn::detail

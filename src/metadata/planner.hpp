@@ -3,6 +3,7 @@
 #include <array>
 #include <clattn/metadata.hpp>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "shared/work_item.h"
@@ -90,8 +91,17 @@ struct PlanOutput {
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                           std::span<const std::int32_t> pages_at, const PlanOutput* output);
 
-/// What no plan of a batch within `limits` exceeds: memory sized by it never grows.
-PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits);
+/// Work items that fill the device in one launch.
+std::int64_t target_items(const PlannerConfig& config);
+
+/// Throws kInvalidArgument for numbers that nothing can be planned with.
+void check_config(const PlannerConfig& config);
+
+/// What no plan of a batch within `limits`, whose requests have up to `max_query_len` query tokens,
+/// exceeds: memory sized by it never grows, and recorded launches of that size hold every step. For
+/// decodes of one token at most twice what the worst step needs.
+PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits,
+                            std::int32_t max_query_len = std::numeric_limits<std::int32_t>::max());
 
 /// The smallest key range >= config.deterministic_split_keys for which no batch within `limits`
 /// needs more than max_partial_rows. A function of configuration and limits alone, so that it is

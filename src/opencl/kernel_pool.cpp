@@ -69,10 +69,15 @@ void KernelPool::give_back(cl_kernel kernel) noexcept {
 KernelLease::KernelLease(KernelLease&& other) noexcept
     : pool_(other.pool_),
       kernel_(std::exchange(other.kernel_, nullptr)),
-      next_arg_(other.next_arg_) {}
+      next_arg_(other.next_arg_),
+      kept_(std::move(other.kept_)) {}
 
 KernelLease::~KernelLease() {
   if (kernel_ != nullptr) pool_->give_back(kernel_);
+}
+
+void KernelLease::keep_if_recording(cl_mem buffer) {
+  if (buffer != nullptr && Recorder::active()) kept_.push_back(Buffer::adopt(buffer));
 }
 
 void KernelLease::set(std::size_t size, const void* value) {

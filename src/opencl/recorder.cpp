@@ -143,6 +143,10 @@ Recorder::~Recorder() {
   if (current == this) current = nullptr;
 }
 
+bool Recorder::active() noexcept {
+  return current != nullptr;
+}
+
 Recorder* Recorder::of(cl_command_queue queue) noexcept {
   return current != nullptr && current->queue_ == queue ? current : nullptr;
 }

@@ -12,7 +12,7 @@ namespace clattn::detail {
 
 /// Launches with their arguments bound, enqueued again as often as wanted: through one
 /// cl_khr_command_buffer where the device has them, else one by one. Immutable; holds its kernels
-/// for itself, but not the buffers that they are bound to.
+/// for itself and the buffers that they are bound to.
 class Recording {
  public:
   struct Launch {
@@ -49,6 +49,8 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
+  /// Whether this thread records any queue.
+  static bool active() noexcept;
   /// This thread's recorder if it records `queue`, else null.
   static Recorder* of(cl_command_queue queue) noexcept;
   void add(Recording::Launch launch) { launches_.push_back(std::move(launch)); }

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace clattn::detail {
@@ -42,6 +43,7 @@ class KernelLease {
   /// cl_float.
   template <typename T>
   KernelLease& arg(const T& value) {
+    if constexpr (std::is_same_v<T, cl_mem>) keep_if_recording(value);
     set(sizeof(T), &value);  // NOLINT(bugprone-sizeof-expression): a cl_mem's own size is meant
     return *this;
   }
@@ -54,9 +56,12 @@ class KernelLease {
 
  private:
   void set(std::size_t size, const void* value);
+  /// Launches that may be recorded keep their buffers alive: drivers do not.
+  void keep_if_recording(cl_mem buffer);
   KernelPool* pool_;
   cl_kernel kernel_;
   cl_uint next_arg_ = 0;
+  std::vector<Buffer> kept_;
 };
 
 /// The cl_kernel objects of one entry: grows to the number of threads that use it at once, never

@@ -2,6 +2,7 @@
 
 #include <clattn/clattn.hpp>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -15,7 +16,8 @@ namespace {
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
 
-constexpr std::int32_t kBlock = 16, kMaxPages = 24, kBlocks = 256, kCaptured = 6, kLayers = 2;
+constexpr std::int32_t kBlock = 16, kMaxPages = 24, kBlocks = 256, kLayers = 2;
+constexpr std::int32_t kSizes[] = {6, 3};  // captured, the largest first
 
 clattn::AttentionConfig graph_config() {
   clattn::AttentionConfig config;
@@ -34,9 +36,11 @@ struct Step {
 
   Step(std::mt19937& random, std::int32_t num_reqs, std::int32_t most_tokens) {
     for (std::int32_t r = 0; r < num_reqs; ++r) {
-      const auto tokens = static_cast<std::int32_t>(random() % static_cast<unsigned>(most_tokens));
-      starts.push_back(starts.back() + tokens + 1);
-      lens.push_back(tokens + 1 + static_cast<std::int32_t>(random() % (kMaxPages * kBlock - 8)));
+      const bool idle = r % 3 == 2;  // without a query: legal anywhere
+      const auto tokens =
+          idle ? 0 : static_cast<std::int32_t>(random() % static_cast<unsigned>(most_tokens)) + 1;
+      starts.push_back(starts.back() + tokens);
+      lens.push_back(tokens + static_cast<std::int32_t>(random() % (kMaxPages * kBlock - 8)));
       for (std::int32_t p = 0; p < kMaxPages; ++p) {
         table.push_back((r * kMaxPages + p * 5 + 3) % kBlocks);
       }
@@ -90,6 +94,47 @@ struct Options {
   std::int32_t query_len = 1;
 };
 
+/// Random rows for every layer, the same on each side, and outputs that show what was not written.
+void refill(const clattn::Queue& queue, const Side& side, unsigned seed) {
+  std::mt19937 fresh(seed);
+  std::normal_distribution<float> normal;
+  for (const clattn::Buffer& rows : side.rows) {
+    std::vector<float> values(rows.size_bytes() / sizeof(float));
+    for (float& value : values) value = normal(fresh);
+    queue.write(rows, std::as_bytes(std::span(values)));
+  }
+  for (const auto& out : side.outs) queue.fill(out, 0x12345678, 0, out.size_bytes());
+  for (const auto& lse : side.lses) queue.fill(lse, 0x12345678, 0, lse.size_bytes());
+}
+
+void expect_equal(const clattn::Queue& queue, const Side& eager, const Side& recorded, int step) {
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    EXPECT_EQ(bytes_of(queue, eager.outs[layer]), bytes_of(queue, recorded.outs[layer])) << step;
+    EXPECT_EQ(bytes_of(queue, eager.lses[layer]), bytes_of(queue, recorded.lses[layer])) << step;
+    EXPECT_EQ(bytes_of(queue, eager.caches[layer].buffer),
+              bytes_of(queue, recorded.caches[layer].buffer))
+        << step;
+  }
+}
+
+/// Records a step of every size.
+std::map<std::int32_t, clattn::Graph> record(const clattn::Context& context,
+                                             const clattn::Queue& queue,
+                                             clattn::AttentionState& state,
+                                             const clattn::AttentionImpl& impl, const Side& side) {
+  std::map<std::int32_t, clattn::Graph> graphs;
+  const clattn::Queue other = context.create_queue();
+  const auto capturing = state.graph_capture(kSizes[0]);
+  for (const std::int32_t size : kSizes) {
+    clattn::GraphCapture capture(queue);
+    EXPECT_THROW(state.graph_capture_get_metadata_for_batch(queue, 1), clattn::Error);
+    side.launch(queue, impl, state.graph_capture_get_metadata_for_batch(other, size));
+    graphs[size] = capture.end();
+    other.finish();
+  }
+  return graphs;
+}
+
 void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Options& options) {
   const clattn::AttentionConfig config = graph_config();
   const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
@@ -101,44 +146,24 @@ void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Opt
   builder_options.limits.num_blocks = kBlocks;
   const auto impl = backend.make_impl(context, config);
   const auto builder = backend.make_builder(context, config, builder_options);
-  const std::int32_t tokens = kCaptured * options.query_len;
+  const std::int32_t tokens = kSizes[0] * options.query_len;
   const Side eager(*context, queue, backend, tokens), recorded(*context, queue, backend, tokens);
-
   clattn::AttentionState state(context, backend, config, builder_options);
-  clattn::GraphCapture capture(queue);
-  EXPECT_THROW(state.graph_capture_get_metadata_for_batch(queue, 1), clattn::Error);
-  const clattn::Queue other = context->create_queue();
-  const auto& metadata = state.graph_capture_get_metadata_for_batch(other, kCaptured);
-  recorded.launch(queue, *impl, metadata);
-  const clattn::Graph graph = capture.end();
-  other.finish();
-  ASSERT_GE(graph.num_launches(), 2U * kLayers);
+  const auto graphs = record(*context, queue, state, *impl, recorded);
+  for (const auto& [size, graph] : graphs) ASSERT_GE(graph.num_launches(), 2U * kLayers) << size;
 
   std::mt19937 random(1);
   for (int i = 0; i < 12; ++i) {
-    const Step step(random, i % (kCaptured + 1), options.query_len);
+    const Step step(random, i % (kSizes[0] + 1), options.query_len);
     for (const Side* side : {&eager, &recorded}) {
-      std::mt19937 fresh(static_cast<unsigned>(100 + i));
-      std::normal_distribution<float> normal;
-      for (const clattn::Buffer& rows : side->rows) {
-        std::vector<float> values(rows.size_bytes() / sizeof(float));
-        for (float& value : values) value = normal(fresh);
-        queue.write(rows, std::as_bytes(std::span(values)));
-      }
-      for (const auto& out : side->outs) queue.fill(out, 0x12345678, 0, out.size_bytes());
-      for (const auto& lse : side->lses) queue.fill(lse, 0x12345678, 0, lse.size_bytes());
+      refill(queue, *side, static_cast<unsigned>(100 + i));
     }
     eager.launch(queue, *impl, builder->build(queue, step.batch));
-    ASSERT_EQ(state.batch_size_for(step.batch), kCaptured);
-    state.prepare_graph_input_buffers(queue, kCaptured, step.batch);
-    graph.replay(queue);
-    for (std::size_t layer = 0; layer < kLayers; ++layer) {
-      EXPECT_EQ(bytes_of(queue, eager.outs[layer]), bytes_of(queue, recorded.outs[layer])) << i;
-      EXPECT_EQ(bytes_of(queue, eager.lses[layer]), bytes_of(queue, recorded.lses[layer])) << i;
-      EXPECT_EQ(bytes_of(queue, eager.caches[layer].buffer),
-                bytes_of(queue, recorded.caches[layer].buffer))
-          << i;
-    }
+    const clattn::ForwardStep planned = state.begin_forward(queue, step.batch);
+    ASSERT_EQ(planned.graph_batch_size, step.batch.num_reqs <= kSizes[1] ? kSizes[1] : kSizes[0]);
+    EXPECT_EQ(planned.metadata->num_actual_tokens(), step.batch.num_actual_tokens);
+    graphs.at(planned.graph_batch_size).replay(queue);
+    expect_equal(queue, eager, recorded, i);
   }
 }
 
@@ -167,12 +192,15 @@ TEST(Graph, WhatCannotBeReplayedIsRefused) {
   clattn::BuilderOptions options;
   options.limits.num_blocks = kBlocks;
   clattn::AttentionState state(context, backend, graph_config(), options);
-  state.graph_capture_get_metadata_for_batch(queue, 2);
+  {
+    const auto capturing = state.graph_capture(8);
+    state.graph_capture_get_metadata_for_batch(queue, 2);
+  }
   std::mt19937 random(3);
   const Step three(random, 3, 1);
   EXPECT_EQ(state.batch_size_for(three.batch), 0);
   EXPECT_EQ(error_text([&] { state.prepare_graph_input_buffers(queue, 2, three.batch); }),
-            "num_reqs is 3, legal: 0 … 2 (max_num_reqs)");
+            "num_reqs is 3, legal: 0 … 2 (graph_pad_size)");
   EXPECT_EQ(error_text([&] { state.prepare_graph_input_buffers(queue, 4, three.batch); }),
             "batch_size 4 was not captured; legal: a size that was");
   const std::vector<std::int32_t> starts{0, 2}, lens{9}, table{0};
@@ -220,6 +248,11 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
                                     std::span(&pair, 1));
               }),
               "graph capture: copy_blocks cannot be recorded");
+    EXPECT_EQ(error_text([&] {
+                clattn::swap_blocks(*context, queue, side.caches[0], side.caches[1],
+                                    std::span(&pair, 1));
+              }),
+              "graph capture: swap_blocks cannot be recorded");
   }
   clattn::BuilderOptions options;
   options.graph_batch_size = 2;
@@ -227,10 +260,35 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
             "limits: num_blocks is -1, legal with graph_batch_size: the cache's, >= 0");
   options.limits.num_blocks = kBlocks;
   const auto recorded = backend.make_builder(context, graph_config(), options);
-  CommonAttentionMetadata other = step.batch;
-  other.causal = false;
-  EXPECT_EQ(error_text([&] { recorded->build(queue, other); }),
-            "causal is false, legal: true: recorded steps are causal");
+  CommonAttentionMetadata padded = step.batch;
+  padded.graph_pad_size = 3;
+  EXPECT_EQ(error_text([&] { recorded->build(queue, padded); }),
+            "graph_pad_size is 3, legal: 0 … 2 (graph_batch_size)");
+  EXPECT_EQ(error_text([&] { builder->build(queue, padded); }),
+            "graph_pad_size is 3, legal: 0 … 0 (graph_batch_size)");
+}
+
+// A request's only query is its last token, so there is no later key to see; of two there is.
+TEST(Graph, RecordedStepsAreCausalWhereItMatters) {
+  const auto& context = all_contexts().front();
+  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
+  const clattn::Queue queue = context->create_queue();
+  clattn::BuilderOptions options;
+  options.graph_batch_size = 2;
+  options.decode_threshold = 2;
+  options.limits.num_blocks = kBlocks;
+  const auto builder = backend.make_builder(context, graph_config(), options);
+  const std::vector<std::int32_t> one{0, 1}, two{0, 2}, lens{9}, table{0};
+  auto both_ways = CommonAttentionMetadata::of(one, lens, table);
+  both_ways.causal = false;
+  EXPECT_TRUE(builder->can_run_in_graph(both_ways));
+  EXPECT_EQ(error_text([&] { builder->build(queue, both_ways); }), "no error");
+  both_ways = CommonAttentionMetadata::of(two, lens, table);
+  both_ways.causal = false;
+  EXPECT_FALSE(builder->can_run_in_graph(both_ways));
+  EXPECT_EQ(error_text([&] { builder->build(queue, both_ways); }),
+            "causal is false, legal: true: recorded steps of several query tokens are causal");
+  queue.finish();
 }
 
 // A causal plan has no item for the keys that cross attention sees.
@@ -260,13 +318,26 @@ TEST(Graph, OneSizeServesEveryStepUpToIt) {
   clattn::BuilderOptions options;
   options.limits.num_blocks = kBlocks;
   clattn::AttentionState state(context, backend, graph_config(), options);
-  for (const std::int32_t size : {8, 4, 1}) state.graph_capture_get_metadata_for_batch(queue, size);
+  std::vector<cl_mem> buffers;
+  {
+    const auto capturing = state.graph_capture(8);
+    for (const std::int32_t size : {8, 4, 1}) {
+      const auto& metadata = state.graph_capture_get_metadata_for_batch(queue, size);
+      buffers.push_back(metadata.slot_mapping_buffer());
+    }
+  }
+  EXPECT_EQ(buffers, std::vector<cl_mem>(3, buffers[0]));  // one memory for all sizes
   std::mt19937 random(3);
   const std::pair<std::int32_t, std::int32_t> expected[] = {{0, 1}, {1, 1}, {2, 4},
                                                             {4, 4}, {7, 8}, {9, 0}};
   for (const auto& [num_reqs, size] : expected) {
     EXPECT_EQ(state.batch_size_for(Step(random, num_reqs, 1).batch), size) << num_reqs;
   }
+  const Step three(random, 3, 1);
+  CommonAttentionMetadata cut_short = three.batch;
+  cut_short.query_start_loc = cut_short.query_start_loc.first(2);
+  EXPECT_EQ(error_text([&] { state.batch_size_for(cut_short); }),
+            "query_start_loc holds 2 elements, legal: at least 4 (num_reqs + 1)");
 }
 
 }  // namespace

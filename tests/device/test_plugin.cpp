@@ -138,4 +138,37 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   device.queue.finish();
 }
 
+// A2.7: what a plugin enqueues would run at once and be missing from every replay.
+TEST(Plugin, ItsCallsAreNotRecorded) {
+  const Device device(all_contexts().at(0));
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const auto& backend = *plugin.backend();
+  const clattn::AttentionConfig config = reference_case().config;
+  const auto impl = backend.make_impl(device.context, config);
+  const auto builder = backend.make_builder(device.context, config);
+  const clattn::KVCacheSpec spec{
+      .block_size = 4, .num_kv_heads = 2, .head_size = 8, .dtype = DType::kF32};
+  const clattn::Buffer memory = device.context->allocate(spec.page_size_bytes());
+  const auto cache = reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  Step step({4, 2, 8, 4}, 5);
+  step.add_request(1, 0, {0});
+  const auto& metadata = builder->build(device.queue, step.batch());
+  const clattn::TensorRef tensor{memory.handle()};
+  clattn::GraphCapture capture(device.queue);
+  const std::string expected = "graph capture: backend REFERENCE cannot be recorded";
+  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
+                    [&] { impl->forward(device.queue, tensor, cache, metadata, tensor); }),
+            expected);
+  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
+                    [&] { impl->write_kv_cache(device.queue, tensor, tensor, cache, metadata); }),
+            expected);
+  EXPECT_EQ(capture.end().num_launches(), 0U);
+  clattn::BuilderOptions options;
+  options.graph_batch_size = 2;
+  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
+                    [&] { backend.make_builder(device.context, config, options); }),
+            "backend REFERENCE: graph_batch_size is 2, legal: 0: plugins cannot be recorded");
+  device.queue.finish();
+}
+
 }  // namespace

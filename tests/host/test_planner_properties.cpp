@@ -76,6 +76,15 @@ PlannerConfig any_config() {
   return config;
 }
 
+std::int32_t longest_query(const Batch& batch) {
+  std::int32_t longest = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = static_cast<std::size_t>(r);
+    longest = std::max(longest, batch.query_start_loc[row + 1] - batch.query_start_loc[row]);
+  }
+  return longest;
+}
+
 TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
   expect_property([] {
     const PlannerConfig config = any_config();
@@ -87,7 +96,11 @@ TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
     BatchLimits limits;
     limits.max_num_reqs = batch.num_reqs;
     limits.max_num_batched_tokens = batch.num_actual_tokens;
-    const PlanCounts bound = plan_upper_bound(config, limits);
+    limits.max_model_len = 0;
+    for (const std::int32_t length : batch.seq_lens) {
+      limits.max_model_len = std::max(limits.max_model_len, length);
+    }
+    const PlanCounts bound = plan_upper_bound(config, limits, longest_query(batch));
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
       RC_ASSERT(plan.counts.num_items[c] <= bound.num_items[c]);
     }

@@ -1,0 +1,138 @@
+// How large plans can become, whatever the batch. A tile that is cut into p pieces adds p - 1 items
+// to its class and takes at least p partial rows; a balanced plan cuts a tile of x > 1 fair shares
+// into less than x + 1 pieces, and the shares of a launch sum up to the target, so all its cuts add
+// less than the target.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "base/checked.hpp"
+#include "metadata/planner.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn::detail {
+namespace {
+
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+
+/// The requests of one tile class: so many query tokens each, `limit` to a tile.
+struct Lengths {
+  std::int64_t shortest;
+  std::int64_t longest;
+  std::int64_t limit;
+};
+
+std::int64_t most_tiles(const BatchLimits& limits, const Lengths& lengths) {
+  if (lengths.longest < lengths.shortest) return 0;
+  const std::int64_t tokens = limits.max_num_batched_tokens;
+  const std::int64_t requests =
+      std::min<std::int64_t>(limits.max_num_reqs, tokens / lengths.shortest);
+  return std::min(requests * ceil_div(lengths.longest, lengths.limit),
+                  (tokens + requests * (lengths.limit - 1)) / lengths.limit);
+}
+
+/// Pages of the keys that a tile of `count` query tokens sees, if all is as bad as can be.
+std::int64_t most_pages(const PlannerConfig& config, const BatchLimits& limits,
+                        std::int64_t count) {
+  const KeyWindow& window = config.window;
+  const std::int64_t page = config.block_size;
+  std::int64_t pages = ceil_div(std::int64_t{limits.max_model_len}, page);
+  if (window.left >= 0 && window.right >= 0) {  // begins anywhere in a page
+    pages = std::min(pages, ceil_div(window.left + count + window.right + page - 1, page));
+  }
+  if (window.chunk > 0) {  // begins where a chunk does
+    const std::int64_t chunk = window.chunk;
+    const std::int64_t keys = (ceil_div(count - 1, chunk) + 1) * chunk;
+    pages = std::min(pages, ceil_div(keys + page - std::gcd(chunk, page), page));
+  }
+  return pages;
+}
+
+bool deterministic(const PlannerConfig& config) {
+  return config.num_splits == 0 && config.split_policy == SplitPolicy::kDeterministic;
+}
+
+std::int64_t most_pieces(const PlannerConfig& config, std::int64_t pages) {
+  if (config.max_partial_rows < 2) return 1;
+  if (config.num_splits > 0) return std::clamp<std::int64_t>(pages, 1, config.num_splits);
+  if (deterministic(config)) {
+    return std::max<std::int64_t>(
+        1, ceil_div<std::int64_t>(pages,
+                                  page_count(config.deterministic_split_keys, config.block_size)));
+  }
+  return std::max<std::int64_t>(1, pages / page_count(config.min_split_keys, config.block_size));
+}
+
+/// What the class's launch and its cuts need.
+struct ClassBound {
+  std::int64_t items = 0;
+  std::int64_t merges = 0;
+  std::int64_t rows = 0;
+};
+
+ClassBound bound_of(const PlannerConfig& config, const BatchLimits& limits, Lengths lengths,
+                    std::int64_t max_rows) {
+  ClassBound bound;
+  bound.items = most_tiles(limits, lengths);
+  if (deterministic(config)) {
+    lengths.longest = std::min<std::int64_t>(lengths.longest, config.max_split_query_len);
+  }
+  const std::int64_t cuttable = most_tiles(limits, lengths);
+  if (cuttable == 0) return bound;
+  const std::int64_t count = std::min(lengths.limit, lengths.longest);
+  const std::int64_t pieces = most_pieces(config, most_pages(config, limits, count));
+  std::int64_t added = std::min(cuttable * (pieces - 1), max_rows - ceil_div(max_rows, pieces));
+  if (config.num_splits == 0 && !deterministic(config)) {
+    added = std::min(added, target_items(config) - 1);
+  }
+  const std::int64_t cut = std::min(cuttable, added);
+  bound.items += added;
+  bound.merges = cut * count;
+  const std::int64_t tokens =
+      std::min<std::int64_t>(limits.max_num_batched_tokens, limits.max_num_reqs * lengths.longest);
+  bound.rows = std::min((added + cut) * count, pieces > 1 ? tokens * pieces : 0);
+  return bound;
+}
+
+std::int32_t to_count(std::int64_t value) {
+  return static_cast<std::int32_t>(std::min(value, kMaxInt32));
+}
+
+}  // namespace
+
+PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits,
+                            std::int32_t max_query_len) {
+  check_config(config);
+  const std::int64_t max_rows = std::clamp<std::int64_t>(config.max_partial_rows, 0, kMaxInt32);
+  PlanCounts counts;
+  ClassBound all;
+  std::int64_t shortest = 1;
+  for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
+    const bool last = c + 1 == static_cast<std::size_t>(config.num_tiles);
+    const TileClass& tile = config.tiles.at(c);
+    const std::int32_t longest = last ? max_query_len : std::min(max_query_len, tile.max_query_len);
+    const ClassBound bound =
+        bound_of(config, limits, {shortest, longest, tile.max_item_tokens}, max_rows);
+    counts.num_items.at(c) = to_count(bound.items);
+    all.merges += bound.merges;
+    all.rows += bound.rows;
+    shortest = std::max<std::int64_t>(shortest, std::int64_t{tile.max_query_len} + 1);
+  }
+  counts.num_partial_rows = std::min(all.rows, max_rows);
+  counts.num_merges = to_count(std::min(
+      {all.merges, std::int64_t{limits.max_num_batched_tokens}, counts.num_partial_rows / 2}));
+  return counts;
+}
+
+std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const BatchLimits& limits) {
+  check_config(config);
+  const std::int64_t tokens =
+      std::min<std::int64_t>(limits.max_num_batched_tokens,
+                             std::int64_t{limits.max_num_reqs} * config.max_split_query_len);
+  const std::int64_t pieces = config.max_partial_rows / std::max<std::int64_t>(tokens, 1);
+  if (pieces < 2) return std::max(config.deterministic_split_keys, limits.max_model_len);
+  const std::int64_t keys = ceil_div(std::int64_t{limits.max_model_len}, pieces);
+  return std::max(config.deterministic_split_keys, static_cast<std::int32_t>(keys));
+}
+
+}  // namespace clattn::detail
