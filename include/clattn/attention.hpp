@@ -19,7 +19,8 @@ namespace clattn {
 
 namespace detail {
 struct PagedStepView;
-}
+[[noreturn]] void throw_other_metadata(std::string_view made_by, std::string_view wanted);
+}  // namespace detail
 
 /// Families of kernels that compute the same. kAuto chooses by the device's capabilities; forcing
 /// one is for tests, comparisons and devices that report themselves wrongly.
@@ -95,6 +96,8 @@ struct BuilderOptions {
 class AttentionMetadata {
  public:
   virtual ~AttentionMetadata() = default;
+  /// Name of the backend whose builder made it; empty for builders outside the registry.
+  std::string_view backend() const noexcept { return backend_; }
   const BatchSplit& split() const noexcept { return split_; }
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
@@ -108,6 +111,7 @@ class AttentionMetadata {
   std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
 
  protected:
+  std::string_view backend_;
   BatchSplit split_;
   std::int32_t num_actual_tokens_ = 0;
   std::int32_t max_query_len_ = 0;
@@ -117,6 +121,15 @@ class AttentionMetadata {
   std::span<const std::int64_t> slots_;
   const detail::PagedStepView* step_ = nullptr;
 };
+
+/// The metadata as its backend's own class, FlashInferMetadata or XFormersMetadata (vLLM:
+/// get_metadata_cls). Throws kInvalidArgument naming both backends if another one made it.
+template <typename Metadata>
+const Metadata& metadata_as(const AttentionMetadata& metadata) {
+  const auto* const own = dynamic_cast<const Metadata*>(&metadata);
+  if (own == nullptr) detail::throw_other_metadata(metadata.backend(), Metadata::kBackend);
+  return *own;
+}
 
 /// Host arithmetic of a step plus one upload. Not thread-safe; one per KV cache group and stream of
 /// steps.

@@ -17,7 +17,7 @@ namespace {
 /// pages of 16 tokens.
 class XFormersBackend final : public AttentionBackend {
  public:
-  std::string_view name() const noexcept override { return "XFORMERS"; }
+  std::string_view name() const noexcept override { return XFormersMetadata::kBackend; }
 
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
