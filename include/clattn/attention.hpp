@@ -70,6 +70,10 @@ struct AttentionConfig {
   }
 };
 
+/// Most bytes of partial results that a step claims, where the device allocates as much; the work
+/// is cut coarser below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is claimed whole).
+inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
+
 /// Device memory for partial results, grown by the builders that share it.
 struct AttentionWorkspace {
   Buffer partial_out;
