@@ -59,9 +59,21 @@ struct AttentionConfig {
   bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
   bool use_mla = false;                  ///< multi-head latent attention: MLA backends only
   bool is_attention_free = false;        ///< no attention at all: selects NO_ATTENTION
+  // What the engine will do with the layer. None of it changes the kernels; it decides which
+  // backends fit.
+  bool use_non_causal = false;             ///< batches with causal = false
+  bool use_batch_invariant = false;        ///< builders with SplitPolicy::kDeterministic
+  bool use_per_head_quant_scales = false;  ///< caches with scales_per_head
+  bool use_mm_prefix = false;  ///< bidirectional spans, by make_mm_prefix_mask(): needs custom_mask
+  bool use_kv_connector = false;  ///< hooks around forward() that load and save the cache
+  bool use_pcp = false;           ///< prefill context parallelism: a prompt's tokens over devices
   KernelFamily kernel_family = KernelFamily::kAuto;
 
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
+  /// Query heads that share a KV head; 0 for a configuration without KV heads.
+  std::int32_t num_queries_per_kv() const {
+    return num_kv_heads > 0 ? num_heads / num_kv_heads : 0;
+  }
   /// Whether keys and values are attended directly instead of through a paged cache: encoder types
   /// always, cross attention with block_size 0.
   bool contiguous_kv() const {
@@ -262,9 +274,19 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   std::vector<std::string> supports_logits_soft_cap() const;
   std::vector<std::string> supports_sliding_window() const;
   std::vector<std::string> supports_mla() const;
+  std::vector<std::string> supports_non_causal() const;
+  std::vector<std::string> supports_batch_invariance() const;
+  std::vector<std::string> supports_per_head_quant_scales() const;
+  std::vector<std::string> supports_mm_prefix() const;
+  std::vector<std::string> supports_kv_connector() const;
+  std::vector<std::string> supports_pcp() const;
   std::vector<std::string> supports_device(const DeviceCapabilities& capabilities) const;
   /// Every head size from 1 to 1024 that supports_head_size() takes.
   std::vector<std::int32_t> get_supported_head_sizes() const;
+  /// Every type of query and output that supports_dtype() takes.
+  std::vector<DType> get_supported_dtypes() const;
+  /// Throws kUnsupported with the reasons of supports_head_size(), if there are any.
+  void validate_head_size(std::int32_t head_size) const;
 
   virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
     return {SupportedBlockSize{}};
