@@ -174,7 +174,7 @@ class AttentionMetadataBuilder {
 struct ForwardOptions {
   /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
   /// position of its request; joins causality, window and chunk. Required if and only if the
-  /// configuration says custom_mask.
+  /// configuration says custom_mask. custom_mask.hpp and paged_bias.hpp make some on the host.
   cl_mem custom_mask = nullptr;
   std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
   /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
