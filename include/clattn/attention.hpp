@@ -19,7 +19,8 @@ namespace clattn {
 
 namespace detail {
 struct PagedStepView;
-}
+[[noreturn]] void throw_other_metadata(std::string_view made_by, std::string_view wanted);
+}  // namespace detail
 
 /// Families of kernels that compute the same. kAuto chooses by the device's capabilities; forcing
 /// one is for tests, comparisons and devices that report themselves wrongly.
@@ -58,9 +59,21 @@ struct AttentionConfig {
   bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
   bool use_mla = false;                  ///< multi-head latent attention: MLA backends only
   bool is_attention_free = false;        ///< no attention at all: selects NO_ATTENTION
+  // What the engine will do with the layer. None of it changes the kernels; it decides which
+  // backends fit.
+  bool use_non_causal = false;             ///< batches with causal = false
+  bool use_batch_invariant = false;        ///< builders with SplitPolicy::kDeterministic
+  bool use_per_head_quant_scales = false;  ///< caches with scales_per_head
+  bool use_mm_prefix = false;  ///< bidirectional spans, by make_mm_prefix_mask(): needs custom_mask
+  bool use_kv_connector = false;  ///< hooks around forward() that load and save the cache
+  bool use_pcp = false;           ///< prefill context parallelism: a prompt's tokens over devices
   KernelFamily kernel_family = KernelFamily::kAuto;
 
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
+  /// Query heads that share a KV head; 0 for a configuration without KV heads.
+  std::int32_t num_queries_per_kv() const {
+    return num_kv_heads > 0 ? num_heads / num_kv_heads : 0;
+  }
   /// Whether keys and values are attended directly instead of through a paged cache: encoder types
   /// always, cross attention with block_size 0.
   bool contiguous_kv() const {
@@ -68,6 +81,10 @@ struct AttentionConfig {
            (attn_type == AttentionType::kEncoderDecoder && block_size == 0);
   }
 };
+
+/// Most bytes of partial results that a step claims, where the device allocates as much; the work
+/// is cut coarser below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is claimed whole).
+inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 
 /// Device memory for partial results, grown by the builders that share it.
 struct AttentionWorkspace {
@@ -95,6 +112,8 @@ struct BuilderOptions {
 class AttentionMetadata {
  public:
   virtual ~AttentionMetadata() = default;
+  /// Name of the backend whose builder made it; empty for builders outside the registry.
+  std::string_view backend() const noexcept { return backend_; }
   const BatchSplit& split() const noexcept { return split_; }
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
@@ -108,6 +127,7 @@ class AttentionMetadata {
   std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
 
  protected:
+  std::string_view backend_;
   BatchSplit split_;
   std::int32_t num_actual_tokens_ = 0;
   std::int32_t max_query_len_ = 0;
@@ -117,6 +137,15 @@ class AttentionMetadata {
   std::span<const std::int64_t> slots_;
   const detail::PagedStepView* step_ = nullptr;
 };
+
+/// The metadata as its backend's own class, FlashInferMetadata or XFormersMetadata (vLLM:
+/// get_metadata_cls). Throws kInvalidArgument naming both backends if another one made it.
+template <typename Metadata>
+const Metadata& metadata_as(const AttentionMetadata& metadata) {
+  const auto* const own = dynamic_cast<const Metadata*>(&metadata);
+  if (own == nullptr) detail::throw_other_metadata(metadata.backend(), Metadata::kBackend);
+  return *own;
+}
 
 /// Host arithmetic of a step plus one upload. Not thread-safe; one per KV cache group and stream of
 /// steps.
@@ -145,7 +174,7 @@ class AttentionMetadataBuilder {
 struct ForwardOptions {
   /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
   /// position of its request; joins causality, window and chunk. Required if and only if the
-  /// configuration says custom_mask.
+  /// configuration says custom_mask. custom_mask.hpp and paged_bias.hpp make some on the host.
   cl_mem custom_mask = nullptr;
   std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
   /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
@@ -249,9 +278,19 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   std::vector<std::string> supports_logits_soft_cap() const;
   std::vector<std::string> supports_sliding_window() const;
   std::vector<std::string> supports_mla() const;
+  std::vector<std::string> supports_non_causal() const;
+  std::vector<std::string> supports_batch_invariance() const;
+  std::vector<std::string> supports_per_head_quant_scales() const;
+  std::vector<std::string> supports_mm_prefix() const;
+  std::vector<std::string> supports_kv_connector() const;
+  std::vector<std::string> supports_pcp() const;
   std::vector<std::string> supports_device(const DeviceCapabilities& capabilities) const;
   /// Every head size from 1 to 1024 that supports_head_size() takes.
   std::vector<std::int32_t> get_supported_head_sizes() const;
+  /// Every type of query and output that supports_dtype() takes.
+  std::vector<DType> get_supported_dtypes() const;
+  /// Throws kUnsupported with the reasons of supports_head_size(), if there are any.
+  void validate_head_size(std::int32_t head_size) const;
 
   virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
     return {SupportedBlockSize{}};

@@ -4,10 +4,12 @@
 
 #include <clattn/attention.hpp>
 #include <clattn/attn_utils.hpp>
+#include <clattn/batch_view.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/ceilings.hpp>
 #include <clattn/context.hpp>
+#include <clattn/custom_mask.hpp>
 #include <clattn/derived_batches.hpp>
 #include <clattn/device.hpp>
 #include <clattn/error.hpp>
@@ -20,6 +22,7 @@
 #include <clattn/mla.hpp>
 #include <clattn/page.hpp>
 #include <clattn/paged_attention.hpp>
+#include <clattn/paged_bias.hpp>
 #include <clattn/plugin.hpp>
 #include <clattn/registry.hpp>
 #include <clattn/reorder.hpp>

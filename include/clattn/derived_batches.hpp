@@ -24,6 +24,23 @@ struct FastPrefillBatch {
 FastPrefillBatch make_kv_sharing_fast_prefill_common_attn_metadata(
     const CommonAttentionMetadata& batch, std::span<const std::int32_t> logits_indices);
 
+/// The step after a step: one new token for each request that had any.
+struct AdvancedBatch {
+  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens;         ///< [num_reqs]
+  CommonAttentionMetadata original;
+  /// The original's requests over this object's arrays: valid while it and the original's block
+  /// table live unchanged. The table must have room for the new tokens; slots follow from it.
+  CommonAttentionMetadata metadata() const;
+};
+
+/// What advance_step_flashattn() and advance_step_flashinfer() do to a batch on the device, on the
+/// host, for build(). Requests without query tokens are padding and stay as they are. A request of
+/// several query tokens is a prefill: with `turn_prefills_into_decodes` it becomes a decode (this
+/// step finished its prompt), else it is refused. vLLM: FlashInferMetadata.advance_step.
+AdvancedBatch advance_batch(const CommonAttentionMetadata& batch,
+                            bool turn_prefills_into_decodes = false);
+
 /// Decode context parallelism deals each sequence to `dcp_size` ranks in turns of
 /// `cp_kv_cache_interleave_size` tokens.
 struct DcpOptions {

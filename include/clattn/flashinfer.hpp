@@ -1,18 +1,28 @@
 #pragma once
 
-#include <clattn/attention.hpp>
+#include <clattn/batch_view.hpp>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 namespace clattn {
 
-/// What the FLASHINFER backend's builder makes (its build() returns one). Host arrays, valid until
-/// the next build(); page lists are CSR: the pages of request r are
+/// What the FLASHINFER backend's builder makes (metadata_as<FlashInferMetadata>() of its build()).
+/// Host arrays, valid until the next build(); page lists are CSR: the pages of request r are
 /// paged_kv_indices[paged_kv_indptr[r] .. paged_kv_indptr[r + 1]).
-class FlashInferMetadata : public AttentionMetadata {
+class FlashInferMetadata : public BatchMetadata {
  public:
-  std::span<const std::int32_t> query_start_loc;   ///< [num_reqs + 1]
-  std::span<const std::int32_t> seq_lens;          ///< [num_reqs]
+  static constexpr std::string_view kBackend = "FLASHINFER";
+
+  /// One side of the batch. Its paged_kv_indptr is not rebased: it indexes the whole batch's
+  /// paged_kv_indices, which all views hold.
+  struct View : BatchView {
+    std::span<const std::int32_t> paged_kv_indptr = {};         ///< [num_reqs + 1]
+    std::span<const std::int32_t> paged_kv_indices = {};        ///< the whole batch's
+    std::span<const std::int32_t> paged_kv_last_page_len = {};  ///< [num_reqs]
+  };
+
+  std::span<const std::int64_t> seq_start_loc;     ///< [num_reqs + 1], prefix sums of seq_lens
   std::span<const std::int32_t> paged_kv_indptr;   ///< [num_reqs + 1]
   std::span<const std::int32_t> paged_kv_indices;  ///< [paged_kv_indptr.back()]
   std::span<const std::int32_t>
@@ -21,8 +31,18 @@ class FlashInferMetadata : public AttentionMetadata {
   std::int32_t num_kv_heads = 0;
   std::int32_t head_dim = 0;
   std::int32_t page_size = 0;
-  DType data_type = DType::kF16;    ///< of the cache
-  DType q_data_type = DType::kF16;  ///< of the query
+  DType data_type = DType::kF16;      ///< of the cache
+  DType q_data_type = DType::kF16;    ///< of the query
+  std::int32_t decode_query_len = 1;  ///< of the longest decode, 1 without decodes
+  /// A decoder's batch has tokens, and all their slots are kPadSlotId, as when an engine measures
+  /// memory before there is a cache. The plan is as for any other batch. False of recorded steps.
+  bool is_profile_run = false;
+
+  View decode_metadata() const { return with_pages(decodes(), 0); }
+  View prefill_metadata() const { return with_pages(prefills(), split().num_decodes); }
+
+ private:
+  View with_pages(const BatchView& side, std::int32_t first) const;
 };
 
 }  // namespace clattn

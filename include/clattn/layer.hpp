@@ -90,6 +90,9 @@ struct LoadedKVScales {
   std::span<const float> v_scale = {};
   std::span<const float> q_scale = {};
   std::span<const float> prob_scale = {};
+  /// The cache's bytes are e4m3fnuz, where every one means half of what it means in e4m3: doubles
+  /// what was loaded. For caches of other libraries; this one's kernels read and write e4m3.
+  bool fnuz = false;
 };
 
 /// Per-tensor scales on the host: real = stored * scale.
@@ -104,8 +107,8 @@ struct KVScales {
 
 /// vLLM's BaseKVCacheMethod: which scales a cache of `kv_cache_dtype` gets from what a checkpoint
 /// holds. Caches that are not quantised ("auto" too): K and V 1. Both there: as they are. None: 1.
-/// Only one: that one for both. q and prob: as loaded, else 1. Throws kInvalidArgument for more
-/// than one value, and for values that are 0 or not finite.
+/// Only one: that one for both. q and prob: as loaded, else 1. FNUZ doubles what was loaded. Throws
+/// kInvalidArgument for more than one value, and for values that are 0 or not finite.
 KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
 
 /// What a layer's forward() takes. Shapes [rows, heads, head_size].

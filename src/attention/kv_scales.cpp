@@ -8,15 +8,15 @@ namespace clattn {
 
 namespace {
 
-/// The one value of a checkpoint's scale, -1 when it holds none.
-float single(std::span<const float> values, std::string_view name) {
+/// The one value of a checkpoint's scale times `factor`, -1 when it holds none.
+float single(std::span<const float> values, std::string_view name, float factor) {
   if (values.size() > 1) {
     detail::throw_invalid(
         "Only support per-tensor scaling factor for fp8 KV cache: {} has {} values", name,
         values.size());
   }
   if (values.empty()) return -1;
-  const float value = values.front();
+  const float value = values.front() * factor;
   if (!std::isfinite(value) || value == 0) {
     detail::throw_invalid("{} is {}, legal: finite numbers > 0, or < 0 for not loaded", name,
                           value);
@@ -27,10 +27,11 @@ float single(std::span<const float> values, std::string_view name) {
 }  // namespace
 
 KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype) {
-  const float k = single(loaded.k_scale, "k_scale");
-  const float v = single(loaded.v_scale, "v_scale");
-  const float q = single(loaded.q_scale, "q_scale");
-  const float prob = single(loaded.prob_scale, "prob_scale");
+  const float factor = loaded.fnuz ? 2 : 1;
+  const float k = single(loaded.k_scale, "k_scale", factor);
+  const float v = single(loaded.v_scale, "v_scale", factor);
+  const float q = single(loaded.q_scale, "q_scale", factor);
+  const float prob = single(loaded.prob_scale, "prob_scale", factor);
   KVScales scales;
   if (q > 0) scales.q_scale = q;
   if (prob > 0) scales.prob_scale = prob;

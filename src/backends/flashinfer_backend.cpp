@@ -1,19 +1,53 @@
+#include <algorithm>
 #include <array>
 #include <clattn/flashinfer.hpp>
+#include <numeric>
+#include <vector>
 
 #include "backends/registry.hpp"
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
 
-namespace clattn::detail {
+namespace clattn {
+
+FlashInferMetadata::View FlashInferMetadata::with_pages(const BatchView& side,
+                                                        std::int32_t first) const {
+  if (side.num_reqs == 0) return {};
+  return {side, rows(paged_kv_indptr, first, side.num_reqs + 1), paged_kv_indices,
+          rows(paged_kv_last_page_len, first, side.num_reqs)};
+}
+
+namespace detail {
 
 namespace {
+
+/// With the memory of the array that nothing else keeps.
+struct FlashInferStep : FlashInferMetadata {
+  std::vector<std::int64_t> seq_starts;
+
+  /// What follows from the arrays that are there already.
+  void derive() {
+    seq_starts.assign(seq_lens.size() + 1, 0);
+    std::inclusive_scan(seq_lens.begin(), seq_lens.end(), seq_starts.begin() + 1, std::plus<>(),
+                        std::int64_t{0});
+    seq_start_loc = seq_starts;
+    decode_query_len = std::max(decodes().max_query_len, 1);
+  }
+
+  /// Recorded steps are captured with such slots too, and cross attention has no others.
+  void find_profile_run(AttentionType attn_type) {
+    is_profile_run = attn_type == AttentionType::kDecoder && !step()->recordable &&
+                     num_actual_tokens() > 0 &&
+                     std::all_of(slot_mapping().begin(), slot_mapping().end(),
+                                 [](std::int64_t slot) { return slot == kPadSlotId; });
+  }
+};
 
 /// Pages of K and V side by side, (num_blocks, 2, block_size, num_kv_heads, head_size), addressed
 /// by CSR page lists (SPEC A4).
 class FlashInferBackend final : public AttentionBackend {
  public:
-  std::string_view name() const noexcept override { return "FLASHINFER"; }
+  std::string_view name() const noexcept override { return FlashInferMetadata::kBackend; }
 
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
@@ -55,13 +89,12 @@ class FlashInferBackend final : public AttentionBackend {
       std::shared_ptr<Context> context, const AttentionConfig& config,
       const BuilderOptions& options) const override {
     require_valid(name(), validate_configuration(config, &context->capabilities()));
-    return std::make_unique<PagedMetadataBuilder<FlashInferMetadata>>(
+    return std::make_unique<PagedMetadataBuilder<FlashInferStep>>(
         std::move(context), config, options, StepStyle{name(), PageTable::kCsr}, fill);
   }
 
  private:
-  static void fill(FlashInferMetadata& metadata, const PagedStep& step,
-                   const AttentionConfig& config) {
+  static void fill(FlashInferStep& metadata, const PagedStep& step, const AttentionConfig& config) {
     metadata.query_start_loc = step.query_start_loc();
     metadata.seq_lens = step.seq_lens();
     metadata.paged_kv_indptr = step.pages_at();
@@ -73,6 +106,8 @@ class FlashInferBackend final : public AttentionBackend {
     metadata.page_size = config.block_size;
     metadata.data_type = config.cache_dtype();
     metadata.q_data_type = config.dtype;
+    metadata.derive();
+    metadata.find_profile_run(config.attn_type);
   }
 };
 
@@ -83,4 +118,5 @@ const AttentionBackend& flashinfer_backend() {
   return backend;
 }
 
-}  // namespace clattn::detail
+}  // namespace detail
+}  // namespace clattn

@@ -229,7 +229,8 @@ class PluginBackend final : public AttentionBackend {
         {config.attn_type != AttentionType::kDecoder, "attn_type other than decoder"},
         {config.custom_mask, "custom_mask"},
         {config.output_fp8, "output_fp8"},
-        {config.use_mla, "MLA"}};
+        {config.use_mla, "MLA"},
+        {config.use_batch_invariant, "batch invariance (SplitPolicy::kDeterministic)"}};
     for (const auto& [wanted, what] : beyond_abi) {
       if (wanted) reasons.push_back(fmt::format("{} not supported by plugins", what));
     }

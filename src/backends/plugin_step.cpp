@@ -40,6 +40,7 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
   if (options.decode_threshold < 1) {
     throw_invalid("decode_threshold is {}, legal: >= 1", options.decode_threshold);
   }
+  metadata_.backend_ = backend_->name();
   metadata_.block_size_ = config.block_size;
 }
 

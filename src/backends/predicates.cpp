@@ -1,5 +1,9 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <clattn/attention.hpp>
+
+#include "base/error.hpp"
 
 namespace clattn {
 
@@ -84,6 +88,30 @@ std::vector<std::string> AttentionBackend::supports_mla() const {
   return reasons_against(*this, [](AttentionConfig& c) { c.use_mla = true; });
 }
 
+std::vector<std::string> AttentionBackend::supports_non_causal() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_non_causal = true; });
+}
+
+std::vector<std::string> AttentionBackend::supports_batch_invariance() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_batch_invariant = true; });
+}
+
+std::vector<std::string> AttentionBackend::supports_per_head_quant_scales() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_per_head_quant_scales = true; });
+}
+
+std::vector<std::string> AttentionBackend::supports_mm_prefix() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_mm_prefix = c.custom_mask = true; });
+}
+
+std::vector<std::string> AttentionBackend::supports_kv_connector() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_kv_connector = true; });
+}
+
+std::vector<std::string> AttentionBackend::supports_pcp() const {
+  return reasons_against(*this, [](AttentionConfig& c) { c.use_pcp = true; });
+}
+
 std::vector<std::string> AttentionBackend::supports_device(
     const DeviceCapabilities& capabilities) const {
   return validate_configuration(accepted_configuration(*this), &capabilities);
@@ -97,6 +125,20 @@ std::vector<std::int32_t> AttentionBackend::get_supported_head_sizes() const {
     if (validate_configuration(config, nullptr).empty()) sizes.push_back(config.head_size);
   }
   return sizes;
+}
+
+std::vector<DType> AttentionBackend::get_supported_dtypes() const {
+  std::vector<DType> supported;
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+    if (supports_dtype(dtype).empty()) supported.push_back(dtype);
+  }
+  return supported;
+}
+
+void AttentionBackend::validate_head_size(std::int32_t head_size) const {
+  const auto reasons = supports_head_size(head_size);
+  if (!reasons.empty()) detail::throw_unsupported("{}", fmt::join(reasons, "; "));
 }
 
 }  // namespace clattn

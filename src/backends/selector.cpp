@@ -2,6 +2,7 @@
 
 #include <clattn/attention.hpp>
 #include <string>
+#include <utility>
 
 #include "backends/registry.hpp"
 #include "base/environment.hpp"
@@ -26,6 +27,35 @@ const AttentionBackend& forced_backend(std::string_view name, const AttentionCon
   }
   detail::throw_invalid("Invalid attention backend: '{}'. Valid backends are: auto, {}", name,
                         detail::backend_names(backends));
+}
+
+/// The configuration for a message: what every layer has, then what this one adds.
+std::string describe(const AttentionConfig& config) {
+  std::string text = fmt::format(
+      "num_heads={}, num_kv_heads={}, head_size={}, block_size={}, dtype={}, kv_cache_dtype={}, "
+      "attn_type={}",
+      config.num_heads, config.num_kv_heads, config.head_size, config.block_size,
+      to_string(config.dtype), config.kv_cache_dtype ? to_string(*config.kv_cache_dtype) : "auto",
+      to_string(config.attn_type));
+  const std::pair<bool, std::string_view> options[] = {
+      {config.logits_soft_cap != 0, "logits_soft_cap"},
+      {config.sliding_window != 0, "sliding_window"},
+      {config.attention_chunk_size != 0, "attention_chunk_size"},
+      {!config.alibi_slopes.empty(), "alibi_slopes"},
+      {!config.sinks.empty(), "sinks"},
+      {config.custom_mask, "custom_mask"},
+      {config.output_fp8, "output_fp8"},
+      {config.use_mla, "use_mla"},
+      {config.use_non_causal, "use_non_causal"},
+      {config.use_batch_invariant, "use_batch_invariant"},
+      {config.use_per_head_quant_scales, "use_per_head_quant_scales"},
+      {config.use_mm_prefix, "use_mm_prefix"},
+      {config.use_kv_connector, "use_kv_connector"},
+      {config.use_pcp, "use_pcp"}};
+  for (const auto& [set, name] : options) {
+    if (set) text += fmt::format(", {}", name);
+  }
+  return text;
 }
 
 }  // namespace
@@ -61,7 +91,9 @@ const AttentionBackend& get_attn_backend(const AttentionConfig& config,
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : " | ", rejection.name,
                            fmt::join(rejection.reasons, "; "));
   }
-  detail::throw_unsupported("No valid attention backend found. Reasons: {}", reasons);
+  detail::throw_unsupported(
+      "No valid attention backend found for {} with AttentionConfig({}). Reasons: {}",
+      capabilities != nullptr ? capabilities->name : "any device", describe(config), reasons);
 }
 
 const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,

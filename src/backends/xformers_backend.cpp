@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <clattn/xformers.hpp>
@@ -17,7 +17,7 @@ namespace {
 /// pages of 16 tokens.
 class XFormersBackend final : public AttentionBackend {
  public:
-  std::string_view name() const noexcept override { return "XFORMERS"; }
+  std::string_view name() const noexcept override { return XFormersMetadata::kBackend; }
 
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
@@ -30,11 +30,7 @@ class XFormersBackend final : public AttentionBackend {
           fmt::format("kv_cache_dtype {} not supported: auto, the dtype ({}), fp8 and int8 are",
                       to_string(config.cache_dtype()), to_string(config.dtype)));
     }
-    if (config.head_size < 32) {
-      reasons.push_back(fmt::format(
-          "Head size {} is not supported by XFormersAttention: 32 … 256 in steps of 8 are",
-          config.head_size));
-    }
+    append_head_size_reason(config.head_size, reasons);
     if (!config.contiguous_kv() && config.block_size % 16 != 0)
       reasons.emplace_back("Block size must be a multiple of 16.");
     return reasons;
@@ -84,6 +80,19 @@ class XFormersBackend final : public AttentionBackend {
   }
 
  private:
+  /// vLLM's words; FLASHINFER stands where they name FLEX_ATTENTION.
+  static void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons) {
+    std::array<std::int32_t, 29> supported{};  // 32 … 256
+    for (std::size_t i = 0; i < supported.size(); ++i) {
+      supported.at(i) = 32 + 8 * static_cast<std::int32_t>(i);
+      if (supported.at(i) == head_size) return;
+    }
+    reasons.push_back(fmt::format(
+        "Head size {} is not supported by XFormersAttention. Supported head sizes are: [{}]. Set "
+        "CLATTN_BACKEND=FLASHINFER to use a backend which supports 8 … 256 in steps of 8.",
+        head_size, fmt::join(supported, ", ")));
+  }
+
   static void fill(XFormersMetadata& metadata, const PagedStep& step, const AttentionConfig&) {
     metadata.query_start_loc = step.query_start_loc();
     metadata.seq_lens = step.seq_lens();

@@ -54,6 +54,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   struct StepMetadata final : Metadata {
     void refresh(const PagedStep& step, const BatchSplit& split,
                  const CommonAttentionMetadata& batch) {
+      this->backend_ = step.view().batch.backend;
       this->split_ = split;
       this->num_actual_tokens_ = batch.num_actual_tokens;
       this->max_query_len_ = step.max_query_len();

@@ -56,6 +56,22 @@ void check_logit_options(const AttentionConfig& config, std::vector<std::string>
   check_per_head("sinks", config.sinks, config.num_heads, true, reasons);
 }
 
+/// What no layer of this library does, and what it does only together with something else.
+void check_needs(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  const std::pair<bool, std::string_view> refused[] = {
+      {config.use_mm_prefix && !config.custom_mask,
+       "mm_prefix without custom_mask not supported: the spans reach the kernels as a mask "
+       "(make_mm_prefix_mask)"},
+      {config.use_kv_connector,
+       "KV connector not supported: layers call no hooks; an engine may move blocks between steps "
+       "(swap_blocks)"},
+      {config.use_pcp,
+       "prefill context parallelism not supported: no kernel shares a prompt with other devices"}};
+  for (const auto& [wanted, reason] : refused) {
+    if (wanted) reasons.emplace_back(reason);
+  }
+}
+
 }  // namespace
 
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
@@ -77,6 +93,7 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
         fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
   }
   check_logit_options(config, reasons);
+  check_needs(config, reasons);
 }
 
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,

@@ -15,9 +15,6 @@ namespace {
 
 constexpr std::size_t kIntBytes = sizeof(std::int32_t);
 constexpr std::size_t kItemAlign = sizeof(ClaWorkItem);  // kernels read items as whole vectors
-// Partial results are bounded so that a step of long prompts cannot claim the memory that the cache
-// needs; the planner cuts coarser below the bound.
-constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 
 /// A typed range inside the staging bytes.
 template <typename T>
@@ -92,6 +89,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.num_splits = options_.num_splits;
   planner_.window = rules_.window;
   planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
+  // So that a step of long prompts cannot claim the memory that the cache needs.
   const std::size_t budget =
       std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
   planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());

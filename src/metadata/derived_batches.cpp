@@ -63,6 +63,36 @@ CommonAttentionMetadata FastPrefillBatch::metadata() const {
   return batch;
 }
 
+AdvancedBatch advance_batch(const CommonAttentionMetadata& batch, bool turn_prefills_into_decodes) {
+  detail::validate_sequences(batch);
+  AdvancedBatch next{{0}, {}, batch};
+  for (std::size_t r = 0; r < static_cast<std::size_t>(batch.num_reqs); ++r) {
+    const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    if (query_len > 1 && !turn_prefills_into_decodes) {
+      throw_invalid(
+          "request {}: its query length is {}, legal: 0 … 1, or any with "
+          "turn_prefills_into_decodes",
+          r, query_len);
+    }
+    const std::int32_t added = query_len > 0 ? 1 : 0;
+    next.query_start_loc.push_back(next.query_start_loc.back() + added);
+    next.seq_lens.push_back(
+        detail::checked_add(batch.seq_lens[r], added, "advance_batch: seq_lens + 1"));
+  }
+  return next;
+}
+
+CommonAttentionMetadata AdvancedBatch::metadata() const {
+  CommonAttentionMetadata batch = original;
+  batch.query_start_loc = query_start_loc;
+  batch.seq_lens = seq_lens;
+  batch.num_actual_tokens = query_start_loc.back();
+  batch.max_query_len = 0;
+  batch.num_computed_tokens = {};
+  batch.slot_mapping = {};
+  return batch;
+}
+
 std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> seq_lens,
                                                  const DcpOptions& options) {
   const std::int64_t size = options.dcp_size;

@@ -184,6 +184,22 @@ BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t
   return summary;
 }
 
+std::int32_t validate_sequences(const CommonAttentionMetadata& batch) {
+  validate_queries(batch);
+  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  std::int32_t longest = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = to_size(r);
+    const std::int32_t query_len = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+    if (batch.seq_lens[row] < query_len) {
+      throw_request(r, "seq_lens", batch.seq_lens[row],
+                    fmt::format("at least the query length, {}", query_len));
+    }
+    longest = std::max(longest, batch.seq_lens[row]);
+  }
+  return longest;
+}
+
 BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size) {
   return check_seq_lens(batch, block_size, {});
 }

@@ -28,6 +28,10 @@ std::int32_t last_block_id(std::int64_t num_blocks);
 /// num_actual_tokens, max_query_len and query_start_loc only.
 std::int32_t validate_queries(const CommonAttentionMetadata& batch);
 
+/// The same and seq_lens, without a block table: a request has at least its queries' keys. Returns
+/// the longest seq_len.
+std::int32_t validate_sequences(const CommonAttentionMetadata& batch);
+
 /// Where the keys of a batch come from, which decides what its lengths must obey.
 enum class KeySource : std::uint8_t {
   kOwnPages,    ///< self-attention over the cache: the queries are the newest tokens of seq_lens

@@ -102,7 +102,7 @@ TEST(Builder, FlashInferMetadataHasThePagingArrays) {
   batch.block_table = table;
   batch.block_table_stride = 3;
   const auto& metadata =
-      dynamic_cast<const clattn::FlashInferMetadata&>(builder->build(queue, batch));
+      clattn::metadata_as<clattn::FlashInferMetadata>(builder->build(queue, batch));
   const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
   using Ints = std::vector<std::int32_t>;
   EXPECT_EQ(list(metadata.paged_kv_indptr), (Ints{0, 3, 6, 8}));
@@ -113,6 +113,70 @@ TEST(Builder, FlashInferMetadataHasThePagingArrays) {
   EXPECT_EQ(metadata.max_seq_len(), 48);
   EXPECT_EQ(metadata.slot_mapping()[0], 8 * 16 + 7);
   EXPECT_EQ(metadata.slot_mapping()[21], 4 * 16 + 3);
+  EXPECT_EQ(list(metadata.seq_start_loc), (std::vector<std::int64_t>{0, 40, 88, 108}));
+  EXPECT_EQ(metadata.decode_query_len, 1);
+  EXPECT_FALSE(metadata.is_profile_run);
+  const std::vector<std::int64_t> nowhere(22, clattn::kPadSlotId);
+  batch.slot_mapping = nowhere;
+  builder->build(queue, batch);
+  EXPECT_TRUE(metadata.is_profile_run);
+  queue.finish();
+}
+
+// A4.3: the two sides are rows of the whole batch's arrays.
+TEST(Builder, A4_3_FlashInferMetadataViewsItsTwoSides) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  clattn::BuilderOptions options;
+  options.decode_threshold = 3;
+  const auto builder = backend.make_builder(context, small_config(), options);
+  const std::vector<std::int32_t> starts = {0, 1, 4, 24};
+  const std::vector<std::int32_t> lens = {40, 48, 20};
+  const std::vector<std::int32_t> table = {0, 5, 8, 1, 6, 7, 3, 4, 99};
+  const auto& metadata = clattn::metadata_as<clattn::FlashInferMetadata>(
+      builder->build(queue, CommonAttentionMetadata::of(starts, lens, table)));
+  EXPECT_EQ(metadata.decode_query_len, 3);
+  using Ints = std::vector<std::int32_t>;
+  const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
+  const auto decode = metadata.decode_metadata();
+  EXPECT_EQ(decode.num_reqs, 2);
+  EXPECT_EQ(decode.num_tokens, 4);
+  EXPECT_EQ(decode.max_query_len, 3);
+  EXPECT_EQ(decode.max_seq_len, 48);
+  EXPECT_EQ(list(decode.query_start_loc), (Ints{0, 1, 4}));
+  EXPECT_EQ(list(decode.paged_kv_indptr), (Ints{0, 3, 6}));
+  EXPECT_EQ(list(decode.paged_kv_last_page_len), (Ints{8, 16}));
+  const auto prefill = metadata.prefill_metadata();
+  EXPECT_EQ(prefill.num_reqs, 1);
+  EXPECT_EQ(prefill.num_tokens, 20);
+  EXPECT_EQ(prefill.max_query_len, 20);
+  EXPECT_EQ(prefill.max_seq_len, 20);
+  EXPECT_EQ(list(prefill.query_start_loc), (Ints{4, 24}));
+  EXPECT_EQ(list(prefill.seq_lens), (Ints{20}));
+  EXPECT_EQ(list(prefill.paged_kv_indptr), (Ints{6, 8}));
+  EXPECT_EQ(prefill.paged_kv_indices.data(), metadata.paged_kv_indices.data());
+  EXPECT_EQ(list(prefill.paged_kv_last_page_len), (Ints{4}));
+  EXPECT_EQ(prefill.slot_mapping.data(), metadata.slot_mapping().data() + 4);
+  EXPECT_EQ(prefill.slot_mapping[19], 4 * 16 + 3);
+  const auto& decodes_only =
+      clattn::metadata_as<clattn::FlashInferMetadata>(builder->build(queue, Decodes(2, 40).batch));
+  EXPECT_EQ(decodes_only.prefill_metadata().num_reqs, 0);
+  EXPECT_TRUE(decodes_only.prefill_metadata().paged_kv_indptr.empty());
+  queue.finish();
+}
+
+// A2.4, get_metadata_cls: the wrong backend's class is refused by names.
+TEST(Builder, A2_4_MetadataIsOfItsBackendsClass) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "XFORMERS");
+  const auto builder = backend.make_builder(context, small_config());
+  const auto& metadata = builder->build(queue, Decodes(1, 16).batch);
+  EXPECT_EQ(metadata.backend(), "XFORMERS");
+  EXPECT_EQ(&clattn::metadata_as<clattn::XFormersMetadata>(metadata), &metadata);
+  EXPECT_EQ(error_text([&] { clattn::metadata_as<clattn::FlashInferMetadata>(metadata); }),
+            "attn_metadata: made by XFORMERS, legal: metadata of FLASHINFER");
   queue.finish();
 }
 
@@ -132,7 +196,7 @@ TEST(Builder, XFormersMetadataViewsItsTwoSides) {
   batch.block_table = table;
   batch.block_table_stride = 4;
   const auto& metadata =
-      dynamic_cast<const clattn::XFormersMetadata&>(builder->build(queue, batch));
+      clattn::metadata_as<clattn::XFormersMetadata>(builder->build(queue, batch));
   using Ints = std::vector<std::int32_t>;
   const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
   EXPECT_EQ(metadata.block_table_stride, 3);
@@ -140,9 +204,11 @@ TEST(Builder, XFormersMetadataViewsItsTwoSides) {
   const auto decode = metadata.decode_metadata();
   EXPECT_EQ(list(decode.block_table), (Ints{7, 8, 9}));
   EXPECT_EQ(decode.num_tokens, 1);
+  EXPECT_EQ(decode.max_seq_len, 33);
   const auto prefill = metadata.prefill_metadata();
   EXPECT_EQ(list(prefill.query_start_loc), (Ints{1, 4}));
   EXPECT_EQ(list(prefill.seq_lens), (Ints{3}));
+  EXPECT_EQ(list(prefill.block_table), (Ints{2, 0, 0}));
   EXPECT_EQ(prefill.num_tokens, 3);
   queue.finish();
 }

@@ -120,6 +120,28 @@ struct DeviceStep {
   }
 };
 
+// A4.3: what the device makes of a mixed step is what advance_batch() makes of it for build().
+TEST(AdvanceStep, A4_3_TheHostsNextBatchIsTheDevices) {
+  const auto& context = all_contexts().at(0);
+  const std::vector<std::int32_t> starts = {0, 1, 6, 7}, lens = {8, 5, 13};
+  Step step(3, 3, 4, 1);
+  step.seq_lens = lens;
+  for (std::size_t i = 0; i < step.table.size(); ++i) step.table[i] = static_cast<std::int32_t>(i);
+  DeviceStep device(*context, step);
+  clattn::advance_step_flashinfer(*context, device.queue, device.step, device.pages, device.errors);
+  device.errors.check(device.queue);
+  const clattn::AdvancedBatch next =
+      clattn::advance_batch(clattn::CommonAttentionMetadata::of(starts, lens, step.table), true);
+  std::vector<std::int64_t> slots(3);
+  clattn::compute_slot_mapping(next.metadata(), 4, slots);
+  const clattn::PagedKVMetadata pages = clattn::build_paged_kv_metadata(next.metadata(), 4);
+  EXPECT_EQ(download<std::int32_t>(device.queue, device.step.seq_lens), next.seq_lens);
+  EXPECT_EQ(download<std::int64_t>(device.queue, device.step.slot_mapping), slots);
+  EXPECT_EQ(download<std::int32_t>(device.queue, device.pages.paged_kv_indptr), pages.indptr);
+  EXPECT_EQ(slots, (std::vector<std::int64_t>{2 * 4, 5 * 4 + 1, 11 * 4 + 1}));
+  EXPECT_EQ(pages.last_page_len, (std::vector<std::int32_t>{1, 2, 2}));
+}
+
 // A6.9; three steps in a row, rows behind num_queries are padding.
 TEST(AdvanceStep, MatchesPlainLoops) {
   for (const auto& context : all_contexts()) {

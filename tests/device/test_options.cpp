@@ -169,6 +169,31 @@ TEST_P(Options, WindowAndChunkTogether) {
   expect_right(spec);
 }
 
+// A9.4: decode rows over the XFORMERS cache keep their window, their cap and the cache's scales.
+TEST_P(Options, A9_4_XFormersDecodesKeepWindowCapAndScales) {
+  const Option options[] = {
+      {"window", [](CaseSpec& s) { s.config.sliding_window = 33; }},
+      {"cap", [](CaseSpec& s) { s.config.logits_soft_cap = 2.5F; }},
+      {"scales", [](CaseSpec& s) { s.config.kv_cache_dtype = DType::kFp8E4M3; }},
+  };
+  CaseSpec spec = mixed_batch(4, 64);
+  spec.backend = "XFORMERS";
+  spec.layout = KVCacheLayout::kNHD;
+  spec.write_cache = true;
+  spec.unseen_is_nan = false;
+  spec.scales_per_head = true;
+  spec.requests = {{1, 0}, {1, 130}, {1, 61}, {1, 700}};
+  CaseSpec all = spec;
+  for (const Option& option : options) {
+    SCOPED_TRACE(option.name);
+    CaseSpec one = spec;
+    option.add(one);
+    option.add(all);
+    expect_right(one);
+  }
+  expect_right(all);
+}
+
 enum : unsigned { kCap = 1, kAlibi = 2, kSink = 4, kMask = 8, kFp8Out = 16 };
 enum class Reach { kAll, kWindow, kChunk };
 

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <clattn/clattn.hpp>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace {
@@ -72,7 +74,10 @@ TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
   EXPECT_EQ(choice.rejected[0].reasons,
             (std::vector<std::string>{
                 "dtype f32 not supported: f16 and bf16 are",
-                "Head size 24 is not supported by XFormersAttention: 32 … 256 in steps of 8 are",
+                "Head size 24 is not supported by XFormersAttention. Supported head sizes are: "
+                "[32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168, "
+                "176, 184, 192, 200, 208, 216, 224, 232, 240, 248, 256]. Set "
+                "CLATTN_BACKEND=FLASHINFER to use a backend which supports 8 … 256 in steps of 8.",
                 "Block size must be a multiple of 16."}));
 }
 
@@ -92,6 +97,37 @@ TEST(Selector, AForcedBackendFitsOrIsRefusedWithReasons) {
   }
 }
 
+/// Chooses in a process of its own, whose environment names this backend: prints what happened
+/// without a name, with one and with "auto".
+[[noreturn]] void choose_with_environment(const char* backend_name, std::int32_t block_size) {
+  setenv("CLATTN_BACKEND", backend_name, 1);
+  AttentionConfig config = llama();
+  config.block_size = block_size;
+  for (const char* name : {"", "FLASHINFER", "auto"}) {
+    try {
+      const auto& chosen = clattn::get_attn_backend(config, nullptr, name);
+      std::fprintf(stderr, "%s;", std::string(chosen.name()).c_str());
+    } catch (const clattn::Error& error) {
+      std::fprintf(stderr, "%s;", error.what());
+    }
+  }
+  std::exit(0);
+}
+
+// A8: the argument before the environment before the order.
+TEST(Selector, A8_TheEnvironmentForcesABackendUnlessOneIsNamed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process
+  const testing::ExitedWithCode fine(0);
+  EXPECT_EXIT(choose_with_environment("XFORMERS", 16), fine, "^XFORMERS;FLASHINFER;FLASHINFER;$");
+  EXPECT_EXIT(choose_with_environment("auto", 16), fine, "^FLASHINFER;FLASHINFER;FLASHINFER;$");
+  EXPECT_EXIT(choose_with_environment("XFORMERS", 5), fine,
+              "^Selected backend XFORMERS is not valid for this configuration. Reason: Block size "
+              "must be a multiple of 16.;FLASHINFER;FLASHINFER;$");
+  EXPECT_EXIT(choose_with_environment("FLASH", 16), fine,
+              "^Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, "
+              "XFORMERS;FLASHINFER;FLASHINFER;$");
+}
+
 TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
   try {
     (void)clattn::get_attn_backend(llama(), nullptr, "FLASH");
@@ -105,6 +141,23 @@ TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
   AttentionConfig config = llama();
   config.num_kv_heads = 5;
   config.head_size = 12;
+  config.sinks = {0.5F};
+  const clattn::DeviceCapabilities* const nobody = nullptr;
+  clattn::DeviceCapabilities device;
+  device.name = "Some GPU";
+  for (const auto* where : {static_cast<const clattn::DeviceCapabilities*>(&device), nobody}) {
+    const std::string wanted =
+        std::string("No valid attention backend found for ") +
+        (where != nullptr ? "Some GPU" : "any device") +
+        " with AttentionConfig(num_heads=32, num_kv_heads=5, head_size=12, block_size=16, "
+        "dtype=f16, kv_cache_dtype=auto, attn_type=decoder, sinks). Reasons: FLASHINFER: ";
+    try {
+      (void)clattn::get_attn_backend(config, where);
+      FAIL();
+    } catch (const clattn::Error& error) {
+      EXPECT_EQ(std::string(error.what()).find(wanted), 0U) << error.what();
+    }
+  }
   try {
     (void)clattn::get_attn_backend(config, nullptr);
     FAIL();

@@ -52,6 +52,39 @@ TEST(FastPrefill, A1_10_RefusesTokensThatAreNotTheLast) {
   EXPECT_EQ(call({5}), "logits_indices[0] is 5, legal: 0 … 4 (ascending tokens of the batch)");
 }
 
+// A4.3, advance_step: prefills become decodes when asked to.
+TEST(AdvanceBatch, A4_3_EveryRequestGetsOneToken) {
+  const test::Batch batch = test::make_batch({{1, 32}, {0, 0}, {1, 7}, {5, 16}}, 16);
+  const AdvancedBatch next = advance_batch(batch.view(), true);
+  EXPECT_EQ(next.query_start_loc, (Ints{0, 1, 1, 2, 3}));
+  EXPECT_EQ(next.seq_lens, (Ints{33, 0, 8, 17}));
+  const CommonAttentionMetadata metadata = next.metadata();
+  EXPECT_EQ(split_decodes_and_prefills(metadata), (BatchSplit{4, 0, 3, 0}));
+  std::vector<std::int64_t> slots(3);
+  CommonAttentionMetadata small = metadata;  // the table holds a spare column of poison
+  std::vector<std::int32_t> table = batch.block_table;
+  const auto stride = static_cast<std::size_t>(batch.block_table_stride);
+  table[0 * stride + 2] = 40;
+  table[3 * stride + 1] = 50;
+  small.block_table = table;
+  compute_slot_mapping(small, 16, slots);
+  EXPECT_EQ(slots, (std::vector<std::int64_t>{40 * 16, table[2 * stride] * 16 + 7, 50 * 16}));
+}
+
+TEST(AdvanceBatch, A4_3_RefusesPrefillsAndFullSequences) {
+  const test::Batch batch = test::make_batch({{1, 32}, {5, 16}}, 16);
+  EXPECT_EQ(error_text([&] { advance_batch(batch.view()); }),
+            "request 1: its query length is 5, legal: 0 … 1, or any with "
+            "turn_prefills_into_decodes");
+  test::Batch longest = test::make_batch({{1, 32}}, 16);
+  longest.seq_lens[0] = INT32_MAX;
+  EXPECT_EQ(error_text([&] { advance_batch(longest.view()); }),
+            "advance_batch: seq_lens + 1: 2147483647 + 1 overflows");
+  longest.seq_lens[0] = 0;
+  EXPECT_EQ(error_text([&] { advance_batch(longest.view()); }),
+            "request 0: seq_lens is 0, legal: at least the query length, 1");
+}
+
 TEST(DcpLocalSeqLens, A1_10_EqualsDealingTokensInTurns) {
   for (const std::int32_t size : {1, 2, 3, 8}) {
     for (const std::int32_t turn : {1, 2, 5}) {

@@ -63,6 +63,20 @@ TEST(LoadKVScales, QAndProbabilitiesAreTheirOwnOrOne) {
   EXPECT_EQ(sentinel, (KVScales{0.5F, 0.5F, 1, 1, {}}));
 }
 
+// A2.3: where the cache's bytes mean half as much, what was loaded is doubled; defaults are not.
+TEST(LoadKVScales, A2_3_FnuzDoublesWhatWasLoaded) {
+  const std::array<float, 3> values = {0.5F, 3, -1};
+  const auto one = [&](std::size_t i) { return std::span(values).subspan(i, 1); };
+  const auto load = [](std::span<const float> k, std::span<const float> v, std::span<const float> q,
+                       std::span<const float> prob) {
+    return clattn::load_kv_scales({k, v, q, prob, true}, DType::kFp8E4M3);
+  };
+  EXPECT_EQ(load(one(0), one(1), one(1), one(0)), (KVScales{1, 6, 6, 1, {}}));
+  EXPECT_EQ(load(one(2), one(1), {}, one(2)), (KVScales{6, 6, 1, 1, {}}));
+  EXPECT_EQ(load(one(2), {}, {}, {}).k_scale, 1);
+  EXPECT_EQ(clattn::load_kv_scales({one(0), one(0), {}, {}, true}, std::nullopt), KVScales{});
+}
+
 TEST(LoadKVScales, OnlyPerTensorNumbersAreTaken) {
   const std::array<float, 2> two = {1, 2};
   EXPECT_EQ(refusal({two, {}, {}, {}}),

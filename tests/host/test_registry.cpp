@@ -249,6 +249,57 @@ TEST_F(Registry, PredicatesSayWhyNot) {
   EXPECT_EQ(flashinfer.get_required_kv_cache_layout(), std::nullopt);
 }
 
+// A2.4: what the engine will do with the layer is asked for like the layer itself.
+TEST_F(Registry, A2_4_NeedsOfTheEngineHaveReasons) {
+  const std::string connector =
+      "KV connector not supported: layers call no hooks; an engine may move blocks between steps "
+      "(swap_blocks)";
+  const std::string pcp =
+      "prefill context parallelism not supported: no kernel shares a prompt with other devices";
+  for (const auto* backend : clattn::list_attn_backends()) {
+    EXPECT_EQ(backend->supports_non_causal(), Names{});
+    EXPECT_EQ(backend->supports_batch_invariance(), Names{});
+    EXPECT_EQ(backend->supports_per_head_quant_scales(), Names{});
+    EXPECT_EQ(backend->supports_mm_prefix(), Names{});
+    EXPECT_EQ(backend->supports_kv_connector(), Names{connector});
+    EXPECT_EQ(backend->supports_pcp(), Names{pcp});
+  }
+  AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = 64;
+  config.use_mm_prefix = config.use_pcp = true;
+  EXPECT_EQ(clattn::choose_attn_backend(config, nullptr).rejected.at(0).reasons,
+            (Names{"mm_prefix without custom_mask not supported: the spans reach the kernels as a "
+                   "mask (make_mm_prefix_mask)",
+                   pcp}));
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path("none"));
+  EXPECT_EQ(plugin.backend()->supports_non_causal(), Names{});
+  EXPECT_EQ(plugin.backend()->supports_batch_invariance(),
+            (Names{"batch invariance (SplitPolicy::kDeterministic) not supported by plugins"}));
+  EXPECT_EQ(plugin.backend()->supports_mm_prefix(),
+            (Names{"custom_mask not supported by plugins"}));
+}
+
+// A5: the list and the words of validate_head_size.
+TEST_F(Registry, A5_SupportedTypesAndHeadSizes) {
+  const auto list = clattn::list_attn_backends();
+  using DTypes = std::vector<DType>;
+  EXPECT_EQ(list[0]->get_supported_dtypes(), (DTypes{DType::kF32, DType::kF16, DType::kBF16}));
+  EXPECT_EQ(list[1]->get_supported_dtypes(), (DTypes{DType::kF16, DType::kBF16}));
+  list[1]->validate_head_size(40);
+  const std::string text =
+      refusal(ErrorCode::kUnsupported, [&] { list[1]->validate_head_size(24); });
+  EXPECT_EQ(text.find("Head size 24 is not supported by XFormersAttention. Supported head sizes "
+                      "are: [32, 40, "),
+            0U)
+      << text;
+  AttentionConfig config;
+  EXPECT_EQ(config.num_queries_per_kv(), 0);
+  config.num_heads = 32;
+  config.num_kv_heads = 8;
+  EXPECT_EQ(config.num_queries_per_kv(), 4);
+}
+
 TEST_F(Registry, APluginIsListedChosenByNameAndUnloaded) {
   const std::string path = plugin_path("none");
   EXPECT_FALSE(is_loaded(path));

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <cstdint>
+#include <span>
+
+namespace clattn {
+
+/// One side of a step's batch, its decodes or its prefills: parts of the whole batch's arrays,
+/// nothing copied. Empty when the side has no request.
+struct BatchView {
+  std::int32_t num_reqs = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t max_query_len = 0;
+  std::int32_t max_seq_len = 0;
+  /// [num_reqs + 1], not rebased: query_start_loc[0] is the side's first token in the batch.
+  std::span<const std::int32_t> query_start_loc = {};
+  std::span<const std::int32_t> seq_lens = {};      ///< [num_reqs]
+  std::span<const std::int64_t> slot_mapping = {};  ///< [num_tokens]
+};
+
+/// What the built-in backends' metadata classes share. Host arrays, valid until the next build().
+class BatchMetadata : public AttentionMetadata {
+ public:
+  std::span<const std::int32_t> query_start_loc;  ///< [num_reqs + 1]
+  std::span<const std::int32_t> seq_lens;         ///< [num_reqs]
+
+ protected:
+  BatchView decodes() const;
+  BatchView prefills() const;
+  /// Rows [first, first + count) of an array with `width` elements a request.
+  template <typename T>
+  static std::span<T> rows(std::span<T> array, std::int32_t first, std::int32_t count,
+                           std::int64_t width = 1) {
+    return array.subspan(static_cast<std::size_t>(first * width),
+                         static_cast<std::size_t>(count * width));
+  }
+
+ private:
+  BatchView view(std::int32_t first, std::int32_t count) const;
+};
+
+}  // namespace clattn

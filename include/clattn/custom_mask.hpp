@@ -1,0 +1,26 @@
+#pragma once
+
+#include <clattn/derived_batches.hpp>
+#include <clattn/metadata.hpp>
+#include <cstdint>
+#include <vector>
+
+namespace clattn {
+
+/// What ForwardOptions::custom_mask takes, made on the host.
+struct CustomMask {
+  std::vector<std::uint8_t> rows;  ///< [num_actual_tokens, stride], 1 = the token may attend
+  std::int64_t stride = 0;         ///< the batch's longest seq_len: custom_mask_stride
+};
+
+/// Causal attention that is bidirectional inside the ranges (prefix-LM, the tokens of an image): a
+/// token sees the keys up to its own and, when it stands in a range, the whole of it. Positions of
+/// ranges past a request's keys are not there yet and not seen.
+///
+/// A mask can only hide: `batch.causal` must be false, and the layer's configuration without a
+/// sliding_window. A window of `sliding_window` keys, the own one included (0 = none), is part of
+/// the mask instead; it does not cut ranges. vLLM: mm_prefix.
+CustomMask make_mm_prefix_mask(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
+                               std::int32_t sliding_window = 0);
+
+}  // namespace clattn

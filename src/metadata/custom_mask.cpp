@@ -1,0 +1,59 @@
+#include <algorithm>
+#include <clattn/custom_mask.hpp>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn {
+namespace {
+
+using detail::throw_invalid;
+
+std::size_t index(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
+           std::int32_t sliding_window) {
+  if (batch.causal) {
+    throw_invalid("causal is true, legal: false: a mask cannot show keys that causality hides");
+  }
+  if (sliding_window < 0) throw_invalid("sliding_window is {}, legal: >= 0", sliding_window);
+  const std::size_t wanted = index(batch.num_reqs) * index(ranges.max_ranges) * 2;
+  if (ranges.ranges.size() != wanted) {
+    throw_invalid("ranges holds {} elements, legal: {} (num_reqs {} x max_ranges {} x 2)",
+                  ranges.ranges.size(), wanted, batch.num_reqs, ranges.max_ranges);
+  }
+}
+
+}  // namespace
+
+CustomMask make_mm_prefix_mask(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
+                               std::int32_t sliding_window) {
+  CustomMask mask;
+  mask.stride = detail::validate_sequences(batch);
+  check(batch, ranges, sliding_window);
+  mask.rows.assign(
+      detail::checked_mul(index(batch.num_actual_tokens), index(mask.stride), "custom_mask: bytes"),
+      0);
+  auto row = mask.rows.begin();
+  for (std::size_t r = 0; r < index(batch.num_reqs); ++r) {
+    const std::int64_t keys = batch.seq_lens[r];
+    const auto own = std::span(ranges.ranges)
+                         .subspan(r * index(ranges.max_ranges) * 2, index(ranges.max_ranges) * 2);
+    const std::int64_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    for (std::int64_t at = keys - query_len; at < keys; ++at, row += mask.stride) {
+      const std::int64_t first =
+          sliding_window > 0 ? std::max<std::int64_t>(at + 1 - sliding_window, 0) : 0;
+      std::fill(row + first, row + at + 1, 1);
+      for (std::size_t i = 0; i < own.size(); i += 2) {
+        if (at < own[i] || at >= own[i + 1]) continue;
+        std::fill(row + own[i], row + std::min<std::int64_t>(own[i + 1], keys), 1);
+      }
+    }
+  }
+  return mask;
+}
+
+}  // namespace clattn
