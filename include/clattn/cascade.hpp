@@ -1,7 +1,12 @@
 #pragma once
 
+#include <clattn/attention.hpp>
+#include <clattn/metadata.hpp>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 namespace clattn {
 
@@ -21,5 +26,10 @@ struct CascadeQuery {
 /// chunks; else yes, except that a batch of single tokens with several query heads a KV head takes
 /// it only if the waves of 128-key tiles are fewer than those of split decoding.
 bool use_cascade_attention(const CascadeQuery& query);
+
+/// Why layers of this configuration cannot cascade, one sentence each; empty = they can. ALiBi,
+/// windows, chunks and masks need a key's position in its request, which a level does not know.
+/// Soft caps, scales, quantized caches and sinks cascade.
+std::vector<std::string> validate_cascade_configuration(const AttentionConfig& config);
 
 }  // namespace clattn

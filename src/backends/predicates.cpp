@@ -1,7 +1,15 @@
 #include <algorithm>
 #include <clattn/attention.hpp>
 
+#include "base/error.hpp"
+
 namespace clattn {
+
+const AttentionMetadata& AttentionMetadataBuilder::update_block_table(cl_command_queue,
+                                                                      const AttentionMetadata&,
+                                                                      const GroupPages&, Event*) {
+  detail::throw_unsupported("update_block_table: not supported by this builder; use build()");
+}
 
 namespace {
 
