@@ -45,14 +45,6 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
                                           const Context& context, cl_command_queue queue,
                                           std::optional<KVCacheLayout> layout = std::nullopt);
 
-/// A group's part of a step: every group has its own pages and slots (CommonAttentionMetadata's
-/// fields of these names).
-struct GroupPages {
-  std::span<const std::int32_t> block_table;
-  std::int64_t block_table_stride = 0;
-  std::span<const std::int64_t> slot_mapping = {};  ///< empty = computed from the block table
-};
-
 /// A step's metadata by layer name, valid until the next call: one object a group, the same for all
 /// its layers. `common` says what all groups share; its block table and slots are not read and
 /// max_query_len is the true maximum, whatever it says. `pages` has one entry a group. Throws what

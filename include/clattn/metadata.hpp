@@ -42,6 +42,14 @@ struct CommonAttentionMetadata {
                                     std::span<const std::int32_t> block_table);
 };
 
+/// A KV cache group's part of a step: every group has its own pages and slots
+/// (CommonAttentionMetadata's fields of these names).
+struct GroupPages {
+  std::span<const std::int32_t> block_table;
+  std::int64_t block_table_stride = 0;
+  std::span<const std::int64_t> slot_mapping = {};  ///< empty = computed from the block table
+};
+
 /// Upper bounds of a batch. A builder sizes its memory by them at its first step, so that later
 /// steps allocate nothing (only page lists beyond a million entries grow); a batch beyond them is
 /// refused.

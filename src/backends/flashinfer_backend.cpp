@@ -56,6 +56,10 @@ class FlashInferBackend final : public AttentionBackend {
     return reasons;
   }
 
+  AttentionCGSupport graph_support() const noexcept override {
+    return AttentionCGSupport::kUniformBatch;
+  }
+
   std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
                                                  std::int32_t num_kv_heads,
                                                  std::int32_t head_size) const override {
@@ -90,7 +94,7 @@ class FlashInferBackend final : public AttentionBackend {
       const BuilderOptions& options) const override {
     require_valid(name(), validate_configuration(config, &context->capabilities()));
     return std::make_unique<PagedMetadataBuilder<FlashInferStep>>(
-        std::move(context), config, options, StepStyle{name(), PageTable::kCsr}, fill);
+        std::move(context), config, options, StepStyle{name(), PageTable::kCsr, true}, fill);
   }
 
  private:

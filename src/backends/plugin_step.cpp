@@ -102,10 +102,12 @@ void PluginMetadataBuilder::copy_arrays(const CommonAttentionMetadata& batch,
 
 const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
                                                       const CommonAttentionMetadata& batch,
-                                                      Event* upload) {
+                                                      Event* upload, const BuildOptions& options) {
   ClattnBatch& step = metadata_.batch_;
   step = {};  // a refused batch leaves no metadata to run by
   const BatchSummary summary = check(batch);
+  validate_common_prefix(batch, metadata_.block_size_, options.common_prefix_len);
+  metadata_.common_prefix_len_ = options.common_prefix_len;
   metadata_.split_ = split_decodes_and_prefills(batch, decode_threshold_);
   ClattnBatch next{};
   next.struct_size = sizeof(ClattnBatch);

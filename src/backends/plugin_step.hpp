@@ -33,7 +33,7 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
                         const BuilderOptions& options);
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
-                                 Event* upload) override;
+                                 Event* upload, const BuildOptions& options) override;
   /// Plugins bring their own workspace.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override;
   /// Plugins enqueue by themselves, which cannot be recorded.

@@ -7,6 +7,12 @@
 
 namespace clattn {
 
+const AttentionMetadata& AttentionMetadataBuilder::update_block_table(cl_command_queue,
+                                                                      const AttentionMetadata&,
+                                                                      const GroupPages&, Event*) {
+  detail::throw_unsupported("update_block_table: not supported by this builder; use build()");
+}
+
 namespace {
 
 /// Configurations that a backend may be asked about when only one of their fields matters.

@@ -40,6 +40,10 @@ class XFormersBackend final : public AttentionBackend {
     return {{.size = 16, .multiples = true}};
   }
 
+  AttentionCGSupport graph_support() const noexcept override {
+    return AttentionCGSupport::kUniformBatch;
+  }
+
   std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
                                                  std::int32_t num_kv_heads,
                                                  std::int32_t head_size) const override {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <clattn/cascade.hpp>
 
 #include "kernels/paged_attention.hpp"
 #include "kernels/paged_step.hpp"
@@ -26,15 +27,23 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
         fill_([](Metadata&, const PagedStep&, const AttentionConfig&) {}) {}
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
-                                 Event* upload) override {
-    const BatchSplit split = config_.contiguous_kv()
-                                 ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
-                                 // encoders do not decode
-                                 : split_decodes_and_prefills(batch, decode_threshold_);
-    step_.build(queue, batch, upload);
-    metadata_.refresh(step_, split, batch);
-    fill_(metadata_, step_, config_);
-    return metadata_;
+                                 Event* upload, const BuildOptions& options) override {
+    return build_step(queue, batch, upload, options, nullptr);
+  }
+  bool supports_update_block_table() const noexcept override { return !config_.contiguous_kv(); }
+  const AttentionMetadata& update_block_table(cl_command_queue queue,
+                                              const AttentionMetadata& metadata,
+                                              const GroupPages& pages, Event* upload) override {
+    const PagedStepView* step = metadata.step();
+    step_.require_same_planning(step);
+    CommonAttentionMetadata batch =
+        CommonAttentionMetadata::of(step->batch.query_start_loc, step->batch.seq_lens, {});
+    batch.block_table = pages.block_table;
+    batch.block_table_stride = pages.block_table_stride;
+    batch.slot_mapping = pages.slot_mapping;
+    batch.causal = step->causal != 0;
+    return build_step(queue, batch, upload, {.common_prefix_len = metadata.common_prefix_len()},
+                      step);
   }
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
     return step_.workspace_bytes(batch);
@@ -48,13 +57,30 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
                                                        order);
   }
   std::int32_t decode_threshold() const noexcept override { return decode_threshold_; }
+  bool use_cascade_attention(const CascadeQuery& query) const override {
+    return cascades_ && clattn::use_cascade_attention(query);
+  }
 
  private:
+  const AttentionMetadata& build_step(cl_command_queue queue, const CommonAttentionMetadata& batch,
+                                      Event* upload, const BuildOptions& options,
+                                      const PagedStepView* taken) {
+    const BatchSplit split = config_.contiguous_kv()
+                                 ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
+                                 // encoders do not decode
+                                 : split_decodes_and_prefills(batch, decode_threshold_);
+    step_.build(queue, batch, upload, options, taken);
+    metadata_.refresh(step_, split, batch, options);
+    fill_(metadata_, step_, config_);
+    return metadata_;
+  }
+
   /// Fills the fields that all backends share.
   struct StepMetadata final : Metadata {
     void refresh(const PagedStep& step, const BatchSplit& split,
-                 const CommonAttentionMetadata& batch) {
+                 const CommonAttentionMetadata& batch, const BuildOptions& options) {
       this->backend_ = step.view().batch.backend;
+      this->common_prefix_len_ = options.common_prefix_len;
       this->split_ = split;
       this->num_actual_tokens_ = batch.num_actual_tokens;
       this->max_query_len_ = step.max_query_len();
@@ -68,6 +94,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   AttentionConfig config_;
   std::int32_t decode_threshold_;
+  bool cascades_ = false;  ///< backend and layer allow it
   PagedStep step_;
   Fill fill_;
   StepMetadata metadata_;
@@ -80,6 +107,7 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(const std::shared_ptr<Conte
                                                      Fill fill)
     : config_(config),
       decode_threshold_(options.decode_threshold),
+      cascades_(style.cascades && validate_cascade_configuration(config).empty()),
       step_(context, config, options, style),
       fill_(fill) {}
 

@@ -277,14 +277,18 @@ void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
 }
 
 PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
-                                     const BatchSummary& summary) const {
+                                     const BatchSummary& summary, bool fast) const {
   PlannerConfig planner = planner_;
+  if (fast && planner.num_splits == 0 && planner.split_policy == SplitPolicy::kBalanced) {
+    planner.num_splits = 1;
+    planner.item_order = ItemOrder::kAsCut;
+  }
   if (rules_.split != nullptr) rules_.split(kernels_->shape, batch, summary, planner);
   return planner;
 }
 
 std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
-  const PlannerConfig planner = planner_for(batch, check_lengths(batch));
+  const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
   const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(batch.num_reqs) + 1, 0);
   const PlanCounts counts = plan_attention(planner, batch, nowhere, nullptr);
   return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
@@ -313,23 +317,13 @@ void PagedStep::reserve_partials(std::int64_t rows) {
   if (partial_lse2_.handle() != shared.partial_lse2.handle()) partial_lse2_ = shared.partial_lse2;
 }
 
-/// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
-void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& output) {
-  for (std::size_t i = 0; i < output.items.size(); ++i) {
-    const auto used = static_cast<std::size_t>(planned.num_items.at(i));
-    for (ClaWorkItem& item : output.items.at(i).subspan(used)) {
-      item = {};
-      item.partial_row = -1;
-    }
-  }
-  const auto used = static_cast<std::size_t>(planned.num_merges);
-  for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
-}
-
-void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload) {
+void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
+                      const BuildOptions& options, const PagedStepView* taken) {
   view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
   summary_ = check_lengths(batch);
-  const PlannerConfig planner = planner_for(batch, summary_);
+  validate_common_prefix(batch, kernels_->shape.block_size, options.common_prefix_len,
+                         key_source());
+  const PlannerConfig planner = planner_for(batch, summary_, options.fast_build);
   const bool paged = key_source() != KeySource::kContiguous;
   if (paged) {
     place_pages(batch);
@@ -343,7 +337,8 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
       recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const std::int64_t num_slots = paged ? num_tokens : 0;
-  const PlanCounts planned = plan_attention(planner, batch, pages_at_, nullptr);
+  const PlanCounts planned =
+      taken != nullptr ? taken->planned : plan_attention(planner, batch, pages_at_, nullptr);
   const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
@@ -360,7 +355,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
   }
   output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
-  plan_attention(planner, batch, pages_at_, &output);
+  write_plan(batch, planner, taken, output);
   if (recorded) clear_padding(planned, output);
   reserve_partials(planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);
@@ -368,6 +363,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   slots_ = slots;
   pages_ = pages;
   view_.kernels = kernels_.get();
+  view_.planner = &planner_;
+  view_.planned = planned;
+  view_.plan = output;
   view_.meta = staging_.buffer().handle();
   for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
     view_.items_at.at(i) = in_ints(layout.items.at(i));

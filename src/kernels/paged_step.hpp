@@ -26,9 +26,12 @@ struct PagedStepView {
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
-  KeyWindow window;            ///< keys outside it are in no item
-  bool bidirectional = false;  ///< items hold later keys too, whatever `causal` says
-  bool recordable = false;     ///< launches stay what they are with the next batch
+  KeyWindow window;                        ///< keys outside it are in no item
+  bool bidirectional = false;              ///< items hold later keys too, whatever `causal` says
+  const PlannerConfig* planner = nullptr;  ///< of the builder
+  PlanCounts planned;                      ///< without the padding of recorded steps
+  PlanOutput plan;                         ///< on the host, until the builder's next build()
+  bool recordable = false;                 ///< launches stay what they are with the next batch
   std::int32_t most_keys = 0;  ///< of a request, in this batch or, if recordable, in any
   BatchRecord batch;
 };
@@ -46,6 +49,7 @@ enum class PageTable : std::uint8_t {
 struct StepStyle {
   std::string_view backend;  ///< registry name
   PageTable page_table = PageTable::kCsr;
+  bool cascades = false;  ///< its builder may recommend cascade attention
 };
 
 /// Decides how a batch's keys are split where the caller does not: fits `planner` to the batch, or
@@ -69,7 +73,11 @@ class PagedStep {
   PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
             const StepRules& rules, BuilderOptions options, StepStyle style);
 
-  void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload);
+  /// `taken`: a step of the same lengths whose plan is this one's, null = plan.
+  void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
+             const BuildOptions& options, const PagedStepView* taken = nullptr);
+  /// Throws unless `other` is a step that this one can take the plan of.
+  void require_same_planning(const PagedStepView* other) const;
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
 
@@ -101,8 +109,10 @@ class PagedStep {
   void check_graph(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
   bool sees_as_causal(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
   KeySource key_source() const noexcept;
-  PlannerConfig planner_for(const CommonAttentionMetadata& batch,
-                            const BatchSummary& summary) const;
+  PlannerConfig planner_for(const CommonAttentionMetadata& batch, const BatchSummary& summary,
+                            bool fast) const;
+  void write_plan(const CommonAttentionMetadata& batch, const PlannerConfig& planner,
+                  const PagedStepView* taken, const PlanOutput& output) const;
   void place_keys(const CommonAttentionMetadata& batch);
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;

@@ -1,9 +1,8 @@
-#include <clattn/cache_ops.hpp>
+#include "kv_cache/merge_attn_states.hpp"
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/cache_write.hpp"
-#include "kv_cache/op_kernel.hpp"
 
 namespace clattn {
 
@@ -55,16 +54,18 @@ void bind_state(KernelLease& lease, const MergeAttnStates& config, const AttnSta
 
 }  // namespace
 
-void merge_attn_states(const Context& context, cl_command_queue queue,
-                       const MergeAttnStates& config, const AttnState& merged,
-                       const AttnState& prefix, const AttnState& suffix, Event* event) {
+detail::OpKernel detail::merge_kernel(const Context& context, const MergeAttnStates& config) {
+  return op_kernel(context, "clattn_merge_attn_states", "merge_attn_states.cl",
+                   fmt::format("{} -DCLA_LSE_LOG2={}", dtype_options(config.dtype, DType::kF32),
+                               config.lse_base == LseBase::k2 ? 1 : 0));
+}
+
+void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
+                           const MergeAttnStates& config, const AttnState& merged,
+                           const AttnState& prefix, const AttnState& suffix, Event* event) {
   check_config(config);
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
-  const detail::OpKernel kernel = detail::op_kernel(
-      context, "clattn_merge_attn_states", "merge_attn_states.cl",
-      fmt::format("{} -DCLA_LSE_LOG2={}", detail::dtype_options(config.dtype, DType::kF32),
-                  config.lse_base == LseBase::k2 ? 1 : 0));
   KernelLease lease = kernel.pool->acquire();
   bind_state(lease, config, merged, "merged");
   bind_state(lease, config, prefix, "prefix");
@@ -77,6 +78,13 @@ void merge_attn_states(const Context& context, cl_command_queue queue,
       .arg<cl_long>(with_context)
       .arg<cl_int>(merged.lse.buffer != nullptr ? 1 : 0)
       .enqueue(queue, static_cast<std::size_t>(config.num_tokens), kernel.group_size, event);
+}
+
+void merge_attn_states(const Context& context, cl_command_queue queue,
+                       const MergeAttnStates& config, const AttnState& merged,
+                       const AttnState& prefix, const AttnState& suffix, Event* event) {
+  detail::enqueue_merge(detail::merge_kernel(context, config), queue, config, merged, prefix,
+                        suffix, event);
 }
 
 }  // namespace clattn

@@ -1,6 +1,9 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <clattn/cascade.hpp>
 #include <string_view>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -38,6 +41,21 @@ void check(const CascadeQuery& query) {
 }
 
 }  // namespace
+
+std::vector<std::string> validate_cascade_configuration(const AttentionConfig& config) {
+  const std::pair<bool, std::string_view> missing[] = {
+      {!config.alibi_slopes.empty(), "ALiBi"},
+      {config.sliding_window != 0, "sliding window"},
+      {config.attention_chunk_size != 0, "local attention"},
+      {config.custom_mask, "custom masks"},
+      {config.output_fp8, "fp8 output"},
+      {config.attn_type != AttentionType::kDecoder, "attn_type other than decoder"}};
+  std::vector<std::string> reasons;
+  for (const auto& [wanted, what] : missing) {
+    if (wanted) reasons.push_back(fmt::format("Cascade attention does not support {}.", what));
+  }
+  return reasons;
+}
 
 bool use_cascade_attention(const CascadeQuery& query) {
   check(query);

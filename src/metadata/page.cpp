@@ -3,14 +3,15 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "metadata/page_list.hpp"
 
 namespace clattn {
-namespace {
 
+using detail::check_indptr;
 using detail::throw_invalid;
 
-void check_indptr(std::span<const std::int32_t> indptr, std::string_view name,
-                  std::size_t num_reqs) {
+void detail::check_indptr(std::span<const std::int32_t> indptr, std::string_view name,
+                          std::size_t num_reqs) {
   if (indptr.size() != num_reqs + 1) {
     throw_invalid("{} holds {} elements, legal: {} (num_reqs + 1)", name, indptr.size(),
                   num_reqs + 1);
@@ -24,14 +25,12 @@ void check_indptr(std::span<const std::int32_t> indptr, std::string_view name,
   }
 }
 
-}  // namespace
-
-std::vector<std::int32_t> get_seq_lens(std::span<const std::int32_t> indptr,
-                                       std::span<const std::int32_t> last_page_len,
-                                       std::int32_t page_size) {
+void detail::write_seq_lens(std::span<const std::int32_t> indptr,
+                            std::span<const std::int32_t> last_page_len, std::int32_t page_size,
+                            std::vector<std::int32_t>& seq_lens) {
   if (page_size < 1) throw_invalid("page_size is {}, legal: at least 1", page_size);
   check_indptr(indptr, "indptr", last_page_len.size());
-  std::vector<std::int32_t> seq_lens;
+  seq_lens.clear();
   seq_lens.reserve(last_page_len.size());
   for (std::size_t r = 0; r < last_page_len.size(); ++r) {
     const std::int32_t pages = indptr[r + 1] - indptr[r];
@@ -45,6 +44,13 @@ std::vector<std::int32_t> get_seq_lens(std::span<const std::int32_t> indptr,
         pages == 0 ? 0 : detail::checked_mul(pages - 1, page_size, "seq_lens");
     seq_lens.push_back(detail::checked_add(full, last_page_len[r], "seq_lens"));
   }
+}
+
+std::vector<std::int32_t> get_seq_lens(std::span<const std::int32_t> indptr,
+                                       std::span<const std::int32_t> last_page_len,
+                                       std::int32_t page_size) {
+  std::vector<std::int32_t> seq_lens;
+  detail::write_seq_lens(indptr, last_page_len, page_size, seq_lens);
   return seq_lens;
 }
 

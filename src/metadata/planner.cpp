@@ -211,6 +211,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
 
 /// Items of equal cost stay in batch order, and a list in order is left alone.
 void sort_items(const PlannerConfig& config, std::span<ClaWorkItem> items) {
+  if (config.item_order == ItemOrder::kAsCut) return;
   const auto cost = [&](const ClaWorkItem& item) {
     return item_cost(config, item.kv_end - item.kv_begin, item.q_count);
   };

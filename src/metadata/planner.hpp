@@ -18,13 +18,14 @@ static_assert(sizeof(ClaWorkItem) == 32 && sizeof(ClaMergeItem) == 16);
 struct TileClass {
   std::int32_t max_query_len = 0;
   std::int32_t max_item_tokens = 0;
+  bool operator==(const TileClass&) const = default;
 };
 
 inline constexpr int kMaxTileClasses = 3;
 
 /// Which items come first in a list: GPUs start the longest first, PoCL hands the front of the list
-/// to one thread.
-enum class ItemOrder : std::uint8_t { kHeavyFirst, kLightFirst };
+/// to one thread. kAsCut leaves the batch's order.
+enum class ItemOrder : std::uint8_t { kHeavyFirst, kLightFirst, kAsCut };
 
 /// Which keys around its own position a query may see: reach in tokens to either side, -1 =
 /// unbounded, and the aligned chunk that it must stay in, 0 = none.
@@ -67,6 +68,7 @@ struct PlannerConfig {
   ItemOrder item_order = ItemOrder::kHeavyFirst;
   KeyWindow window;
   bool bidirectional = false;  ///< no query is bound by causality, whatever the batch says
+  bool operator==(const PlannerConfig&) const = default;
 };
 
 /// How much a plan needs: the answer of a run without an output, and of every run.

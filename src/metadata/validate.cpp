@@ -200,6 +200,45 @@ std::int32_t validate_sequences(const CommonAttentionMetadata& batch) {
   return longest;
 }
 
+std::int32_t first_active_request(const CommonAttentionMetadata& batch) {
+  std::int32_t r = 0;
+  while (r < batch.num_reqs && batch.query_start_loc[to_size(r) + 1] == 0) ++r;
+  return r;
+}
+
+void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                            std::int32_t common_prefix_len, KeySource source) {
+  if (common_prefix_len == 0) return;
+  if (source == KeySource::kContiguous) {
+    throw_invalid("common_prefix_len is {}, legal: 0 (there are no pages)", common_prefix_len);
+  }
+  if (common_prefix_len < 0 || common_prefix_len % block_size != 0) {
+    throw_invalid("common_prefix_len is {}, legal: multiples of block_size {}, >= 0",
+                  common_prefix_len, block_size);
+  }
+  const auto pages = static_cast<std::ptrdiff_t>(common_prefix_len / block_size);
+  const std::int32_t first = first_active_request(batch);
+  const auto row = [&](std::int32_t r) {
+    return batch.block_table.data() + r * batch.block_table_stride;
+  };
+  for (std::int32_t r = first; r < batch.num_reqs; ++r) {
+    const std::int32_t query_len =
+        batch.query_start_loc[to_size(r) + 1] - batch.query_start_loc[to_size(r)];
+    if (query_len == 0) continue;
+    const std::int32_t own = source == KeySource::kOwnPages ? query_len : 0;
+    const std::int32_t computed = batch.seq_lens[to_size(r)] - own;
+    if (common_prefix_len > computed) {
+      throw_request(r, "common_prefix_len", common_prefix_len,
+                    fmt::format("{} (its computed tokens)", legal_range(0, computed)));
+    }
+    const auto differ = std::mismatch(row(first), row(first) + pages, row(r));
+    if (differ.first == row(first) + pages) continue;
+    throw_request(r, fmt::format("block_table[{}]", differ.second - row(r)), *differ.second,
+                  fmt::format("{} (request {}'s: common_prefix_len {})", *differ.first, first,
+                              common_prefix_len));
+  }
+}
+
 BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size) {
   return check_seq_lens(batch, block_size, {});
 }

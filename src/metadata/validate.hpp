@@ -43,6 +43,15 @@ enum class KeySource : std::uint8_t {
 BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,
                               KeySource source = KeySource::kOwnPages);
 
+/// Whether all requests with query tokens keep the same block ids for their first
+/// `common_prefix_len` keys, which none of their query tokens may be among. Lengths must be valid.
+void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                            std::int32_t common_prefix_len,
+                            KeySource source = KeySource::kOwnPages);
+
+/// The first request with query tokens; num_reqs if there is none. Such requests share a prefix.
+std::int32_t first_active_request(const CommonAttentionMetadata& batch);
+
 /// seq_lens against the block table only, as if no request had a query.
 BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size);
 

@@ -236,7 +236,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   const auto builder = backend.make_builder(context, spec.planned_for.value_or(c), options);
   const auto impl = backend.make_impl(context, c);
   const clattn::AttentionMetadata& metadata =
-      builder->build(queue, describe_batch(spec, host, key_start_loc));
+      builder->build(queue, describe_batch(spec, host, key_start_loc), nullptr, spec.build_options);
   if (spec.write_cache) {
     const clattn::Buffer k = upload(*context, queue, key);
     const clattn::Buffer v = upload(*context, queue, value);

@@ -30,6 +30,7 @@ struct CaseSpec {
   bool causal = true;
   std::int32_t num_splits = 0;
   clattn::SplitPolicy split_policy = clattn::SplitPolicy::kBalanced;
+  clattn::BuildOptions build_options = {};
   std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
   bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
   bool last_token_overflows =

@@ -127,6 +127,24 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
       clattn::get_attn_backend(config, nullptr, "FLASHINFER").make_builder(device.context, config);
   EXPECT_EQ(
       forward(stranger->build(device.queue, step.batch()), cache).find("attn_metadata: built"), 0U);
+  // A1.10: what plugins do by themselves can neither be recorded nor taken over.
+  EXPECT_EQ(backend.graph_support(), clattn::AttentionCGSupport::kNever);
+  EXPECT_FALSE(builder->can_run_in_graph(step.batch()));
+  EXPECT_FALSE(builder->supports_update_block_table());
+  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
+                    [&] { builder->update_block_table(device.queue, metadata, {}); }),
+            "update_block_table: not supported by this builder; use build()");
+  clattn::CascadeQuery query{.common_prefix_len = 1 << 20, .num_query_heads = 4, .num_kv_heads = 2};
+  const std::vector<std::int32_t> query_lens(64, 7);
+  query.query_lens = query_lens;
+  query.num_sms = 1;
+  EXPECT_TRUE(clattn::use_cascade_attention(query));
+  EXPECT_FALSE(builder->use_cascade_attention(query));
+  EXPECT_EQ(refusal(clattn::ErrorCode::kInvalidArgument,
+                    [&] {
+                      builder->build(device.queue, step.batch(), nullptr, {.common_prefix_len = 4});
+                    }),
+            "request 0: common_prefix_len is 4, legal: 0 (its computed tokens)");
   EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
                     [&] { backend.get_kv_cache_stride_order(clattn::KVCacheLayout::kHND); }),
             "layout HND not supported by REFERENCE");

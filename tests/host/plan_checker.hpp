@@ -231,14 +231,16 @@ class PlanChecker {
       return std::int64_t{item.kv_end - item.kv_begin} *
              std::max(item.q_count, config_.max_split_query_len);
     };
-    const bool heavy_first = config_.item_order == clattn::detail::ItemOrder::kHeavyFirst;
+    using clattn::detail::ItemOrder;
+    const bool heavy_first = config_.item_order == ItemOrder::kHeavyFirst;
+    const bool as_cut = config_.item_order == ItemOrder::kAsCut;
     for (const auto& items : plan_.items) {
       for (std::size_t i = 1; i < items.size(); ++i) {
-        const auto before = std::tuple(heavy_first ? -cost(items[i - 1]) : cost(items[i - 1]),
-                                       items[i - 1].q_row, items[i - 1].kv_begin);
-        const auto after = std::tuple(heavy_first ? -cost(items[i]) : cost(items[i]),
-                                      items[i].q_row, items[i].kv_begin);
-        expect(before < after, "items are out of order");
+        const auto place = [&](const ClaWorkItem& item) {
+          const std::int64_t first = as_cut ? 0 : heavy_first ? -cost(item) : cost(item);
+          return std::tuple(first, item.q_row, item.kv_begin);
+        };
+        expect(place(items[i - 1]) < place(items[i]), "items are out of order");
       }
     }
   }

@@ -34,6 +34,15 @@ TEST(Backends, AreListedInPriorityOrder) {
   EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS"}));
 }
 
+TEST(Backends, A1_10_GraphSupport) {
+  using clattn::AttentionCGSupport;
+  EXPECT_EQ(backend("FLASHINFER").graph_support(), AttentionCGSupport::kUniformBatch);
+  EXPECT_EQ(backend("XFORMERS").graph_support(), AttentionCGSupport::kUniformBatch);
+  AttentionConfig config = llama();
+  config.is_attention_free = true;
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).graph_support(), AttentionCGSupport::kNever);
+}
+
 TEST(Backends, CacheShapesAndStrideOrders) {
   const auto& flashinfer = backend("FLASHINFER");
   EXPECT_EQ(flashinfer.get_kv_cache_shape(10, 16, 8, 128), (Shape{10, 2, 16, 8, 128}));

@@ -72,7 +72,7 @@ PlannerConfig any_config() {
   config.window = {one_of({-1, -1, 0, 5, 33, 1000}), one_of({-1, -1, 0, 7}),
                    one_of({0, 0, 0, 1, 4, 64, 1000})};
   config.bidirectional = one_of({false, false, true});
-  config.item_order = one_of({ItemOrder::kHeavyFirst, ItemOrder::kLightFirst});
+  config.item_order = one_of({ItemOrder::kHeavyFirst, ItemOrder::kLightFirst, ItemOrder::kAsCut});
   return config;
 }
 

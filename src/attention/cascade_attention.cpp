@@ -1,0 +1,200 @@
+#include <clattn/cascade.hpp>
+#include <limits>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kernels/paged_rules.hpp"
+#include "kv_cache/merge_attn_states.hpp"
+#include "metadata/cascade_batch.hpp"
+#include "metadata/validate.hpp"
+
+namespace clattn {
+
+namespace {
+
+using detail::throw_invalid;
+
+/// The layer for keys that all queries of a sequence see, however many there are of either.
+AttentionConfig cross_config(AttentionConfig config) {
+  config.attn_type = AttentionType::kEncoderDecoder;
+  return config;
+}
+
+/// The same kernels, but nothing joins the denominator.
+AttentionConfig without_sinks(AttentionConfig config) {
+  for (float& sink : config.sinks) sink = -std::numeric_limits<float>::infinity();
+  return config;
+}
+
+void require_cascade(const AttentionBackend& backend, const AttentionConfig& config) {
+  detail::require_valid(backend.name(), validate_cascade_configuration(config));
+}
+
+/// Runs `work`; what it throws names the level.
+template <typename Work>
+void at_level(std::size_t level, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("level {}: {}", level, error.what()), error.cl_code());
+  }
+}
+
+}  // namespace
+
+CascadeImpl::CascadeImpl(const std::shared_ptr<Context>& context, const AttentionBackend& backend,
+                         const AttentionConfig& config)
+    : config_(config) {
+  require_cascade(backend, config);
+  inner_ = backend.make_impl(context, without_sinks(cross_config(config)));
+  last_ = backend.make_impl(context, cross_config(config));
+  last_causal_ = backend.make_impl(context, config);
+}
+
+MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(
+    const std::shared_ptr<Context>& context, const AttentionBackend& backend,
+    const AttentionConfig& config, std::int32_t num_levels, const BuilderOptions& options)
+    : context_(context), config_(config), limits_(options.limits) {
+  require_cascade(backend, config);
+  if (num_levels < 1) throw_invalid("num_levels is {}, legal: >= 1", num_levels);
+  if (options.graph_batch_size != 0) {
+    throw_invalid("graph_batch_size is {}, legal: 0: cascades are not recorded",
+                  options.graph_batch_size);
+  }
+  BuilderOptions shared = options;
+  shared.decode_threshold = std::numeric_limits<std::int32_t>::max();  // no order of sequences
+  if (shared.workspace == nullptr) shared.workspace = std::make_shared<AttentionWorkspace>();
+  for (std::int32_t level = 0; level < num_levels; ++level) {
+    builders_.push_back(backend.make_builder(context, cross_config(config), shared));
+  }
+  causal_builder_ = backend.make_builder(context, config, shared);
+  batches_.resize(builders_.size());
+  metadata_.reserve(builders_.size());
+  if (num_levels == 1) return;
+  merge_ =
+      std::make_unique<detail::OpKernel>(detail::merge_kernel(*context, {.dtype = config.dtype}));
+  const std::size_t rows =
+      detail::checked_mul(static_cast<std::size_t>(limits_.max_num_batched_tokens),
+                          static_cast<std::size_t>(config.num_heads), "rows of a level's output");
+  level_output_ = context->allocate(
+      detail::checked_mul(rows * static_cast<std::size_t>(config.head_size),
+                          element_size_bytes(config.dtype), "bytes of a level's output"));
+  level_lse_ = context->allocate(rows * sizeof(float));
+  merged_lse_ = context->allocate(rows * sizeof(float));
+}
+
+MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(
+    MultiLevelCascadeAttentionWrapper&&) noexcept = default;
+MultiLevelCascadeAttentionWrapper& MultiLevelCascadeAttentionWrapper::operator=(
+    MultiLevelCascadeAttentionWrapper&&) noexcept = default;
+MultiLevelCascadeAttentionWrapper::~MultiLevelCascadeAttentionWrapper() = default;
+
+void MultiLevelCascadeAttentionWrapper::plan(cl_command_queue queue,
+                                             std::span<const CascadeLevel> levels) {
+  metadata_.clear();
+  if (levels.size() != batches_.size()) {
+    throw_invalid("levels: {} given, legal: {} (num_levels)", levels.size(), batches_.size());
+  }
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    at_level(i, [&] {
+      if (levels[i].causal && i + 1 < levels.size()) {
+        throw_invalid("causal is true, legal: false; the last level may be causal");
+      }
+      batches_[i].set_pages(levels[i], config_.block_size);
+      if (batches_[i].num_tokens() != batches_[0].num_tokens()) {
+        throw_invalid("qo_indptr ends at {}, legal: {} as in level 0", batches_[i].num_tokens(),
+                      batches_[0].num_tokens());
+      }
+    });
+  }
+  plan_batches(queue);
+}
+
+void MultiLevelCascadeAttentionWrapper::plan_batches(cl_command_queue queue) {
+  metadata_.clear();
+  for (std::size_t i = 0; i < batches_.size(); ++i) {
+    at_level(i, [&] {
+      AttentionMetadataBuilder& builder = batches_[i].causal() ? *causal_builder_ : *builders_[i];
+      metadata_.push_back(&builder.build(queue, batches_[i].batch()));
+    });
+  }
+}
+
+const AttentionImpl& MultiLevelCascadeAttentionWrapper::layer_of(const CascadeImpl& impl,
+                                                                 std::size_t level) const {
+  if (level + 1 < batches_.size()) return *impl.inner_;
+  return batches_[level].causal() ? *impl.last_causal_ : *impl.last_;
+}
+
+void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const CascadeImpl& impl,
+                                            const KVCache& cache, const CascadeTensors& tensors,
+                                            Event* event,
+                                            std::vector<LaunchRecord>* launches) const {
+  if (metadata_.size() != batches_.size()) {  // refused levels leave nothing to run by
+    throw_invalid("run: {} of {} levels are planned, legal: run() after plan()", metadata_.size(),
+                  batches_.size());
+  }
+  if (launches != nullptr) launches->clear();
+  CascadeTensors merged = tensors;
+  if (metadata_.size() > 1 && merged.lse == nullptr) merged.lse = merged_lse_.handle();
+  std::vector<LaunchRecord> of_level;
+  for (std::size_t i = 0; i < metadata_.size(); ++i) {
+    const TensorRef output = i == 0 ? merged.output : TensorRef{level_output_.handle()};
+    const cl_mem lse = i == 0 ? merged.lse : level_lse_.handle();
+    layer_of(impl, i).forward(queue, tensors.query, cache, *metadata_[i], output, lse, event,
+                              launches == nullptr ? nullptr : &of_level);
+    if (launches != nullptr) std::move(of_level.begin(), of_level.end(), back_inserter(*launches));
+    if (i > 0) merge_level(queue, merged, event, launches);
+  }
+}
+
+/// Merges the level just run into what stands in `merged`.
+void MultiLevelCascadeAttentionWrapper::merge_level(cl_command_queue queue,
+                                                    const CascadeTensors& merged, Event* event,
+                                                    std::vector<LaunchRecord>* launches) const {
+  const std::int32_t num_tokens = batches_.front().num_tokens();
+  if (num_tokens == 0) return;
+  const AttnState so_far{merged.output, {merged.lse}};
+  Event done;
+  Event* const wanted = launches == nullptr ? event : &done;
+  detail::enqueue_merge(*merge_, queue,
+                        {.num_tokens = num_tokens,
+                         .num_heads = config_.num_heads,
+                         .head_size = config_.head_size,
+                         .dtype = config_.dtype},
+                        so_far, so_far, {{level_output_.handle()}, {level_lse_.handle()}}, wanted);
+  if (launches == nullptr) return;
+  if (event != nullptr) *event = done;
+  LaunchRecord& record = launches->emplace_back();
+  record.kernel = "merge_attn_states";
+  record.work_groups = num_tokens;
+  record.event = std::move(done);
+}
+
+CascadeAttention::CascadeAttention(const std::shared_ptr<Context>& context,
+                                   const AttentionBackend& backend, const AttentionConfig& config,
+                                   const BuilderOptions& options)
+    : levels_(context, backend, config, 2, options) {}
+
+const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
+                                                 const CommonAttentionMetadata& batch,
+                                                 std::int32_t common_prefix_len) {
+  levels_.metadata_.clear();
+  const std::int32_t block_size = levels_.config_.block_size;
+  const detail::BatchSummary summary = detail::validate_lengths(batch, block_size);
+  detail::validate_limits(batch, summary, levels_.limits_);
+  detail::validate_page_ids(batch, block_size, levels_.limits_.num_blocks);
+  detail::validate_common_prefix(batch, block_size, common_prefix_len);
+  if (common_prefix_len == 0) {
+    throw_invalid("common_prefix_len is 0, legal: multiples of block_size {}, >= {}", block_size,
+                  block_size);
+  }
+  if (!batch.causal) throw_invalid("causal is false, legal: true in cascade attention");
+  levels_.batches_[0].set_prefix(batch, block_size, common_prefix_len);
+  levels_.batches_[1].set_suffix(batch, block_size, common_prefix_len);
+  levels_.plan_batches(queue);
+  return *levels_.metadata_.back();
+}
+
+}  // namespace clattn

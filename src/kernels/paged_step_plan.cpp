@@ -1,0 +1,53 @@
+// The plans that a step does not cut itself: another step's, and the padding of recorded ones.
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "kernels/paged_step.hpp"
+
+namespace clattn::detail {
+
+/// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
+void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& output) {
+  for (std::size_t i = 0; i < output.items.size(); ++i) {
+    const auto used = static_cast<std::size_t>(planned.num_items.at(i));
+    for (ClaWorkItem& item : output.items.at(i).subspan(used)) {
+      item = {};
+      item.partial_row = -1;
+    }
+  }
+  const auto used = static_cast<std::size_t>(planned.num_merges);
+  for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
+}
+
+/// Cuts the batch, or copies what another step of the same lengths has cut.
+void PagedStep::write_plan(const CommonAttentionMetadata& batch, const PlannerConfig& planner,
+                           const PagedStepView* taken, const PlanOutput& output) const {
+  if (taken == nullptr) {
+    plan_attention(planner, batch, pages_at_, &output);
+    return;
+  }
+  for (std::size_t i = 0; i < output.items.size(); ++i) {
+    std::copy_n(taken->plan.items.at(i).begin(), taken->planned.num_items.at(i),
+                output.items.at(i).begin());
+  }
+  std::copy_n(taken->plan.merges.begin(), taken->planned.num_merges, output.merges.begin());
+}
+
+/// Equal planners and page lists cut equal lengths alike.
+void PagedStep::require_same_planning(const PagedStepView* other) const {
+  if (key_source() == KeySource::kContiguous) {
+    throw_unsupported("update_block_table: this configuration has no block table");
+  }
+  if (other == &view_) {
+    throw_invalid("attn_metadata: this builder's own, legal: another builder's");
+  }
+  const bool same = other != nullptr && other->kernels == kernels_.get() &&
+                    *other->planner == planner_ && other->batch.backend == style_.backend &&
+                    other->recordable == (options_.graph_batch_size > 0);
+  if (same) return;
+  throw_invalid(
+      "attn_metadata: of another configuration, legal: metadata of a builder with this one's "
+      "backend, context, configuration and options");
+}
+
+}  // namespace clattn::detail
