@@ -8,6 +8,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
@@ -77,6 +78,15 @@ class PagedMLAImpl final : public MLAImpl {
     const std::int64_t width = std::int64_t{config_.kv_lora_rank} + config_.rope_dim;
     call.query_stride = checked_token_stride(query, heads * width, "query");
     call.output_stride = checked_token_stride(output, heads * config_.kv_lora_rank, "output");
+    if (capturing()) {
+      capture_mla_decode({.queue = queue,
+                          .config = config_,
+                          .batch = call.step.batch,
+                          .causal = call.step.causal != 0,
+                          .query = query,
+                          .cache = cache,
+                          .scale = call.scale});
+    }
     launch_step(call, LatentArguments(cache), event, launches);
   }
 
@@ -136,10 +146,11 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
     std::string_view name;
     std::int32_t value, low, high, step;
   };
-  const Field fields[] = {{"num_heads", config.num_heads, 1, detail::kMaxHeads, 1},
-                          {"kv_lora_rank", config.kv_lora_rank, 16, 512, 16},
-                          {"rope_dim", config.rope_dim, 8, 64, 8},
-                          {"block_size", config.block_size, 1, 1 << 24, 1}};
+  const Field fields[] = {
+      {"num_heads", config.num_heads, 1, detail::kMaxHeads, 1},
+      {"kv_lora_rank", config.kv_lora_rank, kKVLoraRankStep, kMaxKVLoraRank, kKVLoraRankStep},
+      {"rope_dim", config.rope_dim, 8, 64, 8},
+      {"block_size", config.block_size, 1, 1 << 24, 1}};
   std::vector<std::string> reasons;
   for (const Field& field : fields) {
     if (field.value >= field.low && field.value <= field.high && field.value % field.step == 0)
