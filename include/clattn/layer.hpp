@@ -112,7 +112,8 @@ KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_ca
 /// What a layer's forward() takes. Shapes [rows, heads, head_size]; use_mla:
 ///
 ///     query   [rows, num_heads, kv_lora_rank + rope_dim]: q_nope times the up-projection of the
-///             keys (the absorbed form), then q_pe. Prefills take this form, too
+///             keys (the absorbed form), then q_pe. Prefills take this form, too: right,
+///             but more arithmetic than attending to keys that were projected up
 ///     key     [rows, kv_lora_rank]: the normed latents, vLLM's kv_c_normed
 ///     value   [rows, rope_dim]: k_pe, the rotary part that all heads share
 ///     output  [rows, num_heads, kv_lora_rank]: before the up-projection of the values
