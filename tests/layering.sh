@@ -29,7 +29,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("npy", "")
     room_may("capture", "base npy")
     room_may("kernels", "base metadata opencl capture shared")
-    room_may("kv_cache", "base opencl kernels shared")
+    room_may("kv_cache", "base opencl capture kernels shared")
     room_may("backends", "base metadata opencl kernels kv_cache shared")
     room_may("attention", "base metadata opencl kernels kv_cache backends shared")
     room_may("c_api", "base metadata opencl kernels kv_cache backends attention shared")

@@ -40,9 +40,9 @@ KernelFamily parse_kernel_family(std::string_view name);
 
 /// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
 struct AttentionConfig {
-  std::int32_t num_heads = 0;     ///< query heads, a multiple of num_kv_heads
-  std::int32_t num_kv_heads = 0;  ///< key/value heads
-  std::int32_t head_size = 0;
+  std::int32_t num_heads = 0;                          ///< query heads, a multiple of num_kv_heads
+  std::int32_t num_kv_heads = 0;                       ///< key/value heads
+  std::int32_t head_size = 0;                          ///< use_mla: kv_lora_rank + rope_dim
   std::int32_t block_size = 16;                        ///< tokens per cache page
   DType dtype = DType::kF16;                           ///< of query, key, value and output
   std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
@@ -60,7 +60,9 @@ struct AttentionConfig {
   bool custom_mask = false;              ///< every forward() brings a mask of its own
   bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
   bool use_mla = false;                  ///< multi-head latent attention: MLA backends only
-  bool is_attention_free = false;        ///< no attention at all: selects NO_ATTENTION
+  std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those
+                               ///< before them are the latent part. vLLM: qk_rope_head_dim
+  bool is_attention_free = false;  ///< no attention at all: selects NO_ATTENTION
   // What the engine will do with the layer. None of it changes the kernels; it decides which
   // backends fit.
   bool use_non_causal = false;             ///< batches with causal = false
@@ -75,6 +77,10 @@ struct AttentionConfig {
   /// Query heads that share a KV head; 0 for a configuration without KV heads.
   std::int32_t num_queries_per_kv() const {
     return num_kv_heads > 0 ? num_heads / num_kv_heads : 0;
+  }
+  /// Elements of a head's output: head_size, with use_mla the latent part alone (kv_lora_rank).
+  std::int32_t output_head_size() const {
+    return use_mla ? static_cast<std::int32_t>(std::int64_t{head_size} - rope_dim) : head_size;
   }
   /// Whether keys and values are attended directly instead of through a paged cache: encoder types
   /// always, cross attention with block_size 0.
@@ -245,15 +251,18 @@ class AttentionImpl {
  public:
   virtual ~AttentionImpl() = default;
   virtual const AttentionConfig& config() const noexcept = 0;
-  /// Stores the step's keys and values in the cache at the metadata's slots. Asynchronous.
+  /// Stores the step's keys and values in the cache at the metadata's slots. With use_mla `key` is
+  /// kv_c, [num_actual_tokens, kv_lora_rank], and `value` k_pe, [num_actual_tokens, rope_dim].
+  /// Asynchronous.
   virtual void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
                               const KVCache& cache, const AttentionMetadata& metadata,
                               Event* event = nullptr) const = 0;
   /// output[t, h, :] = attention of query token t over its request's pages; shapes
-  /// [num_actual_tokens, num_heads, head_size]. `lse`, if given, receives f32 [num_actual_tokens,
-  /// num_heads]: the natural log of the softmax denominator, -inf where a query sees no key (its
-  /// output is 0). `launches`, if given, is cleared and gets one record a kernel. Asynchronous;
-  /// `event` completes with the last kernel.
+  /// [num_actual_tokens, num_heads, head_size], of the output with use_mla [num_actual_tokens,
+  /// num_heads, kv_lora_rank] (MLAImpl::forward() says what is computed). `lse`, if given, receives
+  /// f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf where a
+  /// query sees no key (its output is 0). `launches`, if given, is cleared and gets one record a
+  /// kernel. Asynchronous; `event` completes with the last kernel.
   virtual void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
                        Event* event = nullptr, std::vector<LaunchRecord>* launches = nullptr,
@@ -294,6 +303,9 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   /// Upper-case identifier, unique in the registry.
   virtual std::string_view name() const noexcept = 0;
   virtual BackendOrigin full_cls_name() const { return {{}, std::string(name())}; }
+  /// Whether configurations with use_mla are what it takes, and none else; its caches hold one
+  /// latent row a token instead of K and V.
+  virtual bool is_mla() const noexcept { return false; }
   /// Whether forward() writes to the caller's tensor instead of making one.
   virtual bool accept_output_buffer() const noexcept { return true; }
   /// Why this configuration cannot run here, one sentence each; empty = it can. `capabilities` may
@@ -333,14 +345,15 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   /// What AttentionState can record for this backend's layers. kUniformBatch here means more than
   /// vLLM's: requests of a recorded step may differ in their query tokens, up to decode_threshold.
   virtual AttentionCGSupport graph_support() const noexcept { return AttentionCGSupport::kNever; }
-  /// Logical shape of one layer's cache.
+  /// Logical shape of one layer's cache. MLA backends: (1, num_blocks, block_size, 1, head_size),
+  /// which is the memory of vLLM's (num_blocks, block_size, head_size).
   virtual std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks,
                                                          std::int32_t block_size,
                                                          std::int32_t num_kv_heads,
                                                          std::int32_t head_size) const = 0;
   /// Which logical dimension stands at each place in memory, slowest first.
   virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
-  /// The logical dimension that holds K (0) and V (1).
+  /// The logical dimension that holds K (0) and V (1); of size 1 where one row is both (MLA).
   virtual std::int32_t kv_dimension() const noexcept = 0;
   virtual std::span<const KVCacheLayout> supported_layouts() const noexcept = 0;
   /// The one layout that works, or nullopt when there is a choice.

@@ -15,7 +15,7 @@ namespace clattn {
 // vLLM's v1.worker.gpu.attn_utils: from a model's layers to their caches and a step's metadata.
 
 /// What each layer that owns a cache keeps in it, by layer name: sliding-window, chunked-local or
-/// full. Throws kInvalidArgument for a layer that is not a decoder.
+/// full (latent rows with use_mla). Throws kInvalidArgument for a layer that is not a decoder.
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers);
 
 /// The layers of one KV cache group: one backend, one builder, one metadata a step.

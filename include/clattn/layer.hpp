@@ -60,9 +60,9 @@ struct QuantConfig {
 /// vLLM's constructor arguments of Attention, with its names and defaults.
 struct AttentionOptions {
   std::int32_t num_heads = 0;
-  std::int32_t head_size = 0;
+  std::int32_t head_size = 0;                               ///< use_mla: kv_lora_rank + rope_dim
   std::optional<float> scale = std::nullopt;                ///< nullopt = 1 / sqrt(head_size)
-  std::optional<std::int32_t> num_kv_heads = std::nullopt;  ///< nullopt = num_heads
+  std::optional<std::int32_t> num_kv_heads = std::nullopt;  ///< nullopt = num_heads; use_mla: 1
   std::vector<float> alibi_slopes = {};                     ///< [num_heads] or empty
   std::optional<CacheConfig> cache_config = std::nullopt;   ///< nullopt = CacheConfig{}
   std::optional<QuantConfig> quant_config = std::nullopt;
@@ -79,6 +79,7 @@ struct AttentionOptions {
   std::int32_t attention_chunk_size = 0;  ///< 0 = none
   bool custom_mask = false;
   bool output_fp8 = false;
+  std::int32_t rope_dim = 64;  ///< use_mla: the rotary part of head_size (qk_rope_head_dim)
   // What vLLM takes from its default dtype and platform.
   DType dtype = DType::kF16;  ///< of query, key, value and output
   KernelFamily kernel_family = KernelFamily::kAuto;
@@ -111,7 +112,14 @@ struct KVScales {
 /// kInvalidArgument for more than one value, and for values that are 0 or not finite.
 KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
 
-/// What a layer's forward() takes. Shapes [rows, heads, head_size].
+/// What a layer's forward() takes. Shapes [rows, heads, head_size]; use_mla:
+///
+///     query   [rows, num_heads, kv_lora_rank + rope_dim]: q_nope times the up-projection of the
+///             keys (the absorbed form), then q_pe. Prefills take this form, too: right,
+///             but more arithmetic than attending to keys that were projected up
+///     key     [rows, kv_lora_rank]: the normed latents, vLLM's kv_c_normed
+///     value   [rows, rope_dim]: k_pe, the rotary part that all heads share
+///     output  [rows, num_heads, kv_lora_rank]: before the up-projection of the values
 struct LayerInputs {
   TensorRef query = {};
   TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps)
@@ -172,7 +180,8 @@ class Attention {
   /// scale = largest magnitude / constant (CLATTN_K_SCALE_CONSTANT …) of each whole tensor, on the
   /// device and without waiting; elements that are not finite do not count, zeros give 1. Happens
   /// once: forward() calls it for the first batch where calculate_kv_scales says so, and further
-  /// calls do nothing. `num_tokens` rows are read; 0 leave it for the next call.
+  /// calls do nothing. With use_mla K's scale is that of the whole row, so that both parts count
+  /// for it, and V's stays 1, unused. `num_tokens` rows are read; 0 leave it for the next call.
   void calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
                       std::int64_t num_tokens);
 
@@ -180,10 +189,10 @@ class Attention {
   /// dtype. Sinks are f32 from the start.
   void process_weights_after_loading(DType act_dtype) const;
 
-  /// Stores key and value in the cache (unless it is another layer's), attends, writes
-  /// [tokens, num_heads, head_size] to the output and zeroes its padding rows, those of an
-  /// output_fp8 too. Null metadata, or no cache where one is needed (a profiling run): zeroes all
-  /// rows. Asynchronous; allocates nothing.
+  /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
+  /// rows (LayerInputs) to the output and zeroes its padding rows, those
+  /// of an output_fp8 too. Null metadata, or no cache where one is needed (a profiling run): zeroes
+  /// all rows. Asynchronous; allocates nothing.
   void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
                const LayerForwardOptions& options = {});
 

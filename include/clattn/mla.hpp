@@ -30,6 +30,11 @@ struct MLACache {
   Buffer scale;
 };
 
+/// The cache of a layer with AttentionConfig::use_mla as the calls here and copy_blocks_mla() take
+/// it, the same memory; K's scale is the row's. Throws kInvalidArgument unless it has one KV head,
+/// its rows stand without gaps and `rope_dim` leaves some of them.
+MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim);
+
 /// Stores kv_c[i] [kv_lora_rank] followed by k_pe[i] [rope_dim] at slot_mapping[i] (block *
 /// block_size + offset; negative or past the cache = do not store) for i < num_tokens, divided by
 /// the cache's scale where it is quantized, converting `dtype` to the cache's type.
@@ -57,8 +62,12 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
                                     const MLACache& cache, TensorRef destination, DType dtype,
                                     const MLAGather& gather, Event* event = nullptr);
 
-/// Name of the library's own MLA kernels where backends are chosen and refused.
+/// The registry's MLA backend, which runs what this header declares behind AttentionBackend.
 inline constexpr std::string_view kMLABackendName = "CLATTN_MLA";
+
+/// Latent parts come in multiples of the step up to the largest.
+inline constexpr std::int32_t kMaxKVLoraRank = 512;
+inline constexpr std::int32_t kKVLoraRankStep = 16;
 
 /// One layer of multi-head latent attention in its absorbed form: every query head attends to the
 /// same latent rows.

@@ -47,7 +47,15 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
                   layer.layer_name(), to_string(layer.config().attn_type),
                   to_string(first.config().attn_type));
   }
+  if (layer.config().use_mla && layer.config().rope_dim != first.config().rope_dim) {
+    throw_invalid("KVCacheConfig: layer '{}' has rope_dim {}, legal: its group's {}",
+                  layer.layer_name(), layer.config().rope_dim, first.config().rope_dim);
+  }
   const KVCacheSpec own = spec_of(layer.config());
+  if (own.use_mla != spec.use_mla) {
+    throw_invalid("KVCacheConfig: layer '{}' has use_mla {}, legal: its group's {}",
+                  layer.layer_name(), own.use_mla, spec.use_mla);
+  }
   if (own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
       own.head_size != spec.head_size || own.dtype != spec.dtype) {
     throw_invalid(

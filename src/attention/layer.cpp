@@ -21,7 +21,7 @@ AttentionConfig resolve(const AttentionOptions& options) {
   const CacheConfig cache = options.cache_config.value_or(CacheConfig{});
   AttentionConfig config;
   config.num_heads = options.num_heads;
-  config.num_kv_heads = options.num_kv_heads.value_or(options.num_heads);
+  config.num_kv_heads = options.num_kv_heads.value_or(options.use_mla ? 1 : options.num_heads);
   config.head_size = options.head_size;
   config.block_size = cache.block_size;
   config.dtype = options.dtype;
@@ -36,6 +36,7 @@ AttentionConfig resolve(const AttentionOptions& options) {
   config.custom_mask = options.custom_mask;
   config.output_fp8 = options.output_fp8;
   config.use_mla = options.use_mla;
+  config.rope_dim = options.rope_dim;
   config.is_attention_free = cache.is_attention_free;
   config.kernel_family = options.kernel_family;
   return config;
@@ -66,7 +67,8 @@ void check_options(const AttentionOptions& options, const AttentionConfig& confi
 
 bool same_cache(const AttentionConfig& a, const AttentionConfig& b) {
   return a.num_kv_heads == b.num_kv_heads && a.head_size == b.head_size &&
-         a.block_size == b.block_size && a.cache_dtype() == b.cache_dtype();
+         a.block_size == b.block_size && a.cache_dtype() == b.cache_dtype() &&
+         a.use_mla == b.use_mla && (!a.use_mla || a.rope_dim == b.rope_dim);
 }
 
 /// Zeroes the output's rows of no token. Which they are differs from replay to replay: a recorded
@@ -133,8 +135,8 @@ void Attention::take_cache_of_target() {
   }
   if (!same_cache(target->config_, config_)) {
     refuse_target(options_,
-                  "must have KV heads, head_size, block_size and kv_cache_dtype of the "
-                  "current layer.");
+                  "must have KV heads, head_size, block_size, kv_cache_dtype, use_mla and rope_dim "
+                  "of the current layer.");
   }
   cache_ = target->cache_;
 }
@@ -182,11 +184,7 @@ void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRe
                                TensorRef value, std::int64_t num_tokens) {
   if (num_tokens == 0 || !calculates_scales_.exchange(false)) return;
   try {
-    calculator_->enqueue(queue,
-                         {{{key, config_.num_kv_heads, "key"},
-                           {value, config_.num_kv_heads, "value"},
-                           {query, config_.num_heads, "query"}}},
-                         num_tokens, cache_->scales);
+    calculator_->enqueue(queue, key, value, query, num_tokens, cache_->scales);
   } catch (...) {
     calculates_scales_ = true;  // nothing was found yet
     throw;

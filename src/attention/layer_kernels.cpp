@@ -33,8 +33,18 @@ StreamGrid::StreamGrid(const DeviceCapabilities& capabilities)
               : std::bit_floor(std::min<std::size_t>(capabilities.max_work_group_size, 256))),
       num_groups(static_cast<std::size_t>(std::max(capabilities.compute_units, 1)) * 4) {}
 
+std::array<KVScaleCalculator::Tensor, 3> KVScaleCalculator::tensors_of(
+    const AttentionConfig& config) {
+  const std::int64_t query_row = std::int64_t{config.num_heads} * config.head_size;
+  const std::int64_t kv_row = std::int64_t{config.num_kv_heads} * config.head_size;
+  if (!config.use_mla) return {{{"key", kv_row, 0}, {"value", kv_row, 1}, {"query", query_row, 2}}};
+  return {{{"key", config.output_head_size(), 0},
+           {"value", config.rope_dim, 0},
+           {"query", query_row, 2}}};
+}
+
 KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& config)
-    : head_size_(config.head_size),
+    : k_v_q_(tensors_of(config)),
       largest_code_(config.cache_dtype() == DType::kInt8 ? 127.0F
                                                          : std::numeric_limits<float>::max()),
       grid_(runtime.capabilities()),
@@ -44,23 +54,24 @@ KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& co
   largest_ = runtime.allocate_copy(std::as_bytes(std::span(kZeros)));
 }
 
-void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor, 3>& k_v_q,
+void KVScaleCalculator::enqueue(cl_command_queue queue, const TensorRef& key,
+                                const TensorRef& value, const TensorRef& query,
                                 std::int64_t num_tokens, const Buffer& scales) {
   if (num_tokens < 0 || num_tokens > INT32_MAX) {
     throw_invalid("num_tokens is {}, legal: 0 … {}", num_tokens, INT32_MAX);
   }
-  for (std::size_t i = 0; i < k_v_q.size(); ++i) {
-    const Tensor& tensor = k_v_q.at(i);
-    const std::int64_t row = std::int64_t{tensor.heads} * head_size_;
-    const cl_long stride = checked_token_stride(tensor.rows, row, tensor.name);
+  const std::array<const TensorRef*, 3> rows = {&key, &value, &query};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Tensor& tensor = k_v_q_.at(i);
+    const cl_long stride = checked_token_stride(*rows.at(i), tensor.row, tensor.name);
     amax_->acquire()
-        .arg(tensor.rows.buffer)
-        .arg<cl_long>(tensor.rows.offset)
+        .arg(rows.at(i)->buffer)
+        .arg<cl_long>(rows.at(i)->offset)
         .arg(stride)
         .arg<cl_int>(static_cast<cl_int>(num_tokens))
-        .arg<cl_int>(static_cast<cl_int>(row / 8))
+        .arg<cl_int>(static_cast<cl_int>(tensor.row / 8))
         .arg(largest_.handle())
-        .arg<cl_int>(static_cast<cl_int>(i))
+        .arg<cl_int>(static_cast<cl_int>(tensor.scale))
         .enqueue(queue, grid_.num_groups, grid_.group_size);
   }
   const Environment& constants = environment();
@@ -74,13 +85,13 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor,
 }
 
 RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)
-    : row_elems_(std::int64_t{config.num_heads} * config.head_size),
+    : row_elems_(std::int64_t{config.num_heads} * config.output_head_size()),
       grid_(runtime.capabilities()),
       output_(make_output(runtime, "output", config.dtype)) {
   if (row_elems_ % 8 != 0) {
     throw_unsupported(
         "layer: rows of {} elements (num_heads {} x head_size {}), legal: multiples of 8",
-        row_elems_, config.num_heads, config.head_size);
+        row_elems_, config.num_heads, config.output_head_size());
   }
   if (config.output_fp8) output_fp8_ = make_output(runtime, "output_fp8", DType::kFp8E4M3);
 }

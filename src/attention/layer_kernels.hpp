@@ -23,19 +23,21 @@ class KVScaleCalculator {
  public:
   KVScaleCalculator(Runtime& runtime, const AttentionConfig& config);
 
-  /// One of a layer's first tensors.
-  struct Tensor {
-    TensorRef rows;
-    std::int32_t heads = 0;
-    std::string_view name;
-  };
-  /// Enqueues scales[i] = largest magnitude of tensor i / its constant: K, V, Q. For one batch:
-  /// magnitudes of an earlier one would count too.
-  void enqueue(cl_command_queue queue, const std::array<Tensor, 3>& k_v_q, std::int64_t num_tokens,
-               const Buffer& scales);
+  /// Enqueues scales[i] = largest magnitude of tensor i / its constant: K, V, Q. Latent rows have
+  /// one scale, K's: both parts count for it. For one batch: magnitudes of an earlier one would
+  /// count too.
+  void enqueue(cl_command_queue queue, const TensorRef& key, const TensorRef& value,
+               const TensorRef& query, std::int64_t num_tokens, const Buffer& scales);
 
  private:
-  std::int32_t head_size_;
+  /// What is known about a tensor beforehand.
+  struct Tensor {
+    std::string_view name;
+    std::int64_t row = 0;   ///< elements of a token
+    std::size_t scale = 0;  ///< the one that it counts for
+  };
+  static std::array<Tensor, 3> tensors_of(const AttentionConfig& config);
+  std::array<Tensor, 3> k_v_q_;
   float largest_code_;  ///< of the cache's type, where a constant may exceed it
   StreamGrid grid_;
   std::shared_ptr<KernelPool> amax_;

@@ -59,14 +59,15 @@ std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t 
 }
 
 NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                     std::array<std::int64_t, 3> shape) {
+                     std::vector<std::int64_t> shape) {
   const std::size_t element = element_size_bytes(dtype);
-  const std::int64_t row = shape[1] * shape[2];
+  std::int64_t row = 1;
+  for (std::size_t i = 1; i < shape.size(); ++i) row *= shape[i];
   const std::int64_t stride = tensor.token_stride == 0 ? row : tensor.token_stride;
-  return {std::string(npy::descr_of(dtype)),
-          {shape.begin(), shape.end()},
-          read_rows(queue, tensor.buffer, size_of(tensor.offset) * element, shape[0],
-                    size_of(row) * element, size_of(stride) * element)};
+  std::vector<std::byte> rows =
+      read_rows(queue, tensor.buffer, size_of(tensor.offset) * element, shape[0],
+                size_of(row) * element, size_of(stride) * element);
+  return {std::string(npy::descr_of(dtype)), std::move(shape), std::move(rows)};
 }
 
 /// Keys (or values) in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
@@ -98,12 +99,36 @@ NpyArray read_pages(const Queue& queue, const KVCache& cache, std::int64_t offse
   return array;
 }
 
-void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
-               std::vector<std::int32_t> pages) {
+std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages) {
   std::sort(pages.begin(), pages.end());
   pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+  return pages;
+}
+
+void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
+               std::vector<std::int32_t> pages) {
+  pages = distinct(std::move(pages));
   writer.add("key_cache", read_pages(queue, cache, cache.k_offset, pages));
   writer.add("value_cache", read_pages(queue, cache, cache.v_offset, pages));
+}
+
+/// The same of latent rows, which stand without gaps: [num_blocks, block_size, kv_lora_rank +
+/// rope_dim].
+void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
+               std::vector<std::int32_t> pages) {
+  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
+  const std::size_t page_bytes =
+      size_of(cache.block_size) * size_of(width) * element_size_bytes(cache.dtype);
+  NpyArray array{std::string(npy::descr_of(cache.dtype)),
+                 {cache.num_blocks, cache.block_size, width},
+                 std::vector<std::byte>(
+                     checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
+  for (const std::int32_t page : distinct(std::move(pages))) {
+    const std::size_t at = size_of(page) * page_bytes;
+    const std::vector<std::byte> rows = read(queue, cache.buffer.handle(), at, page_bytes);
+    std::copy(rows.begin(), rows.end(), array.data.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  writer.add("kv_cache", array);
 }
 
 void add_indices(const CaseWriter& writer, std::string_view name,
@@ -144,6 +169,12 @@ std::string cache_keys(const Queue& queue, const KVCache& cache) {
       to_string(cache.dtype), scales[0], scales[1],
       to_string(cache.head_stride > cache.token_stride ? KVCacheLayout::kHND
                                                        : KVCacheLayout::kNHD));
+}
+
+std::string cache_keys(const Queue& queue, const MLACache& cache) {
+  const float scale = cache.scale ? read_as<float>(queue, cache.scale.handle(), 0, 1).front() : 1;
+  return fmt::format(",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {}", to_string(cache.dtype),
+                     number(scale));
 }
 
 std::string attention_json(const CapturedAttention& call, const std::string& cache_keys) {
@@ -202,6 +233,55 @@ void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAtt
                                        size_of(call.options.custom_mask_stride))});
 }
 
+/// A write's slots become the case's; returns the pages that they touch. Slots outside the cache
+/// store nothing, and a case may only say so by -1.
+template <typename Cache>
+std::vector<std::int32_t> add_slots(const CaseWriter& writer, std::vector<std::int64_t> slots,
+                                    const Cache& cache) {
+  std::vector<std::int32_t> pages;
+  for (std::int64_t& slot : slots) {
+    if (slot < 0 || slot / cache.block_size >= cache.num_blocks) slot = kPadSlotId;
+    if (slot >= 0) pages.push_back(static_cast<std::int32_t>(slot / cache.block_size));
+  }
+  writer.add("slot_mapping",
+             make_array("<i8", {std::ssize(slots)}, std::span<const std::int64_t>(slots)));
+  return pages;
+}
+
+/// Every query token of a batch as a request of its own that decodes.
+struct TokenRequests {
+  std::vector<std::int32_t> seq_lens;
+  std::vector<std::vector<std::int32_t>> pages;
+
+  TokenRequests(const BatchRecord& batch, bool causal, std::int32_t block_size) {
+    for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
+      const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+      for (std::int32_t later = query_len - 1; later >= 0; --later) {
+        seq_lens.push_back(batch.seq_lens[r] - (causal ? later : 0));
+        const auto count = ceil_div(std::int64_t{seq_lens.back()}, std::int64_t{block_size});
+        const auto own = batch.pages.subspan(size_of(batch.pages_at[r]), size_of(count));
+        pages.emplace_back(own.begin(), own.end());
+      }
+    }
+  }
+  /// Adds lengths and table; returns all pages.
+  std::vector<std::int32_t> add_to(const CaseWriter& writer) const {
+    std::size_t width = 0;
+    for (const auto& own : pages) width = std::max(width, own.size());
+    std::vector<std::int32_t> table(pages.size() * width), used;
+    for (std::size_t r = 0; r < pages.size(); ++r) {
+      std::copy(pages[r].begin(), pages[r].end(),
+                table.begin() + static_cast<std::ptrdiff_t>(r * width));
+      used.insert(used.end(), pages[r].begin(), pages[r].end());
+    }
+    add_indices(writer, "seq_lens", seq_lens);
+    writer.add("block_table",
+               make_array("<i4", {std::ssize(pages), static_cast<std::int64_t>(width)},
+                          std::span<const std::int32_t>(table)));
+    return used;
+  }
+};
+
 }  // namespace
 
 void capture_attention(const CapturedAttention& call) {
@@ -218,8 +298,8 @@ void capture_attention(const CapturedAttention& call) {
     add_pages(writer, queue, call);
     return writer.commit(attention_json(call, cache_keys(queue, *call.cache)));
   }
-  const std::array<std::int64_t, 3> shape = {call.batch.pages_at.back(), config.num_kv_heads,
-                                             config.head_size};
+  const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
+                                           config.head_size};
   writer.add("key", read_tensor(queue, call.key, config.dtype, shape));
   writer.add("value", read_tensor(queue, call.value, config.dtype, shape));
   add_indices(writer, "key_start_loc", call.batch.pages_at);
@@ -230,21 +310,43 @@ void capture_cache_write(const CapturedCacheWrite& call) {
   const KVCache& cache = call.cache;
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "reshape_and_cache");
-  const std::array<std::int64_t, 3> shape = {call.num_tokens, cache.num_kv_heads, cache.head_size};
+  const std::vector<std::int64_t> shape = {call.num_tokens, cache.num_kv_heads, cache.head_size};
   writer.add("key", read_tensor(queue, call.key, call.dtype, shape));
   writer.add("value", read_tensor(queue, call.value, call.dtype, shape));
   auto slots =
       read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes, call.num_tokens);
-  std::vector<std::int32_t> pages;
-  for (std::int64_t& slot : slots) {
-    // Slots outside the cache store nothing, and a case may only say so by -1.
-    if (slot < 0 || slot / cache.block_size >= cache.num_blocks) slot = kPadSlotId;
-    if (slot >= 0) pages.push_back(static_cast<std::int32_t>(slot / cache.block_size));
-  }
-  writer.add("slot_mapping",
-             make_array("<i8", {call.num_tokens}, std::span<const std::int64_t>(slots)));
-  add_cache(writer, queue, cache, std::move(pages));
+  add_cache(writer, queue, cache, add_slots(writer, std::move(slots), cache));
   writer.commit(fmt::format("{{\n  \"op\": \"reshape_and_cache\",\n  \"dtype\": \"{}\"{}\n}}\n",
+                            to_string(call.dtype), cache_keys(queue, cache)));
+}
+
+void capture_mla_decode(const CapturedMLADecode& call) {
+  const MLAConfig& config = call.config;
+  const Queue queue = Queue::adopt(call.queue);
+  CaseWriter writer(environment().capture_dir, "mla_decode");
+  writer.add("query", read_tensor(queue, call.query, config.dtype,
+                                  {call.batch.query_start_loc.back(), config.num_heads,
+                                   std::int64_t{config.kv_lora_rank} + config.rope_dim}));
+  const TokenRequests requests(call.batch, call.causal, config.block_size);
+  add_cache(writer, queue, call.cache, requests.add_to(writer));
+  writer.commit(
+      fmt::format("{{\n  \"op\": \"mla_decode\",\n  \"dtype\": \"{}\",\n"
+                  "  \"kv_lora_rank\": {},\n  \"scale\": {},\n  \"num_splits\": {}{}\n}}\n",
+                  to_string(config.dtype), config.kv_lora_rank, number(call.scale),
+                  call.batch.num_splits, cache_keys(queue, call.cache)));
+}
+
+void capture_concat_and_cache_mla(const CapturedConcatMLA& call) {
+  const MLACache& cache = call.cache;
+  const Queue queue = Queue::adopt(call.queue);
+  CaseWriter writer(environment().capture_dir, "concat_and_cache_mla");
+  writer.add("kv_c",
+             read_tensor(queue, call.kv_c, call.dtype, {call.num_tokens, cache.kv_lora_rank}));
+  writer.add("k_pe", read_tensor(queue, call.k_pe, call.dtype, {call.num_tokens, cache.rope_dim}));
+  auto slots =
+      read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes, call.num_tokens);
+  add_cache(writer, queue, cache, add_slots(writer, std::move(slots), cache));
+  writer.commit(fmt::format("{{\n  \"op\": \"concat_and_cache_mla\",\n  \"dtype\": \"{}\"{}\n}}\n",
                             to_string(call.dtype), cache_keys(queue, cache)));
 }
 

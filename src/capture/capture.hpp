@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <clattn/mla.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -54,5 +55,29 @@ struct CapturedCacheWrite {
   std::int64_t num_tokens = 0;
 };
 void capture_cache_write(const CapturedCacheWrite& call);
+
+/// An MLAImpl::forward() before it runs. Its case has a request of one token for every query token.
+struct CapturedMLADecode {
+  cl_command_queue queue = nullptr;
+  const MLAConfig& config;
+  const BatchRecord& batch;
+  bool causal = true;
+  TensorRef query;
+  const MLACache& cache;
+  float scale = 1;
+};
+void capture_mla_decode(const CapturedMLADecode& call);
+
+/// A concat_and_cache_mla() before it runs.
+struct CapturedConcatMLA {
+  cl_command_queue queue = nullptr;
+  TensorRef kv_c = {}, k_pe = {};
+  DType dtype = DType::kF16;
+  const MLACache& cache;
+  cl_mem slot_mapping = nullptr;
+  std::size_t slot_offset_bytes = 0;
+  std::int64_t num_tokens = 0;
+};
+void capture_concat_and_cache_mla(const CapturedConcatMLA& call);
 
 }  // namespace clattn::detail

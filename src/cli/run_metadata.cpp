@@ -154,6 +154,7 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
   const std::optional<KVCacheLayout> wanted = read_layout(file);
   const DType dtype = read_dtype(file, "f16");
   spec.dtype = read_kv_cache_dtype(file).value_or(dtype);
+  spec.use_mla = backend.is_mla();
   file.refuse_unknown_keys();
 
   const KVCacheLayout layout = choose_layout(backend, wanted, nullptr);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "capture/capture.hpp"
 #include "kernels/cache_checks.hpp"
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
@@ -63,6 +64,15 @@ class PagedMLAImpl final : public MLAImpl {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step, cache.num_blocks);
+    if (capturing()) {
+      capture_mla_decode({.queue = queue,
+                          .config = config_,
+                          .batch = step.batch,
+                          .causal = step.causal != 0,
+                          .query = query,
+                          .cache = cache,
+                          .scale = scale_log2e_ / kLog2E});
+    }
     launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_}, LatentArguments(cache),
                 event, launches);
   }
@@ -92,10 +102,11 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
     std::string_view name;
     std::int32_t value, low, high, step;
   };
-  const Field fields[] = {{"num_heads", config.num_heads, 1, detail::kMaxHeads, 1},
-                          {"kv_lora_rank", config.kv_lora_rank, 16, 512, 16},
-                          {"rope_dim", config.rope_dim, 8, 64, 8},
-                          {"block_size", config.block_size, 1, 1 << 24, 1}};
+  const Field fields[] = {
+      {"num_heads", config.num_heads, 1, detail::kMaxHeads, 1},
+      {"kv_lora_rank", config.kv_lora_rank, kKVLoraRankStep, kMaxKVLoraRank, kKVLoraRankStep},
+      {"rope_dim", config.rope_dim, 8, 64, 8},
+      {"block_size", config.block_size, 1, 1 << 24, 1}};
   std::vector<std::string> reasons;
   for (const Field& field : fields) {
     if (field.value >= field.low && field.value <= field.high && field.value % field.step == 0)

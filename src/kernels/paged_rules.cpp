@@ -56,8 +56,9 @@ void check_logit_options(const AttentionConfig& config, std::vector<std::string>
   check_per_head("sinks", config.sinks, config.num_heads, true, reasons);
 }
 
-/// What no layer of this library does, and what it does only together with something else.
-void check_needs(const AttentionConfig& config, std::vector<std::string>& reasons) {
+}  // namespace
+
+void append_engine_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   const std::pair<bool, std::string_view> refused[] = {
       {config.use_mm_prefix && !config.custom_mask,
        "mm_prefix without custom_mask not supported: the spans reach the kernels as a mask "
@@ -71,8 +72,6 @@ void check_needs(const AttentionConfig& config, std::vector<std::string>& reason
     if (wanted) reasons.emplace_back(reason);
   }
 }
-
-}  // namespace
 
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   if (config.num_heads < 1 || config.num_heads > kMaxHeads) {
@@ -93,7 +92,7 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
         fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
   }
   check_logit_options(config, reasons);
-  check_needs(config, reasons);
+  append_engine_reasons(config, reasons);
 }
 
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,

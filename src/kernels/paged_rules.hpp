@@ -9,7 +9,12 @@
 
 namespace clattn::detail {
 
-/// Reasons that hold for every backend whatever its kernels: numbers without a meaning.
+/// Reasons against what the engine means to do with the layer (AttentionConfig::use_…), whatever
+/// the kernels.
+void append_engine_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
+
+/// Reasons that hold for every backend whatever its kernels: numbers without a meaning, and those
+/// of append_engine_reasons().
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
 
 /// Those, and reasons that hold for every backend on the library's own kernels: head size, MLA,

@@ -1,11 +1,11 @@
-#include <clattn/mla.hpp>
+#include "kv_cache/mla_cache.hpp"
+
 #include <vector>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
-#include "kv_cache/op_kernel.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -13,12 +13,6 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
-
-detail::OpKernel mla_kernel(const Context& context, std::string_view entry, const MLACache& cache,
-                            DType dtype) {
-  return detail::op_kernel(context, entry, "mla_cache.cl",
-                           detail::dtype_options(dtype, cache.dtype));
-}
 
 void check_starts(const MLACache& cache, const MLAGather& gather, std::size_t num_reqs) {
   if (gather.seq_starts.empty()) return;
@@ -94,30 +88,77 @@ std::vector<std::int32_t> gather_meta(const MLACache& cache, const MLAGather& ga
 
 }  // namespace
 
-void concat_and_cache_mla(const Context& context, cl_command_queue queue, TensorRef kv_c,
-                          TensorRef k_pe, DType dtype, const MLACache& cache, cl_mem slot_mapping,
-                          std::size_t slot_offset_bytes, std::int64_t num_tokens, Event* event) {
-  detail::check_cache(cache);
-  detail::check_slots({slot_mapping, slot_offset_bytes, num_tokens});
-  const std::int64_t kv_c_stride = detail::checked_token_stride(kv_c, cache.kv_lora_rank, "kv_c");
-  const std::int64_t k_pe_stride = detail::checked_token_stride(k_pe, cache.rope_dim, "k_pe");
-  const detail::OpKernel kernel = mla_kernel(context, "clattn_concat_and_cache_mla", cache, dtype);
-  detail::KernelLease lease = kernel.pool->acquire();
-  lease.arg(kv_c.buffer)
-      .arg<cl_long>(kv_c.offset)
-      .arg<cl_long>(kv_c_stride)
-      .arg(k_pe.buffer)
-      .arg<cl_long>(k_pe.offset)
-      .arg<cl_long>(k_pe_stride)
+namespace detail {
+
+OpKernel concat_mla_kernel(const Context& context, DType dtype, DType cache_dtype) {
+  return op_kernel(context, "clattn_concat_and_cache_mla", "mla_cache.cl",
+                   dtype_options(dtype, cache_dtype));
+}
+
+void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const LatentWrite& write,
+                        Event* event) {
+  const MLACache& cache = write.cache;
+  check_cache(cache);
+  check_slots(write.slots);
+  const cl_long kv_c_stride = checked_token_stride(write.kv_c, cache.kv_lora_rank, "kv_c");
+  const cl_long k_pe_stride = checked_token_stride(write.k_pe, cache.rope_dim, "k_pe");
+  if (capturing()) {
+    capture_concat_and_cache_mla({.queue = queue,
+                                  .kv_c = write.kv_c,
+                                  .k_pe = write.k_pe,
+                                  .dtype = write.dtype,
+                                  .cache = cache,
+                                  .slot_mapping = write.slots.buffer,
+                                  .slot_offset_bytes = write.slots.offset_bytes,
+                                  .num_tokens = write.slots.num_tokens});
+  }
+  KernelLease lease = kernel.pool->acquire();
+  lease.arg(write.kv_c.buffer)
+      .arg<cl_long>(write.kv_c.offset)
+      .arg(kv_c_stride)
+      .arg(write.k_pe.buffer)
+      .arg<cl_long>(write.k_pe.offset)
+      .arg(k_pe_stride)
       .arg(cache.buffer.handle())
       .arg(cache.scale.handle())
       .arg<cl_int>(cache.scale ? 1 : 0)
       .arg<cl_int>(cache.kv_lora_rank)
       .arg<cl_int>(cache.rope_dim)
-      .arg(slot_mapping)
-      .arg<cl_long>(static_cast<cl_long>(slot_offset_bytes / sizeof(std::int64_t)))
+      .arg(write.slots.buffer)
+      .arg<cl_long>(static_cast<cl_long>(write.slots.offset_bytes / sizeof(std::int64_t)))
       .arg<cl_long>(cache.num_blocks * cache.block_size)
-      .enqueue(queue, static_cast<std::size_t>(num_tokens), kernel.group_size, event);
+      .enqueue(queue, static_cast<std::size_t>(write.slots.num_tokens), kernel.group_size, event);
+}
+
+}  // namespace detail
+
+MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
+  if (cache.num_kv_heads != 1) {
+    throw_invalid("kv_cache: {} KV heads, legal: 1 (MLA)", cache.num_kv_heads);
+  }
+  if (rope_dim < 0 || rope_dim >= cache.head_size) {
+    throw_invalid("rope_dim is {}, legal: 0 … {} (below the cache's head_size)", rope_dim,
+                  cache.head_size - 1);
+  }
+  const std::int64_t page = std::int64_t{cache.block_size} * cache.head_size;
+  if (cache.k_offset != 0 || cache.v_offset != 0 || cache.token_stride != cache.head_size ||
+      cache.block_stride != page) {
+    throw_invalid(
+        "kv_cache: K at {}, V at {}, tokens {} and blocks {} elements apart; legal for latent "
+        "rows: 0, 0, {} and {}",
+        cache.k_offset, cache.v_offset, cache.token_stride, cache.block_stride, cache.head_size,
+        page);
+  }
+  return {cache.buffer, cache.dtype, cache.num_blocks, cache.block_size, cache.head_size - rope_dim,
+          rope_dim,     cache.scales};
+}
+
+void concat_and_cache_mla(const Context& context, cl_command_queue queue, TensorRef kv_c,
+                          TensorRef k_pe, DType dtype, const MLACache& cache, cl_mem slot_mapping,
+                          std::size_t slot_offset_bytes, std::int64_t num_tokens, Event* event) {
+  detail::enqueue_concat_mla(
+      detail::concat_mla_kernel(context, dtype, cache.dtype), queue,
+      {kv_c, k_pe, dtype, cache, {slot_mapping, slot_offset_bytes, num_tokens}}, event);
 }
 
 void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue queue,
@@ -129,7 +170,8 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   const std::size_t num_reqs = check_gather(cache, gather);
   const std::int32_t width = cache.kv_lora_rank + cache.rope_dim;
   const std::int64_t stride = detail::checked_token_stride(destination, width, "destination");
-  const detail::OpKernel kernel = mla_kernel(context, "clattn_gather_mla", cache, dtype);
+  const detail::OpKernel kernel = detail::op_kernel(context, "clattn_gather_mla", "mla_cache.cl",
+                                                    detail::dtype_options(dtype, cache.dtype));
   if (gather.cu_seq_lens.back() == 0) return;
   const std::vector<std::int32_t> meta = gather_meta(cache, gather);
   const Buffer device_meta = context.runtime().allocate_copy(std::as_bytes(std::span(meta)));

@@ -48,7 +48,7 @@ std::int64_t block_extent(const PlaneLayout& layout) {
   return checked_add(checked_add(inner, outer, kWhat), layout.row, kWhat);
 }
 
-CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
+void check(const PlaneLayout& layout, std::span<const Plane> planes) {
   if (layout.num_blocks < 0) {
     throw_invalid("cache: num_blocks is {}, legal: >= 0", layout.num_blocks);
   }
@@ -64,7 +64,21 @@ CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
                     layout.num_blocks, end, plane.buffer.size_bytes());
     }
   }
+}
+
+CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
+  check(layout, planes);
   return {layout, std::move(planes)};
+}
+
+PlaneLayout layout_of(const MLACache& cache) {
+  require_positive(cache.block_size, "block_size");
+  require_positive(cache.kv_lora_rank, "kv_lora_rank");
+  if (cache.rope_dim < 0) throw_invalid("cache: rope_dim is {}, legal: >= 0", cache.rope_dim);
+  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
+  const std::int64_t block = bytes(
+      checked_mul(std::int64_t{cache.block_size}, width, "cache: bytes of a block"), cache.dtype);
+  return {cache.num_blocks, block, block, 1, 0, 1, 0};
 }
 
 void check_ids(std::span<const BlockPair> mapping, std::int64_t source_blocks,
@@ -92,8 +106,12 @@ CachePlanes planes_of(const KVCache& cache) {
                                       bytes(cache.head_size, cache.dtype),
                                       {cache.block_size, bytes(cache.token_stride, cache.dtype)},
                                       {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
-  return checked(layout, {{cache.buffer, bytes(cache.k_offset, cache.dtype)},
-                          {cache.buffer, bytes(cache.v_offset, cache.dtype)}});
+  std::vector<Plane> planes = {{cache.buffer, bytes(cache.k_offset, cache.dtype)}};
+  // Latent rows are K and V at once.
+  if (cache.v_offset != cache.k_offset) {
+    planes.push_back({cache.buffer, bytes(cache.v_offset, cache.dtype)});
+  }
+  return checked(layout, std::move(planes));
 }
 
 CachePlanes planes_of(const PackedKVCache& cache) {
@@ -108,13 +126,12 @@ CachePlanes planes_of(const PackedKVCache& cache) {
 }
 
 CachePlanes planes_of(const MLACache& cache) {
-  require_positive(cache.block_size, "block_size");
-  require_positive(cache.kv_lora_rank, "kv_lora_rank");
-  if (cache.rope_dim < 0) throw_invalid("cache: rope_dim is {}, legal: >= 0", cache.rope_dim);
-  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
-  const std::int64_t block = bytes(
-      checked_mul(std::int64_t{cache.block_size}, width, "cache: bytes of a block"), cache.dtype);
-  return checked({cache.num_blocks, block, block, 1, 0, 1, 0}, {{cache.buffer, 0}});
+  return checked(layout_of(cache), {{cache.buffer, 0}});
+}
+
+void check_planes(const MLACache& cache) {
+  const Plane rows{cache.buffer, 0};
+  check(layout_of(cache), {&rows, 1});
 }
 
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,

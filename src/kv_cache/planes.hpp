@@ -37,6 +37,8 @@ struct CachePlanes {
 CachePlanes planes_of(const KVCache& cache);
 CachePlanes planes_of(const PackedKVCache& cache);
 CachePlanes planes_of(const MLACache& cache);
+/// The checks of planes_of() without the planes: allocates nothing.
+void check_planes(const MLACache& cache);
 
 enum class SameMemory : std::uint8_t { kNo, kYes };
 

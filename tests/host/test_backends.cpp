@@ -31,7 +31,7 @@ const clattn::AttentionBackend& backend(std::string_view name) {
 TEST(Backends, AreListedInPriorityOrder) {
   std::vector<std::string_view> names;
   for (const auto* entry : clattn::list_attn_backends()) names.push_back(entry->name());
-  EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS", "CLATTN_MLA"}));
 }
 
 TEST(Backends, A1_10_GraphSupport) {
@@ -51,6 +51,17 @@ TEST(Backends, CacheShapesAndStrideOrders) {
   const auto& xformers = backend("XFORMERS");
   EXPECT_EQ(xformers.get_kv_cache_shape(10, 16, 8, 128), (Shape{2, 10, 16, 8, 128}));
   EXPECT_EQ(xformers.get_kv_cache_stride_order(KVCacheLayout::kNHD), (Order{0, 1, 2, 3, 4}));
+  // A7: one row a token, whatever the layout.
+  const auto& mla = backend("CLATTN_MLA");
+  EXPECT_EQ(mla.get_kv_cache_shape(10, 64, 1, 576), (Shape{1, 10, 64, 1, 576}));
+  EXPECT_EQ(mla.get_kv_cache_stride_order(KVCacheLayout::kHND), (Order{0, 1, 2, 3, 4}));
+  EXPECT_EQ(mla.get_required_kv_cache_layout(), std::nullopt);
+  try {
+    (void)mla.get_kv_cache_shape(10, 64, 2, 576);
+    FAIL();
+  } catch (const clattn::Error& error) {
+    EXPECT_STREQ(error.what(), "num_kv_heads is 2, legal: 1 (MLA)");
+  }
 }
 
 TEST(Backends, XFormersKeepsItsErrors) {
@@ -78,7 +89,7 @@ TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
   const clattn::BackendChoice choice = clattn::choose_attn_backend(config, nullptr);
   ASSERT_NE(choice.backend, nullptr);
   EXPECT_EQ(choice.backend->name(), "FLASHINFER");
-  ASSERT_EQ(choice.rejected.size(), 1U);
+  ASSERT_EQ(choice.rejected.size(), 2U);
   EXPECT_EQ(choice.rejected[0].name, "XFORMERS");
   EXPECT_EQ(choice.rejected[0].reasons,
             (std::vector<std::string>{
@@ -134,7 +145,37 @@ TEST(Selector, A8_TheEnvironmentForcesABackendUnlessOneIsNamed) {
               "must be a multiple of 16.;FLASHINFER;FLASHINFER;$");
   EXPECT_EXIT(choose_with_environment("FLASH", 16), fine,
               "^Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, "
-              "XFORMERS;FLASHINFER;FLASHINFER;$");
+              "XFORMERS, CLATTN_MLA;FLASHINFER;FLASHINFER;$");
+}
+
+// A8: the same rules for latent attention.
+TEST(Selector, ForcedBackendsAndLatentAttention) {
+  AttentionConfig config;
+  config.num_heads = 128;
+  config.num_kv_heads = 1;
+  config.head_size = 512 + 64;
+  config.block_size = 64;
+  config.use_mla = true;
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "CLATTN_MLA");
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "CLATTN_MLA").name(), "CLATTN_MLA");
+  const auto refusal = [&](std::string_view name) -> std::string {
+    try {
+      (void)clattn::get_attn_backend(config, nullptr, name);
+    } catch (const clattn::Error& error) {
+      EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(refusal("FLASHINFER"),
+            "Selected backend FLASHINFER is not valid for this configuration. Reason: head_size "
+            "576 not supported: 8 … 256 in steps of 8 are; MLA not supported");
+  config.use_mla = false;
+  config.head_size = 128;
+  EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "FLASHINFER");
+  EXPECT_EQ(refusal("CLATTN_MLA"),
+            "Selected backend CLATTN_MLA is not valid for this configuration. Reason: non-MLA not "
+            "supported");
 }
 
 TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
@@ -145,7 +186,8 @@ TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
     EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument);
     EXPECT_STREQ(
         error.what(),
-        "Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, XFORMERS");
+        "Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, XFORMERS, "
+        "CLATTN_MLA");
   }
   AttentionConfig config = llama();
   config.num_kv_heads = 5;

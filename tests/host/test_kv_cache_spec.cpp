@@ -217,6 +217,11 @@ TEST(KVCacheSpec, PagesThatKernelsCannotViewAreRefused) {
   // These are refused for the buffer, which is empty, alone.
   EXPECT_EQ(code_of(plain), clattn::ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(same), clattn::ErrorCode::kInvalidArgument);
+  // Latent rows are for the backend that has them, which has no others.
+  const auto& latent = *clattn::list_attn_backends()[2];
+  expect_error(
+      [&] { (void)clattn::reshape_kv_cache({}, mla, latent, clattn::KVCacheLayout::kNHD); },
+      "buffer of 0 bytes");
 }
 
 }  // namespace

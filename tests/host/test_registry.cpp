@@ -99,7 +99,7 @@ TEST_F(Registry, PositionIsPriority) {
   clattn::register_backend(std::make_shared<FakeBackend>("LAST"));
   clattn::register_backend(std::make_shared<FakeBackend>("FIRST"), 0);
   clattn::register_backend(std::make_shared<FakeBackend>("SECOND"), 1);
-  EXPECT_EQ(names(), (Names{"FIRST", "SECOND", "FLASHINFER", "XFORMERS", "LAST"}));
+  EXPECT_EQ(names(), (Names{"FIRST", "SECOND", "FLASHINFER", "XFORMERS", "CLATTN_MLA", "LAST"}));
   AttentionConfig config;
   config.num_heads = config.num_kv_heads = 1;
   config.head_size = 64;
@@ -123,12 +123,12 @@ TEST_F(Registry, NamesAreUniqueAndNotReserved) {
   for (const char* name : {"", "auto", "NO_ATTENTION"}) {
     EXPECT_NE(add(name, 0).find("is reserved, legal: any but"), std::string::npos) << name;
   }
-  EXPECT_EQ(add("FAR", 3), "register_backend: position is 3, legal: 0 … 2");
+  EXPECT_EQ(add("FAR", 4), "register_backend: position is 4, legal: 0 … 3");
   EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [] { clattn::register_backend(nullptr); }),
             "register_backend: null");
-  EXPECT_EQ(
-      refusal(ErrorCode::kInvalidArgument, [] { clattn::unregister_backend("NOBODY"); }),
-      "unregister_backend: no backend is named 'NOBODY'. Registered are: FLASHINFER, XFORMERS");
+  EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [] { clattn::unregister_backend("NOBODY"); }),
+            "unregister_backend: no backend is named 'NOBODY'. Registered are: FLASHINFER, "
+            "XFORMERS, CLATTN_MLA");
 }
 
 TEST_F(Registry, AnEntryLivesUntilItsLastUserIsGone) {
@@ -139,7 +139,7 @@ TEST_F(Registry, AnEntryLivesUntilItsLastUserIsGone) {
   std::shared_ptr<const clattn::AttentionBackend> kept =
       clattn::get_attn_backend(64, DType::kF16, std::nullopt, 16).shared_from_this();
   clattn::unregister_backend("SHORT");
-  EXPECT_EQ((*list)[2]->name(), "SHORT");  // the snapshot does not change
+  EXPECT_EQ((*list)[3]->name(), "SHORT");  // the snapshot does not change
   EXPECT_FALSE(watch.expired());
   list.reset();
   EXPECT_TRUE(watch.expired());
@@ -180,7 +180,7 @@ TEST_F(Registry, ThreadsRegisterListAndChooseAtOnce) {
       const std::string name = "THREAD" + std::to_string(i);
       for (int round = 0; round < 50; ++round) {
         clattn::register_backend(std::make_shared<FakeBackend>(name));
-        EXPECT_GE(clattn::list_attn_backends().size(), 3U);
+        EXPECT_GE(clattn::list_attn_backends().size(), 4U);
         EXPECT_EQ(clattn::get_attn_backend(128, DType::kF16, std::nullopt, 16).name(),
                   "FLASHINFER");
         EXPECT_EQ(clattn::unregister_backend(name)->name(), name);
@@ -206,12 +206,22 @@ TEST_F(Registry, AttentionFreeModelsGetAPlaceholderThatRefuses) {
             std::string::npos);
 }
 
+// A8: use_mla selects an MLA backend and nothing else does.
 TEST_F(Registry, LatentAttentionIsForBackendsThatKnowIt) {
-  const std::string text = refusal(ErrorCode::kUnsupported, [] {
-    clattn::get_attn_backend(128, DType::kF16, std::nullopt, 16, false, true);
-  });
-  EXPECT_NE(text.find("FLASHINFER: MLA not supported"), std::string::npos) << text;
-  EXPECT_NE(text.find("XFORMERS: MLA not supported"), std::string::npos) << text;
+  const auto choose = [](bool use_mla, bool has_sink) {
+    return clattn::get_attn_backend(576, DType::kF16, std::nullopt, 64, false, use_mla, has_sink)
+        .name();
+  };
+  EXPECT_EQ(choose(true, false), clattn::kMLABackendName);
+  const std::string plain = refusal(ErrorCode::kUnsupported, [&] { choose(false, false); });
+  EXPECT_NE(plain.find("CLATTN_MLA: non-MLA not supported"), std::string::npos) << plain;
+  const std::string sink = refusal(ErrorCode::kUnsupported, [&] { choose(true, true); });
+  EXPECT_NE(sink.find("FLASHINFER: head_size 576 not supported: 8 … 256 in steps of 8 are; MLA not "
+                      "supported |"),
+            std::string::npos)
+      << sink;
+  EXPECT_NE(sink.find("XFORMERS: "), std::string::npos) << sink;
+  EXPECT_NE(sink.find("CLATTN_MLA: MLA is not supported for sinks"), std::string::npos) << sink;
 }
 
 // A2.4: predicates give reasons.
@@ -228,15 +238,16 @@ TEST_F(Registry, PredicatesSayWhyNot) {
   EXPECT_EQ(flashinfer.supports_block_size(24), Names{});
   EXPECT_EQ(flashinfer.supports_mla(), (Names{"MLA not supported"}));
   for (const auto* backend : list) {
+    EXPECT_EQ(backend->supports_kv_cache_dtype(DType::kFp8E4M3), Names{});
+    EXPECT_TRUE(backend->accept_output_buffer());
+    EXPECT_EQ(backend->full_cls_name().symbol, backend->name());
+    if (backend->is_mla()) continue;
     EXPECT_EQ(backend->supports_sink(), Names{});
     EXPECT_EQ(backend->supports_alibi(), Names{});
     EXPECT_EQ(backend->supports_logits_soft_cap(), Names{});
     EXPECT_EQ(backend->supports_sliding_window(), Names{});
-    EXPECT_EQ(backend->supports_kv_cache_dtype(DType::kFp8E4M3), Names{});
     EXPECT_EQ(backend->supports_attn_type(clattn::AttentionType::kEncoderOnly), Names{});
     EXPECT_EQ(backend->supports_device({}).size(), 3U);  // work-groups of one: no GPU kernel fits
-    EXPECT_TRUE(backend->accept_output_buffer());
-    EXPECT_EQ(backend->full_cls_name().symbol, backend->name());
   }
   EXPECT_EQ(xformers.get_supported_head_sizes().front(), 32);
   EXPECT_EQ(xformers.get_supported_head_sizes().back(), 256);
@@ -300,12 +311,51 @@ TEST_F(Registry, A5_SupportedTypesAndHeadSizes) {
   EXPECT_EQ(config.num_queries_per_kv(), 4);
 }
 
+// A2.4, A7: the MLA backend's predicates.
+TEST_F(Registry, LatentAttentionSaysWhatItDoesNotCompute) {
+  const auto& mla = *clattn::list_attn_backends()[2];
+  EXPECT_TRUE(mla.is_mla());
+  EXPECT_EQ(mla.supports_mla(), Names{});
+  EXPECT_EQ(mla.supports_sliding_window(), (Names{"MLA is not supported for sliding window"}));
+  EXPECT_EQ(mla.supports_alibi(), (Names{"MLA is not supported for alibi_slopes"}));
+  EXPECT_EQ(mla.supports_sink(), (Names{"MLA is not supported for sinks"}));
+  EXPECT_EQ(mla.supports_logits_soft_cap(), (Names{"MLA is not supported for logits_soft_cap"}));
+  EXPECT_EQ(mla.supports_attn_type(clattn::AttentionType::kEncoder),
+            (Names{"MLA is not supported for encoders"}));
+  EXPECT_EQ(mla.supports_dtype(DType::kInt8),
+            (Names{"dtype int8 not supported: f32, f16 and bf16 are"}));
+  EXPECT_EQ(mla.supports_block_size(3), Names{});
+  EXPECT_EQ(mla.supports_head_size(576), Names{});
+  EXPECT_EQ(mla.supports_head_size(584),
+            (Names{"head_size 584 not supported: rope_dim (64) more than 16 … 512 in steps of 16 "
+                   "are"}));
+  EXPECT_EQ(mla.supports_head_size(64).size(), 1U);  // no latent part
+  EXPECT_EQ(mla.get_supported_head_sizes().front(), 80);
+  EXPECT_EQ(mla.get_supported_head_sizes().back(), 576);
+  EXPECT_EQ(mla.supports_device({}).size(), 2U);
+  AttentionConfig config;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_size = 2000;
+  config.rope_dim = 12;
+  config.use_mla = true;
+  config.attention_chunk_size = 16;
+  config.custom_mask = config.output_fp8 = true;
+  EXPECT_EQ(mla.validate_configuration(config, nullptr),
+            (Names{"num_kv_heads is 2, supported: 1",
+                   "head_size 2000 not supported: rope_dim (12) more than 16 … 512 in steps of 16 "
+                   "are",
+                   "rope_dim is 12, supported: 8 … 64 in steps of 8",
+                   "MLA is not supported for chunked-local attention",
+                   "MLA is not supported for custom_mask", "MLA is not supported for output_fp8"}));
+}
+
 TEST_F(Registry, APluginIsListedChosenByNameAndUnloaded) {
   const std::string path = plugin_path("none");
   EXPECT_FALSE(is_loaded(path));
   {
     clattn::BackendPlugin plugin = clattn::load_backend_plugin(path);
-    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "REFERENCE"}));
+    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "REFERENCE"}));
     EXPECT_EQ(plugin.backend()->full_cls_name().library, path);
     EXPECT_EQ(plugin.backend()->full_cls_name().symbol, "clattn_backend_plugin_v1");
     AttentionConfig config;
@@ -329,7 +379,7 @@ TEST_F(Registry, APluginIsListedChosenByNameAndUnloaded) {
                   "': register_backend: a backend named 'REFERENCE' is registered already");
     const auto user = plugin.backend();
     plugin.reset();
-    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS"}));
+    EXPECT_EQ(names(), before_);
     EXPECT_TRUE(is_loaded(path));  // the user
     EXPECT_EQ(user->get_kv_cache_shape(3, 4, 2, 8)[0], 3);
   }
@@ -377,7 +427,8 @@ TEST_F(Registry, PluginsThatDoNotFitAreRefusedWithAReason) {
 TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process
   EXPECT_EXIT(list_with_plugins(plugin_path("none")), testing::ExitedWithCode(0),
-              "^FLASHINFER;XFORMERS;REFERENCE;FLASHINFER;XFORMERS;REFERENCE;$");
+              "^FLASHINFER;XFORMERS;CLATTN_MLA;REFERENCE;FLASHINFER;XFORMERS;CLATTN_MLA;"
+              "REFERENCE;$");
   const std::string refused =
       "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
       "clattn_backend_plugin_v1;";

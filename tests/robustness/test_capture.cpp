@@ -7,6 +7,7 @@
 #include <clattn/clattn.hpp>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <random>
 #include <span>
@@ -155,10 +156,32 @@ TEST(Capture, OtherBackendAndType) {
         {"query_start_loc.npy", npy_i32({0, 1, 4})}}});
 }
 
-/// The only use of the library inside this process, which reads its environment once.
-TEST(Capture, StridedTensorsArePackedAndStraySlotsDropped) {
-  const ScratchDirectory scratch;
-  const CapturingInto capture(scratch.path());
+/// Uses of the library inside this process, which reads its environment once: they capture into
+/// one directory.
+class CaptureInProcess : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    scratch_ = std::make_unique<ScratchDirectory>();
+    const CapturingInto capture(scratch_->path());
+    static_cast<void>(clattn::list_attn_backends());  // reads the environment
+  }
+  static void TearDownTestSuite() { scratch_.reset(); }
+  /// The cases of this test.
+  std::vector<fs::path> cases() const {
+    std::vector<fs::path> found;
+    const Names names = names_in(scratch_->path());
+    for (std::size_t i = before_.size(); i < names.size(); ++i) {
+      found.push_back(scratch_->path() / names[i]);
+    }
+    return found;
+  }
+
+ private:
+  static inline std::unique_ptr<ScratchDirectory> scratch_;
+  Names before_ = names_in(scratch_->path());
+};
+
+TEST_F(CaptureInProcess, StridedTensorsArePackedAndStraySlotsDropped) {
   const auto context = clattn::Context::create();
   const clattn::Queue queue = context->create_queue();
   constexpr std::int64_t kTokens = 3, kRow = 8, kOffset = 5, kStride = 11;
@@ -186,7 +209,9 @@ TEST(Capture, StridedTensorsArePackedAndStraySlotsDropped) {
   reshape_and_cache_flash(*context, queue, rows, rows, config.dtype, cache, slots.handle(),
                           sizeof(std::int64_t), kTokens);
   queue.finish();
-  const fs::path place = scratch.path() / "0000-reshape_and_cache";
+  ASSERT_EQ(cases().size(), 1U);
+  const fs::path place = cases()[0];
+  EXPECT_EQ(place.filename().string().substr(4), "-reshape_and_cache");
   EXPECT_EQ(values_of<float>(read_bytes(place / "key.npy")), packed);
   EXPECT_EQ(values_of<float>(read_bytes(place / "value.npy")), packed);
   EXPECT_EQ(values_of<std::int64_t>(read_bytes(place / "slot_mapping.npy")),
@@ -195,6 +220,64 @@ TEST(Capture, StridedTensorsArePackedAndStraySlotsDropped) {
   std::vector<float> expected(3 * 4 * 8, 0);
   std::copy_n(packed.begin(), kRow, expected.begin() + 6 * kRow);
   EXPECT_EQ(again.array<float>("key_cache_out"), expected);
+}
+
+/// A layer's latent attention: every query token becomes a request that decodes.
+TEST_F(CaptureInProcess, AStepOfALatentLayerBecomesItsTwoCases) {
+  const auto context = clattn::Context::create();
+  const clattn::Queue queue = context->create_queue();
+  clattn::LayerRegistry layers;
+  clattn::AttentionOptions options;
+  options.num_heads = 2;
+  options.head_size = 24;
+  options.rope_dim = 8;
+  options.use_mla = true;
+  options.dtype = clattn::DType::kF32;
+  options.cache_config =
+      clattn::CacheConfig{.block_size = 2, .cache_dtype = clattn::DType::kFp8E4M3};
+  clattn::Attention layer(context, layers, options);
+  const auto& backend = *layer.get_attn_backend();
+  layer.bind_kv_cache(make_kv_cache(*context, queue, backend, layer.config(), 4));
+  const float scale = 0.5;
+  static_cast<void>(layer.load_kv_scales({.k_scale = std::span(&scale, 1)}));
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const auto upload = [&](std::size_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random);
+    const clattn::Buffer buffer = context->allocate(count * sizeof(float));
+    queue.write(buffer, std::as_bytes(std::span(values)));
+    return buffer;
+  };
+  constexpr std::size_t kTokens = 4, kOut = kTokens * 2 * 16;
+  const clattn::Buffer query = upload(kTokens * 2 * 24), kv_c = upload(kTokens * 16),
+                       k_pe = upload(kTokens * 8), out = upload(kOut);
+  const std::vector<std::int32_t> starts = {0, 3, 4}, lens = {3, 1}, table = {3, 0, 2, 9};
+  const auto builder = backend.make_builder(context, layer.config());
+  const auto& metadata =
+      builder->build(queue, clattn::CommonAttentionMetadata::of(starts, lens, table));
+  layer.forward(queue,
+                {.query = {query.handle()},
+                 .key = {kv_c.handle()},
+                 .value = {k_pe.handle()},
+                 .output = {out.handle()}},
+                &metadata);
+  std::vector<float> want(kOut);
+  queue.read(out, std::as_writable_bytes(std::span(want)));
+  std::string stored(layer.kv_cache()->buffer.size_bytes(), '\0');
+  queue.read(layer.kv_cache()->buffer, std::as_writable_bytes(std::span(stored)));
+
+  ASSERT_EQ(cases().size(), 2U);
+  EXPECT_EQ(cases()[0].filename().string().substr(4), "-concat_and_cache_mla");
+  EXPECT_EQ(cases()[1].filename().string().substr(4), "-mla_decode");
+  const RunCase write(RunCase::InPlace{}, cases()[0]);
+  EXPECT_EQ(npy_data(write.bytes("kv_cache_out.npy")), stored);
+  EXPECT_EQ(values_of<std::int32_t>(read_bytes(cases()[1] / "seq_lens.npy")),
+            (std::vector<std::int32_t>{1, 2, 3, 1}));
+  const RunCase decode(RunCase::InPlace{}, cases()[1]);
+  const std::vector<float> got = decode.array<float>("out");
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5) << i;
 }
 
 TEST(Capture, NumbersContinueBehindThoseThatAreThere) {

@@ -62,7 +62,7 @@ TEST(RunHost, A1_7_ChunksBecomeVirtualRequests) {
             (Ints{0, 1, 2, 3, 12, 13, 14, 15, 16, 17, 18, 19, 22, 23, 24, 25}));
 }
 
-TEST(RunHost, CacheShapesOfBothBackends) {
+TEST(RunHost, CacheShapesOfTheBackends) {
   const auto shape = [](const std::string& backend, const std::string& layout) {
     return RunCase(CaseImage{R"({"op": "kv_cache_shape", "num_blocks": 10, "block_size": 16,
                     "num_kv_heads": 8, "head_size": 64, "backend": ")" +
@@ -76,6 +76,12 @@ TEST(RunHost, CacheShapesOfBothBackends) {
   EXPECT_EQ(shape("XFORMERS", "NHD"),
             "{\"page_size_bytes\":32768,\"shape\":[2,10,16,8,64],\"stride_order\":[0,1,2,3,4],"
             "\"strides\":[81920,8192,512,64,1]}");
+  const RunCase latent(CaseImage{R"({"op": "kv_cache_shape", "num_blocks": 10, "block_size": 64,
+                       "num_kv_heads": 1, "head_size": 576, "backend": "CLATTN_MLA"})",
+                                 {}});
+  EXPECT_EQ(latent.text("result"),
+            "{\"page_size_bytes\":73728,\"shape\":[1,10,64,1,576],\"stride_order\":[0,1,2,3,4],"
+            "\"strides\":[368640,36864,576,576,1]}");
 }
 
 TEST(RunHost, TheSelectorNamesItsChoice) {
@@ -88,6 +94,10 @@ TEST(RunHost, TheSelectorNamesItsChoice) {
                       "has_sink": true})",
                       {}});
   EXPECT_NE(sink.text("result").find("\"backend\":\"FLASHINFER\""), std::string::npos);
+  const RunCase latent({R"({"op": "select_backend", "head_size": 576, "dtype": "bf16",
+                        "block_size": 64, "use_mla": true})",
+                        {}});
+  EXPECT_NE(latent.text("result").find("\"backend\":\"CLATTN_MLA\""), std::string::npos);
   const RunCase nothing({R"({"op": "select_backend", "head_size": 128, "dtype": "f16",
                          "is_attention_free": true})",
                          {}});

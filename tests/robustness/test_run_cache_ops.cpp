@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,42 @@ TEST(RunCacheOps, ConcatAndCacheMla) {
     want[72 + d] = d < 16 ? static_cast<float>(d) : 84.0F + static_cast<float>(d);
   }
   EXPECT_EQ(run.array<float>("kv_cache_out"), want);
+}
+
+// The rows that a request's table names, softmax in double, the latent part of the rows.
+TEST(RunCacheOps, MlaDecode) {
+  constexpr std::size_t kHeads = 3, kRank = 16, kWidth = 24, kBlock = 2;
+  std::vector<float> query = counted(2 * kHeads * kWidth, 0),
+                     cache = counted(4 * kBlock * kWidth, 0);
+  for (std::size_t i = 0; i < query.size(); ++i) query[i] = std::sin(query[i]);
+  for (std::size_t i = 0; i < cache.size(); ++i) cache[i] = std::cos(cache[i] * 0.7F);
+  const std::vector<std::int32_t> lens = {3, 0}, table = {2, 0, 9, 9};
+  const CacheCase run({R"({"op": "mla_decode", "kv_lora_rank": 16, "scale": 0.5})",
+                       {{"query.npy", npy_f32(query, "(2, 3, 24)")},
+                        {"kv_cache.npy", npy_f32(cache, "(4, 2, 24)")},
+                        {"block_table.npy", npy_i32(table, "(2, 2)")},
+                        {"seq_lens.npy", npy_i32(lens)}}});
+  const std::vector<float> out = run.array<float>("out"), lse = run.array<float>("lse");
+  ASSERT_EQ(out.size(), 2 * kHeads * kRank);
+  for (std::size_t h = 0; h < kHeads; ++h) {
+    double denominator = 0;
+    std::vector<double> want(kRank);
+    for (std::size_t p = 0; p < 3; ++p) {
+      const std::size_t block = static_cast<std::size_t>(table[p / kBlock]);
+      const float* row = &cache[(block * kBlock + p % kBlock) * kWidth];
+      double logit = 0;
+      for (std::size_t d = 0; d < kWidth; ++d) logit += double{query[h * kWidth + d]} * row[d];
+      const double weight = std::exp(0.5 * logit);
+      denominator += weight;
+      for (std::size_t d = 0; d < kRank; ++d) want[d] += weight * row[d];
+    }
+    EXPECT_NEAR(lse[h], std::log(denominator), 1e-5);
+    EXPECT_EQ(lse[kHeads + h], -std::numeric_limits<float>::infinity());
+    for (std::size_t d = 0; d < kRank; ++d) {
+      EXPECT_NEAR(out[h * kRank + d], want[d] / denominator, 1e-5) << h << " " << d;
+      EXPECT_EQ(out[(kHeads + h) * kRank + d], 0);
+    }
+  }
 }
 
 TEST(RunCacheOps, AdvanceStep) {

@@ -1,0 +1,184 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <clattn/mla.hpp>
+
+#include "backends/registry.hpp"
+#include "base/error.hpp"
+#include "kernels/paged_rules.hpp"
+#include "kernels/paged_step.hpp"
+#include "kv_cache/mla_cache.hpp"
+#include "opencl/recorder.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+MLAConfig mla_config(const AttentionConfig& config) {
+  return {.num_heads = config.num_heads,
+          .kv_lora_rank = config.output_head_size(),
+          .rope_dim = config.rope_dim,
+          .block_size = config.block_size,
+          .dtype = config.dtype,
+          .kv_cache_dtype = config.kv_cache_dtype,
+          .scale = config.scale,
+          .kernel_family = config.kernel_family};
+}
+
+/// MLAImpl and concat_and_cache_mla() behind the calls that all layers make.
+class LatentImpl final : public AttentionImpl {
+ public:
+  LatentImpl(Context& context, const AttentionConfig& config)
+      : config_(config),
+        impl_(make_mla_impl(context, mla_config(config))),
+        concat_(concat_mla_kernel(context, config.dtype, config.cache_dtype())) {}
+
+  const AttentionConfig& config() const noexcept override { return config_; }
+
+  void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
+                      const AttentionMetadata& metadata, Event* event) const override {
+    const MLACache rows = checked_rows(cache);
+    const PagedStepView* step = metadata.step();
+    // Slots mean places only under the block size that they were made for.
+    if (step == nullptr || step->kernels == nullptr ||
+        step->kernels->shape.form != CacheForm::kLatent ||
+        step->kernels->shape.block_size != config_.block_size) {
+      throw_invalid("attn_metadata: built for other caches, legal: {} with block_size {}",
+                    kMLABackendName, config_.block_size);
+    }
+    if (!step->recordable) refuse_recording(queue, kFixedMetadata);
+    const SlotSource slots{metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
+                           static_cast<std::int64_t>(metadata.slot_mapping().size())};
+    enqueue_concat_mla(concat_, queue, {key, value, config_.dtype, rows, slots}, event);
+  }
+
+  void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
+               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
+               std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
+    if (options.custom_mask != nullptr || options.output_fp8 != nullptr ||
+        options.output_scale != nullptr) {
+      throw_invalid("custom_mask, output_fp8, output_scale: given, legal: none of them (MLA)");
+    }
+    impl_->forward(queue, query, checked_rows(cache), metadata, output, lse, event, launches);
+  }
+
+  void forward_encoder(cl_command_queue, TensorRef, TensorRef, TensorRef, const AttentionMetadata&,
+                       TensorRef, cl_mem, Event*, std::vector<LaunchRecord>*,
+                       const ForwardOptions&) const override {
+    throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
+                      to_string(config_.attn_type));
+  }
+
+  std::vector<KernelInfo> kernels() const override { return impl_->kernels(); }
+
+ private:
+  MLACache checked_rows(const KVCache& cache) const {
+    if (cache.block_size != config_.block_size || cache.head_size != config_.head_size ||
+        cache.dtype != config_.cache_dtype()) {
+      throw_invalid(
+          "kv_cache: {} tokens x {} of {}, legal: {} x {} of {} as this layer was configured",
+          cache.block_size, cache.head_size, to_string(cache.dtype), config_.block_size,
+          config_.head_size, to_string(config_.cache_dtype()));
+    }
+    return make_mla_cache(cache, config_.rope_dim);
+  }
+
+  AttentionConfig config_;
+  std::shared_ptr<const MLAImpl> impl_;
+  OpKernel concat_;
+};
+
+/// What other layers may ask for and latent attention does not compute.
+void append_option_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  struct Option {
+    bool wanted;
+    std::string_view reason;
+  };
+  const Option options[] = {
+      {config.attn_type != AttentionType::kDecoder, "MLA is not supported for encoders"},
+      {config.sliding_window != 0, "MLA is not supported for sliding window"},
+      {config.attention_chunk_size != 0, "MLA is not supported for chunked-local attention"},
+      {config.logits_soft_cap != 0, "MLA is not supported for logits_soft_cap"},
+      {!config.alibi_slopes.empty(), "MLA is not supported for alibi_slopes"},
+      {!config.sinks.empty(), "MLA is not supported for sinks"},
+      {config.custom_mask, "MLA is not supported for custom_mask"},
+      {config.output_fp8, "MLA is not supported for output_fp8"},
+  };
+  for (const Option& option : options) {
+    if (option.wanted) reasons.emplace_back(option.reason);
+  }
+}
+
+/// Pages of latent rows, (num_blocks, block_size, kv_lora_rank + rope_dim), which are K and, but
+/// for their rotary part, V of every query head.
+class MLABackend final : public AttentionBackend {
+ public:
+  std::string_view name() const noexcept override { return kMLABackendName; }
+  bool is_mla() const noexcept override { return true; }
+
+  std::vector<std::string> validate_configuration(
+      const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
+    if (!config.use_mla) return {"non-MLA not supported"};
+    std::vector<std::string> reasons;
+    if (config.num_kv_heads != 1) {
+      reasons.push_back(fmt::format("num_kv_heads is {}, supported: 1", config.num_kv_heads));
+    }
+    MLAConfig mla = mla_config(config);
+    const std::int32_t rank = mla.kv_lora_rank;
+    if (rank < kKVLoraRankStep || rank > kMaxKVLoraRank || rank % kKVLoraRankStep != 0) {
+      reasons.push_back(fmt::format(
+          "head_size {} not supported: rope_dim ({}) more than {} … {} in steps of {} are",
+          config.head_size, config.rope_dim, kKVLoraRankStep, kMaxKVLoraRank, kKVLoraRankStep));
+      mla.kv_lora_rank = kMaxKVLoraRank;  // its reason is told
+    }
+    const auto others = validate_mla_configuration(mla, capabilities);
+    reasons.insert(reasons.end(), others.begin(), others.end());
+    append_option_reasons(config, reasons);
+    append_engine_reasons(config, reasons);
+    return reasons;
+  }
+
+  std::array<std::int64_t, 5> get_kv_cache_shape(std::int64_t num_blocks, std::int32_t block_size,
+                                                 std::int32_t num_kv_heads,
+                                                 std::int32_t head_size) const override {
+    if (num_kv_heads != 1) throw_invalid("num_kv_heads is {}, legal: 1 (MLA)", num_kv_heads);
+    return {1, num_blocks, block_size, 1, head_size};
+  }
+
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout) const override {
+    return {0, 1, 2, 3, 4};  // with one head, both layouts are the same memory
+  }
+
+  std::int32_t kv_dimension() const noexcept override { return 0; }
+
+  std::span<const KVCacheLayout> supported_layouts() const noexcept override {
+    static constexpr std::array kLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND};
+    return kLayouts;
+  }
+
+  KVCacheLayout preferred_layout(const DeviceCapabilities&) const noexcept override {
+    return KVCacheLayout::kNHD;
+  }
+
+  std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
+                                                 const AttentionConfig& config) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return std::make_shared<LatentImpl>(*context, config);
+  }
+
+  std::unique_ptr<AttentionMetadataBuilder> make_builder(
+      std::shared_ptr<Context> context, const AttentionConfig& config,
+      const BuilderOptions& options) const override {
+    require_valid(name(), validate_configuration(config, &context->capabilities()));
+    return make_mla_builder(std::move(context), mla_config(config), options);
+  }
+};
+
+}  // namespace
+
+const AttentionBackend& mla_backend() {
+  static const MLABackend backend;
+  return backend;
+}
+
+}  // namespace clattn::detail
