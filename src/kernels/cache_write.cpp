@@ -33,9 +33,9 @@ KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const Te
 /// What follows inputs and cache in the argument lists.
 struct WriteEnd {
   SlotSource slots;
-  std::int64_t num_slots;
-  cl_mem scales;
-  cl_int scale_stride;
+  std::int64_t num_slots = 0;
+  cl_mem scales = nullptr;
+  cl_int scale_stride = -1;
 };
 
 template <typename Cache>

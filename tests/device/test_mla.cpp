@@ -71,9 +71,9 @@ Elements make_cache(const Case& c, const Layout& layout, oracle::AttentionCase& 
     for (std::int64_t p = 0; p < layout.seq_lens[r]; ++p) {
       const std::int64_t at = layout.slot(r, p, c.config.block_size) * width;
       for (std::int64_t d = 0; d < width; ++d) {
-        const bool inf = (c.last_token_overflows && p + 1 == layout.seq_lens[r]) ||
-                         (c.infinity_has_no_weight && p + 2 == layout.seq_lens[r] &&
-                          d == kInfiniteElement);
+        const bool inf =
+            (c.last_token_overflows && p + 1 == layout.seq_lens[r]) ||
+            (c.infinity_has_no_weight && p + 2 == layout.seq_lens[r] && d == kInfiniteElement);
         truth.key_cache[index(at + d)] = cache.set(
             at + d, inf ? std::numeric_limits<double>::infinity() : normal(random), c.cache_scale);
       }
