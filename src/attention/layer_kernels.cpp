@@ -43,6 +43,22 @@ KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& co
   largest_ = runtime.allocate_copy(std::as_bytes(std::span(kZeros)));
 }
 
+void KVScaleCalculator::calculate_once(cl_command_queue queue, const std::array<Tensor, 3>& k_v_q,
+                                       std::int64_t num_tokens, const Buffer& scales) {
+  if (state_ == State::kEnded) return;
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kWanted) {
+    enqueue(queue, k_v_q, num_tokens, scales);
+    state_ = State::kEnqueued;
+    Queue::adopt(queue).flush();  // other queues may wait for it
+  } else if (has_ended(found_)) {
+    found_.reset();
+    state_ = State::kEnded;
+  } else {
+    enqueue_wait(queue, found_);
+  }
+}
+
 void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor, 3>& k_v_q,
                                 std::int64_t num_tokens, const Buffer& scales) {
   if (num_tokens < 0 || num_tokens > INT32_MAX) {
@@ -69,7 +85,7 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<Tensor,
       .arg<cl_float>(std::min(constants.v_scale_constant, largest_code_))
       .arg<cl_float>(constants.q_scale_constant)
       .arg(scales.handle())
-      .enqueue(queue, 1, 1);
+      .enqueue(queue, 1, 1, &found_);
 }
 
 RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)

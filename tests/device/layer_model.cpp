@@ -89,7 +89,8 @@ Output Step::run(const Device& device, clattn::Attention& layer,
     inputs.key = {key.handle()};
     inputs.value = {value.handle()};
   }
-  layer.forward(device.queue, inputs, metadata);
+  layer.forward(device.queue, inputs, metadata,
+                {.enable_kv_scales_calculation = options.enable_kv_scales_calculation});
 
   std::vector<float> after = device.download(out);
   Output result;
