@@ -291,8 +291,8 @@ void PagedAttentionImpl::run(Call call, Event* event, std::vector<LaunchRecord>*
     launch(&entry.event);
     if (event != nullptr) *event = entry.event;
   };
-  for (std::size_t i = 0; i < kernels_->stages.size(); ++i) {
-    const BuiltKernel& stage = kernels_->stages[i];
+  for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
+    const BuiltKernel& stage = kernels_->stages[kernels_->stage_for(*call.step.kernels, i)];
     record(
         stage,
         std::int64_t{call.step.num_items.at(i)} * config_.num_kv_heads * stage.tiling.head_chunks,
@@ -302,14 +302,15 @@ void PagedAttentionImpl::run(Call call, Event* event, std::vector<LaunchRecord>*
          [&](Event* done) { launch_merge(call, done); });
 }
 
-void PagedAttentionImpl::launch_stage(const Call& call, std::size_t stage, Event* event) const {
-  const BuiltKernel& kernel = kernels_->stages[stage];
+void PagedAttentionImpl::launch_stage(const Call& call, std::size_t tile_class,
+                                      Event* event) const {
   const PagedStepView& step = call.step;
+  const BuiltKernel& kernel = kernels_->stages[kernels_->stage_for(*step.kernels, tile_class)];
   const KVView& kv = call.kv;
   KernelLease lease = kernel.pool->acquire();
   lease.arg(step.meta)
-      .arg(step.items_at.at(stage))
-      .arg(step.num_items.at(stage))
+      .arg(step.items_at.at(tile_class))
+      .arg(step.num_items.at(tile_class))
       .arg(step.pages_at)
       .arg(call.query.buffer)
       .arg<cl_long>(call.query.offset)
@@ -332,7 +333,7 @@ void PagedAttentionImpl::launch_stage(const Call& call, std::size_t stage, Event
       .arg<cl_int>(causal_ ? step.causal : 0)
       .arg<cl_int>(call.lse != nullptr ? 1 : 0);
   bind_options(lease, call);
-  const auto groups = static_cast<std::size_t>(step.num_items.at(stage)) *
+  const auto groups = static_cast<std::size_t>(step.num_items.at(tile_class)) *
                       static_cast<std::size_t>(config_.num_kv_heads) *
                       static_cast<std::size_t>(kernel.tiling.head_chunks);
   lease.enqueue(call.queue, groups, static_cast<std::size_t>(kernel.variant->work_group_size),

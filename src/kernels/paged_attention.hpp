@@ -39,7 +39,7 @@ class PagedAttentionImpl final : public AttentionImpl {
   void check_options(const ForwardOptions& options, const PagedStepView& step) const;
   void run(Call call, Event* event, std::vector<LaunchRecord>* launches) const;
   void bind_options(KernelLease& lease, const Call& call) const;
-  void launch_stage(const Call& call, std::size_t stage, Event* event) const;
+  void launch_stage(const Call& call, std::size_t tile_class, Event* event) const;
   void launch_merge(const Call& call, Event* event) const;
 
   AttentionConfig config_;

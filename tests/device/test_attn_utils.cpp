@@ -154,6 +154,16 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
       "KVCacheConfig: layer 'layers.2.attn' keeps 16 tokens x 2 heads x 64 of f32, legal: its "
       "group's 16 x 1 x 64 of f32");
   config = model.cache_config(1);
+  {
+    clattn::AttentionOptions options = options_of("layers.7.attn", 4);
+    options.dtype = DType::kF16;
+    options.cache_config->cache_dtype = DType::kF32;
+    const Attention half(context, model.layers, options);
+    config.groups[1].layer_names.emplace_back("layers.7.attn");
+    EXPECT_EQ(refusal([&] { init_attn_backend(config, model.layers, context); }),
+              "KVCacheConfig: layer 'layers.7.attn' has dtype f16, legal: its group's f32");
+  }
+  config = model.cache_config(1);
   const auto groups = init_attn_backend(config, model.layers, context);
   config.tensors.pop_back();
   EXPECT_NE(refusal([&] {
@@ -164,6 +174,44 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
               build_attn_metadata(device.queue, groups, clattn::CommonAttentionMetadata{}, {});
             }),
             "pages: 0 given, legal: one for each of the 2 groups");
+}
+
+/// A group's layers may have kernels of other tiles: what a driver spills depends on the options.
+/// Here another family stands for that; whichever comes first, one plan serves both.
+TEST(AttnUtils, LayersOfOneGroupMayHaveOtherTiles) {
+  for (const auto& context : all_contexts()) {
+    for (const bool small_first : {false, true}) {
+      const Device device(context);
+      clattn::LayerRegistry layers;
+      clattn::AttentionOptions first = options_of("layers.0", 0),
+                               second = options_of("layers.1", 0);
+      (small_first ? first : second).kernel_family = clattn::KernelFamily::kGpu;
+      Attention one(context, layers, first);
+      Attention other(context, layers, second);
+      clattn::KVCacheConfig config;
+      config.num_blocks = 6;
+      const clattn::KVCacheSpec spec = get_kv_cache_spec(layers).at("layers.0");
+      config.groups = {{{"layers.0", "layers.1"}, spec}};
+      config.tensors = {{6 * spec.page_size_bytes(), {"layers.0"}},
+                        {6 * spec.page_size_bytes(), {"layers.1"}}};
+      clattn::BuilderOptions options;
+      options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 128, .max_model_len = 96};
+      const auto groups = init_attn_backend(config, layers, context, options);
+      init_kv_cache(config, layers, groups, *context, device.queue);
+      Step step({kHeads, kKVHeads, kDims, kPage}, 8);
+      step.add_request(1, 0, {5, 99, 99});
+      step.add_request(5, 0, {3, 99, 99});
+      step.add_request(40, 0, {0, 2, 1});
+      const std::vector<clattn::GroupPages> pages = {
+          {step.batch().block_table, step.batch().block_table_stride}};
+      const auto metadata = build_attn_metadata(device.queue, groups, step.batch(), pages);
+      for (Attention* layer : {&one, &other}) {
+        SCOPED_TRACE(layer->layer_name() + (small_first ? ", small first" : ", small last"));
+        step.expect_truth(step.run(device, *layer, metadata.at(layer->layer_name())));
+      }
+      device.queue.finish();
+    }
+  }
 }
 
 /// A builder may outgrow the workspace while another one's step is still to run.
