@@ -116,6 +116,7 @@ void Step::expect_truth(const Output& output) const {
   truth.block_size = 0;  // the requests' keys stand one behind the other, as in this step
   truth.query_start_loc = truth.key_start_loc = starts_;
   truth.seq_lens = lens_;
+  truth.chunk = chunk_;
   if (window_ > 0) {
     truth.window_left = window_ - 1;
     truth.window_right = 0;

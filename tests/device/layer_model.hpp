@@ -51,6 +51,7 @@ class Step {
                    const std::vector<std::int32_t>& pages);
   void new_query(std::uint32_t seed);
   void set_window(std::int32_t tokens) { window_ = tokens; }
+  void set_chunk(std::int32_t tokens) { chunk_ = tokens; }
 
   std::size_t tokens() const { return static_cast<std::size_t>(starts_.back()); }
   clattn::CommonAttentionMetadata batch() const;
@@ -66,7 +67,7 @@ class Step {
  private:
   Shape shape_;
   std::uint32_t seed_;
-  std::int32_t window_ = 0;
+  std::int32_t window_ = 0, chunk_ = 0;
   std::size_t table_width_ = 0;
   std::vector<std::int32_t> starts_ = {0}, lens_, table_;
   std::vector<float> query_, key_, value_;

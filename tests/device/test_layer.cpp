@@ -195,6 +195,31 @@ TEST(Layer, ForwardIsTheOraclesAndZeroesPaddingRows) {
   }
 }
 
+// A1.7: chunked-local attention by rebatching, through a builder that knows nothing of it. The
+// chunks' short tails stand behind longer requests.
+TEST(Layer, VirtualBatchesRunOnAnOrdinaryBuilder) {
+  constexpr std::int32_t kChunk = 2 * kPage;
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    Attention layer(context, layers, options_of("layers.0"));
+    layer.bind_kv_cache(poisoned_cache(device, layer, 6));
+    Step step(
+        {.num_heads = kHeads, .num_kv_heads = kKVHeads, .head_size = kDims, .block_size = kPage},
+        11);
+    step.add_request(33, 0, {2, 5, 1});
+    step.add_request(1, 0, {0, 99, 99});
+    step.add_request(32, 0, {3, 4, 99});
+    step.set_chunk(kChunk);
+    const auto local = make_local_attention_virtual_batches(kChunk, step.batch(), kPage);
+    const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+    const auto& metadata = builder->build(device.queue, local.metadata());
+    EXPECT_EQ(metadata.split(), (clattn::BatchSplit{0, 4, 0, 66}));
+    step.expect_truth(step.run(device, layer, &metadata));
+    device.queue.finish();
+  }
+}
+
 TEST(Layer, AProfilingRunZeroesItsOutput) {
   const Device device(all_contexts().at(0));
   clattn::LayerRegistry layers;
