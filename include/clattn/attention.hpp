@@ -177,7 +177,9 @@ class AttentionImpl {
  public:
   virtual ~AttentionImpl() = default;
   virtual const AttentionConfig& config() const noexcept = 0;
-  /// Stores the step's keys and values in the cache at the metadata's slots. Asynchronous.
+  /// Stores the step's keys and values in the cache at the metadata's slots; those that are
+  /// kPadSlotId store nothing. Asynchronous. Throws kInvalidArgument for metadata without slots:
+  /// cross attention's, unless its batch came with a slot_mapping.
   virtual void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
                               const KVCache& cache, const AttentionMetadata& metadata,
                               Event* event = nullptr) const = 0;

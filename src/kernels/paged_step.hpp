@@ -28,6 +28,7 @@ struct PagedStepView {
   cl_int causal = 1;
   KeyWindow window;            ///< keys outside it are in no item
   bool bidirectional = false;  ///< items hold later keys too, whatever `causal` says
+  bool has_slots = false;      ///< of its tokens, computed or given
   bool recordable = false;     ///< launches stay what they are with the next batch
   std::int32_t most_keys = 0;  ///< of a request, in this batch or, if recordable, in any
   BatchRecord batch;
