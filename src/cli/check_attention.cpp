@@ -102,8 +102,8 @@ const std::vector<Option>& options() {
 /// scale for each head.
 const std::vector<BatchFamily>& option_batches() {
   static const std::vector<BatchFamily> batches = {
-      {"", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 1},
-      {"", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 3, true, true},
+      {"unsplit", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 1},
+      {"3 splits", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 3, true, true},
   };
   return batches;
 }
@@ -119,7 +119,7 @@ class AttentionCheck {
     CheckLine writes = line_of("cache write", config);
     for (const BatchFamily& family : batch_families()) {
       CheckLine line = line_of(family.name, config);
-      check(make_call(family, config, seed_ += 10), line, writes);
+      check(family, config, line, writes);
       report_.add(line);
     }
     report_.add(writes);
@@ -134,7 +134,7 @@ class AttentionCheck {
                           refusal_of(context_->capabilities(), config, only_backend_));
     }
     for (const BatchFamily& family : option_batches()) {
-      check(make_call(family, config, seed_ += 10), line, line);
+      check(family, config, line, line);
     }
     report_.add(line);
   }
@@ -149,8 +149,10 @@ class AttentionCheck {
     return usable_backends(context_->capabilities(), config, only_backend_);
   }
 
-  /// One call through every backend and layout; what it stored goes to `writes`.
-  void check(AttentionCall call, CheckLine& line, CheckLine& writes) {
+  /// One batch through every backend and layout; what it stored goes to `writes`.
+  void check(const BatchFamily& family, const AttentionConfig& config, CheckLine& line,
+             CheckLine& writes) {
+    AttentionCall call = make_call(family, config, seed_ += 10);
     const oracle::AttentionResult truth =
         oracle::attention(oracle_case(call), element_of(call.config.dtype));
     const bool stores = !call.key.empty() && !call.config.contiguous_kv();
@@ -159,7 +161,8 @@ class AttentionCheck {
       for (const KVCacheLayout layout : backend->supported_layouts()) {
         call.backend = backend->name();
         call.layout = layout;
-        const std::string where = fmt::format("{} {}", call.backend, to_string(layout));
+        const std::string where =
+            fmt::format("{}, {} {}", family.name, call.backend, to_string(layout));
         line.run(where, [&] {
           AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
           if (stores) judge_cache(outcome, cache, where, writes);

@@ -101,7 +101,7 @@ MLACache latent_cache(const Place& place, const Bytes& content, std::int64_t num
 /// Blocks from one cache to the host and on to another: all ways of swap_blocks but one.
 Verdict check_swap_blocks(const Place& place) {
   constexpr std::size_t kBlocks = 4;
-  const std::size_t block = 4 * 40 * element_size_bytes(place.cache_dtype);
+  const std::size_t block = std::size_t{4} * 40 * element_size_bytes(place.cache_dtype);
   const Bytes first = random_elements(DType::kF32, kBlocks * block / 4, 3);
   const Bytes second = random_elements(DType::kF32, kBlocks * block / 4, 4);
   Bytes image(kBlocks * block), want_image = image, want = second;
