@@ -3,6 +3,7 @@
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "oracle/oracle.hpp"
@@ -26,6 +27,11 @@ struct Shape {
   std::int32_t head_size = 0;
   std::int32_t block_size = 0;
 };
+
+inline constexpr Shape kShape{4, 2, 64, 16};
+
+/// A layer of kShape and f32.
+clattn::AttentionOptions layer_options(std::string prefix);
 
 struct RunOptions {
   std::int64_t padding_rows = 0;      ///< given to the layer beyond the step's tokens

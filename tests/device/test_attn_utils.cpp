@@ -7,6 +7,7 @@
 
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -16,17 +17,13 @@ using clattn::DType;
 using clattn::KVCacheKind;
 using layer_test::Device;
 using layer_test::Step;
+using test::error_text;
 
-constexpr std::int32_t kHeads = 4, kKVHeads = 2, kDims = 64, kPage = 16;
+constexpr std::int32_t kKVHeads = layer_test::kShape.num_kv_heads,
+                       kDims = layer_test::kShape.head_size, kPage = layer_test::kShape.block_size;
 
 clattn::AttentionOptions options_of(std::string prefix, std::int32_t window) {
-  clattn::AttentionOptions options;
-  options.num_heads = kHeads;
-  options.head_size = kDims;
-  options.num_kv_heads = kKVHeads;
-  options.prefix = std::move(prefix);
-  options.dtype = DType::kF32;
-  options.cache_config = clattn::CacheConfig{.block_size = kPage};
+  clattn::AttentionOptions options = layer_test::layer_options(std::move(prefix));
   options.per_layer_sliding_window = window;
   return options;
 }
@@ -62,17 +59,6 @@ struct Model {
   Attention windowed, full, narrow, sharer;
 };
 
-template <typename Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
-
 // A3: get_kv_cache_spec
 TEST(AttnUtils, SpecsFollowTheLayers) {
   const Model model(all_contexts().at(0));
@@ -86,7 +72,7 @@ TEST(AttnUtils, SpecsFollowTheLayers) {
   clattn::AttentionOptions options = options_of("layers.0", 0);
   options.attn_type = clattn::AttentionType::kEncoderOnly;
   const Attention encoder(all_contexts().at(0), others, options);
-  EXPECT_EQ(refusal([&] { get_kv_cache_spec(others); }),
+  EXPECT_EQ(error_text([&] { get_kv_cache_spec(others); }),
             "layer layers.0: attn_type is encoder_only, legal: decoder");
 }
 
@@ -111,10 +97,10 @@ TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
     EXPECT_EQ(caches, by_index);
     EXPECT_EQ(model.sharer.kv_cache(), model.full.kv_cache());
 
-    Step full({kHeads, kKVHeads, kDims, kPage}, 1);
+    Step full(layer_test::kShape, 1);
     full.add_request(1, 0, {5, 99, 99});
     full.add_request(40, 0, {0, 2, 1});
-    Step windowed({kHeads, kKVHeads, kDims, kPage}, 2);
+    Step windowed(layer_test::kShape, 2);
     windowed.add_request(1, 0, {3, 99, 99});
     windowed.add_request(40, 0, {4, 0, 5});
     clattn::CommonAttentionMetadata common = full.batch();
@@ -145,12 +131,12 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
   Model model(context);
   clattn::KVCacheConfig config = model.cache_config(1);
   config.groups[0].layer_names.emplace_back("layers.9.attn");
-  EXPECT_EQ(refusal([&] { init_attn_backend(config, model.layers, context); }),
+  EXPECT_EQ(error_text([&] { init_attn_backend(config, model.layers, context); }),
             "KVCacheConfig: there is no layer 'layers.9.attn'");
   config = model.cache_config(1);
   config.groups[1].spec.num_kv_heads = 1;
   EXPECT_EQ(
-      refusal([&] { init_attn_backend(config, model.layers, context); }),
+      error_text([&] { init_attn_backend(config, model.layers, context); }),
       "KVCacheConfig: layer 'layers.2.attn' keeps 16 tokens x 2 heads x 64 of f32, legal: its "
       "group's 16 x 1 x 64 of f32");
   config = model.cache_config(1);
@@ -160,17 +146,17 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
     options.cache_config->cache_dtype = DType::kF32;
     const Attention half(context, model.layers, options);
     config.groups[1].layer_names.emplace_back("layers.7.attn");
-    EXPECT_EQ(refusal([&] { init_attn_backend(config, model.layers, context); }),
+    EXPECT_EQ(error_text([&] { init_attn_backend(config, model.layers, context); }),
               "KVCacheConfig: layer 'layers.7.attn' has dtype f16, legal: its group's f32");
   }
   config = model.cache_config(1);
   const auto groups = init_attn_backend(config, model.layers, context);
   config.tensors.pop_back();
-  EXPECT_NE(refusal([&] {
+  EXPECT_NE(error_text([&] {
               init_kv_cache(config, model.layers, groups, *context, device.queue);
             }).find("some layers are not correctly initialized"),
             std::string::npos);
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(error_text([&] {
               build_attn_metadata(device.queue, groups, clattn::CommonAttentionMetadata{}, {});
             }),
             "pages: 0 given, legal: one for each of the 2 groups");
@@ -198,7 +184,7 @@ TEST(AttnUtils, LayersOfOneGroupMayHaveOtherTiles) {
       options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 128, .max_model_len = 96};
       const auto groups = init_attn_backend(config, layers, context, options);
       init_kv_cache(config, layers, groups, *context, device.queue);
-      Step step({kHeads, kKVHeads, kDims, kPage}, 8);
+      Step step(layer_test::kShape, 8);
       step.add_request(1, 0, {5, 99, 99});
       step.add_request(5, 0, {3, 99, 99});
       step.add_request(40, 0, {0, 2, 1});
@@ -229,7 +215,7 @@ TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
   options.workspace = std::make_shared<clattn::AttentionWorkspace>();
   options.limits = {.max_num_reqs = 1, .max_num_batched_tokens = 64, .max_model_len = 64};
   const auto small = backend.make_builder(context, layer.config(), options);
-  Step step({kHeads, kKVHeads, kDims, kPage}, 3);
+  Step step(layer_test::kShape, 3);
   step.add_request(60, 0, {0, 1, 2, 3});
   const auto& metadata = small->build(device.queue, step.batch());
   const auto before = options.workspace->partial_out.size_bytes();

@@ -9,11 +9,13 @@
 
 #include "device/attention_case.hpp"
 #include "support/counting_new.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
+using test::error_text;
 
 clattn::AttentionConfig small_config() {
   clattn::AttentionConfig config;
@@ -44,16 +46,6 @@ struct Decodes {
     batch.block_table_stride = pages;
   }
 };
-
-std::string error_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Builder, AWarmStepAllocatesNothing) {
   for (const auto& context : all_contexts()) {

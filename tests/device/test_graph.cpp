@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "support/error_text.hpp"
 
 /// Recorded steps (SPEC A2.7): a replay does what the eager calls do, bit for bit.
 namespace {
 
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
+using test::error_text;
 
 constexpr std::int32_t kBlock = 16, kMaxPages = 24, kBlocks = 256, kCaptured = 6, kLayers = 2;
 
@@ -151,22 +153,17 @@ TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
   }
 }
 
-std::string error_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    return error.what();
-  }
-  return "no error";
+clattn::AttentionState make_state(const std::shared_ptr<clattn::Context>& context) {
+  clattn::BuilderOptions options;
+  options.limits.num_blocks = kBlocks;
+  return {context, clattn::get_attn_backend(graph_config(), &context->capabilities()),
+          graph_config(), options};
 }
 
 TEST(Graph, WhatCannotBeReplayedIsRefused) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
-  clattn::BuilderOptions options;
-  options.limits.num_blocks = kBlocks;
-  clattn::AttentionState state(context, backend, graph_config(), options);
+  clattn::AttentionState state = make_state(context);
   state.graph_capture_get_metadata_for_batch(queue, 2);
   std::mt19937 random(3);
   const Step three(random, 3, 1);
@@ -255,11 +252,8 @@ TEST(Graph, ACausalPlanIsRefusedByACrossAttentionLayer) {
 
 TEST(Graph, OneSizeServesEveryStepUpToIt) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
-  clattn::BuilderOptions options;
-  options.limits.num_blocks = kBlocks;
-  clattn::AttentionState state(context, backend, graph_config(), options);
+  clattn::AttentionState state = make_state(context);
   for (const std::int32_t size : {8, 4, 1}) state.graph_capture_get_metadata_for_batch(queue, size);
   std::mt19937 random(3);
   const std::pair<std::int32_t, std::int32_t> expected[] = {{0, 1}, {1, 1}, {2, 4},
