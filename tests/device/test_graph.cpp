@@ -199,23 +199,30 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
   const auto& metadata = builder->build(queue, step.batch);
   {
     const clattn::GraphCapture capture(queue);
+    constexpr auto unsupported = clattn::ErrorCode::kUnsupported;
     const std::string fixed =
         "graph capture: metadata of a builder without graph_batch_size cannot be recorded";
-    EXPECT_EQ(error_text([&] {
-                impl->forward(queue, {side.rows[0].handle()}, side.caches[0], metadata,
-                              {side.outs[0].handle()});
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    impl->forward(queue, {side.rows[0].handle()}, side.caches[0], metadata,
+                                  {side.outs[0].handle()});
+                  },
+                  unsupported),
               fixed);
-    EXPECT_EQ(error_text([&] {
-                impl->write_kv_cache(queue, {side.rows[0].handle()}, {side.rows[0].handle()},
-                                     side.caches[0], metadata);
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    impl->write_kv_cache(queue, {side.rows[0].handle()}, {side.rows[0].handle()},
+                                         side.caches[0], metadata);
+                  },
+                  unsupported),
               fixed);
     const clattn::BlockPair pair{0, 1};
-    EXPECT_EQ(error_text([&] {
-                clattn::copy_blocks(*context, queue, std::span(side.caches).first(1),
-                                    std::span(&pair, 1));
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    clattn::copy_blocks(*context, queue, std::span(side.caches).first(1),
+                                        std::span(&pair, 1));
+                  },
+                  unsupported),
               "graph capture: copy_blocks cannot be recorded");
   }
   clattn::BuilderOptions options;
