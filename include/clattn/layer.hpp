@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <clattn/attention.hpp>
 #include <clattn/kv_cache.hpp>
 #include <cstdint>
@@ -166,22 +165,29 @@ class Attention {
 
   /// The layer's cache, the target's if it shares one; null until bound.
   const KVCache* kv_cache() const noexcept { return cache_->buffer ? cache_.get() : nullptr; }
-  /// Binds the cache, with this layer's scales where it is quantised and `cache` brings none.
-  /// Layers that share it see the same. Throws for a layer that shares another's.
+  /// Binds the cache. Where it is quantised and `cache` brings no scales, it gets this layer's:
+  /// those that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the
+  /// engine's: the layer reads them and never changes or replaces them. Layers that share the cache
+  /// see the same. Throws for a layer that shares another's.
   void bind_kv_cache(KVCache cache);
 
-  /// Sets the scales from a checkpoint; returns warnings for the engine's log. With
-  /// calculate_kv_scales K and V are left to the first batch.
+  /// Sets the layer's own scales from a checkpoint, before or after the cache is bound; returns
+  /// warnings for the engine's log. With calculate_kv_scales K and V are left to the first batch.
+  /// Recorded steps keep the scales that they were recorded with.
   std::vector<std::string> load_kv_scales(const LoadedKVScales& loaded);
-  /// f32 [3]: K, V, Q, on the device; the first two are the cache's. Empty unless the cache is
-  /// quantised. Read them with a queue; the host does not keep what calc_kv_scales() finds.
-  const Buffer& scales() const noexcept { return cache_->scales; }
+  /// f32 [3]: K, V, Q, on the device, the layer's own (of a layer that shares a cache: what that
+  /// cache is stored by). K and V are the cache's unless it was bound with scales of the engine's.
+  /// Empty unless the cache is quantised. Read them with a queue; the host does not keep what
+  /// calc_kv_scales() finds.
+  const Buffer& scales() const noexcept { return shares_kv_cache() ? cache_->scales : scales_; }
   float prob_scale() const noexcept { return prob_scale_; }
   /// scale = largest magnitude / constant (CLATTN_K_SCALE_CONSTANT …) of each whole tensor, on the
   /// device and without waiting; elements that are not finite do not count, zeros give 1. Happens
-  /// once: forward() calls it for the first batch where calculate_kv_scales says so, and further
-  /// calls do nothing. With use_mla K's scale is that of the whole row, so that both parts count
-  /// for it, and V's stays 1, unused. `num_tokens` rows are read; 0 leave it for the next call.
+  /// once: forward() calls it for the first batch where calculate_kv_scales says so; what further
+  /// calls enqueue, of other threads on other queues too, comes after it. With use_mla K's scale is
+  /// that of the whole row, so that both parts count for it, and V's stays 1, unused. `num_tokens`
+  /// rows are read; 0 leave it for the next call. Does nothing for a cache with scales of the
+  /// engine's.
   void calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
                       std::int64_t num_tokens);
 
@@ -198,6 +204,7 @@ class Attention {
 
  private:
   void take_cache_of_target();
+  bool uses_own_scales() const noexcept;
   void set_scales(const KVScales& scales);
 
   std::shared_ptr<Context> context_;
@@ -207,10 +214,10 @@ class Attention {
   std::shared_ptr<const AttentionBackend> backend_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::shared_ptr<KVCache> cache_;  ///< one object for all layers that share it
+  Buffer scales_;                   ///< the layer's own
   float prob_scale_ = 1;
   std::unique_ptr<detail::RowZeroer> zeroer_;
-  std::unique_ptr<detail::KVScaleCalculator> calculator_;
-  std::atomic<bool> calculates_scales_ = false;  ///< until it has happened
+  std::unique_ptr<detail::KVScaleCalculator> calculator_;  ///< null = not wanted
 };
 
 }  // namespace clattn

@@ -34,6 +34,9 @@ struct CommonAttentionMetadata {
   /// Of builders with graph_batch_size: the batch size whose recorded launches run this step, which
   /// is filled up to it (vLLM: cuda_graph_pad_size). 0 = graph_batch_size.
   std::int32_t graph_pad_size = 0;
+  /// Decodes may stand behind longer requests, as in virtual batches, whose tokens keep their
+  /// order: from the first longer one on, all requests count as prefills. false: that is refused.
+  bool any_order = false;
 
   /// The usual step: every request's row of `block_table` is as long as the others'; the counts
   /// follow from the sizes.
@@ -77,10 +80,10 @@ struct BatchSplit {
 };
 
 /// Requests with at most `decode_threshold` query tokens are decodes and must stand before the
-/// others; a batch in another order is refused naming the request. A request without query tokens
-/// may stand anywhere (padding stands last) and counts with the side it stands on. Reads
-/// query_start_loc,
-/// max_query_len (0 = unknown), num_reqs and num_actual_tokens.
+/// others; a batch in another order is refused naming the request, unless it says any_order. A
+/// request without query tokens may stand anywhere (padding stands last) and counts with the side
+/// it stands on. Reads query_start_loc, max_query_len (0 = unknown), num_reqs, num_actual_tokens
+/// and any_order.
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold = 1);
 

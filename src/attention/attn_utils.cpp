@@ -42,6 +42,11 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
     throw_invalid("KVCacheConfig: layer '{}' has {} query heads, legal: its group's {}",
                   layer.layer_name(), layer.config().num_heads, first.config().num_heads);
   }
+  if (layer.config().dtype != first.config().dtype) {
+    throw_invalid("KVCacheConfig: layer '{}' has dtype {}, legal: its group's {}",
+                  layer.layer_name(), to_string(layer.config().dtype),
+                  to_string(first.config().dtype));
+  }
   if (layer.config().attn_type != first.config().attn_type) {
     throw_invalid("KVCacheConfig: layer '{}' has attn_type {}, legal: its group's {}",
                   layer.layer_name(), to_string(layer.config().attn_type),
@@ -64,6 +69,14 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
         layer.layer_name(), own.block_size, own.num_kv_heads, own.head_size, to_string(own.dtype),
         spec.block_size, spec.num_kv_heads, spec.head_size, to_string(spec.dtype));
   }
+}
+
+/// Rows of the layer's largest tile: what its driver spilled may leave it smaller ones than others
+/// of its group have, and those run its plan, not it theirs.
+std::int32_t largest_tile(const Attention& layer) {
+  std::int32_t rows = 0;
+  for (const KernelInfo& kernel : layer.impl().kernels()) rows = std::max(rows, kernel.block_rows);
+  return rows;
 }
 
 /// Widens the configuration that a builder plans for to what another layer of the group sees.
@@ -97,7 +110,10 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   AttentionGroup group;
   group.spec = wanted.spec;
   group.backend = members.front()->get_attn_backend();
-  group.config = members.front()->config();
+  const Attention* smallest = *std::min_element(
+      members.begin(), members.end(),
+      [](const Attention* a, const Attention* b) { return largest_tile(*a) < largest_tile(*b); });
+  group.config = smallest->config();
   for (const Attention* layer : members) {
     check_member(*layer, *members.front(), wanted.spec);
     widen(group.config, layer->config());

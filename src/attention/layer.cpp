@@ -107,7 +107,6 @@ Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
     set_scales({});
     if (options_.cache_config && options_.cache_config->calculate_kv_scales) {
       calculator_ = std::make_unique<detail::KVScaleCalculator>(context_->runtime(), config_);
-      calculates_scales_ = true;
     }
   }
   registry.layers_.push_back(this);
@@ -154,41 +153,42 @@ void Attention::bind_kv_cache(KVCache cache) {
     throw_invalid("layer {}: it uses the cache of {}, bind that layer's", options_.prefix,
                   options_.kv_sharing_target_layer_name);
   }
-  if (cache.scales) {
-    calculates_scales_ = false;  // the engine knows better
-  } else {
-    cache.scales = cache_->scales;
+  if (!cache.scales) {
+    cache.scales = scales_;
+    cache.scales_per_head = false;
   }
   *cache_ = std::move(cache);
 }
 
+/// Whether the cache is stored by this layer's scales: not if it was bound with the engine's.
+bool Attention::uses_own_scales() const noexcept {
+  return cache_->scales.handle() == scales_.handle();
+}
+
 void Attention::set_scales(const KVScales& scales) {
   const std::array<float, 3> k_v_q = {scales.k_scale, scales.v_scale, scales.q_scale};
-  cache_->scales = context_->runtime().allocate_copy(std::as_bytes(std::span(k_v_q)));
-  cache_->scales_per_head = false;
+  const bool in_use = uses_own_scales();
+  scales_ = context_->runtime().allocate_copy(std::as_bytes(std::span(k_v_q)));
+  if (in_use) cache_->scales = scales_;
 }
 
 std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded) {
   KVScales scales = clattn::load_kv_scales(loaded, config_.kv_cache_dtype);
   prob_scale_ = scales.prob_scale;
   if (!is_quantized(config_.cache_dtype()) || shares_kv_cache()) return {};
-  if (calculates_scales_) {
+  if (calculator_ != nullptr && !calculator_->has_begun()) {
     scales.k_scale = scales.v_scale = 1;
     scales.warnings.clear();
   }
   set_scales(scales);
+  if (!uses_own_scales()) scales.warnings.clear();  // they are about K and V
   return std::move(scales.warnings);
 }
 
 void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key,
                                TensorRef value, std::int64_t num_tokens) {
-  if (num_tokens == 0 || !calculates_scales_.exchange(false)) return;
-  try {
-    calculator_->enqueue(queue, key, value, query, num_tokens, cache_->scales);
-  } catch (...) {
-    calculates_scales_ = true;  // nothing was found yet
-    throw;
-  }
+  if (num_tokens == 0 || calculator_ == nullptr || !uses_own_scales()) return;
+  calculator_->calculate_once(queue, key, value, query, num_tokens, scales_);
 }
 
 void Attention::process_weights_after_loading(DType act_dtype) const {

@@ -54,13 +54,28 @@ KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& co
   largest_ = runtime.allocate_copy(std::as_bytes(std::span(kZeros)));
 }
 
-void KVScaleCalculator::enqueue(cl_command_queue queue, const TensorRef& key,
-                                const TensorRef& value, const TensorRef& query,
+void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& key,
+                                       const TensorRef& value, const TensorRef& query,
+                                       std::int64_t num_tokens, const Buffer& scales) {
+  if (state_ == State::kEnded) return;
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kWanted) {
+    enqueue(queue, {&key, &value, &query}, num_tokens, scales);
+    state_ = State::kEnqueued;
+    Queue::adopt(queue).flush();  // other queues may wait for it
+  } else if (has_ended(found_)) {
+    found_.reset();
+    state_ = State::kEnded;
+  } else {
+    enqueue_wait(queue, found_);
+  }
+}
+
+void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
                                 std::int64_t num_tokens, const Buffer& scales) {
   if (num_tokens < 0 || num_tokens > INT32_MAX) {
     throw_invalid("num_tokens is {}, legal: 0 … {}", num_tokens, INT32_MAX);
   }
-  const std::array<const TensorRef*, 3> rows = {&key, &value, &query};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
     const cl_long stride = checked_token_stride(*rows.at(i), tensor.row, tensor.name);
@@ -81,7 +96,7 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const TensorRef& key,
       .arg<cl_float>(std::min(constants.v_scale_constant, largest_code_))
       .arg<cl_float>(constants.q_scale_constant)
       .arg(scales.handle())
-      .enqueue(queue, 1, 1);
+      .enqueue(queue, 1, 1, &found_);
 }
 
 RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <clattn/attention.hpp>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
 
@@ -18,16 +21,17 @@ struct StreamGrid {
   std::size_t num_groups;
 };
 
-/// kernels_cl/kv_scales.cl for one layer.
+/// kernels_cl/kv_scales.cl for one layer: found once, from the first batch. Thread-safe.
 class KVScaleCalculator {
  public:
   KVScaleCalculator(Runtime& runtime, const AttentionConfig& config);
 
-  /// Enqueues scales[i] = largest magnitude of tensor i / its constant: K, V, Q. Latent rows have
-  /// one scale, K's: both parts count for it. For one batch: magnitudes of an earlier one would
-  /// count too.
-  void enqueue(cl_command_queue queue, const TensorRef& key, const TensorRef& value,
-               const TensorRef& query, std::int64_t num_tokens, const Buffer& scales);
+  /// The first call enqueues scales[i] = largest magnitude of tensor i / its constant: K, V, Q.
+  /// Latent rows have one scale, K's: both parts count for it. As long as that has not ended, later
+  /// calls make their queue wait for it; then they do nothing.
+  void calculate_once(cl_command_queue queue, const TensorRef& key, const TensorRef& value,
+                      const TensorRef& query, std::int64_t num_tokens, const Buffer& scales);
+  bool has_begun() const noexcept { return state_ != State::kWanted; }
 
  private:
   /// What is known about a tensor beforehand.
@@ -37,12 +41,19 @@ class KVScaleCalculator {
     std::size_t scale = 0;  ///< the one that it counts for
   };
   static std::array<Tensor, 3> tensors_of(const AttentionConfig& config);
+  enum class State : std::uint8_t { kWanted, kEnqueued, kEnded };
+  void enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
+               std::int64_t num_tokens, const Buffer& scales);
+
   std::array<Tensor, 3> k_v_q_;
   float largest_code_;  ///< of the cache's type, where a constant may exceed it
   StreamGrid grid_;
   std::shared_ptr<KernelPool> amax_;
   std::shared_ptr<KernelPool> finish_;
   Buffer largest_;  ///< u32 [3], the bits of floats
+  std::mutex mutex_;
+  std::atomic<State> state_ = State::kWanted;
+  Event found_;  ///< guarded by mutex_, of kEnqueued
 };
 
 /// kernels_cl/zero_rows.cl for the outputs of one layer: a kernel, because recorded steps hold no

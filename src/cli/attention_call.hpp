@@ -74,6 +74,13 @@ struct AttentionOutcome {
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat = 1);
 
+/// The builder's options for one call.
+BuilderOptions options_for(const AttentionCall& call);
+
+/// Launches with their roles among an impl's kernels and, of profiled queues, their times.
+std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
+                                 const std::vector<KernelInfo>& kernels);
+
 /// The cache after the call's keys and values have been stored.
 LogicalCache expected_cache(const AttentionCall& call);
 

@@ -74,30 +74,6 @@ Reordered reorder(const AttentionCall& call, std::span<const std::int32_t> order
   return result;
 }
 
-BuilderOptions options_for(const AttentionCall& call) {
-  BuilderOptions options;
-  options.num_splits = call.num_splits;
-  options.limits.max_num_reqs = std::max(call.num_reqs(), 1);
-  options.limits.max_num_batched_tokens = std::max(call.num_tokens(), 1);
-  options.limits.max_model_len = std::max(call.max_seq_len(), 1);
-  options.limits.num_blocks = call.num_blocks;
-  return options;
-}
-
-std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
-                                 const std::vector<KernelInfo>& kernels) {
-  std::vector<LaunchReport> reports;
-  for (const LaunchRecord& launch : launches) {
-    const auto info = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& kernel) {
-      return kernel.name == launch.kernel;
-    });
-    reports.push_back({std::string(launch.kernel), info == kernels.end() ? "" : info->role,
-                       launch.work_groups, launch.work_group_size,
-                       launch.event ? static_cast<double>(launch.event.duration_ns()) * 1e-3 : 0});
-  }
-  return reports;
-}
-
 double microseconds(const Event& event) {
   return event ? static_cast<double>(event.duration_ns()) * 1e-3 : 0;
 }
@@ -227,6 +203,30 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
 }
 
 }  // namespace
+
+BuilderOptions options_for(const AttentionCall& call) {
+  BuilderOptions options;
+  options.num_splits = call.num_splits;
+  options.limits.max_num_reqs = std::max(call.num_reqs(), 1);
+  options.limits.max_num_batched_tokens = std::max(call.num_tokens(), 1);
+  options.limits.max_model_len = std::max(call.max_seq_len(), 1);
+  options.limits.num_blocks = call.num_blocks;
+  return options;
+}
+
+std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
+                                 const std::vector<KernelInfo>& kernels) {
+  std::vector<LaunchReport> reports;
+  for (const LaunchRecord& launch : launches) {
+    const auto info = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& kernel) {
+      return kernel.name == launch.kernel;
+    });
+    reports.push_back({std::string(launch.kernel), info == kernels.end() ? "" : info->role,
+                       launch.work_groups, launch.work_group_size,
+                       launch.event ? static_cast<double>(launch.event.duration_ns()) * 1e-3 : 0});
+  }
+  return reports;
+}
 
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat) {

@@ -23,79 +23,138 @@ const std::vector<BatchFamily>& batch_families() {
   return families;
 }
 
-std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed) {
+std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
+                                       double size) {
   std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
+  std::normal_distribution<double> normal(0, size);
   std::vector<double> values(count);
   std::generate(values.begin(), values.end(), [&] { return normal(generator); });
   return encode_elements(dtype, values);
 }
 
-AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
-                        std::uint32_t seed) {
-  constexpr std::int32_t kSparePages = 3;
-  const std::int32_t block_size = config.block_size;
+namespace {
+
+constexpr std::int32_t kSparePages = 3;
+
+std::size_t size_of(std::int64_t count) {
+  return static_cast<std::size_t>(count);
+}
+
+/// Bytes of one token's keys or values in the cache.
+std::size_t row_bytes_of(const AttentionConfig& config) {
+  return size_of(config.num_kv_heads) * size_of(config.head_size) *
+         element_size_bytes(config.cache_dtype());
+}
+
+/// Lengths and tensors; no cache yet.
+AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& config,
+                           std::uint32_t seed) {
   AttentionCall call;
   call.config = config;
   call.causal = family.causal;
   call.num_splits = family.num_splits;
   call.query_start_loc = {0};
-  std::int32_t num_pages = 0;
   for (const RequestShape& request : family.requests) {
-    const std::int32_t pages = (request.seq_len + block_size - 1) / block_size;
     call.query_start_loc.push_back(call.query_start_loc.back() + request.query_len);
-    call.seq_lens.push_back(request.seq_len);
-    call.max_blocks = std::max<std::int64_t>(call.max_blocks, pages + 1);
-    num_pages += pages;
+    call.seq_lens.push_back(config.contiguous_kv() ? request.query_len : request.seq_len);
   }
-  std::vector<std::int32_t> pages(static_cast<std::size_t>(num_pages + kSparePages));
+  const std::size_t tokens = size_of(call.num_tokens());
+  const std::size_t row = size_of(config.num_kv_heads) * size_of(config.head_size);
+  call.query = random_elements(
+      config.dtype, tokens * size_of(config.num_heads) * size_of(config.head_size), seed + 1);
+  if (config.attn_type != AttentionType::kEncoderDecoder) {
+    call.key = random_elements(config.dtype, tokens * row, seed + 2);
+    call.value = random_elements(config.dtype, tokens * row, seed + 3);
+  }
+  if (config.custom_mask) {
+    std::mt19937 random(seed + 5);
+    std::bernoulli_distribution visible(0.6);
+    call.custom_mask.resize(tokens * size_of(call.max_seq_len()));
+    for (std::byte& entry : call.custom_mask) entry = static_cast<std::byte>(visible(random));
+  }
+  call.output_scale = 0.25F;
+  return call;
+}
+
+/// Factors of K, then of V, that spread the values of a quantized cache over its codes.
+std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
+  if (!is_quantized(config.cache_dtype())) return {};
+  const float unit = config.cache_dtype() == DType::kInt8 ? 0x1p-5F : 0.5F;
+  const std::size_t count = per_head ? size_of(config.num_kv_heads) : 1;
+  std::vector<float> scales;
+  for (std::size_t i = 0; i < 2 * count; ++i) scales.push_back(i % 3 == 1 ? 2 * unit : unit);
+  return scales;
+}
+
+/// Shuffled pages for all requests, and a table with a column too many.
+void make_table(AttentionCall& call, std::uint32_t seed) {
+  const std::int32_t block_size = call.config.block_size;
+  const auto pages_of = [&](std::int32_t seq_len) {
+    return (seq_len + block_size - 1) / block_size;
+  };
+  std::int64_t num_pages = 0;
+  for (const std::int32_t seq_len : call.seq_lens) {
+    call.max_blocks = std::max<std::int64_t>(call.max_blocks, pages_of(seq_len) + 1);
+    num_pages += pages_of(seq_len);
+  }
+  call.num_blocks = num_pages + kSparePages;
+  std::vector<std::int32_t> pages(size_of(call.num_blocks));
   std::iota(pages.begin(), pages.end(), 0);
   std::shuffle(pages.begin(), pages.end(), std::mt19937(seed));
-  call.num_blocks = num_pages + kSparePages;
+  call.block_table.assign(call.seq_lens.size() * size_of(call.max_blocks), INT_MAX);
+  auto next = pages.begin();
+  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+    const std::int32_t count = pages_of(call.seq_lens[r]);
+    std::copy_n(next, count, &call.block_table[r * size_of(call.max_blocks)]);
+    next += count;
+  }
+}
 
-  const auto tokens = static_cast<std::size_t>(call.num_tokens());
-  const auto row =
-      static_cast<std::size_t>(config.num_kv_heads) * static_cast<std::size_t>(config.head_size);
-  const std::size_t query_row =
-      static_cast<std::size_t>(config.num_heads) * static_cast<std::size_t>(config.head_size);
-  call.query = random_elements(config.dtype, tokens * query_row, seed + 1);
-  call.key = random_elements(config.dtype, tokens * row, seed + 2);
-  call.value = random_elements(config.dtype, tokens * row, seed + 3);
-
-  const std::size_t row_bytes = row * element_size_bytes(config.cache_dtype());
-  const std::size_t cache_bytes =
-      static_cast<std::size_t>(call.num_blocks) * static_cast<std::size_t>(block_size) * row_bytes;
-  std::vector<std::byte> poison(cache_bytes);
-  for (std::size_t i = 0; i < cache_bytes; i += sizeof(kPoison)) {
-    std::memcpy(&poison[i], &kPoison, std::min(sizeof(kPoison), cache_bytes - i));
+/// The history's rows in a cache of poison, and the slots of the new tokens.
+void make_cache_image(AttentionCall& call, std::uint32_t seed) {
+  const AttentionConfig& config = call.config;
+  const std::size_t row_bytes = row_bytes_of(config);
+  std::vector<std::byte> poison(size_of(call.num_blocks * config.block_size) * row_bytes);
+  for (std::size_t i = 0; i < poison.size(); i += sizeof(kPoison)) {
+    std::memcpy(&poison[i], &kPoison, std::min(sizeof(kPoison), poison.size() - i));
   }
   call.cache = {poison, poison};
-  const std::vector<std::byte> history = random_elements(
-      config.cache_dtype(),
-      static_cast<std::size_t>(num_pages) * static_cast<std::size_t>(block_size) * row, seed + 4);
-
-  call.block_table.assign(call.seq_lens.size() * static_cast<std::size_t>(call.max_blocks),
-                          INT_MAX);
-  std::size_t next_page = 0, next_row = 0;
+  const double size = config.cache_dtype() == DType::kInt8 ? 16 : 1;
+  const std::vector<std::byte> history =
+      random_elements(config.cache_dtype(),
+                      poison.size() / element_size_bytes(config.cache_dtype()), seed + 4, size);
+  const bool cross = config.attn_type == AttentionType::kEncoderDecoder;
+  std::size_t next_row = 0;
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
-    const std::int32_t seq_len = call.seq_lens[r];
-    const std::int32_t context = seq_len - family.requests[r].query_len;
-    std::int32_t* table = &call.block_table[r * static_cast<std::size_t>(call.max_blocks)];
-    for (std::int32_t p = 0; p < seq_len; ++p) {
-      if (p % block_size == 0) table[p / block_size] = pages[next_page++];
-      const std::int64_t slot = std::int64_t{table[p / block_size]} * block_size + p % block_size;
-      if (p >= context) {
+    const std::int32_t stored =
+        call.seq_lens[r] - (cross ? 0 : call.query_start_loc[r + 1] - call.query_start_loc[r]);
+    const std::int32_t* table = &call.block_table[r * size_of(call.max_blocks)];
+    for (std::int32_t p = 0; p < call.seq_lens[r]; ++p) {
+      const std::int64_t slot =
+          std::int64_t{table[p / config.block_size]} * config.block_size + p % config.block_size;
+      if (p >= stored) {
         call.slot_mapping.push_back(slot);
         continue;
       }
       // Keys and values of one position differ: they start a row apart in the same random pool.
-      const std::size_t at = static_cast<std::size_t>(slot) * row_bytes;
+      const std::size_t at = size_of(slot) * row_bytes;
       std::memcpy(&call.cache.key[at], &history[next_row * row_bytes], row_bytes);
       const std::size_t other = (next_row + 1) % (history.size() / row_bytes);
       std::memcpy(&call.cache.value[at], &history[other * row_bytes], row_bytes);
       ++next_row;
     }
   }
+}
+
+}  // namespace
+
+AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
+                        std::uint32_t seed) {
+  AttentionCall call = make_tensors(family, config, seed);
+  if (config.contiguous_kv()) return call;
+  call.scales = make_scales(config, family.scales_per_head);
+  make_table(call, seed);
+  make_cache_image(call, seed);
   return call;
 }
 

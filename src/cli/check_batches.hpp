@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/attention_call.hpp"
@@ -19,15 +20,26 @@ struct BatchFamily {
   std::vector<RequestShape> requests;
   std::int32_t num_splits = 0;
   bool causal = true;
+  bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
 };
 const std::vector<BatchFamily>& batch_families();
 
 /// A call with random tensors over shuffled pages: the history is in the cache, the new tokens are
 /// to be stored, every slot that belongs to no token is NaN, every unused table entry out of range.
+/// Quantized caches have factors that are powers of two, masks are random. Cross attention finds
+/// all of its keys in the cache, encoders have no cache and as many keys as queries.
 AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
                         std::uint32_t seed);
 
-/// `count` normally distributed values, stored as `dtype`.
-std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed);
+/// Types of queries and of a cache that has kernels of its own.
+inline constexpr std::pair<DType, DType> kCacheTypes[] = {{DType::kF32, DType::kF32},
+                                                          {DType::kF16, DType::kF16},
+                                                          {DType::kBF16, DType::kBF16},
+                                                          {DType::kF16, DType::kFp8E4M3},
+                                                          {DType::kBF16, DType::kInt8}};
+
+/// `count` normally distributed values times `size`, stored as `dtype`.
+std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
+                                       double size = 1);
 
 }  // namespace clattn::cli

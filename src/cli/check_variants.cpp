@@ -11,8 +11,11 @@
 #include <string>
 #include <utility>
 
+#include "cli/check_attention.hpp"
 #include "cli/check_batches.hpp"
+#include "cli/check_mla.hpp"
 #include "cli/check_packed.hpp"
+#include "cli/check_report.hpp"
 #include "cli/elements.hpp"
 #include "cli/verify.hpp"
 
@@ -21,7 +24,6 @@ namespace {
 
 constexpr KernelFamily kFamilies[] = {KernelFamily::kCpu, KernelFamily::kGpu,
                                       KernelFamily::kGpuPtx};
-constexpr int kRepeats = 2;  // the first pays for lazy compilation
 
 /// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
 /// tiles decode too. One shape in f32, the rest in f16: each is its own program to compile.
@@ -57,8 +59,13 @@ AttentionConfig make_config(std::int32_t group, DType dtype, KernelFamily family
   return config;
 }
 
-std::string types_of(const AttentionConfig& config) {
-  return fmt::format("{}/{}", to_string(config.dtype), to_string(config.cache_dtype()));
+/// Types of queries and cache, and the family that was asked for.
+struct Kind {
+  std::string types;
+  KernelFamily family;
+};
+Kind kind_of(const AttentionConfig& config) {
+  return {types_of(config.dtype, config.cache_dtype()), config.kernel_family};
 }
 
 /// What is known about one variant with one pair of types.
@@ -81,8 +88,15 @@ class VariantCheck {
       : context_(std::move(context)), only_backend_(only_backend) {}
 
   bool run() {
-    for (const KernelFamily family : kFamilies) check_family(family);
-    check_packed_writes();
+    for (const KernelFamily family : kFamilies) {
+      check_family(family);
+      const bool able = family != KernelFamily::kGpuPtx || context_->capabilities().inline_ptx;
+      if (!able || !only_backend_.empty()) continue;  // the rest belongs to no backend
+      check_mla(family);
+      check_packed(family);
+    }
+    if (only_backend_.empty()) check_packed_writes();
+    show_progress("");
     return print();
   }
 
@@ -91,15 +105,17 @@ class VariantCheck {
     std::uint32_t seed = 1000;
     for (const auto& [group, dtype] : groups()) {
       const AttentionConfig config = make_config(group, dtype, family);
+      show_progress(fmt::format("variants: family {}, {} heads a KV head, {}", to_string(family),
+                                group, kind_of(config).types));
       const auto backends = usable_backends(context_->capabilities(), config, only_backend_);
       if (backends.empty()) {
-        note_refusal(config);
+        note_refusal(kind_of(config), refusal_of(context_->capabilities(), config, only_backend_));
         continue;
       }
       try {
         const auto impl = backends.front()->make_impl(context_, config);
         // A row for each, so that one that no batch reaches shows up, and fails.
-        for (const KernelInfo& kernel : impl->kernels()) row_of(kernel.name, config);
+        for (const KernelInfo& kernel : impl->kernels()) row_of(kernel.name, kind_of(config));
         for (const BatchFamily& batch : single_kernel_batches()) {
           check_batch(batch, config, backends, cache_kernel(*impl), seed += 10);
         }
@@ -109,21 +125,81 @@ class VariantCheck {
     }
   }
 
-  /// Keeps the reasons of the first backend that is checked: the family's are the same in all.
-  void note_refusal(const AttentionConfig& config) {
-    for (const AttentionBackend* backend : list_attn_backends()) {
-      if (!only_backend_.empty() && backend->name() != only_backend_) continue;
-      const auto reasons = backend->validate_configuration(config, &context_->capabilities());
-      const std::string why = fmt::format("{}", fmt::join(reasons, "; "));
-      refusals_[{to_string(config.kernel_family), why}].insert(types_of(config));
-      return;
+  /// Latent attention in two types; 40 heads fill more than one of a GPU's tiles.
+  void check_mla(KernelFamily family) {
+    for (const DType dtype : {DType::kF16, DType::kF32}) {
+      MLAConfig config = mla_config(dtype, dtype, family);
+      const Kind kind{types_of(dtype, dtype), family};
+      show_progress(fmt::format("variants: family {}, MLA, {}", to_string(family), kind.types));
+      const auto reasons = validate_mla_configuration(config, &context_->capabilities());
+      if (!reasons.empty()) {
+        note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
+        continue;
+      }
+      for (const std::int32_t heads : {16, 40}) {
+        config.num_heads = heads;
+        check_kernels(
+            kind, fmt::format("MLA, {} heads", heads),
+            [&] { return make_mla_impl(*context_, config)->kernels(); }, mla_batches(),
+            [&](const BatchFamily& batch) {
+              return compare_mla(context_, config, batch, seed_ += 10);
+            });
+      }
     }
   }
 
+  void check_packed(KernelFamily family) {
+    for (const DType dtype : {DType::kF16, DType::kF32}) {
+      const AttentionConfig config = make_config(4, dtype, family);
+      const Kind kind = kind_of(config);
+      show_progress(
+          fmt::format("variants: family {}, x-packed, {}", to_string(family), kind.types));
+      const auto reasons = validate_paged_attention(config, &context_->capabilities());
+      if (!reasons.empty()) {
+        note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
+        continue;
+      }
+      check_kernels(
+          kind, "x-packed", [&] { return make_paged_attention(*context_, config)->kernels(); },
+          packed_batches(),
+          [&](const BatchFamily& batch) {
+            return compare_packed_attention(context_, config, batch, seed_ += 10);
+          });
+    }
+  }
+
+  /// Rows for all kernels of a layer, then batches that shall reach them.
+  template <typename Kernels, typename Compare>
+  void check_kernels(const Kind& kind, const std::string& what, Kernels kernels,
+                     const std::vector<BatchFamily>& batches, Compare compare) {
+    try {
+      for (const KernelInfo& kernel : kernels()) row_of(kernel.name, kind);
+      for (const BatchFamily& batch : batches) {
+        const Verdict verdict = compare(batch);
+        if (!verdict.deviation.passed()) {
+          note_failure(kind, fmt::format("{}, {}: differs from the oracle", what, batch.name));
+        }
+        for (const LaunchReport& launch : verdict.launches) {
+          Row& row = row_of(launch.kernel, kind);
+          row.deviation.merge(verdict.deviation);
+          row.latency_us = std::max(row.latency_us, launch.time_us);
+        }
+      }
+    } catch (const Error& error) {
+      note_failure(kind, fmt::format("{}: {}", what, error.what()));
+    }
+  }
+
+  void note_refusal(const Kind& kind, const std::string& why) {
+    refusals_[{to_string(kind.family), why}].insert(kind.types);
+  }
+
+  void note_failure(const Kind& kind, const std::string& what) {
+    failures_.push_back(fmt::format("family {}, {}: {}", to_string(kind.family), kind.types, what));
+  }
   void note_failure(const AttentionConfig& config, const std::string& what) {
-    failures_.push_back(
-        fmt::format("family {}, {} heads a KV head, {}: {}", to_string(config.kernel_family),
-                    config.num_heads / config.num_kv_heads, types_of(config), what));
+    note_failure(kind_of(config), fmt::format("{} heads a KV head: {}",
+                                              config.num_heads / config.num_kv_heads, what));
   }
 
   static std::string cache_kernel(const AttentionImpl& impl) {
@@ -155,7 +231,7 @@ class VariantCheck {
       }
     }
     for (const auto& [kernel, time_us] : times) {
-      double& slowest = row_of(kernel, config).latency_us;
+      double& slowest = row_of(kernel, kind_of(config)).latency_us;
       slowest = std::max(slowest, time_us);
     }
   }
@@ -163,19 +239,19 @@ class VariantCheck {
   void check_call(const AttentionCall& call, const oracle::AttentionResult& truth,
                   const LogicalCache& cache, const std::string& cache_writer,
                   const std::string& where, Times& times) {
-    const AttentionOutcome outcome = execute(context_, call, kRepeats);
+    const AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
     const Deviation attention =
         compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
     if (!attention.passed()) note_failure(call.config, where + ": differs from the oracle");
     if (outcome.launches.empty()) note_failure(call.config, where + ": launched no kernel");
     for (const LaunchReport& launch : outcome.launches) {
-      row_of(launch.kernel, call.config).deviation.merge(attention);
+      row_of(launch.kernel, kind_of(call.config)).deviation.merge(attention);
       keep_best(times, launch.kernel, launch.time_us);
     }
     Deviation stored = compare_bytes(outcome.cache.key, cache.key);
     stored.merge(compare_bytes(outcome.cache.value, cache.value));
     if (!stored.passed()) note_failure(call.config, where + ": the cache holds other bytes");
-    row_of(cache_writer, call.config).deviation.merge(stored);
+    row_of(cache_writer, kind_of(call.config)).deviation.merge(stored);
     keep_best(times, cache_writer, outcome.cache_write_us);
   }
 
@@ -183,26 +259,23 @@ class VariantCheck {
   void check_packed_writes() {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
       const AttentionConfig config = make_config(4, dtype, KernelFamily::kAuto);
-      Row& row = row_of("reshape_and_cache (x-packed)", config);
-      try {
-        for (int i = 0; i < kRepeats; ++i) {
-          row.deviation.merge(compare_packed_write(*context_, config, row.latency_us));
-        }
-      } catch (const Error& error) {
-        note_failure(config, fmt::format("cache write, x-packed: {}", error.what()));
-      }
+      const BatchFamily twice[] = {{"first", {}}, {"second", {}}};
+      check_kernels(
+          kind_of(config), "cache write, x-packed", [] { return std::vector<KernelInfo>{}; },
+          {std::begin(twice), std::end(twice)},
+          [&](const BatchFamily&) { return compare_packed_write(*context_, config); });
     }
   }
 
-  Row& row_of(const std::string& kernel, const AttentionConfig& config) {
-    Row& row = rows_[{kernel, types_of(config)}];
-    row.families.insert(to_string(config.kernel_family));
+  Row& row_of(const std::string& kernel, const Kind& kind) {
+    Row& row = rows_[{kernel, kind.types}];
+    row.families.insert(to_string(kind.family));
     return row;
   }
 
   /// Returns whether there are rows and all of them passed.
   bool print() const {
-    fmt::print("\n{:30} {:12} {:10} {:>10} {:>8} {:>10}\n", "variant", "family", "types",
+    fmt::print("\n{:34} {:12} {:10} {:>10} {:>8} {:>10}\n", "variant", "family", "types",
                "max error", "share", "time us");
     std::size_t num_passed = 0;
     for (const auto& [key, row] : rows_) {
@@ -210,7 +283,7 @@ class VariantCheck {
       num_passed += passed ? 1 : 0;
       const char* verdict = passed ? "ok" : "FAILED";
       if (row.deviation.compared == 0) verdict = "FAILED: never ran";
-      fmt::print("{:30} {:12} {:10} {:10.2e} {:7.1f}% {:10.1f}  {}\n", key.first,
+      fmt::print("{:34} {:12} {:10} {:10.2e} {:7.1f}% {:10.1f}  {}\n", key.first,
                  fmt::format("{}", fmt::join(row.families, "+")), key.second,
                  row.deviation.max_error, std::min(row.deviation.worst_share * 100, 999.9),
                  row.latency_us, verdict);
@@ -238,22 +311,10 @@ class VariantCheck {
   /// Types that were refused, by family and reasons.
   std::map<std::pair<std::string_view, std::string>, std::set<std::string>> refusals_;
   std::vector<std::string> failures_;
+  std::uint32_t seed_ = 7000;
 };
 
 }  // namespace
-
-std::vector<const AttentionBackend*> usable_backends(const DeviceCapabilities& capabilities,
-                                                     const AttentionConfig& config,
-                                                     std::string_view only_backend) {
-  std::vector<const AttentionBackend*> usable;
-  for (const AttentionBackend* backend : list_attn_backends()) {
-    const bool wanted = only_backend.empty() || backend->name() == only_backend;
-    if (wanted && backend->validate_configuration(config, &capabilities).empty()) {
-      usable.push_back(backend);
-    }
-  }
-  return usable;
-}
 
 bool check_variants(const std::shared_ptr<Context>& context, std::string_view only_backend) {
   return VariantCheck(context, only_backend).run();

@@ -119,6 +119,18 @@ std::optional<KVCacheLayout> read_layout(CaseFile& file) {
   return parse_kv_cache_layout(file.choice("layout", kLayouts, ""));
 }
 
+nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {
+  nlohmann::json kernels = nlohmann::json::array();
+  for (const LaunchReport& launch : launches) {
+    kernels.push_back({{"name", launch.kernel},
+                       {"role", launch.role},
+                       {"work_groups", launch.work_groups},
+                       {"work_group_size", launch.work_group_size},
+                       {"time_us", launch.time_us}});
+  }
+  return kernels;
+}
+
 std::string read_backend(CaseFile& file, const RunOptions& options) {
   const std::string named = file.text("backend", "");
   return options.backend.empty() ? named : options.backend;

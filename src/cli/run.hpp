@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/attention_call.hpp"
 #include "cli/case_file.hpp"
@@ -61,6 +62,7 @@ std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_toke
                                      std::int64_t num_slots);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
+nlohmann::json launches_info(const std::vector<LaunchReport>& launches);
 std::optional<KVCacheLayout> read_layout(CaseFile& file);
 std::string read_backend(CaseFile& file, const RunOptions& options);
 

@@ -23,21 +23,13 @@ json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
 
 json info(const Context& context, const AttentionCall& call, const AttentionOutcome& outcome) {
   const DeviceCapabilities& device = context.capabilities();
-  json kernels = json::array();
-  for (const LaunchReport& launch : outcome.launches) {
-    kernels.push_back({{"name", launch.kernel},
-                       {"role", launch.role},
-                       {"work_groups", launch.work_groups},
-                       {"work_group_size", launch.work_group_size},
-                       {"time_us", launch.time_us}});
-  }
   return {{"op", "attention"},
           {"device", device.name},
           {"platform", device.platform_name},
           {"driver", device.driver_version},
           {"backend", outcome.backend},
           {"layout", to_string(outcome.layout)},
-          {"kernels", kernels},
+          {"kernels", launches_info(outcome.launches)},
           {"splits", splits(call, outcome)},
           {"times_us",
            {{"metadata", outcome.metadata_us},

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
-#include <clattn/mla.hpp>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "cli/elements.hpp"
+#include "cli/mla_call.hpp"
 #include "cli/run.hpp"
 
 namespace clattn::cli {
@@ -19,17 +19,11 @@ namespace {
 
 using nlohmann::json;
 
-/// One mla_decode call on the host: one query token a request.
-struct MLACall {
-  MLAConfig config;
-  std::int32_t num_splits = 0;
-  float kv_scale = 1;
-  std::vector<std::byte> query, cache;
-  std::int64_t num_blocks = 0;
+/// An mla_decode case: one query token a request. Those without keys are left out.
+struct MLACase {
+  MLACall call;
   BatchArrays batch;
   std::vector<std::size_t> tokens;  ///< requests that have keys, which alone are run
-
-  std::int64_t width() const { return std::int64_t{config.kv_lora_rank} + config.rope_dim; }
 };
 
 std::string dtype_name(const NpyArray& array) {
@@ -42,22 +36,25 @@ std::string dtype_name(const NpyArray& array) {
 }
 
 /// Rows of the query whose requests have keys, and the batch made of them.
-void compact(MLACall& call, const std::vector<std::byte>& query) {
-  const std::size_t requests = call.batch.seq_lens.size();
+void compact(MLACase& mla, const std::vector<std::byte>& query) {
+  const std::size_t requests = mla.batch.seq_lens.size();
   const std::size_t row_bytes = requests == 0 ? 0 : query.size() / requests;
-  call.batch.query_start_loc = {0};
+  mla.batch.query_start_loc = {0};
   for (std::size_t r = 0; r < requests; ++r) {
-    if (call.batch.seq_lens[r] > 0) {
-      call.tokens.push_back(r);
+    if (mla.batch.seq_lens[r] > 0) {
+      mla.tokens.push_back(r);
       const auto from = query.begin() + static_cast<std::ptrdiff_t>(r * row_bytes);
-      call.query.insert(call.query.end(), from, from + static_cast<std::ptrdiff_t>(row_bytes));
+      mla.call.query.insert(mla.call.query.end(), from,
+                            from + static_cast<std::ptrdiff_t>(row_bytes));
     }
-    call.batch.query_start_loc.push_back(static_cast<std::int32_t>(call.tokens.size()));
+    mla.batch.query_start_loc.push_back(static_cast<std::int32_t>(mla.tokens.size()));
   }
+  mla.call.batch = mla.batch.metadata();
 }
 
-MLACall read_mla_call(CaseFile& file) {
-  MLACall call;
+MLACase read_mla_case(CaseFile& file) {
+  MLACase mla;
+  MLACall& call = mla.call;
   MLAConfig& config = call.config;
   const NpyArray any_query = file.array("query", "", std::array<std::int64_t, 3>{-1, -1, -1});
   config.dtype = read_dtype(file, dtype_name(any_query));
@@ -73,8 +70,8 @@ MLACall read_mla_call(CaseFile& file) {
                 "k_scale with a cache that is not quantized");
   file.refuse_unknown_keys();
 
-  call.batch = read_batch(file);
-  const auto requests = static_cast<std::int64_t>(call.batch.seq_lens.size());
+  mla.batch = read_batch(file);
+  const auto requests = static_cast<std::int64_t>(mla.batch.seq_lens.size());
   const NpyArray query = file.array("query", descr_of(config.dtype),
                                     std::array<std::int64_t, 3>{requests, config.num_heads, width});
   NpyArray cache = file.array("kv_cache", descr_of(config.cache_dtype()),
@@ -83,70 +80,8 @@ MLACall read_mla_call(CaseFile& file) {
   config.block_size = static_cast<std::int32_t>(
       std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
   call.cache = std::move(cache.data);
-  compact(call, query.data);
-  return call;
-}
-
-BuilderOptions options_for(const MLACall& call) {
-  BuilderOptions options;
-  options.num_splits = call.num_splits;
-  const auto requests = static_cast<std::int32_t>(call.batch.seq_lens.size());
-  options.limits.max_num_reqs = std::max(requests, 1);
-  options.limits.max_num_batched_tokens = std::max(requests, 1);
-  options.limits.max_model_len = 1;
-  for (const std::int32_t seq_len : call.batch.seq_lens)
-    options.limits.max_model_len = std::max(options.limits.max_model_len, seq_len);
-  options.limits.num_blocks = call.num_blocks;
-  return options;
-}
-
-/// What came back, for the requests that ran.
-struct MLAOutcome {
-  std::vector<double> out;  // [tokens, num_heads, kv_lora_rank]
-  std::vector<float> lse;   // [tokens, num_heads]
-  json kernels = json::array();
-};
-
-MLAOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call) {
-  const MLAConfig& config = call.config;
-  const auto impl = make_mla_impl(*context, config);
-  const auto builder = make_mla_builder(context, config, options_for(call));
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const AttentionMetadata& metadata = builder->build(queue, call.batch.metadata());
-  MLAOutcome outcome;
-  if (call.tokens.empty()) return outcome;
-  MLACache cache{.buffer = upload(*context, queue, std::span<const std::byte>(call.cache)),
-                 .dtype = config.cache_dtype(),
-                 .num_blocks = call.num_blocks,
-                 .block_size = config.block_size,
-                 .kv_lora_rank = config.kv_lora_rank,
-                 .rope_dim = config.rope_dim,
-                 .scale = {}};
-  if (is_quantized(cache.dtype))
-    cache.scale = upload(*context, queue, std::span<const float>(&call.kv_scale, 1));
-  const Buffer query = upload(*context, queue, std::span<const std::byte>(call.query));
-  const std::size_t rows = call.tokens.size() * static_cast<std::size_t>(config.num_heads);
-  const std::size_t element = element_size_bytes(config.dtype);
-  const GuardedOutput out(*context, rows * static_cast<std::size_t>(config.kv_lora_rank) * element);
-  out.refill(queue);
-  const Buffer lse = context->allocate(rows * sizeof(float));
-  std::vector<LaunchRecord> launches;
-  impl->forward(
-      queue, {.buffer = query.handle()}, cache, metadata,
-      {.buffer = out.handle(), .offset = static_cast<std::int64_t>(out.offset_bytes() / element)},
-      lse.handle(), nullptr, &launches);
-  queue.finish();
-  outcome.out = decode_elements(config.dtype, out.read(queue));
-  outcome.lse.resize(rows);
-  queue.read(lse, std::as_writable_bytes(std::span(outcome.lse)));
-  for (const LaunchRecord& launch : launches) {
-    outcome.kernels.push_back(
-        {{"name", launch.kernel},
-         {"work_groups", launch.work_groups},
-         {"work_group_size", launch.work_group_size},
-         {"time_us", static_cast<double>(launch.event.duration_ns()) * 1e-3}});
-  }
-  return outcome;
+  compact(mla, query.data);
+  return mla;
 }
 
 }  // namespace
@@ -154,20 +89,22 @@ MLAOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call)
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   refuse_option(!options.backend.empty() && options.backend != kMLABackendName,
                 fmt::format("--backend {} for mla_decode", options.backend));
-  const MLACall call = read_mla_call(file);
+  const MLACase mla = read_mla_case(file);
+  const MLACall& call = mla.call;
   const auto context = Context::create(options.device);
   const MLAOutcome outcome = execute(context, call);
 
   const auto heads = static_cast<std::size_t>(call.config.num_heads);
   const std::size_t row = heads * static_cast<std::size_t>(call.config.kv_lora_rank);
-  const std::size_t requests = call.batch.seq_lens.size();
+  const std::size_t requests = mla.batch.seq_lens.size();
+  const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);
   std::vector<float> out(requests * row, 0.0F);
   std::vector<float> lse(requests * heads, -std::numeric_limits<float>::infinity());
-  for (std::size_t t = 0; t < call.tokens.size(); ++t) {
+  for (std::size_t t = 0; t < mla.tokens.size(); ++t) {
     for (std::size_t i = 0; i < row; ++i)
-      out[call.tokens[t] * row + i] = static_cast<float>(outcome.out[t * row + i]);
+      out[mla.tokens[t] * row + i] = static_cast<float>(got[t * row + i]);
     std::copy_n(outcome.lse.begin() + static_cast<std::ptrdiff_t>(t * heads), heads,
-                lse.begin() + static_cast<std::ptrdiff_t>(call.tokens[t] * heads));
+                lse.begin() + static_cast<std::ptrdiff_t>(mla.tokens[t] * heads));
   }
   const auto count = static_cast<std::int64_t>(requests);
   outputs.add("out", make_array("<f4", {count, call.config.num_heads, call.config.kv_lora_rank},
@@ -178,7 +115,7 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                            {"device", context->capabilities().name},
                            {"driver", context->capabilities().driver_version},
                            {"backend", kMLABackendName},
-                           {"kernels", outcome.kernels}});
+                           {"kernels", launches_info(outcome.launches)}});
 }
 
 }  // namespace clattn::cli

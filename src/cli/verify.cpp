@@ -53,6 +53,22 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
   return deviation;
 }
 
+Deviation compare_fp8(std::span<const std::byte> out, double scale,
+                      const oracle::AttentionResult& truth) {
+  constexpr int kFraction = 3, kLowestExponent = -6;
+  Deviation deviation;
+  const std::vector<double> got = decode_elements(DType::kFp8E4M3, out);
+  if (got.size() != truth.out.size()) return {};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double exact = 2 * truth.bound[i] + kOutFloor;
+    const double most = (std::abs(truth.out[i]) + exact) / scale;
+    const int exponent = most > 0 ? std::max(std::ilogb(most), kLowestExponent) : kLowestExponent;
+    deviation.add(got[i] * scale, truth.out[i],
+                  exact + std::ldexp(scale, exponent - kFraction - 1));
+  }
+  return deviation;
+}
+
 Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected) {
   Deviation deviation;
   if (got.size() != expected.size()) return deviation;

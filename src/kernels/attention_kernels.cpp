@@ -167,13 +167,19 @@ bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
   const KernelShape& b = other.shape;
   if (runtime != other.runtime || a.num_heads != b.num_heads || a.num_kv_heads != b.num_kv_heads ||
       a.head_size != b.head_size || a.block_size != b.block_size || a.dtype != b.dtype ||
-      a.cache_dtype != b.cache_dtype || a.form != b.form || stages.size() != other.stages.size()) {
+      a.cache_dtype != b.cache_dtype || a.form != b.form) {
     return false;
   }
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    if (stages[i].tiling.item_tokens < other.stages[i].tiling.item_tokens) return false;
-  }
-  return true;
+  return stages.back().tiling.item_tokens >= other.stages.back().tiling.item_tokens;
+}
+
+std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,
+                                        std::size_t tile_class) const {
+  const std::int32_t tokens = planned.stages.at(tile_class).tiling.item_tokens;
+  const auto holds = [&](const BuiltKernel& stage) { return stage.tiling.item_tokens >= tokens; };
+  if (stages.size() == planned.stages.size() && holds(stages[tile_class])) return tile_class;
+  return static_cast<std::size_t>(std::find_if(stages.begin(), stages.end(), holds) -
+                                  stages.begin());
 }
 
 KeyWindow window_of(const AttentionConfig& config) {

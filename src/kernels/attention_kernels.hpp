@@ -27,9 +27,12 @@ struct AttentionKernels {
   BuiltKernel cache_write;  ///< none where keys and values are contiguous
   PlannerConfig planner;    ///< device and tile facts; the builder adds its own options
 
-  /// Whether items that were cut for `other` fit these kernels: same tensors, tiles at least as
-  /// large.
+  /// Whether items that were cut for `other` fit these kernels: same tensors, and a tile that holds
+  /// the largest.
   bool runs_plan_of(const AttentionKernels& other) const;
+  /// The stage that runs the items of a plan's tile class, if its plan can be run: the class's own
+  /// number where the tiles match, else the first whose tile holds them.
+  std::size_t stage_for(const AttentionKernels& planned, std::size_t tile_class) const;
 };
 
 /// The keys around its own position that a query of a layer may see, causality aside: a decoder's

@@ -98,13 +98,19 @@ PagedAttentionImpl::PagedAttentionImpl(const Runtime& runtime, const AttentionCo
 /// Slots mean places only under the block size that they were made for.
 void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const {
   const PagedStepView* step = metadata.step();
-  if (step != nullptr && step->kernels != nullptr &&
-      step->kernels->shape.form == kernels_->shape.form &&
-      step->kernels->shape.block_size == kernels_->shape.block_size) {
-    return;
+  if (step == nullptr || step->kernels == nullptr ||
+      step->kernels->shape.form != kernels_->shape.form ||
+      step->kernels->shape.block_size != kernels_->shape.block_size) {
+    throw_invalid(
+        "attn_metadata: its slots were built for another block_size or form of cache, legal: pages "
+        "of {} tokens",
+        kernels_->shape.block_size);
   }
-  throw_invalid("attn_metadata: its slots were built for another block_size, legal: {}",
-                kernels_->shape.block_size);
+  if (!step->has_slots) {
+    throw_invalid(
+        "attn_metadata: without slots, since its queries are not in the cache; legal: a batch with "
+        "a slot_mapping, or reshape_and_cache_flash()");
+  }
 }
 
 /// A plan fits any layer whose tiles hold its items and who sees no key outside its ranges: layers

@@ -379,6 +379,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
   view_.window = planner_.window;
   view_.bidirectional = planner_.bidirectional;
+  view_.has_slots = key_source() == KeySource::kOwnPages || !batch.slot_mapping.empty();
   view_.recordable = recorded;
   view_.most_keys = recorded ? options_.limits.max_model_len : summary_.max_seq_len;
   view_.batch = {.backend = style_.backend,

@@ -28,6 +28,7 @@ struct PagedStepView {
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
   bool bidirectional = false;              ///< items hold later keys too, whatever `causal` says
+  bool has_slots = false;                  ///< of its tokens, computed or given
   const PlannerConfig* planner = nullptr;  ///< of the builder
   PlanCounts planned;                      ///< without the padding of recorded steps
   PlanOutput plan;                         ///< on the host, until the builder's next build()

@@ -14,8 +14,8 @@ namespace {
 
 void launch_stage(const StepCall& call, const LayerArguments& arguments, std::size_t index,
                   std::size_t groups, Event* event) {
-  const BuiltKernel& stage = call.kernels.stages[index];
   const PagedStepView& step = call.step;
+  const BuiltKernel& stage = call.kernels.stages[call.kernels.stage_for(*step.kernels, index)];
   KernelLease lease = stage.pool->acquire();
   lease.arg(step.meta)
       .arg(step.items_at.at(index))
@@ -108,12 +108,13 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
     launch(groups, &entry.event);
     if (event != nullptr) *event = entry.event;
   };
-  const auto& stages = call.kernels.stages;
-  for (std::size_t i = 0; i < stages.size(); ++i) {
+  const AttentionKernels& kernels = call.kernels;
+  for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
+    const BuiltKernel& stage = kernels.stages[kernels.stage_for(*call.step.kernels, i)];
     const std::size_t groups = static_cast<std::size_t>(call.step.num_items.at(i)) *
                                static_cast<std::size_t>(shape.num_kv_heads) *
-                               static_cast<std::size_t>(stages[i].tiling.head_chunks);
-    record(stages[i], groups,
+                               static_cast<std::size_t>(stage.tiling.head_chunks);
+    record(stage, groups,
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
   record(call.kernels.merge,

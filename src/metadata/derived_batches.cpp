@@ -60,6 +60,7 @@ CommonAttentionMetadata FastPrefillBatch::metadata() const {
   batch.max_query_len = 0;
   batch.num_computed_tokens = {};
   batch.slot_mapping = {};
+  batch.any_order = true;  // prefills of which few tokens are left may stand behind others
   return batch;
 }
 

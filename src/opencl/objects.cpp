@@ -63,6 +63,15 @@ void Event::wait() const {
   if (event_ != nullptr) check(clWaitForEvents(1, &event_), "clWaitForEvents");
 }
 
+bool detail::has_ended(const Event& event) {
+  if (!event) return true;
+  cl_int status = CL_COMPLETE;
+  check(clGetEventInfo(event.handle(), CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof(status), &status,
+                       nullptr),
+        "CL_EVENT_COMMAND_EXECUTION_STATUS");
+  return status <= CL_COMPLETE;  // below: an error
+}
+
 std::uint64_t Event::duration_ns() const {
   if (event_ == nullptr) return 0;
   wait();

@@ -41,6 +41,12 @@ void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* sou
   if (event != nullptr) event->reset(done);
 }
 
+void enqueue_wait(cl_command_queue queue, const Event& event) {
+  if (!event) return;
+  const cl_event awaited = event.handle();
+  check(clEnqueueBarrierWithWaitList(queue, 1, &awaited, nullptr), "clEnqueueBarrierWithWaitList");
+}
+
 }  // namespace detail
 
 using detail::check;

@@ -171,5 +171,9 @@ std::size_t size_bytes_of(cl_mem memory);
 /// `event`.
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
                    std::size_t size_bytes, Event* event = nullptr);
+/// Whether the work behind an event has ended, well or not; an empty event stands for none.
+bool has_ended(const Event& event);
+/// What `queue` is given from now on waits for the event of another queue, which was flushed.
+void enqueue_wait(cl_command_queue queue, const Event& event);
 
 }  // namespace clattn::detail

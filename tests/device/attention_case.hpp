@@ -61,6 +61,12 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
 /// Readable description for failure messages.
 std::string describe(const CaseSpec& spec);
 
+/// Names an instance of tests over kernel families.
+template <typename Tested>
+std::string family_name(const Tested& tested) {
+  return std::string(clattn::to_string(tested.param));
+}
+
 /// Every device found, opened once per process.
 const std::vector<std::shared_ptr<clattn::Context>>& all_contexts();
 

@@ -4,17 +4,18 @@
 
 #include <clattn/clattn.hpp>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "support/error_text.hpp"
 
 /// What the tests of the cache operations share.
 namespace cache_ops_test {
 
 using attention_test::all_contexts;
+using test::error_text;
 
 inline oracle::Element element(clattn::DType dtype) {
   return static_cast<oracle::Element>(static_cast<int>(dtype));  // same order
@@ -61,17 +62,6 @@ inline std::vector<double> decode(clattn::DType dtype, const std::vector<std::by
     values[i] = oracle::decode(element(dtype), bits);
   }
   return values;
-}
-
-inline std::string error_text(const std::function<void()>& call,
-                              clattn::ErrorCode code = clattn::ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace cache_ops_test

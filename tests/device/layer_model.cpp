@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 namespace layer_test {
 
@@ -39,6 +40,17 @@ std::vector<float> Device::download(const clattn::Buffer& buffer) const {
   return values;
 }
 
+clattn::AttentionOptions layer_options(std::string prefix) {
+  clattn::AttentionOptions options;
+  options.num_heads = kShape.num_heads;
+  options.num_kv_heads = kShape.num_kv_heads;
+  options.head_size = kShape.head_size;
+  options.prefix = std::move(prefix);
+  options.dtype = clattn::DType::kF32;
+  options.cache_config = clattn::CacheConfig{.block_size = kShape.block_size};
+  return options;
+}
+
 Step::Step(const Shape& shape, std::uint32_t seed) : shape_(shape), seed_(seed) {}
 
 void Step::add_request(std::int32_t query_len, std::int32_t context_len,
@@ -59,14 +71,7 @@ void Step::new_query(std::uint32_t seed) {
 }
 
 clattn::CommonAttentionMetadata Step::batch() const {
-  clattn::CommonAttentionMetadata batch;
-  batch.query_start_loc = starts_;
-  batch.seq_lens = lens_;
-  batch.num_reqs = static_cast<std::int32_t>(lens_.size());
-  batch.num_actual_tokens = starts_.back();
-  batch.block_table = table_;
-  batch.block_table_stride = static_cast<std::int64_t>(table_width_);
-  return batch;
+  return clattn::CommonAttentionMetadata::of(starts_, lens_, table_);
 }
 
 Output Step::run(const Device& device, clattn::Attention& layer,
@@ -89,7 +94,9 @@ Output Step::run(const Device& device, clattn::Attention& layer,
     inputs.key = {key.handle()};
     inputs.value = {value.handle()};
   }
-  layer.forward(device.queue, inputs, metadata, {.extra = options.extra});
+  layer.forward(device.queue, inputs, metadata,
+                {.extra = options.extra,
+                 .enable_kv_scales_calculation = options.enable_kv_scales_calculation});
 
   std::vector<float> after = device.download(out);
   Output result;
@@ -115,6 +122,7 @@ void Step::expect_truth(const Output& output) const {
   truth.block_size = 0;  // the requests' keys stand one behind the other, as in this step
   truth.query_start_loc = truth.key_start_loc = starts_;
   truth.seq_lens = lens_;
+  truth.chunk = chunk_;
   if (window_ > 0) {
     truth.window_left = window_ - 1;
     truth.window_right = 0;

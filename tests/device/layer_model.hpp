@@ -3,6 +3,7 @@
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "oracle/oracle.hpp"
@@ -27,12 +28,18 @@ struct Shape {
   std::int32_t block_size = 0;
 };
 
+inline constexpr Shape kShape{4, 2, 64, 16};
+
+/// A layer of kShape and f32.
+clattn::AttentionOptions layer_options(std::string prefix);
+
 struct RunOptions {
   std::int64_t padding_rows = 0;      ///< given to the layer beyond the step's tokens
   std::int64_t row_gap = 0;           ///< elements between output rows
   bool poison_key_and_value = false;  ///< the layer must not read them
   bool omit_key_and_value = false;
   clattn::ForwardOptions extra = {};
+  bool enable_kv_scales_calculation = true;
 };
 
 struct Output {
@@ -51,6 +58,7 @@ class Step {
                    const std::vector<std::int32_t>& pages);
   void new_query(std::uint32_t seed);
   void set_window(std::int32_t tokens) { window_ = tokens; }
+  void set_chunk(std::int32_t tokens) { chunk_ = tokens; }
 
   std::size_t tokens() const { return static_cast<std::size_t>(starts_.back()); }
   clattn::CommonAttentionMetadata batch() const;
@@ -66,7 +74,7 @@ class Step {
  private:
   Shape shape_;
   std::uint32_t seed_;
-  std::int32_t window_ = 0;
+  std::int32_t window_ = 0, chunk_ = 0;
   std::size_t table_width_ = 0;
   std::vector<std::int32_t> starts_ = {0}, lens_, table_;
   std::vector<float> query_, key_, value_;

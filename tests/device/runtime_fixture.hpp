@@ -81,17 +81,4 @@ inline std::string device_suffix(const testing::TestParamInfo<Device>& info) {
   return fmt::format("p{}d{}", info.param.platform_index, info.param.device_index);
 }
 
-/// Text and code of the Error that `call` throws.
-template <typename Call>
-std::string message_of(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
-
 }  // namespace clattn::detail

@@ -108,14 +108,7 @@ struct Layout {
            position % block_size;
   }
   clattn::CommonAttentionMetadata batch() const {
-    clattn::CommonAttentionMetadata batch;
-    batch.query_start_loc = query_start_loc;
-    batch.seq_lens = seq_lens;
-    batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
-    batch.num_actual_tokens = query_start_loc.back();
-    batch.block_table = block_table;
-    batch.block_table_stride = max_blocks;
-    return batch;
+    return clattn::CommonAttentionMetadata::of(query_start_loc, seq_lens, block_table);
   }
   clattn::BuilderOptions options(std::int32_t num_splits) const {
     clattn::BuilderOptions options;
@@ -157,6 +150,29 @@ struct FencedOutput {
     return values;
   }
 };
+
+/// What ran for one call, in order.
+struct Launches {
+  std::vector<std::string> kernels;
+  std::vector<std::int64_t> work_groups;
+
+  explicit Launches(const std::vector<clattn::LaunchRecord>& records) {
+    for (const clattn::LaunchRecord& record : records) {
+      kernels.emplace_back(record.kernel);
+      work_groups.push_back(record.work_groups);
+    }
+  }
+};
+
+/// What `run(context)` returns on each device for which `reasons(capabilities)` is empty.
+template <typename Reasons, typename Run>
+auto on_able_devices(Reasons reasons, Run run) {
+  std::vector<decltype(run(attention_test::all_contexts().front()))> outcomes;
+  for (const auto& context : attention_test::all_contexts()) {
+    if (reasons(&context->capabilities()).empty()) outcomes.push_back(run(context));
+  }
+  return outcomes;
+}
 
 /// FlashAttention's rule with the floors of attention_case.cpp.
 inline void expect_close(const std::vector<double>& got, const std::vector<double>& want,

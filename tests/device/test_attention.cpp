@@ -328,8 +328,6 @@ TEST(AttentionThreads, ShareOneImplAndGetTheBitsOfOne) {
 INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice,
                          testing::Values(KernelFamily::kAuto, KernelFamily::kCpu,
                                          KernelFamily::kGpu),
-                         [](const auto& tested) {
-                           return std::string(clattn::to_string(tested.param));
-                         });
+                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 }  // namespace

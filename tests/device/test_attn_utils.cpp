@@ -7,6 +7,7 @@
 
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -16,17 +17,13 @@ using clattn::DType;
 using clattn::KVCacheKind;
 using layer_test::Device;
 using layer_test::Step;
+using test::error_text;
 
-constexpr std::int32_t kHeads = 4, kKVHeads = 2, kDims = 64, kPage = 16;
+constexpr std::int32_t kKVHeads = layer_test::kShape.num_kv_heads,
+                       kDims = layer_test::kShape.head_size, kPage = layer_test::kShape.block_size;
 
 clattn::AttentionOptions options_of(std::string prefix, std::int32_t window) {
-  clattn::AttentionOptions options;
-  options.num_heads = kHeads;
-  options.head_size = kDims;
-  options.num_kv_heads = kKVHeads;
-  options.prefix = std::move(prefix);
-  options.dtype = DType::kF32;
-  options.cache_config = clattn::CacheConfig{.block_size = kPage};
+  clattn::AttentionOptions options = layer_test::layer_options(std::move(prefix));
   options.per_layer_sliding_window = window;
   return options;
 }
@@ -62,17 +59,6 @@ struct Model {
   Attention windowed, full, narrow, sharer;
 };
 
-template <typename Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
-
 // A3: get_kv_cache_spec
 TEST(AttnUtils, SpecsFollowTheLayers) {
   const Model model(all_contexts().at(0));
@@ -86,7 +72,7 @@ TEST(AttnUtils, SpecsFollowTheLayers) {
   clattn::AttentionOptions options = options_of("layers.0", 0);
   options.attn_type = clattn::AttentionType::kEncoderOnly;
   const Attention encoder(all_contexts().at(0), others, options);
-  EXPECT_EQ(refusal([&] { get_kv_cache_spec(others); }),
+  EXPECT_EQ(error_text([&] { get_kv_cache_spec(others); }),
             "layer layers.0: attn_type is encoder_only, legal: decoder");
 }
 
@@ -111,10 +97,10 @@ TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
     EXPECT_EQ(caches, by_index);
     EXPECT_EQ(model.sharer.kv_cache(), model.full.kv_cache());
 
-    Step full({kHeads, kKVHeads, kDims, kPage}, 1);
+    Step full(layer_test::kShape, 1);
     full.add_request(1, 0, {5, 99, 99});
     full.add_request(40, 0, {0, 2, 1});
-    Step windowed({kHeads, kKVHeads, kDims, kPage}, 2);
+    Step windowed(layer_test::kShape, 2);
     windowed.add_request(1, 0, {3, 99, 99});
     windowed.add_request(40, 0, {4, 0, 5});
     clattn::CommonAttentionMetadata common = full.batch();
@@ -145,25 +131,73 @@ TEST(AttnUtils, ConfigurationsThatDoNotFitTheLayersAreRefused) {
   Model model(context);
   clattn::KVCacheConfig config = model.cache_config(1);
   config.groups[0].layer_names.emplace_back("layers.9.attn");
-  EXPECT_EQ(refusal([&] { init_attn_backend(config, model.layers, context); }),
+  EXPECT_EQ(error_text([&] { init_attn_backend(config, model.layers, context); }),
             "KVCacheConfig: there is no layer 'layers.9.attn'");
   config = model.cache_config(1);
   config.groups[1].spec.num_kv_heads = 1;
   EXPECT_EQ(
-      refusal([&] { init_attn_backend(config, model.layers, context); }),
+      error_text([&] { init_attn_backend(config, model.layers, context); }),
       "KVCacheConfig: layer 'layers.2.attn' keeps 16 tokens x 2 heads x 64 of f32, legal: its "
       "group's 16 x 1 x 64 of f32");
   config = model.cache_config(1);
+  {
+    clattn::AttentionOptions options = options_of("layers.7.attn", 4);
+    options.dtype = DType::kF16;
+    options.cache_config->cache_dtype = DType::kF32;
+    const Attention half(context, model.layers, options);
+    config.groups[1].layer_names.emplace_back("layers.7.attn");
+    EXPECT_EQ(error_text([&] { init_attn_backend(config, model.layers, context); }),
+              "KVCacheConfig: layer 'layers.7.attn' has dtype f16, legal: its group's f32");
+  }
+  config = model.cache_config(1);
   const auto groups = init_attn_backend(config, model.layers, context);
   config.tensors.pop_back();
-  EXPECT_NE(refusal([&] {
+  EXPECT_NE(error_text([&] {
               init_kv_cache(config, model.layers, groups, *context, device.queue);
             }).find("some layers are not correctly initialized"),
             std::string::npos);
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(error_text([&] {
               build_attn_metadata(device.queue, groups, clattn::CommonAttentionMetadata{}, {});
             }),
             "pages: 0 given, legal: one for each of the 2 groups");
+}
+
+/// A group's layers may have kernels of other tiles: what a driver spills depends on the options.
+/// Here another family stands for that; whichever comes first, one plan serves both.
+TEST(AttnUtils, LayersOfOneGroupMayHaveOtherTiles) {
+  for (const auto& context : all_contexts()) {
+    for (const bool small_first : {false, true}) {
+      const Device device(context);
+      clattn::LayerRegistry layers;
+      clattn::AttentionOptions first = options_of("layers.0", 0),
+                               second = options_of("layers.1", 0);
+      (small_first ? first : second).kernel_family = clattn::KernelFamily::kGpu;
+      Attention one(context, layers, first);
+      Attention other(context, layers, second);
+      clattn::KVCacheConfig config;
+      config.num_blocks = 6;
+      const clattn::KVCacheSpec spec = get_kv_cache_spec(layers).at("layers.0");
+      config.groups = {{{"layers.0", "layers.1"}, spec}};
+      config.tensors = {{6 * spec.page_size_bytes(), {"layers.0"}},
+                        {6 * spec.page_size_bytes(), {"layers.1"}}};
+      clattn::BuilderOptions options;
+      options.limits = {.max_num_reqs = 4, .max_num_batched_tokens = 128, .max_model_len = 96};
+      const auto groups = init_attn_backend(config, layers, context, options);
+      init_kv_cache(config, layers, groups, *context, device.queue);
+      Step step(layer_test::kShape, 8);
+      step.add_request(1, 0, {5, 99, 99});
+      step.add_request(5, 0, {3, 99, 99});
+      step.add_request(40, 0, {0, 2, 1});
+      const std::vector<clattn::GroupPages> pages = {
+          {step.batch().block_table, step.batch().block_table_stride}};
+      const auto metadata = build_attn_metadata(device.queue, groups, step.batch(), pages);
+      for (Attention* layer : {&one, &other}) {
+        SCOPED_TRACE(layer->layer_name() + (small_first ? ", small first" : ", small last"));
+        step.expect_truth(step.run(device, *layer, metadata.at(layer->layer_name())));
+      }
+      device.queue.finish();
+    }
+  }
 }
 
 /// A builder may outgrow the workspace while another one's step is still to run.
@@ -181,7 +215,7 @@ TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
   options.workspace = std::make_shared<clattn::AttentionWorkspace>();
   options.limits = {.max_num_reqs = 1, .max_num_batched_tokens = 64, .max_model_len = 64};
   const auto small = backend.make_builder(context, layer.config(), options);
-  Step step({kHeads, kKVHeads, kDims, kPage}, 3);
+  Step step(layer_test::kShape, 3);
   step.add_request(60, 0, {0, 1, 2, 3});
   const auto& metadata = small->build(device.queue, step.batch());
   const auto before = options.workspace->partial_out.size_bytes();

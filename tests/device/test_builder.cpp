@@ -9,11 +9,13 @@
 
 #include "device/attention_case.hpp"
 #include "support/counting_new.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
+using test::error_text;
 
 clattn::AttentionConfig small_config() {
   clattn::AttentionConfig config;
@@ -44,16 +46,6 @@ struct Decodes {
     batch.block_table_stride = pages;
   }
 };
-
-std::string error_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Builder, AWarmStepAllocatesNothing) {
   for (const auto& context : all_contexts()) {
@@ -354,6 +346,41 @@ TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
               impl->forward(queue, {memory.handle()}, wrong, metadata, {memory.handle()});
             }).find("kv_cache: 32 tokens"),
             std::string::npos);
+  queue.finish();
+}
+
+// Cross attention's queries are no tokens of the cache: what it stores goes to slots that the
+// encoder's tokens have. Nothing may be stored silently nowhere.
+TEST(Impl, AWriteWithoutSlotsIsRefused) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  clattn::AttentionConfig cross = small_config();
+  cross.attn_type = clattn::AttentionType::kEncoderDecoder;
+  const auto& backend = clattn::get_attn_backend(cross, nullptr);
+  const auto impl = backend.make_impl(context, cross);
+  const auto builder = backend.make_builder(context, cross);
+  const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+  const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
+  const auto cache = clattn::reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  const Decodes step(1, 16);
+  const auto write = [&](const clattn::AttentionImpl& to, const clattn::AttentionMetadata& by) {
+    return error_text(
+        [&] { to.write_kv_cache(queue, {memory.handle()}, {memory.handle()}, cache, by); });
+  };
+  const std::string refusal =
+      "attn_metadata: without slots, since its queries are not in the cache; legal: a batch with a "
+      "slot_mapping, or reshape_and_cache_flash()";
+  EXPECT_EQ(write(*impl, builder->build(queue, step.batch)), refusal);
+  EXPECT_EQ(write(*backend.make_impl(context, small_config()), builder->build(queue, step.batch)),
+            refusal);
+  CommonAttentionMetadata given = step.batch;
+  const std::vector<std::int64_t> slots = {3};
+  given.slot_mapping = slots;
+  EXPECT_EQ(write(*impl, builder->build(queue, given)), "no error");
+  const auto packed = clattn::make_paged_attention_builder(context, small_config());
+  EXPECT_EQ(write(*impl, packed->build(queue, step.batch)),
+            "attn_metadata: its slots were built for another block_size or form of cache, legal: "
+            "pages of 16 tokens");
   queue.finish();
 }
 

@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "support/error_text.hpp"
 
 /// Recorded steps (SPEC A2.7): a replay does what the eager calls do, bit for bit.
 namespace {
 
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
+using test::error_text;
 
 constexpr std::int32_t kBlock = 16, kMaxPages = 24, kBlocks = 256, kLayers = 2;
 constexpr std::int32_t kSizes[] = {6, 3};  // captured, the largest first
@@ -176,22 +178,17 @@ TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
   }
 }
 
-std::string error_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    return error.what();
-  }
-  return "no error";
+clattn::AttentionState make_state(const std::shared_ptr<clattn::Context>& context) {
+  clattn::BuilderOptions options;
+  options.limits.num_blocks = kBlocks;
+  return {context, clattn::get_attn_backend(graph_config(), &context->capabilities()),
+          graph_config(), options};
 }
 
 TEST(Graph, WhatCannotBeReplayedIsRefused) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
-  clattn::BuilderOptions options;
-  options.limits.num_blocks = kBlocks;
-  clattn::AttentionState state(context, backend, graph_config(), options);
+  clattn::AttentionState state = make_state(context);
   {
     const auto capturing = state.graph_capture(8);
     state.graph_capture_get_metadata_for_batch(queue, 2);
@@ -230,23 +227,30 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
   const auto& metadata = builder->build(queue, step.batch);
   {
     const clattn::GraphCapture capture(queue);
+    constexpr auto unsupported = clattn::ErrorCode::kUnsupported;
     const std::string fixed =
         "graph capture: metadata of a builder without graph_batch_size cannot be recorded";
-    EXPECT_EQ(error_text([&] {
-                impl->forward(queue, {side.rows[0].handle()}, side.caches[0], metadata,
-                              {side.outs[0].handle()});
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    impl->forward(queue, {side.rows[0].handle()}, side.caches[0], metadata,
+                                  {side.outs[0].handle()});
+                  },
+                  unsupported),
               fixed);
-    EXPECT_EQ(error_text([&] {
-                impl->write_kv_cache(queue, {side.rows[0].handle()}, {side.rows[0].handle()},
-                                     side.caches[0], metadata);
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    impl->write_kv_cache(queue, {side.rows[0].handle()}, {side.rows[0].handle()},
+                                         side.caches[0], metadata);
+                  },
+                  unsupported),
               fixed);
     const clattn::BlockPair pair{0, 1};
-    EXPECT_EQ(error_text([&] {
-                clattn::copy_blocks(*context, queue, std::span(side.caches).first(1),
-                                    std::span(&pair, 1));
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    clattn::copy_blocks(*context, queue, std::span(side.caches).first(1),
+                                        std::span(&pair, 1));
+                  },
+                  unsupported),
               "graph capture: copy_blocks cannot be recorded");
     EXPECT_EQ(error_text([&] {
                 clattn::swap_blocks(*context, queue, side.caches[0], side.caches[1],
@@ -313,11 +317,8 @@ TEST(Graph, ACausalPlanIsRefusedByACrossAttentionLayer) {
 
 TEST(Graph, OneSizeServesEveryStepUpToIt) {
   const auto& context = all_contexts().front();
-  const auto& backend = clattn::get_attn_backend(graph_config(), &context->capabilities());
   const clattn::Queue queue = context->create_queue();
-  clattn::BuilderOptions options;
-  options.limits.num_blocks = kBlocks;
-  clattn::AttentionState state(context, backend, graph_config(), options);
+  clattn::AttentionState state = make_state(context);
   std::vector<cl_mem> buffers;
   {
     const auto capturing = state.graph_capture(8);

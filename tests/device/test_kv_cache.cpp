@@ -11,6 +11,7 @@
 #include "device/attention_case.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/variants.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -18,6 +19,7 @@ using attention_test::all_contexts;
 using clattn::DType;
 using clattn::KVCacheLayout;
 using clattn::detail::Role;
+using test::error_text;
 
 oracle::Element element(DType dtype) {
   return static_cast<oracle::Element>(static_cast<int>(dtype));  // same order
@@ -28,17 +30,6 @@ clattn::KVCacheConfig one_layer(std::size_t size_bytes) {
   config.tensors = {{size_bytes, {"layer.0"}}};
   config.groups = {{{"layer.0"}, {}}};
   return config;
-}
-
-std::string error_text(const std::function<void()>& call,
-                       clattn::ErrorCode code = clattn::ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(KVCache, AllocationIsZeroedAndShared) {

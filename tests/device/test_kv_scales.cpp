@@ -1,10 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <clattn/clattn.hpp>
 #include <cmath>
+#include <latch>
 #include <limits>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/attention_case.hpp"
@@ -144,45 +148,206 @@ TEST(KVScales, ComeFromTheCheckpoint) {
   EXPECT_EQ(layer.load_kv_scales({}).size(), 1U);  // 1.0 may cost accuracy
 }
 
+float largest_of(const std::vector<float>& values) {
+  float result = 0;
+  for (const float value : values) result = std::max(result, std::abs(value));
+  return result;
+}
+
+/// A layer over a zeroed fp8 e4m3 cache of NHD pages.
+struct Fp8Layer {
+  Fp8Layer(const Device& device, bool calculate, std::int64_t num_blocks)
+      : layer(device.context, layers, options_of(DType::kF32, DType::kFp8E4M3, calculate)),
+        raw(device.context->allocate(static_cast<std::size_t>(num_blocks) *
+                                     kSpec.page_size_bytes())) {
+    device.queue.fill(raw, 0, 0, raw.size_bytes());
+    layer.bind_kv_cache(shaped());
+  }
+  clattn::KVCache shaped() const {
+    return reshape_kv_cache(raw, kSpec, *layer.get_attn_backend(), clattn::KVCacheLayout::kNHD);
+  }
+  /// Compares the one page of a step's one request with its keys and values under these scales.
+  void expect_stored(const Device& device, const layer_test::Step& step, std::size_t page,
+                     const std::vector<float>& scales) const {
+    std::vector<std::uint8_t> stored(raw.size_bytes());
+    device.queue.read(raw, std::as_writable_bytes(std::span(stored)));
+    const std::size_t row = kKVHeads * kDims;
+    std::size_t wrong = 0;
+    const auto compare = [&](std::size_t at, float value, float scale) {
+      const std::uint32_t want = oracle::encode(oracle::Element::kFp8E4M3, double(value / scale));
+      wrong += stored[at] != want ? 1U : 0U;
+    };
+    for (std::size_t i = 0; i < step.tokens() * row; ++i) {
+      compare(page * 2 * kPage * row + i, step.key()[i], scales[0]);
+      compare((page * 2 + 1) * kPage * row + i, step.value()[i], scales[1]);
+    }
+    EXPECT_EQ(wrong, 0U) << "elements of page " << page << " under " << scales[0] << ", "
+                         << scales[1];
+  }
+
+  static constexpr clattn::KVCacheSpec kSpec{
+      .block_size = kPage, .num_kv_heads = kKVHeads, .head_size = kDims, .dtype = DType::kFp8E4M3};
+  clattn::LayerRegistry layers;
+  Attention layer;
+  clattn::Buffer raw;
+};
+
+layer_test::Step one_page(std::uint32_t seed, std::int32_t page) {
+  layer_test::Step step(
+      {.num_heads = kHeads, .num_kv_heads = kKVHeads, .head_size = kDims, .block_size = kPage},
+      seed);
+  step.add_request(6, 0, {page});
+  return step;
+}
+
 /// What forward() does to a first batch: scales, then a cache stored by them, in one queue.
 TEST(KVScales, AFirstForwardStoresByTheScalesThatItFinds) {
   for (const auto& context : all_contexts()) {
     const Device device(context);
-    clattn::LayerRegistry layers;
-    Attention layer(context, layers, options_of(DType::kF32, DType::kFp8E4M3, true));
-    const auto& backend = *layer.get_attn_backend();
-    const clattn::KVCacheSpec spec{.block_size = kPage,
-                                   .num_kv_heads = kKVHeads,
-                                   .head_size = kDims,
-                                   .dtype = DType::kFp8E4M3};
-    const clattn::Buffer raw = context->allocate(spec.page_size_bytes());
-    layer.bind_kv_cache(reshape_kv_cache(raw, spec, backend, clattn::KVCacheLayout::kNHD));
-    layer_test::Step step(
-        {.num_heads = kHeads, .num_kv_heads = kKVHeads, .head_size = kDims, .block_size = kPage},
-        9);
-    step.add_request(6, 0, {0});
-    const auto builder = backend.make_builder(context, layer.config());
+    Fp8Layer model(device, true, 1);
+    const layer_test::Step step = one_page(9, 0);
+    const auto builder =
+        model.layer.get_attn_backend()->make_builder(context, model.layer.config());
     const auto& metadata = builder->build(device.queue, step.batch());
-    static_cast<void>(step.run(device, layer, &metadata));
-    const auto largest = [](const std::vector<float>& values) {
-      float result = 0;
-      for (const float value : values) result = std::max(result, std::abs(value));
-      return result;
-    };
-    const std::vector<float> scales = scales_of(device, layer);
-    EXPECT_FLOAT_EQ(scales[0], largest(step.key()) / 200);
-    EXPECT_FLOAT_EQ(scales[1], largest(step.value()) / 100);
-    std::vector<std::uint8_t> stored(raw.size_bytes());
-    device.queue.read(raw, std::as_writable_bytes(std::span(stored)));
-    const std::size_t row = kKVHeads * kDims;
-    for (std::size_t i = 0; i < step.tokens() * row; ++i) {
-      const auto expect = [&](std::size_t at, float value, float scale) {
-        EXPECT_EQ(stored[at], oracle::encode(oracle::Element::kFp8E4M3, double(value / scale)))
-            << at;
-      };
-      expect(i, step.key()[i], scales[0]);
-      expect(kPage * row + i, step.value()[i], scales[1]);
+    static_cast<void>(step.run(device, model.layer, &metadata));
+    const std::vector<float> scales = scales_of(device, model.layer);
+    EXPECT_FLOAT_EQ(scales[0], largest_of(step.key()) / 200);
+    EXPECT_FLOAT_EQ(scales[1], largest_of(step.value()) / 100);
+    model.expect_stored(device, step, 0, scales);
+  }
+}
+
+// A2.1 (enable_kv_scales_calculation): such a call stores by the scales as they are and leaves the
+// calculation to the next.
+TEST(KVScales, ACallMayLeaveThemToTheNext) {
+  const Device device(all_contexts().at(0));
+  Fp8Layer model(device, true, 1);
+  const layer_test::Step step = one_page(10, 0);
+  const auto builder =
+      model.layer.get_attn_backend()->make_builder(device.context, model.layer.config());
+  const auto& metadata = builder->build(device.queue, step.batch());
+  static_cast<void>(
+      step.run(device, model.layer, &metadata, {.enable_kv_scales_calculation = false}));
+  EXPECT_EQ(scales_of(device, model.layer), (std::vector<float>{1, 1, 1}));
+  model.expect_stored(device, step, 0, {1, 1});
+  static_cast<void>(step.run(device, model.layer, &metadata));
+  const std::vector<float> found = scales_of(device, model.layer);
+  EXPECT_FLOAT_EQ(found[0], largest_of(step.key()) / 200);
+  model.expect_stored(device, step, 0, found);
+}
+
+/// A step of a queue of its own, its tensors on the device, so that forward() is all that is left.
+struct ReadyStep {
+  ReadyStep(const std::shared_ptr<clattn::Context>& context, const Attention& layer,
+            std::uint32_t seed, std::int32_t page)
+      : device(context),
+        step(one_page(seed, page)),
+        query(device.upload(step.query())),
+        key(device.upload(step.key())),
+        value(device.upload(step.value())),
+        out(device.upload(step.query())),
+        builder(layer.get_attn_backend()->make_builder(context, layer.config())),
+        metadata(&builder->build(device.queue, step.batch())) {
+    device.queue.finish();
+  }
+  void forward(Attention& layer) const {
+    layer.forward(device.queue,
+                  {.query = {query.handle()},
+                   .key = {key.handle()},
+                   .value = {value.handle()},
+                   .output = {out.handle()}},
+                  metadata);
+  }
+
+  Device device;
+  layer_test::Step step;
+  clattn::Buffer query, key, value, out;
+  std::unique_ptr<clattn::AttentionMetadataBuilder> builder;
+  const clattn::AttentionMetadata* metadata;
+};
+
+/// A second queue's first forward must not store before the first queue's found the scales.
+TEST(KVScales, AnotherQueueWaitsForThem) {
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    Fp8Layer model(device, true, 2);
+    const ReadyStep first(context, model.layer, 1, 0);
+    const ReadyStep second(context, model.layer, 2, 1);
+    cl_int status = CL_SUCCESS;
+    cl_event gate = clCreateUserEvent(context->handle(), &status);
+    ASSERT_EQ(status, CL_SUCCESS);
+    ASSERT_EQ(clEnqueueBarrierWithWaitList(first.device.queue, 1, &gate, nullptr), CL_SUCCESS);
+    first.forward(model.layer);
+    second.forward(model.layer);
+    second.device.queue.flush();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // ample for what does not wait
+    clSetUserEventStatus(gate, CL_COMPLETE);
+    first.device.queue.finish();
+    second.device.queue.finish();
+    clReleaseEvent(gate);
+    const std::vector<float> scales = scales_of(device, model.layer);
+    EXPECT_FLOAT_EQ(scales[0], largest_of(first.step.key()) / 200);
+    model.expect_stored(device, first.step, 0, scales);
+    model.expect_stored(device, second.step, 1, scales);
+  }
+}
+
+TEST(KVScales, ThreadsThatStartTogetherStoreByTheSame) {
+  constexpr std::int32_t kThreads = 3;
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  for (std::uint32_t round = 0; round < 8; ++round) {
+    Fp8Layer model(device, true, kThreads);
+    std::vector<std::unique_ptr<ReadyStep>> steps;
+    for (std::int32_t t = 0; t < kThreads; ++t) {
+      steps.push_back(std::make_unique<ReadyStep>(context, model.layer,
+                                                  round * 10 + static_cast<std::uint32_t>(t), t));
     }
+    std::latch start(kThreads);
+    std::vector<std::thread> threads;
+    for (const auto& step : steps) {
+      threads.emplace_back([&] {
+        start.arrive_and_wait();
+        step->forward(model.layer);
+        step->device.queue.finish();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const std::vector<float> scales = scales_of(device, model.layer);
+    EXPECT_NE(scales[0], 1);
+    for (std::size_t t = 0; t < steps.size(); ++t) {
+      model.expect_stored(device, steps[t]->step, t, scales);
+    }
+  }
+}
+
+// Scales that come with a cache are the engine's: the layer reads them and never changes them.
+TEST(KVScales, TheEnginesOwnStayTheEngines) {
+  const Device device(all_contexts().at(0));
+  const float k = 0.5F;
+  const float q = 3;
+  const clattn::LoadedKVScales loaded{.k_scale = std::span(&k, 1), .q_scale = std::span(&q, 1)};
+  for (const bool calculate : {false, true}) {
+    Fp8Layer model(device, calculate, 1);
+    clattn::KVCache cache = model.shaped();
+    const std::vector<float> theirs = {0.25F, 0.25F, 0.125F, 0.125F};  // per head
+    cache.scales = device.upload(theirs);
+    cache.scales_per_head = true;
+    model.layer.bind_kv_cache(cache);
+    EXPECT_TRUE(model.layer.load_kv_scales(loaded).empty());
+    EXPECT_EQ(model.layer.kv_cache()->scales.handle(), cache.scales.handle());
+    EXPECT_TRUE(model.layer.kv_cache()->scales_per_head);
+    const ReadyStep step(device.context, model.layer, 5, 0);
+    step.forward(model.layer);
+    step.device.queue.finish();
+    EXPECT_EQ(device.download(cache.scales), theirs);
+    model.expect_stored(device, step.step, 0, {0.25F, 0.125F});
+    // A cache without scales goes back to the layer's own, which hold what was loaded.
+    model.layer.bind_kv_cache(model.shaped());
+    EXPECT_EQ(model.layer.kv_cache()->scales.handle(), model.layer.scales().handle());
+    EXPECT_FALSE(model.layer.kv_cache()->scales_per_head);
+    const float kv = calculate ? 1 : k;
+    EXPECT_EQ(scales_of(device, model.layer), (std::vector<float>{kv, kv, q}));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
 #include "oracle/oracle.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -21,36 +22,18 @@ using clattn::AttentionOptions;
 using clattn::DType;
 using clattn::ErrorCode;
 using layer_test::Device;
+using layer_test::kShape;
+using layer_test::layer_options;
 using layer_test::Step;
+using test::error_text;
 
-constexpr std::int32_t kHeads = 4, kKVHeads = 2, kDims = 64, kPage = 16;
-
-AttentionOptions options_of(std::string prefix) {
-  AttentionOptions options;
-  options.num_heads = kHeads;
-  options.head_size = kDims;
-  options.num_kv_heads = kKVHeads;
-  options.prefix = std::move(prefix);
-  options.dtype = DType::kF32;
-  options.cache_config = clattn::CacheConfig{.block_size = kPage};
-  return options;
-}
-
-template <typename Call>
-std::string refusal(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
+constexpr std::int32_t kHeads = kShape.num_heads, kDims = kShape.head_size,
+                       kPage = kShape.block_size;
 
 /// Makes a layer that must be refused.
 std::string refused(clattn::LayerRegistry& layers, const AttentionOptions& options,
                     ErrorCode code = ErrorCode::kInvalidArgument) {
-  return refusal(code, [&] { const Attention layer(all_contexts().at(0), layers, options); });
+  return error_text([&] { const Attention layer(all_contexts().at(0), layers, options); }, code);
 }
 
 // A2.1: defaults of the constructor, and who wins.
@@ -72,8 +55,7 @@ TEST(Layer, ResolvesItsOptionsAsVLLMDoes) {
   EXPECT_FALSE(plain.has_sink());
   EXPECT_EQ(plain.kv_cache(), nullptr);
   EXPECT_FALSE(plain.scales());
-  EXPECT_EQ(refusal(ErrorCode::kInvalidArgument,
-                    [&] { plain.process_weights_after_loading(DType::kBF16); }),
+  EXPECT_EQ(error_text([&] { plain.process_weights_after_loading(DType::kBF16); }),
             "act_dtype is bf16, legal: the layer's dtype, f16");
   plain.process_weights_after_loading(DType::kF16);
 
@@ -94,21 +76,21 @@ TEST(Layer, ResolvesItsOptionsAsVLLMDoes) {
 
 TEST(Layer, RefusesWithVLLMsWords) {
   clattn::LayerRegistry layers;
-  AttentionOptions options = options_of("layers.0");
+  AttentionOptions options = layer_options("layers.0");
   options.num_kv_heads = 3;
   EXPECT_EQ(refused(layers, options), "num_heads (4) is not divisible by num_kv_heads (3)");
-  options = options_of("layers.0");
+  options = layer_options("layers.0");
   options.cache_config->cache_dtype = DType::kFp8E5M2;
   options.quant_config = clattn::QuantConfig{.fp8_checkpoint = true};
   EXPECT_EQ(refused(layers, options), "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.");
-  const Attention layer(all_contexts().at(0), layers, options_of("layers.0"));
-  EXPECT_EQ(refused(layers, options_of("layers.0")), "Duplicate layer name: layers.0");
-  options = options_of("layers.1");
+  const Attention layer(all_contexts().at(0), layers, layer_options("layers.0"));
+  EXPECT_EQ(refused(layers, layer_options("layers.0")), "Duplicate layer name: layers.0");
+  options = layer_options("layers.1");
   options.use_mla = true;
   options.attn_backend = layer.get_attn_backend();
   EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported),
             "backend FLASHINFER does not support this configuration: MLA not supported");
-  options = options_of("layers.1");
+  options = layer_options("layers.1");
   options.cache_config->is_attention_free = true;
   EXPECT_NE(refused(layers, options, ErrorCode::kUnsupported).find("NO_ATTENTION"),
             std::string::npos);
@@ -118,10 +100,10 @@ TEST(Layer, RefusesWithVLLMsWords) {
 // A2.2
 TEST(Layer, SharingTargetsAreCheckedWithVLLMsWords) {
   clattn::LayerRegistry layers;
-  const Attention first(all_contexts().at(0), layers, options_of("layers.0"));
+  const Attention first(all_contexts().at(0), layers, layer_options("layers.0"));
   const auto share = [&](const std::string& target,
                          const std::function<void(AttentionOptions&)>& change) {
-    AttentionOptions options = options_of("layers.3");
+    AttentionOptions options = layer_options("layers.3");
     options.kv_sharing_target_layer_name = target;
     change(options);
     return refused(layers, options);
@@ -162,9 +144,7 @@ clattn::KVCache poisoned_cache(const Device& device, const Attention& layer,
 
 /// Two prompts, of 5 and 20 tokens, over pages in no order.
 Step two_prompts(std::uint32_t seed) {
-  Step step(
-      {.num_heads = kHeads, .num_kv_heads = kKVHeads, .head_size = kDims, .block_size = kPage},
-      seed);
+  Step step(kShape, seed);
   step.add_request(5, 0, {2, 99});
   step.add_request(20, 0, {0, 1});
   return step;
@@ -175,7 +155,7 @@ TEST(Layer, ForwardIsTheOraclesAndZeroesPaddingRows) {
   for (const auto& context : all_contexts()) {
     const Device device(context);
     clattn::LayerRegistry layers;
-    Attention layer(context, layers, options_of("layers.0"));
+    Attention layer(context, layers, layer_options("layers.0"));
     layer.bind_kv_cache(poisoned_cache(device, layer, 3));
     Step step = two_prompts(1);
     const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
@@ -186,10 +166,9 @@ TEST(Layer, ForwardIsTheOraclesAndZeroesPaddingRows) {
       EXPECT_EQ(out.padding, std::vector<float>(3 * kHeads * kDims, 0.0F));
       EXPECT_TRUE(out.rest_untouched);
     }
-    EXPECT_EQ(refusal(ErrorCode::kInvalidArgument,
-                      [&] {
-                        static_cast<void>(step.run(device, layer, &metadata, {.padding_rows = -1}));
-                      }),
+    EXPECT_EQ(error_text([&] {
+                static_cast<void>(step.run(device, layer, &metadata, {.padding_rows = -1}));
+              }),
               "num_rows is 24, legal: 0, or at least the batch's 25 tokens");
     device.queue.finish();
   }
@@ -227,14 +206,34 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
       EXPECT_EQ(after, want) << (profiling ? "profiling" : "");
       if (!profiling) step.expect_truth(out);
     }
-    EXPECT_NE(refusal(ErrorCode::kInvalidArgument,
-                      [&] {
-                        layer_test::RunOptions short_of_a_row = padded;
-                        short_of_a_row.padding_rows = kPadding + 1;
-                        static_cast<void>(step.run(device, layer, &metadata, short_of_a_row));
-                      })
-                  .find("output_fp8: its rows end at element 7424, legal: the buffer's 7184"),
+    EXPECT_NE(error_text([&] {
+                layer_test::RunOptions short_of_a_row = padded;
+                short_of_a_row.padding_rows = kPadding + 1;
+                static_cast<void>(step.run(device, layer, &metadata, short_of_a_row));
+              }).find("output_fp8: its rows end at element 7424, legal: the buffer's 7184"),
               std::string::npos);
+  }
+}
+
+// A1.7: chunked-local attention by rebatching, through a builder that knows nothing of it. The
+// chunks' short tails stand behind longer requests.
+TEST(Layer, VirtualBatchesRunOnAnOrdinaryBuilder) {
+  constexpr std::int32_t kChunk = 2 * kPage;
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    Attention layer(context, layers, layer_options("layers.0"));
+    layer.bind_kv_cache(poisoned_cache(device, layer, 6));
+    Step step(kShape, 11);
+    step.add_request(33, 0, {2, 5, 1});
+    step.add_request(1, 0, {0, 99, 99});
+    step.add_request(32, 0, {3, 4, 99});
+    step.set_chunk(kChunk);
+    const auto local = make_local_attention_virtual_batches(kChunk, step.batch(), kPage);
+    const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+    const auto& metadata = builder->build(device.queue, local.metadata());
+    EXPECT_EQ(metadata.split(), (clattn::BatchSplit{0, 4, 0, 66}));
+    step.expect_truth(step.run(device, layer, &metadata));
     device.queue.finish();
   }
 }
@@ -242,7 +241,7 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
 TEST(Layer, AProfilingRunZeroesItsOutput) {
   const Device device(all_contexts().at(0));
   clattn::LayerRegistry layers;
-  Attention layer(device.context, layers, options_of("layers.0"));
+  Attention layer(device.context, layers, layer_options("layers.0"));
   Step step = two_prompts(2);
   const auto builder = layer.get_attn_backend()->make_builder(device.context, layer.config());
   const auto& metadata = builder->build(device.queue, step.batch());
@@ -258,14 +257,13 @@ TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
   for (const auto& context : all_contexts()) {
     const Device device(context);
     clattn::LayerRegistry layers;
-    Attention owner(context, layers, options_of("layers.0"));
-    AttentionOptions options = options_of("layers.1");
+    Attention owner(context, layers, layer_options("layers.0"));
+    AttentionOptions options = layer_options("layers.1");
     options.kv_sharing_target_layer_name = "layers.0";
     Attention sharer(context, layers, options);
     owner.bind_kv_cache(poisoned_cache(device, owner, 3));
     EXPECT_EQ(sharer.kv_cache(), owner.kv_cache());
-    EXPECT_NE(refusal(ErrorCode::kInvalidArgument, [&] { sharer.bind_kv_cache({}); })
-                  .find("bind that layer's"),
+    EXPECT_NE(error_text([&] { sharer.bind_kv_cache({}); }).find("bind that layer's"),
               std::string::npos);
     Step step = two_prompts(3);
     const auto builder = owner.get_attn_backend()->make_builder(context, owner.config());
@@ -281,17 +279,15 @@ TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
 TEST(Layer, KeyAndValueComeTogether) {
   const Device device(all_contexts().at(0));
   clattn::LayerRegistry layers;
-  Attention layer(device.context, layers, options_of("layers.0"));
+  Attention layer(device.context, layers, layer_options("layers.0"));
   const clattn::Buffer some = device.context->allocate(4096);
-  EXPECT_EQ(
-      refusal(ErrorCode::kInvalidArgument,
-              [&] {
-                layer.forward(
-                    device.queue,
-                    {.query = {some.handle()}, .key = {some.handle()}, .output = {some.handle()}},
-                    nullptr);
-              }),
-      "key, value: only one of them is given, legal: both or none");
+  EXPECT_EQ(error_text([&] {
+              layer.forward(
+                  device.queue,
+                  {.query = {some.handle()}, .key = {some.handle()}, .output = {some.handle()}},
+                  nullptr);
+            }),
+            "key, value: only one of them is given, legal: both or none");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "device/runtime_fixture.hpp"
 #include "device/step_case.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -16,6 +17,7 @@ using step_test::FencedOutput;
 using step_test::index;
 using step_test::Layout;
 using step_test::Request;
+using test::error_text;
 
 struct Case {
   clattn::MLAConfig config;
@@ -31,9 +33,7 @@ struct Case {
 };
 constexpr std::int64_t kInfiniteElement = 3;  ///< a latent one
 
-struct Outcome {
-  std::vector<std::string> kernels;
-  std::vector<std::int64_t> work_groups;
+struct Outcome : step_test::Launches {
   std::vector<double> out, lse;
 };
 
@@ -160,13 +160,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   impl->forward(queue, {q.handle(), 0, stride}, cache, metadata,
                 {out.buffer.handle(), FencedOutput::kGuard}, lse.buffer.handle(), nullptr,
                 &launches);
-  Outcome outcome;
-  for (const auto& launch : launches) {
-    outcome.kernels.emplace_back(launch.kernel);
-    outcome.work_groups.push_back(launch.work_groups);
-  }
-  outcome.out = out.read(queue);
-  outcome.lse = lse.read(queue);
+  const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue)};
 
   expect_truth(c, truth, outcome);
   return outcome;
@@ -187,12 +181,9 @@ class MLA : public testing::TestWithParam<KernelFamily> {
  protected:
   std::vector<Outcome> check(Case c) {
     c.config.kernel_family = GetParam();
-    std::vector<Outcome> outcomes;
-    for (const auto& context : all_contexts()) {
-      if (!clattn::validate_mla_configuration(c.config, &context->capabilities()).empty()) continue;
-      outcomes.push_back(run(context, c));
-    }
-    return outcomes;
+    return step_test::on_able_devices(
+        [&](const auto* device) { return clattn::validate_mla_configuration(c.config, device); },
+        [&](const auto& context) { return run(context, c); });
   }
 };
 
@@ -320,9 +311,7 @@ TEST_P(MLA, BitsDoNotDependOnTheRestOfTheBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, MLA, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
-                         [](const auto& tested) {
-                           return std::string(clattn::to_string(tested.param));
-                         });
+                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 /// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
 TEST(Tiny, LatentRows) {
@@ -343,7 +332,7 @@ TEST(MLARefusals, NameFieldValueAndRange) {
   const auto refused = [&](auto change, clattn::ErrorCode code) {
     clattn::MLAConfig config = small_case().config;
     change(config);
-    return clattn::detail::message_of(code, [&] { clattn::make_mla_impl(*context, config); });
+    return error_text([&] { clattn::make_mla_impl(*context, config); }, code);
   };
   const auto unsupported = clattn::ErrorCode::kUnsupported;
   using Config = clattn::MLAConfig;
@@ -369,9 +358,8 @@ TEST(MLARefusals, CacheAndMetadataMustFitTheLayer) {
   const clattn::Buffer any = context->allocate(std::size_t{1} << 20);
   clattn::MLACache cache{any, DType::kF16, layout.num_blocks, 16, 64, 16, {}};
   const auto forward = [&](const clattn::MLACache& given) {
-    return clattn::detail::message_of(clattn::ErrorCode::kInvalidArgument, [&] {
-      impl->forward(queue, {any.handle()}, given, metadata, {any.handle()});
-    });
+    return error_text(
+        [&] { impl->forward(queue, {any.handle()}, given, metadata, {any.handle()}); });
   };
   clattn::MLACache other = cache;
   other.rope_dim = 24;

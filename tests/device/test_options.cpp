@@ -366,8 +366,6 @@ TEST_P(Options, SlopesAndSinksOfManyHeads) {
 INSTANTIATE_TEST_SUITE_P(Families, Options,
                          testing::Values(KernelFamily::kCpu, KernelFamily::kGpu,
                                          KernelFamily::kGpuPtx),
-                         [](const auto& tested) {
-                           return std::string(clattn::to_string(tested.param));
-                         });
+                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "device/runtime_fixture.hpp"
 #include "device/step_case.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -13,6 +14,7 @@ using step_test::Elements;
 using step_test::FencedOutput;
 using step_test::index;
 using step_test::Layout;
+using test::error_text;
 
 enum class Scales : std::uint8_t { kNone, kPerTensor, kPerHead };
 
@@ -23,10 +25,7 @@ struct Case {
   Scales scales = Scales::kNone;
 };
 
-struct Outcome {
-  std::vector<std::string> kernels;
-  std::vector<std::int64_t> work_groups;
-};
+using Outcome = step_test::Launches;
 
 std::string describe(const Case& c) {
   return fmt::format("{}/{} heads x {} page {} {}/{} family {} splits {} alibi {}",
@@ -155,12 +154,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   const oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
   step_test::expect_close(out.read(queue), want.out, &want.bound, describe(c) + " out");
   step_test::expect_close(lse.read(queue), want.lse, nullptr, describe(c) + " lse");
-  Outcome outcome;
-  for (const auto& launch : launches) {
-    outcome.kernels.emplace_back(launch.kernel);
-    outcome.work_groups.push_back(launch.work_groups);
-  }
-  return outcome;
+  return Outcome(launches);
 }
 
 Case small_case(DType dtype = DType::kF16) {
@@ -178,12 +172,9 @@ class Packed : public testing::TestWithParam<KernelFamily> {
  protected:
   std::vector<Outcome> check(Case c) {
     c.config.kernel_family = GetParam();
-    std::vector<Outcome> outcomes;
-    for (const auto& context : all_contexts()) {
-      if (!clattn::validate_paged_attention(c.config, &context->capabilities()).empty()) continue;
-      outcomes.push_back(run(context, c));
-    }
-    return outcomes;
+    return step_test::on_able_devices(
+        [&](const auto* device) { return clattn::validate_paged_attention(c.config, device); },
+        [&](const auto& context) { return run(context, c); });
   }
 };
 
@@ -264,9 +255,7 @@ TEST_P(Packed, A6_7_TheChooserSplitsIntoPartitionsOf512) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Packed, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
-                         [](const auto& tested) {
-                           return std::string(clattn::to_string(tested.param));
-                         });
+                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 /// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
 void expect_tiny(std::int32_t block_size) {
@@ -302,8 +291,8 @@ TEST(PackedRefusals, NameFieldValueAndRange) {
   const auto refused = [&](auto change) {
     clattn::AttentionConfig config = small_case().config;
     change(config);
-    return clattn::detail::message_of(clattn::ErrorCode::kUnsupported,
-                                      [&] { clattn::make_paged_attention(*context, config); });
+    return error_text([&] { clattn::make_paged_attention(*context, config); },
+                      clattn::ErrorCode::kUnsupported);
   };
   using Config = clattn::AttentionConfig;
   EXPECT_EQ(refused([](Config& c) {
@@ -328,14 +317,13 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
   const auto invalid = clattn::ErrorCode::kInvalidArgument;
   clattn::BuilderOptions recorded = layout.options(0);
   recorded.graph_batch_size = 4;
-  EXPECT_NE(clattn::detail::message_of(
-                clattn::ErrorCode::kUnsupported,
-                [&] { clattn::make_paged_attention_builder(context, c.config, recorded); })
+  EXPECT_NE(error_text([&] { clattn::make_paged_attention_builder(context, c.config, recorded); },
+                       clattn::ErrorCode::kUnsupported)
                 .find("graph_batch_size is 4"),
             std::string::npos);
   Layout two = layout;
   for (std::size_t r = 1; r < two.query_start_loc.size(); ++r) two.query_start_loc[r] += 1;
-  EXPECT_EQ(clattn::detail::message_of(invalid, [&] { builder->build(queue, two.batch()); }),
+  EXPECT_EQ(error_text([&] { builder->build(queue, two.batch()); }, invalid),
             "query_start_loc: a request has 2 query tokens, legal: 0 or 1");
 
   const auto& metadata = builder->build(queue, layout.batch());
@@ -343,9 +331,9 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
   const clattn::PackedKVCache cache{
       any.handle(), any.handle(), DType::kF16, layout.num_blocks, 16, 2, 64, {}, false};
   const auto forward = [&](const clattn::PackedKVCache& given) {
-    return clattn::detail::message_of(invalid, [&] {
-      attention->forward(queue, {any.handle()}, given, metadata, {any.handle()});
-    });
+    return error_text(
+        [&] { attention->forward(queue, {any.handle()}, given, metadata, {any.handle()}); },
+        invalid);
   };
   clattn::PackedKVCache other = cache;
   other.block_size = 8;

@@ -7,6 +7,7 @@
 
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -14,6 +15,7 @@ using attention_test::all_contexts;
 using clattn::DType;
 using layer_test::Device;
 using layer_test::Step;
+using test::error_text;
 
 const std::string& plugin_path() {
   static const std::string path = std::string(CLATTN_PLUGIN_DIR) + "/none.so";
@@ -87,17 +89,6 @@ TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
   EXPECT_FALSE(is_loaded());
 }
 
-template <typename Call>
-std::string refusal(clattn::ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   const Device device(all_contexts().at(0));
   const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
@@ -113,9 +104,8 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   step.add_request(7, 0, {1, 0});
   const auto& metadata = builder->build(device.queue, step.batch());
   const auto forward = [&](const clattn::AttentionMetadata& built, const clattn::KVCache& where) {
-    return refusal(clattn::ErrorCode::kInvalidArgument, [&] {
-      impl->forward(device.queue, {memory.handle()}, where, built, {memory.handle()});
-    });
+    return error_text(
+        [&] { impl->forward(device.queue, {memory.handle()}, where, built, {memory.handle()}); });
   };
   EXPECT_EQ(forward(metadata, cache),
             "attn_metadata: its block ids reach up to 1, legal: below the cache's 1 blocks");
@@ -131,8 +121,8 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   EXPECT_EQ(backend.graph_support(), clattn::AttentionCGSupport::kNever);
   EXPECT_FALSE(builder->can_run_in_graph(step.batch()));
   EXPECT_FALSE(builder->supports_update_block_table());
-  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
-                    [&] { builder->update_block_table(device.queue, metadata, {}); }),
+  EXPECT_EQ(error_text([&] { builder->update_block_table(device.queue, metadata, {}); },
+                       clattn::ErrorCode::kUnsupported),
             "update_block_table: not supported by this builder; use build()");
   clattn::CascadeQuery query{.common_prefix_len = 1 << 20, .num_query_heads = 4, .num_kv_heads = 2};
   const std::vector<std::int32_t> query_lens(64, 7);
@@ -140,19 +130,18 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   query.num_sms = 1;
   EXPECT_TRUE(clattn::use_cascade_attention(query));
   EXPECT_FALSE(builder->use_cascade_attention(query));
-  EXPECT_EQ(refusal(clattn::ErrorCode::kInvalidArgument,
-                    [&] {
-                      builder->build(device.queue, step.batch(), nullptr, {.common_prefix_len = 4});
-                    }),
+  EXPECT_EQ(error_text([&] {
+              builder->build(device.queue, step.batch(), nullptr, {.common_prefix_len = 4});
+            }),
             "request 0: common_prefix_len is 4, legal: 0 (its computed tokens)");
-  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
-                    [&] { backend.get_kv_cache_stride_order(clattn::KVCacheLayout::kHND); }),
+  EXPECT_EQ(error_text([&] { backend.get_kv_cache_stride_order(clattn::KVCacheLayout::kHND); },
+                       clattn::ErrorCode::kUnsupported),
             "layout HND not supported by REFERENCE");
   config.head_size = 128;
-  EXPECT_EQ(
-      refusal(clattn::ErrorCode::kUnsupported, [&] { backend.make_impl(device.context, config); }),
-      "backend REFERENCE does not support this configuration: head_size 128 not supported: 1 "
-      "to 64 are");
+  EXPECT_EQ(error_text([&] { backend.make_impl(device.context, config); },
+                       clattn::ErrorCode::kUnsupported),
+            "backend REFERENCE does not support this configuration: head_size 128 not supported: 1 "
+            "to 64 are");
   device.queue.finish();
 }
 
@@ -174,17 +163,17 @@ TEST(Plugin, ItsCallsAreNotRecorded) {
   const clattn::TensorRef tensor{memory.handle()};
   clattn::GraphCapture capture(device.queue);
   const std::string expected = "graph capture: backend REFERENCE cannot be recorded";
-  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
-                    [&] { impl->forward(device.queue, tensor, cache, metadata, tensor); }),
+  EXPECT_EQ(error_text([&] { impl->forward(device.queue, tensor, cache, metadata, tensor); },
+                       clattn::ErrorCode::kUnsupported),
             expected);
-  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
-                    [&] { impl->write_kv_cache(device.queue, tensor, tensor, cache, metadata); }),
+  EXPECT_EQ(error_text([&] { impl->write_kv_cache(device.queue, tensor, tensor, cache, metadata); },
+                       clattn::ErrorCode::kUnsupported),
             expected);
   EXPECT_EQ(capture.end().num_launches(), 0U);
   clattn::BuilderOptions options;
   options.graph_batch_size = 2;
-  EXPECT_EQ(refusal(clattn::ErrorCode::kUnsupported,
-                    [&] { backend.make_builder(device.context, config, options); }),
+  EXPECT_EQ(error_text([&] { backend.make_builder(device.context, config, options); },
+                       clattn::ErrorCode::kUnsupported),
             "backend REFERENCE: graph_batch_size is 2, legal: 0: plugins cannot be recorded");
   device.queue.finish();
 }

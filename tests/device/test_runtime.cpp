@@ -6,10 +6,12 @@
 #include <thread>
 
 #include "device/runtime_fixture.hpp"
+#include "support/error_text.hpp"
 
 namespace clattn::detail {
 namespace {
 
+using test::error_text;
 using testing::HasSubstr;
 
 class RuntimeDevice : public RuntimeFixture {};
@@ -45,9 +47,11 @@ TEST_P(RuntimeDevice, BuildErrorNamesOurFileAndLine) {
   write_kernel("bad.cl", "\n#include \"lib/bad.clh\"\n__kernel void clattn_bad(void) {}\n");
   write_kernel("lib/bad.clh", "// one\n// two\nint broken(void) { return undeclared_name; }\n");
   const auto runtime = make_runtime();
-  const std::string message = message_of(ErrorCode::kOpenCL, [&] {
-    runtime->kernel({"bad.cl", "clattn_bad", "-DCLA_X=1"});
-  });
+  const std::string message = error_text(
+      [&] {
+        runtime->kernel({"bad.cl", "clattn_bad", "-DCLA_X=1"});
+      },
+      ErrorCode::kOpenCL);
   EXPECT_THAT(message, HasSubstr("building bad.cl with '-cl-std=CL1.2 -w -DCLA_X=1' on "));
   EXPECT_THAT(message, HasSubstr("lib/bad.clh:3:"));
   EXPECT_THAT(message, HasSubstr("undeclared_name"));
@@ -55,15 +59,17 @@ TEST_P(RuntimeDevice, BuildErrorNamesOurFileAndLine) {
 
 TEST_P(RuntimeDevice, MissingFilesAndEntriesAreNamed) {
   const auto runtime = make_runtime();
-  EXPECT_EQ(message_of(ErrorCode::kIo,
-                       [&] {
-                         runtime->kernel({"none.cl", "clattn_x", ""});
-                       }),
+  EXPECT_EQ(error_text(
+                [&] {
+                  runtime->kernel({"none.cl", "clattn_x", ""});
+                },
+                ErrorCode::kIo),
             "kernel file 'none.cl' not found");
-  EXPECT_THAT(message_of(ErrorCode::kOpenCL,
-                         [&] {
-                           runtime->kernel({"probe.cl", "clattn_none", "-DCLA_STEP=1"});
-                         }),
+  EXPECT_THAT(error_text(
+                  [&] {
+                    runtime->kernel({"probe.cl", "clattn_none", "-DCLA_STEP=1"});
+                  },
+                  ErrorCode::kOpenCL),
               HasSubstr("creating kernel 'clattn_none' failed: CL_INVALID_KERNEL_NAME (-46)"));
 }
 
@@ -109,15 +115,14 @@ TEST_P(RuntimeDevice, LeasesReportWhatTheyRefuse) {
   lease.enqueue(queue, 0, 8, &event);
   EXPECT_FALSE(event);
   EXPECT_EQ(dispatch_count(), before);
-  EXPECT_THAT(message_of(ErrorCode::kOpenCL,
-                         [&] { lease.arg(out.handle()).arg(cl_int{7}).arg(cl_int{8}); }),
+  EXPECT_THAT(error_text([&] { lease.arg(out.handle()).arg(cl_int{7}).arg(cl_int{8}); },
+                         ErrorCode::kOpenCL),
               HasSubstr("setting argument 2 of kernel 'clattn_probe_add' failed: "));
   const std::size_t too_many = runtime->capabilities().max_work_group_size * 2;
-  EXPECT_THAT(message_of(ErrorCode::kOpenCL, [&] { lease.enqueue(queue, 1, too_many); }),
+  EXPECT_THAT(error_text([&] { lease.enqueue(queue, 1, too_many); }, ErrorCode::kOpenCL),
               HasSubstr("groups of " + std::to_string(too_many) +
                         " of kernel 'clattn_probe_add' failed: CL_INVALID_WORK_"));
-  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
-                         [&] { lease.enqueue(queue, std::size_t{1} << 62U, 8); }),
+  EXPECT_THAT(error_text([&] { lease.enqueue(queue, std::size_t{1} << 62U, 8); }),
               HasSubstr("work-items of a launch"));
 }
 
@@ -126,7 +131,7 @@ TEST_P(RuntimeDevice, AllocationsAreRefusedWithTheNumbers) {
   const DeviceCapabilities& device = runtime->capabilities();
   const std::string asked = std::to_string(device.max_alloc_bytes + 1);
   EXPECT_EQ(
-      message_of(ErrorCode::kUnsupported, [&] { runtime->allocate(device.max_alloc_bytes + 1); }),
+      error_text([&] { runtime->allocate(device.max_alloc_bytes + 1); }, ErrorCode::kUnsupported),
       "a buffer of " + asked + " bytes was asked for; " + device.name + " allows at most " +
           std::to_string(device.max_alloc_bytes) + " bytes in one buffer");
   const Buffer empty = runtime->allocate(0);
@@ -150,11 +155,11 @@ TEST_P(RuntimeDevice, CopiesStayInsideTheBuffer) {
   queue.read(buffer, std::as_writable_bytes(std::span(all)));
   EXPECT_EQ(all, (std::vector<std::uint32_t>{8, 5, 6, 0x99}));
   const auto bytes = std::as_writable_bytes(std::span(words));
-  EXPECT_EQ(message_of(ErrorCode::kInvalidArgument, [&] { queue.write(buffer, bytes, 12); }),
+  EXPECT_EQ(error_text([&] { queue.write(buffer, bytes, 12); }),
             "write: bytes 12 to 20 are not inside a buffer of 16 bytes");
-  EXPECT_EQ(message_of(ErrorCode::kInvalidArgument, [&] { queue.read(buffer, bytes, 17); }),
+  EXPECT_EQ(error_text([&] { queue.read(buffer, bytes, 17); }),
             "read: bytes 17 to 25 are not inside a buffer of 16 bytes");
-  EXPECT_EQ(message_of(ErrorCode::kInvalidArgument, [&] { queue.fill(buffer, 0, 2, 4); }),
+  EXPECT_EQ(error_text([&] { queue.fill(buffer, 0, 2, 4); }),
             "fill: offset 2 and size 4 must be multiples of 4");
 }
 
@@ -216,8 +221,7 @@ TEST_P(RuntimeDevice, AnApplicationsObjectsAreAdopted) {
   EXPECT_EQ(clReleaseCommandQueue(queue), CL_SUCCESS);
   for (const Device& other : list_devices()) {
     if (other.id == device) continue;
-    EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
-                           [&] { Runtime::adopt(context, other.id, options_); }),
+    EXPECT_THAT(error_text([&] { Runtime::adopt(context, other.id, options_); }),
                 HasSubstr("not one of the 1 devices of the adopted context"));
   }
   EXPECT_EQ(clReleaseContext(context), CL_SUCCESS);

@@ -1,13 +1,12 @@
 #pragma once
 
-#include <clattn/error.hpp>
 #include <clattn/metadata.hpp>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "support/error_text.hpp"
 
 namespace test {
 
@@ -74,19 +73,6 @@ inline Batch make_batch(const std::vector<Request>& requests, std::int32_t block
     }
   }
   return batch;
-}
-
-/// The text of the Error that `call` throws, which must have this code; "no error" if it returns.
-template <typename Call>
-std::string error_text(Call&& call, clattn::ErrorCode code = clattn::ErrorCode::kInvalidArgument) {
-  try {
-    std::forward<Call>(call)();
-  } catch (const clattn::Error& error) {
-    return error.code() == code ? error.what() : "wrong code: " + std::string(error.what());
-  } catch (const std::exception& error) {
-    return "foreign exception: " + std::string(error.what());
-  }
-  return "no error";
 }
 
 }  // namespace test

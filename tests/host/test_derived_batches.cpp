@@ -21,6 +21,8 @@ TEST(FastPrefill, A1_10_KeepsTheTokensOfLogits) {
   EXPECT_EQ(metadata.seq_lens.data(), batch.seq_lens.data());
   EXPECT_EQ(metadata.block_table.data(), batch.block_table.data());
   validate_batch(metadata, 16, -1);
+  // Its second prefill is longer than its third: a builder takes it nevertheless.
+  EXPECT_EQ(split_decodes_and_prefills(metadata, 1), (BatchSplit{1, 2, 1, 3}));
 }
 
 TEST(FastPrefill, A1_10_DecodesStayAndRequestsMayHaveNoLogits) {

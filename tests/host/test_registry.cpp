@@ -9,11 +9,14 @@
 #include <thread>
 #include <vector>
 
+#include "support/error_text.hpp"
+
 namespace {
 
 using clattn::AttentionConfig;
 using clattn::DType;
 using clattn::ErrorCode;
+using test::error_text;
 
 /// A backend of an application: takes heads of 64, and nothing else matters.
 class FakeBackend final : public clattn::AttentionBackend {
@@ -66,17 +69,6 @@ std::vector<std::string> names() {
 }
 using Names = std::vector<std::string>;
 
-template <typename Call>
-std::string refusal(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const clattn::Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string plugin_path(const std::string& defect) {
   return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
 }
@@ -114,9 +106,8 @@ TEST_F(Registry, PositionIsPriority) {
 
 TEST_F(Registry, NamesAreUniqueAndNotReserved) {
   const auto add = [](const char* name, std::size_t position) {
-    return refusal(ErrorCode::kInvalidArgument, [&] {
-      clattn::register_backend(std::make_shared<FakeBackend>(name), position);
-    });
+    return error_text(
+        [&] { clattn::register_backend(std::make_shared<FakeBackend>(name), position); });
   };
   EXPECT_EQ(add("XFORMERS", 0),
             "register_backend: a backend named 'XFORMERS' is registered already");
@@ -124,9 +115,8 @@ TEST_F(Registry, NamesAreUniqueAndNotReserved) {
     EXPECT_NE(add(name, 0).find("is reserved, legal: any but"), std::string::npos) << name;
   }
   EXPECT_EQ(add("FAR", 4), "register_backend: position is 4, legal: 0 … 3");
-  EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [] { clattn::register_backend(nullptr); }),
-            "register_backend: null");
-  EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [] { clattn::unregister_backend("NOBODY"); }),
+  EXPECT_EQ(error_text([] { clattn::register_backend(nullptr); }), "register_backend: null");
+  EXPECT_EQ(error_text([] { clattn::unregister_backend("NOBODY"); }),
             "unregister_backend: no backend is named 'NOBODY'. Registered are: FLASHINFER, "
             "XFORMERS, CLATTN_MLA");
 }
@@ -199,9 +189,9 @@ TEST_F(Registry, AttentionFreeModelsGetAPlaceholderThatRefuses) {
   EXPECT_EQ(clattn::get_attn_backend(64, DType::kF16, std::nullopt, 16, true).name(),
             "NO_ATTENTION");
   EXPECT_EQ(clattn::choose_attn_backend(config, nullptr).backend->name(), "NO_ATTENTION");
-  EXPECT_EQ(refusal(ErrorCode::kUnsupported, [&] { backend.make_impl(nullptr, config); }),
+  EXPECT_EQ(error_text([&] { backend.make_impl(nullptr, config); }, ErrorCode::kUnsupported),
             "backend NO_ATTENTION: the model has no attention, so there is no AttentionImpl");
-  EXPECT_NE(refusal(ErrorCode::kUnsupported, [&] { backend.get_kv_cache_shape(1, 1, 1, 1); })
+  EXPECT_NE(error_text([&] { backend.get_kv_cache_shape(1, 1, 1, 1); }, ErrorCode::kUnsupported)
                 .find("no KV cache"),
             std::string::npos);
 }
@@ -213,9 +203,9 @@ TEST_F(Registry, LatentAttentionIsForBackendsThatKnowIt) {
         .name();
   };
   EXPECT_EQ(choose(true, false), clattn::kMLABackendName);
-  const std::string plain = refusal(ErrorCode::kUnsupported, [&] { choose(false, false); });
+  const std::string plain = error_text([&] { choose(false, false); }, ErrorCode::kUnsupported);
   EXPECT_NE(plain.find("CLATTN_MLA: non-MLA not supported"), std::string::npos) << plain;
-  const std::string sink = refusal(ErrorCode::kUnsupported, [&] { choose(true, true); });
+  const std::string sink = error_text([&] { choose(true, true); }, ErrorCode::kUnsupported);
   EXPECT_NE(sink.find("FLASHINFER: head_size 576 not supported: 8 … 256 in steps of 8 are; MLA not "
                       "supported |"),
             std::string::npos)
@@ -299,7 +289,7 @@ TEST_F(Registry, A5_SupportedTypesAndHeadSizes) {
   EXPECT_EQ(list[1]->get_supported_dtypes(), (DTypes{DType::kF16, DType::kBF16}));
   list[1]->validate_head_size(40);
   const std::string text =
-      refusal(ErrorCode::kUnsupported, [&] { list[1]->validate_head_size(24); });
+      error_text([&] { list[1]->validate_head_size(24); }, ErrorCode::kUnsupported);
   EXPECT_EQ(text.find("Head size 24 is not supported by XFormersAttention. Supported head sizes "
                       "are: [32, 40, "),
             0U)
@@ -361,8 +351,8 @@ TEST_F(Registry, APluginIsListedChosenByNameAndUnloaded) {
     AttentionConfig config;
     config.num_heads = config.num_kv_heads = 2;
     config.head_size = 128;
-    EXPECT_EQ(refusal(ErrorCode::kUnsupported,
-                      [&] { clattn::get_attn_backend(config, nullptr, "REFERENCE"); }),
+    EXPECT_EQ(error_text([&] { clattn::get_attn_backend(config, nullptr, "REFERENCE"); },
+                         ErrorCode::kUnsupported),
               "Selected backend REFERENCE is not valid for this configuration. Reason: dtypes "
               "other than f32 not supported; head_size 128 not supported: 1 to 64 are");
     config.dtype = DType::kF32;
@@ -374,7 +364,7 @@ TEST_F(Registry, APluginIsListedChosenByNameAndUnloaded) {
               (Names{"attn_type other than decoder not supported by plugins"}));
 
     // A second one would have the same name.
-    EXPECT_EQ(refusal(ErrorCode::kInvalidArgument, [&] { clattn::load_backend_plugin(path); }),
+    EXPECT_EQ(error_text([&] { clattn::load_backend_plugin(path); }),
               "plugin '" + path +
                   "': register_backend: a backend named 'REFERENCE' is registered already");
     const auto user = plugin.backend();
@@ -404,7 +394,7 @@ TEST_F(Registry, PluginsThatDoNotFitAreRefusedWithAReason) {
   };
   for (const Row& row : kRows) {
     const std::string path = plugin_path(row.defect);
-    const std::string text = refusal(row.code, [&] { clattn::load_backend_plugin(path); });
+    const std::string text = error_text([&] { clattn::load_backend_plugin(path); }, row.code);
     EXPECT_EQ(text.find("plugin '" + path + row.reason), 0U) << text;
     EXPECT_FALSE(is_loaded(path)) << row.defect;
   }

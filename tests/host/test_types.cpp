@@ -8,21 +8,12 @@
 
 #include "base/checked.hpp"
 #include "base/half.hpp"
+#include "support/error_text.hpp"
 
 namespace clattn {
 namespace {
 
-template <typename Call>
-std::string message_of(Call call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
+using test::error_text;
 
 TEST(Types, NamesSizesAndParsersAgree) {
   const struct {
@@ -42,18 +33,18 @@ TEST(Types, NamesSizesAndParsersAgree) {
 }
 
 TEST(Types, UnknownNamesListTheLegalOnes) {
-  EXPECT_EQ(message_of([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
+  EXPECT_EQ(error_text([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
             "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
-  EXPECT_EQ(message_of([] { parse_kv_cache_layout(""); }, ErrorCode::kInvalidArgument),
+  EXPECT_EQ(error_text([] { parse_kv_cache_layout(""); }, ErrorCode::kInvalidArgument),
             "layout: '' is not one of NHD, HND");
 }
 
 TEST(Checked, OverflowNamesTheProduct) {
   EXPECT_EQ(detail::checked_mul<std::int32_t>(46340, 46340, "area"), 2147395600);
-  EXPECT_EQ(message_of([] { detail::checked_mul<std::int32_t>(65536, 32768, "area"); },
+  EXPECT_EQ(error_text([] { detail::checked_mul<std::int32_t>(65536, 32768, "area"); },
                        ErrorCode::kInvalidArgument),
             "area: 65536 * 32768 overflows");
-  EXPECT_EQ(message_of([] { detail::checked_add<std::int8_t>(100, 28, "sum"); },
+  EXPECT_EQ(error_text([] { detail::checked_add<std::int8_t>(100, 28, "sum"); },
                        ErrorCode::kInvalidArgument),
             "sum: 100 + 28 overflows");
 }

@@ -126,6 +126,24 @@ TEST(VirtualBatches, AnotherTableIsGatheredAlike) {
             "block_table holds 7 elements, legal: at least 8 (4 columns of request 1)");
 }
 
+// A1.7: a chunk's short tail may stand behind a longer request; the batch says so, and a builder
+// takes it as it is.
+TEST(VirtualBatches, A1_7_ShortTailsStandWhereTheyAre) {
+  const test::Batch batch = test::make_batch({{5, 5}, {2, 7}}, 2);
+  const LocalAttentionVirtualBatches local =
+      make_local_attention_virtual_batches(4, batch.view(), 2);
+  EXPECT_EQ(local.query_start_loc, (Ints{0, 4, 5, 7}));
+  EXPECT_EQ(split_decodes_and_prefills(local.metadata(), 1), (BatchSplit{0, 3, 0, 7}));
+  EXPECT_EQ(split_decodes_and_prefills(local.metadata(), 4), (BatchSplit{3, 0, 7, 0}));
+}
+
+TEST(VirtualBatches, CausalityIsTheBatchs) {
+  test::Batch batch = test::make_batch({{5, 5}}, 2);
+  EXPECT_TRUE(make_local_attention_virtual_batches(4, batch.view(), 2).metadata().causal);
+  batch.causal = false;
+  EXPECT_FALSE(make_local_attention_virtual_batches(4, batch.view(), 2).metadata().causal);
+}
+
 /// A pair of token and physical slot for each key that a token of the batch sees.
 using Sights = std::vector<std::pair<std::int32_t, std::int64_t>>;
 

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <clattn/context.hpp>
+#include <memory>
+
+#include "cli/check_report.hpp"
+
+namespace clattn::cli {
+
+/// Adds a line for each operation on caches and attention states: copying and swapping blocks,
+/// latent rows in and out, appending by page lists, merging states, advancing a step.
+void check_cache_ops(const std::shared_ptr<Context>& context, CheckReport& report);
+
+}  // namespace clattn::cli
