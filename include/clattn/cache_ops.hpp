@@ -175,6 +175,8 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
                             DeviceErrors& errors, Event* event = nullptr);
 /// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each
 /// row as block_table_bound (vLLM: advance_step_flashinfer). A row that was found wrong has none.
+/// The first row whose pages do not fit paged_kv_indices, and every row behind it that has pages,
+/// counts as wrong. With num_seqs 0 only indptr is written and `event` is left empty.
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,
                              DeviceErrors& errors, Event* event = nullptr);

@@ -196,18 +196,36 @@ TEST(AdvanceStep, BadRowsBecomePaddingAndAreTold) {
   }
 }
 
-TEST(AdvanceStep, PagesThatDoNotFitAreTold) {
-  const auto& context = *all_contexts().at(0);
-  Step host(2, 2, 3, 1);
-  host.seq_lens = {4, 8};
-  host.table = {1, 2, 3, 4, 5, 6};
-  host.indices.assign(3, 906);
-  DeviceStep device(context, host);
-  clattn::advance_step_flashinfer(context, device.queue, device.step, device.pages, device.errors);
-  EXPECT_EQ(download<std::int32_t>(device.queue, device.pages.paged_kv_indices),
-            (std::vector<std::int32_t>{1, 2, 4}));
-  EXPECT_EQ(error_text([&] { device.errors.check(device.queue); }),
-            "advance_step: row 1 was left out: its pages do not fit paged_kv_indices");
+// A6.9, A9.12: the first row whose pages do not fit, and every row with pages behind it, becomes
+// padding.
+TEST(AdvanceStep, RowsWhosePagesDoNotFitBecomePaddingToo) {
+  for (const auto& context : all_contexts()) {
+    Step host(400, 390, 6, 5);
+    host.page(7, 0) = -1;  // padding that takes no room
+    Step unlimited = host;
+    unlimited.advance({7});
+    for (const std::size_t first :
+         {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{131}, std::size_t{389}}) {
+      SCOPED_TRACE(first);
+      const auto full = static_cast<std::size_t>(unlimited.indptr[first + 1]);
+      Step want = host;
+      want.indices.resize(full - 1);  // one too few for row `first`
+      DeviceStep device(*context, want);
+      clattn::advance_step_flashinfer(*context, device.queue, device.step, device.pages,
+                                      device.errors);
+      std::vector<std::size_t> bad = {7};
+      for (std::size_t r = first; r < 390; ++r) bad.push_back(r);
+      want.advance(bad);
+      device.expect_rows(want);
+      device.expect_pages(want);
+      EXPECT_EQ(error_text([&] { device.errors.check(device.queue); }),
+                first > 7 ? "advance_step: row 7 was left out: its block table names a block "
+                            "outside the cache"
+                          : fmt::format("advance_step: row {} was left out: its pages do not fit "
+                                        "paged_kv_indices",
+                                        first));
+    }
+  }
 }
 
 TEST(AdvanceStep, SizesAreChecked) {
