@@ -59,8 +59,8 @@ class PinnedMemory {
 /// Where swap_blocks takes blocks from or puts them: a cache on the device, or a host image of one.
 /// An image of N blocks holds the bytes that a cache of N blocks in the other side's order has:
 /// [2][N] or [N][2] (K, V) times a block's bytes, as the device cache orders them; of latent
-/// attention [N]. N is what the image's bytes hold.
-using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>>;
+/// attention [N]. N is what the image's bytes hold; padding of pages is not part of it.
+using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>, PackedKVCache>;
 
 /// Copies whole blocks, K and V, from one space to another: device to host, host to device, or
 /// device to device (vLLM: swap_blocks). Pairs that continue each other on both sides travel as one
@@ -68,8 +68,9 @@ using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>>;
 /// and on the way to the device unchanged, until `event` or a later synchronisation of the queue;
 /// copies overlap with the host's work only from and to PinnedMemory. No pairs: nothing happens and
 /// `event` is left empty. Throws kInvalidArgument for two host images (`Invalid device
-/// combination`), for caches of differing shape, for ids out of range, a destination named twice,
-/// and within one buffer a block that is both source and destination.
+/// combination`), for caches of two contexts (`src and dst must be on the same GPU`) or of
+/// differing shape, for ids out of range, a destination named twice, and for a destination whose
+/// bytes a pair reads too, be it through another cache, offset or sub-buffer.
 void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace& source,
                  const SwapSpace& destination, std::span<const BlockPair> mapping,
                  Event* event = nullptr);

@@ -118,7 +118,7 @@ CachePlanes planes_of(const MLACache& cache) {
 }
 
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,
-                   std::int64_t destination_blocks, SameMemory same) {
+                   std::int64_t destination_blocks) {
   check_ids(mapping, source_blocks, destination_blocks);
   std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
   for (std::size_t i = 0; i < mapping.size(); ++i) {
@@ -128,7 +128,11 @@ void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_block
                     mapping[i].destination, first->second);
     }
   }
-  if (same == SameMemory::kNo) return;
+}
+
+void require_one_role(std::span<const BlockPair> mapping) {
+  std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
+  for (std::size_t i = 0; i < mapping.size(); ++i) written.emplace(mapping[i].destination, i);
   for (std::size_t i = 0; i < mapping.size(); ++i) {
     const auto found = written.find(mapping[i].source);
     if (found == written.end()) continue;

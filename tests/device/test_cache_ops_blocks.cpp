@@ -303,6 +303,109 @@ TEST(SwapBlocks, MovesLatentBlocks) {
   EXPECT_TRUE(std::equal(host.begin() + 160, host.end(), image.begin() + 160));
 }
 
+TEST(SwapBlocks, MovesXPackedBlocks) {
+  const auto& context = *all_contexts().at(0);
+  const clattn::Queue queue = context.create_queue();
+  constexpr std::ptrdiff_t kBlock = 4 * 5 * 8 * 2;
+  const Bytes key_image = random_bytes(5 * kBlock, 1), value_image = random_bytes(5 * kBlock, 2);
+  const clattn::Buffer key = upload(context, queue, key_image);
+  const clattn::Buffer value = upload(context, queue, value_image);
+  clattn::PackedKVCache packed;
+  packed.key = key.handle();
+  packed.value = value.handle();
+  packed.num_blocks = 5;
+  packed.block_size = 4;
+  packed.num_kv_heads = 5;
+  packed.head_size = 8;
+  Bytes host = random_bytes(2 * 3 * kBlock, 3), want = host;  // [2][3] blocks
+  clattn::swap_blocks(context, queue, packed, std::as_writable_bytes(std::span(host)),
+                      std::vector<BlockPair>{{4, 0}, {0, 2}});
+  queue.finish();
+  for (const BlockPair& pair : {BlockPair{4, 0}, BlockPair{0, 2}}) {
+    std::copy_n(key_image.begin() + pair.source * kBlock, kBlock,
+                want.begin() + pair.destination * kBlock);
+    std::copy_n(value_image.begin() + pair.source * kBlock, kBlock,
+                want.begin() + (3 + pair.destination) * kBlock);
+  }
+  EXPECT_TRUE(host == want);
+  clattn::swap_blocks(context, queue, std::as_writable_bytes(std::span(host)), packed,
+                      std::vector<BlockPair>{{1, 3}});
+  Bytes key_want = key_image, value_want = value_image;
+  std::copy_n(host.begin() + kBlock, kBlock, key_want.begin() + 3 * kBlock);
+  std::copy_n(host.begin() + 4 * kBlock, kBlock, value_want.begin() + 3 * kBlock);
+  EXPECT_TRUE(download<std::uint8_t>(queue, key) == key_want);
+  EXPECT_TRUE(download<std::uint8_t>(queue, value) == value_want);
+}
+
+/// A part of a buffer as a buffer.
+clattn::Buffer sub_buffer(const clattn::Buffer& whole, std::size_t offset, std::size_t size) {
+  const cl_buffer_region region{offset, size};
+  cl_int status = CL_SUCCESS;
+  const cl_mem part =
+      clCreateSubBuffer(whole.handle(), 0, CL_BUFFER_CREATE_TYPE_REGION, &region, &status);
+  EXPECT_EQ(status, CL_SUCCESS);
+  clattn::Buffer buffer = clattn::Buffer::adopt(part);
+  clReleaseMemObject(part);
+  return buffer;
+}
+
+// A6.4: what counts is the bytes of the underlying buffer, not ids and not handles.
+TEST(SwapBlocks, CachesThatShareMemoryMustNotOverlap) {
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = context->create_queue();
+    const Shape shape{.num_blocks = 16, .block_size = 16, .num_kv_heads = 8, .head_size = 64};
+    const std::size_t page = shape.spec().page_size_bytes();  // 32 KiB: aligned everywhere
+    const Layer layer(*context, queue, shape, kOrders[0], 1);
+    KVCache low = layer.cache, high = layer.cache;  // high's block 0 is low's block 2
+    low.num_blocks = 8;
+    high.num_blocks = 8;
+    high.k_offset += 2 * high.block_stride;
+    high.v_offset += 2 * high.block_stride;
+    KVCache low_part = low, high_part = low;
+    low_part.buffer = sub_buffer(layer.cache.buffer, 0, 8 * page);
+    high_part.buffer = sub_buffer(layer.cache.buffer, 2 * page, 8 * page);
+    struct Views {
+      const KVCache& from;
+      const KVCache& to;
+    };
+    for (const Views& views : {Views{low, high}, Views{low_part, high_part}, Views{low, high_part},
+                               Views{low_part, high}}) {
+      EXPECT_EQ(error_text([&] {
+                  clattn::swap_blocks(*context, queue, views.from, views.to,
+                                      std::vector<BlockPair>{{7, 7}, {2, 4}, {1, 0}});
+                }),
+                "block_mapping: block 0, the destination of pair 2, shares memory with block 2, "
+                "the source of pair 1; legal: blocks apart");
+    }
+    // Equal ids, other bytes.
+    clattn::swap_blocks(*context, queue, low, high, std::vector<BlockPair>{{0, 0}, {1, 1}});
+    Bytes want = layer.image;
+    apply(low, layer.image, high, want, {{0, 0}, {1, 1}});
+    EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == want);
+    // Half a block.
+    high.k_offset = low.k_offset + low.block_stride / 4;
+    high.v_offset = low.v_offset + low.block_stride / 4;
+    EXPECT_NE(error_text([&] {
+                clattn::swap_blocks(*context, queue, low, high, std::vector<BlockPair>{{3, 3}});
+              }).find("shares memory"),
+              std::string::npos);
+  }
+}
+
+// A6.4
+TEST(SwapBlocks, CachesOfTwoContextsAreRefused) {
+  const auto& context = *all_contexts().at(0);
+  const auto other = clattn::Context::create(clattn::select_device({}));
+  const clattn::Queue queue = context.create_queue();
+  const Layer here(context, queue, {}, kOrders[0], 1);
+  const Layer there(*other, other->create_queue(), {}, kOrders[0], 1);
+  EXPECT_EQ(error_text([&] {
+              clattn::swap_blocks(context, queue, here.cache, there.cache,
+                                  std::vector<BlockPair>{{0, 1}});
+            }),
+            "src and dst must be on the same GPU");
+}
+
 TEST(SwapBlocks, NonsenseIsRefusedWithNumbers) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();
@@ -319,8 +422,11 @@ TEST(SwapBlocks, NonsenseIsRefusedWithNumbers) {
   EXPECT_EQ(refuse(host, layer.cache, {{1, 3}, {0, 3}}),
             "block_mapping: pair 1: destination block 3 is pair 0's too, legal: once");
   EXPECT_EQ(refuse(layer.cache, layer.cache, {{0, 1}, {1, 2}}),
-            "block_mapping: block 1 is the source of pair 1 and the destination of pair 0, legal: "
-            "one of the two");
+            "block_mapping: block 1, the destination of pair 0, shares memory with block 1, the "
+            "source of pair 1; legal: blocks apart");
+  EXPECT_EQ(refuse(layer.cache, layer.cache, {{3, 3}}),
+            "block_mapping: block 3, the destination of pair 0, shares memory with block 3, the "
+            "source of pair 0; legal: blocks apart");
   EXPECT_EQ(refuse(layer.cache, host.first(500), {}),
             "swap_blocks: host image of 500 bytes, legal: multiples of a block's 1536");
   Shape other;
