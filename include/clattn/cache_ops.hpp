@@ -8,6 +8,7 @@
 #include <clattn/types.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 
@@ -96,10 +97,14 @@ struct MergeAttnStates {
   std::int64_t num_tokens = 0;
   std::int32_t num_heads = 1;
   std::int32_t head_size = 128;    ///< a multiple of 8
-  DType dtype = DType::kF16;       ///< of all three outputs: f32, f16 or bf16
+  DType dtype = DType::kF16;       ///< of the outputs that are joined: f32, f16 or bf16
   LseBase lse_base = LseBase::kE;  ///< of all LSEs
   /// Tokens from this one on have no prefix: they take over the suffix. Negative = all have one.
   std::int64_t prefill_tokens_with_context = -1;
+  /// Of the merged output: nullopt = dtype, or an 8-bit type, which holds type(out / output_scale)
+  /// rounded to nearest even and saturated, in memory of its own.
+  std::optional<DType> output_dtype = std::nullopt;
+  Buffer output_scale = {};  ///< 8-bit types only: f32 [1] on the device. Empty = 1
 };
 
 /// Joins attention over a prefix and over a suffix of the keys into attention over both (vLLM:
@@ -107,7 +112,7 @@ struct MergeAttnStates {
 ///   out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).
 /// An LSE of +inf counts as -inf. A side of LSE -inf adds nothing, whatever its output holds; both:
 /// output 0, LSE -inf. Without a buffer `merged.lse` is not written. `merged` may be one of the
-/// inputs itself, but not overlap one otherwise. Asynchronous.
+/// inputs itself, but not overlap one otherwise; an output of 8 bits overlaps none. Asynchronous.
 void merge_attn_states(const Context& context, cl_command_queue queue,
                        const MergeAttnStates& config, const AttnState& merged,
                        const AttnState& prefix, const AttnState& suffix, Event* event = nullptr);

@@ -12,6 +12,10 @@ namespace {
 using detail::KernelLease;
 using detail::throw_invalid;
 
+DType output_type(const MergeAttnStates& config) {
+  return config.output_dtype.value_or(config.dtype);
+}
+
 void check_config(const MergeAttnStates& config) {
   detail::check_count(config.num_tokens, "merge_attn_states: num_tokens");
   if (config.num_heads < 1) {
@@ -19,6 +23,18 @@ void check_config(const MergeAttnStates& config) {
   }
   if (config.head_size < 8 || config.head_size % 8 != 0) {
     throw_invalid("merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
+  }
+  if (output_type(config) != config.dtype && !is_quantized(output_type(config))) {
+    throw_invalid("merge_attn_states: output_dtype is {}, legal: {} (dtype) or an 8-bit type",
+                  to_string(output_type(config)), to_string(config.dtype));
+  }
+  if (config.output_scale && !is_quantized(output_type(config))) {
+    throw_invalid("merge_attn_states: output_scale given, legal: none for {}",
+                  to_string(output_type(config)));
+  }
+  if (config.output_scale && config.output_scale.size_bytes() < sizeof(float)) {
+    throw_invalid("merge_attn_states: output_scale holds {} bytes, legal: at least 4 (f32 [1])",
+                  config.output_scale.size_bytes());
   }
   (void)detail::checked_mul(config.num_heads, config.head_size,
                             "merge_attn_states: elements of a token");
@@ -58,13 +74,13 @@ void bind_state(KernelLease& lease, const MergeAttnStates& config, const AttnSta
 void merge_attn_states(const Context& context, cl_command_queue queue,
                        const MergeAttnStates& config, const AttnState& merged,
                        const AttnState& prefix, const AttnState& suffix, Event* event) {
+  const std::string types = detail::dtype_options(config.dtype, output_type(config));
   check_config(config);
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
   const detail::OpKernel kernel = detail::op_kernel(
       context, "clattn_merge_attn_states", "merge_attn_states.cl",
-      fmt::format("{} -DCLA_LSE_LOG2={}", detail::dtype_options(config.dtype, DType::kF32),
-                  config.lse_base == LseBase::k2 ? 1 : 0));
+      fmt::format("{} -DCLA_LSE_LOG2={}", types, config.lse_base == LseBase::k2 ? 1 : 0));
   KernelLease lease = kernel.pool->acquire();
   bind_state(lease, config, merged, "merged");
   bind_state(lease, config, prefix, "prefix");
@@ -76,6 +92,8 @@ void merge_attn_states(const Context& context, cl_command_queue queue,
       .arg<cl_int>(config.head_size)
       .arg<cl_long>(with_context)
       .arg<cl_int>(merged.lse.buffer != nullptr ? 1 : 0)
+      .arg(config.output_scale.handle())
+      .arg<cl_int>(config.output_scale ? 1 : 0)
       .enqueue(queue, static_cast<std::size_t>(config.num_tokens), kernel.group_size, event);
 }
 
