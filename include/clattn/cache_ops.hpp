@@ -134,6 +134,15 @@ void append_paged_kv_cache(const Context& context, cl_command_queue queue, Tenso
                            std::int64_t num_tokens, const PagedKVLists& lists,
                            Event* event = nullptr);
 
+/// The same for latent attention: stores ckv[i] [kv_lora_rank] followed by kpe[i] [rope_dim], as
+/// concat_and_cache_mla does (FlashInfer: append_paged_mla_kv_cache, whose two caches are one
+/// here).
+void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, TensorRef ckv,
+                               TensorRef kpe, DType dtype, const MLACache& cache,
+                               const Buffer& batch_indices, const Buffer& positions,
+                               std::int64_t num_tokens, const PagedKVLists& lists,
+                               Event* event = nullptr);
+
 /// What kernels found wrong in metadata that lives on the device: they skip it and note the first
 /// place here.
 class DeviceErrors {
@@ -182,7 +191,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
 /// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each
 /// row as block_table_bound (vLLM: advance_step_flashinfer). A row that was found wrong has none.
 /// The first row whose pages do not fit paged_kv_indices, and every row behind it that has pages,
-/// counts as wrong. With num_seqs 0 only indptr is written and `event` is left empty.
+/// counts as wrong.
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,
                              DeviceErrors& errors, Event* event = nullptr);

@@ -81,7 +81,7 @@ KernelLease& bind_rows(KernelLease& lease, const AdvanceStep& step) {
 
 /// The pages of every row, 0 of those that become padding.
 void find_pages(const Context& context, cl_command_queue queue, const AdvanceStep& step,
-                const AdvanceStepPages& pages, const DeviceErrors& errors) {
+                const AdvanceStepPages& pages, const DeviceErrors& errors, Event* event) {
   const OpKernel bounds = op_kernel(context, "clattn_advance_bounds", kFile);
   bounds.pool->acquire()
       .arg(step.seq_lens.handle())
@@ -100,7 +100,7 @@ void find_pages(const Context& context, cl_command_queue queue, const AdvanceSte
       .arg<cl_int>(step.num_seqs)
       .arg<cl_long>(static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4))
       .arg(errors.word().handle())
-      .enqueue(queue, 1, indptr.group_size);
+      .enqueue(queue, 1, indptr.group_size, event);
 }
 
 }  // namespace
@@ -140,7 +140,9 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              DeviceErrors& errors, Event* event) {
   check_step(step);
   check_pages(step, pages);
-  find_pages(context, queue, step, pages, errors);
+  const bool any = step.num_seqs > 0;
+  find_pages(context, queue, step, pages, errors, any ? nullptr : event);
+  if (!any) return;
   const OpKernel kernel = op_kernel(context, "clattn_advance_pages", kFile);
   KernelLease lease = kernel.pool->acquire();
   bind_rows(lease, step)
