@@ -121,8 +121,10 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
                                                 const KVCacheConfig& config);
 
 /// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
-/// page size. Throws kUnsupported for pages that are more than K and V of one head size: MLA, a
-/// head_size_v of its own, scales of each token, padding.
+/// page size. Padded pages are contiguous whatever the backend's order: block b's K and V, then the
+/// padding, lie at b * page_size_padded bytes, which must be a multiple of 8 elements. Throws
+/// kUnsupported for pages that are more than K and V of one head size: MLA, a head_size_v of its
+/// own, scales of each token.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 

@@ -34,12 +34,14 @@ struct Shape {
   std::int64_t num_blocks = 7;
   std::int32_t block_size = 16, num_kv_heads = 3, head_size = 8;
   DType dtype = DType::kF16;
+  std::size_t padding = 0;  // bytes behind each page
   clattn::KVCacheSpec spec() const {
     clattn::KVCacheSpec spec;
     spec.block_size = block_size;
     spec.num_kv_heads = num_kv_heads;
     spec.head_size = head_size;
     spec.dtype = dtype;
+    if (padding > 0) spec.page_size_padded = spec.page_size_bytes() + padding;
     return spec;
   }
   std::size_t bytes() const {

@@ -65,6 +65,32 @@ TEST(SwapBlocks, GoesToTheHostAndBack) {
   }
 }
 
+// A6.4, A7: pages with padding; the image has none, and holds K and V of a block side by side.
+TEST(SwapBlocks, MovesPaddedPages) {
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = context->create_queue();
+    for (const Order& order : kOrders) {
+      Shape padded;
+      padded.padding = 48;
+      const Layer layer(*context, queue, padded, order, 3);
+      const Order tight{"FLASHINFER", order.layout};
+      const KVCache host = like(layer.cache, {}, tight, 9, *context);
+      Bytes image = random_bytes(host.buffer.size_bytes(), 8), want = image;
+      clattn::swap_blocks(*context, queue, layer.cache, std::as_writable_bytes(std::span(image)),
+                          kSwap);
+      queue.finish();
+      apply(layer.cache, layer.image, host, want, kSwap);
+      EXPECT_TRUE(image == want) << order.backend;
+      const std::vector<BlockPair> back = {{8, 6}, {0, 0}, {1, 1}};
+      clattn::swap_blocks(*context, queue, std::as_writable_bytes(std::span(image)), layer.cache,
+                          back);
+      Bytes device = layer.image;
+      apply(host, image, layer.cache, device, back);
+      EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == device) << order.backend;
+    }
+  }
+}
+
 TEST(SwapBlocks, GoesFromDeviceToDeviceWhateverThePlaceOfKAndV) {
   for (const auto& context : all_contexts()) {
     const clattn::Queue queue = context->create_queue();
