@@ -40,7 +40,12 @@ Buffer make_slopes(const Runtime& runtime, const AttentionConfig& config) {
 class PackedArguments final : public StageArguments {
  public:
   PackedArguments(const PackedKVCache& cache, cl_mem slopes) : cache_(cache), slopes_(slopes) {}
-  void bind_cache(KernelLease& lease) const override { lease.arg(cache_.key).arg(cache_.value); }
+  void bind_cache(KernelLease& lease) const override {
+    lease.arg(cache_.key)
+        .arg<cl_long>(cache_.key_offset)
+        .arg(cache_.value)
+        .arg<cl_long>(cache_.value_offset);
+  }
   void bind_options(KernelLease& lease) const override {
     if (slopes_ != nullptr) lease.arg(slopes_);
     if (is_quantized(cache_.dtype)) lease.arg(cache_.scales.handle()).arg(scale_stride_of(cache_));
@@ -91,6 +96,10 @@ class PackedPagedAttention final : public PagedAttention {
           want.block_size, want.num_kv_heads, want.head_size, to_string(want.cache_dtype));
     }
     if (cache.key == nullptr || cache.value == nullptr) throw_invalid("kv_cache: no buffer");
+    for (const std::int64_t offset : {cache.key_offset, cache.value_offset}) {
+      if (offset >= 0 && offset % 8 == 0) continue;
+      throw_invalid("kv_cache: an offset is {}, legal: multiples of 8 elements, >= 0", offset);
+    }
     if (cache.num_blocks < 1)
       throw_invalid("kv_cache: num_blocks is {}, legal: >= 1", cache.num_blocks);
     check_scales(cache);

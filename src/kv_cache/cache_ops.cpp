@@ -49,6 +49,10 @@ void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef
                   cache.head_size, to_string(cache.dtype), x);
   }
   if (cache.key == nullptr || cache.value == nullptr) throw_invalid("cache: no buffer");
+  if (cache.key_offset < 0 || cache.value_offset < 0) {
+    throw_invalid("cache: key_offset {}, value_offset {}, legal: >= 0", cache.key_offset,
+                  cache.value_offset);
+  }
   const BuiltKernel kernel = detail::build_first_fitting(
       context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWritePacked);
   detail::enqueue_cache_write_packed(kernel, shape, queue, key, value, cache,

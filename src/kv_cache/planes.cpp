@@ -104,7 +104,8 @@ CachePlanes planes_of(const PackedKVCache& cache) {
   const std::int64_t block = bytes(
       checked_mul(tokens, std::int64_t{cache.head_size}, "cache: bytes of a block"), cache.dtype);
   return checked({cache.num_blocks, block, block, 1, 0, 1, 0},
-                 {{Buffer::adopt(cache.key), 0}, {Buffer::adopt(cache.value), 0}});
+                 {{Buffer::adopt(cache.key), bytes(cache.key_offset, cache.dtype)},
+                  {Buffer::adopt(cache.value), bytes(cache.value_offset, cache.dtype)}});
 }
 
 CachePlanes planes_of(const MLACache& cache) {

@@ -69,20 +69,25 @@ std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
   return strides;
 }
 
-}  // namespace
-
-KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
-                         const AttentionBackend& backend, KVCacheLayout layout) {
+/// Pages of `spec` that a raw buffer holds.
+std::int64_t whole_pages(const Buffer& raw, const KVCacheSpec& spec) {
   const std::size_t page_bytes = spec.page_size_bytes();
   require_plain_pages(spec);
   if (!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0) {
     throw_invalid("KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
                   raw.size_bytes(), page_bytes);
   }
+  return static_cast<std::int64_t>(raw.size_bytes() / page_bytes);
+}
+
+}  // namespace
+
+KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
+                         const AttentionBackend& backend, KVCacheLayout layout) {
   KVCache cache;
+  cache.num_blocks = whole_pages(raw, spec);
   cache.buffer = raw;
   cache.dtype = spec.dtype;
-  cache.num_blocks = static_cast<std::int64_t>(raw.size_bytes() / page_bytes);
   cache.block_size = spec.block_size;
   cache.num_kv_heads = spec.num_kv_heads;
   cache.head_size = spec.head_size;
@@ -96,6 +101,39 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.block_stride = cache.strides.at(1 - kv);
   cache.token_stride = cache.strides[2];
   cache.head_stride = cache.strides[3];
+  return cache;
+}
+
+std::array<std::int64_t, 3> get_packed_kv_cache_shape(std::int64_t num_blocks,
+                                                      std::int32_t block_size,
+                                                      std::int32_t num_kv_heads,
+                                                      std::int32_t head_size) {
+  const std::int64_t rows = checked_mul(std::int64_t{block_size}, std::int64_t{num_kv_heads},
+                                        "KV cache: elements of a page");
+  return {2, num_blocks,
+          checked_mul(rows, std::int64_t{head_size}, "KV cache: elements of a page")};
+}
+
+PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
+  if (spec.page_size_padded != 0) {
+    detail::throw_unsupported("KV cache: page_size_padded is {}, supported: 0 (x-packed pages)",
+                              spec.page_size_padded);
+  }
+  PackedKVCache cache;
+  cache.num_blocks = whole_pages(raw, spec);
+  const auto x = static_cast<std::int32_t>(16 / element_size_bytes(spec.dtype));
+  if (spec.head_size % x != 0) {
+    throw_invalid("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
+                  spec.head_size, to_string(spec.dtype), x);
+  }
+  cache.key = cache.value = raw.handle();
+  cache.dtype = spec.dtype;
+  cache.block_size = spec.block_size;
+  cache.num_kv_heads = spec.num_kv_heads;
+  cache.head_size = spec.head_size;
+  const auto shape = get_packed_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
+                                               spec.head_size);
+  cache.value_offset = shape[1] * shape[2];
   return cache;
 }
 
