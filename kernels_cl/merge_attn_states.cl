@@ -9,8 +9,9 @@
    between lets results replace an input in place.
 
    macro          unit        legal values
-   CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: all outputs
-   CLA_KV_DTYPE   -           any; not used
+   CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: prefix and suffix
+   CLA_KV_DTYPE   -           CLA_Q_DTYPE, 3 fp8 e4m3, 4 fp8 e5m2 or 5 int8: out; 8-bit types hold
+                              type(out / scale)
    CLA_LSE_LOG2   -           0: B = e; 1: B = 2
    CLA_WG_SIZE    work-items  >= 1
 
@@ -59,15 +60,25 @@ static inline ClaWeights cla_weigh(float prefix, float suffix) {
   return w;
 }
 
+/* What an output element is stored as. */
+static inline ClaF8 cla_stored(ClaF8 x, float scale) {
+#if CLA_KV_DTYPE >= 3
+  x = cla_divide8(x, scale);
+#else
+  (void)scale;
+#endif
+  return x;
+}
+
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge_attn_states(
-    __global CLA_Q_T* out,            /* [tokens, num_heads, head_size], tokens by stride */
+    __global CLA_KV_T* out,           /* [tokens, num_heads, head_size], tokens by stride */
     long out_offset,                  /* elements, as all offsets and strides */
     long out_stride,                  /* from token to token */
     __global float* lse,              /* [tokens, num_heads] by strides; if write_lse */
     long lse_offset,                  /* */
     long lse_token_stride,            /* */
     long lse_head_stride,             /* */
-    __global const CLA_Q_T* prefix,   /* as out */
+    __global const CLA_Q_T* prefix,   /* as out, of its own type */
     long prefix_offset,               /* */
     long prefix_stride,               /* */
     __global const float* prefix_lse, /* as lse */
@@ -84,11 +95,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
     int num_heads,                    /* heads */
     int head_size,                    /* elements, a multiple of 8 */
     long with_context,                /* tokens */
-    int write_lse) {                  /* 0 or 1 */
+    int write_lse,                    /* 0 or 1 */
+    __global const float* scale,      /* [1]; if scaled */
+    int scaled) {                     /* 0 or 1; 8-bit types only */
   const long token = (long)get_group_id(0);
   const uint lane = (uint)get_local_id(0);
   const uint head_units = (uint)head_size / 8;
   const int alone = token >= with_context;
+  const float factor = scaled ? scale[0] : 1.0f;
   prefix_lse += prefix_lse_offset + token * prefix_lse_token_stride;
   suffix_lse += suffix_lse_offset + token * suffix_lse_token_stride;
   prefix += prefix_offset + token * prefix_stride;
@@ -103,8 +117,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
     ClaF8 sum = cla_zero8();
     if (w.prefix != 0.0f) sum = cla_scale8(CLA_Q_LOAD8(prefix + at), w.prefix);
     if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, CLA_Q_LOAD8(suffix + at), sum);
-    CLA_Q_STORE4(sum.lo, out + at);
-    CLA_Q_STORE4(sum.hi, out + at + 4);
+    sum = cla_stored(sum, factor);
+    CLA_KV_STORE4(sum.lo, out + at);
+    CLA_KV_STORE4(sum.hi, out + at + 4);
   }
   barrier(CLK_GLOBAL_MEM_FENCE); /* LSEs read above -> replaced below */
   if (!write_lse) return;

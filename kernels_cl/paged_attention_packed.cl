@@ -203,7 +203,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
     long q_offset,                             /* elements */
     long q_token_stride,                       /* elements */
     __global const CLA_KV_T* restrict k_cache, /* x-packed, see above */
+    long k_offset,                             /* elements, a multiple of 8 */
     __global const CLA_KV_T* restrict v_cache, /* x-packed, see above */
+    long v_offset,                             /* elements, a multiple of 8 */
     __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
     long out_offset,                           /* elements */
     long out_token_stride,                     /* elements */
@@ -226,6 +228,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
   const uint rows = task.item.q_count > 0 ? task.num_heads : 0; /* 0: padding of recorded steps */
   const int end = task.item.kv_end;
   __global const int* pages = meta + pages_at + task.item.pages_at;
+  k_cache += k_offset;
+  v_cache += v_offset;
 
   for (uint i = lid; i < rows * CLA_QUADS / 2; i += CLA_WG_SIZE) {
     const uint row = i / (CLA_QUADS / 2);

@@ -194,7 +194,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
     long value_offset,                      /* elements */
     long value_token_stride,                /* elements */
     __global CLA_KV_T* k_cache,             /* packed keys */
+    long k_offset,                          /* elements */
     __global CLA_KV_T* v_cache,             /* packed values */
+    long v_offset,                          /* elements */
     __global const long* restrict slots,    /* [num_tokens] at slots_at */
     long slots_at,                          /* longs */
     int num_tokens,                         /* tokens */
@@ -206,6 +208,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
   if (units.slot < 0) return;
   const ulong page = (ulong)units.slot / CLA_PAGE_SIZE;
   const ulong in_page = (ulong)units.slot % CLA_PAGE_SIZE;
+  k_cache += k_offset;
+  v_cache += v_offset;
   for (uint unit = units.first; unit < units.first + units.count; ++unit) {
     const uint head = unit / (CLA_HEAD_DIM / 8);
     const ulong page_head = page * (uint)num_kv_heads + head;

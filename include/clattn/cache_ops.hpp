@@ -8,6 +8,7 @@
 #include <clattn/types.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 
@@ -59,8 +60,8 @@ class PinnedMemory {
 /// Where swap_blocks takes blocks from or puts them: a cache on the device, or a host image of one.
 /// An image of N blocks holds the bytes that a cache of N blocks in the other side's order has:
 /// [2][N] or [N][2] (K, V) times a block's bytes, as the device cache orders them; of latent
-/// attention [N]. N is what the image's bytes hold.
-using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>>;
+/// attention [N]. N is what the image's bytes hold; padding of pages is not part of it.
+using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>, PackedKVCache>;
 
 /// Copies whole blocks, K and V, from one space to another: device to host, host to device, or
 /// device to device (vLLM: swap_blocks). Pairs that continue each other on both sides travel as one
@@ -68,8 +69,9 @@ using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>>;
 /// and on the way to the device unchanged, until `event` or a later synchronisation of the queue;
 /// copies overlap with the host's work only from and to PinnedMemory. No pairs: nothing happens and
 /// `event` is left empty. Throws kInvalidArgument for two host images (`Invalid device
-/// combination`), for caches of differing shape, for ids out of range, a destination named twice,
-/// and within one buffer a block that is both source and destination.
+/// combination`), for caches of two contexts (`src and dst must be on the same GPU`) or of
+/// differing shape, for ids out of range, a destination named twice, and for a destination whose
+/// bytes a pair reads too, be it through another cache, offset or sub-buffer.
 void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace& source,
                  const SwapSpace& destination, std::span<const BlockPair> mapping,
                  Event* event = nullptr);
@@ -95,10 +97,14 @@ struct MergeAttnStates {
   std::int64_t num_tokens = 0;
   std::int32_t num_heads = 1;
   std::int32_t head_size = 128;    ///< a multiple of 8
-  DType dtype = DType::kF16;       ///< of all three outputs: f32, f16 or bf16
+  DType dtype = DType::kF16;       ///< of the outputs that are joined: f32, f16 or bf16
   LseBase lse_base = LseBase::kE;  ///< of all LSEs
   /// Tokens from this one on have no prefix: they take over the suffix. Negative = all have one.
   std::int64_t prefill_tokens_with_context = -1;
+  /// Of the merged output: nullopt = dtype, or an 8-bit type, which holds type(out / output_scale)
+  /// rounded to nearest even and saturated, in memory of its own.
+  std::optional<DType> output_dtype = std::nullopt;
+  Buffer output_scale = {};  ///< 8-bit types only: f32 [1] on the device. Empty = 1
 };
 
 /// Joins attention over a prefix and over a suffix of the keys into attention over both (vLLM:
@@ -106,7 +112,7 @@ struct MergeAttnStates {
 ///   out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).
 /// An LSE of +inf counts as -inf. A side of LSE -inf adds nothing, whatever its output holds; both:
 /// output 0, LSE -inf. Without a buffer `merged.lse` is not written. `merged` may be one of the
-/// inputs itself, but not overlap one otherwise. Asynchronous.
+/// inputs itself, but not overlap one otherwise; an output of 8 bits overlaps none. Asynchronous.
 void merge_attn_states(const Context& context, cl_command_queue queue,
                        const MergeAttnStates& config, const AttnState& merged,
                        const AttnState& prefix, const AttnState& suffix, Event* event = nullptr);
@@ -127,6 +133,15 @@ void append_paged_kv_cache(const Context& context, cl_command_queue queue, Tenso
                            const Buffer& batch_indices, const Buffer& positions,
                            std::int64_t num_tokens, const PagedKVLists& lists,
                            Event* event = nullptr);
+
+/// The same for latent attention: stores ckv[i] [kv_lora_rank] followed by kpe[i] [rope_dim], as
+/// concat_and_cache_mla does (FlashInfer: append_paged_mla_kv_cache, whose two caches are one
+/// here).
+void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, TensorRef ckv,
+                               TensorRef kpe, DType dtype, const MLACache& cache,
+                               const Buffer& batch_indices, const Buffer& positions,
+                               std::int64_t num_tokens, const PagedKVLists& lists,
+                               Event* event = nullptr);
 
 /// What kernels found wrong in metadata that lives on the device: they skip it and note the first
 /// place here.
@@ -175,6 +190,8 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
                             DeviceErrors& errors, Event* event = nullptr);
 /// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each
 /// row as block_table_bound (vLLM: advance_step_flashinfer). A row that was found wrong has none.
+/// The first row whose pages do not fit paged_kv_indices, and every row behind it that has pages,
+/// counts as wrong.
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,
                              DeviceErrors& errors, Event* event = nullptr);

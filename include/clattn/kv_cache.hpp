@@ -121,8 +121,10 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
                                                 const KVCacheConfig& config);
 
 /// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
-/// page size. Throws kUnsupported for pages that are more than K and V of one head size: MLA, a
-/// head_size_v of its own, scales of each token, padding.
+/// page size. Padded pages are contiguous whatever the backend's order: block b's K and V, then the
+/// padding, lie at b * page_size_padded bytes, which must be a multiple of 8 elements. Throws
+/// kUnsupported for pages that are more than K and V of one head size: MLA, a head_size_v of its
+/// own, scales of each token.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 
@@ -156,9 +158,23 @@ struct PackedKVCache {
   std::int32_t block_size = 0;
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
-  Buffer scales;  ///< as KVCache's
+  Buffer scales = {};  ///< as KVCache's
   bool scales_per_head = false;
+  std::int64_t key_offset = 0;    ///< elements before the keys; attention wants multiples of 8
+  std::int64_t value_offset = 0;  ///< of the values, as key_offset
 };
+
+/// {2, num_blocks, block_size * num_kv_heads * head_size}: one allocation of all x-packed keys,
+/// then all values. vLLM: PagedAttention.get_kv_cache_shape.
+std::array<std::int64_t, 3> get_packed_kv_cache_shape(std::int64_t num_blocks,
+                                                      std::int32_t block_size,
+                                                      std::int32_t num_kv_heads,
+                                                      std::int32_t head_size);
+
+/// Views such an allocation of `spec` pages as the pair; `raw` must outlive the view. Throws
+/// kInvalidArgument unless the bytes are a multiple of the page size and head_size one of x, and
+/// kUnsupported as reshape_kv_cache and for padding. vLLM: PagedAttention.split_kv_cache.
+PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec);
 
 /// As reshape_and_cache_flash, into an x-packed cache. head_size must be a multiple of x. vLLM:
 /// reshape_and_cache.

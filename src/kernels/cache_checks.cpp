@@ -50,14 +50,16 @@ void check_num_blocks(std::int64_t num_blocks, std::int64_t fewest) {
   }
 }
 
-/// Throws unless a buffer of `size_bytes` holds num_blocks * block_size * `width` elements.
+/// Throws unless a buffer of `size_bytes` holds num_blocks * block_size * `width` elements from
+/// `offset` on.
 template <typename Cache>
 void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
-                std::string_view buffer) {
+                std::string_view buffer, std::int64_t offset = 0) {
+  if (offset < 0) throw_invalid("kv_cache: {}_offset is {}, legal: >= 0", buffer, offset);
   check_num_blocks(cache.num_blocks, 0);
   const std::int64_t slots =
       checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, kElements);
-  const std::int64_t wanted = checked_mul(slots, width, kElements);
+  const std::int64_t wanted = checked_add(offset, checked_mul(slots, width, kElements), kElements);
   const std::size_t room = size_bytes / element_size_bytes(cache.dtype);
   if (std::cmp_less(room, wanted)) {
     throw_invalid("kv_cache: {} holds {} elements, legal: at least {} (num_blocks {})", buffer,
@@ -113,8 +115,8 @@ void check_cache(const PackedKVCache& cache) {
   if (cache.key == nullptr || cache.value == nullptr) throw_invalid("kv_cache: no buffer");
   check_scales(cache);
   const std::int64_t width = std::int64_t{cache.num_kv_heads} * cache.head_size;
-  check_room(cache, width, size_bytes_of(cache.key), "key");
-  check_room(cache, width, size_bytes_of(cache.value), "value");
+  check_room(cache, width, size_bytes_of(cache.key), "key", cache.key_offset);
+  check_room(cache, width, size_bytes_of(cache.value), "value", cache.value_offset);
 }
 
 void check_cache(const MLACache& cache) {
@@ -148,6 +150,10 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
 void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);
+  for (const std::int64_t offset : {cache.key_offset, cache.value_offset}) {
+    if (offset >= 0 && offset % 8 == 0) continue;
+    throw_invalid("kv_cache: an offset is {}, legal: multiples of 8 elements, >= 0", offset);
+  }
   check_cache(cache);
 }
 

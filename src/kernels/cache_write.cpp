@@ -113,7 +113,11 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
   check_slots(slots);
   const WriteEnd end = write_end(cache, slots);
   KernelLease lease = kernel.pool->acquire();
-  bind_inputs(lease, shape, key, value).arg(cache.key).arg(cache.value);
+  bind_inputs(lease, shape, key, value)
+      .arg(cache.key)
+      .arg<cl_long>(cache.key_offset)
+      .arg(cache.value)
+      .arg<cl_long>(cache.value_offset);
   finish(lease, kernel, shape, queue, end, event);
 }
 

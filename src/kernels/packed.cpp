@@ -30,7 +30,12 @@ KernelShape shape_of(const AttentionConfig& config) {
 class PackedArguments final : public LayerArguments {
  public:
   PackedArguments(const PackedKVCache& cache, cl_mem slopes) : cache_(cache), slopes_(slopes) {}
-  void bind_cache(KernelLease& lease) const override { lease.arg(cache_.key).arg(cache_.value); }
+  void bind_cache(KernelLease& lease) const override {
+    lease.arg(cache_.key)
+        .arg<cl_long>(cache_.key_offset)
+        .arg(cache_.value)
+        .arg<cl_long>(cache_.value_offset);
+  }
   void bind_options(KernelLease& lease) const override {
     if (slopes_ != nullptr) lease.arg(slopes_);
     if (is_quantized(cache_.dtype)) lease.arg(cache_.scales.handle()).arg(scale_stride_of(cache_));

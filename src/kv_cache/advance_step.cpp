@@ -10,6 +10,7 @@ namespace clattn {
 
 namespace {
 
+using detail::KernelLease;
 using detail::op_kernel;
 using detail::OpKernel;
 using detail::throw_invalid;
@@ -65,26 +66,41 @@ void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
   require_size(pages.block_table_bound, step.num_seqs, 4, "block_table_bound");
 }
 
-/// `pages`: null for the subset without page lists.
-void advance_rows(const Context& context, cl_command_queue queue, const AdvanceStep& step,
-                  const AdvanceStepPages* pages, const DeviceErrors& errors, Event* event) {
-  const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
-  detail::KernelLease lease = kernel.pool->acquire();
-  lease.arg(step.input_tokens.handle())
+/// The arguments that clattn_advance_rows and clattn_advance_pages begin with.
+KernelLease& bind_rows(KernelLease& lease, const AdvanceStep& step) {
+  return lease.arg(step.input_tokens.handle())
       .arg(step.sampled_token_ids.handle())
       .arg(step.input_positions.handle())
       .arg(step.seq_lens.handle())
       .arg(step.slot_mapping.handle())
       .arg(step.block_tables.handle())
       .arg<cl_long>(step.block_table_stride)
-      .arg<cl_int>(step.num_queries)
+      .arg<cl_int>(step.block_size)
+      .arg<cl_int>(step.num_queries);
+}
+
+/// The pages of every row, 0 of those that become padding.
+void find_pages(const Context& context, cl_command_queue queue, const AdvanceStep& step,
+                const AdvanceStepPages& pages, const DeviceErrors& errors, Event* event) {
+  const OpKernel bounds = op_kernel(context, "clattn_advance_bounds", kFile);
+  bounds.pool->acquire()
+      .arg(step.seq_lens.handle())
+      .arg(step.block_tables.handle())
+      .arg<cl_long>(step.block_table_stride)
       .arg<cl_int>(step.block_size)
       .arg<cl_long>(step.num_blocks)
       .arg(errors.word().handle())
-      .arg<cl_mem>(pages == nullptr ? nullptr : pages->paged_kv_last_page_len.handle())
-      .arg<cl_mem>(pages == nullptr ? nullptr : pages->block_table_bound.handle())
-      .arg<cl_int>(pages == nullptr ? 0 : 1)
-      .enqueue(queue, static_cast<std::size_t>(step.num_seqs), kernel.group_size, event);
+      .arg(pages.block_table_bound.handle())
+      .enqueue(queue, static_cast<std::size_t>(step.num_queries), bounds.group_size);
+  const OpKernel indptr = op_kernel(context, "clattn_advance_indptr", kFile);
+  indptr.pool->acquire()
+      .arg(pages.block_table_bound.handle())
+      .arg(pages.paged_kv_indptr.handle())
+      .arg<cl_int>(step.num_queries)
+      .arg<cl_int>(step.num_seqs)
+      .arg<cl_long>(static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4))
+      .arg(errors.word().handle())
+      .enqueue(queue, 1, indptr.group_size, event);
 }
 
 }  // namespace
@@ -111,7 +127,12 @@ void DeviceErrors::check(cl_command_queue queue) {
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
                             DeviceErrors& errors, Event* event) {
   check_step(step);
-  advance_rows(context, queue, step, nullptr, errors, event);
+  const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
+  KernelLease lease = kernel.pool->acquire();
+  bind_rows(lease, step)
+      .arg<cl_long>(step.num_blocks)
+      .arg(errors.word().handle())
+      .enqueue(queue, static_cast<std::size_t>(step.num_seqs), kernel.group_size, event);
 }
 
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
@@ -119,25 +140,17 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              DeviceErrors& errors, Event* event) {
   check_step(step);
   check_pages(step, pages);
-  advance_rows(context, queue, step, &pages, errors, nullptr);
-  const OpKernel indptr = op_kernel(context, "clattn_advance_indptr", kFile);
-  const bool any = step.num_queries > 0;
-  indptr.pool->acquire()
+  const bool any = step.num_seqs > 0;
+  find_pages(context, queue, step, pages, errors, any ? nullptr : event);
+  if (!any) return;
+  const OpKernel kernel = op_kernel(context, "clattn_advance_pages", kFile);
+  KernelLease lease = kernel.pool->acquire();
+  bind_rows(lease, step)
       .arg(pages.block_table_bound.handle())
       .arg(pages.paged_kv_indptr.handle())
-      .arg<cl_int>(step.num_queries)
-      .arg<cl_int>(step.num_seqs)
-      .enqueue(queue, 1, indptr.group_size, any ? nullptr : event);
-  if (!any) return;
-  const OpKernel indices = op_kernel(context, "clattn_advance_indices", kFile);
-  indices.pool->acquire()
-      .arg(step.block_tables.handle())
-      .arg<cl_long>(step.block_table_stride)
-      .arg(pages.paged_kv_indptr.handle())
       .arg(pages.paged_kv_indices.handle())
-      .arg<cl_long>(static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4))
-      .arg(errors.word().handle())
-      .enqueue(queue, static_cast<std::size_t>(step.num_queries), indices.group_size, event);
+      .arg(pages.paged_kv_last_page_len.handle())
+      .enqueue(queue, static_cast<std::size_t>(step.num_seqs), kernel.group_size, event);
 }
 
 }  // namespace clattn

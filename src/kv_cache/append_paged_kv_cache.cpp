@@ -9,12 +9,60 @@ namespace clattn {
 
 namespace {
 
-void require_ints(const Buffer& buffer, std::int64_t count, std::string_view name) {
-  const auto wanted = static_cast<std::size_t>(count) * sizeof(std::int32_t);
-  if (!buffer || buffer.size_bytes() < wanted) {
-    detail::throw_invalid("append_paged_kv_cache: {} holds {} bytes, legal: at least {} (i32 [{}])",
-                          name, buffer.size_bytes(), wanted, count);
+/// The cache that tokens are appended to, as far as their slots are concerned.
+struct Pages {
+  std::int32_t block_size = 0;
+  std::int64_t num_blocks = 0;
+};
+
+/// Which token goes where; what kind of call asks.
+struct Append {
+  std::string_view call;
+  const Buffer& batch_indices;
+  const Buffer& positions;
+  std::int64_t num_tokens = 0;
+  const PagedKVLists& lists;
+
+  void require_ints(const Buffer& buffer, std::int64_t count, std::string_view name) const {
+    const auto wanted = static_cast<std::size_t>(count) * sizeof(std::int32_t);
+    if (!buffer || buffer.size_bytes() < wanted) {
+      detail::throw_invalid("{}: {} holds {} bytes, legal: at least {} (i32 [{}])", call, name,
+                            buffer.size_bytes(), wanted, count);
+    }
   }
+};
+
+/// Enqueues the search for the tokens' slots; i64 [num_tokens], memory of this call alone.
+Buffer find_slots(const Context& context, cl_command_queue queue, const Append& append,
+                  const Pages& pages) {
+  detail::refuse_recording(queue, append.call);
+  detail::check_count(append.num_tokens, "num_tokens");
+  detail::check_count(append.lists.num_reqs, "num_reqs");
+  if (pages.block_size < 1) {
+    detail::throw_invalid("cache: block_size is {}, legal: >= 1", pages.block_size);
+  }
+  append.require_ints(append.batch_indices, append.num_tokens, "batch_indices");
+  append.require_ints(append.positions, append.num_tokens, "positions");
+  append.require_ints(append.lists.indices, 0, "indices");
+  append.require_ints(append.lists.indptr, std::int64_t{append.lists.num_reqs} + 1, "indptr");
+  Buffer slots = context.allocate(static_cast<std::size_t>(append.num_tokens) * sizeof(cl_long));
+  const detail::OpKernel kernel =
+      detail::op_kernel(context, "clattn_page_slots", "advance_step.cl");
+  kernel.pool->acquire()
+      .arg(append.batch_indices.handle())
+      .arg(append.positions.handle())
+      .arg(append.lists.indices.handle())
+      .arg<cl_long>(static_cast<cl_long>(append.lists.indices.size_bytes() / sizeof(std::int32_t)))
+      .arg(append.lists.indptr.handle())
+      .arg<cl_int>(append.lists.num_reqs)
+      .arg<cl_int>(pages.block_size)
+      .arg<cl_long>(pages.num_blocks)
+      .arg(slots.handle())
+      .arg<cl_long>(append.num_tokens)
+      .enqueue(queue,
+               detail::ceil_div(static_cast<std::size_t>(append.num_tokens), kernel.group_size),
+               kernel.group_size);
+  return slots;
 }
 
 }  // namespace
@@ -23,34 +71,20 @@ void append_paged_kv_cache(const Context& context, cl_command_queue queue, Tenso
                            TensorRef value, DType dtype, const KVCache& cache,
                            const Buffer& batch_indices, const Buffer& positions,
                            std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
-  detail::refuse_recording(queue, "append_paged_kv_cache");
-  detail::check_count(num_tokens, "num_tokens");
-  detail::check_count(lists.num_reqs, "num_reqs");
-  if (cache.block_size < 1) {
-    detail::throw_invalid("cache: block_size is {}, legal: >= 1", cache.block_size);
-  }
-  require_ints(batch_indices, num_tokens, "batch_indices");
-  require_ints(positions, num_tokens, "positions");
-  require_ints(lists.indices, 0, "indices");
-  require_ints(lists.indptr, std::int64_t{lists.num_reqs} + 1, "indptr");
-  const Buffer slots = context.allocate(static_cast<std::size_t>(num_tokens) * sizeof(cl_long));
-  const detail::OpKernel kernel =
-      detail::op_kernel(context, "clattn_page_slots", "advance_step.cl");
-  kernel.pool->acquire()
-      .arg(batch_indices.handle())
-      .arg(positions.handle())
-      .arg(lists.indices.handle())
-      .arg<cl_long>(static_cast<cl_long>(lists.indices.size_bytes() / sizeof(std::int32_t)))
-      .arg(lists.indptr.handle())
-      .arg<cl_int>(lists.num_reqs)
-      .arg<cl_int>(cache.block_size)
-      .arg<cl_long>(cache.num_blocks)
-      .arg(slots.handle())
-      .arg<cl_long>(num_tokens)
-      .enqueue(queue, detail::ceil_div(static_cast<std::size_t>(num_tokens), kernel.group_size),
-               kernel.group_size);
+  const Append append{"append_paged_kv_cache", batch_indices, positions, num_tokens, lists};
+  const Buffer slots = find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
   reshape_and_cache_flash(context, queue, key, value, dtype, cache, slots.handle(), 0, num_tokens,
                           event);
+}
+
+void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, TensorRef ckv,
+                               TensorRef kpe, DType dtype, const MLACache& cache,
+                               const Buffer& batch_indices, const Buffer& positions,
+                               std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
+  const Append append{"append_paged_mla_kv_cache", batch_indices, positions, num_tokens, lists};
+  const Buffer slots = find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
+  concat_and_cache_mla(context, queue, ckv, kpe, dtype, cache, slots.handle(), 0, num_tokens,
+                       event);
 }
 
 }  // namespace clattn

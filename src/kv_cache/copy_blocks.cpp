@@ -98,7 +98,8 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
     }
     planes.insert(planes.end(), each.planes.begin(), each.planes.end());
   }
-  detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks, detail::SameMemory::kYes);
+  detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks);
+  detail::require_one_role(mapping);
   if (mapping.empty()) return;
   for (std::size_t first = 0; first < planes.size(); first += kMaxPlanes) {
     const std::size_t count = std::min(kMaxPlanes, planes.size() - first);

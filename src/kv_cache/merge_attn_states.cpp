@@ -11,13 +11,29 @@ namespace {
 using detail::KernelLease;
 using detail::throw_invalid;
 
-void check_config(const MergeAttnStates& config) {
+DType output_type(const MergeAttnStates& config) {
+  return config.output_dtype.value_or(config.dtype);
+}
+
+void check_merge(const MergeAttnStates& config) {
   detail::check_count(config.num_tokens, "merge_attn_states: num_tokens");
   if (config.num_heads < 1) {
     throw_invalid("merge_attn_states: num_heads is {}, legal: >= 1", config.num_heads);
   }
   if (config.head_size < 8 || config.head_size % 8 != 0) {
     throw_invalid("merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
+  }
+  if (output_type(config) != config.dtype && !is_quantized(output_type(config))) {
+    throw_invalid("merge_attn_states: output_dtype is {}, legal: {} (dtype) or an 8-bit type",
+                  to_string(output_type(config)), to_string(config.dtype));
+  }
+  if (config.output_scale && !is_quantized(output_type(config))) {
+    throw_invalid("merge_attn_states: output_scale given, legal: none for {}",
+                  to_string(output_type(config)));
+  }
+  if (config.output_scale && config.output_scale.size_bytes() < sizeof(float)) {
+    throw_invalid("merge_attn_states: output_scale holds {} bytes, legal: at least 4 (f32 [1])",
+                  config.output_scale.size_bytes());
   }
   (void)detail::checked_mul(config.num_heads, config.head_size,
                             "merge_attn_states: elements of a token");
@@ -55,15 +71,17 @@ void bind_state(KernelLease& lease, const MergeAttnStates& config, const AttnSta
 }  // namespace
 
 detail::OpKernel detail::merge_kernel(const Context& context, const MergeAttnStates& config) {
-  return op_kernel(context, "clattn_merge_attn_states", "merge_attn_states.cl",
-                   fmt::format("{} -DCLA_LSE_LOG2={}", dtype_options(config.dtype, DType::kF32),
-                               config.lse_base == LseBase::k2 ? 1 : 0));
+  check_merge(config);
+  return op_kernel(
+      context, "clattn_merge_attn_states", "merge_attn_states.cl",
+      fmt::format("{} -DCLA_LSE_LOG2={}", dtype_options(config.dtype, output_type(config)),
+                  config.lse_base == LseBase::k2 ? 1 : 0));
 }
 
 void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
                            const MergeAttnStates& config, const AttnState& merged,
                            const AttnState& prefix, const AttnState& suffix, Event* event) {
-  check_config(config);
+  check_merge(config);
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
   KernelLease lease = kernel.pool->acquire();
@@ -77,6 +95,8 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
       .arg<cl_int>(config.head_size)
       .arg<cl_long>(with_context)
       .arg<cl_int>(merged.lse.buffer != nullptr ? 1 : 0)
+      .arg(config.output_scale.handle())
+      .arg<cl_int>(config.output_scale ? 1 : 0)
       .enqueue(queue, static_cast<std::size_t>(config.num_tokens), kernel.group_size, event);
 }
 

@@ -122,7 +122,8 @@ CachePlanes planes_of(const PackedKVCache& cache) {
   const std::int64_t block = bytes(
       checked_mul(tokens, std::int64_t{cache.head_size}, "cache: bytes of a block"), cache.dtype);
   return checked({cache.num_blocks, block, block, 1, 0, 1, 0},
-                 {{Buffer::adopt(cache.key), 0}, {Buffer::adopt(cache.value), 0}});
+                 {{Buffer::adopt(cache.key), bytes(cache.key_offset, cache.dtype)},
+                  {Buffer::adopt(cache.value), bytes(cache.value_offset, cache.dtype)}});
 }
 
 CachePlanes planes_of(const MLACache& cache) {
@@ -135,7 +136,7 @@ void check_planes(const MLACache& cache) {
 }
 
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,
-                   std::int64_t destination_blocks, SameMemory same) {
+                   std::int64_t destination_blocks) {
   check_ids(mapping, source_blocks, destination_blocks);
   std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
   for (std::size_t i = 0; i < mapping.size(); ++i) {
@@ -145,7 +146,11 @@ void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_block
                     mapping[i].destination, first->second);
     }
   }
-  if (same == SameMemory::kNo) return;
+}
+
+void require_one_role(std::span<const BlockPair> mapping) {
+  std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
+  for (std::size_t i = 0; i < mapping.size(); ++i) written.emplace(mapping[i].destination, i);
   for (std::size_t i = 0; i < mapping.size(); ++i) {
     const auto found = written.find(mapping[i].source);
     if (found == written.end()) continue;

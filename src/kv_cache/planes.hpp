@@ -40,11 +40,10 @@ CachePlanes planes_of(const MLACache& cache);
 /// The checks of planes_of() without the planes: allocates nothing.
 void check_planes(const MLACache& cache);
 
-enum class SameMemory : std::uint8_t { kNo, kYes };
-
-/// Throws kInvalidArgument unless all ids are inside the caches, no destination is named twice and,
-/// within the same memory, no block is source and destination.
+/// Throws kInvalidArgument unless all ids are inside the caches and no destination is named twice.
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,
-                   std::int64_t destination_blocks, SameMemory same);
+                   std::int64_t destination_blocks);
+/// Throws kInvalidArgument for a block that is both source and destination.
+void require_one_role(std::span<const BlockPair> mapping);
 
 }  // namespace clattn::detail

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <clattn/attention.hpp>
 #include <clattn/kv_cache.hpp>
 
@@ -31,44 +32,114 @@ void require_same_form(const KVCacheSpec& spec, const AttentionBackend& backend)
                             backend.name(), backend.is_mla());
 }
 
+/// What pages may hold that a KVCache cannot say, and why not.
 void require_plain_pages(const KVCacheSpec& spec) {
-  if ((spec.head_size_v != 0 && spec.head_size_v != spec.head_size) ||
-      spec.kv_quant_mode != KVQuantMode::kNone || spec.page_size_padded != 0) {
+  if (spec.head_size_v != 0 && spec.head_size_v != spec.head_size) {
     detail::throw_unsupported(
-        "KV cache: pages with head_size_v {} (head_size {}), scales of each token {}, "
-        "page_size_padded {}; supported: plain K and V, or latent rows",
-        spec.head_size_v, spec.head_size, spec.kv_quant_mode == KVQuantMode::kPerTokenHead,
-        spec.page_size_padded);
+        "KV cache: head_size_v is {}, supported: head_size's {} (kernels read K and V rows of one "
+        "width)",
+        spec.head_size_v, spec.head_size);
   }
+  if (spec.kv_quant_mode != KVQuantMode::kNone) {
+    detail::throw_unsupported(
+        "KV cache: kv_quant_mode is kPerTokenHead, supported: kNone (kernels read factors per "
+        "tensor or per KV head, outside the pages)");
+  }
+}
+
+/// Elements from page to page of a spec with padding.
+std::int64_t padded_stride(const KVCacheSpec& spec) {
+  constexpr std::size_t kUnit = 8;  // elements that kernels load at a time
+  const std::size_t unit_bytes = kUnit * element_size_bytes(spec.dtype);
+  if (spec.page_size_padded % unit_bytes != 0) {
+    throw_invalid("KVCacheSpec: page_size_padded is {}, legal: multiples of {} ({} elements of {})",
+                  spec.page_size_padded, unit_bytes, kUnit, to_string(spec.dtype));
+  }
+  return static_cast<std::int64_t>(spec.page_size_padded / element_size_bytes(spec.dtype));
+}
+
+/// Strides of the backend's order. Padded pages are contiguous, K and V of a block together, even
+/// where the order puts all K first: layers of other shapes may share the buffer page by page.
+std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
+                                         const std::array<std::int64_t, 5>& shape,
+                                         std::array<std::int32_t, 5> order, std::size_t blocks) {
+  if (spec.page_size_padded == 0) return strides_of(shape, order);
+  const auto place = std::find(order.begin(), order.end(), static_cast<std::int32_t>(blocks));
+  std::rotate(order.begin(), place, place + 1);
+  std::array<std::int64_t, 5> strides = strides_of(shape, order);
+  strides.at(blocks) = padded_stride(spec);
+  return strides;
+}
+
+/// Pages of `spec` that a raw buffer holds.
+std::int64_t whole_pages(const Buffer& raw, const KVCacheSpec& spec) {
+  const std::size_t page_bytes = spec.page_size_bytes();
+  require_plain_pages(spec);
+  if (!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0) {
+    throw_invalid("KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
+                  raw.size_bytes(), page_bytes);
+  }
+  return static_cast<std::int64_t>(raw.size_bytes() / page_bytes);
 }
 
 }  // namespace
 
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout) {
-  const std::size_t page_bytes = spec.page_size_bytes();
-  require_plain_pages(spec);
   require_same_form(spec, backend);
-  if (!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0) {
-    throw_invalid("KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
-                  raw.size_bytes(), page_bytes);
-  }
   KVCache cache;
+  cache.num_blocks = whole_pages(raw, spec);
   cache.buffer = raw;
   cache.dtype = spec.dtype;
-  cache.num_blocks = static_cast<std::int64_t>(raw.size_bytes() / page_bytes);
   cache.block_size = spec.block_size;
   cache.num_kv_heads = spec.num_kv_heads;
   cache.head_size = spec.head_size;
   cache.shape = backend.get_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
                                            spec.head_size);
-  cache.strides = strides_of(cache.shape, backend.get_kv_cache_stride_order(layout));
   // Every backend's logical shape is {K/V, blocks in either order} followed by token, head, dim.
   const auto kv = static_cast<std::size_t>(backend.kv_dimension());
+  cache.strides =
+      page_strides(spec, cache.shape, backend.get_kv_cache_stride_order(layout), 1 - kv);
   if (!spec.use_mla) cache.v_offset = cache.strides.at(kv);  // of a latent row, V is the front
   cache.block_stride = cache.strides.at(1 - kv);
   cache.token_stride = cache.strides[2];
   cache.head_stride = cache.strides[3];
+  return cache;
+}
+
+std::array<std::int64_t, 3> get_packed_kv_cache_shape(std::int64_t num_blocks,
+                                                      std::int32_t block_size,
+                                                      std::int32_t num_kv_heads,
+                                                      std::int32_t head_size) {
+  const std::int64_t rows = checked_mul(std::int64_t{block_size}, std::int64_t{num_kv_heads},
+                                        "KV cache: elements of a page");
+  return {2, num_blocks,
+          checked_mul(rows, std::int64_t{head_size}, "KV cache: elements of a page")};
+}
+
+PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
+  if (spec.use_mla) {
+    detail::throw_unsupported("KV cache: use_mla is set, supported: false (x-packed pages)");
+  }
+  if (spec.page_size_padded != 0) {
+    detail::throw_unsupported("KV cache: page_size_padded is {}, supported: 0 (x-packed pages)",
+                              spec.page_size_padded);
+  }
+  PackedKVCache cache;
+  cache.num_blocks = whole_pages(raw, spec);
+  const auto x = static_cast<std::int32_t>(16 / element_size_bytes(spec.dtype));
+  if (spec.head_size % x != 0) {
+    throw_invalid("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
+                  spec.head_size, to_string(spec.dtype), x);
+  }
+  cache.key = cache.value = raw.handle();
+  cache.dtype = spec.dtype;
+  cache.block_size = spec.block_size;
+  cache.num_kv_heads = spec.num_kv_heads;
+  cache.head_size = spec.head_size;
+  const auto shape = get_packed_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
+                                               spec.head_size);
+  cache.value_offset = shape[1] * shape[2];
   return cache;
 }
 

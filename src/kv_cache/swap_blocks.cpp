@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <clattn/cache_ops.hpp>
+#include <cstdlib>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -17,21 +20,25 @@ namespace {
 using detail::CachePlanes;
 using detail::CopyEnd;
 using detail::throw_invalid;
+using HostImage = std::span<std::byte>;
 
-/// One side of a swap: where block b of plane p starts, p_at + b * block_stride.
+/// One side of a swap: where block 0 of each plane starts, and how far blocks are apart.
 struct Side {
-  CopyEnd base;
+  std::vector<CopyEnd> planes;
   std::int64_t num_blocks = 0;
   std::int64_t block_stride = 0;
-  std::vector<std::int64_t> planes;
-  std::int64_t at(std::size_t plane, std::int64_t block) const {
-    return planes[plane] + block * block_stride;
+  CopyEnd at(std::size_t plane, std::int64_t block) const {
+    CopyEnd end = planes[plane];
+    end.offset_bytes += static_cast<std::size_t>(block * block_stride);
+    return end;
   }
 };
 
-/// A contiguous piece of a swap, bytes.
+/// A contiguous piece of a swap: a plane of one pair's block, or several that continue each other.
 struct Piece {
-  std::int64_t source, destination, size;
+  CopyEnd source, destination;
+  std::size_t size_bytes = 0;
+  std::size_t pair = 0;
 };
 
 /// A cache on the device and what it is made of; nothing for a host image.
@@ -41,18 +48,28 @@ struct DeviceCache {
   std::array<std::int64_t, 5> shape{};  // what must agree between two caches
 };
 
-std::optional<DeviceCache> device_cache(const SwapSpace& space) {
-  std::optional<DeviceCache> result;
-  if (const auto* kv = std::get_if<KVCache>(&space)) {
-    result = DeviceCache{
-        detail::planes_of(*kv),
-        kv->dtype,
-        {kv->block_size, kv->num_kv_heads, kv->head_size, kv->token_stride, kv->head_stride}};
-  } else if (const auto* mla = std::get_if<MLACache>(&space)) {
-    result = DeviceCache{detail::planes_of(*mla),
-                         mla->dtype,
-                         {mla->block_size, mla->kv_lora_rank, mla->rope_dim, 0, 0}};
+struct DescribeCache {
+  std::optional<DeviceCache> operator()(const KVCache& cache) const {
+    return DeviceCache{detail::planes_of(cache),
+                       cache.dtype,
+                       {cache.block_size, cache.num_kv_heads, cache.head_size, cache.token_stride,
+                        cache.head_stride}};
   }
+  std::optional<DeviceCache> operator()(const PackedKVCache& cache) const {
+    return DeviceCache{detail::planes_of(cache),
+                       cache.dtype,
+                       {cache.block_size, cache.num_kv_heads, cache.head_size, 0, 0}};
+  }
+  std::optional<DeviceCache> operator()(const MLACache& cache) const {
+    return DeviceCache{detail::planes_of(cache),
+                       cache.dtype,
+                       {cache.block_size, cache.kv_lora_rank, cache.rope_dim, 0, 0}};
+  }
+  std::optional<DeviceCache> operator()(const HostImage& /*image*/) const { return std::nullopt; }
+};
+
+std::optional<DeviceCache> device_cache(const SwapSpace& space) {
+  std::optional<DeviceCache> result = std::visit(DescribeCache{}, space);
   if (result && !result->planes.layout.contiguous()) {
     throw_invalid("swap_blocks: blocks of {} x {} rows of {} bytes, legal: blocks without gaps",
                   result->planes.layout.outer_count, result->planes.layout.inner_count,
@@ -63,15 +80,17 @@ std::optional<DeviceCache> device_cache(const SwapSpace& space) {
 
 Side device_side(const DeviceCache& cache) {
   Side side;
-  side.base.device = cache.planes.planes[0].buffer.handle();
   side.num_blocks = cache.planes.layout.num_blocks;
   side.block_stride = cache.planes.layout.block_stride;
-  for (const detail::Plane& plane : cache.planes.planes) side.planes.push_back(plane.offset);
+  for (const detail::Plane& plane : cache.planes.planes) {
+    side.planes.push_back(
+        {.device = plane.buffer.handle(), .offset_bytes = static_cast<std::size_t>(plane.offset)});
+  }
   return side;
 }
 
 /// An image in the order of `like`: K and V of a block side by side if they are so there.
-Side host_side(std::span<std::byte> image, const DeviceCache& like) {
+Side host_side(HostImage image, const DeviceCache& like) {
   const detail::PlaneLayout& layout = like.planes.layout;
   const std::vector<detail::Plane>& planes = like.planes.planes;
   const auto count = static_cast<std::int64_t>(planes.size());
@@ -82,45 +101,108 @@ Side host_side(std::span<std::byte> image, const DeviceCache& like) {
                   page);
   }
   Side side;
-  side.base.host = image.data();
   side.num_blocks = size / page;
   side.block_stride = layout.row;
-  std::int64_t step = layout.row * side.num_blocks;  // from K to V
-  if (count == 2 && std::abs(planes[1].offset - planes[0].offset) < layout.block_stride) {
+  const bool one_buffer = planes.front().buffer.handle() == planes.back().buffer.handle();
+  const std::int64_t apart = planes.back().offset - planes.front().offset;
+  std::int64_t step = layout.row * side.num_blocks;  // from one plane to the other
+  if (count == 2 && one_buffer && std::abs(apart) < layout.block_stride) {
     side.block_stride = page;
     step = layout.row;
   }
-  const std::int64_t first = std::min(planes.front().offset, planes.back().offset);
-  for (const detail::Plane& plane : planes) {
-    side.planes.push_back(plane.offset > first ? step : 0);
+  const bool last_is_first = one_buffer && apart < 0;
+  for (std::int64_t plane = 0; plane < count; ++plane) {
+    const std::int64_t place = last_is_first ? count - 1 - plane : plane;
+    side.planes.push_back(
+        {.host = image.data(), .offset_bytes = static_cast<std::size_t>(place * step)});
   }
   return side;
 }
 
-/// The swap in as few pieces as continue each other on both sides.
 std::vector<Piece> pieces_of(const Side& source, const Side& destination,
                              std::span<const BlockPair> mapping, std::int64_t size) {
   std::vector<Piece> pieces;
   for (std::size_t plane = 0; plane < source.planes.size(); ++plane) {
-    for (const BlockPair& pair : mapping) {
-      pieces.push_back(
-          {source.at(plane, pair.source), destination.at(plane, pair.destination), size});
+    for (std::size_t pair = 0; pair < mapping.size(); ++pair) {
+      pieces.push_back({source.at(plane, mapping[pair].source),
+                        destination.at(plane, mapping[pair].destination),
+                        static_cast<std::size_t>(size), pair});
     }
   }
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.source < b.source; });
+  return pieces;
+}
+
+bool continues(const CopyEnd& end, std::size_t size_bytes, const CopyEnd& next) {
+  return end.device == next.device && end.host == next.host &&
+         end.offset_bytes + size_bytes == next.offset_bytes;
+}
+
+/// Joins pieces that continue each other on both sides.
+void join(std::vector<Piece>& pieces) {
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return a.source.device != b.source.device ? std::less<>{}(a.source.device, b.source.device)
+                                              : a.source.offset_bytes < b.source.offset_bytes;
+  });
   std::size_t kept = 0;
   for (std::size_t i = 1; i < pieces.size(); ++i) {
     Piece& last = pieces[kept];
-    if (last.source + last.size == pieces[i].source &&
-        last.destination + last.size == pieces[i].destination) {
-      last.size += pieces[i].size;
+    if (continues(last.source, last.size_bytes, pieces[i].source) &&
+        continues(last.destination, last.size_bytes, pieces[i].destination)) {
+      last.size_bytes += pieces[i].size_bytes;
     } else {
       pieces[++kept] = pieces[i];
     }
   }
   if (!pieces.empty()) pieces.resize(kept + 1);
-  return pieces;
+}
+
+/// Bytes of the driver's memory that a pair reads or writes.
+struct Range {
+  cl_mem memory = nullptr;
+  std::size_t begin = 0, end = 0, pair = 0;
+  bool written = false;
+};
+
+std::vector<Range> ranges_of(const std::vector<Piece>& pieces) {
+  std::vector<Range> ranges;
+  const auto add = [&](const CopyEnd& end, const Piece& piece, bool written) {
+    const detail::MemoryPlace place = detail::place_of(end.device);
+    const std::size_t begin = place.offset_bytes + end.offset_bytes;
+    ranges.push_back({place.memory, begin, begin + piece.size_bytes, piece.pair, written});
+  };
+  for (const Piece& piece : pieces) {
+    add(piece.source, piece, false);
+    add(piece.destination, piece, true);
+  }
+  return ranges;
+}
+
+/// Throws if what a pair writes is also read or written, by it or another, through whichever cache
+/// or buffer: the copies run in no particular order.
+void require_apart(const std::vector<Piece>& pieces, std::span<const BlockPair> mapping) {
+  std::vector<Range> ranges = ranges_of(pieces);
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    return a.memory != b.memory ? std::less<>{}(a.memory, b.memory) : a.begin < b.begin;
+  });
+  Range reaches[2];  // what reads and what writes furthest so far
+  for (const Range& range : ranges) {
+    for (const Range& other : reaches) {
+      if (!(range.written || other.written) || other.memory != range.memory ||
+          range.begin >= other.end) {
+        continue;
+      }
+      const Range& write = range.written ? range : other;
+      const Range& second = range.written ? other : range;
+      throw_invalid(
+          "block_mapping: block {}, the destination of pair {}, shares memory with block {}, the "
+          "{} of pair {}; legal: blocks apart",
+          mapping[write.pair].destination, write.pair,
+          second.written ? mapping[second.pair].destination : mapping[second.pair].source,
+          second.written ? "destination" : "source", second.pair);
+    }
+    Range& reach = reaches[range.written ? 1 : 0];
+    if (reach.memory != range.memory || range.end > reach.end) reach = range;
+  }
 }
 
 void require_alike(const DeviceCache& source, const DeviceCache& destination) {
@@ -136,6 +218,21 @@ void require_alike(const DeviceCache& source, const DeviceCache& destination) {
       to_string(destination.dtype));
 }
 
+/// Whether two caches have memory in common. Throws unless they are of one context: others have no
+/// queue in common.
+bool share_memory(const Side& source, const Side& destination) {
+  bool shared = false;
+  for (const CopyEnd& from : source.planes) {
+    for (const CopyEnd& to : destination.planes) {
+      const detail::MemoryPlace a = detail::place_of(from.device);
+      const detail::MemoryPlace b = detail::place_of(to.device);
+      if (a.context != b.context) throw_invalid("src and dst must be on the same GPU");
+      shared = shared || a.memory == b.memory;
+    }
+  }
+  return shared;
+}
+
 }  // namespace
 
 void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapSpace& source,
@@ -146,19 +243,16 @@ void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapS
   const std::optional<DeviceCache> to = device_cache(destination);
   if (!from && !to) throw_invalid("Invalid device combination");
   if (from && to) require_alike(*from, *to);
-  const Side read = from ? device_side(*from) : host_side(std::get<2>(source), *to);
-  const Side written = to ? device_side(*to) : host_side(std::get<2>(destination), *from);
-  const bool same = from && to && read.base.device == written.base.device;
-  detail::check_mapping(mapping, read.num_blocks, written.num_blocks,
-                        same ? detail::SameMemory::kYes : detail::SameMemory::kNo);
-  const std::vector<Piece> pieces =
+  const Side read = from ? device_side(*from) : host_side(std::get<HostImage>(source), *to);
+  const Side written = to ? device_side(*to) : host_side(std::get<HostImage>(destination), *from);
+  const bool shared = from && to && share_memory(read, written);
+  detail::check_mapping(mapping, read.num_blocks, written.num_blocks);
+  std::vector<Piece> pieces =
       pieces_of(read, written, mapping, (from ? *from : *to).planes.layout.row);
+  if (shared) require_apart(pieces, mapping);
+  join(pieces);
   for (const Piece& piece : pieces) {
-    CopyEnd source_end = read.base;
-    CopyEnd destination_end = written.base;
-    source_end.offset_bytes = static_cast<std::size_t>(piece.source);
-    destination_end.offset_bytes = static_cast<std::size_t>(piece.destination);
-    detail::enqueue_copy(queue, source_end, destination_end, static_cast<std::size_t>(piece.size),
+    detail::enqueue_copy(queue, piece.source, piece.destination, piece.size_bytes,
                          &piece == &pieces.back() ? event : nullptr);
   }
 }

@@ -9,6 +9,20 @@ namespace clattn {
 
 namespace detail {
 
+MemoryPlace place_of(cl_mem buffer) {
+  MemoryPlace place;
+  cl_mem whole = nullptr;
+  check(clGetMemObjectInfo(buffer, CL_MEM_CONTEXT, sizeof(place.context), &place.context, nullptr),
+        "CL_MEM_CONTEXT");
+  check(clGetMemObjectInfo(buffer, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(whole), &whole, nullptr),
+        "CL_MEM_ASSOCIATED_MEMOBJECT");
+  check(clGetMemObjectInfo(buffer, CL_MEM_OFFSET, sizeof(place.offset_bytes), &place.offset_bytes,
+                           nullptr),
+        "CL_MEM_OFFSET");
+  place.memory = whole != nullptr ? whole : buffer;
+  return place;
+}
+
 void enqueue_copy(cl_command_queue queue, const CopyEnd& source, const CopyEnd& destination,
                   std::size_t size_bytes, Event* event) {
   if (event != nullptr) event->reset();

@@ -13,6 +13,14 @@ struct CopyEnd {
   std::size_t offset_bytes = 0;
 };
 
+/// Where a buffer lies in the driver's memory: itself, or the buffer that it is a part of.
+struct MemoryPlace {
+  cl_context context = nullptr;
+  cl_mem memory = nullptr;
+  std::size_t offset_bytes = 0;
+};
+MemoryPlace place_of(cl_mem buffer);
+
 /// Non-blocking copy; not both ends may be the host's. Host memory must stay alive, and unchanged
 /// if it is the source, until `event`.
 void enqueue_copy(cl_command_queue queue, const CopyEnd& source, const CopyEnd& destination,

@@ -76,10 +76,13 @@ void check_guards(Tensor& tensor, std::string_view name, std::string& fault) {
 clattn::KVCache make_cache(const clattn::Context& context, const CaseSpec& spec,
                            const HostCase& host, const clattn::AttentionBackend& backend) {
   const clattn::AttentionConfig& c = spec.config;
-  const clattn::KVCacheSpec cache_spec{.block_size = host.truth.block_size,
-                                       .num_kv_heads = c.num_kv_heads,
-                                       .head_size = c.head_size,
-                                       .dtype = c.cache_dtype()};
+  clattn::KVCacheSpec cache_spec{.block_size = host.truth.block_size,
+                                 .num_kv_heads = c.num_kv_heads,
+                                 .head_size = c.head_size,
+                                 .dtype = c.cache_dtype()};
+  if (spec.page_padding > 0) {
+    cache_spec.page_size_padded = cache_spec.page_size_bytes() + spec.page_padding;
+  }
   const clattn::Buffer raw =
       context.allocate(index(host.num_blocks) * cache_spec.page_size_bytes());
   if (!c.contiguous_kv()) {

@@ -40,6 +40,7 @@ struct CaseSpec {
   bool unseen_is_nan = false;    ///< keys and values of requests that none of their queries may see
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double sharpness = 1.0;        ///< standard deviation of the query's elements
+  std::size_t page_padding = 0;  ///< bytes behind the K and V of each page
   std::uint32_t page_seed = 1;   ///< where the pages lie; must not change any bit of the result
 };
 

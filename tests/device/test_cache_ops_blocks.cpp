@@ -1,13 +1,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
-#include "device/cache_ops_support.hpp"
+#include "device/cache_blocks.hpp"
 
-// copy_blocks and swap_blocks: bytes in, bytes out, for every order of a cache in memory.
+// copy_blocks: bytes in, bytes out, for every order of a cache in memory.
 namespace {
 
+using block_test::apply;
+using block_test::Bytes;
+using block_test::kOrders;
+using block_test::Layer;
+using block_test::Order;
+using block_test::Shape;
 using cache_ops_test::all_contexts;
 using cache_ops_test::download;
 using cache_ops_test::error_text;
@@ -16,82 +21,6 @@ using cache_ops_test::upload;
 using clattn::BlockPair;
 using clattn::DType;
 using clattn::KVCache;
-using clattn::KVCacheLayout;
-using Bytes = std::vector<std::uint8_t>;
-
-struct Order {
-  std::string backend;  // FLASHINFER: (NB, 2, …); XFORMERS: (2, NB, …)
-  KVCacheLayout layout;
-};
-const std::vector<Order> kOrders = {{"FLASHINFER", KVCacheLayout::kNHD},
-                                    {"FLASHINFER", KVCacheLayout::kHND},
-                                    {"XFORMERS", KVCacheLayout::kNHD}};
-
-const clattn::AttentionBackend& backend_named(const std::string& name) {
-  for (const clattn::AttentionBackend* backend : clattn::list_attn_backends()) {
-    if (backend->name() == name) return *backend;
-  }
-  throw std::runtime_error(name);
-}
-
-struct Shape {
-  std::int64_t num_blocks = 7;
-  std::int32_t block_size = 16, num_kv_heads = 3, head_size = 8;
-  DType dtype = DType::kF16;
-  clattn::KVCacheSpec spec() const {
-    clattn::KVCacheSpec spec;
-    spec.block_size = block_size;
-    spec.num_kv_heads = num_kv_heads;
-    spec.head_size = head_size;
-    spec.dtype = dtype;
-    return spec;
-  }
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(num_blocks) * spec().page_size_bytes();
-  }
-};
-
-/// A layer: its memory as the device got it, and the cache over it.
-struct Layer {
-  Bytes image;
-  KVCache cache;
-  Layer(const clattn::Context& context, const clattn::Queue& queue, const Shape& shape,
-        const Order& order, std::uint32_t seed)
-      : image(random_bytes(shape.bytes(), seed)),
-        cache(clattn::reshape_kv_cache(upload(context, queue, image), shape.spec(),
-                                       backend_named(order.backend), order.layout)) {}
-};
-
-/// Calls visit(byte of element in `a`, of the same element in `b`) for K and V of one block.
-template <typename Visit>
-void for_each_element(const KVCache& a, std::int64_t block_a, const KVCache& b,
-                      std::int64_t block_b, const Visit& visit) {
-  const auto at = [](const KVCache& c, bool value, std::int64_t block, std::int64_t t,
-                     std::int64_t h, std::int64_t d) {
-    const std::int64_t index = (value ? c.v_offset : c.k_offset) + block * c.block_stride +
-                               t * c.token_stride + h * c.head_stride + d;
-    return static_cast<std::size_t>(index) * clattn::element_size_bytes(c.dtype);
-  };
-  for (const bool value : {false, true}) {
-    for (std::int64_t t = 0; t < a.block_size; ++t) {
-      for (std::int64_t h = 0; h < a.num_kv_heads; ++h) {
-        for (std::int64_t d = 0; d < a.head_size; ++d) {
-          for (std::size_t i = 0; i < clattn::element_size_bytes(a.dtype); ++i) {
-            visit(at(a, value, block_a, t, h, d) + i, at(b, value, block_b, t, h, d) + i);
-          }
-        }
-      }
-    }
-  }
-}
-
-void apply(const KVCache& from, const Bytes& source, const KVCache& to, Bytes& destination,
-           const std::vector<BlockPair>& mapping) {
-  for (const BlockPair& pair : mapping) {
-    for_each_element(from, pair.source, to, pair.destination,
-                     [&](std::size_t a, std::size_t b) { destination[b] = source[a]; });
-  }
-}
 
 void expect_copied(const clattn::Context& context, const Shape& shape, const Order& order,
                    std::size_t num_layers, const std::vector<BlockPair>& mapping) {
@@ -123,6 +52,8 @@ TEST(CopyBlocks, CopiesKeysAndValuesOfEveryLayerInEveryOrder) {
         expect_copied(*context, shape, order, layers, mapping);
       }
       shape.dtype = DType::kInt8;  // rows of 8 bytes: narrower units
+      expect_copied(*context, shape, order, 2, mapping);
+      shape.padding = 24;  // A7: what lies behind the pages stays
       expect_copied(*context, shape, order, 2, mapping);
       shape = {.num_blocks = 4, .block_size = 64, .num_kv_heads = 8, .head_size = 128};
       expect_copied(*context, shape, order, 1, {{3, 0}});  // several groups a block
@@ -224,117 +155,6 @@ TEST(CopyBlocks, NonsenseIsRefusedWithNumbers) {
             "blocks of 1 x 1 x 768 bytes (f16) and the same strides");
   caches[1].num_blocks = 8;
   EXPECT_EQ(refuse({{0, 1}}), "cache: 8 blocks end at byte 11520, legal: the buffer's 10752 bytes");
-}
-
-const std::vector<BlockPair> kSwap = {{5, 1}, {2, 6}, {3, 7}, {4, 8}, {0, 3}};
-
-/// The cache that a host image of `blocks` blocks amounts to.
-KVCache like(const KVCache& cache, const Shape& shape, const Order& order, std::int64_t blocks,
-             const clattn::Context& context) {
-  const clattn::Buffer scratch =
-      context.allocate(static_cast<std::size_t>(blocks) * shape.spec().page_size_bytes());
-  KVCache result =
-      clattn::reshape_kv_cache(scratch, shape.spec(), backend_named(order.backend), order.layout);
-  EXPECT_EQ(result.dtype, cache.dtype);
-  return result;
-}
-
-// A6.4: device to host and back, K and V, for both orders of the two dimensions (A9.2).
-TEST(SwapBlocks, GoesToTheHostAndBack) {
-  for (const auto& context : all_contexts()) {
-    const clattn::Queue queue = context->create_queue();
-    for (const Order& order : kOrders) {
-      const Shape shape;
-      const Layer layer(*context, queue, shape, order, 3);
-      const KVCache host = like(layer.cache, shape, order, 9, *context);
-      const Bytes before = random_bytes(host.buffer.size_bytes(), 8);
-      clattn::PinnedMemory pinned(*context, before.size());
-      std::memcpy(pinned.bytes().data(), before.data(), before.size());
-      clattn::Event event;
-      clattn::swap_blocks(*context, queue, layer.cache, pinned.bytes(), kSwap, &event);
-      event.wait();
-      Bytes want = before;
-      apply(layer.cache, layer.image, host, want, kSwap);
-      EXPECT_EQ(std::memcmp(pinned.bytes().data(), want.data(), want.size()), 0) << order.backend;
-
-      Bytes pageable = random_bytes(before.size(), 9);
-      const std::vector<BlockPair> back = {{8, 6}, {0, 0}, {1, 1}};
-      clattn::swap_blocks(*context, queue, std::as_writable_bytes(std::span(pageable)), layer.cache,
-                          back);
-      Bytes device = layer.image;
-      apply(host, pageable, layer.cache, device, back);
-      EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == device) << order.backend;
-    }
-  }
-}
-
-TEST(SwapBlocks, GoesFromDeviceToDeviceWhateverThePlaceOfKAndV) {
-  for (const auto& context : all_contexts()) {
-    const clattn::Queue queue = context->create_queue();
-    Shape large;
-    large.num_blocks = 9;
-    for (const Order& order : {kOrders[0], kOrders[2]}) {
-      const Layer from(*context, queue, {}, kOrders[0], 3);
-      const Layer to(*context, queue, large, order, 4);
-      clattn::swap_blocks(*context, queue, from.cache, to.cache, kSwap);
-      Bytes want = to.image;
-      apply(from.cache, from.image, to.cache, want, kSwap);
-      EXPECT_TRUE(download<std::uint8_t>(queue, to.cache.buffer) == want) << order.backend;
-    }
-  }
-}
-
-TEST(SwapBlocks, MovesLatentBlocks) {
-  const auto& context = *all_contexts().at(0);
-  const clattn::Queue queue = context.create_queue();
-  const Bytes image = random_bytes(5 * 4 * 40, 1);
-  clattn::MLACache latent;
-  latent.dtype = DType::kInt8;
-  latent.buffer = upload(context, queue, image);
-  latent.num_blocks = 5;
-  latent.block_size = 4;
-  latent.kv_lora_rank = 32;
-  latent.rope_dim = 8;
-  Bytes host(2 * 160);
-  clattn::swap_blocks(context, queue, latent, std::as_writable_bytes(std::span(host)),
-                      std::vector<BlockPair>{{4, 0}, {1, 1}});
-  queue.finish();
-  EXPECT_TRUE(std::equal(host.begin(), host.begin() + 160, image.begin() + 640));
-  EXPECT_TRUE(std::equal(host.begin() + 160, host.end(), image.begin() + 160));
-}
-
-TEST(SwapBlocks, NonsenseIsRefusedWithNumbers) {
-  const auto& context = *all_contexts().at(0);
-  const clattn::Queue queue = context.create_queue();
-  const Layer layer(context, queue, {}, kOrders[0], 1);
-  std::vector<std::byte> image(1536 * 2);
-  const std::span<std::byte> host(image);
-  const auto refuse = [&](const clattn::SwapSpace& from, const clattn::SwapSpace& to,
-                          const std::vector<BlockPair>& mapping) {
-    return error_text([&] { clattn::swap_blocks(context, queue, from, to, mapping); });
-  };
-  EXPECT_EQ(refuse(host, host, {}), "Invalid device combination");
-  EXPECT_EQ(refuse(layer.cache, host, {{0, 2}}),
-            "block_mapping: pair 0: destination block 2, legal: 0 … 1");
-  EXPECT_EQ(refuse(host, layer.cache, {{1, 3}, {0, 3}}),
-            "block_mapping: pair 1: destination block 3 is pair 0's too, legal: once");
-  EXPECT_EQ(refuse(layer.cache, layer.cache, {{0, 1}, {1, 2}}),
-            "block_mapping: block 1 is the source of pair 1 and the destination of pair 0, legal: "
-            "one of the two");
-  EXPECT_EQ(refuse(layer.cache, host.first(500), {}),
-            "swap_blocks: host image of 500 bytes, legal: multiples of a block's 1536");
-  Shape other;
-  other.dtype = DType::kBF16;
-  const Layer bf16(context, queue, other, kOrders[0], 1);
-  EXPECT_EQ(refuse(layer.cache, bf16.cache, {}),
-            "swap_blocks: from blocks of 768 bytes (f16) to blocks of 768 bytes (bf16), legal: "
-            "equal shapes, types and orders of a block");
-  const Layer hnd(context, queue, {}, kOrders[1], 1);
-  EXPECT_NE(refuse(layer.cache, hnd.cache, {}), "no error");
-  KVCache gaps = layer.cache;
-  gaps.token_stride += 8;
-  gaps.num_blocks = 2;
-  EXPECT_NE(refuse(gaps, host, {}).find("legal: blocks without gaps"), std::string::npos);
 }
 
 }  // namespace

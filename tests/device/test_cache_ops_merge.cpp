@@ -185,6 +185,75 @@ TEST(MergeAttnStates, MatchesPlainLoops) {
   }
 }
 
+struct QuantizedCase {
+  DType dtype, output_dtype;
+  float scale;  // 1 = none given
+  std::int64_t with_context;
+};
+
+void run_quantized(const clattn::Context& context, const QuantizedCase& c) {
+  SCOPED_TRACE(fmt::format("{} to {}, scale {}, context {}", clattn::to_string(c.dtype),
+                           clattn::to_string(c.output_dtype), c.scale, c.with_context));
+  const clattn::Queue queue = context.create_queue();
+  const States states = make_states(c.dtype);
+  const clattn::Buffer prefix = upload(context, queue, encode(c.dtype, states.prefix));
+  const clattn::Buffer suffix = upload(context, queue, encode(c.dtype, states.suffix));
+  const clattn::Buffer prefix_lse = upload(context, queue, states.prefix_lse);
+  const clattn::Buffer suffix_lse = upload(context, queue, states.suffix_lse);
+  constexpr std::size_t kRow = kHeads * kDims, kStride = kRow + 5, kOffset = 3;
+  const clattn::Buffer out =
+      upload(context, queue, std::vector<std::byte>(kOffset + kTokens * kStride, std::byte{0x5A}));
+  const clattn::Buffer out_lse = upload(context, queue, std::vector<float>(kLses, 1e9F));
+  clattn::MergeAttnStates config;
+  config.num_tokens = kTokens;
+  config.num_heads = kHeads;
+  config.head_size = kDims;
+  config.dtype = c.dtype;
+  config.prefill_tokens_with_context = c.with_context;
+  config.output_dtype = c.output_dtype;
+  if (c.scale != 1) config.output_scale = upload(context, queue, std::vector<float>{c.scale});
+  clattn::merge_attn_states(context, queue, config,
+                            {{out.handle(), kOffset, kStride}, {.buffer = out_lse.handle()}},
+                            {{.buffer = prefix.handle()}, {.buffer = prefix_lse.handle()}},
+                            {{.buffer = suffix.handle()}, {.buffer = suffix_lse.handle()}});
+  const Want want = merge(states, std::exp(1.0), c.with_context < 0 ? kTokens : c.with_context);
+  std::vector<std::byte> got = download<std::byte>(queue, out);
+  const oracle::Element type = cache_ops_test::element(c.output_dtype);
+  std::size_t saturated = 0;
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    const std::size_t at = kOffset + i / kRow * kStride + i % kRow;
+    const double value = oracle::decode(type, std::to_integer<std::uint32_t>(got[at]));
+    // What f32 may be off by before it is rounded.
+    const double off = (5e-6 * std::abs(want.out[i]) + 5e-6) / static_cast<double>(c.scale);
+    const double x = want.out[i] / static_cast<double>(c.scale);
+    ASSERT_GE(value, oracle::round_to(type, x - off)) << i;
+    ASSERT_LE(value, oracle::round_to(type, x + off)) << i;
+    if (std::abs(x) > 448) ++saturated;
+    got[at] = std::byte{0x5A};
+  }
+  EXPECT_EQ(saturated > 0, c.scale < 0.02F);
+  EXPECT_TRUE(got == std::vector<std::byte>(got.size(), std::byte{0x5A}));  // the gaps
+  const std::vector<float> lse = download<float>(queue, out_lse);
+  for (std::size_t i = 0; i < kLses; ++i) {
+    if (std::isinf(want.lse[i])) {
+      ASSERT_EQ(lse[i], -HUGE_VALF) << i;
+    } else {
+      ASSERT_NEAR(static_cast<double>(lse[i]), want.lse[i], 2e-5) << i;
+    }
+  }
+}
+
+// A6.8: 8-bit outputs (vLLM's output_scale), over the same sides.
+TEST(MergeAttnStates, A6_8_OutputsOf8BitsAreRoundedOnceAndSaturate) {
+  for (const auto& context : all_contexts()) {
+    run_quantized(*context, {DType::kF16, DType::kFp8E4M3, 0.004F, -1});
+    run_quantized(*context, {DType::kF16, DType::kFp8E4M3, 0.3F, 6});
+    run_quantized(*context, {DType::kBF16, DType::kFp8E4M3, 1, 0});
+    run_quantized(*context, {DType::kF32, DType::kFp8E5M2, 0.7F, 3});
+    run_quantized(*context, {DType::kF16, DType::kInt8, 0.07F, -1});
+  }
+}
+
 TEST(MergeAttnStates, TheSuffixIsTakenOverBitByBit) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();
@@ -224,6 +293,13 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   EXPECT_EQ(refuse(state, {state.output, {}}), "prefix.lse: no buffer");
   EXPECT_EQ(refuse(state, {state.output, {memory.handle(), 0, -1, 0}}),
             "prefix.lse: offset 0, token_stride -1, head_stride 0, legal: >= 0");
+  config.output_dtype = DType::kBF16;
+  EXPECT_EQ(refuse(state, state),
+            "merge_attn_states: output_dtype is bf16, legal: f16 (dtype) or an 8-bit type");
+  config.output_dtype.reset();
+  config.output_scale = memory;
+  EXPECT_EQ(refuse(state, state), "merge_attn_states: output_scale given, legal: none for f16");
+  config.output_scale = {};
   config.dtype = DType::kInt8;
   EXPECT_EQ(refuse(state, state), "dtype is int8, legal: f32, f16, bf16");
   config.dtype = DType::kF32;

@@ -218,18 +218,36 @@ TEST(AdvanceStep, BadRowsBecomePaddingAndAreTold) {
   }
 }
 
-TEST(AdvanceStep, PagesThatDoNotFitAreTold) {
-  const auto& context = *all_contexts().at(0);
-  Step host(2, 2, 3, 1);
-  host.seq_lens = {4, 8};
-  host.table = {1, 2, 3, 4, 5, 6};
-  host.indices.assign(3, 906);
-  DeviceStep device(context, host);
-  clattn::advance_step_flashinfer(context, device.queue, device.step, device.pages, device.errors);
-  EXPECT_EQ(download<std::int32_t>(device.queue, device.pages.paged_kv_indices),
-            (std::vector<std::int32_t>{1, 2, 4}));
-  EXPECT_EQ(error_text([&] { device.errors.check(device.queue); }),
-            "advance_step: row 1 was left out: its pages do not fit paged_kv_indices");
+// A6.9, A9.12: the first row whose pages do not fit, and every row with pages behind it, becomes
+// padding.
+TEST(AdvanceStep, RowsWhosePagesDoNotFitBecomePaddingToo) {
+  for (const auto& context : all_contexts()) {
+    Step host(400, 390, 6, 5);
+    host.page(7, 0) = -1;  // padding that takes no room
+    Step unlimited = host;
+    unlimited.advance({7});
+    for (const std::size_t first :
+         {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{131}, std::size_t{389}}) {
+      SCOPED_TRACE(first);
+      const auto full = static_cast<std::size_t>(unlimited.indptr[first + 1]);
+      Step want = host;
+      want.indices.resize(full - 1);  // one too few for row `first`
+      DeviceStep device(*context, want);
+      clattn::advance_step_flashinfer(*context, device.queue, device.step, device.pages,
+                                      device.errors);
+      std::vector<std::size_t> bad = {7};
+      for (std::size_t r = first; r < 390; ++r) bad.push_back(r);
+      want.advance(bad);
+      device.expect_rows(want);
+      device.expect_pages(want);
+      EXPECT_EQ(error_text([&] { device.errors.check(device.queue); }),
+                first > 7 ? "advance_step: row 7 was left out: its block table names a block "
+                            "outside the cache"
+                          : fmt::format("advance_step: row {} was left out: its pages do not fit "
+                                        "paged_kv_indices",
+                                        first));
+    }
+  }
 }
 
 TEST(AdvanceStep, SizesAreChecked) {
@@ -302,6 +320,53 @@ TEST(AppendPagedKVCache, StoresEveryTokenWhereItsListSays) {
   }
 }
 
+// A6.10: the same places for latent rows.
+TEST(AppendPagedKVCache, StoresLatentRowsWhereTheirListsSay) {
+  constexpr std::size_t kRank = 16, kRope = 8, kWidth = kRank + kRope, kBlock = 4;
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = context->create_queue();
+    const std::vector<std::int32_t> batch = {1, 0, -1, 1, 0, 2, 1};
+    const std::vector<std::int32_t> position = {5, 0, 0, 4, 3, 0, 12};
+    const std::vector<std::int32_t> indptr = {0, 1, 4, 4}, indices = {2, 3, 0, 5};
+    // Request 1 has three pages, the third outside the cache; request 2 has none.
+    const std::vector<std::int64_t> slots = {1, 8, -1, 0, 11, -1, -1};
+    constexpr std::size_t kStride = kRank + 3;
+    std::vector<float> ckv(batch.size() * kStride), kpe(batch.size() * kRope);
+    for (std::size_t i = 0; i < ckv.size(); ++i) ckv[i] = static_cast<float>(i);
+    for (std::size_t i = 0; i < kpe.size(); ++i) kpe[i] = -static_cast<float>(i);
+    std::vector<float> want(5 * kBlock * kWidth, 0.5F);
+    clattn::MLACache cache;
+    cache.buffer = upload(*context, queue, want);
+    cache.dtype = DType::kF32;
+    cache.num_blocks = 5;
+    cache.block_size = kBlock;
+    cache.kv_lora_rank = kRank;
+    cache.rope_dim = kRope;
+    const clattn::Buffer latent = upload(*context, queue, ckv);
+    const clattn::Buffer rope = upload(*context, queue, kpe);
+    const clattn::PagedKVLists lists{upload(*context, queue, indices),
+                                     upload(*context, queue, indptr), 3};
+    clattn::append_paged_mla_kv_cache(
+        *context, queue, {latent.handle(), 0, kStride}, {.buffer = rope.handle()}, DType::kF32,
+        cache, upload(*context, queue, batch), upload(*context, queue, position),
+        static_cast<std::int64_t>(batch.size()), lists);
+    for (std::size_t t = 0; t < slots.size(); ++t) {
+      for (std::size_t d = 0; d < kWidth && slots[t] >= 0; ++d) {
+        want[static_cast<std::size_t>(slots[t]) * kWidth + d] =
+            d < kRank ? ckv[t * kStride + d] : kpe[t * kRope + d - kRank];
+      }
+    }
+    EXPECT_EQ(download<float>(queue, cache.buffer), want);
+    cache.rope_dim = 4;
+    EXPECT_EQ(error_text([&] {
+                clattn::append_paged_mla_kv_cache(*context, queue, {latent.handle(), 0, kStride},
+                                                  {.buffer = rope.handle()}, DType::kF32, cache,
+                                                  latent, latent, 1, lists);
+              }),
+              "cache: rope_dim is 4, legal: multiples of 8");
+  }
+}
+
 TEST(AppendPagedKVCache, NonsenseIsRefused) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();
@@ -318,6 +383,13 @@ TEST(AppendPagedKVCache, NonsenseIsRefused) {
                                             memory, 4, {memory, memory, 4});
             }),
             "append_paged_kv_cache: indptr holds 16 bytes, legal: at least 20 (i32 [5])");
+  clattn::MLACache latent;
+  latent.block_size = 16;
+  EXPECT_EQ(error_text([&] {
+              clattn::append_paged_mla_kv_cache(context, queue, {}, {}, DType::kF16, latent, memory,
+                                                {}, 4, {memory, memory, 1});
+            }),
+            "append_paged_mla_kv_cache: positions holds 0 bytes, legal: at least 16 (i32 [4])");
 }
 
 }  // namespace

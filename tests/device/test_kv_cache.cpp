@@ -109,8 +109,8 @@ struct Write {
   static constexpr std::int32_t kHeads = 3;
   static constexpr std::int32_t kBlock = 5;
   static constexpr std::int64_t kBlocks = 4;
-  static constexpr std::int64_t kPadding = 16;  // elements between tokens
-  static constexpr std::int64_t kOffset = 8;    // elements before token 0
+  static constexpr std::int64_t kPadding = 13;  // elements between tokens: odd strides
+  static constexpr std::int64_t kOffset = 7;    // elements before token 0
   const std::vector<std::int64_t> slots = {99, 7,  -1, 19,
                                            0,  20, 12};  // the first is skipped by the offset
   std::int32_t dims;
@@ -245,6 +245,46 @@ TEST(ReshapeAndCache, PackedCacheHoldsEveryTokenInItsPlace) {
     EXPECT_TRUE(got_k == want_k);
     EXPECT_TRUE(got_v == want_v);
   });
+}
+
+// A6.3: the shape of PagedAttention.get_kv_cache_shape, split and filled.
+TEST(ReshapeAndCache, A6_3_OneAllocationIsSplitIntoThePackedPair) {
+  EXPECT_EQ(clattn::get_packed_kv_cache_shape(4, 5, 3, 16),
+            (std::array<std::int64_t, 3>{2, 4, 5 * 3 * 16}));
+  const Write write(16, DType::kF16, DType::kF16);
+  clattn::KVCacheSpec spec{
+      .block_size = Write::kBlock, .num_kv_heads = Write::kHeads, .head_size = write.dims};
+  for (const auto& context : all_contexts()) {
+    const WriteBuffers in(*context, write);
+    std::vector<std::byte> want(2 * write.cache_bytes(), std::byte{0x5A});
+    const clattn::Buffer raw = context->allocate(want.size());
+    in.queue.write(raw, want);
+    const clattn::PackedKVCache cache = clattn::split_kv_cache(raw, spec);
+    clattn::reshape_and_cache(*context, in.queue, in.key_ref(write), in.value_ref(write),
+                              DType::kF16, cache, in.slots.handle(), 8, 6);
+    const std::int64_t plane = Write::kBlocks * Write::kBlock * write.row;
+    write.for_each_stored([&](std::int64_t slot, std::int64_t h, std::int64_t d, std::size_t from) {
+      const std::int64_t head = slot / Write::kBlock * Write::kHeads + h;
+      const std::int64_t token = slot % Write::kBlock;
+      write.store(want, ((head * 2 + d / 8) * Write::kBlock + token) * 8 + d % 8,
+                  write.key.values[from]);
+      write.store(want, plane + (head * 16 + d) * Write::kBlock + token, write.value.values[from]);
+    });
+    std::vector<std::byte> got(want.size());
+    in.queue.read(raw, got);
+    EXPECT_TRUE(got == want);
+  }
+  const clattn::Buffer raw = all_contexts().at(0)->allocate(2 * write.cache_bytes());
+  spec.head_size = 20;
+  EXPECT_EQ(error_text([&] { (void)clattn::split_kv_cache(raw, spec); }),
+            "KV cache: buffer of 3840 bytes, legal: a positive multiple of the page size 1200");
+  spec.head_size = 4;
+  EXPECT_EQ(error_text([&] { (void)clattn::split_kv_cache(raw, spec); }),
+            "cache: head_size is 4, legal in an x-packed cache of f16: multiples of 8");
+  spec.page_size_padded = 960;
+  EXPECT_EQ(
+      error_text([&] { (void)clattn::split_kv_cache(raw, spec); }, clattn::ErrorCode::kUnsupported),
+      "KV cache: page_size_padded is 960, supported: 0 (x-packed pages)");
 }
 
 TEST(ReshapeAndCache, PagesOfEveryLayoutHoldEveryTokenInItsPlace) {

@@ -23,6 +23,7 @@ struct Case {
   std::vector<std::int32_t> seq_lens;  ///< one query token each, also where it is 0
   std::int32_t num_splits = 0;
   Scales scales = Scales::kNone;
+  bool one_allocation = false;  ///< keys and values split from one buffer
 };
 
 using Outcome = step_test::Launches;
@@ -120,7 +121,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   const Layout layout = make_layout(c);
   oracle::AttentionCase truth = truth_of(c, layout);
   const clattn::Queue queue = context->create_queue();
-  const PackedPair pair = make_caches(c, layout, truth);
+  PackedPair pair = make_caches(c, layout, truth);
   const std::int64_t rows = layout.num_tokens() * c.config.num_heads;
   Elements query(c.config.dtype, rows * c.config.head_size);
   std::mt19937 random(22);
@@ -128,17 +129,27 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   for (std::int64_t i = 0; i < rows * c.config.head_size; ++i)
     truth.query.push_back(query.set(i, normal(random)));
 
-  const clattn::Buffer key = pair.key.upload(*context, queue);
+  clattn::Buffer key = pair.key.upload(*context, queue);
   const clattn::Buffer value = pair.value.upload(*context, queue);
-  const clattn::PackedKVCache cache{.key = key.handle(),
-                                    .value = value.handle(),
-                                    .dtype = c.config.cache_dtype(),
-                                    .num_blocks = layout.num_blocks,
-                                    .block_size = c.config.block_size,
-                                    .num_kv_heads = c.config.num_kv_heads,
-                                    .head_size = c.config.head_size,
-                                    .scales = make_scales(*context, queue, c),
-                                    .scales_per_head = c.scales == Scales::kPerHead};
+  clattn::PackedKVCache cache{.key = key.handle(),
+                              .value = value.handle(),
+                              .dtype = c.config.cache_dtype(),
+                              .num_blocks = layout.num_blocks,
+                              .block_size = c.config.block_size,
+                              .num_kv_heads = c.config.num_kv_heads,
+                              .head_size = c.config.head_size,
+                              .scales = make_scales(*context, queue, c),
+                              .scales_per_head = c.scales == Scales::kPerHead};
+  if (c.one_allocation) {
+    pair.key.bytes().insert(pair.key.bytes().end(), pair.value.bytes().begin(),
+                            pair.value.bytes().end());
+    key = pair.key.upload(*context, queue);
+    cache = clattn::split_kv_cache(key, {.block_size = c.config.block_size,
+                                         .num_kv_heads = c.config.num_kv_heads,
+                                         .head_size = c.config.head_size,
+                                         .dtype = c.config.cache_dtype()});
+    EXPECT_EQ(cache.num_blocks, layout.num_blocks);
+  }
   const clattn::Buffer q = query.upload(*context, queue);
   FencedOutput out(*context, queue, c.config.dtype, rows * c.config.head_size,
                    FencedOutput::kGuard);
@@ -177,6 +188,13 @@ class Packed : public testing::TestWithParam<KernelFamily> {
         [&](const auto& context) { return run(context, c); });
   }
 };
+
+// A6.3: PagedAttention.split_kv_cache.
+TEST_P(Packed, A6_3_KeysAndValuesOfOneAllocation) {
+  Case c = small_case();
+  c.one_allocation = true;
+  check(c);
+}
 
 TEST_P(Packed, A6_7_EveryTypeOfQueryAndCache) {
   struct Types {
@@ -354,6 +372,9 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
   other = cache;
   other.value = one_short.handle();
   EXPECT_EQ(forward(other), "kv_cache: value " + want);
+  other = cache;
+  other.value_offset = 12;
+  EXPECT_EQ(forward(other), "kv_cache: an offset is 12, legal: multiples of 8 elements, >= 0");
   other = cache;
   other.scales = any;
   EXPECT_NE(forward(other).find("kv_cache: scales given"), std::string::npos);
