@@ -174,9 +174,11 @@ class AttentionCheck {
 
   static Verdict judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
                               const oracle::AttentionResult& truth) {
-    Deviation deviation = compare(call.config.dtype, outcome.out, outcome.lse, truth);
+    Deviation deviation =
+        compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
     if (deviation.passed() && call.config.output_fp8) {
-      deviation.merge(compare_fp8(outcome.out_fp8, static_cast<double>(call.output_scale), truth));
+      deviation.merge(compare_fp8(outcome.out_fp8, static_cast<double>(call.output_scale), truth,
+                                  outcome.rounds_weights));
     }
     return {deviation, outcome.launches};
   }

@@ -54,13 +54,13 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
 }
 
 Deviation compare_fp8(std::span<const std::byte> out, double scale,
-                      const oracle::AttentionResult& truth) {
+                      const oracle::AttentionResult& truth, bool rounds_weights) {
   constexpr int kFraction = 3, kLowestExponent = -6;
   Deviation deviation;
   const std::vector<double> got = decode_elements(DType::kFp8E4M3, out);
   if (got.size() != truth.out.size()) return {};
   for (std::size_t i = 0; i < got.size(); ++i) {
-    const double exact = 2 * truth.bound[i] + kOutFloor;
+    const double exact = truth.allowed(i, rounds_weights) + kOutFloor;
     const double most = (std::abs(truth.out[i]) + exact) / scale;
     const int exponent = most > 0 ? std::max(std::ilogb(most), kLowestExponent) : kLowestExponent;
     deviation.add(got[i] * scale, truth.out[i],

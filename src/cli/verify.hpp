@@ -25,12 +25,12 @@ struct Deviation {
 /// Compares an output and (unless empty) its LSE with the oracle: |got - truth| <= 2 * bound +
 /// floor, with what rounding weights costs if a kernel did so.
 Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const float> lse,
-                  const oracle::AttentionResult& truth, bool rounds_weights);
+                  const oracle::AttentionResult& truth, bool rounds_weights = false);
 
 /// The same for an output that was also stored as fp8 e4m3 of itself / `scale`: half a step of that
 /// type more is allowed.
 Deviation compare_fp8(std::span<const std::byte> out, double scale,
-                      const oracle::AttentionResult& truth);
+                      const oracle::AttentionResult& truth, bool rounds_weights);
 
 /// Exact comparison: every differing byte is an error of 1 where less than 1 is allowed.
 Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected);

@@ -12,12 +12,14 @@
 #include "device/attention_case.hpp"
 #include "device/runtime_fixture.hpp"
 #include "support/counting_new.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
 using attention_test::all_contexts;
 using clattn::CommonAttentionMetadata;
 using clattn::KernelFamily;
+using test::error_text;
 
 constexpr std::int32_t kBlock = 16;
 constexpr std::int64_t kBlocks = 96;
@@ -44,11 +46,6 @@ struct SharedPrefix {
   CommonAttentionMetadata batch() const { return CommonAttentionMetadata::of(starts, lens, table); }
 };
 
-std::string refused(const std::function<void()>& call,
-                    clattn::ErrorCode code = clattn::ErrorCode::kInvalidArgument) {
-  return clattn::detail::message_of(code, call);
-}
-
 // common_prefix_len: a multiple of bs, computed and in the cache, shared by all requests; 0 = none.
 TEST(BuildOptions, A1_1_TheCommonPrefixIsCheckedAndKept) {
   const auto& context = all_contexts().front();
@@ -63,18 +60,18 @@ TEST(BuildOptions, A1_1_TheCommonPrefixIsCheckedAndKept) {
     EXPECT_EQ(build(step, 16).common_prefix_len(), 16);
     EXPECT_EQ(build(step, 0).common_prefix_len(), 0);
     EXPECT_EQ(builder->build(queue, step.batch()).common_prefix_len(), 0);
-    EXPECT_EQ(refused([&] { build(step, 20); }),
+    EXPECT_EQ(error_text([&] { build(step, 20); }),
               "common_prefix_len is 20, legal: multiples of block_size 16, >= 0");
-    EXPECT_EQ(refused([&] { build(step, -16); }),
+    EXPECT_EQ(error_text([&] { build(step, -16); }),
               "common_prefix_len is -16, legal: multiples of block_size 16, >= 0");
-    EXPECT_EQ(refused([&] { build(step, 80); }),
+    EXPECT_EQ(error_text([&] { build(step, 80); }),
               "request 0: common_prefix_len is 80, legal: 0 … 69 (its computed tokens)");
     step.lens[2] = 65;
-    EXPECT_EQ(refused([&] { build(step, 64); }),
+    EXPECT_EQ(error_text([&] { build(step, 64); }),
               "request 2: common_prefix_len is 64, legal: 0 … 63 (its computed tokens)");
     step.lens[2] = 66;
     step.table[20] = 60;
-    EXPECT_EQ(refused([&] { build(step, 48); }),
+    EXPECT_EQ(error_text([&] { build(step, 48); }),
               "request 3: block_table[2] is 60, legal: 6 (request 0's: common_prefix_len 48)");
     EXPECT_EQ(build(step, 32).common_prefix_len(), 32);
   }
@@ -82,7 +79,7 @@ TEST(BuildOptions, A1_1_TheCommonPrefixIsCheckedAndKept) {
   encoder.attn_type = clattn::AttentionType::kEncoder;
   const auto builder = clattn::get_attn_backend(encoder, nullptr).make_builder(context, encoder);
   const std::vector<std::int32_t> starts = {0, 20}, lens = {20};
-  EXPECT_EQ(refused([&] {
+  EXPECT_EQ(error_text([&] {
               builder->build(queue, CommonAttentionMetadata::of(starts, lens, {}), nullptr,
                              {.common_prefix_len = 16});
             }),
@@ -265,27 +262,28 @@ TEST(BuildOptions, A1_10_WhatCannotBeTakenOverIsRefused) {
   const auto same = make([](auto&, auto&) {});
   const Groups groups({{1, 150}, {2, 40}, {9, 60}});
   const auto& metadata = same->build(queue, groups.batch(0));
-  EXPECT_EQ(refused([&] { same->update_block_table(queue, metadata, groups.pages(1)); }),
+  EXPECT_EQ(error_text([&] { same->update_block_table(queue, metadata, groups.pages(1)); }),
             "attn_metadata: this builder's own, legal: another builder's");
   const std::string other =
       "attn_metadata: of another configuration, legal: metadata of a builder with this one's "
       "backend, context, configuration and options";
   const auto refuses = [&](auto change) {
     const auto builder = make(change);
-    return refused([&] { builder->update_block_table(queue, metadata, groups.pages(1)); });
+    return error_text([&] { builder->update_block_table(queue, metadata, groups.pages(1)); });
   };
   EXPECT_EQ(refuses([](auto& c, auto&) { c.sliding_window = 32; }), other);
   EXPECT_EQ(refuses([](auto& c, auto&) { c.block_size = 32; }), other);
   EXPECT_EQ(refuses([](auto&, auto& o) { o.num_splits = 2; }), other);
   const auto dense = clattn::get_attn_backend(small_config(), nullptr, "XFORMERS")
                          .make_builder(context, small_config(), options_of(0));
-  EXPECT_EQ(refused([&] { dense->update_block_table(queue, metadata, groups.pages(1)); }), other);
+  EXPECT_EQ(error_text([&] { dense->update_block_table(queue, metadata, groups.pages(1)); }),
+            other);
   const auto fits = make([](auto&, auto&) {});
   Groups outside = groups;
   outside.tables[1][1] = kBlocks;
-  EXPECT_EQ(refused([&] { fits->update_block_table(queue, metadata, outside.pages(1)); }),
+  EXPECT_EQ(error_text([&] { fits->update_block_table(queue, metadata, outside.pages(1)); }),
             "request 0: block_table[1] is 96, legal: 0 … 95 (num_blocks 96)");
-  EXPECT_EQ(refused([&] {
+  EXPECT_EQ(error_text([&] {
               fits->update_block_table(queue, metadata, {std::span(groups.tables[1]).first(9), 3});
             }),
             "request 0: seq_lens is 151, legal: 1 … 48 (block_table_stride 3 x block_size 16)");
@@ -293,8 +291,8 @@ TEST(BuildOptions, A1_10_WhatCannotBeTakenOverIsRefused) {
   encoder.attn_type = clattn::AttentionType::kEncoder;
   const auto contiguous = backend.make_builder(context, encoder);
   EXPECT_FALSE(contiguous->supports_update_block_table());
-  EXPECT_EQ(refused([&] { contiguous->update_block_table(queue, metadata, groups.pages(1)); },
-                    clattn::ErrorCode::kUnsupported),
+  EXPECT_EQ(error_text([&] { contiguous->update_block_table(queue, metadata, groups.pages(1)); },
+                       clattn::ErrorCode::kUnsupported),
             "update_block_table: this configuration has no block table");
   queue.finish();
 }

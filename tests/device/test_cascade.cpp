@@ -4,6 +4,7 @@
 #include "device/cascade_model.hpp"
 #include "device/runtime_fixture.hpp"
 #include "support/counting_new.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -12,6 +13,7 @@ using cascade_test::Cascade;
 using cascade_test::Outcome;
 using clattn::DType;
 using clattn::KernelFamily;
+using test::error_text;
 
 /// A system prompt, then requests of their own: decodes, one without work, and prefills.
 Cascade shared_prompt(std::int32_t prefix = 96) {
@@ -151,11 +153,6 @@ struct Made {
   const clattn::AttentionBackend& backend = clattn::get_attn_backend(c.config, nullptr);
 };
 
-std::string refused(const std::function<void()>& call,
-                    clattn::ErrorCode code = clattn::ErrorCode::kInvalidArgument) {
-  return clattn::detail::message_of(code, call);
-}
-
 TEST(Cascade, AWarmStepAllocatesNothing) {
   Made made;
   made.c = shared_prompt();
@@ -187,7 +184,7 @@ TEST(Cascade, A6_8_LayersThatCannotCascadeAreRefused) {
     clattn::AttentionConfig config = made.c.config;
     change(config);
     const auto text = [&](const auto& make) {
-      return refused(make, clattn::ErrorCode::kUnsupported);
+      return error_text(make, clattn::ErrorCode::kUnsupported);
     };
     const std::string one = text([&] { clattn::CascadeImpl(made.context, made.backend, config); });
     EXPECT_EQ(one, text([&] { clattn::CascadeAttention(made.context, made.backend, config); }));
@@ -219,17 +216,17 @@ TEST(Cascade, A6_8_BatchesWithoutACommonPrefixAreRefused) {
   options.limits.max_model_len = 200;
   clattn::CascadeAttention cascade(made.context, made.backend, made.c.config, options);
   const auto build = [&](std::int32_t prefix_len) {
-    return refused([&] { cascade.build(made.queue, shared.batch(), prefix_len); });
+    return error_text([&] { cascade.build(made.queue, shared.batch(), prefix_len); });
   };
   EXPECT_EQ(build(0), "common_prefix_len is 0, legal: multiples of block_size 16, >= 16");
   EXPECT_EQ(build(17), "common_prefix_len is 17, legal: multiples of block_size 16, >= 0");
   EXPECT_EQ(build(112), "request 1: common_prefix_len is 112, legal: 0 … 96 (its computed tokens)");
   const clattn::CascadeImpl impl(made.context, made.backend, made.c.config);
-  EXPECT_EQ(refused([&] { cascade.forward(made.queue, impl, {}, {}); }),
+  EXPECT_EQ(error_text([&] { cascade.forward(made.queue, impl, {}, {}); }),
             "run: 0 of 2 levels are planned, legal: run() after plan()");
   auto batch = shared.batch();
   batch.causal = false;
-  EXPECT_EQ(refused([&] { cascade.build(made.queue, batch, 96); }),
+  EXPECT_EQ(error_text([&] { cascade.build(made.queue, batch, 96); }),
             "causal is false, legal: true in cascade attention");
   shared.lens[6] = 201;
   EXPECT_NE(build(96).find("request 6: seq_lens is 201, legal: 23 … "), std::string::npos);
@@ -251,17 +248,17 @@ TEST(Cascade, A6_11_BadLevelsAreRefusedByName) {
     return clattn::MultiLevelCascadeAttentionWrapper(made.context, made.backend, made.c.config,
                                                      num_levels, options);
   };
-  EXPECT_EQ(refused([&] { make(0, 0); }), "num_levels is 0, legal: >= 1");
-  EXPECT_EQ(refused([&] { make(2, 4); }),
+  EXPECT_EQ(error_text([&] { make(0, 0); }), "num_levels is 0, legal: >= 1");
+  EXPECT_EQ(error_text([&] { make(2, 4); }),
             "graph_batch_size is 4, legal: 0: cascades are not recorded");
   auto wrapper = make(3, 0);
-  EXPECT_EQ(refused([&] { wrapper.plan(made.queue, {}); }),
+  EXPECT_EQ(error_text([&] { wrapper.plan(made.queue, {}); }),
             "levels: 0 given, legal: 3 (num_levels)");
   const auto plan = [&](auto change) {
     cascade_test::Model model = made.model;
     auto levels = model.spans(true);
     change(model, levels);
-    return refused([&] { wrapper.plan(made.queue, levels); });
+    return error_text([&] { wrapper.plan(made.queue, levels); });
   };
   using Levels = std::vector<clattn::CascadeLevel>;
   using Model = cascade_test::Model;

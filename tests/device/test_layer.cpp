@@ -180,7 +180,7 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
   for (const auto& context : all_contexts()) {
     const Device device(context);
     clattn::LayerRegistry layers;
-    AttentionOptions options = options_of("layers.0");
+    AttentionOptions options = layer_options("layers.0");
     options.output_fp8 = true;
     Attention layer(context, layers, options);
     Step step = two_prompts(1);

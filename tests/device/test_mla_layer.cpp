@@ -14,6 +14,7 @@
 #include "device/layer_model.hpp"
 #include "device/runtime_fixture.hpp"
 #include "support/counting_new.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -21,10 +22,10 @@ using attention_test::all_contexts;
 using clattn::Attention;
 using clattn::DType;
 using clattn::ErrorCode;
-using clattn::detail::message_of;
 using latent_test::options_of;
 using latent_test::Requests;
 using latent_test::Shape;
+using test::error_text;
 
 Shape small_shape(DType dtype = DType::kF32) {
   return {.num_heads = 4,
@@ -290,7 +291,7 @@ TEST(MLALayer, OptionsThatLatentAttentionLacksAreRefused) {
   const auto refused = [&](ErrorCode code, auto change) {
     clattn::AttentionOptions options = options_of(small_shape(), "layers.1");
     change(options);
-    return message_of(code, [&] { const Attention layer(all_contexts()[0], layers, options); });
+    return error_text([&] { const Attention layer(all_contexts()[0], layers, options); }, code);
   };
   using Options = clattn::AttentionOptions;
   EXPECT_NE(refused(ErrorCode::kUnsupported, [](Options& o) { o.per_layer_sliding_window = 8; })
@@ -311,8 +312,7 @@ TEST(MLALayer, OptionsThatLatentAttentionLacksAreRefused) {
   // Groups keep what their layers keep.
   clattn::KVCacheConfig config = config_of(layers, 1, {{"layers.0"}});
   config.groups[0].spec.use_mla = false;
-  EXPECT_EQ(message_of(ErrorCode::kInvalidArgument,
-                       [&] { init_attn_backend(config, layers, all_contexts()[0]); }),
+  EXPECT_EQ(error_text([&] { init_attn_backend(config, layers, all_contexts()[0]); }),
             "KVCacheConfig: layer 'layers.0' has use_mla true, legal: its group's false");
 }
 
@@ -324,7 +324,7 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
   const clattn::AttentionImpl& impl = model.layer.impl();
   const clattn::Buffer any = context->allocate(1 << 16);
   const clattn::TensorRef rows{any.handle()};
-  const auto refused = [&](auto call) { return message_of(ErrorCode::kInvalidArgument, call); };
+  const auto refused = [&](auto call) { return error_text(call); };
   const auto forward = [&](const clattn::KVCache& cache, const clattn::ForwardOptions& options) {
     impl.forward(model.queue, rows, cache, metadata, rows, nullptr, nullptr, nullptr, options);
   };
@@ -362,15 +362,16 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
               impl.forward(model.queue, rows, own, slots, rows);
             }).find("attn_metadata: built for another configuration"),
             std::string::npos);
-  EXPECT_EQ(message_of(ErrorCode::kUnsupported,
-                       [&] { impl.forward_encoder(model.queue, rows, rows, rows, slots, rows); }),
+  EXPECT_EQ(error_text([&] { impl.forward_encoder(model.queue, rows, rows, rows, slots, rows); },
+                       ErrorCode::kUnsupported),
             "attn_type decoder: keys and values come from the cache, use forward()");
   const clattn::KVCacheSpec spec = model.groups[0].spec;
-  EXPECT_EQ(message_of(ErrorCode::kUnsupported,
-                       [&] {
-                         (void)clattn::reshape_kv_cache(own.buffer, spec, flashinfer,
-                                                        clattn::KVCacheLayout::kNHD);
-                       }),
+  EXPECT_EQ(error_text(
+                [&] {
+                  (void)clattn::reshape_kv_cache(own.buffer, spec, flashinfer,
+                                                 clattn::KVCacheLayout::kNHD);
+                },
+                ErrorCode::kUnsupported),
             "KV cache: use_mla is true, supported by backend FLASHINFER: false");
 }
 
