@@ -261,7 +261,8 @@ TEST_F(Registry, A2_4_NeedsOfTheEngineHaveReasons) {
     EXPECT_EQ(backend->supports_non_causal(), Names{});
     EXPECT_EQ(backend->supports_batch_invariance(), Names{});
     EXPECT_EQ(backend->supports_per_head_quant_scales(), Names{});
-    EXPECT_EQ(backend->supports_mm_prefix(), Names{});
+    EXPECT_EQ(backend->supports_mm_prefix(),
+              backend->is_mla() ? Names{"MLA is not supported for custom_mask"} : Names{});
     EXPECT_EQ(backend->supports_kv_connector(), Names{connector});
     EXPECT_EQ(backend->supports_pcp(), Names{pcp});
   }
