@@ -101,6 +101,18 @@ bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> n
 void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
                           std::span<std::int64_t> slots);
 
+/// The block table of kernels whose pages are parts of the allocator's blocks: logical block b is
+/// kernel blocks b * k .. b * k + k - 1 with k = block_size / kernel_block_size, so every token
+/// keeps its slot and the same buffer is a cache of k times as many blocks. Entry i becomes entries
+/// i * k
+/// .. i * k + k - 1 of `kernel_block_table`, which has k times the elements (a row's stride grows
+/// by k). Entries that are no block, negative or with parts past INT32_MAX, become -1. Throws
+/// kInvalidArgument unless kernel_block_size divides block_size. vLLM:
+/// BlockTable.map_to_kernel_blocks.
+void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_t block_size,
+                          std::int32_t kernel_block_size,
+                          std::span<std::int32_t> kernel_block_table);
+
 /// Makes slots [num_actual_tokens, end) kPadSlotId, so that a cache write over the padded length
 /// stores nothing for them (vLLM: CommonAttentionMetadata's __post_init__).
 void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens);

@@ -138,7 +138,7 @@ PlanCounts PagedStep::largest_plan(std::int32_t num_reqs) const {
 
 bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
   const std::int32_t max_query_len = validate_queries(batch);
-  return batch.num_reqs <= options_.graph_batch_size &&
+  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
          max_query_len <= options_.decode_threshold && sees_as_causal(batch, max_query_len);
 }
 

@@ -13,8 +13,27 @@ using detail::KernelShape;
 using detail::Role;
 using detail::throw_invalid;
 
+bool is_known(DType dtype) {
+  return dtype <= DType::kInt8;
+}
+
+std::string type_name(DType dtype) {
+  return is_known(dtype) ? std::string(to_string(dtype))
+                         : fmt::format("{}", static_cast<int>(dtype));
+}
+
 KernelShape write_shape(std::int32_t num_kv_heads, std::int32_t head_size, std::int32_t block_size,
                         DType dtype, DType cache_dtype) {
+  if (!is_known(cache_dtype)) {
+    throw_invalid(
+        "Unsupported data type of kv cache: {}; legal: f32, f16, bf16, fp8_e4m3, "
+        "fp8_e5m2, int8",
+        type_name(cache_dtype));
+  }
+  if (!is_known(dtype) || is_quantized(dtype)) {
+    throw_invalid("Unsupported input type of kv cache: {}; legal: f32, f16, bf16",
+                  type_name(dtype));
+  }
   if (num_kv_heads < 1) throw_invalid("cache: num_kv_heads is {}, legal: >= 1", num_kv_heads);
   if (block_size < 1) throw_invalid("cache: block_size is {}, legal: >= 1", block_size);
   if (head_size < 8 || head_size > 256 || head_size % 8 != 0) {

@@ -55,6 +55,29 @@ void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t blo
   detail::write_slot_mapping(batch, block_size, slots);
 }
 
+void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_t block_size,
+                          std::int32_t kernel_block_size,
+                          std::span<std::int32_t> kernel_block_table) {
+  if (kernel_block_size < 1 || block_size < 1 || block_size % kernel_block_size != 0) {
+    detail::throw_invalid("kernel_block_size {} must divide kv_manager_block_size size {} evenly",
+                          kernel_block_size, block_size);
+  }
+  const std::int64_t parts = block_size / kernel_block_size;
+  if (kernel_block_table.size() % static_cast<std::size_t>(parts) != 0 ||
+      kernel_block_table.size() / static_cast<std::size_t>(parts) != block_table.size()) {
+    detail::throw_invalid("kernel_block_table holds {} elements, legal: {} for each of {}",
+                          kernel_block_table.size(), parts, block_table.size());
+  }
+  std::int32_t* to = kernel_block_table.data();
+  for (const std::int32_t block : block_table) {
+    const std::int64_t first = block * parts;
+    const bool is_block = block >= 0 && first + parts - 1 <= INT32_MAX;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      *to++ = is_block ? static_cast<std::int32_t>(first + part) : -1;
+    }
+  }
+}
+
 void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens) {
   if (num_actual_tokens < 0 || slot_mapping.size() < static_cast<std::size_t>(num_actual_tokens)) {
     detail::throw_invalid("num_actual_tokens is {}, legal: 0 … {} (elements of slot_mapping)",

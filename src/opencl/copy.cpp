@@ -12,9 +12,9 @@ namespace detail {
 MemoryPlace place_of(cl_mem buffer) {
   MemoryPlace place;
   cl_mem whole = nullptr;
-  check(clGetMemObjectInfo(buffer, CL_MEM_CONTEXT, sizeof(place.context), &place.context, nullptr),
+  check(clGetMemObjectInfo(buffer, CL_MEM_CONTEXT, sizeof(cl_context), &place.context, nullptr),
         "CL_MEM_CONTEXT");
-  check(clGetMemObjectInfo(buffer, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(whole), &whole, nullptr),
+  check(clGetMemObjectInfo(buffer, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(cl_mem), &whole, nullptr),
         "CL_MEM_ASSOCIATED_MEMOBJECT");
   check(clGetMemObjectInfo(buffer, CL_MEM_OFFSET, sizeof(place.offset_bytes), &place.offset_bytes,
                            nullptr),

@@ -77,7 +77,7 @@ oracle::AttentionCase view(const Cascade& c, const Model& model, const Attention
 /// The oracle's answer over all levels at once. Its bound is of what a cascade rounds: each level's
 /// result and each merge's, weighted with their share of the denominator.
 oracle::AttentionResult expected(const Cascade& c, const Model& model, const AttentionConfig& layer,
-                                 const oracle::AttentionCase& tensors) {
+                                 const oracle::AttentionCase& tensors, bool rounds_weights) {
   const std::size_t last = model.levels.size() - 1;
   const oracle::Element type = step_test::element(layer.dtype);
   oracle::AttentionResult want = oracle::attention(view(c, model, layer, tensors, 0, last), type);
@@ -89,6 +89,7 @@ oracle::AttentionResult expected(const Cascade& c, const Model& model, const Att
       if (std::isinf(lse)) continue;
       const double share = std::exp(lse - want.lse[i / dims]);
       bound[i] += share * (merge ? half_ulp(layer.dtype, part.out[i]) : part.bound[i]);
+      if (!merge && rounds_weights) bound[i] += share * part.weight_rounding[i];
     }
   };
   for (std::size_t level = 0; level <= last; ++level) {
@@ -198,7 +199,8 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Cascade& c) {
   const auto layers = c.layers.empty() ? std::vector{config} : c.layers;
   for (const AttentionConfig& layer : layers) {
     const clattn::CascadeImpl impl(context, backend, layer);
-    const oracle::AttentionResult want = expected(c, model, layer, truth);
+    const bool rounds = step_test::rounds_weights(backend.make_impl(context, layer)->kernels());
+    const oracle::AttentionResult want = expected(c, model, layer, truth, rounds);
     using step_test::FencedOutput;
     for (const bool with_lse : {true, false}) {
       FencedOutput out(*context, queue, config.dtype, model.num_tokens * row, FencedOutput::kGuard);

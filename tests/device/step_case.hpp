@@ -174,6 +174,12 @@ auto on_able_devices(Reasons reasons, Run run) {
   return outcomes;
 }
 
+/// Whether a kernel of the layer may round its weights (KernelInfo).
+inline bool rounds_weights(const std::vector<clattn::KernelInfo>& kernels) {
+  return std::any_of(kernels.begin(), kernels.end(),
+                     [](const clattn::KernelInfo& kernel) { return kernel.rounds_weights; });
+}
+
 /// FlashAttention's rule with the floors of attention_case.cpp.
 inline void expect_close(const std::vector<double>& got, const std::vector<double>& want,
                          const std::vector<double>* bound, const std::string& what) {

@@ -213,7 +213,7 @@ TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
                                        clattn::KVCacheLayout::kNHD));
   clattn::BuilderOptions options;
   options.workspace = std::make_shared<clattn::AttentionWorkspace>();
-  options.limits = {.max_num_reqs = 1, .max_num_batched_tokens = 64, .max_model_len = 64};
+  options.limits = {.max_num_reqs = 1, .max_num_batched_tokens = 64, .max_model_len = 8192};
   const auto small = backend.make_builder(context, layer.config(), options);
   Step step(layer_test::kShape, 3);
   step.add_request(60, 0, {0, 1, 2, 3});

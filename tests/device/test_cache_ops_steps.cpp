@@ -363,7 +363,7 @@ TEST(AppendPagedKVCache, StoresLatentRowsWhereTheirListsSay) {
                                                   {.buffer = rope.handle()}, DType::kF32, cache,
                                                   latent, latent, 1, lists);
               }),
-              "cache: rope_dim is 4, legal: multiples of 8");
+              "kv_cache: rope_dim is 4, legal: multiples of 8");
   }
 }
 

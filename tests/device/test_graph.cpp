@@ -252,10 +252,12 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
                   },
                   unsupported),
               "graph capture: copy_blocks cannot be recorded");
-    EXPECT_EQ(error_text([&] {
-                clattn::swap_blocks(*context, queue, side.caches[0], side.caches[1],
-                                    std::span(&pair, 1));
-              }),
+    EXPECT_EQ(error_text(
+                  [&] {
+                    clattn::swap_blocks(*context, queue, side.caches[0], side.caches[1],
+                                        std::span(&pair, 1));
+                  },
+                  unsupported),
               "graph capture: swap_blocks cannot be recorded");
   }
   clattn::BuilderOptions options;

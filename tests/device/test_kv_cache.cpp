@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "device/attention_case.hpp"
+#include "device/cache_ops_support.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/variants.hpp"
 #include "support/error_text.hpp"
@@ -16,14 +16,12 @@
 namespace {
 
 using attention_test::all_contexts;
+using cache_ops_test::element;
+using cache_ops_test::error_text;
 using clattn::DType;
 using clattn::KVCacheLayout;
 using clattn::detail::Role;
 using test::error_text;
-
-oracle::Element element(DType dtype) {
-  return static_cast<oracle::Element>(static_cast<int>(dtype));  // same order
-}
 
 clattn::KVCacheConfig one_layer(std::size_t size_bytes) {
   clattn::KVCacheConfig config;
@@ -323,6 +321,32 @@ TEST(ReshapeAndCache, PagesOfEveryLayoutHoldEveryTokenInItsPlace) {
   });
 }
 
+// A6.2: the originals' words, in both calls.
+TEST(ReshapeAndCache, A6_2_TypesAreRefusedInVLLMsWords) {
+  const auto& context = *all_contexts().at(0);
+  const clattn::Queue queue = context.create_queue();
+  clattn::KVCache paged;
+  clattn::PackedKVCache packed;
+  const auto expect = [&](DType dtype, DType cache_dtype, const std::string& text) {
+    paged.dtype = packed.dtype = cache_dtype;
+    EXPECT_EQ(error_text([&] {
+                clattn::reshape_and_cache_flash(context, queue, {}, {}, dtype, paged, nullptr, 0,
+                                                1);
+              }),
+              text);
+    EXPECT_EQ(error_text([&] {
+                clattn::reshape_and_cache(context, queue, {}, {}, dtype, packed, nullptr, 0, 1);
+              }),
+              text);
+  };
+  expect(DType::kFp8E4M3, DType::kFp8E4M3,
+         "Unsupported input type of kv cache: fp8_e4m3; legal: f32, f16, bf16");
+  expect(static_cast<DType>(9), DType::kF16,
+         "Unsupported input type of kv cache: 9; legal: f32, f16, bf16");
+  expect(DType::kF16, static_cast<DType>(77),
+         "Unsupported data type of kv cache: 77; legal: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
+}
+
 TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   const auto& context = *all_contexts().at(0);
   const Write write(8, DType::kF16, DType::kF16);
@@ -347,6 +371,9 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   EXPECT_EQ(call(8, 6), "no error");
   EXPECT_EQ(call(4, 6), "slot_mapping: offset of 4 bytes, legal: multiples of 8");
   EXPECT_EQ(call(0, -1), "num_tokens is -1, legal: 0 … 2147483647");
+  cache.value_offset = -8;
+  EXPECT_EQ(call(0, 1), "cache: key_offset 0, value_offset -8, legal: >= 0");
+  cache.value_offset = 0;
   cache.num_blocks = INT64_MAX;
   EXPECT_NE(call(0, 1).find("overflows"), std::string::npos);
   cache.num_blocks = Write::kBlocks + 1;

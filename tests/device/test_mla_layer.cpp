@@ -212,6 +212,7 @@ TEST(MLALayer, A2_7_AReplayAttendsToTheNextBatch) {
     const clattn::Buffer query = room(4 * 80), kv_c = room(64), k_pe = room(16);
     clattn::AttentionState state(context, *model.layer.get_attn_backend(), model.layer.config(),
                                  {.limits = {.num_blocks = model.requests.num_blocks()}});
+    const auto capturing = state.graph_capture(kRows);
     const auto& metadata = state.graph_capture_get_metadata_for_batch(model.queue, kRows);
     step_test::FencedOutput out(*context, model.queue, shape.dtype, kElems, 64);
     clattn::GraphCapture capture(model.queue);
@@ -349,7 +350,7 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
   other.num_blocks = 1000;
   EXPECT_NE(refused([&] {
               impl.write_kv_cache(model.queue, rows, rows, other, metadata);
-            }).find("cache: 1000 blocks end at byte"),
+            }).find("elements, legal: at least 320000 (num_blocks 1000)"),
             std::string::npos);
   clattn::AttentionConfig plain = {
       .num_heads = 4, .num_kv_heads = 2, .head_size = 64, .block_size = 4, .dtype = DType::kF32};

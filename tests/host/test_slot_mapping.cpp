@@ -107,6 +107,51 @@ TEST(SlotMapping, RefusesTooFewSlotsAndBadBatches) {
             "request 0: block_table[1] is -3, legal: 0 … 2147483647");
 }
 
+// A6.1: hybrid block sizes of V1.
+TEST(MapToKernelBlocks, A6_1_ALogicalBlockIsItsParts) {
+  std::vector<std::int32_t> mapped(9, 77);
+  map_to_kernel_blocks(std::vector<std::int32_t>{3, -1, 0}, 48, 16, mapped);
+  EXPECT_EQ(mapped, (std::vector<std::int32_t>{9, 10, 11, -1, -1, -1, 0, 1, 2}));
+  mapped.resize(4);
+  map_to_kernel_blocks(std::vector<std::int32_t>{(1 << 30) - 1, 1 << 30}, 2, 1, mapped);
+  EXPECT_EQ(mapped, (std::vector<std::int32_t>{INT32_MAX - 1, INT32_MAX, -1, -1}));
+  map_to_kernel_blocks({}, 16, 8, {});
+  const auto refuse = [&](std::int32_t block_size, std::int32_t kernel_block_size) {
+    return error_text([&] {
+      map_to_kernel_blocks(std::vector<std::int32_t>{1, 2}, block_size, kernel_block_size, mapped);
+    });
+  };
+  EXPECT_EQ(refuse(16, 12),
+            "kernel_block_size 12 must divide kv_manager_block_size size 16 evenly");
+  EXPECT_EQ(refuse(16, 0), "kernel_block_size 0 must divide kv_manager_block_size size 16 evenly");
+  EXPECT_EQ(refuse(48, 16), "kernel_block_table holds 4 elements, legal: 3 for each of 2");
+}
+
+// A6.1: no token moves: slots by kernel blocks are those by logical blocks.
+TEST(MapToKernelBlocks, A6_1_EveryTokenKeepsItsSlot) {
+  std::mt19937 random(11);
+  const auto below = [&](std::uint32_t bound) {
+    return static_cast<std::int32_t>(random() % bound);
+  };
+  for (int run = 0; run < 300; ++run) {
+    const std::int32_t kernel_size = 1 + below(8), parts = 1 + below(5);
+    std::vector<test::Request> requests(1 + random() % 5);
+    for (auto& request : requests) {
+      request.query_len = below(40);
+      request.seq_len = request.query_len + below(60);
+    }
+    Batch batch = make_batch(requests, kernel_size * parts);
+    for (auto& block : batch.block_table) {
+      if (block != test::kPoisonBlock) block = below(1U << 20);
+    }
+    Batch kernels = batch;
+    kernels.block_table.resize(batch.block_table.size() * static_cast<std::size_t>(parts));
+    kernels.block_table_stride *= parts;
+    map_to_kernel_blocks(batch.block_table, kernel_size * parts, kernel_size, kernels.block_table);
+    ASSERT_EQ(slots_of(kernels, kernel_size), slots_of(batch, kernel_size * parts)) << run;
+  }
+}
+
 TEST(PadSlotMapping, A1_2_PadsWhatNoTokenOwns) {
   std::vector<std::int64_t> slots{7, 8, 9, 10};
   pad_slot_mapping(slots, 3);

@@ -45,6 +45,10 @@ struct AttentionResult {
   double allowed(std::size_t i, bool rounds_weights) const {
     return 2 * (bound[i] + (rounds_weights ? weight_rounding[i] : 0));
   }
+  /// For a kernel that rounds its weights, once: the bound includes it from now on.
+  void add_weight_rounding() {
+    for (std::size_t i = 0; i < bound.size(); ++i) bound[i] += weight_rounding[i];
+  }
 };
 
 /// `bound` is the error that the same maths would be allowed if each input-precision rounding
