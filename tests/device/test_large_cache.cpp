@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "device/cache_blocks.hpp"
+#include "device/step_case.hpp"
 
 // A9.15: element offsets past 2^31. The buffer is 2.2 GiB, of which a few pages are ever touched.
 namespace {
