@@ -372,7 +372,7 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   EXPECT_EQ(call(4, 6), "slot_mapping: offset of 4 bytes, legal: multiples of 8");
   EXPECT_EQ(call(0, -1), "num_tokens is -1, legal: 0 … 2147483647");
   cache.value_offset = -8;
-  EXPECT_EQ(call(0, 1), "cache: key_offset 0, value_offset -8, legal: >= 0");
+  EXPECT_EQ(call(0, 1), "kv_cache: value_offset is -8, legal: >= 0");
   cache.value_offset = 0;
   cache.num_blocks = INT64_MAX;
   EXPECT_NE(call(0, 1).find("overflows"), std::string::npos);
