@@ -115,6 +115,9 @@ class MLABackend final : public AttentionBackend {
  public:
   std::string_view name() const noexcept override { return kMLABackendName; }
   bool is_mla() const noexcept override { return true; }
+  AttentionCGSupport graph_support() const noexcept override {
+    return AttentionCGSupport::kUniformBatch;
+  }
 
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {

@@ -137,7 +137,7 @@ std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Conte
   auto kernels = detail::checked_kernels(*context, config);
   return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
       std::move(context), std::move(kernels), detail::StepRules{}, options,
-      std::numeric_limits<std::int32_t>::max());
+      std::numeric_limits<std::int32_t>::max(), kMLABackendName);
 }
 
 }  // namespace clattn

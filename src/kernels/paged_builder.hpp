@@ -21,14 +21,19 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   /// For layers on kernels of their own. `decode_threshold`: see AttentionMetadataBuilder.
   PagedMetadataBuilder(std::shared_ptr<Context> context,
                        std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
-                       const BuilderOptions& options, std::int32_t decode_threshold)
+                       const BuilderOptions& options, std::int32_t decode_threshold,
+                       std::string_view backend = {})
       : decode_threshold_(decode_threshold),
-        step_(std::move(context), std::move(kernels), rules, options, StepStyle{}),
+        step_(std::move(context), std::move(kernels), rules, options, StepStyle{backend}),
         fill_([](Metadata&, const PagedStep&, const AttentionConfig&) {}) {}
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload, const BuildOptions& options) override {
-    return build_step(queue, batch, upload, options, nullptr);
+    const BatchSplit split = config_.contiguous_kv()
+                                 ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
+                                 // encoders do not decode
+                                 : split_decodes_and_prefills(batch, decode_threshold_);
+    return build_step(queue, batch, split, upload, options, nullptr);
   }
   bool supports_update_block_table() const noexcept override { return !config_.contiguous_kv(); }
   const AttentionMetadata& update_block_table(cl_command_queue queue,
@@ -42,8 +47,9 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
     batch.block_table_stride = pages.block_table_stride;
     batch.slot_mapping = pages.slot_mapping;
     batch.causal = step->causal != 0;
-    return build_step(queue, batch, upload, {.common_prefix_len = metadata.common_prefix_len()},
-                      step);
+    batch.graph_pad_size = step->graph_pad_size;
+    return build_step(queue, batch, metadata.split(), upload,
+                      {.common_prefix_len = metadata.common_prefix_len()}, step);
   }
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
     return step_.workspace_bytes(batch);
@@ -63,12 +69,8 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
  private:
   const AttentionMetadata& build_step(cl_command_queue queue, const CommonAttentionMetadata& batch,
-                                      Event* upload, const BuildOptions& options,
-                                      const PagedStepView* taken) {
-    const BatchSplit split = config_.contiguous_kv()
-                                 ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
-                                 // encoders do not decode
-                                 : split_decodes_and_prefills(batch, decode_threshold_);
+                                      const BatchSplit& split, Event* upload,
+                                      const BuildOptions& options, const PagedStepView* taken) {
     step_.build(queue, batch, upload, options, taken);
     metadata_.refresh(step_, split, batch, options);
     fill_(metadata_, step_, config_);

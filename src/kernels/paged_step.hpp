@@ -33,6 +33,7 @@ struct PagedStepView {
   PlanCounts planned;                      ///< without the padding of recorded steps
   PlanOutput plan;                         ///< on the host, until the builder's next build()
   bool recordable = false;                 ///< launches stay what they are with the next batch
+  std::int32_t graph_pad_size = 0;         ///< the batch's
   std::int32_t most_keys = 0;  ///< of a request, in this batch or, if recordable, in any
   BatchRecord batch;
 };

@@ -136,9 +136,9 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
   if (cache.num_kv_heads != 1) {
     throw_invalid("kv_cache: {} KV heads, legal: 1 (MLA)", cache.num_kv_heads);
   }
-  if (rope_dim < 0 || rope_dim >= cache.head_size) {
-    throw_invalid("rope_dim is {}, legal: 0 … {} (below the cache's head_size)", rope_dim,
-                  cache.head_size - 1);
+  if (rope_dim < 8 || rope_dim % 8 != 0 || rope_dim >= cache.head_size) {
+    throw_invalid("rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
+                  cache.head_size);
   }
   const std::int64_t page = std::int64_t{cache.block_size} * cache.head_size;
   if (cache.k_offset != 0 || cache.v_offset != 0 || cache.token_stride != cache.head_size ||

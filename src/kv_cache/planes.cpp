@@ -130,11 +130,6 @@ CachePlanes planes_of(const MLACache& cache) {
   return checked(layout_of(cache), {{cache.buffer, 0}});
 }
 
-void check_planes(const MLACache& cache) {
-  const Plane rows{cache.buffer, 0};
-  check(layout_of(cache), {&rows, 1});
-}
-
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,
                    std::int64_t destination_blocks) {
   check_ids(mapping, source_blocks, destination_blocks);

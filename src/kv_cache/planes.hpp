@@ -37,8 +37,6 @@ struct CachePlanes {
 CachePlanes planes_of(const KVCache& cache);
 CachePlanes planes_of(const PackedKVCache& cache);
 CachePlanes planes_of(const MLACache& cache);
-/// The checks of planes_of() without the planes: allocates nothing.
-void check_planes(const MLACache& cache);
 
 /// Throws kInvalidArgument unless all ids are inside the caches and no destination is named twice.
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,

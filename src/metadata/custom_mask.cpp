@@ -20,10 +20,17 @@ void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
     throw_invalid("causal is true, legal: false: a mask cannot show keys that causality hides");
   }
   if (sliding_window < 0) throw_invalid("sliding_window is {}, legal: >= 0", sliding_window);
+  if (ranges.max_ranges < 0) throw_invalid("max_ranges is {}, legal: >= 0", ranges.max_ranges);
   const std::size_t wanted = index(batch.num_reqs) * index(ranges.max_ranges) * 2;
   if (ranges.ranges.size() != wanted) {
     throw_invalid("ranges holds {} elements, legal: {} (num_reqs {} x max_ranges {} x 2)",
                   ranges.ranges.size(), wanted, batch.num_reqs, ranges.max_ranges);
+  }
+  for (std::size_t i = 0; i < wanted; i += 2) {
+    const std::int32_t start = ranges.ranges[i], end = ranges.ranges[i + 1];
+    if (start >= 0 && start <= end) continue;
+    throw_invalid("request {}: a range is {} … {}, legal: 0 <= start <= end",
+                  i / 2 / index(ranges.max_ranges), start, end);
   }
 }
 

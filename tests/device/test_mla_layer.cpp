@@ -345,7 +345,7 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
   other.num_kv_heads = 2;
   EXPECT_EQ(refused([&] { forward(other, {}); }), "kv_cache: 2 KV heads, legal: 1 (MLA)");
   EXPECT_EQ(refused([&] { (void)clattn::make_mla_cache(own, 80); }),
-            "rope_dim is 80, legal: 0 … 79 (below the cache's head_size)");
+            "rope_dim is 80, legal: multiples of 8 below the cache's head_size 80");
   other = own;
   other.num_blocks = 1000;
   EXPECT_NE(refused([&] {

@@ -38,6 +38,7 @@ TEST(Backends, A1_10_GraphSupport) {
   using clattn::AttentionCGSupport;
   EXPECT_EQ(backend("FLASHINFER").graph_support(), AttentionCGSupport::kUniformBatch);
   EXPECT_EQ(backend("XFORMERS").graph_support(), AttentionCGSupport::kUniformBatch);
+  EXPECT_EQ(backend("CLATTN_MLA").graph_support(), AttentionCGSupport::kUniformBatch);
   AttentionConfig config = llama();
   config.is_attention_free = true;
   EXPECT_EQ(clattn::get_attn_backend(config, nullptr).graph_support(), AttentionCGSupport::kNever);

@@ -66,6 +66,10 @@ TEST(MMPrefixMask, RefusesNonsense) {
               make_mm_prefix_mask(batch.view(), {{0, 1}, 1});
             }),
             "ranges holds 2 elements, legal: 8 (num_reqs 4 x max_ranges 1 x 2)");
+  EXPECT_EQ(error_text([&] {
+              make_mm_prefix_mask(batch.view(), {{0, 1, -3, 5, 0, 0, 0, 0}, 1});
+            }),
+            "request 1: a range is -3 … 5, legal: 0 <= start <= end");
   test::Batch shorter = batch;
   shorter.seq_lens[2] = 5;
   EXPECT_EQ(error_text([&] { make_mm_prefix_mask(shorter.view(), {}); }),
