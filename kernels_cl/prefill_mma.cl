@@ -36,11 +36,18 @@
    128 dims.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
+#define CLA_QK_STEPS ((CLA_HEAD_DIM + 15) / 16)
+/* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
+#define CLA_STRIDE (2 * CLA_QK_STEPS + 1)
+#define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
+#define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #include "lib/mma_tiles.clh"
 
+#if !CLA_KV_QUANT && CLA_KV_DTYPE != CLA_Q_DTYPE
+#error "prefill_mma.cl: the cache holds the queries' type or one of 8 bits"
+#endif
 #define CLA_WARPS (CLA_WG_SIZE / 32)
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (16 * CLA_WARPS))
-#define CLA_KEY_COLUMNS (CLA_BLOCK_KV / 8) /* of 8 keys */
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #if CLA_BLOCK_ROWS % (16 * CLA_WARPS) != 0 || CLA_WG_SIZE % 32 != 0 || CLA_BLOCK_KV % 16 != 0
 #error "prefill_mma.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
@@ -71,19 +78,59 @@ static inline void cla_multiply_qk(float* scores, __local const uint4* q_rows,
   }
 }
 
-/* sums[FRAGMENTS][DIM_COLUMNS][4] += P V, P as left in `scores` by the softmax. */
+/* Eight elements of an 8-bit type in the queries' type, which holds them exactly. */
+static inline uint4 cla_narrow8(ClaF8 x) {
+  return (uint4)(cla_mma_pair(x.lo.x, x.lo.y), cla_mma_pair(x.lo.z, x.lo.w),
+                 cla_mma_pair(x.hi.x, x.hi.y), cla_mma_pair(x.hi.z, x.hi.w));
+}
+
+/* Copies eight elements of the cache to a unit of a tile, or starts to; zeros where `at` is -1. */
+static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* cache, long at) {
+#if CLA_KV_QUANT
+  const ClaF8 x = cla_kv_expand(cla_kv_raw_load(cache + max(at, 0L)));
+  *to = at >= 0 ? cla_narrow8(x) : (uint4)(0u);
+#else
+  cla_copy_async(to, cache + max(at, 0L), at >= 0);
+#endif
+}
+
+/* The tile's keys and values to k_tile and v_tile[BLOCK_KV][STRIDE]; 0 for keys that no row sees,
+   whose rows are not read. */
+static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile,
+                                    __global const CLA_KV_T* k_cache,
+                                    __global const CLA_KV_T* v_cache, __local const long* key_at) {
+#pragma unroll
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += CLA_WG_SIZE) {
+    const uint key = i / CLA_DIM_COLUMNS;
+    const uint unit = i % CLA_DIM_COLUMNS;
+    const long row = key_at[key];
+    const long at = row >= 0 ? row + 8 * unit : -1;
+    cla_start_unit(k_tile + key * CLA_STRIDE + unit, k_cache, at);
+    cla_start_unit(v_tile + key * CLA_STRIDE + unit, v_cache, at);
+  }
+}
+
+/* Zeros the units behind the last dim of a tile's rows, which products of 16 dims meet. */
+static inline void cla_zero_behind(__local uint4* tile, uint num_rows) {
+#if CLA_DIM_COLUMNS % 2 != 0
+  for (uint i = (uint)get_local_id(0); i < num_rows; i += CLA_WG_SIZE)
+    tile[i * CLA_STRIDE + CLA_DIM_COLUMNS] = (uint4)(0u);
+#else
+  (void)tile;
+  (void)num_rows;
+#endif
+}
+
+/* sums[DIM_COLUMNS][4] of each fragment += P V, P as left in `scores` by the softmax. */
 static inline void cla_multiply_pv(float* sums, const float* scores, __local const uint4* v_tile,
                                    uint lane) {
   v_tile += lane % 16 * CLA_STRIDE + lane / 16;
 #pragma unroll
-  for (uint step = 0; step < CLA_BLOCK_KV / 16; ++step) {
+  for (uint step = 0; step < CLA_KEY_STEPS; ++step) {
     uint4 a[CLA_FRAGMENTS];
 #pragma unroll
-    for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
-      const float* p = scores + (m * CLA_KEY_COLUMNS + 2 * step) * 4;
-      a[m] = (uint4)(cla_mma_pair(p[0], p[1]), cla_mma_pair(p[2], p[3]), cla_mma_pair(p[4], p[5]),
-                     cla_mma_pair(p[6], p[7]));
-    }
+    for (uint m = 0; m < CLA_FRAGMENTS; ++m)
+      a[m] = cla_pack_weights(scores + m * CLA_KEY_COLUMNS * 4, step);
 #pragma unroll
     for (uint n = 0; n < CLA_DIM_COLUMNS; n += 2) {
       const uint4 b = cla_load_tiles_transposed(v_tile + 16 * step * CLA_STRIDE + n);
@@ -96,85 +143,15 @@ static inline void cla_multiply_pv(float* sums, const float* scores, __local con
   }
 }
 
-/* Two rows of a fragment in a lane: h = 0 is row g, h = 1 row g + 8. */
-typedef struct ClaRowState {
-  float max; /* of the logits so far, base 2 */
-  float sum; /* of the own weights */
-} ClaRowState;
-
-/* Turns the products of one fragment into weights, and rescales its sums to the new maxima.
-   `masked`: some row does not see some key of the tile. */
-static inline void cla_softmax(float* scores, float* sums, ClaRowState* state, const ClaRow* rows,
-                               const ClaOptions* opt, float scale, int first_key, int masked) {
+/* Whether a tile of values holds what must not meet a row that does not see it. The same for a
+   warp. */
+static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
+  uint any = 0;
+  for (uint i = lane; i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += 32)
+    any |= (uint)cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_COLUMNS, i % CLA_DIM_COLUMNS)]);
 #pragma unroll
-  for (uint h = 0; h < 2; ++h) {
-    float highest = CLA_NEG_BIG;
-#pragma unroll
-    for (uint i = 0; i < 2 * CLA_KEY_COLUMNS; ++i) {
-      const int key = first_key + (int)(8 * (i / 2) + i % 2);
-      float* score = scores + i / 2 * 4 + 2 * h + i % 2;
-      const int seen = !masked || cla_sees(rows + h, key);
-      *score = seen ? cla_logit(opt, rows + h, *score * scale, key) : -INFINITY;
-      highest = fmax(highest, *score);
-    }
-    const float new_max = fmax(state[h].max, cla_row_max(highest));
-    const float factor = native_exp2(state[h].max - new_max);
-    float sum = 0.0f;
-#pragma unroll
-    for (uint i = 0; i < 2 * CLA_KEY_COLUMNS; ++i) {
-      float* score = scores + i / 2 * 4 + 2 * h + i % 2;
-      *score = native_exp2(*score - new_max);
-      sum += *score;
-    }
-    state[h].max = new_max;
-    state[h].sum = state[h].sum * factor + sum;
-    if (factor != 1.0f) {
-#pragma unroll
-      for (uint i = 0; i < 2 * CLA_DIM_COLUMNS; ++i) sums[i / 2 * 4 + 2 * h + i % 2] *= factor;
-    }
-  }
-}
-
-/* A matrix product lets an infinite or NaN value touch every row, also those that do not see its
-   key. Where that may be, such values are taken out of the tile, and added to the sums of the rows
-   that see them. All work-items call it together. */
-static inline void cla_extract_overflows(__local uint4* v_tile, __local int* found, float* sums,
-                                         const ClaRow* rows, int tile, uint lane) {
-  const uint lid = (uint)get_local_id(0);
-  __local uint* words = (__local uint*)v_tile;
-  int any = 0;
-  for (uint i = lid; i < CLA_BLOCK_KV * CLA_DIM_COLUMNS * 4; i += CLA_WG_SIZE)
-    any |= cla_pair_overflows(
-        words[i / (CLA_DIM_COLUMNS * 4) * (CLA_STRIDE * 4) + i % (CLA_DIM_COLUMNS * 4)]);
-  if (any) *found = 1;
-  barrier(CLK_LOCAL_MEM_FENCE); /* found written -> read */
-  if (!*found) return;          /* the same for all */
-  for (int key = 0; key < CLA_BLOCK_KV; ++key) {
-    __local const uint* own = words + (uint)key * (CLA_STRIDE * 4) + lane % 4;
-#pragma unroll
-    for (uint n = 0; n < CLA_DIM_COLUMNS; ++n) {
-      const uint pair = own[4 * n];
-      if (!cla_pair_overflows(pair)) continue;
-      const float2 v = cla_mma_expand(pair);
-#pragma unroll
-      for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r) {
-        float* sum = sums + (r / 2 * CLA_DIM_COLUMNS + n) * 4 + r % 2 * 2;
-        if (cla_sees(rows + r, tile + key)) {
-          if (!isfinite(v.x)) sum[0] += v.x;
-          if (!isfinite(v.y)) sum[1] += v.y;
-        }
-      }
-    }
-  }
-  barrier(CLK_LOCAL_MEM_FENCE); /* values read -> overwritten */
-  for (uint i = lid; i < CLA_BLOCK_KV * CLA_DIM_COLUMNS * 4; i += CLA_WG_SIZE) {
-    __local uint* word =
-        words + i / (CLA_DIM_COLUMNS * 4) * (CLA_STRIDE * 4) + i % (CLA_DIM_COLUMNS * 4);
-    const float2 v = cla_mma_expand(*word);
-    *word &= (isfinite(v.x) ? 0xffffu : 0u) | (isfinite(v.y) ? 0xffff0000u : 0u);
-  }
-  if (lid == 0) *found = 0;
-  barrier(CLK_LOCAL_MEM_FENCE); /* values overwritten -> read */
+  for (uint mask = 1; mask < 32; mask *= 2) any |= cla_shuffle_word(any, mask);
+  return any != 0;
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_mma(
@@ -208,7 +185,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
   __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
                                            of the next tile and of the one behind it */
-  __local int overflow;
 
   (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
@@ -228,14 +204,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
 #pragma unroll
   for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r) {
     rows[r] = cla_row(&opt, &task, first_row + r * 8 + lane / 4, causal);
-    state[r].max = CLA_NEG_BIG;
+    state[r].base = CLA_NEG_BIG;
     state[r].sum = 0.0f;
   }
 #pragma unroll
   for (uint i = 0; i < CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
 
-  if (lid == 0) overflow = 0;
-  cla_start_queries(q_tile, &task, q, q_offset, q_token_stride);
+  const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
+  cla_start_queries(q_tile, &task, team, q, q_offset, q_token_stride);
   cla_zero_behind(q_tile, CLA_BLOCK_ROWS);
   cla_zero_behind(k_tile[0], 2 * CLA_BLOCK_KV);
   for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
@@ -268,16 +244,26 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     const int first_key = tile + (int)(2 * (lane % 4));
 #pragma unroll
     for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
-      float* own_scores = scores + m * CLA_KEY_COLUMNS * 4;
-      float* own_sums = sums + m * CLA_DIM_COLUMNS * 4;
-      if (masked) {
-        cla_softmax(own_scores, own_sums, state + 2 * m, rows + 2 * m, &opt, scale, first_key, 1);
-      } else {
-        cla_softmax(own_scores, own_sums, state + 2 * m, rows + 2 * m, &opt, scale, first_key, 0);
-      }
+      float* products = scores + m * CLA_KEY_COLUMNS * 4;
+      const float2 factors = masked ? cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
+                                                         &opt, scale, first_key, 1)
+                                    : cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
+                                                         &opt, scale, first_key, 0);
+      cla_rescale_fragment(sums + m * CLA_DIM_COLUMNS * 4, factors);
     }
-    if (masked) cla_extract_overflows(v_own, &overflow, sums, rows, tile, lane);
-    cla_multiply_pv(sums, scores, v_own, lane);
+    if (masked && cla_values_overflow(v_own, lane)) {
+#pragma unroll
+      for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+        uint4 weights[CLA_KEY_STEPS];
+#pragma unroll
+        for (uint step = 0; step < CLA_KEY_STEPS; ++step)
+          weights[step] = cla_pack_weights(scores + m * CLA_KEY_COLUMNS * 4, step);
+        cla_add_seen_values(sums + m * CLA_DIM_COLUMNS * 4, weights, rows + 2 * m, v_own, tile,
+                            lane);
+      }
+    } else {
+      cla_multiply_pv(sums, scores, v_own, lane);
+    }
 #pragma unroll
     for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
       const uint key = lid + i * CLA_WG_SIZE;
@@ -287,26 +273,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   cla_await_copies();           /* of a tile past the end: zeros */
   barrier(CLK_LOCAL_MEM_FENCE); /* queries copied, even without a key -> overwritten */
 
-  const int partial = task.item.partial_row >= 0;
+  const ClaSideResults side = {partial_out, partial_lse2, write_lse ? lse : 0};
 #pragma unroll
-  for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r) {
-    const uint row = first_row + 8 * r + lane / 4;
-    const float sum = cla_row_sum(state[r].sum);
-    if (cla_row_exists(&task, row)) {
-      const ClaRowEnd end = cla_end_row(&opt, &task, row, (uint)num_kv_heads, state[r].max, sum);
-      const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
-      const float* own_sums = sums + r / 2 * CLA_DIM_COLUMNS * 4 + r % 2 * 2;
-      if (partial) {
-        cla_store_partial(own_sums, end.factor, partial_out + result_row * CLA_HEAD_DIM, lane);
-      } else {
-        cla_stage_result(own_sums, end.factor, q_tile + row * CLA_STRIDE, lane);
-        cla_store_fp8(&opt, own_sums, end.factor, result_row * CLA_HEAD_DIM, lane);
-      }
-      if (lane % 4 == 0 && partial) partial_lse2[result_row] = end.lse2;
-      if (lane % 4 == 0 && !partial && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
-    }
-  }
-  if (partial) return;          /* the same for all */
-  barrier(CLK_LOCAL_MEM_FENCE); /* results staged -> stored */
-  cla_store_staged(q_tile, &task, out, out_offset, out_token_stride);
+  for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r)
+    cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, q_tile, first_row + 8 * r + lane / 4,
+                   state[r], sums + r / 2 * CLA_DIM_COLUMNS * 4 + r % 2 * 2, lane);
+  if (task.item.partial_row >= 0) return; /* the same for all */
+  barrier(CLK_LOCAL_MEM_FENCE);           /* results staged -> stored */
+  cla_store_results(q_tile, &task, team, out, out_offset, out_token_stride);
 }

@@ -1,7 +1,8 @@
 // Asks a device what it really does, whatever it reports. Each kernel is built alone, under its
 // value of CLA_SELFTEST; a build that fails is the answer "no".
 //
-//   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups
+//   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups,
+//                    4 = warpgroup products behind marks (src/opencl/ptx.hpp)
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)
@@ -75,6 +76,48 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   result[2u * CLA_WG_SIZE + lane] = sum;
 }
 
+#elif CLA_SELFTEST == 4
+
+// D = A B, 64 x 8, by one warpgroup: A[r][c] is 1 where c = r mod 16, B[c][n] = 8 c + n + seed mod
+// 64, so that D[r][n] = B[r mod 16][n]. Rows of local memory are 16 elements in core matrices of 8
+// rows x 16 bytes, those of columns 8 ... 15 behind all of columns 0 ... 7.
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_products(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where the own products are right
+    uint seed) {
+  __local ushort a[64 * 16] __attribute__((aligned(128)));
+  __local ushort b[8 * 16] __attribute__((aligned(128)));
+  const uint lane = (uint)get_local_id(0);
+  for (uint i = lane; i < 64 * 16; i += CLA_WG_SIZE) {
+    const uint row = i % 512 / 8;
+    const uint column = i / 512 * 8 + i % 8;
+    vstore_half(column == row % 16 ? 1.0f : 0.0f, i, (__local half*)a);
+  }
+  for (uint i = lane; i < 8 * 16; i += CLA_WG_SIZE) {
+    const uint n = i % 64 / 8;
+    const uint row = i / 64 * 8 + i % 8;
+    vstore_half((float)(8 * row + n + seed % 64), i, (__local half*)b);
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  barrier(CLK_LOCAL_MEM_FENCE);  // a and b written -> read
+  const ulong a_at = (uint)(ulong)a >> 4 | (ulong)64 << 16 | (ulong)8 << 32;
+  const ulong b_at = (uint)(ulong)b >> 4 | (ulong)8 << 16 | (ulong)8 << 32;
+  float d0 = 0.0f, d1 = 0.0f, d2 = 0.0f, d3 = 0.0f;
+  asm volatile("//@sm_90a wgmma.fence.sync.aligned;" ::: "memory");
+  asm volatile(
+      "//@sm_90a wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, "
+      "1, 0, 0;"
+      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+      : "l"(a_at), "l"(b_at));
+  asm volatile("//@sm_90a wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("//@sm_90a wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("" : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3));
+  const uint row = lane % 128 / 32 * 16 + lane % 32 / 4;
+  const float first = (float)(8 * (row % 16) + lane % 4 * 2 + seed % 64);
+  const float below = (float)(8 * ((row + 8) % 16) + lane % 4 * 2 + seed % 64);
+  const int right = d0 == first && d1 == first + 1.0f && d2 == below && d3 == below + 1.0f;
+  result[lane] = right ? seed + lane : 0;
+}
+
 #else
-#error "CLA_SELFTEST is 1, 2 or 3"
+#error "CLA_SELFTEST is 1, 2, 3 or 4"
 #endif

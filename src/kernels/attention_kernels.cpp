@@ -54,7 +54,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
     for (const Variant& variant : variants()) {
       if (variant.role != role || variant.family != rung || built.size() == most) continue;
       if (!tile_holds_group(variant, shape) || reads_more(variant, shape, built)) continue;
-      if (!takes_types(variant, shape) || is_spare(variant, built)) continue;
+      if (!takes_shape(variant, shape) || is_spare(variant, built)) continue;
       const auto reasons = why_not(variant, capabilities);
       if (!reasons.empty()) {
         rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));

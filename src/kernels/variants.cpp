@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -164,6 +165,9 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   if (variant.family == KernelFamily::kGpuPtx && !capabilities.inline_ptx) {
     reasons.emplace_back("needs inline PTX");
   }
+  if (variant.operands == Operands::kWarpgroup && !capabilities.warpgroup_products) {
+    reasons.emplace_back("needs warpgroup products (compute capability 9.0)");
+  }
   if (variant.family == KernelFamily::kCpu && capabilities.kind == DeviceKind::kGpu) {
     reasons.emplace_back("needs a CPU: it keeps its tiles in private memory, which a GPU spills");
   }
@@ -174,10 +178,21 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   return reasons;
 }
 
-bool takes_types(const Variant& variant, const KernelShape& shape) {
-  if (variant.operands == Operands::kAny) return true;
-  return element_size_bytes(shape.dtype) == 2 &&
-         (shape.cache_dtype == shape.dtype || element_size_bytes(shape.cache_dtype) == 1);
+bool takes_shape(const Variant& variant, const KernelShape& shape) {
+  const bool queries = element_size_bytes(shape.dtype) == 2;
+  const bool same = shape.cache_dtype == shape.dtype;
+  switch (variant.operands) {
+    case Operands::kAny:
+      return true;
+    case Operands::k16Bit:
+      return queries && (same || element_size_bytes(shape.cache_dtype) == 1);
+    case Operands::kWarpgroup:
+      // Local memory holds two tiles each of keys and values.
+      constexpr std::int32_t kTileElements = 128 * 128;
+      return queries && same && shape.head_size >= 64 && std::has_single_bit(unsigned(shape.head_size)) &&
+             shape.head_size * variant.block_kv <= kTileElements;
+  }
+  return false;
 }
 
 bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {
@@ -232,8 +247,12 @@ bool fits_after_build(const Variant& variant, const KernelPool& pool,
   const std::uint64_t local_limit = capabilities.static_local_mem_bytes != 0
                                         ? capabilities.static_local_mem_bytes
                                         : capabilities.local_mem_bytes;
+  // NVIDIA's driver answers a power of two; its assembler has seen that these groups fit.
+  const bool size_fits =
+      variant.operands == Operands::kWarpgroup ||
+      pool.work_group_size() >= static_cast<std::size_t>(variant.work_group_size);
   return pool.local_mem_bytes() <= local_limit && pool.private_mem_bytes() <= kSpillBytesAllowed &&
-         pool.work_group_size() >= static_cast<std::size_t>(variant.work_group_size);
+         size_fits;
 }
 
 }  // namespace clattn::detail

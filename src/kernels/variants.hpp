@@ -27,6 +27,8 @@ std::string_view to_string(Role role);
 enum class Operands : std::uint8_t {
   kAny,
   k16Bit,  ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
+  kWarpgroup,  ///< matrix units of warpgroups: 16-bit queries, a cache of their type, heads of 64,
+               ///< 128 or 256
 };
 
 /// One row of variants.inc.
@@ -100,11 +102,11 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
 
 /// Whether it rounds probabilities before they meet V (KernelInfo::rounds_weights).
 inline bool rounds_weights(const Variant& variant) {
-  return variant.operands == Operands::k16Bit;
+  return variant.operands != Operands::kAny;
 }
 
-/// Whether it takes the element types of a shape.
-bool takes_types(const Variant& variant, const KernelShape& shape);
+/// Whether it takes the element types and the head size of a shape.
+bool takes_shape(const Variant& variant, const KernelShape& shape);
 
 /// Whether some variant of `role` in the family, or its ladder, runs on a device.
 bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "opencl/ptx.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
@@ -20,6 +21,17 @@ std::string build_log(cl_program program, cl_device_id device) {
   return log;
 }
 
+/// Gives a built program back to its driver with its marked instructions in force.
+ProgramHandle with_marked_instructions(cl_context context, cl_device_id device, cl_program program,
+                                       const std::string& options) {
+  const std::optional<Bytes> binary = program_binary(program, device);
+  if (!binary) return {};
+  const std::string ptx = enable_marked_instructions(
+      {reinterpret_cast<const char*>(binary->data()), binary->size()});
+  const auto bytes = std::as_bytes(std::span(ptx));
+  return load_program(context, device, Bytes(bytes.begin(), bytes.end()), options);
+}
+
 }  // namespace
 
 Compilation compile_program(cl_context context, cl_device_id device, const std::string& text,
@@ -31,7 +43,16 @@ Compilation compile_program(cl_context context, cl_device_id device, const std::
   check(status, "creating a program from source");
   status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
   Compilation result{.program = {}, .status = status, .log = build_log(program.get(), device)};
-  if (status == CL_SUCCESS) result.program = std::move(program);
+  if (status != CL_SUCCESS) return result;
+  if (text.find(kPtxMark) == std::string::npos) {
+    result.program = std::move(program);
+    return result;
+  }
+  result.program = with_marked_instructions(context, device, program.get(), options);
+  if (!result.program) {
+    result.status = CL_BUILD_PROGRAM_FAILURE;
+    result.log = "the driver does not take back the program with its marked instructions in force";
+  }
   return result;
 }
 

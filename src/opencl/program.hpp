@@ -15,7 +15,8 @@ struct Compilation {
   std::string log;
 };
 
-/// Builds `text` for one device of the context. Throws only for failures that are not the source's.
+/// Builds `text` for one device of the context, instructions behind marks included
+/// (opencl/ptx.hpp). Throws only for failures that are not the source's.
 Compilation compile_program(cl_context context, cl_device_id device, const std::string& text,
                             const std::string& options);
 

@@ -75,6 +75,7 @@ struct Runtime::State {
     capabilities.static_local_mem_bytes = result.static_local_mem_bytes;
     capabilities.inline_ptx = result.inline_ptx != 0;
     capabilities.wave_size = result.wave_size;
+    capabilities.warpgroup_products = result.warpgroup_products != 0;
   }
 
   std::shared_ptr<Program> build(const std::string& file, const std::string& options) {

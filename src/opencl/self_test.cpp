@@ -20,6 +20,7 @@ constexpr std::uint64_t kLocalBytes[] = {
     63U << 10U,  48U << 10U,  47U << 10U,  32U << 10U,  31U << 10U, 16U << 10U, 8U << 10U};
 constexpr cl_uint kSeed = 0x51ed270bU;
 constexpr std::size_t kLocalGroups = 4;  // so that groups could disturb one another
+constexpr cl_uint kWarpgroup = 128;
 constexpr cl_uint kNvidiaVendorId = 0x10de;
 
 /// Builds and runs one kernel of selftest.cl.
@@ -93,6 +94,17 @@ std::optional<int> probe_wave(Prober& prober, int test) {
   return result ? proven_wave_size(*result, kSeed) : std::nullopt;
 }
 
+/// Whether a warpgroup's matrix products can be reached and are right.
+bool products_work(Prober& prober) {
+  const auto result =
+      prober.run(4, "clattn_selftest_products", 0, 1, static_cast<std::size_t>(kWarpgroup));
+  if (!result) return false;
+  for (cl_uint lane = 0; lane < kWarpgroup; ++lane) {
+    if ((*result)[lane] != kSeed + lane) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint seed) {
@@ -125,6 +137,10 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     const std::optional<int> warp = probe_wave(prober, 2);
     result.inline_ptx = warp ? 1 : 0;
     result.wave_size = warp.value_or(0);
+  }
+  if (result.inline_ptx != 0 && reported.max_work_group_size >= kWarpgroup) {
+    Prober warpgroup(context, device, text, kWarpgroup);
+    result.warpgroup_products = products_work(warpgroup) ? 1 : 0;
   }
   if (result.wave_size == 0 && reported.reports_subgroups) {
     result.wave_size = probe_wave(prober, 3).value_or(0);

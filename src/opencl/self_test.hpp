@@ -14,6 +14,8 @@ struct SelfTestResult {
   std::uint64_t static_local_mem_bytes = 0;
   std::int32_t inline_ptx = 0;
   std::int32_t wave_size = 0;
+  std::int32_t warpgroup_products = 0;
+  std::int32_t unused = 0;  ///< no byte of it is undefined
 };
 
 struct SelfTestReport {
