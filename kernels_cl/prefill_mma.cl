@@ -148,7 +148,8 @@ static inline void cla_multiply_pv(float* sums, const float* scores, __local con
 static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
   uint any = 0;
   for (uint i = lane; i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += 32)
-    any |= (uint)cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_COLUMNS, i % CLA_DIM_COLUMNS)]);
+    any |=
+        (uint)cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_COLUMNS, i % CLA_DIM_COLUMNS)]);
 #pragma unroll
   for (uint mask = 1; mask < 32; mask *= 2) any |= cla_shuffle_word(any, mask);
   return any != 0;
@@ -211,7 +212,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   for (uint i = 0; i < CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
 
   const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
-  cla_start_queries(q_tile, &task, team, q, q_offset, q_token_stride);
+  cla_start_queries(q_tile, &task, team, q, q_offset, q_token_stride, scale);
   cla_zero_behind(q_tile, CLA_BLOCK_ROWS);
   cla_zero_behind(k_tile[0], 2 * CLA_BLOCK_KV);
   for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
@@ -246,9 +247,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
       float* products = scores + m * CLA_KEY_COLUMNS * 4;
       const float2 factors = masked ? cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
-                                                         &opt, scale, first_key, 1)
+                                                         &opt, fabs(scale), first_key, 1)
                                     : cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
-                                                         &opt, scale, first_key, 0);
+                                                         &opt, fabs(scale), first_key, 0);
       cla_rescale_fragment(sums + m * CLA_DIM_COLUMNS * 4, factors);
     }
     if (masked && cla_values_overflow(v_own, lane)) {

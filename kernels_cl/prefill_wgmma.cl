@@ -1,23 +1,23 @@
-/* Paged attention for many rows per key range on NVIDIA's compute capability 9.0: warpgroup products
-   that run beside the softmax. Same meaning and options as prefill_mma.cl.
+/* Paged attention for many rows per key range on NVIDIA's compute capability 9.0: warpgroup
+   products that run beside the softmax. Same meaning and options as prefill_mma.cl.
 
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
-   One work-group serves one work item for one KV head: BLOCK_ROWS rows against tiles of BLOCK_KV
-   keys. Its last warpgroup only copies keys and values, two tiles ahead; each of the others owns 64
-   rows and all their dims:
+   A work-group goes through the tasks (a work item for one KV head) that lie num_groups apart, so
+   that loading for the next one runs beside the end of the last: BLOCK_ROWS rows against tiles of
+   BLOCK_KV keys. Its last warpgroup only copies queries, keys and values; each of the others owns
+   64 rows and all their dims:
 
      for each tile of keys up to the last one that any row sees
-       S = Q K^T                      (starts)
-       O = O + P V of the tile before (starts)
-       P = 2^(S - max)                (beside that product)
-       O = O * 2^(old max - max)      (when it is done)
+       S = Q K^T
+       O = O + P V of the tile before (begun before S is awaited)
+       P = 2^(S - max), O = O * 2^(old max - max)
 
-   Four barriers a stage of local memory order this: full ones end when the copies have arrived,
-   empty ones when the last warp has multiplied.
+   Tiles that some row does not see wholly go one after the other, with masks. Full barriers end
+   when copies have arrived, empty ones when the last warp has multiplied.
 
-   Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K and
-   V from global memory, 8.4 M multiply-adds, 16 384 exponentials.
+   Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
+   and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
 
    macro                unit        legal values
    CLA_HEAD_DIM         elements    64, 128, 256
@@ -32,10 +32,10 @@
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
-   Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 64 B of barriers: 160 KiB with 128
-   rows, 128 keys and 128 dims.
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries. */
+   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 96 B of barriers, 192 KiB with
+   128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries.
+   Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows
+   start on 16-byte boundaries. */
 #include "lib/wgmma.clh"
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) \
@@ -70,15 +70,17 @@
 #endif
 
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_COLUMNS)
-/* Tiles of keys, and as many of values, on their way or in use. */
-#define CLA_STAGES (CLA_HEAD_DIM == 256 ? 2 : 3)
+#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_COLUMNS)
+/* Tiles of keys, as many of values, and of queries, on their way or in use. */
+#define CLA_STAGES 2
+#define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 ? 1 : 2)
 
 /* The stage of a tile, and the parity of the phase that brings it. */
 typedef struct ClaTurn {
   uint stage, parity;
 } ClaTurn;
-static inline ClaTurn cla_next_turn(ClaTurn turn) {
-  turn.stage = turn.stage + 1 == CLA_STAGES ? 0 : turn.stage + 1;
+static inline ClaTurn cla_next_turn(ClaTurn turn, uint num_stages) {
+  turn.stage = turn.stage + 1 == num_stages ? 0 : turn.stage + 1;
   turn.parity ^= turn.stage == 0;
   return turn;
 }
@@ -160,22 +162,25 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     int causal,                                /* 0 or 1 */
     int write_lse                              /* 0 or 1 */
         CLA_OPTION_PARAMS) {                   /* lib/options.clh */
-  __local uint4 q_tiles[CLA_BLOCK_ROWS * CLA_DIM_COLUMNS] __attribute__((aligned(1024)));
+  __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[CLA_STAGES], full_v[CLA_STAGES], empty_k[CLA_STAGES], empty_v[CLA_STAGES];
 
-  (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint thread = (uint)get_local_id(0);
   const uint lane = thread % 32;
   const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
   const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
   const uint lid = thread % CLA_WARPGROUP;
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
-  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+  const uint num_tasks = (uint)num_items * (uint)num_kv_heads * CLA_HEAD_CHUNKS;
 
   if (thread == 0) {
+    for (uint s = 0; s < CLA_QUERY_STAGES; ++s) {
+      cla_barrier_init(full_q + s, CLA_WARPGROUP);
+      cla_barrier_init(empty_q + s, 4 * CLA_CONSUMERS);
+    }
     for (uint s = 0; s < CLA_STAGES; ++s) {
       cla_barrier_init(full_k + s, CLA_WARPGROUP);
       cla_barrier_init(full_v + s, CLA_WARPGROUP);
@@ -187,23 +192,48 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
 
   if (group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(40);
-    __global const int* pages = meta + pages_at + task.item.pages_at;
-    const long head_at = (long)task.kv_head * head_stride;
+    const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
     const int own_key = (int)(warp * (CLA_BLOCK_KV / 4) + lane % (CLA_BLOCK_KV / 4));
-    long at = cla_key_at(&task.item, pages, keys.end, keys.begin + own_key, head_at, block_stride,
-                         token_stride);
     ClaTurn turn = {0, 1};
-    for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
-      cla_barrier_await(empty_k + turn.stage, turn.parity);
-      cla_start_quarter(k_tiles + turn.stage * CLA_TILE_UNITS, k_cache + k_offset, at, warp, lane);
-      cla_barrier_arrive_after_copies(full_k + turn.stage);
-      const long next = cla_key_at(&task.item, pages, keys.end, tile + CLA_BLOCK_KV + own_key,
-                                   head_at, block_stride, token_stride);
-      cla_barrier_await(empty_v + turn.stage, turn.parity);
-      cla_start_quarter(v_tiles + turn.stage * CLA_TILE_UNITS, v_cache + v_offset, at, warp, lane);
-      cla_barrier_arrive_after_copies(full_v + turn.stage);
-      at = next;
-      turn = cla_next_turn(turn);
+    ClaTurn query_turn = {0, 1};
+    for (uint number = (uint)get_group_id(0); number < num_tasks;
+         number += (uint)get_num_groups(0)) {
+      const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
+      const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+      __global const int* pages = meta + pages_at + task.item.pages_at;
+      const long head_at = (long)task.kv_head * head_stride;
+      long at = cla_key_at(&task.item, pages, keys.end, keys.begin + own_key, head_at, block_stride,
+                           token_stride);
+      cla_barrier_await(empty_q + query_turn.stage, query_turn.parity);
+      cla_start_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, team, q, q_offset,
+                        q_token_stride, scale_log2e);
+      cla_commit_copies();
+      for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
+        const long next = cla_key_at(&task.item, pages, keys.end, tile + CLA_BLOCK_KV + own_key,
+                                     head_at, block_stride, token_stride);
+        cla_barrier_await(empty_k + turn.stage, turn.parity);
+        cla_start_quarter(k_tiles + turn.stage * CLA_TILE_UNITS, k_cache + k_offset, at, warp,
+                          lane);
+        cla_barrier_arrive_after_copies(full_k + turn.stage);
+        cla_commit_copies();
+        cla_barrier_await(empty_v + turn.stage, turn.parity);
+        cla_start_quarter(v_tiles + turn.stage * CLA_TILE_UNITS, v_cache + v_offset, at, warp,
+                          lane);
+        cla_barrier_arrive_after_copies(full_v + turn.stage);
+        cla_commit_copies();
+        if (tile == keys.begin) {
+          CLA_AWAIT_COPIES_BUT(2);
+          cla_fence_for_products();
+          cla_barrier_arrive(full_q + query_turn.stage);
+        }
+        at = next;
+        turn = cla_next_turn(turn, CLA_STAGES);
+      }
+      if (keys.begin >= keys.end) {
+        cla_await_copies();
+        cla_barrier_arrive(full_q + query_turn.stage);
+      }
+      query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
     }
     cla_await_copies();
     return;
@@ -213,96 +243,104 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   const uint first_row = group * 64;
   const uint own_row = first_row + warp * 16 + lane / 4; /* and the one 8 further on */
   const uint name = 1 + group;
-  ClaRow rows[2];
-  ClaRowState state[2];
-  float sums[CLA_DIM_COLUMNS * 4];
-#pragma unroll
-  for (uint h = 0; h < 2; ++h) {
-    rows[h] = cla_row(&opt, &task, own_row + 8 * h, causal);
-    state[h].base = CLA_NEG_BIG;
-    state[h].sum = 0.0f;
-  }
-#pragma unroll
-  for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
-  const ClaRange common = cla_common_keys(&opt, &task.item, causal);
-  const float scale = scale_log2e;
-
   const ClaTeam team = {first_row, 64, lid, CLA_WARPGROUP};
-  cla_start_queries(q_tiles, &task, team, q, q_offset, q_token_stride);
-  cla_await_copies();
-  cla_fence_for_products();
-  cla_warpgroup_barrier(name); /* queries copied -> multiplied */
-
-  const ulong q_desc = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
+  const ClaSideResults side = {partial_out, partial_lse2, write_lse ? lse : 0};
+  const int lane_key = (int)(2 * (lane % 4));
+  const float scale = fabs(scale_log2e);
+  const ulong q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
   const ulong k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
   const ulong v_desc = cla_tile_descriptor(v_tiles, CLA_BLOCK_KV);
-
-  const int lane_key = (int)(2 * (lane % 4));
   ClaTurn turn = {0, 0};
-  int tile = keys.begin;
-  while (tile < keys.end) {
-    float scores[CLA_KEY_COLUMNS * 4];
-    uint4 weights[CLA_KEY_STEPS];
-    cla_await_tile(full_k, turn);
-    cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
-    cla_wgmma_await_all();
-    CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
-    if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+  ClaTurn query_turn = {0, 0};
+  for (uint number = (uint)get_group_id(0); number < num_tasks; number += (uint)get_num_groups(0)) {
+    const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
+    const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+    const ClaRange common = cla_common_keys(&opt, &task.item, causal);
+    const ulong q_desc = q_first + query_turn.stage * CLA_QUERY_UNITS;
+    __local uint4* q_tile = q_tiles + query_turn.stage * CLA_QUERY_UNITS;
+    ClaRow rows[2];
+    ClaRowState state[2];
+    float sums[CLA_DIM_COLUMNS * 4];
+#pragma unroll
+    for (uint h = 0; h < 2; ++h) {
+      rows[h] = cla_row(&opt, &task, own_row + 8 * h, causal);
+      state[h].base = CLA_NEG_BIG;
+      state[h].sum = 0.0f;
+    }
+#pragma unroll
+    for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+    cla_await_tile(full_q, query_turn);
 
-    if (CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end) {
-      const float2 factors =
-          cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 1);
-      cla_rescale_fragment(sums, factors);
+    int tile = keys.begin;
+    while (tile < keys.end) {
+      float scores[CLA_KEY_COLUMNS * 4];
+      uint4 weights[CLA_KEY_STEPS];
+      cla_await_tile(full_k, turn);
+      cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
+      cla_wgmma_await_all();
+      CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+      if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+
+      if (CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end) {
+        const float2 factors =
+            cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 1);
+        cla_rescale_fragment(sums, factors);
+        cla_pack_all(weights, scores);
+        cla_await_tile(full_v, turn);
+        if (cla_values_overflow(v_tiles + turn.stage * CLA_TILE_UNITS, lid, name)) {
+          cla_add_seen_values(sums, weights, rows, v_tiles + turn.stage * CLA_TILE_UNITS, tile,
+                              lane);
+        } else {
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all();
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        }
+        if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
+        tile += CLA_BLOCK_KV;
+        turn = cla_next_turn(turn, CLA_STAGES);
+        continue;
+      }
+
+      cla_rescale_fragment(
+          sums, cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0));
       cla_pack_all(weights, scores);
-      cla_await_tile(full_v, turn);
-      if (cla_values_overflow(v_tiles + turn.stage * CLA_TILE_UNITS, lid, name)) {
-        cla_add_seen_values(sums, weights, rows, v_tiles + turn.stage * CLA_TILE_UNITS, tile, lane);
-      } else {
+      for (tile += CLA_BLOCK_KV; tile + CLA_BLOCK_KV <= common.end; tile += CLA_BLOCK_KV) {
+        const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
+        cla_await_tile(full_k, next);
+        cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
+        cla_await_tile(full_v, turn);
         cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+        cla_wgmma_await_all_but_1();
+        CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+        if (lane == 0) cla_barrier_arrive(empty_k + next.stage);
+        const float2 factors =
+            cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0);
         cla_wgmma_await_all();
         CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
+        cla_rescale_fragment(sums, factors);
+        cla_pack_all(weights, scores);
+        turn = next;
       }
-      if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
-      tile += CLA_BLOCK_KV;
-      turn = cla_next_turn(turn);
-      continue;
-    }
-
-    cla_rescale_fragment(
-        sums, cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0));
-    cla_pack_all(weights, scores);
-    for (tile += CLA_BLOCK_KV; tile + CLA_BLOCK_KV <= common.end; tile += CLA_BLOCK_KV) {
-      const ClaTurn next = cla_next_turn(turn);
-      cla_await_tile(full_k, next);
-      cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
       cla_await_tile(full_v, turn);
       cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-      cla_wgmma_await_all_but_1();
-      CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
-      if (lane == 0) cla_barrier_arrive(empty_k + next.stage);
-      const float2 factors =
-          cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0);
       cla_wgmma_await_all();
       CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
       if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
-      cla_rescale_fragment(sums, factors);
-      cla_pack_all(weights, scores);
-      turn = next;
+      turn = cla_next_turn(turn, CLA_STAGES);
     }
-    cla_await_tile(full_v, turn);
-    cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-    cla_wgmma_await_all();
-    CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
-    if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
-    turn = cla_next_turn(turn);
-  }
 
-  const ClaSideResults side = {partial_out, partial_lse2, write_lse ? lse : 0};
 #pragma unroll
-  for (uint h = 0; h < 2; ++h)
-    cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, q_tiles, own_row + 8 * h, state[h],
-                   sums + 2 * h, lane);
-  if (task.item.partial_row >= 0) return; /* the same for all */
-  cla_warpgroup_barrier(name);            /* results staged -> stored */
-  cla_store_results(q_tiles, &task, team, out, out_offset, out_token_stride);
+    for (uint h = 0; h < 2; ++h)
+      cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, q_tile, own_row + 8 * h, state[h],
+                     sums + 2 * h, lane);
+    if (task.item.partial_row < 0) {
+      cla_warpgroup_barrier(name); /* results staged -> stored */
+      cla_store_results(q_tile, &task, team, out, out_offset, out_token_stride);
+    }
+    cla_fence_for_products(); /* what was staged -> the next queries */
+    cla_warp_barrier();
+    if (lane == 0) cla_barrier_arrive(empty_q + query_turn.stage);
+    query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
+  }
 }

@@ -43,10 +43,9 @@ struct DeviceCapabilities {
   bool reports_subgroups = false;     ///< cl_khr_subgroups or cl_intel_subgroups
 
   std::uint64_t static_local_mem_bytes =
-      0;                    ///< largest static __local array that a kernel used right
-  bool inline_ptx = false;  ///< inline PTX assembles and computes
-  bool warpgroup_products =
-      false;          ///< warpgroup matrix products of compute capability 9.0 compute
+      0;                            ///< largest static __local array that a kernel used right
+  bool inline_ptx = false;          ///< inline PTX assembles and computes
+  bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
 };
 

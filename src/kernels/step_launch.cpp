@@ -40,6 +40,13 @@ void launch_stage(const StepCall& call, const LayerArguments& arguments, std::si
                 event);
 }
 
+/// Work-groups for that many tasks: as many, or one a compute unit where groups stay for several.
+std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage,
+                       std::size_t tasks) {
+  if (stage.variant->operands != Operands::kWarpgroup) return tasks;
+  return std::min(tasks, static_cast<std::size_t>(kernels.planner.compute_units));
+}
+
 void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,
                   Event* event) {
   const BuiltKernel& merge = call.kernels.merge;
@@ -111,10 +118,10 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   const AttentionKernels& kernels = call.kernels;
   for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*call.step.kernels, i)];
-    const std::size_t groups = static_cast<std::size_t>(call.step.num_items.at(i)) *
-                               static_cast<std::size_t>(shape.num_kv_heads) *
-                               static_cast<std::size_t>(stage.tiling.head_chunks);
-    record(stage, groups,
+    const std::size_t tasks = static_cast<std::size_t>(call.step.num_items.at(i)) *
+                              static_cast<std::size_t>(shape.num_kv_heads) *
+                              static_cast<std::size_t>(stage.tiling.head_chunks);
+    record(stage, groups_for(kernels, stage, tasks),
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
   record(call.kernels.merge,

@@ -189,7 +189,8 @@ bool takes_shape(const Variant& variant, const KernelShape& shape) {
     case Operands::kWarpgroup:
       // Local memory holds two tiles each of keys and values.
       constexpr std::int32_t kTileElements = 128 * 128;
-      return queries && same && shape.head_size >= 64 && std::has_single_bit(unsigned(shape.head_size)) &&
+      return queries && same && shape.head_size >= 64 &&
+             std::has_single_bit(unsigned(shape.head_size)) &&
              shape.head_size * variant.block_kv <= kTileElements;
   }
   return false;

@@ -26,7 +26,7 @@ std::string_view to_string(Role role);
 /// Element types that a variant takes.
 enum class Operands : std::uint8_t {
   kAny,
-  k16Bit,  ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
+  k16Bit,      ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
   kWarpgroup,  ///< matrix units of warpgroups: 16-bit queries, a cache of their type, heads of 64,
                ///< 128 or 256
 };

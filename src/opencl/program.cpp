@@ -26,8 +26,8 @@ ProgramHandle with_marked_instructions(cl_context context, cl_device_id device, 
                                        const std::string& options) {
   const std::optional<Bytes> binary = program_binary(program, device);
   if (!binary) return {};
-  const std::string ptx = enable_marked_instructions(
-      {reinterpret_cast<const char*>(binary->data()), binary->size()});
+  const std::string ptx =
+      enable_marked_instructions({reinterpret_cast<const char*>(binary->data()), binary->size()});
   const auto bytes = std::as_bytes(std::span(ptx));
   return load_program(context, device, Bytes(bytes.begin(), bytes.end()), options);
 }

@@ -61,11 +61,21 @@ constexpr std::array kQuantizedShapes = {
     ShapeRow{16, 5, DType::kF32, DType::kInt8},
 };
 
-std::vector<ShapeRow> rows_for(Role role) {
+/// What warpgroup products take, beside the first of the shapes above.
+constexpr std::array kWarpgroupShapes = {
+    ShapeRow{64, 16, DType::kF16, DType::kF16},
+    ShapeRow{256, 16, DType::kBF16, DType::kBF16},
+    ShapeRow{128, 5, DType::kF16, DType::kF16, kAllOptions},
+};
+
+std::vector<ShapeRow> rows_for(const Variant& variant) {
+  const Role role = variant.role;
   if (role == Role::kMLADecode) return {kLatentShapes.begin(), kLatentShapes.end()};
   std::vector<ShapeRow> rows(kShapes.begin(), kShapes.end());
   if (role == Role::kDecode || role == Role::kPrefill) {
     rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
+    if (variant.operands == clattn::detail::Operands::kWarpgroup)
+      rows.insert(rows.end(), kWarpgroupShapes.begin(), kWarpgroupShapes.end());
   } else if (role == Role::kMerge) {
     rows.push_back(kLatentShapes.front());
     rows.push_back(kOptionShapes.front());
@@ -117,7 +127,7 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   clattn::DeviceCapabilities device;
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
-  for (const ShapeRow& row : rows_for(variant.role)) {
+  for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_shape(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
     const std::string name = fmt::format(

@@ -30,10 +30,19 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
     echo "nvidia $arch $name: left out, its matrix units come with sm_80"
     continue
   fi
+  # Instructions behind marks are of one architecture, and the driver inlines all around them.
+  marked=
+  if grep -q '"//@sm_90a ' "$file"; then
+    marked=-Dinline=inline\ __attribute__\(\(always_inline\)\)
+    if [ "$arch" != sm_90 ]; then
+      echo "nvidia $arch $name: left out, its matrix units are those of sm_90"
+      continue
+    fi
+  fi
   # shellcheck disable=SC2086  # a list of options
   if ! clang-19 -x cl -cl-std=CL1.2 -fgnu-keywords --target=nvptx64--nvidiacl -march=$front -O3 \
     -include "$tools/nvidia_shim.h" -Xclang -finclude-default-header \
-    -Xclang -mlink-builtin-bitcode -Xclang $libclc $options -S -o "$work/k.ptx" "$file" \
+    -Xclang -mlink-builtin-bitcode -Xclang $libclc ${marked:+"$marked"} $options -S -o "$work/k.ptx" "$file" \
     2> "$work/log"; then
     failed "$arch" "$(grep -m 1 error "$work/log" || tail -1 "$work/log")"
     continue
@@ -48,9 +57,20 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   # CUDA's assembler takes 48 KiB of declared local memory, the OpenCL driver's up to 227: larger
   # arrays are shortened for it, which changes no instruction.
   sed -i -E '/^[.\t ]*\.shared/s/\[[0-9]{5,}\]/[9999]/' "$work/k.ptx"
-  if ! "$ptxas" -v -arch="$arch" -maxrregcount $registers -o "$work/k.cubin" "$work/k.ptx" \
+  limit="-arch=$arch -maxrregcount=$registers"
+  if [ -n "$marked" ]; then  # as src/opencl/ptx.cpp does
+    sed -i -e 's/^\.target sm_90/&a/' -e 's|//@sm_90a ||' \
+      -e "/\.entry/,/^)/s/^)/)\n.reqntid $group, 1, 1\n.maxnreg $registers/" "$work/k.ptx"
+    limit=-arch=${arch}a
+  fi
+  # shellcheck disable=SC2086  # two options
+  if ! "$ptxas" -v $limit -o "$work/k.cubin" "$work/k.ptx" \
     > "$work/log" 2>&1; then
     failed "$arch" "$(grep -m 1 -E 'error|fatal' "$work/log" || tail -1 "$work/log")"
+    continue
+  fi
+  if grep -q 'C75' "$work/log"; then
+    failed "$arch" "$(grep -m 1 C75 "$work/log")"
     continue
   fi
   awk -v head="nvidia $arch $name" '
