@@ -47,6 +47,9 @@ struct BuilderOptions {
   /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
   /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.
   std::shared_ptr<AttentionWorkspace> workspace = nullptr;
+  /// use_cascade_attention() says no: some layer that shares the metadata cannot cascade. vLLM's
+  /// model configuration has it by this name; init_attn_backend() sets it for such groups.
+  bool disable_cascade_attn = false;
 };
 
 /// One step's device metadata, made by a builder and valid until its next build(). forward() calls
@@ -138,7 +141,8 @@ class AttentionMetadataBuilder {
   /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
   virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;
   /// Whether a step with this prefix is faster as a CascadeAttention: the heuristic of cascade.hpp,
-  /// and false for layers and backends that do not cascade.
+  /// and false for layers and backends that do not cascade and with
+  /// BuilderOptions::disable_cascade_attn.
   virtual bool use_cascade_attention(const CascadeQuery&) const { return false; }
   /// vLLM's reorder_batch: the order that brings decodes first. Returns whether anything moves.
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
