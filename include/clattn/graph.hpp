@@ -28,7 +28,9 @@ class Graph {
   Graph& operator=(Graph&&) noexcept;
   ~Graph();
 
-  /// Asynchronous; `event` completes with the last launch. Throws kInvalidArgument when empty.
+  /// Asynchronous; `event` completes with the last launch. Throws kInvalidArgument when empty, and
+  /// unless the metadata that it was recorded with was last built for the same batch size (padded),
+  /// naming both.
   void replay(cl_command_queue queue, Event* event = nullptr) const;
   std::size_t num_launches() const noexcept;
   /// Whether a replay is one cl_khr_command_buffer; else its launches are enqueued one by one.
