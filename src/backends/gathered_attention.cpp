@@ -96,16 +96,17 @@ class GatheredBuilder final : public AttentionMetadataBuilder {
   std::int32_t decode_threshold() const noexcept override { return batches_.decode_threshold(); }
 
  private:
-  static const BuilderOptions& checked(const BuilderOptions& options) {
+  static BuilderOptions checked(BuilderOptions options) {
     const std::pair<bool, std::string_view> refused[] = {
         {options.graph_batch_size != 0, "graph_batch_size is not 0"},
-        {options.num_splits != 0, "num_splits is not 0"},
+        {options.num_splits < 0 || options.num_splits > 1, "num_splits is not 0 or 1"},
         {options.split_policy != SplitPolicy::kBalanced, "split_policy is not balanced"}};
     for (const auto& [given, what] : refused) {
       if (given) {
         throw_unsupported("{}: {}, which CLBlast's own launches do not follow", kName, what);
       }
     }
+    options.num_splits = 0;  // keys are in one piece in any case
     return options;
   }
   std::size_t bytes(const CommonAttentionMetadata& batch) const {
