@@ -188,14 +188,14 @@ class GatheredImpl final : public AttentionImpl {
 
  private:
   struct Call {
-    cl_command_queue queue;
+    cl_command_queue queue = nullptr;
     const GatheredMetadata& step;
     const KVCache& cache;
     TensorRef query, output;
-    cl_mem lse;
+    cl_mem lse = nullptr;
     const ForwardOptions& options;
-    Event* event;
-    std::vector<LaunchRecord>* launches;
+    Event* event = nullptr;
+    std::vector<LaunchRecord>* launches = nullptr;
   };
   /// Query tokens of one request whose scores fit the workspace.
   struct Tokens {
