@@ -31,7 +31,8 @@ const clattn::AttentionBackend& backend(std::string_view name) {
 TEST(Backends, AreListedInPriorityOrder) {
   std::vector<std::string_view> names;
   for (const auto* entry : clattn::list_attn_backends()) names.push_back(entry->name());
-  EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string_view>{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST"}));
 }
 
 TEST(Backends, A1_10_GraphSupport) {

@@ -82,7 +82,8 @@ TEST_F(Registry, PositionIsPriority) {
   clattn::register_backend(std::make_shared<FakeBackend>("LAST"));
   clattn::register_backend(std::make_shared<FakeBackend>("FIRST"), 0);
   clattn::register_backend(std::make_shared<FakeBackend>("SECOND"), 1);
-  EXPECT_EQ(names(), (Names{"FIRST", "SECOND", "FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST", "LAST"}));
+  EXPECT_EQ(names(),
+            (Names{"FIRST", "SECOND", "FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST", "LAST"}));
   AttentionConfig config;
   config.num_heads = config.num_kv_heads = 1;
   config.head_size = 64;
