@@ -5,9 +5,11 @@
 
    Maximum and denominator also take in the head's sink, if there are sinks: partial results do not.
    Loops: over the splits for the maximum and the sum, then over the own dims, then over the splits
-   in ascending order, so that bits do not depend on timing. A split that saw no key
-   (lse2 = CLA_NEG_BIG) is left out; if none saw one, the output is 0 and the LSE -inf. One group
-   serves one head of one merge item; no barriers.
+   in ascending order, so that bits do not depend on timing. A split without a denominator
+   (lse2 = CLA_NEG_BIG) adds its partial output with the weight 0: zeros if it saw no key, but NaN
+   if it saw keys of logit -inf whose V is inf or NaN, as one pass over all keys has it. If none has
+   a denominator, the output is that sum and the LSE -inf. One group serves one head of one merge
+   item; no barriers.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8
@@ -75,12 +77,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
     for (uint i = 0; i < CLA_QUADS; ++i) acc[i] = (float4)(0.0f);
     for (int s = 0; s < item.num_splits; ++s) {
       const ulong row = first + (ulong)s * stride;
-      const float lse2 = partial_lse2[row];
-      if (lse2 != CLA_NEG_BIG) {
-        const float4 weight = (float4)(exp2(lse2 - max_lse2) * inverse);
-        __global const float* from = partial_out + row * CLA_HEAD_DIM + dim;
-        for (uint i = 0; i < CLA_QUADS; ++i) acc[i] = mad(weight, vload4(i, from), acc[i]);
-      }
+      const float4 weight = (float4)(exp2(partial_lse2[row] - max_lse2) * inverse);
+      __global const float* from = partial_out + row * CLA_HEAD_DIM + dim;
+      for (uint i = 0; i < CLA_QUADS; ++i) acc[i] = mad(weight, vload4(i, from), acc[i]);
     }
     for (uint i = 0; i < CLA_QUADS; ++i)
       cla_store_result(&opt, acc[i], to + dim + 4 * i, row_at * CLA_HEAD_DIM + dim + 4 * (ulong)i);

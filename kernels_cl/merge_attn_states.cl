@@ -3,10 +3,11 @@
      out = (w_p P + w_s S) / (w_p + w_s)    w_x = B^(lse_x - m), m = max(lse_p, lse_s), B = e or 2
      lse = m + log_B(w_p + w_s)
 
-   An LSE of +inf counts as -inf; the output of a side of LSE -inf is not read; if both are, out = 0
-   and lse = -inf. Tokens from with_context on have no prefix. One group serves one token: its
-   work-items share the outputs in pieces of eight elements, then the LSEs by heads. The barrier
-   between lets results replace an input in place.
+   An LSE of +inf counts as -inf; the output of a side of LSE -inf is not read, even where keys of
+   logit -inf made it NaN: nothing tells that from memory never written. If both are, out = 0 and
+   lse = -inf. An LSE that is NaN makes both NaN. Tokens from with_context on have no prefix. One
+   group serves one token: its work-items share the outputs in pieces of eight elements, then the
+   LSEs by heads. The barrier between lets results replace an input in place.
 
    macro          unit        legal values
    CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: prefix and suffix
@@ -52,7 +53,7 @@ static inline ClaWeights cla_weigh(float prefix, float suffix) {
   w.prefix = prefix == -INFINITY ? 0.0f : cla_power(prefix - largest);
   w.suffix = suffix == -INFINITY ? 0.0f : cla_power(suffix - largest);
   w.lse = -INFINITY;
-  if (largest == -INFINITY) return w;
+  if (prefix == -INFINITY && suffix == -INFINITY) return w;
   const float sum = w.prefix + w.suffix;
   w.lse = largest + cla_log(sum);
   w.prefix /= sum;

@@ -3,6 +3,7 @@
 /// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
 
 #include <clattn/attention.hpp>
+#include <clattn/attention_config.hpp>
 #include <clattn/attn_utils.hpp>
 #include <clattn/batch_view.hpp>
 #include <clattn/cache_ops.hpp>

@@ -15,8 +15,8 @@ class Recorder;
 class Recording;
 }  // namespace detail
 
-/// A recorded step: the launches of every layer, arguments bound, enqueued again at a fraction of
-/// the host's cost. It reads whatever its buffers hold by then: new queries, new metadata in place
+/// A recorded step: the launches of every layer, enqueued again with the arguments that they were
+/// bound to. It reads whatever its buffers hold by then: new queries, new metadata in place
 /// (AttentionState). It keeps kernels and buffers that were bound alive and goes on using them: a
 /// layer that is bound to another cache later has to be recorded anew. Immutable; replays on
 /// different queues may run at once where nothing that they write, the state's workspace included,
@@ -28,7 +28,9 @@ class Graph {
   Graph& operator=(Graph&&) noexcept;
   ~Graph();
 
-  /// Asynchronous; `event` completes with the last launch. Throws kInvalidArgument when empty.
+  /// Asynchronous; `event` completes with the last launch. Throws kInvalidArgument when empty, and
+  /// unless the metadata that it was recorded with was last built for the same batch size (padded),
+  /// naming both.
   void replay(cl_command_queue queue, Event* event = nullptr) const;
   std::size_t num_launches() const noexcept;
   /// Whether a replay is one cl_khr_command_buffer; else its launches are enqueued one by one.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
+#include <clattn/cascade.hpp>
 
 #include "base/error.hpp"
 
@@ -104,7 +105,7 @@ std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
 }
 
 AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& layers,
-                          const std::shared_ptr<Context>& context, const BuilderOptions& options) {
+                          const std::shared_ptr<Context>& context, BuilderOptions options) {
   const auto members = members_of(wanted, layers);
   if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
   AttentionGroup group;
@@ -117,6 +118,8 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   for (const Attention* layer : members) {
     check_member(*layer, *members.front(), wanted.spec);
     widen(group.config, layer->config());
+    if (!validate_cascade_configuration(layer->config()).empty())
+      options.disable_cascade_attn = true;  // one plan for all, with a cascade or without
     group.layer_names.push_back(layer->layer_name());
   }
   group.builder = group.backend->make_builder(context, group.config, options);

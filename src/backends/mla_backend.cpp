@@ -7,8 +7,8 @@
 #include "base/error.hpp"
 #include "kernels/paged_rules.hpp"
 #include "kernels/paged_step.hpp"
+#include "kernels/step_launch.hpp"
 #include "kv_cache/mla_cache.hpp"
-#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 
@@ -46,7 +46,7 @@ class LatentImpl final : public AttentionImpl {
       throw_invalid("attn_metadata: built for other caches, legal: {} with block_size {}",
                     kMLABackendName, config_.block_size);
     }
-    if (!step->recordable) refuse_recording(queue, kFixedMetadata);
+    recorder_for(queue, *step);
     const SlotSource slots{metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                            static_cast<std::int64_t>(metadata.slot_mapping().size())};
     enqueue_concat_mla(concat_, queue, {key, value, config_.dtype, rows, slots}, event);

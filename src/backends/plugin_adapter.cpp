@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 
+#include "backends/plugin_cache.hpp"
 #include "backends/plugin_step.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/paged_rules.hpp"
 #include "opencl/recorder.hpp"
@@ -60,10 +62,12 @@ ClattnDevice c_device(const DeviceCapabilities* capabilities) {
   return result;
 }
 
-ClattnTensor c_tensor(const TensorRef& tensor, std::int32_t heads, std::int32_t head_size,
-                      std::string_view name) {
-  const std::int64_t row = std::int64_t{heads} * head_size;
-  return {tensor.buffer, tensor.offset, checked_token_stride(tensor, row, name)};
+/// A tensor of [num_tokens, heads, head_size] that lies inside its buffer.
+ClattnTensor c_tensor(const TensorRef& tensor, std::int32_t num_tokens, std::int64_t row,
+                      DType dtype, std::string_view name) {
+  const std::int64_t stride = checked_token_stride(tensor, row, name);
+  check_room({tensor.buffer, dtype}, {tensor.offset, num_tokens, stride, row}, name);
+  return {tensor.buffer, tensor.offset, stride};
 }
 
 ClattnKVCache c_cache(const KVCache& cache) {
@@ -103,11 +107,12 @@ void check_status(ClattnStatus& status, std::string_view backend, std::string_vi
 /// A layer of a plugin.
 class PluginImpl final : public AttentionImpl {
  public:
-  PluginImpl(std::shared_ptr<const PluginLibrary> library, std::shared_ptr<Context> context,
-             AttentionConfig config)
+  PluginImpl(std::shared_ptr<const PluginLibrary> library, const AttentionBackend& backend,
+             std::shared_ptr<Context> context, AttentionConfig config)
       : library_(std::move(library)),
         context_(std::move(context)),
         config_(std::move(config)),
+        places_(backend),
         name_(fmt::format("backend {}", table().name)) {
     const ClattnAttentionConfig wanted = c_config(config_);
     ClattnStatus status{};
@@ -126,8 +131,9 @@ class PluginImpl final : public AttentionImpl {
     refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
-    const auto k = c_tensor(key, config_.num_kv_heads, config_.head_size, "key");
-    const auto v = c_tensor(value, config_.num_kv_heads, config_.head_size, "value");
+    const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
+    const auto k = c_tensor(key, batch.num_actual_tokens, row, config_.dtype, "key");
+    const auto v = c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value");
     call("write_kv_cache", event, [&](cl_event* done, ClattnStatus* status) {
       table().write_kv_cache(table().self, impl_, queue, &k, &v, &where, &batch, done, status);
     });
@@ -142,8 +148,13 @@ class PluginImpl final : public AttentionImpl {
     refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
-    const auto q = c_tensor(query, config_.num_heads, config_.head_size, "query");
-    const auto out = c_tensor(output, config_.num_heads, config_.head_size, "output");
+    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
+    const auto q = c_tensor(query, batch.num_actual_tokens, row, config_.dtype, "query");
+    const auto out = c_tensor(output, batch.num_actual_tokens, row, config_.dtype, "output");
+    if (lse != nullptr) {
+      const std::int64_t heads = config_.num_heads;
+      check_room({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
+    }
     if (launches != nullptr) launches->clear();  // what a plugin launches is its own affair
     call("forward", event, [&](cl_event* done, ClattnStatus* status) {
       table().forward(table().self, impl_, queue, &q, &where, &batch, &out, lse, done, status);
@@ -179,7 +190,8 @@ class PluginImpl final : public AttentionImpl {
                     config_.block_size, config_.num_kv_heads, config_.head_size,
                     to_string(config_.cache_dtype()));
     }
-    if (!cache.buffer) throw_invalid("kv_cache: no buffer");
+    check_cache(cache);
+    places_.check(cache);
     if (step->num_blocks() > cache.num_blocks) {
       throw_invalid(
           "attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
@@ -200,6 +212,7 @@ class PluginImpl final : public AttentionImpl {
   std::shared_ptr<const PluginLibrary> library_;
   std::shared_ptr<Context> context_;
   AttentionConfig config_;
+  PluginCachePlaces places_;
   std::string name_;  ///< "backend …", for refusals
   void* impl_ = nullptr;
 };
@@ -254,12 +267,8 @@ class PluginBackend final : public AttentionBackend {
     table().kv_cache_shape(table().self, num_blocks, block_size, num_kv_heads, head_size,
                            shape.data(), &status);
     check_status(status, name_, "kv_cache_shape");
-    const auto kv = static_cast<std::size_t>(table().kv_dimension);
-    if (shape.at(kv) != 2 || shape.at(1 - kv) != num_blocks || shape[2] != block_size ||
-        shape[3] != num_kv_heads || shape[4] != head_size) {
-      throw_unsupported("backend {}: kv_cache_shape is not {{K/V, blocks}}, token, head, dim",
-                        name_);
-    }
+    check_plugin_shape(name_, table().kv_dimension, shape,
+                       {2, num_blocks, block_size, num_kv_heads, head_size});
     return shape;
   }
 
@@ -272,11 +281,7 @@ class PluginBackend final : public AttentionBackend {
     table().kv_cache_stride_order(table().self, static_cast<std::int32_t>(layout), order.data(),
                                   &status);
     check_status(status, name_, "kv_cache_stride_order");
-    auto sorted = order;
-    std::sort(sorted.begin(), sorted.end());
-    if (sorted != std::array<std::int32_t, 5>{0, 1, 2, 3, 4}) {
-      throw_unsupported("backend {}: kv_cache_stride_order is no permutation of 0 … 4", name_);
-    }
+    check_plugin_order(name_, order);
     return order;
   }
 
@@ -289,7 +294,7 @@ class PluginBackend final : public AttentionBackend {
   std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
                                                  const AttentionConfig& config) const override {
     require_valid(name_, validate_configuration(config, &context->capabilities()));
-    return std::make_shared<const PluginImpl>(library_, std::move(context), config);
+    return std::make_shared<const PluginImpl>(library_, *this, std::move(context), config);
   }
 
   std::unique_ptr<AttentionMetadataBuilder> make_builder(

@@ -75,7 +75,8 @@ int launches_per_round(Workload& workload, double round_seconds) {
   constexpr int kMost = 20000;
   workload.run(1);
   const double once = std::max(workload.run(2), 1e-7);
-  return static_cast<int>(std::clamp(round_seconds / once, 1.0, double{kMost}));
+  return std::clamp(static_cast<int>(std::min(round_seconds / once, double{kMost})),
+                    workload.fewest_launches, kMost);
 }
 
 Row measure(const std::shared_ptr<Context>& context, const BenchOptions& options,

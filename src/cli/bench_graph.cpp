@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <clattn/clattn.hpp>
 #include <span>
@@ -13,9 +14,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+double median(std::vector<double>& seconds) {
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
+}
+
 /// The host's cost of launching a decode step of 32 layers, by calls (suite step) or by replaying
-/// their recording (suite replay). The device's time is waited for outside the measure; metadata is
-/// the suite of its own.
+/// their recording (suite replay). Steps of both kinds take turns, so that what disturbs the
+/// machine disturbs both; the row says what the other kind took. The device's time is waited for
+/// outside the measure; metadata is the suite of its own.
 class StepWorkload final : public Workload {
  public:
   StepWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
@@ -23,6 +31,7 @@ class StepWorkload final : public Workload {
       : cache_(make_rotating_cache(context, options, shape)),
         batch_(shape, options.config.block_size, cache_.block_table(0)),
         queue_(context->create_queue()),
+        other_queue_(context->create_queue()),
         state_(context, *cache_.backend, options.config,
                builder_options(shape, cache_.cache.num_blocks)),
         impl_(cache_.backend->make_impl(context, options.config)),
@@ -48,38 +57,40 @@ class StepWorkload final : public Workload {
     graph_ = capture.end();
     state_.prepare_graph_input_buffers(queue_, shape.batch, batch_.metadata());
     eager_ = &eager_builder_->build(queue_, batch_.metadata());
+    std::vector<LaunchRecord> records;
+    impl_->forward(queue_, {query_.handle()}, cache_.cache, *eager_, {eager_out_.handle()}, nullptr,
+                   nullptr, &records);
+    eager_launches_ = kLayers * (records.size() + 1);  // and the cache's
     queue_.finish();
     backend = cache_.backend->name();
-    const std::string_view how = graph_.uses_command_buffer() ? "command buffer" : "launch list";
-    kernels = replay ? fmt::format("{} layers, {}", kLayers, how)
-                     : fmt::format("{} layers, by calls", kLayers);
+    fewest_launches = 70;  // of each kind: three rounds make 200
   }
 
   double run(int launches) override {
-    queue_.fill(replay_out_, kPoison, 0, replay_out_.size_bytes() / 4 * 4);
-    queue_.fill(eager_out_, kPoison, 0, eager_out_.size_bytes() / 4 * 4);
+    for (const Buffer* out : {&replay_out_, &eager_out_})
+      queue_.fill(*out, kPoison, 0, out->size_bytes() / 4 * 4);
     queue_.finish();
-    double seconds = 0;
+    std::vector<double> by_calls, replayed, listed;
     for (int i = 0; i < launches; ++i) {
-      const auto start = Clock::now();
-      if (replay_) {
-        graph_.replay(queue_);
-      } else {
-        launch(*eager_, eager_out_);
-      }
-      seconds += std::chrono::duration<double>(Clock::now() - start).count();
-      queue_.finish();
+      by_calls.push_back(seconds_of([&] { launch(*eager_, eager_out_); }));
+      replayed.push_back(seconds_of([&] { graph_.replay(queue_); }));
+      // On a queue that it was not recorded for, a command buffer's launches are enqueued one by
+      // one.
+      if (graph_.uses_command_buffer())
+        listed.push_back(seconds_of([&] { graph_.replay(other_queue_); }));
     }
-    return seconds / launches;
+    const double calls = median(by_calls), replay = median(replayed);
+    kernels =
+        fmt::format("{} layers: {} launches by calls {:.1f} us, replayed as {} of {} {:.1f} us",
+                    kLayers, eager_launches_, calls * 1e6,
+                    graph_.uses_command_buffer() ? "command buffer" : "launch list",
+                    graph_.num_launches(), replay * 1e6);
+    if (!listed.empty()) kernels += fmt::format(", as launch list {:.1f} us", median(listed) * 1e6);
+    return replay_ ? replay : calls;
   }
 
   /// Both ways must give the same bits.
   Deviation verify() override {
-    if (replay_) {
-      launch(*eager_, eager_out_);
-    } else {
-      graph_.replay(queue_);
-    }
     std::vector<std::byte> eager(eager_out_.size_bytes()), replayed(replay_out_.size_bytes());
     queue_.read(eager_out_, eager);
     queue_.read(replay_out_, replayed);
@@ -91,6 +102,16 @@ class StepWorkload final : public Workload {
  private:
   static constexpr int kLayers = 32;
 
+  template <typename Work>
+  double seconds_of(const Work& work) const {
+    const auto start = Clock::now();
+    work();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    queue_.finish();
+    other_queue_.finish();
+    return seconds;
+  }
+
   void launch(const AttentionMetadata& metadata, const Buffer& out) const {
     for (int layer = 0; layer < kLayers; ++layer) {
       impl_->write_kv_cache(queue_, {query_.handle()}, {query_.handle()}, cache_.cache, metadata);
@@ -100,12 +121,13 @@ class StepWorkload final : public Workload {
 
   RotatingCache cache_;
   EqualBatch batch_;
-  Queue queue_;
+  Queue queue_, other_queue_;
   AttentionState state_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::unique_ptr<AttentionMetadataBuilder> eager_builder_;
   Buffer query_, eager_out_, replay_out_;
   const AttentionMetadata* eager_ = nullptr;
+  std::size_t eager_launches_ = 0;
   Graph graph_;
   bool replay_;
 };

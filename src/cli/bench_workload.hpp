@@ -30,6 +30,7 @@ class Workload {
   /// Compares what the last run() left with the oracle, on sampled rows.
   virtual Deviation verify() = 0;
 
+  int fewest_launches = 1;  ///< of a round
   double work_per_launch = 0;
   WorkUnit unit = WorkUnit::kNone;
   std::string backend, kernels;

@@ -138,7 +138,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
   }
   check_layer_cache(cache, kernels_->shape);
   check_metadata(metadata);
-  if (!metadata.step()->recordable) refuse_recording(queue, kFixedMetadata);
+  recorder_for(queue, *metadata.step());
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
                       {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                        static_cast<std::int64_t>(metadata.slot_mapping().size())},

@@ -96,7 +96,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   AttentionConfig config_;
   std::int32_t decode_threshold_;
-  bool cascades_ = false;  ///< backend and layer allow it
+  bool cascades_ = false;  ///< backend, layer and options allow it
   PagedStep step_;
   Fill fill_;
   StepMetadata metadata_;
@@ -109,7 +109,8 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(const std::shared_ptr<Conte
                                                      Fill fill)
     : config_(config),
       decode_threshold_(options.decode_threshold),
-      cascades_(style.cascades && validate_cascade_configuration(config).empty()),
+      cascades_(style.cascades && !options.disable_cascade_attn &&
+                validate_cascade_configuration(config).empty()),
       step_(context, config, options, style),
       fill_(fill) {}
 

@@ -9,6 +9,7 @@
 #include "capture/capture.hpp"
 #include "kernels/attention_kernels.hpp"
 #include "metadata/validate.hpp"
+#include "opencl/recorder.hpp"
 #include "opencl/staging.hpp"
 
 namespace clattn::detail {
@@ -33,13 +34,12 @@ struct PagedStepView {
   PlanCounts planned;                      ///< without the padding of recorded steps
   PlanOutput plan;                         ///< on the host, until the builder's next build()
   bool recordable = false;                 ///< launches stay what they are with the next batch
+  std::shared_ptr<PreparedStep> prepared;  ///< what replays ask, if recordable; num_used: stages,
+                                           ///< then the merge
   std::int32_t graph_pad_size = 0;         ///< the batch's
   std::int32_t most_keys = 0;  ///< of a request, in this batch or, if recordable, in any
   BatchRecord batch;
 };
-
-/// Why a step that is not recordable is refused while recording.
-inline constexpr std::string_view kFixedMetadata = "metadata of a builder without graph_batch_size";
 
 /// How page ids are laid out for the kernels and for readers of the metadata.
 enum class PageTable : std::uint8_t {
@@ -121,6 +121,7 @@ class PagedStep {
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
   void limit_to_graphs();
   PlanCounts largest_plan(std::int32_t num_reqs) const;
+  void publish(std::int32_t pad_size);
   static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;

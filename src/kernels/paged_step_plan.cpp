@@ -19,6 +19,16 @@ void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& outpu
   for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
 }
 
+/// Tells the graphs of this memory which of them may run, and how much of it.
+void PagedStep::publish(std::int32_t pad_size) {
+  static_assert(std::tuple_size_v<decltype(PreparedStep::num_used)> == kMaxTileClasses + 1);
+  if (view_.prepared == nullptr) view_.prepared = std::make_shared<PreparedStep>();
+  view_.prepared->batch_size = pad_size;
+  for (std::size_t i = 0; i < view_.planned.num_items.size(); ++i)
+    view_.prepared->num_used.at(i) = view_.planned.num_items.at(i);
+  view_.prepared->num_used.at(kMaxTileClasses) = view_.planned.num_merges;
+}
+
 /// Cuts the batch, or copies what another step of the same lengths has cut.
 void PagedStep::write_plan(const CommonAttentionMetadata& batch, const PlannerConfig& planner,
                            const PagedStepView* taken, const PlanOutput& output) const {

@@ -94,9 +94,17 @@ void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
   }
 }
 
+Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
+  Recorder* const recorder = Recorder::of(queue);
+  if (recorder == nullptr) return nullptr;
+  if (!step.recordable) refuse_recording(queue, "metadata of a builder without graph_batch_size");
+  recorder->require(step.prepared);
+  return recorder;
+}
+
 void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
                  std::vector<LaunchRecord>* launches) {
-  if (!call.step.recordable) refuse_recording(call.queue, kFixedMetadata);
+  Recorder* const recorder = recorder_for(call.queue, call.step);
   const KernelShape& shape = call.kernels.shape;
   const std::int64_t heads = shape.num_heads;
   call.query.token_stride =
@@ -104,8 +112,7 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   call.output.token_stride = checked_token_stride(call.output, heads * shape.head_size, "output");
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
-  const auto record = [&](const BuiltKernel& kernel, std::size_t groups, auto&& launch) {
-    if (groups == 0) return;
+  const auto finish = [&](const BuiltKernel& kernel, std::size_t groups, auto&& launch) {
     if (launches == nullptr) return launch(groups, event);
     LaunchRecord& entry = launches->emplace_back();
     entry.kernel = kernel.variant->name;
@@ -115,17 +122,24 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
     launch(groups, &entry.event);
     if (event != nullptr) *event = entry.event;
   };
+  // `part`: of the step's launches; it has `entries`, each worth `groups_each` tasks.
+  const auto record = [&](const BuiltKernel& kernel, std::size_t part, cl_int entries,
+                          std::int64_t groups_each, auto&& launch) {
+    if (entries == 0) return;
+    const auto tasks = static_cast<std::size_t>(entries * groups_each);
+    const std::size_t groups = groups_for(call.kernels, kernel, tasks);
+    finish(kernel, groups, launch);
+    if (recorder != nullptr && groups == tasks)
+      recorder->limit_last(call.step.prepared->num_used.at(part), entries);
+  };
   const AttentionKernels& kernels = call.kernels;
   for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*call.step.kernels, i)];
-    const std::size_t tasks = static_cast<std::size_t>(call.step.num_items.at(i)) *
-                              static_cast<std::size_t>(shape.num_kv_heads) *
-                              static_cast<std::size_t>(stage.tiling.head_chunks);
-    record(stage, groups_for(kernels, stage, tasks),
+    record(stage, i, call.step.num_items.at(i),
+           std::int64_t{shape.num_kv_heads} * stage.tiling.head_chunks,
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
-  record(call.kernels.merge,
-         static_cast<std::size_t>(call.step.num_merges) * static_cast<std::size_t>(heads),
+  record(call.kernels.merge, kMaxTileClasses, call.step.num_merges, heads,
          [&](std::size_t count, Event* done) { launch_merge(call, arguments, count, done); });
 }
 

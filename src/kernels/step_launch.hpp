@@ -41,6 +41,10 @@ const PagedStepView& checked_step(const AttentionMetadata& metadata,
 /// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
 void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
 
+/// This thread's recorder of `queue`, or null. Replays will then want the step's memory prepared
+/// for the size that it has now. Throws kUnsupported for a step that cannot be recorded.
+Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);
+
 /// Checks query and output, then launches the stages that have items and the merge if anything was
 /// split. `launches` gets a record a kernel, `event` completes with the last.
 void launch_step(StepCall call, const LayerArguments& arguments, Event* event,

@@ -4,6 +4,7 @@
 
 #include <CL/cl_ext.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
@@ -102,34 +103,55 @@ std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
 
 #endif
 
-Recording::Recording(cl_command_queue queue, std::vector<Launch> launches)
-    : queue_(Queue::adopt(queue)), launches_(std::move(launches)) {
+Recording::Recording(cl_command_queue queue, std::vector<Launch> launches,
+                     std::vector<Requirement> requirements)
+    : queue_(Queue::adopt(queue)),
+      launches_(std::move(launches)),
+      requirements_(std::move(requirements)) {
   if (!launches_.empty()) buffer_ = make_command_buffer(queue, launches_);
 }
 
 Recording::~Recording() = default;
 
+void Recording::check_prepared() const {
+  for (const Requirement& required : requirements_) {
+    const std::int32_t prepared = required.step->batch_size;
+    if (prepared != required.batch_size) {
+      throw_invalid(
+          "replay: the graph of batch_size {}, legal: that of {}, which its buffers are prepared "
+          "for",
+          required.batch_size, prepared);
+    }
+  }
+}
+
 void Recording::replay(cl_command_queue queue, Event* event) const {
   if (event != nullptr) event->reset();
   if (Recorder::of(queue) != nullptr) throw_invalid("replay: this queue is being recorded");
-  count_dispatches(launches_.size());
+  check_prepared();
   cl_event done = nullptr;
 #if defined(cl_khr_command_buffer)
   if (buffer_ != nullptr && queue == queue_) {
     check(buffer_->enqueue(0, nullptr, buffer_->handle, 0, nullptr,
                            event == nullptr ? nullptr : &done),
           "clEnqueueCommandBufferKHR");
+    count_dispatches(launches_.size());
     if (event != nullptr) event->reset(done);
     return;
   }
 #endif
+  std::uint64_t enqueued = 0;
   for (const Launch& launch : launches_) {
-    const bool last = &launch == &launches_.back();
-    check(clEnqueueNDRangeKernel(queue, launch.kernel.handle(), 1, nullptr, &launch.items,
-                                 &launch.group_size, 0, nullptr,
-                                 last && event != nullptr ? &done : nullptr),
+    // The last launch runs in any case where an event is to tell of its end.
+    cl_event* const wanted = event != nullptr && &launch == &launches_.back() ? &done : nullptr;
+    const std::size_t items = wanted != nullptr ? launch.items : launch.items_needed();
+    if (items == 0) continue;
+    check(clEnqueueNDRangeKernel(queue, launch.kernel.handle(), 1, nullptr, &items,
+                                 &launch.group_size, 0, nullptr, wanted),
           "replaying a recorded launch");
+    ++enqueued;
   }
+  count_dispatches(enqueued);
   if (event != nullptr) event->reset(done);
 }
 
@@ -151,6 +173,19 @@ Recorder* Recorder::of(cl_command_queue queue) noexcept {
   return current != nullptr && current->queue_ == queue ? current : nullptr;
 }
 
+void Recorder::require(const std::shared_ptr<const PreparedStep>& step) {
+  const bool known =
+      std::any_of(requirements_.begin(), requirements_.end(),
+                  [&](const Recording::Requirement& other) { return other.step == step; });
+  if (!known) requirements_.push_back({step, step->batch_size});
+}
+
+void Recorder::limit_last(const std::atomic<std::int32_t>& num_used, std::int32_t num_recorded) {
+  Recording::Launch& launch = launches_.back();
+  launch.num_used = &num_used;
+  launch.items_per_entry = launch.items / static_cast<std::size_t>(num_recorded);
+}
+
 void refuse_recording(cl_command_queue queue, std::string_view what) {
   if (Recorder::of(queue) != nullptr)
     throw_unsupported("graph capture: {} cannot be recorded", what);
@@ -159,7 +194,7 @@ void refuse_recording(cl_command_queue queue, std::string_view what) {
 std::unique_ptr<Recording> Recorder::finish() {
   if (current != this) throw_invalid("graph capture: ended on another thread than it began on");
   current = nullptr;
-  return std::make_unique<Recording>(queue_, std::move(launches_));
+  return std::make_unique<Recording>(queue_, std::move(launches_), std::move(requirements_));
 }
 
 }  // namespace clattn::detail

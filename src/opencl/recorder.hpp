@@ -2,7 +2,10 @@
 
 #include <clattn/opencl.hpp>
 
+#include <array>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -10,9 +13,17 @@
 
 namespace clattn::detail {
 
+/// What the memory that recorded launches read holds by now. Its builder writes it, replays read
+/// it.
+struct PreparedStep {
+  std::atomic<std::int32_t> batch_size = 0;  ///< of the recorded steps that it was laid out for
+  /// Work entries of each of the step's launches; those behind them in the memory are padding.
+  std::array<std::atomic<std::int32_t>, 4> num_used{};
+};
+
 /// Launches with their arguments bound, enqueued again as often as wanted: through one
-/// cl_khr_command_buffer where the device has them, else one by one. Immutable; holds its kernels
-/// for itself and the buffers that they are bound to.
+/// cl_khr_command_buffer where the device has them, else one by one, without the padding.
+/// Immutable; holds its kernels for itself and the buffers that they are bound to.
 class Recording {
  public:
   struct Launch {
@@ -20,9 +31,23 @@ class Recording {
     KernelLease kernel;
     std::size_t items;
     std::size_t group_size;
+    /// Work entries that this step needs, each worth `items_per_entry`; null = all of `items`.
+    const std::atomic<std::int32_t>* num_used = nullptr;
+    std::size_t items_per_entry = 0;
+
+    std::size_t items_needed() const noexcept {
+      if (num_used == nullptr) return items;
+      return static_cast<std::size_t>(num_used->load()) * items_per_entry;
+    }
+  };
+  /// Memory that must be prepared for this size before a replay.
+  struct Requirement {
+    std::shared_ptr<const PreparedStep> step;
+    std::int32_t batch_size;
   };
 
-  Recording(cl_command_queue queue, std::vector<Launch> launches);
+  Recording(cl_command_queue queue, std::vector<Launch> launches,
+            std::vector<Requirement> requirements);
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -35,8 +60,10 @@ class Recording {
   struct CommandBuffer;
   static std::unique_ptr<CommandBuffer> make_command_buffer(cl_command_queue queue,
                                                             const std::vector<Launch>& launches);
+  void check_prepared() const;
   Queue queue_;  ///< that the command buffer is for
   std::vector<Launch> launches_;
+  std::vector<Requirement> requirements_;
   std::unique_ptr<CommandBuffer> buffer_;
 };
 
@@ -54,12 +81,17 @@ class Recorder {
   /// This thread's recorder if it records `queue`, else null.
   static Recorder* of(cl_command_queue queue) noexcept;
   void add(Recording::Launch launch) { launches_.push_back(std::move(launch)); }
+  /// What is recorded reads the memory of `step` as it is laid out now.
+  void require(const std::shared_ptr<const PreparedStep>& step);
+  /// The last launch works on `num_recorded` entries, of which replays need `num_used`.
+  void limit_last(const std::atomic<std::int32_t>& num_used, std::int32_t num_recorded);
   /// Ends recording.
   std::unique_ptr<Recording> finish();
 
  private:
   cl_command_queue queue_;
   std::vector<Recording::Launch> launches_;
+  std::vector<Recording::Requirement> requirements_;
 };
 
 /// Throws kUnsupported naming `what` if this thread records the queue: for work that cannot be

@@ -76,6 +76,36 @@ TEST(AttnUtils, SpecsFollowTheLayers) {
             "layer layers.0: attn_type is encoder_only, legal: decoder");
 }
 
+// A1.1, A3: a group's one plan either cascades for all its layers or for none.
+TEST(AttnUtils, AGroupCascadesOnlyIfAllItsLayersCan) {
+  const auto& context = all_contexts().at(0);
+  const std::vector<std::int32_t> query_lens(16, 5);
+  const clattn::CascadeQuery query{.common_prefix_len = 512,
+                                   .query_lens = query_lens,
+                                   .num_query_heads = layer_test::kShape.num_heads,
+                                   .num_kv_heads = kKVHeads,
+                                   .num_sms = 8};
+  const auto answer = [&](auto change) {
+    clattn::LayerRegistry layers;
+    const Attention first(context, layers, options_of("layers.0.attn", 0));
+    clattn::AttentionOptions other = options_of("layers.1.attn", 0);
+    change(other);
+    const Attention second(context, layers, other);
+    const auto specs = get_kv_cache_spec(layers);
+    clattn::KVCacheConfig config;
+    config.groups = {{{"layers.0.attn", "layers.1.attn"}, specs.at("layers.0.attn")}};
+    const auto groups = init_attn_backend(config, layers, context);
+    return groups.at(0).builder->use_cascade_attention(query);
+  };
+  using Options = clattn::AttentionOptions;
+  EXPECT_TRUE(answer([](Options&) {}));
+  EXPECT_TRUE(answer([](Options& o) { o.logits_soft_cap = 30; }));
+  EXPECT_FALSE(answer([](Options& o) { o.per_layer_sliding_window = 64; }));
+  EXPECT_FALSE(answer([](Options& o) {
+    o.alibi_slopes.assign(static_cast<std::size_t>(layer_test::kShape.num_heads), 0.5F);
+  }));
+}
+
 // A3, A9.10: groups with page tables of their own; one metadata object each; every layer right.
 TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
   for (const auto& context : all_contexts()) {

@@ -307,4 +307,25 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   EXPECT_EQ(refuse(state, state), "merge_attn_states: num_tokens is -1, legal: 0 … 2147483647");
 }
 
+// DESIGN 4: NaN stays NaN. An LSE that is NaN is no empty side, whatever the other one is.
+TEST(MergeAttnStates, ANaNLseIsNotTakenForAnEmptySide) {
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = context->create_queue();
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const float inf = std::numeric_limits<float>::infinity();
+    const std::vector<float> prefix_lse = {nan, nan, -inf, 1.0F};
+    const std::vector<float> suffix_lse = {-inf, 1.0F, nan, nan};
+    const std::vector<float> ones(4 * 8, 1.0F);
+    const clattn::Buffer p = upload(*context, queue, ones), s = upload(*context, queue, ones);
+    const clattn::Buffer p_lse = upload(*context, queue, prefix_lse);
+    const clattn::Buffer s_lse = upload(*context, queue, suffix_lse);
+    const clattn::AttnState prefix{{.buffer = p.handle()}, {.buffer = p_lse.handle()}};
+    clattn::merge_attn_states(
+        *context, queue, {.num_tokens = 4, .num_heads = 1, .head_size = 8, .dtype = DType::kF32},
+        prefix, prefix, {{.buffer = s.handle()}, {.buffer = s_lse.handle()}});
+    for (const float x : download<float>(queue, p)) EXPECT_TRUE(std::isnan(x)) << x;
+    for (const float x : download<float>(queue, p_lse)) EXPECT_TRUE(std::isnan(x)) << x;
+  }
+}
+
 }  // namespace

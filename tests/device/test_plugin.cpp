@@ -145,6 +145,73 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   device.queue.finish();
 }
 
+// B3: what a plugin says of its caches must be what it is handed: the C contract has no stride of
+// dims, and strides of another layout would be read as its own.
+TEST(Plugin, B3_AnswersThatDoNotFitWhatIsHandedOnAreRefused) {
+  const auto refusal = [](const std::string& defect, auto&& call) {
+    const clattn::BackendPlugin plugin =
+        clattn::load_backend_plugin(std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so");
+    return error_text([&] { call(*plugin.backend()); }, clattn::ErrorCode::kUnsupported);
+  };
+  EXPECT_EQ(
+      refusal("cache_shape", [](const auto& backend) { backend.get_kv_cache_shape(3, 4, 2, 8); }),
+      "backend REFERENCE: kv_cache_shape[2] is 5, legal: 4 (block_size, kv_dimension 1)");
+  EXPECT_EQ(refusal("stride_order",
+                    [](const auto& backend) {
+                      backend.get_kv_cache_stride_order(clattn::KVCacheLayout::kNHD);
+                    }),
+            "backend REFERENCE: kv_cache_stride_order is 0, 1, 2, 4, 3, legal: 4 last (a head's "
+            "elements are contiguous)");
+}
+
+TEST(Plugin, B3_CachesOfOtherStridesAndShortTensorsAreRefused) {
+  const Device device(all_contexts().at(0));
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const auto& backend = *plugin.backend();
+  const clattn::AttentionConfig config = reference_case().config;
+  const auto impl = backend.make_impl(device.context, config);
+  const auto builder = backend.make_builder(device.context, config);
+  clattn::KVCacheSpec spec{
+      .block_size = 4, .num_kv_heads = 2, .head_size = 8, .dtype = DType::kF32};
+  const clattn::Buffer memory = device.context->allocate(2 * spec.page_size_bytes());
+  Step step({4, 2, 8, 4}, 5);
+  step.add_request(3, 0, {1, 0});
+  const auto& metadata = builder->build(device.queue, step.batch());
+  const clattn::Buffer rows = device.context->allocate(3 * 4 * 8 * 4);
+  const auto write = [&](const clattn::KVCache& where, const clattn::TensorRef& key) {
+    return error_text(
+        [&] { impl->write_kv_cache(device.queue, key, {rows.handle()}, where, metadata); });
+  };
+  const auto forward = [&](const clattn::Buffer& output, const clattn::Buffer& lse) {
+    const auto cache = reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+    return error_text([&] {
+      impl->forward(device.queue, {rows.handle()}, cache, metadata, {output.handle()},
+                    lse.handle());
+    });
+  };
+  const auto& flashinfer = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
+  EXPECT_EQ(write(reshape_kv_cache(memory, spec, flashinfer, clattn::KVCacheLayout::kHND),
+                  {rows.handle()}),
+            "kv_cache: v_offset - k_offset 64, block_stride 128, token_stride 8, head_stride 32, "
+            "legal: backend REFERENCE's layouts: NHD has token_stride 16");
+  clattn::KVCache beyond = reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  beyond.num_blocks = 3;
+  EXPECT_EQ(write(beyond, {rows.handle()}),
+            "kv_cache: its last element is number 383, legal: below the buffer's 256 elements");
+  const auto cache = reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
+  EXPECT_EQ(write(cache, {rows.handle(), 60}),
+            "key: its 3 rows end at element 108, legal: the buffer's 96");
+  const clattn::Buffer small = device.context->allocate(16);
+  EXPECT_EQ(forward(small, rows), "output: its 3 rows end at element 96, legal: the buffer's 4");
+  EXPECT_EQ(forward(rows, small), "lse: its 3 rows end at element 12, legal: the buffer's 4");
+  spec.page_size_padded = spec.page_size_bytes() + 64;  // K and V together, wherever pages end
+  const clattn::Buffer padded = device.context->allocate(2 * spec.page_size_bytes());
+  EXPECT_EQ(
+      write(reshape_kv_cache(padded, spec, backend, clattn::KVCacheLayout::kNHD), {rows.handle()}),
+      "no error");
+  device.queue.finish();
+}
+
 // A2.7: what a plugin enqueues would run at once and be missing from every replay.
 TEST(Plugin, ItsCallsAreNotRecorded) {
   const Device device(all_contexts().at(0));

@@ -18,6 +18,8 @@
 #define DEFECT_MISSING_FUNCTION 4
 #define DEFECT_REFUSES 5
 #define DEFECT_TAKEN_NAME 6
+#define DEFECT_CACHE_SHAPE 7
+#define DEFECT_STRIDE_ORDER 8
 
 namespace {
 
@@ -54,12 +56,17 @@ void validate(void*, const ClattnAttentionConfig* config, const ClattnDevice*,
 
 void kv_cache_shape(void*, int64_t num_blocks, int32_t block_size, int32_t num_kv_heads,
                     int32_t head_size, int64_t shape[5], ClattnStatus*) {
-  const int64_t values[5] = {num_blocks, 2, block_size, num_kv_heads, head_size};
+  const int64_t tokens = block_size + (PLUGIN_DEFECT == DEFECT_CACHE_SHAPE ? 1 : 0);
+  const int64_t values[5] = {num_blocks, 2, tokens, num_kv_heads, head_size};
   std::memcpy(shape, values, sizeof(values));
 }
 
 void kv_cache_stride_order(void*, int32_t, int32_t order[5], ClattnStatus*) {
   for (int i = 0; i < 5; ++i) order[i] = i;
+  if (PLUGIN_DEFECT == DEFECT_STRIDE_ORDER) {
+    order[3] = 4;
+    order[4] = 3;
+  }
 }
 
 void* impl_create(void*, cl_context, cl_device_id, const ClattnAttentionConfig* config,

@@ -177,6 +177,15 @@ constexpr std::array kExtras = {
     Extra{"kv_scales__wg256", "kv_scales.cl", "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=2", "gpu"},
     Extra{"zero_rows__wg256", "zero_rows.cl", "-DCLA_WG_SIZE=256 -DCLA_ELEMENT_BYTES=2", "gpu"},
     Extra{"zero_rows__e1_wg256", "zero_rows.cl", "-DCLA_WG_SIZE=256 -DCLA_ELEMENT_BYTES=1", "gpu"},
+    Extra{"gathered_attention__vec", "gathered_attention.cl",
+          "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_HEAD_DIM=128 -DCLA_GROUP=4 "
+          "-DCLA_PAGE_SIZE=16",
+          "cpu"},
+    Extra{"gathered_attention__wg128_e4m3_all", "gathered_attention.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=3 -DCLA_HEAD_DIM=72 -DCLA_GROUP=3 "
+          "-DCLA_PAGE_SIZE=24 -DCLA_WINDOW=1 -DCLA_SOFT_CAP=1 -DCLA_ALIBI=1 -DCLA_SINK=1 "
+          "-DCLA_MASK=1",
+          "gpu"},
     Extra{"selftest__local", "selftest.cl",
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",

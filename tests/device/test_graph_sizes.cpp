@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <map>
+#include <string>
+
+#include "device/graph_layer.hpp"
+#include "opencl/runtime.hpp"
+
+/// Which graphs a prepared step may be replayed with, and how much of them is launched.
+namespace {
+
+using attention_test::all_contexts;
+using clattn::AttentionState;
+using namespace graph_test;
+
+// A2.7: what a graph reads is laid out for one size. Another size's graph would run a wrong step.
+TEST(GraphState, A2_7_AGraphOfAnotherSizeThanPreparedIsRefused) {
+  Layer layer(all_contexts().front());
+  AttentionState state = layer.state();
+  std::map<std::int32_t, clattn::Graph> graphs;
+  {
+    const auto capturing = state.graph_capture(4);
+    for (const std::int32_t size : {4, 2})
+      graphs[size] = layer.record(state.graph_capture_get_metadata_for_batch(layer.queue, size));
+  }
+  const auto replay_error = [&](std::int32_t size) {
+    return error_text([&] { graphs[size].replay(layer.queue); });
+  };
+  const std::string of_2 =
+      "replay: the graph of batch_size 2, legal: that of 4, which its buffers are prepared for";
+  const std::string of_4 =
+      "replay: the graph of batch_size 4, legal: that of 2, which its buffers are prepared for";
+  const Step one({3}), three({3, 5, 2});
+  state.prepare_graph_input_buffers(layer.queue, 4, one.batch);
+  EXPECT_EQ(replay_error(2), of_2);
+  EXPECT_EQ(replay_error(4), "no error");
+  state.prepare_graph_input_buffers(layer.queue, 2, one.batch);
+  EXPECT_EQ(replay_error(4), of_4);
+  EXPECT_NE(error_text([&] { state.prepare_graph_input_buffers(layer.queue, 2, three.batch); }),
+            "no error");  // then what was there stays
+  EXPECT_EQ(replay_error(2), "no error");
+  EXPECT_EQ(state.begin_forward(layer.queue, three.batch).graph_batch_size, 4);
+  EXPECT_EQ(replay_error(2), of_2);
+  layer.queue.finish();
+}
+
+// One by one, launches are as many as the step needs; on a queue that the graph was not recorded
+// for they are always one by one.
+TEST(GraphState, LaunchesOneByOneLeavePaddingOut) {
+  for (const auto& context : all_contexts()) {
+    Layer layer(context);
+    clattn::BuilderOptions options = builder_options();
+    options.num_splits = 2;
+    AttentionState state = layer.state(options);
+    clattn::Graph graph;
+    {
+      const auto capturing = state.graph_capture(4);
+      graph = layer.record(state.graph_capture_get_metadata_for_batch(layer.queue, 4));
+    }
+    EXPECT_EQ(graph.num_launches(), 3U);  // the cache's, decode, merge
+    const clattn::Queue other = context->create_queue();
+    const auto launched = [&](const Step& step, clattn::Event* event) {
+      state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
+      layer.queue.finish();
+      const std::uint64_t before = clattn::detail::dispatch_count();
+      graph.replay(other, event);
+      other.finish();
+      return clattn::detail::dispatch_count() - before;
+    };
+    EXPECT_EQ(launched(Step({3, 9}), nullptr), 3U);
+    const Step step({3, kPage});
+    EXPECT_EQ(launched(step, nullptr), 2U);  // single pages are not split
+    const auto by_list = layer.download(layer.out);
+    clattn::Event event;
+    EXPECT_EQ(launched(step, &event), 3U);  // the last one tells of the end
+    event.wait();
+    const Step nothing({});
+    EXPECT_EQ(launched(nothing, nullptr), 1U);
+    state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
+    graph.replay(layer.queue);
+    EXPECT_EQ(layer.download(layer.out), by_list);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,130 @@
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "support/error_text.hpp"
+
+/// Plugins in the registry: what the loader takes, what it refuses, how long it keeps one.
+namespace {
+
+using clattn::AttentionConfig;
+using clattn::DType;
+using clattn::ErrorCode;
+using test::error_text;
+
+std::vector<std::string> names() {
+  std::vector<std::string> found;
+  for (const auto* backend : clattn::list_attn_backends()) found.emplace_back(backend->name());
+  return found;
+}
+using Names = std::vector<std::string>;
+
+std::string plugin_path(const std::string& defect) {
+  return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
+}
+
+bool is_loaded(const std::string& path) {
+  void* object = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (object != nullptr) dlclose(object);
+  return object != nullptr;
+}
+
+/// Every test leaves the registry as it found it.
+class RegistryPlugins : public testing::Test {
+ protected:
+  void TearDown() override { EXPECT_EQ(names(), before_); }
+  Names before_ = names();
+};
+
+TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {
+  const std::string path = plugin_path("none");
+  EXPECT_FALSE(is_loaded(path));
+  {
+    clattn::BackendPlugin plugin = clattn::load_backend_plugin(path);
+    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST", "REFERENCE"}));
+    EXPECT_EQ(plugin.backend()->full_cls_name().library, path);
+    EXPECT_EQ(plugin.backend()->full_cls_name().symbol, "clattn_backend_plugin_v1");
+    AttentionConfig config;
+    config.num_heads = config.num_kv_heads = 2;
+    config.head_size = 128;
+    EXPECT_EQ(error_text([&] { clattn::get_attn_backend(config, nullptr, "REFERENCE"); },
+                         ErrorCode::kUnsupported),
+              "Selected backend REFERENCE is not valid for this configuration. Reason: dtypes "
+              "other than f32 not supported; head_size 128 not supported: 1 to 64 are");
+    config.dtype = DType::kF32;
+    config.head_size = 4;
+    EXPECT_EQ(clattn::get_attn_backend(config, nullptr).name(), "REFERENCE");
+    EXPECT_EQ(plugin.backend()->supports_sink(), (Names{"sinks not supported"}));
+    EXPECT_EQ(plugin.backend()->get_supported_head_sizes().size(), 64U);
+    EXPECT_EQ(plugin.backend()->supports_attn_type(clattn::AttentionType::kEncoder),
+              (Names{"attn_type other than decoder not supported by plugins"}));
+
+    // A second one would have the same name.
+    EXPECT_EQ(error_text([&] { clattn::load_backend_plugin(path); }),
+              "plugin '" + path +
+                  "': register_backend: a backend named 'REFERENCE' is registered already");
+    const auto user = plugin.backend();
+    plugin.reset();
+    EXPECT_EQ(names(), before_);
+    EXPECT_TRUE(is_loaded(path));  // the user
+    EXPECT_EQ(user->get_kv_cache_shape(3, 4, 2, 8)[0], 3);
+  }
+  EXPECT_FALSE(is_loaded(path));
+}
+
+TEST_F(RegistryPlugins, PluginsThatDoNotFitAreRefusedWithAReason) {
+  struct Row {
+    const char* defect;
+    ErrorCode code;
+    const char* reason;
+  };
+  constexpr Row kRows[] = {
+      {"nowhere", ErrorCode::kIo, "' cannot be opened: "},
+      {"no_entry", ErrorCode::kUnsupported, "' has no entry point clattn_backend_plugin_v1"},
+      {"abi_version", ErrorCode::kUnsupported, "' speaks ABI version 2, legal: 1"},
+      {"struct_size", ErrorCode::kUnsupported, "': its ClattnBackendPlugin has "},
+      {"missing_function", ErrorCode::kUnsupported, "' lacks forward"},
+      {"refuses", ErrorCode::kUnsupported, "' refuses to load (7): not on this host"},
+      {"taken_name", ErrorCode::kInvalidArgument,
+       "': register_backend: a backend named 'XFORMERS' is registered already"},
+  };
+  for (const Row& row : kRows) {
+    const std::string path = plugin_path(row.defect);
+    const std::string text = error_text([&] { clattn::load_backend_plugin(path); }, row.code);
+    EXPECT_EQ(text.find("plugin '" + path + row.reason), 0U) << text;
+    EXPECT_FALSE(is_loaded(path)) << row.defect;
+  }
+}
+
+/// Lists the backends in a process of its own, whose environment names these plugins: prints their
+/// names or the error.
+[[noreturn]] void list_with_plugins(const std::string& paths) {
+  setenv("CLATTN_PLUGINS", paths.c_str(), 1);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      for (const std::string& name : names()) std::fprintf(stderr, "%s;", name.c_str());
+    } catch (const clattn::Error& error) {
+      std::fprintf(stderr, "%s;", error.what());
+    }
+  }
+  std::exit(0);
+}
+
+TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process
+  EXPECT_EXIT(list_with_plugins(plugin_path("none")), testing::ExitedWithCode(0),
+              "^FLASHINFER;XFORMERS;CLATTN_MLA;CLBLAST;REFERENCE;FLASHINFER;XFORMERS;"
+              "CLATTN_MLA;CLBLAST;REFERENCE;$");
+  const std::string refused =
+      "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
+      "clattn_backend_plugin_v1;";
+  EXPECT_EXIT(list_with_plugins(plugin_path("none") + ":" + plugin_path("no_entry")),
+              testing::ExitedWithCode(0), "^" + refused + refused + "$");
+}
+
+}  // namespace
