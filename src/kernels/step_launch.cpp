@@ -112,8 +112,7 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*call.step.kernels, i)];
     const std::size_t groups = static_cast<std::size_t>(call.step.num_items.at(i)) *
-                               static_cast<std::size_t>(shape.num_kv_heads) *
-                               static_cast<std::size_t>(stage.tiling.head_chunks);
+                               static_cast<std::size_t>(stage.tiling.groups_per_item);
     record(stage, groups,
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
