@@ -125,7 +125,7 @@ CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const Cl
       }
 #pragma unroll
       for (int j = 0; j < CLA_STEP_KEYS; ++j) {
-        const cla_vf key = cla_load_kv(keys + now[j] + d * CLA_VEC);
+        const cla_vf key = cla_load_split(keys + now[j], d);
 #pragma unroll
         for (int r = 0; r < CLA_CHUNK; ++r)
           sum[j * CLA_CHUNK + r] = fma(q[r * CLA_NUM_VECS + d], key, sum[j * CLA_CHUNK + r]);
@@ -232,7 +232,7 @@ CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const C
     }
     __global const CLA_KV_T* values = v + tile->head + tile->now[key];
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = cla_load_kv(values + (d + i) * CLA_VEC);
+    for (int i = 0; i < n; ++i) value[i] = cla_load_split(values, d + i);
 #pragma unroll
     for (int r = 0; r < CLA_CHUNK; ++r) {
       const float weight = p[key * CLA_CHUNK + r];
@@ -286,13 +286,16 @@ typedef struct ClaChunk {
 CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
                                 long q_token_stride, float scale, ClaChunk* chunk) {
   cla_init_state(rows, first_row, &chunk->state);
-  for (int r = 0; r < CLA_CHUNK; ++r)
-    cla_read_query(rows, first_row + r, q, q_token_stride, scale, chunk->query + r * CLA_NUM_VECS);
+  for (int r = 0; r < CLA_CHUNK; ++r) {
+    cla_vf* query = chunk->query + r * CLA_NUM_VECS;
+    cla_read_query(rows, first_row + r, q, q_token_stride, scale, query);
+    cla_split(query);
+  }
 #pragma unroll 1
   for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
 }
 
-CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, const ClaChunk* chunk,
+CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* chunk,
                                  const ClaOutputs* to) {
   float m[CLA_VEC], l[CLA_VEC];
   CLA_CAT(vstore, CLA_VEC)(chunk->state.m, 0, m);
@@ -300,6 +303,7 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, const ClaCh
   for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
     float sum = 0.0f;
     for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
+    cla_unsplit(chunk->o + r * CLA_NUM_VECS);
     cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, m[r], sum, to);
   }
 }
