@@ -16,7 +16,7 @@ namespace {
 
 // Planner constants by kind of device. GPUs: 4 work-groups a compute unit hide latency, and a split
 // below 256 keys costs more to merge than it saves. CPUs: a work-group is a thread's unit of work;
-// 16 a core even out ragged batches. A split of 32 keys still pays where it occupies another core,
+// 8 a core even out ragged batches. A split of 32 keys still pays where it occupies another core,
 // beyond that only a longer one: 512 keys of one request are cut into as many as there are cores.
 struct PlannerDefaults {
   std::int32_t items_per_compute_unit;
@@ -25,7 +25,7 @@ struct PlannerDefaults {
   ItemOrder order;
 };
 constexpr PlannerDefaults kGpuPlan{4, 256, 256, ItemOrder::kHeavyFirst};
-constexpr PlannerDefaults kCpuPlan{16, 32, 512, ItemOrder::kLightFirst};
+constexpr PlannerDefaults kCpuPlan{8, 32, 512, ItemOrder::kLightFirst};
 
 /// Decode tiles hold all query heads of a KV head.
 bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
