@@ -2,15 +2,18 @@
 //
 //   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
 //
-// Loop order: tile of BLOCK_KV keys > chunk of 4 rows > scores, softmax, values. All rows of the
-// item share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k against row
-// r: a chunk's softmax state is one vector. Every cache line of the next tile is asked for while
-// this one is computed, because a head's part of a page is too short a run for the hardware's own
-// prefetcher.
+// Loop order: tile of BLOCK_KV keys > KV head > chunk of 4 rows > scores, softmax, values. All rows
+// of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k
+// against row r: a chunk's softmax state is one vector.
+//
+// A work-group takes KV_HEADS heads of a tile one after the other, because memory is read faster in
+// longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
+// lib/cpu_fetch.clh asks for every cache line ahead of its turn.
 //
 // Macros: lib/vec.clh and lib/options.clh, which says what may be added to the logits. Here
 // BLOCK_KV is a multiple of 16.
 
+#include "lib/cpu_fetch.clh"
 #include "lib/cpu_rows.clh"
 
 #if CLA_BLOCK_KV % 16 != 0
@@ -22,7 +25,6 @@
 #define CLA_STEPS (CLA_BLOCK_KV / CLA_STEP_KEYS)  // vectors of scores in a tile
 #define CLA_CHUNKS (CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_CHUNK) / CLA_CHUNK)
 #define CLA_PV_VECS (CLA_VEC == 16 ? 4 : 2)  // vectors of V at a time: CHUNK times as many sums
-#define CLA_LINE_ELEMS (64 / CLA_KV_BYTES)   // elements of a cache line
 
 // Lane 4 k + r stands for key k of a step and row r: a value per row in all its lanes, each lane's
 // key, and a vector moved by one key.
@@ -64,9 +66,10 @@ typedef struct ClaTile {
   const ClaOptions* opt;
   int at;            // position of its first key
   int end;           // no row of the item sees a key from here on
-  const long* now;   // [BLOCK_KV] offsets
-  const long* next;  // [BLOCK_KV] offsets in the next tile
-  int fetch_begin;   // of the next tile's keys, this chunk fetches fetch_begin .. fetch_end
+  long head;         // elements from the group's first head to this one
+  const long* now;   // [BLOCK_KV] offsets, of the first head
+  const long* next;  // [BLOCK_KV] offsets of rows to fetch, whatever their heads
+  int fetch_begin;   // of these, this chunk fetches fetch_begin .. fetch_end
   int fetch_end;
 } ClaTile;
 
@@ -108,6 +111,7 @@ CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const Cl
 #pragma unroll 1
   for (int step = 0; step < CLA_STEPS; ++step) {
     const int fetch = cla_fetches(tile, step * CLA_STEP_KEYS);
+    __global const CLA_KV_T* keys = k + tile->head;
     const long* now = tile->now + step * CLA_STEP_KEYS;
     const long* next = tile->next + step * CLA_STEP_KEYS;
     cla_vf sum[CLA_VEC];
@@ -121,7 +125,7 @@ CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const Cl
       }
 #pragma unroll
       for (int j = 0; j < CLA_STEP_KEYS; ++j) {
-        const cla_vf key = cla_load_kv(k + now[j] + d * CLA_VEC);
+        const cla_vf key = cla_load_split(keys + now[j], d);
 #pragma unroll
         for (int r = 0; r < CLA_CHUNK; ++r)
           sum[j * CLA_CHUNK + r] = fma(q[r * CLA_NUM_VECS + d], key, sum[j * CLA_CHUNK + r]);
@@ -226,8 +230,9 @@ CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const C
         if ((d + i) * CLA_VEC % CLA_LINE_ELEMS == 0)
           CLA_FETCH(v + tile->next[key] + (d + i) * CLA_VEC);
     }
+    __global const CLA_KV_T* values = v + tile->head + tile->now[key];
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = cla_load_kv(v + tile->now[key] + (d + i) * CLA_VEC);
+    for (int i = 0; i < n; ++i) value[i] = cla_load_split(values, d + i);
 #pragma unroll
     for (int r = 0; r < CLA_CHUNK; ++r) {
       const float weight = p[key * CLA_CHUNK + r];
@@ -271,6 +276,38 @@ CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global 
   if (rest != 0) cla_values((const float*)s, v, tile, masked, CLA_NUM_VECS - rest, rest, o);
 }
 
+// What a chunk of rows holds in private memory.
+typedef struct ClaChunk {
+  cla_vf query[CLA_CHUNK * CLA_NUM_VECS];
+  cla_vf o[CLA_CHUNK * CLA_NUM_VECS];
+  ClaState state;
+} ClaChunk;
+
+CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
+                                long q_token_stride, float scale, ClaChunk* chunk) {
+  cla_init_state(rows, first_row, &chunk->state);
+  for (int r = 0; r < CLA_CHUNK; ++r) {
+    cla_vf* query = chunk->query + r * CLA_NUM_VECS;
+    cla_read_query(rows, first_row + r, q, q_token_stride, scale, query);
+    cla_split(query);
+  }
+#pragma unroll 1
+  for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
+}
+
+CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* chunk,
+                                 const ClaOutputs* to) {
+  float m[CLA_VEC], l[CLA_VEC];
+  CLA_CAT(vstore, CLA_VEC)(chunk->state.m, 0, m);
+  CLA_CAT(vstore, CLA_VEC)(chunk->state.l, 0, l);
+  for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
+    float sum = 0.0f;
+    for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
+    cla_unsplit(chunk->o + r * CLA_NUM_VECS);
+    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, m[r], sum, to);
+  }
+}
+
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_cpu(
     __global const int* restrict meta,   // the step's metadata
     int items_at,                        // ints before the items: ClaWorkItem[num_items]
@@ -298,55 +335,57 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     int write_lse                           // 1: lse is wanted
         CLA_OPTION_PARAMS) {                // lib/options.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  if (get_group_id(0) >= (size_t)num_items * (size_t)num_kv_heads * CLA_HEAD_CHUNKS) return;
+  const size_t groups = (size_t)num_items * CLA_HEAD_GROUPS(num_kv_heads) * CLA_HEAD_CHUNKS;
+  if (get_group_id(0) >= groups) return;
   const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
-  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
-                         partial_out,      partial_lse2,     write_lse};
+  const ClaStrides strides = {block_stride, token_stride, head_stride};
   __global const int* pages = meta + pages_at;
   const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
   const int begin = cla_row_begin(&rows, 0);          // no row sees a key before it,
   const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
-  const float scale = scale_log2e * cla_key_unit(&rows);
 
-  cla_vf query[CLA_CHUNKS][CLA_CHUNK * CLA_NUM_VECS];
-  cla_vf o[CLA_CHUNKS][CLA_CHUNK * CLA_NUM_VECS];
-  ClaState state[CLA_CHUNKS];
-  for (int c = 0; c < chunks; ++c) {
-    cla_init_state(&rows, c * CLA_CHUNK, &state[c]);
-    for (int r = 0; r < CLA_CHUNK; ++r)
-      cla_read_query(&rows, c * CLA_CHUNK + r, q + q_offset, q_token_stride, scale,
-                     query[c] + r * CLA_NUM_VECS);
-    for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) o[c][d] = (cla_vf)(0.0f);
+  ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
+  for (int h = 0; h < rows.kv_heads; ++h) {
+    const ClaRows of_head = cla_rows_of_head(&rows, h);
+    const float scale = scale_log2e * cla_key_unit(&of_head);
+    for (int c = 0; c < chunks; ++c)
+      cla_begin_chunk(&of_head, c * CLA_CHUNK, q + q_offset, q_token_stride, scale,
+                      &all[h * chunks + c]);
   }
 
-  long offsets[2][CLA_BLOCK_KV];
-  int now = 0;
-  if (begin < end)
-    cla_kv_rows(&rows, pages, begin, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
-                offsets[now]);
-  for (int at = begin; at < end; at += CLA_BLOCK_KV, now ^= 1) {
-    cla_kv_rows(&rows, pages, at + CLA_BLOCK_KV, CLA_BLOCK_KV, end, block_stride, token_stride,
-                head_stride, offsets[now ^ 1]);
-    for (int c = 0; c < chunks; ++c) {
-      const ClaTile tile = {&opt,
-                            at,
-                            end,
-                            offsets[now],
-                            offsets[now ^ 1],
-                            c * CLA_BLOCK_KV / chunks,
-                            (c + 1) * CLA_BLOCK_KV / chunks};
-      cla_chunk(query[c], k_cache + k_offset, v_cache + v_offset, &tile, &state[c], o[c]);
+  ClaRing ring;
+  if (begin < end) {
+#pragma unroll 1
+    for (int i = 0; i + 1 < CLA_HELD; ++i)
+      cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
+    cla_fetch_first(&rows, &strides, &ring, begin, k_cache + k_offset, v_cache + v_offset);
+  }
+  for (int at = begin; at < end; at += CLA_BLOCK_KV) {
+    cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
+    for (int h = 0; h < rows.kv_heads; ++h) {
+      const long* now = ring.first[at / CLA_BLOCK_KV % CLA_HELD];
+      const long* next = cla_fetched_rows(&rows, &strides, &ring, at, h);
+      for (int c = 0; c < chunks; ++c) {
+        const ClaTile tile = {&opt,
+                              at,
+                              end,
+                              h * head_stride,
+                              now,
+                              next,
+                              c * CLA_BLOCK_KV / chunks,
+                              (c + 1) * CLA_BLOCK_KV / chunks};
+        ClaChunk* chunk = &all[h * chunks + c];
+        cla_chunk(chunk->query, k_cache + k_offset, v_cache + v_offset, &tile, &chunk->state,
+                  chunk->o);
+      }
     }
   }
 
-  for (int c = 0; c < chunks; ++c) {
-    float m[CLA_VEC], l[CLA_VEC];
-    CLA_CAT(vstore, CLA_VEC)(state[c].m, 0, m);
-    CLA_CAT(vstore, CLA_VEC)(state[c].l, 0, l);
-    for (int r = 0; r < CLA_CHUNK && c * CLA_CHUNK + r < rows.rows; ++r) {
-      float sum = 0.0f;
-      for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
-      cla_write_row(&rows, c * CLA_CHUNK + r, o[c] + r * CLA_NUM_VECS, m[r], sum, &to);
-    }
+  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
+                         partial_out,      partial_lse2,     write_lse};
+  for (int h = 0; h < rows.kv_heads; ++h) {
+    const ClaRows of_head = cla_rows_of_head(&rows, h);
+    for (int c = 0; c < chunks; ++c)
+      cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
   }
 }

@@ -15,7 +15,7 @@
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8
    CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: out
    CLA_KV_DTYPE   -           0 ... 5; not used
-   CLA_WG_SIZE    work-items  1 (CPU) or more
+   CLA_WG_SIZE    work-items  1 (CPU): takes a whole head; or more
    CLA_VEC        elements    16 or 8: eight a work-item and turn; 4 or 0: four
    CLA_SINK       -           1: a sink a head (lib/options.clh)
    CLA_OUT_FP8    -           1: also writes fp8 (lib/options.clh)
@@ -26,7 +26,9 @@
 #endif
 #include "lib/results.clh"
 
-#if CLA_VEC >= 8
+#if CLA_WG_SIZE == 1
+#define CLA_QUADS (CLA_HEAD_DIM / 4) /* weights are worked out once: 2^x of one number is slow */
+#elif CLA_VEC >= 8
 #define CLA_QUADS 2
 #else
 #define CLA_QUADS 1

@@ -16,15 +16,16 @@ namespace {
 
 // Planner constants by kind of device. GPUs: 4 work-groups a compute unit hide latency, and a split
 // below 256 keys costs more to merge than it saves. CPUs: a work-group is a thread's unit of work;
-// 16 a core even out ragged batches, and even 32 keys outweigh the start of a work-group (3-7 ns on
-// PoCL).
+// 8 a core even out ragged batches. A split of 32 keys still pays where it occupies another core,
+// beyond that only a longer one: 512 keys of one request are cut into as many as there are cores.
 struct PlannerDefaults {
   std::int32_t items_per_compute_unit;
   std::int32_t min_split_keys;
+  std::int32_t min_filling_keys;  // shortest key range worth a split for every compute unit
   ItemOrder order;
 };
-constexpr PlannerDefaults kGpuPlan{4, 256, ItemOrder::kHeavyFirst};
-constexpr PlannerDefaults kCpuPlan{16, 32, ItemOrder::kLightFirst};
+constexpr PlannerDefaults kGpuPlan{4, 256, 256, ItemOrder::kHeavyFirst};
+constexpr PlannerDefaults kCpuPlan{8, 32, 512, ItemOrder::kLightFirst};
 
 /// Decode tiles hold all query heads of a KV head.
 bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
@@ -87,15 +88,15 @@ PlannerConfig planner_config(const AttentionKernels& kernels,
       kernels.merge.variant->family == KernelFamily::kCpu ? kCpuPlan : kGpuPlan;
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
-    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {stage.tiling.item_tokens,
-                                                                     stage.tiling.item_tokens};
+    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
+        stage.tiling.item_tokens, stage.tiling.item_tokens, stage.tiling.groups_per_item};
   }
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
-  config.groups_per_item = kernels.shape.num_kv_heads * kernels.stages.front().tiling.head_chunks;
   config.compute_units = std::max(capabilities.compute_units, 1);
   config.items_per_compute_unit = defaults.items_per_compute_unit;
-  config.min_split_keys = defaults.min_split_keys;
+  config.min_split_keys =
+      std::max(defaults.min_split_keys, defaults.min_filling_keys / config.compute_units);
   config.item_order = defaults.order;
   return config;
 }

@@ -135,8 +135,7 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   const AttentionKernels& kernels = call.kernels;
   for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*call.step.kernels, i)];
-    record(stage, i, call.step.num_items.at(i),
-           std::int64_t{shape.num_kv_heads} * stage.tiling.head_chunks,
+    record(stage, i, call.step.num_items.at(i), stage.tiling.groups_per_item,
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
   record(call.kernels.merge, kMaxTileClasses, call.step.num_merges, heads,

@@ -89,7 +89,9 @@ struct HeadTiling {
   std::int32_t heads_per_item = 1;  ///< heads of a KV head in one work item
   std::int32_t head_chunks =
       1;  ///< work items that share a KV head: 1 unless its heads exceed the tile
-  std::int32_t item_tokens = 1;  ///< query tokens that fit one item
+  std::int32_t item_tokens = 1;      ///< query tokens that fit one item
+  std::int32_t kv_heads = 1;         ///< most KV heads that one work-group takes
+  std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
 };
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape);
 

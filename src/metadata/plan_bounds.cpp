@@ -20,6 +20,7 @@ struct Lengths {
   std::int64_t shortest;
   std::int64_t longest;
   std::int64_t limit;
+  std::int64_t target;  // items that fill the device
 };
 
 std::int64_t most_tiles(const BatchLimits& limits, const Lengths& lengths) {
@@ -83,7 +84,7 @@ ClassBound bound_of(const PlannerConfig& config, const BatchLimits& limits, Leng
   const std::int64_t pieces = most_pieces(config, most_pages(config, limits, count));
   std::int64_t added = std::min(cuttable * (pieces - 1), max_rows - ceil_div(max_rows, pieces));
   if (config.num_splits == 0 && !deterministic(config)) {
-    added = std::min(added, target_items(config) - 1);
+    added = std::min(added, lengths.target - 1);
   }
   const std::int64_t cut = std::min(cuttable, added);
   bound.items += added;
@@ -112,7 +113,8 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     const TileClass& tile = config.tiles.at(c);
     const std::int32_t longest = last ? max_query_len : std::min(max_query_len, tile.max_query_len);
     const ClassBound bound =
-        bound_of(config, limits, {shortest, longest, tile.max_item_tokens}, max_rows);
+        bound_of(config, limits, {shortest, longest, tile.max_item_tokens, target_items(config, c)},
+                 max_rows);
     counts.num_items.at(c) = to_count(bound.items);
     all.merges += bound.merges;
     all.rows += bound.rows;

@@ -154,8 +154,9 @@ class Cutter {
       std::uint64_t& total = shares_[tile.tile_class];
       total = std::min(total + item_cost(config_, tile.keys, tile.q_count), kMaxCost);
     });
-    const auto target = static_cast<std::uint64_t>(target_items(config_));
-    for (std::uint64_t& share : shares_) share = ceil_div(share, target);
+    for (std::size_t c = 0; c < static_cast<std::size_t>(config_.num_tiles); ++c) {
+      shares_.at(c) = ceil_div(shares_.at(c), static_cast<std::uint64_t>(target_items(config_, c)));
+    }
   }
 
   const PlannerConfig& config_;
@@ -258,7 +259,6 @@ void check_config(const PlannerConfig& config) {
   const Field fields[] = {
       {"num_tiles", config.num_tiles},
       {"block_size", config.block_size},
-      {"groups_per_item", config.groups_per_item},
       {"compute_units", config.compute_units},
       {"items_per_compute_unit", config.items_per_compute_unit},
       {"min_split_keys", config.min_split_keys},
@@ -276,15 +276,19 @@ void check_config(const PlannerConfig& config) {
       throw_invalid("tiles[{}].max_item_tokens is {}, legal: at least 1", c,
                     config.tiles[c].max_item_tokens);
     }
+    if (config.tiles[c].groups_per_item < 1) {
+      throw_invalid("tiles[{}].groups_per_item is {}, legal: at least 1", c,
+                    config.tiles[c].groups_per_item);
+    }
   }
   if (config.num_splits < 0) {
     throw_invalid("num_splits is {}, legal: at least 0 (0 = planned)", config.num_splits);
   }
 }
 
-std::int64_t target_items(const PlannerConfig& config) {
+std::int64_t target_items(const PlannerConfig& config, std::size_t tile_class) {
   return ceil_div(std::int64_t{config.compute_units} * config.items_per_compute_unit,
-                  std::int64_t{config.groups_per_item});
+                  std::int64_t{config.tiles.at(tile_class).groups_per_item});
 }
 
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,

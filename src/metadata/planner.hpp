@@ -14,10 +14,11 @@ static_assert(sizeof(ClaWorkItem) == 32 && sizeof(ClaMergeItem) == 16);
 
 /// One kernel shape that items can be cut for. A request belongs to the first class whose
 /// max_query_len is not exceeded by its query length; an item of the class holds at most
-/// max_item_tokens query tokens.
+/// max_item_tokens query tokens and becomes a work-group for each of its groups of KV heads.
 struct TileClass {
   std::int32_t max_query_len = 0;
   std::int32_t max_item_tokens = 0;
+  std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
   bool operator==(const TileClass&) const = default;
 };
 
@@ -46,7 +47,6 @@ struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
   int num_tiles = 0;             ///< classes in use; the last takes every length
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
-  std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes (KV heads x head chunks)
   std::int32_t compute_units = 1;
   std::int32_t items_per_compute_unit =
       3;                              ///< work-groups wanted per compute unit when work allows
@@ -93,8 +93,8 @@ struct PlanOutput {
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                           std::span<const std::int32_t> pages_at, const PlanOutput* output);
 
-/// Work items that fill the device in one launch.
-std::int64_t target_items(const PlannerConfig& config);
+/// Work items of a tile class that fill the device in one launch.
+std::int64_t target_items(const PlannerConfig& config, std::size_t tile_class);
 
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
 void check_config(const PlannerConfig& config);

@@ -29,7 +29,7 @@ PlannerConfig any_config(std::mt19937& random) {
   const std::int32_t first = one_of(random, {1, 2, 8});
   config.tiles = {TileClass{first, first}, TileClass{first * 4, first * 4}, TileClass{64, 64}};
   config.block_size = one_of(random, {1, 7, 16, 128});
-  config.groups_per_item = one_of(random, {1, 8});
+  for (TileClass& tile : config.tiles) tile.groups_per_item = one_of(random, {1, 8});
   config.compute_units = one_of(random, {1, 2, 64, 132});
   config.items_per_compute_unit = one_of(random, {4, 16});
   config.min_split_keys = one_of(random, {32, 256});
@@ -63,9 +63,9 @@ std::string describe(const PlannerConfig& config, const Limits& limits) {
   std::ostringstream text;
   text << limits.max_num_reqs << " requests of " << limits.query_len << " tokens and "
        << limits.max_model_len << " keys, page " << config.block_size << ", tiles of "
-       << config.tiles[0].max_item_tokens << ", target " << target_items(config) << ", min split "
-       << config.min_split_keys << ", fixed " << config.deterministic_split_keys << ", rows "
-       << config.max_partial_rows << ", splits " << config.num_splits << ", policy "
+       << config.tiles[0].max_item_tokens << ", target " << target_items(config, 0)
+       << ", min split " << config.min_split_keys << ", fixed " << config.deterministic_split_keys
+       << ", rows " << config.max_partial_rows << ", splits " << config.num_splits << ", policy "
        << static_cast<int>(config.split_policy) << ", window " << config.window.left << ", chunk "
        << config.window.chunk;
   return text.str();
@@ -173,7 +173,7 @@ TEST(PlanBounds, OfDecodesAreWhatTheLongestNeed) {
   PlannerConfig config;
   config.tiles = {TileClass{4, 4}, TileClass{0, 16}};
   config.num_tiles = 2;
-  config.groups_per_item = 8;
+  config.tiles[0].groups_per_item = 8;
   config.compute_units = 2;
   config.items_per_compute_unit = 16;  // 4 items fill the device
   config.min_split_keys = 32;

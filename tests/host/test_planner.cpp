@@ -90,10 +90,19 @@ TEST(Planner, LonelyDecodeFillsTheDevice) {
 
 TEST(Planner, KvHeadGroupsFillTheDeviceToo) {
   PlannerConfig config = small_device();
-  config.groups_per_item = 8;
+  config.tiles[0].groups_per_item = 8;
   EXPECT_EQ(plan_of(config, make_batch({{1, 3072}}, 16)).items[0].size(), 3U);
-  config.groups_per_item = 1000;
+  config.tiles[0].groups_per_item = 1000;
   EXPECT_EQ(plan_of(config, make_batch({{1, 3072}}, 16)).items[0].size(), 1U);
+}
+
+TEST(Planner, EachTileClassFillsTheDeviceByItsOwnGroups) {
+  PlannerConfig config = small_device();
+  config.tiles[0].groups_per_item = 2;
+  config.tiles[1].groups_per_item = 8;
+  const Plan plan = plan_of(config, make_batch({{1, 3072}, {2, 3072}}, 16));
+  EXPECT_EQ(plan.items[0].size(), 12U);
+  EXPECT_EQ(plan.items[1].size(), 3U);
 }
 
 TEST(Planner, ShortRangesAreNotWorthASplit) {
@@ -239,6 +248,8 @@ TEST(Planner, RefusesNonsense) {
   EXPECT_EQ(error([](PlannerConfig& c) { c.num_tiles = 4; }), "num_tiles is 4, legal: 1 … 3");
   EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[2].max_item_tokens = 0; }),
             "tiles[2].max_item_tokens is 0, legal: at least 1");
+  EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[1].groups_per_item = 0; }),
+            "tiles[1].groups_per_item is 0, legal: at least 1");
   EXPECT_EQ(error([](PlannerConfig& c) { c.block_size = 0; }),
             "block_size is 0, legal: at least 1");
   EXPECT_EQ(error([](PlannerConfig& c) { c.compute_units = -1; }),

@@ -61,7 +61,7 @@ PlannerConfig any_config() {
                   TileClass{short_limit + between(1, 60), between(1, 40)},
                   TileClass{0, one_of({16, 64, 128})}};
   config.block_size = one_of({1, 2, 3, 7, 16, 17, 32, 128});
-  config.groups_per_item = between(1, 9);
+  for (TileClass& tile : config.tiles) tile.groups_per_item = between(1, 9);
   config.compute_units = one_of({1, 2, 7, 64, 132});
   config.items_per_compute_unit = between(1, 4);
   config.min_split_keys = one_of({1, 32, 33, 256});
@@ -180,11 +180,12 @@ double cost_of(const PlannerConfig& config, const ClaWorkItem& item) {
 }
 
 /// Latest end when every work-group goes to the compute unit that is free first, over the mean.
-double imbalance(const PlannerConfig& config, const std::vector<ClaWorkItem>& items) {
+double imbalance(const PlannerConfig& config, std::int32_t groups_per_item,
+                 const std::vector<ClaWorkItem>& items) {
   std::vector<double> busy(static_cast<std::size_t>(config.compute_units), 0.0);
   double total = 0;
   for (const ClaWorkItem& item : items) {
-    for (std::int32_t group = 0; group < config.groups_per_item; ++group) {
+    for (std::int32_t group = 0; group < groups_per_item; ++group) {
       std::pop_heap(busy.begin(), busy.end(), std::greater<>());
       busy.back() += cost_of(config, item);
       total += cost_of(config, item);
@@ -214,21 +215,23 @@ TEST(PlannerProperties, RaggedBatchesAreBalanced) {
     const Batch batch = make_batch(requests, config.block_size);
     Plan plan;
     RC_ASSERT(plan_problem(config, batch, &plan) == "");
-    for (const auto& items : plan.items) {
+    for (std::size_t c = 0; c < std::size(plan.items); ++c) {
+      const auto& items = plan.items[c];
+      const std::int32_t groups_per_item = config.tiles.at(c).groups_per_item;
       double total = 0;
       std::int32_t most_tokens = config.max_split_query_len;
       for (const ClaWorkItem& item : items) {
-        total += cost_of(config, item) * config.groups_per_item;
+        total += cost_of(config, item) * groups_per_item;
         most_tokens = std::max(most_tokens, item.q_count);
       }
       const double share_keys =
           total / most_tokens / (config.compute_units * config.items_per_compute_unit);
-      const double share_of_item = share_keys / config.groups_per_item;
+      const double share_of_item = share_keys / groups_per_item;
       if (share_of_item < 32 * config.block_size ||
           share_of_item < 2 * config.min_split_keys + 32) {
         continue;
       }
-      RC_ASSERT(imbalance(config, items) <= 1.35);
+      RC_ASSERT(imbalance(config, groups_per_item, items) <= 1.35);
       ++num_judged;
     }
   });
