@@ -1,8 +1,9 @@
-/* The two ceilings of a device: streaming read and f32 multiply-add.
+/* The ceilings of a device: streaming read, read of pages in random order, f32 multiply-add.
 
    read:  sums[g] = sum of a contiguous range of `vectors_per_group` vectors; lanes stride through
    it together, so that a group of one work-item reads in order and a wide group reads coalesced.
-   fma:   CLA_CHAINS independent chains  x = x * a + b  in each work-item, `steps` long.
+   page_read:  the same over the pages of 4096 bytes that `order` names, four at a time.
+   fma:   twelve independent chains  x = x * a + b  in each work-item, `steps` long.
 
    macro        | unit       | legal values
    CLA_WG_SIZE  | work-items | 1 (CPU) or a power of two
@@ -38,6 +39,36 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ce
     sum1 += range[i + CLA_WG_SIZE];
     sum2 += range[i + 2 * CLA_WG_SIZE];
     sum3 += range[i + 3 * CLA_WG_SIZE];
+  }
+  sums[group * CLA_WG_SIZE + (size_t)lane] = (sum0 + sum1) + (sum2 + sum3);
+}
+
+#define CLA_PAGE_VECTORS (4096 / 4 / CLA_VEC)
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ceiling_page_read(
+    __global const ClaVector* restrict data,  // [pages, CLA_PAGE_VECTORS]
+    __global const int* restrict order,       // [groups, pages_per_group]: which pages
+    int pages_per_group,                      // a multiple of 4
+    __global ClaVector* restrict sums)        // [groups, CLA_WG_SIZE]
+{
+  const size_t group = get_group_id(0);
+  const int lane = (int)get_local_id(0);
+  __global const int* pages = order + group * (size_t)pages_per_group;
+  ClaVector sum0 = (ClaVector)(0.0f);
+  ClaVector sum1 = (ClaVector)(0.0f);
+  ClaVector sum2 = (ClaVector)(0.0f);
+  ClaVector sum3 = (ClaVector)(0.0f);
+  for (int p = 0; p < pages_per_group; p += 4) {
+    __global const ClaVector* page0 = data + (size_t)pages[p] * CLA_PAGE_VECTORS;
+    __global const ClaVector* page1 = data + (size_t)pages[p + 1] * CLA_PAGE_VECTORS;
+    __global const ClaVector* page2 = data + (size_t)pages[p + 2] * CLA_PAGE_VECTORS;
+    __global const ClaVector* page3 = data + (size_t)pages[p + 3] * CLA_PAGE_VECTORS;
+    for (int i = lane; i < CLA_PAGE_VECTORS; i += CLA_WG_SIZE) {
+      sum0 += page0[i];
+      sum1 += page1[i];
+      sum2 += page2[i];
+      sum3 += page3[i];
+    }
   }
   sums[group * CLA_WG_SIZE + (size_t)lane] = (sum0 + sum1) + (sum2 + sum3);
 }

@@ -45,7 +45,6 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     only("xxhash", "opencl")
     only("nlohmann/", "cli bench")
     only("CLI/", "cli")
-    only("benchmark/", "cli bench")
     only("clblast", "bench backends")
   }
   function complain(what) { print FILENAME ":" FNR ": " what; bad = 1 }

@@ -1,74 +1,46 @@
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cmath>
-#include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/bench_compare.hpp"
+#include "cli/bench_report.hpp"
 #include "cli/bench_shapes.hpp"
 #include "cli/bench_workload.hpp"
 #include "cli/ceilings.hpp"
 #include "cli/commands.hpp"
-#include "cli/device_report.hpp"
-#include "cli/shape_options.hpp"
 #include "npy/npy.hpp"
 
 namespace clattn::cli {
 namespace {
 
-using nlohmann::json;
-
 struct Arguments {
-  std::string suite = "all", shapes_file, json_file, device, backend;
+  std::vector<std::string> suites, models, shapes_files, compared;
+  std::string json_file, html_file, device, backend, filter;
   bool quick = false;
-  ShapeOptions shape;
 };
 
 /// How long a measurement takes and over how much memory it walks.
 struct Effort {
   double round_seconds;
-  int repetitions;
+  int rounds;
   std::size_t rotate_bytes;
-  bool exceeds_caches;  ///< whether what is walked over comes from memory
 };
 // 640 MiB is more than twice the largest last-level cache that this was measured on (260 MiB).
-constexpr Effort kFull{0.1, 5, std::size_t{640} << 20, true};
-constexpr Effort kQuick{0.01, 3, std::size_t{16} << 20, false};
+constexpr Effort kFull{0.05, 11, std::size_t{640} << 20};
+constexpr Effort kQuick{0.01, 5, std::size_t{16} << 20};
 
-struct Row {
-  BenchShape shape;
-  double median_us = 0, low_us = 0, high_us = 0;
-  double rate = 0;                ///< in GB/s or GFLOP/s; 0 where there is none
-  std::optional<double> share{};  ///< of the ceiling, where the measurement can be held against it
-  WorkUnit unit = WorkUnit::kNone;
-  Deviation deviation{};
-  std::string backend{}, kernels{}, skipped{};
-
-  bool passed() const { return !skipped.empty() || deviation.passed(); }
-  std::string unit_name() const {
-    return unit == WorkUnit::kBytes ? "GB/s" : unit == WorkUnit::kFlop ? "GFLOP/s" : "";
-  }
-};
-
-/// Collects the seconds per launch of each repetition.
-class Collector final : public benchmark::BenchmarkReporter {
- public:
-  bool ReportContext(const Context& /*context*/) override { return true; }
-  void ReportRuns(const std::vector<Run>& runs) override {
-    for (const Run& run : runs) {
-      if (run.run_type == Run::RT_Iteration && run.iterations > 0) {
-        seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
-      }
-    }
-  }
-  std::vector<double> seconds;
-};
+/// Whether launches that rotate over so much may find their data in a cache. Drivers do not report
+/// the last cache reliably, so these are large ones of their kind.
+bool is_resident(DeviceKind kind, std::size_t touched_bytes) {
+  const std::size_t last_cache = std::size_t{kind == DeviceKind::kGpu ? 128U : 64U} << 20;
+  return touched_bytes <= 2 * last_cache;
+}
 
 /// Launches that fill a round, from two trials; the first also warms up.
 int launches_per_round(Workload& workload, double round_seconds) {
@@ -79,188 +51,166 @@ int launches_per_round(Workload& workload, double round_seconds) {
                     workload.fewest_launches, kMost);
 }
 
-Row measure(const std::shared_ptr<Context>& context, const BenchOptions& options,
-            const BenchShape& shape, const Effort& effort, const Ceilings& ceilings) {
-  Row row{.shape = shape};
-  const std::unique_ptr<Workload> workload = make_workload(context, options, shape);
-  const int launches = launches_per_round(*workload, effort.round_seconds);
-  Collector collector;
-  const std::string name =
-      fmt::format("{}/{}x{}x{}", shape.suite, shape.batch, shape.query_len, shape.seq_len);
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [&](benchmark::State& state) {
-                                 for ([[maybe_unused]] auto _ : state)
-                                   state.SetIterationTime(workload->run(launches));
-                               })
-      ->UseManualTime()
-      ->Iterations(1)
-      ->Repetitions(effort.repetitions);
-  benchmark::RunSpecifiedBenchmarks(&collector);
-  benchmark::ClearRegisteredBenchmarks();
+/// Nearest rank of sorted values.
+double percentile(const std::vector<double>& sorted, double share) {
+  const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sorted.size())));
+  return sorted[std::max<std::size_t>(rank, 1) - 1];
+}
 
-  std::vector<double>& seconds = collector.seconds;
-  if (seconds.empty()) throw Error(ErrorCode::kOpenCL, name + ": nothing was measured");
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
-  row.median_us = median * 1e6;
-  row.low_us = seconds.front() * 1e6;
-  row.high_us = seconds.back() * 1e6;
-  row.unit = workload->unit;
-  row.rate = workload->work_per_launch / median * 1e-9;
-  const double ceiling =
-      row.unit == WorkUnit::kBytes ? ceilings.read_gb_per_s : ceilings.fma_gflop_per_s;
-  // What was read from a cache of the device says nothing about its memory.
-  const bool comparable =
-      row.unit == WorkUnit::kFlop || (row.unit == WorkUnit::kBytes && effort.exceeds_caches);
-  if (comparable) row.share = row.rate / ceiling;
-  row.deviation = workload->verify();
-  row.backend = workload->backend;
-  row.kernels = workload->kernels;
+BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& options,
+                 const BenchShape& shape, const Effort& effort, const Ceilings& ceilings) {
+  BenchRow row{.shape = shape, .rounds = effort.rounds};
+  try {
+    const std::unique_ptr<Workload> workload = make_workload(context, options, shape);
+    row.launches = launches_per_round(*workload, effort.round_seconds);
+    std::vector<double> microseconds;
+    for (int round = 0; round < effort.rounds; ++round) {
+      microseconds.push_back(workload->run(row.launches) * 1e6);
+    }
+    std::sort(microseconds.begin(), microseconds.end());
+    row.median_us = percentile(microseconds, 0.5);
+    row.p10_us = percentile(microseconds, 0.1);
+    row.p90_us = percentile(microseconds, 0.9);
+    row.work = workload->work;
+    row.resident = is_resident(context->capabilities().kind, workload->touched_bytes);
+    judge(row, ceilings);
+    row.deviation = workload->verify();
+    row.backend = workload->backend;
+    row.kernels = workload->kernels;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    row.skipped = error.what();
+  }
   return row;
 }
 
-void print_row(const Row& row) {
-  const BenchShape& shape = row.shape;
-  fmt::print("{:9} {:>5} {:>6} {:>7}  ", shape.suite, shape.batch, shape.query_len, shape.seq_len);
-  if (!row.skipped.empty()) {
-    fmt::print("skipped: {}\n", row.skipped);
-  } else {
-    const std::string share = row.share ? fmt::format("{:.0f}%", *row.share * 100) : "-";
-    const std::string rate =
-        row.unit == WorkUnit::kNone
-            ? std::string(22, ' ')
-            : fmt::format("{:8.1f} {:7} {:>5}", row.rate, row.unit_name(), share);
-    fmt::print("{:11.1f} us {}  {:9.2e} {:4.0f}% {}  {} {}\n", row.median_us, rate,
-               row.deviation.max_error, row.deviation.worst_share * 100,
-               row.deviation.passed() ? "ok" : "WRONG", row.backend, row.kernels);
-  }
-  std::fflush(stdout);
-}
-
-json row_json(const Row& row) {
-  json result = {{"suite", row.shape.suite},
-                 {"batch", row.shape.batch},
-                 {"query_len", row.shape.query_len},
-                 {"seq_len", row.shape.seq_len}};
-  if (!row.skipped.empty()) {
-    result["skipped"] = row.skipped;
-    return result;
-  }
-  result.update({{"median_us", row.median_us},
-                 {"low_us", row.low_us},
-                 {"high_us", row.high_us},
-                 {"backend", row.backend},
-                 {"kernels", row.kernels},
-                 {"max_error", row.deviation.max_error},
-                 {"error_share_of_allowance", row.deviation.worst_share},
-                 {"verified_values", row.deviation.compared},
-                 {"correct", row.deviation.passed()}});
-  if (row.unit != WorkUnit::kNone) {
-    result.update({{"rate", row.rate}, {"rate_unit", row.unit_name()}});
-  }
-  if (row.share) result["share_of_ceiling"] = *row.share;
-  return result;
-}
-
-std::vector<BenchShape> wanted_shapes(const Arguments& arguments, DeviceKind kind) {
+/// The built-in shapes and those of --shapes, whose models are wanted unless --model names others.
+std::vector<BenchShape> all_shapes(Arguments& arguments) {
   std::vector<BenchShape> all;
-  if (arguments.shapes_file.empty()) {
-    all = parse_shapes(built_in_shapes(), "bench/shapes.txt");
-  } else {
-    const std::vector<std::byte> bytes = npy::read_file(arguments.shapes_file, 1 << 20);
-    all = parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
-                       arguments.shapes_file);
+  for (const ShapesFile& file : built_in_shapes()) {
+    const std::vector<BenchShape> shapes = parse_shapes(file.text, file.name);
+    all.insert(all.end(), shapes.begin(), shapes.end());
   }
+  std::vector<std::string> models;
+  for (const std::string& path : arguments.shapes_files) {
+    const std::vector<std::byte> bytes = npy::read_file(path, 1 << 20);
+    for (BenchShape& shape :
+         parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path)) {
+      models.push_back(shape.model.name);
+      all.push_back(std::move(shape));
+    }
+  }
+  if (arguments.models.empty()) arguments.models = models;
+  if (arguments.models.empty()) arguments.models = {"llama-3-8b"};
+  return all;
+}
+
+bool names(const std::vector<std::string>& wanted, const std::string& name) {
+  return wanted.empty() || std::any_of(wanted.begin(), wanted.end(), [&](const std::string& one) {
+           return one == "all" || one == name;
+         });
+}
+
+void check_models(const std::vector<BenchShape>& all, const std::vector<std::string>& wanted) {
+  std::vector<std::string> known = {"all"};
+  for (const BenchShape& shape : all) {
+    if (known.back() != shape.model.name) known.push_back(shape.model.name);
+  }
+  for (const std::string& model : wanted) {
+    if (std::find(known.begin(), known.end(), model) == known.end()) {
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("--model: '{}' is unknown; one of {}",
+                                                           model, fmt::join(known, ", ")));
+    }
+  }
+}
+
+std::vector<BenchShape> wanted_shapes(Arguments& arguments, DeviceKind kind) {
+  const std::vector<BenchShape> all = all_shapes(arguments);
+  check_models(all, arguments.models);
   const std::string set = arguments.quick ? "quick" : kind == DeviceKind::kGpu ? "gpu" : "cpu";
   std::vector<BenchShape> wanted;
   for (const BenchShape& shape : all) {
-    const bool in_suite = arguments.suite == "all" || shape.suite == arguments.suite;
-    if (in_suite && shape.set == set) wanted.push_back(shape);
+    if (shape.in_set(set) && names(arguments.suites, shape.suite) &&
+        names(arguments.models, shape.model.name) &&
+        shape.name().find(arguments.filter) != std::string::npos) {
+      wanted.push_back(shape);
+    }
   }
   if (wanted.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--shapes: no row of suite {} in set {}", arguments.suite, set));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("no row of set {} is of models {} and suites {} and has '{}' in its name", set,
+                    fmt::join(arguments.models, ", "), fmt::join(arguments.suites, ", "),
+                    arguments.filter));
   }
   return wanted;
 }
 
-void initialize_google_benchmark() {
-  std::string program = "clattn";
-  char* argv[] = {program.data(), nullptr};
-  int argc = 1;
-  benchmark::Initialize(&argc, argv);
-}
-
-void run_bench(const Arguments& arguments) {
+void run_bench(Arguments arguments) {
   const std::shared_ptr<Context> context = Context::create(arguments.device);
-  const DeviceCapabilities& device = context->capabilities();
   const Effort& effort = arguments.quick ? kQuick : kFull;
-  const BenchOptions options{.config = arguments.shape.config(),
+  const BenchOptions options{.device = arguments.device,
                              .backend = arguments.backend,
                              .rotate_bytes = effort.rotate_bytes};
-  const std::vector<BenchShape> shapes = wanted_shapes(arguments, device.kind);
-  static_cast<void>(get_attn_backend(options.config, &device, options.backend));  // or say why not
-  initialize_google_benchmark();
-  const Ceilings ceilings = measure_ceilings(context);
+  const std::vector<BenchShape> shapes = wanted_shapes(arguments, context->capabilities().kind);
+  BenchReport report{.device = context->capabilities(),
+                     .ceilings = measure_ceilings(context),
+                     .quick = arguments.quick,
+                     .rows = {}};
   const bool to_stdout = arguments.json_file == "-";
-  if (!to_stdout) {
-    fmt::print("{} ({}), driver {}, clattn {} {}\n", device.name, device.platform_name,
-               device.driver_version, CLATTN_VERSION, CLATTN_COMMIT);
-    fmt::print("ceilings: streaming read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s\n\n",
-               ceilings.read_gb_per_s, ceilings.fma_gflop_per_s);
-    fmt::print("{:9} {:>5} {:>6} {:>7}  {:>14} {:>22}  {:>9} {:>5}\n", "suite", "batch", "query",
-               "seq", "median", "rate, of ceiling", "error", "allow");
-  }
-  json rows = json::array();
-  bool all_passed = true, any_ran = false;
-  std::string last_reason;
+  if (!to_stdout) print_header(report);
   for (const BenchShape& shape : shapes) {
-    Row row{.shape = shape};
-    try {
-      row = measure(context, options, shape, effort, ceilings);
-      any_ran = true;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kUnsupported) throw;
-      row.skipped = last_reason = error.what();
-    }
-    if (!to_stdout) print_row(row);
-    all_passed = all_passed && row.passed();
-    rows.push_back(row_json(row));
+    report.rows.push_back(measure(context, options, shape, effort, report.ceilings));
+    if (!to_stdout) print_row(report.rows.back());
   }
   if (!arguments.json_file.empty()) {
-    const json report = {{"version", CLATTN_VERSION},
-                         {"commit", CLATTN_COMMIT},
-                         {"device", capabilities_json(device)},
-                         {"ceilings",
-                          {{"read_gb_per_s", ceilings.read_gb_per_s},
-                           {"fma_gflop_per_s", ceilings.fma_gflop_per_s}}},
-                         {"rows", rows}};
-    write_text(arguments.json_file,
-               report.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+    write_text(
+        arguments.json_file,
+        to_json(report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
-  if (!any_ran) {
-    throw Error(ErrorCode::kUnsupported, "no row fits this device: " + last_reason);
+  const auto& rows = report.rows;
+  if (std::all_of(rows.begin(), rows.end(), [](const BenchRow& r) { return !r.skipped.empty(); })) {
+    throw Error(ErrorCode::kUnsupported, "no row fits this device: " + rows.back().skipped);
   }
-  if (!all_passed) throw ExitCode{1};
+  if (!std::all_of(rows.begin(), rows.end(), [](const BenchRow& r) { return r.passed(); })) {
+    throw ExitCode{1};
+  }
+}
+
+void run(const Arguments& arguments) {
+  if (arguments.compared.empty()) return run_bench(arguments);
+  const std::vector<ComparedReport> reports = read_reports(arguments.compared);
+  print_comparison(reports);
+  if (!arguments.html_file.empty()) write_text(arguments.html_file, comparison_page(reports));
 }
 
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "bench", "Measure decode, prefill, cache writes and metadata as shares of the ceilings");
+      "bench", "Measure attention as shares of what the device can do, or compare reports");
   const auto arguments = std::make_shared<Arguments>();
+  std::vector<std::string> suites = bench_suites();
+  suites.emplace_back("all");
   command
-      ->add_option("suite", arguments->suite,
-                   "decode, prefill, cache, metadata, step, replay or all")
-      ->check(CLI::IsMember({"decode", "prefill", "cache", "metadata", "step", "replay", "all"}));
+      ->add_option("suite", arguments->suites,
+                   fmt::format("{}; all of them without", fmt::join(suites, ", ")))
+      ->check(CLI::IsMember(suites));
+  const auto add_list = [&](const char* name, std::vector<std::string>& list, const char* help) {
+    return command->add_option(name, list, help)->delimiter(',')->allow_extra_args(false);
+  };
+  add_list("--model", arguments->models, "Model of bench/shapes/, or all; llama-3-8b without");
+  add_list("--shapes", arguments->shapes_files, "Shapes file beside the built-in ones");
+  command->add_option("--filter", arguments->filter, "Only rows with this text in their name");
   command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Force a backend by name");
-  command->add_option("--shapes", arguments->shapes_file, "Shapes file in place of the built-in");
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
-  arguments->shape.add_to(*command);
-  command->callback([arguments] { run_bench(*arguments); });
+  auto* const compare = command->add_option("--compare", arguments->compared,
+                                            "Compare these JSON reports and measure nothing");
+  command->add_option("--html", arguments->html_file, "The comparison as a page of plots")
+      ->needs(compare);
+  command->callback([arguments] { run(*arguments); });
 }
 
 }  // namespace clattn::cli

@@ -1,11 +1,7 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <set>
-#include <span>
 #include <vector>
 
 #include "cli/bench_data.hpp"
@@ -15,11 +11,12 @@
 namespace clattn::cli {
 namespace {
 
+/// Decode, prefill and what lies between: forward() of one layer.
 class AttentionWorkload final : public Workload {
  public:
   AttentionWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
                     const BenchShape& shape)
-      : config_(options.config),
+      : config_(shape.model.config()),
         shape_(shape),
         cache_(make_rotating_cache(context, options, shape)),
         kv_(config_.cache_dtype(), 1),
@@ -27,21 +24,22 @@ class AttentionWorkload final : public Workload {
         queue_(context->create_queue()),
         impl_(cache_.backend->make_impl(context, config_)) {
     const std::size_t element = element_size_bytes(config_.dtype);
-    const std::size_t num_elements = static_cast<std::size_t>(shape.num_tokens()) * row_elements();
-    query_ = context->allocate(num_elements * element);
-    out_ = context->allocate((num_elements * element + 3) / 4 * 4);
-    q_.fill(queue_, query_, num_elements);
-    kv_.fill(queue_, cache_.cache.buffer,
-             cache_.cache.buffer.size_bytes() / element_size_bytes(config_.cache_dtype()));
-    const std::int64_t num_blocks = cache_.pages_per_set * cache_.num_sets;
-    for (std::int32_t set = 0; set < cache_.num_sets; ++set) {
-      builders_.push_back(
-          cache_.backend->make_builder(context, config_, builder_options(shape, num_blocks)));
-      const EqualBatch batch(shape, config_.block_size, cache_.block_table(set));
-      metadata_.push_back(&builders_.back()->build(queue_, batch.metadata()));
+    const auto tokens = static_cast<std::size_t>(shape.num_tokens());
+    query_ = context->allocate(tokens * row_elements(config_.head_size) * element);
+    out_ = context->allocate((tokens * row_elements(config_.output_head_size()) * element + 3) / 4 *
+                             4);
+    q_.fill(queue_, query_, tokens * row_elements(config_.head_size));
+    const Buffer& kv = cache_.cache.buffer;
+    kv_.fill(queue_, kv, kv.size_bytes() / element_size_bytes(config_.cache_dtype()));
+    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
+      builders_.push_back(cache_.backend->make_builder(
+          context, config_, builder_options(shape, cache_.cache.num_blocks)));
+      batches_.emplace_back(shape, cache_.pages_of_set(set));
+      metadata_.push_back(&builders_.back()->build(queue_, batches_.back().metadata()));
     }
     backend = cache_.backend->name();
-    kernels = launched_kernels();
+    touched_bytes = kv.size_bytes();
+    record_kernels();
     count_work();
   }
 
@@ -59,13 +57,13 @@ class AttentionWorkload final : public Workload {
            launches;
   }
 
-  /// The first, middle and last token of the first and last request, each in another KV head.
+  /// The first, middle and last token of the first and last request, each in other heads.
   Deviation verify() override {
     Deviation deviation;
     std::int32_t kv_head = 0;
-    for (const std::int32_t request : std::set<std::int32_t>{0, shape_.batch - 1}) {
-      for (const std::int32_t token :
-           std::set<std::int32_t>{0, shape_.query_len / 2, shape_.query_len - 1}) {
+    for (const std::size_t request : std::set<std::size_t>{0, shape_.requests.size() - 1}) {
+      const std::int32_t query_len = shape_.requests[request].query_len;
+      for (const std::int32_t token : std::set<std::int32_t>{0, query_len / 2, query_len - 1}) {
         deviation.merge(verify_row(request, token, kv_head));
         kv_head = (kv_head + 1) % config_.num_kv_heads;
       }
@@ -74,83 +72,117 @@ class AttentionWorkload final : public Workload {
   }
 
  private:
-  std::size_t row_elements() const {
-    return static_cast<std::size_t>(config_.num_heads) *
-           static_cast<std::size_t>(config_.head_size);
+  /// Query heads of a KV head that are compared: the loops of the oracle take their time.
+  static constexpr std::int32_t kSampledHeads = 8;
+
+  std::size_t row_elements(std::int32_t head_size) const {
+    return static_cast<std::size_t>(config_.num_heads) * static_cast<std::size_t>(head_size);
   }
 
   /// The kernels of one forward; also builds them before anything is timed.
-  std::string launched_kernels() {
+  void record_kernels() {
     std::vector<LaunchRecord> launches;
     impl_->forward(queue_, {.buffer = query_.handle()}, cache_.cache, *metadata_[0],
                    {.buffer = out_.handle()}, nullptr, nullptr, &launches);
     queue_.finish();
-    std::vector<std::string_view> names;
-    names.reserve(launches.size());
+    const std::vector<KernelInfo> known = impl_->kernels();
     for (const LaunchRecord& launch : launches) {
-      names.push_back(launch.kernel);
+      BenchKernel kernel{.name = std::string(launch.kernel),
+                         .work_groups = launch.work_groups,
+                         .work_group_size = launch.work_group_size};
+      const auto info = std::find_if(known.begin(), known.end(), [&](const KernelInfo& candidate) {
+        return candidate.name == kernel.name;
+      });
+      if (info != known.end()) {
+        kernel.role = info->role;
+        kernel.block_rows = info->block_rows;
+        kernel.block_kv = info->block_kv;
+      }
+      kernels.push_back(kernel);
       rounds_weights_ |= launch.rounds_weights;
     }
-    return fmt::format("{}", fmt::join(names, " + "));
   }
 
-  /// Decode is judged by the bytes of the KV cache that it must read once, prefill by the exact
-  /// causal multiply-adds.
+  /// Each visible key and value once, and the multiply-adds of each query with each key that it
+  /// sees. Latent rows are keys and values at once.
   void count_work() {
-    const double q = shape_.query_len, s = shape_.seq_len, d = config_.head_size;
-    if (shape_.suite == "decode") {
-      unit = WorkUnit::kBytes;
-      work_per_launch = 2.0 * shape_.batch * s * config_.num_kv_heads * d *
-                        static_cast<double>(element_size_bytes(config_.cache_dtype()));
-    } else {
-      unit = WorkUnit::kFlop;
-      const double pairs = q * s - q * (q - 1) / 2;
-      work_per_launch = 4.0 * shape_.batch * config_.num_heads * d * pairs;
+    const double key_width = config_.head_size, value_width = config_.output_head_size();
+    const double row_bytes = config_.num_kv_heads *
+                             (config_.use_mla ? key_width : key_width + value_width) *
+                             static_cast<double>(element_size_bytes(config_.cache_dtype()));
+    for (const auto& [query_len, seq_len] : shape_.requests) {
+      const double window = config_.sliding_window > 0 ? config_.sliding_window : seq_len;
+      work.bytes += row_bytes * std::min<double>(seq_len, window + query_len - 1);
+      double pairs = 0;
+      for (std::int32_t i = 0; i < query_len; ++i) {
+        pairs += std::min<double>(seq_len - query_len + i + 1, window);
+      }
+      work.flops += 2 * (key_width + value_width) * config_.num_heads * pairs;
     }
   }
 
-  Deviation verify_row(std::int32_t request, std::int32_t token, std::int32_t kv_head) const {
-    const std::int32_t group = config_.num_heads / config_.num_kv_heads;
-    const std::size_t group_elements =
-        static_cast<std::size_t>(group) * static_cast<std::size_t>(config_.head_size);
-    const std::size_t row =
-        static_cast<std::size_t>(request * shape_.query_len + token) * row_elements() +
-        static_cast<std::size_t>(kv_head) * group_elements;
+  Deviation verify_row(std::size_t request, std::int32_t token, std::int32_t kv_head) const {
+    const std::int32_t group = config_.num_queries_per_kv();
+    const std::int32_t heads = std::min(group, kSampledHeads);
+    const std::int32_t first = kv_head * group + token % (group - heads + 1);
+    const std::size_t row = row_elements(1) * static_cast<std::size_t>(
+                                                  batches_[set_].query_start_loc[request] + token) +
+                            static_cast<std::size_t>(first);
+    const auto head_size = static_cast<std::size_t>(config_.head_size);
     oracle::AttentionCase call = oracle_row(request, token, kv_head);
-    call.num_heads = group;
-    for (std::size_t i = 0; i < group_elements; ++i) call.query.push_back(q_.at(row + i));
-    const std::size_t element = element_size_bytes(config_.dtype);
-    std::vector<std::byte> got(group_elements * element);
-    queue_.read(out_, got, row * element);
-    return compare(config_.dtype, got, {}, oracle::attention(call, element_of(config_.dtype)),
+    call.num_heads = heads;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(heads) * head_size; ++i) {
+      call.query.push_back(q_.at(row * head_size + i));
+    }
+    for (std::int32_t h = first; !config_.sinks.empty() && h < first + heads; ++h) {
+      call.sinks.push_back(static_cast<double>(config_.sinks[static_cast<std::size_t>(h)]));
+    }
+    const std::size_t head_bytes =
+        static_cast<std::size_t>(config_.output_head_size()) * element_size_bytes(config_.dtype);
+    std::vector<std::byte> got(static_cast<std::size_t>(heads) * head_bytes);
+    queue_.read(out_, got, row * head_bytes);
+    return compare(config_.dtype, got, {},
+                   latent_part(oracle::attention(call, element_of(config_.dtype))),
                    rounds_weights_);
   }
 
-  /// The keys and values of one KV head that one token sees, as a batch of their own.
-  oracle::AttentionCase oracle_row(std::int32_t request, std::int32_t token,
+  /// The oracle's result cut to what the output keeps; without MLA all of it.
+  oracle::AttentionResult latent_part(const oracle::AttentionResult& all) const {
+    const auto width = static_cast<std::size_t>(config_.head_size);
+    oracle::AttentionResult part;
+    for (std::size_t i = 0; i < all.out.size(); ++i) {
+      if (i % width >= static_cast<std::size_t>(config_.output_head_size())) continue;
+      part.out.push_back(all.out[i]);
+      part.bound.push_back(all.bound[i]);
+      part.weight_rounding.push_back(all.weight_rounding[i]);
+    }
+    return part;
+  }
+
+  /// The keys and values of one KV head that one token may see, as a batch of their own.
+  oracle::AttentionCase oracle_row(std::size_t request, std::int32_t token,
                                    std::int32_t kv_head) const {
+    const auto [query_len, seq_len] = shape_.requests[request];
     oracle::AttentionCase call;
     call.num_kv_heads = 1;
     call.head_size = config_.head_size;
-    call.block_size = config_.block_size;
-    call.scale = 1.0 / std::sqrt(config_.head_size);
+    call.block_size = 1;
+    call.scale =
+        config_.scale ? static_cast<double>(*config_.scale) : 1 / std::sqrt(config_.head_size);
+    call.soft_cap = static_cast<double>(config_.logits_soft_cap);
+    if (config_.sliding_window > 0) call.window_left = config_.sliding_window - 1;
     call.query_start_loc = {0, 1};
-    call.seq_lens = {shape_.seq_len - shape_.query_len + token + 1};
+    call.seq_lens = {seq_len - query_len + token + 1};
+    call.max_blocks = call.seq_lens[0];
     const KVCache& kv = cache_.cache;
-    const std::vector<std::int32_t> table = cache_.block_table(static_cast<std::int32_t>(set_));
-    const std::int64_t pages_per_request = cache_.pages_per_set / shape_.batch;
-    call.max_blocks = pages_per_request;
-    for (std::int32_t page = 0; page < pages_per_request; ++page) {
-      call.block_table.push_back(page);
-      const std::int64_t block =
-          table[static_cast<std::size_t>(request * pages_per_request + page)];
-      for (std::int32_t slot = 0; slot < config_.block_size; ++slot) {
-        const std::int64_t at =
-            block * kv.block_stride + slot * kv.token_stride + kv_head * kv.head_stride;
-        for (std::int32_t d = 0; d < config_.head_size; ++d) {
-          call.key_cache.push_back(kv_.at(static_cast<std::size_t>(kv.k_offset + at + d)));
-          call.value_cache.push_back(kv_.at(static_cast<std::size_t>(kv.v_offset + at + d)));
-        }
+    for (std::int32_t position = 0; position < call.seq_lens[0]; ++position) {
+      call.block_table.push_back(position);
+      const std::int64_t slot = batches_[set_].slot(request, position - (seq_len - query_len));
+      const std::int64_t at = slot / kv.block_size * kv.block_stride +
+                              slot % kv.block_size * kv.token_stride + kv_head * kv.head_stride;
+      for (std::int32_t d = 0; d < config_.head_size; ++d) {
+        call.key_cache.push_back(kv_.at(static_cast<std::size_t>(kv.k_offset + at + d)));
+        call.value_cache.push_back(kv_.at(static_cast<std::size_t>(kv.v_offset + at + d)));
       }
     }
     return call;
@@ -165,6 +197,7 @@ class AttentionWorkload final : public Workload {
   bool rounds_weights_ = false;  // a kernel of the forward does
   Buffer query_, out_;
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
+  std::vector<BenchBatch> batches_;  // of the sets
   std::vector<const AttentionMetadata*> metadata_;
   std::size_t set_ = 0;
 };

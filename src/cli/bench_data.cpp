@@ -3,36 +3,45 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 #include <span>
 #include <utility>
 
-#include "cli/attention_call.hpp"
 #include "cli/check_batches.hpp"
 #include "cli/elements.hpp"
 
 namespace clattn::cli {
 namespace {
 
-std::int64_t pages_of(const BenchShape& shape, std::int32_t block_size) {
-  return (shape.seq_len + std::int64_t{block_size} - 1) / block_size;
+std::int64_t pages_of(std::int32_t seq_len, std::int32_t block_size) {
+  return (seq_len + std::int64_t{block_size} - 1) / block_size;
 }
 
 }  // namespace
 
-TiledRandom::TiledRandom(DType dtype, std::uint32_t seed)
-    : bytes_(random_elements(dtype, kPeriod, seed)), values_(decode_elements(dtype, bytes_)) {}
+TiledRandom::TiledRandom(DType dtype, std::uint32_t seed) {
+  static std::map<std::pair<DType, std::uint32_t>, std::shared_ptr<const Elements>> made;
+  std::shared_ptr<const Elements>& elements = made[{dtype, seed}];
+  if (!elements) {
+    std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed);
+    std::vector<double> values = decode_elements(dtype, bytes);
+    elements = std::make_shared<Elements>(Elements{std::move(bytes), std::move(values)});
+  }
+  elements_ = elements;
+}
 
 void TiledRandom::fill(const Queue& queue, const Buffer& buffer, std::size_t num_elements) const {
-  const std::size_t size_bytes = num_elements * (bytes_.size() / kPeriod);
-  for (std::size_t at = 0; at < size_bytes; at += bytes_.size()) {
-    queue.write(buffer, std::span(bytes_).first(std::min(bytes_.size(), size_bytes - at)), at);
+  const std::span<const std::byte> bytes = elements_->bytes;
+  const std::size_t size_bytes = num_elements * (bytes.size() / kPeriod);
+  for (std::size_t at = 0; at < size_bytes; at += bytes.size()) {
+    queue.write(buffer, bytes.first(std::min(bytes.size(), size_bytes - at)), at);
   }
 }
 
-std::vector<std::int32_t> RotatingCache::block_table(std::int32_t set) const {
-  const auto begin = pages.begin() + set * pages_per_set;
+std::vector<std::int32_t> RotatingCache::pages_of_set(std::size_t set) const {
+  const auto begin = pages.begin() + static_cast<std::ptrdiff_t>(set) * pages_per_set;
   return {begin, begin + pages_per_set};
 }
 
@@ -40,18 +49,18 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
                                   const BenchOptions& options, const BenchShape& shape) {
   constexpr std::size_t kMaxSets = 256;  // each has a metadata builder of its own
   const DeviceCapabilities& device = context->capabilities();
-  const AttentionConfig& config = options.config;
+  const AttentionConfig config = shape.model.config();
   RotatingCache result;
   result.backend = &get_attn_backend(config, &device, options.backend);
-  const KVCacheSpec spec{.kind = KVCacheKind::kFull,
-                         .block_size = config.block_size,
+  const KVCacheSpec spec{.block_size = config.block_size,
                          .num_kv_heads = config.num_kv_heads,
                          .head_size = config.head_size,
-                         .dtype = config.cache_dtype()};
-  result.pages_per_set = shape.batch * pages_of(shape, config.block_size);
+                         .dtype = config.cache_dtype(),
+                         .use_mla = config.use_mla};
+  result.pages_per_set = count_pages(shape);
   const std::size_t set_bytes =
       static_cast<std::size_t>(result.pages_per_set) * spec.page_size_bytes();
-  const std::size_t room =
+  const auto room =
       static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 2));
   if (set_bytes > room) {
     throw Error(
@@ -62,41 +71,56 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
   result.num_sets = static_cast<std::int32_t>(
       std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
   const std::int64_t num_pages = result.pages_per_set * result.num_sets;
-  result.cache = make_cache(*context, *result.backend, result.backend->preferred_layout(device),
-                            spec, num_pages);
+  result.cache =
+      make_kv_cache(*context, context->create_queue(), *result.backend, config, num_pages);
   result.pages.resize(static_cast<std::size_t>(num_pages));
   std::iota(result.pages.begin(), result.pages.end(), 0);
   std::shuffle(result.pages.begin(), result.pages.end(), std::mt19937(7));
   return result;
 }
 
-EqualBatch::EqualBatch(const BenchShape& shape, std::int32_t block_size,
-                       std::vector<std::int32_t> table)
-    : seq_lens(static_cast<std::size_t>(shape.batch), shape.seq_len),
-      block_table(std::move(table)),
-      max_blocks(pages_of(shape, block_size)),
-      max_query_len(shape.query_len) {
-  for (std::int32_t r = 0; r <= shape.batch; ++r) query_start_loc.push_back(r * shape.query_len);
+BenchBatch::BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages)
+    : query_start_loc{0},
+      max_blocks(pages_of(shape.max_seq_len(), shape.model.block_size)),
+      block_size(shape.model.block_size) {
+  auto next = pages.begin();
+  for (const BenchRequest& request : shape.requests) {
+    query_start_loc.push_back(query_start_loc.back() + request.query_len);
+    seq_lens.push_back(request.seq_len);
+    const auto num_pages = pages_of(request.seq_len, block_size);
+    block_table.insert(block_table.end(), next, next + num_pages);
+    block_table.resize(seq_lens.size() * static_cast<std::size_t>(max_blocks), -1);
+    next += num_pages;
+  }
 }
 
-CommonAttentionMetadata EqualBatch::metadata() const {
-  CommonAttentionMetadata batch;
-  batch.query_start_loc = query_start_loc;
-  batch.seq_lens = seq_lens;
-  batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
-  batch.num_actual_tokens = query_start_loc.back();
-  batch.max_query_len = max_query_len;
-  batch.block_table = block_table;
-  batch.block_table_stride = max_blocks;
-  return batch;
+CommonAttentionMetadata BenchBatch::metadata() const {
+  return CommonAttentionMetadata::of(query_start_loc, seq_lens, block_table);
+}
+
+std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
+  const std::int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
+  const std::int32_t position = seq_lens[request] - query_len + token;
+  const std::int64_t block = block_table[request * static_cast<std::size_t>(max_blocks) +
+                                         static_cast<std::size_t>(position / block_size)];
+  return block * block_size + position % block_size;
+}
+
+std::int64_t count_pages(const BenchShape& shape) {
+  std::int64_t pages = 0;
+  for (const BenchRequest& request : shape.requests) {
+    pages += pages_of(request.seq_len, shape.model.block_size);
+  }
+  return pages;
 }
 
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks) {
   BuilderOptions options;
-  options.limits = {.max_num_reqs = shape.batch,
+  options.limits = {.max_num_reqs = shape.num_reqs(),
                     .max_num_batched_tokens = shape.num_tokens(),
-                    .max_model_len = shape.seq_len,
+                    .max_model_len = shape.max_seq_len(),
                     .num_blocks = num_blocks};
+  if (shape.suite == "spec") options.decode_threshold = shape.max_query_len();
   return options;
 }
 

@@ -13,17 +13,21 @@ namespace clattn::cli {
 
 /// Random elements that tile device memory of any size: element i of a buffer is at(i). The period
 /// is a prime, so that no two rows of a cache are alike; no host copy of the buffer is needed.
+/// Elements of one type and seed are made once.
 class TiledRandom {
  public:
   TiledRandom(DType dtype, std::uint32_t seed);
   /// A buffer of `num_elements` whose element i is at(i).
   void fill(const Queue& queue, const Buffer& buffer, std::size_t num_elements) const;
-  double at(std::size_t index) const { return values_[index % kPeriod]; }
+  double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
 
  private:
   static constexpr std::size_t kPeriod = 1000003;
-  std::vector<std::byte> bytes_;
-  std::vector<double> values_;
+  struct Elements {
+    std::vector<std::byte> bytes;
+    std::vector<double> values;
+  };
+  std::shared_ptr<const Elements> elements_;
 };
 
 /// A cache large enough for several independent page sets, so that a launch does not find its pages
@@ -35,24 +39,28 @@ struct RotatingCache {
   std::int64_t pages_per_set = 0;
   std::vector<std::int32_t> pages;  ///< all pages, shuffled; set s owns a consecutive run
 
-  /// The block table [batch, pages per request] of a set.
-  std::vector<std::int32_t> block_table(std::int32_t set) const;
+  /// The pages of a set: those of the first request, then those of the next.
+  std::vector<std::int32_t> pages_of_set(std::size_t set) const;
 };
 
 /// Throws kUnsupported with the numbers when even one set does not fit.
 RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
                                   const BenchOptions& options, const BenchShape& shape);
 
-/// A batch of equal requests.
-struct EqualBatch {
-  EqualBatch(const BenchShape& shape, std::int32_t block_size, std::vector<std::int32_t> table);
+/// A step over a set of pages.
+struct BenchBatch {
+  /// `pages`: one after the other, request by request.
+  BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages);
   CommonAttentionMetadata metadata() const;
+  /// The slot of a token by the definition.
+  std::int64_t slot(std::size_t request, std::int32_t token) const;
 
   std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
   std::int64_t max_blocks;
-  std::int32_t max_query_len;
+  std::int32_t block_size;
 };
 
+std::int64_t count_pages(const BenchShape& shape);
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks);
 
 }  // namespace clattn::cli

@@ -1,62 +1,295 @@
 #include "cli/bench_shapes.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <clattn/error.hpp>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
 #include <sstream>
 
 namespace clattn::cli {
 namespace {
 
-constexpr std::array<std::string_view, 6> kSuites = {"decode",   "prefill", "cache",
-                                                     "metadata", "step",    "replay"};
 constexpr std::array<std::string_view, 3> kSets = {"quick", "cpu", "gpu"};
-constexpr std::int32_t kMaxBatch = 65536, kMaxLength = 1 << 24;
+constexpr std::int64_t kMaxLength = 1 << 24, kMaxRequests = 65536;
 
-template <std::size_t N>
-bool is_one_of(const std::array<std::string_view, N>& names, const std::string& name) {
+/// What is wrong with a line: which field, its value and what is legal.
+struct Fault {
+  std::string field, value, legal;
+};
+
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text, Number least, Number most) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  // Written so that NaN is refused too.
+  if (!(value >= least && value <= most)) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream{std::string(text)};
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  if (text.empty() || text.back() == separator) parts.emplace_back();
+  return parts;
+}
+
+template <auto Field>
+bool set_count(BenchModel& model, std::string_view text) {
+  const auto value = parse_number<std::int32_t>(text, Field == &BenchModel::window ? 0 : 1, 65536);
+  if (value) model.*Field = *value;
+  return value.has_value();
+}
+
+template <auto Field>
+bool set_real(BenchModel& model, std::string_view text) {
+  const auto value = parse_number<float>(text, 0, 1e6F);
+  if (value) model.*Field = *value;
+  return value.has_value();
+}
+
+std::optional<DType> find_dtype(std::string_view text, bool is_cache) {
+  for (const DType type :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+    if (to_string(type) == text && (is_cache || !is_quantized(type))) return type;
+  }
+  return std::nullopt;
+}
+
+bool set_dtype(BenchModel& model, std::string_view text) {
+  const auto type = find_dtype(text, false);
+  if (type) model.dtype = model.kv_dtype = *type;
+  return type.has_value();
+}
+
+bool set_kv_dtype(BenchModel& model, std::string_view text) {
+  const auto type = find_dtype(text, true);
+  if (type) model.kv_dtype = *type;
+  return type.has_value();
+}
+
+bool set_sinks(BenchModel& model, std::string_view text) {
+  model.sinks = text == "yes";
+  return text == "yes" || text == "no";
+}
+
+struct Option {
+  std::string_view key;
+  bool (*set)(BenchModel&, std::string_view);
+  std::string_view legal;
+};
+constexpr Option kOptions[] = {
+    {"heads", set_count<&BenchModel::heads>, "1 to 65536"},
+    {"kv_heads", set_count<&BenchModel::kv_heads>, "1 to 65536"},
+    {"head_size", set_count<&BenchModel::head_size>, "1 to 65536"},
+    {"block_size", set_count<&BenchModel::block_size>, "1 to 65536"},
+    {"rope_dim", set_count<&BenchModel::rope_dim>, "1 to 65536"},
+    {"window", set_count<&BenchModel::window>, "0 to 65536"},
+    {"soft_cap", set_real<&BenchModel::soft_cap>, "0 to 1e6"},
+    {"scale", set_real<&BenchModel::scale>, "0 to 1e6"},
+    {"sinks", set_sinks, "yes or no"},
+    {"dtype", set_dtype, "f32, f16 or bf16 (before kv_dtype)"},
+    {"kv_dtype", set_kv_dtype, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8"},
+};
+
+void apply_options(BenchModel& model, std::span<const std::string> words) {
+  for (const std::string& word : words) {
+    const std::size_t equals = std::min(word.find('='), word.size());
+    const std::string key = word.substr(0, equals);
+    const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
+                                     [&](const Option& known) { return known.key == key; });
+    if (equals == word.size() || option == std::end(kOptions)) {
+      std::vector<std::string_view> keys;
+      for (const Option& known : kOptions) keys.push_back(known.key);
+      throw Fault{"option", word,
+                  fmt::format("KEY=VALUE with KEY one of {}", fmt::join(keys, ", "))};
+    }
+    const std::string value = word.substr(equals + 1);
+    if (!option->set(model, value)) throw Fault{key, value, std::string(option->legal)};
+  }
+  if (model.heads % std::max(model.kv_heads, 1) != 0) {
+    throw Fault{"heads", std::to_string(model.heads),
+                fmt::format("a multiple of kv_heads, {}", model.kv_heads)};
+  }
+  if (model.rope_dim > 0 && model.rope_dim >= model.head_size) {
+    throw Fault{"rope_dim", std::to_string(model.rope_dim),
+                fmt::format("less than head_size, {}", model.head_size)};
+  }
+}
+
+BenchModel parse_model(std::span<const std::string> words) {
+  if (words.size() < 2) throw Fault{"model", "", "model NAME KEY=VALUE..."};
+  BenchModel model{.name = words[1]};
+  apply_options(model, words.subspan(2));
+  for (const auto& [key, value] : {std::pair{"heads", model.heads},
+                                   {"kv_heads", model.kv_heads},
+                                   {"head_size", model.head_size}}) {
+    if (value == 0) throw Fault{key, "missing", "heads, kv_heads and head_size of every model"};
+  }
+  return model;
+}
+
+/// Digits, then perhaps a k, which stands for 1024. Takes them off `text`.
+std::optional<std::int64_t> take_number(std::string_view& text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  auto value = parse_number<std::int64_t>(text.substr(0, digits), 1, kMaxLength);
+  text.remove_prefix(digits);
+  if (value && text.starts_with('k')) {
+    text.remove_prefix(1);
+    *value *= 1024;
+  }
+  return value;
+}
+
+/// [COUNT]qLENGTH[k][sLENGTH[k]], joined by _, as vLLM's benchmarks write batches.
+std::vector<BenchRequest> parse_batch(const std::string& batch) {
+  const Fault fault{
+      "batch", batch,
+      "[COUNT]qTOKENS[k][sCONTEXT[k]] joined by _, CONTEXT at least TOKENS (its value "
+      "where it is left out), at most 16777216 tokens and 65536 requests"};
+  std::vector<BenchRequest> requests;
+  std::int64_t tokens = 0;
+  for (const std::string& part : split(batch, '_')) {
+    std::string_view rest = part;
+    const auto count = rest.starts_with('q') ? 1 : take_number(rest);
+    if (!count || !rest.starts_with('q')) throw fault;
+    rest.remove_prefix(1);
+    const auto query_len = take_number(rest);
+    auto seq_len = query_len;
+    if (rest.starts_with('s')) {
+      rest.remove_prefix(1);
+      seq_len = take_number(rest);
+    }
+    if (!query_len || !seq_len || !rest.empty() || *query_len > *seq_len || *seq_len > kMaxLength ||
+        *count + static_cast<std::int64_t>(requests.size()) > kMaxRequests) {
+      throw fault;
+    }
+    tokens += *count * *query_len;
+    if (tokens > kMaxLength) throw fault;
+    requests.insert(requests.end(), static_cast<std::size_t>(*count),
+                    {static_cast<std::int32_t>(*query_len), static_cast<std::int32_t>(*seq_len)});
+  }
+  std::stable_partition(requests.begin(), requests.end(),
+                        [](const BenchRequest& request) { return request.query_len == 1; });
+  return requests;
+}
+
+template <typename Names>
+bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// What is wrong with a row, or nothing.
-std::string fault_of(const BenchShape& shape) {
-  if (!is_one_of(kSuites, shape.suite))
-    return "suite: expected decode, prefill, cache, metadata, step or replay";
-  if (!is_one_of(kSets, shape.set)) return "set: expected quick, cpu or gpu";
-  if (shape.batch < 1 || shape.batch > kMaxBatch) return "batch: expected 1 to 65536";
-  if (shape.seq_len < 1 || shape.seq_len > kMaxLength) return "seq_len: expected 1 to 16777216";
-  if (shape.query_len < 1 || shape.query_len > shape.seq_len) {
-    return "query_len: expected 1 to seq_len";
+BenchShape parse_row(const BenchModel* model, std::span<const std::string> words) {
+  const std::string& suite = words[0];
+  if (!contains(bench_suites(), suite)) {
+    throw Fault{"suite", suite, fmt::format("model or {}", fmt::join(bench_suites(), ", "))};
   }
-  if (std::int64_t{shape.batch} * shape.query_len > kMaxLength) {
-    return "batch * query_len: expected at most 16777216 tokens";
+  if (model == nullptr) throw Fault{"suite", suite, "a model line before the first row"};
+  if (words.size() < 3) throw Fault{"row", suite, "SUITE SETS BATCH [KEY=VALUE...]"};
+  BenchShape shape{.model = *model,
+                   .suite = suite,
+                   .batch = words[2],
+                   .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
+                   .sets = split(words[1], ','),
+                   .requests = parse_batch(words[2])};
+  for (const std::string& set : shape.sets) {
+    if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
   }
-  return {};
+  apply_options(shape.model, words.subspan(3));
+  return shape;
 }
 
 }  // namespace
 
-std::vector<BenchShape> parse_shapes(std::string_view text, const std::string& name) {
+AttentionConfig BenchModel::config() const {
+  AttentionConfig config;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_size = head_size;
+  config.block_size = block_size;
+  config.dtype = dtype;
+  config.kv_cache_dtype = kv_dtype;
+  if (scale > 0) config.scale = scale;
+  config.logits_soft_cap = soft_cap;
+  config.sliding_window = window;
+  config.use_mla = rope_dim > 0;
+  if (config.use_mla) config.rope_dim = rope_dim;
+  if (sinks) {
+    for (std::int32_t h = 0; h < heads; ++h) {
+      config.sinks.push_back(0.5F * static_cast<float>(h % 5) - 1.0F);
+    }
+  }
+  return config;
+}
+
+std::string BenchShape::name() const {
+  return fmt::format("{}/{}/{}{}{}", model.name, suite, batch, options.empty() ? "" : "/", options);
+}
+
+bool BenchShape::in_set(std::string_view set) const {
+  return contains(sets, set);
+}
+
+std::int32_t BenchShape::num_tokens() const {
+  return std::accumulate(requests.begin(), requests.end(), 0,
+                         [](std::int32_t sum, const BenchRequest& r) { return sum + r.query_len; });
+}
+
+std::int32_t BenchShape::max_query_len() const {
+  return std::max_element(
+             requests.begin(), requests.end(),
+             [](const BenchRequest& a, const BenchRequest& b) { return a.query_len < b.query_len; })
+      ->query_len;
+}
+
+std::int32_t BenchShape::max_seq_len() const {
+  return std::max_element(
+             requests.begin(), requests.end(),
+             [](const BenchRequest& a, const BenchRequest& b) { return a.seq_len < b.seq_len; })
+      ->seq_len;
+}
+
+const std::vector<std::string>& bench_suites() {
+  static const std::vector<std::string> suites = {"decode", "prefill", "mixed",    "spec",
+                                                  "cache",  "merge",   "metadata", "startup",
+                                                  "step",   "replay"};
+  return suites;
+}
+
+std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view name) {
   std::vector<BenchShape> shapes;
+  std::set<std::string> names;
+  std::optional<BenchModel> model;
   std::istringstream lines{std::string(text)};
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     line.erase(std::min(line.find('#'), line.size()));
     std::istringstream fields(line);
-    BenchShape shape;
-    if (!(fields >> shape.suite)) continue;
-    std::string rest;
-    const bool complete =
-        static_cast<bool>(fields >> shape.set >> shape.batch >> shape.query_len >> shape.seq_len);
-    const std::string fault = !complete || fields >> rest
-                                  ? "expected suite, set, batch, query_len and seq_len"
-                                  : fault_of(shape);
-    if (!fault.empty()) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("{}:{}: {}", name, number, fault));
+    std::vector<std::string> words;
+    for (std::string word; fields >> word;) words.push_back(word);
+    if (words.empty()) continue;
+    try {
+      if (words[0] == "model") {
+        model = parse_model(words);
+        continue;
+      }
+      shapes.push_back(parse_row(model ? &*model : nullptr, words));
+      if (!names.insert(shapes.back().name()).second) {
+        throw Fault{"row", shapes.back().name(), "each row once; name several sets in one row"};
+      }
+    } catch (const Fault& fault) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}:{}: {}: '{}', legal: {}", name, number, fault.field, fault.value,
+                              fault.legal));
     }
-    shapes.push_back(shape);
   }
   return shapes;
 }

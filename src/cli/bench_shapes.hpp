@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/attention.hpp>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -7,18 +8,52 @@
 
 namespace clattn::cli {
 
-/// One row of bench/shapes.txt, which explains the fields.
-struct BenchShape {
-  std::string suite, set;
-  std::int32_t batch = 0, query_len = 0, seq_len = 0;
-
-  std::int32_t num_tokens() const { return batch * query_len; }
+/// Query and sequence length of one request.
+struct BenchRequest {
+  std::int32_t query_len, seq_len;
 };
 
-/// bench/shapes.txt as it was built in.
-std::string_view built_in_shapes();
+/// The attention layer that a row measures; docs/benchmark.md explains the fields.
+struct BenchModel {
+  std::string name;
+  std::int32_t heads = 0, kv_heads = 0, head_size = 0, block_size = 16;
+  std::int32_t rope_dim = 0;  ///< > 0: latent attention
+  std::int32_t window = 0;
+  float soft_cap = 0, scale = 0;  ///< 0 = none, and 1 / sqrt(head_size)
+  bool sinks = false;
+  DType dtype = DType::kF16, kv_dtype = DType::kF16;
 
-/// Parses the text of a shapes file; throws kInvalidArgument naming `name`, line and what is wrong.
-std::vector<BenchShape> parse_shapes(std::string_view text, const std::string& name);
+  AttentionConfig config() const;
+};
+
+/// One row of a shapes file.
+struct BenchShape {
+  BenchModel model;  ///< with the row's own options
+  std::string suite, batch, options;
+  std::vector<std::string> sets;
+  std::vector<BenchRequest> requests;  ///< decodes first, as builders want them
+
+  /// "model/suite/batch", then the row's own options: what --filter looks at and what rows of two
+  /// reports are matched by.
+  std::string name() const;
+  bool in_set(std::string_view set) const;
+  std::int32_t num_reqs() const { return static_cast<std::int32_t>(requests.size()); }
+  std::int32_t num_tokens() const;
+  std::int32_t max_query_len() const;
+  std::int32_t max_seq_len() const;
+};
+
+/// A shapes file by name.
+struct ShapesFile {
+  std::string_view name, text;
+};
+/// Those of bench/shapes/ as they were built in.
+std::vector<ShapesFile> built_in_shapes();
+
+/// The suites in the order of reports.
+const std::vector<std::string>& bench_suites();
+
+/// Parses the text of a shapes file; throws kInvalidArgument "NAME:LINE: field: value, legal: ...".
+std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view name);
 
 }  // namespace clattn::cli

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/bench_shapes.hpp"
 #include "cli/verify.hpp"
@@ -11,14 +12,23 @@
 namespace clattn::cli {
 
 struct BenchOptions {
-  AttentionConfig config;
+  std::string device;   ///< selector, for workloads that make a context of their own
   std::string backend;  ///< forced by name, or empty
-  std::size_t rotate_bytes =
-      0;  ///< launches rotate over this much KV cache, more than a last cache
+  /// Launches rotate over this much memory, so that a last-level cache does not hold it.
+  std::size_t rotate_bytes = 0;
 };
 
-/// What a measurement's work is counted in.
-enum class WorkUnit : std::uint8_t { kBytes, kFlop, kNone };
+/// What a launch has to do at least: bytes to and from memory, operations. Both 0 = host time.
+struct Work {
+  double bytes = 0, flops = 0;
+};
+
+/// A kernel of the measured call; of calls outside AttentionImpl only the name is known.
+struct BenchKernel {
+  std::string name{}, role{};
+  std::int64_t work_groups = 0;
+  std::int32_t work_group_size = 0, block_rows = 0, block_kv = 0;
+};
 
 /// One measurement: prepared device memory, the timed work, and the proof that it was done right.
 class Workload {
@@ -31,24 +41,25 @@ class Workload {
   virtual Deviation verify() = 0;
 
   int fewest_launches = 1;  ///< of a round
-  double work_per_launch = 0;
-  WorkUnit unit = WorkUnit::kNone;
-  std::string backend, kernels;
+  Work work;
+  std::size_t touched_bytes = 0;  ///< that launches rotate over
+  std::string backend;
+  std::vector<BenchKernel> kernels;
 };
 
 /// Throws kUnsupported with the numbers when the shape does not fit the device's memory.
 std::unique_ptr<Workload> make_workload(const std::shared_ptr<Context>& context,
                                         const BenchOptions& options, const BenchShape& shape);
-std::unique_ptr<Workload> make_attention_workload(const std::shared_ptr<Context>& context,
-                                                  const BenchOptions& options,
-                                                  const BenchShape& shape);
-std::unique_ptr<Workload> make_cache_workload(const std::shared_ptr<Context>& context,
-                                              const BenchOptions& options, const BenchShape& shape);
-std::unique_ptr<Workload> make_metadata_workload(const std::shared_ptr<Context>& context,
-                                                 const BenchOptions& options,
-                                                 const BenchShape& shape);
-std::unique_ptr<Workload> make_step_workload(const std::shared_ptr<Context>& context,
-                                             const BenchOptions& options, const BenchShape& shape,
-                                             bool replay);
+
+using MakeWorkload = std::unique_ptr<Workload>(const std::shared_ptr<Context>& context,
+                                               const BenchOptions& options,
+                                               const BenchShape& shape);
+MakeWorkload make_attention_workload;  ///< decode, prefill, mixed, spec
+MakeWorkload make_cache_workload;
+MakeWorkload make_merge_workload;
+MakeWorkload make_metadata_workload;
+MakeWorkload make_startup_workload;
+MakeWorkload make_step_workload;    ///< launched by calls
+MakeWorkload make_replay_workload;  ///< launched as a recording
 
 }  // namespace clattn::cli

@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kHead = R"html(<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>clattn replay</title>
+<title>@title@</title>
 <style>
 :root { color-scheme: light dark; --ink: #1b1f24; --dim: #667080; --grid: #d9dee5; --paper: #fff;
   --c0: #9aa5b1; --c1: #e0a100; --c2: #8f5bd6; --c3: #2f9e6e; --c4: #2f6fde; --c5: #d0d5dc;
@@ -28,7 +28,10 @@ svg text { font-size: 12px; } .grid { stroke: var(--grid); } .bad { color: var(-
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }
 .tip { min-height: 1.5em; font-variant-numeric: tabular-nums; }
 </style></head><body>
-<h1>clattn replay</h1><div id="page"></div>
+<h1>@title@</h1>
+)html";
+
+constexpr std::string_view kData = R"html(<div id="page"></div>
 <script id="report" type="application/json">)html";
 
 // Steps are averaged into at most 540 columns, so that a page of any length draws quickly.
@@ -197,7 +200,16 @@ std::string to_html(const nlohmann::ordered_json& report) {
   for (std::size_t at = data.find('<'); at != std::string::npos; at = data.find('<', at)) {
     data.replace(at, 1, "\\u003c");
   }
-  return std::string(kHead) + data + std::string(kTail);
+  return html_head("clattn replay") + std::string(kData) + data + std::string(kTail);
+}
+
+std::string html_head(std::string_view title) {
+  constexpr std::string_view kTitle = "@title@";
+  std::string head(kHead);
+  for (std::size_t at = head.find(kTitle); at != std::string::npos; at = head.find(kTitle)) {
+    head.replace(at, kTitle.size(), title);
+  }
+  return head;
 }
 
 }  // namespace clattn::cli

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -16,8 +18,9 @@ namespace clattn {
 namespace {
 
 constexpr int kLaunches = 7;  // the best counts; the first one warms up
+constexpr std::size_t kPageBytes = 4096;
 
-/// How the two kernels are shaped for a kind of device.
+/// How the kernels are shaped for a kind of device.
 struct CeilingShape {
   int work_group_size;
   int read_vector, fma_vector;  // floats
@@ -54,40 +57,78 @@ std::string options_of(const CeilingShape& shape, int vector) {
   return fmt::format("-DCLA_WG_SIZE={} -DCLA_VEC={}", shape.work_group_size, vector);
 }
 
-double measure_read(const Context& context, const Queue& queue, const CeilingShape& shape) {
+/// A buffer of ones that no cache holds, cut into equal shares of the groups.
+struct ReadTarget {
+  Buffer data, sums;
+  std::size_t groups = 0, group_size = 0, group_bytes = 0;
+};
+
+ReadTarget make_read_target(const Context& context, const Queue& queue, const CeilingShape& shape) {
   const DeviceCapabilities& capabilities = context.capabilities();
-  const auto group_size = static_cast<std::size_t>(shape.work_group_size);
-  const auto groups = static_cast<std::size_t>(capabilities.compute_units) *
-                      static_cast<std::size_t>(shape.read_groups_per_unit);
-  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  ReadTarget target;
+  target.group_size = static_cast<std::size_t>(shape.work_group_size);
+  target.groups = static_cast<std::size_t>(capabilities.compute_units) *
+                  static_cast<std::size_t>(shape.read_groups_per_unit);
   const std::uint64_t budget =
       std::min({shape.read_bytes, capabilities.max_alloc_bytes, capabilities.global_mem_bytes / 4});
-  const std::size_t unroll = 4 * group_size;
-  const std::size_t vectors = std::max<std::size_t>(
-      static_cast<std::size_t>(budget) / vector_bytes / groups / unroll * unroll, unroll);
-  const std::size_t bytes = groups * vectors * vector_bytes;
+  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  // What one turn of both kernels' loops takes: four vectors a work-item and four pages.
+  const std::size_t turn = std::lcm(4 * target.group_size * vector_bytes, 4 * kPageBytes);
+  target.group_bytes =
+      std::max<std::size_t>(static_cast<std::size_t>(budget) / target.groups / turn, 1) * turn;
+  target.data = context.allocate(target.groups * target.group_bytes);
+  target.sums = context.allocate(target.groups * target.group_size * vector_bytes);
+  queue.fill(target.data, 0x3F800000U, 0, target.data.size_bytes());
+  return target;
+}
 
-  const Buffer data = context.allocate(bytes);
-  const Buffer sums = context.allocate(groups * group_size * vector_bytes);
-  queue.fill(data, 0x3F800000U, 0, bytes);  // 1.0f: every lane's sum is known exactly
-  const auto pool = context.runtime().kernel(
-      {"ceilings.cl", "clattn_ceiling_read", options_of(shape, shape.read_vector)});
-  const std::uint64_t nanoseconds = best_ns([&](Event& event) {
-    pool->acquire()
-        .arg(data.handle())
-        .arg(static_cast<cl_int>(vectors))
-        .arg(sums.handle())
-        .enqueue(queue, groups, group_size, &event);
-  });
-  std::vector<float> lane_sums(sums.size_bytes() / sizeof(float));
-  queue.read(sums, std::as_writable_bytes(std::span(lane_sums)));
-  const std::size_t vectors_per_lane = vectors / group_size;
-  const auto expected = static_cast<float>(vectors_per_lane);
-  if (std::count(lane_sums.begin(), lane_sums.end(), expected) !=
-      static_cast<std::ptrdiff_t>(lane_sums.size())) {
-    throw Error(ErrorCode::kOpenCL, "the streaming read kernel computed wrong sums");
+/// Bytes per second of a kernel that adds up a target; every lane's sum is known exactly.
+double rate_of(const Queue& queue, const ReadTarget& target,
+               const std::function<void(Event&)>& launch) {
+  queue.fill(target.sums, 0, 0, target.sums.size_bytes());
+  const std::uint64_t nanoseconds = best_ns(launch);
+  std::vector<float> sums(target.sums.size_bytes() / sizeof(float));
+  queue.read(target.sums, std::as_writable_bytes(std::span(sums)));
+  const std::size_t bytes = target.data.size_bytes();
+  const std::size_t floats_a_sum = bytes / sizeof(float) / sums.size();
+  const auto expected = static_cast<float>(floats_a_sum);
+  if (std::count(sums.begin(), sums.end(), expected) != static_cast<std::ptrdiff_t>(sums.size())) {
+    throw Error(ErrorCode::kOpenCL, "a read kernel of the ceilings computed wrong sums");
   }
   return static_cast<double>(bytes) * 1e9 / static_cast<double>(nanoseconds);
+}
+
+double measure_read(const Context& context, const Queue& queue, const CeilingShape& shape,
+                    const ReadTarget& target) {
+  const auto pool = context.runtime().kernel(
+      {"ceilings.cl", "clattn_ceiling_read", options_of(shape, shape.read_vector)});
+  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  return rate_of(queue, target, [&](Event& event) {
+    pool->acquire()
+        .arg(target.data.handle())
+        .arg(static_cast<cl_int>(target.group_bytes / vector_bytes))
+        .arg(target.sums.handle())
+        .enqueue(queue, target.groups, target.group_size, &event);
+  });
+}
+
+double measure_page_read(const Context& context, const Queue& queue, const CeilingShape& shape,
+                         const ReadTarget& target) {
+  std::vector<std::int32_t> order(target.data.size_bytes() / kPageBytes);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(7));
+  const Buffer pages = context.allocate(order.size() * sizeof(std::int32_t));
+  queue.write(pages, std::as_bytes(std::span(order)));
+  const auto pool = context.runtime().kernel(
+      {"ceilings.cl", "clattn_ceiling_page_read", options_of(shape, shape.read_vector)});
+  return rate_of(queue, target, [&](Event& event) {
+    pool->acquire()
+        .arg(target.data.handle())
+        .arg(pages.handle())
+        .arg(static_cast<cl_int>(target.group_bytes / kPageBytes))
+        .arg(target.sums.handle())
+        .enqueue(queue, target.groups, target.group_size, &event);
+  });
 }
 
 double measure_fma(const Context& context, const Queue& queue, const CeilingShape& shape) {
@@ -111,12 +152,50 @@ double measure_fma(const Context& context, const Queue& queue, const CeilingShap
          static_cast<double>(nanoseconds);
 }
 
+/// 0 where the driver does not build the kernel, as before NVIDIA's Ampere.
+double measure_mma(const Context& context, const Queue& queue) {
+  constexpr int kSteps = 1 << 13;
+  constexpr double kFlopPerStep = 8 * 2 * 16 * 16 * 8;  // chains * products of a warp
+  constexpr std::size_t kGroupSize = 256, kWarp = 32;
+  constexpr std::uint32_t kOperand = 0x0C000C00U;  // two halves of 2^-12
+  constexpr float kSum = 8 * 4 * kSteps * 16 * 0x1p-24F;
+  if (!context.capabilities().inline_ptx) return 0;
+  std::shared_ptr<detail::KernelPool> pool;
+  try {
+    pool = context.runtime().kernel({"ceilings_mma.cl", "clattn_ceiling_mma",
+                                     "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_REDUCE=1"});
+  } catch (const Error&) {
+    return 0;
+  }
+  const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 16;
+  const std::size_t warps = groups * (kGroupSize / kWarp);
+  const Buffer sums = context.allocate(groups * kGroupSize * sizeof(float));
+  const std::uint64_t nanoseconds = best_ns([&](Event& event) {
+    pool->acquire()
+        .arg(static_cast<cl_int>(kSteps))
+        .arg(static_cast<cl_uint>(kOperand))
+        .arg(sums.handle())
+        .enqueue(queue, groups, kGroupSize, &event);
+  });
+  std::vector<float> got(groups * kGroupSize);
+  queue.read(sums, std::as_writable_bytes(std::span(got)));
+  if (std::count(got.begin(), got.end(), kSum) != static_cast<std::ptrdiff_t>(got.size())) {
+    throw Error(ErrorCode::kOpenCL, "mma.sync computed wrong sums");
+  }
+  return kFlopPerStep * kSteps * static_cast<double>(warps) * 1e9 /
+         static_cast<double>(nanoseconds);
+}
+
 }  // namespace
 
 DeviceCeilings measure_ceilings(const Context& context) {
   const Queue queue = context.create_queue(QueueProfiling::kOn);
   const CeilingShape shape = shape_for(context.capabilities());
-  return {measure_read(context, queue, shape), measure_fma(context, queue, shape)};
+  const ReadTarget target = make_read_target(context, queue, shape);
+  return {.read_bytes_per_s = measure_read(context, queue, shape, target),
+          .page_read_bytes_per_s = measure_page_read(context, queue, shape, target),
+          .fma_flop_per_s = measure_fma(context, queue, shape),
+          .mma_flop_per_s = measure_mma(context, queue)};
 }
 
 }  // namespace clattn

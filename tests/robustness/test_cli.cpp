@@ -212,21 +212,6 @@ TEST(Cli, ReplaysOfNoTimeStillRunAndVerifyAStep) {
       << result.standard_output;
 }
 
-TEST(Cli, BenchSaysWhyNoRowFits) {
-  const ScratchDirectory scratch;
-  write_bytes(scratch.path() / "shapes", "cache quick 65536 1 16777216\n");
-  expect_refusal(
-      run_program("bench cache --quick --json - --shapes " + (scratch.path() / "shapes").string()),
-      3, "no row fits this device: needs ");
-}
-
-TEST(Cli, QuickBenchClaimsNoShareOfTheMemoryCeiling) {
-  const ProgramResult result = run_program("bench cache --quick --json -");
-  EXPECT_EQ(result.code, 0) << result.standard_error;
-  EXPECT_NE(result.standard_output.find("\"rate_unit\": \"GB/s\""), std::string::npos);
-  EXPECT_EQ(result.standard_output.find("share_of_ceiling"), std::string::npos);
-}
-
 TEST(Cli, HelpAndVersionSucceed) {
   for (const char* arguments : {"--help", "--version", "run --help", "bench --help"}) {
     const ProgramResult result = run_program(arguments);

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace clattn::cli {
+
+/// What comparisons take from a row of a report; docs/benchmark.md documents the file's fields.
+struct ComparedRow {
+  double median_us = 0;
+  bool correct = false;
+  double bytes = 0, flops = 0;  ///< 0 of host time
+  std::optional<double> share{};
+};
+
+/// A report of `clattn bench --json`, and the peers of bench/compare_torch.py alike.
+struct ComparedReport {
+  std::string label;  ///< the file's name without folder and extension
+  std::string device, driver, platform, commit, date;
+  double read_gb_per_s = 0, page_read_gb_per_s = 0, fma_gflop_per_s = 0, mma_gflop_per_s = 0;
+  std::vector<std::string> names{};           ///< in the file's order, skipped rows left out
+  std::map<std::string, ComparedRow> rows{};  ///< by name
+};
+
+/// Throws kInvalidArgument naming file, field and what is legal.
+ComparedReport parse_report(const std::string& text, const std::string& path);
+std::vector<ComparedReport> read_reports(const std::vector<std::string>& paths);
+
+/// The names of all reports' rows, each once, in the order of their first mention.
+std::vector<std::string> all_names(const std::vector<ComparedReport>& reports);
+
+/// Median times and how many times faster than the first report the others are; the geometric mean
+/// at the end.
+std::string comparison_table(const std::vector<ComparedReport>& reports);
+void print_comparison(const std::vector<ComparedReport>& reports);
+
+/// One self-contained page: what was measured where, share of the ceiling, speed and roofline as
+/// inline SVG, and the numbers.
+std::string comparison_page(const std::vector<ComparedReport>& reports);
+
+}  // namespace clattn::cli

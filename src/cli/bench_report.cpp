@@ -1,0 +1,163 @@
+#include "cli/bench_report.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
+#include "cli/device_report.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json options_json(const BenchModel& model) {
+  return {{"heads", model.heads},
+          {"kv_heads", model.kv_heads},
+          {"head_size", model.head_size},
+          {"block_size", model.block_size},
+          {"rope_dim", model.rope_dim},
+          {"window", model.window},
+          {"soft_cap", model.soft_cap},
+          {"scale", model.scale},
+          {"sinks", model.sinks},
+          {"dtype", to_string(model.dtype)},
+          {"kv_dtype", to_string(model.kv_dtype)}};
+}
+
+/// Equal neighbours together: [[count, query_len, seq_len], ...].
+Json requests_json(const std::vector<BenchRequest>& requests) {
+  Json runs = Json::array();
+  for (const auto& [query_len, seq_len] : requests) {
+    if (!runs.empty() && runs.back()[1] == query_len && runs.back()[2] == seq_len) {
+      runs.back()[0] = runs.back()[0].get<int>() + 1;
+    } else {
+      runs.push_back({1, query_len, seq_len});
+    }
+  }
+  return runs;
+}
+
+Json kernel_json(const BenchKernel& kernel) {
+  Json json = {{"name", kernel.name}, {"role", kernel.role}};
+  if (kernel.work_group_size == 0) return json;
+  json["work_groups"] = kernel.work_groups;
+  json["work_group_size"] = kernel.work_group_size;
+  json["block_rows"] = kernel.block_rows;
+  json["block_kv"] = kernel.block_kv;
+  return json;
+}
+
+Json row_json(const BenchRow& row) {
+  const BenchShape& shape = row.shape;
+  Json json = {{"name", shape.name()},
+               {"model", shape.model.name},
+               {"suite", shape.suite},
+               {"batch", shape.batch},
+               {"requests", requests_json(shape.requests)},
+               {"options", options_json(shape.model)}};
+  if (!row.skipped.empty()) {
+    json["skipped"] = row.skipped;
+    return json;
+  }
+  json["median_us"] = row.median_us;
+  json["p10_us"] = row.p10_us;
+  json["p90_us"] = row.p90_us;
+  json["launches"] = row.launches;
+  json["rounds"] = row.rounds;
+  if (!row.ceiling.empty()) {
+    json["bytes"] = row.work.bytes;
+    json["flops"] = row.work.flops;
+    json["rate"] = row.rate;
+    json["rate_unit"] = row.rate_unit();
+    json["ceiling"] = row.ceiling;
+    json["resident"] = row.resident;
+    if (row.share) json["share_of_ceiling"] = *row.share;
+  }
+  json["max_error"] = row.deviation.max_error;
+  json["error_share_of_allowance"] = row.deviation.worst_share;
+  json["verified_values"] = row.deviation.compared;
+  json["correct"] = row.deviation.passed();
+  json["backend"] = row.backend;
+  json["kernels"] = Json::array();
+  for (const BenchKernel& kernel : row.kernels) json["kernels"].push_back(kernel_json(kernel));
+  return json;
+}
+
+std::string rate_text(const BenchRow& row) {
+  if (row.ceiling.empty()) return "host time";
+  const std::string share = row.share ? fmt::format("{:3.0f}% of {}", *row.share * 100, row.ceiling)
+                            : row.resident ? "in cache"
+                                           : "";
+  return fmt::format("{:9.1f} {:7} {}", row.rate, row.rate_unit(), share);
+}
+
+}  // namespace
+
+void judge(BenchRow& row, const Ceilings& ceilings) {
+  if (row.work.bytes == 0 && row.work.flops == 0) return;
+  const bool matrix_units = ceilings.mma_gflop_per_s > 0 && row.shape.model.dtype != DType::kF32;
+  const double gflop_per_s = matrix_units ? ceilings.mma_gflop_per_s : ceilings.fma_gflop_per_s;
+  const double read_us = row.work.bytes * 1e-3 / ceilings.read_gb_per_s;
+  const double arithmetic_us = row.work.flops * 1e-3 / gflop_per_s;
+  const bool reads = read_us >= arithmetic_us;
+  row.ceiling = reads ? "read" : matrix_units ? "mma" : "fma";
+  row.rate = (reads ? row.work.bytes : row.work.flops) * 1e-3 / row.median_us;
+  if (!reads || !row.resident) row.share = std::max(read_us, arithmetic_us) / row.median_us;
+}
+
+Json to_json(const BenchReport& report) {
+  Json ceilings = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
+                   {"page_read_gb_per_s", report.ceilings.page_read_gb_per_s},
+                   {"fma_gflop_per_s", report.ceilings.fma_gflop_per_s}};
+  if (report.ceilings.mma_gflop_per_s > 0) {
+    ceilings["mma_gflop_per_s"] = report.ceilings.mma_gflop_per_s;
+  }
+  Json json = {{"format", "clattn-bench"},
+               {"schema_version", kBenchSchemaVersion},
+               {"library_version", CLATTN_VERSION},
+               {"commit", CLATTN_COMMIT},
+               {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+               {"quick", report.quick},
+               {"device", capabilities_json(report.device)},
+               {"ceilings", std::move(ceilings)},
+               {"rows", Json::array()}};
+  for (const BenchRow& row : report.rows) json["rows"].push_back(row_json(row));
+  return json;
+}
+
+void print_header(const BenchReport& report) {
+  const Ceilings& ceilings = report.ceilings;
+  fmt::print("{} ({}), driver {}, clattn {} {}\n", report.device.name, report.device.platform_name,
+             report.device.driver_version, CLATTN_VERSION, CLATTN_COMMIT);
+  fmt::print(
+      "ceilings: streaming read {:.1f} GB/s, pages in random order {:.1f} GB/s, f32 "
+      "multiply-add {:.1f} GFLOP/s{}\n\n",
+      ceilings.read_gb_per_s, ceilings.page_read_gb_per_s, ceilings.fma_gflop_per_s,
+      ceilings.mma_gflop_per_s > 0
+          ? fmt::format(", mma.sync {:.1f} GFLOP/s", ceilings.mma_gflop_per_s)
+          : "");
+  fmt::print("{:44} {:>12} {:>12}  {:33} {:>9} {:>5}\n", "model/suite/batch", "median us",
+             "p10-p90", "rate, of ceiling", "error", "allow");
+}
+
+void print_row(const BenchRow& row) {
+  if (!row.skipped.empty()) {
+    fmt::print("{:44} skipped: {}\n", row.shape.name(), row.skipped);
+  } else {
+    std::vector<std::string_view> kernels;
+    for (const BenchKernel& kernel : row.kernels) kernels.push_back(kernel.name);
+    fmt::print("{:44} {:12.1f} {:>+6.1f}..{:+.1f}%  {:33} {:9.2e} {:4.0f}% {:5}  {} {}\n",
+               row.shape.name(), row.median_us, (row.p10_us / row.median_us - 1) * 100,
+               (row.p90_us / row.median_us - 1) * 100, rate_text(row), row.deviation.max_error,
+               row.deviation.worst_share * 100, row.deviation.passed() ? "ok" : "WRONG",
+               row.backend, fmt::join(kernels, " + "));
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace clattn::cli

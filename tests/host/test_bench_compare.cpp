@@ -1,0 +1,106 @@
+#include <gtest/gtest.h>
+
+#include <clattn/error.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/bench_compare.hpp"
+
+namespace {
+
+using clattn::cli::ComparedReport;
+using clattn::cli::comparison_page;
+using clattn::cli::parse_report;
+using nlohmann::json;
+
+json row(const char* name, double median_us) {
+  return {{"name", name}, {"median_us", median_us}, {"correct", true},
+          {"bytes", 4e6}, {"flops", 8e6},           {"share_of_ceiling", 0.5}};
+}
+
+json report(double factor) {
+  return {{"format", "clattn-bench"},
+          {"schema_version", 1},
+          {"commit", "abc"},
+          {"date", "2026-01-02T03:04:05Z"},
+          {"device", {{"name", "<dev>"}, {"driver_version", "1"}, {"platform_version", "2"}}},
+          {"ceilings",
+           {{"read_gb_per_s", 100.0}, {"page_read_gb_per_s", 90.0}, {"fma_gflop_per_s", 1000.0}}},
+          {"rows",
+           {row("m/decode/q1", 100 * factor),
+            row("m/prefill/q8", 50 * factor),
+            {{"name", "m/cache/q1"}, {"skipped", "no room"}}}}};
+}
+
+TEST(BenchCompare, TellsHowManyTimesAsFast) {
+  json other = report(0.5);
+  other["rows"].push_back(row("only/here", 7));
+  other["rows"][1]["correct"] = false;
+  const std::vector<ComparedReport> reports = {parse_report(report(1).dump(), "x/a.json"),
+                                               parse_report(other.dump(), "b.json")};
+  EXPECT_EQ(reports[0].label, "a");
+  const std::string table = comparison_table(reports);
+  EXPECT_NE(table.find("50.0 (2.00x)"), std::string::npos) << table;
+  EXPECT_NE(table.find("25.0 WRONG (2.00x)"), std::string::npos) << table;
+  EXPECT_NE(table.find("2.000x"), std::string::npos) << table;
+  EXPECT_NE(table.find("only/here"), std::string::npos) << table;
+  EXPECT_EQ(table.find("m/cache/q1"), std::string::npos) << table;
+}
+
+TEST(BenchCompare, ThePageHoldsEveryPlotAndLoadsNothing) {
+  const std::string page = comparison_page(
+      {parse_report(report(1).dump(), "a.json"), parse_report(report(2).dump(), "b<.json")});
+  for (const char* part :
+       {"<title>clattn bench</title>", "Share of the ceiling", "<h2>Speed</h2>", "Median time",
+        "Roofline", "Numbers", "% of the report", "us (logarithmic)", "flop/byte", "GFLOP/s",
+        "&lt;dev>", "b&lt;", "prefers-color-scheme: dark", "</html>"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+  for (const char* foreign :
+       {"http://", "https://", "<script", "<link", "@import", "nan", "inf\""}) {
+    EXPECT_EQ(page.find(foreign), std::string::npos) << foreign;
+  }
+  std::size_t markers = 0;
+  for (std::size_t at = page.find("<path d="); at != std::string::npos;
+       at = page.find("<path d=", at + 1)) {
+    ++markers;
+  }
+  // Two rows of two reports in three plots, of one in that of speeds, and the legend's two.
+  EXPECT_EQ(markers, 2U * 2 * 3 + 2 + 2);
+}
+
+TEST(BenchCompare, BadReportsNameFileAndField) {
+  struct Bad {
+    const char* pointer;
+    json value;
+    const char* says;
+  };
+  const Bad rows[] = {
+      {"/format", "other", "f.json: format: expected clattn-bench"},
+      {"/schema_version", 2, "f.json: schema_version: expected 1, not 2"},
+      {"/device", 5, "f.json: device.: expected an object"},
+      {"/device/name", 5, "f.json: device.name: expected a text"},
+      {"/ceilings/read_gb_per_s", 0, "f.json: ceilings.read_gb_per_s: expected a number above 0"},
+      {"/rows", 5, "f.json: rows: expected a list"},
+      {"/rows/0/median_us", "fast", "f.json: rows[0].median_us: expected a number above 0"},
+      {"/rows/0/correct", 1, "f.json: rows[0].correct: expected true or false"},
+      {"/rows/1/name", "m/decode/q1", "f.json: rows[1].name: expected each name once"},
+  };
+  for (const Bad& bad : rows) {
+    json document = report(1);
+    document[json::json_pointer(bad.pointer)] = bad.value;
+    try {
+      parse_report(document.dump(), "f.json");
+      ADD_FAILURE() << bad.says << ": was taken";
+    } catch (const clattn::Error& error) {
+      EXPECT_EQ(std::string(error.what()).find(bad.says), 0U) << error.what();
+    }
+  }
+  json document = report(1);
+  document["rows"][0].erase("median_us");
+  EXPECT_THROW(parse_report(document.dump(), "f.json"), clattn::Error);
+  EXPECT_THROW(parse_report("{", "f.json"), clattn::Error);
+}
+
+}  // namespace

@@ -1,0 +1,128 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <clattn/error.hpp>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/bench_shapes.hpp"
+
+namespace {
+
+using clattn::DType;
+using clattn::cli::BenchShape;
+using clattn::cli::parse_shapes;
+
+const std::string kModel = "model m heads=8 kv_heads=2 head_size=64 dtype=bf16\n";
+
+TEST(BenchShapes, ReadsModelsRowsAndTheirOwnOptions) {
+  const auto shapes =
+      parse_shapes("# comment\n" + kModel +
+                       "decode quick,gpu 4q1s2k # more\n"
+                       "prefill cpu q512s4k window=128 sinks=yes heads=4\n"
+                       "model latent heads=16 kv_heads=1 head_size=576 rope_dim=64\n"
+                       "cache cpu q3 kv_dtype=fp8_e4m3 block_size=64\n",
+                   "f");
+  ASSERT_EQ(shapes.size(), 3U);
+  EXPECT_EQ(shapes[0].name(), "m/decode/4q1s2k");
+  EXPECT_TRUE(shapes[0].in_set("quick") && shapes[0].in_set("gpu") && !shapes[0].in_set("cpu"));
+  ASSERT_EQ(shapes[0].num_reqs(), 4);
+  EXPECT_EQ(shapes[0].max_query_len(), 1);
+  EXPECT_EQ(shapes[0].max_seq_len(), 2048);
+  EXPECT_EQ(shapes[0].model.config().cache_dtype(), DType::kBF16);
+  EXPECT_EQ(shapes[1].name(), "m/prefill/q512s4k/window=128/sinks=yes/heads=4");
+  EXPECT_EQ(shapes[1].model.config().sliding_window, 128);
+  EXPECT_EQ(shapes[1].model.config().sinks.size(), 4U);
+  EXPECT_EQ(shapes[0].model.window, 0) << "a row's options are its own";
+  EXPECT_TRUE(shapes[2].model.config().use_mla);
+  EXPECT_EQ(shapes[2].model.config().output_head_size(), 512);
+  EXPECT_EQ(shapes[2].model.config().cache_dtype(), DType::kFp8E4M3);
+}
+
+TEST(BenchShapes, ReadsBatchesAsVllmWritesThemAndPutsDecodesFirst) {
+  const auto shapes = parse_shapes(kModel + "mixed cpu 2q2k_q3s5_3q1s1k\n", "f");
+  std::vector<std::pair<int, int>> requests;
+  for (const auto& [query_len, seq_len] : shapes.at(0).requests)
+    requests.emplace_back(query_len, seq_len);
+  const std::vector<std::pair<int, int>> expected = {{1, 1024},    {1, 1024},    {1, 1024},
+                                                     {2048, 2048}, {2048, 2048}, {3, 5}};
+  EXPECT_EQ(requests, expected);
+  EXPECT_EQ(shapes[0].num_tokens(), 3 + 2 * 2048 + 3);
+}
+
+struct BadLine {
+  const char* line;
+  const char* says;
+};
+
+TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
+  const BadLine rows[] = {
+      {"decoed cpu q1",
+       "f:2: suite: 'decoed', legal: model or decode, prefill, mixed, spec, cache"},
+      {"decode cpu", "f:2: row: 'decode', legal: SUITE SETS BATCH"},
+      {"decode cpu,tpu q1", "f:2: sets: 'tpu', legal: quick, cpu and gpu"},
+      {"decode cpu, q1", "f:2: sets: '', legal"},
+      {"decode cpu 1s5", "f:2: batch: '1s5', legal: [COUNT]qTOKENS"},
+      {"decode cpu q0", "f:2: batch: 'q0'"},
+      {"decode cpu q5s4", "f:2: batch: 'q5s4'"},
+      {"decode cpu q1_", "f:2: batch: 'q1_'"},
+      {"decode cpu q1x", "f:2: batch: 'q1x'"},
+      {"decode cpu 99999q1", "f:2: batch: '99999q1'"},
+      {"decode cpu 65536q16384", "f:2: batch: '65536q16384'"},
+      {"decode cpu q99999999999999999999", "f:2: batch"},
+      {"decode cpu q1 windw=4", "f:2: option: 'windw=4', legal: KEY=VALUE with KEY one of heads"},
+      {"decode cpu q1 window", "f:2: option: 'window'"},
+      {"decode cpu q1 window=-1", "f:2: window: '-1', legal: 0 to 65536"},
+      {"decode cpu q1 heads=3", "f:2: heads: '3', legal: a multiple of kv_heads, 2"},
+      {"decode cpu q1 rope_dim=64", "f:2: rope_dim: '64', legal: less than head_size, 64"},
+      {"decode cpu q1 soft_cap=nan", "f:2: soft_cap: 'nan', legal"},
+      {"decode cpu q1 dtype=int8", "f:2: dtype: 'int8', legal: f32, f16 or bf16"},
+      {"decode cpu q1 sinks=1", "f:2: sinks: '1', legal: yes or no"},
+      {"model", "f:2: model: '', legal: model NAME"},
+      {"model x heads=4", "f:2: kv_heads: 'missing', legal"},
+      {"decode cpu q1\ndecode gpu q1", "f:3: row: 'm/decode/q1', legal: each row once"},
+  };
+  for (const BadLine& row : rows) {
+    try {
+      parse_shapes(kModel + row.line, "f");
+      ADD_FAILURE() << row.line << ": was taken";
+    } catch (const clattn::Error& error) {
+      EXPECT_EQ(error.code(), clattn::ErrorCode::kInvalidArgument);
+      EXPECT_EQ(std::string(error.what()).find(row.says), 0U) << row.line << ": " << error.what();
+    }
+  }
+  EXPECT_THROW(parse_shapes("decode cpu q1\n", "f"), clattn::Error) << "a row without a model";
+}
+
+/// Every file of bench/shapes/ can be read; each model has rows for CPUs, GPUs and --quick (the
+/// upstream benchmarks: for GPUs), and llama-3-8b has all suites.
+TEST(BenchShapes, TheFilesOfTheRepositoryAreComplete) {
+  std::set<std::string> names, suites;
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(CLATTN_SOURCE_DIR "/bench/shapes")) {
+    std::ostringstream text;
+    text << std::ifstream(entry.path()).rdbuf();
+    const std::string file = entry.path().filename().string();
+    const bool upstream = file.rfind("upstream", 0) == 0;
+    const std::vector<BenchShape> shapes = parse_shapes(text.str(), file);
+    ++files;
+    for (const char* set : {"quick", "cpu", "gpu"}) {
+      const bool any = std::any_of(shapes.begin(), shapes.end(),
+                                   [&](const BenchShape& shape) { return shape.in_set(set); });
+      EXPECT_TRUE(any || (upstream && std::string(set) == "quick")) << file << ": " << set;
+    }
+    for (const BenchShape& shape : shapes) {
+      EXPECT_TRUE(names.insert(shape.name()).second) << shape.name() << " is in two files";
+      if (shape.model.name == "llama-3-8b" && shape.in_set("quick")) suites.insert(shape.suite);
+    }
+  }
+  EXPECT_GE(files, 11U);
+  const auto& all = clattn::cli::bench_suites();
+  EXPECT_EQ(suites, std::set<std::string>(all.begin(), all.end()));
+}
+
+}  // namespace

@@ -1,0 +1,125 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "robustness/program.hpp"
+
+namespace {
+
+using nlohmann::json;
+
+/// Whether the documented fields of a report are there and plausible.
+void expect_report(const json& report) {
+  EXPECT_EQ(report.at("format"), "clattn-bench");
+  EXPECT_EQ(report.at("schema_version"), 1);
+  for (const char* field : {"library_version", "commit", "date"}) {
+    EXPECT_FALSE(report.at(field).get<std::string>().empty()) << field;
+  }
+  for (const char* field : {"name", "driver_version", "platform_version"}) {
+    EXPECT_FALSE(report.at("device").at(field).get<std::string>().empty()) << field;
+  }
+  for (const char* field : {"read_gb_per_s", "page_read_gb_per_s", "fma_gflop_per_s"}) {
+    EXPECT_GT(report.at("ceilings").at(field).get<double>(), 0) << field;
+  }
+}
+
+void expect_row(const json& row) {
+  ASSERT_FALSE(row.contains("skipped")) << row;
+  EXPECT_GT(row.at("median_us").get<double>(), 0);
+  EXPECT_LE(row.at("p10_us").get<double>(), row.at("median_us").get<double>());
+  EXPECT_GE(row.at("p90_us").get<double>(), row.at("median_us").get<double>());
+  EXPECT_GT(row.at("verified_values").get<int>(), 0);
+  EXPECT_TRUE(row.at("correct").get<bool>());
+  EXPECT_GE(row.at("max_error").get<double>(), 0);
+  EXPECT_LE(row.at("error_share_of_allowance").get<double>(), 1);
+  EXPECT_FALSE(row.at("kernels").empty());
+  EXPECT_EQ(row.at("options").at("head_size"), 64);
+  EXPECT_EQ(row.contains("rate"), row.contains("ceiling"));
+  if (row.contains("rate")) {
+    EXPECT_GT(row.at("bytes").get<double>(), 0);
+    EXPECT_GT(row.at("rate").get<double>(), 0);
+    EXPECT_TRUE(row.at("resident").get<bool>()) << "--quick walks over little memory";
+    EXPECT_FALSE(row.at("ceiling") == "read" && row.contains("share_of_ceiling"));
+  }
+}
+
+/// Every suite once on a small model, as JSON; then two such reports as a page.
+TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "tiny.txt").string();
+  const std::string first = (scratch.path() / "first.json").string();
+  const std::string second = (scratch.path() / "second.json").string();
+  const std::string page = (scratch.path() / "page.html").string();
+  write_bytes(shapes,
+              "model tiny heads=4 kv_heads=2 head_size=64 dtype=f32\n"
+              "decode quick 2q1s100\nprefill quick q70\nmixed quick q20s50_2q1s33\n"
+              "spec quick 2q3s40\ncache quick q40\nmerge quick q40\nmetadata quick 3q1s100\n"
+              "startup quick q1s20\nstep quick 2q1s20\nreplay quick 2q1s20\n");
+  const ProgramResult result =
+      run_program("bench all --quick --filter tiny/ --shapes " + shapes + " --json " + first);
+  ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  const json report = json::parse(read_bytes(first));
+  expect_report(report);
+  std::set<std::string> suites;
+  for (const json& row : report.at("rows")) {
+    SCOPED_TRACE(row.at("name").get<std::string>());
+    expect_row(row);
+    suites.insert(row.at("suite").get<std::string>());
+  }
+  EXPECT_EQ(suites.size(), 10U);
+
+  std::filesystem::copy_file(first, second);
+  const ProgramResult compared =
+      run_program("bench --compare " + first + " " + second + " --html " + page);
+  EXPECT_EQ(compared.code, 0) << compared.standard_error;
+  EXPECT_NE(compared.standard_output.find("1.000x"), std::string::npos);
+  const std::string html = read_bytes(page);
+  for (const char* part : {"<svg", "Roofline", "tiny/decode/2q1s100", "second", "</html>"}) {
+    EXPECT_NE(html.find(part), std::string::npos) << part;
+  }
+}
+
+/// Latent rows, windows, a soft cap, sinks and an 8-bit cache are judged right.
+TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "options.txt").string();
+  write_bytes(
+      shapes,
+      "model latent heads=16 kv_heads=1 head_size=80 rope_dim=16 dtype=f32 scale=0.2\n"
+      "decode quick 2q1s40\ncache quick q40\n"
+      "model gemma heads=2 kv_heads=1 head_size=64 dtype=f16 window=30 soft_cap=20 sinks=yes\n"
+      "decode quick 2q1s70\nprefill quick q70 kv_dtype=fp8_e4m3\n");
+  const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  const json report = json::parse(result.standard_output);
+  EXPECT_EQ(report.at("rows").size(), 4U);
+  for (const json& row : report.at("rows")) {
+    EXPECT_TRUE(row.value("correct", false)) << row;
+  }
+}
+
+TEST(Bench, RefusesWithOneLine) {
+  expect_refusal(run_program("bench --quick --model no-such-model"), 2,
+                 "--model: 'no-such-model' is unknown; one of all, deepseek-v3");
+  expect_refusal(run_program("bench --quick --filter no-such-row"), 2, "'no-such-row' in its name");
+  expect_refusal(run_program("bench --compare /no/such.json"), 2, "/no/such.json");
+  expect_refusal(run_program("bench --quick --html x.html"), 2, "--compare");
+  const ScratchDirectory scratch;
+  write_bytes(scratch.path() / "bad.txt", "decode quick q1\n");
+  expect_refusal(run_program("bench --quick --shapes " + (scratch.path() / "bad.txt").string()), 2,
+                 "bad.txt:1: suite: 'decode', legal: a model line before the first row");
+}
+
+TEST(Bench, SaysWhyNoRowFits) {
+  const ScratchDirectory scratch;
+  write_bytes(scratch.path() / "huge.txt",
+              "model huge heads=8 kv_heads=8 head_size=128\ncache quick 65536q1s16777216\n");
+  expect_refusal(
+      run_program("bench --quick --json - --shapes " + (scratch.path() / "huge.txt").string()), 3,
+      "no row fits this device: needs ");
+}
+
+}  // namespace
