@@ -46,6 +46,7 @@ struct DeviceCapabilities {
       0;                    ///< largest static __local array that a kernel used right
   bool inline_ptx = false;  ///< inline PTX assembles and computes
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
+  int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };
 
 /// Every device of every platform, in the drivers' order. Empty when there is none. Thread-safe.

@@ -180,6 +180,11 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
          (shape.cache_dtype == shape.dtype || element_size_bytes(shape.cache_dtype) == 1);
 }
 
+bool takes_shape(const Variant& variant, const KernelShape& shape) {
+  return takes_types(variant, shape) &&
+         (variant.role != Role::kDecode || variant.block_rows >= shape.group());
+}
+
 bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {
   for (const KernelFamily rung : family_ladder(family, capabilities)) {
     for (const Variant& variant : variants()) {
