@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "kernels/tuned.hpp"
 #include "kernels/variants.hpp"
@@ -75,14 +77,11 @@ std::vector<DeviceCapabilities> devices() {
       gpu("an NVIDIA GPU whose driver is silent", true),
   };
   all.emplace_back().name = "an accelerator";
-  const std::size_t known = all.size();
+  std::set<std::pair<std::string, std::string>> named;
   for (const TuningRow& row : shipped_tuning().rows) {
-    for (std::size_t i = 0; i < known; ++i) {
-      DeviceCapabilities named = all[i];
-      named.name = row.device.substr(0, row.device.find('*'));
-      named.driver_version = row.driver;
-      all.push_back(named);
-    }
+    if (!named.emplace(row.device, row.driver).second) continue;
+    all.push_back(gpu(row.device.substr(0, row.device.find('*')).c_str()));
+    all.back().driver_version = row.driver;
   }
   return all;
 }
@@ -109,17 +108,27 @@ void each_query(Function&& f) {
   constexpr std::pair<DType, DType> kTypes[] = {
       {DType::kF32, DType::kF32},     {DType::kF16, DType::kF16},      {DType::kBF16, DType::kBF16},
       {DType::kF16, DType::kFp8E4M3}, {DType::kBF16, DType::kFp8E5M2}, {DType::kF16, DType::kInt8}};
+  std::set<std::int32_t> head_sizes = {8, 64, 96, 128, 256, 512};
+  std::set<std::int32_t> groups = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32, 64, 128};
+  for (const TuningRow& row : shipped_tuning().rows) {
+    if (row.head_size > 0) head_sizes.insert(row.head_size);
+    if (row.group > 0) groups.insert(row.group);
+  }
   for (const DeviceCapabilities& device : devices()) {
     for (const Role role : {Role::kDecode, Role::kPrefill, Role::kMerge, Role::kCacheWrite,
                             Role::kCacheWritePacked, Role::kMLADecode, Role::kPackedDecode}) {
       TuningQuery query = query_for(device, to_string(role));
-      for (query.head_size = 8; query.head_size <= 512; query.head_size += 8) {
-        for (query.group = 1; query.group <= 128; query.group += query.group < 16 ? 1 : 16) {
+      for (const std::int32_t head_size : head_sizes) {
+        for (const std::int32_t group : groups) {
           for (const auto& [dtype, cache_dtype] : kTypes) {
-            query.dtype = dtype;
-            query.cache_dtype = cache_dtype;
-            query.pages = page_class(query.head_size % 3 == 0 ? 0 : query.head_size % 128);
-            f(query);
+            for (const std::int32_t block_size : {0, 1, 16, 256}) {
+              query.head_size = head_size;
+              query.group = group;
+              query.dtype = dtype;
+              query.cache_dtype = cache_dtype;
+              query.pages = page_class(block_size);
+              f(query);
+            }
           }
         }
       }
