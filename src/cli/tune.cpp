@@ -106,12 +106,7 @@ class Search {
 
   void print() const {
     show_progress("");
-    const auto by_speed = [](const Trial* a, const Trial* b) { return a->speed_up > b->speed_up; };
-    std::vector<const Trial*> timed;
-    for (const Trial& trial : trials_) {
-      if (trial.state == TrialState::kTimed) timed.push_back(&trial);
-    }
-    std::stable_sort(timed.begin(), timed.end(), by_speed);
+    const std::vector<const Trial*> timed = by_speed();
     fmt::print("\n{}: {} of {} candidates timed\n", target_.name, timed.size(), num_candidates_);
     fmt::print("  {:58} {:>10} {:>17} {:>9} {:>8}\n", "candidate", "time us", "rate", "error",
                "speed-up");
@@ -150,22 +145,39 @@ class Search {
     if (trial.state == TrialState::kTimed && trial.speed_up > best_.speed_up) best_ = trial;
   }
 
-  /// The best of many noisy candidates looks better than it is: it has to win once more.
+  /// The best of many noisy candidates look better than they are: one has to win twice more, each
+  /// time against tensors made anew.
   std::optional<TuningRow> confirm() {
-    if (best_.speed_up <= kNoise) {
-      verdict_ = "the default stays";
-      return std::nullopt;
+    constexpr std::size_t kMostLeaders = 3;
+    const std::vector<const Trial*> leaders = by_speed();
+    for (std::size_t i = 0; i < std::min(leaders.size(), kMostLeaders); ++i) {
+      double speed_up = leaders[i]->speed_up;
+      TuningRow row = leaders[i]->row;
+      for (int again = 0; again < 2 && speed_up > kNoise; ++again) {
+        race_.refresh();
+        const Trial trial = race_.run(leaders[i]->row, kFinalRounds);
+        speed_up = trial.state == TrialState::kTimed ? std::min(speed_up, trial.speed_up) : 0;
+        row = trial.row;
+      }
+      if (speed_up <= kNoise) continue;
+      verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(row), speed_up);
+      row.version = CLATTN_VERSION;
+      row.date = today();
+      return row;
     }
-    const Trial again = race_.run(best_.row, kFinalRounds);
-    if (again.state != TrialState::kTimed || again.speed_up <= kNoise) {
-      verdict_ = fmt::format("the default stays: {} did not win again", describe(best_.row));
-      return std::nullopt;
+    verdict_ = "the default stays";
+    return std::nullopt;
+  }
+
+  /// The timed candidates, fastest first.
+  std::vector<const Trial*> by_speed() const {
+    std::vector<const Trial*> timed;
+    for (const Trial& trial : trials_) {
+      if (trial.state == TrialState::kTimed) timed.push_back(&trial);
     }
-    verdict_ = fmt::format("winner: {}, x{:.3f}", describe(again.row), again.speed_up);
-    TuningRow row = again.row;
-    row.version = CLATTN_VERSION;
-    row.date = today();
-    return row;
+    std::stable_sort(timed.begin(), timed.end(),
+                     [](const Trial* a, const Trial* b) { return a->speed_up > b->speed_up; });
+    return timed;
   }
 
   void print_line(const Trial& trial) const {

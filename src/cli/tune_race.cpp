@@ -42,21 +42,28 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target)
                             deviation.max_error, deviation.worst_share * 100));
   }
   base_.row.error = deviation.max_error;
+  refresh();
+  const Entrant& last = defaults_.back();
+  base_.state = TrialState::kTimed;
+  base_.speed_up = 1;
+  base_.row.time_us = last.seconds * 1e6;
+  base_.rate = last.workload->work_per_launch / last.seconds * 1e-9;
+}
+
+void TuneRace::refresh() {
+  set_tuning(*context_, {});
+  defaults_.clear();
+  batches_.clear();
   std::string reason;
-  for (std::size_t i = 0; i < target.workloads.size(); ++i) {
+  for (std::size_t i = 0; i < target_.workloads.size(); ++i) {
     try {
-      defaults_.push_back(enter(target.workloads[i]));
+      defaults_.push_back(enter(target_.workloads[i]));
       batches_.push_back(i);
     } catch (const Error& error) {  // a batch that the device has no memory for
       reason = error.what();
     }
   }
   if (defaults_.empty()) throw Error(ErrorCode::kUnsupported, reason);
-  const Entrant& last = defaults_.back();
-  base_.state = TrialState::kTimed;
-  base_.speed_up = 1;
-  base_.row.time_us = last.seconds * 1e6;
-  base_.rate = last.workload->work_per_launch / last.seconds * 1e-9;
 }
 
 std::string TuneRace::unit_name() const {

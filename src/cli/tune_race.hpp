@@ -37,6 +37,9 @@ class TuneRace {
   /// turns, so that a change of the machine's speed hits both; medians of the rounds' ratios.
   Trial run(const TuningRow& row, int rounds);
 
+  /// Makes the default's tensors anew: where they happen to lie may favour or harm it.
+  void refresh();
+
   /// The default, as a trial of itself.
   const Trial& base() const { return base_; }
   std::string unit_name() const;

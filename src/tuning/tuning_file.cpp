@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 /// The file's lines without the rows that `rows` replace; a fresh file has the header.
 std::string kept_lines(const std::string& path, std::span<const TuningRow> rows) {
-  const std::string fresh = format_tuning({});
+  std::string fresh = format_tuning({});
   std::error_code error;
   if (!fs::exists(path, error)) return fresh;
   if (!fs::is_regular_file(path, error)) throw_io(path, "not a regular file");

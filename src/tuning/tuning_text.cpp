@@ -18,7 +18,8 @@ constexpr std::size_t kMaxRows = 100000;
 // ---- one field: how it is written, and what may stand in its place ----
 
 std::string quoted(const std::string& text) {
-  const bool plain = !text.empty() && text.find_first_of(" \t\"#*-") == std::string::npos;
+  const bool plain = !text.empty() && text != "*" && text != "-" &&
+                     text.find_first_of(" \t\"#") == std::string::npos;
   return plain ? text : '"' + text + '"';
 }
 
