@@ -28,6 +28,7 @@
 #include <clattn/registry.hpp>
 #include <clattn/reorder.hpp>
 #include <clattn/spec_decode.hpp>
+#include <clattn/tuning.hpp>
 #include <clattn/types.hpp>
 #include <clattn/v0_slot_mapping.hpp>
 #include <clattn/virtual_batches.hpp>

@@ -47,6 +47,7 @@ struct DeviceCapabilities {
   bool inline_ptx = false;          ///< inline PTX assembles and computes
   bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
+  int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };
 
 /// Every device of every platform, in the drivers' order. Empty when there is none. Thread-safe.

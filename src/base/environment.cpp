@@ -11,12 +11,13 @@
 namespace clattn::detail {
 namespace {
 
-std::string choose_cache_dir(const std::string& own, const std::string& xdg,
-                             const std::string& home) {
+/// A place of ours: the one that `own` names, else under $XDG_..., else under its default in home.
+std::string choose_path(const std::string& own, const std::string& xdg, const std::string& home,
+                        const char* default_folder, const char* name) {
   if (!own.empty()) return own;
   // The XDG specification: a relative path is invalid and ignored.
-  if (xdg.starts_with('/')) return xdg + "/clattn";
-  return home.empty() ? std::string{} : home + "/.cache/clattn";
+  if (xdg.starts_with('/')) return xdg + name;
+  return home.empty() ? std::string{} : home + default_folder + name;
 }
 
 /// The parts of "a:b:c"; empty ones are left out.
@@ -53,8 +54,10 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   result.backend = text("CLATTN_BACKEND");
   result.kv_cache_layout = text("CLATTN_KV_CACHE_LAYOUT");
   result.kernel_dir = text("CLATTN_KERNEL_DIR");
-  result.cache_dir =
-      choose_cache_dir(text("CLATTN_CACHE_DIR"), text("XDG_CACHE_HOME"), text("HOME"));
+  result.cache_dir = choose_path(text("CLATTN_CACHE_DIR"), text("XDG_CACHE_HOME"), text("HOME"),
+                                 "/.cache", "/clattn");
+  result.tuning_file = choose_path(text("CLATTN_TUNING_FILE"), text("XDG_CONFIG_HOME"),
+                                   text("HOME"), "/.config", "/clattn/tuning.txt");
   result.capture_dir = text("CLATTN_CAPTURE_DIR");
   result.plugins = split_paths(text("CLATTN_PLUGINS"));
   const auto number = [&](const char* name, float& value) {
@@ -63,8 +66,12 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   number("CLATTN_Q_SCALE_CONSTANT", result.q_scale_constant);
   number("CLATTN_K_SCALE_CONSTANT", result.k_scale_constant);
   number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
-  const std::string cache = text("CLATTN_CACHE");
-  result.cache_enabled = cache != "0" && cache != "off";
+  const auto is_on = [&](const char* name) {
+    const std::string value = text(name);
+    return value != "0" && value != "off";
+  };
+  result.cache_enabled = is_on("CLATTN_CACHE");
+  result.tuning_enabled = is_on("CLATTN_TUNING");
   return result;
 }
 

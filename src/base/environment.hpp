@@ -21,6 +21,9 @@ struct Environment {
   float k_scale_constant = 200;      ///< CLATTN_K_SCALE_CONSTANT: largest magnitudes of a layer's
   float v_scale_constant = 100;      ///< CLATTN_V_SCALE_CONSTANT: first tensors by these
   bool cache_enabled = true;         ///< CLATTN_CACHE=0 (or off) turns the disk cache off
+  std::string tuning_file;  ///< CLATTN_TUNING_FILE, else $XDG_CONFIG_HOME/clattn/tuning.txt, else
+                            ///< $HOME/.config/clattn/tuning.txt; empty = none
+  bool tuning_enabled = true;  ///< CLATTN_TUNING=0 (or off): the user's tuning file is not used
 };
 const Environment& environment();
 

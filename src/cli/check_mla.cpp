@@ -28,7 +28,8 @@ AttentionCall as_attention(const MLAConfig& config, const BatchFamily& family, s
   return call;
 }
 
-/// The oracle's result cut to what the output keeps: the latent part of each row.
+}  // namespace
+
 oracle::AttentionResult latent_part(const oracle::AttentionResult& all, const MLAConfig& config) {
   const auto rank = static_cast<std::size_t>(config.kv_lora_rank);
   const std::size_t width = rank + static_cast<std::size_t>(config.rope_dim);
@@ -41,8 +42,6 @@ oracle::AttentionResult latent_part(const oracle::AttentionResult& all, const ML
   }
   return part;
 }
-
-}  // namespace
 
 MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family) {
   MLAConfig config;

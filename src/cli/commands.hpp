@@ -17,6 +17,7 @@ void add_check_command(CLI::App& app);
 void add_run_command(CLI::App& app);
 void add_replay_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
+void add_tune_command(CLI::App& app);
 
 /// Writes a report to a file, or to standard output for "-". Throws kIo naming the file.
 void write_text(const std::string& path, const std::string& text);

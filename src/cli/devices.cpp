@@ -73,6 +73,7 @@ json device_json(const Device& device, const AttentionConfig& config) {
     const std::shared_ptr<Context> context = Context::create(device);
     row["capabilities"] = capabilities_json(context->capabilities());
     row["backends"] = choice_json(context, config);
+    row["tuning_problems"] = tuning_problems(*context);
   } catch (const Error& error) {
     row["error"] = error.what();
   }
@@ -132,6 +133,9 @@ void print_report(const json& devices, const AttentionConfig& config) {
     if (opened) print_capabilities(device["capabilities"]);
     if (device.contains("backends")) {
       for (const json& backend : device["backends"]) print_backend(backend);
+    }
+    for (const json& problem : device.value("tuning_problems", json::array())) {
+      fmt::print("  tuning: {}\n", problem.get<std::string>());
     }
     if (device.contains("error")) fmt::print("  error: {}\n", device["error"].get<std::string>());
   }

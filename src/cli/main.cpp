@@ -82,9 +82,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", CLATTN_VERSION);
   app.require_subcommand(1);
   using AddCommand = void (*)(CLI::App&);
-  constexpr std::array<AddCommand, 5> kCommands = {add_devices_command, add_check_command,
-                                                   add_run_command, add_replay_command,
-                                                   add_bench_command};
+  constexpr std::array<AddCommand, 6> kCommands = {add_devices_command, add_check_command,
+                                                   add_run_command,     add_replay_command,
+                                                   add_bench_command,   add_tune_command};
   for (const AddCommand add : kCommands) add(app);
   try {
     app.parse(argc, argv);

@@ -9,28 +9,15 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "kernels/tuned.hpp"
 
 namespace clattn::detail {
 
 namespace {
 
-// Planner constants by kind of device. GPUs: 4 work-groups a compute unit hide latency, and a split
-// below 256 keys costs more to merge than it saves. CPUs: a work-group is a thread's unit of work;
-// 8 a core even out ragged batches. A split of 32 keys still pays where it occupies another core,
-// beyond that only a longer one: 512 keys of one request are cut into as many as there are cores.
-struct PlannerDefaults {
-  std::int32_t items_per_compute_unit;
-  std::int32_t min_split_keys;
-  std::int32_t min_filling_keys;  // shortest key range worth a split for every compute unit
-  ItemOrder order;
-};
-constexpr PlannerDefaults kGpuPlan{4, 256, 256, ItemOrder::kHeavyFirst};
-constexpr PlannerDefaults kCpuPlan{8, 32, 512, ItemOrder::kLightFirst};
-
-/// Decode tiles hold all query heads of a KV head.
-bool tile_holds_group(const Variant& variant, const KernelShape& shape) {
-  return variant.role != Role::kDecode || variant.block_rows >= shape.group();
-}
+// A CPU's split of 32 keys still pays where it occupies another core, beyond that only a longer one:
+// this many keys of one request are cut into as many as there are cores.
+constexpr std::int32_t kFillingKeys = 512;
 
 /// Whether a smaller tile would read the keys of a KV head more often than a larger one.
 bool reads_more(const Variant& variant, const KernelShape& shape,
@@ -39,53 +26,70 @@ bool reads_more(const Variant& variant, const KernelShape& shape,
          head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
 }
 
-/// A row of the same tile is what takes over where the first does not fit.
-bool is_spare(const Variant& variant, const std::vector<BuiltKernel>& built) {
-  return std::any_of(built.begin(), built.end(), [&](const BuiltKernel& kernel) {
-    return variant.block_rows > 0 && kernel.variant->block_rows == variant.block_rows;
-  });
-}
+/// The variants of a role that are built, tried one after the other.
+class RoleKernels {
+ public:
+  RoleKernels(Runtime& runtime, const KernelShape& shape, std::size_t most,
+              std::vector<std::string>* rejected)
+      : runtime_(runtime), shape_(shape), most_(most), rejected_(rejected) {}
+
+  /// Builds a variant if the device can run it and no earlier one does its work.
+  void add(const Variant& variant) {
+    if (built.size() == most_ || !takes_shape(variant, shape_)) return;
+    if (reads_more(variant, shape_, built) || is_spare(variant)) return;
+    const DeviceCapabilities& capabilities = runtime_.capabilities();
+    const auto reasons = why_not(variant, capabilities);
+    if (!reasons.empty()) return reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
+    std::shared_ptr<KernelPool> pool;
+    try {
+      pool = runtime_.kernel(kernel_source(variant, shape_, capabilities));
+    } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
+      if (error.code() != ErrorCode::kOpenCL) throw;
+      return reject(variant, error.what());
+    }
+    if (!fits_after_build(variant, *pool, capabilities)) {
+      return reject(variant,
+                    fmt::format("built, but it needs {} B of local and {} B of private memory",
+                                pool->local_mem_bytes(), pool->private_mem_bytes()));
+    }
+    built.push_back({variant, std::move(pool), head_tiling(variant, shape_)});
+  }
+
+  std::vector<BuiltKernel> built;
+
+ private:
+  void reject(const Variant& variant, const std::string& why) {
+    rejected_->push_back(fmt::format("{}: {}", variant.name, why));
+  }
+  /// A tile no smaller than the first is what takes over where the first does not fit.
+  bool is_spare(const Variant& variant) const {
+    return !built.empty() && variant.block_rows >= built.front().variant->block_rows;
+  }
+
+  Runtime& runtime_;
+  const KernelShape& shape_;
+  std::size_t most_;
+  std::vector<std::string>* rejected_;
+};
 
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
                                        KernelFamily family, Role role, std::size_t most,
                                        std::vector<std::string>* rejected) {
-  const DeviceCapabilities& capabilities = runtime.capabilities();
-  std::vector<BuiltKernel> built;
-  for (const KernelFamily rung : family_ladder(family, capabilities)) {
+  RoleKernels kernels(runtime, shape, most, rejected);
+  const std::optional<Variant> tuned = tuned_variant(runtime, shape, family, role);
+  if (tuned) kernels.add(*tuned);
+  const bool is_tuned = !kernels.built.empty();
+  for (const KernelFamily rung : family_ladder(family, runtime.capabilities())) {
+    if (is_tuned && rung != tuned->family) continue;
     for (const Variant& variant : variants()) {
-      if (variant.role != role || variant.family != rung || built.size() == most) continue;
-      if (!tile_holds_group(variant, shape) || reads_more(variant, shape, built)) continue;
-      if (!takes_shape(variant, shape) || is_spare(variant, built)) continue;
-      const auto reasons = why_not(variant, capabilities);
-      if (!reasons.empty()) {
-        rejected->push_back(fmt::format("{}: {}", variant.name, fmt::join(reasons, ", ")));
-        continue;
-      }
-      std::shared_ptr<KernelPool> pool;
-      try {
-        pool = runtime.kernel(kernel_source(variant, shape, capabilities));
-      } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
-        if (error.code() != ErrorCode::kOpenCL) throw;
-        rejected->push_back(fmt::format("{}: {}", variant.name, error.what()));
-        continue;
-      }
-      if (!fits_after_build(variant, *pool, capabilities)) {
-        rejected->push_back(
-            fmt::format("{}: built, but it needs {} B of local and {} B of private memory",
-                        variant.name, pool->local_mem_bytes(), pool->private_mem_bytes()));
-        continue;
-      }
-      built.push_back({&variant, std::move(pool), head_tiling(variant, shape)});
+      if (variant.role == role && variant.family == rung) kernels.add(variant);
     }
-    if (!built.empty()) break;
+    if (!kernels.built.empty()) break;
   }
-  return built;
+  return std::move(kernels.built);
 }
 
-PlannerConfig planner_config(const AttentionKernels& kernels,
-                             const DeviceCapabilities& capabilities) {
-  const PlannerDefaults& defaults =
-      kernels.merge.variant->family == KernelFamily::kCpu ? kCpuPlan : kGpuPlan;
+PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role) {
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
@@ -93,11 +97,13 @@ PlannerConfig planner_config(const AttentionKernels& kernels,
   }
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
-  config.compute_units = std::max(capabilities.compute_units, 1);
-  config.items_per_compute_unit = defaults.items_per_compute_unit;
-  config.min_split_keys =
-      std::max(defaults.min_split_keys, defaults.min_filling_keys / config.compute_units);
-  config.item_order = defaults.order;
+  config.compute_units = std::max(kernels.runtime->capabilities().compute_units, 1);
+  const KernelFamily family = kernels.merge.variant->family;
+  const bool cpu = family == KernelFamily::kCpu;
+  config.item_order = cpu ? ItemOrder::kLightFirst : ItemOrder::kHeavyFirst;
+  tune_plan(*kernels.runtime, kernels.shape, family, planning_role, config);
+  if (cpu)
+    config.min_split_keys = std::max(config.min_split_keys, kFillingKeys / config.compute_units);
   return config;
 }
 
@@ -145,7 +151,7 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
   if (shape.block_size > 0 && roles.cache_write) {
     kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write);
   }
-  kernels->planner = planner_config(*kernels, runtime.capabilities());
+  kernels->planner = planner_config(*kernels, roles.shorter.value_or(roles.longer));
   return kernels;
 }
 
@@ -196,11 +202,11 @@ KeyWindow window_of(const AttentionConfig& config) {
 std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family) {
-  const std::string key =
-      fmt::format("attention form {} {}/{}x{}+{} page {} {}/{} {}{}", static_cast<int>(shape.form),
-                  shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim,
-                  shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype),
-                  to_string(family), option_macros(shape.options, Role::kPrefill));
+  const std::string key = fmt::format(
+      "attention form {} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
+      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim, shape.block_size,
+      to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
+      option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
   return std::static_pointer_cast<const AttentionKernels>(
       runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
 }

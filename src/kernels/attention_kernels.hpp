@@ -2,6 +2,7 @@
 
 #include <clattn/attention.hpp>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/variants.hpp"
@@ -12,7 +13,7 @@ namespace clattn::detail {
 
 /// A built variant.
 struct BuiltKernel {
-  const Variant* variant = nullptr;
+  std::optional<Variant> variant;  ///< a row with the constants that it was built with
   std::shared_ptr<KernelPool> pool;
   HeadTiling tiling;
 };

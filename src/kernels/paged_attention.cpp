@@ -74,12 +74,13 @@ std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
   const KernelShape shape = kernel_shape(config);
   const std::string key = fmt::format(
       "impl {}/{}x{} page {} {}/{} {} scale {:a} cap {:a} window {} chunk {} type {} alibi {:a} "
-      "sinks {:a}{}",
+      "sinks {:a}{} tuning {}",
       config.num_heads, config.num_kv_heads, config.head_size, shape.block_size,
       to_string(config.dtype), to_string(config.cache_dtype()), to_string(config.kernel_family),
       softmax_scale(config.scale, config.head_size), config.logits_soft_cap, config.sliding_window,
       config.attention_chunk_size, to_string(config.attn_type), fmt::join(config.alibi_slopes, ","),
-      fmt::join(config.sinks, ","), option_macros(shape.options, Role::kPrefill));
+      fmt::join(config.sinks, ","), option_macros(shape.options, Role::kPrefill),
+      runtime.tuning().revision);
   return std::static_pointer_cast<PagedAttentionImpl>(runtime.shared_object(key, [&] {
     return std::static_pointer_cast<void>(std::make_shared<PagedAttentionImpl>(
         runtime, config, attention_kernels(runtime, shape, config.kernel_family)));

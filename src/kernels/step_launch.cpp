@@ -161,7 +161,7 @@ std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
   std::vector<KernelInfo> infos;
   for (const BuiltKernel& stage : kernels.stages) infos.push_back(describe(stage));
   infos.push_back(describe(kernels.merge));
-  if (kernels.cache_write.variant != nullptr) infos.push_back(describe(kernels.cache_write));
+  if (kernels.cache_write.variant) infos.push_back(describe(kernels.cache_write));
   return infos;
 }
 

@@ -185,7 +185,7 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   return reasons;
 }
 
-bool takes_shape(const Variant& variant, const KernelShape& shape) {
+bool takes_types(const Variant& variant, const KernelShape& shape) {
   const bool queries = element_size_bytes(shape.dtype) == 2;
   const bool same = shape.cache_dtype == shape.dtype;
   switch (variant.operands) {
@@ -201,6 +201,11 @@ bool takes_shape(const Variant& variant, const KernelShape& shape) {
              shape.head_size * variant.block_kv <= kTileElements;
   }
   return false;
+}
+
+bool takes_shape(const Variant& variant, const KernelShape& shape) {
+  return takes_types(variant, shape) &&
+         (variant.role != Role::kDecode || variant.block_rows >= shape.group());
 }
 
 bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {

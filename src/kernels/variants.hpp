@@ -108,6 +108,9 @@ inline bool rounds_weights(const Variant& variant) {
 }
 
 /// Whether it takes the element types and the head size of a shape.
+bool takes_types(const Variant& variant, const KernelShape& shape);
+
+/// Whether it takes a shape: its types and, as a decode tile, all query heads of a KV head.
 bool takes_shape(const Variant& variant, const KernelShape& shape);
 
 /// Whether some variant of `role` in the family, or its ladder, runs on a device.

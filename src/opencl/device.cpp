@@ -98,6 +98,11 @@ DeviceCapabilities query_capabilities(cl_device_id device) {
   record.reports_fp16 = has_word(extensions, "cl_khr_fp16");
   record.reports_subgroups =
       has_word(extensions, "cl_khr_subgroups") || has_word(extensions, "cl_intel_subgroups");
+  if (has_word(extensions, "cl_nv_device_attribute_query")) {
+    constexpr cl_device_info kMajor = 0x4000, kMinor = 0x4001;  // of NVIDIA's compute capability
+    record.ptx_arch = static_cast<int>(10 * device_value<cl_uint>(device, kMajor) +
+                                       device_value<cl_uint>(device, kMinor));
+  }
   return record;
 }
 

@@ -14,6 +14,7 @@
 #include "opencl/queue.hpp"
 #include "opencl/self_test.hpp"
 #include "opencl/source.hpp"
+#include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -36,6 +37,7 @@ RuntimeOptions default_runtime_options() {
   const Environment& variables = environment();
   return {.kernel_dir = variables.kernel_dir,
           .cache_dir = variables.cache_enabled ? variables.cache_dir : std::string{},
+          .tuning_file = variables.tuning_enabled ? variables.tuning_file : std::string{},
           .binaries = BinaryCaching::kWhereItPays};
 }
 
@@ -46,6 +48,7 @@ struct Runtime::State {
         capabilities(query_capabilities(device_id)),
         read_file(kernel_file_reader(options.kernel_dir)),
         cache(options.cache_dir),
+        tuning{std::make_shared<const TuningTable>(TuningTable::load(options.tuning_file))},
         cache_binaries(options.binaries == BinaryCaching::kAlways || binaries_pay(capabilities)) {
     self_test();
   }
@@ -114,6 +117,8 @@ struct Runtime::State {
   DeviceCapabilities capabilities;
   ReadKernelFile read_file;
   ProgramCache cache;
+  std::mutex tuning_mutex;
+  RuntimeTuning tuning;
   bool cache_binaries;
   OnceMap<std::shared_ptr<Program>> programs;
   OnceMap<std::shared_ptr<KernelPool>> pools;
@@ -175,6 +180,16 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
 
 BuildCounts Runtime::build_counts() const noexcept {
   return {.from_source = state_->from_source, .from_cache = state_->from_cache};
+}
+
+RuntimeTuning Runtime::tuning() const {
+  const std::lock_guard lock(state_->tuning_mutex);
+  return state_->tuning;
+}
+
+void Runtime::set_tuning(std::shared_ptr<const TuningTable> table) {
+  const std::lock_guard lock(state_->tuning_mutex);
+  state_->tuning = {std::move(table), state_->tuning.revision + 1};
 }
 
 Buffer Runtime::allocate(std::size_t size_bytes) const {

@@ -102,8 +102,9 @@ enum class BinaryCaching : std::uint8_t {
 
 /// Where a Runtime finds kernels and keeps what it learned and built.
 struct RuntimeOptions {
-  std::string kernel_dir;  ///< files here replace the embedded ones; empty = none
-  std::string cache_dir;   ///< empty = no disk cache
+  std::string kernel_dir;   ///< files here replace the embedded ones; empty = none
+  std::string cache_dir;    ///< empty = no disk cache
+  std::string tuning_file;  ///< the user's rows; empty = none
   BinaryCaching binaries = BinaryCaching::kWhereItPays;
 };
 /// As the environment says.
@@ -113,6 +114,14 @@ RuntimeOptions default_runtime_options();
 struct BuildCounts {
   std::uint64_t from_source = 0;
   std::uint64_t from_cache = 0;
+};
+
+class TuningTable;
+
+/// A context's tuning rows. Every set_tuning() has a revision of its own.
+struct RuntimeTuning {
+  std::shared_ptr<const TuningTable> table;
+  std::uint64_t revision = 0;
 };
 
 /// The state behind a Context: the driver's handles, capabilities, built programs.
@@ -135,6 +144,10 @@ class Runtime {
   /// two threads that ask for the same kernel build it once.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
   BuildCounts build_counts() const noexcept;
+
+  /// What kernels are chosen by; thread-safe.
+  RuntimeTuning tuning() const;
+  void set_tuning(std::shared_ptr<const TuningTable> table);
 
   Buffer allocate(std::size_t size_bytes) const;
   /// A buffer that starts out with a copy of `content`.

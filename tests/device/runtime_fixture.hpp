@@ -73,6 +73,7 @@ class RuntimeFixture : public testing::TestWithParam<Device> {
       std::filesystem::path(testing::TempDir()) / fmt::format("clattn_runtime_{}", getpid());
   RuntimeOptions options_{.kernel_dir = (folder_ / "kernels").string(),
                           .cache_dir = (folder_ / "cache").string(),
+                          .tuning_file = {},
                           .binaries = BinaryCaching::kAlways};
 };
 

@@ -138,7 +138,7 @@ void for_each_write(clattn::detail::Role role, const Run& run) {
             SCOPED_TRACE(fmt::format("{} {} to {} dims {}", variant.name, clattn::to_string(dtype),
                                      clattn::to_string(cache_dtype), dims));
             const clattn::detail::BuiltKernel kernel{
-                &variant,
+                variant,
                 context->runtime().kernel(
                     kernel_source(variant, write.shape(), context->capabilities())),
                 {}};

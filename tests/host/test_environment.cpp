@@ -24,6 +24,8 @@ TEST(Environment, UnsetIsEmpty) {
   EXPECT_EQ(result.cache_dir, "");
   EXPECT_EQ(result.capture_dir, "");
   EXPECT_TRUE(result.cache_enabled);
+  EXPECT_EQ(result.tuning_file, "");
+  EXPECT_TRUE(result.tuning_enabled);
   EXPECT_TRUE(result.plugins.empty());
   EXPECT_EQ(result.q_scale_constant, 200.0F);  // A2.1
   EXPECT_EQ(result.k_scale_constant, 200.0F);
@@ -50,6 +52,8 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_CACHE_DIR", "/c"},
                                     {"CLATTN_CAPTURE_DIR", "/calls"},
                                     {"CLATTN_CACHE", "0"},
+                                    {"CLATTN_TUNING_FILE", "/t.txt"},
+                                    {"CLATTN_TUNING", "off"},
                                     {"CLATTN_PLUGINS", ":/a.so::b.so:"},
                                     {"CLATTN_Q_SCALE_CONSTANT", "2.5"},
                                     {"CLATTN_K_SCALE_CONSTANT", "50"},
@@ -65,6 +69,18 @@ TEST(Environment, EveryVariableHasItsField) {
   EXPECT_EQ(result.cache_dir, "/c");
   EXPECT_EQ(result.capture_dir, "/calls");
   EXPECT_FALSE(result.cache_enabled);
+  EXPECT_EQ(result.tuning_file, "/t.txt");
+  EXPECT_FALSE(result.tuning_enabled);
+}
+
+TEST(Environment, TuningFileLadder) {
+  const auto path = [](const std::map<std::string, std::string>& variables) {
+    return parse(variables).tuning_file;
+  };
+  EXPECT_EQ(path({{"CLATTN_TUNING_FILE", "own"}, {"XDG_CONFIG_HOME", "/x"}, {"HOME", "/h"}}),
+            "own");
+  EXPECT_EQ(path({{"XDG_CONFIG_HOME", "/x"}, {"HOME", "/h"}}), "/x/clattn/tuning.txt");
+  EXPECT_EQ(path({{"XDG_CONFIG_HOME", "rel"}, {"HOME", "/h"}}), "/h/.config/clattn/tuning.txt");
 }
 
 TEST(Environment, CacheFolderLadder) {

@@ -65,11 +65,12 @@ std::string read_bytes(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-ProgramResult run_program(const std::string& arguments, const std::string& stdout_path) {
+ProgramResult run_program(const std::string& arguments, const std::string& stdout_path,
+                          const std::string& variables) {
   const ScratchDirectory scratch;
   const std::string out = (scratch.path() / "out").string();
   const std::string err = (scratch.path() / "err").string();
-  const std::string command = std::string(CLATTN_PROGRAM) + " " + arguments + " >" +
+  const std::string command = variables + " " + CLATTN_PROGRAM + " " + arguments + " >" +
                               (stdout_path.empty() ? out : stdout_path) + " 2>" + err;
   const int status = std::system(command.c_str());
   ProgramResult result;

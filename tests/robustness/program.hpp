@@ -15,8 +15,10 @@ struct ProgramResult {
   std::size_t error_lines() const;
 };
 
-/// Runs `clattn` with shell-quoted `arguments`; what it prints goes to `stdout_path`, if given.
-ProgramResult run_program(const std::string& arguments, const std::string& stdout_path = {});
+/// Runs `clattn` with shell-quoted `arguments` under more environment `variables` ("A=1 B=2"); what
+/// it prints goes to `stdout_path`, if given.
+ProgramResult run_program(const std::string& arguments, const std::string& stdout_path = {},
+                          const std::string& variables = {});
 
 /// The only acceptable way to fail: the documented code and exactly one line that names the
 /// trouble.

@@ -114,6 +114,10 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
       {"bench metadata --quick --shapes /nonexistent", 2, "/nonexistent"},
       {"bench metadata --quick --backend NOPE", 2, "NOPE"},
       {"bench --unknown", 2, "--unknown"},
+      {"tune --model gpt-9 --output /dev/null", 2, "gpt-9"},
+      {"tune --roles dance", 2, "--roles"},
+      {"tune --budget 0", 2, "--budget"},
+      {"tune --dtype f61 --output /dev/null", 2, "f61"},
       {"replay --requests minus", 2, "--requests"},
       {"replay --trace /nonexistent/trace.csv", 2, "/nonexistent/trace.csv"},
       {"replay --verify 2", 2, "--verify"},
@@ -210,6 +214,27 @@ TEST(Cli, ReplaysOfNoTimeStillRunAndVerifyAStep) {
       << result.standard_output;
   EXPECT_EQ(result.standard_output.find("\"rows\": 0,"), std::string::npos)
       << result.standard_output;
+}
+
+TEST(Cli, TuneWritesWhatItReadsAndTellsWhatItDoesNot) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path file = scratch.path() / "new" / "tuning.txt";
+  const std::string command =
+      "tune --model llama-3.2-1b --roles prefill --budget 8 --submit --output " + file.string();
+  const ProgramResult result = run_program(command);
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  const std::string& said = result.standard_output;
+  EXPECT_NE(said.find("prefill, 4 heads a KV head of 64, f16/f16: "), std::string::npos) << said;
+  EXPECT_NE(said.find("1 of 1 targets tuned"), std::string::npos) << said;
+  EXPECT_EQ(said.find("NOT USED"), std::string::npos) << said;
+  const bool won = said.find("winner: ") != std::string::npos;
+  EXPECT_EQ(won, std::filesystem::exists(file)) << said;
+  write_bytes(scratch.path() / "mine", "my notes");
+  const ProgramResult told = run_program(
+      "devices", {}, "CLATTN_TUNING=1 CLATTN_TUNING_FILE=" + (scratch.path() / "mine").string());
+  EXPECT_EQ(told.code, 0) << told.standard_error;
+  EXPECT_NE(told.standard_output.find("mine:1: not a tuning file"), std::string::npos)
+      << told.standard_output;
 }
 
 TEST(Cli, HelpAndVersionSucceed) {

@@ -128,7 +128,7 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
   for (const ShapeRow& row : rows_for(variant)) {
-    if (!clattn::detail::takes_shape(variant, shape_for(variant, row))) continue;
+    if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
     const std::string name = fmt::format(
         "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),

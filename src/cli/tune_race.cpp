@@ -1,0 +1,143 @@
+#include "cli/tune_race.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+namespace clattn::cli {
+namespace {
+
+constexpr double kRoundSeconds = 0.02;
+constexpr double kHopeless = 1.3;  // times the default after the warm-up: not worth timing
+
+double median(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+}  // namespace
+
+TuneRace::Entrant TuneRace::enter(const std::function<std::unique_ptr<Workload>()>& make) {
+  constexpr double kMost = 2000;
+  Entrant entrant{make()};
+  entrant.workload->run(1);
+  entrant.seconds = std::max(entrant.workload->run(2), 1e-7);
+  entrant.launches = static_cast<int>(std::clamp(kRoundSeconds / entrant.seconds, 1.0, kMost));
+  return entrant;
+}
+
+TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target)
+    : context_(std::move(context)), target_(target) {
+  set_tuning(*context_, {});
+  base_.row = target.key;
+  const Deviation deviation = target.check();
+  if (!deviation.passed()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("the default differs from the oracle by {:.2e}, {:.0f}% of what is "
+                            "allowed; see clattn check",
+                            deviation.max_error, deviation.worst_share * 100));
+  }
+  base_.row.error = deviation.max_error;
+  refresh();
+  const Entrant& last = defaults_.back();
+  base_.state = TrialState::kTimed;
+  base_.speed_up = 1;
+  base_.row.time_us = last.seconds * 1e6;
+  base_.rate = last.workload->work_per_launch / last.seconds * 1e-9;
+}
+
+void TuneRace::refresh() {
+  set_tuning(*context_, {});
+  defaults_.clear();
+  batches_.clear();
+  std::string reason;
+  for (std::size_t i = 0; i < target_.workloads.size(); ++i) {
+    try {
+      defaults_.push_back(enter(target_.workloads[i]));
+      batches_.push_back(i);
+    } catch (const Error& error) {  // a batch that the device has no memory for
+      reason = error.what();
+    }
+  }
+  if (defaults_.empty()) throw Error(ErrorCode::kUnsupported, reason);
+}
+
+std::string TuneRace::unit_name() const {
+  return defaults_.back().workload->unit == WorkUnit::kBytes ? "GB/s" : "GFLOP/s";
+}
+
+/// A layer falls back silently on a kernel that fits; a trial of that would prove nothing.
+std::string TuneRace::misfit_of(const TuningRow& row) const {
+  if (row.variant.empty()) return {};
+  const std::optional<KernelInfo> kernel = target_.kernel();
+  if (kernel && kernel->name == row.variant && kernel->block_rows == row.block_rows &&
+      kernel->block_kv == row.block_kv && kernel->work_group_size == row.work_group_size) {
+    return {};
+  }
+  return "does not build or does not fit";
+}
+
+Trial TuneRace::run(const TuningRow& row, int rounds) {
+  Trial trial{.row = row};
+  try {
+    set_tuning(*context_, std::span(&row, 1));
+    trial.note = misfit_of(row);
+    if (!trial.note.empty()) return trial;
+    const Deviation deviation = target_.check();
+    trial.row.error = deviation.max_error;
+    if (!deviation.passed()) {
+      trial.state = TrialState::kWrong;
+      trial.note = fmt::format("differs from the oracle, {:.0f}% of what is allowed",
+                               deviation.worst_share * 100);
+      return trial;
+    }
+    time(trial, rounds);
+  } catch (const Error& error) {
+    trial.state = TrialState::kUnfit;
+    trial.note = error.what();
+  }
+  return trial;
+}
+
+void TuneRace::time(Trial& trial, int rounds) {
+  double log_ratio = 0;
+  for (std::size_t i = 0; i < defaults_.size(); ++i) {
+    Entrant& base = defaults_[i];
+    Entrant mine = enter(target_.workloads[batches_[i]]);
+    if (mine.seconds > kHopeless * base.seconds &&
+        mine.workload->run(mine.launches) > kHopeless * base.workload->run(base.launches)) {
+      trial.state = TrialState::kSlow;
+      trial.note = "far slower";
+      return;
+    }
+    std::vector<double> ratios, seconds, base_seconds;
+    for (int round = 0; round < rounds; ++round) {
+      base_seconds.push_back(base.workload->run(base.launches));
+      seconds.push_back(mine.workload->run(mine.launches));
+      ratios.push_back(seconds.back() / base_seconds.back());
+    }
+    const Deviation large = mine.workload->verify();
+    if (!large.passed()) {
+      trial.state = TrialState::kWrong;
+      trial.note = "differs from the oracle on the timed batch";
+      return;
+    }
+    log_ratio += std::log(median(ratios));
+    const double time = median(seconds);
+    trial.row.time_us = time * 1e6;
+    trial.rate = mine.workload->work_per_launch / time * 1e-9;
+    if (i + 1 == defaults_.size()) {
+      const double base_time = median(base_seconds);
+      base_.row.time_us = base_time * 1e6;
+      base_.rate = base.workload->work_per_launch / base_time * 1e-9;
+    }
+  }
+  trial.state = TrialState::kTimed;
+  trial.speed_up = std::exp(-log_ratio / static_cast<double>(defaults_.size()));
+}
+
+}  // namespace clattn::cli

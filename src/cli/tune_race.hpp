@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/tune_target.hpp"
+
+namespace clattn::cli {
+
+using TuneClock = std::chrono::steady_clock;
+
+/// What became of a candidate.
+enum class TrialState : std::uint8_t {
+  kTimed,
+  kSlow,   ///< given up after the warm-up: far behind the default
+  kUnfit,  ///< the device does not take it
+  kWrong,  ///< differs from the oracle; never timed
+};
+
+struct Trial {
+  TuningRow row;  ///< with what was measured
+  TrialState state = TrialState::kUnfit;
+  double speed_up = 0;  ///< over the default, geometric mean of the batches
+  double rate = 0;      ///< of the last batch, in GB/s or GFLOP/s
+  std::string note{};   ///< why not
+};
+
+/// Races the candidates of a target against what the library uses without them.
+class TuneRace {
+ public:
+  /// Builds, checks and warms the default. Throws kUnsupported where it cannot run.
+  TuneRace(std::shared_ptr<Context> context, const TuneTarget& target);
+
+  /// Checks a candidate, then times it if it is right: `rounds` rounds of default and candidate in
+  /// turns, so that a change of the machine's speed hits both; medians of the rounds' ratios.
+  Trial run(const TuningRow& row, int rounds);
+
+  /// Makes the default's tensors anew: where they happen to lie may favour or harm it.
+  void refresh();
+
+  /// The default, as a trial of itself.
+  const Trial& base() const { return base_; }
+  std::string unit_name() const;
+
+ private:
+  /// A batch of the default, or of a candidate.
+  struct Entrant {
+    std::unique_ptr<Workload> workload;
+    int launches = 1;    ///< that fill a round
+    double seconds = 0;  ///< of one launch, after the warm-up
+  };
+  static Entrant enter(const std::function<std::unique_ptr<Workload>()>& make);
+  std::string misfit_of(const TuningRow& row) const;
+  void time(Trial& trial, int rounds);
+
+  std::shared_ptr<Context> context_;
+  const TuneTarget& target_;
+  std::vector<Entrant> defaults_;
+  std::vector<std::size_t> batches_;  // of the target's workloads: those that fit the device
+  Trial base_;
+};
+
+}  // namespace clattn::cli

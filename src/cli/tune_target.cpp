@@ -1,0 +1,123 @@
+#include "cli/tune_target.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/attention_call.hpp"
+#include "cli/check_batches.hpp"
+#include "cli/check_mla.hpp"
+#include "cli/check_report.hpp"
+#include "cli/elements.hpp"
+#include "cli/verify.hpp"
+
+namespace clattn::cli {
+namespace {
+
+struct Batch {
+  std::int32_t batch, query_len, seq_len;
+};
+
+/// The batches that a role is timed with: one that underfills the device and one that fills it.
+std::vector<Batch> timed_batches(DeviceKind kind, std::string_view role) {
+  const bool cpu = kind == DeviceKind::kCpu;
+  if (role == "prefill") {
+    if (cpu) return {{1, 128, 1024}, {1, 512, 512}};
+    return {{1, 512, 4096}, {1, 2048, 2048}};
+  }
+  if (cpu) return {{1, 1, 2048}, {8, 1, 1024}};
+  return {{1, 1, 8192}, {32, 1, 2048}};
+}
+
+/// More than the last cache of most devices, so that decode reads memory.
+constexpr std::size_t kRotateBytes = std::size_t{320} << 20;
+
+/// Lengths around the borders of pages and tiles, split and not.
+const std::vector<BatchFamily>& checked_batches() {
+  static const std::vector<BatchFamily> batches = {
+      {"decode", {{1, 1}, {1, 17}, {1, 130}, {1, 300}}},
+      {"decode, 4 splits", {{1, 300}, {1, 64}, {1, 130}}, 4},
+      {"short and empty", {{2, 61}, {0, 20}, {3, 3}, {9, 40}}},
+      {"prefill", {{65, 65}, {70, 150}}, 1},
+  };
+  return batches;
+}
+
+TuningRow key_of(const DeviceCapabilities& device, std::string_view role) {
+  TuningRow key;
+  key.device = device.name;
+  key.driver = device.driver_version;
+  key.role = role;
+  return key;
+}
+
+std::optional<KernelInfo> kernel_of(const std::vector<KernelInfo>& kernels, std::string_view role) {
+  // Of several tiles the largest, which stands last, is what a row chooses.
+  const auto found = std::find_if(kernels.rbegin(), kernels.rend(),
+                                  [&](const KernelInfo& kernel) { return kernel.role == role; });
+  return found == kernels.rend() ? std::nullopt : std::optional(*found);
+}
+
+/// A checked batch and its exact result, worked out once.
+struct Truth {
+  AttentionCall call;
+  oracle::AttentionResult result;
+};
+
+std::vector<Truth> make_truths(const AttentionConfig& config) {
+  std::vector<Truth> truths;
+  std::uint32_t seed = 400;
+  for (const BatchFamily& batch : checked_batches()) {
+    AttentionCall call = make_call(batch, config, seed += 10);
+    oracle::AttentionResult result = oracle::attention(oracle_case(call), element_of(config.dtype));
+    truths.push_back({std::move(call), std::move(result)});
+  }
+  return truths;
+}
+
+Deviation check_all(const std::shared_ptr<Context>& context, const std::vector<Truth>& truths) {
+  Deviation deviation;
+  for (const Truth& truth : truths) {
+    const AttentionOutcome outcome = execute(context, truth.call);
+    deviation.merge(compare(truth.call.config.dtype, outcome.out, outcome.lse, truth.result,
+                            outcome.rounds_weights));
+  }
+  return deviation;
+}
+
+}  // namespace
+
+TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
+  const AttentionConfig& config = shape.config;
+  TuneTarget target;
+  target.key = key_of(context->capabilities(), shape.role);
+  target.key.head_size = config.head_size;
+  target.key.group = config.num_heads / config.num_kv_heads;
+  target.key.dtype = config.dtype;
+  target.key.cache_dtype = config.cache_dtype();
+  target.key.pages = page_class(config.block_size);
+  target.name = fmt::format("{}, {} heads a KV head of {}, {}", shape.role, target.key.group,
+                            config.head_size, types_of(config.dtype, config.cache_dtype()));
+  target.kernel = [context, config, role = shape.role] {
+    const AttentionBackend& backend = get_attn_backend(config, &context->capabilities());
+    return kernel_of(backend.make_impl(context, config)->kernels(), role);
+  };
+  // Two KV heads show what one alone would not, and spare the oracle the rest.
+  AttentionConfig small = config;
+  small.num_kv_heads = std::min(config.num_kv_heads, 2);
+  small.num_heads = small.num_kv_heads * target.key.group;
+  target.check = [context, truths = make_truths(small)] { return check_all(context, truths); };
+  const BenchOptions options{.config = config, .backend = {}, .rotate_bytes = kRotateBytes};
+  for (const Batch& batch : timed_batches(context->capabilities().kind, shape.role)) {
+    const BenchShape timed{.suite = std::string(shape.role),
+                           .set = {},
+                           .batch = batch.batch,
+                           .query_len = batch.query_len,
+                           .seq_len = batch.seq_len};
+    target.workloads.emplace_back([=] { return make_attention_workload(context, options, timed); });
+  }
+  return target;
+}
+
+}  // namespace clattn::cli

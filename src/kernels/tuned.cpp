@@ -1,0 +1,300 @@
+#include "kernels/tuned.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/attention.hpp>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "tuning/tuning_table.hpp"
+
+namespace clattn::detail {
+namespace {
+
+using Values = std::array<std::int32_t, 5>;  // 0 = none
+
+bool contains(const Values& values, std::int32_t value) {
+  return value > 0 && std::find(values.begin(), values.end(), value) != values.end();
+}
+
+/// The constants that the kernels of a file take besides those of their rows.
+struct TileRange {
+  std::string_view file;
+  KernelFamily family;  ///< kAuto: both of a GPU
+  Values block_rows, block_kv, work_group_size;
+  bool (*tiles)(std::int32_t rows, std::int32_t keys, std::int32_t wg);
+};
+
+bool always(std::int32_t /*rows*/, std::int32_t /*keys*/, std::int32_t /*wg*/) {
+  return true;
+}
+// Its lanes sum rows * keys scores at a time: 32 fit the registers.
+bool tiles_decode_gpu(std::int32_t rows, std::int32_t keys, std::int32_t /*wg*/) {
+  return rows * keys <= 32;
+}
+// 8, 16 or 32 columns of work-items, each with one to eight keys.
+bool tiles_prefill_gpu(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
+  const std::int32_t columns = 4 * wg / rows;
+  return wg >= keys && columns >= 8 && columns <= 32 && keys % columns == 0 && keys / columns <= 8;
+}
+// A warp owns one or two fragments of 16 rows.
+bool tiles_prefill_mma(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
+  const std::int32_t fragment_rows = 16 * (wg / 32);
+  return rows % fragment_rows == 0 && rows / fragment_rows <= 2 && keys <= 128;
+}
+// 32 lanes own one, two or four rows and share their scores evenly.
+bool tiles_mla_gpu(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
+  const std::int32_t each = rows / (wg / 32);
+  return rows % (wg / 32) == 0 && each >= 1 && each <= 4 && each * keys <= 32;
+}
+
+constexpr auto kRanges = std::to_array<TileRange>({
+    {"decode_cpu.cl", KernelFamily::kCpu, {4, 8, 16, 32}, {16, 32, 64}, {1}, always},
+    {"prefill_cpu.cl", KernelFamily::kCpu, {64, 128, 256, 512}, {32, 64, 128}, {1}, always},
+    {"mla_decode_cpu.cl", KernelFamily::kCpu, {64, 128, 256}, {32, 64}, {1}, always},
+    {"paged_attention_packed.cl", KernelFamily::kCpu, {8, 16, 32}, {16, 32, 64}, {1}, always},
+    {"decode_gpu.cl",
+     KernelFamily::kAuto,
+     {1, 2, 4, 8},
+     {1, 2, 4, 8},
+     {32, 64, 128, 256},
+     tiles_decode_gpu},
+    {"prefill_gpu.cl",
+     KernelFamily::kAuto,
+     {16, 32, 64, 128},
+     {32, 64},
+     {64, 128, 256, 512},
+     tiles_prefill_gpu},
+    {"prefill_mma.cl",
+     KernelFamily::kAuto,
+     {16, 32, 64, 128, 256},
+     {32, 64, 128},
+     {32, 64, 128, 256},
+     tiles_prefill_mma},
+    {"mla_decode_gpu.cl",
+     KernelFamily::kAuto,
+     {4, 8, 16, 32},
+     {2, 4, 8},
+     {32, 64, 128, 256},
+     tiles_mla_gpu},
+    {"paged_attention_packed.cl",
+     KernelFamily::kAuto,
+     {4, 8, 16},
+     {8, 16, 32},
+     {32, 64, 128, 256},
+     always},
+});
+
+/// Null for a file whose kernels take no other constants than their rows'.
+const TileRange* range_of(const Variant& variant) {
+  const auto found = std::find_if(kRanges.begin(), kRanges.end(), [&](const TileRange& range) {
+    const bool cpu = variant.family == KernelFamily::kCpu;
+    return range.file == variant.file && cpu == (range.family == KernelFamily::kCpu);
+  });
+  return found == kRanges.end() ? nullptr : &*found;
+}
+
+bool same_kernel(const Variant& a, const Variant& b) {
+  return a.role == b.role && a.family == b.family && a.file == b.file && a.entry == b.entry;
+}
+
+bool same_tile(const Variant& a, const Variant& b) {
+  return a.block_rows == b.block_rows && a.block_kv == b.block_kv &&
+         a.work_group_size == b.work_group_size;
+}
+
+/// `family`: of the kernels that are wanted; a device of another kind is then but a host for them.
+TuningQuery query_of(const Runtime& runtime, const KernelShape& shape, KernelFamily family,
+                     Role role) {
+  const DeviceCapabilities& device = runtime.capabilities();
+  TuningQuery query{.device = device.name,
+                    .driver = device.driver_version,
+                    .classes = device_classes(device),
+                    .role = to_string(role),
+                    .head_size = shape.head_size,
+                    .group = shape.group(),
+                    .dtype = shape.dtype,
+                    .cache_dtype = shape.cache_dtype,
+                    .pages = page_class(shape.block_size)};
+  const bool cpu = family == KernelFamily::kCpu;
+  if (family != KernelFamily::kAuto && cpu != (device.kind == DeviceKind::kCpu)) {
+    query.device.clear();
+    query.classes = {cpu ? "cpu" : "gpu"};
+  }
+  return query;
+}
+
+std::optional<Role> parse_role(std::string_view name) {
+  for (const Variant& variant : variants()) {
+    if (to_string(variant.role) == name) return variant.role;
+  }
+  return std::nullopt;
+}
+
+/// Why a row can never be followed; empty if it can.
+std::string fault_of(const TuningRow& row) {
+  const bool has_constants = row.block_rows > 0 || row.block_kv > 0 || row.work_group_size > 0;
+  if (row.role.empty()) {
+    return row.variant.empty() && !has_constants ? "" : "a variant without a role";
+  }
+  const std::optional<Role> role = parse_role(row.role);
+  if (!role) return fmt::format("role is '{}', which no kernel has", row.role);
+  if (row.variant.empty()) return has_constants ? "a tile without a variant" : "";
+  if (variant_of(row, *role)) return "";
+  return fmt::format("no {} kernel '{}' takes rows {}, keys {}, work-group {}", row.role,
+                     row.variant, row.block_rows, row.block_kv, row.work_group_size);
+}
+
+/// The kernel of `row` with every tile that its file takes, but for those of other rows' rows.
+void add_tiles(const Variant& row, const KernelShape& shape, const DeviceCapabilities& device,
+               std::vector<Variant>& tiles) {
+  const TileRange* range = range_of(row);
+  if (range == nullptr) return;
+  const auto belongs_elsewhere = [&](const Variant& tile) {
+    return tile.block_rows != row.block_rows &&
+           std::any_of(variants().begin(), variants().end(), [&](const Variant& other) {
+             return same_kernel(other, row) && other.block_rows == tile.block_rows;
+           });
+  };
+  for (const std::int32_t rows : range->block_rows) {
+    for (const std::int32_t keys : range->block_kv) {
+      for (const std::int32_t wg : range->work_group_size) {
+        Variant tile = row;
+        tile.block_rows = rows;
+        tile.block_kv = keys;
+        tile.work_group_size = wg;
+        const bool known = std::any_of(tiles.begin(), tiles.end(), [&](const Variant& other) {
+          return same_kernel(other, tile) && same_tile(other, tile);
+        });
+        if (known || rows == 0 || keys == 0 || wg == 0 || belongs_elsewhere(tile)) continue;
+        if (is_legal_tile(tile) && takes_shape(tile, shape) && why_not(tile, device).empty()) {
+          tiles.push_back(tile);
+        }
+      }
+    }
+  }
+}
+
+/// Of the first family on the device's ladder that has any: the rows, then their other tiles.
+std::vector<Variant> tiles_for(Role role, const KernelShape& shape,
+                               const DeviceCapabilities& device) {
+  std::vector<Variant> tiles;
+  for (const KernelFamily rung : family_ladder(KernelFamily::kAuto, device)) {
+    for (const Variant& row : variants()) {
+      if (row.role == role && row.family == rung && takes_shape(row, shape) &&
+          why_not(row, device).empty()) {
+        tiles.push_back(row);
+      }
+    }
+    for (const Variant& row : variants()) {
+      if (row.role == role && row.family == rung && takes_types(row, shape)) {
+        add_tiles(row, shape, device, tiles);
+      }
+    }
+    if (!tiles.empty()) break;
+  }
+  return tiles;
+}
+
+}  // namespace
+
+bool is_legal_tile(const Variant& variant) {
+  for (const Variant& row : variants()) {
+    if (same_kernel(row, variant) && same_tile(row, variant)) return true;
+  }
+  const TileRange* range = range_of(variant);
+  return range != nullptr && contains(range->block_rows, variant.block_rows) &&
+         contains(range->block_kv, variant.block_kv) &&
+         contains(range->work_group_size, variant.work_group_size) &&
+         range->tiles(variant.block_rows, variant.block_kv, variant.work_group_size);
+}
+
+std::optional<Variant> variant_of(const TuningRow& row, Role role) {
+  for (const Variant& variant : variants()) {
+    if (variant.role != role || variant.name != row.variant) continue;
+    Variant tuned = variant;
+    if (row.block_rows > 0) tuned.block_rows = row.block_rows;
+    if (row.block_kv > 0) tuned.block_kv = row.block_kv;
+    if (row.work_group_size > 0) tuned.work_group_size = row.work_group_size;
+    if (is_legal_tile(tuned)) return tuned;
+  }
+  return std::nullopt;
+}
+
+std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& shape,
+                                     KernelFamily family, Role role) {
+  const auto ladder = family_ladder(family, runtime.capabilities());
+  const RuntimeTuning tuning = runtime.tuning();
+  const TuningRow* row =
+      tuning.table->find(query_of(runtime, shape, family, role), [&](const TuningRow& candidate) {
+        const std::optional<Variant> variant = variant_of(candidate, role);
+        return variant && takes_shape(*variant, shape) &&
+               std::find(ladder.begin(), ladder.end(), variant->family) != ladder.end();
+      });
+  return row == nullptr ? std::nullopt : variant_of(*row, role);
+}
+
+void tune_plan(const Runtime& runtime, const KernelShape& shape, KernelFamily runs, Role role,
+               PlannerConfig& config) {
+  const RuntimeTuning tuning = runtime.tuning();
+  const TuningRow* row =
+      tuning.table->find(query_of(runtime, shape, runs, role), [](const TuningRow& candidate) {
+        return candidate.items_per_compute_unit > 0 && candidate.min_split_keys > 0;
+      });
+  if (row == nullptr) return;
+  config.items_per_compute_unit = row->items_per_compute_unit;
+  config.min_split_keys = row->min_split_keys;
+}
+
+}  // namespace clattn::detail
+
+namespace clattn {
+
+void set_tuning(Context& context, std::span<const TuningRow> rows) {
+  TuningText text{.rows = {rows.begin(), rows.end()}, .problems = {}};
+  for (const TuningRow& row : rows) {
+    const std::string fault = detail::fault_of(row);
+    if (!fault.empty()) detail::throw_invalid("tuning row for {}: {}", row.device, fault);
+  }
+  context.runtime().set_tuning(std::make_shared<const detail::TuningTable>(std::move(text)));
+}
+
+std::vector<std::string> tuning_problems(const Context& context) {
+  const detail::RuntimeTuning tuning = context.runtime().tuning();
+  std::vector<std::string> problems = tuning.table->user().problems;
+  for (const TuningRow& row : tuning.table->user().rows) {
+    const std::string fault = detail::fault_of(row);
+    if (fault.empty()) continue;
+    std::string line = format_tuning_row(row);
+    line.pop_back();
+    problems.push_back(fmt::format("{}; ignored: {}", fault, line));
+  }
+  return problems;
+}
+
+std::vector<TuningRow> tuning_candidates(const Context& context, const TuningRow& key) {
+  const std::optional<detail::Role> role = detail::parse_role(key.role);
+  if (!role) detail::throw_invalid("role is '{}', legal: those of KernelInfo", key.role);
+  detail::KernelShape shape;
+  shape.num_heads = std::max(key.group, 1);
+  shape.num_kv_heads = 1;
+  shape.head_size = key.head_size;
+  shape.dtype = key.dtype.value_or(DType::kF16);
+  shape.cache_dtype = key.cache_dtype.value_or(shape.dtype);
+  const auto tiles = detail::tiles_for(*role, shape, context.capabilities());
+  std::vector<TuningRow> rows;
+  for (const detail::Variant& tile : tiles) {
+    TuningRow& row = rows.emplace_back(key);
+    row.variant = tile.name;
+    row.block_rows = tile.block_rows;
+    row.block_kv = tile.block_kv;
+    row.work_group_size = tile.work_group_size;
+  }
+  return rows;
+}
+
+}  // namespace clattn

@@ -1,0 +1,77 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <clattn/error.hpp>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "base/environment.hpp"
+#include "tuning/tuning_table.hpp"
+
+namespace clattn {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void throw_io(const std::string& path, std::string_view what) {
+  throw Error(ErrorCode::kIo, fmt::format("{}: {}", path, what));
+}
+
+/// The file's lines without the rows that `rows` replace; a fresh file has the header.
+std::string kept_lines(const std::string& path, std::span<const TuningRow> rows) {
+  std::string fresh = format_tuning({});
+  std::error_code error;
+  if (!fs::exists(path, error)) return fresh;
+  if (!fs::is_regular_file(path, error)) throw_io(path, "not a regular file");
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw_io(path, "cannot be read");
+  if (text.empty()) return fresh;
+  if (!text.starts_with(fresh)) throw_io(path, "not a tuning file of this version; left as it is");
+  std::string kept = fresh;
+  for (std::size_t at = fresh.size(); at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+    const std::string line = text.substr(at, end - at);
+    const std::vector<TuningRow> old = parse_tuning(fresh + line, path).rows;
+    const bool replaced =
+        !old.empty() && std::any_of(rows.begin(), rows.end(), [&](const TuningRow& row) {
+          return detail::same_key(row, old.front());
+        });
+    if (!replaced) kept += line;
+    at = end;
+  }
+  if (kept.back() != '\n') kept += '\n';
+  return kept;
+}
+
+}  // namespace
+
+std::string tuning_path() {
+  const detail::Environment& variables = detail::environment();
+  return variables.tuning_enabled ? variables.tuning_file : std::string{};
+}
+
+void save_tuning(const std::string& path, std::span<const TuningRow> rows) {
+  if (path.empty()) throw_io("tuning file", "no path is given and the environment names none");
+  std::string text = kept_lines(path, rows);
+  for (const TuningRow& row : rows) text += format_tuning_row(row);
+  std::error_code error;
+  const fs::path folder = fs::path(path).parent_path();
+  if (!folder.empty()) fs::create_directories(folder, error);
+  std::random_device random;
+  const std::string temporary = fmt::format("{}.{:08x}{:08x}.tmp", path, random(), random());
+  std::ofstream file(temporary, std::ios::binary);
+  file << text;
+  file.close();
+  const bool written = static_cast<bool>(file);
+  if (written) fs::rename(temporary, path, error);
+  if (!written || error) {
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+    throw_io(path, "cannot be written");
+  }
+}
+
+}  // namespace clattn

@@ -1,0 +1,229 @@
+// Tuning rows reach the kernels and the plan, and what cannot be followed changes nothing. Each
+// test opens contexts of its own, since rows stay with them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <clattn/clattn.hpp>
+#include <span>
+
+#include "device/attention_case.hpp"
+#include "device/runtime_fixture.hpp"
+#include "kernels/attention_kernels.hpp"
+#include "kernels/tuned.hpp"
+#include "support/error_text.hpp"
+
+namespace {
+
+using attention_test::CaseSpec;
+using clattn::KernelFamily;
+using clattn::TuningRow;
+
+std::vector<std::shared_ptr<clattn::Context>> own_contexts() {
+  std::vector<std::shared_ptr<clattn::Context>> contexts;
+  for (const clattn::Device& device : clattn::list_devices()) {
+    contexts.push_back(clattn::Context::create(device));
+  }
+  return contexts;
+}
+
+CaseSpec mixed_case(KernelFamily family) {
+  CaseSpec spec;
+  spec.config.num_heads = 8;
+  spec.config.num_kv_heads = 2;
+  spec.config.head_size = 64;
+  spec.config.block_size = 16;
+  spec.config.kernel_family = family;
+  spec.requests = {{1, 120, 1}, {1, 0, 2}, {2, 35, 3}, {70, 9, 4}};
+  spec.write_cache = true;
+  return spec;
+}
+
+TuningRow row_for(const char* kind, const char* role, const char* variant) {
+  TuningRow row;
+  row.device = kind;
+  row.role = role;
+  row.variant = variant;
+  return row;
+}
+
+const clattn::KernelInfo& kernel_of(const std::vector<clattn::KernelInfo>& kernels,
+                                    std::string_view role) {
+  return *std::find_if(kernels.rbegin(), kernels.rend(),
+                       [&](const clattn::KernelInfo& kernel) { return kernel.role == role; });
+}
+
+std::vector<clattn::KernelInfo> kernels_of(const std::shared_ptr<clattn::Context>& context,
+                                           const clattn::AttentionConfig& config) {
+  return clattn::get_attn_backend(config, &context->capabilities())
+      .make_impl(context, config)
+      ->kernels();
+}
+
+struct Tile {
+  const char* kind;
+  const char* role;
+  const char* variant;
+  std::int32_t rows, keys, wg;
+};
+
+/// Tiles at the ends of the ranges that rows may ask for.
+constexpr Tile kTiles[] = {
+    {"cpu", "decode", "decode_cpu__r16", 4, 64, 1},
+    {"cpu", "decode", "decode_cpu__r16", 32, 32, 1},
+    {"cpu", "prefill", "prefill_cpu__r256_kv64", 64, 128, 1},
+    {"cpu", "prefill", "prefill_cpu__r256_kv64", 512, 32, 1},
+    {"gpu", "decode", "decode_gpu__r4_local", 4, 8, 32},
+    {"gpu", "decode", "decode_gpu__r8_local", 8, 1, 256},
+    {"gpu", "prefill", "prefill_gpu__r64_kv32", 128, 64, 256},
+    {"gpu", "prefill", "prefill_gpu__r16_kv32", 16, 64, 128},
+};
+
+TEST(Tuning, EveryTileThatARowAsksForComputesTheSame) {
+  for (const auto& context : own_contexts()) {
+    for (const Tile& tile : kTiles) {
+      const bool cpu = std::string_view(tile.kind) == "cpu";
+      if (cpu && context->capabilities().kind != clattn::DeviceKind::kCpu) continue;
+      const CaseSpec spec = mixed_case(cpu ? KernelFamily::kCpu : KernelFamily::kGpu);
+      TuningRow row = row_for(tile.kind, tile.role, tile.variant);
+      row.block_rows = tile.rows;
+      row.block_kv = tile.keys;
+      row.work_group_size = tile.wg;
+      clattn::set_tuning(*context, std::span(&row, 1));
+      const auto kernels = kernels_of(context, spec.config);
+      const clattn::KernelInfo& kernel = kernel_of(kernels, tile.role);
+      EXPECT_EQ(kernel.name, tile.variant);
+      EXPECT_EQ(kernel.block_rows, tile.rows) << tile.variant;
+      EXPECT_EQ(kernel.block_kv, tile.keys) << tile.variant;
+      EXPECT_EQ(kernel.work_group_size, tile.wg) << tile.variant;
+      const auto result = attention_test::run_case(context, spec);
+      EXPECT_EQ(result.fault, "") << tile.variant;
+      EXPECT_LE(result.worst_share, 1.0)
+          << tile.variant << " " << tile.rows << "x" << tile.keys << "\n " << result.worst_place;
+      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), tile.variant),
+                result.kernels.end());
+    }
+  }
+}
+
+TEST(Tuning, RowsComeAndGoWithTheContext) {
+  for (const auto& context : own_contexts()) {
+    const bool cpu = context->capabilities().kind == clattn::DeviceKind::kCpu;
+    const CaseSpec spec = mixed_case(KernelFamily::kGpu);
+    const auto info = [&] { return kernel_of(kernels_of(context, spec.config), "prefill"); };
+    const clattn::KernelInfo before = info();
+    TuningRow row = row_for("gpu", "prefill", "prefill_gpu__r16_kv32");
+    clattn::set_tuning(*context, std::span(&row, 1));
+    EXPECT_EQ(info().name, "prefill_gpu__r16_kv32");
+    // Rows for CPUs do not choose among the kernels for GPUs, nor do rows of other sizes.
+    row.head_size = 128;
+    clattn::set_tuning(*context, std::span(&row, 1));
+    EXPECT_EQ(info().name, before.name);
+    if (cpu) {
+      row = row_for("cpu", "prefill", "prefill_gpu__r16_kv32");
+      clattn::set_tuning(*context, std::span(&row, 1));
+      EXPECT_EQ(info().name, before.name);
+    }
+    clattn::set_tuning(*context, {});
+    EXPECT_EQ(info().name, before.name);
+  }
+}
+
+TEST(Tuning, RowsThatNoKernelFollowsAreRefusedByName) {
+  for (const auto& context : own_contexts()) {
+    const auto refuse = [&](const TuningRow& row) {
+      return test::error_text([&] { clattn::set_tuning(*context, std::span(&row, 1)); });
+    };
+    EXPECT_EQ(refuse(row_for("gpu", "decode", "gone")),
+              "tuning row for gpu: no decode kernel 'gone' takes rows 0, keys 0, work-group 0");
+    EXPECT_EQ(refuse(row_for("gpu", "dance", "decode_cpu__r16")),
+              "tuning row for gpu: role is 'dance', which no kernel has");
+    TuningRow odd = row_for("cpu", "decode", "decode_cpu__r16");
+    odd.block_kv = 24;
+    EXPECT_EQ(refuse(odd),
+              "tuning row for cpu: no decode kernel 'decode_cpu__r16' takes rows 0, keys 24, "
+              "work-group 0");
+  }
+}
+
+TEST(Tuning, ACandidateForEveryRowThatTheDeviceRuns) {
+  for (const auto& context : own_contexts()) {
+    const auto& device = context->capabilities();
+    TuningRow key;
+    key.device = device.name;
+    key.head_size = 128;
+    key.group = 4;
+    key.dtype = clattn::DType::kF16;
+    for (const char* role : {"decode", "prefill", "mla_decode", "packed_decode"}) {
+      key.role = role;
+      const auto rows = clattn::tuning_candidates(*context, key);
+      EXPECT_FALSE(rows.empty()) << role;
+      clattn::set_tuning(*context, rows);  // each can be followed
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        EXPECT_EQ(std::count(rows.begin(), rows.end(), rows[i]), 1) << format_tuning_row(rows[i]);
+        const bool decodes = std::string_view(role) == "decode";
+        EXPECT_TRUE(!decodes || rows[i].block_rows >= key.group);
+      }
+    }
+  }
+}
+
+using clattn::detail::AttentionKernels;
+using clattn::detail::KernelShape;
+using clattn::detail::Runtime;
+
+class TuningFile : public clattn::detail::RuntimeFixture {
+ protected:
+  /// The kernels of a small layer under a user's file.
+  std::shared_ptr<const AttentionKernels> kernels_under(std::string_view text) {
+    std::filesystem::create_directories(folder_);
+    options_.tuning_file = (folder_ / "tuning.txt").string();
+    options_.kernel_dir.clear();
+    std::ofstream(options_.tuning_file, std::ios::binary) << text;
+    runtime_ = make_runtime();
+    KernelShape shape;
+    shape.num_heads = 4;
+    shape.num_kv_heads = 1;
+    shape.head_size = 64;
+    shape.block_size = 16;
+    return attention_kernels(*runtime_, shape, KernelFamily::kGpu);
+  }
+  std::unique_ptr<Runtime> runtime_;
+};
+
+TEST_P(TuningFile, ChoosesKernelAndPlan) {
+  const auto shipped = kernels_under("");
+  EXPECT_EQ(shipped->planner.min_split_keys, 256);
+  EXPECT_EQ(shipped->planner.items_per_compute_unit, 4);
+  const auto tuned = kernels_under(
+      "clattn-tuning 1\n"
+      "gpu * decode 64 4 f16 f16 medium decode_gpu__r8_local - 1 64 2 512 - - - -\n");
+  EXPECT_EQ(tuned->stages.front().variant->name, "decode_gpu__r8_local");
+  EXPECT_EQ(tuned->stages.front().variant->block_kv, 1);
+  EXPECT_EQ(tuned->stages.front().variant->work_group_size, 64);
+  EXPECT_EQ(tuned->stages.front().tiling.item_tokens, 2);
+  EXPECT_EQ(tuned->planner.min_split_keys, 512);
+  EXPECT_EQ(tuned->planner.items_per_compute_unit, 2);
+}
+
+TEST_P(TuningFile, StaleForeignAndBrokenFilesChangeNothing) {
+  const auto shipped = kernels_under("");
+  const std::string_view name = shipped->stages.front().variant->name;
+  for (const char* text :
+       {"clattn-tuning 1\ngpu * decode * * * * * decode_gpu__of_old - - - - - - - - -\n",
+        "clattn-tuning 1\ngpu * decode * * * * * decode_gpu__r8_local 8 7 64 - - - - - -\n",
+        "clattn-tuning 1\ngpu * prefill * * * * * decode_gpu__r8_local - - - - - - - - -\n",
+        "clattn-tuning 1\ngpu old decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -\n",
+        "clattn-tuning 1\ngpu * decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -",
+        "clattn-tuning 9\ngpu * decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -\n",
+        "\x7f"
+        "ELF"}) {
+    const auto kernels = kernels_under(text);
+    EXPECT_EQ(kernels->stages.front().variant->name, name) << text;
+    EXPECT_EQ(kernels->planner, shipped->planner) << text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, TuningFile, testing::ValuesIn(clattn::list_devices()),
+                         clattn::detail::device_suffix);
+
+}  // namespace
