@@ -87,8 +87,9 @@ PlannerConfig planner_config(const AttentionKernels& kernels,
       kernels.merge.variant->family == KernelFamily::kCpu ? kCpuPlan : kGpuPlan;
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
-    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {stage.tiling.item_tokens,
-                                                                     stage.tiling.item_tokens};
+    const std::int32_t tokens = stage.tiling.item_tokens;
+    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
+        tokens, tokens, joins_splits(*stage.variant), resident_groups(*stage.variant)};
   }
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
@@ -170,7 +171,12 @@ bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
       a.cache_dtype != b.cache_dtype || a.form != b.form) {
     return false;
   }
-  return stages.back().tiling.item_tokens >= other.stages.back().tiling.item_tokens;
+  if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return false;
+  for (std::size_t i = 0; i < other.stages.size(); ++i) {  // who leaves the merge to the kernel
+    const BuiltKernel& own = stages[stage_for(other, i)];
+    if (joins_splits(*other.stages[i].variant) && !joins_splits(*own.variant)) return false;
+  }
+  return true;
 }
 
 std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,
