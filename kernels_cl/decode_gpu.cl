@@ -15,12 +15,13 @@
 
    and one tree merge of the slots through local memory ends the item.
 
-   Registers (ptxas for sm_90, 16-bit cache, head size 128, CLA_REDUCE 1, no spills), and bytes of K
-   and V that the resident groups of 128 can have in flight on a multiprocessor of 65 536 registers:
+   Registers (ptxas for sm_90, 16-bit cache, head size 128, CLA_REDUCE 1, no spills; clang 19), and
+   bytes of K and V that the resident groups of 128 can have in flight on a multiprocessor of 65 536
+   registers:
 
-     BLOCK_ROWS 1, BLOCK_KV 4:    72 registers    7 groups    112 KiB
-     BLOCK_ROWS 4, BLOCK_KV 4:   127 registers    4 groups     64 KiB
-     BLOCK_ROWS 8, BLOCK_KV 2:   158 registers    3 groups     24 KiB
+     BLOCK_ROWS 1, BLOCK_KV 4:   109 registers    4 groups     64 KiB
+     BLOCK_ROWS 4, BLOCK_KV 4:   151 registers    3 groups     48 KiB
+     BLOCK_ROWS 8, BLOCK_KV 2:   183 registers    2 groups     16 KiB
 
    Local memory: at most 28 KiB with groups of 128 and BLOCK_ROWS * BLOCK_KV <= 32.
 
@@ -36,6 +37,7 @@
    CLA_BLOCK_KV         keys        per slot and step: 1, 2, 4, 8
    CLA_WG_SIZE          work-items  power of two, 32 ... 256
    CLA_REDUCE           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
+   CLA_MERGE_TAIL       -           lib/last_arrival.clh
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
@@ -43,7 +45,7 @@
 #if !defined(CLA_REDUCE)
 #error "decode_gpu.cl needs CLA_REDUCE"
 #endif
-#include "lib/attention.clh"
+#include "lib/last_arrival.clh"
 #include "lib/slots.clh"
 
 #if CLA_BLOCK_ROWS != 1 && CLA_BLOCK_ROWS != 2 && CLA_BLOCK_ROWS != 4 && CLA_BLOCK_ROWS != 8
@@ -113,7 +115,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     float scale_log2e,                         /* softmax scale * log2(e) */
     int causal,                                /* 0 or 1 */
     int write_lse                              /* 0 or 1 */
-        CLA_OPTION_PARAMS) {                   /* lib/options.clh */
+        CLA_ARRIVAL_PARAM                      /* lib/last_arrival.clh */
+            CLA_OPTION_PARAMS) {               /* lib/options.clh */
   __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
   __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
 
@@ -226,9 +229,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       const ClaF8 result = cla_scale8(state[row].acc, end.factor);
       const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
       if (task.item.partial_row >= 0) {
-        __global float* to = partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane;
-        cla_store4_f32(result.lo, to);
-        cla_store4_f32(result.hi, to + 4);
+        cla_partial_store8(result, partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane);
         if (lane == 0) partial_lse2[result_row] = end.lse2;
       } else {
         __global CLA_Q_T* to =
@@ -240,4 +241,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       }
     }
   }
+#if CLA_MERGE_TAIL
+  __local int last_arrival;
+  const ClaResults results = {out + out_offset,
+                              out_token_stride,
+                              lse,
+                              write_lse,
+                              partial_out,
+                              partial_lse2,
+                              (uint)num_kv_heads * CLA_GROUP};
+  cla_merge_if_last(&opt, &task, &results, arrivals, &last_arrival);
+#endif
 }

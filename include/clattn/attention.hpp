@@ -33,6 +33,7 @@ inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 struct AttentionWorkspace {
   Buffer partial_out;
   Buffer partial_lse2;
+  Buffer arrivals;  ///< counters, 0 between launches, for kernels that join splits themselves
 };
 
 struct BuilderOptions {

@@ -17,7 +17,8 @@ typedef struct ClaWorkItem {
   int pages_at; /* index in the page list of the page that holds position 0 of the request */
   int partial_row; /* row of the first query token's partial result, or -1: write the final output
                     */
-  int request;     /* index in the batch, for reports */
+  unsigned short split; /* which split of its tile's keys it is; their rows follow each other */
+  unsigned short num_splits; /* how many; 0: there are none, or a launch of its own joins them */
 } ClaWorkItem;
 
 /* Joins the partial results of one query token: rows partial_row + s * split_stride, s <

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -80,6 +81,15 @@ std::int32_t largest_tile(const Attention& layer) {
   return rows;
 }
 
+/// Whether the plan of `a` is the likelier one to be run by every layer of a group: the smaller
+/// tile, and of equal ones that of the portable kernels, which leaves no merge to the kernels.
+bool plans_for_more(const Attention* a, const Attention* b) {
+  const auto rank = [](const Attention* layer) {
+    return std::pair(largest_tile(*layer), layer->config().kernel_family != KernelFamily::kGpu);
+  };
+  return rank(a) < rank(b);
+}
+
 /// Widens the configuration that a builder plans for to what another layer of the group sees.
 void widen(AttentionConfig& plan, const AttentionConfig& layer) {
   const bool unbounded = plan.sliding_window == 0 || layer.sliding_window == 0;
@@ -111,9 +121,7 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   AttentionGroup group;
   group.spec = wanted.spec;
   group.backend = members.front()->get_attn_backend();
-  const Attention* smallest = *std::min_element(
-      members.begin(), members.end(),
-      [](const Attention* a, const Attention* b) { return largest_tile(*a) < largest_tile(*b); });
+  const Attention* smallest = *std::min_element(members.begin(), members.end(), plans_for_more);
   group.config = smallest->config();
   for (const Attention* layer : members) {
     check_member(*layer, *members.front(), wanted.spec);

@@ -19,6 +19,15 @@ double median(std::vector<double>& values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+/// Whether memory is what holds it: few operations a byte.
+bool reads_memory(const Work& work) {
+  constexpr double kFlopsPerByte = 32;
+  return work.flops < kFlopsPerByte * work.bytes;
+}
+double amount(const Work& work) {
+  return reads_memory(work) ? work.bytes : work.flops;
+}
+
 }  // namespace
 
 TuneRace::Entrant TuneRace::enter(const std::function<std::unique_ptr<Workload>()>& make) {
@@ -47,7 +56,7 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target)
   base_.state = TrialState::kTimed;
   base_.speed_up = 1;
   base_.row.time_us = last.seconds * 1e6;
-  base_.rate = last.workload->work_per_launch / last.seconds * 1e-9;
+  base_.rate = amount(last.workload->work) / last.seconds * 1e-9;
 }
 
 void TuneRace::refresh() {
@@ -67,7 +76,7 @@ void TuneRace::refresh() {
 }
 
 std::string TuneRace::unit_name() const {
-  return defaults_.back().workload->unit == WorkUnit::kBytes ? "GB/s" : "GFLOP/s";
+  return reads_memory(defaults_.back().workload->work) ? "GB/s" : "GFLOP/s";
 }
 
 /// A layer falls back silently on a kernel that fits; a trial of that would prove nothing.
@@ -129,11 +138,11 @@ void TuneRace::time(Trial& trial, int rounds) {
     log_ratio += std::log(median(ratios));
     const double time = median(seconds);
     trial.row.time_us = time * 1e6;
-    trial.rate = mine.workload->work_per_launch / time * 1e-9;
+    trial.rate = amount(mine.workload->work) / time * 1e-9;
     if (i + 1 == defaults_.size()) {
       const double base_time = median(base_seconds);
       base_.row.time_us = base_time * 1e6;
-      base_.rate = base.workload->work_per_launch / base_time * 1e-9;
+      base_.rate = amount(base.workload->work) / base_time * 1e-9;
     }
   }
   trial.state = TrialState::kTimed;

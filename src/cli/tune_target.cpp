@@ -86,7 +86,31 @@ Deviation check_all(const std::shared_ptr<Context>& context, const std::vector<T
   return deviation;
 }
 
+BenchModel model_of(const AttentionConfig& config) {
+  BenchModel model;
+  model.name = "tune";
+  model.heads = config.num_heads;
+  model.kv_heads = config.num_kv_heads;
+  model.head_size = config.head_size;
+  model.block_size = config.block_size;
+  model.dtype = config.dtype;
+  model.kv_dtype = config.cache_dtype();
+  return model;
+}
+
 }  // namespace
+
+std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Context>& context,
+                                                       const BenchModel& model,
+                                                       std::string_view suite,
+                                                       std::int32_t num_reqs,
+                                                       BenchRequest request) {
+  BenchShape shape;
+  shape.model = model;
+  shape.suite = suite;
+  shape.requests.assign(static_cast<std::size_t>(num_reqs), request);
+  return [=] { return make_attention_workload(context, {.rotate_bytes = kRotateBytes}, shape); };
+}
 
 TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
   const AttentionConfig& config = shape.config;
@@ -108,14 +132,9 @@ TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const 
   small.num_kv_heads = std::min(config.num_kv_heads, 2);
   small.num_heads = small.num_kv_heads * target.key.group;
   target.check = [context, truths = make_truths(small)] { return check_all(context, truths); };
-  const BenchOptions options{.config = config, .backend = {}, .rotate_bytes = kRotateBytes};
   for (const Batch& batch : timed_batches(context->capabilities().kind, shape.role)) {
-    const BenchShape timed{.suite = std::string(shape.role),
-                           .set = {},
-                           .batch = batch.batch,
-                           .query_len = batch.query_len,
-                           .seq_len = batch.seq_len};
-    target.workloads.emplace_back([=] { return make_attention_workload(context, options, timed); });
+    target.workloads.push_back(timed_batch(context, model_of(config), shape.role, batch.batch,
+                                           {batch.query_len, batch.seq_len}));
   }
   return target;
 }

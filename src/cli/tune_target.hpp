@@ -23,6 +23,12 @@ struct TuneTarget {
   std::vector<std::function<std::unique_ptr<Workload>()>> workloads;
 };
 
+/// A timed batch of equal requests.
+std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Context>& context,
+                                                       const BenchModel& model,
+                                                       std::string_view suite,
+                                                       std::int32_t num_reqs, BenchRequest request);
+
 /// The shape of a model as roles see it.
 struct TuneShape {
   AttentionConfig config;

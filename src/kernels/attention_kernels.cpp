@@ -15,8 +15,8 @@ namespace clattn::detail {
 
 namespace {
 
-// A CPU's split of 32 keys still pays where it occupies another core, beyond that only a longer one:
-// this many keys of one request are cut into as many as there are cores.
+// A CPU's split of 32 keys still pays where it occupies another core, beyond that only a longer
+// one: this many keys of one request are cut into as many as there are cores.
 constexpr std::int32_t kFillingKeys = 512;
 
 /// Whether a smaller tile would read the keys of a KV head more often than a larger one.
@@ -92,8 +92,10 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
 PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role) {
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
+    const std::int32_t tokens = stage.tiling.item_tokens;
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
-        stage.tiling.item_tokens, stage.tiling.item_tokens, stage.tiling.groups_per_item};
+        tokens, tokens, stage.tiling.groups_per_item, joins_splits(*stage.variant),
+        resident_groups(*stage.variant)};
   }
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
@@ -177,7 +179,12 @@ bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
       a.cache_dtype != b.cache_dtype || a.form != b.form) {
     return false;
   }
-  return stages.back().tiling.item_tokens >= other.stages.back().tiling.item_tokens;
+  if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return false;
+  for (std::size_t i = 0; i < other.stages.size(); ++i) {  // who leaves the merge to the kernel
+    const BuiltKernel& own = stages[stage_for(other, i)];
+    if (joins_splits(*other.stages[i].variant) && !joins_splits(*own.variant)) return false;
+  }
+  return true;
 }
 
 std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,

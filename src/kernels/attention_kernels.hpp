@@ -28,8 +28,8 @@ struct AttentionKernels {
   BuiltKernel cache_write;  ///< none where keys and values are contiguous
   PlannerConfig planner;    ///< device and tile facts; the builder adds its own options
 
-  /// Whether items that were cut for `other` fit these kernels: same tensors, and a tile that holds
-  /// the largest.
+  /// Whether items that were cut for `other` fit these kernels: same tensors, a tile that holds
+  /// the largest, and splits that are joined where the plan leaves that to the kernels.
   bool runs_plan_of(const AttentionKernels& other) const;
   /// The stage that runs the items of a plan's tile class, if its plan can be run: the class's own
   /// number where the tiles match, else the first whose tile holds them.

@@ -194,6 +194,12 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
          sizeof(float);
 }
 
+/// Whether some kernel of the step does.
+bool PagedStep::joins_splits() const noexcept {
+  return std::any_of(planner_.tiles.begin(), planner_.tiles.end(),
+                     [](const TileClass& tile) { return tile.joins_splits; });
+}
+
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
   const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
   validate_limits(batch, summary, options_.limits);
@@ -300,8 +306,11 @@ void PagedStep::reserve_partials(std::int64_t rows) {
   AttentionWorkspace& shared = *options_.workspace;
   const std::size_t lse_row = static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
   const std::size_t out_row = lse_row * static_cast<std::size_t>(kernels_->shape.head_size);
-  const auto capacity = static_cast<std::int64_t>(std::min(
-      shared.partial_out.size_bytes() / out_row, shared.partial_lse2.size_bytes() / lse_row));
+  const bool counts = joins_splits();
+  std::size_t held = std::min(shared.partial_out.size_bytes() / out_row,
+                              shared.partial_lse2.size_bytes() / lse_row);
+  if (counts) held = std::min(held, shared.arrivals.size_bytes() / lse_row);
+  const auto capacity = static_cast<std::int64_t>(held);
   // Recorded launches are bound to the buffers of the first step.
   if (options_.graph_batch_size > 0 && partial_out_) return;
   if (rows > capacity) {
@@ -312,9 +321,14 @@ void PagedStep::reserve_partials(std::int64_t rows) {
     };
     grow(shared.partial_out, out_row);
     grow(shared.partial_lse2, lse_row);
+    if (counts && shared.arrivals.size_bytes() < wanted * lse_row) {
+      const std::vector<std::byte> zeros(wanted * lse_row);
+      shared.arrivals = context_->runtime().allocate_copy(zeros);
+    }
   }
   if (partial_out_.handle() != shared.partial_out.handle()) partial_out_ = shared.partial_out;
   if (partial_lse2_.handle() != shared.partial_lse2.handle()) partial_lse2_ = shared.partial_lse2;
+  if (arrivals_.handle() != shared.arrivals.handle()) arrivals_ = shared.arrivals;
 }
 
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
@@ -376,6 +390,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.pages_at = in_ints(layout.pages);
   view_.partial_out = partial_out_.handle();
   view_.partial_lse2 = partial_lse2_.handle();
+  view_.arrivals = arrivals_.handle();
   view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
   view_.window = planner_.window;
   view_.bidirectional = planner_.bidirectional;

@@ -25,6 +25,7 @@ struct PagedStepView {
   cl_int pages_at = 0;
   cl_mem partial_out = nullptr;   ///< [partial rows, num_heads, head_size] f32
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
+  cl_mem arrivals = nullptr;      ///< [partial rows, num_heads] int, 0; none if no kernel counts
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
@@ -126,6 +127,7 @@ class PagedStep {
   void reserve_partials(std::int64_t rows);
   std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
+  bool joins_splits() const noexcept;
 
   std::shared_ptr<Context> context_;
   std::shared_ptr<const AttentionKernels> kernels_;
@@ -136,6 +138,7 @@ class PagedStep {
   StagedUpload staging_;
   Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;
+  Buffer arrivals_;
   PagedStepView view_;
 
   std::size_t num_reqs_ = 0;

@@ -107,6 +107,16 @@ inline bool rounds_weights(const Variant& variant) {
   return variant.operands != Operands::kAny;
 }
 
+/// Whether it joins the splits of its tiles itself: the last group of a tile to end does.
+inline bool joins_splits(const Variant& variant) {
+  return variant.family == KernelFamily::kGpuPtx && variant.file.starts_with("decode_");
+}
+
+/// Work-groups that a compute unit runs at once; 0 where it is not known.
+inline std::int32_t resident_groups(const Variant& variant) {
+  return variant.file == "decode_mma.cl" ? 2 : 0;
+}
+
 /// Whether it takes the element types and the head size of a shape.
 bool takes_types(const Variant& variant, const KernelShape& shape);
 

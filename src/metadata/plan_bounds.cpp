@@ -1,7 +1,7 @@
 // How large plans can become, whatever the batch. A tile that is cut into p pieces adds p - 1 items
 // to its class and takes at least p partial rows; a balanced plan cuts a tile of x > 1 fair shares
 // into less than x + 1 pieces, and the shares of a launch sum up to the target, so all its cuts add
-// less than the target.
+// less than the target, which does not fall with the number of tiles.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -20,7 +20,6 @@ struct Lengths {
   std::int64_t shortest;
   std::int64_t longest;
   std::int64_t limit;
-  std::int64_t target;  // items that fill the device
 };
 
 std::int64_t most_tiles(const BatchLimits& limits, const Lengths& lengths) {
@@ -53,7 +52,7 @@ bool deterministic(const PlannerConfig& config) {
   return config.num_splits == 0 && config.split_policy == SplitPolicy::kDeterministic;
 }
 
-std::int64_t most_pieces(const PlannerConfig& config, std::int64_t pages) {
+std::int64_t most_pieces(const PlannerConfig& config, const TileClass& tile, std::int64_t pages) {
   if (config.max_partial_rows < 2) return 1;
   if (config.num_splits > 0) return std::clamp<std::int64_t>(pages, 1, config.num_splits);
   if (deterministic(config)) {
@@ -61,7 +60,7 @@ std::int64_t most_pieces(const PlannerConfig& config, std::int64_t pages) {
         1, ceil_div<std::int64_t>(pages,
                                   page_count(config.deterministic_split_keys, config.block_size)));
   }
-  return std::max<std::int64_t>(1, pages / page_count(config.min_split_keys, config.block_size));
+  return std::max<std::int64_t>(1, pages / min_split_pages(config, tile));
 }
 
 /// What the class's launch and its cuts need.
@@ -71,8 +70,8 @@ struct ClassBound {
   std::int64_t rows = 0;
 };
 
-ClassBound bound_of(const PlannerConfig& config, const BatchLimits& limits, Lengths lengths,
-                    std::int64_t max_rows) {
+ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const BatchLimits& limits,
+                    Lengths lengths, std::int64_t max_rows) {
   ClassBound bound;
   bound.items = most_tiles(limits, lengths);
   if (deterministic(config)) {
@@ -81,10 +80,10 @@ ClassBound bound_of(const PlannerConfig& config, const BatchLimits& limits, Leng
   const std::int64_t cuttable = most_tiles(limits, lengths);
   if (cuttable == 0) return bound;
   const std::int64_t count = std::min(lengths.limit, lengths.longest);
-  const std::int64_t pieces = most_pieces(config, most_pages(config, limits, count));
+  const std::int64_t pieces = most_pieces(config, tile, most_pages(config, limits, count));
   std::int64_t added = std::min(cuttable * (pieces - 1), max_rows - ceil_div(max_rows, pieces));
   if (config.num_splits == 0 && !deterministic(config)) {
-    added = std::min(added, lengths.target - 1);
+    added = std::min(added, target_items(config, tile, cuttable) - 1);
   }
   const std::int64_t cut = std::min(cuttable, added);
   bound.items += added;
@@ -113,10 +112,9 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     const TileClass& tile = config.tiles.at(c);
     const std::int32_t longest = last ? max_query_len : std::min(max_query_len, tile.max_query_len);
     const ClassBound bound =
-        bound_of(config, limits, {shortest, longest, tile.max_item_tokens, target_items(config, c)},
-                 max_rows);
+        bound_of(config, tile, limits, {shortest, longest, tile.max_item_tokens}, max_rows);
     counts.num_items.at(c) = to_count(bound.items);
-    all.merges += bound.merges;
+    if (!tile.joins_splits) all.merges += bound.merges;
     all.rows += bound.rows;
     shortest = std::max<std::int64_t>(shortest, std::int64_t{tile.max_query_len} + 1);
   }
@@ -131,7 +129,8 @@ std::int32_t fit_deterministic_split_keys(const PlannerConfig& config, const Bat
   const std::int64_t tokens =
       std::min<std::int64_t>(limits.max_num_batched_tokens,
                              std::int64_t{limits.max_num_reqs} * config.max_split_query_len);
-  const std::int64_t pieces = config.max_partial_rows / std::max<std::int64_t>(tokens, 1);
+  const std::int64_t pieces = std::min<std::int64_t>(
+      config.max_partial_rows / std::max<std::int64_t>(tokens, 1), kMostPieces);
   if (pieces < 2) return std::max(config.deterministic_split_keys, limits.max_model_len);
   const std::int64_t keys = ceil_div(std::int64_t{limits.max_model_len}, pieces);
   return std::max(config.deterministic_split_keys, static_cast<std::int32_t>(keys));

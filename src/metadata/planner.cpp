@@ -4,6 +4,11 @@
 // as shares it holds. Hence no item outweighs the share (by more than a page), and handing items to
 // m compute units greedily ends within mean + share = mean * (1 + 1 / items_per_compute_unit).
 // Nothing is cut once there are enough equal tiles, so a full device pays no merge.
+//
+// Where it is known how many groups a compute unit runs at once, a launch is a number of waves, and
+// filling them is worth more than equal items: the pieces of a tile are rounded down, so that equal
+// tiles exceed no wave. Tiles that fit into one wave get one. More than that get four, because
+// groups end at different times, and the last wave's wait for each other with little to do.
 #include "metadata/planner.hpp"
 
 #include <algorithm>
@@ -105,7 +110,6 @@ class Cutter {
   Cutter(const PlannerConfig& config, const CommonAttentionMetadata& batch)
       : config_(config),
         num_splits_(config.max_partial_rows < 2 ? 1 : config.num_splits),
-        min_pages_(pages_of(config.min_split_keys, config)),
         fixed_pages_(pages_of(config.deterministic_split_keys, config)) {
     if (num_splits_ == 0 && !deterministic()) set_fair_shares(batch);
   }
@@ -113,7 +117,8 @@ class Cutter {
   /// Ranges that the tile's keys are cut into: at least 1, at most its pages.
   std::int32_t pieces(const Tile& tile) const {
     if (num_splits_ == 1) return 1;
-    if (num_splits_ > 1) return std::clamp(pages_of(tile.keys, config_), 1, num_splits_);
+    const std::int32_t pages = std::clamp(pages_of(tile.keys, config_), 1, kMostPieces);
+    if (num_splits_ > 1) return std::min(pages, num_splits_);
     if (deterministic()) {
       if (tile.query_len > config_.max_split_query_len) return 1;
       return std::max(1, page_count(pages_of(tile.keys, config_), fixed_pages_));
@@ -121,9 +126,12 @@ class Cutter {
     const std::uint64_t cost = item_cost(config_, tile.keys, tile.q_count);
     const std::uint64_t share = shares_[tile.tile_class];
     if (cost <= share) return 1;
-    const std::int32_t most = std::max(1, pages_of(tile.keys, config_) / min_pages_);
-    return static_cast<std::int32_t>(
-        std::min(ceil_div(cost, share), static_cast<std::uint64_t>(most)));
+    const TileClass& tiles = config_.tiles[tile.tile_class];
+    const std::int32_t most = std::max(1, pages / min_split_pages(config_, tiles));
+    // Rounded down, but for what the rounding of the share took.
+    const std::uint64_t wanted =
+        tiles.resident_groups > 0 ? (cost + share / 64) / share : ceil_div(cost, share);
+    return static_cast<std::int32_t>(std::min(wanted, static_cast<std::uint64_t>(most)));
   }
 
   /// First key of a piece, on a page boundary; for index == pieces the end of the last.
@@ -150,24 +158,26 @@ class Cutter {
   bool deterministic() const { return config_.split_policy == SplitPolicy::kDeterministic; }
 
   void set_fair_shares(const CommonAttentionMetadata& batch) {
-    for_each_tile(config_, batch, [this](const Tile& tile) {
+    std::array<std::int64_t, kMaxTileClasses> num_tiles{};
+    for_each_tile(config_, batch, [&](const Tile& tile) {
       std::uint64_t& total = shares_[tile.tile_class];
       total = std::min(total + item_cost(config_, tile.keys, tile.q_count), kMaxCost);
+      ++num_tiles[tile.tile_class];
     });
-    for (std::size_t c = 0; c < static_cast<std::size_t>(config_.num_tiles); ++c) {
-      shares_.at(c) = ceil_div(shares_.at(c), static_cast<std::uint64_t>(target_items(config_, c)));
+    for (std::size_t c = 0; c < shares_.size(); ++c) {
+      const std::int64_t target = target_items(config_, config_.tiles[c], num_tiles[c]);
+      shares_[c] = ceil_div(shares_[c], static_cast<std::uint64_t>(target));
     }
   }
 
   const PlannerConfig& config_;
   std::int32_t num_splits_;  // of every tile; 0 = by policy
-  std::int32_t min_pages_;
   std::int32_t fixed_pages_;
   std::array<std::uint64_t, kMaxTileClasses> shares_{};  // of a work item, per launch
 };
 
-void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, const Tally& at,
-                std::int32_t pages_at, const PlanOutput& output) {
+void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, bool joins_splits,
+                const Tally& at, std::int32_t pages_at, const PlanOutput& output) {
   const auto first_row = static_cast<std::int32_t>(at.rows);
   ClaWorkItem* item =
       &output.items[tile.tile_class][static_cast<std::size_t>(at.items[tile.tile_class])];
@@ -179,9 +189,10 @@ void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, con
                .kv_end = cutter.piece_begin(tile, pieces, piece + 1),
                .pages_at = pages_at,
                .partial_row = pieces > 1 ? first_row + piece * tile.q_count : -1,
-               .request = tile.request};
+               .split = static_cast<std::uint16_t>(piece),
+               .num_splits = static_cast<std::uint16_t>(pieces > 1 && joins_splits ? pieces : 0)};
   }
-  if (pieces == 1) return;
+  if (pieces == 1 || joins_splits) return;
   ClaMergeItem* merge = &output.merges[static_cast<std::size_t>(at.merges)];
   for (std::int32_t token = 0; token < tile.q_count; ++token) {
     *merge++ = {.out_row = tile.q_row + token,
@@ -198,13 +209,14 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
   Tally tally;
   for_each_tile(config, batch, [&](const Tile& tile) {
     const std::int32_t pieces = cutter.pieces(tile);
+    const bool joins_splits = config.tiles[tile.tile_class].joins_splits;
     if (output != nullptr) {
-      write_tile(tile, cutter, pieces, tally, pages_at[static_cast<std::size_t>(tile.request)],
-                 *output);
+      write_tile(tile, cutter, pieces, joins_splits, tally,
+                 pages_at[static_cast<std::size_t>(tile.request)], *output);
     }
     tally.items[tile.tile_class] += pieces;
     if (pieces == 1) return;
-    tally.merges += tile.q_count;
+    if (!joins_splits) tally.merges += tile.q_count;
     tally.rows += std::int64_t{pieces} * tile.q_count;
   });
   return tally;
@@ -286,9 +298,19 @@ void check_config(const PlannerConfig& config) {
   }
 }
 
-std::int64_t target_items(const PlannerConfig& config, std::size_t tile_class) {
-  return ceil_div(std::int64_t{config.compute_units} * config.items_per_compute_unit,
-                  std::int64_t{config.tiles.at(tile_class).groups_per_item});
+std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
+                          std::int64_t num_tiles) {
+  constexpr std::int64_t kWaves = 4;
+  const std::int64_t groups =
+      tile.resident_groups > 0 ? tile.resident_groups : config.items_per_compute_unit;
+  const std::int64_t items =
+      ceil_div(config.compute_units * groups, std::int64_t{tile.groups_per_item});
+  return tile.resident_groups > 0 && num_tiles > items ? kWaves * items : items;
+}
+
+std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
+  const std::int32_t keys = config.min_split_keys;
+  return pages_of(tile.joins_splits ? ceil_div(keys, 2) : keys, config);
 }
 
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,

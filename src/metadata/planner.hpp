@@ -19,10 +19,13 @@ struct TileClass {
   std::int32_t max_query_len = 0;
   std::int32_t max_item_tokens = 0;
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
+  bool joins_splits = false;         ///< the kernel does: the plan has no merges for its tiles
+  std::int32_t resident_groups = 0;  ///< work-groups a compute unit runs at once, 0 = not known
   bool operator==(const TileClass&) const = default;
 };
 
 inline constexpr int kMaxTileClasses = 3;
+inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
 
 /// Which items come first in a list: GPUs start the longest first, PoCL hands the front of the list
 /// to one thread. kAsCut leaves the batch's order.
@@ -49,8 +52,10 @@ struct PlannerConfig {
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
   std::int32_t compute_units = 1;
   std::int32_t items_per_compute_unit =
-      3;                              ///< work-groups wanted per compute unit when work allows
-  std::int32_t min_split_keys = 256;  ///< shortest key range worth a split, rounded up to pages
+      3;  ///< work-groups wanted per compute unit when work allows
+  /// Shortest key range worth a split and its merge, rounded up to pages; half of it where the
+  /// kernel joins the splits.
+  std::int32_t min_split_keys = 256;
   /// Queries up to this length are bound by reading keys, so an item of one token costs as much as
   /// one of this many; kDeterministic splits no longer ones. Balanced plans split a tile of any
   /// length when it outweighs its launch's fair share, which long queries do only while they
@@ -93,8 +98,13 @@ struct PlanOutput {
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                           std::span<const std::int32_t> pages_at, const PlanOutput* output);
 
-/// Work items of a tile class that fill the device in one launch.
-std::int64_t target_items(const PlannerConfig& config, std::size_t tile_class);
+/// Items that a class of `num_tiles` tiles is cut into, as near as tiles of different lengths
+/// allow: what fills the device, or what fills it whole times where it is known how much it runs at
+/// once.
+std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
+                          std::int64_t num_tiles);
+/// Pages of the shortest range that a tile of the class is cut into.
+std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile);
 
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
 void check_config(const PlannerConfig& config);

@@ -55,6 +55,9 @@ inline std::vector<std::int32_t> pages_at_of(std::size_t num_reqs) {
   std::iota(pages_at.begin(), pages_at.end(), kFirstPage);
   return pages_at;
 }
+inline std::int32_t request_of(const ClaWorkItem& item) {
+  return item.pages_at - kFirstPage;
+}
 
 /// Counts, then writes into poisoned memory of exactly that size. `problem` says what was wrong.
 inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::string* problem) {
@@ -138,12 +141,13 @@ class PlanChecker {
 
   void check_item(std::size_t tile_class, const ClaWorkItem& item) {
     const std::string name = text(item);
-    if (item.request < 0 || item.request >= batch_.num_reqs) {
+    const std::int32_t request = request_of(item);
+    if (request < 0 || request >= batch_.num_reqs) {
       return expect(false, name + " has no request");
     }
-    const std::int32_t begin = start(item.request);
-    const std::int32_t end = start(item.request + 1);
-    const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(item.request)];
+    const std::int32_t begin = start(request);
+    const std::int32_t end = start(request + 1);
+    const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(request)];
     expect(expected_class(end - begin) == tile_class, name + " is in another tile class");
     expect(item.q_count >= 1 && item.q_count <= config_.tiles[tile_class].max_item_tokens,
            name + " exceeds its tile");
@@ -151,7 +155,6 @@ class PlanChecker {
       return expect(false, name + " leaves its request");
     }
     expect(item.q_pos == seq_len - (end - item.q_row), name + " has another q_pos");
-    expect(item.pages_at == kFirstPage + item.request, name + " has another pages_at");
     expect(item.kv_begin >= 0 && item.kv_begin % config_.block_size == 0,
            name + " begins inside a page");
     const Keys seen{seen_by(item.q_pos, seq_len).begin,
@@ -166,7 +169,8 @@ class PlanChecker {
            name + " ends inside a page");
     for (std::int32_t i = 0; i < item.q_count; ++i) {
       pieces_[static_cast<std::size_t>(item.q_row + i)].push_back(
-          {item.kv_begin, item.kv_end, item.partial_row < 0 ? -1 : item.partial_row + i});
+          {item.kv_begin, item.kv_end, item.partial_row < 0 ? -1 : item.partial_row + i, tile_class,
+           item});
       if (item.partial_row >= 0) partial_rows_.push_back(std::int64_t{item.partial_row} + i);
     }
   }
@@ -193,6 +197,21 @@ class PlanChecker {
     }
   }
 
+  // What the kernel that joins a tile's splits itself goes by: how many, which one this is, and
+  // rows that follow each other; 0 where a launch of its own does.
+  void check_splits(std::size_t row, bool joined) {
+    const auto& pieces = pieces_[row];
+    const std::string name = "token " + std::to_string(row);
+    for (std::size_t s = 0; s < pieces.size(); ++s) {
+      const ClaWorkItem& item = pieces[s].item;
+      const std::int32_t first_row = pieces.front().item.partial_row;
+      expect(item.num_splits == (joined ? pieces.size() : 0), name + " has another num_splits");
+      expect(item.split == s, name + " has its splits in another order");
+      expect(!joined || item.partial_row == first_row + static_cast<std::int32_t>(s) * item.q_count,
+             name + " has splits whose rows do not follow each other");
+    }
+  }
+
   void check_merges() {
     std::map<std::int32_t, const ClaMergeItem*> by_row;
     for (const ClaMergeItem& merge : plan_.merges) {
@@ -201,7 +220,10 @@ class PlanChecker {
     std::size_t num_split = 0;
     for (std::size_t row = 0; row < pieces_.size(); ++row) {
       const auto& pieces = pieces_[row];
-      if (pieces.size() < 2) continue;
+      const bool joined =
+          pieces.size() > 1 && config_.tiles[pieces.front().tile_class].joins_splits;
+      check_splits(row, joined);
+      if (pieces.size() < 2 || joined) continue;
       ++num_split;
       const auto found = by_row.find(static_cast<std::int32_t>(row));
       const std::string name = "token " + std::to_string(row);
@@ -247,6 +269,8 @@ class PlanChecker {
 
   struct Piece {
     std::int32_t begin, end, partial_row;
+    std::size_t tile_class;
+    ClaWorkItem item;
     bool operator<(const Piece& other) const {
       return std::tie(begin, end) < std::tie(other.begin, other.end);
     }

@@ -28,6 +28,10 @@ PlannerConfig any_config(std::mt19937& random) {
   config.num_tiles = between(random, 1, 3);
   const std::int32_t first = one_of(random, {1, 2, 8});
   config.tiles = {TileClass{first, first}, TileClass{first * 4, first * 4}, TileClass{64, 64}};
+  for (TileClass& tile : config.tiles) {
+    tile.joins_splits = one_of(random, {false, true});
+    tile.resident_groups = one_of(random, {0, 0, 2});
+  }
   config.block_size = one_of(random, {1, 7, 16, 128});
   for (TileClass& tile : config.tiles) tile.groups_per_item = one_of(random, {1, 8});
   config.compute_units = one_of(random, {1, 2, 64, 132});
@@ -63,9 +67,10 @@ std::string describe(const PlannerConfig& config, const Limits& limits) {
   std::ostringstream text;
   text << limits.max_num_reqs << " requests of " << limits.query_len << " tokens and "
        << limits.max_model_len << " keys, page " << config.block_size << ", tiles of "
-       << config.tiles[0].max_item_tokens << ", target " << target_items(config, 0)
-       << ", min split " << config.min_split_keys << ", fixed " << config.deterministic_split_keys
-       << ", rows " << config.max_partial_rows << ", splits " << config.num_splits << ", policy "
+       << config.tiles[0].max_item_tokens << ", items a unit " << config.items_per_compute_unit
+       << ", resident groups " << config.tiles[0].resident_groups << ", min split "
+       << config.min_split_keys << ", fixed " << config.deterministic_split_keys << ", rows "
+       << config.max_partial_rows << ", splits " << config.num_splits << ", policy "
        << static_cast<int>(config.split_policy) << ", window " << config.window.left << ", chunk "
        << config.window.chunk;
   return text.str();

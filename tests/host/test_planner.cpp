@@ -33,7 +33,7 @@ Plan plan_of(const PlannerConfig& config, const Batch& batch) {
 std::vector<std::int32_t> cuts_of(const std::vector<ClaWorkItem>& items, std::int32_t request = 0) {
   std::vector<std::int32_t> cuts;
   for (const ClaWorkItem& item : items) {
-    if (item.request == request) cuts.push_back(item.kv_end);
+    if (test::request_of(item) == request) cuts.push_back(item.kv_end);
   }
   std::sort(cuts.begin(), cuts.end());
   return cuts;
@@ -56,7 +56,7 @@ TEST(Planner, OneTokenOneKey) {
   EXPECT_EQ(item.kv_begin, 0);
   EXPECT_EQ(item.kv_end, 1);
   EXPECT_EQ(item.partial_row, -1);
-  EXPECT_EQ(item.request, 1);
+  EXPECT_EQ(test::request_of(item), 1);
   EXPECT_EQ(item.pages_at, test::kFirstPage + 1);
 }
 
@@ -134,6 +134,43 @@ TEST(Planner, SpeculativeTokensShareTheirSplits) {
   EXPECT_EQ(plan.merges.size(), 4U);
   for (const ClaMergeItem& merge : plan.merges) EXPECT_EQ(merge.split_stride, 4);
   EXPECT_EQ(plan.counts.num_partial_rows, 4 * 15);
+}
+
+TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
+  PlannerConfig config = small_device();
+  config.tiles[1].joins_splits = true;
+  const test::Batch batch = make_batch({{1, 1000}, {4, 1000}}, 16);
+  const Plan plan = plan_of(config, batch);
+  EXPECT_EQ(plan.counts.num_merges, 1);  // the decode's
+  ASSERT_FALSE(plan.items[1].empty());
+  for (const ClaWorkItem& item : plan.items[1]) EXPECT_EQ(item.num_splits, plan.items[1].size());
+  for (const ClaWorkItem& item : plan.items[0]) EXPECT_EQ(item.num_splits, 0);
+  const BatchLimits limits{.max_num_reqs = 8, .max_num_batched_tokens = 32, .max_model_len = 1000};
+  config.tiles[0].joins_splits = true;
+  EXPECT_EQ(plan_upper_bound(config, limits, 4).num_merges, 0);
+}
+
+// Where it is known how many groups run at once: equal tiles in whole waves, one if they fit.
+TEST(Planner, KnownWavesAreFilledAndNotExceeded) {
+  PlannerConfig config = small_device();
+  config.compute_units = 132;
+  config.tiles[0] = {.max_query_len = 1,
+                     .max_item_tokens = 1,
+                     .groups_per_item = 8,
+                     .joins_splits = true,
+                     .resident_groups = 2};  // 33 items a wave
+  const auto items = [&](std::size_t requests, std::int32_t keys) {
+    const std::vector<test::Request> batch(requests, {1, keys});
+    return plan_of(config, make_batch(batch, 16)).items[0].size();
+  };
+  EXPECT_EQ(items(1, 32768), 33U);
+  EXPECT_EQ(items(16, 8192), 32U);
+  EXPECT_EQ(items(24, 8192), 24U);
+  EXPECT_EQ(items(33, 8192), 33U);
+  EXPECT_EQ(items(64, 8192), 128U);  // of four waves
+  EXPECT_EQ(items(256, 8192), 256U);
+  config.min_split_keys = 256;  // half of it, as no launch merges
+  EXPECT_EQ(items(1, 1024), 8U);
 }
 
 TEST(Planner, LaunchesAreBalancedApart) {

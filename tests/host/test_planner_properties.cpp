@@ -60,6 +60,10 @@ PlannerConfig any_config() {
   config.tiles = {TileClass{short_limit, one_of({1, 3, 16})},
                   TileClass{short_limit + between(1, 60), between(1, 40)},
                   TileClass{0, one_of({16, 64, 128})}};
+  for (TileClass& tile : config.tiles) {
+    tile.joins_splits = *rc::gen::arbitrary<bool>();
+    tile.resident_groups = one_of({0, 0, 1, 2});
+  }
   config.block_size = one_of({1, 2, 3, 7, 16, 17, 32, 128});
   for (TileClass& tile : config.tiles) tile.groups_per_item = between(1, 9);
   config.compute_units = one_of({1, 2, 7, 64, 132});
@@ -117,14 +121,14 @@ Part part_of(const Plan& plan, const Batch& batch, std::int32_t request) {
   std::int32_t first_row = std::numeric_limits<std::int32_t>::max();
   for (const auto& items : plan.items) {
     for (const ClaWorkItem& item : items) {
-      if (item.request == request && item.partial_row >= 0) {
+      if (test::request_of(item) == request && item.partial_row >= 0) {
         first_row = std::min(first_row, item.partial_row);
       }
     }
   }
   for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
     for (const ClaWorkItem& item : plan.items[c]) {
-      if (item.request != request) continue;
+      if (test::request_of(item) != request) continue;
       part.push_back({static_cast<std::int32_t>(c), item.q_row - start, item.q_count, item.kv_begin,
                       item.kv_end, item.partial_row < 0 ? -1 : item.partial_row - first_row});
     }
@@ -207,6 +211,8 @@ TEST(PlannerProperties, RaggedBatchesAreBalanced) {
     config.min_split_keys = one_of({1, 32, 64});
     config.block_size = one_of({1, 7, 16});
     config.compute_units = one_of({2, 7, 16, 64});
+    for (TileClass& tile : config.tiles)
+      tile.resident_groups = 0;  // whole waves are no fair shares
     std::vector<test::Request> requests(static_cast<std::size_t>(between(1, 30)));
     for (auto& request : requests) {
       request = any_request();

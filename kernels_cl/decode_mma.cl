@@ -1,0 +1,353 @@
+/* Paged attention for few rows per key range, decode and short queries, on the tensor cores of
+   NVIDIA GPUs: products of 16-bit elements, sums and softmax in f32. Probabilities are rounded to
+   the queries' type before they meet V, as in prefill_mma.cl.
+
+     out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
+
+   One work-group serves one work item for one KV head: BLOCK_ROWS rows share every key read. Keys
+   are the rows of the products and queries their columns, so that 8 queries fill a tile:
+
+     S^T[16 keys, 8 rows] = K Q^T          O^T[16 dims, 8 rows] += V^T P^T
+
+   Each warp meets 16 keys at a step, and all warps of the group other ones, without a barrier:
+
+     for each step of the warp
+       S = K Q                             load K of the next step (in flight from here on)
+       P = 2^(S - max), O *= 2^(old max - max)
+       O += V P                            load V of the next step (in flight from here on)
+
+   and one joining of the warps through local memory ends the item; that of the item's splits, if
+   it was split, ends the last group of the tile (lib/last_arrival.clh).
+
+   K and V never pass through local memory. A product does not care for the order of the dims that
+   it sums over, nor for that of its rows; so a lane loads 16 bytes at once, 8 dims of a key, and
+   they stand for dims of several tiles. With g = lane / 4 and t = lane % 4:
+
+     K    keys g and g + 8, dims 8 (t + 4 j) ...: dims 2 p, 2 p + 1 are column pair 2 t of a tile
+     V    keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, dims 8 (g + 8 m) ...: dim 2 p is row g and dim 2 p +
+   1 row g + 8 of tile (m, p) S    keys g and g + 8, rows 2 t and 2 t + 1; transposed in registers
+   on its way to P
+
+   Registers (ptxas for sm_90, f16, no spills) and bytes of K and V that the two resident groups of
+   128 have in flight on a multiprocessor: 16 keys a warp, while it works on them.
+
+     HEAD_DIM 128, BLOCK_ROWS 8:     217 registers    64 KiB
+     HEAD_DIM 128, BLOCK_ROWS 16:    255 registers    64 KiB
+     HEAD_DIM 64, BLOCK_ROWS 8:      127 registers    (four groups) 64 KiB
+
+   macro                unit        legal values
+   CLA_HEAD_DIM         elements    8 ... 256, steps of 8
+   CLA_GROUP            heads       query heads per KV head, >= 1
+   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
+   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
+   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
+   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
+   CLA_PAGE_SIZE        tokens      0: no pages
+   CLA_BLOCK_ROWS       rows        a multiple of 8
+   CLA_BLOCK_KV         keys        16: of a warp and step
+   CLA_WG_SIZE          work-items  a multiple of 32
+   CLA_MERGE_TAIL       -           lib/last_arrival.clh
+   CLA_WINDOW ...       -           what a layer may add: lib/options.clh
+
+   Local memory: WG_SIZE / 32 * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS *
+   HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims.
+   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
+   16-byte boundaries, those of 8-bit types on 8-byte ones. */
+#include "lib/decode_tiles.clh"
+#include "lib/last_arrival.clh"
+
+#define CLA_WARPS (CLA_WG_SIZE / 32)
+#define CLA_STEP_KEYS (CLA_WARPS * CLA_BLOCK_KV)
+/* Floats from row to row in local memory: a multiple of 4 that spreads rows over the banks. */
+#define CLA_SUM_STRIDE (CLA_HEAD_DIM + 4)
+
+/* A lane's share of the softmax of two rows in each column tile. */
+typedef struct ClaColumnState {
+  float max; /* of the logits so far, base 2; the same in all lanes of the rows */
+  float sum; /* of the own weights */
+} ClaColumnState;
+
+/* Turns products into weights and rescales the sums to the new maxima. */
+static inline void cla_weigh_columns(float* scores, float* sums, ClaColumnState* state,
+                                     const ClaRow* rows, const ClaOptions* opt, float scale,
+                                     int first_key) {
+  float highest[CLA_LANE_ROWS];
+  int grows = 0;
+#pragma unroll
+  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
+    highest[r] = state[r].max;
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+      const int key = first_key + 8 * (int)i;
+      float* score = scores + r / 2 * 4 + r % 2 + 2 * i;
+      const int seen = cla_sees(rows + r, key);
+      *score = seen ? cla_logit(opt, rows + r, *score * scale, key) : -INFINITY;
+      highest[r] = fmax(highest[r], *score);
+    }
+    grows |= highest[r] > state[r].max;
+  }
+  if (cla_any_lane(grows)) { /* rare after the first steps */
+#pragma unroll
+    for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
+      const float new_max = cla_column_max(highest[r]);
+      const float factor = native_exp2(state[r].max - new_max);
+      state[r].max = new_max;
+      state[r].sum *= factor;
+#pragma unroll
+      for (uint i = 0; i < 2 * CLA_DIM_TILES; ++i)
+        sums[(r / 2 * CLA_DIM_TILES + i / 2) * 4 + r % 2 + i % 2 * 2] *= factor;
+    }
+  }
+#pragma unroll
+  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+      float* score = scores + r / 2 * 4 + r % 2 + 2 * i;
+      *score = native_exp2(*score - (state[r].max - CLA_WEIGHT_SHIFT));
+      state[r].sum += *score;
+    }
+  }
+}
+
+/* Where the values of a head lie. */
+typedef struct ClaValues {
+  const ClaWorkItem* item;
+  __global const int* pages;
+  __global const CLA_KV_T* lane; /* of the lane's first unit in row 0 */
+  long block_stride;
+  long token_stride;
+} ClaValues;
+
+/* A matrix product lets an infinite or NaN value touch every row, also those that do not see its
+   key. Such values are taken out of `v`, and added to the sums of the rows that see them. */
+static inline void cla_extract_overflows(float* sums, uint* v, const ClaRow* rows,
+                                         const ClaValues* values, ClaRange tile, uint lane) {
+  for (int key = tile.begin; key < tile.end; ++key) {
+    const long at = cla_key_row(values->item, cla_page_of(values->pages, (uint)key), (uint)key,
+                                values->block_stride, values->token_stride);
+#pragma unroll
+    for (uint i = 0; i < CLA_DIM_TILES; ++i) {
+      if (8 * (lane / 4 + i / 4 * 8) >= CLA_HEAD_DIM) continue;
+      const uint4 unit = cla_kv_words(cla_kv_raw_load(values->lane + at + i / 4 * 64));
+      const float2 x = cla_mma_expand(i % 4 < 2 ? (i % 4 == 0 ? unit.x : unit.y)
+                                                : (i % 4 == 2 ? unit.z : unit.w));
+#pragma unroll
+      for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
+        float* sum = sums + (r / 2 * CLA_DIM_TILES + i) * 4 + r % 2;
+        const int sees = cla_sees(rows + r, key);
+        if (sees && !isfinite(x.x)) sum[0] += x.x;
+        if (sees && !isfinite(x.y)) sum[2] += x.y;
+      }
+    }
+  }
+#pragma unroll
+  for (uint i = 0; i < 4 * CLA_V_UNITS; ++i) {
+    const float2 x = cla_mma_expand(v[i]);
+    v[i] &= (isfinite(x.x) ? 0xffffu : 0u) | (isfinite(x.y) ? 0xffff0000u : 0u);
+  }
+}
+
+/* Whether one of a lane's values is infinite or NaN. */
+static inline int cla_overflows(const uint* v) {
+  int overflow = 0;
+#pragma unroll
+  for (uint i = 0; i < 4 * CLA_V_UNITS; ++i) overflow |= cla_pair_overflows(v[i]);
+  return overflow;
+}
+
+/* O += V P, P as left in `scores` by the softmax. */
+static inline void cla_multiply_pv(float* sums, const float* scores, const uint* v) {
+  uint2 p[CLA_ROW_TILES];
+#pragma unroll
+  for (uint n = 0; n < CLA_ROW_TILES; ++n) p[n] = cla_transposed_weights(scores + 4 * n);
+#pragma unroll
+  for (uint i = 0; i < CLA_DIM_TILES; ++i) {
+    const uint4 a = cla_v_tile(v, i);
+#pragma unroll
+    for (uint n = 0; n < CLA_ROW_TILES; ++n) cla_mma(sums + (n * CLA_DIM_TILES + i) * 4, a, p[n]);
+  }
+}
+
+/* A warp's results to local memory: sums_of[rows][SUM_STRIDE], state_of[rows] of (max, sum). */
+static inline void cla_share_warp(__local float4* sums_of, __local float2* state_of,
+                                  const float* sums, const ClaColumnState* state, uint lane) {
+#pragma unroll
+  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
+    const uint row = cla_lane_row(r, lane);
+    const float sum = cla_column_sum(state[r].sum);
+    if (lane < 4) state_of[row] = (float2)(state[r].max, sum);
+#pragma unroll
+    for (uint m = 0; m < CLA_V_CHUNKS; ++m) {
+      const uint chunk = lane / 4 + 8 * m;
+      const float* own = sums + (r / 2 * CLA_DIM_TILES + 4 * m) * 4 + r % 2;
+      __local float4* to = sums_of + (row * CLA_SUM_STRIDE + 8 * chunk) / 4;
+      if (8 * chunk < CLA_HEAD_DIM) {
+        to[0] = (float4)(own[0], own[2], own[4], own[6]);
+        to[1] = (float4)(own[8], own[10], own[12], own[14]);
+      }
+    }
+  }
+}
+
+/* The warps' results of eight dims of a row, joined. */
+static inline ClaF8 cla_join_warps(__local const float4* sums_of, __local const float2* state_of,
+                                   uint row, uint dim, ClaColumnState* all) {
+  ClaF8 acc = cla_zero8();
+  all->max = CLA_NEG_BIG;
+  all->sum = 0.0f;
+#pragma unroll
+  for (uint warp = 0; warp < CLA_WARPS; ++warp)
+    all->max = fmax(all->max, state_of[warp * CLA_BLOCK_ROWS + row].x);
+#pragma unroll
+  for (uint warp = 0; warp < CLA_WARPS; ++warp) {
+    const float2 state = state_of[warp * CLA_BLOCK_ROWS + row];
+    const float factor = native_exp2(state.x - all->max);
+    __local const float4* from =
+        sums_of + ((warp * CLA_BLOCK_ROWS + row) * CLA_SUM_STRIDE + dim) / 4;
+    ClaF8 x;
+    x.lo = from[0];
+    x.hi = from[1];
+    acc = cla_mad8(factor, x, acc);
+    all->sum += state.y * factor;
+  }
+  return acc;
+}
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_mma(
+    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
+    int items_at,                              /* ints, a multiple of 8 */
+    int num_items,                             /* the launch says it too */
+    int pages_at,                              /* ints */
+    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
+    long q_offset,                             /* elements */
+    long q_token_stride,                       /* elements */
+    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
+    long k_offset,                             /* elements, a multiple of 8 */
+    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
+    long v_offset,                             /* elements, a multiple of 8 */
+    long block_stride,                         /* elements, a multiple of 8 */
+    long token_stride,                         /* elements, a multiple of 8 */
+    long head_stride,                          /* elements, a multiple of 8 */
+    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
+    long out_offset,                           /* elements */
+    long out_token_stride,                     /* elements */
+    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
+    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
+    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
+    int num_kv_heads,                          /* heads */
+    float scale_log2e,                         /* softmax scale * log2(e) */
+    int causal,                                /* 0 or 1 */
+    int write_lse                              /* 0 or 1 */
+        CLA_ARRIVAL_PARAM                      /* lib/last_arrival.clh */
+            CLA_OPTION_PARAMS) {               /* lib/options.clh */
+  __local uint4 queries[CLA_ROW_TILES * CLA_K_CHUNKS * 32]; /* units as the lanes want them */
+  __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
+  __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];
+  __local int last_arrival;
+
+  (void)num_items;
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const uint lid = (uint)get_local_id(0);
+  const uint lane = lid % 32;
+  const uint warp = lid / 32;
+  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
+  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, causal);
+  const int last = keys.end - 1;
+  __global const int* pages = meta + pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * head_stride;
+  __global const CLA_KV_T* k_lane = k_cache + k_offset + head_at + 8 * (lane % 4);
+  __global const CLA_KV_T* v_lane = v_cache + v_offset + head_at + 8 * (lane / 4);
+
+  const ClaValues values = {&task.item, pages, v_lane, block_stride, token_stride};
+
+  int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)warp * CLA_BLOCK_KV;
+  int page = 0; /* of the lane's key in the step after the one being loaded */
+  ClaKvRaw k_raw[CLA_K_UNITS];
+  ClaKvRaw v_raw[CLA_V_UNITS];
+  if (first <= last) {
+    const int own = cla_own_key(first, keys, lane);
+    const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own, block_stride,
+                                token_stride);
+    cla_load_k(k_raw, k_lane, at, lane);
+    cla_load_v(v_raw, v_lane, at, lane);
+    page = cla_page_of(pages, (uint)cla_own_key(first + CLA_STEP_KEYS, keys, lane));
+  }
+
+  const float scale = cla_query_scale(&opt, &task, scale_log2e);
+  for (uint i = warp; i < CLA_ROW_TILES * CLA_K_CHUNKS; i += CLA_WARPS)
+    queries[i * 32 + lane] = cla_query_unit(&task, i, q, q_offset, q_token_stride, lane);
+  ClaRow rows[CLA_LANE_ROWS];
+  ClaColumnState state[CLA_LANE_ROWS];
+  float sums[CLA_ROW_TILES * CLA_DIM_TILES * 4];
+#pragma unroll
+  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
+    rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), causal);
+    state[r].max = CLA_NEG_BIG;
+    state[r].sum = 0.0f;
+  }
+#pragma unroll
+  for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) sums[i] = 0.0f;
+
+  barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
+
+  for (; first <= last; first += CLA_STEP_KEYS) {
+    const int next = first + CLA_STEP_KEYS;
+    const int masked =
+        CLA_MASK || first < common.begin || first + CLA_BLOCK_KV > common.end; /* for some row */
+    float scores[CLA_ROW_TILES * 4];
+    cla_multiply_kq(scores, k_raw, queries + lane);
+
+    const int own = cla_own_key(next, keys, lane);
+    const long at = cla_key_row(&task.item, page, (uint)own, block_stride, token_stride);
+    if (next <= last) { /* the same for the warp */
+      page = cla_page_of(pages, (uint)cla_own_key(next + CLA_STEP_KEYS, keys, lane));
+      cla_load_k(k_raw, k_lane, at, lane);
+    }
+    cla_weigh_columns(scores, sums, state, rows, &opt, scale, first + (int)(lane / 4));
+    uint v[4 * CLA_V_UNITS]; /* [4 keys][DIM_TILES] */
+#pragma unroll
+    for (uint i = 0; i < CLA_V_UNITS; ++i) vstore4(cla_kv_words(v_raw[i]), i, v);
+    if (masked && cla_any_lane(cla_overflows(v))) {
+      cla_extract_overflows(sums, v, rows, &values,
+                            cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
+                            lane);
+    }
+    cla_multiply_pv(sums, scores, v);
+    if (next <= last) cla_load_v(v_raw, v_lane, at, lane);
+  }
+
+  cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
+                 state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);
+  barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
+  for (uint i = lid; i < CLA_BLOCK_ROWS * (CLA_HEAD_DIM / 8); i += CLA_WG_SIZE) {
+    const uint row = i / (CLA_HEAD_DIM / 8);
+    const uint dim = i % (CLA_HEAD_DIM / 8) * 8;
+    if (!cla_row_exists(&task, row)) continue;
+    ClaColumnState all;
+    const ClaF8 acc = cla_join_warps(sums_of, state_of, row, dim, &all);
+    const ClaRowEnd end =
+        cla_end_row(&opt, &task, row, (uint)num_kv_heads, all.max - CLA_WEIGHT_SHIFT, all.sum);
+    const ClaF8 result = cla_scale8(acc, end.factor);
+    const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
+    if (task.item.partial_row >= 0) {
+      cla_partial_store8(result, partial_out + result_row * CLA_HEAD_DIM + dim);
+      if (dim == 0) partial_lse2[result_row] = end.lse2;
+    } else {
+      __global CLA_Q_T* to = out + cla_query_at(&task, row, out_offset, out_token_stride) + dim;
+      cla_store_result(&opt, result.lo, to, result_row * CLA_HEAD_DIM + dim);
+      cla_store_result(&opt, result.hi, to + 4, result_row * CLA_HEAD_DIM + dim + 4);
+      if (dim == 0 && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
+    }
+  }
+#if CLA_MERGE_TAIL
+  const ClaResults results = {out + out_offset,
+                              out_token_stride,
+                              lse,
+                              write_lse,
+                              partial_out,
+                              partial_lse2,
+                              (uint)num_kv_heads * CLA_GROUP};
+  cla_merge_if_last(&opt, &task, &results, arrivals, &last_arrival);
+#endif
+}
