@@ -256,7 +256,8 @@ std::string legend(const Reports& reports) {
     const std::string mma =
         report.mma_gflop_per_s > 0 ? fmt::format("{:.0f} GFLOP/s", report.mma_gflop_per_s) : "-";
     html += fmt::format(
-        "<tr><td><svg viewBox=\"0 0 12 12\" style=\"width:12px\">{}</svg></td><td>{}</td><td>{}, "
+        "<tr><td><svg viewBox=\"0 0 12 12\" "
+        "style=\"width:12px;max-width:none\">{}</svg></td><td>{}</td><td>{}, "
         "{}</td><td>{}</td>"
         "<td>{}</td><td class=\"n\">{:.1f} GB/s</td><td class=\"n\">{:.1f} GB/s</td>"
         "<td class=\"n\">{:.0f} GFLOP/s</td><td class=\"n\">{}</td></tr>\n",
