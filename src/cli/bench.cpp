@@ -63,6 +63,7 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
     const std::unique_ptr<Workload> workload = make_workload(context, options, shape);
     row.launches = launches_per_round(*workload, effort.round_seconds);
     std::vector<double> microseconds;
+    microseconds.reserve(static_cast<std::size_t>(effort.rounds));
     for (int round = 0; round < effort.rounds; ++round) {
       microseconds.push_back(workload->run(row.launches) * 1e6);
     }

@@ -65,7 +65,8 @@ struct Scale {
   std::vector<double> ticks() const {
     std::vector<double> result;
     if (!logarithmic) {
-      for (double tick = low; tick <= high * 1.0001; tick += high > 200 ? 50 : 20) {
+      const int step = high > 200 ? 50 : 20;
+      for (int tick = static_cast<int>(low); tick <= static_cast<int>(high); tick += step) {
         result.push_back(tick);
       }
       return result;
