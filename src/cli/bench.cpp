@@ -64,6 +64,7 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
     const std::unique_ptr<Workload> workload = make_workload(context, options, shape);
     row.launches = launches_per_round(*workload, effort.round_seconds);
     std::vector<double> microseconds;
+    microseconds.reserve(static_cast<std::size_t>(effort.rounds));
     for (int round = 0; round < effort.rounds; ++round) {
       microseconds.push_back(workload->run(row.launches) * 1e6);
     }
@@ -94,11 +95,13 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
   std::vector<std::string> models;
   for (const std::string& path : arguments.shapes_files) {
     const std::vector<std::byte> bytes = npy::read_file(path, 1 << 20);
-    for (BenchShape& shape :
-         parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path)) {
-      models.push_back(shape.model.name);
-      all.push_back(std::move(shape));
+    const std::vector<BenchShape> shapes =
+        parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
+    if (shapes.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("--shapes: {} has no row", path));
     }
+    for (const BenchShape& shape : shapes) models.push_back(shape.model.name);
+    all.insert(all.end(), shapes.begin(), shapes.end());
   }
   if (arguments.models.empty()) arguments.models = models;
   if (arguments.models.empty()) arguments.models = {"llama-3-8b"};

@@ -65,7 +65,8 @@ struct Scale {
   std::vector<double> ticks() const {
     std::vector<double> result;
     if (!logarithmic) {
-      for (double tick = low; tick <= high * 1.0001; tick += high > 200 ? 50 : 20) {
+      const int step = high > 200 ? 50 : 20;
+      for (int tick = static_cast<int>(low); tick <= static_cast<int>(high); tick += step) {
         result.push_back(tick);
       }
       return result;
@@ -256,7 +257,8 @@ std::string legend(const Reports& reports) {
     const std::string mma =
         report.mma_gflop_per_s > 0 ? fmt::format("{:.0f} GFLOP/s", report.mma_gflop_per_s) : "-";
     html += fmt::format(
-        "<tr><td><svg viewBox=\"0 0 12 12\" style=\"width:12px\">{}</svg></td><td>{}</td><td>{}, "
+        "<tr><td><svg viewBox=\"0 0 12 12\" "
+        "style=\"width:12px;max-width:none\">{}</svg></td><td>{}</td><td>{}, "
         "{}</td><td>{}</td>"
         "<td>{}</td><td class=\"n\">{:.1f} GB/s</td><td class=\"n\">{:.1f} GB/s</td>"
         "<td class=\"n\">{:.0f} GFLOP/s</td><td class=\"n\">{}</td></tr>\n",

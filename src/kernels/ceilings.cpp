@@ -162,8 +162,9 @@ double measure_mma(const Context& context, const Queue& queue) {
   if (!context.capabilities().inline_ptx) return 0;
   std::shared_ptr<detail::KernelPool> pool;
   try {
-    pool = context.runtime().kernel({"ceilings_mma.cl", "clattn_ceiling_mma",
-                                     "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_REDUCE=1"});
+    pool = context.runtime().kernel(
+        {"ceilings_mma.cl", "clattn_ceiling_mma",
+         "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
   } catch (const Error&) {
     return 0;
   }

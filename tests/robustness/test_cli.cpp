@@ -148,10 +148,10 @@ TEST(Cli, MalformedTracesAndShapesGiveOneLine) {
       {"replay --trace ", "{\"timestamp\": 0, \"input_length\": 5\n"},
       {"replay --trace ", "{\"timestamp\": 0, \"input_length\": 5}\n"},
       {"replay --trace ", "{\"timestamp\": 0, \"input_length\": -5, \"output_length\": 1}\n"},
-      {"bench --quick --shapes ", "decode quick 1 1\n"},
-      {"bench --quick --shapes ", "decode quick 1 9 4\n"},
-      {"bench --quick --shapes ", "decode quick 99999999999 1 4\n"},
-      {"bench --quick --shapes ", "fly quick 1 1 4\n"},
+      {"bench --quick --shapes ", "model m\n"},
+      {"bench --quick --shapes ", "model m heads=1 kv_heads=1 head_size=64\n"},
+      {"bench --quick --shapes ", std::string("\0\x01\xff\n\n", 5)},
+      {"bench --quick --shapes ", "fly quick q1\n"},
       {"bench --quick --shapes ", "# nothing\n"},
   };
   for (const auto& [command, content] : rows) {
