@@ -108,14 +108,14 @@ class Search {
     show_progress("");
     const std::vector<const Trial*> timed = by_speed();
     fmt::print("\n{}: {} of {} candidates timed\n", target_.name, timed.size(), num_candidates_);
-    fmt::print("  {:58} {:>10} {:>17} {:>9} {:>8}\n", "candidate", "time us", "rate", "error",
+    fmt::print("  {:76} {:>10} {:>17} {:>9} {:>8}\n", "candidate", "time us", "rate", "error",
                "speed-up");
     print_line(race_.base());
     for (std::size_t i = 0; i < std::min(timed.size(), kRowsShown); ++i) print_line(*timed[i]);
     if (timed.size() > kRowsShown) fmt::print("  and {} slower\n", timed.size() - kRowsShown);
     for (const Trial& trial : trials_) {
       if (trial.state == TrialState::kWrong) {
-        fmt::print("  {:58} NOT USED: {}\n", describe(trial.row), trial.note);
+        fmt::print("  {:76} NOT USED: {}\n", describe(trial.row), trial.note);
       }
     }
     print_counts();
@@ -181,7 +181,7 @@ class Search {
   }
 
   void print_line(const Trial& trial) const {
-    fmt::print("  {:58} {:10.1f} {:9.1f} {:7} {:9.2e} {:7.3f}x\n", describe(trial.row),
+    fmt::print("  {:76} {:10.1f} {:9.1f} {:7} {:9.2e} {:7.3f}x\n", describe(trial.row),
                trial.row.time_us, trial.rate, race_.unit_name(), trial.row.error, trial.speed_up);
   }
 

@@ -109,7 +109,10 @@ std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Con
   shape.model = model;
   shape.suite = suite;
   shape.requests.assign(static_cast<std::size_t>(num_reqs), request);
-  return [=] { return make_attention_workload(context, {.rotate_bytes = kRotateBytes}, shape); };
+  return [=] {
+    return make_attention_workload(
+        context, {.device = {}, .backend = {}, .rotate_bytes = kRotateBytes}, shape);
+  };
 }
 
 TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
