@@ -1,7 +1,9 @@
 // How large plans can become, whatever the batch. A tile that is cut into p pieces adds p - 1 items
 // to its class and takes at least p partial rows; a balanced plan cuts a tile of x > 1 fair shares
 // into less than x + 1 pieces, and the shares of a launch sum up to the target, so all its cuts add
-// less than the target, which does not fall with the number of tiles.
+// less than the target, which does not fall with the number of tiles. Where shares are rounded down,
+// x shares make at most x + 1/64 pieces, and no cut tile less than two: all pieces of c cut tiles are
+// at most target + c / 64, and hence at most target + target / 126.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -81,16 +83,18 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   if (cuttable == 0) return bound;
   const std::int64_t count = std::min(lengths.limit, lengths.longest);
   const std::int64_t pieces = most_pieces(config, tile, most_pages(config, limits, count));
-  std::int64_t added = std::min(cuttable * (pieces - 1), max_rows - ceil_div(max_rows, pieces));
-  if (config.num_splits == 0 && !deterministic(config)) {
-    added = std::min(added, target_items(config, tile, cuttable) - 1);
-  }
-  const std::int64_t cut = std::min(cuttable, added);
+  const bool balanced = config.num_splits == 0 && !deterministic(config);
+  const std::int64_t target = target_items(config, tile, cuttable);
+  std::int64_t most = max_rows;  // pieces of all tiles that are cut
+  if (balanced && tile.resident_groups > 0) most = std::min(most, target + target / 126);
+  std::int64_t added = std::min(cuttable * (pieces - 1), most - ceil_div(most, pieces));
+  if (balanced) added = std::min(added, target - 1);
+  const std::int64_t cut = std::min({cuttable, added, most / 2});
   bound.items += added;
   bound.merges = cut * count;
   const std::int64_t tokens =
       std::min<std::int64_t>(limits.max_num_batched_tokens, limits.max_num_reqs * lengths.longest);
-  bound.rows = std::min((added + cut) * count, pieces > 1 ? tokens * pieces : 0);
+  bound.rows = std::min(std::min(added + cut, most) * count, pieces > 1 ? tokens * pieces : 0);
   return bound;
 }
 
