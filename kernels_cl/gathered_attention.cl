@@ -153,7 +153,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_we
   task.item.kv_end = num_keys;
   task.item.pages_at = 0;
   task.item.partial_row = -1;
-  task.item.request = 0;
   const ClaRow row = cla_row(&opt, &task, 0, causal);
   __global float* scores = work + scores_at + (long)group * num_keys;
 

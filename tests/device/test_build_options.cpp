@@ -93,7 +93,7 @@ attention_test::CaseSpec fast_case(KernelFamily family) {
   attention_test::CaseSpec spec;
   spec.config = small_config();
   spec.config.kernel_family = family;
-  spec.requests = {{1, 900}, {1, 0}, {0, 5}, {1, 70}, {20, 300}, {5, 33}, {0, 0}};
+  spec.requests = {{1, 2100}, {1, 0}, {0, 5}, {1, 70}, {20, 300}, {5, 33}, {0, 0}};
   spec.build_options.fast_build = true;
   return spec;
 }

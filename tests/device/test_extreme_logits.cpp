@@ -110,7 +110,7 @@ Result attend(const std::shared_ptr<clattn::Context>& context, const Odd& odd, K
   backend.make_impl(context, config)
       ->forward(queue, {q.handle()}, cache, builder->build(queue, layout.batch()),
                 {out.buffer.handle()}, lse.buffer.handle(), nullptr, &launches);
-  EXPECT_EQ(launches.back().kernel.starts_with("merge"), num_splits > 1);
+  EXPECT_GE(launches.front().work_groups, num_splits);
   return {out.read(queue), lse.read(queue)};
 }
 
