@@ -1,9 +1,9 @@
 // How large plans can become, whatever the batch. A tile that is cut into p pieces adds p - 1 items
 // to its class and takes at least p partial rows; a balanced plan cuts a tile of x > 1 fair shares
 // into less than x + 1 pieces, and the shares of a launch sum up to the target, so all its cuts add
-// less than the target, which does not fall with the number of tiles. Where shares are rounded down,
-// x shares make at most x + 1/64 pieces, and no cut tile less than two: all pieces of c cut tiles are
-// at most target + c / 64, and hence at most target + target / 126.
+// less than the target, which does not fall with the number of tiles. Where shares are rounded
+// down, x shares make at most x + 1/64 pieces, and no cut tile less than two: all pieces of c cut
+// tiles are at most target + c / 64, and hence at most target + target / 126.
 #include <algorithm>
 #include <limits>
 #include <numeric>
