@@ -374,9 +374,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
                               next,
                               c * CLA_BLOCK_KV / chunks,
                               (c + 1) * CLA_BLOCK_KV / chunks};
-        ClaChunk* chunk = &all[h * chunks + c];
-        cla_chunk(chunk->query, k_cache + k_offset, v_cache + v_offset, &tile, &chunk->state,
-                  chunk->o);
+        ClaChunk* own = &all[h * chunks + c];
+        cla_chunk(own->query, k_cache + k_offset, v_cache + v_offset, &tile, &own->state, own->o);
       }
     }
   }
