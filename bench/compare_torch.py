@@ -19,7 +19,7 @@ import time
 SUITES = ("decode", "prefill", "mixed", "spec")
 ROTATE_BYTES = {False: 640 << 20, True: 16 << 20}  # as clattn bench, full and --quick
 TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}  # of 1 + |reference|: a few roundings
-MAX_SETS = 64
+MAX_SETS = 256
 
 
 class Unsupported(Exception):

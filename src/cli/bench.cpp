@@ -100,7 +100,17 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
     if (shapes.empty()) {
       throw Error(ErrorCode::kInvalidArgument, fmt::format("--shapes: {} has no row", path));
     }
-    for (const BenchShape& shape : shapes) models.push_back(shape.model.name);
+    for (const BenchShape& shape : shapes) {
+      const bool taken = std::any_of(all.begin(), all.end(), [&](const BenchShape& other) {
+        return other.name() == shape.name();
+      });
+      if (taken) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: row '{}' is one of another file; reports name each once", path,
+                                shape.name()));
+      }
+      models.push_back(shape.model.name);
+    }
     all.insert(all.end(), shapes.begin(), shapes.end());
   }
   if (arguments.models.empty()) arguments.models = models;
@@ -205,12 +215,15 @@ void add_bench_command(CLI::App& app) {
   add_list("--model", arguments->models, "Model of bench/shapes/, or all; llama-3-8b without");
   add_list("--shapes", arguments->shapes_files, "Shapes file beside the built-in ones");
   command->add_option("--filter", arguments->filter, "Only rows with this text in their name");
-  command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
+  auto* const json_file =
+      command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Force a backend by name");
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
-  auto* const compare = command->add_option("--compare", arguments->compared,
-                                            "Compare these JSON reports and measure nothing");
+  auto* const compare = command
+                            ->add_option("--compare", arguments->compared,
+                                         "Compare these JSON reports and measure nothing")
+                            ->excludes(json_file);
   command->add_option("--html", arguments->html_file, "The comparison as a page of plots")
       ->needs(compare);
   command->callback([arguments] { run(*arguments); });

@@ -22,6 +22,11 @@ using nlohmann::json;
   throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}: expected {}", path, field, legal));
 }
 
+/// A value as an error shows it: nested ones may be of any depth.
+std::string shown(const json& value) {
+  return value.is_primitive() ? value.dump().substr(0, 60) : value.type_name();
+}
+
 /// Takes fields of an object and says which of which file is not what it should be.
 class Fields {
  public:
@@ -35,10 +40,13 @@ class Fields {
     if (!value.is_string()) refuse(path_, prefix_ + name, "a text");
     return value;
   }
-  double positive(const char* name) const {
+  /// Bounded, so that sums, ratios and axes of such numbers stay numbers.
+  double positive(const char* name, double most = 1e15) const {
+    constexpr double kLeast = 1e-9;
     const json& value = at(name);
-    if (!value.is_number() || !(value.get<double>() > 0)) {
-      refuse(path_, prefix_ + name, "a number above 0, not " + value.dump());
+    if (!value.is_number() || !(value.get<double>() >= kLeast && value.get<double>() <= most)) {
+      refuse(path_, prefix_ + name,
+             fmt::format("a number from {:g} to {:g}, not {}", kLeast, most, shown(value)));
     }
     return value;
   }
@@ -63,7 +71,7 @@ ComparedRow parse_row(const Fields& fields) {
   ComparedRow row{.median_us = fields.positive("median_us"), .correct = fields.truth("correct")};
   if (fields.has("bytes")) row.bytes = fields.positive("bytes");
   if (fields.has("flops") && fields.at("flops") != 0) row.flops = fields.positive("flops");
-  if (fields.has("share_of_ceiling")) row.share = fields.positive("share_of_ceiling");
+  if (fields.has("share_of_ceiling")) row.share = fields.positive("share_of_ceiling", 100);
   return row;
 }
 
@@ -85,7 +93,7 @@ ComparedReport parse_report(const std::string& text, const std::string& path) {
   if (fields.text("format") != "clattn-bench") refuse(path, "format", "clattn-bench");
   if (fields.at("schema_version") != kVersion) {
     refuse(path, "schema_version",
-           fmt::format("{}, not {}", kVersion, fields.at("schema_version").dump()));
+           fmt::format("{}, not {}", kVersion, shown(fields.at("schema_version"))));
   }
   const Fields device(fields.at("device"), path, "device.");
   const Fields ceilings(fields.at("ceilings"), path, "ceilings.");

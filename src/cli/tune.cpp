@@ -254,6 +254,11 @@ std::vector<MakeTarget> make_targets(const std::shared_ptr<Context>& context,
     }
     targets.emplace_back([=] { return make_mla_target(context, config); });
   }
+  if (targets.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "--roles: mla_decode, legal with --model: decode, prefill; its shape is no model's");
+  }
   return targets;
 }
 
@@ -268,6 +273,8 @@ void run_tune(const Arguments& arguments) {
   const DeviceCapabilities& device = context->capabilities();
   for (const std::string& problem : tuning_problems(*context)) fmt::print("{}\n", problem);
   const std::vector<MakeTarget> targets = make_targets(context, arguments);
+  save_tuning(path,
+              {});  // a file that cannot be written is found out now, not with a winner in hand
   fmt::print("{} ({}), driver {}, clattn {} {}: {} targets, {:.0f} s\n", device.name,
              fmt::join(device_classes(device), ", "), device.driver_version, CLATTN_VERSION,
              CLATTN_COMMIT, targets.size(), arguments.budget_seconds);
@@ -279,8 +286,10 @@ void run_tune(const Arguments& arguments) {
     const auto now = TuneClock::now();
     if (now > end) break;
     const auto deadline = now + (end - now) / static_cast<int>(targets.size() - i);
-    const TuneTarget target = targets[i]();
+    std::string name = "target";
     try {
+      const TuneTarget target = targets[i]();
+      name = target.name;
       Search search(context, target, deadline, end);
       const std::optional<TuningRow> winner = search.run();
       search.print();
@@ -291,9 +300,10 @@ void run_tune(const Arguments& arguments) {
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kIo) throw;
       show_progress("");
-      fmt::print("\n{}: not tuned: {}\n", target.name, error.what());
+      fmt::print("\n{}: not tuned: {}\n", name, error.what());
     }
   }
+  if (num_done == 0) throw Error(ErrorCode::kUnsupported, "no target could be tuned");
   fmt::print("\n{} of {} targets tuned, {} rows written to {}\n", num_done, targets.size(),
              winners.size(), path);
   if (arguments.submit && !winners.empty()) {
@@ -320,7 +330,7 @@ void add_tune_command(CLI::App& app) {
   command->add_option("--kv-dtype", arguments->kv_cache_dtype,
                       "auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8");
   command->add_option("--block-size", arguments->block_size, "Tokens a cache page")
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(CLI::Range(1, 65536));
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--budget", arguments->budget_seconds, "Seconds, shared by all targets")
       ->check(CLI::Range(1.0, 1e6));

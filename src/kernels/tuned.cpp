@@ -137,6 +137,9 @@ std::optional<Role> parse_role(std::string_view name) {
 
 /// Why a row can never be followed; empty if it can.
 std::string fault_of(const TuningRow& row) {
+  if ((row.items_per_compute_unit > 0) != (row.min_split_keys > 0)) {
+    return "items without split, or split without items";
+  }
   const bool has_constants = row.block_rows > 0 || row.block_kv > 0 || row.work_group_size > 0;
   if (row.role.empty()) {
     return row.variant.empty() && !has_constants ? "" : "a variant without a role";

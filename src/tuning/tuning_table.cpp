@@ -88,9 +88,9 @@ TuningTable TuningTable::load(const std::string& path) {
   constexpr std::uintmax_t kMostBytes = std::uintmax_t{16} << 20;
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return TuningTable({});
-  std::ifstream file(path, std::ios::binary);
-  const bool readable = std::filesystem::is_regular_file(path, error) && file;
-  if (!readable || std::filesystem::file_size(path, error) > kMostBytes) {
+  std::ifstream file;  // not of a pipe, which would wait for its other end
+  if (std::filesystem::is_regular_file(path, error)) file.open(path, std::ios::binary);
+  if (!file.is_open() || std::filesystem::file_size(path, error) > kMostBytes) {
     return TuningTable({{}, {path + ": not a readable file of at most 16 MiB; ignored"}});
   }
   const std::string text{std::istreambuf_iterator<char>(file), {}};
