@@ -21,12 +21,14 @@
 
    K and V never pass through local memory. A product does not care for the order of the dims that
    it sums over, nor for that of its rows; so a lane loads 16 bytes at once, 8 dims of a key, and
-   they stand for dims of several tiles. With g = lane / 4 and t = lane % 4:
+   they stand for dims of several tiles. With g = lane / 4 and t = lane % 4 a lane holds
 
-     K    keys g and g + 8, dims 8 (t + 4 j) ...: dims 2 p, 2 p + 1 are column pair 2 t of a tile
-     V    keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, dims 8 (g + 8 m) ...: dim 2 p is row g and dim 2 p +
-   1 row g + 8 of tile (m, p) S    keys g and g + 8, rows 2 t and 2 t + 1; transposed in registers
-   on its way to P
+   of K keys g and g + 8, dims 8 (t + 4 j) and on: dims 2 p, 2 p + 1 are column pair 2 t of a tile;
+
+   of V keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, dims 8 (g + 8 m) and on: dim 2 p is row g and dim
+   2 p + 1 row g + 8 of tile (m, p);
+
+   of S keys g and g + 8, rows 2 t and 2 t + 1, transposed in registers on its way to P.
 
    Registers (ptxas for sm_90, f16, no spills) and bytes of K and V that the two resident groups of
    128 have in flight on a multiprocessor: 16 keys a warp, while it works on them.
@@ -103,7 +105,7 @@ static inline void cla_weigh_columns(float* scores, float* sums, ClaColumnState*
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
       float* score = scores + r / 2 * 4 + r % 2 + 2 * i;
-      *score = native_exp2(*score - (state[r].max - CLA_WEIGHT_SHIFT));
+      *score = native_exp2(*score - state[r].max + CLA_WEIGHT_SHIFT);
       state[r].sum += *score;
     }
   }

@@ -129,6 +129,14 @@ static inline void cla_pack_all(uint4* weights, const float* scores) {
   for (uint step = 0; step < CLA_KEY_STEPS; ++step) weights[step] = cla_pack_weights(scores, step);
 }
 
+/* Keeps the compiler from giving their registers to others while a product may still read them. */
+static inline void cla_pin_weights(uint4* weights) {
+#pragma unroll
+  for (uint s = 0; s < CLA_KEY_STEPS; ++s)
+    asm volatile(""
+                 : "+r"(weights[s].x), "+r"(weights[s].y), "+r"(weights[s].z), "+r"(weights[s].w));
+}
+
 /* Whether a tile of values holds what must not meet a row that does not see it. */
 static inline int cla_values_overflow(__local const uint4* v_tile, uint lid, uint name) {
   int any = 0;
@@ -290,6 +298,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
         if (cla_values_overflow(v_tiles + turn.stage * CLA_TILE_UNITS, lid, name)) {
           cla_add_seen_values(sums, weights, rows, v_tiles + turn.stage * CLA_TILE_UNITS, tile,
                               lane);
+          cla_warp_barrier(); /* values read -> told to be empty */
         } else {
           cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
           cla_wgmma_await_all();
@@ -316,6 +325,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
         const float2 factors =
             cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0);
         cla_wgmma_await_all();
+        cla_pin_weights(weights); /* read until now */
         CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
         if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
         cla_rescale_fragment(sums, factors);
@@ -330,6 +340,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       turn = cla_next_turn(turn, CLA_STAGES);
     }
 
+    cla_warpgroup_barrier(name); /* queries multiplied -> results staged */
 #pragma unroll
     for (uint h = 0; h < 2; ++h)
       cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, q_tile, own_row + 8 * h, state[h],

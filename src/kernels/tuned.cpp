@@ -71,7 +71,7 @@ constexpr auto kRanges = std::to_array<TileRange>({
      tiles_prefill_gpu},
     {"prefill_mma.cl",
      KernelFamily::kAuto,
-     {16, 32, 64, 128, 256},
+     {16, 32, 64, 128},
      {32, 64, 128},
      {32, 64, 128, 256},
      tiles_prefill_mma},

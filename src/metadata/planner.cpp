@@ -301,11 +301,12 @@ void check_config(const PlannerConfig& config) {
 std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
                           std::int64_t num_tiles) {
   constexpr std::int64_t kWaves = 4;
-  const std::int64_t groups =
-      tile.resident_groups > 0 ? tile.resident_groups : config.items_per_compute_unit;
-  const std::int64_t items =
-      ceil_div(config.compute_units * groups, std::int64_t{tile.groups_per_item});
-  return tile.resident_groups > 0 && num_tiles > items ? kWaves * items : items;
+  const std::int64_t units = config.compute_units;
+  if (tile.resident_groups == 0)
+    return ceil_div(units * config.items_per_compute_unit, std::int64_t{tile.groups_per_item});
+  const std::int64_t wave =
+      std::max<std::int64_t>(1, units * tile.resident_groups / tile.groups_per_item);
+  return num_tiles > wave ? kWaves * wave : wave;
 }
 
 std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
