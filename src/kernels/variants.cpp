@@ -197,7 +197,7 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
       // Local memory holds two tiles each of keys and values.
       constexpr std::int32_t kTileElements = 128 * 128;
       return queries && same && shape.head_size >= 64 &&
-             std::has_single_bit(unsigned(shape.head_size)) &&
+             std::has_single_bit(static_cast<std::uint32_t>(shape.head_size)) &&
              shape.head_size * variant.block_kv <= kTileElements;
   }
   return false;
