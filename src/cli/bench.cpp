@@ -14,6 +14,7 @@
 #include "cli/bench_workload.hpp"
 #include "cli/ceilings.hpp"
 #include "cli/commands.hpp"
+#include "cli/statistics.hpp"
 #include "npy/npy.hpp"
 
 namespace clattn::cli {
@@ -51,12 +52,6 @@ int launches_per_round(Workload& workload, double round_seconds) {
                     workload.fewest_launches, kMost);
 }
 
-/// Nearest rank of sorted values.
-double percentile(const std::vector<double>& sorted, double share) {
-  const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sorted.size())));
-  return sorted[std::max<std::size_t>(rank, 1) - 1];
-}
-
 BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& options,
                  const BenchShape& shape, const Effort& effort, const Ceilings& ceilings) {
   BenchRow row{.shape = shape, .rounds = effort.rounds};
@@ -68,7 +63,6 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
     for (int round = 0; round < effort.rounds; ++round) {
       microseconds.push_back(workload->run(row.launches) * 1e6);
     }
-    std::sort(microseconds.begin(), microseconds.end());
     row.median_us = percentile(microseconds, 0.5);
     row.p10_us = percentile(microseconds, 0.1);
     row.p90_us = percentile(microseconds, 0.9);

@@ -142,21 +142,10 @@ class AttentionWorkload final : public Workload {
     std::vector<std::byte> got(static_cast<std::size_t>(heads) * head_bytes);
     queue_.read(out_, got, row * head_bytes);
     return compare(config_.dtype, got, {},
-                   latent_part(oracle::attention(call, element_of(config_.dtype))),
+                   front_of_rows(oracle::attention(call, element_of(config_.dtype)),
+                                 static_cast<std::size_t>(config_.head_size),
+                                 static_cast<std::size_t>(config_.output_head_size())),
                    rounds_weights_);
-  }
-
-  /// The oracle's result cut to what the output keeps; without MLA all of it.
-  oracle::AttentionResult latent_part(const oracle::AttentionResult& all) const {
-    const auto width = static_cast<std::size_t>(config_.head_size);
-    oracle::AttentionResult part;
-    for (std::size_t i = 0; i < all.out.size(); ++i) {
-      if (i % width >= static_cast<std::size_t>(config_.output_head_size())) continue;
-      part.out.push_back(all.out[i]);
-      part.bound.push_back(all.bound[i]);
-      part.weight_rounding.push_back(all.weight_rounding[i]);
-    }
-    return part;
   }
 
   /// The keys and values of one KV head that one token may see, as a batch of their own.

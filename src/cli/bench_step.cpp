@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <clattn/clattn.hpp>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,17 +11,12 @@
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double median(std::vector<double>& seconds) {
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return *middle;
-}
 
 /// The host's cost of launching a decode step of 32 layers, by calls (suite step) or by replaying
 /// their recording (suite replay). Steps of both kinds take turns, so that what disturbs the
@@ -92,13 +88,16 @@ class StepWorkload final : public Workload {
     return replay_ ? replay : calls;
   }
 
-  /// Both ways must give the same bits.
+  /// Both ways must write every word, and give the same bits.
   Deviation verify() override {
     std::vector<std::byte> eager(eager_out_.size_bytes()), replayed(replay_out_.size_bytes());
     queue_.read(eager_out_, eager);
     queue_.read(replay_out_, replayed);
     Deviation deviation;
     deviation.add(eager == replayed ? 0 : 1, 0, 0.5);
+    for (std::size_t at = 0; at + sizeof(kPoison) <= eager.size(); at += sizeof(kPoison)) {
+      deviation.add(std::memcmp(&eager[at], &kPoison, sizeof(kPoison)) == 0 ? 1 : 0, 0, 0.5);
+    }
     return deviation;
   }
 

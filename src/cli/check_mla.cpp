@@ -30,19 +30,6 @@ AttentionCall as_attention(const MLAConfig& config, const BatchFamily& family, s
 
 }  // namespace
 
-oracle::AttentionResult latent_part(const oracle::AttentionResult& all, const MLAConfig& config) {
-  const auto rank = static_cast<std::size_t>(config.kv_lora_rank);
-  const std::size_t width = rank + static_cast<std::size_t>(config.rope_dim);
-  oracle::AttentionResult part;
-  part.lse = all.lse;
-  for (std::size_t i = 0; i < all.out.size(); ++i) {
-    if (i % width >= rank) continue;
-    part.out.push_back(all.out[i]);
-    part.bound.push_back(all.bound[i]);
-  }
-  return part;
-}
-
 MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family) {
   MLAConfig config;
   config.num_heads = 16;
@@ -76,7 +63,9 @@ Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& co
   call.num_blocks = attention.num_blocks;
   MLAOutcome outcome = execute(context, call, kCheckRepeats);
   const oracle::AttentionResult truth =
-      latent_part(oracle::attention(oracle_case(attention), element_of(config.dtype)), config);
+      front_of_rows(oracle::attention(oracle_case(attention), element_of(config.dtype)),
+                    static_cast<std::size_t>(config.kv_lora_rank + config.rope_dim),
+                    static_cast<std::size_t>(config.kv_lora_rank));
   return {compare(config.dtype, outcome.out, outcome.lse, truth), std::move(outcome.launches)};
 }
 

@@ -15,9 +15,6 @@ namespace clattn::cli {
 Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& config,
                     const BatchFamily& family, std::uint32_t seed);
 
-/// The oracle's result cut to what the output keeps: the latent part of each row.
-oracle::AttentionResult latent_part(const oracle::AttentionResult& all, const MLAConfig& config);
-
 /// A small DeepSeek-like layer with these types.
 MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family = KernelFamily::kAuto);
 /// Batches that reach every stage of its kernels, and the merge.

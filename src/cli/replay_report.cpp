@@ -7,6 +7,8 @@
 #include <functional>
 #include <numeric>
 
+#include "cli/statistics.hpp"
+
 namespace clattn::cli {
 namespace {
 
@@ -58,15 +60,6 @@ std::vector<double> column(const ReplayReport& report, const Column& value) {
 
 double sum(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
-/// Nearest rank: the smallest value that `share` of all do not exceed.
-double percentile(std::vector<double> values, double share) {
-  if (values.empty()) return 0;
-  const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(values.size())));
-  const auto nth = values.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(rank, 1) - 1);
-  std::nth_element(values.begin(), nth, values.end());
-  return *nth;
 }
 
 Json step_time_json(const ReplayReport& report) {

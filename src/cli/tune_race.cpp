@@ -7,17 +7,13 @@
 #include <span>
 #include <utility>
 
+#include "cli/statistics.hpp"
+
 namespace clattn::cli {
 namespace {
 
 constexpr double kRoundSeconds = 0.02;
 constexpr double kHopeless = 1.3;  // times the default after the warm-up: not worth timing
-
-double median(std::vector<double>& values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 /// Whether memory is what holds it: few operations a byte.
 bool reads_memory(const Work& work) {

@@ -69,6 +69,19 @@ Deviation compare_fp8(std::span<const std::byte> out, double scale,
   return deviation;
 }
 
+oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::size_t width,
+                                      std::size_t kept) {
+  oracle::AttentionResult part;
+  part.lse = all.lse;
+  for (std::size_t i = 0; i < all.out.size(); ++i) {
+    if (i % width >= kept) continue;
+    part.out.push_back(all.out[i]);
+    part.bound.push_back(all.bound[i]);
+    part.weight_rounding.push_back(all.weight_rounding[i]);
+  }
+  return part;
+}
+
 Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected) {
   Deviation deviation;
   if (got.size() != expected.size()) return deviation;
