@@ -143,8 +143,7 @@ class AttentionWorkload final : public Workload {
     queue_.read(out_, got, row * head_bytes);
     return compare(config_.dtype, got, {},
                    front_of_rows(oracle::attention(call, element_of(config_.dtype)),
-                                 static_cast<std::size_t>(config_.head_size),
-                                 static_cast<std::size_t>(config_.output_head_size())),
+                                 config_.head_size, config_.output_head_size()),
                    rounds_weights_);
   }
 

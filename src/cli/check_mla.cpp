@@ -64,8 +64,7 @@ Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& co
   MLAOutcome outcome = execute(context, call, kCheckRepeats);
   const oracle::AttentionResult truth =
       front_of_rows(oracle::attention(oracle_case(attention), element_of(config.dtype)),
-                    static_cast<std::size_t>(config.kv_lora_rank + config.rope_dim),
-                    static_cast<std::size_t>(config.kv_lora_rank));
+                    config.kv_lora_rank + config.rope_dim, config.kv_lora_rank);
   return {compare(config.dtype, outcome.out, outcome.lse, truth), std::move(outcome.launches)};
 }
 

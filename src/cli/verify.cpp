@@ -69,12 +69,12 @@ Deviation compare_fp8(std::span<const std::byte> out, double scale,
   return deviation;
 }
 
-oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::size_t width,
-                                      std::size_t kept) {
+oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::int32_t width,
+                                      std::int32_t kept) {
   oracle::AttentionResult part;
   part.lse = all.lse;
   for (std::size_t i = 0; i < all.out.size(); ++i) {
-    if (i % width >= kept) continue;
+    if (i % static_cast<std::size_t>(width) >= static_cast<std::size_t>(kept)) continue;
     part.out.push_back(all.out[i]);
     part.bound.push_back(all.bound[i]);
     part.weight_rounding.push_back(all.weight_rounding[i]);

@@ -33,8 +33,8 @@ Deviation compare_fp8(std::span<const std::byte> out, double scale,
                       const oracle::AttentionResult& truth, bool rounds_weights);
 
 /// The first `kept` of every `width` elements of a result: what latent attention gives out.
-oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::size_t width,
-                                      std::size_t kept);
+oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::int32_t width,
+                                      std::int32_t kept);
 
 /// Exact comparison: every differing byte is an error of 1 where less than 1 is allowed.
 Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected);
