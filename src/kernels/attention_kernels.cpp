@@ -124,8 +124,37 @@ FormRoles roles_of(CacheForm form) {
   return kRoles.at(static_cast<std::size_t>(form));
 }
 
+/// The variant that is tried first for a role; nothing where none runs.
+std::optional<Variant> first_choice(const Runtime& runtime, const KernelShape& shape,
+                                    KernelFamily family, Role role) {
+  if (const auto tuned = tuned_variant(runtime, shape, family, role)) return tuned;
+  for (const KernelFamily rung : family_ladder(family, runtime.capabilities())) {
+    for (const Variant& variant : variants()) {
+      if (variant.role == role && variant.family == rung && takes_shape(variant, shape) &&
+          why_not(variant, runtime.capabilities()).empty()) {
+        return variant;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+/// Has the kernels built together that compile() is likely to end up with.
+void expect_first_choices(Runtime& runtime, const KernelShape& shape, KernelFamily family) {
+  const FormRoles roles = roles_of(shape.form);
+  std::vector<KernelSource> sources;
+  for (const std::optional<Role>& role :
+       {roles.shorter, std::optional(roles.longer), std::optional(Role::kMerge),
+        shape.block_size > 0 ? roles.cache_write : std::nullopt}) {
+    const auto variant = role ? first_choice(runtime, shape, family, *role) : std::nullopt;
+    if (variant) sources.push_back(kernel_source(*variant, shape, runtime.capabilities()));
+  }
+  runtime.expect(sources);
+}
+
 std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
                                           KernelFamily family) {
+  expect_first_choices(runtime, shape, family);
   auto kernels = std::make_shared<AttentionKernels>();
   kernels->runtime = &runtime;
   kernels->shape = shape;

@@ -75,6 +75,11 @@ DeviceKind device_kind(cl_device_id device) {
   return (type & CL_DEVICE_TYPE_CPU) != 0 ? DeviceKind::kCpu : DeviceKind::kOther;
 }
 
+bool is_pocl(cl_device_id device) {
+  const auto platform = device_value<cl_platform_id>(device, CL_DEVICE_PLATFORM);
+  return platform_string(platform, CL_PLATFORM_NAME) == "Portable Computing Language";
+}
+
 DeviceCapabilities query_capabilities(cl_device_id device) {
   const auto platform = device_value<cl_platform_id>(device, CL_DEVICE_PLATFORM);
   const std::string extensions = device_string(device, CL_DEVICE_EXTENSIONS);

@@ -25,6 +25,8 @@ std::string device_string(cl_device_id device, cl_device_info what);
 std::string platform_string(cl_platform_id platform, cl_platform_info what);
 
 DeviceKind device_kind(cl_device_id device);
+/// PoCL compiles at the first launch, and has costs that no capability tells of.
+bool is_pocl(cl_device_id device);
 
 /// What the choice of a device looks at.
 struct DeviceSummary {

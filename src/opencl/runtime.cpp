@@ -6,6 +6,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "opencl/bundle.hpp"
 #include "opencl/device_info.hpp"
 #include "opencl/handle.hpp"
 #include "opencl/once_map.hpp"
@@ -27,8 +28,17 @@ struct Program {
 /// size of a launch, and keeps a good cache of its own; asking it for a binary compiles every
 /// kernel for any size at once. Measured with PoCL 3.1 on 2 cores, a program of 4 kernels: cold 100
 /// ms to build without our cache and 700 with it; warm 20 and 2.
-bool binaries_pay(const DeviceCapabilities& device) {
-  return device.platform_name != "Portable Computing Language";
+bool binaries_pay(cl_device_id device) {
+  return !is_pocl(device);
+}
+
+std::string full_options(const KernelSource& source) {
+  return fmt::format("{}{}{}", kBuildOptions, source.options.empty() ? "" : " ", source.options);
+}
+
+/// What a program is known by.
+std::string program_key(const KernelSource& source) {
+  return source.file + '\n' + full_options(source);
 }
 
 }  // namespace
@@ -49,7 +59,7 @@ struct Runtime::State {
         read_file(kernel_file_reader(options.kernel_dir)),
         cache(options.cache_dir),
         tuning{std::make_shared<const TuningTable>(TuningTable::load(options.tuning_file))},
-        cache_binaries(options.binaries == BinaryCaching::kAlways || binaries_pay(capabilities)) {
+        cache_binaries(options.binaries == BinaryCaching::kAlways || binaries_pay(device_id)) {
     self_test();
   }
 
@@ -104,6 +114,19 @@ struct Runtime::State {
         cache.store(key, *binary);
       }
     }
+    return std::make_shared<Program>(Program{std::move(built.program)});
+  }
+
+  /// One program of several sources. Null where their options or the driver are against it.
+  std::shared_ptr<Program> build_bundle(std::span<const KernelSource> sources) {
+    std::vector<BundlePart> parts;
+    for (const KernelSource& source : sources)
+      parts.push_back({flatten_source(source.file, read_file).text, source.options});
+    const std::optional<std::string> text = bundle_sources(parts);
+    if (!text) return nullptr;
+    Compilation built = compile_program(context.get(), device, *text, std::string(kBuildOptions));
+    if (built.status != CL_SUCCESS) return nullptr;
+    ++from_source;
     return std::make_shared<Program>(Program{std::move(built.program)});
   }
 
@@ -168,14 +191,22 @@ const DeviceCapabilities& Runtime::capabilities() const noexcept {
 }
 
 std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
-  const std::string options =
-      fmt::format("{}{}{}", kBuildOptions, source.options.empty() ? "" : " ", source.options);
-  const std::string program_key = source.file + '\n' + options;
-  return state_->pools.get(program_key + '\n' + source.entry, [&] {
+  const std::string key = program_key(source);
+  return state_->pools.get(key + '\n' + source.entry, [&] {
     const auto program =
-        state_->programs.get(program_key, [&] { return state_->build(source.file, options); });
+        state_->programs.get(key, [&] { return state_->build(source.file, full_options(source)); });
     return std::make_shared<KernelPool>(program->handle.get(), state_->device, source.entry);
   });
+}
+
+void Runtime::expect(std::span<const KernelSource> sources) {
+  if (state_->cache_binaries) return;  // programs are kept apart on disk, and load fast
+  std::string key;
+  for (const KernelSource& source : sources) key += program_key(source) + '\n';
+  const auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(sources); });
+  if (bundle == nullptr) return;
+  for (const KernelSource& source : sources)
+    state_->programs.get(program_key(source), [&] { return bundle; });
 }
 
 BuildCounts Runtime::build_counts() const noexcept {

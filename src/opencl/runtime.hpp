@@ -143,6 +143,9 @@ class Runtime {
   /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
   /// two threads that ask for the same kernel build it once.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
+  /// Tells that these kernels, of different files, are about to be asked for: where a program costs
+  /// much by itself, they are built as one. What cannot be is left to kernel(). Thread-safe.
+  void expect(std::span<const KernelSource> sources);
   BuildCounts build_counts() const noexcept;
 
   /// What kernels are chosen by; thread-safe.

@@ -43,6 +43,58 @@ TEST_P(RuntimeDevice, ProgramsOfOneFileAndOptionsAreBuiltOnce) {
   EXPECT_EQ(runtime->build_counts().from_cache, 0U);
 }
 
+/// A kernel `entry` that writes `expression`, made by functions and macros of one name in all
+/// files.
+std::string probe_of(const std::string& entry, const std::string& expression) {
+  return "#define CLA_RESULT(x) (" + expression + ")\n" +
+         "int cla_result(int x) { return CLA_RESULT(x); }\n"
+         "__kernel void clattn_" +
+         entry + "(__global int* out, int x) { out[get_global_id(0)] = cla_result(x); }\n";
+}
+
+cl_int result_of(Runtime& runtime, const KernelSource& source) {
+  const Queue queue = runtime.create_queue(QueueProfiling::kOff);
+  const Buffer out = runtime.allocate(sizeof(cl_int));
+  runtime.kernel(source)->acquire().arg(out.handle()).arg(cl_int{5}).enqueue(queue, 1, 1);
+  cl_int result = 0;
+  queue.read(out, std::as_writable_bytes(std::span(&result, 1)));
+  return result;
+}
+
+TEST_P(RuntimeDevice, ExpectedKernelsAreOneProgramWhereThatPays) {
+  write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
+  write_kernel("product.cl", probe_of("product", "x * CLA_STEP"));
+  options_.binaries = BinaryCaching::kWhereItPays;
+  const auto runtime = make_runtime();
+  const std::vector<KernelSource> sources = {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
+                                             {"product.cl", "clattn_product", "-DCLA_STEP=4"}};
+  runtime->expect(sources);
+  runtime->expect(sources);
+  EXPECT_EQ(result_of(*runtime, sources[0]), 8);
+  EXPECT_EQ(result_of(*runtime, sources[1]), 20);
+  const bool pocl = runtime->capabilities().platform_name == "Portable Computing Language";
+  const BuildCounts counts = runtime->build_counts();
+  EXPECT_EQ(counts.from_source + counts.from_cache, pocl ? 1U : 2U);
+}
+
+TEST_P(RuntimeDevice, WhatCannotBeBuiltTogetherIsBuiltAlone) {
+  write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
+  write_kernel("bad.cl", probe_of("bad", "undeclared_name"));
+  options_.binaries = BinaryCaching::kWhereItPays;
+  const auto runtime = make_runtime();
+  const std::vector<KernelSource> sources = {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
+                                             {"bad.cl", "clattn_bad", "-DCLA_STEP=4"}};
+  runtime->expect(sources);
+  EXPECT_EQ(result_of(*runtime, sources[0]), 8);
+  EXPECT_THAT(error_text([&] { runtime->kernel(sources[1]); }, ErrorCode::kOpenCL),
+              HasSubstr("bad.cl:"));
+  const std::vector<KernelSource> other = {
+      {"sum.cl", "clattn_sum", "-DCLA_STEP=6 -cl-opt-disable"}};
+  runtime->expect(other);
+  EXPECT_EQ(runtime->build_counts().from_source + runtime->build_counts().from_cache, 1U);
+  EXPECT_EQ(result_of(*runtime, other[0]), 11);
+}
+
 TEST_P(RuntimeDevice, BuildErrorNamesOurFileAndLine) {
   write_kernel("bad.cl", "\n#include \"lib/bad.clh\"\n__kernel void clattn_bad(void) {}\n");
   write_kernel("lib/bad.clh", "// one\n// two\nint broken(void) { return undeclared_name; }\n");

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+namespace clattn::detail {
+
+/// A flattened kernel file and the options that it would be built with alone.
+struct BundlePart {
+  std::string text;
+  std::string options;  ///< "-DCLA_HEAD_DIM=128 …"
+};
+
+/// The parts as one source that needs no options: macros are defined before their part, and every
+/// name of ours (cla_, Cla, CLA_, CLATTN_) gets the number of its part, so that no two parts share
+/// one. Entries (clattn_) keep theirs. Nothing where an option is no macro.
+std::optional<std::string> bundle_sources(std::span<const BundlePart> parts);
+
+}  // namespace clattn::detail
