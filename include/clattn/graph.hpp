@@ -42,20 +42,29 @@ class Graph {
   std::unique_ptr<detail::Recording> recording_;
 };
 
+/// What a replay hands to the driver.
+enum class ReplayMode : std::uint8_t {
+  kAuto,           ///< a command buffer where one costs the host less than its launches do
+  kLaunchList,     ///< the launches, one by one
+  kCommandBuffer,  ///< one cl_khr_command_buffer
+};
+
 /// Between construction and end(), launches that this thread makes on `queue` (write_kv_cache,
 /// forward, cache operations) are recorded instead of run; their events stay empty. Copies, fills
 /// and metadata builders are not recorded and must not use the queue meanwhile. Other threads and
 /// queues are not affected. Destroyed without end(): nothing was recorded.
 class GraphCapture {
  public:
-  explicit GraphCapture(cl_command_queue queue);
+  explicit GraphCapture(cl_command_queue queue, ReplayMode mode = ReplayMode::kAuto);
   ~GraphCapture();
   GraphCapture(const GraphCapture&) = delete;
   GraphCapture& operator=(const GraphCapture&) = delete;
+  /// Throws kUnsupported where kCommandBuffer was asked for and the device takes none.
   Graph end();
 
  private:
   std::unique_ptr<detail::Recorder> recorder_;
+  ReplayMode mode_;
 };
 
 /// What an engine's own kernels may write between prepare_graph_input_buffers() and the replay

@@ -26,15 +26,15 @@ bool Graph::uses_command_buffer() const noexcept {
   return recording_ != nullptr && recording_->uses_command_buffer();
 }
 
-GraphCapture::GraphCapture(cl_command_queue queue)
-    : recorder_(std::make_unique<detail::Recorder>(queue)) {}
+GraphCapture::GraphCapture(cl_command_queue queue, ReplayMode mode)
+    : recorder_(std::make_unique<detail::Recorder>(queue)), mode_(mode) {}
 
 GraphCapture::~GraphCapture() = default;
 
 Graph GraphCapture::end() {
   if (recorder_ == nullptr) detail::throw_invalid("graph capture: ended already");
   const auto recorder = std::exchange(recorder_, nullptr);
-  return Graph(recorder->finish());
+  return Graph(recorder->finish(mode_));
 }
 
 }  // namespace clattn

@@ -15,6 +15,20 @@ namespace {
 
 thread_local Recorder* current = nullptr;
 
+cl_device_id device_of(cl_command_queue queue) {
+  cl_device_id device = nullptr;
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): a handle's own size is meant
+  check(clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof(device), &device, nullptr),
+        "CL_QUEUE_DEVICE");
+  return device;
+}
+
+/// PoCL's CPU devices take a command buffer apart when it is enqueued: each command costs what its
+/// enqueueing would, one more tells of the end, and the padding is launched, too.
+bool command_buffers_pay(cl_device_id device) {
+  return !is_pocl(device) || device_kind(device) != DeviceKind::kCpu;
+}
+
 }  // namespace
 
 #if defined(cl_khr_command_buffer)
@@ -56,10 +70,7 @@ bool has_command_buffers(cl_device_id device) {
 /// Null where the device has none, or refuses: the launches are then enqueued one by one.
 std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
     cl_command_queue queue, const std::vector<Launch>& launches) {
-  cl_device_id device = nullptr;
-  // NOLINTNEXTLINE(bugprone-sizeof-expression): a handle's own size is meant
-  check(clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof(device), &device, nullptr),
-        "CL_QUEUE_DEVICE");
+  cl_device_id device = device_of(queue);
   if (!has_command_buffers(device)) return nullptr;
   const auto platform = device_value<cl_platform_id>(device, CL_DEVICE_PLATFORM);
   const auto create =
@@ -104,11 +115,17 @@ std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
 #endif
 
 Recording::Recording(cl_command_queue queue, std::vector<Launch> launches,
-                     std::vector<Requirement> requirements)
+                     std::vector<Requirement> requirements, ReplayMode mode)
     : queue_(Queue::adopt(queue)),
       launches_(std::move(launches)),
       requirements_(std::move(requirements)) {
-  if (!launches_.empty()) buffer_ = make_command_buffer(queue, launches_);
+  const bool forced = mode == ReplayMode::kCommandBuffer;
+  const bool wanted =
+      forced || (mode == ReplayMode::kAuto && command_buffers_pay(device_of(queue)));
+  if (wanted && !launches_.empty()) buffer_ = make_command_buffer(queue, launches_);
+  if (forced && !launches_.empty() && buffer_ == nullptr)
+    throw_unsupported(
+        "graph capture: mode is kCommandBuffer, legal on this device: kAuto, kLaunchList");
 }
 
 Recording::~Recording() = default;
@@ -191,10 +208,10 @@ void refuse_recording(cl_command_queue queue, std::string_view what) {
     throw_unsupported("graph capture: {} cannot be recorded", what);
 }
 
-std::unique_ptr<Recording> Recorder::finish() {
+std::unique_ptr<Recording> Recorder::finish(ReplayMode mode) {
   if (current != this) throw_invalid("graph capture: ended on another thread than it began on");
   current = nullptr;
-  return std::make_unique<Recording>(queue_, std::move(launches_), std::move(requirements_));
+  return std::make_unique<Recording>(queue_, std::move(launches_), std::move(requirements_), mode);
 }
 
 }  // namespace clattn::detail

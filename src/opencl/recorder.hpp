@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <clattn/graph.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +23,7 @@ struct PreparedStep {
 };
 
 /// Launches with their arguments bound, enqueued again as often as wanted: through one
-/// cl_khr_command_buffer where the device has them, else one by one, without the padding.
+/// cl_khr_command_buffer where that pays or is wanted, else one by one, without the padding.
 /// Immutable; holds its kernels for itself and the buffers that they are bound to.
 class Recording {
  public:
@@ -47,7 +48,7 @@ class Recording {
   };
 
   Recording(cl_command_queue queue, std::vector<Launch> launches,
-            std::vector<Requirement> requirements);
+            std::vector<Requirement> requirements, ReplayMode mode);
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -86,7 +87,7 @@ class Recorder {
   /// The last launch works on `num_recorded` entries, of which replays need `num_used`.
   void limit_last(const std::atomic<std::int32_t>& num_used, std::int32_t num_recorded);
   /// Ends recording.
-  std::unique_ptr<Recording> finish();
+  std::unique_ptr<Recording> finish(ReplayMode mode);
 
  private:
   cl_command_queue queue_;

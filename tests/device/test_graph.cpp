@@ -94,6 +94,7 @@ struct Options {
   std::int32_t num_splits = 0;
   clattn::SplitPolicy policy = clattn::SplitPolicy::kBalanced;
   std::int32_t query_len = 1;
+  clattn::ReplayMode mode = clattn::ReplayMode::kAuto;
 };
 
 /// Random rows for every layer, the same on each side, and outputs that show what was not written.
@@ -119,16 +120,21 @@ void expect_equal(const clattn::Queue& queue, const Side& eager, const Side& rec
   }
 }
 
+bool is_pocl(const clattn::Context& context) {
+  return context.capabilities().platform_name == "Portable Computing Language";
+}
+
 /// Records a step of every size.
 std::map<std::int32_t, clattn::Graph> record(const clattn::Context& context,
                                              const clattn::Queue& queue,
                                              clattn::AttentionState& state,
-                                             const clattn::AttentionImpl& impl, const Side& side) {
+                                             const clattn::AttentionImpl& impl, const Side& side,
+                                             clattn::ReplayMode mode) {
   std::map<std::int32_t, clattn::Graph> graphs;
   const clattn::Queue other = context.create_queue();
   const auto capturing = state.graph_capture(kSizes[0]);
   for (const std::int32_t size : kSizes) {
-    clattn::GraphCapture capture(queue);
+    clattn::GraphCapture capture(queue, mode);
     EXPECT_THROW(state.graph_capture_get_metadata_for_batch(queue, 1), clattn::Error);
     side.launch(queue, impl, state.graph_capture_get_metadata_for_batch(other, size));
     graphs[size] = capture.end();
@@ -151,8 +157,13 @@ void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Opt
   const std::int32_t tokens = kSizes[0] * options.query_len;
   const Side eager(*context, queue, backend, tokens), recorded(*context, queue, backend, tokens);
   clattn::AttentionState state(context, backend, config, builder_options);
-  const auto graphs = record(*context, queue, state, *impl, recorded);
-  for (const auto& [size, graph] : graphs) ASSERT_GE(graph.num_launches(), 2U * kLayers) << size;
+  const auto graphs = record(*context, queue, state, *impl, recorded, options.mode);
+  for (const auto& [size, graph] : graphs) {
+    ASSERT_GE(graph.num_launches(), 2U * kLayers) << size;
+    if (options.mode != clattn::ReplayMode::kAuto || is_pocl(*context)) {
+      EXPECT_EQ(graph.uses_command_buffer(), options.mode == clattn::ReplayMode::kCommandBuffer);
+    }
+  }
 
   std::mt19937 random(1);
   for (int i = 0; i < 12; ++i) {
@@ -175,6 +186,22 @@ TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
     expect_same_bits(context, {.num_splits = 3});
     expect_same_bits(context, {.policy = clattn::SplitPolicy::kDeterministic});
     expect_same_bits(context, {.query_len = 4});
+  }
+}
+
+// Which way pays is the platform's: PoCL's command buffers cost more than their launches.
+TEST(Graph, EveryModeHasThem) {
+  for (const auto& context : all_contexts()) {
+    expect_same_bits(context, {.num_splits = 3, .mode = clattn::ReplayMode::kLaunchList});
+    try {
+      expect_same_bits(context, {.num_splits = 3, .mode = clattn::ReplayMode::kCommandBuffer});
+    } catch (const clattn::Error& error) {
+      EXPECT_EQ(error.code(), clattn::ErrorCode::kUnsupported);
+      EXPECT_STREQ(
+          error.what(),
+          "graph capture: mode is kCommandBuffer, legal on this device: kAuto, kLaunchList");
+      EXPECT_FALSE(is_pocl(*context));
+    }
   }
 }
 
