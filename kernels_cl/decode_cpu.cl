@@ -14,6 +14,7 @@
 // BLOCK_KV is a multiple of 16.
 
 #include "lib/cpu_fetch.clh"
+#include "lib/cpu_join.clh"
 #include "lib/cpu_rows.clh"
 
 #if CLA_BLOCK_KV % 16 != 0
@@ -304,7 +305,8 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* c
     float sum = 0.0f;
     for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
     cla_unsplit(chunk->o + r * CLA_NUM_VECS);
-    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, m[r], sum, to);
+    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), m[r], sum,
+                  to);
   }
 }
 
@@ -332,7 +334,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     int num_kv_heads,                       // num_heads / GROUP
     float scale_log2e,                      // softmax scale * log2(e)
     int causal,                             // 1: a token sees no later one
-    int write_lse                           // 1: lse is wanted
+    int write_lse,                          // 1: lse is wanted
+    __global int* restrict arrivals         // [partial rows, num_heads]: lib/cpu_join.clh
         CLA_OPTION_PARAMS) {                // lib/options.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const size_t groups = (size_t)num_items * CLA_HEAD_GROUPS(num_kv_heads) * CLA_HEAD_CHUNKS;
@@ -387,4 +390,5 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     for (int c = 0; c < chunks; ++c)
       cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
   }
+  cla_join_if_last(&rows, &to, arrivals);
 }

@@ -93,9 +93,14 @@ PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
     const std::int32_t tokens = stage.tiling.item_tokens;
+    const bool joins = joins_splits(*stage.variant);
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
-        tokens, tokens, stage.tiling.groups_per_item, joins_splits(*stage.variant),
-        resident_groups(*stage.variant)};
+        .max_query_len = tokens,
+        .max_item_tokens = tokens,
+        .groups_per_item = stage.tiling.groups_per_item,
+        .joins_splits = joins,
+        .splits_finer = joins && stage.variant->family != KernelFamily::kCpu,
+        .resident_groups = resident_groups(*stage.variant)};
   }
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;

@@ -109,7 +109,7 @@ inline bool rounds_weights(const Variant& variant) {
 
 /// Whether it joins the splits of its tiles itself: the last group of a tile to end does.
 inline bool joins_splits(const Variant& variant) {
-  return variant.family == KernelFamily::kGpuPtx && variant.file.starts_with("decode_");
+  return variant.file.starts_with("decode_") && variant.family != KernelFamily::kGpu;
 }
 
 /// Work-groups that a compute unit runs at once; 0 where it is not known.

@@ -311,7 +311,7 @@ std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
 
 std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
   const std::int32_t keys = config.min_split_keys;
-  return pages_of(tile.joins_splits ? ceil_div(keys, 2) : keys, config);
+  return pages_of(tile.splits_finer ? ceil_div(keys, 2) : keys, config);
 }
 
 PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,

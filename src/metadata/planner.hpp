@@ -20,6 +20,7 @@ struct TileClass {
   std::int32_t max_item_tokens = 0;
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
   bool joins_splits = false;         ///< the kernel does: the plan has no merges for its tiles
+  bool splits_finer = false;         ///< half of min_split_keys is worth a split
   std::int32_t resident_groups = 0;  ///< work-groups a compute unit runs at once, 0 = not known
   bool operator==(const TileClass&) const = default;
 };
@@ -53,8 +54,7 @@ struct PlannerConfig {
   std::int32_t compute_units = 1;
   std::int32_t items_per_compute_unit =
       3;  ///< work-groups wanted per compute unit when work allows
-  /// Shortest key range worth a split and its merge, rounded up to pages; half of it where the
-  /// kernel joins the splits.
+  /// Shortest key range worth a split and its merge, rounded up to pages.
   std::int32_t min_split_keys = 256;
   /// Queries up to this length are bound by reading keys, so an item of one token costs as much as
   /// one of this many; kDeterministic splits no longer ones. Balanced plans split a tile of any

@@ -30,6 +30,7 @@ PlannerConfig any_config(std::mt19937& random) {
   config.tiles = {TileClass{first, first}, TileClass{first * 4, first * 4}, TileClass{64, 64}};
   for (TileClass& tile : config.tiles) {
     tile.joins_splits = one_of(random, {false, true});
+    tile.splits_finer = one_of(random, {false, true});
     tile.resident_groups = one_of(random, {0, 0, 2});
   }
   config.block_size = one_of(random, {1, 7, 16, 128});

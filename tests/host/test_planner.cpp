@@ -158,6 +158,7 @@ TEST(Planner, KnownWavesAreFilledAndNotExceeded) {
                      .max_item_tokens = 1,
                      .groups_per_item = 8,
                      .joins_splits = true,
+                     .splits_finer = true,
                      .resident_groups = 2};  // 33 items a wave
   const auto items = [&](std::size_t requests, std::int32_t keys) {
     const std::vector<test::Request> batch(requests, {1, keys});
@@ -171,6 +172,8 @@ TEST(Planner, KnownWavesAreFilledAndNotExceeded) {
   EXPECT_EQ(items(256, 8192), 256U);
   config.min_split_keys = 256;  // half of it, as no launch merges
   EXPECT_EQ(items(1, 1024), 8U);
+  config.tiles[0].splits_finer = false;
+  EXPECT_EQ(items(1, 1024), 4U);
 }
 
 TEST(Planner, LaunchesAreBalancedApart) {

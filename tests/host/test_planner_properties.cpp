@@ -62,6 +62,7 @@ PlannerConfig any_config() {
                   TileClass{0, one_of({16, 64, 128})}};
   for (TileClass& tile : config.tiles) {
     tile.joins_splits = *rc::gen::arbitrary<bool>();
+    tile.splits_finer = *rc::gen::arbitrary<bool>();
     tile.resident_groups = one_of({0, 0, 1, 2});
   }
   config.block_size = one_of({1, 2, 3, 7, 16, 17, 32, 128});
