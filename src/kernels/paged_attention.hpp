@@ -32,7 +32,6 @@ class PagedAttentionImpl final : public AttentionImpl {
   std::vector<KernelInfo> kernels() const override;
 
  private:
-  struct KVView;
   class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
