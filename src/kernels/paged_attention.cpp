@@ -203,6 +203,11 @@ void PagedAttentionImpl::run(StepCall call, const Arguments& arguments, Event* e
   launch_step(call, arguments, event, launches);
 }
 
+bool PagedAttentionImpl::runs_plan_of(Context& context, const AttentionConfig& planned) const {
+  return kernels_->runs_plan_of(
+      *attention_kernels(context.runtime(), kernel_shape(planned), planned.kernel_family));
+}
+
 std::vector<KernelInfo> PagedAttentionImpl::kernels() const {
   return describe_kernels(*kernels_);
 }

@@ -30,6 +30,9 @@ class PagedAttentionImpl final : public AttentionImpl {
                        Event* event, std::vector<LaunchRecord>* launches,
                        const ForwardOptions& options) const override;
   std::vector<KernelInfo> kernels() const override;
+  /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
+  /// kernels.
+  bool runs_plan_of(Context& context, const AttentionConfig& planned) const;
 
  private:
   class Arguments;
