@@ -7,6 +7,7 @@ rotate over as much memory as `clattn bench` does, so that no cache holds what t
 docs/benchmark.md explains the table and the files.
 """
 import argparse
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from compare_report import print_table, write_reports
 
 SUITES = ("decode", "prefill", "mixed", "spec")
 ROTATE_BYTES = {False: 640 << 20, True: 16 << 20}  # as clattn bench, full and --quick
@@ -78,6 +81,10 @@ def run_clattn(arguments, seconds):
             return json.load(file)
 
 
+def prefix_sums(counts):
+    return list(itertools.accumulate(counts, initial=0))
+
+
 class Problem:
     """The tensors of one row: queries, paged caches and, of equal requests, the same contiguous."""
 
@@ -109,16 +116,10 @@ class Problem:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
 
     def starts(self):
-        starts = [0]
-        for query_len, _ in self.requests:
-            starts.append(starts[-1] + query_len)
-        return starts
+        return prefix_sums(query_len for query_len, _ in self.requests)
 
     def page_starts(self):
-        starts = [0]
-        for pages in self.pages_of:
-            starts.append(starts[-1] + pages)
-        return starts
+        return prefix_sums(self.pages_of)
 
     def rows_of(self, request, cache):
         """Keys or values of a request in their order, [seq_len, kv_heads, head_size]."""
@@ -331,54 +332,6 @@ def one_line(error):
     return text.strip().splitlines()[0][:160]
 
 
-def print_table(rows, entries, peers):
-    print("median us; in brackets how many times as fast clattn is\n")
-    width = max(len(row["name"]) for row in rows)
-    print(f"{'':{width}} {'clattn':>12}" + "".join(f" {peer:>20}" for peer, _ in peers))
-    reasons = {}
-    for row in rows:
-        line = f"{row['name']:{width}} {row['median_us']:12.1f}"
-        for peer, _ in peers:
-            entry = entries.get((row["name"], peer), {"reason": "out of time"})
-            cell = "-"
-            if "median_us" in entry:
-                cell = f"{entry['median_us']:.1f} ({entry['ratio']:.2f})"
-            else:
-                reasons.setdefault((peer, entry["reason"]), []).append(row["name"])
-            line += f" {cell:>20}"
-        print(line if row["correct"] else line + "  clattn WRONG")
-    for peer, _ in peers:
-        ratios = [e["ratio"] for (_, p), e in entries.items() if p == peer and "ratio" in e]
-        if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            print(f"geometric mean over {len(ratios)} rows: clattn is {mean:.2f} times as fast as {peer}")
-    for (peer, reason), names in reasons.items():
-        print(f"no time of {peer} in {len(names)} rows ({names[0]}, ...): {reason}")
-
-
-def write_reports(folder, report, rows, entries, peers):
-    """A file a peer in the form of clattn bench --json, with what --compare needs."""
-    os.makedirs(folder, exist_ok=True)
-    files = {"clattn": report}
-    by_name = {row["name"]: row for row in rows}
-    for peer, _ in peers:
-        timed = [e for (_, p), e in entries.items() if p == peer and "median_us" in e]
-        if not timed:
-            continue
-        files[peer] = {**{key: value for key, value in report.items() if key != "rows"},
-                       "commit": f"torch {torch.__version__}", "rows": []}
-        for entry in timed:
-            row = {**by_name[entry["name"]], **{k: entry[k] for k in ("median_us", "p10_us", "p90_us")},
-                   "correct": True, "backend": peer, "kernels": []}
-            row["rate"] /= entry["ratio"]
-            if "share_of_ceiling" in row:
-                row["share_of_ceiling"] /= entry["ratio"]
-            files[peer]["rows"].append(row)
-    for name, content in files.items():
-        with open(os.path.join(folder, f"{name}.json"), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-
-
 def main():
     global torch
     arguments = parse_arguments()
@@ -393,6 +346,7 @@ def main():
     report = run_clattn(arguments, arguments.budget_seconds)
     rows = [row for row in report["rows"] if "skipped" not in row]
     peers = peers_of(arguments.device, flashinfer)
+    names = [peer for peer, _ in peers]
     entries = {}
     for row in rows:
         if time.monotonic() - start > arguments.budget_seconds:
@@ -404,7 +358,7 @@ def main():
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads} threads"
     print(f"clattn {report['commit']} on {report['device']['name']}; torch {torch.__version__} on "
           f"{name}; flashinfer {getattr(flashinfer, '__version__', 'not there')}")
-    print_table(rows, entries, peers)
+    print_table(rows, entries, names)
     if arguments.json:
         everything = {"format": "clattn-compare-torch", "schema_version": 1, "torch": torch.__version__,
                       "flashinfer": getattr(flashinfer, "__version__", None), "device": name,
@@ -412,7 +366,8 @@ def main():
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(everything, file, indent=1)
     if arguments.reports:
-        write_reports(arguments.reports, report, rows, entries, peers)
+        write_reports(arguments.reports, report, rows, entries, names,
+                      f"torch {torch.__version__}")
     sys.exit(0 if all(row["correct"] for row in rows) else 1)
 
 

@@ -1,7 +1,7 @@
 /* What stands around two matrix products where a library of them computes attention: of one request
    at a time,
 
-     gather     K and V [num_kv_heads, num_keys, HEAD_DIM] from the request's pages
+     gather     K and V [num_kv_heads, num_keys, HEAD_DIM] from the request's pages or rows
      pack       Q [num_kv_heads, tokens, GROUP, HEAD_DIM] from the query tensor
      (product)  scores = scale log2(e) Q K^T, [num_kv_heads, tokens, GROUP, num_keys]
      weigh      scores become weights: options, softmax, sink; the LSE
@@ -9,12 +9,13 @@
      unpack     output from sums
 
    All of it is f32 in one buffer. A product takes in every key of the request: a row gives those
-   that it does not see the weight 0, so an inf or a NaN among their values makes it NaN.
+   that it does not see the weight -0. An inf or a NaN among their values spoils its sum even so;
+   unpack makes such sums anew, from the keys that the row sees.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8
    CLA_GROUP      heads       query heads per KV head
-   CLA_PAGE_SIZE  tokens      >= 1
+   CLA_PAGE_SIZE  tokens      0: no pages
    CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16
    CLA_KV_DTYPE   -           0 ... 5, see lib/storage.clh
    CLA_WG_SIZE    work-items  >= 1
@@ -30,13 +31,13 @@
 #define CLA_UNITS (CLA_HEAD_DIM / 8) /* of eight elements, in a head */
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_gather(
-    __global float* work,                      /* the buffer */
-    long k_at,                                 /* elements before K */
-    long v_at,                                 /* elements before V */
-    __global const int* restrict meta,         /* block tables */
-    long pages_at,                             /* ints before the request's */
-    int num_keys,                              /* of the request */
-    int num_kv_heads,                          /* heads */
+    __global float* work,              /* the buffer */
+    long k_at,                         /* elements before K */
+    long v_at,                         /* elements before V */
+    __global const int* restrict meta, /* block tables */
+    long pages_at,                     /* ints before the request's; no pages: its first row */
+    int num_keys,                      /* of the request */
+    int num_kv_heads,                  /* heads */
     __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
     long k_offset,                             /* elements */
     __global const CLA_KV_T* restrict v_cache, /* as k_cache */
@@ -45,12 +46,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ga
     long token_stride,                         /* elements */
     long head_stride CLA_QUANT_PARAMS) {       /* elements */
   const ulong count = (ulong)num_kv_heads * (uint)num_keys * CLA_UNITS;
+  ClaWorkItem request;
+  request.pages_at = (int)pages_at;
   for (ulong unit = get_global_id(0); unit < count; unit += get_global_size(0)) {
     const uint dim = (uint)(unit % CLA_UNITS) * 8;
     const uint key = (uint)(unit / CLA_UNITS % (uint)num_keys);
     const uint head = (uint)(unit / CLA_UNITS / (uint)num_keys);
-    const long at = (long)meta[pages_at + key / CLA_PAGE_SIZE] * block_stride +
-                    (long)(key % CLA_PAGE_SIZE) * token_stride + (long)head * head_stride + dim;
+    const int page = cla_page_of(meta + pages_at, key);
+    const long at = cla_key_row(&request, page, key, block_stride, token_stride) +
+                    (long)head * head_stride + dim;
     ClaF8 k = CLA_KV_LOAD8(k_cache + k_offset + at);
     ClaF8 v = CLA_KV_LOAD8(v_cache + v_offset + at);
 #if CLA_KV_QUANT
@@ -91,9 +95,30 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
   }
 }
 
+static inline int cla_finite8(ClaF8 x) {
+  return all(isfinite(x.lo)) && all(isfinite(x.hi));
+}
+
+/* The sum over the keys that a row sees of eight dims of their values. */
+static inline ClaF8 cla_seen_sum(__global const float* weights, __global const float* values,
+                                 int num_keys) {
+  ClaF8 sum = cla_zero8();
+  for (int key = 0; key < num_keys; ++key) {
+    const float weight = weights[key];
+    if (as_uint(weight) == as_uint(CLA_UNSEEN_WEIGHT)) continue;
+    const ClaF8 v = cla_load8_f32(values + (long)key * CLA_HEAD_DIM);
+    sum.lo = mad((float4)(weight), v.lo, sum.lo);
+    sum.hi = mad((float4)(weight), v.hi, sum.hi);
+  }
+  return sum;
+}
+
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_unpack(
     __global const float* restrict work, /* the buffer */
-    long sums_at,                        /* elements before the sums */
+    long sums_at,                        /* elements before the sums; unused without keys */
+    long weights_at,                     /* elements before the weights */
+    long v_at,                           /* elements before V */
+    int num_keys,                        /* of the request */
     __global CLA_Q_T* restrict out,      /* [tokens, num_heads, HEAD_DIM] */
     long out_offset,                     /* elements before the first token */
     long out_token_stride,               /* elements */
@@ -101,7 +126,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_un
     int num_kv_heads) {                  /* heads */
   const ulong count = (ulong)num_kv_heads * CLA_GROUP * (uint)num_tokens * CLA_UNITS;
   for (ulong unit = get_global_id(0); unit < count; unit += get_global_size(0)) {
-    const ClaF8 x = cla_load8_f32(work + sums_at + unit * 8);
+    const uint dim = (uint)(unit % CLA_UNITS) * 8;
+    const ulong row = unit / CLA_UNITS;
+    const ulong head = row / CLA_GROUP / (uint)num_tokens;
+    ClaF8 x = cla_zero8();
+    if (num_keys > 0) x = cla_load8_f32(work + sums_at + unit * 8);
+    if (!cla_finite8(x)) {
+      x = cla_seen_sum(work + weights_at + row * (uint)num_keys,
+                       work + v_at + head * (uint)num_keys * CLA_HEAD_DIM + dim, num_keys);
+    }
     const long at = out_offset + cla_unpacked(unit, (uint)num_tokens, out_token_stride);
     CLA_Q_STORE4(x.lo, out + at);
     CLA_Q_STORE4(x.hi, out + at + 4);
@@ -163,8 +196,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_we
   all.max_log2 = cla_largest(own, parts);
   own = 0.0f;
   for (int key = (int)get_local_id(0); key < num_keys; key += CLA_WG_SIZE) {
-    const float weight =
-        cla_sees(&row, key) ? exp2(cla_logit(&opt, &row, scores[key], key) - all.max_log2) : 0.0f;
+    const float weight = cla_sees(&row, key)
+                             ? exp2(cla_logit(&opt, &row, scores[key], key) - all.max_log2)
+                             : CLA_UNSEEN_WEIGHT;
     scores[key] = weight;
     own += weight;
   }

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
+#include "kernels/paged_attention.hpp"
 
 namespace clattn {
 
@@ -97,6 +99,25 @@ void widen(AttentionConfig& plan, const AttentionConfig& layer) {
   if (plan.attention_chunk_size != layer.attention_chunk_size) plan.attention_chunk_size = 0;
 }
 
+/// The configuration that a group's builder plans for: that of a layer, widened to what all see,
+/// whose plan every layer runs. A plan may leave the joining of splits to kernels that another
+/// layer does not have, where its driver spilled them; that layer's plan suits both.
+AttentionConfig shared_plan(std::vector<const Attention*> members, Context& context) {
+  std::stable_sort(members.begin(), members.end(), plans_for_more);
+  std::optional<AttentionConfig> likeliest;
+  for (const Attention* candidate : members) {
+    AttentionConfig plan = candidate->config();
+    for (const Attention* layer : members) widen(plan, layer->config());
+    if (!likeliest) likeliest = plan;
+    const bool suits = std::all_of(members.begin(), members.end(), [&](const Attention* layer) {
+      const auto* paged = dynamic_cast<const detail::PagedAttentionImpl*>(&layer->impl());
+      return paged == nullptr || paged->runs_plan_of(context, plan);
+    });
+    if (suits) return plan;
+  }
+  return *likeliest;
+}
+
 /// The group's layers and, behind them, those that attend to the cache of one of them.
 std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
                                          const LayerRegistry& layers) {
@@ -121,15 +142,13 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   AttentionGroup group;
   group.spec = wanted.spec;
   group.backend = members.front()->get_attn_backend();
-  const Attention* smallest = *std::min_element(members.begin(), members.end(), plans_for_more);
-  group.config = smallest->config();
   for (const Attention* layer : members) {
     check_member(*layer, *members.front(), wanted.spec);
-    widen(group.config, layer->config());
     if (!validate_cascade_configuration(layer->config()).empty())
       options.disable_cascade_attn = true;  // one plan for all, with a cascade or without
     group.layer_names.push_back(layer->layer_name());
   }
+  group.config = shared_plan(members, *context);
   group.builder = group.backend->make_builder(context, group.config, options);
   return group;
 }

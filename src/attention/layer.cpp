@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "attention/layer_kernels.hpp"
+#include "backends/registry.hpp"
 #include "base/error.hpp"
 #include "opencl/recorder.hpp"
 
@@ -99,7 +100,7 @@ Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
   check_options(options_, config_, registry);
   if (shares_kv_cache()) take_cache_of_target();
   if (backend_ == nullptr) {
-    backend_ = clattn::get_attn_backend(config_, &context_->capabilities()).shared_from_this();
+    backend_ = detail::get_fitting_backend(context_, config_).shared_from_this();
   }
   impl_ = backend_->make_impl(context_, config_);
   zeroer_ = std::make_unique<detail::RowZeroer>(context_->runtime(), config_);

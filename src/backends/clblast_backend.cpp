@@ -1,10 +1,9 @@
-#include <fmt/format.h>
-
 #include <array>
 #include <utility>
 
 #include "backends/clblast_gemm.hpp"
 #include "backends/gathered_attention.hpp"
+#include "backends/gathered_step.hpp"
 #include "backends/registry.hpp"
 #include "kernels/paged_rules.hpp"
 
@@ -23,10 +22,6 @@ class ClblastBackend final : public AttentionBackend {
     std::vector<std::string> reasons;
     if (!has_clblast()) reasons.emplace_back("built without CLBlast (CMake: CLATTN_CLBLAST)");
     append_common_reasons(config, nullptr, reasons);
-    if (config.attn_type != AttentionType::kDecoder) {
-      reasons.push_back(
-          fmt::format("attn_type {} not supported: decoder is", to_string(config.attn_type)));
-    }
     const std::pair<bool, std::string_view> missing[] = {
         {config.output_fp8, "output_fp8 not supported"},
         {config.use_batch_invariant,
@@ -36,7 +31,7 @@ class ClblastBackend final : public AttentionBackend {
     for (const auto& [wanted, reason] : missing) {
       if (wanted) reasons.emplace_back(reason);
     }
-    if (capabilities != nullptr)
+    if (capabilities != nullptr && !config.contiguous_kv())
       append_missing_kernels({Role::kCacheWrite}, KernelFamily::kAuto, *capabilities, reasons);
     return reasons;
   }

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "backends/clblast_gemm.hpp"
-#include "backends/plugin_step.hpp"
-#include "base/checked.hpp"
+#include "backends/gathered_step.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/attention_kernels.hpp"
 #include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
+#include "kernels/kv_view.hpp"
 #include "kernels/step_launch.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/recorder.hpp"
@@ -20,110 +20,6 @@
 namespace clattn::detail {
 
 namespace {
-
-constexpr std::string_view kName = "backend CLBLAST";
-
-/// Where the parts of one request's arithmetic lie in the workspace, in f32 elements.
-struct Parts {
-  std::int64_t tokens = 0;  ///< queries at a time, so that their scores stay small
-  std::int64_t k = 0, v = 0, q = 0, sums = 0, scores = 0, end = 0;
-
-  Parts(const AttentionConfig& config, std::int64_t query_len, std::int64_t num_keys) {
-    constexpr std::int64_t kScores = std::int64_t{4} << 20;
-    constexpr std::string_view kWhat = "workspace";
-    const std::int64_t keys =
-        checked_mul(num_keys, std::int64_t{config.num_kv_heads} * config.head_size, kWhat);
-    const std::int64_t scores_each = checked_mul(num_keys, std::int64_t{config.num_heads}, kWhat);
-    tokens = std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(scores_each, 1), 1,
-                                      std::max<std::int64_t>(query_len, 1));
-    const std::int64_t rows = tokens * config.num_heads * config.head_size;
-    v = keys;
-    q = checked_add(v, keys, kWhat);
-    sums = checked_add(q, rows, kWhat);
-    scores = checked_add(sums, rows, kWhat);
-    end = checked_add(scores, checked_mul(tokens, scores_each, kWhat), kWhat);
-  }
-};
-
-/// A step's batch on host and device, and the memory that its layers compute in.
-class GatheredMetadata final : public AttentionMetadata {
- public:
-  void refresh(const AttentionMetadata& built, const AttentionConfig& config, const Buffer& work) {
-    static_cast<AttentionMetadata&>(*this) = built;
-    plan_ = &dynamic_cast<const PluginMetadata&>(built);
-    config_ = &config;
-    work_ = work;
-  }
-  const PluginMetadata& plan() const noexcept { return *plan_; }
-  bool is_for(const AttentionConfig& layer) const noexcept {
-    return plan_ != nullptr && plan_->batch().struct_size != 0 &&
-           config_->block_size == layer.block_size && config_->num_heads == layer.num_heads &&
-           config_->num_kv_heads == layer.num_kv_heads && config_->head_size == layer.head_size;
-  }
-  cl_mem work() const noexcept { return work_.handle(); }
-
- private:
-  const PluginMetadata* plan_ = nullptr;
-  const AttentionConfig* config_ = nullptr;
-  Buffer work_;
-};
-
-class GatheredBuilder final : public AttentionMetadataBuilder {
- public:
-  GatheredBuilder(std::shared_ptr<const AttentionBackend> backend, std::shared_ptr<Context> context,
-                  AttentionConfig config, const BuilderOptions& options)
-      : context_(std::move(context)),
-        config_(std::move(config)),
-        batches_(std::move(backend), context_, config_, checked(options)) {}
-
-  const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
-                                 Event* upload, const BuildOptions& options) override {
-    const AttentionMetadata& built = batches_.build(queue, batch, upload, options);
-    const std::size_t wanted = bytes(batch);
-    if (work_.size_bytes() < wanted) work_ = context_->allocate(wanted);
-    metadata_.refresh(built, config_, work_);
-    return metadata_;
-  }
-  std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
-    batches_.workspace_bytes(batch);  // checks the batch
-    return bytes(batch);
-  }
-  bool can_run_in_graph(const CommonAttentionMetadata&) const override { return false; }
-  bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
-                     std::span<std::int32_t> order) const override {
-    return batches_.reorder_batch(num_scheduled_tokens, order);
-  }
-  std::int32_t decode_threshold() const noexcept override { return batches_.decode_threshold(); }
-
- private:
-  static BuilderOptions checked(BuilderOptions options) {
-    const std::pair<bool, std::string_view> refused[] = {
-        {options.graph_batch_size != 0, "graph_batch_size is not 0"},
-        {options.num_splits < 0 || options.num_splits > 1, "num_splits is not 0 or 1"},
-        {options.split_policy != SplitPolicy::kBalanced, "split_policy is not balanced"}};
-    for (const auto& [given, what] : refused) {
-      if (given) {
-        throw_unsupported("{}: {}, which CLBlast's own launches do not follow", kName, what);
-      }
-    }
-    options.num_splits = 0;  // keys are in one piece in any case
-    return options;
-  }
-  std::size_t bytes(const CommonAttentionMetadata& batch) const {
-    std::int64_t most = 0;
-    for (std::size_t r = 0; r < static_cast<std::size_t>(batch.num_reqs); ++r) {
-      const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
-      if (query_len > 0) most = std::max(most, Parts(config_, query_len, batch.seq_lens[r]).end);
-    }
-    return static_cast<std::size_t>(most) * sizeof(float);
-  }
-
-  std::shared_ptr<Context> context_;
-  AttentionConfig config_;
-  PluginMetadataBuilder batches_;
-  Buffer work_;
-  GatheredMetadata metadata_;
-};
 
 class GatheredImpl final : public AttentionImpl {
  public:
@@ -145,9 +41,17 @@ class GatheredImpl final : public AttentionImpl {
 
   void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
                       const AttentionMetadata& metadata, Event* event) const override {
-    refuse_recording(queue, kName);
+    if (config_.contiguous_kv()) {
+      throw_unsupported("attn_type {}: this layer has no cache to write",
+                        to_string(config_.attn_type));
+    }
+    refuse_recording(queue, kGatheredName);
     check_layer_cache(cache, shape_);
-    step_of(metadata, cache);
+    if (!step_of(metadata, &cache).plan().has_slots()) {
+      throw_invalid(
+          "attn_metadata: without slots, since its queries are not in the cache; legal: a batch "
+          "with a slot_mapping, or reshape_and_cache_flash()");
+    }
     reshape_and_cache_flash(*context_, queue, key, value, config_.dtype, cache,
                             metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                             metadata.num_actual_tokens(), event);
@@ -156,25 +60,24 @@ class GatheredImpl final : public AttentionImpl {
   void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
-    refuse_recording(queue, kName);
+    refuse_recording(queue, kGatheredName);
     check_layer_cache(cache, shape_);
-    const GatheredMetadata& step = step_of(metadata, cache);
-    check_options(options, step);
-    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
-    query.token_stride = checked_token_stride(query, row, "query");
-    output.token_stride = checked_token_stride(output, row, "output");
-    if (launches != nullptr) launches->clear();
-    if (event != nullptr) event->reset();
-    Call call{queue, step, cache, query, output, lse, options, event, launches};
-    const ClattnBatch& batch = step.plan().batch();
-    for (std::int32_t r = 0; r < batch.num_reqs; ++r) attend(call, r);
+    const GatheredMetadata& step = step_of(metadata, &cache);
+    attend({queue, step, KVView(cache), query, output, lse, options, event, launches}, &cache);
   }
 
-  void forward_encoder(cl_command_queue, TensorRef, TensorRef, TensorRef, const AttentionMetadata&,
-                       TensorRef, cl_mem, Event*, std::vector<LaunchRecord>*,
-                       const ForwardOptions&) const override {
-    throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
-                      to_string(config_.attn_type));
+  void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
+                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
+                       Event* event, std::vector<LaunchRecord>* launches,
+                       const ForwardOptions& options) const override {
+    if (!config_.contiguous_kv()) {
+      throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
+                        to_string(config_.attn_type));
+    }
+    refuse_recording(queue, kGatheredName);
+    const GatheredMetadata& step = step_of(metadata, nullptr);
+    const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
+    attend({queue, step, kv, query, output, lse, options, event, launches}, nullptr, key, value);
   }
 
   std::vector<KernelInfo> kernels() const override {
@@ -190,7 +93,7 @@ class GatheredImpl final : public AttentionImpl {
   struct Call {
     cl_command_queue queue = nullptr;
     const GatheredMetadata& step;
-    const KVCache& cache;
+    KVView kv;
     TensorRef query, output;
     cl_mem lse = nullptr;
     const ForwardOptions& options;
@@ -209,21 +112,22 @@ class GatheredImpl final : public AttentionImpl {
     return op_kernel(*context_, entry, "gathered_attention.cl",
                      fmt::format("{} -DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_PAGE_SIZE={}{}",
                                  dtype_options(config_.dtype, cache_dtype), config_.head_size,
-                                 config_.num_queries_per_kv(), config_.block_size, options));
+                                 config_.num_queries_per_kv(), shape_.block_size, options));
   }
 
-  const GatheredMetadata& step_of(const AttentionMetadata& metadata, const KVCache& cache) const {
+  /// `cache`: null where there is none.
+  const GatheredMetadata& step_of(const AttentionMetadata& metadata, const KVCache* cache) const {
     const auto* step = dynamic_cast<const GatheredMetadata*>(&metadata);
     if (step == nullptr || !step->is_for(config_)) {
       throw_invalid(
           "attn_metadata: built for another configuration; legal: metadata of a builder of {} with "
           "this layer's heads, head_size and block_size",
-          kName);
+          kGatheredName);
     }
-    if (step->plan().num_blocks() > cache.num_blocks) {
+    if (cache != nullptr && step->plan().num_blocks() > cache->num_blocks) {
       throw_invalid(
           "attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
-          step->plan().num_blocks() - 1, cache.num_blocks);
+          step->plan().num_blocks() - 1, cache->num_blocks);
     }
     return *step;
   }
@@ -259,13 +163,46 @@ class GatheredImpl final : public AttentionImpl {
     call.launches->push_back(std::move(record));
   }
 
+  /// `cache`, or the key and value tensors without one: what `call.kv` shows.
+  void attend(Call call, const KVCache* cache, TensorRef key = {}, TensorRef value = {}) const {
+    check_options(call.options, call.step);
+    if (capturing()) capture(call, cache, key, value);
+    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
+    call.query.token_stride = checked_token_stride(call.query, row, "query");
+    call.output.token_stride = checked_token_stride(call.output, row, "output");
+    if (call.launches != nullptr) call.launches->clear();
+    if (call.event != nullptr) call.event->reset();
+    for (std::int32_t r = 0; r < call.step.plan().batch().num_reqs; ++r) attend(call, r);
+  }
+
+  void capture(const Call& call, const KVCache* cache, TensorRef key, TensorRef value) const {
+    const ClattnBatch& batch = call.step.plan().batch();
+    const auto reqs = static_cast<std::size_t>(batch.num_reqs);
+    const BatchRecord record = {
+        .backend = call.step.backend(),
+        .query_start_loc = {batch.query_start_loc, reqs + 1},
+        .seq_lens = {batch.seq_lens, reqs},
+        .pages_at = call.step.keys_at(),
+        .pages = {batch.block_table, reqs * static_cast<std::size_t>(batch.block_table_stride)}};
+    capture_attention({.queue = call.queue,
+                       .config = config_,
+                       .batch = record,
+                       .causal = batch.causal != 0,
+                       .query = call.query,
+                       .cache = cache,
+                       .key = key,
+                       .value = value,
+                       .options = call.options,
+                       .return_lse = call.lse != nullptr});
+  }
+
   void attend(const Call& call, std::int32_t r) const {
     const ClattnBatch& batch = call.step.plan().batch();
     const std::int32_t begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1];
     const std::int32_t num_keys = batch.seq_lens[r];
     if (begin == end) return;
-    const Parts parts(config_, end - begin, num_keys);
-    gather(call, parts, r);
+    const RequestParts parts(config_, end - begin, num_keys);
+    if (num_keys > 0) gather(call, parts, r);
     for (std::int32_t row = begin; row < end;) {
       const auto count = static_cast<std::int32_t>(std::min<std::int64_t>(parts.tokens, end - row));
       attend(call, parts, {row, count, num_keys - end + row, num_keys});
@@ -273,54 +210,56 @@ class GatheredImpl final : public AttentionImpl {
     }
   }
 
-  void gather(const Call& call, const Parts& parts, std::int32_t r) const {
+  void gather(const Call& call, const RequestParts& parts, std::int32_t r) const {
     const ClattnBatch& batch = call.step.plan().batch();
-    const KVCache& cache = call.cache;
+    const cl_long keys_at = call.step.keys_at()[static_cast<std::size_t>(r)];
+    const auto table_at = static_cast<cl_long>(batch.block_table_bytes / sizeof(cl_int));
     KernelLease lease = gather_.pool->acquire();
     lease.arg(call.step.work())
         .arg<cl_long>(parts.k)
         .arg<cl_long>(parts.v)
         .arg(batch.device)
-        .arg<cl_long>(static_cast<cl_long>(batch.block_table_bytes / sizeof(cl_int)) +
-                      r * batch.block_table_stride)
+        .arg<cl_long>(config_.contiguous_kv() ? keys_at : table_at + keys_at)
         .arg<cl_int>(batch.seq_lens[r])
-        .arg<cl_int>(config_.num_kv_heads)
-        .arg(cache.buffer.handle())
-        .arg<cl_long>(cache.k_offset)
-        .arg(cache.buffer.handle())
-        .arg<cl_long>(cache.v_offset)
-        .arg<cl_long>(cache.block_stride)
-        .arg<cl_long>(cache.token_stride)
-        .arg<cl_long>(cache.head_stride);
-    if (is_quantized(cache.dtype)) lease.arg(cache.scales.handle()).arg(scale_stride_of(cache));
+        .arg<cl_int>(config_.num_kv_heads);
+    call.kv.bind(lease);
+    if (is_quantized(config_.cache_dtype())) lease.arg(call.kv.scales).arg(call.kv.scale_stride);
     enqueue(call, gather_, lease);
   }
 
-  void attend(const Call& call, const Parts& parts, const Tokens& tokens) const {
+  void attend(const Call& call, const RequestParts& parts, const Tokens& tokens) const {
     const cl_mem work = call.step.work();
     const auto rows = static_cast<std::size_t>(tokens.count) *
                       static_cast<std::size_t>(config_.num_queries_per_kv());
     const auto keys = static_cast<std::size_t>(tokens.num_keys);
     const auto dims = static_cast<std::size_t>(config_.head_size);
     const auto heads = static_cast<std::size_t>(config_.num_kv_heads);
-    move(call, pack_, parts.q, call.query, tokens);
-    multiply(
-        call.queue, work,
-        {true, rows, keys, dims, heads, softmax_scale(config_.scale, config_.head_size) * kLog2E,
-         parts.q, parts.k, parts.scores});
+    if (keys > 0) {
+      KernelLease lease = pack_.pool->acquire();
+      lease.arg(work).arg<cl_long>(parts.q);
+      move(call, pack_, lease, call.query, tokens);
+      const float scale = softmax_scale(config_.scale, config_.head_size) * kLog2E;
+      multiply(call.queue, work,
+               {true, rows, keys, dims, heads, scale, parts.q, parts.k, parts.scores});
+    }
     weigh(call, parts, tokens);
-    multiply(call.queue, work,
-             {false, rows, dims, keys, heads, 1.0F, parts.scores, parts.v, parts.sums});
-    move(call, unpack_, parts.sums, call.output, tokens);
+    if (keys > 0) {
+      multiply(call.queue, work,
+               {false, rows, dims, keys, heads, 1.0F, parts.scores, parts.v, parts.sums});
+    }
+    KernelLease lease = unpack_.pool->acquire();
+    lease.arg(work)
+        .arg<cl_long>(parts.sums)
+        .arg<cl_long>(parts.scores)
+        .arg<cl_long>(parts.v)
+        .arg<cl_int>(tokens.num_keys);
+    move(call, unpack_, lease, call.output, tokens);
   }
 
   /// Query tokens into the workspace, or output tokens from there.
-  void move(const Call& call, const OpKernel& kernel, std::int64_t packed_at,
-            const TensorRef& tensor, const Tokens& tokens) const {
-    KernelLease lease = kernel.pool->acquire();
-    lease.arg(call.step.work())
-        .arg<cl_long>(packed_at)
-        .arg(tensor.buffer)
+  void move(const Call& call, const OpKernel& kernel, KernelLease& lease, const TensorRef& tensor,
+            const Tokens& tokens) const {
+    lease.arg(tensor.buffer)
         .arg<cl_long>(tensor.offset + tokens.row * tensor.token_stride)
         .arg<cl_long>(tensor.token_stride)
         .arg<cl_int>(tokens.count)
@@ -328,8 +267,10 @@ class GatheredImpl final : public AttentionImpl {
     enqueue(call, kernel, lease);
   }
 
-  void weigh(const Call& call, const Parts& parts, const Tokens& tokens) const {
+  void weigh(const Call& call, const RequestParts& parts, const Tokens& tokens) const {
     const KernelOptions& options = shape_.options;
+    const bool is_causal =
+        config_.attn_type == AttentionType::kDecoder && call.step.plan().batch().causal != 0;
     KernelLease lease = weigh_.pool->acquire();
     lease.arg(call.step.work())
         .arg<cl_long>(parts.scores)
@@ -338,7 +279,7 @@ class GatheredImpl final : public AttentionImpl {
         .arg<cl_int>(tokens.row)
         .arg<cl_int>(tokens.position)
         .arg<cl_int>(config_.num_kv_heads)
-        .arg<cl_int>(call.step.plan().batch().causal)
+        .arg<cl_int>(is_causal ? 1 : 0)
         .arg(call.lse)
         .arg<cl_int>(call.lse != nullptr ? 1 : 0);
     if (options.window) lease.arg(window_.left).arg(window_.right).arg(window_.chunk);
@@ -365,12 +306,6 @@ class GatheredImpl final : public AttentionImpl {
 std::shared_ptr<const AttentionImpl> make_gathered_impl(std::shared_ptr<Context> context,
                                                         const AttentionConfig& config) {
   return std::make_shared<const GatheredImpl>(std::move(context), config);
-}
-
-std::unique_ptr<AttentionMetadataBuilder> make_gathered_builder(
-    std::shared_ptr<const AttentionBackend> backend, std::shared_ptr<Context> context,
-    const AttentionConfig& config, const BuilderOptions& options) {
-  return std::make_unique<GatheredBuilder>(std::move(backend), std::move(context), config, options);
 }
 
 }  // namespace clattn::detail

@@ -26,6 +26,7 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
       context_(std::move(context)),
       limits_(options.limits),
       decode_threshold_(options.decode_threshold),
+      source_(key_source_of(config.attn_type, config.contiguous_kv())),
       staging_(context_->runtime()) {
   if (options.graph_batch_size > 0) {
     throw_unsupported("backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
@@ -45,8 +46,9 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
 }
 
 BatchSummary PluginMetadataBuilder::check(const CommonAttentionMetadata& batch) const {
-  const BatchSummary summary = validate_lengths(batch, metadata_.block_size_);
+  const BatchSummary summary = validate_lengths(batch, metadata_.block_size_, source_);
   validate_limits(batch, summary, limits_);
+  if (source_ == KeySource::kContiguous) return summary;
   validate_page_ids(batch, metadata_.block_size_, limits_.num_blocks);
   validate_slots(batch, metadata_.block_size_, limits_.num_blocks);
   return summary;
@@ -59,6 +61,7 @@ std::size_t PluginMetadataBuilder::workspace_bytes(const CommonAttentionMetadata
 
 void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
                                        std::span<std::int32_t> table) const {
+  if (source_ == KeySource::kContiguous) return;
   const auto width = static_cast<std::size_t>(metadata_.batch_.block_table_stride);
   const auto stride = static_cast<std::size_t>(batch.block_table_stride);
   std::fill(table.begin(), table.end(), 0);
@@ -70,17 +73,24 @@ void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
   }
 }
 
+void PluginMetadataBuilder::copy_slots(const CommonAttentionMetadata& batch,
+                                       std::span<std::int64_t> slots) const {
+  if (!batch.slot_mapping.empty()) {
+    std::copy_n(batch.slot_mapping.begin(), slots.size(), slots.begin());
+  } else if (source_ == KeySource::kOwnPages) {
+    write_slot_mapping(batch, metadata_.block_size_, slots);
+  } else {
+    std::fill(slots.begin(), slots.end(), kPadSlotId);  // the queries are not in the cache
+  }
+}
+
 void PluginMetadataBuilder::copy_arrays(const CommonAttentionMetadata& batch,
                                         std::span<std::byte> bytes) {
   ClattnBatch& step = metadata_.batch_;
   const auto reqs = static_cast<std::size_t>(batch.num_reqs);
   const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);
   const auto slots = part<std::int64_t>(bytes, step.slot_mapping_bytes, tokens);
-  if (batch.slot_mapping.empty()) {
-    write_slot_mapping(batch, metadata_.block_size_, slots);
-  } else {
-    std::copy_n(batch.slot_mapping.begin(), tokens, slots.begin());
-  }
+  copy_slots(batch, slots);
   const auto starts = part<std::int32_t>(bytes, step.query_start_loc_bytes, reqs + 1);
   std::copy_n(batch.query_start_loc.begin(), reqs + 1, starts.begin());
   const auto lens = part<std::int32_t>(bytes, step.seq_lens_bytes, reqs);
@@ -106,9 +116,10 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   ClattnBatch& step = metadata_.batch_;
   step = {};  // a refused batch leaves no metadata to run by
   const BatchSummary summary = check(batch);
-  validate_common_prefix(batch, metadata_.block_size_, options.common_prefix_len);
+  validate_common_prefix(batch, metadata_.block_size_, options.common_prefix_len, source_);
   metadata_.common_prefix_len_ = options.common_prefix_len;
-  metadata_.split_ = split_decodes_and_prefills(batch, decode_threshold_);
+  metadata_.split_ = split_step(batch, decode_threshold_, source_);
+  metadata_.has_slots_ = source_ == KeySource::kOwnPages || !batch.slot_mapping.empty();
   ClattnBatch next{};
   next.struct_size = sizeof(ClattnBatch);
   next.num_reqs = batch.num_reqs;
@@ -117,7 +128,8 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   next.max_query_len = metadata_.max_query_len_ = summary.max_query_len;
   next.max_seq_len = metadata_.max_seq_len_ = summary.max_seq_len;
   next.causal = batch.causal ? 1 : 0;
-  next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
+  if (source_ != KeySource::kContiguous)
+    next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
 
   const auto reqs = static_cast<std::size_t>(batch.num_reqs);
   std::size_t total = static_cast<std::size_t>(batch.num_actual_tokens) * sizeof(std::int64_t);

@@ -19,6 +19,13 @@ inline constexpr std::string_view kNoAttention = "NO_ATTENTION";
 /// What attention-free models get; not in the list.
 const AttentionBackend& attention_free_backend();
 
+/// get_attn_backend() for a layer on a context's device, judged by building too: where the kernels
+/// of a chosen backend turn out not to fit (no tile builds, or all need more local or private
+/// memory than there is), the next that takes the configuration serves. A backend that is forced by
+/// the environment is not built here; its make_impl() throws.
+const AttentionBackend& get_fitting_backend(const std::shared_ptr<Context>& context,
+                                            const AttentionConfig& config);
+
 /// "FLASHINFER, XFORMERS"
 std::string backend_names(const BackendList& backends);
 

@@ -58,6 +58,39 @@ std::string describe(const AttentionConfig& config) {
   return text;
 }
 
+/// The name that is forced, by the caller or the environment; empty = none.
+std::string_view forced_name(std::string_view name) {
+  if (name.empty()) name = detail::environment().backend;
+  return name == "auto" ? std::string_view() : name;
+}
+
+[[noreturn]] void throw_none_valid(const AttentionConfig& config,
+                                   const DeviceCapabilities* capabilities,
+                                   const std::vector<BackendChoice::Rejection>& rejected) {
+  std::string reasons;
+  for (const BackendChoice::Rejection& rejection : rejected) {
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : " | ", rejection.name,
+                           fmt::join(rejection.reasons, "; "));
+  }
+  detail::throw_unsupported(
+      "No valid attention backend found for {} with AttentionConfig({}). Reasons: {}",
+      capabilities != nullptr ? capabilities->name : "any device", describe(config), reasons);
+}
+
+/// Why a backend that takes the configuration has no kernels for it after all: what building them
+/// says. Built ones are kept by the context.
+std::vector<std::string> reasons_of_building(const AttentionBackend& backend,
+                                             const std::shared_ptr<Context>& context,
+                                             const AttentionConfig& config) {
+  try {
+    backend.make_impl(context, config);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return {error.what()};
+  }
+  return {};
+}
+
 }  // namespace
 
 BackendChoice choose_attn_backend(const AttentionConfig& config,
@@ -82,18 +115,11 @@ const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name) {
   if (config.is_attention_free) return detail::attention_free_backend();
-  if (name.empty()) name = detail::environment().backend;
-  if (!name.empty() && name != "auto") return forced_backend(name, config, capabilities);
+  const std::string_view forced = forced_name(name);
+  if (!forced.empty()) return forced_backend(forced, config, capabilities);
   const BackendChoice choice = choose_attn_backend(config, capabilities);
-  if (choice.backend != nullptr) return *choice.backend;
-  std::string reasons;
-  for (const BackendChoice::Rejection& rejection : choice.rejected) {
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : " | ", rejection.name,
-                           fmt::join(rejection.reasons, "; "));
-  }
-  detail::throw_unsupported(
-      "No valid attention backend found for {} with AttentionConfig({}). Reasons: {}",
-      capabilities != nullptr ? capabilities->name : "any device", describe(config), reasons);
+  if (choice.backend == nullptr) throw_none_valid(config, capabilities, choice.rejected);
+  return *choice.backend;
 }
 
 const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
@@ -120,5 +146,24 @@ const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
   registry.remember(query, chosen.shared_from_this(), generation);
   return chosen;
 }
+
+namespace detail {
+
+const AttentionBackend& get_fitting_backend(const std::shared_ptr<Context>& context,
+                                            const AttentionConfig& config) {
+  const DeviceCapabilities* const capabilities = &context->capabilities();
+  if (config.is_attention_free || !forced_name({}).empty())
+    return get_attn_backend(config, capabilities);
+  std::vector<BackendChoice::Rejection> rejected;
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    auto reasons = backend->validate_configuration(config, capabilities);
+    if (reasons.empty()) reasons = reasons_of_building(*backend, context, config);
+    if (reasons.empty()) return *backend;
+    rejected.push_back({std::string(backend->name()), std::move(reasons)});
+  }
+  throw_none_valid(config, capabilities, rejected);
+}
+
+}  // namespace detail
 
 }  // namespace clattn

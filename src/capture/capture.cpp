@@ -13,62 +13,13 @@
 
 #include "base/checked.hpp"
 #include "capture/case_writer.hpp"
+#include "capture/read.hpp"
 
 namespace clattn::detail {
 namespace {
 
 using npy::make_array;
 using npy::NpyArray;
-
-std::size_t size_of(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
-
-/// Blocking copy of a part of any cl_mem; throws for bytes that it does not have.
-std::vector<std::byte> read(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
-                            std::size_t size_bytes) {
-  std::vector<std::byte> bytes(size_bytes);
-  if (size_bytes > 0) queue.read(Buffer::adopt(memory), bytes, offset_bytes);
-  return bytes;
-}
-
-template <typename T>
-std::vector<T> read_as(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
-                       std::int64_t count) {
-  const std::vector<std::byte> bytes =
-      read(queue, memory, offset_bytes, size_of(count) * sizeof(T));
-  std::vector<T> values(size_of(count));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-/// `count` rows of `row_bytes` each, `stride_bytes` apart, packed.
-std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
-                                 std::int64_t count, std::size_t row_bytes,
-                                 std::size_t stride_bytes) {
-  if (count == 0) return {};
-  const std::vector<std::byte> span =
-      read(queue, memory, offset_bytes, size_of(count - 1) * stride_bytes + row_bytes);
-  std::vector<std::byte> rows;
-  rows.reserve(size_of(count) * row_bytes);
-  for (std::size_t i = 0; i < size_of(count); ++i) {
-    const auto row = span.begin() + static_cast<std::ptrdiff_t>(i * stride_bytes);
-    rows.insert(rows.end(), row, row + static_cast<std::ptrdiff_t>(row_bytes));
-  }
-  return rows;
-}
-
-NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                     std::vector<std::int64_t> shape) {
-  const std::size_t element = element_size_bytes(dtype);
-  std::int64_t row = 1;
-  for (std::size_t i = 1; i < shape.size(); ++i) row *= shape[i];
-  const std::int64_t stride = tensor.token_stride == 0 ? row : tensor.token_stride;
-  std::vector<std::byte> rows =
-      read_rows(queue, tensor.buffer, size_of(tensor.offset) * element, shape[0],
-                size_of(row) * element, size_of(stride) * element);
-  return {std::string(npy::descr_of(dtype)), std::move(shape), std::move(rows)};
-}
 
 /// Keys (or values) in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
 /// they are, zeros elsewhere.
@@ -282,6 +233,32 @@ struct TokenRequests {
   }
 };
 
+/// `count` of the `num_tokens` rows of one side of a merge, zeros behind them.
+void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_view name,
+               const AttnState& state, std::int64_t count) {
+  const Queue queue = Queue::adopt(call.queue);
+  const std::int64_t heads = call.config.num_heads, tokens = call.config.num_tokens;
+  NpyArray rows =
+      read_tensor(queue, state.output, call.config.dtype, {count, heads, call.config.head_size});
+  rows.shape[0] = tokens;
+  rows.data.resize(size_of(tokens * heads * call.config.head_size) *
+                   element_size_bytes(call.config.dtype));
+  writer.add(fmt::format("{}_output", name), rows);
+
+  const bool packed = state.lse.token_stride == 0 && state.lse.head_stride == 0;
+  const std::int64_t token_stride = packed ? heads : state.lse.token_stride;
+  const std::int64_t head_stride = packed ? 1 : state.lse.head_stride;
+  const std::int64_t span =
+      count == 0 ? 0 : (count - 1) * token_stride + (heads - 1) * head_stride + 1;
+  const auto stored =
+      read_as<float>(queue, state.lse.buffer, size_of(state.lse.offset) * sizeof(float), span);
+  std::vector<float> lse(size_of(tokens * heads));
+  for (std::int64_t i = 0; i < count * heads; ++i)
+    lse[size_of(i)] = stored[size_of(i / heads * token_stride + i % heads * head_stride)];
+  writer.add(fmt::format("{}_lse", name),
+             make_array("<f4", {tokens, heads}, std::span<const float>(lse)));
+}
+
 }  // namespace
 
 void capture_attention(const CapturedAttention& call) {
@@ -348,6 +325,27 @@ void capture_concat_and_cache_mla(const CapturedConcatMLA& call) {
   add_cache(writer, queue, cache, add_slots(writer, std::move(slots), cache));
   writer.commit(fmt::format("{{\n  \"op\": \"concat_and_cache_mla\",\n  \"dtype\": \"{}\"{}\n}}\n",
                             to_string(call.dtype), cache_keys(queue, cache)));
+}
+
+void capture_merge(const CapturedMerge& call) {
+  const MergeAttnStates& config = call.config;
+  CaseWriter writer(environment().capture_dir, "merge_attn_states");
+  std::int64_t with_context = config.prefill_tokens_with_context;
+  if (with_context < 0 || with_context > config.num_tokens) with_context = config.num_tokens;
+  add_state(writer, call, "prefix", call.prefix, with_context);
+  add_state(writer, call, "suffix", call.suffix, config.num_tokens);
+  std::string output;
+  if (config.output_dtype && is_quantized(*config.output_dtype)) {
+    output = fmt::format(",\n  \"output_dtype\": \"{}\"", to_string(*config.output_dtype));
+    if (config.output_scale) {
+      add_floats(writer, "output_scale",
+                 read_as<float>(Queue::adopt(call.queue), config.output_scale.handle(), 0, 1));
+    }
+  }
+  writer.commit(fmt::format(
+      "{{\n  \"op\": \"merge_attn_states\",\n  \"dtype\": \"{}\",\n  \"lse_base\": \"{}\",\n"
+      "  \"prefill_tokens_with_context\": {}{}\n}}\n",
+      to_string(config.dtype), config.lse_base == LseBase::k2 ? "2" : "e", with_context, output));
 }
 
 }  // namespace clattn::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <clattn/cache_ops.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
 #include <span>
@@ -79,5 +80,14 @@ struct CapturedConcatMLA {
   std::int64_t num_tokens = 0;
 };
 void capture_concat_and_cache_mla(const CapturedConcatMLA& call);
+
+/// A merge_attn_states() before it runs.
+struct CapturedMerge {
+  cl_command_queue queue = nullptr;
+  const MergeAttnStates& config;
+  const AttnState& prefix;
+  const AttnState& suffix;
+};
+void capture_merge(const CapturedMerge& call);
 
 }  // namespace clattn::detail

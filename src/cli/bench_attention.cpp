@@ -2,6 +2,8 @@
 #include <chrono>
 #include <cmath>
 #include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "cli/bench_data.hpp"
@@ -12,13 +14,13 @@ namespace clattn::cli {
 namespace {
 
 /// Decode, prefill and what lies between: forward() of one layer.
-class AttentionWorkload final : public Workload {
+class AttentionWorkload : public Workload {
  public:
-  AttentionWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
+  AttentionWorkload(const std::shared_ptr<Context>& context, RotatingCache cache,
                     const BenchShape& shape)
       : config_(shape.model.config()),
         shape_(shape),
-        cache_(make_rotating_cache(context, options, shape)),
+        cache_(std::move(cache)),
         kv_(config_.cache_dtype(), 1),
         q_(config_.dtype, 2),
         queue_(context->create_queue()),
@@ -70,6 +72,16 @@ class AttentionWorkload final : public Workload {
     }
     return deviation;
   }
+
+ protected:
+  CommonAttentionMetadata batch() const { return batches_.front().metadata(); }
+  AttentionMetadataBuilder& builder() { return *builders_.front(); }
+  std::int64_t slot(std::size_t request, std::int32_t token) const {
+    return batches_.front().slot(request, token);
+  }
+  /// The step that forward() runs by, of a workload with one set.
+  void set_metadata(const AttentionMetadata& metadata) { metadata_ = {&metadata}; }
+  const Queue& queue() const { return queue_; }
 
  private:
   /// Query heads of a KV head that are compared: the loops of the oracle take their time.
@@ -190,12 +202,74 @@ class AttentionWorkload final : public Workload {
   std::size_t set_ = 0;
 };
 
+/// Builds one step's metadata: host time alone, the upload is waited for outside the measure.
+/// Proven by what forward() makes of it.
+class MetadataWorkload final : public AttentionWorkload {
+ public:
+  MetadataWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
+                   const BenchShape& shape)
+      : AttentionWorkload(context, make_overlapping_cache(context, options, shape), shape) {
+    kernels = {{.name = "build", .role = "host"}};
+    work = {};
+    touched_bytes = 0;
+  }
+
+  double run(int launches) override {
+    double seconds = 0;
+    for (int i = 0; i < launches; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      const AttentionMetadata& built = builder().build(queue(), batch());
+      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      queue().finish();
+      set_metadata(built);
+      built_ = &built;
+    }
+    return seconds / launches;
+  }
+
+  /// Slots on the device and the split, worked out by the definition; then the step that was built
+  /// last attends.
+  Deviation verify() override {
+    const CommonAttentionMetadata step = batch();
+    std::vector<std::int64_t> wanted(static_cast<std::size_t>(step.num_actual_tokens));
+    BatchSplit split;
+    for (std::int32_t r = 0; r < step.num_reqs; ++r) {
+      const auto row = static_cast<std::size_t>(r);
+      const std::int32_t begin = step.query_start_loc[row], end = step.query_start_loc[row + 1];
+      for (std::int32_t token = begin; token < end; ++token)
+        wanted[static_cast<std::size_t>(token)] = slot(row, token - begin);
+      const bool decodes = end - begin <= builder().decode_threshold();
+      (decodes ? split.num_decodes : split.num_prefills) += 1;
+      (decodes ? split.num_decode_tokens : split.num_prefill_tokens) += end - begin;
+    }
+    std::vector<std::int64_t> got(wanted.size());
+    queue().read(Buffer::adopt(built_->slot_mapping_buffer()),
+                 std::as_writable_bytes(std::span(got)), built_->slot_mapping_offset_bytes());
+    Deviation deviation =
+        compare_bytes(std::as_bytes(std::span(got)), std::as_bytes(std::span(wanted)));
+    deviation.add(built_->split() == split ? 0 : 1, 0, 0.5);
+    AttentionWorkload::run(1);
+    deviation.merge(AttentionWorkload::verify());
+    return deviation;
+  }
+
+ private:
+  const AttentionMetadata* built_ = nullptr;
+};
+
 }  // namespace
+
+std::unique_ptr<Workload> make_metadata_workload(const std::shared_ptr<Context>& context,
+                                                 const BenchOptions& options,
+                                                 const BenchShape& shape) {
+  return std::make_unique<MetadataWorkload>(context, options, shape);
+}
 
 std::unique_ptr<Workload> make_attention_workload(const std::shared_ptr<Context>& context,
                                                   const BenchOptions& options,
                                                   const BenchShape& shape) {
-  return std::make_unique<AttentionWorkload>(context, options, shape);
+  return std::make_unique<AttentionWorkload>(context, make_rotating_cache(context, options, shape),
+                                             shape);
 }
 
 }  // namespace clattn::cli

@@ -79,6 +79,33 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
   return result;
 }
 
+RotatingCache make_overlapping_cache(const std::shared_ptr<Context>& context,
+                                     const BenchOptions& options, const BenchShape& shape) {
+  constexpr std::int64_t kStride = 8;  // what kernels load at a time
+  const AttentionConfig config = shape.model.config();
+  RotatingCache result;
+  result.backend = &get_attn_backend(config, &context->capabilities(), options.backend);
+  result.pages_per_set = count_pages(shape);
+  result.pages.resize(static_cast<std::size_t>(result.pages_per_set));
+  std::iota(result.pages.rbegin(), result.pages.rend(), 0);
+  const Queue queue = context->create_queue();
+  const auto make = [&](std::int64_t num_pages) {
+    return make_kv_cache(*context, queue, *result.backend, config, num_pages);
+  };
+  if (config.use_mla) {
+    result.cache = make(result.pages_per_set);
+    return result;
+  }
+  result.cache = make(1);
+  const std::size_t apart =
+      static_cast<std::size_t>(kStride) * element_size_bytes(config.cache_dtype());
+  result.cache.buffer = context->allocate(result.cache.buffer.size_bytes() +
+                                          static_cast<std::size_t>(result.pages_per_set) * apart);
+  result.cache.num_blocks = result.pages_per_set;
+  result.cache.block_stride = kStride;
+  return result;
+}
+
 BenchBatch::BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages)
     : query_start_loc{0},
       max_blocks(pages_of(shape.max_seq_len(), shape.model.block_size)),

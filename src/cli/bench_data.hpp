@@ -47,6 +47,12 @@ struct RotatingCache {
 RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
                                   const BenchOptions& options, const BenchShape& shape);
 
+/// One set whose pages overlap, each a few elements behind the one before, so that they take next
+/// to no memory and yet differ: for steps that are to be proven, not timed. Pages stand in the
+/// order of a long-lived allocator, none next to its neighbour. Latent pages cannot overlap.
+RotatingCache make_overlapping_cache(const std::shared_ptr<Context>& context,
+                                     const BenchOptions& options, const BenchShape& shape);
+
 /// A step over a set of pages.
 struct BenchBatch {
   /// `pages`: one after the other, request by request.

@@ -4,8 +4,10 @@
 #include <array>
 #include <clattn/clattn.hpp>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,10 +31,10 @@ void add_vector(CaseOutputs& outputs, const std::string& name, const std::vector
                          std::span<const T>(values)));
 }
 
-}  // namespace
-
-void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
-  const NpyArray seen = file.array("prefix_output", "", std::array<std::int64_t, 3>{-1, -1, -1});
+/// Everything of a merge but its tensors; `seen` is its prefix_output.
+MergeAttnStates read_merge(CaseFile& file, const NpyArray& seen) {
+  constexpr std::array<std::string_view, 2> kBases = {"e", "2"};
+  constexpr std::array<std::string_view, 3> kOutputTypes = {"fp8_e4m3", "fp8_e5m2", "int8"};
   MergeAttnStates config;
   config.dtype = read_dtype(file, std::string(to_string(dtype_of(seen, "prefix_output"))));
   config.num_tokens = seen.shape[0];
@@ -42,17 +44,26 @@ void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutput
   config.head_size = static_cast<std::int32_t>(seen.shape[2]);
   config.prefill_tokens_with_context =
       file.integer("prefill_tokens_with_context", {0, config.num_tokens}, config.num_tokens);
+  if (file.choice("lse_base", kBases, "e") == "2") config.lse_base = LseBase::k2;
+  if (file.has("output_dtype") || file.has_array("output_scale"))
+    config.output_dtype = parse_dtype(file.choice("output_dtype", kOutputTypes, "fp8_e4m3"));
   file.refuse_unknown_keys();
-  const std::array<std::int64_t, 2> lse_shape = {seen.shape[0], seen.shape[1]};
+  return config;
+}
 
-  const auto read = [&](const char* name, std::string_view descr,
-                        std::span<const std::int64_t> shape) {
-    return file.array(name, descr, shape);
-  };
-  const NpyArray prefix = read("prefix_output", descr_of(config.dtype), seen.shape);
-  const NpyArray suffix = read("suffix_output", descr_of(config.dtype), seen.shape);
-  const NpyArray prefix_lse = read("prefix_lse", "<f4", lse_shape);
-  const NpyArray suffix_lse = read("suffix_lse", "<f4", lse_shape);
+}  // namespace
+
+void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const NpyArray seen = file.array("prefix_output", "", std::array<std::int64_t, 3>{-1, -1, -1});
+  MergeAttnStates config = read_merge(file, seen);
+  const std::array<std::int64_t, 2> lse_shape = {seen.shape[0], seen.shape[1]};
+  const NpyArray prefix = file.array("prefix_output", descr_of(config.dtype), seen.shape);
+  const NpyArray suffix = file.array("suffix_output", descr_of(config.dtype), seen.shape);
+  const NpyArray prefix_lse = file.array("prefix_lse", "<f4", lse_shape);
+  const NpyArray suffix_lse = file.array("suffix_lse", "<f4", lse_shape);
+  std::optional<NpyArray> scale;
+  if (file.has_array("output_scale"))
+    scale = file.array("output_scale", "<f4", std::array<std::int64_t, 1>{1});
   const auto context = Context::create(options.device);
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   const auto send = [&](const NpyArray& array) {
@@ -65,9 +76,22 @@ void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutput
   const Buffer out = context->allocate(prefix.data.size());
   const Buffer lse = context->allocate(prefix_lse.data.size());
   Event event;
-  merge_attn_states(*context, queue, config, {{.buffer = out.handle()}, {.buffer = lse.handle()}},
-                    {{.buffer = p.handle()}, {.buffer = p_lse.handle()}},
-                    {{.buffer = s.handle()}, {.buffer = s_lse.handle()}}, &event);
+  const auto merge = [&](const MergeAttnStates& how) {
+    merge_attn_states(*context, queue, how, {{.buffer = out.handle()}, {.buffer = lse.handle()}},
+                      {{.buffer = p.handle()}, {.buffer = p_lse.handle()}},
+                      {{.buffer = s.handle()}, {.buffer = s_lse.handle()}}, &event);
+  };
+  if (config.output_dtype) {  // in the same memory, before the output itself
+    if (scale) config.output_scale = send(*scale);
+    merge(config);
+    const std::size_t count = prefix.data.size() / element_size_bytes(config.dtype);
+    outputs.add(config.output_dtype == DType::kInt8 ? "out_int8" : "out_fp8",
+                NpyArray{std::string(descr_of(*config.output_dtype)), seen.shape,
+                         download<std::byte>(queue, out, count)});
+    config.output_dtype = std::nullopt;
+    config.output_scale = {};
+  }
+  merge(config);
   const std::vector<double> merged =
       decode_elements(config.dtype, download<std::byte>(queue, out, prefix.data.size()));
   const std::vector<float> narrow(merged.begin(), merged.end());

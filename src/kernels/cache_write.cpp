@@ -80,6 +80,19 @@ std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguo
   return tensor.token_stride;
 }
 
+std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
+                                std::int64_t contiguous) {
+  const std::int64_t stride = checked_token_stride(key, contiguous, "key");
+  if (checked_token_stride(value, contiguous, "value") != stride) {
+    throw_invalid("value: token_stride is {}, legal: the key's, {}", value.token_stride, stride);
+  }
+  if ((key.offset | value.offset | stride) % 8 != 0) {
+    throw_invalid("key, value: offsets {}, {} and token_stride {}, legal: multiples of 8 elements",
+                  key.offset, value.offset, stride);
+  }
+  return stride;
+}
+
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event) {

@@ -31,4 +31,9 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name);
 
+/// The same of keys and values that are attended directly: one token stride for both, and places
+/// that kernels load eight elements from.
+std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
+                                std::int64_t contiguous);
+
 }  // namespace clattn::detail

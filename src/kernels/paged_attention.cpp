@@ -7,40 +7,19 @@
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
+#include "kernels/kv_view.hpp"
 #include "kernels/step_launch.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
-
-/// Where the kernels find keys and values, in elements: pages of a cache, or a pair of tensors.
-struct PagedAttentionImpl::KVView {
-  cl_mem k = nullptr;
-  cl_long k_offset = 0;
-  cl_mem v = nullptr;
-  cl_long v_offset = 0;
-  cl_long block_stride = 0;
-  cl_long token_stride = 0;
-  cl_long head_stride = 0;
-  cl_mem scales = nullptr;
-  cl_int scale_stride = -1;
-};
 
 class PagedAttentionImpl::Arguments final : public LayerArguments {
  public:
   Arguments(const PagedAttentionImpl& impl, const KVView& kv, const ForwardOptions& extra)
       : impl_(impl), options_(impl.kernels_->shape.options), kv_(kv), extra_(extra) {}
 
-  void bind_cache(KernelLease& lease) const override {
-    lease.arg(kv_.k)
-        .arg(kv_.k_offset)
-        .arg(kv_.v)
-        .arg(kv_.v_offset)
-        .arg(kv_.block_stride)
-        .arg(kv_.token_stride)
-        .arg(kv_.head_stride);
-  }
+  void bind_cache(KernelLease& lease) const override { kv_.bind(lease); }
   void bind_options(KernelLease& lease) const override {
     const KeyWindow& window = impl_.window_;
     if (options_.window) lease.arg(window.left).arg(window.right).arg(window.chunk);
@@ -153,9 +132,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
   check_layer_cache(cache, kernels_->shape);
   const PagedStepView& step = step_of(metadata);
   check_block_ids(step, cache.num_blocks);
-  const KVView kv{cache.buffer.handle(), cache.k_offset,        cache.buffer.handle(),
-                  cache.v_offset,        cache.block_stride,    cache.token_stride,
-                  cache.head_stride,     cache.scales.handle(), scale_stride_of(cache)};
+  const KVView kv(cache);
   check_options(options, step);
   if (capturing()) {
     capture_attention({.queue = queue,
@@ -179,16 +156,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
     throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
                       to_string(config_.attn_type));
   }
-  const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
-  const cl_long stride = checked_token_stride(key, row, "key");
-  if (checked_token_stride(value, row, "value") != stride) {
-    throw_invalid("value: token_stride is {}, legal: the key's, {}", value.token_stride, stride);
-  }
-  if ((key.offset | value.offset | stride) % 8 != 0) {
-    throw_invalid("key, value: offsets {}, {} and token_stride {}, legal: multiples of 8 elements",
-                  key.offset, value.offset, stride);
-  }
-  const KVView kv{key.buffer, key.offset, value.buffer, value.offset, 0, stride, config_.head_size};
+  const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
   const PagedStepView& step = step_of(metadata);
   check_options(options, step);
   if (capturing()) {
@@ -233,6 +201,11 @@ void PagedAttentionImpl::run(StepCall call, const Arguments& arguments, Event* e
   call.scale_log2e = scale_log2e_;
   call.bidirectional = !causal_;
   launch_step(call, arguments, event, launches);
+}
+
+bool PagedAttentionImpl::runs_plan_of(Context& context, const AttentionConfig& planned) const {
+  return kernels_->runs_plan_of(
+      *attention_kernels(context.runtime(), kernel_shape(planned), planned.kernel_family));
 }
 
 std::vector<KernelInfo> PagedAttentionImpl::kernels() const {

@@ -30,9 +30,11 @@ class PagedAttentionImpl final : public AttentionImpl {
                        Event* event, std::vector<LaunchRecord>* launches,
                        const ForwardOptions& options) const override;
   std::vector<KernelInfo> kernels() const override;
+  /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
+  /// kernels.
+  bool runs_plan_of(Context& context, const AttentionConfig& planned) const;
 
  private:
-  struct KVView;
   class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;

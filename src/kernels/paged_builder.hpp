@@ -29,10 +29,8 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload, const BuildOptions& options) override {
-    const BatchSplit split = config_.contiguous_kv()
-                                 ? BatchSplit{0, batch.num_reqs, 0, batch.num_actual_tokens}
-                                 // encoders do not decode
-                                 : split_decodes_and_prefills(batch, decode_threshold_);
+    const BatchSplit split = split_step(batch, decode_threshold_,
+                                        key_source_of(config_.attn_type, config_.contiguous_kv()));
     return build_step(queue, batch, split, upload, options, nullptr);
   }
   bool supports_update_block_table() const noexcept override { return !config_.contiguous_kv(); }

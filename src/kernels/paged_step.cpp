@@ -110,67 +110,6 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   pages_at_.reserve(reqs + 1);
 }
 
-/// Bounds batches to what recorded launches are made for.
-void PagedStep::limit_to_graphs() {
-  const std::int32_t query_len = options_.decode_threshold;
-  if (options_.graph_batch_size < 1) {
-    throw_invalid("graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
-                  options_.graph_batch_size);
-  }
-  BatchLimits& limits = options_.limits;
-  if (limits.num_blocks < 0) {
-    throw_invalid("limits: num_blocks is {}, legal with graph_batch_size: the cache's, >= 0",
-                  limits.num_blocks);
-  }
-  limits.max_num_reqs = options_.graph_batch_size;
-  limits.max_num_batched_tokens =
-      checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
-}
-
-/// What no step of up to `num_reqs` requests exceeds.
-PlanCounts PagedStep::largest_plan(std::int32_t num_reqs) const {
-  if (options_.graph_batch_size == 0) return plan_upper_bound(planner_, options_.limits);
-  BatchLimits limits = options_.limits;
-  limits.max_num_reqs = num_reqs;
-  limits.max_num_batched_tokens = num_reqs * options_.decode_threshold;
-  return plan_upper_bound(planner_, limits, options_.decode_threshold);
-}
-
-bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
-  const std::int32_t max_query_len = validate_queries(batch);
-  return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
-         max_query_len <= options_.decode_threshold && sees_as_causal(batch, max_query_len);
-}
-
-/// Whether causal launches compute this batch: a request's only query is its last token, and layers
-/// that see in both directions do so in causal batches too.
-bool PagedStep::sees_as_causal(const CommonAttentionMetadata& batch,
-                               std::int32_t max_query_len) const {
-  return batch.causal || planner_.bidirectional || max_query_len <= 1;
-}
-
-/// Whether the launches that were recorded for the batch's pad size can run it.
-void PagedStep::check_graph(const CommonAttentionMetadata& batch,
-                            std::int32_t max_query_len) const {
-  const std::int32_t pad_size = batch.graph_pad_size;
-  if (pad_size < 0 || pad_size > options_.graph_batch_size) {
-    throw_invalid("graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
-                  options_.graph_batch_size);
-  }
-  if (options_.graph_batch_size == 0) return;
-  if (pad_size > 0 && batch.num_reqs > pad_size) {
-    throw_invalid("num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
-  }
-  if (max_query_len > options_.decode_threshold) {
-    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
-                  options_.decode_threshold);
-  }
-  if (!sees_as_causal(batch, max_query_len)) {
-    throw_invalid(
-        "causal is false, legal: true: recorded steps of several query tokens are causal");
-  }
-}
-
 /// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
 /// (which sharing of prefixes and tiny pages make possible) are left to growth.
 std::size_t PagedStep::largest_step_bytes() const {
@@ -208,9 +147,7 @@ BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) cons
 }
 
 KeySource PagedStep::key_source() const noexcept {
-  if (kernels_->shape.block_size == 0) return KeySource::kContiguous;
-  return rules_.attn_type == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
-                                                            : KeySource::kOwnPages;
+  return key_source_of(rules_.attn_type, kernels_->shape.block_size == 0);
 }
 
 /// Without pages, an item's pages_at is the row of its request's first key.

@@ -1,33 +1,10 @@
-// The plans that a step does not cut itself: another step's, and the padding of recorded ones.
+// The plan of a step: its own cuts, or what another step of the same lengths has cut.
 #include <algorithm>
 
 #include "base/error.hpp"
 #include "kernels/paged_step.hpp"
 
 namespace clattn::detail {
-
-/// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
-void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& output) {
-  for (std::size_t i = 0; i < output.items.size(); ++i) {
-    const auto used = static_cast<std::size_t>(planned.num_items.at(i));
-    for (ClaWorkItem& item : output.items.at(i).subspan(used)) {
-      item = {};
-      item.partial_row = -1;
-    }
-  }
-  const auto used = static_cast<std::size_t>(planned.num_merges);
-  for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
-}
-
-/// Tells the graphs of this memory which of them may run, and how much of it.
-void PagedStep::publish(std::int32_t pad_size) {
-  static_assert(std::tuple_size_v<decltype(PreparedStep::num_used)> == kMaxTileClasses + 1);
-  if (view_.prepared == nullptr) view_.prepared = std::make_shared<PreparedStep>();
-  view_.prepared->batch_size = pad_size;
-  for (std::size_t i = 0; i < view_.planned.num_items.size(); ++i)
-    view_.prepared->num_used.at(i) = view_.planned.num_items.at(i);
-  view_.prepared->num_used.at(kMaxTileClasses) = view_.planned.num_merges;
-}
 
 /// Cuts the batch, or copies what another step of the same lengths has cut.
 void PagedStep::write_plan(const CommonAttentionMetadata& batch, const PlannerConfig& planner,

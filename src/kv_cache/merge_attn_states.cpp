@@ -2,6 +2,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/cache_write.hpp"
 
 namespace clattn {
@@ -84,6 +85,7 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
   check_merge(config);
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
+  if (capturing()) capture_merge({queue, config, prefix, suffix});
   KernelLease lease = kernel.pool->acquire();
   bind_state(lease, config, merged, "merged");
   bind_state(lease, config, prefix, "prefix");

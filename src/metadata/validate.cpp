@@ -206,6 +206,12 @@ std::int32_t first_active_request(const CommonAttentionMetadata& batch) {
   return r;
 }
 
+BatchSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
+                      KeySource source) {
+  if (source == KeySource::kContiguous) return {0, batch.num_reqs, 0, batch.num_actual_tokens};
+  return split_decodes_and_prefills(batch, decode_threshold);
+}
+
 void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
                             std::int32_t common_prefix_len, KeySource source) {
   if (common_prefix_len == 0) return;

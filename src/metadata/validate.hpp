@@ -38,6 +38,15 @@ enum class KeySource : std::uint8_t {
   kOtherPages,  ///< cross attention over the cache: seq_lens and queries are independent
   kContiguous,  ///< key and value tensors: key_start_loc instead of a block table
 };
+constexpr KeySource key_source_of(AttentionType attn_type, bool contiguous) {
+  if (contiguous) return KeySource::kContiguous;
+  return attn_type == AttentionType::kEncoderDecoder ? KeySource::kOtherPages
+                                                     : KeySource::kOwnPages;
+}
+
+/// Decodes first; without a cache there are none.
+BatchSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
+                      KeySource source);
 
 /// Everything except the values of block ids and slots.
 BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,

@@ -1,11 +1,13 @@
-// The backend CLBLAST (A8: chosen by name or where nothing else fits) against the oracle, and what
-// it refuses. Built without CLBlast, it says so.
+// The backend CLBLAST (A8: chosen by name or where nothing else fits) against the oracle, which
+// keys and values of NaN or inf reach, and what it refuses. Built without CLBlast, it says so.
 
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/attention_case.hpp"
@@ -16,6 +18,7 @@ namespace {
 using attention_test::all_contexts;
 using attention_test::CaseSpec;
 using clattn::AttentionConfig;
+using clattn::AttentionType;
 using clattn::DType;
 using test::error_text;
 
@@ -35,6 +38,18 @@ CaseSpec ragged_case() {
   spec.backend = "CLBLAST";
   spec.config = small_config();
   spec.requests = {{1, 70}, {1, 0}, {0, 9}, {17, 30}, {23, 0}};
+  spec.unseen_is_nan = true;
+  return spec;
+}
+
+/// Without a cache, keys as many as queries, more or fewer, and none; with one the same pages.
+CaseSpec encoder_case(AttentionType attn_type, std::int32_t block_size) {
+  CaseSpec spec = ragged_case();
+  spec.config.attn_type = attn_type;
+  spec.config.block_size = block_size;
+  spec.requests = {{23, 0}, {0, 0}, {9, 0}, {1, 0}};
+  if (attn_type == AttentionType::kEncoderDecoder)
+    spec.requests = {{1, 40}, {3, -3}, {0, 9}, {17, -5}, {5, 30}};
   return spec;
 }
 
@@ -91,6 +106,56 @@ TEST(Clblast, TokensWhoseScoresDoNotFitAtOnce) {
   check(spec);
 }
 
+// A2.8: bidirectional self-attention without a cache, cross attention over tensors and over pages.
+TEST(Clblast, A2_8_EncodersAndCrossAttention) {
+  if (!is_built()) return;
+  for (const auto& [type, block_size] : {std::pair{AttentionType::kEncoder, 16},
+                                         {AttentionType::kEncoderOnly, 0},
+                                         {AttentionType::kEncoderDecoder, 0},
+                                         {AttentionType::kEncoderDecoder, 8}}) {
+    CaseSpec spec = encoder_case(type, block_size);
+    check(spec);
+    spec.config.dtype = DType::kF16;
+    spec.config.num_kv_heads = 3;
+    spec.config.sliding_window = 7;
+    spec.config.sinks = {0, 1, -2, 3, 0.5F, -1};
+    spec.config.alibi_slopes = {0.5F, 0.25F, 0.1F, 0.7F, 1, 0.01F};
+    spec.config.custom_mask = true;
+    spec.query_padding = 8;
+    check(spec);
+  }
+}
+
+TEST(Clblast, AnOverflowedTokenHarmsNoRowThatDoesNotSeeIt) {
+  if (!is_built()) return;
+  CaseSpec spec = ragged_case();
+  spec.requests = {{2, 130}, {7, 20}, {35, 4}};  // every row sees a sound key too
+  spec.last_token_overflows = true;
+  check(spec);
+  spec.first_token_overflows = true;
+  spec.config.sliding_window = 9;
+  check(spec);
+  spec.config.sliding_window = 0;
+  spec.config.attention_chunk_size = 12;
+  check(spec);
+  spec.config.attention_chunk_size = 0;
+  spec.config.custom_mask = true;
+  spec.requests = {{4, 130}, {35, 30}};
+  check(spec);
+}
+
+// What a row does see stays what it is: NaN among the values of its keys is NaN in its output.
+TEST(Clblast, SeenNaNIsNotHidden) {
+  if (!is_built()) return;
+  CaseSpec spec = ragged_case();
+  spec.first_token_overflows = true;
+  spec.requests = {{1, 9}};
+  for (const auto& context : all_contexts()) {
+    const auto result = attention_test::run_case(context, spec);
+    for (const double x : result.out) EXPECT_FALSE(std::isfinite(x));
+  }
+}
+
 TEST(Clblast, TypesOfTensorsAndCaches) {
   if (!is_built()) return;
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
@@ -134,15 +199,35 @@ TEST(Clblast, A8_IsTheLastChoiceAndSaysWhatItDoesNotTake) {
   if (!is_built()) return;
   EXPECT_EQ(clattn::get_attn_backend(config, nullptr, "CLBLAST").name(), "CLBLAST");
   config.head_size = 300;
-  config.attn_type = clattn::AttentionType::kEncoder;
   config.output_fp8 = config.use_batch_invariant = config.use_mla = true;
   config.kernel_family = clattn::KernelFamily::kCpu;
   EXPECT_EQ(backend().validate_configuration(config, nullptr),
             (std::vector<std::string>{
                 "head_size 300 not supported: 8 … 256 in steps of 8 are", "MLA not supported",
-                "attn_type encoder not supported: decoder is", "output_fp8 not supported",
+                "output_fp8 not supported",
                 "batch invariance not supported: CLBlast chooses its kernels by the step's sizes",
                 "kernel_family not supported: the kernels are CLBlast's"}));
+}
+
+// A8: where no prefill kernel runs by what the device reports, encoders go to it; with a name it
+// serves anywhere.
+TEST(Clblast, A8_IsTheFirstAnswerForEncodersWithoutATunedKernel) {
+  if (!is_built()) return;
+  clattn::DeviceCapabilities small;
+  small.name = "small";
+  small.kind = clattn::DeviceKind::kGpu;
+  small.max_work_group_size = 32;  // the smallest prefill tile asks for 64
+  clattn::DeviceCapabilities large = small;
+  large.max_work_group_size = 256;
+  for (const auto type :
+       {AttentionType::kEncoder, AttentionType::kEncoderOnly, AttentionType::kEncoderDecoder}) {
+    AttentionConfig config = small_config();
+    config.attn_type = type;
+    if (type == AttentionType::kEncoderDecoder) config.block_size = 0;
+    EXPECT_EQ(clattn::get_attn_backend(config, &small).name(), "CLBLAST");
+    EXPECT_EQ(clattn::get_attn_backend(config, &large).name(), "FLASHINFER");
+    EXPECT_EQ(clattn::get_attn_backend(config, &large, "CLBLAST").name(), "CLBLAST");
+  }
 }
 
 TEST(Clblast, ChecksWhatItsCallsAreGiven) {

@@ -13,6 +13,7 @@
 #include "device/layer_model.hpp"
 #include "oracle/oracle.hpp"
 #include "support/error_text.hpp"
+#include "support/fake_backend.hpp"
 
 namespace {
 
@@ -124,6 +125,44 @@ TEST(Layer, SharingTargetsAreCheckedWithVLLMsWords) {
   EXPECT_NE(
       share("layers.0", [](AttentionOptions& o) { o.num_kv_heads = 4; }).find("must have KV heads"),
       std::string::npos);
+}
+
+/// Takes heads of 64 by what a device reports, but none of its tiles fits.
+class Misfit final : public test::FakeBackend {
+ public:
+  explicit Misfit(ErrorCode code) : FakeBackend("MISFIT"), code_(code) {}
+  std::shared_ptr<const clattn::AttentionImpl> make_impl(
+      std::shared_ptr<clattn::Context>, const clattn::AttentionConfig&) const override {
+    throw clattn::Error(code_, "no prefill kernel fits this device");
+  }
+
+ private:
+  ErrorCode code_;
+};
+
+// A8: a layer that is told no backend passes over one whose kernels do not build on its device, for
+// the next that takes it. Any other failure is one: it must not silently make layers slower.
+TEST(Layer, A8_KernelsThatDoNotBuildGiveWayToTheNextBackend) {
+  clattn::LayerRegistry layers;
+  AttentionOptions options = layer_options("layers.0");
+  options.head_size = 64;
+  clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kUnsupported), 0);
+  const Attention layer(all_contexts().at(0), layers, options);
+  EXPECT_EQ(layer.get_attn_backend()->name(), "FLASHINFER");
+  options.prefix = "layers.1";
+  options.attn_backend = clattn::list_attn_backends()[0]->shared_from_this();
+  EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported),
+            "no prefill kernel fits this device");
+  options.attn_backend = nullptr;
+  options.head_size = 12;
+  EXPECT_NE(refused(layers, options, ErrorCode::kUnsupported)
+                .find("Reasons: MISFIT: only heads of 64 | FLASHINFER: head_size 12"),
+            std::string::npos);
+  clattn::unregister_backend("MISFIT");
+  clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kOpenCL), 0);
+  options.head_size = 64;
+  EXPECT_EQ(refused(layers, options, ErrorCode::kOpenCL), "no prefill kernel fits this device");
+  clattn::unregister_backend("MISFIT");
 }
 
 /// A cache of NaN, so that what a layer does not write gives itself away.

@@ -1,45 +1,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <clattn/tuning.hpp>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "kernels/tuned.hpp"
 #include "kernels/variants.hpp"
-#include "support/error_text.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
 namespace {
-
-namespace fs = std::filesystem;
-
-TuningRow full_row() {
-  return {.device = "NVIDIA H200 \x40 1",
-          .driver = "580.1",
-          .role = "decode",
-          .head_size = 128,
-          .group = 4,
-          .dtype = DType::kF16,
-          .cache_dtype = DType::kFp8E4M3,
-          .pages = "medium",
-          .variant = "decode_gpu__r4_ptx",
-          .block_rows = 4,
-          .block_kv = 2,
-          .work_group_size = 64,
-          .items_per_compute_unit = 8,
-          .min_split_keys = 512,
-          .time_us = 123.5,
-          .error = 0.0001,
-          .version = "0.1.0",
-          .date = "2026-11-21"};
-}
 
 DeviceCapabilities cpu(int width) {
   DeviceCapabilities device;
@@ -132,97 +103,6 @@ void each_query(Function&& f) {
           }
         }
       }
-    }
-  }
-}
-
-class TuningFiles : public testing::Test {
- protected:
-  void TearDown() override { fs::remove_all(folder_); }
-  std::string write(std::string_view text) const {
-    fs::create_directories(folder_);
-    std::ofstream(path_, std::ios::binary) << text;
-    return path_;
-  }
-  std::string read() const {
-    std::ifstream file(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
-  fs::path folder_ = fs::path(testing::TempDir()) / fmt::format("clattn_tuning_{}", getpid());
-  std::string path_ = (folder_ / "nested" / ".." / "tuning.txt").lexically_normal().string();
-};
-
-TEST(TuningText, RoundTrip) {
-  TuningRow quoted = full_row();
-  quoted.device = "-";
-  quoted.version = "a #b";
-  TuningRow bare;
-  bare.device = "gpu";
-  const std::vector<TuningRow> rows = {full_row(), quoted, bare};
-  const TuningText read = parse_tuning(format_tuning(rows), "file");
-  EXPECT_TRUE(read.problems.empty());
-  EXPECT_EQ(read.rows, rows);
-}
-
-TEST(TuningText, EveryTruncationLosesItsLastRowAlone) {
-  const std::string text = format_tuning(std::vector<TuningRow>{full_row(), full_row()});
-  const std::size_t first_end = text.find('\n', text.find('\n') + 1) + 1;
-  const std::size_t header_end = text.find('\n');
-  for (std::size_t size = 0; size < text.size(); ++size) {
-    const TuningText read = parse_tuning(text.substr(0, size), "file");
-    const bool between = size == header_end || size == header_end + 1 || size == first_end;
-    EXPECT_EQ(read.problems.empty(), between) << size;
-    EXPECT_EQ(read.rows.size(), size < first_end ? 0U : 1U) << size;
-    for (const TuningRow& row : read.rows) EXPECT_EQ(row, full_row());
-  }
-}
-
-TEST(TuningText, EveryChangedByteGivesRowsOrProblemsAndNoMore) {
-  const std::string good = format_tuning(std::vector<TuningRow>{full_row()});
-  for (std::size_t i = 0; i < good.size(); ++i) {
-    for (const char c : {'\0', '\n', '"', '#', ' ', '-', '9', '\xff'}) {
-      std::string text = good;
-      text[i] = c;
-      const TuningText read = parse_tuning(text, "file");
-      EXPECT_LE(read.rows.size(), 1U);
-    }
-  }
-}
-
-TEST(TuningText, ProblemsNameFileLineAndWhatIsWrong) {
-  const auto with = [](std::string_view from, std::string_view to) {
-    std::string line = format_tuning_row(full_row());
-    return "clattn-tuning 1\n\n# comment\n" + line.replace(line.find(from), from.size(), to);
-  };
-  const std::pair<std::string, std::string> cases[] = {
-      {"", "f:1: not a tuning file of this version, which begin with 'clattn-tuning 1'; ignored"},
-      {"clattn-tuning 2\n",
-       "f:1: not a tuning file of this version, which begin with 'clattn-tuning 1'; ignored"},
-      {"clattn-tuning 1\ngpu * decode\n", "f:2: 3 fields, legal: 18; ignored"},
-      {with(" 128 ", " 0 "), "f:4: head_size is '0', legal: a number from 1 to 1048576; ignored"},
-      {with(" 128 ", " 12x "),
-       "f:4: head_size is '12x', legal: a number from 1 to 1048576; ignored"},
-      {with(" 8 ", " 4096 "),
-       "f:4: items_per_compute_unit is '4096', legal: a number from 1 to 1024; ignored"},
-      {with(" 64 ", " 99999999999 "),
-       "f:4: work_group_size is '99999999999', legal: a number from 1 to 1048576; ignored"},
-      {with(" 123.5 ", " nan "), "f:4: time_us is 'nan', legal: a positive number; ignored"},
-      {with(" medium ", " huge "),
-       "f:4: pages is 'huge', legal: *, none, small, medium, large; ignored"},
-      {with(" f16 ", " f61 "),
-       "f:4: dtype: expected f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8, got 'f61'; ignored"},
-      {"clattn-tuning 1\n\"gpu * decode\n", "f:2: a quote without its end; ignored"},
-  };
-  for (const auto& [text, problem] : cases) {
-    const TuningText read = parse_tuning(text, "f");
-    EXPECT_TRUE(read.rows.empty()) << text;
-    ASSERT_EQ(read.problems.size(), 1U) << text;
-    if (problem.find("dtype") != std::string::npos) {
-      EXPECT_TRUE(read.problems[0].starts_with("f:4: ")) << read.problems[0];
-      EXPECT_NE(read.problems[0].find("f61"), std::string::npos) << read.problems[0];
-    } else {
-      EXPECT_EQ(read.problems[0], problem);
     }
   }
 }
@@ -348,61 +228,6 @@ TEST(TunedVariants, ConstantsOutsideTheKernelsRangeAreRefused) {
 
 TEST(TunedVariants, RowsThemselvesAreLegal) {
   for (const Variant& variant : variants()) EXPECT_TRUE(is_legal_tile(variant)) << variant.name;
-}
-
-TEST_F(TuningFiles, SavedRowsAreReadBackAndReplaceTheirOwn) {
-  TuningRow other = full_row();
-  other.group = 8;
-  save_tuning(path_, std::vector<TuningRow>{full_row(), other});
-  write(read() + "# a comment\nnonsense\n");
-  TuningRow better = full_row();
-  better.block_kv = 8;
-  save_tuning(path_, std::vector<TuningRow>{better});
-  const TuningText text = TuningTable::load(path_).user();
-  EXPECT_EQ(text.rows, (std::vector<TuningRow>{other, better}));
-  EXPECT_EQ(text.problems, std::vector<std::string>{path_ + ":4: 1 fields, legal: 18; ignored"});
-  EXPECT_NE(read().find("# a comment\nnonsense\n"), std::string::npos);
-}
-
-TEST_F(TuningFiles, AForeignFileIsNeitherReadNorOverwritten) {
-  write("my notes\n");
-  const auto save = [&] { save_tuning(path_, std::vector<TuningRow>{full_row()}); };
-  EXPECT_EQ(test::error_text(save, ErrorCode::kIo),
-            path_ + ": not a tuning file of this version; left as it is");
-  EXPECT_EQ(read(), "my notes\n");
-  EXPECT_TRUE(TuningTable::load(path_).user().rows.empty());
-  EXPECT_EQ(TuningTable::load(path_).user().problems.size(), 1U);
-}
-
-TEST_F(TuningFiles, WhatCannotBeReadOrWrittenIsToldOrAbsent) {
-  EXPECT_TRUE(TuningTable::load("").user().problems.empty());
-  EXPECT_TRUE(TuningTable::load(path_).user().problems.empty());
-  fs::create_directories(path_);  // a folder in the file's place
-  EXPECT_TRUE(TuningTable::load(path_).user().rows.empty());
-  EXPECT_EQ(TuningTable::load(path_).user().problems,
-            std::vector<std::string>{path_ + ": not a readable file of at most 16 MiB; ignored"});
-  const auto save = [&] { save_tuning(path_, std::vector<TuningRow>{full_row()}); };
-  EXPECT_NE(test::error_text(save, ErrorCode::kIo).find(path_), std::string::npos);
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator{}), 1);
-}
-
-TEST_F(TuningFiles, RacingWritersLeaveAWholeFile) {
-  write(format_tuning({}));
-  const auto writer = [&](std::int32_t group) {
-    TuningRow row = full_row();
-    row.group = group;
-    for (int i = 0; i < 100; ++i) save_tuning(path_, std::vector<TuningRow>{row});
-  };
-  std::thread first(writer, 1), second(writer, 2);
-  for (int i = 0; i < 200; ++i) {
-    const TuningText text = TuningTable::load(path_).user();
-    EXPECT_EQ(text.problems, std::vector<std::string>{});
-    EXPECT_LE(text.rows.size(), 2U);
-  }
-  first.join();
-  second.join();
-  EXPECT_GE(TuningTable::load(path_).user().rows.size(), 1U);
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator{}), 1);
 }
 
 }  // namespace

@@ -280,6 +280,98 @@ TEST_F(CaptureInProcess, AStepOfALatentLayerBecomesItsTwoCases) {
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5) << i;
 }
 
+TEST_F(CaptureInProcess, TheClblastBackend) {
+  clattn::AttentionConfig config{.num_heads = 4, .num_kv_heads = 2, .head_size = 16};
+  for (const auto* backend : clattn::list_attn_backends()) {
+    if (backend->name() != "CLBLAST" || !backend->validate_configuration(config, nullptr).empty())
+      continue;  // built without it
+    AttentionModel paged = mixed();
+    paged.add("\"backend\": \"CLBLAST\", \"sliding_window\": 7");
+    const RoundTrip pages(paged.image);
+    AttentionModel encoder = AttentionModel::encoder("encoder_decoder", {{1, 7}, {4, 2}});
+    encoder.add("\"backend\": \"CLBLAST\"");
+    const RoundTrip tensors(encoder.image);
+  }
+}
+
+/// A cascade is the attention of its levels and their merges: each is a case.
+TEST_F(CaptureInProcess, ACascadeBecomesItsLevelsAndTheirMerge) {
+  const auto context = clattn::Context::create();
+  const clattn::Queue queue = context->create_queue();
+  const clattn::AttentionConfig config = {.num_heads = 2,
+                                          .num_kv_heads = 1,
+                                          .head_size = 16,
+                                          .block_size = 4,
+                                          .dtype = clattn::DType::kF32};
+  const clattn::AttentionBackend& backend = *clattn::list_attn_backends()[0];
+  const clattn::KVCache cache = make_kv_cache(*context, queue, backend, config, 4);
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const auto fill = [&](const clattn::Buffer& buffer) {
+    std::vector<float> values(buffer.size_bytes() / sizeof(float));
+    for (float& value : values) value = normal(random);
+    queue.write(buffer, std::as_bytes(std::span(values)));
+  };
+  fill(cache.buffer);
+  constexpr std::size_t kOut = std::size_t{2} * 2 * 16;
+  const clattn::Buffer query = context->allocate(kOut * sizeof(float));
+  const clattn::Buffer out = context->allocate(kOut * sizeof(float));
+  fill(query);
+  const std::vector<std::int32_t> starts = {0, 1, 2}, lens = {7, 6}, table = {3, 0, 3, 2};
+  clattn::CascadeAttention cascade(context, backend, config);
+  const clattn::CascadeImpl layer(context, backend, config);
+  cascade.build(queue, clattn::CommonAttentionMetadata::of(starts, lens, table), 4);
+  cascade.forward(queue, layer, cache, {.query = {query.handle()}, .output = {out.handle()}});
+  std::vector<float> want(kOut);
+  queue.read(out, std::as_writable_bytes(std::span(want)));
+
+  ASSERT_EQ(cases().size(), 3U);
+  const fs::path merge_case = cases()[2];
+  EXPECT_EQ(merge_case.filename().string().substr(4), "-merge_attn_states");
+  const RunCase merge(RunCase::InPlace{}, merge_case);
+  EXPECT_EQ(merge.array<float>("out"), want);
+  for (const std::size_t level : {0U, 1U}) {
+    EXPECT_EQ(cases()[level].filename().string().substr(4), "-attention");
+    const RunCase again(RunCase::InPlace{}, cases()[level]);
+    const std::string side = level == 0 ? "prefix" : "suffix";
+    EXPECT_EQ(again.array<float>("out"),
+              values_of<float>(read_bytes(merge_case / (side + "_output.npy"))));
+    EXPECT_EQ(again.array<float>("lse"),
+              values_of<float>(read_bytes(merge_case / (side + "_lse.npy"))));
+  }
+}
+
+/// Rows without a prefix are not read, strides are taken out, and the codes come out again.
+TEST_F(CaptureInProcess, AMergeAsEightBits) {
+  const auto context = clattn::Context::create();
+  const clattn::Queue queue = context->create_queue();
+  const auto upload = [&](const std::vector<float>& values) {
+    const clattn::Buffer buffer = context->allocate(values.size() * sizeof(float));
+    queue.write(buffer, std::as_bytes(std::span(values)));
+    return buffer;
+  };
+  std::vector<float> rows(48);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i) * 0.25F;
+  const clattn::Buffer suffix = upload(rows), prefix = upload({rows.begin(), rows.begin() + 24});
+  const clattn::Buffer lse = upload({1, 2, 3, 4, 5, 6, 7, 8});
+  clattn::MergeAttnStates how{.num_tokens = 2, .num_heads = 2, .head_size = 8};
+  how.dtype = clattn::DType::kF32;
+  how.prefill_tokens_with_context = 1;
+  how.output_dtype = clattn::DType::kFp8E4M3;
+  how.output_scale = upload({0.125F});
+  const clattn::Buffer codes = context->allocate(32);
+  const clattn::LseRef by_head{lse.handle(), 1, 1, 4};  // [head, token]
+  merge_attn_states(*context, queue, how, {{codes.handle()}, {}},
+                    {{prefix.handle()}, {lse.handle()}}, {{suffix.handle(), 8, 24}, by_head});
+  std::string want(32, '\0');
+  queue.read(codes, std::as_writable_bytes(std::span(want)));
+  ASSERT_EQ(cases().size(), 1U);
+  const RunCase again(RunCase::InPlace{}, cases()[0]);
+  EXPECT_EQ(npy_data(again.bytes("out_fp8.npy")), want);
+  EXPECT_EQ(values_of<float>(read_bytes(cases()[0] / "suffix_lse.npy")),
+            (std::vector<float>{2, 6, 3, 7}));
+}
+
 TEST(Capture, NumbersContinueBehindThoseThatAreThere) {
   const ScratchDirectory scratch;
   const CapturingInto capture(scratch.path());

@@ -122,6 +122,35 @@ TEST(RunCacheOps, MergeAttnStates) {
   EXPECT_EQ(lse[2], -inf);
 }
 
+// vLLM's merge_attn_states with output_scale: the codes of the merged output, which is given too.
+TEST(RunCacheOps, MergeAttnStatesAsEightBits) {
+  CaseImage image = {R"({"op": "merge_attn_states", "lse_base": "2"})",
+                     {{"prefix_output.npy", npy_f32(counted(16, 0), "(2, 1, 8)")},
+                      {"suffix_output.npy", npy_f32(counted(16, 100), "(2, 1, 8)")},
+                      {"prefix_lse.npy", npy_f32({1, -HUGE_VALF}, "(2, 1)")},
+                      {"suffix_lse.npy", npy_f32({3, 2}, "(2, 1)")},
+                      {"output_scale.npy", npy_f32({0.3F}, "(1,)")}}};
+  const CacheCase run(image);
+  const std::vector<float> out = run.array<float>("out"), lse = run.array<float>("lse");
+  const auto codes = run.array<std::uint8_t>("out_fp8");
+  ASSERT_EQ(out.size(), 16U);
+  ASSERT_EQ(codes.size(), 16U);
+  for (std::size_t i = 0; i < 16; ++i) {
+    const double want = static_cast<double>(i) + (i < 8 ? 80 : 100);  // weights 1 and 4, or 0 and 1
+    EXPECT_NEAR(out[i], want, 1e-4) << i;
+    EXPECT_EQ(codes[i], oracle::encode(oracle::Element::kFp8E4M3, want / 0.3)) << i;
+  }
+  EXPECT_NEAR(lse.at(0), std::log2(10.0F), 1e-6F);
+  EXPECT_EQ(lse.at(1), 2.0F);
+  image.json = R"({"op": "merge_attn_states", "lse_base": "2", "output_dtype": "int8"})";
+  const CacheCase bytes(image);
+  EXPECT_EQ(bytes.array<std::int8_t>("out_int8").at(0), 127);  // 80 / 0.3 saturates
+  image.files["output_scale.npy"] = npy_f32({0.5F, 1}, "(2,)");
+  const CacheCase wrong(image);
+  EXPECT_EQ(wrong.result().code, 2);
+  EXPECT_NE(wrong.result().standard_error.find("output_scale.npy"), std::string::npos);
+}
+
 TEST(RunCacheOps, ConcatAndCacheMla) {
   const CacheCase run({R"({"op": "concat_and_cache_mla"})",
                        {{"kv_c.npy", npy_f32(counted(32, 0), "(2, 16)")},

@@ -188,6 +188,10 @@ constexpr std::array kExtras = {
           "-DCLA_PAGE_SIZE=24 -DCLA_WINDOW=1 -DCLA_SOFT_CAP=1 -DCLA_ALIBI=1 -DCLA_SINK=1 "
           "-DCLA_MASK=1",
           "gpu"},
+    Extra{"gathered_attention__wg128_no_pages", "gathered_attention.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=2 -DCLA_HEAD_DIM=64 -DCLA_GROUP=1 "
+          "-DCLA_PAGE_SIZE=0 -DCLA_WINDOW=1",
+          "gpu"},
     Extra{"selftest__local", "selftest.cl",
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <clattn/kv_cache.hpp>
+
+#include "kernels/cache_checks.hpp"
+#include "kernels/cache_write.hpp"
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// Where kernels find keys and values, in elements: pages of a cache, or a pair of tensors.
+struct KVView {
+  cl_mem k = nullptr;
+  cl_long k_offset = 0;
+  cl_mem v = nullptr;
+  cl_long v_offset = 0;
+  cl_long block_stride = 0;
+  cl_long token_stride = 0;
+  cl_long head_stride = 0;
+  cl_mem scales = nullptr;
+  cl_int scale_stride = -1;
+
+  explicit KVView(const KVCache& cache)
+      : k(cache.buffer.handle()),
+        k_offset(cache.k_offset),
+        v(cache.buffer.handle()),
+        v_offset(cache.v_offset),
+        block_stride(cache.block_stride),
+        token_stride(cache.token_stride),
+        head_stride(cache.head_stride),
+        scales(cache.scales.handle()),
+        scale_stride(scale_stride_of(cache)) {}
+  /// Of rows of `num_kv_heads` x `head_size`. Throws kInvalidArgument for places that kernels do
+  /// not load from.
+  KVView(const TensorRef& key, const TensorRef& value, std::int32_t num_kv_heads,
+         std::int32_t head_size)
+      : k(key.buffer),
+        k_offset(key.offset),
+        v(value.buffer),
+        v_offset(value.offset),
+        token_stride(checked_key_stride(key, value, std::int64_t{num_kv_heads} * head_size)),
+        head_stride(head_size) {}
+
+  void bind(KernelLease& lease) const {
+    lease.arg(k)
+        .arg(k_offset)
+        .arg(v)
+        .arg(v_offset)
+        .arg(block_stride)
+        .arg(token_stride)
+        .arg(head_stride);
+  }
+};
+
+}  // namespace clattn::detail
