@@ -146,7 +146,7 @@ class GatheredImpl final : public AttentionImpl {
   void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
                       const AttentionMetadata& metadata, Event* event) const override {
     refuse_recording(queue, kName);
-    check_layer_cache(cache, shape_);
+    check_own_cache(cache);
     step_of(metadata, cache);
     reshape_and_cache_flash(*context_, queue, key, value, config_.dtype, cache,
                             metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
@@ -157,7 +157,7 @@ class GatheredImpl final : public AttentionImpl {
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
     refuse_recording(queue, kName);
-    check_layer_cache(cache, shape_);
+    check_own_cache(cache);
     const GatheredMetadata& step = step_of(metadata, cache);
     check_options(options, step);
     const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
@@ -187,6 +187,13 @@ class GatheredImpl final : public AttentionImpl {
   }
 
  private:
+  void check_own_cache(const KVCache& cache) const {
+    check_layer_cache(cache, shape_);
+    if (!cache.keys_by_dim()) return;
+    throw_unsupported("kv_cache: key_dim_stride is {}, supported by {}: 1 (rows are gathered)",
+                      cache.key_dim_stride, kName);
+  }
+
   struct Call {
     cl_command_queue queue = nullptr;
     const GatheredMetadata& step;

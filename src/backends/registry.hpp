@@ -22,6 +22,9 @@ const AttentionBackend& attention_free_backend();
 /// "FLASHINFER, XFORMERS"
 std::string backend_names(const BackendList& backends);
 
+/// "layout HDN not supported by XFORMERS: NHD is"
+std::string unsupported_layout(const AttentionBackend& backend, KVCacheLayout layout);
+
 /// The registered backends and the selector's remembered answers. Thread-safe.
 class Registry {
  public:

@@ -23,6 +23,7 @@ struct PagedAttentionImpl::KVView {
   cl_long block_stride = 0;
   cl_long token_stride = 0;
   cl_long head_stride = 0;
+  cl_long key_dim_stride = 1;
   cl_mem scales = nullptr;
   cl_int scale_stride = -1;
 };
@@ -40,6 +41,7 @@ class PagedAttentionImpl::Arguments final : public LayerArguments {
         .arg(kv_.block_stride)
         .arg(kv_.token_stride)
         .arg(kv_.head_stride);
+    if (impl_.kernels_->merge.variant->family == KernelFamily::kCpu) lease.arg(kv_.key_dim_stride);
   }
   void bind_options(KernelLease& lease) const override {
     const KeyWindow& window = impl_.window_;
@@ -138,6 +140,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
                       to_string(config_.attn_type));
   }
   check_layer_cache(cache, kernels_->shape);
+  check_key_order(cache, kernels_->merge.variant->family);
   check_metadata(metadata);
   recorder_for(queue, *metadata.step());
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
@@ -151,11 +154,13 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                                  Event* event, std::vector<LaunchRecord>* launches,
                                  const ForwardOptions& options) const {
   check_layer_cache(cache, kernels_->shape);
+  check_key_order(cache, kernels_->merge.variant->family);
   const PagedStepView& step = step_of(metadata);
   check_block_ids(step, cache.num_blocks);
-  const KVView kv{cache.buffer.handle(), cache.k_offset,        cache.buffer.handle(),
-                  cache.v_offset,        cache.block_stride,    cache.token_stride,
-                  cache.head_stride,     cache.scales.handle(), scale_stride_of(cache)};
+  const KVView kv{cache.buffer.handle(), cache.k_offset,       cache.buffer.handle(),
+                  cache.v_offset,        cache.block_stride,   cache.token_stride,
+                  cache.head_stride,     cache.key_dim_stride, cache.scales.handle(),
+                  scale_stride_of(cache)};
   check_options(options, step);
   if (capturing()) {
     capture_attention({.queue = queue,
