@@ -4,7 +4,8 @@
 //
 // Loop order: tile of BLOCK_KV keys > KV head > chunk of 4 rows > scores, softmax, values. All rows
 // of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k
-// against row r: a chunk's softmax state is one vector.
+// against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN) give them
+// without a sum across lanes.
 //
 // A work-group takes KV_HEADS heads of a tile one after the other, because memory is read faster in
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
@@ -16,14 +17,8 @@
 #include "lib/cpu_fetch.clh"
 #include "lib/cpu_join.clh"
 #include "lib/cpu_rows.clh"
+#include "lib/cpu_scores.clh"
 
-#if CLA_BLOCK_KV % 16 != 0
-#error "decode_cpu: CLA_BLOCK_KV must be a multiple of 16"
-#endif
-
-#define CLA_CHUNK 4                               // rows computed together
-#define CLA_STEP_KEYS (CLA_VEC / CLA_CHUNK)       // keys whose scores fill a vector
-#define CLA_STEPS (CLA_BLOCK_KV / CLA_STEP_KEYS)  // vectors of scores in a tile
 #define CLA_CHUNKS (CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_CHUNK) / CLA_CHUNK)
 #define CLA_PV_VECS (CLA_VEC == 16 ? 4 : 2)  // vectors of V at a time: CHUNK times as many sums
 
@@ -62,22 +57,6 @@ typedef struct ClaState {
 #endif
 } ClaState;
 
-// Where the keys at hand and those to fetch lie, in K and in V.
-typedef struct ClaTile {
-  const ClaOptions* opt;
-  int at;            // position of its first key
-  int end;           // no row of the item sees a key from here on
-  long head;         // elements from the group's first head to this one
-  const long* now;   // [BLOCK_KV] offsets, of the first head
-  const long* next;  // [BLOCK_KV] offsets of rows to fetch, whatever their heads
-  int fetch_begin;   // of these, this chunk fetches fetch_begin .. fetch_end
-  int fetch_end;
-} ClaTile;
-
-CLA_INLINE int cla_fetches(const ClaTile* tile, int key) {
-  return key >= tile->fetch_begin && key < tile->fetch_end;
-}
-
 CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* state) {
   int begin[CLA_CHUNK], end[CLA_CHUNK], position[CLA_CHUNK];
   float slope[CLA_CHUNK];
@@ -103,37 +82,6 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* sta
   state->position = CLA_REPEAT_ROWS(vload4(0, position));
   state->slope = CLA_REPEAT_ROWS(vload4(0, slope));
 #endif
-}
-
-// s[step], lane 4 k + r: q row r times key STEP_KEYS * step + k. VEC sums run at once, one for each
-// lane of the result.
-CLA_INLINE void cla_scores(const cla_vf* q, __global const CLA_KV_T* k, const ClaTile* tile,
-                           cla_vf* s) {
-#pragma unroll 1
-  for (int step = 0; step < CLA_STEPS; ++step) {
-    const int fetch = cla_fetches(tile, step * CLA_STEP_KEYS);
-    __global const CLA_KV_T* keys = k + tile->head;
-    const long* now = tile->now + step * CLA_STEP_KEYS;
-    const long* next = tile->next + step * CLA_STEP_KEYS;
-    cla_vf sum[CLA_VEC];
-#pragma unroll
-    for (int i = 0; i < CLA_VEC; ++i) sum[i] = (cla_vf)(0.0f);
-#pragma unroll 2
-    for (int d = 0; d < CLA_NUM_VECS; ++d) {
-      if (fetch && d * CLA_VEC % CLA_LINE_ELEMS == 0) {
-#pragma unroll
-        for (int j = 0; j < CLA_STEP_KEYS; ++j) CLA_FETCH(k + next[j] + d * CLA_VEC);
-      }
-#pragma unroll
-      for (int j = 0; j < CLA_STEP_KEYS; ++j) {
-        const cla_vf key = cla_load_split(keys + now[j], d);
-#pragma unroll
-        for (int r = 0; r < CLA_CHUNK; ++r)
-          sum[j * CLA_CHUNK + r] = fma(q[r * CLA_NUM_VECS + d], key, sum[j * CLA_CHUNK + r]);
-      }
-    }
-    s[step] = cla_transpose_add(sum);
-  }
 }
 
 // Whether some row of the chunk does not see all of a tile.
@@ -229,7 +177,7 @@ CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const C
 #pragma unroll
       for (int i = 0; i < n; ++i)
         if ((d + i) * CLA_VEC % CLA_LINE_ELEMS == 0)
-          CLA_FETCH(v + tile->next[key] + (d + i) * CLA_VEC);
+          CLA_FETCH(v + tile->next.rows[key] + (d + i) * CLA_VEC);
     }
     __global const CLA_KV_T* values = v + tile->head + tile->now[key];
 #pragma unroll
@@ -285,12 +233,12 @@ typedef struct ClaChunk {
 } ClaChunk;
 
 CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
-                                long q_token_stride, float scale, ClaChunk* chunk) {
+                                long q_token_stride, float scale, int by_dim, ClaChunk* chunk) {
   cla_init_state(rows, first_row, &chunk->state);
   for (int r = 0; r < CLA_CHUNK; ++r) {
     cla_vf* query = chunk->query + r * CLA_NUM_VECS;
     cla_read_query(rows, first_row + r, q, q_token_stride, scale, query);
-    cla_split(query);
+    if (!by_dim) cla_split(query);
   }
 #pragma unroll 1
   for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
@@ -325,6 +273,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     long block_stride,                          // elements from page to page
     long token_stride,                          // elements from token to token of a page
     long head_stride,                           // elements from KV head to KV head
+    long key_dim_stride,                        // other than 1: K by dim, lib/cpu_rows.clh
     __global CLA_Q_T* restrict out,             // [tokens, num_heads, HEAD_DIM]
     long out_offset,                            // elements before token 0
     long out_token_stride,                      // elements
@@ -341,11 +290,11 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   const size_t groups = (size_t)num_items * CLA_HEAD_GROUPS(num_kv_heads) * CLA_HEAD_CHUNKS;
   if (get_group_id(0) >= groups) return;
   const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
-  const ClaStrides strides = {block_stride, token_stride, head_stride};
+  const ClaStrides strides = {block_stride, token_stride, head_stride, key_dim_stride};
   __global const int* pages = meta + pages_at;
   const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
-  const int begin = cla_row_begin(&rows, 0);          // no row sees a key before it,
-  const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
+  const int begin = cla_tiles_begin(&rows, key_dim_stride);  // no row sees a key before it,
+  const int end = cla_row_end(&rows, rows.rows - 1);         // none one from here on
 
   ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
   for (int h = 0; h < rows.kv_heads; ++h) {
@@ -353,7 +302,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     const float scale = scale_log2e * cla_key_unit(&of_head);
     for (int c = 0; c < chunks; ++c)
       cla_begin_chunk(&of_head, c * CLA_CHUNK, q + q_offset, q_token_stride, scale,
-                      &all[h * chunks + c]);
+                      cla_by_dim(&strides), &all[h * chunks + c]);
   }
 
   ClaRing ring;
@@ -366,14 +315,16 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   for (int at = begin; at < end; at += CLA_BLOCK_KV) {
     cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
     for (int h = 0; h < rows.kv_heads; ++h) {
-      const long* now = ring.first[at / CLA_BLOCK_KV % CLA_HELD];
-      const long* next = cla_fetched_rows(&rows, &strides, &ring, at, h);
+      const int place = at / CLA_BLOCK_KV % CLA_HELD;
+      const ClaFetch next = cla_fetched(&rows, &strides, &ring, at, h);
       for (int c = 0; c < chunks; ++c) {
         const ClaTile tile = {&opt,
                               at,
                               end,
                               h * head_stride,
-                              now,
+                              key_dim_stride,
+                              ring.first[place],
+                              ring.keys[place],
                               next,
                               c * CLA_BLOCK_KV / chunks,
                               (c + 1) * CLA_BLOCK_KV / chunks};

@@ -14,7 +14,7 @@
 
 // k_t[pair of key vectors][d][2]: keys of the tile as columns. Transposes VEC keys by VEC dims at a
 // time.
-CLA_INLINE void cla_pack_keys(__global const CLA_KV_T* cache, const long* offsets, cla_vf* k_t) {
+CLA_INLINE void cla_pack_rows(__global const CLA_KV_T* cache, const long* offsets, cla_vf* k_t) {
 #pragma unroll 1
   for (int kv = 0; kv < CLA_TILE_VECS; ++kv)
 #pragma unroll 1
@@ -28,6 +28,18 @@ CLA_INLINE void cla_pack_keys(__global const CLA_KV_T* cache, const long* offset
 #pragma unroll
       for (int i = 0; i < CLA_VEC; ++i) to[i * 2] = a[i];
     }
+}
+
+// The same of keys that lie by dim: as columns already. offsets[TILE_VECS].
+CLA_INLINE void cla_pack_columns(__global const CLA_KV_T* cache, const long* offsets,
+                                 long key_dim_stride, cla_vf* k_t) {
+#pragma unroll 1
+  for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
+    __global const CLA_KV_T* from = cache + offsets[kv];
+    cla_vf* to = k_t + kv / 2 * CLA_HEAD_DIM * 2 + kv % 2;
+#pragma unroll 4
+    for (int d = 0; d < CLA_HEAD_DIM; ++d) to[d * 2] = cla_load_kv(from + d * key_dim_stride);
+  }
 }
 
 // v[key][NUM_VECS].
@@ -90,6 +102,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     long block_stride,                          // elements from page to page
     long token_stride,                          // elements from token to token of a page
     long head_stride,                           // elements from KV head to KV head
+    long key_dim_stride,                        // other than 1: K by dim, lib/cpu_rows.clh
     __global CLA_Q_T* restrict out,             // [tokens, num_heads, HEAD_DIM]
     long out_offset,                            // elements before token 0
     long out_token_stride,                      // elements
@@ -122,10 +135,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   cla_vf k_t[CLA_BLOCK_KV * CLA_NUM_VECS], v[CLA_BLOCK_KV * CLA_NUM_VECS];
   long offsets[CLA_BLOCK_KV];
   int first = 0;  // rows before it see no key from here on
-  for (int at = cla_row_begin(&rows, 0); at < end; at += CLA_BLOCK_KV) {
+  for (int at = cla_tiles_begin(&rows, key_dim_stride); at < end; at += CLA_BLOCK_KV) {
+    if (CLA_MAY_BY_DIM && key_dim_stride != 1) {
+      cla_key_vectors(&rows, pages, at, CLA_TILE_VECS, end, block_stride, head_stride, offsets);
+      cla_pack_columns(k_cache + k_offset, offsets, key_dim_stride, k_t);
+    }
     cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
                 offsets);
-    cla_pack_keys(k_cache + k_offset, offsets, k_t);
+    if (!CLA_MAY_BY_DIM || key_dim_stride == 1) cla_pack_rows(k_cache + k_offset, offsets, k_t);
     cla_pack_values(v_cache + v_offset, offsets, v);
     while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
     for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {

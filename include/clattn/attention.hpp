@@ -292,11 +292,16 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
                                                          std::int32_t block_size,
                                                          std::int32_t num_kv_heads,
                                                          std::int32_t head_size) const = 0;
-  /// Which logical dimension stands at each place in memory, slowest first.
+  /// Which logical dimension stands at each place in memory, slowest first; of kHDN, for V. Throws
+  /// kUnsupported for a layout that is not among supported_layouts().
   virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
   /// The logical dimension that holds K (0) and V (1); of size 1 where one row is both (MLA).
   virtual std::int32_t kv_dimension() const noexcept = 0;
   virtual std::span<const KVCacheLayout> supported_layouts() const noexcept = 0;
+  /// Why caches of `layout` do not serve layers of this configuration here, one sentence each;
+  /// empty = they do. `capabilities` may be null: then the device is not judged.
+  std::vector<std::string> validate_layout(KVCacheLayout layout, const AttentionConfig& config,
+                                           const DeviceCapabilities* capabilities) const;
   /// The one layout that works, or nullopt when there is a choice.
   std::optional<KVCacheLayout> get_required_kv_cache_layout() const {
     const auto layouts = supported_layouts();
@@ -362,10 +367,11 @@ const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
                                          std::int32_t block_size, bool is_attention_free = false,
                                          bool use_mla = false, bool has_sink = false);
 
-/// One layer's zeroed cache of `num_blocks` pages, in the backend's preferred layout: the short
-/// form of allocate_kv_cache and reshape_kv_cache.
+/// One layer's zeroed cache of `num_blocks` pages, in that layout (nullopt = the backend's
+/// preferred one): the short form of allocate_kv_cache and reshape_kv_cache. Throws kUnsupported
+/// with the reasons of validate_layout(), if there are any.
 KVCache make_kv_cache(const Context& context, cl_command_queue queue,
                       const AttentionBackend& backend, const AttentionConfig& config,
-                      std::int64_t num_blocks);
+                      std::int64_t num_blocks, std::optional<KVCacheLayout> layout = std::nullopt);
 
 }  // namespace clattn

@@ -90,9 +90,10 @@ struct KVCacheConfig {
 };
 
 /// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape
-/// lies at {k,v}_offset + block * block_stride + token * token_stride + head * head_stride + dim;
-/// the strides say the layout, results never depend on it. Offsets and strides count elements of
-/// `dtype`.
+/// lies at {k,v}_offset + block * block_stride + token * token_stride + head * head_stride + dim,
+/// but K's at k_offset + block * block_stride + head * head_stride + dim * key_dim_stride + token
+/// where keys lie by dim (key_dim_stride not 1). The strides say the layout, results never depend
+/// on it. Offsets and strides count elements of `dtype`.
 struct KVCache {
   Buffer buffer;
   DType dtype = DType::kF16;
@@ -101,16 +102,32 @@ struct KVCache {
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
   std::array<std::int64_t, 5> shape{};    ///< the backend's logical shape
-  std::array<std::int64_t, 5> strides{};  ///< of that shape
+  std::array<std::int64_t, 5> strides{};  ///< of that shape; where keys lie by dim, of V alone
   std::int64_t k_offset = 0;
   std::int64_t v_offset = 0;
   std::int64_t block_stride = 0;
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
+  /// 1: K lies as V does. At least block_size: it lies by dim (KVCacheLayout::kHDN), which CPU
+  /// kernels read, of blocks of a multiple of 16 tokens.
+  std::int64_t key_dim_stride = 1;
   /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
   /// (real = stored * factor), one per tensor or per KV head. Empty = 1.
   Buffer scales;
   bool scales_per_head = false;
+
+  bool keys_by_dim() const { return key_dim_stride != 1; }
+  /// The buffer's element that holds element (block, token, head, dim) of V.
+  std::int64_t value_at(std::int64_t block, std::int64_t token, std::int64_t head,
+                        std::int64_t dim) const {
+    return v_offset + block * block_stride + token * token_stride + head * head_stride + dim;
+  }
+  /// And of K.
+  std::int64_t key_at(std::int64_t block, std::int64_t token, std::int64_t head,
+                      std::int64_t dim) const {
+    const std::int64_t at = k_offset + block * block_stride + head * head_stride;
+    return keys_by_dim() ? at + dim * key_dim_stride + token : at + token * token_stride + dim;
+  }
 };
 
 /// One zeroed device buffer per tensor, keyed by layer name; layers of one tensor share the buffer.
@@ -121,10 +138,11 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
                                                 const KVCacheConfig& config);
 
 /// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
-/// page size. Padded pages are contiguous whatever the backend's order: block b's K and V, then the
-/// padding, lie at b * page_size_padded bytes, which must be a multiple of 8 elements. Throws
-/// kUnsupported for pages that are more than K and V of one head size: MLA, a head_size_v of its
-/// own, scales of each token.
+/// page size, and kHDN takes block sizes that are multiples of 16. Padded pages are contiguous
+/// whatever the backend's order: block b's K and V, then the padding, lie at b * page_size_padded
+/// bytes, which must be a multiple of 8 elements. Throws kUnsupported for a layout that the backend
+/// does not support, and for pages that are more than K and V of one head size: MLA, a head_size_v
+/// of its own, scales of each token.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 
@@ -140,8 +158,8 @@ struct TensorRef {
 /// not store) for i < num_tokens, divided by the cache's scales where it is quantized, converting
 /// `dtype` to the cache's type (round to nearest even). `slot_mapping` holds int64 at byte offset
 /// `slot_offset_bytes`. A slot past the cache stores nothing. Throws kInvalidArgument for a cache
-/// with blocks outside its buffer. Asynchronous; duplicate slots: last writer undefined. vLLM:
-/// reshape_and_cache_flash.
+/// with blocks outside its buffer, kUnsupported for one of keys by dim on any device but a CPU.
+/// Asynchronous; duplicate slots: last writer undefined. vLLM: reshape_and_cache_flash.
 void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
                              TensorRef value, DType dtype, const KVCache& cache,
                              cl_mem slot_mapping, std::size_t slot_offset_bytes,

@@ -32,10 +32,12 @@ std::string_view to_string(AttentionType type);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 AttentionType parse_attention_type(std::string_view name);
 
-/// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim].
-enum class KVCacheLayout : std::uint8_t { kNHD, kHND };
+/// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim]. HDN, for
+/// CPUs, is named by its keys, [head, dim, token]: a vector of them takes one dim of many tokens;
+/// its values lie as HND's.
+enum class KVCacheLayout : std::uint8_t { kNHD, kHND, kHDN };
 
-/// "NHD" or "HND".
+/// "NHD", "HND" or "HDN".
 std::string_view to_string(KVCacheLayout layout);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 KVCacheLayout parse_kv_cache_layout(std::string_view name);

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
@@ -153,6 +155,12 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   return group;
 }
 
+void require_layout(const AttentionGroup& group, KVCacheLayout layout,
+                    const DeviceCapabilities& capabilities) {
+  const auto reasons = group.backend->validate_layout(layout, group.config, &capabilities);
+  if (!reasons.empty()) detail::throw_unsupported("KVCacheConfig: {}", fmt::join(reasons, "; "));
+}
+
 }  // namespace
 
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers) {
@@ -194,6 +202,7 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const AttentionBackend& backend = *groups[i].backend;
     const KVCacheLayout order = wanted.value_or(backend.preferred_layout(context.capabilities()));
+    require_layout(groups[i], order, context.capabilities());
     for (const std::string& name : config.groups[i].layer_names) {
       layer_of(layers, name)
           .bind_kv_cache(reshape_kv_cache(raw.at(name), config.groups[i].spec, backend, order));

@@ -5,6 +5,7 @@
 #include "backends/gathered_attention.hpp"
 #include "backends/gathered_step.hpp"
 #include "backends/registry.hpp"
+#include "base/error.hpp"
 #include "kernels/paged_rules.hpp"
 
 namespace clattn::detail {
@@ -42,6 +43,7 @@ class ClblastBackend final : public AttentionBackend {
     return {num_blocks, 2, block_size, num_kv_heads, head_size};
   }
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
+    if (layout == KVCacheLayout::kHDN) throw_unsupported("{}", unsupported_layout(*this, layout));
     if (layout == KVCacheLayout::kHND) return {0, 1, 3, 2, 4};
     return {0, 1, 2, 3, 4};
   }

@@ -67,14 +67,15 @@ class FlashInferBackend final : public AttentionBackend {
   }
 
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (layout == KVCacheLayout::kHND) return {0, 1, 3, 2, 4};
-    return {0, 1, 2, 3, 4};
+    if (layout == KVCacheLayout::kNHD) return {0, 1, 2, 3, 4};
+    return {0, 1, 3, 2, 4};
   }
 
   std::int32_t kv_dimension() const noexcept override { return 1; }
 
   std::span<const KVCacheLayout> supported_layouts() const noexcept override {
-    static constexpr std::array kLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND};
+    static constexpr std::array kLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND,
+                                            KVCacheLayout::kHDN};
     return kLayouts;
   }
 

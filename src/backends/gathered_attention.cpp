@@ -46,7 +46,7 @@ class GatheredImpl final : public AttentionImpl {
                         to_string(config_.attn_type));
     }
     refuse_recording(queue, kGatheredName);
-    check_layer_cache(cache, shape_);
+    check_own_cache(cache);
     if (!step_of(metadata, &cache).plan().has_slots()) {
       throw_invalid(
           "attn_metadata: without slots, since its queries are not in the cache; legal: a batch "
@@ -61,7 +61,7 @@ class GatheredImpl final : public AttentionImpl {
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
     refuse_recording(queue, kGatheredName);
-    check_layer_cache(cache, shape_);
+    check_own_cache(cache);
     const GatheredMetadata& step = step_of(metadata, &cache);
     attend({queue, step, KVView(cache), query, output, lse, options, event, launches}, &cache);
   }
@@ -90,6 +90,13 @@ class GatheredImpl final : public AttentionImpl {
   }
 
  private:
+  void check_own_cache(const KVCache& cache) const {
+    check_layer_cache(cache, shape_);
+    if (!cache.keys_by_dim()) return;
+    throw_unsupported("kv_cache: key_dim_stride is {}, supported by {}: 1 (rows are gathered)",
+                      cache.key_dim_stride, kGatheredName);
+  }
+
   struct Call {
     cl_command_queue queue = nullptr;
     const GatheredMetadata& step;

@@ -148,7 +148,8 @@ class MLABackend final : public AttentionBackend {
     return {1, num_blocks, block_size, 1, head_size};
   }
 
-  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout) const override {
+  std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
+    if (layout == KVCacheLayout::kHDN) throw_unsupported("{}", unsupported_layout(*this, layout));
     return {0, 1, 2, 3, 4};  // with one head, both layouts are the same memory
   }
 

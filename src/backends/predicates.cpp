@@ -3,9 +3,19 @@
 #include <algorithm>
 #include <clattn/attention.hpp>
 
+#include "backends/registry.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 
 namespace clattn {
+
+std::string detail::unsupported_layout(const AttentionBackend& backend, KVCacheLayout layout) {
+  std::vector<std::string_view> names;
+  for (const KVCacheLayout each : backend.supported_layouts()) names.push_back(to_string(each));
+  if (names.empty()) names.emplace_back("none");
+  return fmt::format("layout {} not supported by {}: {} {}", to_string(layout), backend.name(),
+                     fmt::join(names, ", "), names.size() == 1 ? "is" : "are");
+}
 
 const AttentionMetadata& AttentionMetadataBuilder::update_block_table(cl_command_queue,
                                                                       const AttentionMetadata&,
@@ -121,6 +131,28 @@ std::vector<std::string> AttentionBackend::supports_pcp() const {
 std::vector<std::string> AttentionBackend::supports_device(
     const DeviceCapabilities& capabilities) const {
   return validate_configuration(accepted_configuration(*this), &capabilities);
+}
+
+std::vector<std::string> AttentionBackend::validate_layout(
+    KVCacheLayout layout, const AttentionConfig& config,
+    const DeviceCapabilities* capabilities) const {
+  std::vector<std::string> reasons;
+  const auto layouts = supported_layouts();
+  if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end()) {
+    reasons.push_back(detail::unsupported_layout(*this, layout));
+  }
+  if (layout != KVCacheLayout::kHDN) return reasons;
+  const bool gpu_kernels =
+      config.kernel_family == KernelFamily::kGpu || config.kernel_family == KernelFamily::kGpuPtx;
+  if (gpu_kernels || (capabilities != nullptr && capabilities->kind != DeviceKind::kCpu)) {
+    reasons.emplace_back("layout HDN needs the kernels of CPUs: those of GPUs read keys by token");
+  }
+  if (config.block_size % detail::kKeysByDimTokens != 0) {
+    reasons.push_back(
+        fmt::format("layout HDN with block_size {} not supported: multiples of {} are",
+                    config.block_size, detail::kKeysByDimTokens));
+  }
+  return reasons;
 }
 
 std::vector<std::int32_t> AttentionBackend::get_supported_head_sizes() const {

@@ -29,6 +29,9 @@ const AttentionBackend& get_fitting_backend(const std::shared_ptr<Context>& cont
 /// "FLASHINFER, XFORMERS"
 std::string backend_names(const BackendList& backends);
 
+/// "layout HDN not supported by XFORMERS: NHD is"
+std::string unsupported_layout(const AttentionBackend& backend, KVCacheLayout layout);
+
 /// The registered backends and the selector's remembered answers. Thread-safe.
 class Registry {
  public:

@@ -52,9 +52,7 @@ class XFormersBackend final : public AttentionBackend {
   }
 
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (layout != KVCacheLayout::kNHD) {
-      throw_unsupported("layout HND not supported by XFORMERS: NHD is");
-    }
+    if (layout != KVCacheLayout::kNHD) throw_unsupported("{}", unsupported_layout(*this, layout));
     return {0, 1, 2, 3, 4};
   }
 

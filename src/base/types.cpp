@@ -33,7 +33,8 @@ struct LayoutRow {
   std::string_view name;
 };
 constexpr std::array kLayouts{LayoutRow{KVCacheLayout::kNHD, "NHD"},
-                              LayoutRow{KVCacheLayout::kHND, "HND"}};
+                              LayoutRow{KVCacheLayout::kHND, "HND"},
+                              LayoutRow{KVCacheLayout::kHDN, "HDN"}};
 
 template <typename Rows, typename Value>
 const auto& row_of(const Rows& rows, Value value, std::string_view what) {

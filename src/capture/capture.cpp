@@ -21,29 +21,35 @@ namespace {
 using npy::make_array;
 using npy::NpyArray;
 
+/// One of the two functions that say where elements lie.
+using ElementAt = std::int64_t (KVCache::*)(std::int64_t block, std::int64_t token,
+                                            std::int64_t head, std::int64_t dim) const;
+
 /// Keys (or values) in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
 /// they are, zeros elsewhere.
-NpyArray read_pages(const Queue& queue, const KVCache& cache, std::int64_t offset,
+NpyArray read_pages(const Queue& queue, const KVCache& cache, ElementAt element_at,
                     std::span<const std::int32_t> pages) {
   const std::size_t element = element_size_bytes(cache.dtype);
-  const std::size_t row_bytes = size_of(cache.head_size) * element;
+  const auto at = [&](std::int64_t page, std::int64_t token, std::int64_t head, std::int64_t dim) {
+    return size_of((cache.*element_at)(page, token, head, dim)) * element;
+  };
   const std::size_t page_bytes =
-      size_of(cache.block_size) * size_of(cache.num_kv_heads) * row_bytes;
+      size_of(cache.block_size) * size_of(cache.num_kv_heads) * size_of(cache.head_size) * element;
   NpyArray array{std::string(npy::descr_of(cache.dtype)),
                  {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
                  std::vector<std::byte>(
                      checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
-  const std::int64_t elements = (cache.block_size - 1) * cache.token_stride +
-                                (cache.num_kv_heads - 1) * cache.head_stride + cache.head_size;
   for (const std::int32_t page : pages) {
+    const std::size_t begin = at(page, 0, 0, 0);
+    const std::size_t last =
+        at(page, cache.block_size - 1, cache.num_kv_heads - 1, cache.head_size - 1);
     const std::vector<std::byte> stored =
-        read(queue, cache.buffer.handle(), size_of(offset + page * cache.block_stride) * element,
-             size_of(elements) * element);
+        read(queue, cache.buffer.handle(), begin, last + element - begin);
     std::byte* to = array.data.data() + size_of(page) * page_bytes;
     for (std::int64_t token = 0; token < cache.block_size; ++token) {
-      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head, to += row_bytes) {
-        const std::int64_t at = token * cache.token_stride + head * cache.head_stride;
-        std::memcpy(to, &stored[size_of(at) * element], row_bytes);
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
+        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, to += element)
+          std::memcpy(to, &stored[at(page, token, head, dim) - begin], element);
       }
     }
   }
@@ -59,8 +65,8 @@ std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages) {
 void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
                std::vector<std::int32_t> pages) {
   pages = distinct(std::move(pages));
-  writer.add("key_cache", read_pages(queue, cache, cache.k_offset, pages));
-  writer.add("value_cache", read_pages(queue, cache, cache.v_offset, pages));
+  writer.add("key_cache", read_pages(queue, cache, &KVCache::key_at, pages));
+  writer.add("value_cache", read_pages(queue, cache, &KVCache::value_at, pages));
 }
 
 /// The same of latent rows, which stand without gaps: [num_blocks, block_size, kv_lora_rank +
@@ -98,6 +104,11 @@ std::string number(float value) {
   return std::isfinite(value) ? fmt::format("{}", value) : fmt::format("\"{}\"", value);
 }
 
+KVCacheLayout layout_of(const KVCache& cache) {
+  if (cache.keys_by_dim()) return KVCacheLayout::kHDN;
+  return cache.head_stride > cache.token_stride ? KVCacheLayout::kHND : KVCacheLayout::kNHD;
+}
+
 /// The keys that both operations have of a cache.
 std::string cache_keys(const Queue& queue, const KVCache& cache) {
   std::array<std::string, 2> scales = {"1", "1"};
@@ -117,9 +128,7 @@ std::string cache_keys(const Queue& queue, const KVCache& cache) {
   return fmt::format(
       ",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {},\n  \"v_scale\": {},\n"
       "  \"layout\": \"{}\"",
-      to_string(cache.dtype), scales[0], scales[1],
-      to_string(cache.head_stride > cache.token_stride ? KVCacheLayout::kHND
-                                                       : KVCacheLayout::kNHD));
+      to_string(cache.dtype), scales[0], scales[1], to_string(layout_of(cache)));
 }
 
 std::string cache_keys(const Queue& queue, const MLACache& cache) {

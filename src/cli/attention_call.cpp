@@ -116,17 +116,27 @@ const AttentionBackend& find_backend(const std::string& name) {
 }
 
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
-                            const DeviceCapabilities* capabilities) {
-  const std::span<const KVCacheLayout> layouts = backend.supported_layouts();
+                            const AttentionConfig& config, const DeviceCapabilities* capabilities) {
   if (!wanted) wanted = get_kv_cache_layout();
   if (!wanted) {
-    return capabilities != nullptr ? backend.preferred_layout(*capabilities) : layouts.front();
+    return capabilities != nullptr ? backend.preferred_layout(*capabilities)
+                                   : backend.supported_layouts().front();
   }
-  if (std::find(layouts.begin(), layouts.end(), *wanted) == layouts.end()) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("layout: backend {} does not support {}",
-                                                     backend.name(), to_string(*wanted)));
+  const auto reasons = backend.validate_layout(*wanted, config, capabilities);
+  if (!reasons.empty()) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("layout: {}", fmt::join(reasons, "; ")));
   }
   return *wanted;
+}
+
+std::vector<KVCacheLayout> usable_layouts(const AttentionBackend& backend,
+                                          const AttentionConfig& config,
+                                          const DeviceCapabilities& capabilities) {
+  std::vector<KVCacheLayout> layouts;
+  for (const KVCacheLayout layout : backend.supported_layouts()) {
+    if (backend.validate_layout(layout, config, &capabilities).empty()) layouts.push_back(layout);
+  }
+  return layouts;
 }
 
 KVCache make_cache(const Context& context, const AttentionBackend& backend, KVCacheLayout layout,

@@ -90,9 +90,15 @@ oracle::AttentionCase oracle_case(const AttentionCall& call);
 /// The registry entry of a name; throws kInvalidArgument listing what there is.
 const AttentionBackend& find_backend(const std::string& name);
 
-/// The layout to use: the wanted one if the backend has it (kUnsupported otherwise), else its own.
+/// The layout to use: the wanted one if validate_layout() has no reasons against it (kUnsupported
+/// with them otherwise), else the backend's own.
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
-                            const DeviceCapabilities* capabilities);
+                            const AttentionConfig& config, const DeviceCapabilities* capabilities);
+
+/// The layouts that serve a configuration on a device.
+std::vector<KVCacheLayout> usable_layouts(const AttentionBackend& backend,
+                                          const AttentionConfig& config,
+                                          const DeviceCapabilities& capabilities);
 
 /// A cache of at least one page in the backend's order, and the fields that its pages imply.
 KVCache make_cache(const Context& context, const AttentionBackend& backend, KVCacheLayout layout,

@@ -165,7 +165,7 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
                                  int repeat) {
   AttentionOutcome outcome;
   outcome.backend = backend.name();
-  outcome.layout = choose_layout(backend, call.layout, &context->capabilities());
+  outcome.layout = choose_layout(backend, call.layout, call.config, &context->capabilities());
   const auto impl = backend.make_impl(context, call.config);
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);

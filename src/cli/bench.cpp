@@ -22,7 +22,7 @@ namespace {
 
 struct Arguments {
   std::vector<std::string> suites, models, shapes_files, compared;
-  std::string json_file, html_file, device, backend, filter;
+  std::string json_file, html_file, device, backend, filter, layout;
   bool quick = false;
 };
 
@@ -153,16 +153,23 @@ std::vector<BenchShape> wanted_shapes(Arguments& arguments, DeviceKind kind) {
   return wanted;
 }
 
+std::optional<KVCacheLayout> wanted_layout(const Arguments& arguments) {
+  if (arguments.layout.empty()) return get_kv_cache_layout();
+  return parse_kv_cache_layout(arguments.layout);
+}
+
 void run_bench(Arguments arguments) {
   const std::shared_ptr<Context> context = Context::create(arguments.device);
   const Effort& effort = arguments.quick ? kQuick : kFull;
   const BenchOptions options{.device = arguments.device,
                              .backend = arguments.backend,
+                             .layout = wanted_layout(arguments),
                              .rotate_bytes = effort.rotate_bytes};
   const std::vector<BenchShape> shapes = wanted_shapes(arguments, context->capabilities().kind);
   BenchReport report{.device = context->capabilities(),
                      .ceilings = measure_ceilings(context),
                      .quick = arguments.quick,
+                     .layout = options.layout,
                      .rows = {}};
   const bool to_stdout = arguments.json_file == "-";
   if (!to_stdout) print_header(report);
@@ -213,6 +220,10 @@ void add_bench_command(CLI::App& app) {
       command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Force a backend by name");
+  command
+      ->add_option("--layout", arguments->layout,
+                   "Of the cache: NHD, HND or HDN (the backend's choice)")
+      ->check(CLI::IsMember({"NHD", "HND", "HDN"}));
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
   auto* const compare = command
                             ->add_option("--compare", arguments->compared,

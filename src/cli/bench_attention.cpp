@@ -178,11 +178,12 @@ class AttentionWorkload : public Workload {
     for (std::int32_t position = 0; position < call.seq_lens[0]; ++position) {
       call.block_table.push_back(position);
       const std::int64_t slot = batches_[set_].slot(request, position - (seq_len - query_len));
-      const std::int64_t at = slot / kv.block_size * kv.block_stride +
-                              slot % kv.block_size * kv.token_stride + kv_head * kv.head_stride;
+      const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
       for (std::int32_t d = 0; d < config_.head_size; ++d) {
-        call.key_cache.push_back(kv_.at(static_cast<std::size_t>(kv.k_offset + at + d)));
-        call.value_cache.push_back(kv_.at(static_cast<std::size_t>(kv.v_offset + at + d)));
+        const auto key = static_cast<std::size_t>(kv.key_at(block, in_block, kv_head, d));
+        const auto value = static_cast<std::size_t>(kv.value_at(block, in_block, kv_head, d));
+        call.key_cache.push_back(kv_.at(key));
+        call.value_cache.push_back(kv_.at(value));
       }
     }
     return call;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -75,13 +76,13 @@ class CacheWorkload final : public Workload {
     const std::size_t step = std::max<std::size_t>(num_tokens_ / 16, 1);
     for (std::size_t token = 0; token < num_tokens_; token += step) {
       const std::int64_t slot = slots_[set_][token];
-      const std::int64_t row =
-          slot / kv.block_size * kv.block_stride + slot % kv.block_size * kv.token_stride;
+      const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
       for (std::int32_t head = 0; head < kv.num_kv_heads; ++head) {
-        const std::int64_t at = row + head * kv.head_stride;
-        compare_row(deviation, rows_[0], token, head, kv.k_offset + at);
-        compare_row(deviation, rows_[1], token, head,
-                    config_.use_mla ? kv.k_offset + at + rows_[0].width : kv.v_offset + at);
+        const std::int64_t key = kv.key_at(block, in_block, head, 0);
+        compare_row(deviation, rows_[0], token, head, {key, kv.key_dim_stride});
+        const std::int64_t value =
+            config_.use_mla ? key + rows_[0].width : kv.value_at(block, in_block, head, 0);
+        compare_row(deviation, rows_[1], token, head, {value, 1});
       }
     }
     return deviation;
@@ -116,15 +117,23 @@ class CacheWorkload final : public Workload {
     return {.buffer = rows.buffer.handle(), .offset = static_cast<std::int64_t>(element(rows, 0))};
   }
 
+  /// Where a row's elements are stored.
+  struct Stored {
+    std::int64_t first, stride;
+  };
+
   void compare_row(Deviation& deviation, const Rows& rows, std::size_t token, std::int32_t head,
-                   std::int64_t at) const {
+                   Stored stored) const {
     const DType type = config_.cache_dtype();
+    const std::size_t size = element_size_bytes(type);
     const auto width = static_cast<std::size_t>(rows.width);
     const std::size_t from = element(rows, token) + static_cast<std::size_t>(head) * width;
     std::vector<double> expected(width);
     for (std::size_t d = 0; d < width; ++d) expected[d] = rows.source.at(from + d);
-    std::vector<std::byte> got(width * element_size_bytes(type));
-    queue_.read(cache_.cache.buffer, got, static_cast<std::size_t>(at) * element_size_bytes(type));
+    const std::size_t step = static_cast<std::size_t>(stored.stride) * size;
+    std::vector<std::byte> around((width - 1) * step + size), got(width * size);
+    queue_.read(cache_.cache.buffer, around, static_cast<std::size_t>(stored.first) * size);
+    for (std::size_t d = 0; d < width; ++d) std::memcpy(&got[d * size], &around[d * step], size);
     deviation.merge(compare_bytes(got, encode_elements(type, expected)));
   }
 

@@ -71,8 +71,8 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
   result.num_sets = static_cast<std::int32_t>(
       std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
   const std::int64_t num_pages = result.pages_per_set * result.num_sets;
-  result.cache =
-      make_kv_cache(*context, context->create_queue(), *result.backend, config, num_pages);
+  result.cache = make_kv_cache(*context, context->create_queue(), *result.backend, config,
+                               num_pages, options.layout);
   result.pages.resize(static_cast<std::size_t>(num_pages));
   std::iota(result.pages.begin(), result.pages.end(), 0);
   std::shuffle(result.pages.begin(), result.pages.end(), std::mt19937(7));

@@ -126,6 +126,7 @@ Json to_json(const BenchReport& report) {
                {"device", capabilities_json(report.device)},
                {"ceilings", std::move(ceilings)},
                {"rows", Json::array()}};
+  if (report.layout) json["layout"] = to_string(*report.layout);
   for (const BenchRow& row : report.rows) json["rows"].push_back(row_json(row));
   return json;
 }

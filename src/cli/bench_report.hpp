@@ -40,6 +40,7 @@ struct BenchReport {
   DeviceCapabilities device;
   Ceilings ceilings;
   bool quick = false;
+  std::optional<KVCacheLayout> layout;  ///< asked for; nullopt = the backend's preference
   std::vector<BenchRow> rows;
 };
 

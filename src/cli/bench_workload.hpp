@@ -3,6 +3,7 @@
 #include <clattn/clattn.hpp>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace clattn::cli {
 struct BenchOptions {
   std::string device;   ///< selector, for workloads that make a context of their own
   std::string backend;  ///< forced by name, or empty
+  std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
   /// Launches rotate over this much memory, so that a last-level cache does not hold it.
   std::size_t rotate_bytes = 0;
 };

@@ -164,7 +164,8 @@ class AttentionCheck {
     for (const AttentionBackend* backend : backends_of(call.config)) {
       const bool cuts_itself = !backend->supports_batch_invariance().empty();
       if (family.num_splits > 1 && cuts_itself) continue;
-      for (const KVCacheLayout layout : backend->supported_layouts()) {
+      for (const KVCacheLayout layout :
+           usable_layouts(*backend, call.config, context_->capabilities())) {
         call.backend = backend->name();
         call.layout = layout;
         const std::string where =

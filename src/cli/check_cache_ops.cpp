@@ -56,13 +56,17 @@ Bytes stored(const Place& place, const Bytes& rows, double scale) {
 /// copy_blocks in every layout of the first backend that has the type.
 Verdict check_copy_blocks(const Place& place) {
   constexpr std::int64_t kBlocks = 5;
-  const KVCacheSpec spec{
-      .block_size = 3, .num_kv_heads = 2, .head_size = 24, .dtype = place.cache_dtype};
-  const std::size_t bytes = size_of(kBlocks) * spec.page_size_bytes() / 2;
   const std::vector<BlockPair> pairs = {{0, 3}, {2, 1}};
   Verdict verdict;
   const AttentionBackend& backend = *list_attn_backends()[0];
-  for (const KVCacheLayout layout : backend.supported_layouts()) {
+  AttentionConfig config;
+  for (const KVCacheLayout layout :
+       usable_layouts(backend, config, place.context->capabilities())) {
+    const KVCacheSpec spec{.block_size = layout == KVCacheLayout::kHDN ? config.block_size : 3,
+                           .num_kv_heads = 2,
+                           .head_size = 24,
+                           .dtype = place.cache_dtype};
+    const std::size_t bytes = size_of(kBlocks) * spec.page_size_bytes() / 2;
     const LogicalCache before{random_elements(DType::kF32, bytes / 4, 1),
                               random_elements(DType::kF32, bytes / 4, 2)};
     const KVCache cache = make_cache(*place.context, backend, layout, spec, kBlocks);

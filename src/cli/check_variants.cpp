@@ -218,7 +218,8 @@ class VariantCheck {
     const LogicalCache cache = expected_cache(call);
     Times times;
     for (const AttentionBackend* backend : backends) {
-      for (const KVCacheLayout layout : backend->supported_layouts()) {
+      for (const KVCacheLayout layout :
+           usable_layouts(*backend, config, context_->capabilities())) {
         call.backend = backend->name();
         call.layout = layout;
         const std::string where =

@@ -6,21 +6,20 @@
 namespace clattn::cli {
 namespace {
 
-/// Calls visit(logical byte, stored key byte, stored value byte) for each run of head_size
-/// elements.
+/// Calls visit(logical byte, stored key byte, stored value byte) for the first byte of each
+/// element.
 template <typename Visit>
-void for_each_row(const KVCache& cache, Visit visit) {
+void for_each_element(const KVCache& cache, Visit visit) {
   const std::size_t element = element_size_bytes(cache.dtype);
-  const auto row_bytes = static_cast<std::size_t>(cache.head_size) * element;
+  const auto byte = [&](std::int64_t at) { return static_cast<std::size_t>(at) * element; };
   std::size_t logical = 0;
   for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
     for (std::int64_t token = 0; token < cache.block_size; ++token) {
       for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
-        const std::int64_t at =
-            block * cache.block_stride + token * cache.token_stride + head * cache.head_stride;
-        visit(logical, static_cast<std::size_t>(cache.k_offset + at) * element,
-              static_cast<std::size_t>(cache.v_offset + at) * element, row_bytes);
-        logical += row_bytes;
+        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, logical += element) {
+          visit(logical, byte(cache.key_at(block, token, head, dim)),
+                byte(cache.value_at(block, token, head, dim)));
+        }
       }
     }
   }
@@ -54,7 +53,8 @@ std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
 
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {
   std::vector<std::byte> stored(cache.buffer.size_bytes());
-  for_each_row(cache, [&](std::size_t from, std::size_t key, std::size_t value, std::size_t size) {
+  const std::size_t size = element_size_bytes(cache.dtype);
+  for_each_element(cache, [&](std::size_t from, std::size_t key, std::size_t value) {
     std::memcpy(&stored[key], &logical.key[from], size);
     std::memcpy(&stored[value], &logical.value[from], size);
   });
@@ -69,7 +69,8 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
       static_cast<std::size_t>(cache.num_kv_heads) * static_cast<std::size_t>(cache.head_size) *
       element_size_bytes(cache.dtype);
   LogicalCache logical{std::vector<std::byte>(size_bytes), std::vector<std::byte>(size_bytes)};
-  for_each_row(cache, [&](std::size_t to, std::size_t key, std::size_t value, std::size_t size) {
+  const std::size_t size = element_size_bytes(cache.dtype);
+  for_each_element(cache, [&](std::size_t to, std::size_t key, std::size_t value) {
     std::memcpy(&logical.key[to], &stored[key], size);
     std::memcpy(&logical.value[to], &stored[value], size);
   });

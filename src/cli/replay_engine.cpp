@@ -1,6 +1,6 @@
 #include "cli/replay_engine.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,13 +24,12 @@ double event_us(const Event& event) {
 constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
 
 KVCacheLayout choose_layout(const AttentionBackend& backend, const Context& context,
-                            std::optional<KVCacheLayout> wanted) {
-  if (!wanted) wanted = get_kv_cache_layout();
+                            const EngineConfig& config) {
+  const auto wanted = config.layout ? config.layout : get_kv_cache_layout();
   if (!wanted) return backend.preferred_layout(context.capabilities());
-  const auto layouts = backend.supported_layouts();
-  if (std::ranges::find(layouts, *wanted) == layouts.end()) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("--layout: backend {} does not support {}",
-                                                     backend.name(), to_string(*wanted)));
+  const auto reasons = backend.validate_layout(*wanted, config.attention, &context.capabilities());
+  if (!reasons.empty()) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("--layout: {}", fmt::join(reasons, "; ")));
   }
   return *wanted;
 }
@@ -41,7 +40,7 @@ Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
     : context_(std::move(context)),
       config_(config),
       backend_(get_attn_backend(config.attention, &context_->capabilities(), config.backend)),
-      layout_(choose_layout(backend_, *context_, config.layout)),
+      layout_(choose_layout(backend_, *context_, config)),
       queue_(context_->create_queue(QueueProfiling::kOn)),
       impl_(backend_.make_impl(context_, config.attention)),
       builder_(backend_.make_builder(context_, config.attention, {.limits = config.limits})) {

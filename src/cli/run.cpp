@@ -114,7 +114,7 @@ std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t n
 }
 
 std::optional<KVCacheLayout> read_layout(CaseFile& file) {
-  constexpr std::array<std::string_view, 2> kLayouts = {"NHD", "HND"};
+  constexpr std::array<std::string_view, 3> kLayouts = {"NHD", "HND", "HDN"};
   if (!file.has("layout")) return std::nullopt;
   return parse_kv_cache_layout(file.choice("layout", kLayouts, ""));
 }

@@ -93,7 +93,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   config.kv_cache_dtype = cache_dtype;
   const AttentionBackend& backend =
       get_attn_backend(config, &context->capabilities(), backend_name);
-  const KVCacheLayout layout = choose_layout(backend, wanted, &context->capabilities());
+  const KVCacheLayout layout = choose_layout(backend, wanted, config, &context->capabilities());
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   KVCache cache = make_cache(*context, backend, layout,
                              {.block_size = config.block_size,

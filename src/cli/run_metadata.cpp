@@ -157,7 +157,13 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
   spec.use_mla = backend.is_mla();
   file.refuse_unknown_keys();
 
-  const KVCacheLayout layout = choose_layout(backend, wanted, nullptr);
+  AttentionConfig config;
+  config.block_size = spec.block_size;
+  const KVCacheLayout layout = choose_layout(backend, wanted, config, nullptr);
+  if (layout == KVCacheLayout::kHDN) {
+    throw Error(ErrorCode::kUnsupported,
+                "layout: HDN holds keys and values in two orders, which no stride_order tells");
+  }
   const std::array<std::int64_t, 5> shape =
       backend.get_kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size);
   const std::array<std::int32_t, 5> order = backend.get_kv_cache_stride_order(layout);

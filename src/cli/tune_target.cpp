@@ -111,7 +111,7 @@ std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Con
   shape.requests.assign(static_cast<std::size_t>(num_reqs), request);
   return [=] {
     return make_attention_workload(
-        context, {.device = {}, .backend = {}, .rotate_bytes = kRotateBytes}, shape);
+        context, {.device = {}, .backend = {}, .layout = {}, .rotate_bytes = kRotateBytes}, shape);
   };
 }
 

@@ -67,9 +67,31 @@ void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
   }
 }
 
-std::array<std::int64_t, 5> places_of(const KVCache& cache) {
-  return {cache.k_offset, cache.v_offset, cache.block_stride, cache.token_stride,
-          cache.head_stride};
+std::array<std::int64_t, 6> places_of(const KVCache& cache) {
+  return {cache.k_offset,     cache.v_offset,    cache.block_stride,
+          cache.token_stride, cache.head_stride, cache.keys_by_dim() ? cache.key_dim_stride : 0};
+}
+
+/// The buffer's element behind the last one of K or V, whose rows are steps of these.
+using Steps = std::array<std::pair<std::int64_t, std::int64_t>, 4>;
+std::int64_t end_of(std::int64_t offset, const Steps& steps) {
+  std::int64_t end = checked_add(offset, std::int64_t{1}, kElements);
+  for (const auto& [count, stride] : steps) {
+    end = checked_add(end, checked_mul(count - 1, stride, kElements), kElements);
+  }
+  return end;
+}
+
+void check_keys_by_dim(const KVCache& cache) {
+  if (!cache.keys_by_dim()) return;
+  if (cache.block_size % kKeysByDimTokens != 0) {
+    throw_invalid("kv_cache: block_size is {}, legal where keys lie by dim: multiples of {}",
+                  cache.block_size, kKeysByDimTokens);
+  }
+  if (cache.key_dim_stride < cache.block_size) {
+    throw_invalid("kv_cache: key_dim_stride is {}, legal: 1 or >= {} (block_size)",
+                  cache.key_dim_stride, cache.block_size);
+  }
 }
 
 template <typename Cache>
@@ -95,15 +117,17 @@ void check_cache(const KVCache& cache) {
   }
   check_num_blocks(cache.num_blocks, 0);
   if (cache.num_blocks == 0) return;
-  std::int64_t end = checked_add(std::max(cache.k_offset, cache.v_offset),
-                                 std::int64_t{cache.head_size}, kElements);
-  const std::pair<std::int64_t, std::int64_t> steps[] = {
-      {cache.num_blocks - 1, cache.block_stride},
-      {cache.block_size - 1, cache.token_stride},
-      {cache.num_kv_heads - 1, cache.head_stride}};
-  for (const auto& [count, stride] : steps) {
-    end = checked_add(end, checked_mul(count, stride, kElements), kElements);
+  check_keys_by_dim(cache);
+  Steps steps = {{{cache.num_blocks, cache.block_stride},
+                  {cache.num_kv_heads, cache.head_stride},
+                  {cache.block_size, cache.token_stride},
+                  {cache.head_size, 1}}};
+  const std::int64_t values_end = end_of(cache.v_offset, steps);
+  if (cache.keys_by_dim()) {
+    steps[2].second = 1;
+    steps[3].second = cache.key_dim_stride;
   }
+  const std::int64_t end = std::max(end_of(cache.k_offset, steps), values_end);
   const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
   if (std::cmp_greater(end, elems)) {
     throw_invalid("kv_cache: its last element is number {}, legal: below the buffer's {} elements",
@@ -168,6 +192,14 @@ void check_layer_cache(const MLACache& cache, const KernelShape& shape) {
   }
   check_num_blocks(cache.num_blocks, 1);
   check_cache(cache);
+}
+
+void check_key_order(const KVCache& cache, KernelFamily family) {
+  if (!cache.keys_by_dim() || family == KernelFamily::kCpu) return;
+  throw_unsupported(
+      "kv_cache: key_dim_stride is {}, supported by kernels of family {}: 1 (those of CPUs alone "
+      "take keys by dim, layout HDN)",
+      cache.key_dim_stride, to_string(family));
 }
 
 cl_int scale_stride_of(const KVCache& cache) {

@@ -7,6 +7,9 @@
 
 namespace clattn::detail {
 
+/// Blocks whose keys lie by dim hold a multiple of this many tokens: the widest vector of keys.
+inline constexpr std::int32_t kKeysByDimTokens = 16;
+
 /// What every call asks of the cache that it takes: legal numbers, every block inside its buffers,
 /// scales as large as its heads ask. Packed caches are asked for sizes above 0 by who compiles
 /// kernels for them. Throws kInvalidArgument.
@@ -19,6 +22,9 @@ void check_cache(const MLACache& cache);
 void check_layer_cache(const KVCache& cache, const KernelShape& shape);
 void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape);
 void check_layer_cache(const MLACache& cache, const KernelShape& shape);
+
+/// Throws kUnsupported for keys by dim unless the kernels are those of CPUs.
+void check_key_order(const KVCache& cache, KernelFamily family);
 
 /// What kernels_cl/lib/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per head.
 cl_int scale_stride_of(const KVCache& cache);

@@ -17,6 +17,7 @@ struct KVView {
   cl_long block_stride = 0;
   cl_long token_stride = 0;
   cl_long head_stride = 0;
+  cl_long key_dim_stride = 1;
   cl_mem scales = nullptr;
   cl_int scale_stride = -1;
 
@@ -28,6 +29,7 @@ struct KVView {
         block_stride(cache.block_stride),
         token_stride(cache.token_stride),
         head_stride(cache.head_stride),
+        key_dim_stride(cache.key_dim_stride),
         scales(cache.scales.handle()),
         scale_stride(scale_stride_of(cache)) {}
   /// Of rows of `num_kv_heads` x `head_size`. Throws kInvalidArgument for places that kernels do

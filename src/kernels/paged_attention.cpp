@@ -19,7 +19,10 @@ class PagedAttentionImpl::Arguments final : public LayerArguments {
   Arguments(const PagedAttentionImpl& impl, const KVView& kv, const ForwardOptions& extra)
       : impl_(impl), options_(impl.kernels_->shape.options), kv_(kv), extra_(extra) {}
 
-  void bind_cache(KernelLease& lease) const override { kv_.bind(lease); }
+  void bind_cache(KernelLease& lease) const override {
+    kv_.bind(lease);
+    if (impl_.kernels_->merge.variant->family == KernelFamily::kCpu) lease.arg(kv_.key_dim_stride);
+  }
   void bind_options(KernelLease& lease) const override {
     const KeyWindow& window = impl_.window_;
     if (options_.window) lease.arg(window.left).arg(window.right).arg(window.chunk);
@@ -117,6 +120,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
                       to_string(config_.attn_type));
   }
   check_layer_cache(cache, kernels_->shape);
+  check_key_order(cache, kernels_->merge.variant->family);
   check_metadata(metadata);
   recorder_for(queue, *metadata.step());
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
@@ -130,6 +134,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                                  Event* event, std::vector<LaunchRecord>* launches,
                                  const ForwardOptions& options) const {
   check_layer_cache(cache, kernels_->shape);
+  check_key_order(cache, kernels_->merge.variant->family);
   const PagedStepView& step = step_of(metadata);
   check_block_ids(step, cache.num_blocks);
   const KVView kv(cache);

@@ -24,10 +24,11 @@ std::optional<KVCacheLayout> detail::choose_kv_cache_layout(
     std::optional<KVCacheLayout> layout_override, std::string_view variable) {
   if (layout_override) return layout_override;
   if (variable.empty()) return std::nullopt;
-  for (const KVCacheLayout layout : {KVCacheLayout::kNHD, KVCacheLayout::kHND}) {
+  for (const KVCacheLayout layout :
+       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
     if (to_string(layout) == variable) return layout;
   }
-  throw_invalid("CLATTN_KV_CACHE_LAYOUT: '{}' is not one of NHD, HND", variable);
+  throw_invalid("CLATTN_KV_CACHE_LAYOUT: '{}' is not one of NHD, HND, HDN", variable);
 }
 
 std::optional<KVCacheLayout> get_kv_cache_layout() {

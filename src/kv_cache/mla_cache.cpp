@@ -140,6 +140,9 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
     throw_invalid("rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
                   cache.head_size);
   }
+  if (cache.keys_by_dim()) {
+    throw_invalid("kv_cache: key_dim_stride is {}, legal for latent rows: 1", cache.key_dim_stride);
+  }
   const std::int64_t page = std::int64_t{cache.block_size} * cache.head_size;
   if (cache.k_offset != 0 || cache.v_offset != 0 || cache.token_stride != cache.head_size ||
       cache.block_stride != page) {

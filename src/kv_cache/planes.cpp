@@ -66,6 +66,19 @@ void check(const PlaneLayout& layout, std::span<const Plane> planes) {
   }
 }
 
+/// Keys by dim are copied as what they are then: as many bytes as the values, without gaps.
+void check_keys_by_dim(const KVCache& cache, const PlaneLayout& layout) {
+  if (!cache.keys_by_dim()) return;
+  const bool heads_meet =
+      cache.num_kv_heads == 1 || cache.head_stride == cache.key_dim_stride * cache.head_size;
+  if (layout.contiguous() && cache.key_dim_stride == cache.block_size && heads_meet) return;
+  throw_invalid(
+      "cache: keys by dim with key_dim_stride {}, token_stride {} and head_stride {}, legal where "
+      "blocks are copied: pages without gaps ({}, {} and {})",
+      cache.key_dim_stride, cache.token_stride, cache.head_stride, cache.block_size,
+      cache.head_size, std::int64_t{cache.block_size} * cache.head_size);
+}
+
 CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
   check(layout, planes);
   return {layout, std::move(planes)};
@@ -106,6 +119,7 @@ CachePlanes planes_of(const KVCache& cache) {
                                       bytes(cache.head_size, cache.dtype),
                                       {cache.block_size, bytes(cache.token_stride, cache.dtype)},
                                       {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
+  check_keys_by_dim(cache, layout);
   std::vector<Plane> planes = {{cache.buffer, bytes(cache.k_offset, cache.dtype)}};
   // Latent rows are K and V at once.
   if (cache.v_offset != cache.k_offset) {

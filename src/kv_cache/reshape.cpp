@@ -1,9 +1,12 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <clattn/attention.hpp>
 #include <clattn/kv_cache.hpp>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 
 namespace clattn {
 
@@ -104,6 +107,13 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.block_stride = cache.strides.at(1 - kv);
   cache.token_stride = cache.strides[2];
   cache.head_stride = cache.strides[3];
+  if (layout == KVCacheLayout::kHDN) {
+    if (spec.block_size % detail::kKeysByDimTokens != 0) {
+      throw_invalid("KV cache: block_size is {}, legal for layout HDN: multiples of {}",
+                    spec.block_size, detail::kKeysByDimTokens);
+    }
+    cache.key_dim_stride = spec.block_size;
+  }
   return cache;
 }
 
@@ -145,7 +155,10 @@ PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
 
 KVCache make_kv_cache(const Context& context, cl_command_queue queue,
                       const AttentionBackend& backend, const AttentionConfig& config,
-                      std::int64_t num_blocks) {
+                      std::int64_t num_blocks, std::optional<KVCacheLayout> layout) {
+  const KVCacheLayout order = layout.value_or(backend.preferred_layout(context.capabilities()));
+  const auto reasons = backend.validate_layout(order, config, &context.capabilities());
+  if (!reasons.empty()) detail::throw_unsupported("KV cache: {}", fmt::join(reasons, "; "));
   const KVCacheSpec spec{.block_size = config.block_size,
                          .num_kv_heads = config.num_kv_heads,
                          .head_size = config.head_size,
@@ -156,7 +169,7 @@ KVCache make_kv_cache(const Context& context, cl_command_queue queue,
       checked_mul(static_cast<std::size_t>(num_blocks), spec.page_size_bytes(), "KV cache: bytes");
   const KVCacheConfig one_layer{num_blocks, {{bytes, {"layer"}}}, {{{"layer"}, spec}}};
   const Buffer raw = allocate_kv_cache(context, queue, one_layer).at("layer");
-  return reshape_kv_cache(raw, spec, backend, backend.preferred_layout(context.capabilities()));
+  return reshape_kv_cache(raw, spec, backend, order);
 }
 
 }  // namespace clattn

@@ -84,13 +84,17 @@ class CacheImage {
     const std::int64_t page =
         host_.block_table[r * index(host_.truth.max_blocks) + index(position / cache_.block_size)];
     const std::int64_t token = position % cache_.block_size;
-    const std::int64_t physical =
-        page * cache_.block_stride + token * cache_.token_stride + head * cache_.head_stride + dim;
+    // Keys by dim: a head's [dim, token of the block] instead of [token, dim].
+    const std::int64_t at = page * cache_.block_stride + head * cache_.head_stride;
+    const std::int64_t value_at = at + token * cache_.token_stride + dim;
+    const std::int64_t key_at = spec_.layout == clattn::KVCacheLayout::kHDN
+                                    ? at + dim * cache_.block_size + token
+                                    : value_at;
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
-    place(index(cache_.k_offset + physical), key, cache_scale(spec_, false, head), on_device,
+    place(index(cache_.k_offset + key_at), key, cache_scale(spec_, false, head), on_device,
           host_.truth.key_cache[index(logical)]);
-    place(index(cache_.v_offset + physical), value, cache_scale(spec_, true, head), on_device,
+    place(index(cache_.v_offset + value_at), value, cache_scale(spec_, true, head), on_device,
           host_.truth.value_cache[index(logical)]);
   }
 

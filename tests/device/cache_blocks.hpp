@@ -21,7 +21,8 @@ struct Order {
 };
 inline const std::vector<Order> kOrders = {{"FLASHINFER", KVCacheLayout::kNHD},
                                            {"FLASHINFER", KVCacheLayout::kHND},
-                                           {"XFORMERS", KVCacheLayout::kNHD}};
+                                           {"XFORMERS", KVCacheLayout::kNHD},
+                                           {"FLASHINFER", KVCacheLayout::kHDN}};
 
 inline const clattn::AttentionBackend& backend_named(const std::string& name) {
   for (const clattn::AttentionBackend* backend : clattn::list_attn_backends()) {
@@ -66,8 +67,10 @@ void for_each_element(const KVCache& a, std::int64_t block_a, const KVCache& b,
                       std::int64_t block_b, const Visit& visit) {
   const auto at = [](const KVCache& c, bool value, std::int64_t block, std::int64_t t,
                      std::int64_t h, std::int64_t d) {
+    const bool by_dim = !value && c.key_dim_stride != 1;  // [dim, token] of a head
     const std::int64_t index = (value ? c.v_offset : c.k_offset) + block * c.block_stride +
-                               t * c.token_stride + h * c.head_stride + d;
+                               h * c.head_stride +
+                               (by_dim ? d * c.block_size + t : t * c.token_stride + d);
     return static_cast<std::size_t>(index) * clattn::element_size_bytes(c.dtype);
   };
   for (const bool value : {false, true}) {

@@ -260,6 +260,8 @@ TEST(SwapBlocks, NonsenseIsRefusedWithNumbers) {
             "equal shapes, types and orders of a block");
   const Layer hnd(context, queue, {}, kOrders[1], 1);
   EXPECT_NE(refuse(layer.cache, hnd.cache, {}), "no error");
+  const Layer hdn(context, queue, {}, kOrders[3], 1);
+  EXPECT_NE(refuse(hnd.cache, hdn.cache, {}), "no error");
   KVCache gaps = layer.cache;
   gaps.token_stride += 8;
   gaps.num_blocks = 2;

@@ -5,6 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -64,6 +68,43 @@ TEST(Backends, CacheShapesAndStrideOrders) {
     FAIL();
   } catch (const clattn::Error& error) {
     EXPECT_STREQ(error.what(), "num_kv_heads is 2, legal: 1 (MLA)");
+  }
+}
+
+// Layout HDN is FLASHINFER's on CPUs alone, and each of the others says so.
+TEST(Backends, KeysByDimAreForCpuKernels) {
+  using Reasons = std::vector<std::string>;
+  constexpr KVCacheLayout kHDN = KVCacheLayout::kHDN;
+  AttentionConfig config = llama();
+  clattn::DeviceCapabilities cpu, gpu;
+  cpu.kind = clattn::DeviceKind::kCpu;
+  gpu.kind = clattn::DeviceKind::kGpu;
+  const auto& flashinfer = backend("FLASHINFER");
+  EXPECT_EQ(flashinfer.get_kv_cache_stride_order(kHDN), (Order{0, 1, 3, 2, 4}));  // of the values
+  EXPECT_EQ(flashinfer.validate_layout(kHDN, config, nullptr), Reasons{});
+  EXPECT_EQ(flashinfer.validate_layout(kHDN, config, &cpu), Reasons{});
+  EXPECT_EQ(flashinfer.validate_layout(KVCacheLayout::kHND, config, &gpu), Reasons{});
+  const std::string gpu_reads =
+      "layout HDN needs the kernels of CPUs: those of GPUs read keys by token";
+  EXPECT_EQ(flashinfer.validate_layout(kHDN, config, &gpu), Reasons{gpu_reads});
+  config.kernel_family = clattn::KernelFamily::kGpu;
+  config.block_size = 8;
+  EXPECT_EQ(
+      flashinfer.validate_layout(kHDN, config, &cpu),
+      (Reasons{gpu_reads, "layout HDN with block_size 8 not supported: multiples of 16 are"}));
+  config = llama();
+  const std::pair<std::string, std::string> others[] = {
+      {"XFORMERS", "layout HDN not supported by XFORMERS: NHD is"},
+      {"CLATTN_MLA", "layout HDN not supported by CLATTN_MLA: NHD, HND are"},
+      {"CLBLAST", "layout HDN not supported by CLBLAST: NHD, HND are"}};
+  for (const auto* other : clattn::list_attn_backends()) {  // CLBLAST: where it was built
+    for (const auto& [name, reason] : others) {
+      if (other->name() != name) continue;
+      EXPECT_EQ(other->validate_layout(kHDN, config, &cpu), Reasons{reason});
+      EXPECT_EQ(test::error_text([&] { (void)other->get_kv_cache_stride_order(kHDN); },
+                                 clattn::ErrorCode::kUnsupported),
+                reason);
+    }
   }
 }
 
