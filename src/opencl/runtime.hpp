@@ -144,6 +144,9 @@ class Runtime {
   /// two threads that ask for the same kernel build it once.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
   BuildCounts build_counts() const noexcept;
+  /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.
+  void note_build_failure(std::string_view kernel, std::string_view why);
+  std::vector<std::string> build_failures() const;
 
   /// What kernels are chosen by; thread-safe.
   RuntimeTuning tuning() const;
