@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace clattn {
 
@@ -111,6 +113,10 @@ class Context {
   cl_context handle() const noexcept;
   cl_device_id device() const noexcept;
   const DeviceCapabilities& capabilities() const noexcept;
+
+  /// Kernels made for this device that its driver failed to build so far, each once, with the
+  /// driver's reason, file and line. Others do their work, more slowly.
+  std::vector<std::string> build_failures() const;
 
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;
   /// Uninitialised device memory. Refused with the numbers when larger than the device allows.

@@ -294,12 +294,15 @@ class VariantCheck {
                  refusal.second);
     }
     for (const std::string& failure : failures_) fmt::print("FAILED: {}\n", failure);
+    const std::vector<std::string> not_built = context_->build_failures();
+    for (const std::string& kernel : not_built) fmt::print("FAILED to build: {}\n", kernel);
     fmt::print("{} of {} variants passed on {}\n", num_passed, rows_.size(),
                context_->capabilities().name);
     std::fflush(stdout);
     // A backend on kernels of others has no variants.
     const bool none_to_run = !only_backend_.empty() && rows_.empty();
-    return (any_family_ran() || none_to_run) && num_passed == rows_.size() && failures_.empty();
+    return (any_family_ran() || none_to_run) && num_passed == rows_.size() && failures_.empty() &&
+           not_built.empty();
   }
 
   bool any_family_ran() const {

@@ -74,6 +74,7 @@ json device_json(const Device& device, const AttentionConfig& config) {
     row["capabilities"] = capabilities_json(context->capabilities());
     row["backends"] = choice_json(context, config);
     row["tuning_problems"] = tuning_problems(*context);
+    row["build_failures"] = context->build_failures();
   } catch (const Error& error) {
     row["error"] = error.what();
   }
@@ -136,6 +137,9 @@ void print_report(const json& devices, const AttentionConfig& config) {
     }
     for (const json& problem : device.value("tuning_problems", json::array())) {
       fmt::print("  tuning: {}\n", problem.get<std::string>());
+    }
+    for (const json& failure : device.value("build_failures", json::array())) {
+      fmt::print("  not built: {}\n", failure.get<std::string>());
     }
     if (device.contains("error")) fmt::print("  error: {}\n", device["error"].get<std::string>());
   }

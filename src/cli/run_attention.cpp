@@ -30,6 +30,7 @@ json info(const Context& context, const AttentionCall& call, const AttentionOutc
           {"backend", outcome.backend},
           {"layout", to_string(outcome.layout)},
           {"kernels", launches_info(outcome.launches)},
+          {"build_failures", context.build_failures()},
           {"splits", splits(call, outcome)},
           {"times_us",
            {{"metadata", outcome.metadata_us},

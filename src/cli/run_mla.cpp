@@ -115,7 +115,8 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                            {"device", context->capabilities().name},
                            {"driver", context->capabilities().driver_version},
                            {"backend", kMLABackendName},
-                           {"kernels", launches_info(outcome.launches)}});
+                           {"kernels", launches_info(outcome.launches)},
+                           {"build_failures", context->build_failures()}});
 }
 
 }  // namespace clattn::cli

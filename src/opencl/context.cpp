@@ -28,6 +28,10 @@ cl_device_id Context::device() const noexcept {
 const DeviceCapabilities& Context::capabilities() const noexcept {
   return runtime_->capabilities();
 }
+std::vector<std::string> Context::build_failures() const {
+  return runtime_->build_failures();
+}
+
 Queue Context::create_queue(QueueProfiling profiling) const {
   return runtime_->create_queue(profiling);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
@@ -146,6 +148,8 @@ struct Runtime::State {
   OnceMap<std::shared_ptr<Program>> programs;
   OnceMap<std::shared_ptr<KernelPool>> pools;
   OnceMap<std::weak_ptr<void>> shared_objects;
+  std::mutex failures_mutex;
+  std::map<std::string, std::string> failures;
   std::atomic<std::uint64_t> from_source{0};
   std::atomic<std::uint64_t> from_cache{0};
 };
@@ -259,6 +263,19 @@ Queue Runtime::create_queue(QueueProfiling profiling) const {
   Queue queue;
   queue.queue_ = create_command_queue(state_->context.get(), state_->device, profiling);
   return queue;
+}
+
+void Runtime::note_build_failure(std::string_view kernel, std::string_view why) {
+  const std::lock_guard lock(state_->failures_mutex);
+  state_->failures.emplace(kernel, why);
+}
+
+std::vector<std::string> Runtime::build_failures() const {
+  const std::lock_guard lock(state_->failures_mutex);
+  std::vector<std::string> sentences;
+  for (const auto& [kernel, why] : state_->failures)
+    sentences.push_back(fmt::format("{}: {}", kernel, why));
+  return sentences;
 }
 
 std::shared_ptr<void> Runtime::shared_object(const std::string& key,

@@ -147,6 +147,9 @@ class Runtime {
   /// much by itself, they are built as one. What cannot be is left to kernel(). Thread-safe.
   void expect(std::span<const KernelSource> sources);
   BuildCounts build_counts() const noexcept;
+  /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.
+  void note_build_failure(std::string_view kernel, std::string_view why);
+  std::vector<std::string> build_failures() const;
 
   /// What kernels are chosen by; thread-safe.
   RuntimeTuning tuning() const;

@@ -238,6 +238,18 @@ TEST(Cli, TuneWritesWhatItReadsAndTellsWhatItDoesNot) {
       << told.standard_output;
 }
 
+TEST(Cli, KernelsThatDoNotBuildAreTold) {
+  const ScratchDirectory kernels;
+  write_bytes(kernels.path() / "decode_cpu.cl", "broken {");
+  const std::string variables =
+      "CLATTN_KERNEL_DIR=" + kernels.path().string() + " CLATTN_CACHE_DIR=";
+  const ProgramResult devices = run_program("devices", {}, variables);
+  EXPECT_EQ(devices.code, 0);
+  EXPECT_NE(devices.standard_output.find("  not built: decode_"), std::string::npos)
+      << devices.standard_output;
+  EXPECT_NE(devices.standard_output.find(".cl:1:"), std::string::npos) << devices.standard_output;
+}
+
 TEST(Cli, HelpAndVersionSucceed) {
   for (const char* arguments : {"--help", "--version", "run --help", "bench --help"}) {
     const ProgramResult result = run_program(arguments);
