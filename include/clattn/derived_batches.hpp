@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/metadata.hpp>
+#include <clattn/reorder.hpp>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -40,6 +41,57 @@ struct AdvancedBatch {
 /// step finished its prompt), else it is refused. vLLM: FlashInferMetadata.advance_step.
 AdvancedBatch advance_batch(const CommonAttentionMetadata& batch,
                             bool turn_prefills_into_decodes = false);
+
+/// Tokens [begin, end) of a batch.
+struct TokenRange {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  bool operator==(const TokenRange&) const = default;
+};
+
+/// A part of a batch that is run as a batch of its own. Its first and its last request may be cut:
+/// the other tokens of those are in the parts before and behind it.
+struct UBatchSlice {
+  RequestRange request_slice;
+  TokenRange token_slice;
+  bool operator==(const UBatchSlice&) const = default;
+};
+
+/// Cuts a batch into `num_ubatches` slices of `split_point` tokens, the last of which takes what is
+/// left: at least one token. A slice has the requests that own one of its tokens; the last one also
+/// has the requests without tokens at the batch's end. vLLM: maybe_create_ubatch_slices.
+std::vector<UBatchSlice> create_ubatch_slices(const CommonAttentionMetadata& batch,
+                                              std::int32_t split_point,
+                                              std::int32_t num_ubatches = 2);
+
+/// Where the tokens of requests `request_slice` start when the first of those tokens is number 0:
+/// [end - begin + 1]. `query_start_loc` holds ascending prefix sums.
+std::vector<std::int32_t> slice_query_start_locs(std::span<const std::int32_t> query_start_loc,
+                                                 RequestRange request_slice);
+
+/// A slice as a batch. Its tokens are rows token_slice of the whole batch's query, key, value and
+/// output tensors.
+struct SlicedBatch {
+  std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
+  std::vector<std::int32_t> seq_lens;  ///< [num_reqs], up to the last token that the slice has
+  UBatchSlice slice;
+  CommonAttentionMetadata original;
+  /// The slice's requests over this object's arrays and its rows of the original's block table and
+  /// slots: valid while they live unchanged. What is left of a request whose end was cut off may
+  /// stand behind longer ones (any_order).
+  CommonAttentionMetadata metadata() const;
+};
+
+/// The first and the last request of the slice must own its first and last token. Cutting within a
+/// request is for causal attention over a cache: the request's earlier part sees no key of the
+/// later one, which needs the earlier part's keys in the cache. Batches with key_start_loc are
+/// refused. vLLM: _make_metadata_with_slice.
+SlicedBatch make_metadata_with_slice(const UBatchSlice& slice,
+                                     const CommonAttentionMetadata& batch);
+
+/// Each slice as a batch. vLLM: split_attn_metadata.
+std::vector<SlicedBatch> split_attn_metadata(std::span<const UBatchSlice> slices,
+                                             const CommonAttentionMetadata& batch);
 
 /// Decode context parallelism deals each sequence to `dcp_size` ranks in turns of
 /// `cp_kv_cache_interleave_size` tokens.

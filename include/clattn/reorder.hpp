@@ -42,7 +42,9 @@ struct SplitOptions {
   std::int32_t decode_threshold = 1;
   /// All decodes have the first request's query length: the first that differs begins the
   /// prefills. A batch of that one length and of empty rows (padding of a captured batch) is all
-  /// decodes.
+  /// decodes. Tokens past query_start_loc.back() are padding too if the batch ends with rows
+  /// without query tokens, up to decode_threshold of them for each such row, and count with the
+  /// side those rows stand on. Without require_uniform they are refused.
   bool require_uniform = false;
   /// false: requests of `is_prefilling` are prefills however short their queries are.
   bool treat_short_extends_as_decodes = true;

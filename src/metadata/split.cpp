@@ -38,6 +38,19 @@ bool is_padded_uniform(const CommonAttentionMetadata& batch) {
   return true;
 }
 
+/// Tokens that only the empty rows at the batch's end can own: SplitOptions::require_uniform says
+/// which. 0 for what is no padding, which validation then refuses.
+std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOptions& options) {
+  const auto rows = static_cast<std::size_t>(std::max(batch.num_reqs, 0));
+  const auto& starts = batch.query_start_loc;
+  if (!options.require_uniform || starts.size() <= rows) return 0;
+  std::size_t used = rows;
+  while (used > 0 && starts[used - 1] == starts[rows]) --used;
+  const std::int64_t padding = std::int64_t{batch.num_actual_tokens} - starts[rows];
+  const auto most = static_cast<std::int64_t>(rows - used) * options.decode_threshold;
+  return padding > 0 && padding <= most ? static_cast<std::int32_t>(padding) : 0;
+}
+
 void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOptions& options) {
   if (options.treat_short_extends_as_decodes) return;
   if (options.is_prefilling.size() < static_cast<std::size_t>(batch.num_reqs)) {
@@ -54,7 +67,9 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       const SplitOptions& options) {
   const std::int32_t threshold = options.decode_threshold;
   check_threshold(threshold);
-  const std::int32_t longest = detail::validate_queries(batch);
+  CommonAttentionMetadata unpadded = batch;
+  unpadded.num_actual_tokens -= padding_tokens(batch, options);
+  const std::int32_t longest = detail::validate_queries(unpadded);
   check_prefilling_flags(batch, options);
   if (batch.num_reqs == 0) return {};
   const bool by_length = options.treat_short_extends_as_decodes;

@@ -3,6 +3,7 @@
 #include <clattn/reorder.hpp>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "metadata_batch.hpp"
 
@@ -33,6 +34,69 @@ TEST(SplitWithOptions, A1_9_ByLength) {
   EXPECT_EQ(split({5, 1}, {.decode_threshold = 1}), (BatchSplit{0, 2, 0, 6}));
   // A first chunk of one token stands last: what M's order makes and M's split accepts.
   EXPECT_EQ(split({1, 5, 1}, {.decode_threshold = 1}), (BatchSplit{1, 2, 1, 6}));
+}
+
+/// Query lengths, the batch's tokens where padding follows theirs, and the split.
+struct SplitRow {
+  const char* name;
+  Ints query_lens;
+  std::int32_t threshold;
+  bool uniform;
+  BatchSplit expected;
+  std::int32_t padded_tokens = 0;
+};
+
+// The ten rows that vLLM pins, by its names.
+const SplitRow kVllmSplits[] = {
+    {"nonuniform_all_ones", {1, 1, 1}, 1, false, {3, 0, 3, 0}},
+    {"nonuniform_all_short_decodes", {1, 2, 1, 3, 2, 1, 2}, 3, false, {7, 0, 12, 0}},
+    {"nonuniform_all_prefills", {4, 5, 6, 7}, 3, false, {0, 4, 0, 22}},
+    {"nonuniform_mixed_batch", {2, 1, 3, 4, 5, 6, 7, 8}, 4, false, {4, 4, 10, 26}},
+    {"uniform_all_ones", {1, 1, 1}, 1, true, {3, 0, 3, 0}},
+    {"uniform_all_short_decodes", {2, 2, 1, 3, 2, 1, 2}, 3, true, {2, 5, 4, 9}},
+    {"uniform_all_prefills", {4, 5, 6, 7}, 3, true, {0, 4, 0, 22}},
+    {"uniform_mixed_all_uniform_decodes", {2, 2, 2, 4, 5, 6, 7, 8}, 4, true, {3, 5, 6, 30}},
+    {"uniform_mixed_non_uniform_decodes", {2, 1, 2, 4, 5, 6, 7, 8}, 4, true, {1, 7, 2, 33}},
+    {"uniform_padded_batch_all_same", {2, 2, 2, 0}, 3, true, {4, 0, 8, 0}, 8},
+};
+
+BatchSplit split(const SplitRow& row) {
+  const test::Batch batch = batch_of(row.query_lens);
+  CommonAttentionMetadata view = batch.view();
+  if (row.padded_tokens > 0) view.num_actual_tokens = row.padded_tokens;
+  return split_decodes_and_prefills(
+      view, {.decode_threshold = row.threshold, .require_uniform = row.uniform});
+}
+
+TEST(SplitWithOptions, A1_9_RowsOfVLLM) {
+  for (const SplitRow& row : kVllmSplits) EXPECT_EQ(split(row), row.expected) << row.name;
+}
+
+// Padding is tokens that only empty rows at the end can own; all else is refused as ever.
+TEST(SplitWithOptions, A1_9_PaddingIsWhatEmptyRowsAtTheEndCanOwn) {
+  const SplitRow taken[] = {
+      {"two rows", {2, 2, 0, 0}, 2, true, {4, 0, 8, 0}, 8},
+      {"less than the rows could own", {2, 2, 0, 0}, 2, true, {4, 0, 5, 0}, 5},
+      {"one token each", {1, 1, 0}, 1, true, {3, 0, 3, 0}, 3},
+      {"nothing but padding", {0, 0}, 2, true, {2, 0, 4, 0}, 4},
+      {"behind prefills", {2, 2, 9, 0}, 2, true, {2, 2, 4, 11}, 15},
+  };
+  for (const SplitRow& row : taken) EXPECT_EQ(split(row), row.expected) << row.name;
+  const std::pair<SplitRow, const char*> refused[] = {
+      {{"more than they can own", {2, 2, 0}, 2, true, {}, 7},
+       "query_start_loc[3] is 4, legal: 7 (num_actual_tokens)"},
+      {{"no empty row", {2, 2}, 2, true, {}, 5},
+       "query_start_loc[2] is 4, legal: 5 (num_actual_tokens)"},
+      {{"an empty row elsewhere", {2, 0, 2}, 2, true, {}, 5},
+       "query_start_loc[3] is 4, legal: 5 (num_actual_tokens)"},
+      {{"not uniform", {2, 2, 0}, 2, false, {}, 6},
+       "query_start_loc[3] is 4, legal: 6 (num_actual_tokens)"},
+      {{"too few", {2, 2, 0}, 2, true, {}, 3},
+       "request 1: query_start_loc[2] is 4, legal: 2 … 3 (query_start_loc[1] … "
+       "num_actual_tokens)"}};
+  for (const auto& [row, text] : refused) {
+    EXPECT_EQ(error_text([&row = row] { split(row); }), text) << row.name;
+  }
 }
 
 TEST(SplitWithOptions, A1_9_UniformDecodesEndWhereALengthDiffers) {
@@ -91,6 +155,8 @@ ExtendSplit split3(const Ints& query_lens, const Ints& context, std::int32_t thr
 }
 
 TEST(SplitExtends, A1_9_DecodesExtendsPrefills) {
+  // vLLM's row: seq_lens 10, 11, 20, 5, 6.
+  EXPECT_EQ(split3({1, 2, 4, 5, 6}, {9, 9, 16, 0, 0}, 3), (ExtendSplit{2, 1, 2, 3, 4, 11}));
   EXPECT_EQ(split3({1, 1, 5, 7, 9}, {4, 3, 2, 1, 0}), (ExtendSplit{2, 2, 1, 2, 12, 9}));
   EXPECT_EQ(split3({1, 1}, {4, 0}), (ExtendSplit{2, 0, 0, 2, 0, 0}));
   EXPECT_EQ(split3({5, 6}, {4, 3}), (ExtendSplit{0, 2, 0, 0, 11, 0}));
