@@ -124,7 +124,7 @@ KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCac
   }
   const auto reasons = backend.validate_layout(*wanted, config, capabilities);
   if (!reasons.empty()) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("layout: {}", fmt::join(reasons, "; ")));
+    throw Error(ErrorCode::kUnsupported, fmt::format("{}", fmt::join(reasons, "; ")));
   }
   return *wanted;
 }

@@ -174,7 +174,7 @@ TEST(KeysByDim, AWriteStoresEveryTokenInItsPlace) {
           .block_size = 16, .num_kv_heads = 3, .head_size = 24, .dtype = dtype};
       if (dtype == DType::kF16) spec.block_size = 32;
       const clattn::Queue queue = context->create_queue();
-      const std::size_t row = 3 * 24;
+      const std::size_t row = std::size_t{3} * 24;
       const auto key = random_values(slots.size() * row, 1);
       const auto value = random_values(slots.size() * row, 2);
       const auto up = [&](const std::vector<double>& from) {
