@@ -48,6 +48,7 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
  private:
   BatchSummary check(const CommonAttentionMetadata& batch) const;
   void copy_arrays(const CommonAttentionMetadata& batch, std::span<std::byte> bytes);
+  std::size_t largest_step_bytes() const;
   void copy_table(const CommonAttentionMetadata& batch, std::span<std::int32_t> table) const;
 
   std::shared_ptr<const AttentionBackend> backend_;  ///< keeps the plugin loaded
