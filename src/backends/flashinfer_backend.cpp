@@ -25,8 +25,9 @@ namespace {
 struct FlashInferStep : FlashInferMetadata {
   std::vector<std::int64_t> seq_starts;
 
-  /// What follows from the arrays that are there already.
-  void derive() {
+  /// What follows from the arrays that are there already, of up to `max_num_reqs` requests.
+  void derive(std::int32_t max_num_reqs) {
+    seq_starts.reserve(static_cast<std::size_t>(max_num_reqs) + 1);
     seq_starts.assign(seq_lens.size() + 1, 0);
     std::inclusive_scan(seq_lens.begin(), seq_lens.end(), seq_starts.begin() + 1, std::plus<>(),
                         std::int64_t{0});
@@ -111,7 +112,7 @@ class FlashInferBackend final : public AttentionBackend {
     metadata.page_size = config.block_size;
     metadata.data_type = config.cache_dtype();
     metadata.q_data_type = config.dtype;
-    metadata.derive();
+    metadata.derive(step.limits().max_num_reqs);
     metadata.find_profile_run(config.attn_type);
   }
 };

@@ -10,7 +10,6 @@ namespace clattn::detail {
 
 RequestParts::RequestParts(const AttentionConfig& config, std::int64_t query_len,
                            std::int64_t num_keys) {
-  constexpr std::int64_t kScores = std::int64_t{4} << 20;
   constexpr std::string_view kWhat = "workspace";
   const std::int64_t keys =
       checked_mul(num_keys, std::int64_t{config.num_kv_heads} * config.head_size, kWhat);
@@ -33,12 +32,16 @@ class GatheredBuilder final : public AttentionMetadataBuilder {
                   AttentionConfig config, const BuilderOptions& options)
       : context_(std::move(context)),
         config_(std::move(config)),
-        batches_(std::move(backend), context_, config_, checked(options)) {}
+        batches_(std::move(backend), context_, config_, checked(options)),
+        limits_(options.limits) {
+    metadata_.reserve(limits_.max_num_reqs);
+  }
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload, const BuildOptions& options) override {
     const AttentionMetadata& built = batches_.build(queue, batch, upload, options);
-    const std::size_t wanted = bytes(batch);
+    std::size_t wanted = bytes(batch);
+    if (work_.size_bytes() == 0) wanted = std::max(wanted, reserved_bytes());
     if (work_.size_bytes() < wanted) work_ = context_->allocate(wanted);
     metadata_.refresh(built, config_, work_);
     return metadata_;
@@ -78,10 +81,21 @@ class GatheredBuilder final : public AttentionMetadataBuilder {
     }
     return static_cast<std::size_t>(most) * sizeof(float);
   }
+  /// What no request within the limits exceeds, as far as kMaxWorkspaceBytes reaches: the longest
+  /// one's keys and scores, and every token's rows.
+  std::size_t reserved_bytes() const {
+    const RequestParts longest(config_, 1, limits_.max_model_len);
+    const std::int64_t rows = std::int64_t{config_.num_heads} * config_.head_size * 2;
+    const std::int64_t most =
+        longest.end + rows * limits_.max_num_batched_tokens + RequestParts::kScores;
+    return std::min({static_cast<std::size_t>(most) * sizeof(float), kMaxWorkspaceBytes,
+                     static_cast<std::size_t>(context_->capabilities().max_alloc_bytes)});
+  }
 
   std::shared_ptr<Context> context_;
   AttentionConfig config_;
   PluginMetadataBuilder batches_;
+  BatchLimits limits_;
   Buffer work_;
   GatheredMetadata metadata_;
 };

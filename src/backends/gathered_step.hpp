@@ -16,6 +16,7 @@ inline constexpr std::string_view kGatheredName = "backend CLBLAST";
 
 /// Where the parts of one request's arithmetic lie in the workspace, in f32 elements.
 struct RequestParts {
+  static constexpr std::int64_t kScores = std::int64_t{4} << 20;  ///< at a time, of several tokens
   std::int64_t tokens = 0;  ///< queries at a time, so that their scores stay small
   std::int64_t k = 0, v = 0, q = 0, sums = 0, scores = 0, end = 0;
 
@@ -25,6 +26,9 @@ struct RequestParts {
 /// A step's batch on host and device, and the memory that its layers compute in.
 class GatheredMetadata final : public AttentionMetadata {
  public:
+  void reserve(std::int32_t max_num_reqs) {
+    keys_at_.reserve(static_cast<std::size_t>(max_num_reqs) + 1);
+  }
   void refresh(const AttentionMetadata& built, const AttentionConfig& config, const Buffer& work) {
     static_cast<AttentionMetadata&>(*this) = built;
     plan_ = &dynamic_cast<const PluginMetadata&>(built);
@@ -57,7 +61,8 @@ class GatheredMetadata final : public AttentionMetadata {
   std::vector<std::int32_t> keys_at_;
 };
 
-/// The workspace, of the step's longest request, is the metadata's: builders share none. Throws
+/// The workspace, of the step's longest request, is the metadata's: builders share none. The first
+/// step takes what the limits allow, up to kMaxWorkspaceBytes, beyond which it grows. Throws
 /// kUnsupported for options that cut the work.
 std::unique_ptr<AttentionMetadataBuilder> make_gathered_builder(
     std::shared_ptr<const AttentionBackend> backend, std::shared_ptr<Context> context,

@@ -59,6 +59,16 @@ std::size_t PluginMetadataBuilder::workspace_bytes(const CommonAttentionMetadata
   return 0;
 }
 
+/// Bytes of the largest step within the limits, block tables up to a million entries.
+std::size_t PluginMetadataBuilder::largest_step_bytes() const {
+  constexpr std::int64_t kPages = std::int64_t{1} << 20;
+  const std::int64_t reqs = limits_.max_num_reqs;
+  const std::int64_t pages = reqs * page_count(limits_.max_model_len, metadata_.block_size_);
+  const std::int64_t ints = 2 * reqs + 1 + std::min(pages, kPages);
+  return static_cast<std::size_t>(limits_.max_num_batched_tokens) * sizeof(std::int64_t) +
+         static_cast<std::size_t>(ints) * sizeof(std::int32_t);
+}
+
 void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
                                        std::span<std::int32_t> table) const {
   if (source_ == KeySource::kContiguous) return;
@@ -141,6 +151,7 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   next.query_start_loc_bytes = take(reqs + 1);
   next.seq_lens_bytes = take(reqs);
   next.block_table_bytes = take(reqs * static_cast<std::size_t>(next.block_table_stride));
+  if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, total);
   step = next;
   copy_arrays(batch, bytes);

@@ -51,6 +51,7 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
  private:
   BatchSummary check(const CommonAttentionMetadata& batch) const;
   void copy_arrays(const CommonAttentionMetadata& batch, std::span<std::byte> bytes);
+  std::size_t largest_step_bytes() const;
   void copy_table(const CommonAttentionMetadata& batch, std::span<std::int32_t> table) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
 

@@ -88,6 +88,7 @@ class PagedStep {
   bool fits_graph(const CommonAttentionMetadata& batch) const;
 
   const PagedStepView& view() const noexcept { return view_; }
+  const BatchLimits& limits() const noexcept { return options_.limits; }
   const AttentionKernels& kernels() const noexcept { return *kernels_; }
   std::span<const std::int64_t> slots() const noexcept { return slots_; }
   std::span<const std::int32_t> pages() const noexcept { return pages_; }
