@@ -58,9 +58,7 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const std::vector<BlockPair> mapping = read_mapping(file);
 
   const auto context = Context::create(options.device);
-  const AttentionBackend& backend = backend_name.empty() || backend_name == "auto"
-                                        ? *list_attn_backends()[0]
-                                        : find_backend(backend_name);
+  const AttentionBackend& backend = backend_named(backend_name);
   const KVCacheLayout layout = choose_layout(backend, wanted, &context->capabilities());
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   KVCache cache = make_cache(*context, backend, layout,
