@@ -325,6 +325,19 @@ TEST(Cli, ReplaysOfNoTimeStillRunAndVerifyAStep) {
       << result.standard_output;
 }
 
+TEST(Cli, ReplaysVerifyRowsOfQuantizedCaches) {
+  for (const std::string type : {"fp8_e4m3", "fp8_e5m2", "int8"}) {
+    const ProgramResult result = run_program(
+        "replay --requests 2 --length-scale 0.01 --layers 1 --heads 2 --kv-heads 1 --head-size 64 "
+        "--verify 1 --no-progress --json - --kv-dtype " +
+        type);
+    EXPECT_EQ(result.code, 0) << type << ": " << result.standard_error;
+    const std::string& report = result.standard_output;
+    EXPECT_NE(report.find("\"kv_cache_dtype\": \"" + type), std::string::npos) << report;
+    EXPECT_EQ(report.find("\"rows\": 0,"), std::string::npos) << report;
+  }
+}
+
 TEST(Cli, TuneWritesWhatItReadsAndTellsWhatItDoesNot) {
   const ScratchDirectory scratch;
   const std::filesystem::path file = scratch.path() / "new" / "tuning.txt";
