@@ -63,7 +63,9 @@ std::size_t PluginMetadataBuilder::workspace_bytes(const CommonAttentionMetadata
 std::size_t PluginMetadataBuilder::largest_step_bytes() const {
   constexpr std::int64_t kPages = std::int64_t{1} << 20;
   const std::int64_t reqs = limits_.max_num_reqs;
-  const std::int64_t pages = reqs * page_count(limits_.max_model_len, metadata_.block_size_);
+  const std::int64_t pages = source_ == KeySource::kContiguous
+                                 ? 0
+                                 : reqs * page_count(limits_.max_model_len, metadata_.block_size_);
   const std::int64_t ints = 2 * reqs + 1 + std::min(pages, kPages);
   return static_cast<std::size_t>(limits_.max_num_batched_tokens) * sizeof(std::int64_t) +
          static_cast<std::size_t>(ints) * sizeof(std::int32_t);

@@ -42,6 +42,17 @@ float positive_number(const char* name, const std::string& text, float unset) {
   return value;
 }
 
+/// Switches are on when unset.
+bool is_on(const char* name, std::string_view text) {
+  for (const std::string_view on : {"", "1", "on", "true", "yes"}) {
+    if (text == on) return true;
+  }
+  for (const std::string_view off : {"0", "off", "false", "no"}) {
+    if (text == off) return false;
+  }
+  throw_invalid("{} is '{}', legal: 0, off, false, no, 1, on, true, yes", name, text);
+}
+
 }  // namespace
 
 Environment parse_environment(const std::function<const char*(const char*)>& get) {
@@ -66,12 +77,8 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   number("CLATTN_Q_SCALE_CONSTANT", result.q_scale_constant);
   number("CLATTN_K_SCALE_CONSTANT", result.k_scale_constant);
   number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
-  const auto is_on = [&](const char* name) {
-    const std::string value = text(name);
-    return value != "0" && value != "off";
-  };
-  result.cache_enabled = is_on("CLATTN_CACHE");
-  result.tuning_enabled = is_on("CLATTN_TUNING");
+  result.cache_enabled = is_on("CLATTN_CACHE", text("CLATTN_CACHE"));
+  result.tuning_enabled = is_on("CLATTN_TUNING", text("CLATTN_TUNING"));
   return result;
 }
 

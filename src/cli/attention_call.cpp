@@ -104,17 +104,6 @@ CommonAttentionMetadata AttentionCall::batch() const {
   return batch;
 }
 
-const AttentionBackend& find_backend(const std::string& name) {
-  std::vector<std::string_view> names;
-  for (const AttentionBackend* backend : list_attn_backends()) {
-    if (backend->name() == name) return *backend;
-    names.push_back(backend->name());
-  }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("backend: \"{}\" is unknown; expected one of {}", name, fmt::join(names, ", ")));
-}
-
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
                             const AttentionConfig& config, const DeviceCapabilities* capabilities) {
   if (!wanted) wanted = get_kv_cache_layout();

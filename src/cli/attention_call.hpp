@@ -87,9 +87,6 @@ LogicalCache expected_cache(const AttentionCall& call);
 /// The same call for the oracle: stored keys and values applied, everything widened to double.
 oracle::AttentionCase oracle_case(const AttentionCall& call);
 
-/// The registry entry of a name; throws kInvalidArgument listing what there is.
-const AttentionBackend& find_backend(const std::string& name);
-
 /// The layout to use: the wanted one if validate_layout() has no reasons against it (kUnsupported
 /// with them otherwise), else the backend's own.
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,

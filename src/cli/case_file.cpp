@@ -178,21 +178,36 @@ std::vector<double> CaseFile::numbers(const std::string& key, std::int64_t count
 }
 
 bool CaseFile::has_array(std::string_view name) const {
-  std::error_code ignored;
-  return std::filesystem::exists(directory_ / fmt::format("{}.npy", name), ignored);
+  const std::string file = fmt::format("{}.npy", name);
+  known_arrays_.insert(file);
+  std::error_code ignored;  // a link to nothing is there: reading it tells what is wrong
+  return std::filesystem::exists(std::filesystem::symlink_status(directory_ / file, ignored));
+}
+
+void CaseFile::refuse_unknown_arrays(const CaseOutputs& outputs) const {
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+    const std::string file = entry.path().filename().string();
+    if (entry.path().extension() != ".npy" || known_arrays_.contains(file)) continue;
+    if (outputs.has(file)) continue;
+    refuse("{}: this operation has no use for it; it knows {}", file,
+           fmt::join(known_arrays_, ", "));
+  }
 }
 
 NpyArray CaseFile::array(std::string_view name, std::string_view descr,
                          std::span<const std::int64_t> shape) const {
-  NpyArray array = npy::read_npy(directory_ / fmt::format("{}.npy", name));
-  if (!descr.empty() && array.descr != descr) {
-    refuse("{}.npy: expected element type {}, got {}", name, descr, array.descr);
-  }
-  if (!shape_fits(array.shape, shape)) {
-    refuse("{}.npy: expected shape {}, got {}", name, wanted_text(shape),
-           npy::shape_text(array.shape));
-  }
-  return array;
+  const auto accept = [&](const NpyArray& array) {
+    if (!descr.empty() && array.descr != descr) {
+      refuse("{}.npy: expected element type {}, got {}", name, descr, array.descr);
+    }
+    if (!shape_fits(array.shape, shape)) {
+      refuse("{}.npy: expected shape {}, got {}", name, wanted_text(shape),
+             npy::shape_text(array.shape));
+    }
+  };
+  const std::string file = fmt::format("{}.npy", name);
+  known_arrays_.insert(file);
+  return npy::read_npy(directory_ / file, accept);
 }
 
 std::vector<std::int64_t> CaseFile::indices64(std::string_view name,

@@ -12,6 +12,7 @@
 #include "cli/check_report.hpp"
 #include "cli/check_variants.hpp"
 #include "cli/commands.hpp"
+#include "cli/run.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -43,7 +44,7 @@ void add_check_command(CLI::App& app) {
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
   command->callback([arguments] {
-    if (!arguments->backend.empty()) static_cast<void>(find_backend(arguments->backend));
+    if (!arguments->backend.empty()) static_cast<void>(backend_named(arguments->backend));
     const std::shared_ptr<Context> context = Context::create(arguments->device);
     const bool work_passed = check_work(context, arguments->backend);
     const bool variants_passed = check_variants(context, arguments->backend);

@@ -41,13 +41,25 @@ namespace {
 
 using nlohmann::json;
 
-/// What every backend says about the shape, and the kernels of the first that takes it.
-json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig& config) {
+/// The selector's answer, or null and in `why_none` its reasons.
+const AttentionBackend* selected(const AttentionConfig& config,
+                                 const DeviceCapabilities* capabilities, std::string& why_none) {
+  try {
+    return &get_attn_backend(config, capabilities);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    why_none = error.what();
+    return nullptr;
+  }
+}
+
+/// What every backend says about the shape, and the kernels of those that take it.
+json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                 const AttentionBackend* chosen) {
   const DeviceCapabilities& capabilities = context->capabilities();
   json backends = json::array();
-  const BackendChoice choice = choose_attn_backend(config, &capabilities);
   for (const AttentionBackend* backend : list_attn_backends()) {
-    json row = {{"name", backend->name()}, {"chosen", backend == choice.backend.get()}};
+    json row = {{"name", backend->name()}, {"chosen", backend == chosen}};
     const std::vector<std::string> reasons = backend->validate_configuration(config, &capabilities);
     row["rejected_because"] = reasons;
     if (reasons.empty()) {
@@ -72,9 +84,12 @@ json device_json(const Device& device, const AttentionConfig& config) {
   try {
     const std::shared_ptr<Context> context = Context::create(device);
     row["capabilities"] = capabilities_json(context->capabilities());
-    row["backends"] = choice_json(context, config);
+    std::string why_none;
+    const AttentionBackend* chosen = selected(config, &context->capabilities(), why_none);
+    row["backends"] = choice_json(context, config, chosen);
     row["tuning_problems"] = tuning_problems(*context);
     row["build_failures"] = context->build_failures();
+    if (chosen == nullptr) row["error"] = why_none;
   } catch (const Error& error) {
     row["error"] = error.what();
   }
@@ -159,6 +174,8 @@ void add_devices_command(CLI::App& app) {
   command->add_flag("--json", arguments->as_json, "Print JSON");
   command->callback([arguments] {
     const AttentionConfig config = arguments->shape.config();
+    std::string ignored;  // what matters here is that a wrong CLATTN_BACKEND throws
+    static_cast<void>(selected(config, nullptr, ignored));
     json devices = json::array();
     for (const Device& device : list_devices()) devices.push_back(device_json(device, config));
     if (arguments->as_json) {

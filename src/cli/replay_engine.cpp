@@ -3,9 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <numeric>
 #include <utility>
+
+#include "cli/device_memory.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -20,8 +23,9 @@ double event_us(const Event& event) {
   return static_cast<double>(event.duration_ns()) * 1e-3;
 }
 
-// A pattern of set bits is a NaN in f32, f16 and bf16 alike.
+// A pattern of set bits is a NaN in f32, f16, bf16 and fp8 alike.
 constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
+constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: twice what the pool holds
 
 KVCacheLayout choose_layout(const AttentionBackend& backend, const Context& context,
                             const EngineConfig& config) {
@@ -80,11 +84,14 @@ void Engine::make_caches() {
   cache_buffers_ = allocate_kv_cache(*context_, queue_, caches);
   for (const std::string& name : caches.groups[0].layer_names) {
     caches_.push_back(reshape_kv_cache(cache_buffers_.at(name), spec, backend_, layout_));
+    if (is_quantized(spec.dtype)) {
+      set_scales(*context_, queue_, std::array{kPoolCacheScale, kPoolCacheScale}, caches_.back());
+    }
   }
 }
 
-void Engine::fill_with_nan(const Buffer& buffer) const {
-  queue_.fill(buffer, kNanPattern, 0, buffer.size_bytes() / 4 * 4);
+void Engine::poison(const Buffer& buffer, std::uint32_t bits) const {
+  queue_.fill(buffer, bits, 0, buffer.size_bytes() / 4 * 4);
 }
 
 void Engine::warm_up_and_poison() {
@@ -110,7 +117,10 @@ void Engine::warm_up_and_poison() {
     run(batch, 0);
   }
   kernel_use_.clear();
-  for (const auto& [name, buffer] : cache_buffers_) fill_with_nan(buffer);
+  const bool has_nan = config_.attention.cache_dtype() != DType::kInt8;
+  for (const auto& [name, buffer] : cache_buffers_) {
+    poison(buffer, has_nan ? kNanPattern : kFarCodes);
+  }
   queue_.finish();
 }
 
@@ -128,7 +138,7 @@ std::span<const std::int32_t> Engine::order(const ScheduledStep& step) {
 StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
                       std::optional<std::int32_t> capture_layer) {
   if (capture_layer) {
-    fill_with_nan(captured_);
+    poison(captured_, kNanPattern);
     queue_.finish();
   }
   StepTimes times;

@@ -75,7 +75,7 @@ class Engine {
 
  private:
   static constexpr std::int64_t kLayerShift = 61;  // layers meet different rows
-  void fill_with_nan(const Buffer& buffer) const;
+  void poison(const Buffer& buffer, std::uint32_t bits) const;
   void make_caches();
   /// Books a finished launch under its kernel; returns its time in microseconds.
   double count_launch(std::string_view kernel, const Event& event);

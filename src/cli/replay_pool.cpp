@@ -43,13 +43,14 @@ void SyntheticPool::make_values(Tensor& tensor, const AttentionConfig& config, b
                                 double amplitude) {
   const oracle::Element input = element_of(config.dtype);
   const oracle::Element cache = element_of(config.cache_dtype());
+  const double scale = is_quantized(config.cache_dtype()) ? kPoolCacheScale : 1.0;
   tensor.bits.resize(kNumValues);
   tensor.values.resize(kNumValues);
   for (std::size_t i = 0; i < kNumValues; ++i) {
     const double uniform = static_cast<double>(mix64(~tensor.salt + i) >> 11U) * 0x1p-53;
     tensor.bits[i] = oracle::encode(input, amplitude * (2 * uniform - 1));
     const double value = oracle::decode(input, tensor.bits[i]);
-    tensor.values[i] = cached ? oracle::round_to(cache, value) : value;
+    tensor.values[i] = cached ? scale * oracle::round_to(cache, value / scale) : value;
   }
 }
 

@@ -6,6 +6,10 @@
 
 namespace clattn::cli {
 
+/// k_scale and v_scale of quantized caches: a power of two, so that it rounds nothing itself, with
+/// room in every such type for the pool's keys and values, which lie in [-1, 1].
+inline constexpr float kPoolCacheScale = 1.0F / 64;
+
 enum class PoolTensor : std::uint8_t { kQuery, kKey, kValue };
 
 /// Random query, key and value rows on the device, made once. A step of n tokens uses n consecutive

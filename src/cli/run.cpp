@@ -35,29 +35,56 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"concat_and_cache_mla", run_concat_and_cache_mla},
     {"mla_decode", run_mla_decode},
     {"make_local_attention_virtual_batches", run_local_virtual_batches},
-    {"advance_step", run_advance_step},
+    {"advance_step", run_advance_step_anywhere},
 }};
 
 constexpr std::array<std::string_view, 7> kCacheTypes = {"auto",     "f32",      "f16", "bf16",
                                                          "fp8_e4m3", "fp8_e5m2", "int8"};
 
+/// Factors of a scale: one, or one a head, each > 0 as f32; of caches that are not quantized 1.
+std::vector<double> read_factors(CaseFile& file, const char* key, DType cache_dtype,
+                                 std::int32_t num_heads) {
+  std::vector<double> factors = file.numbers(key, num_heads, 1.0);
+  for (const double factor : factors) {
+    if (!(static_cast<float>(factor) > 0)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("case.json: {}: expected numbers > 0, got {}", key, factor));
+    }
+    if (factor != 1 && !is_quantized(cache_dtype)) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("case.json: {}: {} is not supported with a cache of {}; expected 1 "
+                              "unless kv_cache_dtype is fp8_e4m3, fp8_e5m2 or int8",
+                              key, factor, to_string(cache_dtype)));
+    }
+  }
+  return factors;
+}
+
+/// Outputs may have inputs' names: in the case's own folder, however it is spelt, they would
+/// replace them.
+void refuse_own_folder(const std::filesystem::path& directory, const std::filesystem::path& out) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::equivalent(directory, fs::weakly_canonical(out, ignored), ignored)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--out: {} is the case's own folder; expected another", out.string()));
+}
+
 void run_case(const std::filesystem::path& directory, std::filesystem::path out,
               const RunOptions& options) {
+  if (out.empty()) out = directory / "out";
+  refuse_own_folder(directory, out);
   CaseFile file(directory);
-  const std::string op = file.text("op");
+  std::vector<std::string_view> names;
+  names.reserve(kOperations.size());
+  for (const OperationRow& each : kOperations) names.push_back(each.name);
+  static_cast<void>(file.text("op"));  // required
+  const std::string op = file.choice("op", names, "");
   const auto* const row = std::find_if(kOperations.begin(), kOperations.end(),
                                        [&](const OperationRow& each) { return each.name == op; });
-  if (row == kOperations.end()) {
-    std::vector<std::string_view> names;
-    names.reserve(kOperations.size());
-    for (const OperationRow& each : kOperations) names.push_back(each.name);
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("case.json: op: \"{}\" is unknown; expected one of {}", op,
-                            fmt::join(names, ", ")));
-  }
   CaseOutputs outputs;
   row->run(file, options, outputs);
-  if (out.empty()) out = directory / "out";
+  file.refuse_unknown_arrays(outputs);
   outputs.write(out);
 }
 
@@ -82,25 +109,10 @@ std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
 }
 
 std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads) {
-  std::array<std::vector<double>, 2> factors;
-  bool per_head = false;
-  for (std::size_t i = 0; i < factors.size(); ++i) {
-    const char* const key = i == 0 ? "k_scale" : "v_scale";
-    factors.at(i) = file.numbers(key, num_kv_heads, 1.0);
-    per_head = per_head || factors.at(i).size() > 1;
-    for (const double factor : factors.at(i)) {
-      if (!(static_cast<float>(factor) > 0)) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("case.json: {}: expected numbers > 0, got {}", key, factor));
-      }
-      if (factor != 1 && !is_quantized(cache_dtype)) {
-        throw Error(ErrorCode::kUnsupported,
-                    fmt::format("case.json: {}: {} is not supported with a cache of {}; expected 1 "
-                                "unless kv_cache_dtype is fp8_e4m3, fp8_e5m2 or int8",
-                                key, factor, to_string(cache_dtype)));
-      }
-    }
-  }
+  const std::array<std::vector<double>, 2> factors = {
+      read_factors(file, "k_scale", cache_dtype, num_kv_heads),
+      read_factors(file, "v_scale", cache_dtype, num_kv_heads)};
+  const bool per_head = factors[0].size() > 1 || factors[1].size() > 1;
   std::vector<float> scales;
   if (!is_quantized(cache_dtype)) return scales;
   for (const std::vector<double>& each : factors) {
@@ -111,6 +123,10 @@ std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t n
     }
   }
   return scales;
+}
+
+float read_scale(CaseFile& file, DType cache_dtype) {
+  return static_cast<float>(read_factors(file, "k_scale", cache_dtype, 1).front());
 }
 
 std::optional<KVCacheLayout> read_layout(CaseFile& file) {
@@ -134,6 +150,17 @@ nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {
 std::string read_backend(CaseFile& file, const RunOptions& options) {
   const std::string named = file.text("backend", "");
   return options.backend.empty() ? named : options.backend;
+}
+
+const AttentionBackend& backend_named(const std::string& name) {
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    if (backend->name() == name) return *backend;
+  }
+  AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = 64;
+  config.block_size = 16;
+  return get_attn_backend(config, nullptr, name);
 }
 
 CommonAttentionMetadata BatchArrays::metadata() const {

@@ -31,6 +31,8 @@ void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
 void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+/// The same on the device, or by host loops where there is none and none is named.
+void run_advance_step_anywhere(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
@@ -53,6 +55,8 @@ std::optional<DType> read_kv_cache_dtype(CaseFile& file);
 /// k_scale and v_scale as KVCache::scales has them, [2][1 or num_kv_heads]; empty for caches that
 /// are not quantized, where any factor but 1 throws kUnsupported.
 std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads);
+/// One factor of a cache that is shared by all heads: k_scale, 1 if not given; checked as those.
+float read_scale(CaseFile& file, DType cache_dtype);
 /// The type that an array of a tensor or cache stands for; <u2 is bf16, |u1 fp8 e4m3.
 DType dtype_of(const NpyArray& array, std::string_view file);
 /// A parameter that repeats what the arrays say, if stated.
@@ -65,6 +69,9 @@ nlohmann::json device_info(std::string_view op, const Context& context, const Ev
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches);
 std::optional<KVCacheLayout> read_layout(CaseFile& file);
 std::string read_backend(CaseFile& file, const RunOptions& options);
+/// The backend of a name, for what no configuration restricts; of "" and "auto" the selector's
+/// choice for a common shape, which CLATTN_BACKEND forces. Throws as get_attn_backend().
+const AttentionBackend& backend_named(const std::string& name);
 
 /// Throws kUnsupported naming the option when `set`.
 void refuse_option(bool set, std::string_view option);

@@ -58,9 +58,7 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const std::vector<BlockPair> mapping = read_mapping(file);
 
   const auto context = Context::create(options.device);
-  const AttentionBackend& backend = backend_name.empty() || backend_name == "auto"
-                                        ? *list_attn_backends()[0]
-                                        : find_backend(backend_name);
+  const AttentionBackend& backend = backend_named(backend_name);
   AttentionConfig config;
   config.block_size = static_cast<std::int32_t>(shape[1]);
   const KVCacheLayout layout = choose_layout(backend, wanted, config, &context->capabilities());

@@ -22,8 +22,7 @@ void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOut
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "kv_lora_rank", kHeadSize, latent.shape[1]);
   require_extent(file, "rope_dim", kHeadSize, rope.shape[1]);
-  const std::vector<double> scale = file.numbers("k_scale", 1, 1.0);
-  refuse_option(!is_quantized(cache_dtype) && scale[0] != 1.0, "k_scale of a float cache");
+  const float scale = read_scale(file, cache_dtype);
   file.refuse_unknown_keys();
   latent = file.array("kv_c", descr_of(dtype), latent.shape);
   rope = file.array("k_pe", descr_of(dtype), rope.shape);
@@ -39,9 +38,8 @@ void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOut
   cache.block_size = static_cast<std::int32_t>(shape[1]);
   cache.kv_lora_rank = static_cast<std::int32_t>(latent.shape[1]);
   cache.rope_dim = static_cast<std::int32_t>(rope.shape[1]);
-  const auto factor = static_cast<float>(scale[0]);
   if (is_quantized(cache_dtype)) {
-    cache.scale = upload(*context, queue, std::span<const float>(&factor, 1));
+    cache.scale = upload(*context, queue, std::span<const float>(&scale, 1));
   }
   const Buffer kv_c = upload(*context, queue, std::span<const std::byte>(latent.data));
   const Buffer k_pe = upload(*context, queue, std::span<const std::byte>(rope.data));

@@ -40,10 +40,6 @@ void require_query_start_loc(const BatchArrays& batch) {
                           batch.seq_lens.size() + 1));
 }
 
-std::string reasons_text(const std::vector<std::string>& reasons) {
-  return fmt::format("{}", fmt::join(reasons, "; "));
-}
-
 }  // namespace
 
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions& /*options*/,
@@ -145,7 +141,7 @@ void run_local_virtual_batches(CaseFile& file, const RunOptions& /*options*/,
 void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   if (options.backend.empty()) static_cast<void>(file.text("backend"));  // required
   const std::string name = read_backend(file, options);
-  const AttentionBackend& backend = find_backend(name);
+  const AttentionBackend& backend = backend_named(name);
   KVCacheSpec spec;
   const std::int64_t num_blocks = file.integer("num_blocks", {0, INT32_MAX});
   spec.block_size = read_block_size(file);
@@ -194,22 +190,12 @@ void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& 
   config.use_mla = file.boolean("use_mla", false);
   if (file.boolean("has_sink", false)) config.sinks = {0.0F};
   file.refuse_unknown_keys();
-  std::shared_ptr<const AttentionBackend> chosen;
+  const AttentionBackend& chosen = get_attn_backend(config, nullptr, options.backend);
   json rejected = json::object();
-  if (!options.backend.empty()) {
-    chosen = get_attn_backend(config, nullptr, options.backend).shared_from_this();
-  } else {
-    const BackendChoice choice = choose_attn_backend(config, nullptr);
-    chosen = choice.backend;
-    for (const BackendChoice::Rejection& row : choice.rejected) {
-      rejected[std::string(row.name)] = reasons_text(row.reasons);
-    }
+  for (const BackendChoice::Rejection& row : choose_attn_backend(config, nullptr).rejected) {
+    rejected[row.name] = fmt::format("{}", fmt::join(row.reasons, "; "));
   }
-  if (chosen == nullptr) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("no backend supports this configuration: {}", rejected.dump()));
-  }
-  outputs.add("result", json{{"backend", chosen->name()}, {"rejected", rejected}});
+  outputs.add("result", json{{"backend", chosen.name()}, {"rejected", rejected}});
 }
 
 }  // namespace clattn::cli

@@ -65,9 +65,7 @@ MLACase read_mla_case(CaseFile& file) {
   config.num_heads = static_cast<std::int32_t>(any_query.shape[1]);
   if (file.has("scale")) config.scale = static_cast<float>(file.number("scale"));
   call.num_splits = static_cast<std::int32_t>(file.integer("num_splits", {0, 65536}, 0));
-  call.kv_scale = static_cast<float>(file.numbers("k_scale", 1, 1.0).front());
-  refuse_option(call.kv_scale != 1.0F && !is_quantized(config.cache_dtype()),
-                "k_scale with a cache that is not quantized");
+  call.kv_scale = read_scale(file, config.cache_dtype());
   file.refuse_unknown_keys();
 
   mla.batch = read_batch(file);
@@ -87,6 +85,7 @@ MLACase read_mla_case(CaseFile& file) {
 }  // namespace
 
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  if (!options.backend.empty()) static_cast<void>(backend_named(options.backend));
   refuse_option(!options.backend.empty() && options.backend != kMLABackendName,
                 fmt::format("--backend {} for mla_decode", options.backend));
   const MLACase mla = read_mla_case(file);

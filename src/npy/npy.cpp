@@ -157,6 +157,70 @@ std::optional<std::int64_t> size_bytes_of(const NpyArray& array) {
   return bytes;
 }
 
+constexpr std::size_t kLongestPreamble = 12, kLongestHeader = 65535;
+
+/// A file up to its data: the array's type and shape, and how many bytes that was.
+struct Head {
+  NpyArray array;
+  std::size_t bytes = 0;
+};
+
+/// `front` is the start of a file of `file_bytes`: all of it, or as much as a header may take.
+Head parse_head(std::span<const std::byte> front, std::uintmax_t file_bytes,
+                std::string_view name) {
+  const std::string_view text(reinterpret_cast<const char*>(front.data()), front.size());
+  if (!text.starts_with(kMagic)) refuse(name, "not a .npy file");
+  if (text.size() < kLongestPreamble) refuse(name, "truncated in the header");
+  const int major = std::to_integer<int>(front[6]);
+  if (major < 1 || major > 3) {
+    refuse(name, "format version {} is not accepted; expected 1 to 3", major);
+  }
+  const std::size_t length_bytes = major == 1 ? 2 : 4;
+  std::size_t header_bytes = 0;
+  for (std::size_t i = 0; i < length_bytes; ++i) {
+    header_bytes |= std::to_integer<std::size_t>(front[8 + i]) << (8 * i);
+  }
+  const std::size_t start = 8 + length_bytes;
+  if (header_bytes > file_bytes - start) refuse(name, "truncated in the header");
+  if (header_bytes > kLongestHeader) {
+    refuse(name, "header of {} bytes; expected at most {}", header_bytes, kLongestHeader);
+  }
+  Head head{HeaderReader(text.substr(start, header_bytes), name).read(), start + header_bytes};
+
+  const NpyArray& array = head.array;
+  const std::optional<std::int64_t> expected = size_bytes_of(array);
+  if (!expected) refuse(name, "shape {} overflows", shape_text(array.shape));
+  if (std::cmp_not_equal(*expected, file_bytes - head.bytes)) {
+    refuse(name, "holds {} bytes of data; expected {} for {} {}", file_bytes - head.bytes,
+           *expected, array.descr, shape_text(array.shape));
+  }
+  return head;
+}
+
+/// A pipe or a device could block or never end, so only regular files are read.
+std::uintmax_t regular_file_size(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code failure;
+  const fs::file_type type = fs::status(path, failure).type();
+  const auto fail = [&](std::string_view why) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: {}", path.string(), why));
+  };
+  if (type == fs::file_type::not_found) fail("no such file");
+  if (type == fs::file_type::none) fail(failure.message());
+  if (type == fs::file_type::directory) fail("a folder; expected a file");
+  if (type != fs::file_type::regular) fail("neither a file nor a link to one");
+  const std::uintmax_t size = fs::file_size(path, failure);
+  if (failure) fail(failure.message());
+  return size;
+}
+
+void read_into(std::ifstream& file, std::span<std::byte> bytes, const std::filesystem::path& path) {
+  if (!file.read(reinterpret_cast<char*>(bytes.data()),
+                 static_cast<std::streamsize>(bytes.size()))) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be read", path.string()));
+  }
+}
+
 }  // namespace
 
 std::int64_t NpyArray::num_elements() const {
@@ -170,21 +234,14 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 }
 
 std::vector<std::byte> read_file(const std::filesystem::path& path, std::uintmax_t limit_bytes) {
-  std::error_code failure;
-  // A pipe or a device could block or never end.
-  if (!std::filesystem::is_regular_file(path, failure)) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: no such file", path.string()));
-  }
-  const std::uintmax_t size = std::filesystem::file_size(path, failure);
-  if (failure || size > limit_bytes) {
+  const std::uintmax_t size = regular_file_size(path);
+  if (size > limit_bytes) {
     throw Error(ErrorCode::kIo, fmt::format("{}: larger than the {} bytes accepted here",
                                             path.string(), limit_bytes));
   }
   std::ifstream file(path, std::ios::binary);
   std::vector<std::byte> bytes(static_cast<std::size_t>(size));
-  if (!file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size))) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be read", path.string()));
-  }
+  read_into(file, bytes, path);
   return bytes;
 }
 
@@ -219,36 +276,25 @@ std::string_view descr_of(DType dtype) {
 }
 
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name) {
-  const std::string_view text(reinterpret_cast<const char*>(image.data()), image.size());
-  if (!text.starts_with(kMagic)) refuse(name, "not a .npy file");
-  if (text.size() < 12) refuse(name, "truncated in the header");
-  const int major = std::to_integer<int>(image[6]);
-  if (major < 1 || major > 3) {
-    refuse(name, "format version {} is not accepted; expected 1 to 3", major);
-  }
-  const std::size_t length_bytes = major == 1 ? 2 : 4;
-  std::size_t header_bytes = 0;
-  for (std::size_t i = 0; i < length_bytes; ++i) {
-    header_bytes |= std::to_integer<std::size_t>(image[8 + i]) << (8 * i);
-  }
-  const std::size_t start = 8 + length_bytes;
-  if (header_bytes > text.size() - start) refuse(name, "truncated in the header");
-  NpyArray array = HeaderReader(text.substr(start, header_bytes), name).read();
-
-  const std::optional<std::int64_t> expected = size_bytes_of(array);
-  if (!expected) refuse(name, "shape {} overflows", shape_text(array.shape));
-  const std::span<const std::byte> data = image.subspan(start + header_bytes);
-  if (std::cmp_not_equal(*expected, data.size())) {
-    refuse(name, "holds {} bytes of data; expected {} for {} {}", data.size(), *expected,
-           array.descr, shape_text(array.shape));
-  }
-  array.data.assign(data.begin(), data.end());
-  return array;
+  Head head = parse_head(image, image.size(), name);
+  const std::span<const std::byte> data = image.subspan(head.bytes);
+  head.array.data.assign(data.begin(), data.end());
+  return std::move(head.array);
 }
 
-NpyArray read_npy(const std::filesystem::path& path) {
-  constexpr std::uintmax_t kLimitBytes = std::uintmax_t{1} << 40;
-  return parse_npy(read_file(path, kLimitBytes), path.filename().string());
+NpyArray read_npy(const std::filesystem::path& path,
+                  const std::function<void(const NpyArray&)>& accept) {
+  const std::uintmax_t size = regular_file_size(path);
+  std::ifstream file(path, std::ios::binary);
+  std::vector<std::byte> front(
+      static_cast<std::size_t>(std::min<std::uintmax_t>(size, kLongestPreamble + kLongestHeader)));
+  read_into(file, front, path);
+  Head head = parse_head(front, size, path.filename().string());
+  if (accept) accept(head.array);
+  head.array.data.resize(static_cast<std::size_t>(size - head.bytes));
+  file.seekg(static_cast<std::streamoff>(head.bytes));
+  read_into(file, head.array.data, path);
+  return std::move(head.array);
 }
 
 void write_npy(const std::filesystem::path& path, const NpyArray& array) {

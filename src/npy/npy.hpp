@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,8 +23,11 @@ struct NpyArray {
 };
 
 /// Reads a .npy file of format 1.0-3.0. Throws kInvalidArgument (what is wrong with the content) or
-/// kIo, naming the file; never allocates more than the file holds, whatever its header claims.
-NpyArray read_npy(const std::filesystem::path& path);
+/// kIo, naming the file. The header is read first and must agree with the file's size; `accept`, if
+/// given, then sees type and shape and throws for those that it does not want. Only then memory is
+/// taken for the data.
+NpyArray read_npy(const std::filesystem::path& path,
+                  const std::function<void(const NpyArray&)>& accept = {});
 
 /// Parses a whole .npy image; `name` is what errors call it.
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name);

@@ -207,7 +207,7 @@ void Runtime::expect(std::span<const KernelSource> sources) {
   if (state_->cache_binaries) return;  // programs are kept apart on disk, and load fast
   std::string key;
   for (const KernelSource& source : sources) key += program_key(source) + '\n';
-  const auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(sources); });
+  auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(sources); });
   if (bundle == nullptr) return;
   for (const KernelSource& source : sources)
     state_->programs.get(program_key(source), [&] { return bundle; });

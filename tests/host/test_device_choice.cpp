@@ -45,12 +45,22 @@ TEST(DeviceChoice, WithoutGpuTheCpuAndWithoutCpuTheRest) {
   EXPECT_EQ(choose_device("", std::span(rest).first(1), "device"), 0U);
 }
 
+TEST(DeviceChoice, NoDeviceAtAllIsOpenCLsFailure) {
+  try {
+    choose_device("gpu", {}, "device");
+    ADD_FAILURE() << "chose one of none";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOpenCL);
+    EXPECT_EQ(error.cl_code(), CL_DEVICE_NOT_FOUND);
+    EXPECT_STREQ(error.what(),
+                 "device: no OpenCL device was found; is an OpenCL driver installed?");
+  }
+}
+
 TEST(DeviceChoice, ErrorsListWhatThereIs) {
   EXPECT_EQ(error_of("3:0", std::span(kDevices).first(2)),
             "device: no device fits '3:0'; there is 0:0 Xeon (cpu, 64 compute units, Vendor A "
             "OpenCL); 0:1 UHD Graphics (gpu, 24 compute units, Vendor A OpenCL)");
-  EXPECT_EQ(error_of("gpu", {}),
-            "device: no OpenCL device was found; is an OpenCL driver installed?");
   for (const std::string_view selector : {"nothing", "0:2", "0:", ":0", "0:1x", "-1:0"}) {
     EXPECT_NE(error_of(selector, kDevices).find("no device fits"), std::string::npos);
   }

@@ -44,6 +44,23 @@ TEST(Environment, NumbersArePositive) {
   }
 }
 
+TEST(Environment, SwitchesKnowTheirWordsAndRefuseOthers) {
+  for (const char* text : {"0", "off", "false", "no"}) {
+    EXPECT_FALSE(parse({{"CLATTN_CACHE", text}}).cache_enabled) << text;
+    EXPECT_FALSE(parse({{"CLATTN_TUNING", text}}).tuning_enabled) << text;
+  }
+  for (const char* text : {"", "1", "on", "true", "yes"}) {
+    EXPECT_TRUE(parse({{"CLATTN_CACHE", text}}).cache_enabled) << text;
+  }
+  try {
+    parse({{"CLATTN_TUNING", "never"}});
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "CLATTN_TUNING is 'never', legal: 0, off, false, no, 1, on, true, yes");
+  }
+}
+
 TEST(Environment, EveryVariableHasItsField) {
   const Environment result = parse({{"CLATTN_DEVICE", "gpu"},
                                     {"CLATTN_BACKEND", "XFORMERS"},

@@ -70,6 +70,33 @@ TEST(Npy, RoundTripsThroughAFile) {
   std::filesystem::remove(path);
 }
 
+/// A sparse file of 1 TiB: refused by its first bytes, type or shape, never held in memory.
+TEST(Npy, LooksAtTheHeaderBeforeItTakesMemory) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "clattn_sparse.npy";
+  const auto error_of = [&](const std::string& start) {
+    std::ofstream(path, std::ios::binary) << start;
+    std::filesystem::resize_file(path, std::uintmax_t{1} << 40U);
+    try {
+      clattn::npy::read_npy(path, [](const NpyArray& array) {
+        EXPECT_TRUE(array.data.empty());
+        throw clattn::Error(clattn::ErrorCode::kInvalidArgument, "not this one");
+      });
+    } catch (const clattn::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(error_of("zeros"), "clattn_sparse.npy: not a .npy file");
+  const std::string header = header_of("|u1", "False", "(7,)");
+  EXPECT_NE(error_of(image(1, header, 0)).find("expected 7 for |u1 [7]"), std::string::npos);
+  EXPECT_NE(error_of(std::string("\x93NUMPY\x02\0\xff\xff\xff\x0f{}", 14)).find("at most 65535"),
+            std::string::npos);
+  const std::string extent = std::to_string((std::uint64_t{1} << 40U) - 128);
+  const std::string wide = "{'descr': '|u1', 'fortran_order': False, 'shape': (" + extent + ",)}";
+  EXPECT_EQ(error_of(image(1, wide + std::string(128 - 10 - wide.size(), ' '), 0)), "not this one");
+  std::filesystem::remove(path);
+}
+
 struct BadRow {
   std::string image;
   const char* says;

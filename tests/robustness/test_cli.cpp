@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <iterator>
@@ -66,7 +67,7 @@ TEST(Cli, MalformedHostOperationsGiveOneLine) {
        {R"({"op": "kv_cache_shape", "backend": "X", "num_blocks": 1, "block_size": 16,
            "num_kv_heads": 1, "head_size": 64})",
         {}},
-       "expected one of FLASHINFER"},
+       "Invalid attention backend: 'X'. Valid backends are: auto, FLASHINFER"},
       {"no backend",
        {R"({"op": "kv_cache_shape", "num_blocks": 1, "block_size": 16, "num_kv_heads": 1,
            "head_size": 64})",
@@ -77,6 +78,16 @@ TEST(Cli, MalformedHostOperationsGiveOneLine) {
            "block_size": 16777216, "num_kv_heads": 65536, "head_size": 65536})",
         {}},
        "overflow"},
+      {"latent scale of zero",
+       {R"({"op": "mla_decode", "kv_lora_rank": 2, "kv_cache_dtype": "fp8_e4m3", "k_scale": 0})",
+        {{"query.npy", npy_f32({1, 1, 1}, "(1, 1, 3)")}}},
+       "k_scale: expected numbers > 0, got 0"},
+      {"latent scale below zero",
+       {R"({"op": "concat_and_cache_mla", "kv_cache_dtype": "fp8_e4m3", "k_scale": -2})",
+        {{"kv_c.npy", npy_f32({1}, "(1, 1)")},
+         {"k_pe.npy", npy_f32({1}, "(1, 1)")},
+         {"kv_cache.npy", npy_image("|u1", "(1, 1, 2)", "ab")}}},
+       "k_scale: expected numbers > 0, got -2"},
       {"no dtype", {R"({"op": "select_backend", "head_size": 64})", {}}, "dtype: missing"},
   };
   for (const BadOperation& row : rows) {
@@ -129,6 +140,104 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
     SCOPED_TRACE(row.arguments);
     expect_refusal(run_program(row.arguments), row.code, row.says);
   }
+}
+
+/// A8: a backend that is forced by the environment, by every command and case that chooses one.
+TEST(Cli, A8_TheEnvironmentForcesEverySelection) {
+  const ScratchDirectory scratch;
+  const CaseImage select = {R"({"op": "select_backend", "head_size": 64, "dtype": "f16"})", {}};
+  select.write(scratch.path() / "select");
+  const CaseImage copy = {R"({"op": "copy_blocks"})",
+                          {{"key_cache.npy", npy_f32({1, 2}, "(2, 1, 1, 1)")},
+                           {"value_cache.npy", npy_f32({3, 4}, "(2, 1, 1, 1)")},
+                           {"block_mapping.npy", npy_i64({0, 1}, "(1, 2)")}}};
+  copy.write(scratch.path() / "copy");
+  const std::string commands[] = {"devices", "run " + (scratch.path() / "select").string(),
+                                  "run " + (scratch.path() / "copy").string()};
+  for (const std::string& command : commands) {
+    SCOPED_TRACE(command);
+    expect_refusal(run_program(command, {}, "CLATTN_BACKEND=BOGUS"), 2,
+                   "Invalid attention backend: 'BOGUS'. Valid backends are: auto, FLASHINFER");
+  }
+  for (const std::string& command : commands) {
+    const ProgramResult result = run_program(command, {}, "CLATTN_BACKEND=XFORMERS");
+    EXPECT_EQ(result.code, 0) << command << ": " << result.standard_error;
+    if (command != "devices") continue;
+    EXPECT_NE(result.standard_output.find("XFORMERS chosen"), std::string::npos);
+    EXPECT_NE(result.standard_output.find("FLASHINFER possible"), std::string::npos);
+  }
+  const std::string chosen = read_bytes(scratch.path() / "select" / "out" / "result.json");
+  EXPECT_NE(chosen.find("\"backend\": \"XFORMERS\""), std::string::npos) << chosen;
+}
+
+TEST(Cli, WhatIsNoFileIsCalledWhatItIs) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path directory = scratch.path() / "case";
+  const CaseImage image = {R"({"op": "reorder_batch_to_split_decodes_and_prefills"})", {}};
+  image.write(directory);
+  const std::filesystem::path input = directory / "num_scheduled_tokens.npy";
+  const auto refused = [&](const char* says) {
+    expect_refusal(run_program("run " + directory.string()), 2, says);
+    std::filesystem::remove(input);
+  };
+  refused("num_scheduled_tokens.npy: no such file");
+  std::filesystem::create_directory(input);
+  refused("num_scheduled_tokens.npy: a folder; expected a file");
+  ASSERT_EQ(::mkfifo(input.c_str(), 0600), 0);
+  refused("num_scheduled_tokens.npy: neither a file nor a link to one");
+}
+
+constexpr const char* kNoDevices = "OCL_ICD_VENDORS=/nonexistent";
+
+TEST(Cli, WithoutDevicesHostOperationsRunAndOthersExitWithFour) {
+  const ScratchDirectory scratch;
+  const CaseImage image = {R"({"op": "advance_step", "block_size": 4, "num_queries": 2})",
+                           {{"seq_lens.npy", npy_i32({4, 2, 7})},
+                            {"block_table.npy", npy_i32({9, 3, 5, -1, 8, 8}, "(3, 2)")},
+                            {"sampled_token_ids.npy", npy_i64({70, 71})}}};
+  const std::string directory = (scratch.path() / "case").string();
+  image.write(directory);
+  const ProgramResult host = run_program("run " + directory, {}, kNoDevices);
+  EXPECT_EQ(host.code, 0) << host.standard_error;
+  const ProgramResult device = run_program("run " + directory + " --out " + directory + "/device");
+  EXPECT_EQ(device.code, 0) << device.standard_error;
+  for (const char* name : {"input_tokens", "input_positions", "seq_lens", "slot_mapping",
+                           "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"}) {
+    const std::string file = std::string("/") + name + ".npy";
+    const std::string bytes = read_bytes(directory + "/out" + file);
+    EXPECT_FALSE(bytes.empty()) << name;
+    EXPECT_EQ(bytes, read_bytes(directory + "/device" + file)) << name;
+  }
+  write_bytes(directory + "/seq_lens.npy", npy_i32({8, 2, 7}));
+  const std::string refusal = "row 0 was left out: its new token lies past its block table";
+  expect_refusal(run_program("run " + directory, {}, kNoDevices), 2, refusal);
+  expect_refusal(run_program("run " + directory), 2, refusal);
+
+  small_attention_case().write(scratch.path() / "attention");
+  expect_refusal(run_program("run " + (scratch.path() / "attention").string(), {}, kNoDevices), 4,
+                 "no OpenCL device was found");
+}
+
+TEST(Cli, ACasesOwnFolderIsNoPlaceForOutputs) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path directory = scratch.path() / "case";
+  const CaseImage image = {R"({"op": "make_local_attention_virtual_batches", "attn_chunk_size": 4,
+                               "block_size": 4})",
+                           {{"seq_lens.npy", npy_i32({5})},
+                            {"query_start_loc.npy", npy_i32({0, 5})},
+                            {"block_table.npy", npy_i32({0, 1}, "(1, 2)")}}};
+  image.write(directory);
+  std::filesystem::create_directory_symlink(directory, scratch.path() / "link");
+  const std::string path = directory.string();
+  for (const std::string& out : {path, path + "/", path + "/.", path + "/new/..", path + "/../case",
+                                 (scratch.path() / "link").string()}) {
+    SCOPED_TRACE(out);
+    expect_refusal(run_program("run " + path + " --out " + out), 2, "the case's own folder");
+    EXPECT_EQ(read_bytes(directory / "seq_lens.npy"), npy_i32({5}));
+    EXPECT_FALSE(std::filesystem::exists(directory / "new"));
+  }
+  std::filesystem::create_directory_symlink(directory, directory / "out");
+  expect_refusal(run_program("run " + path), 2, "the case's own folder");
 }
 
 TEST(Cli, MalformedTracesAndShapesGiveOneLine) {
@@ -214,6 +323,19 @@ TEST(Cli, ReplaysOfNoTimeStillRunAndVerifyAStep) {
       << result.standard_output;
   EXPECT_EQ(result.standard_output.find("\"rows\": 0,"), std::string::npos)
       << result.standard_output;
+}
+
+TEST(Cli, ReplaysVerifyRowsOfQuantizedCaches) {
+  for (const std::string type : {"fp8_e4m3", "fp8_e5m2", "int8"}) {
+    const ProgramResult result = run_program(
+        "replay --requests 2 --length-scale 0.01 --layers 1 --heads 2 --kv-heads 1 --head-size 64 "
+        "--verify 1 --no-progress --json - --kv-dtype " +
+        type);
+    EXPECT_EQ(result.code, 0) << type << ": " << result.standard_error;
+    const std::string& report = result.standard_output;
+    EXPECT_NE(report.find("\"kv_cache_dtype\": \"" + type), std::string::npos) << report;
+    EXPECT_EQ(report.find("\"rows\": 0,"), std::string::npos) << report;
+  }
 }
 
 TEST(Cli, TuneWritesWhatItReadsAndTellsWhatItDoesNot) {

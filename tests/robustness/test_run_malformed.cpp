@@ -91,6 +91,11 @@ const std::vector<BadCase>& bad_cases() {
       {"op of another type", json_edit("\"attention\"", "7"), 2, "op: expected a string"},
       {"unknown op", json_edit("\"attention\"", "\"atention\\n\""), 2, "expected one of attention"},
       {"misspelt key", json_more("\"sliding_windows\": 4"), 2, "unknown key \"sliding_windows\""},
+      {"endless op",
+       [](CaseImage& c) { c.json = R"({"op": ")" + std::string(1 << 20, 'x') + "\"}"; }, 2,
+       "xxx..."},
+      {"misspelt optional array", file("alibi_slope.npy", npy_f32({1, 1}, "(2,)")), 2,
+       "alibi_slope.npy: this operation has no use for it"},
       // fields
       {"missing field", json_edit("\"head_size\": 8,", ""), 2, "head_size: missing"},
       {"string for a number", json_edit("\"head_size\": 8", "\"head_size\": \"8\""), 2,
