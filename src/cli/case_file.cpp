@@ -178,20 +178,9 @@ std::vector<double> CaseFile::numbers(const std::string& key, std::int64_t count
 }
 
 bool CaseFile::has_array(std::string_view name) const {
-  const std::string file = fmt::format("{}.npy", name);
-  known_arrays_.insert(file);
   std::error_code ignored;  // a link to nothing is there: reading it tells what is wrong
-  return std::filesystem::exists(std::filesystem::symlink_status(directory_ / file, ignored));
-}
-
-void CaseFile::refuse_unknown_arrays(const CaseOutputs& outputs) const {
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
-    const std::string file = entry.path().filename().string();
-    if (entry.path().extension() != ".npy" || known_arrays_.contains(file)) continue;
-    if (outputs.has(file)) continue;
-    refuse("{}: this operation has no use for it; it knows {}", file,
-           fmt::join(known_arrays_, ", "));
-  }
+  return std::filesystem::exists(
+      std::filesystem::symlink_status(directory_ / fmt::format("{}.npy", name), ignored));
 }
 
 NpyArray CaseFile::array(std::string_view name, std::string_view descr,
@@ -205,9 +194,7 @@ NpyArray CaseFile::array(std::string_view name, std::string_view descr,
              npy::shape_text(array.shape));
     }
   };
-  const std::string file = fmt::format("{}.npy", name);
-  known_arrays_.insert(file);
-  return npy::read_npy(directory_ / file, accept);
+  return npy::read_npy(directory_ / fmt::format("{}.npy", name), accept);
 }
 
 std::vector<std::int64_t> CaseFile::indices64(std::string_view name,

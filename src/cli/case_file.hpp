@@ -27,8 +27,6 @@ struct Range {
 };
 inline constexpr Range kCount{0, INT32_MAX};
 
-class CaseOutputs;
-
 /// A case directory: case.json and its arrays. Every reader throws kInvalidArgument naming field,
 /// value and what was expected.
 class CaseFile {
@@ -51,10 +49,6 @@ class CaseFile {
   /// A number, or a list of `count` numbers.
   std::vector<double> numbers(const std::string& key, std::int64_t count, double fallback);
 
-  /// Arrays are known once they were asked for, found or not; call this after the last one. Throws
-  /// for any other .npy file, a misspelt option. Those named as outputs are results kept beside.
-  void refuse_unknown_arrays(const CaseOutputs& outputs) const;
-
   bool has_array(std::string_view name) const;
   /// An array of element type `descr` whose shape fits: -1 stands for any extent.
   NpyArray array(std::string_view name, std::string_view descr,
@@ -72,7 +66,6 @@ class CaseFile {
   std::filesystem::path directory_;
   nlohmann::json object_;
   std::set<std::string> known_;
-  mutable std::set<std::string> known_arrays_;  // what readers asked for
 };
 
 /// The files of a successful call, kept in memory until all of them can be written.
@@ -82,7 +75,6 @@ class CaseOutputs {
   void add(const std::string& name, const nlohmann::json& object) {
     objects_[name + ".json"] = object;
   }
-  bool has(const std::string& file) const { return arrays_.contains(file); }
   /// Writes everything beside `directory` first, then moves it in: a failure leaves nothing there.
   void write(const std::filesystem::path& directory) const;
 

@@ -148,8 +148,8 @@ TEST(Cli, A8_TheEnvironmentForcesEverySelection) {
   const CaseImage select = {R"({"op": "select_backend", "head_size": 64, "dtype": "f16"})", {}};
   select.write(scratch.path() / "select");
   const CaseImage copy = {R"({"op": "copy_blocks"})",
-                          {{"key_cache.npy", npy_f32({1, 2}, "(2, 1, 1, 1)")},
-                           {"value_cache.npy", npy_f32({3, 4}, "(2, 1, 1, 1)")},
+                          {{"key_cache.npy", npy_f32(std::vector<float>(32, 1), "(2, 16, 1, 1)")},
+                           {"value_cache.npy", npy_f32(std::vector<float>(32, 2), "(2, 16, 1, 1)")},
                            {"block_mapping.npy", npy_i64({0, 1}, "(1, 2)")}}};
   copy.write(scratch.path() / "copy");
   const std::string commands[] = {"devices", "run " + (scratch.path() / "select").string(),

@@ -94,8 +94,6 @@ const std::vector<BadCase>& bad_cases() {
       {"endless op",
        [](CaseImage& c) { c.json = R"({"op": ")" + std::string(1 << 20, 'x') + "\"}"; }, 2,
        "xxx..."},
-      {"misspelt optional array", file("alibi_slope.npy", npy_f32({1, 1}, "(2,)")), 2,
-       "alibi_slope.npy: this operation has no use for it"},
       // fields
       {"missing field", json_edit("\"head_size\": 8,", ""), 2, "head_size: missing"},
       {"string for a number", json_edit("\"head_size\": 8", "\"head_size\": \"8\""), 2,
