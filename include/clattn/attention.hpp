@@ -33,7 +33,9 @@ inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 struct AttentionWorkspace {
   Buffer partial_out;
   Buffer partial_lse2;
-  Buffer arrivals;  ///< counters, 0 between launches, for kernels that join splits themselves
+  /// Counters, 0 between launches, for kernels that join splits themselves. Launches that
+  /// overlapped on one workspace, or were torn down, leave others: a new workspace is needed then.
+  Buffer arrivals;
 };
 
 struct BuilderOptions {
@@ -136,8 +138,8 @@ class AttentionMetadataBuilder {
                                                       const AttentionMetadata& metadata,
                                                       const GroupPages& pages,
                                                       Event* upload = nullptr);
-  /// Exactly the bytes of device workspace (partial results) that build() would use for this batch
-  /// without fast_build.
+  /// Exactly the bytes of partial results in device workspace that build() would use for this batch
+  /// without fast_build; counters add 4 bytes a partial row and head.
   virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
   /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
   virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;

@@ -115,7 +115,7 @@ class Context {
   const DeviceCapabilities& capabilities() const noexcept;
 
   /// Kernels made for this device that its driver failed to build so far, each once, with the
-  /// driver's reason, file and line. Others do their work, more slowly.
+  /// driver's reason, file and line. Where others do their work, they do it more slowly.
   std::vector<std::string> build_failures() const;
 
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;

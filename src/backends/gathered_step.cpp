@@ -40,9 +40,7 @@ class GatheredBuilder final : public AttentionMetadataBuilder {
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload, const BuildOptions& options) override {
     const AttentionMetadata& built = batches_.build(queue, batch, upload, options);
-    std::size_t wanted = bytes(batch);
-    if (work_.size_bytes() == 0) wanted = std::max(wanted, reserved_bytes());
-    if (work_.size_bytes() < wanted) work_ = context_->allocate(wanted);
+    if (const std::size_t wanted = bytes(batch); work_.size_bytes() < wanted) work_ = take(wanted);
     metadata_.refresh(built, config_, work_);
     return metadata_;
   }
@@ -81,6 +79,20 @@ class GatheredBuilder final : public AttentionMetadataBuilder {
     }
     return static_cast<std::size_t>(most) * sizeof(float);
   }
+  /// More than the step at hand wants, so that later ones find it, unless the device is too full.
+  Buffer take(std::size_t wanted) const {
+    const std::size_t most = context_->capabilities().max_alloc_bytes;
+    const std::size_t held = work_.size_bytes();
+    const std::size_t spare = std::min(held == 0 ? reserved_bytes() : held + held / 2, most);
+    if (spare > wanted) {
+      try {
+        return context_->allocate(spare);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kOpenCL) throw;
+      }
+    }
+    return context_->allocate(wanted);
+  }
   /// What no request within the limits exceeds, as far as kMaxWorkspaceBytes reaches: the longest
   /// one's keys and scores, and every token's rows.
   std::size_t reserved_bytes() const {
@@ -88,8 +100,7 @@ class GatheredBuilder final : public AttentionMetadataBuilder {
     const std::int64_t rows = std::int64_t{config_.num_heads} * config_.head_size * 2;
     const std::int64_t most =
         longest.end + rows * limits_.max_num_batched_tokens + RequestParts::kScores;
-    return std::min({static_cast<std::size_t>(most) * sizeof(float), kMaxWorkspaceBytes,
-                     static_cast<std::size_t>(context_->capabilities().max_alloc_bytes)});
+    return std::min(static_cast<std::size_t>(most) * sizeof(float), kMaxWorkspaceBytes);
   }
 
   std::shared_ptr<Context> context_;

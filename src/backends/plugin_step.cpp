@@ -28,6 +28,7 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
       decode_threshold_(options.decode_threshold),
       source_(key_source_of(config.attn_type, config.contiguous_kv())),
       staging_(context_->runtime()) {
+  validate_limits(limits_);
   if (options.graph_batch_size > 0) {
     throw_unsupported("backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
                       backend_->name(), options.graph_batch_size);

@@ -107,7 +107,7 @@ void Engine::warm_up_and_poison() {
   std::iota(request.blocks.begin(), request.blocks.end(), 0);
   StepBatch batch(1, static_cast<std::int64_t>(request.blocks.size()),
                   config_.attention.block_size);
-  // A short decode, a split decode with its merge, a prefill over history.
+  // A short decode, a split decode with what joins it, a prefill over history.
   const std::pair<std::int32_t, std::int32_t> shapes[] = {
       {0, 1}, {longest - 1, 1}, {longest - chunk, chunk}};
   for (const auto& [computed, fresh] : shapes) {

@@ -45,7 +45,8 @@ class RoleKernels {
       pool = runtime_.kernel(kernel_source(variant, shape_, capabilities));
     } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
       if (error.code() != ErrorCode::kOpenCL) throw;
-      runtime_.note_build_failure(variant.name, error.what());
+      if (error.cl_code() == CL_BUILD_PROGRAM_FAILURE)
+        runtime_.note_build_failure(variant.name, error.what());
       return reject(variant, error.what());
     }
     if (!fits_after_build(variant, *pool, capabilities)) {

@@ -74,11 +74,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
       staging_(context_->runtime()) {
   if (options_.workspace == nullptr) options_.workspace = std::make_shared<AttentionWorkspace>();
   const BatchLimits& limits = options_.limits;
-  if (limits.max_num_reqs < 1 || limits.max_num_batched_tokens < 1 || limits.max_model_len < 1) {
-    throw_invalid(
-        "limits: max_num_reqs {}, max_num_batched_tokens {}, max_model_len {}; legal: >= 1 each",
-        limits.max_num_reqs, limits.max_num_batched_tokens, limits.max_model_len);
-  }
+  validate_limits(limits);
   if (options_.num_splits < 0) {
     throw_invalid("num_splits is {}, legal: >= 0 (0 = planned)", options_.num_splits);
   }

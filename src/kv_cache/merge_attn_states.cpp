@@ -85,11 +85,11 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
   check_merge(config);
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
-  if (capturing()) capture_merge({queue, config, prefix, suffix});
   KernelLease lease = kernel.pool->acquire();
   bind_state(lease, config, merged, "merged");
   bind_state(lease, config, prefix, "prefix");
   bind_state(lease, config, suffix, "suffix");
+  if (capturing()) capture_merge({queue, config, prefix, suffix});
   const std::int64_t with_context = config.prefill_tokens_with_context < 0
                                         ? config.num_tokens
                                         : config.prefill_tokens_with_context;

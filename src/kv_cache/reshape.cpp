@@ -99,6 +99,10 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.head_size = spec.head_size;
   cache.shape = backend.get_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
                                            spec.head_size);
+  const auto layouts = backend.supported_layouts();
+  if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
+    detail::throw_unsupported("KV cache: layout {} is none of backend {}", to_string(layout),
+                      backend.name());
   // Every backend's logical shape is {K/V, blocks in either order} followed by token, head, dim.
   const auto kv = static_cast<std::size_t>(backend.kv_dimension());
   cache.strides =

@@ -301,6 +301,14 @@ void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_siz
                                   legal_range(kPadSlotId, last), num_blocks, block_size));
 }
 
+void validate_limits(const BatchLimits& limits) {
+  if (limits.max_num_reqs >= 1 && limits.max_num_batched_tokens >= 1 && limits.max_model_len >= 1)
+    return;
+  throw_invalid(
+      "limits: max_num_reqs {}, max_num_batched_tokens {}, max_model_len {}; legal: >= 1 each",
+      limits.max_num_reqs, limits.max_num_batched_tokens, limits.max_model_len);
+}
+
 void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                      const BatchLimits& limits) {
   if (batch.num_reqs > limits.max_num_reqs) {

@@ -72,6 +72,8 @@ void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_
 void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
                     std::int64_t num_blocks);
 
+/// Throws kInvalidArgument unless a builder's limits leave room for a token.
+void validate_limits(const BatchLimits& limits);
 /// Throws kInvalidArgument unless a batch with valid lengths stays within a builder's limits.
 void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                      const BatchLimits& limits);

@@ -119,15 +119,16 @@ struct Runtime::State {
     return std::make_shared<Program>(Program{std::move(built.program)});
   }
 
-  /// One program of several sources. Null where their options or the driver are against it.
+  /// One program of several sources, without a handle where their options or the driver are against
+  /// it.
   std::shared_ptr<Program> build_bundle(std::span<const KernelSource> sources) {
     std::vector<BundlePart> parts;
     for (const KernelSource& source : sources)
       parts.push_back({flatten_source(source.file, read_file).text, source.options});
     const std::optional<std::string> text = bundle_sources(parts);
-    if (!text) return nullptr;
+    if (!text) return std::make_shared<Program>();
     Compilation built = compile_program(context.get(), device, *text, std::string(kBuildOptions));
-    if (built.status != CL_SUCCESS) return nullptr;
+    if (built.status != CL_SUCCESS) return std::make_shared<Program>();
     ++from_source;
     return std::make_shared<Program>(Program{std::move(built.program)});
   }
@@ -205,11 +206,17 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
 
 void Runtime::expect(std::span<const KernelSource> sources) {
   if (state_->cache_binaries) return;  // programs are kept apart on disk, and load fast
+  std::vector<KernelSource> unknown;
   std::string key;
-  for (const KernelSource& source : sources) key += program_key(source) + '\n';
-  auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(sources); });
-  if (bundle == nullptr) return;
-  for (const KernelSource& source : sources)
+  for (const KernelSource& source : sources) {
+    if (state_->programs.has(program_key(source))) continue;
+    unknown.push_back(source);
+    key += program_key(source) + '\n';
+  }
+  if (unknown.size() < 2) return;
+  auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(unknown); });
+  if (!bundle->handle) return;
+  for (const KernelSource& source : unknown)
     state_->programs.get(program_key(source), [&] { return bundle; });
 }
 

@@ -144,7 +144,8 @@ class Runtime {
   /// two threads that ask for the same kernel build it once.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
   /// Tells that these kernels, of different files, are about to be asked for: where a program costs
-  /// much by itself, they are built as one. What cannot be is left to kernel(). Thread-safe.
+  /// much by itself, those that are not built yet are built as one. What cannot be is left to
+  /// kernel(). Thread-safe.
   void expect(std::span<const KernelSource> sources);
   BuildCounts build_counts() const noexcept;
   /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.

@@ -263,9 +263,14 @@ TEST(KeysByDim, CachesThatSayNonsenseAreRefused) {
             "kv_cache: an offset or stride is -16, legal: >= 0");
   EXPECT_EQ(write([](KVCache& c) { c.block_size = 8; }),
             "kv_cache: block_size is 8, legal where keys lie by dim: multiples of 16");
-  // Key (2, 15, 1, 7) at 2 * 512 + 128 + 7 * 96 + 15; V's last element is 1535.
   EXPECT_EQ(write([](KVCache& c) { c.key_dim_stride = 96; }),
-            "kv_cache: its last element is number 1839, legal: below the buffer's 1536 elements");
+            "kv_cache: head_stride is 128, legal where keys lie by dim: >= 768");
+  // Key (2, 15, 1, 7) at 2 * 512 + 768 + 7 * 96 + 15.
+  EXPECT_EQ(write([](KVCache& c) {
+              c.key_dim_stride = 96;
+              c.head_stride = 768;
+            }),
+            "kv_cache: its last element is number 2479, legal: below the buffer's 1536 elements");
   KVCache gaps = good;
   gaps.key_dim_stride = 24;
   gaps.num_blocks = 2;

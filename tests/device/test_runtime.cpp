@@ -77,6 +77,20 @@ TEST_P(RuntimeDevice, ExpectedKernelsAreOneProgramWhereThatPays) {
   EXPECT_EQ(counts.from_source + counts.from_cache, pocl ? 1U : 2U);
 }
 
+TEST_P(RuntimeDevice, WhatIsBuiltAlreadyIsNotExpectedAgain) {
+  write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
+  write_kernel("product.cl", probe_of("product", "x * CLA_STEP"));
+  options_.binaries = BinaryCaching::kWhereItPays;
+  const auto runtime = make_runtime();
+  const std::vector<KernelSource> sources = {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
+                                             {"product.cl", "clattn_product", "-DCLA_STEP=4"}};
+  EXPECT_EQ(result_of(*runtime, sources[0]), 8);
+  runtime->expect(sources);
+  const BuildCounts counts = runtime->build_counts();
+  EXPECT_EQ(counts.from_source + counts.from_cache, 1U);
+  EXPECT_EQ(result_of(*runtime, sources[1]), 20);
+}
+
 TEST_P(RuntimeDevice, WhatCannotBeBuiltTogetherIsBuiltAlone) {
   write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
   write_kernel("bad.cl", probe_of("bad", "undeclared_name"));

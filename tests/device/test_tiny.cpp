@@ -11,7 +11,7 @@ namespace {
 using attention_test::CaseSpec;
 
 /// Calls small enough for an interpreter of kernels that watches every access: CI runs them under
-/// oclgrind. The kernels for GPUs alone, since those for CPUs share nothing between work-items.
+/// oclgrind. The kernels for GPUs alone, since those for CPUs have groups of one work-item.
 CaseSpec tiny_case(std::int32_t block_size, std::int32_t head_size, clattn::DType dtype) {
   CaseSpec spec;
   spec.config.num_heads = 2;
