@@ -99,10 +99,13 @@ Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
       cache_(std::make_shared<KVCache>()) {
   check_options(options_, config_, registry);
   if (shares_kv_cache()) take_cache_of_target();
-  if (backend_ == nullptr) {
-    backend_ = detail::get_fitting_backend(context_, config_).shared_from_this();
+  if (backend_ != nullptr) {
+    impl_ = backend_->make_impl(context_, config_);
+  } else {
+    auto [backend, impl] = detail::get_fitting_backend(context_, config_);
+    backend_ = std::move(backend);
+    impl_ = std::move(impl);
   }
-  impl_ = backend_->make_impl(context_, config_);
   zeroer_ = std::make_unique<detail::RowZeroer>(context_->runtime(), config_);
   if (is_quantized(config_.cache_dtype()) && !shares_kv_cache()) {
     set_scales({});

@@ -19,12 +19,17 @@ inline constexpr std::string_view kNoAttention = "NO_ATTENTION";
 /// What attention-free models get; not in the list.
 const AttentionBackend& attention_free_backend();
 
+/// A backend, and the impl that it made.
+struct FittingBackend {
+  std::shared_ptr<const AttentionBackend> backend;
+  std::shared_ptr<const AttentionImpl> impl;
+};
 /// get_attn_backend() for a layer on a context's device, judged by building too: where the kernels
 /// of a chosen backend turn out not to fit (no tile builds, or all need more local or private
-/// memory than there is), the next that takes the configuration serves. A backend that is forced by
-/// the environment is not built here; its make_impl() throws.
-const AttentionBackend& get_fitting_backend(const std::shared_ptr<Context>& context,
-                                            const AttentionConfig& config);
+/// memory than there is), the next that takes the configuration serves. No other takes the place of
+/// one that the environment forces. Throws what get_attn_backend() and make_impl() throw.
+FittingBackend get_fitting_backend(const std::shared_ptr<Context>& context,
+                                   const AttentionConfig& config);
 
 /// "FLASHINFER, XFORMERS"
 std::string backend_names(const BackendList& backends);

@@ -77,20 +77,6 @@ std::string_view forced_name(std::string_view name) {
       capabilities != nullptr ? capabilities->name : "any device", describe(config), reasons);
 }
 
-/// Why a backend that takes the configuration has no kernels for it after all: what building them
-/// says. Built ones are kept by the context.
-std::vector<std::string> reasons_of_building(const AttentionBackend& backend,
-                                             const std::shared_ptr<Context>& context,
-                                             const AttentionConfig& config) {
-  try {
-    backend.make_impl(context, config);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsupported) throw;
-    return {error.what()};
-  }
-  return {};
-}
-
 }  // namespace
 
 BackendChoice choose_attn_backend(const AttentionConfig& config,
@@ -149,16 +135,24 @@ const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
 
 namespace detail {
 
-const AttentionBackend& get_fitting_backend(const std::shared_ptr<Context>& context,
-                                            const AttentionConfig& config) {
+FittingBackend get_fitting_backend(const std::shared_ptr<Context>& context,
+                                   const AttentionConfig& config) {
   const DeviceCapabilities* const capabilities = &context->capabilities();
-  if (config.is_attention_free || !forced_name({}).empty())
-    return get_attn_backend(config, capabilities);
+  if (config.is_attention_free || !forced_name({}).empty()) {
+    const AttentionBackend& only = get_attn_backend(config, capabilities);
+    return {only.shared_from_this(), only.make_impl(context, config)};
+  }
   std::vector<BackendChoice::Rejection> rejected;
   for (const AttentionBackend* backend : list_attn_backends()) {
     auto reasons = backend->validate_configuration(config, capabilities);
-    if (reasons.empty()) reasons = reasons_of_building(*backend, context, config);
-    if (reasons.empty()) return *backend;
+    if (reasons.empty()) {
+      try {
+        return {backend->shared_from_this(), backend->make_impl(context, config)};
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kUnsupported) throw;
+        reasons = {error.what()};
+      }
+    }
     rejected.push_back({std::string(backend->name()), std::move(reasons)});
   }
   throw_none_valid(config, capabilities, rejected);

@@ -90,7 +90,7 @@ RotatingCache make_overlapping_cache(const std::shared_ptr<Context>& context,
   std::iota(result.pages.rbegin(), result.pages.rend(), 0);
   const Queue queue = context->create_queue();
   const auto make = [&](std::int64_t num_pages) {
-    return make_kv_cache(*context, queue, *result.backend, config, num_pages);
+    return make_kv_cache(*context, queue, *result.backend, config, num_pages, options.layout);
   };
   if (config.use_mla) {
     result.cache = make(result.pages_per_set);

@@ -21,6 +21,13 @@ Buffer upload(const Context& context, const Queue& queue, std::span<const T> val
   return buffer;
 }
 
+template <typename T>
+std::vector<T> download(const Queue& queue, const Buffer& buffer, std::size_t count) {
+  std::vector<T> values(count);
+  queue.read(buffer, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
 /// An output buffer that shows when a kernel writes too little or too much: poison inside before
 /// each launch, poisoned guard bands on both sides.
 class GuardedOutput {

@@ -35,7 +35,7 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"concat_and_cache_mla", run_concat_and_cache_mla},
     {"mla_decode", run_mla_decode},
     {"make_local_attention_virtual_batches", run_local_virtual_batches},
-    {"advance_step", run_advance_step_anywhere},
+    {"advance_step", run_advance_step},
 }};
 
 constexpr std::array<std::string_view, 7> kCacheTypes = {"auto",     "f32",      "f16", "bf16",

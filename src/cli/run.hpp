@@ -30,9 +30,8 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
 void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+/// On the device, or by host loops where there is none and none is named.
 void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-/// The same on the device, or by host loops where there is none and none is named.
-void run_advance_step_anywhere(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
 void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);

@@ -294,6 +294,15 @@ std::string describe(const CaseSpec& spec) {
   return text;
 }
 
+clattn::AttentionConfig small_config() {
+  clattn::AttentionConfig config;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_size = 64;
+  config.block_size = 16;
+  return config;
+}
+
 const std::vector<std::shared_ptr<clattn::Context>>& all_contexts() {
   // Leaked on purpose: OpenCL objects must not be released by static destructors (oclgrind aborts
   // on them).

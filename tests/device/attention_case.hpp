@@ -71,4 +71,7 @@ std::string family_name(const Tested& tested) {
 /// Every device found, opened once per process.
 const std::vector<std::shared_ptr<clattn::Context>>& all_contexts();
 
+/// Four heads of 64 over two KV heads, f16, pages of 16.
+clattn::AttentionConfig small_config();
+
 }  // namespace attention_test

@@ -18,21 +18,13 @@
 namespace {
 
 using attention_test::all_contexts;
+using attention_test::small_config;
 using clattn::CommonAttentionMetadata;
 using clattn::KernelFamily;
 using test::error_text;
 
 constexpr std::int32_t kBlock = 16;
 constexpr std::int64_t kBlocks = 96;
-
-clattn::AttentionConfig small_config() {
-  clattn::AttentionConfig config;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_size = 64;
-  config.block_size = kBlock;
-  return config;
-}
 
 /// Requests of which all that have query tokens start on the same pages.
 struct SharedPrefix {

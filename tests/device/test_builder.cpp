@@ -14,17 +14,9 @@
 namespace {
 
 using attention_test::all_contexts;
+using attention_test::small_config;
 using clattn::CommonAttentionMetadata;
 using test::error_text;
-
-clattn::AttentionConfig small_config() {
-  clattn::AttentionConfig config;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_size = 64;
-  config.block_size = 16;
-  return config;
-}
 
 /// A batch of decodes with `context` tokens each, over a table of consecutive pages.
 struct Decodes {

@@ -14,7 +14,26 @@ namespace {
 using test::error_text;
 using testing::HasSubstr;
 
-class RuntimeDevice : public RuntimeFixture {};
+/// A kernel `entry` that writes `expression`, made by functions and macros of one name in all
+/// files.
+std::string probe_of(const std::string& entry, const std::string& expression) {
+  return "#define CLA_RESULT(x) (" + expression + ")\n" +
+         "int cla_result(int x) { return CLA_RESULT(x); }\n"
+         "__kernel void clattn_" +
+         entry + "(__global int* out, int x) { out[get_global_id(0)] = cla_result(x); }\n";
+}
+
+class RuntimeDevice : public RuntimeFixture {
+ protected:
+  /// Two kernels that may be built together: 5 + 3 and 5 * 4 for result_of().
+  std::vector<KernelSource> write_probes() {
+    write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
+    write_kernel("product.cl", probe_of("product", "x * CLA_STEP"));
+    options_.binaries = BinaryCaching::kWhereItPays;
+    return {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
+            {"product.cl", "clattn_product", "-DCLA_STEP=4"}};
+  }
+};
 INSTANTIATE_TEST_SUITE_P(All, RuntimeDevice, testing::ValuesIn(list_devices()), device_suffix);
 
 TEST_P(RuntimeDevice, CapabilityRecordIsSane) {
@@ -43,15 +62,6 @@ TEST_P(RuntimeDevice, ProgramsOfOneFileAndOptionsAreBuiltOnce) {
   EXPECT_EQ(runtime->build_counts().from_cache, 0U);
 }
 
-/// A kernel `entry` that writes `expression`, made by functions and macros of one name in all
-/// files.
-std::string probe_of(const std::string& entry, const std::string& expression) {
-  return "#define CLA_RESULT(x) (" + expression + ")\n" +
-         "int cla_result(int x) { return CLA_RESULT(x); }\n"
-         "__kernel void clattn_" +
-         entry + "(__global int* out, int x) { out[get_global_id(0)] = cla_result(x); }\n";
-}
-
 cl_int result_of(Runtime& runtime, const KernelSource& source) {
   const Queue queue = runtime.create_queue(QueueProfiling::kOff);
   const Buffer out = runtime.allocate(sizeof(cl_int));
@@ -62,12 +72,8 @@ cl_int result_of(Runtime& runtime, const KernelSource& source) {
 }
 
 TEST_P(RuntimeDevice, ExpectedKernelsAreOneProgramWhereThatPays) {
-  write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
-  write_kernel("product.cl", probe_of("product", "x * CLA_STEP"));
-  options_.binaries = BinaryCaching::kWhereItPays;
+  const std::vector<KernelSource> sources = write_probes();
   const auto runtime = make_runtime();
-  const std::vector<KernelSource> sources = {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
-                                             {"product.cl", "clattn_product", "-DCLA_STEP=4"}};
   runtime->expect(sources);
   runtime->expect(sources);
   EXPECT_EQ(result_of(*runtime, sources[0]), 8);
@@ -78,12 +84,8 @@ TEST_P(RuntimeDevice, ExpectedKernelsAreOneProgramWhereThatPays) {
 }
 
 TEST_P(RuntimeDevice, WhatIsBuiltAlreadyIsNotExpectedAgain) {
-  write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
-  write_kernel("product.cl", probe_of("product", "x * CLA_STEP"));
-  options_.binaries = BinaryCaching::kWhereItPays;
+  const std::vector<KernelSource> sources = write_probes();
   const auto runtime = make_runtime();
-  const std::vector<KernelSource> sources = {{"sum.cl", "clattn_sum", "-DCLA_STEP=3"},
-                                             {"product.cl", "clattn_product", "-DCLA_STEP=4"}};
   EXPECT_EQ(result_of(*runtime, sources[0]), 8);
   runtime->expect(sources);
   const BuildCounts counts = runtime->build_counts();

@@ -16,18 +16,10 @@
 namespace {
 
 using attention_test::all_contexts;
+using attention_test::small_config;
 using clattn::CommonAttentionMetadata;
 
 constexpr std::int32_t kNumBlocks = 64;
-
-clattn::AttentionConfig small_config() {
-  clattn::AttentionConfig config;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_size = 64;
-  config.block_size = 16;
-  return config;
-}
 
 /// One latent row a token, of 512 numbers and 64 for its position.
 clattn::AttentionConfig latent_config() {

@@ -1,0 +1,170 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cli/device_memory.hpp"
+#include "cli/run.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// The arrays of a decode batch, each row moved one token on.
+struct Advanced {
+  std::vector<std::int64_t> tokens, positions, slots;
+  std::vector<std::int32_t> seq_lens, indptr, indices, last_page_len;
+};
+
+/// What a case says of the step.
+struct AdvanceCase {
+  BatchArrays batch;
+  std::int32_t block_size = 0;
+  std::int32_t num_queries = 0;
+  std::vector<std::int64_t> sampled;
+};
+
+AdvanceCase read_advance(CaseFile& file) {
+  AdvanceCase given;
+  given.batch = read_batch(file);
+  const auto rows = static_cast<std::int64_t>(given.batch.seq_lens.size());
+  given.block_size = static_cast<std::int32_t>(file.integer("block_size", kBlockSize));
+  given.num_queries = static_cast<std::int32_t>(file.integer("num_queries", {0, rows}, rows));
+  file.refuse_unknown_keys();
+  given.sampled = file.indices64("sampled_token_ids", std::array<std::int64_t, 1>{-1});
+  if (std::cmp_less(given.sampled.size(), given.num_queries)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("sampled_token_ids.npy: holds {}; expected at least {} (num_queries)",
+                            given.sampled.size(), given.num_queries));
+  }
+  return given;
+}
+
+std::int32_t last_page_len(std::int64_t length, std::int32_t block_size) {
+  return length > 0 ? static_cast<std::int32_t>((length - 1) % block_size) + 1 : 0;
+}
+
+[[noreturn]] void refuse_row(std::size_t row, std::string_view why) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("advance_step: row {} was left out: {}", row, why));
+}
+
+/// Pages of a row of `length` tokens, the new one included, all of which its table must hold.
+std::span<const std::int32_t> pages_of(const BatchArrays& batch, std::size_t row,
+                                       std::int64_t length, std::int32_t block_size) {
+  if (length < 1 || length > INT32_MAX) refuse_row(row, "its seq_len is outside 0 … 2147483646");
+  const std::int64_t pages = (length - 1) / block_size + 1;
+  if (pages > batch.max_blocks) refuse_row(row, "its new token lies past its block table");
+  const auto table = std::span(batch.block_table)
+                         .subspan(row * static_cast<std::size_t>(batch.max_blocks),
+                                  static_cast<std::size_t>(pages));
+  for (const std::int32_t block : table) {
+    if (block < 0) refuse_row(row, "its block table names a block outside the cache");
+  }
+  return table;
+}
+
+/// What advance_step_flashinfer() leaves on a device, by plain loops. Rows from num_queries on are
+/// padding: they keep their length and last page.
+Advanced advance_on_host(const AdvanceCase& given) {
+  const BatchArrays& batch = given.batch;
+  const std::size_t rows = batch.seq_lens.size();
+  Advanced step;
+  step.tokens.resize(rows);
+  step.positions.resize(rows);
+  step.slots.assign(rows, -1);
+  step.seq_lens = batch.seq_lens;
+  step.indptr.assign(rows + 1, 0);
+  for (std::size_t r = 0; r < rows; ++r) {
+    const std::int64_t position = batch.seq_lens[r];
+    std::int64_t length = position;
+    if (std::cmp_less(r, given.num_queries)) {
+      length = position + 1;
+      const auto pages = pages_of(batch, r, length, given.block_size);
+      step.tokens[r] = given.sampled[r];
+      step.positions[r] = position;
+      step.slots[r] = std::int64_t{pages.back()} * given.block_size + position % given.block_size;
+      step.seq_lens[r] = static_cast<std::int32_t>(length);
+      step.indices.insert(step.indices.end(), pages.begin(), pages.end());
+    }
+    step.indptr[r + 1] = static_cast<std::int32_t>(step.indices.size());
+    step.last_page_len.push_back(last_page_len(length, given.block_size));
+  }
+  return step;
+}
+
+template <typename T>
+void add_vector(CaseOutputs& outputs, const std::string& name, const std::vector<T>& values) {
+  outputs.add(name,
+              make_array(sizeof(T) == 4 ? "<i4" : "<i8", {static_cast<std::int64_t>(values.size())},
+                         std::span<const T>(values)));
+}
+
+Advanced advance_on_device(const Context& context, const Queue& queue, const AdvanceCase& given,
+                           Event* event) {
+  const BatchArrays& batch = given.batch;
+  const std::size_t rows = batch.seq_lens.size();
+  std::vector<std::int32_t> last_page;  // as before the step: padding rows keep theirs
+  for (const std::int32_t length : batch.seq_lens)
+    last_page.push_back(last_page_len(length, given.block_size));
+  AdvanceStep step;
+  step.num_seqs = static_cast<std::int32_t>(rows);
+  step.num_queries = given.num_queries;
+  step.block_size = given.block_size;
+  step.num_blocks = INT32_MAX;  // the case does not say
+  step.block_table_stride = batch.max_blocks;
+  step.seq_lens = upload(context, queue, std::span<const std::int32_t>(batch.seq_lens));
+  step.block_tables = upload(context, queue, std::span<const std::int32_t>(batch.block_table));
+  step.sampled_token_ids = upload(context, queue, std::span<const std::int64_t>(given.sampled));
+  step.input_tokens = context.allocate(rows * 8);
+  step.input_positions = context.allocate(rows * 8);
+  step.slot_mapping = context.allocate(rows * 8);
+  AdvanceStepPages pages;
+  pages.paged_kv_indices = context.allocate(batch.block_table.size() * 4);
+  pages.paged_kv_indptr = context.allocate((rows + 1) * 4);
+  pages.paged_kv_last_page_len = upload(context, queue, std::span<const std::int32_t>(last_page));
+  pages.block_table_bound = context.allocate(rows * 4);
+  DeviceErrors errors(context, queue);
+  advance_step_flashinfer(context, queue, step, pages, errors, event);
+  errors.check(queue);
+  Advanced done;
+  done.tokens = download<std::int64_t>(queue, step.input_tokens, rows);
+  done.positions = download<std::int64_t>(queue, step.input_positions, rows);
+  done.slots = download<std::int64_t>(queue, step.slot_mapping, rows);
+  done.seq_lens = download<std::int32_t>(queue, step.seq_lens, rows);
+  done.indptr = download<std::int32_t>(queue, pages.paged_kv_indptr, rows + 1);
+  done.indices = download<std::int32_t>(queue, pages.paged_kv_indices,
+                                        static_cast<std::size_t>(done.indptr.back()));
+  done.last_page_len = download<std::int32_t>(queue, pages.paged_kv_last_page_len, rows);
+  return done;
+}
+
+}  // namespace
+
+void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const AdvanceCase given = read_advance(file);
+  Advanced step;
+  if (options.device.empty() && list_devices().empty()) {
+    step = advance_on_host(given);
+  } else {
+    const auto context = Context::create(options.device);
+    const Queue queue = context->create_queue(QueueProfiling::kOn);
+    Event event;
+    step = advance_on_device(*context, queue, given, &event);
+    outputs.add("info", device_info("advance_step", *context, event));
+  }
+  add_vector(outputs, "input_tokens", step.tokens);
+  add_vector(outputs, "input_positions", step.positions);
+  add_vector(outputs, "seq_lens", step.seq_lens);
+  add_vector(outputs, "slot_mapping", step.slots);
+  add_vector(outputs, "paged_kv_indptr", step.indptr);
+  add_vector(outputs, "paged_kv_indices", step.indices);
+  add_vector(outputs, "paged_kv_last_page_len", step.last_page_len);
+}
+
+}  // namespace clattn::cli
