@@ -41,11 +41,9 @@
 #define CLA_STRIDE (2 * CLA_QK_STEPS + 1)
 #define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
+#include "lib/mma_kv.clh"
 #include "lib/mma_tiles.clh"
 
-#if !CLA_KV_QUANT && CLA_KV_DTYPE != CLA_Q_DTYPE
-#error "prefill_mma.cl: the cache holds the queries' type or one of 8 bits"
-#endif
 #define CLA_WARPS (CLA_WG_SIZE / 32)
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (16 * CLA_WARPS))
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
@@ -78,17 +76,11 @@ static inline void cla_multiply_qk(float* scores, __local const uint4* q_rows,
   }
 }
 
-/* Eight elements of an 8-bit type in the queries' type, which holds them exactly. */
-static inline uint4 cla_narrow8(ClaF8 x) {
-  return (uint4)(cla_mma_pair(x.lo.x, x.lo.y), cla_mma_pair(x.lo.z, x.lo.w),
-                 cla_mma_pair(x.hi.x, x.hi.y), cla_mma_pair(x.hi.z, x.hi.w));
-}
-
 /* Copies eight elements of the cache to a unit of a tile, or starts to; zeros where `at` is -1. */
 static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* cache, long at) {
 #if CLA_KV_QUANT
-  const ClaF8 x = cla_kv_expand(cla_kv_raw_load(cache + max(at, 0L)));
-  *to = at >= 0 ? cla_narrow8(x) : (uint4)(0u);
+  const uint4 words = cla_kv_words(cla_kv_raw_load(cache + max(at, 0L)));
+  *to = at >= 0 ? words : (uint4)(0u);
 #else
   cla_copy_async(to, cache + max(at, 0L), at >= 0);
 #endif
