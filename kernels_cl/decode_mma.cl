@@ -92,7 +92,7 @@ static inline void cla_weigh_columns(float* scores, float* sums, ClaColumnState*
 #pragma unroll
     for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
       const float new_max = cla_column_max(highest[r]);
-      const float factor = native_exp2(state[r].max - new_max);
+      const float factor = cla_exp2_flushed(state[r].max - new_max);
       state[r].max = new_max;
       state[r].sum *= factor;
 #pragma unroll
@@ -105,7 +105,7 @@ static inline void cla_weigh_columns(float* scores, float* sums, ClaColumnState*
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
       float* score = scores + r / 2 * 4 + r % 2 + 2 * i;
-      *score = native_exp2(*score - state[r].max + CLA_WEIGHT_SHIFT);
+      *score = cla_exp2_flushed(*score - state[r].max + CLA_WEIGHT_SHIFT);
       state[r].sum += *score;
     }
   }
@@ -203,7 +203,7 @@ static inline ClaF8 cla_join_warps(__local const float4* sums_of, __local const 
 #pragma unroll
   for (uint warp = 0; warp < CLA_WARPS; ++warp) {
     const float2 state = state_of[warp * CLA_BLOCK_ROWS + row];
-    const float factor = native_exp2(state.x - all->max);
+    const float factor = cla_exp2_flushed(state.x - all->max);
     __local const float4* from =
         sums_of + ((warp * CLA_BLOCK_ROWS + row) * CLA_SUM_STRIDE + dim) / 4;
     ClaF8 x;

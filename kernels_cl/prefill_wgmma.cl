@@ -13,8 +13,9 @@
        O = O + P V of the tile before (begun before S is awaited)
        P = 2^(S - max), O = O * 2^(old max - max)
 
-   Tiles that some row does not see wholly go one after the other, with masks. Full barriers end
-   when copies have arrived, empty ones when the last warp has multiplied.
+   Masks are looked at in tiles that some row does not see wholly; an infinite or NaN value there
+   that a row must not meet is seen before it is multiplied, and such a tile is added by hand. Full
+   barriers end when copies have arrived, empty ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
@@ -32,10 +33,10 @@
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
-   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 96 B of barriers, 192 KiB with
-   128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries.
-   Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows
-   start on 16-byte boundaries. */
+   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 2 KiB of barriers and marks,
+   192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries. Launch: up
+   to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
+   16-byte boundaries. */
 #include "lib/wgmma.clh"
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) \
@@ -69,6 +70,10 @@
 #error "CLA_HEAD_DIM must be 64, 128 or 256"
 #endif
 
+/* Whether some row does not see some key of a tile. */
+#define CLA_PARTLY_SEEN(tile) \
+  (CLA_MASK || (tile) < common.begin || (tile) + CLA_BLOCK_KV > common.end)
+
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_COLUMNS)
 #define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_COLUMNS)
 /* Tiles of keys, as many of values, and of queries, on their way or in use. */
@@ -85,17 +90,58 @@ static inline ClaTurn cla_next_turn(ClaTurn turn, uint num_stages) {
   return turn;
 }
 
-/* Copies the own warp's quarter of a tile; `at`: the element of the lane's key in the cache. */
+#define CLA_WARP_KEYS (CLA_BLOCK_KV / 4) /* of a tile, that a warp copies */
+/* Keys that follow each other in memory, from a multiple of it on. */
+#if CLA_PAGE_SIZE % 32 == 0 && CLA_WARP_KEYS >= 32
+#define CLA_RUN 32
+#elif CLA_PAGE_SIZE % 16 == 0
+#define CLA_RUN 16
+#elif CLA_PAGE_SIZE % 8 == 0
+#define CLA_RUN 8
+#else
+#define CLA_RUN 1
+#endif
+#define CLA_KEYS_AT_ONCE (32 / CLA_DIM_COLUMNS) /* that a warp's instruction copies */
+#define CLA_RUN_STEP (CLA_RUN < CLA_KEYS_AT_ONCE ? CLA_KEYS_AT_ONCE : CLA_RUN)
+
+/* Copies the own warp's quarter of a tile; `at`: the element of the lane's key in the cache; keys
+   from `num_keys` on become zeros. Few instructions between copies: one group of warps feeds two
+   that multiply. */
 static inline void cla_start_quarter(__local uint4* tile, __global const CLA_KV_T* cache, long at,
-                                     uint warp, uint lane) {
+                                     long token_stride, int num_keys, uint warp, uint lane) {
   const uint unit = lane % CLA_DIM_COLUMNS;
+  const uint own = lane / CLA_DIM_COLUMNS;
+  const uint first = cla_swizzled(warp * CLA_WARP_KEYS + own, unit, CLA_BLOCK_KV);
+  const int own_keys = num_keys - (int)own;
+  const long step = CLA_KEYS_AT_ONCE * token_stride;
 #pragma unroll
-  for (uint first = 0; first < CLA_BLOCK_KV / 4; first += 32 / CLA_DIM_COLUMNS) {
-    const uint key = first + lane / CLA_DIM_COLUMNS;
-    const long row = cla_shuffle_from_long(at, key);
-    cla_copy_async(tile + cla_swizzled(warp * (CLA_BLOCK_KV / 4) + key, unit, CLA_BLOCK_KV),
-                   cache + max(row, 0L) + 8 * unit, row >= 0);
+  for (uint run = 0; run < CLA_WARP_KEYS; run += CLA_RUN_STEP) {
+    const uint leader = CLA_RUN < CLA_KEYS_AT_ONCE ? run + own : run;
+    __global const CLA_KV_T* from = cache + cla_shuffle_from_long(at, leader) + 8 * unit;
+    if (CLA_RUN >= CLA_KEYS_AT_ONCE) from += own * token_stride;
+    __global const CLA_KV_T* other = from + step;
+#pragma unroll
+    for (uint key = run; key < run + CLA_RUN_STEP; key += CLA_KEYS_AT_ONCE) {
+      /* The swizzle of key + own: their bits do not meet. */
+      cla_copy_async(tile + ((first ^ key % 8) + 8 * key), from, (int)key < own_keys);
+      __global const CLA_KV_T* after = from + 2 * step;
+      from = other;
+      other = after;
+    }
   }
+}
+
+/* The page of a position, 0 where there is none. */
+static inline int cla_page_within(__global const int* pages, int position, int end) {
+  return position < end ? cla_page_of(pages, (uint)position) : 0;
+}
+
+/* The keys of an item from the start of a run on. */
+static inline ClaRange cla_keys_in_runs(const ClaOptions* opt, const ClaWorkItem* item,
+                                        int causal) {
+  ClaRange keys = cla_item_keys(opt, item, causal);
+  keys.begin -= keys.begin % CLA_RUN;
+  return keys;
 }
 
 /* Waits until a tile has come to its stage. */
@@ -105,7 +151,9 @@ static inline void cla_await_tile(__local ulong* full, ClaTurn turn) {
 }
 
 /* S = Q K^T, started. */
-static inline void cla_start_qk(float* scores, ulong q_tile, ulong k_tile) {
+static inline void cla_start_qk(float* scores, uint q_tile, uint k_tile) {
+  q_tile = cla_shuffle_from(q_tile, 0);
+  k_tile = cla_shuffle_from(k_tile, 0);
   cla_wgmma_fence();
   cla_wgmma_keys_first(scores, q_tile, k_tile);
 #pragma unroll
@@ -116,7 +164,8 @@ static inline void cla_start_qk(float* scores, ulong q_tile, ulong k_tile) {
 }
 
 /* O += P V, started. */
-static inline void cla_start_pv(float* sums, const uint4* weights, ulong v_tile) {
+static inline void cla_start_pv(float* sums, const uint4* weights, uint v_tile) {
+  v_tile = cla_shuffle_from(v_tile, 0);
   cla_wgmma_fence();
 #pragma unroll
   for (uint step = 0; step < CLA_KEY_STEPS; ++step)
@@ -137,10 +186,42 @@ static inline void cla_pin_weights(uint4* weights) {
                  : "+r"(weights[s].x), "+r"(weights[s].y), "+r"(weights[s].z), "+r"(weights[s].w));
 }
 
-/* Whether a tile of values holds what must not meet a row that does not see it. */
-static inline int cla_values_overflow(__local const uint4* v_tile, uint lid, uint name) {
+/* A row's weights, by way of code without masks where every row sees the tile. */
+static inline float cla_weigh_in_tile(float* scores, ClaRowState* state, const ClaRow* rows, uint h,
+                                      const ClaOptions* opt, float scale, int first_key,
+                                      int masked) {
+  return masked ? cla_weigh_row(scores, state, rows, h, opt, scale, first_key, 1)
+                : cla_weigh_row(scores, state, rows, h, opt, scale, first_key, 0);
+}
+
+/* Stores what the work-item has made of a row, so that the assembler does not move that behind the
+   wait that follows. */
+static inline void cla_mark_row_done(__local float* mark, float sum) {
+  asm volatile("st.volatile.shared.f32 [%0], %1;" ::"r"(cla_local_address(mark)), "f"(sum)
+               : "memory");
+}
+
+/* Whether keys first ... end - 1 of a tile hold values that must not meet a weight of 0. */
+static inline int cla_keys_overflow(__local const uint4* v_tile, int first, int end, uint lid) {
   int any = 0;
-  for (uint i = lid; i < CLA_TILE_UNITS; i += CLA_WARPGROUP) any |= cla_unit_overflows(v_tile[i]);
+  for (int key = max(first, 0) + (int)(lid / CLA_DIM_COLUMNS); key < min(end, CLA_BLOCK_KV);
+       key += CLA_WARPGROUP / CLA_DIM_COLUMNS)
+    any |= cla_unit_overflows(v_tile[CLA_TILE_UNIT((uint)key, lid % CLA_DIM_COLUMNS)]);
+  return any;
+}
+
+/* Whether a tile of values holds what must not meet a row that does not see it. Keys that every row
+   sees may hold anything; those beyond the last one are zeros. */
+static inline int cla_values_overflow(__local const uint4* v_tile, int tile, ClaRange keys,
+                                      ClaRange common, uint lid, uint name) {
+  const int num_keys = keys.end - tile;
+#if CLA_MASK
+  const int any = cla_keys_overflow(v_tile, 0, num_keys, lid);
+#else
+  const int any = cla_keys_overflow(v_tile, 0, common.begin - tile, lid) |
+                  cla_keys_overflow(v_tile, common.end - tile, num_keys, lid);
+#endif
+  (void)common;
   return cla_warpgroup_any(name, any);
 }
 
@@ -173,6 +254,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local float marks[CLA_WG_SIZE];
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[CLA_STAGES], full_v[CLA_STAGES], empty_k[CLA_STAGES], empty_v[CLA_STAGES];
 
@@ -201,47 +283,50 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   if (group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(40);
     const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
-    const int own_key = (int)(warp * (CLA_BLOCK_KV / 4) + lane % (CLA_BLOCK_KV / 4));
-    ClaTurn turn = {0, 1};
-    ClaTurn query_turn = {0, 1};
+    const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
+    const int own_key = first_key + (int)(lane % CLA_WARP_KEYS);
+    ClaTurn k_turn = {0, 1}, v_turn = {0, 1}, query_turn = {0, 1};
     for (uint number = (uint)get_group_id(0); number < num_tasks;
          number += (uint)get_num_groups(0)) {
       const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
-      const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;
       const long head_at = (long)task.kv_head * head_stride;
-      long at = cla_key_at(&task.item, pages, keys.end, keys.begin + own_key, head_at, block_stride,
-                           token_stride);
       cla_barrier_await(empty_q + query_turn.stage, query_turn.parity);
-      cla_start_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, team, q, q_offset,
-                        q_token_stride, scale_log2e);
-      cla_commit_copies();
-      for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
-        const long next = cla_key_at(&task.item, pages, keys.end, tile + CLA_BLOCK_KV + own_key,
-                                     head_at, block_stride, token_stride);
-        cla_barrier_await(empty_k + turn.stage, turn.parity);
-        cla_start_quarter(k_tiles + turn.stage * CLA_TILE_UNITS, k_cache + k_offset, at, warp,
-                          lane);
-        cla_barrier_arrive_after_copies(full_k + turn.stage);
-        cla_commit_copies();
-        cla_barrier_await(empty_v + turn.stage, turn.parity);
-        cla_start_quarter(v_tiles + turn.stage * CLA_TILE_UNITS, v_cache + v_offset, at, warp,
-                          lane);
-        cla_barrier_arrive_after_copies(full_v + turn.stage);
-        cla_commit_copies();
-        if (tile == keys.begin) {
-          CLA_AWAIT_COPIES_BUT(2);
-          cla_fence_for_products();
-          cla_barrier_arrive(full_q + query_turn.stage);
-        }
-        at = next;
-        turn = cla_next_turn(turn, CLA_STAGES);
-      }
-      if (keys.begin >= keys.end) {
-        cla_await_copies();
+      if (cla_start_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, team, q, q_offset,
+                            q_token_stride, scale_log2e)) {
+        cla_barrier_arrive_after_copies(full_q + query_turn.stage);
+      } else {
+        cla_fence_for_products();
         cla_barrier_arrive(full_q + query_turn.stage);
       }
       query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
+      /* Keys run a tile ahead of values, as products want them, page ids a tile ahead of keys. */
+      int page = cla_page_within(pages, keys.begin + own_key, keys.end);
+      long values_at = 0;
+      for (int tile = keys.begin; tile < keys.end + CLA_BLOCK_KV; tile += CLA_BLOCK_KV) {
+        const int position = tile + own_key;
+        const int next_page = cla_page_within(pages, position + CLA_BLOCK_KV, keys.end);
+        const long keys_at =
+            head_at + cla_key_row(&task.item, page, (uint)position, block_stride, token_stride);
+        const int num_keys = keys.end - tile - first_key;
+        if (tile < keys.end) {
+          cla_barrier_await(empty_k + k_turn.stage, k_turn.parity);
+          cla_start_quarter(k_tiles + k_turn.stage * CLA_TILE_UNITS, k_cache + k_offset, keys_at,
+                            token_stride, num_keys, warp, lane);
+          cla_barrier_arrive_after_copies(full_k + k_turn.stage);
+          k_turn = cla_next_turn(k_turn, CLA_STAGES);
+        }
+        if (tile > keys.begin) {
+          cla_barrier_await(empty_v + v_turn.stage, v_turn.parity);
+          cla_start_quarter(v_tiles + v_turn.stage * CLA_TILE_UNITS, v_cache + v_offset, values_at,
+                            token_stride, num_keys + CLA_BLOCK_KV, warp, lane);
+          cla_barrier_arrive_after_copies(full_v + v_turn.stage);
+          v_turn = cla_next_turn(v_turn, CLA_STAGES);
+        }
+        values_at = keys_at;
+        page = next_page;
+      }
     }
     cla_await_copies();
     return;
@@ -255,16 +340,18 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   const ClaSideResults side = {partial_out, partial_lse2, write_lse ? lse : 0};
   const int lane_key = (int)(2 * (lane % 4));
   const float scale = fabs(scale_log2e);
-  const ulong q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
-  const ulong k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
-  const ulong v_desc = cla_tile_descriptor(v_tiles, CLA_BLOCK_KV);
+  const uint q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
+  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
+  const uint v_desc = cla_tile_descriptor(v_tiles, CLA_BLOCK_KV);
   ClaTurn turn = {0, 0};
   ClaTurn query_turn = {0, 0};
-  for (uint number = (uint)get_group_id(0); number < num_tasks; number += (uint)get_num_groups(0)) {
-    const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
-    const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+  uint number = (uint)get_group_id(0);
+  ClaTask task;
+  if (number < num_tasks) task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
+  while (number < num_tasks) {
+    const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
     const ClaRange common = cla_common_keys(&opt, &task.item, causal);
-    const ulong q_desc = q_first + query_turn.stage * CLA_QUERY_UNITS;
+    const uint q_desc = q_first + query_turn.stage * CLA_QUERY_UNITS;
     __local uint4* q_tile = q_tiles + query_turn.stage * CLA_QUERY_UNITS;
     ClaRow rows[2];
     ClaRowState state[2];
@@ -280,41 +367,33 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     cla_await_tile(full_q, query_turn);
 
     int tile = keys.begin;
-    while (tile < keys.end) {
+    while (tile < keys.end) { /* once, but for what is added by hand */
       float scores[CLA_KEY_COLUMNS * 4];
       uint4 weights[CLA_KEY_STEPS];
+      int masked = CLA_PARTLY_SEEN(tile);
+      int by_hand;
       cla_await_tile(full_k, turn);
       cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
       cla_wgmma_await_all();
       CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
       if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
-
-      if (CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end) {
-        const float2 factors =
-            cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 1);
-        cla_rescale_fragment(sums, factors);
-        cla_pack_all(weights, scores);
-        cla_await_tile(full_v, turn);
-        if (cla_values_overflow(v_tiles + turn.stage * CLA_TILE_UNITS, lid, name)) {
-          cla_add_seen_values(sums, weights, rows, v_tiles + turn.stage * CLA_TILE_UNITS, tile,
-                              lane);
-          cla_warp_barrier(); /* values read -> told to be empty */
-        } else {
-          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-          cla_wgmma_await_all();
-          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
-        }
-        if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
-        tile += CLA_BLOCK_KV;
-        turn = cla_next_turn(turn, CLA_STAGES);
-        continue;
-      }
-
-      cla_rescale_fragment(
-          sums, cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0));
+      const int first_key = tile + lane_key;
+      const float first = cla_weigh_in_tile(scores, state, rows, 0, &opt, scale, first_key, masked);
+      const float second =
+          cla_weigh_in_tile(scores, state, rows, 1, &opt, scale, first_key, masked);
+      cla_rescale_fragment(sums, (float2)(first, second));
       cla_pack_all(weights, scores);
-      for (tile += CLA_BLOCK_KV; tile + CLA_BLOCK_KV <= common.end; tile += CLA_BLOCK_KV) {
+      for (;;) {
+        tile += CLA_BLOCK_KV;
+        by_hand = 0;
+        if (masked) {
+          cla_await_tile(full_v, turn);
+          by_hand = cla_values_overflow(v_tiles + turn.stage * CLA_TILE_UNITS, tile - CLA_BLOCK_KV,
+                                        keys, common, lid, name);
+        }
+        if (by_hand || tile >= keys.end) break;
         const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
+        masked = CLA_PARTLY_SEEN(tile);
         cla_await_tile(full_k, next);
         cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
         cla_await_tile(full_v, turn);
@@ -322,23 +401,37 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
         cla_wgmma_await_all_but_1();
         CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
         if (lane == 0) cla_barrier_arrive(empty_k + next.stage);
-        const float2 factors =
-            cla_weigh_fragment(scores, state, rows, &opt, scale, tile + lane_key, 0);
+        const int first_key = tile + lane_key;
+        const float first =
+            cla_weigh_in_tile(scores, state, rows, 0, &opt, scale, first_key, masked);
+        cla_mark_row_done(marks + thread, state[0].sum);
         cla_wgmma_await_all();
         cla_pin_weights(weights); /* read until now */
         CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
         if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
-        cla_rescale_fragment(sums, factors);
+        const float second =
+            cla_weigh_in_tile(scores, state, rows, 1, &opt, scale, first_key, masked);
+        cla_rescale_fragment(sums, (float2)(first, second));
         cla_pack_all(weights, scores);
         turn = next;
       }
-      cla_await_tile(full_v, turn);
-      cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-      cla_wgmma_await_all();
-      CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+      if (by_hand) {
+        cla_add_seen_values(sums, weights, rows, v_tiles + turn.stage * CLA_TILE_UNITS,
+                            tile - CLA_BLOCK_KV, lane);
+        cla_warp_barrier(); /* values read -> told to be empty */
+      } else {
+        cla_await_tile(full_v, turn);
+        cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+        cla_wgmma_await_all();
+        CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+      }
       if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
       turn = cla_next_turn(turn, CLA_STAGES);
     }
+
+    number += (uint)get_num_groups(0);
+    ClaTask next_task = task; /* comes while results leave */
+    if (number < num_tasks) next_task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
 
     cla_warpgroup_barrier(name); /* queries multiplied -> results staged */
 #pragma unroll
@@ -353,5 +446,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     cla_warp_barrier();
     if (lane == 0) cla_barrier_arrive(empty_q + query_turn.stage);
     query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
+    task = next_task;
   }
 }
