@@ -114,8 +114,9 @@ class Context {
   cl_device_id device() const noexcept;
   const DeviceCapabilities& capabilities() const noexcept;
 
-  /// Kernels made for this device that its driver failed to build so far, each once, with the
-  /// driver's reason, file and line. Where others do their work, they do it more slowly.
+  /// Kernels made for this device, and backends in want of theirs, that its driver failed to build
+  /// so far, each once, with the driver's reason, file and line. Where others do their work, it
+  /// takes longer.
   std::vector<std::string> build_failures() const;
 
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;

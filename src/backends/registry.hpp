@@ -26,8 +26,10 @@ struct FittingBackend {
 };
 /// get_attn_backend() for a layer on a context's device, judged by building too: where the kernels
 /// of a chosen backend turn out not to fit (no tile builds, or all need more local or private
-/// memory than there is), the next that takes the configuration serves. No other takes the place of
-/// one that the environment forces. Throws what get_attn_backend() and make_impl() throw.
+/// memory than there is) or the device's compiler refuses one (CL_BUILD_PROGRAM_FAILURE, which the
+/// context then lists among its build failures), the next that takes the configuration serves. No
+/// other takes the place of one that the environment forces. Throws what get_attn_backend() and
+/// make_impl() throw.
 FittingBackend get_fitting_backend(const std::shared_ptr<Context>& context,
                                    const AttentionConfig& config);
 

@@ -1,19 +1,23 @@
 #include <fmt/ranges.h>
 
 #include <clattn/attention.hpp>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "backends/registry.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "opencl/runtime.hpp"
 
 namespace clattn {
 
 namespace {
 
-const AttentionBackend& forced_backend(std::string_view name, const AttentionConfig& config,
-                                       const DeviceCapabilities* capabilities) {
+std::shared_ptr<const AttentionBackend> forced_backend(std::string_view name,
+                                                       const AttentionConfig& config,
+                                                       const DeviceCapabilities* capabilities) {
   const BackendList backends = list_attn_backends();
   for (const AttentionBackend* backend : backends) {
     if (backend->name() != name) continue;
@@ -23,7 +27,7 @@ const AttentionBackend& forced_backend(std::string_view name, const AttentionCon
           "Selected backend {} is not valid for this configuration. Reason: {}", name,
           fmt::join(reasons, "; "));
     }
-    return *backend;
+    return backend->shared_from_this();
   }
   detail::throw_invalid("Invalid attention backend: '{}'. Valid backends are: auto, {}", name,
                         detail::backend_names(backends));
@@ -77,17 +81,17 @@ std::string_view forced_name(std::string_view name) {
       capabilities != nullptr ? capabilities->name : "any device", describe(config), reasons);
 }
 
-}  // namespace
+/// Why a backend that takes the configuration does not serve after all; none = it does.
+using Trial = std::function<std::vector<std::string>(const AttentionBackend&)>;
 
-BackendChoice choose_attn_backend(const AttentionConfig& config,
-                                  const DeviceCapabilities* capabilities) {
+/// The first backend that takes the configuration and passes the trial, which those behind it are
+/// not put to.
+BackendChoice choose(const AttentionConfig& config, const DeviceCapabilities* capabilities,
+                     const Trial& trial) {
   BackendChoice choice;
-  if (config.is_attention_free) {
-    choice.backend = detail::attention_free_backend().shared_from_this();
-    return choice;
-  }
   for (const AttentionBackend* backend : list_attn_backends()) {
     auto reasons = backend->validate_configuration(config, capabilities);
+    if (reasons.empty() && choice.backend == nullptr) reasons = trial(*backend);
     if (!reasons.empty()) {
       choice.rejected.push_back({std::string(backend->name()), std::move(reasons)});
     } else if (choice.backend == nullptr) {
@@ -97,15 +101,40 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
   return choice;
 }
 
+/// The forced backend, which no other takes the place of, or the chosen one.
+std::shared_ptr<const AttentionBackend> select(const AttentionConfig& config,
+                                               const DeviceCapabilities* capabilities,
+                                               std::string_view name, const Trial& trial) {
+  if (config.is_attention_free) return detail::attention_free_backend().shared_from_this();
+  const std::string_view forced = forced_name(name);
+  if (!forced.empty()) return forced_backend(forced, config, capabilities);
+  const BackendChoice choice = choose(config, capabilities, trial);
+  if (choice.backend == nullptr) throw_none_valid(config, capabilities, choice.rejected);
+  return choice.backend;
+}
+
+std::vector<std::string> no_trial(const AttentionBackend&) {
+  return {};
+}
+
+/// Whether make_impl() says so: its kernels do not fit the device, or its compiler refuses them.
+bool is_misfit(const Error& error) {
+  return error.code() == ErrorCode::kUnsupported ||
+         (error.code() == ErrorCode::kOpenCL && error.cl_code() == CL_BUILD_PROGRAM_FAILURE);
+}
+
+}  // namespace
+
+BackendChoice choose_attn_backend(const AttentionConfig& config,
+                                  const DeviceCapabilities* capabilities) {
+  if (config.is_attention_free) return {detail::attention_free_backend().shared_from_this(), {}};
+  return choose(config, capabilities, no_trial);
+}
+
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name) {
-  if (config.is_attention_free) return detail::attention_free_backend();
-  const std::string_view forced = forced_name(name);
-  if (!forced.empty()) return forced_backend(forced, config, capabilities);
-  const BackendChoice choice = choose_attn_backend(config, capabilities);
-  if (choice.backend == nullptr) throw_none_valid(config, capabilities, choice.rejected);
-  return *choice.backend;
+  return *select(config, capabilities, name, no_trial);
 }
 
 const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
@@ -137,25 +166,21 @@ namespace detail {
 
 FittingBackend get_fitting_backend(const std::shared_ptr<Context>& context,
                                    const AttentionConfig& config) {
-  const DeviceCapabilities* const capabilities = &context->capabilities();
-  if (config.is_attention_free || !forced_name({}).empty()) {
-    const AttentionBackend& only = get_attn_backend(config, capabilities);
-    return {only.shared_from_this(), only.make_impl(context, config)};
-  }
-  std::vector<BackendChoice::Rejection> rejected;
-  for (const AttentionBackend* backend : list_attn_backends()) {
-    auto reasons = backend->validate_configuration(config, capabilities);
-    if (reasons.empty()) {
-      try {
-        return {backend->shared_from_this(), backend->make_impl(context, config)};
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kUnsupported) throw;
-        reasons = {error.what()};
-      }
+  std::shared_ptr<const AttentionImpl> impl;
+  const Trial builds = [&](const AttentionBackend& backend) -> std::vector<std::string> {
+    try {
+      impl = backend.make_impl(context, config);
+    } catch (const Error& error) {
+      if (!is_misfit(error)) throw;
+      if (error.code() == ErrorCode::kOpenCL)
+        context->runtime().note_build_failure(backend.name(), error.what());
+      return {error.what()};
     }
-    rejected.push_back({std::string(backend->name()), std::move(reasons)});
-  }
-  throw_none_valid(config, capabilities, rejected);
+    return {};
+  };
+  auto backend = select(config, &context->capabilities(), {}, builds);
+  if (impl == nullptr) impl = backend->make_impl(context, config);
+  return {std::move(backend), std::move(impl)};
 }
 
 }  // namespace detail

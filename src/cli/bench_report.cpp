@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "cli/commit.hpp"
 #include "cli/device_report.hpp"
 
 namespace clattn::cli {
@@ -120,7 +121,7 @@ Json to_json(const BenchReport& report) {
   Json json = {{"format", "clattn-bench"},
                {"schema_version", kBenchSchemaVersion},
                {"library_version", CLATTN_VERSION},
-               {"commit", CLATTN_COMMIT},
+               {"commit", commit()},
                {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
                {"quick", report.quick},
                {"device", capabilities_json(report.device)},
@@ -134,7 +135,7 @@ Json to_json(const BenchReport& report) {
 void print_header(const BenchReport& report) {
   const Ceilings& ceilings = report.ceilings;
   fmt::print("{} ({}), driver {}, clattn {} {}\n", report.device.name, report.device.platform_name,
-             report.device.driver_version, CLATTN_VERSION, CLATTN_COMMIT);
+             report.device.driver_version, CLATTN_VERSION, commit());
   fmt::print(
       "ceilings: streaming read {:.1f} GB/s, pages in random order {:.1f} GB/s, f32 "
       "multiply-add {:.1f} GFLOP/s{}\n\n",

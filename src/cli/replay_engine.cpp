@@ -1,6 +1,6 @@
 #include "cli/replay_engine.hpp"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "cli/attention_call.hpp"
 #include "cli/device_memory.hpp"
 
 namespace clattn::cli {
@@ -27,24 +28,13 @@ double event_us(const Event& event) {
 constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
 constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: twice what the pool holds
 
-KVCacheLayout choose_layout(const AttentionBackend& backend, const Context& context,
-                            const EngineConfig& config) {
-  const auto wanted = config.layout ? config.layout : get_kv_cache_layout();
-  if (!wanted) return backend.preferred_layout(context.capabilities());
-  const auto reasons = backend.validate_layout(*wanted, config.attention, &context.capabilities());
-  if (!reasons.empty()) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("--layout: {}", fmt::join(reasons, "; ")));
-  }
-  return *wanted;
-}
-
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
     : context_(std::move(context)),
       config_(config),
       backend_(get_attn_backend(config.attention, &context_->capabilities(), config.backend)),
-      layout_(choose_layout(backend_, *context_, config)),
+      layout_(choose_layout(backend_, config.layout, config.attention, &context_->capabilities())),
       queue_(context_->create_queue(QueueProfiling::kOn)),
       impl_(backend_.make_impl(context_, config.attention)),
       builder_(backend_.make_builder(context_, config.attention, {.limits = config.limits})) {

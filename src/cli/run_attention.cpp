@@ -10,15 +10,15 @@ namespace {
 using nlohmann::json;
 
 /// What was asked for and what ran: the planner splits each sequence for itself, so the launches
-/// tell. A token whose keys were split has its partial results merged, one work-group a head.
+/// tell. Partial results that attention kernels join themselves show in no merge.
 json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
   std::int64_t attention_groups = 0, merge_groups = 0;
   for (const LaunchReport& launch : outcome.launches) {
     (launch.role == "merge" ? merge_groups : attention_groups) += launch.work_groups;
   }
   return {{"requested", call.num_splits},
-          {"merged_tokens", merge_groups / call.config.num_heads},
-          {"attention_work_groups", attention_groups}};
+          {"attention_work_groups", attention_groups},
+          {"merge_work_groups", merge_groups}};
 }
 
 json info(const Context& context, const AttentionCall& call, const AttentionOutcome& outcome) {

@@ -15,6 +15,7 @@
 
 #include "cli/check_report.hpp"
 #include "cli/commands.hpp"
+#include "cli/commit.hpp"
 #include "cli/models.hpp"
 #include "cli/tune_race.hpp"
 #include "cli/tune_target.hpp"
@@ -277,7 +278,7 @@ void run_tune(const Arguments& arguments) {
               {});  // a file that cannot be written is found out now, not with a winner in hand
   fmt::print("{} ({}), driver {}, clattn {} {}: {} targets, {:.0f} s\n", device.name,
              fmt::join(device_classes(device), ", "), device.driver_version, CLATTN_VERSION,
-             CLATTN_COMMIT, targets.size(), arguments.budget_seconds);
+             commit(), targets.size(), arguments.budget_seconds);
   const auto end = TuneClock::now() + std::chrono::duration_cast<TuneClock::duration>(
                                           std::chrono::duration<double>(arguments.budget_seconds));
   std::vector<TuningRow> winners;
@@ -308,7 +309,7 @@ void run_tune(const Arguments& arguments) {
              winners.size(), path);
   if (arguments.submit && !winners.empty()) {
     fmt::print("\n# {}, driver {}, clattn {}: rows for src/tuning/shipped.inc\n", device.name,
-               device.driver_version, CLATTN_COMMIT);
+               device.driver_version, commit());
     for (TuningRow row : winners) {
       row.driver.clear();
       fmt::print("{}", format_tuning_row(row));

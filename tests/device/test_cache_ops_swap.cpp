@@ -36,11 +36,22 @@ KVCache like(const KVCache& cache, const Shape& shape, const Order& order, std::
   return result;
 }
 
+/// Swaps blocks of an image, which lie as `host` says, back to the layer's cache.
+void expect_return(const clattn::Queue& queue, const clattn::Context& context, const Layer& layer,
+                   const KVCache& host, Bytes& image) {
+  const std::vector<BlockPair> back = {{8, 6}, {0, 0}, {1, 1}};
+  clattn::swap_blocks(context, queue, std::as_writable_bytes(std::span(image)), layer.cache, back);
+  Bytes device = layer.image;
+  apply(host, image, layer.cache, device, back);
+  EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == device);
+}
+
 // A6.4: device to host and back, K and V, for both orders of the two dimensions (A9.2).
 TEST(SwapBlocks, GoesToTheHostAndBack) {
   for (const auto& context : all_contexts()) {
     const clattn::Queue queue = context->create_queue();
     for (const Order& order : kOrders) {
+      SCOPED_TRACE(order.backend);
       const Shape shape;
       const Layer layer(*context, queue, shape, order, 3);
       const KVCache host = like(layer.cache, shape, order, 9, *context);
@@ -52,15 +63,10 @@ TEST(SwapBlocks, GoesToTheHostAndBack) {
       event.wait();
       Bytes want = before;
       apply(layer.cache, layer.image, host, want, kSwap);
-      EXPECT_EQ(std::memcmp(pinned.bytes().data(), want.data(), want.size()), 0) << order.backend;
+      EXPECT_EQ(std::memcmp(pinned.bytes().data(), want.data(), want.size()), 0);
 
       Bytes pageable = random_bytes(before.size(), 9);
-      const std::vector<BlockPair> back = {{8, 6}, {0, 0}, {1, 1}};
-      clattn::swap_blocks(*context, queue, std::as_writable_bytes(std::span(pageable)), layer.cache,
-                          back);
-      Bytes device = layer.image;
-      apply(host, pageable, layer.cache, device, back);
-      EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == device) << order.backend;
+      expect_return(queue, *context, layer, host, pageable);
     }
   }
 }
@@ -70,6 +76,7 @@ TEST(SwapBlocks, MovesPaddedPages) {
   for (const auto& context : all_contexts()) {
     const clattn::Queue queue = context->create_queue();
     for (const Order& order : kOrders) {
+      SCOPED_TRACE(order.backend);
       Shape padded;
       padded.padding = 48;
       const Layer layer(*context, queue, padded, order, 3);
@@ -80,13 +87,8 @@ TEST(SwapBlocks, MovesPaddedPages) {
                           kSwap);
       queue.finish();
       apply(layer.cache, layer.image, host, want, kSwap);
-      EXPECT_TRUE(image == want) << order.backend;
-      const std::vector<BlockPair> back = {{8, 6}, {0, 0}, {1, 1}};
-      clattn::swap_blocks(*context, queue, std::as_writable_bytes(std::span(image)), layer.cache,
-                          back);
-      Bytes device = layer.image;
-      apply(host, image, layer.cache, device, back);
-      EXPECT_TRUE(download<std::uint8_t>(queue, layer.cache.buffer) == device) << order.backend;
+      EXPECT_TRUE(image == want);
+      expect_return(queue, *context, layer, host, image);
     }
   }
 }

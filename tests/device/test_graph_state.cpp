@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/graph_layer.hpp"
+#include "support/plugin.hpp"
 
 /// AttentionState's protocol (SPEC A2.7), and what recorded steps are bound to. One layer of one
 /// KV head whose caches are page by page, so that a token's place is easily said.
@@ -64,8 +65,7 @@ TEST(GraphState, A2_7_ABackendThatCannotBeRecordedNamesItself) {
   Layer layer(all_contexts().front());
   clattn::AttentionConfig config = layer.attention.config();
   config.attn_type = clattn::AttentionType::kEncoderDecoder;
-  const clattn::BackendPlugin plugin =
-      clattn::load_backend_plugin(std::string(CLATTN_PLUGIN_DIR) + "/none.so");
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(test::plugin_path("none"));
   AttentionState state(layer.context, *plugin.backend(), config, builder_options());
   EXPECT_EQ(capture_error(state, kSize),
             "backend REFERENCE does not support this configuration: attn_type other than decoder "

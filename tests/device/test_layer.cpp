@@ -127,21 +127,25 @@ TEST(Layer, SharingTargetsAreCheckedWithVLLMsWords) {
       std::string::npos);
 }
 
-/// Takes heads of 64 by what a device reports, but none of its tiles fits.
+/// Takes heads of 64 by what a device reports, but its kernels fail to be made.
 class Misfit final : public test::FakeBackend {
  public:
-  explicit Misfit(ErrorCode code) : FakeBackend("MISFIT"), code_(code) {}
+  explicit Misfit(ErrorCode code, cl_int cl_code = CL_SUCCESS)
+      : FakeBackend("MISFIT"), code_(code), cl_code_(cl_code) {}
   std::shared_ptr<const clattn::AttentionImpl> make_impl(
       std::shared_ptr<clattn::Context>, const clattn::AttentionConfig&) const override {
-    throw clattn::Error(code_, "no prefill kernel fits this device");
+    throw clattn::Error(code_, kWhy, cl_code_);
   }
+  static constexpr const char* kWhy = "no prefill kernel fits this device";
 
  private:
   ErrorCode code_;
+  cl_int cl_code_;
 };
 
-// A8: a layer that is told no backend passes over one whose kernels do not build on its device, for
-// the next that takes it. Any other failure is one: it must not silently make layers slower.
+// A8: a layer that is told no backend passes over one whose kernels do not fit its device, or do
+// not build there, for the next that takes it. Any other failure is one: it must not silently make
+// layers slower.
 TEST(Layer, A8_KernelsThatDoNotBuildGiveWayToTheNextBackend) {
   clattn::LayerRegistry layers;
   AttentionOptions options = layer_options("layers.0");
@@ -151,17 +155,27 @@ TEST(Layer, A8_KernelsThatDoNotBuildGiveWayToTheNextBackend) {
   EXPECT_EQ(layer.get_attn_backend()->name(), "FLASHINFER");
   options.prefix = "layers.1";
   options.attn_backend = clattn::list_attn_backends()[0]->shared_from_this();
-  EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported),
-            "no prefill kernel fits this device");
+  EXPECT_EQ(refused(layers, options, ErrorCode::kUnsupported), Misfit::kWhy);
   options.attn_backend = nullptr;
   options.head_size = 12;
   EXPECT_NE(refused(layers, options, ErrorCode::kUnsupported)
                 .find("Reasons: MISFIT: only heads of 64 | FLASHINFER: head_size 12"),
             std::string::npos);
   clattn::unregister_backend("MISFIT");
-  clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kOpenCL), 0);
   options.head_size = 64;
-  EXPECT_EQ(refused(layers, options, ErrorCode::kOpenCL), "no prefill kernel fits this device");
+  for (const cl_int status : {CL_OUT_OF_RESOURCES, CL_SUCCESS}) {
+    clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kOpenCL, status), 0);
+    EXPECT_EQ(refused(layers, options, ErrorCode::kOpenCL), Misfit::kWhy) << status;
+    clattn::unregister_backend("MISFIT");
+  }
+  clattn::register_backend(std::make_shared<Misfit>(ErrorCode::kOpenCL, CL_BUILD_PROGRAM_FAILURE),
+                           0);
+  const auto context =
+      clattn::Context::adopt(all_contexts().at(0)->handle(), all_contexts().at(0)->device());
+  const Attention other(context, layers, options);
+  EXPECT_EQ(other.get_attn_backend()->name(), "FLASHINFER");
+  EXPECT_EQ(context->build_failures(),
+            std::vector<std::string>{std::string("MISFIT: ") + Misfit::kWhy});
   clattn::unregister_backend("MISFIT");
 }
 

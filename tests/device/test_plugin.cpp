@@ -1,4 +1,3 @@
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
@@ -8,6 +7,7 @@
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
 #include "support/error_text.hpp"
+#include "support/plugin.hpp"
 
 namespace {
 
@@ -17,16 +17,7 @@ using layer_test::Device;
 using layer_test::Step;
 using test::error_text;
 
-const std::string& plugin_path() {
-  static const std::string path = std::string(CLATTN_PLUGIN_DIR) + "/none.so";
-  return path;
-}
-
-bool is_loaded() {
-  void* object = dlopen(plugin_path().c_str(), RTLD_NOW | RTLD_NOLOAD);
-  if (object != nullptr) dlclose(object);
-  return object != nullptr;
-}
+const std::string kPlugin = test::plugin_path("none");
 
 attention_test::CaseSpec reference_case() {
   attention_test::CaseSpec spec;
@@ -45,7 +36,7 @@ attention_test::CaseSpec reference_case() {
 
 // B3.1: a third party's kernels end to end, judged by the oracle over a poisoned cache.
 TEST(Plugin, AttendsLikeTheOracle) {
-  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(kPlugin);
   for (const auto& context : all_contexts()) {
     const auto result = attention_test::run_case(context, reference_case());
     EXPECT_EQ(result.fault, "");
@@ -57,8 +48,7 @@ TEST(Plugin, AttendsLikeTheOracle) {
 TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
   const Device device(all_contexts().at(0));
   {
-    auto plugin =
-        std::make_unique<clattn::BackendPlugin>(clattn::load_backend_plugin(plugin_path()));
+    auto plugin = std::make_unique<clattn::BackendPlugin>(clattn::load_backend_plugin(kPlugin));
     clattn::LayerRegistry layers;
     clattn::AttentionOptions options;
     options.num_heads = 4;
@@ -73,7 +63,7 @@ TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
     plugin.reset();
     for (const auto* backend : clattn::list_attn_backends())
       EXPECT_NE(backend->name(), "REFERENCE");
-    EXPECT_TRUE(is_loaded());
+    EXPECT_TRUE(test::is_loaded(kPlugin));
 
     const clattn::KVCacheSpec spec{
         .block_size = 4, .num_kv_heads = 2, .head_size = 8, .dtype = DType::kF32};
@@ -86,12 +76,12 @@ TEST(Plugin, UsersKeepItLoadedAndTheLastOneUnloadsIt) {
     step.expect_truth(step.run(device, layer, &metadata, {.padding_rows = 2}));
     device.queue.finish();
   }
-  EXPECT_FALSE(is_loaded());
+  EXPECT_FALSE(test::is_loaded(kPlugin));
 }
 
 TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   const Device device(all_contexts().at(0));
-  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(kPlugin);
   const auto& backend = *plugin.backend();
   clattn::AttentionConfig config = reference_case().config;
   const auto impl = backend.make_impl(device.context, config);
@@ -149,8 +139,7 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
 // dims, and strides of another layout would be read as its own.
 TEST(Plugin, B3_AnswersThatDoNotFitWhatIsHandedOnAreRefused) {
   const auto refusal = [](const std::string& defect, auto&& call) {
-    const clattn::BackendPlugin plugin =
-        clattn::load_backend_plugin(std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so");
+    const clattn::BackendPlugin plugin = clattn::load_backend_plugin(test::plugin_path(defect));
     return error_text([&] { call(*plugin.backend()); }, clattn::ErrorCode::kUnsupported);
   };
   EXPECT_EQ(
@@ -166,7 +155,7 @@ TEST(Plugin, B3_AnswersThatDoNotFitWhatIsHandedOnAreRefused) {
 
 TEST(Plugin, B3_CachesOfOtherStridesAndShortTensorsAreRefused) {
   const Device device(all_contexts().at(0));
-  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(kPlugin);
   const auto& backend = *plugin.backend();
   const clattn::AttentionConfig config = reference_case().config;
   const auto impl = backend.make_impl(device.context, config);
@@ -215,7 +204,7 @@ TEST(Plugin, B3_CachesOfOtherStridesAndShortTensorsAreRefused) {
 // A2.7: what a plugin enqueues would run at once and be missing from every replay.
 TEST(Plugin, ItsCallsAreNotRecorded) {
   const Device device(all_contexts().at(0));
-  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(plugin_path());
+  const clattn::BackendPlugin plugin = clattn::load_backend_plugin(kPlugin);
   const auto& backend = *plugin.backend();
   const clattn::AttentionConfig config = reference_case().config;
   const auto impl = backend.make_impl(device.context, config);

@@ -7,6 +7,8 @@
 
 #include "support/error_text.hpp"
 #include "support/fake_backend.hpp"
+#include "support/plugin.hpp"
+#include "support/registry_test.hpp"
 
 namespace {
 
@@ -15,24 +17,11 @@ using clattn::DType;
 using clattn::ErrorCode;
 using test::error_text;
 using test::FakeBackend;
+using test::Names;
+using test::names;
+using test::plugin_path;
 
-std::vector<std::string> names() {
-  std::vector<std::string> found;
-  for (const auto* backend : clattn::list_attn_backends()) found.emplace_back(backend->name());
-  return found;
-}
-using Names = std::vector<std::string>;
-
-std::string plugin_path(const std::string& defect) {
-  return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
-}
-
-/// Every test leaves the registry as it found it.
-class Registry : public testing::Test {
- protected:
-  void TearDown() override { EXPECT_EQ(names(), before_); }
-  Names before_ = names();
-};
+using Registry = test::RegistryTest;
 
 // B3.1: registration at run time, priority order, explicit override.
 TEST_F(Registry, PositionIsPriority) {

@@ -1,4 +1,3 @@
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
@@ -8,6 +7,8 @@
 #include <vector>
 
 #include "support/error_text.hpp"
+#include "support/plugin.hpp"
+#include "support/registry_test.hpp"
 
 /// Plugins in the registry: what the loader takes, what it refuses, how long it keeps one.
 namespace {
@@ -16,30 +17,12 @@ using clattn::AttentionConfig;
 using clattn::DType;
 using clattn::ErrorCode;
 using test::error_text;
+using test::is_loaded;
+using test::Names;
+using test::names;
+using test::plugin_path;
 
-std::vector<std::string> names() {
-  std::vector<std::string> found;
-  for (const auto* backend : clattn::list_attn_backends()) found.emplace_back(backend->name());
-  return found;
-}
-using Names = std::vector<std::string>;
-
-std::string plugin_path(const std::string& defect) {
-  return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
-}
-
-bool is_loaded(const std::string& path) {
-  void* object = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  if (object != nullptr) dlclose(object);
-  return object != nullptr;
-}
-
-/// Every test leaves the registry as it found it.
-class RegistryPlugins : public testing::Test {
- protected:
-  void TearDown() override { EXPECT_EQ(names(), before_); }
-  Names before_ = names();
-};
+using RegistryPlugins = test::RegistryTest;
 
 TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {
   const std::string path = plugin_path("none");

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <dlfcn.h>
+
+#include <string>
+
+namespace test {
+
+/// The reference plugin with a defect; "none" has none.
+inline std::string plugin_path(const std::string& defect) {
+  return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
+}
+
+inline bool is_loaded(const std::string& path) {
+  void* object = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (object != nullptr) dlclose(object);
+  return object != nullptr;
+}
+
+}  // namespace test
