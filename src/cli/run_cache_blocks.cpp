@@ -61,7 +61,8 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const AttentionBackend& backend = backend_named(backend_name);
   AttentionConfig config;
   config.block_size = static_cast<std::int32_t>(shape[1]);
-  const KVCacheLayout layout = choose_layout(backend, wanted, config, &context->capabilities());
+  const KVCacheLayout layout =
+      choose_layout(backend, layout_on(*context, wanted), config, &context->capabilities());
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   KVCache cache = make_cache(*context, backend, layout,
                              {.block_size = static_cast<std::int32_t>(shape[1]),
