@@ -73,6 +73,12 @@ std::string_view layout_of(const PackedKVCache&) {
   return kPackedLayout;
 }
 
+template <typename Cache>
+std::string storage_of(const Cache& cache) {
+  return fmt::format(",\n  \"kv_cache_dtype\": \"{}\",\n  \"layout\": \"{}\"",
+                     to_string(cache.dtype), layout_of(cache));
+}
+
 /// The keys of a cache of K and V.
 template <typename Cache>
 std::string keys_of(const Queue& queue, const Cache& cache) {
@@ -90,10 +96,8 @@ std::string keys_of(const Queue& queue, const Cache& cache) {
     };
     scales = {text(factors.begin(), middle), text(middle, factors.end())};
   }
-  return fmt::format(
-      ",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {},\n  \"v_scale\": {},\n"
-      "  \"layout\": \"{}\"",
-      to_string(cache.dtype), scales[0], scales[1], layout_of(cache));
+  return storage_of(cache) +
+         fmt::format(",\n  \"k_scale\": {},\n  \"v_scale\": {}", scales[0], scales[1]);
 }
 
 }  // namespace
@@ -147,6 +151,14 @@ void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cac
     std::copy(rows.begin(), rows.end(), array.data.begin() + static_cast<std::ptrdiff_t>(at));
   }
   writer.add("kv_cache", array);
+}
+
+std::string storage_keys(const KVCache& cache) {
+  return storage_of(cache);
+}
+
+std::string storage_keys(const PackedKVCache& cache) {
+  return storage_of(cache);
 }
 
 std::string cache_keys(const Queue& queue, const KVCache& cache) {

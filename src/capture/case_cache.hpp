@@ -30,7 +30,10 @@ void add_cache(const CaseWriter& writer, const Queue& queue, const PackedKVCache
 void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
                std::vector<std::int32_t> pages);
 
-/// Element type, scales and order in memory, to stand behind other keys.
+/// Element type and order in memory, to stand behind other keys.
+std::string storage_keys(const KVCache& cache);
+std::string storage_keys(const PackedKVCache& cache);
+/// Those and the scales.
 std::string cache_keys(const Queue& queue, const KVCache& cache);
 std::string cache_keys(const Queue& queue, const PackedKVCache& cache);
 std::string cache_keys(const Queue& queue, const MLACache& cache);
