@@ -32,7 +32,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels", "base metadata tuning opencl capture shared")
     room_may("kv_cache", "base opencl capture kernels shared")
     room_may("backends", "base metadata opencl capture kernels kv_cache shared")
-    room_may("attention", "base metadata opencl kernels kv_cache backends shared")
+    room_may("attention", "base metadata opencl capture kernels kv_cache backends shared")
     room_may("c_api", "base metadata opencl kernels kv_cache backends attention shared")
     room_may("cli", "oracle npy")    # otherwise the public headers
     room_may("bench", "oracle")      # likewise

@@ -150,11 +150,12 @@ class CascadeAttention {
   /// As AttentionImpl::forward() of the whole batch; see MultiLevelCascadeAttentionWrapper::run().
   void forward(cl_command_queue queue, const CascadeImpl& impl, const KVCache& cache,
                const CascadeTensors& tensors, Event* event = nullptr,
-               std::vector<LaunchRecord>* launches = nullptr) const {
-    levels_.run(queue, impl, cache, tensors, event, launches);
-  }
+               std::vector<LaunchRecord>* launches = nullptr) const;
 
  private:
+  void capture(cl_command_queue queue, const CascadeImpl& impl, const KVCache& cache,
+               const CascadeTensors& tensors) const;
+
   MultiLevelCascadeAttentionWrapper levels_;
 };
 

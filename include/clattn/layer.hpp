@@ -168,7 +168,7 @@ class Attention {
   /// Binds the cache. Where it is quantised and `cache` brings no scales, it gets this layer's:
   /// those that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the
   /// engine's: the layer reads them and never changes or replaces them. Layers that share the cache
-  /// see the same. Throws for a layer that shares another's.
+  /// see the same. Throws for a layer that shares another's; for HDN without kernels of CPUs.
   void bind_kv_cache(KVCache cache);
 
   /// Sets the layer's own scales from a checkpoint, before or after the cache is bound; returns

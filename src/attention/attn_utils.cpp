@@ -196,16 +196,20 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
     throw_invalid("groups: {} given, legal: one for each of the configuration's {}", groups.size(),
                   config.groups.size());
   }
-  const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
   const std::optional<KVCacheLayout> wanted = layout ? layout : get_kv_cache_layout();
+  const DeviceCapabilities& device = context.capabilities();
+  std::vector<KVCacheLayout> orders;
+  for (const AttentionGroup& group : groups) {  // before memory is taken
+    orders.push_back(wanted.value_or(group.backend->preferred_layout(device)));
+    require_layout(group, orders.back(), device);
+  }
+  const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
   std::vector<Attention*> owners;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const AttentionBackend& backend = *groups[i].backend;
-    const KVCacheLayout order = wanted.value_or(backend.preferred_layout(context.capabilities()));
-    require_layout(groups[i], order, context.capabilities());
     for (const std::string& name : config.groups[i].layer_names) {
       layer_of(layers, name)
-          .bind_kv_cache(reshape_kv_cache(raw.at(name), config.groups[i].spec, backend, order));
+          .bind_kv_cache(reshape_kv_cache(raw.at(name), config.groups[i].spec, backend, orders[i]));
     }
   }
   for (Attention* layer : layers.layers()) {

@@ -1,10 +1,14 @@
 #include <clattn/cascade.hpp>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/paged_rules.hpp"
+#include "kernels/paged_step.hpp"
 #include "kv_cache/merge_attn_states.hpp"
 #include "metadata/cascade_batch.hpp"
 #include "metadata/validate.hpp"
@@ -195,6 +199,56 @@ const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
   levels_.batches_[1].set_suffix(batch, block_size, common_prefix_len);
   levels_.plan_batches(queue);
   return *levels_.metadata_.back();
+}
+
+void CascadeAttention::forward(cl_command_queue queue, const CascadeImpl& impl,
+                               const KVCache& cache, const CascadeTensors& tensors, Event* event,
+                               std::vector<LaunchRecord>* launches) const {
+  const bool captures = detail::capturing() && levels_.metadata_.size() == 2;
+  if (captures) capture(queue, impl, cache, tensors);
+  std::optional<detail::CapturePause> pause;  // the case is the whole, not its levels
+  if (captures) pause.emplace();
+  levels_.run(queue, impl, cache, tensors, event, launches);
+}
+
+/// The batch as build() was given it, from its levels: prefix and suffix of every request with
+/// query tokens, nothing of the others.
+void CascadeAttention::capture(cl_command_queue queue, const CascadeImpl& impl,
+                               const KVCache& cache, const CascadeTensors& tensors) const {
+  detail::check_cache(cache);
+  const CommonAttentionMetadata prefix = levels_.batches_[0].batch();
+  const CommonAttentionMetadata suffix = levels_.batches_[1].batch();
+  const std::int32_t prefix_len = prefix.seq_lens[0], block_size = levels_.config_.block_size;
+  std::vector<std::int32_t> seq_lens, pages_at = {0}, pages;
+  for (std::size_t r = 0; r < suffix.seq_lens.size(); ++r) {
+    const bool idle = suffix.query_start_loc[r] == suffix.query_start_loc[r + 1];
+    seq_lens.push_back(idle ? 0 : prefix_len + suffix.seq_lens[r]);
+    if (!idle) {
+      const auto row =
+          suffix.block_table.begin() + static_cast<std::ptrdiff_t>(r) * suffix.block_table_stride;
+      pages.insert(pages.end(), prefix.block_table.begin(),
+                   prefix.block_table.begin() + prefix_len / block_size);
+      pages.insert(pages.end(), row, row + detail::ceil_div(suffix.seq_lens[r], block_size));
+    }
+    pages_at.push_back(static_cast<std::int32_t>(pages.size()));
+  }
+  const detail::PagedStepView* const step = levels_.metadata_[1]->step();
+  const detail::BatchRecord batch = {
+      .backend = levels_.metadata_[1]->backend(),
+      .plan = step != nullptr ? step->batch.plan : detail::PlanRecord{},
+      .query_start_loc = suffix.query_start_loc,
+      .seq_lens = seq_lens,
+      .pages_at = pages_at,
+      .pages = pages};
+  detail::capture_attention({.queue = queue,
+                             .config = impl.config(),
+                             .batch = batch,
+                             .causal = true,
+                             .query = tensors.query,
+                             .cache = &cache,
+                             .options = ForwardOptions{},
+                             .return_lse = tensors.lse != nullptr,
+                             .common_prefix_len = prefix_len});
 }
 
 }  // namespace clattn

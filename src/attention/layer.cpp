@@ -1,6 +1,7 @@
 #include <clattn/layer.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -156,6 +157,14 @@ void Attention::bind_kv_cache(KVCache cache) {
   if (shares_kv_cache()) {
     throw_invalid("layer {}: it uses the cache of {}, bind that layer's", options_.prefix,
                   options_.kv_sharing_target_layer_name);
+  }
+  if (cache.keys_by_dim()) {
+    const auto reasons =
+        backend_->validate_layout(KVCacheLayout::kHDN, config_, &context_->capabilities());
+    if (!reasons.empty()) {
+      detail::throw_unsupported("layer {}: kv_cache: {}", options_.prefix,
+                                fmt::join(reasons, "; "));
+    }
   }
   if (!cache.scales) {
     cache.scales = scales_;

@@ -4,14 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstring>
-#include <iterator>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/checked.hpp"
+#include "capture/case_cache.hpp"
 #include "capture/case_writer.hpp"
 #include "capture/read.hpp"
 
@@ -20,73 +18,6 @@ namespace {
 
 using npy::make_array;
 using npy::NpyArray;
-
-/// One of the two functions that say where elements lie.
-using ElementAt = std::int64_t (KVCache::*)(std::int64_t block, std::int64_t token,
-                                            std::int64_t head, std::int64_t dim) const;
-
-/// Keys (or values) in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
-/// they are, zeros elsewhere.
-NpyArray read_pages(const Queue& queue, const KVCache& cache, ElementAt element_at,
-                    std::span<const std::int32_t> pages) {
-  const std::size_t element = element_size_bytes(cache.dtype);
-  const auto at = [&](std::int64_t page, std::int64_t token, std::int64_t head, std::int64_t dim) {
-    return size_of((cache.*element_at)(page, token, head, dim)) * element;
-  };
-  const std::size_t page_bytes =
-      size_of(cache.block_size) * size_of(cache.num_kv_heads) * size_of(cache.head_size) * element;
-  NpyArray array{std::string(npy::descr_of(cache.dtype)),
-                 {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
-                 std::vector<std::byte>(
-                     checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
-  for (const std::int32_t page : pages) {
-    const std::size_t begin = at(page, 0, 0, 0);
-    const std::size_t last =
-        at(page, cache.block_size - 1, cache.num_kv_heads - 1, cache.head_size - 1);
-    const std::vector<std::byte> stored =
-        read(queue, cache.buffer.handle(), begin, last + element - begin);
-    std::byte* to = array.data.data() + size_of(page) * page_bytes;
-    for (std::int64_t token = 0; token < cache.block_size; ++token) {
-      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
-        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, to += element)
-          std::memcpy(to, &stored[at(page, token, head, dim) - begin], element);
-      }
-    }
-  }
-  return array;
-}
-
-std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages) {
-  std::sort(pages.begin(), pages.end());
-  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
-  return pages;
-}
-
-void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
-               std::vector<std::int32_t> pages) {
-  pages = distinct(std::move(pages));
-  writer.add("key_cache", read_pages(queue, cache, &KVCache::key_at, pages));
-  writer.add("value_cache", read_pages(queue, cache, &KVCache::value_at, pages));
-}
-
-/// The same of latent rows, which stand without gaps: [num_blocks, block_size, kv_lora_rank +
-/// rope_dim].
-void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
-               std::vector<std::int32_t> pages) {
-  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
-  const std::size_t page_bytes =
-      size_of(cache.block_size) * size_of(width) * element_size_bytes(cache.dtype);
-  NpyArray array{std::string(npy::descr_of(cache.dtype)),
-                 {cache.num_blocks, cache.block_size, width},
-                 std::vector<std::byte>(
-                     checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
-  for (const std::int32_t page : distinct(std::move(pages))) {
-    const std::size_t at = size_of(page) * page_bytes;
-    const std::vector<std::byte> rows = read(queue, cache.buffer.handle(), at, page_bytes);
-    std::copy(rows.begin(), rows.end(), array.data.begin() + static_cast<std::ptrdiff_t>(at));
-  }
-  writer.add("kv_cache", array);
-}
 
 void add_indices(const CaseWriter& writer, std::string_view name,
                  std::span<const std::int32_t> values) {
@@ -98,62 +29,50 @@ void add_floats(const CaseWriter& writer, std::string_view name, const std::vect
   writer.add(name, make_array("<f4", {std::ssize(values)}, std::span<const float>(values)));
 }
 
-/// A number of case.json. JSON knows no infinity and no NaN: what is neither legal nor a number
-/// becomes a string, which `clattn run` refuses by name.
-std::string number(float value) {
-  return std::isfinite(value) ? fmt::format("{}", value) : fmt::format("\"{}\"", value);
-}
-
-KVCacheLayout layout_of(const KVCache& cache) {
-  if (cache.keys_by_dim()) return KVCacheLayout::kHDN;
-  return cache.head_stride > cache.token_stride ? KVCacheLayout::kHND : KVCacheLayout::kNHD;
-}
-
-/// The keys that both operations have of a cache.
-std::string cache_keys(const Queue& queue, const KVCache& cache) {
-  std::array<std::string, 2> scales = {"1", "1"};
-  if (cache.scales) {
-    const std::int64_t heads = cache.scales_per_head ? cache.num_kv_heads : 1;
-    std::vector<std::string> factors;
-    for (const float scale : read_as<float>(queue, cache.scales.handle(), 0, 2 * heads)) {
-      factors.push_back(number(scale));
-    }
-    const auto middle = factors.begin() + heads;
-    const bool list = cache.scales_per_head;
-    const auto text = [&](auto begin, auto end) {
-      return list ? fmt::format("[{}]", fmt::join(begin, end, ", ")) : *begin;
-    };
-    scales = {text(factors.begin(), middle), text(middle, factors.end())};
+/// The keys of what decides the splits. Those that captures add to the format (docs/cases.md) are
+/// there only where they say something.
+std::string plan_keys(const PlanRecord& plan, KernelFamily family) {
+  std::string keys = fmt::format(",\n  \"num_splits\": {}", plan.num_splits);
+  if (plan.split_policy == SplitPolicy::kDeterministic) {
+    keys += ",\n  \"split_policy\": \"deterministic\"";
   }
-  return fmt::format(
-      ",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {},\n  \"v_scale\": {},\n"
-      "  \"layout\": \"{}\"",
-      to_string(cache.dtype), scales[0], scales[1], to_string(layout_of(cache)));
-}
-
-std::string cache_keys(const Queue& queue, const MLACache& cache) {
-  const float scale = cache.scale ? read_as<float>(queue, cache.scale.handle(), 0, 1).front() : 1;
-  return fmt::format(",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {}", to_string(cache.dtype),
-                     number(scale));
+  if (plan.limits) {
+    keys += fmt::format(
+        ",\n  \"max_num_reqs\": {},\n  \"max_num_batched_tokens\": {},\n  \"max_model_len\": {}",
+        plan.limits->max_num_reqs, plan.limits->max_num_batched_tokens, plan.limits->max_model_len);
+  }
+  if (plan.fast_build) keys += ",\n  \"fast_build\": true";
+  if (family != KernelFamily::kAuto) {
+    keys += fmt::format(",\n  \"kernel_family\": \"{}\"", to_string(family));
+  }
+  return keys;
 }
 
 std::string attention_json(const CapturedAttention& call, const std::string& cache_keys) {
   const AttentionConfig& config = call.config;
+  const PlanRecord& plan = call.batch.plan;
   const auto size = [](std::int32_t value) {
     return value > 0 ? std::to_string(value) : std::string("null");
   };
+  std::string step_keys;
+  if (plan.decode_threshold != 1) {
+    step_keys += fmt::format(",\n  \"decode_threshold\": {}", plan.decode_threshold);
+  }
+  if (call.common_prefix_len != 0) {
+    step_keys += fmt::format(",\n  \"common_prefix_len\": {}", call.common_prefix_len);
+  }
   return fmt::format(
       "{{\n  \"op\": \"attention\",\n  \"num_heads\": {},\n  \"num_kv_heads\": {},\n"
       "  \"head_size\": {},\n  \"block_size\": {},\n  \"dtype\": \"{}\",\n  \"scale\": {},\n"
       "  \"causal\": {},\n  \"sliding_window\": {},\n  \"attention_chunk_size\": {},\n"
       "  \"logits_soft_cap\": {},\n  \"attn_type\": \"{}\",\n  \"backend\": \"{}\",\n"
-      "  \"num_splits\": {},\n  \"return_lse\": {}{}\n}}\n",
+      "  \"return_lse\": {}{}{}{}\n}}\n",
       config.num_heads, config.num_kv_heads, config.head_size, std::max(config.block_size, 1),
       to_string(config.dtype), config.scale ? number(*config.scale) : "null",
       config.attn_type == AttentionType::kDecoder && call.causal, size(config.sliding_window),
       size(config.attention_chunk_size), number(config.logits_soft_cap),
-      to_string(config.attn_type), call.batch.backend, call.batch.num_splits, call.return_lse,
-      cache_keys);
+      to_string(config.attn_type), call.batch.backend.empty() ? "auto" : call.batch.backend,
+      call.return_lse, cache_keys, plan_keys(plan, config.kernel_family), step_keys);
 }
 
 /// The step's page ids as a table, and the pages themselves.
@@ -174,7 +93,8 @@ void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAtten
   }
   writer.add("block_table", make_array("<i4", {std::ssize(batch.seq_lens), width},
                                        std::span<const std::int32_t>(table)));
-  add_cache(writer, queue, *call.cache, std::move(used));
+  std::visit([&](const auto* cache) { add_cache(writer, queue, *cache, std::move(used)); },
+             call.cache);
 }
 
 void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
@@ -280,9 +200,11 @@ void capture_attention(const CapturedAttention& call) {
   add_indices(writer, "query_start_loc", call.batch.query_start_loc);
   add_indices(writer, "seq_lens", call.batch.seq_lens);
   add_options(writer, queue, call);
-  if (call.cache != nullptr) {
+  if (!config.contiguous_kv()) {
     add_pages(writer, queue, call);
-    return writer.commit(attention_json(call, cache_keys(queue, *call.cache)));
+    return writer.commit(attention_json(
+        call,
+        std::visit([&](const auto* cache) { return cache_keys(queue, *cache); }, call.cache)));
   }
   const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
                                            config.head_size};
@@ -292,8 +214,10 @@ void capture_attention(const CapturedAttention& call) {
   writer.commit(attention_json(call, {}));
 }
 
-void capture_cache_write(const CapturedCacheWrite& call) {
-  const KVCache& cache = call.cache;
+namespace {
+
+template <typename Cache>
+void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "reshape_and_cache");
   const std::vector<std::int64_t> shape = {call.num_tokens, cache.num_kv_heads, cache.head_size};
@@ -304,6 +228,12 @@ void capture_cache_write(const CapturedCacheWrite& call) {
   add_cache(writer, queue, cache, add_slots(writer, std::move(slots), cache));
   writer.commit(fmt::format("{{\n  \"op\": \"reshape_and_cache\",\n  \"dtype\": \"{}\"{}\n}}\n",
                             to_string(call.dtype), cache_keys(queue, cache)));
+}
+
+}  // namespace
+
+void capture_cache_write(const CapturedCacheWrite& call) {
+  std::visit([&](const auto* cache) { capture_write_to(*cache, call); }, call.cache);
 }
 
 void capture_mla_decode(const CapturedMLADecode& call) {
@@ -317,9 +247,9 @@ void capture_mla_decode(const CapturedMLADecode& call) {
   add_cache(writer, queue, call.cache, requests.add_to(writer));
   writer.commit(
       fmt::format("{{\n  \"op\": \"mla_decode\",\n  \"dtype\": \"{}\",\n"
-                  "  \"kv_lora_rank\": {},\n  \"scale\": {},\n  \"num_splits\": {}{}\n}}\n",
+                  "  \"kv_lora_rank\": {},\n  \"scale\": {}{}{}\n}}\n",
                   to_string(config.dtype), config.kv_lora_rank, number(call.scale),
-                  call.batch.num_splits, cache_keys(queue, call.cache)));
+                  plan_keys(call.batch.plan, config.kernel_family), cache_keys(queue, call.cache)));
 }
 
 void capture_concat_and_cache_mla(const CapturedConcatMLA& call) {

@@ -4,53 +4,81 @@
 #include <clattn/cache_ops.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <variant>
 
 #include "base/environment.hpp"
 
 // CLATTN_CAPTURE_DIR: calls as case directories that `clattn run` executes. Capturing reads device
-// memory through the call's queue and so waits for all that was enqueued before. A case knows the
-// defaults only of what its format has no key for: split policy, kernel family, limits, and a plan
-// that was made for another layer.
+// memory through the call's queue and so waits for all that was enqueued before. Of what its format
+// (docs/cases.md) has no key for a case knows only the default: a plan that was made for another
+// layer's window.
 
 namespace clattn::detail {
 
+/// In its lifetime the calls of its thread are parts of one that has been captured.
+class CapturePause {
+ public:
+  CapturePause() { ++depth; }
+  ~CapturePause() { --depth; }
+  CapturePause(const CapturePause&) = delete;
+  CapturePause& operator=(const CapturePause&) = delete;
+  static bool active() { return depth > 0; }
+
+ private:
+  static inline thread_local int depth = 0;
+};
+
 inline bool capturing() {
-  return !environment().capture_dir.empty();
+  return !environment().capture_dir.empty() && !CapturePause::active();
 }
+
+/// What decides how a step's keys are split, as its builder was told.
+struct PlanRecord {
+  std::int32_t num_splits = 0;
+  SplitPolicy split_policy = SplitPolicy::kBalanced;
+  std::optional<BatchLimits> limits = {};  ///< where they decide how long deterministic cuts are
+  bool fast_build = false;
+  std::int32_t decode_threshold = 1;  ///< which requests stand first
+};
 
 /// A step's batch as the host keeps it.
 struct BatchRecord {
   std::string_view backend;
-  std::int32_t num_splits = 0;  ///< as the builder was told
+  PlanRecord plan = {};
   std::span<const std::int32_t> query_start_loc, seq_lens;
   /// The pages of request r are pages[pages_at[r]] and those behind it. Contiguous keys: no pages,
   /// and the request's first key row stands at pages_at[r].
   std::span<const std::int32_t> pages_at, pages;
 };
 
-/// A forward() or forward_encoder() before it runs.
+/// The cache of a call; null where its keys are contiguous.
+using CapturedCache = std::variant<const KVCache*, const PackedKVCache*>;
+
+/// A forward(), of x-packed caches too, or forward_encoder() before it runs.
 struct CapturedAttention {
   cl_command_queue queue = nullptr;
   const AttentionConfig& config;
   const BatchRecord& batch;
   bool causal = false;
   TensorRef query;
-  const KVCache* cache = nullptr;  ///< or, where it is null:
-  TensorRef key = {}, value = {};
+  CapturedCache cache = {};
+  TensorRef key = {}, value = {};  ///< contiguous ones
   const ForwardOptions& options;
   bool return_lse = false;
+  std::int32_t common_prefix_len = 0;  ///< of a cascade
 };
 void capture_attention(const CapturedAttention& call);
 
-/// A reshape_and_cache_flash() before it runs: `slot_mapping` holds num_tokens int64 at
-/// `slot_offset_bytes`.
+/// A reshape_and_cache_flash() or reshape_and_cache() before it runs: `slot_mapping` holds
+/// num_tokens int64 at `slot_offset_bytes`.
 struct CapturedCacheWrite {
   cl_command_queue queue = nullptr;
   TensorRef key = {}, value = {};
   DType dtype = DType::kF16;
-  const KVCache& cache;
+  CapturedCache cache = {};
   cl_mem slot_mapping = nullptr;
   std::size_t slot_offset_bytes = 0;
   std::int64_t num_tokens = 0;

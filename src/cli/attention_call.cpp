@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "cli/elements.hpp"
 
@@ -72,22 +73,74 @@ void validate_key_lengths(const AttentionCall& call) {
   }
 }
 
+/// Requests without query tokens need not share the prefix.
+bool is_idle(const AttentionCall& call, std::size_t r) {
+  return call.query_start_loc[r + 1] == call.query_start_loc[r];
+}
+
+/// The prefix is whole pages, the same ones in every request. The batch itself is legal.
+void validate_prefix(const AttentionCall& call) {
+  const std::int32_t prefix = call.common_prefix_len, block_size = call.config.block_size;
+  const auto row = [&](std::size_t r) {
+    return call.block_table.begin() + static_cast<std::ptrdiff_t>(r) * call.max_blocks;
+  };
+  if (prefix % block_size != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("common_prefix_len is {}, legal: multiples of block_size {}", prefix,
+                            block_size));
+  }
+  std::optional<std::size_t> first;
+  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+    if (is_idle(call, r)) continue;
+    if (prefix > call.seq_lens[r]) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("request {}: common_prefix_len is {}, legal: 0 … {} (its seq_len)", r,
+                              prefix, call.seq_lens[r]));
+    }
+    if (!first) first = r;
+    const auto end = row(*first) + prefix / block_size;
+    const auto [shared, own] = std::mismatch(row(*first), end, row(r));
+    if (shared == end) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("request {}: block_table[{}] is {}, legal: {} (request {}'s: "
+                            "common_prefix_len {})",
+                            r, own - row(r), *own, *shared, *first, prefix));
+  }
+}
+
 }  // namespace
+
+std::int32_t AttentionCall::computed_prefix_len() const {
+  std::int32_t prefix = common_prefix_len;
+  for (std::size_t r = 0; r < seq_lens.size(); ++r) {
+    if (is_idle(*this, r)) continue;
+    const std::int32_t computed = seq_lens[r] - (query_start_loc[r + 1] - query_start_loc[r]);
+    prefix = std::min(prefix, computed / config.block_size * config.block_size);
+  }
+  return prefix;
+}
 
 std::int32_t AttentionCall::max_seq_len() const {
   return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end());
 }
 
 void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
-  if (call.config.contiguous_kv()) return validate_key_lengths(call);
+  if (call.config.contiguous_kv()) {
+    if (call.common_prefix_len == 0) return validate_key_lengths(call);
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("common_prefix_len is {}, legal: 0 (attn_type {} has no pages to share)",
+                    call.common_prefix_len, to_string(call.config.attn_type)));
+  }
   CommonAttentionMetadata batch = call.batch();
   const std::vector<std::int32_t> no_queries(call.query_start_loc.size(), 0);
-  if (call.config.attn_type == AttentionType::kEncoderDecoder) {
+  if (call.config.attn_type == AttentionType::kEncoderDecoder || call.packed) {
     // The queries are no tokens of the cache: its lengths stand for themselves.
     batch.query_start_loc = no_queries;
     batch.num_actual_tokens = 0;
   }
   validate_batch(batch, call.config.block_size, num_blocks);
+  validate_prefix(call);
 }
 
 CommonAttentionMetadata AttentionCall::batch() const {

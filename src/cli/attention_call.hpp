@@ -13,14 +13,30 @@
 
 namespace clattn::cli {
 
+/// What decides how a builder splits keys, beside num_splits.
+struct PlanOptions {
+  SplitPolicy split_policy = SplitPolicy::kBalanced;
+  bool fast_build = false;
+  std::int32_t decode_threshold = 1;
+  /// Those of the call's builder: they decide how long deterministic cuts are. nullopt = as narrow
+  /// as the batch.
+  std::optional<BatchLimits> limits = {};
+
+  /// A builder's options for a batch of `needed` limits.
+  BuilderOptions builder_options(std::int32_t num_splits, const BatchLimits& needed) const;
+};
+
 /// One attention call with all its inputs on the host, tensors as element bits in logical order,
 /// requests in any order.
 struct AttentionCall {
   AttentionConfig config;
   bool causal = true;
   std::int32_t num_splits = 0;
+  PlanOptions plan;
+  std::int32_t common_prefix_len = 0;   ///< tokens that all requests share, in the same pages
   std::string backend;                  ///< registry name; "" and "auto" choose
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
+  bool packed = false;                  ///< an x-packed cache instead: execute_packed()
 
   std::vector<std::int32_t> query_start_loc;  // [num_reqs + 1]
   std::vector<std::int32_t> seq_lens;         // [num_reqs]
@@ -41,6 +57,9 @@ struct AttentionCall {
   std::int32_t num_reqs() const { return static_cast<std::int32_t>(seq_lens.size()); }
   std::int32_t num_tokens() const { return query_start_loc.empty() ? 0 : query_start_loc.back(); }
   std::int32_t max_seq_len() const;
+  /// As much of the common prefix as is computed already in every request with query tokens: what
+  /// a cascade can read once.
+  std::int32_t computed_prefix_len() const;
   CommonAttentionMetadata batch() const;
 };
 

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include "cli/attention_call.hpp"
@@ -108,6 +109,11 @@ struct Outputs {
         out_fp8(context, call.config.output_fp8 ? num_rows * size_of(call.config.head_size) : 0,
                 0) {}
 
+  TensorRef out_tensor(const AttentionCall& call) const {
+    return {.buffer = out.handle(),
+            .offset = static_cast<std::int64_t>(out.offset_bytes() /
+                                                element_size_bytes(call.config.dtype))};
+  }
   void refill(const Queue& queue) const {
     for (const GuardedOutput* each : {&out, &lse, &out_fp8}) each->refill(queue);
   }
@@ -120,28 +126,70 @@ struct Outputs {
   }
 };
 
-/// Enqueues the forward once.
-void forward(const AttentionImpl& impl, const Queue& queue, const AttentionCall& call,
-             const Inputs& inputs, const KVCache& cache, const AttentionMetadata& metadata,
-             const Outputs& outputs, std::vector<LaunchRecord>& launches) {
-  const auto out_offset =
-      static_cast<std::int64_t>(outputs.out.offset_bytes() / element_size_bytes(call.config.dtype));
-  const TensorRef query{.buffer = inputs.query.handle()};
-  const TensorRef out{.buffer = outputs.out.handle(), .offset = out_offset};
-  const ForwardOptions options = {
-      .custom_mask = inputs.custom_mask.handle(),
-      .custom_mask_stride = call.max_seq_len(),
-      .output_fp8 = call.config.output_fp8 ? outputs.out_fp8.handle() : nullptr,
-      .output_scale = inputs.output_scale.handle()};
-  if (call.config.contiguous_kv()) {
-    impl.forward_encoder(queue, query, {.buffer = inputs.key.handle()},
-                         {.buffer = inputs.value.handle()}, metadata, out, outputs.lse.handle(),
-                         nullptr, &launches, options);
-  } else {
-    impl.forward(queue, query, cache, metadata, out, outputs.lse.handle(), nullptr, &launches,
-                 options);
-  }
+/// Whether the call runs as a cascade: it has a prefix that layer and backend can share.
+bool cascades(const AttentionBackend& backend, const AttentionCall& call,
+              const DeviceCapabilities& capabilities) {
+  if (!call.causal || call.config.contiguous_kv() || call.computed_prefix_len() == 0) return false;
+  if (!validate_cascade_configuration(call.config).empty()) return false;
+  AttentionConfig level = call.config;
+  level.attn_type = AttentionType::kEncoderDecoder;  // a level's queries see all of its keys
+  return backend.validate_configuration(level, &capabilities).empty();
 }
+
+/// A call's layer: its kernels in one pass, or those of a cascade.
+class Layer {
+ public:
+  Layer(const std::shared_ptr<Context>& context, const AttentionBackend& backend,
+        const AttentionCall& call)
+      : impl(backend.make_impl(context, call.config)) {
+    if (!cascades(backend, call, context->capabilities())) return;
+    cascade_.emplace(context, backend, call.config, options_for(call));
+    cascade_impl_.emplace(context, backend, call.config);
+  }
+
+  const AttentionMetadata& build(AttentionMetadataBuilder& builder, const Queue& queue,
+                                 const AttentionCall& call, Event* upload) {
+    const CommonAttentionMetadata batch = call.batch();
+    if (cascade_) {
+      metadata_ = &cascade_->build(queue, batch, call.computed_prefix_len());
+    } else {
+      metadata_ = &builder.build(queue, batch, upload, {.fast_build = call.plan.fast_build});
+    }
+    return *metadata_;
+  }
+
+  /// Enqueues the forward once, behind build().
+  void forward(const Queue& queue, const AttentionCall& call, const Inputs& inputs,
+               const KVCache& cache, const Outputs& outputs,
+               std::vector<LaunchRecord>& launches) const {
+    const TensorRef query{.buffer = inputs.query.handle()};
+    const TensorRef out = outputs.out_tensor(call);
+    const cl_mem lse = outputs.lse.handle();
+    if (cascade_) {
+      return cascade_->forward(queue, *cascade_impl_, cache,
+                               {.query = query, .output = out, .lse = lse}, nullptr, &launches);
+    }
+    const ForwardOptions options = {
+        .custom_mask = inputs.custom_mask.handle(),
+        .custom_mask_stride = call.max_seq_len(),
+        .output_fp8 = call.config.output_fp8 ? outputs.out_fp8.handle() : nullptr,
+        .output_scale = inputs.output_scale.handle()};
+    if (call.config.contiguous_kv()) {
+      impl->forward_encoder(queue, query, {.buffer = inputs.key.handle()},
+                            {.buffer = inputs.value.handle()}, *metadata_, out, lse, nullptr,
+                            &launches, options);
+    } else {
+      impl->forward(queue, query, cache, *metadata_, out, lse, nullptr, &launches, options);
+    }
+  }
+
+  const std::shared_ptr<const AttentionImpl> impl;
+
+ private:
+  std::optional<CascadeAttention> cascade_;
+  std::optional<CascadeImpl> cascade_impl_;
+  const AttentionMetadata* metadata_ = nullptr;
+};
 
 /// The call's cache on the device; none where the keys are contiguous.
 KVCache upload_call_cache(const Context& context, const Queue& queue, const AttentionCall& call,
@@ -166,7 +214,7 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
   AttentionOutcome outcome;
   outcome.backend = backend.name();
   outcome.layout = choose_layout(backend, call.layout, call.config, &context->capabilities());
-  const auto impl = backend.make_impl(context, call.config);
+  Layer layer(context, backend, call);
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
   const Inputs inputs(*context, queue, call);
@@ -175,23 +223,22 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
 
   Event upload_event, write_event;
   const auto start = std::chrono::steady_clock::now();
-  const CommonAttentionMetadata batch = call.batch();
-  const AttentionMetadata& metadata = builder.build(queue, batch, &upload_event);
+  const AttentionMetadata& metadata = layer.build(builder, queue, call, &upload_event);
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   const bool stores = !call.key.empty() && !call.config.contiguous_kv();
   if (stores) {
-    impl->write_kv_cache(queue, {.buffer = inputs.key.handle()}, {.buffer = inputs.value.handle()},
-                         cache, metadata, &write_event);
+    layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},
+                               {.buffer = inputs.value.handle()}, cache, metadata, &write_event);
     queue.finish();
   }
   std::vector<LaunchRecord> launches;
   for (int i = 0; i < repeat; ++i) {
     outputs.refill(queue);
-    forward(*impl, queue, call, inputs, cache, metadata, outputs, launches);
+    layer.forward(queue, call, inputs, cache, outputs, launches);
     queue.finish();
   }
-  outcome.launches = report(launches, impl->kernels());
+  outcome.launches = report(launches, layer.impl->kernels());
   outcome.rounds_weights = std::any_of(launches.begin(), launches.end(),
                                        [](const LaunchRecord& l) { return l.rounds_weights; });
   for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
@@ -204,14 +251,23 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
 
 }  // namespace
 
-BuilderOptions options_for(const AttentionCall& call) {
+BuilderOptions PlanOptions::builder_options(std::int32_t num_splits,
+                                            const BatchLimits& needed) const {
   BuilderOptions options;
-  options.num_splits = call.num_splits;
-  options.limits.max_num_reqs = std::max(call.num_reqs(), 1);
-  options.limits.max_num_batched_tokens = std::max(call.num_tokens(), 1);
-  options.limits.max_model_len = std::max(call.max_seq_len(), 1);
-  options.limits.num_blocks = call.num_blocks;
+  options.num_splits = num_splits;
+  options.split_policy = split_policy;
+  options.decode_threshold = decode_threshold;
+  options.limits = limits.value_or(needed);
+  options.limits.num_blocks = needed.num_blocks;
   return options;
+}
+
+BuilderOptions options_for(const AttentionCall& call) {
+  return call.plan.builder_options(call.num_splits,
+                                   {.max_num_reqs = std::max(call.num_reqs(), 1),
+                                    .max_num_batched_tokens = std::max(call.num_tokens(), 1),
+                                    .max_model_len = std::max(call.max_seq_len(), 1),
+                                    .num_blocks = call.num_blocks});
 }
 
 std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
@@ -221,8 +277,10 @@ std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
     const auto info = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& kernel) {
       return kernel.name == launch.kernel;
     });
-    reports.push_back({std::string(launch.kernel), info == kernels.end() ? "" : info->role,
-                       launch.work_groups, launch.work_group_size,
+    const std::string role = info != kernels.end() ? info->role : "";
+    reports.push_back({std::string(launch.kernel),
+                       launch.kernel == "merge_attn_states" ? "cascade" : role, launch.work_groups,
+                       launch.work_group_size,
                        launch.event ? static_cast<double>(launch.event.duration_ns()) * 1e-3 : 0});
   }
   return reports;

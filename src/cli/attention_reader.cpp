@@ -180,8 +180,13 @@ AttentionCall read_attention_call(CaseFile& file, const RunOptions& options) {
   call.scales = read_scales(file, config.cache_dtype(), config.num_kv_heads);
   call.num_splits = static_cast<std::int32_t>(file.integer("num_splits", {0, 65536}, 0));
   call.backend = read_backend(file, options);
-  call.layout = read_layout(file);
-  static_cast<void>(file.integer("common_prefix_len", kCount, 0));  // never changes results
+  call.layout = read_layout(file, &call.packed);
+  if (call.packed) require_no_backend(call.backend);
+  call.plan = read_plan(file);
+  call.plan.decode_threshold =
+      static_cast<std::int32_t>(file.integer("decode_threshold", {1, INT32_MAX}, 1));
+  call.common_prefix_len = static_cast<std::int32_t>(file.integer("common_prefix_len", kCount, 0));
+  config.kernel_family = read_kernel_family(file);
   file.refuse_unknown_keys();
   read_arrays(file, call);
   validate_call(call, -1);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "cli/check_batches.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/packed_call.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -28,25 +30,6 @@ std::vector<std::byte> poisoned(std::size_t size_bytes) {
     bytes[i] = static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF);
   }
   return bytes;
-}
-
-/// The packed order, element by element: keys [block, head, d / x, token, d % x], values [block,
-/// head, d, token].
-void pack_row(const AttentionConfig& config, std::int64_t slot, const std::byte* key_row,
-              const std::byte* value_row, std::vector<std::byte>& keys,
-              std::vector<std::byte>& values) {
-  const std::size_t element = element_size_bytes(config.cache_dtype());
-  const std::size_t x = 16 / element;
-  const std::size_t heads = size_of(config.num_kv_heads), head_size = size_of(config.head_size);
-  const std::size_t block_size = size_of(config.block_size);
-  const std::size_t block = size_of(slot) / block_size, token = size_of(slot) % block_size;
-  for (std::size_t i = 0; i < heads * head_size; ++i) {
-    const std::size_t plane = block * heads + i / head_size, d = i % head_size;
-    const std::size_t key_at = ((plane * (head_size / x) + d / x) * block_size + token) * x + d % x;
-    const std::size_t value_at = (plane * head_size + d) * block_size + token;
-    std::memcpy(&keys[key_at * element], key_row + i * element, element);
-    std::memcpy(&values[value_at * element], value_row + i * element, element);
-  }
 }
 
 }  // namespace
@@ -68,11 +51,17 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   const Queue queue = context.create_queue(QueueProfiling::kOn);
   const Buffer key_cache = upload(context, queue, std::span<const std::byte>(keys));
   const Buffer value_cache = upload(context, queue, std::span<const std::byte>(values));
+  const auto end = keys.begin() + static_cast<std::ptrdiff_t>(cache_bytes);
+  LogicalCache wanted = unpack(config, {{keys.begin(), end}, {keys.begin(), end}});
   for (std::size_t t = 0; t < slots.size(); ++t) {
     if (slots[t] < 0) continue;
-    pack_row(config, slots[t], &stored_key[t * row_bytes], &stored_value[t * row_bytes], keys,
-             values);
+    const std::size_t at = size_of(slots[t]) * row_bytes;
+    std::memcpy(&wanted.key[at], &stored_key[t * row_bytes], row_bytes);
+    std::memcpy(&wanted.value[at], &stored_value[t * row_bytes], row_bytes);
   }
+  wanted = pack(config, wanted);
+  std::copy(wanted.key.begin(), wanted.key.end(), keys.begin());
+  std::copy(wanted.value.begin(), wanted.value.end(), values.begin());
 
   const Buffer key_rows = upload(context, queue, std::span<const std::byte>(key));
   const Buffer value_rows = upload(context, queue, std::span<const std::byte>(value));
@@ -99,71 +88,18 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   return {deviation, one_launch("reshape_and_cache (x-packed)", event)};
 }
 
-namespace {
-
-/// A logical cache in the packed order.
-LogicalCache pack(const AttentionConfig& config, const LogicalCache& logical) {
-  LogicalCache packed{std::vector<std::byte>(logical.key.size()),
-                      std::vector<std::byte>(logical.value.size())};
-  const std::size_t row_bytes = size_of(config.num_kv_heads) * size_of(config.head_size) *
-                                element_size_bytes(config.cache_dtype());
-  for (std::size_t slot = 0; slot < logical.key.size() / row_bytes; ++slot) {
-    pack_row(config, static_cast<std::int64_t>(slot), &logical.key[slot * row_bytes],
-             &logical.value[slot * row_bytes], packed.key, packed.value);
-  }
-  return packed;
-}
-
-std::vector<float> floats_of(const std::vector<std::byte>& bytes) {
-  std::vector<float> values(bytes.size() / sizeof(float));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-}  // namespace
-
 Verdict compare_packed_attention(const std::shared_ptr<Context>& context,
                                  const AttentionConfig& config, const BatchFamily& family,
                                  std::uint32_t seed) {
-  const AttentionCall call = make_call(family, config, seed);
-  const LogicalCache packed = pack(config, expected_cache(call));
-  const auto attention = make_paged_attention(*context, config);
-  const auto builder = make_paged_attention_builder(context, config, options_for(call));
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const Buffer keys = upload(*context, queue, std::span<const std::byte>(packed.key));
-  const Buffer values = upload(*context, queue, std::span<const std::byte>(packed.value));
-  const Buffer query = upload(*context, queue, std::span<const std::byte>(call.query));
-  PackedKVCache cache{.key = keys.handle(),
-                      .value = values.handle(),
-                      .dtype = config.cache_dtype(),
-                      .num_blocks = call.num_blocks,
-                      .block_size = config.block_size,
-                      .num_kv_heads = config.num_kv_heads,
-                      .head_size = config.head_size,
-                      .scales = {},
-                      .scales_per_head = call.scales.size() > 2};
-  if (!call.scales.empty()) {
-    cache.scales = upload(*context, queue, std::span<const float>(call.scales));
-  }
-  const AttentionMetadata& metadata = builder->build(queue, call.batch());
-  const GuardedOutput out(*context, call.query.size());
-  const GuardedOutput lse(
-      *context, size_of(call.num_tokens()) * size_of(config.num_heads) * sizeof(float), 0);
-  const TensorRef to{
-      .buffer = out.handle(),
-      .offset = static_cast<std::int64_t>(out.offset_bytes() / element_size_bytes(config.dtype))};
-  std::vector<LaunchRecord> launches;
-  for (int i = 0; i < kCheckRepeats; ++i) {
-    out.refill(queue);
-    lse.refill(queue);
-    attention->forward(queue, {.buffer = query.handle()}, cache, metadata, to, lse.handle(),
-                       nullptr, &launches);
-    queue.finish();
-  }
+  AttentionCall call = make_call(family, config, seed);
   const oracle::AttentionResult truth =
       oracle::attention(oracle_case(call), element_of(config.dtype));
-  return {compare(config.dtype, out.read(queue), floats_of(lse.read(queue)), truth),
-          report(launches, attention->kernels())};
+  call.cache = expected_cache(call);  // packed here, so that a wrong write shows in its own line
+  call.key.clear();
+  call.value.clear();
+  call.packed = true;
+  const AttentionOutcome outcome = execute_packed(context, call, kCheckRepeats);
+  return {compare(config.dtype, outcome.out, outcome.lse, truth), outcome.launches};
 }
 
 const std::vector<BatchFamily>& packed_batches() {

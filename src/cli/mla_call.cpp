@@ -8,15 +8,14 @@ namespace clattn::cli {
 namespace {
 
 BuilderOptions options_for(const MLACall& call) {
-  BuilderOptions options;
-  options.num_splits = call.num_splits;
-  options.limits.max_num_reqs = std::max(call.batch.num_reqs, 1);
-  options.limits.max_num_batched_tokens = std::max(call.batch.num_actual_tokens, 1);
-  options.limits.max_model_len = 1;
+  BatchLimits limits;
+  limits.max_num_reqs = std::max(call.batch.num_reqs, 1);
+  limits.max_num_batched_tokens = std::max(call.batch.num_actual_tokens, 1);
+  limits.max_model_len = 1;
   for (const std::int32_t seq_len : call.batch.seq_lens)
-    options.limits.max_model_len = std::max(options.limits.max_model_len, seq_len);
-  options.limits.num_blocks = call.num_blocks;
-  return options;
+    limits.max_model_len = std::max(limits.max_model_len, seq_len);
+  limits.num_blocks = call.num_blocks;
+  return call.plan.builder_options(call.num_splits, limits);
 }
 
 MLACache upload_rows(const Context& context, const Queue& queue, const MLACall& call) {
@@ -40,7 +39,8 @@ MLAOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call,
   const auto impl = make_mla_impl(*context, config);
   const auto builder = make_mla_builder(context, config, options_for(call));
   const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const AttentionMetadata& metadata = builder->build(queue, call.batch);
+  const AttentionMetadata& metadata =
+      builder->build(queue, call.batch, nullptr, {.fast_build = call.plan.fast_build});
   MLAOutcome outcome;
   if (call.batch.num_actual_tokens == 0) return outcome;
   const MLACache cache = upload_rows(*context, queue, call);

@@ -15,6 +15,7 @@ namespace clattn::cli {
 struct MLACall {
   MLAConfig config;
   std::int32_t num_splits = 0;
+  PlanOptions plan;
   float kv_scale = 1;
   CommonAttentionMetadata batch;  ///< over arrays of the caller's
   std::vector<std::byte> query;   // [tokens, num_heads, kv_lora_rank + rope_dim]

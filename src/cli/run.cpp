@@ -128,10 +128,55 @@ float read_scale(CaseFile& file, DType cache_dtype) {
   return static_cast<float>(read_factors(file, "k_scale", cache_dtype, 1).front());
 }
 
-std::optional<KVCacheLayout> read_layout(CaseFile& file) {
-  constexpr std::array<std::string_view, 3> kLayouts = {"NHD", "HND", "HDN"};
+std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {
+  constexpr std::array<std::string_view, 4> kLayouts = {"NHD", "HND", "HDN", "packed"};
   if (!file.has("layout")) return std::nullopt;
-  return parse_kv_cache_layout(file.choice("layout", kLayouts, ""));
+  const std::string name =
+      file.choice("layout", std::span(kLayouts).first(packed != nullptr ? 4 : 3), "");
+  if (packed == nullptr || name != "packed") return parse_kv_cache_layout(name);
+  *packed = true;
+  return std::nullopt;
+}
+
+std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
+                                       KernelFamily family) {
+  const bool kernels_of_cpus = context.capabilities().kind == DeviceKind::kCpu &&
+                               (family == KernelFamily::kAuto || family == KernelFamily::kCpu);
+  return stated == KVCacheLayout::kHDN && !kernels_of_cpus ? std::nullopt : stated;
+}
+
+void require_no_backend(const std::string& backend) {
+  if (backend.empty() || backend == "auto") return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("layout: packed is paged_attention's, not backend {}'s; expected backend "
+                          "auto, or layout NHD or HND",
+                          backend));
+}
+
+PlanOptions read_plan(CaseFile& file) {
+  constexpr std::array<std::string_view, 2> kPolicies = {"balanced", "deterministic"};
+  constexpr std::array<std::string_view, 3> kLimits = {"max_num_reqs", "max_num_batched_tokens",
+                                                       "max_model_len"};
+  PlanOptions plan;
+  if (file.choice("split_policy", kPolicies, "balanced") == "deterministic") {
+    plan.split_policy = SplitPolicy::kDeterministic;
+  }
+  plan.fast_build = file.boolean("fast_build", false);
+  std::array<std::int32_t, 3> limits{};
+  bool any = false;
+  for (const std::string_view limit : kLimits) any = file.has(std::string(limit)) || any;
+  if (!any) return plan;
+  for (std::size_t i = 0; i < limits.size(); ++i) {
+    limits.at(i) = static_cast<std::int32_t>(
+        file.integer(std::string(kLimits.at(i)), {1, INT32_MAX}));  // all of them or none
+  }
+  plan.limits = {limits[0], limits[1], limits[2]};
+  return plan;
+}
+
+KernelFamily read_kernel_family(CaseFile& file) {
+  constexpr std::array<std::string_view, 4> kFamilies = {"auto", "cpu", "gpu", "gpu_ptx"};
+  return parse_kernel_family(file.choice("kernel_family", kFamilies, "auto"));
 }
 
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {

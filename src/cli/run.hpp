@@ -66,7 +66,17 @@ std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_toke
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches);
-std::optional<KVCacheLayout> read_layout(CaseFile& file);
+/// Where `packed` is given, a case may also ask for an x-packed cache.
+std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed = nullptr);
+/// What a case's layout becomes on a device: HDN is for the kernels of CPUs, and a case from there
+/// runs elsewhere in the backend's order, because the order changes no result.
+std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
+                                       KernelFamily family = KernelFamily::kAuto);
+/// Throws kUnsupported unless the backend of an x-packed case is left open.
+void require_no_backend(const std::string& backend);
+/// The keys that captures add for what decides the splits: split_policy, fast_build and limits.
+PlanOptions read_plan(CaseFile& file);
+KernelFamily read_kernel_family(CaseFile& file);
 std::string read_backend(CaseFile& file, const RunOptions& options);
 /// The backend of a name, for what no configuration restricts; of "" and "auto" the selector's
 /// choice for a common shape, which CLATTN_BACKEND forces. Throws as get_attn_backend().

@@ -26,6 +26,7 @@ struct AdvanceCase {
   BatchArrays batch;
   std::int32_t block_size = 0;
   std::int32_t num_queries = 0;
+  std::int32_t num_blocks = INT32_MAX;  ///< of the cache, where the case says it
   std::vector<std::int64_t> sampled;
 };
 
@@ -35,6 +36,7 @@ AdvanceCase read_advance(CaseFile& file) {
   const auto rows = static_cast<std::int64_t>(given.batch.seq_lens.size());
   given.block_size = static_cast<std::int32_t>(file.integer("block_size", kBlockSize));
   given.num_queries = static_cast<std::int32_t>(file.integer("num_queries", {0, rows}, rows));
+  given.num_blocks = static_cast<std::int32_t>(file.integer("num_blocks", kCount, INT32_MAX));
   file.refuse_unknown_keys();
   given.sampled = file.indices64("sampled_token_ids", std::array<std::int64_t, 1>{-1});
   if (std::cmp_less(given.sampled.size(), given.num_queries)) {
@@ -55,16 +57,18 @@ std::int32_t last_page_len(std::int64_t length, std::int32_t block_size) {
 }
 
 /// Pages of a row of `length` tokens, the new one included, all of which its table must hold.
-std::span<const std::int32_t> pages_of(const BatchArrays& batch, std::size_t row,
-                                       std::int64_t length, std::int32_t block_size) {
+std::span<const std::int32_t> pages_of(const AdvanceCase& given, std::size_t row,
+                                       std::int64_t length) {
+  const BatchArrays& batch = given.batch;
   if (length < 1 || length > INT32_MAX) refuse_row(row, "its seq_len is outside 0 … 2147483646");
-  const std::int64_t pages = (length - 1) / block_size + 1;
+  const std::int64_t pages = (length - 1) / given.block_size + 1;
   if (pages > batch.max_blocks) refuse_row(row, "its new token lies past its block table");
   const auto table = std::span(batch.block_table)
                          .subspan(row * static_cast<std::size_t>(batch.max_blocks),
                                   static_cast<std::size_t>(pages));
   for (const std::int32_t block : table) {
-    if (block < 0) refuse_row(row, "its block table names a block outside the cache");
+    if (block < 0 || block >= given.num_blocks)
+      refuse_row(row, "its block table names a block outside the cache");
   }
   return table;
 }
@@ -85,7 +89,7 @@ Advanced advance_on_host(const AdvanceCase& given) {
     std::int64_t length = position;
     if (std::cmp_less(r, given.num_queries)) {
       length = position + 1;
-      const auto pages = pages_of(batch, r, length, given.block_size);
+      const auto pages = pages_of(given, r, length);
       step.tokens[r] = given.sampled[r];
       step.positions[r] = position;
       step.slots[r] = std::int64_t{pages.back()} * given.block_size + position % given.block_size;
@@ -116,7 +120,7 @@ Advanced advance_on_device(const Context& context, const Queue& queue, const Adv
   step.num_seqs = static_cast<std::int32_t>(rows);
   step.num_queries = given.num_queries;
   step.block_size = given.block_size;
-  step.num_blocks = INT32_MAX;  // the case does not say
+  step.num_blocks = given.num_blocks;
   step.block_table_stride = batch.max_blocks;
   step.seq_lens = upload(context, queue, std::span<const std::int32_t>(batch.seq_lens));
   step.block_tables = upload(context, queue, std::span<const std::int32_t>(batch.block_table));

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "cli/elements.hpp"
+#include "cli/packed_call.hpp"
 #include "cli/run.hpp"
 
 namespace clattn::cli {
@@ -14,6 +15,7 @@ using nlohmann::json;
 json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
   std::int64_t attention_groups = 0, merge_groups = 0;
   for (const LaunchReport& launch : outcome.launches) {
+    if (launch.role == "cascade") continue;  // joins levels
     (launch.role == "merge" ? merge_groups : attention_groups) += launch.work_groups;
   }
   return {{"requested", call.num_splits},
@@ -28,7 +30,7 @@ json info(const Context& context, const AttentionCall& call, const AttentionOutc
           {"platform", device.platform_name},
           {"driver", device.driver_version},
           {"backend", outcome.backend},
-          {"layout", to_string(outcome.layout)},
+          {"layout", call.packed ? "packed" : to_string(outcome.layout)},
           {"kernels", launches_info(outcome.launches)},
           {"build_failures", context.build_failures()},
           {"splits", splits(call, outcome)},
@@ -43,9 +45,11 @@ json info(const Context& context, const AttentionCall& call, const AttentionOutc
 
 void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   const bool return_lse = file.boolean("return_lse", false);
-  const AttentionCall call = read_attention_call(file, options);  // before a device is touched
+  AttentionCall call = read_attention_call(file, options);  // before a device is touched
   const auto context = Context::create(options.device);
-  AttentionOutcome outcome = execute(context, call);
+  call.layout = layout_on(*context, call.layout, call.config.kernel_family);
+  AttentionOutcome outcome =
+      call.packed ? execute_packed(context, call, 1) : execute(context, call);
   const AttentionConfig& config = call.config;
   const std::vector<std::int64_t> out_shape = {call.num_tokens(), config.num_heads,
                                                config.head_size};

@@ -1,11 +1,13 @@
 #include <array>
 #include <clattn/clattn.hpp>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/packed_call.hpp"
 #include "cli/run.hpp"
 
 namespace clattn::cli {
@@ -41,43 +43,74 @@ MLACache upload_blocks(const Context& context, const Queue& queue, const NpyArra
   return blocks;
 }
 
-}  // namespace
+/// A copy_blocks case, checked but for its ids.
+struct CopyCase {
+  AttentionConfig config;
+  std::vector<std::int64_t> shape;
+  LogicalCache cache;
+  std::vector<BlockPair> mapping;
+  std::string backend;
+  std::optional<KVCacheLayout> layout;
+  bool packed = false;
+};
 
-void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
-  NpyArray key = file.array("key_cache", "", kAnyCache);
-  const DType dtype = read_cache_dtype(file, key, "key_cache");
-  const std::vector<std::int64_t> shape = key.shape;
+CopyCase read_copy(CaseFile& file, const RunOptions& options) {
+  const NpyArray key = file.array("key_cache", "", kAnyCache);
+  CopyCase given;
+  given.shape = key.shape;
+  const std::vector<std::int64_t>& shape = given.shape;
+  given.config.kv_cache_dtype = read_cache_dtype(file, key, "key_cache");
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "num_kv_heads", kHeads, shape[2]);
   require_extent(file, "head_size", kHeadSize, shape[3]);
-  const std::string backend_name = read_backend(file, options);
-  const std::optional<KVCacheLayout> wanted = read_layout(file);
+  given.config.block_size = static_cast<std::int32_t>(shape[1]);
+  given.config.num_kv_heads = static_cast<std::int32_t>(shape[2]);
+  given.config.head_size = static_cast<std::int32_t>(shape[3]);
+  given.backend = read_backend(file, options);
+  given.layout = read_layout(file, &given.packed);
+  if (given.packed) require_no_backend(given.backend);
   file.refuse_unknown_keys();
-  key = file.array("key_cache", descr_of(dtype), shape);
-  NpyArray value = file.array("value_cache", descr_of(dtype), shape);
-  const std::vector<BlockPair> mapping = read_mapping(file);
+  const std::string_view type = descr_of(given.config.cache_dtype());
+  given.cache = {file.array("key_cache", type, shape).data,
+                 file.array("value_cache", type, shape).data};
+  given.mapping = read_mapping(file);
+  return given;
+}
 
+LogicalCache copy(const Context& context, const CopyCase& given, Event& event) {
+  const AttentionConfig& config = given.config;
+  const Queue queue = context.create_queue(QueueProfiling::kOn);
+  if (given.packed) {
+    const PackedMemory memory(context, queue, config, given.shape[0], given.cache, {});
+    copy_blocks(context, queue, std::span<const PackedKVCache>(&memory.cache, 1), given.mapping,
+                &event);
+    return memory.download(queue, config, given.cache.key.size());
+  }
+  const AttentionBackend& backend = backend_named(given.backend);
+  const KVCacheLayout layout =
+      choose_layout(backend, layout_on(context, given.layout), config, &context.capabilities());
+  KVCache cache = make_cache(context, backend, layout,
+                             {.block_size = config.block_size,
+                              .num_kv_heads = config.num_kv_heads,
+                              .head_size = config.head_size,
+                              .dtype = config.cache_dtype()},
+                             given.shape[0]);
+  cache.num_blocks = given.shape[0];
+  upload_cache(queue, cache, given.cache);
+  copy_blocks(context, queue, std::span<const KVCache>(&cache, 1), given.mapping, &event);
+  return download_cache(queue, cache);
+}
+
+}  // namespace
+
+void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const CopyCase given = read_copy(file, options);
   const auto context = Context::create(options.device);
-  const AttentionBackend& backend = backend_named(backend_name);
-  AttentionConfig config;
-  config.block_size = static_cast<std::int32_t>(shape[1]);
-  const KVCacheLayout layout = choose_layout(backend, wanted, config, &context->capabilities());
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  KVCache cache = make_cache(*context, backend, layout,
-                             {.block_size = static_cast<std::int32_t>(shape[1]),
-                              .num_kv_heads = static_cast<std::int32_t>(shape[2]),
-                              .head_size = static_cast<std::int32_t>(shape[3]),
-                              .dtype = dtype},
-                             shape[0]);
-  cache.num_blocks = shape[0];
-  LogicalCache logical{std::move(key.data), std::move(value.data)};
   Event event;
-  upload_cache(queue, cache, logical);
-  copy_blocks(*context, queue, std::span<const KVCache>(&cache, 1), mapping, &event);
-  logical = download_cache(queue, cache);
-  const std::string type(descr_of(dtype));
-  outputs.add("key_cache_out", NpyArray{type, shape, std::move(logical.key)});
-  outputs.add("value_cache_out", NpyArray{type, shape, std::move(logical.value)});
+  LogicalCache copied = copy(*context, given, event);
+  const std::string type(descr_of(given.config.cache_dtype()));
+  outputs.add("key_cache_out", NpyArray{type, given.shape, std::move(copied.key)});
+  outputs.add("value_cache_out", NpyArray{type, given.shape, std::move(copied.value)});
   outputs.add("info", device_info("copy_blocks", *context, event));
 }
 

@@ -65,6 +65,8 @@ MLACase read_mla_case(CaseFile& file) {
   config.num_heads = static_cast<std::int32_t>(any_query.shape[1]);
   if (file.has("scale")) config.scale = static_cast<float>(file.number("scale"));
   call.num_splits = static_cast<std::int32_t>(file.integer("num_splits", {0, 65536}, 0));
+  call.plan = read_plan(file);
+  config.kernel_family = read_kernel_family(file);
   call.kv_scale = read_scale(file, config.cache_dtype());
   file.refuse_unknown_keys();
 

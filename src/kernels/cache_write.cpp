@@ -104,7 +104,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          .key = key,
                          .value = value,
                          .dtype = shape.dtype,
-                         .cache = cache,
+                         .cache = &cache,
                          .slot_mapping = slots.buffer,
                          .slot_offset_bytes = slots.offset_bytes,
                          .num_tokens = slots.num_tokens});
@@ -127,6 +127,16 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
   const WriteEnd end = write_end(cache, slots);
+  if (capturing()) {
+    capture_cache_write({.queue = queue,
+                         .key = key,
+                         .value = value,
+                         .dtype = shape.dtype,
+                         .cache = &cache,
+                         .slot_mapping = slots.buffer,
+                         .slot_offset_bytes = slots.offset_bytes,
+                         .num_tokens = slots.num_tokens});
+  }
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value)
       .arg(cache.key)

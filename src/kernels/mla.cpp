@@ -65,13 +65,14 @@ class PagedMLAImpl final : public MLAImpl {
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step, cache.num_blocks);
     if (capturing()) {
-      capture_mla_decode({.queue = queue,
-                          .config = config_,
-                          .batch = step.batch,
-                          .causal = step.causal != 0,
-                          .query = query,
-                          .cache = cache,
-                          .scale = scale_log2e_ / kLog2E});
+      capture_mla_decode(
+          {.queue = queue,
+           .config = config_,
+           .batch = step.batch,
+           .causal = step.causal != 0,
+           .query = query,
+           .cache = cache,
+           .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim)});
     }
     launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_}, LatentArguments(cache),
                 event, launches);

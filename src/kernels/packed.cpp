@@ -8,6 +8,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/cache_checks.hpp"
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
@@ -63,6 +64,16 @@ class PackedPagedAttention final : public PagedAttention {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step, cache.num_blocks);
+    if (capturing()) {
+      capture_attention({.queue = queue,
+                         .config = config_,
+                         .batch = step.batch,
+                         .causal = step.causal != 0,
+                         .query = query,
+                         .cache = &cache,
+                         .options = ForwardOptions{},
+                         .return_lse = lse != nullptr});
+    }
     launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_},
                 PackedArguments(cache, slopes_.handle()), event, launches);
   }

@@ -95,6 +95,12 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
     planner_.max_split_query_len = 1;
   }
   planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
+  record_.num_splits = options_.num_splits;
+  record_.split_policy = options_.split_policy;
+  record_.decode_threshold = options_.decode_threshold;
+  if (options_.split_policy == SplitPolicy::kDeterministic || rules_.split != nullptr) {
+    record_.limits = limits;  // before recorded steps narrow them
+  }
   // After the cuts are fixed: a recorded step has the bits of an eager one.
   if (options_.graph_batch_size != 0) limit_to_graphs();
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
@@ -270,6 +276,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   summary_ = check_lengths(batch);
   validate_common_prefix(batch, kernels_->shape.block_size, options.common_prefix_len,
                          key_source());
+  record_.fast_build = taken != nullptr ? taken->batch.plan.fast_build : options.fast_build;
   const PlannerConfig planner = planner_for(batch, summary_, options.fast_build);
   const bool paged = key_source() != KeySource::kContiguous;
   if (paged) {
@@ -333,7 +340,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   if (recorded) publish(pad_size);
   view_.most_keys = recorded ? options_.limits.max_model_len : summary_.max_seq_len;
   view_.batch = {.backend = style_.backend,
-                 .num_splits = options_.num_splits,
+                 .plan = record_,
                  .query_start_loc = query_start_loc(),
                  .seq_lens = seq_lens(),
                  .pages_at = pages_at(),

@@ -146,6 +146,7 @@ class PagedStep {
   BatchSummary summary_;
   std::int64_t table_width_ = 0;
   std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
+  PlanRecord record_;
   std::span<const std::int64_t> slots_;
   std::span<const std::int32_t> pages_;
 };

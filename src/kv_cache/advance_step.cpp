@@ -4,6 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture_cache_ops.hpp"
 #include "kv_cache/op_kernel.hpp"
 
 namespace clattn {
@@ -127,6 +128,7 @@ void DeviceErrors::check(cl_command_queue queue) {
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
                             DeviceErrors& errors, Event* event) {
   check_step(step);
+  if (detail::capturing()) detail::capture_advance_step(queue, step);
   const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
   KernelLease lease = kernel.pool->acquire();
   bind_rows(lease, step)
@@ -140,6 +142,7 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              DeviceErrors& errors, Event* event) {
   check_step(step);
   check_pages(step, pages);
+  if (detail::capturing()) detail::capture_advance_step(queue, step);
   const bool any = step.num_seqs > 0;
   find_pages(context, queue, step, pages, errors, any ? nullptr : event);
   if (!any) return;

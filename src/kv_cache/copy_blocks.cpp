@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture_cache_ops.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/recorder.hpp"
@@ -79,6 +81,14 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
       .enqueue(queue, static_cast<std::size_t>(to_int(groups)), kernel.group_size, event);
 }
 
+/// A layer's case; latent rows have no operation of cases.
+template <typename Cache>
+void capture_layer(cl_command_queue queue, const Cache& cache, std::span<const BlockPair> mapping) {
+  if constexpr (!std::is_same_v<Cache, MLACache>) {
+    detail::capture_copy_blocks(queue, &cache, mapping);
+  }
+}
+
 template <typename Cache>
 void copy_all(const Context& context, cl_command_queue queue, std::span<const Cache> caches,
               std::span<const BlockPair> mapping, Event* event) {
@@ -101,6 +111,9 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
   detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks);
   detail::require_one_role(mapping);
   if (mapping.empty()) return;
+  if (detail::capturing()) {
+    for (const Cache& cache : caches) capture_layer(queue, cache, mapping);
+  }
   for (std::size_t first = 0; first < planes.size(); first += kMaxPlanes) {
     const std::size_t count = std::min(kMaxPlanes, planes.size() - first);
     const bool last = first + count == planes.size();

@@ -8,6 +8,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "capture/capture_cache_ops.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/copy.hpp"
@@ -233,6 +234,32 @@ bool share_memory(const Side& source, const Side& destination) {
   return shared;
 }
 
+/// What the cases of one swap have in common.
+void capture_swap(cl_command_queue queue, const Side& read, const Side& written,
+                  const DeviceCache& cache, std::span<const BlockPair> mapping) {
+  const bool from_host = read.planes.front().host != nullptr;
+  const bool to_host = written.planes.front().host != nullptr;
+  detail::CapturedSwap call{.queue = queue,
+                            .direction = from_host ? "host_to_device"
+                                         : to_host ? "device_to_host"
+                                                   : "device_to_device",
+                            .dtype = cache.dtype,
+                            .block_shape = {cache.shape[0], cache.shape[1], cache.shape[2]},
+                            .mapping = mapping,
+                            .block_stride = read.block_stride,
+                            .source_blocks = read.num_blocks,
+                            .destination_blocks = written.num_blocks};
+  if (cache.planes.planes.size() == 1) {  // latent rows, of both their parts
+    call.block_shape = {cache.shape[0], 1, cache.shape[1] + cache.shape[2]};
+  }
+  for (const CopyEnd& plane : read.planes) {
+    call.device = plane.device;
+    call.host = plane.host;
+    call.offset_bytes = plane.offset_bytes;
+    detail::capture_swap_blocks(call);
+  }
+}
+
 }  // namespace
 
 void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapSpace& source,
@@ -250,6 +277,9 @@ void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapS
   std::vector<Piece> pieces =
       pieces_of(read, written, mapping, (from ? *from : *to).planes.layout.row);
   if (shared) require_apart(pieces, mapping);
+  if (detail::capturing() && !mapping.empty()) {
+    capture_swap(queue, read, written, from ? *from : *to, mapping);
+  }
   join(pieces);
   for (const Piece& piece : pieces) {
     detail::enqueue_copy(queue, piece.source, piece.destination, piece.size_bytes,

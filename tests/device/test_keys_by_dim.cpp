@@ -243,6 +243,34 @@ TEST(KeysByDim, WhoDoesNotReadThemSaysSo) {
   }
 }
 
+/// A layer refuses such a cache when it is bound, not at its first forward().
+TEST(KeysByDim, LayersThatCannotReadThemDoNotBindThem) {
+  for (const auto& context : all_contexts()) {
+    clattn::LayerRegistry layers;
+    clattn::AttentionOptions options;
+    options.prefix = "layers.0";
+    options.num_heads = 2;
+    options.head_size = 64;
+    options.cache_config = clattn::CacheConfig{.block_size = 16};
+    options.kernel_family = KernelFamily::kGpu;
+    clattn::Attention layer(context, layers, options);
+    const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+    const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
+    const auto& flashinfer = backend_named("FLASHINFER");
+    EXPECT_EQ(
+        error_text(
+            [&] {
+              layer.bind_kv_cache(reshape_kv_cache(memory, spec, flashinfer, KVCacheLayout::kHDN));
+            },
+            ErrorCode::kUnsupported),
+        "layer layers.0: kv_cache: layout HDN needs the kernels of CPUs: those of GPUs read "
+        "keys by token");
+    EXPECT_EQ(layer.kv_cache(), nullptr);
+    layer.bind_kv_cache(reshape_kv_cache(memory, spec, flashinfer, KVCacheLayout::kNHD));
+    EXPECT_NE(layer.kv_cache(), nullptr);
+  }
+}
+
 TEST(KeysByDim, CachesThatSayNonsenseAreRefused) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();

@@ -82,10 +82,24 @@ AttentionModel AttentionModel::paged(const std::vector<Request>& requests) {
   t.value_cache.assign(value.begin(), value.end());
   model.image.files["key_cache.npy"] = npy_f32(key, cache_shape(blocks));
   model.image.files["value_cache.npy"] = npy_f32(value, cache_shape(blocks));
-  model.image.files["block_table.npy"] =
-      npy_i32(t.block_table,
-              "(" + std::to_string(requests.size()) + ", " + std::to_string(t.max_blocks) + ")");
+  model.set_table();
   return model;
+}
+
+void AttentionModel::set_table() {
+  image.files["block_table.npy"] =
+      npy_i32(truth.block_table, "(" + std::to_string(truth.seq_lens.size()) + ", " +
+                                     std::to_string(truth.max_blocks) + ")");
+}
+
+void AttentionModel::share_prefix(std::int32_t tokens) {
+  for (std::size_t i = 0; i < truth.block_table.size(); ++i) {
+    const std::size_t page = i % static_cast<std::size_t>(truth.max_blocks);
+    if (page < static_cast<std::size_t>(tokens / kBlockSize))
+      truth.block_table[i] = truth.block_table[page];
+  }
+  set_table();
+  add("\"common_prefix_len\": " + std::to_string(tokens));
 }
 
 AttentionModel AttentionModel::encoder(const std::string& attn_type,

@@ -23,6 +23,8 @@ struct AttentionModel {
   void add(const std::string& json);
   void set_mask();  ///< at random, but every query sees its own position
   void set_per_head(const std::string& name, const std::vector<double>& values);
+  /// Gives all requests the first one's pages for their first `tokens`, and says so.
+  void share_prefix(std::int32_t tokens);
   /// Stores the cache as 8-bit elements; factors of K, then of V, per KV head. The oracle reads
   /// them times their factors.
   void quantize(oracle::Element element, const std::string& dtype,
@@ -40,6 +42,9 @@ struct AttentionModel {
   oracle::Element element = oracle::Element::kF32;
   std::vector<double> k_scale, v_scale;
   std::string expected_key_cache, expected_value_cache;
+
+ private:
+  void set_table();
 };
 
 /// Fails unless out and lse are what the oracle says.

@@ -1,80 +1,22 @@
 // CLATTN_CAPTURE_DIR: calls become cases, and the cases give the calls' bits again.
 
 #include <gtest/gtest.h>
-#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv is POSIX's
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cmath>
 #include <filesystem>
-#include <memory>
-#include <optional>
 #include <random>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "robustness/attention_model.hpp"
+#include "robustness/capture.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
-using Names = std::vector<std::string>;
-
-/// Programs started in its lifetime capture into `directory`.
-class CapturingInto {
- public:
-  explicit CapturingInto(const fs::path& directory) {
-    ::setenv("CLATTN_CAPTURE_DIR", directory.c_str(), 1);
-  }
-  ~CapturingInto() { ::unsetenv("CLATTN_CAPTURE_DIR"); }
-  CapturingInto(const CapturingInto&) = delete;
-  CapturingInto& operator=(const CapturingInto&) = delete;
-};
-
-Names names_in(const fs::path& directory) {
-  Names names;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-/// Where and how a case ran: the info without device and times.
-std::string circumstances(const RunCase& run) {
-  const std::string info = run.text("info");
-  const std::size_t layout = info.find("\"layout\"");
-  return info.substr(0, info.find("\"device\"")) +
-         info.substr(layout, info.find("\"times_us\"") - layout);
-}
-
-/// Runs a case, then the case that the library made of it: the outputs must be the same bytes.
-/// Requests stand decodes first, because that is the order in which the library sees them.
-class RoundTrip {
- public:
-  explicit RoundTrip(const CaseImage& image, const std::string& options = {}) {
-    {
-      const CapturingInto capture(calls());
-      first_.emplace(image, options);
-    }
-    const Names names = names_in(calls());
-    again_.emplace(RunCase::InPlace{}, calls() / names.back());
-    EXPECT_EQ(names.back().substr(4), "-attention");
-    EXPECT_EQ(circumstances(*first_), circumstances(*again_));
-    expect_equal("out");
-    expect_equal("lse");
-  }
-  void expect_equal(const std::string& name) const {
-    ASSERT_FALSE(npy_data(first_->bytes(name + ".npy")).empty()) << name;
-    EXPECT_EQ(first_->bytes(name + ".npy"), again_->bytes(name + ".npy")) << name;
-  }
-  fs::path calls() const { return scratch_.path() / "calls"; }
-
- private:
-  ScratchDirectory scratch_;
-  std::optional<RunCase> first_, again_;
-};
 
 AttentionModel mixed() {
   return AttentionModel::paged({{1, 21}, {1, 6}, {5, 9}});
@@ -155,31 +97,6 @@ TEST(Capture, OtherBackendAndType) {
         {"seq_lens.npy", npy_i32({20, 3})},
         {"query_start_loc.npy", npy_i32({0, 1, 4})}}});
 }
-
-/// Uses of the library inside this process, which reads its environment once: they capture into
-/// one directory.
-class CaptureInProcess : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    scratch_ = std::make_unique<ScratchDirectory>();
-    const CapturingInto capture(scratch_->path());
-    static_cast<void>(clattn::list_attn_backends());  // reads the environment
-  }
-  static void TearDownTestSuite() { scratch_.reset(); }
-  /// The cases of this test.
-  std::vector<fs::path> cases() const {
-    std::vector<fs::path> found;
-    const Names names = names_in(scratch_->path());
-    for (std::size_t i = before_.size(); i < names.size(); ++i) {
-      found.push_back(scratch_->path() / names[i]);
-    }
-    return found;
-  }
-
- private:
-  static inline std::unique_ptr<ScratchDirectory> scratch_;
-  Names before_ = names_in(scratch_->path());
-};
 
 TEST_F(CaptureInProcess, StridedTensorsArePackedAndStraySlotsDropped) {
   const auto context = clattn::Context::create();
@@ -294,8 +211,8 @@ TEST_F(CaptureInProcess, TheClblastBackend) {
   }
 }
 
-/// A cascade is the attention of its levels and their merges: each is a case.
-TEST_F(CaptureInProcess, ACascadeBecomesItsLevelsAndTheirMerge) {
+/// A cascade of any levels is their attention and their merges: each is a case.
+TEST_F(CaptureInProcess, LevelsOfACascadeAndTheirMerge) {
   const auto context = clattn::Context::create();
   const clattn::Queue queue = context->create_queue();
   const clattn::AttentionConfig config = {.num_heads = 2,
@@ -317,11 +234,13 @@ TEST_F(CaptureInProcess, ACascadeBecomesItsLevelsAndTheirMerge) {
   const clattn::Buffer query = context->allocate(kOut * sizeof(float));
   const clattn::Buffer out = context->allocate(kOut * sizeof(float));
   fill(query);
-  const std::vector<std::int32_t> starts = {0, 1, 2}, lens = {7, 6}, table = {3, 0, 3, 2};
-  clattn::CascadeAttention cascade(context, backend, config);
+  const std::vector<std::int32_t> both = {0, 2}, each = {0, 1, 2}, one = {0, 1}, prefix = {3},
+                                  own = {0, 2}, full = {4}, last = {3, 2};
+  clattn::MultiLevelCascadeAttentionWrapper cascade(context, backend, config, 2);
   const clattn::CascadeImpl layer(context, backend, config);
-  cascade.build(queue, clattn::CommonAttentionMetadata::of(starts, lens, table), 4);
-  cascade.forward(queue, layer, cache, {.query = {query.handle()}, .output = {out.handle()}});
+  const clattn::CascadeLevel levels[] = {{both, one, prefix, full}, {each, each, own, last, true}};
+  cascade.plan(queue, levels);
+  cascade.run(queue, layer, cache, {.query = {query.handle()}, .output = {out.handle()}});
   std::vector<float> want(kOut);
   queue.read(out, std::as_writable_bytes(std::span(want)));
 

@@ -178,7 +178,7 @@ TEST(RunDevice, NeutralOptionsChangeNothing) {
   CaseImage image = small_attention_case();
   image.json.insert(1,
                     "\"sliding_window\": null, \"logits_soft_cap\": 0, \"k_scale\": [1.0], "
-                    "\"v_scale\": 1, \"common_prefix_len\": 4, \"attn_type\": \"decoder\", "
+                    "\"v_scale\": 1, \"common_prefix_len\": 0, \"attn_type\": \"decoder\", "
                     "\"kv_cache_dtype\": \"auto\", \"backend\": \"auto\", \"num_splits\": 0, ");
   expect_right(image, "");
 }

@@ -148,4 +148,75 @@ TEST(RunOptions, CrossAttentionMayReadTheKeysFromPages) {
   expect_right(model);
 }
 
+/// What the info says of a run that must be right.
+std::string info_of_right(const AttentionModel& model, const std::string& options = {}) {
+  const RunCase run(model.image, options);
+  expect_truth(model, run);
+  return run.text("info");
+}
+
+TEST(RunOptions, CommonPrefixesRunAsCascades) {
+  AttentionModel model = AttentionModel::paged({{5, 13}, {1, 21}, {3, 11}, {1, 9}});
+  model.share_prefix(8);
+  model.add("\"logits_soft_cap\": 1.5, \"scale\": 0.75");
+  model.truth.soft_cap = 1.5;
+  model.truth.scale = 0.75;
+  model.set_per_head("sinks", {0.5, -1, 2, -INFINITY});
+  EXPECT_NE(info_of_right(model).find("\"role\":\"cascade\""), std::string::npos);
+}
+
+/// Of a prefix that reaches into new tokens the part before them is shared.
+TEST(RunOptions, PrefixesThatAreNotComputedYet) {
+  AttentionModel some = AttentionModel::paged({{1, 21}, {5, 11}});
+  some.share_prefix(8);
+  EXPECT_NE(info_of_right(some).find("\"role\":\"cascade\""), std::string::npos);
+  AttentionModel none = AttentionModel::paged({{1, 21}, {8, 11}});
+  none.share_prefix(8);
+  EXPECT_EQ(info_of_right(none).find("\"role\":\"cascade\""), std::string::npos);
+}
+
+TEST(RunOptions, LayersThatDoNotCascadeTakePrefixesInOnePass) {
+  AttentionModel window = AttentionModel::paged({{1, 21}, {2, 13}});
+  window.share_prefix(8);
+  window.add("\"sliding_window\": 7");
+  window.truth.window_left = 6;
+  EXPECT_EQ(info_of_right(window).find("\"role\":\"cascade\""), std::string::npos);
+  AttentionModel both_ways = AttentionModel::paged({{1, 21}, {2, 13}});
+  both_ways.share_prefix(8);
+  both_ways.add("\"causal\": false");
+  both_ways.truth.causal = false;
+  EXPECT_EQ(info_of_right(both_ways).find("\"role\":\"cascade\""), std::string::npos);
+}
+
+TEST(RunOptions, PrefixesInOtherPagesAreRefused) {
+  AttentionModel model = AttentionModel::paged({{1, 21}, {1, 13}});
+  model.add("\"common_prefix_len\": 4");
+  const ScratchDirectory scratch;
+  model.image.write(scratch.path() / "case");
+  expect_refusal(run_program("run " + (scratch.path() / "case").string()), 2,
+                 "request 1: block_table[0] is 7, legal: 13 (request 0's: common_prefix_len 4)");
+}
+
+/// Decodes over x-packed caches, whose newest token the program stores first.
+TEST(RunOptions, PackedCachesHoldTheSame) {
+  AttentionModel model = AttentionModel::paged({{1, 6}, {1, 21}, {1, 1}});
+  model.add("\"layout\": \"packed\"");
+  EXPECT_NE(info_of_right(model).find("\"layout\":\"packed\""), std::string::npos);
+  AttentionModel bytes = AttentionModel::paged({{1, 6}, {1, 21}});
+  bytes.quantize(oracle::Element::kFp8E4M3, "fp8_e4m3", {0.5, 2}, {0.25});
+  bytes.store_newest();
+  bytes.add("\"layout\": \"packed\"");
+  const RunCase run(bytes.image);
+  expect_truth(bytes, run);
+  EXPECT_EQ(npy_data(run.bytes("key_cache_out.npy")), bytes.expected_key_cache);
+  EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), bytes.expected_value_cache);
+}
+
+/// Keys by dim are for the kernels of CPUs: a case from there runs elsewhere in another order.
+TEST(RunOptions, LayoutsOfCpusAreConverted) {
+  AttentionModel model = mixed();
+  model.add(R"("layout": "HDN", "kernel_family": "gpu")");
+  EXPECT_NE(info_of_right(model).find("\"layout\":\"HND\""), std::string::npos);
+}
+
 }  // namespace

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "cli/attention_call.hpp"
+#include "cli/device_memory.hpp"
+
+namespace clattn::cli {
+
+/// A logical cache in the x-packed order of `config`'s cache, and back.
+LogicalCache pack(const AttentionConfig& config, const LogicalCache& logical);
+LogicalCache unpack(const AttentionConfig& config, const LogicalCache& packed);
+
+/// An x-packed cache on the device, with the memory that it views.
+struct PackedMemory {
+  Buffer key, value;
+  PackedKVCache cache;
+
+  /// `scales`: [2][1 or num_kv_heads], none = 1.
+  PackedMemory(const Context& context, const Queue& queue, const AttentionConfig& config,
+               std::int64_t num_blocks, const LogicalCache& logical, std::span<const float> scales);
+  /// What it holds, in logical order.
+  LogicalCache download(const Queue& queue, const AttentionConfig& config,
+                        std::size_t size_bytes) const;
+};
+
+/// execute() of a call over an x-packed cache: the given keys and values are stored by
+/// reshape_and_cache, then PagedAttention runs. Requests stay in their order.
+AttentionOutcome execute_packed(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                                int repeat);
+
+}  // namespace clattn::cli
