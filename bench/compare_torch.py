@@ -66,7 +66,7 @@ def parse_arguments():
     parser.add_argument("--shapes", action="append", help="as of clattn bench; repeat for several")
     parser.add_argument("--filter", default="", help="only rows with this text in their name")
     parser.add_argument("--quick", action="store_true", help="small shapes, short measurements")
-    parser.add_argument("--threads", type=positive(int), default=os.cpu_count(),
+    parser.add_argument("--threads", type=positive(int), default=os.cpu_count() or 1,
                         help="on CPUs, of PyTorch and of clattn through PoCL")
     parser.add_argument("--budget-seconds", type=positive(float), default=600,
                         help="clattn's time included; then no new row starts")
