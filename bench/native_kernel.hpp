@@ -92,8 +92,8 @@ struct Problem {
   int pages_of() const { return (context + kPage - 1) / kPage; }
   const Half* keys(int request, int head, int page) const {
     const int at = std::min(page, pages_of() - 1);
-    const auto block =
-        static_cast<std::size_t>(pages[static_cast<std::size_t>(request * pages_of() + at)]);
+    const auto row = static_cast<std::size_t>(request) * static_cast<std::size_t>(pages_of());
+    const auto block = static_cast<std::size_t>(pages[row + static_cast<std::size_t>(at)]);
     return cache.data() + (block * 2 * kKvHeads + static_cast<std::size_t>(head)) * kRun;
   }
   static const Half* values_of(const Half* keys) { return keys + kKvHeads * kRun; }
@@ -103,8 +103,8 @@ struct Problem {
 struct State {
   Vec out[kGroup][kVecs] = {};
   Vec sum[kGroup] = {};
-  float max[kGroup];
-  Vec query[kGroup][kVecs];  // times scale * log2 e
+  float max[kGroup] = {};
+  Vec query[kGroup][kVecs] = {};  // times scale * log2 e
 };
 
 /// Sums [head][token] of a tile's keys; asks for the lines of the tile after it meanwhile.
