@@ -7,21 +7,27 @@ import math
 import os
 
 
+def spread(timed):
+    """Median, and the 10th and 90th percentile of the rounds as per cent of deviation from it."""
+    low, high = (100 * (timed[key] / timed["median_us"] - 1) for key in ("p10_us", "p90_us"))
+    return f"{timed['median_us']:.1f} {low:+.0f}..{high:+.0f}%"
+
+
 def print_table(rows, entries, peers):
-    print("median us; in brackets how many times as fast clattn is\n")
+    print("median us, p10-p90 of the rounds; in brackets how many times as fast clattn is\n")
     width = max(len(row["name"]) for row in rows)
-    print(f"{'':{width}} {'clattn':>12}" + "".join(f" {peer:>20}" for peer in peers))
+    print(f"{'':{width}} {'clattn':>20}" + "".join(f" {peer:>28}" for peer in peers))
     reasons = {}
     for row in rows:
-        line = f"{row['name']:{width}} {row['median_us']:12.1f}"
+        line = f"{row['name']:{width}} {spread(row):>20}"
         for peer in peers:
             entry = entries.get((row["name"], peer), {"reason": "out of time"})
             cell = "-"
             if "median_us" in entry:
-                cell = f"{entry['median_us']:.1f} ({entry['ratio']:.2f})"
+                cell = f"{spread(entry)} ({entry['ratio']:.2f})"
             else:
                 reasons.setdefault((peer, entry["reason"]), []).append(row["name"])
-            line += f" {cell:>20}"
+            line += f" {cell:>28}"
         print(line if row["correct"] else line + "  clattn WRONG")
     for peer in peers:
         ratios = [e["ratio"] for (_, p), e in entries.items() if p == peer and "ratio" in e]

@@ -4,7 +4,8 @@
 Runs `clattn bench --json`, then every peer on the shapes of its rows. A peer's output is compared
 with a float64 reference before it is timed; what a peer cannot do is a row with the reason. Peers
 rotate over as much memory as `clattn bench` does, so that no cache holds what they read.
-docs/benchmark.md explains the table and the files.
+docs/benchmark.md explains the table and the files. Exit code 0: every row of clattn was right;
+1: one was WRONG; 2: it could not be measured.
 """
 import argparse
 import itertools
@@ -29,13 +30,28 @@ class Unsupported(Exception):
     """Why a peer has no time for a row."""
 
 
+def leave(message):
+    print(f"compare_torch: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def import_or_leave(name, needed):
     try:
         return __import__(name)
     except Exception as error:  # whatever a broken installation raises
         if needed:
-            sys.exit(f"compare_torch: cannot import {name} ({error}); pip install {name}")
+            leave(f"cannot import {name} ({error}); pip install {name}")
         return None
+
+
+def positive(kind):
+    def parse(text):
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"'{text}', legal: more than 0")
+        return value
+    parse.__name__ = kind.__name__  # argparse's word for what is no number
+    return parse
 
 
 torch = None  # set by main()
@@ -47,36 +63,54 @@ def parse_arguments():
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda where there is one")
     parser.add_argument("--suite", action="append", choices=SUITES, help="repeat for several")
     parser.add_argument("--model", action="append", help="as of clattn bench; repeat for several")
+    parser.add_argument("--shapes", action="append", help="as of clattn bench; repeat for several")
     parser.add_argument("--filter", default="", help="only rows with this text in their name")
     parser.add_argument("--quick", action="store_true", help="small shapes, short measurements")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of PyTorch on CPUs")
-    parser.add_argument("--budget-seconds", type=float, default=600, help="then no new row starts")
+    parser.add_argument("--threads", type=positive(int), default=os.cpu_count() or 1,
+                        help="on CPUs, of PyTorch and of clattn through PoCL")
+    parser.add_argument("--budget-seconds", type=positive(float), default=600,
+                        help="clattn's time included; then no new row starts")
     parser.add_argument("--no-graphs", action="store_true", help="time CUDA by plain launches alone")
     parser.add_argument("--json", help="write everything that was measured")
     parser.add_argument("--reports", help="folder for one file a peer that clattn bench --compare reads")
     return parser.parse_args()
 
 
+def clattn_command(arguments, path):
+    command = [arguments.clattn, "bench", *(arguments.suite or SUITES), "--json", path,
+               "--device", "gpu" if arguments.device == "cuda" else "cpu"]
+    for model in arguments.model or []:
+        command += ["--model", model]
+    for shapes in arguments.shapes or []:
+        command += ["--shapes", shapes]
+    if arguments.filter:
+        command += ["--filter", arguments.filter]
+    if arguments.quick:
+        command.append("--quick")
+    return command
+
+
 def run_clattn(arguments, seconds):
     """The report of clattn bench; its exit code 1 (a wrong row) is left to the table."""
+    environment = dict(os.environ)
+    if arguments.device == "cpu":
+        environment["POCL_MAX_PTHREAD_COUNT"] = str(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "clattn.json")
-        command = [arguments.clattn, "bench", *(arguments.suite or SUITES), "--json", path,
-                   "--device", "gpu" if arguments.device == "cuda" else "cpu"]
-        for model in arguments.model or []:
-            command += ["--model", model]
-        if arguments.filter:
-            command += ["--filter", arguments.filter]
-        if arguments.quick:
-            command.append("--quick")
+        path, log = os.path.join(folder, "clattn.json"), os.path.join(folder, "log")
+        command = clattn_command(arguments, path)
         try:
-            result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                    text=True, timeout=seconds, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            sys.exit(f"compare_torch: {error}")
+            with open(log, "w", encoding="utf-8") as file:
+                result = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True,
+                                        timeout=seconds, check=False, env=environment)
+        except subprocess.TimeoutExpired:
+            with open(log, encoding="utf-8", errors="replace") as file:
+                print(file.read().rstrip())  # What it had measured by then.
+            leave(f"clattn bench alone took the {seconds:g} s of --budget-seconds, so there is nothing "
+                  "to compare; give more, or fewer rows by --suite, --filter or --quick")
+        except OSError as error:
+            leave(f"--clattn: {error}")
         if result.returncode not in (0, 1) or not os.path.exists(path):
-            sys.exit(f"compare_torch: {' '.join(command)}: exit code {result.returncode}: "
-                     f"{result.stderr.strip()}")
+            leave(f"{' '.join(command)}: exit code {result.returncode}: {result.stderr.strip()}")
         with open(path, encoding="utf-8") as file:
             return json.load(file)
 
@@ -168,14 +202,21 @@ def mask_of(problem, query_len, seq_len):
     return causal_lower_right(query_len, seq_len), False
 
 
-def prepare_sdpa(problem, backend, gathered):
-    """PyTorch's attention over contiguous tensors, or over those that it gathers from pages."""
+def prepare_sdpa(problem, backend, gathered=False, folded=False):
+    """PyTorch's attention over contiguous tensors, or over those that it gathers from pages.
+
+    Folded: the query heads of a KV head stand as its query tokens, which one token without a mask
+    allows and PyTorch's CPU kernels do not do by themselves.
+    """
     if problem.soft_cap or problem.options["sinks"]:
         raise Unsupported("soft cap or sinks")
     query_len, seq_len = problem.equal_requests()
     batch = len(problem.requests)
     mask, causal = mask_of(problem, query_len, seq_len)
-    query = problem.query.view(batch, query_len, problem.heads, -1).transpose(1, 2)
+    if folded and (query_len > 1 or mask is not None):
+        raise Unsupported("decode without a window alone")
+    query = (problem.query.view(batch, problem.kv_heads, -1, problem.head_size) if folded else
+             problem.query.view(batch, query_len, problem.heads, -1).transpose(1, 2))
 
     def contiguous(cache):
         rows = cache.index_select(0, problem.order).view(batch, -1, problem.kv_heads, problem.head_size)
@@ -184,8 +225,9 @@ def prepare_sdpa(problem, backend, gathered):
     def attention(keys, values):
         out = torch.nn.functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=causal, scale=problem.scale,
-            enable_gqa=problem.heads != problem.kv_heads)
-        return out.transpose(1, 2).reshape(problem.tokens, problem.heads, problem.head_size)
+            enable_gqa=not folded and problem.heads != problem.kv_heads)
+        by_token = out if folded else out.transpose(1, 2)
+        return by_token.reshape(problem.tokens, problem.heads, problem.head_size)
 
     ready = [] if gathered else [tuple(contiguous(cache).contiguous() for cache in pair)
                                  for pair in problem.caches]
@@ -239,9 +281,11 @@ def peers_of(device, flashinfer):
         backend = getattr(SDPBackend, name, None)
         if backend is not None:
             short = name.removesuffix("_ATTENTION").lower()
-            peers.append((f"sdpa-{short}", lambda p, b=backend: prepare_sdpa(p, b, False)))
-    peers.append(("sdpa", lambda p: prepare_sdpa(p, None, False)))
-    peers.append(("sdpa-gather", lambda p: prepare_sdpa(p, None, True)))
+            peers.append((f"sdpa-{short}", lambda p, b=backend: prepare_sdpa(p, b)))
+    peers.append(("sdpa", lambda p: prepare_sdpa(p, None)))
+    if device == "cpu":
+        peers.append(("sdpa-folded", lambda p: prepare_sdpa(p, None, folded=True)))
+    peers.append(("sdpa-gather", lambda p: prepare_sdpa(p, None, gathered=True)))
     if device == "cuda" and flashinfer is not None:
         for name, cores in (("flashinfer-decode", False), ("flashinfer-decode-tc", True),
                             ("flashinfer-prefill", None)):
@@ -341,7 +385,7 @@ def main():
     if arguments.device is None:
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("compare_torch: --device cuda: this PyTorch finds no CUDA device")
+        leave("--device cuda: this PyTorch finds no CUDA device")
     torch.set_num_threads(arguments.threads)
     report = run_clattn(arguments, arguments.budget_seconds)
     rows = [row for row in report["rows"] if "skipped" not in row]

@@ -3,3 +3,10 @@ foreach(script layering layering_selftest docs)
   add_test(NAME host.${script} COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/${script}.sh)
   set_tests_properties(host.${script} PROPERTIES LABELS host)
 endforeach()
+
+# Where there is Python, which the scripts of bench/ are written in.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(Python3_FOUND)
+  add_test(NAME host.bench_scripts COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/bench_scripts.sh)
+  set_tests_properties(host.bench_scripts PROPERTIES LABELS host)
+endif()

@@ -1,0 +1,145 @@
+#!/bin/sh
+# bench/checkperf and bench/compare_torch.py: what they refuse, what they count, how they exit. Needs no
+# device, no PyTorch, no git: small scripts stand in for those.
+# usage: tests/bench_scripts.sh
+set -eu
+bench=$(cd "$(dirname "$0")/../bench" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PYTHONDONTWRITEBYTECODE=1 CHECKPERF_DIR="$work/trees"
+PATH=$work/bin:$PATH
+
+fail() {
+  echo "bench_scripts: $*"
+  cat "$work/log"
+  exit 1
+}
+
+expect() {  # CODE TEXT COMMAND...: it exits with CODE and says TEXT
+  wanted=$1 text=$2 code=0
+  shift 2
+  "$@" > "$work/log" 2>&1 || code=$?
+  [ "$code" = "$wanted" ] || fail "exit code $code, not $wanted: $*"
+  grep -qF -- "$text" "$work/log" || fail "does not say '$text': $*"
+}
+
+program() {  # FILE: a program of the lines on standard input
+  mkdir -p "$(dirname "$1")"
+  { echo '#!/bin/sh' && cat; } > "$1"
+  chmod +x "$1"
+}
+
+# Commits old and new; what clattn of each says it took stands in the file `times`, a line a run.
+program "$work/bin/cmake" < /dev/null
+program "$work/bin/git" <<'TEXT'
+case $* in *rev-parse*old^*) echo old ;; *rev-parse*new^*) echo new ;; *) exit 1 ;; esac
+TEXT
+for commit in old new; do
+  program "$work/trees/$commit/build/release/src/cli/clattn" <<'TEXT'
+[ "$*" = "bench decode --json /dev/null" ] && exit 0
+[ "$1 $2 $3" = "bench decode --json" ] || { echo "clattn: unknown: $2" >&2; exit 2; }
+times=${0%/build/*}/times
+echo "{\"rows\": [{\"name\": \"row\", \"median_us\": $(head -n 1 "$times")}]}" > "$4"
+sed -i 1d "$times"
+TEXT
+  touch "$work/trees/$commit/.git"
+done
+
+expect 0 'RUNS=10' "$bench/checkperf" --help
+expect 0 'THRESHOLD=5' "$bench/checkperf" -h
+expect 2 'needs two commits' "$bench/checkperf" old
+expect 2 "'decode': arguments of clattn bench stand behind --" "$bench/checkperf" old new decode
+expect 2 "RUNS: '2', legal" env RUNS=2 "$bench/checkperf" old new
+expect 2 "RUNS: 'x', legal" env RUNS=x "$bench/checkperf" old new
+expect 2 "THRESHOLD: '-1', legal" env THRESHOLD=-1 "$bench/checkperf" old new
+expect 2 "'nix' is no commit" "$bench/checkperf" old nix
+expect 2 'clattn: unknown: --bogus' "$bench/checkperf" old new -- --bogus
+grep -q pair "$work/log" && fail 'measured before it looked at the arguments'
+
+compared() {  # CODE TEXT OLD NEW: times of three runs each
+  for commit in old new; do
+    if [ $commit = old ]; then times=$3; else times=$4; fi
+    echo "$times" | tr ' ' '\n' > "$work/trees/$commit/times"
+  done
+  expect "$1" "$2" env RUNS=3 "$bench/checkperf" old new -- decode
+}
+compared 0 'row   1.000   1.000 ... 1.000' '7 8 9' '7 8 9'
+compared 0 '0 of 1 rows are slower by more than 5.0%' '7 8 9' '7 8 9'
+compared 1 'row   2.000   2.000 ... 2.000  SLOWER' '10 20 30' '20 40 60'
+compared 0 'row   0.500   0.500 ... 0.500  faster' '20 40 60' '10 20 30'
+# Logarithms of 1, 1 and 2: mean 0.231, deviation 0.400, times 4.303 / sqrt 3 is 0.994.
+compared 0 'row   1.260   0.466 ... 3.405  undecided' '10 10 10' '10 10 20'
+compared 0 '0 of 1 rows are slower by more than 5.0%, 1 undecided' '10 10 10' '10 10 20'
+
+# What compare_torch.py asks of torch before it touches a tensor; every row is of latent attention.
+mkdir -p "$work/python/torch/nn"
+cat > "$work/python/torch/__init__.py" <<'TEXT'
+import types
+__version__ = "0"
+cuda = types.SimpleNamespace(is_available=lambda: False)
+set_num_threads = lambda count: print("torch threads", count)
+TEXT
+echo > "$work/python/torch/nn/__init__.py"
+echo 'SDPBackend = None' > "$work/python/torch/nn/attention.py"
+mkdir -p "$work/none/torch"
+echo 'raise ImportError("not today")' > "$work/none/torch/__init__.py"
+program "$work/clattn" <<'TEXT'
+echo "clattn threads $POCL_MAX_PTHREAD_COUNT" >&2
+case $* in
+  *slow*) echo 'a measured row' && exec sleep 60 ;;
+  *bad*) echo 'clattn: no such row' >&2 && exit 2 ;;
+  *wrong*) correct=false ;;
+  *) correct=true ;;
+esac
+while [ "$1" != --json ]; do shift; done
+cat > "$2" <<JSON
+{"commit": "abc$POCL_MAX_PTHREAD_COUNT", "device": {"name": "d"}, "rows": [{"name": "row", "median_us": 200,
+ "p10_us": 190, "p90_us": 220, "correct": $correct, "options": {"rope_dim": 64}}]}
+JSON
+[ $correct = true ]
+TEXT
+torch() {  # CODE TEXT ARGUMENT...
+  code=$1 text=$2
+  shift 2
+  expect "$code" "$text" env PYTHONPATH="$work/python" python3 "$bench/compare_torch.py" \
+    --clattn "$work/clattn" --device cpu "$@"
+}
+torch 2 "--threads: '0', legal: more than 0" --threads 0
+torch 2 "--threads: invalid int value: 'x'" --threads x
+torch 2 "--budget-seconds: '-1', legal: more than 0" --budget-seconds -1
+torch 2 'compare_torch: --clattn: ' --clattn /nowhere
+torch 2 'finds no CUDA device' --device cuda
+torch 2 'exit code 2: ' --filter bad
+torch 2 'a measured row' --filter slow --budget-seconds 1
+torch 2 'clattn bench alone took the 1 s of --budget-seconds' --filter slow --budget-seconds 1
+torch 1 'clattn WRONG' --filter wrong
+torch 0 'torch threads 3' --threads 3
+torch 0 'clattn abc3 on d' --threads 3
+torch 0 '200.0 -5..+10%' --threads 3
+torch 0 'no time of sdpa in 1 rows (row, ...): latent attention' --threads 3
+expect 2 'cannot import torch (not today)' env PYTHONPATH="$work/none" python3 \
+  "$bench/compare_torch.py" --clattn "$work/clattn"
+
+cat > "$work/report.py" <<'TEXT'
+import json, sys
+from compare_report import print_table, write_reports
+def row(name): return {"name": name, "median_us": 100, "p10_us": 90, "p90_us": 130, "rate": 8.0,
+                       "share_of_ceiling": 0.5, "correct": True, "kernels": ["k"]}
+def entry(name, ratio): return {"name": name, "peer": "p", "median_us": 100 * ratio, "p10_us": 100 * ratio,
+                                "p90_us": 150 * ratio, "ratio": ratio}
+rows = [row("a"), row("b"), row("c")]
+entries = {("a", "p"): entry("a", 2), ("b", "p"): entry("b", 8), ("c", "p"): {"name": "c", "reason": "cannot"}}
+print_table(rows, entries, ["p"])
+write_reports(sys.argv[1], {"format": "f", "rows": rows}, rows, entries, ["p", "q"], "torch 0")
+peer = json.load(open(sys.argv[1] + "/p.json"))
+print([(r["name"], r["median_us"], r["rate"], r["share_of_ceiling"], r["kernels"]) for r in peer["rows"]])
+TEXT
+report() { expect 0 "$1" env PYTHONPATH="$bench" python3 "$work/report.py" "$work/reports"; }
+report '100.0 -10..+30%'
+report '200.0 +0..+50% (2.00)'
+report 'geometric mean over 2 rows: clattn is 4.00 times as fast as p'
+report 'no time of p in 1 rows (c, ...): cannot'
+report "[('a', 200, 4.0, 0.25, []), ('b', 800, 1.0, 0.0625, [])]"
+[ ! -e "$work/reports/q.json" ] || fail 'a report of a peer without a time'
+
+echo 'bench_scripts: arguments, exit codes and arithmetic are right'
