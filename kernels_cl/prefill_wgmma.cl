@@ -377,11 +377,11 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       cla_wgmma_await_all();
       CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
       if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
-      const int first_key = tile + lane_key;
-      const float first = cla_weigh_in_tile(scores, state, rows, 0, &opt, scale, first_key, masked);
-      const float second =
-          cla_weigh_in_tile(scores, state, rows, 1, &opt, scale, first_key, masked);
-      cla_rescale_fragment(sums, (float2)(first, second));
+      const float upper =
+          cla_weigh_in_tile(scores, state, rows, 0, &opt, scale, tile + lane_key, masked);
+      const float lower =
+          cla_weigh_in_tile(scores, state, rows, 1, &opt, scale, tile + lane_key, masked);
+      cla_rescale_fragment(sums, (float2)(upper, lower));
       cla_pack_all(weights, scores);
       for (;;) {
         tile += CLA_BLOCK_KV;

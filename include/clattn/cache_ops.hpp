@@ -117,6 +117,9 @@ void merge_attn_states(const Context& context, cl_command_queue queue,
                        const MergeAttnStates& config, const AttnState& merged,
                        const AttnState& prefix, const AttnState& suffix, Event* event = nullptr);
 
+/// Work-items a group of concat_and_cache_mla() and merge_attn_states() on a device, for reports.
+std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);
+
 /// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
 struct PagedKVLists {
   Buffer indices;  ///< i32

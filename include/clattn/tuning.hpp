@@ -30,7 +30,7 @@ struct TuningRow {
   std::int32_t block_rows = 0;  ///< in place of the variant's own: query rows of a work item,
   std::int32_t block_kv = 0;    ///< keys of a tile
   std::int32_t work_group_size = 0;
-  /// How the step's work is cut, by rows of the roles decode, mla_decode and packed_decode:
+  /// How the step's work is cut, by rows of the roles decode and mla_decode:
   std::int32_t items_per_compute_unit = 0;  ///< work-groups wanted on each, 1 … 1024
   std::int32_t min_split_keys = 0;          ///< shortest key range worth a split, 1 … 2^20
 
@@ -78,5 +78,17 @@ std::vector<std::string> tuning_problems(const Context& context);
 /// and that the device may run, as copies of `key`: the rows of variants.inc in their order, then
 /// their other tiles. Some may not build, or not fit; then a layer uses the next kernel.
 std::vector<TuningRow> tuning_candidates(const Context& context, const TuningRow& key);
+
+/// A cut of a step's work, as a row asks for it.
+struct TuningPlan {
+  std::int32_t items_per_compute_unit = 0, min_split_keys = 0;
+  bool operator==(const TuningPlan&) const = default;
+};
+/// The cuts worth trying with the kernel that `row` names, over pages of `block_size` tokens (0 =
+/// none): of those that come to the same plans only the first. None for roles whose steps are cut
+/// by another role's row (prefill) or by a rule (packed_decode). Throws kInvalidArgument for a
+/// variant that the role does not have.
+std::vector<TuningPlan> tuning_plans(const DeviceCapabilities& device, const TuningRow& row,
+                                     std::int32_t block_size);
 
 }  // namespace clattn

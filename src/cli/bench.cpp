@@ -21,8 +21,8 @@ namespace clattn::cli {
 namespace {
 
 struct Arguments {
-  std::vector<std::string> suites, models, shapes_files, compared;
-  std::string json_file, html_file, device, backend, filter, layout;
+  std::vector<std::string> suites, models, shapes_files, compared, backends;
+  std::string json_file, html_file, device, filter, layout;
   bool quick = false;
 };
 
@@ -68,10 +68,10 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
     row.p90_us = percentile(microseconds, 0.9);
     row.work = workload->work;
     row.resident = is_resident(context->capabilities().kind, workload->touched_bytes);
-    judge(row, ceilings);
-    row.deviation = workload->verify();
     row.backend = workload->backend;
     row.kernels = workload->kernels;
+    judge(row, ceilings);
+    row.deviation = workload->verify();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     row.skipped = error.what();
@@ -143,14 +143,12 @@ std::vector<BenchShape> wanted_shapes(Arguments& arguments, DeviceKind kind) {
       wanted.push_back(shape);
     }
   }
-  if (wanted.empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("no row of set {} is of models {} and suites {} and has '{}' in its name", set,
-                    fmt::join(arguments.models, ", "), fmt::join(arguments.suites, ", "),
-                    arguments.filter));
-  }
-  return wanted;
+  if (!wanted.empty()) return wanted;
+  std::string what = fmt::format("of models {}", fmt::join(arguments.models, ", "));
+  if (!arguments.suites.empty())
+    what += fmt::format(", of suites {}", fmt::join(arguments.suites, ", "));
+  if (!arguments.filter.empty()) what += fmt::format(", with '{}' in its name", arguments.filter);
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("no row of set {} is {}", set, what));
 }
 
 std::optional<KVCacheLayout> wanted_layout(const Arguments& arguments) {
@@ -158,14 +156,43 @@ std::optional<KVCacheLayout> wanted_layout(const Arguments& arguments) {
   return parse_kv_cache_layout(arguments.layout);
 }
 
+/// Throws for a name that no backend has, or that stands twice. What fits which row, rows tell.
+void check_backends(const std::vector<std::string>& backends, const BenchShape& shape,
+                    const DeviceCapabilities& device) {
+  for (auto name = backends.begin(); name != backends.end(); ++name) {
+    if (std::find(backends.begin(), name, *name) != name) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("--backend: '{}' stands twice, legal: each once", *name));
+    }
+    try {
+      static_cast<void>(get_attn_backend(shape.model.config(), &device, *name));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+    }
+  }
+}
+
+/// What is found out before anything is measured: rows, backends, and that the report can be kept.
+struct Wanted {
+  std::vector<BenchShape> shapes;
+  std::vector<std::string> backends;
+};
+Wanted check(Arguments& arguments, const DeviceCapabilities& device) {
+  Wanted wanted{wanted_shapes(arguments, device.kind), arguments.backends};
+  if (wanted.backends.empty()) wanted.backends.emplace_back();  // the library's choice
+  check_backends(wanted.backends, wanted.shapes.front(), device);
+  if (!arguments.json_file.empty()) check_writable(arguments.json_file);
+  return wanted;
+}
+
 void run_bench(Arguments arguments) {
   const std::shared_ptr<Context> context = Context::create(arguments.device);
   const Effort& effort = arguments.quick ? kQuick : kFull;
-  const BenchOptions options{.device = arguments.device,
-                             .backend = arguments.backend,
-                             .layout = wanted_layout(arguments),
-                             .rotate_bytes = effort.rotate_bytes};
-  const std::vector<BenchShape> shapes = wanted_shapes(arguments, context->capabilities().kind);
+  BenchOptions options{.device = arguments.device,
+                       .backend = {},
+                       .layout = wanted_layout(arguments),
+                       .rotate_bytes = effort.rotate_bytes};
+  const Wanted wanted = check(arguments, context->capabilities());
   BenchReport report{.device = context->capabilities(),
                      .ceilings = measure_ceilings(context),
                      .quick = arguments.quick,
@@ -173,10 +200,15 @@ void run_bench(Arguments arguments) {
                      .rows = {}};
   const bool to_stdout = arguments.json_file == "-";
   if (!to_stdout) print_header(report);
-  for (const BenchShape& shape : shapes) {
-    report.rows.push_back(measure(context, options, shape, effort, report.ceilings));
-    if (!to_stdout) print_row(report.rows.back());
+  for (const BenchShape& shape : wanted.shapes) {
+    for (const std::string& backend : wanted.backends) {
+      options.backend = backend;
+      report.rows.push_back(measure(context, options, shape, effort, report.ceilings));
+      if (wanted.backends.size() > 1) report.rows.back().asked_backend = backend;
+      if (!to_stdout) print_row(report.rows.back());
+    }
   }
+  if (!to_stdout) print_notes(report);
   if (!arguments.json_file.empty()) {
     write_text(
         arguments.json_file,
@@ -193,6 +225,7 @@ void run_bench(Arguments arguments) {
 
 void run(const Arguments& arguments) {
   if (arguments.compared.empty()) return run_bench(arguments);
+  if (!arguments.html_file.empty()) check_writable(arguments.html_file);
   const std::vector<ComparedReport> reports = read_reports(arguments.compared);
   print_comparison(reports);
   if (!arguments.html_file.empty()) write_text(arguments.html_file, comparison_page(reports));
@@ -219,7 +252,8 @@ void add_bench_command(CLI::App& app) {
   auto* const json_file =
       command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
-  command->add_option("--backend", arguments->backend, "Force a backend by name");
+  add_list("--backend", arguments->backends,
+           "Force a backend by name; rows of several stand side by side");
   command
       ->add_option("--layout", arguments->layout,
                    "Of the cache: NHD, HND or HDN (the backend's choice)")

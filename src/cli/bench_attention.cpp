@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <span>
 #include <utility>
@@ -59,13 +60,21 @@ class AttentionWorkload : public Workload {
            launches;
   }
 
-  /// The first, middle and last token of the first and last request, each in other heads.
+  /// A spread of requests, each in another KV head: the first, middle and last token of the first
+  /// and the last one, one of the three of those between.
   Deviation verify() override {
+    const std::size_t num_reqs = shape_.requests.size();
+    const std::size_t samples = std::min(num_reqs, kSampledRequests);
     Deviation deviation;
     std::int32_t kv_head = 0;
-    for (const std::size_t request : std::set<std::size_t>{0, shape_.requests.size() - 1}) {
-      const std::int32_t query_len = shape_.requests[request].query_len;
-      for (const std::int32_t token : std::set<std::int32_t>{0, query_len / 2, query_len - 1}) {
+    for (std::size_t i = 0; i < samples; ++i) {
+      const std::size_t request = samples < 2 ? 0 : i * (num_reqs - 1) / (samples - 1);
+      const std::int32_t last = shape_.requests[request].query_len - 1;
+      std::set<std::int32_t> tokens = {0, (last + 1) / 2, last};
+      if (i > 0 && i + 1 < samples) {
+        tokens = {*std::next(tokens.begin(), static_cast<std::ptrdiff_t>(i % tokens.size()))};
+      }
+      for (const std::int32_t token : tokens) {
         deviation.merge(verify_row(request, token, kv_head));
         kv_head = (kv_head + 1) % config_.num_kv_heads;
       }
@@ -86,6 +95,7 @@ class AttentionWorkload : public Workload {
  private:
   /// Query heads of a KV head that are compared: the loops of the oracle take their time.
   static constexpr std::int32_t kSampledHeads = 8;
+  static constexpr std::size_t kSampledRequests = 16;
 
   std::size_t row_elements(std::int32_t head_size) const {
     return static_cast<std::size_t>(config_.num_heads) * static_cast<std::size_t>(head_size);
@@ -99,6 +109,16 @@ class AttentionWorkload : public Workload {
     queue_.finish();
     const std::vector<KernelInfo> known = impl_->kernels();
     for (const LaunchRecord& launch : launches) {
+      rounds_weights_ |= launch.rounds_weights;
+      const auto same =
+          std::find_if(kernels.begin(), kernels.end(), [&](const BenchKernel& kernel) {
+            return kernel.name == launch.kernel && kernel.work_group_size == launch.work_group_size;
+          });
+      if (same != kernels.end()) {
+        ++same->launches;
+        same->work_groups += launch.work_groups;
+        continue;
+      }
       BenchKernel kernel{.name = std::string(launch.kernel),
                          .work_groups = launch.work_groups,
                          .work_group_size = launch.work_group_size};
@@ -111,7 +131,6 @@ class AttentionWorkload : public Workload {
         kernel.block_kv = info->block_kv;
       }
       kernels.push_back(kernel);
-      rounds_weights_ |= launch.rounds_weights;
     }
   }
 

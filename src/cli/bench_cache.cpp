@@ -51,7 +51,8 @@ class CacheWorkload final : public Workload {
     touched_bytes = num_inputs_ * bytes + static_cast<std::size_t>(cache_.num_sets) * stored;
     backend = cache_.backend->name();
     kernels = {{.name = config_.use_mla ? "concat_and_cache_mla" : "reshape_and_cache_flash",
-                .role = "cache"}};
+                .role = "cache",
+                .work_group_size = group_size(context->capabilities())}};
   }
 
   double run(int launches) override {
@@ -102,6 +103,13 @@ class CacheWorkload final : public Workload {
     const auto room =
         static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
     return std::max<std::size_t>(std::min(rotate_bytes, room) / bytes, 1);
+  }
+
+  std::int32_t group_size(const DeviceCapabilities& device) const {
+    for (const KernelInfo& kernel : impl_->kernels()) {
+      if (kernel.role == "cache") return kernel.work_group_size;
+    }
+    return cache_op_work_group_size(device);  // of an operation that is no part of the layer
   }
 
   std::size_t row_elements(const Rows& rows) const {

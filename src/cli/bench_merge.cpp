@@ -42,7 +42,9 @@ class MergeWorkload final : public Workload {
     }
     work.bytes = 3.0 * static_cast<double>(rows_ * row_bytes);
     touched_bytes = 3 * num_sets_ * rows_ * row_bytes;
-    kernels = {{.name = "merge_attn_states", .role = "merge"}};
+    kernels = {{.name = "merge_attn_states",
+                .role = "merge",
+                .work_group_size = cache_op_work_group_size(device)}};
   }
 
   double run(int launches) override {

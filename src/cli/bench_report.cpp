@@ -27,7 +27,8 @@ Json options_json(const BenchModel& model) {
           {"scale", model.scale},
           {"sinks", model.sinks},
           {"dtype", to_string(model.dtype)},
-          {"kv_dtype", to_string(model.kv_dtype)}};
+          {"kv_dtype", to_string(model.kv_dtype)},
+          {"family", to_string(model.family)}};
 }
 
 /// Equal neighbours together: [[count, query_len, seq_len], ...].
@@ -45,9 +46,10 @@ Json requests_json(const std::vector<BenchRequest>& requests) {
 
 Json kernel_json(const BenchKernel& kernel) {
   Json json = {{"name", kernel.name}, {"role", kernel.role}};
-  if (kernel.work_group_size == 0) return json;
+  if (kernel.work_group_size > 0) json["work_group_size"] = kernel.work_group_size;
+  if (kernel.work_groups == 0) return json;
+  json["launches"] = kernel.launches;
   json["work_groups"] = kernel.work_groups;
-  json["work_group_size"] = kernel.work_group_size;
   json["block_rows"] = kernel.block_rows;
   json["block_kv"] = kernel.block_kv;
   return json;
@@ -55,7 +57,7 @@ Json kernel_json(const BenchKernel& kernel) {
 
 Json row_json(const BenchRow& row) {
   const BenchShape& shape = row.shape;
-  Json json = {{"name", shape.name()},
+  Json json = {{"name", row.name()},
                {"model", shape.model.name},
                {"suite", shape.suite},
                {"batch", shape.batch},
@@ -70,6 +72,7 @@ Json row_json(const BenchRow& row) {
   json["p90_us"] = row.p90_us;
   json["launches"] = row.launches;
   json["rounds"] = row.rounds;
+  json["unsteady"] = row.unsteady();
   if (!row.ceiling.empty()) {
     json["bytes"] = row.work.bytes;
     json["flops"] = row.work.flops;
@@ -78,6 +81,7 @@ Json row_json(const BenchRow& row) {
     json["ceiling"] = row.ceiling;
     json["resident"] = row.resident;
     if (row.share) json["share_of_ceiling"] = *row.share;
+    json["above_ceiling"] = row.above_ceiling();
   }
   json["max_error"] = row.deviation.max_error;
   json["error_share_of_allowance"] = row.deviation.worst_share;
@@ -92,24 +96,13 @@ Json row_json(const BenchRow& row) {
 std::string rate_text(const BenchRow& row) {
   if (row.ceiling.empty()) return "host time";
   const std::string share = row.share ? fmt::format("{:3.0f}% of {}", *row.share * 100, row.ceiling)
-                            : row.resident ? "in cache"
-                                           : "";
+                            : row.resident && row.ceiling == "read"
+                                ? "in cache"
+                                : fmt::format("  - of {}", row.ceiling);
   return fmt::format("{:9.1f} {:7} {}", row.rate, row.rate_unit(), share);
 }
 
 }  // namespace
-
-void judge(BenchRow& row, const Ceilings& ceilings) {
-  if (row.work.bytes == 0 && row.work.flops == 0) return;
-  const bool matrix_units = ceilings.mma_gflop_per_s > 0 && row.shape.model.dtype != DType::kF32;
-  const double gflop_per_s = matrix_units ? ceilings.mma_gflop_per_s : ceilings.fma_gflop_per_s;
-  const double read_us = row.work.bytes * 1e-3 / ceilings.read_gb_per_s;
-  const double arithmetic_us = row.work.flops * 1e-3 / gflop_per_s;
-  const bool reads = read_us >= arithmetic_us;
-  row.ceiling = reads ? "read" : matrix_units ? "mma" : "fma";
-  row.rate = (reads ? row.work.bytes : row.work.flops) * 1e-3 / row.median_us;
-  if (!reads || !row.resident) row.share = std::max(read_us, arithmetic_us) / row.median_us;
-}
 
 Json to_json(const BenchReport& report) {
   Json ceilings = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
@@ -143,23 +136,41 @@ void print_header(const BenchReport& report) {
       ceilings.mma_gflop_per_s > 0
           ? fmt::format(", mma.sync {:.1f} GFLOP/s", ceilings.mma_gflop_per_s)
           : "");
-  fmt::print("{:44} {:>12} {:>12}  {:33} {:>9} {:>5}\n", "model/suite/batch", "median us",
+  fmt::print("{:44} {:>12} {:>12}  {:34} {:>9} {:>5}\n", "model/suite/batch", "median us",
              "p10-p90", "rate, of ceiling", "error", "allow");
 }
 
 void print_row(const BenchRow& row) {
   if (!row.skipped.empty()) {
-    fmt::print("{:44} skipped: {}\n", row.shape.name(), row.skipped);
+    fmt::print("{:44} skipped: {}\n", row.name(), row.skipped);
   } else {
-    std::vector<std::string_view> kernels;
-    for (const BenchKernel& kernel : row.kernels) kernels.push_back(kernel.name);
-    fmt::print("{:44} {:12.1f} {:>+6.1f}..{:+.1f}%  {:33} {:9.2e} {:4.0f}% {:5}  {} {}\n",
-               row.shape.name(), row.median_us, (row.p10_us / row.median_us - 1) * 100,
-               (row.p90_us / row.median_us - 1) * 100, rate_text(row), row.deviation.max_error,
+    std::vector<std::string> kernels;
+    for (const BenchKernel& kernel : row.kernels) {
+      kernels.push_back(kernel.launches > 1 ? fmt::format("{} x{}", kernel.name, kernel.launches)
+                                            : kernel.name);
+    }
+    fmt::print("{:44} {:12.1f} {:>+6.1f}..{:+.1f}%{} {:33}{} {:9.2e} {:4.0f}% {:5}  {} {}\n",
+               row.name(), row.median_us, (row.p10_us / row.median_us - 1) * 100,
+               (row.p90_us / row.median_us - 1) * 100, row.unsteady() ? '~' : ' ', rate_text(row),
+               row.above_ceiling() ? '!' : ' ', row.deviation.max_error,
                row.deviation.worst_share * 100, row.deviation.passed() ? "ok" : "WRONG",
                row.backend, fmt::join(kernels, " + "));
   }
   std::fflush(stdout);
+}
+
+void print_notes(const BenchReport& report) {
+  const auto any = [&](bool (BenchRow::*doubtful)() const) {
+    return std::any_of(report.rows.begin(), report.rows.end(),
+                       [&](const BenchRow& row) { return (row.*doubtful)(); });
+  };
+  if (any(&BenchRow::unsteady)) {
+    fmt::print("~ rounds differ by more than 20 %: other work on the machine? Do not compare it\n");
+  }
+  if (any(&BenchRow::above_ceiling)) {
+    fmt::print(
+        "! more than 105 % of the ceiling, which was measured too low, or the row too fast\n");
+  }
 }
 
 }  // namespace clattn::cli

@@ -15,6 +15,7 @@ namespace clattn::cli {
 /// What `clattn bench` found out about one shape.
 struct BenchRow {
   BenchShape shape;
+  std::string asked_backend{};                   ///< of several that --backend names
   double median_us = 0, p10_us = 0, p90_us = 0;  ///< of a launch, over the rounds
   int launches = 0, rounds = 0;                  ///< launches a round
   Work work{};
@@ -28,12 +29,19 @@ struct BenchRow {
   std::string backend{}, skipped{};
   std::vector<BenchKernel> kernels{};
 
+  /// The shape's name, then the backend where the run compares several.
+  std::string name() const;
   bool passed() const { return !skipped.empty() || deviation.passed(); }
+  /// Whether the rounds differ so much that the median says little: by more than 20 % of it.
+  bool unsteady() const { return p90_us - p10_us > 0.2 * median_us; }
+  /// Whether it claims more than the ceiling by more than ceilings vary: one of the two is wrong.
+  bool above_ceiling() const { return share.value_or(0) > 1.05; }
   const char* rate_unit() const { return ceiling == "read" ? "GB/s" : "GFLOP/s"; }
 };
 
-/// Sets ceiling, rate and share from work, median and residency. 16-bit queries are held against
-/// the matrix units where the device has them, whichever kernel ran.
+/// Sets ceiling, rate and share from work, median, residency and kernels. 16-bit queries are held
+/// against the matrix units where the device has them, whichever kernel ran; but for those of
+/// warpgroup products, which the measured ceiling (mma.sync) does not bound: they have no share.
 void judge(BenchRow& row, const Ceilings& ceilings);
 
 struct BenchReport {
@@ -50,5 +58,7 @@ nlohmann::ordered_json to_json(const BenchReport& report);
 
 void print_header(const BenchReport& report);
 void print_row(const BenchRow& row);
+/// Says what the marks of the rows mean, if any has one.
+void print_notes(const BenchReport& report);
 
 }  // namespace clattn::cli

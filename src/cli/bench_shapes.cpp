@@ -81,6 +81,16 @@ bool set_sinks(BenchModel& model, std::string_view text) {
   return text == "yes" || text == "no";
 }
 
+bool set_family(BenchModel& model, std::string_view text) {
+  for (const KernelFamily family :
+       {KernelFamily::kAuto, KernelFamily::kCpu, KernelFamily::kGpu, KernelFamily::kGpuPtx}) {
+    if (to_string(family) != text) continue;
+    model.family = family;
+    return true;
+  }
+  return false;
+}
+
 struct Option {
   std::string_view key;
   bool (*set)(BenchModel&, std::string_view);
@@ -98,6 +108,7 @@ constexpr Option kOptions[] = {
     {"sinks", set_sinks, "yes or no"},
     {"dtype", set_dtype, "f32, f16 or bf16 (before kv_dtype)"},
     {"kv_dtype", set_kv_dtype, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8"},
+    {"family", set_family, "auto, cpu, gpu or gpu_ptx"},
 };
 
 void apply_options(BenchModel& model, std::span<const std::string> words) {
@@ -217,6 +228,7 @@ AttentionConfig BenchModel::config() const {
   config.block_size = block_size;
   config.dtype = dtype;
   config.kv_cache_dtype = kv_dtype;
+  config.kernel_family = family;
   if (scale > 0) config.scale = scale;
   config.logits_soft_cap = soft_cap;
   config.sliding_window = window;

@@ -22,6 +22,7 @@ struct BenchModel {
   float soft_cap = 0, scale = 0;  ///< 0 = none, and 1 / sqrt(head_size)
   bool sinks = false;
   DType dtype = DType::kF16, kv_dtype = DType::kF16;
+  KernelFamily family = KernelFamily::kAuto;  ///< of the kernels: the device's best, or a peer
 
   AttentionConfig config() const;
 };

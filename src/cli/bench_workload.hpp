@@ -25,10 +25,11 @@ struct Work {
   double bytes = 0, flops = 0;
 };
 
-/// A kernel of the measured call; of calls outside AttentionImpl only the name is known.
+/// A kernel of the measured call; of calls outside AttentionImpl name, role and work-group size.
 struct BenchKernel {
   std::string name{}, role{};
-  std::int64_t work_groups = 0;
+  int launches = 1;              ///< of this kernel in a call
+  std::int64_t work_groups = 0;  ///< of all of them
   std::int32_t work_group_size = 0, block_rows = 0, block_kv = 0;
 };
 

@@ -21,5 +21,7 @@ void add_tune_command(CLI::App& app);
 
 /// Writes a report to a file, or to standard output for "-". Throws kIo naming the file.
 void write_text(const std::string& path, const std::string& text);
+/// Throws what write_text() would, before the work for the text; leaves no file behind.
+void check_writable(const std::string& path);
 
 }  // namespace clattn::cli

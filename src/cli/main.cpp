@@ -6,6 +6,7 @@
 #include <clattn/error.hpp>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -31,6 +32,19 @@ void write_text(const std::string& path, const std::string& text) {
   file << text;
   file.close();
   if (!file) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
+}
+
+void check_writable(const std::string& path) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(path, error);
+  // A pipe's reader would take the trial for the end.
+  if (path == "-" || (exists && !std::filesystem::is_regular_file(path, error) &&
+                      !std::filesystem::is_directory(path, error))) {
+    return;
+  }
+  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open();
+  if (!exists) std::filesystem::remove(path, error);
+  if (!opens) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
 }
 
 namespace {

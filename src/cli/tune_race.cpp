@@ -26,17 +26,21 @@ double amount(const Work& work) {
 
 }  // namespace
 
-TuneRace::Entrant TuneRace::enter(const std::function<std::unique_ptr<Workload>()>& make) {
+TuneRace::Entrant TuneRace::enter(const std::function<std::unique_ptr<Workload>()>& make) const {
   constexpr double kMost = 2000;
+  check_time();
   Entrant entrant{make()};
+  check_time();
   entrant.workload->run(1);
   entrant.seconds = std::max(entrant.workload->run(2), 1e-7);
   entrant.launches = static_cast<int>(std::clamp(kRoundSeconds / entrant.seconds, 1.0, kMost));
   return entrant;
 }
 
-TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target)
-    : context_(std::move(context)), target_(target) {
+TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target,
+                   TuneClock::time_point deadline)
+    : context_(std::move(context)), target_(target), deadline_(deadline) {
+  check_time();
   set_tuning(*context_, {});
   base_.row = target.key;
   const Deviation deviation = target.check();
@@ -53,6 +57,7 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target)
   base_.speed_up = 1;
   base_.row.time_us = last.seconds * 1e6;
   base_.rate = amount(last.workload->work) / last.seconds * 1e-9;
+  unit_name_ = reads_memory(last.workload->work) ? "GB/s" : "GFLOP/s";
 }
 
 void TuneRace::refresh() {
@@ -69,10 +74,6 @@ void TuneRace::refresh() {
     }
   }
   if (defaults_.empty()) throw Error(ErrorCode::kUnsupported, reason);
-}
-
-std::string TuneRace::unit_name() const {
-  return reads_memory(defaults_.back().workload->work) ? "GB/s" : "GFLOP/s";
 }
 
 /// A layer falls back silently on a kernel that fits; a trial of that would prove nothing.
@@ -92,6 +93,7 @@ Trial TuneRace::run(const TuningRow& row, int rounds) {
     set_tuning(*context_, std::span(&row, 1));
     trial.note = misfit_of(row);
     if (!trial.note.empty()) return trial;
+    check_time();
     const Deviation deviation = target_.check();
     trial.row.error = deviation.max_error;
     if (!deviation.passed()) {
@@ -121,6 +123,7 @@ void TuneRace::time(Trial& trial, int rounds) {
     }
     std::vector<double> ratios, seconds, base_seconds;
     for (int round = 0; round < rounds; ++round) {
+      check_time();
       base_seconds.push_back(base.workload->run(base.launches));
       seconds.push_back(mine.workload->run(mine.launches));
       ratios.push_back(seconds.back() / base_seconds.back());

@@ -11,6 +11,9 @@ namespace clattn::cli {
 
 using TuneClock = std::chrono::steady_clock;
 
+/// Thrown by a race whose time is over, between two of its steps.
+struct OutOfTime {};
+
 /// What became of a candidate.
 enum class TrialState : std::uint8_t {
   kTimed,
@@ -30,8 +33,14 @@ struct Trial {
 /// Races the candidates of a target against what the library uses without them.
 class TuneRace {
  public:
-  /// Builds, checks and warms the default. Throws kUnsupported where it cannot run.
-  TuneRace(std::shared_ptr<Context> context, const TuneTarget& target);
+  /// Builds, checks and warms the default. Throws kUnsupported where it cannot run. This and all
+  /// that follows throws OutOfTime after the deadline.
+  TuneRace(std::shared_ptr<Context> context, const TuneTarget& target,
+           TuneClock::time_point deadline);
+  void set_deadline(TuneClock::time_point deadline) { deadline_ = deadline; }
+  void check_time() const {
+    if (TuneClock::now() > deadline_) throw OutOfTime{};
+  }
 
   /// Checks a candidate, then times it if it is right: `rounds` rounds of default and candidate in
   /// turns, so that a change of the machine's speed hits both; medians of the rounds' ratios.
@@ -42,7 +51,7 @@ class TuneRace {
 
   /// The default, as a trial of itself.
   const Trial& base() const { return base_; }
-  std::string unit_name() const;
+  const std::string& unit_name() const { return unit_name_; }
 
  private:
   /// A batch of the default, or of a candidate.
@@ -51,15 +60,17 @@ class TuneRace {
     int launches = 1;    ///< that fill a round
     double seconds = 0;  ///< of one launch, after the warm-up
   };
-  static Entrant enter(const std::function<std::unique_ptr<Workload>()>& make);
+  Entrant enter(const std::function<std::unique_ptr<Workload>()>& make) const;
   std::string misfit_of(const TuningRow& row) const;
   void time(Trial& trial, int rounds);
 
   std::shared_ptr<Context> context_;
   const TuneTarget& target_;
+  TuneClock::time_point deadline_;
   std::vector<Entrant> defaults_;
   std::vector<std::size_t> batches_;  // of the target's workloads: those that fit the device
   Trial base_;
+  std::string unit_name_;
 };
 
 }  // namespace clattn::cli

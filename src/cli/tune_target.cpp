@@ -44,14 +44,6 @@ const std::vector<BatchFamily>& checked_batches() {
   return batches;
 }
 
-TuningRow key_of(const DeviceCapabilities& device, std::string_view role) {
-  TuningRow key;
-  key.device = device.name;
-  key.driver = device.driver_version;
-  key.role = role;
-  return key;
-}
-
 std::optional<KernelInfo> kernel_of(const std::vector<KernelInfo>& kernels, std::string_view role) {
   // Of several tiles the largest, which stands last, is what a row chooses.
   const auto found = std::find_if(kernels.rbegin(), kernels.rend(),
@@ -86,18 +78,6 @@ Deviation check_all(const std::shared_ptr<Context>& context, const std::vector<T
   return deviation;
 }
 
-BenchModel model_of(const AttentionConfig& config) {
-  BenchModel model;
-  model.name = "tune";
-  model.heads = config.num_heads;
-  model.kv_heads = config.num_kv_heads;
-  model.head_size = config.head_size;
-  model.block_size = config.block_size;
-  model.dtype = config.dtype;
-  model.kv_dtype = config.cache_dtype();
-  return model;
-}
-
 }  // namespace
 
 std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Context>& context,
@@ -117,16 +97,12 @@ std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Con
 
 TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
   const AttentionConfig& config = shape.config;
+  const std::string_view role = shape.role->name;
   TuneTarget target;
-  target.key = key_of(context->capabilities(), shape.role);
-  target.key.head_size = config.head_size;
-  target.key.group = config.num_heads / config.num_kv_heads;
-  target.key.dtype = config.dtype;
-  target.key.cache_dtype = config.cache_dtype();
-  target.key.pages = page_class(config.block_size);
-  target.name = fmt::format("{}, {} heads a KV head of {}, {}", shape.role, target.key.group,
-                            config.head_size, types_of(config.dtype, config.cache_dtype()));
-  target.kernel = [context, config, role = shape.role] {
+  target.key = shape.key(context->capabilities());
+  target.block_size = shape.config.block_size;
+  target.name = shape.name();
+  target.kernel = [context, config, role] {
     const AttentionBackend& backend = get_attn_backend(config, &context->capabilities());
     return kernel_of(backend.make_impl(context, config)->kernels(), role);
   };
@@ -135,11 +111,58 @@ TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const 
   small.num_kv_heads = std::min(config.num_kv_heads, 2);
   small.num_heads = small.num_kv_heads * target.key.group;
   target.check = [context, truths = make_truths(small)] { return check_all(context, truths); };
-  for (const Batch& batch : timed_batches(context->capabilities().kind, shape.role)) {
-    target.workloads.push_back(timed_batch(context, model_of(config), shape.role, batch.batch,
-                                           {batch.query_len, batch.seq_len}));
+  for (const Batch& batch : timed_batches(context->capabilities().kind, role)) {
+    target.workloads.push_back(
+        timed_batch(context, shape.model(), role, batch.batch, {batch.query_len, batch.seq_len}));
   }
   return target;
+}
+
+std::span<const TuneRole> tune_roles() {
+  static constexpr TuneRole kRoles[] = {
+      {"decode", false, make_attention_target},
+      {"prefill", false, make_attention_target},
+      {"mla_decode", true, make_mla_target},
+      {"packed_decode", false, make_packed_target},
+  };
+  return kRoles;
+}
+
+std::string TuneShape::name() const {
+  const std::string types = types_of(config.dtype, config.cache_dtype());
+  if (config.use_mla) {
+    return fmt::format("{}, {} heads, {} + {}, {}", role->name, config.num_heads,
+                       config.output_head_size(), config.rope_dim, types);
+  }
+  return fmt::format("{}, {} heads a KV head of {}, {}", role->name, config.num_queries_per_kv(),
+                     config.head_size, types);
+}
+
+TuningRow TuneShape::key(const DeviceCapabilities& device) const {
+  TuningRow key;
+  key.device = device.name;
+  key.driver = device.driver_version;
+  key.role = role->name;
+  key.head_size = config.output_head_size();
+  key.group = config.num_queries_per_kv();
+  key.dtype = config.dtype;
+  key.cache_dtype = config.cache_dtype();
+  key.pages = page_class(config.block_size);
+  return key;
+}
+
+BenchModel TuneShape::model() const {
+  BenchModel model;
+  model.name = "tune";
+  model.heads = config.num_heads;
+  model.kv_heads = config.num_kv_heads;
+  model.head_size = config.head_size;
+  model.rope_dim = config.use_mla ? config.rope_dim : 0;
+  model.block_size = config.block_size;
+  model.scale = config.scale.value_or(0);
+  model.dtype = config.dtype;
+  model.kv_dtype = config.cache_dtype();
+  return model;
 }
 
 }  // namespace clattn::cli

@@ -4,7 +4,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/bench_workload.hpp"
@@ -15,6 +17,7 @@ namespace clattn::cli {
 struct TuneTarget {
   std::string name;  ///< "decode, 4 heads a KV head of 128, f16/f16"
   TuningRow key;     ///< device, role, shape
+  std::int32_t block_size = 16;
   /// What the role launches; nothing where it has no kernel for the shape.
   std::function<std::optional<KernelInfo>()> kernel;
   /// Against the double oracle, on batches with all kinds of borders.
@@ -29,14 +32,31 @@ std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Con
                                                        std::string_view suite,
                                                        std::int32_t num_reqs, BenchRequest request);
 
-/// The shape of a model as roles see it.
+struct TuneRole;
+
+/// The shape of a model's layer in one role.
 struct TuneShape {
   AttentionConfig config;
-  std::string_view role;  ///< decode or prefill
-};
-TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape);
+  const TuneRole* role = nullptr;
 
-/// A DeepSeek-like layer with `num_heads` heads.
-TuneTarget make_mla_target(const std::shared_ptr<Context>& context, const MLAConfig& config);
+  /// "decode, 4 heads a KV head of 128, f16/f16": all that a tuning row knows of it.
+  std::string name() const;
+  TuningRow key(const DeviceCapabilities& device) const;
+  /// As the workloads of benchmarks take it.
+  BenchModel model() const;
+};
+
+using MakeTuneTarget = TuneTarget(const std::shared_ptr<Context>& context, const TuneShape& shape);
+MakeTuneTarget make_attention_target;  ///< decode, prefill
+MakeTuneTarget make_mla_target;
+MakeTuneTarget make_packed_target;
+
+struct TuneRole {
+  std::string_view name;
+  bool latent;  ///< of layers with latent attention, or of all others
+  MakeTuneTarget* make;
+};
+/// The roles whose kernels have something to search.
+std::span<const TuneRole> tune_roles();
 
 }  // namespace clattn::cli

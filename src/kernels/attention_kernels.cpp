@@ -15,10 +15,6 @@ namespace clattn::detail {
 
 namespace {
 
-// A CPU's split of 32 keys still pays where it occupies another core, beyond that only a longer
-// one: this many keys of one request are cut into as many as there are cores.
-constexpr std::int32_t kFillingKeys = 512;
-
 /// Whether a smaller tile would read the keys of a KV head more often than a larger one.
 bool reads_more(const Variant& variant, const KernelShape& shape,
                 const std::vector<BuiltKernel>& larger) {
@@ -111,8 +107,7 @@ PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role
   const bool cpu = family == KernelFamily::kCpu;
   config.item_order = cpu ? ItemOrder::kLightFirst : ItemOrder::kHeavyFirst;
   tune_plan(*kernels.runtime, kernels.shape, family, planning_role, config);
-  if (cpu)
-    config.min_split_keys = std::max(config.min_split_keys, kFillingKeys / config.compute_units);
+  config.min_split_keys = planned_split_keys(family, config.compute_units, config.min_split_keys);
   return config;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <clattn/attention.hpp>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -253,6 +254,29 @@ void tune_plan(const Runtime& runtime, const KernelShape& shape, KernelFamily ru
   config.min_split_keys = row->min_split_keys;
 }
 
+std::int32_t planned_split_keys(KernelFamily family, std::int32_t compute_units,
+                                std::int32_t min_split_keys) {
+  // A CPU's split of 32 keys still pays where it occupies another core, beyond that only a longer
+  // one: this many keys of one request are cut into as many as there are cores.
+  constexpr std::int32_t kFillingKeys = 512;
+  return family == KernelFamily::kCpu ? std::max(min_split_keys, kFillingKeys / compute_units)
+                                      : min_split_keys;
+}
+
+namespace {
+
+/// What of a cut reaches the plan of a kernel's tiles: items count unless the plan fills waves of a
+/// known size, keys by whole pages.
+std::pair<std::int32_t, std::int32_t> reach_of(const Variant& variant, const PlannerConfig& cut) {
+  const bool joins = joins_splits(variant);
+  const TileClass tile{.splits_finer = joins && variant.family != KernelFamily::kCpu,
+                       .resident_groups = resident_groups(variant)};
+  const std::int32_t items = tile.resident_groups > 0 ? 0 : cut.items_per_compute_unit;
+  return {items, min_split_pages(cut, tile)};
+}
+
+}  // namespace
+
 }  // namespace clattn::detail
 
 namespace clattn {
@@ -298,6 +322,30 @@ std::vector<TuningRow> tuning_candidates(const Context& context, const TuningRow
     row.work_group_size = tile.work_group_size;
   }
   return rows;
+}
+
+std::vector<TuningPlan> tuning_plans(const DeviceCapabilities& device, const TuningRow& row,
+                                     std::int32_t block_size) {
+  if (row.role != "decode" && row.role != "mla_decode") return {};
+  const std::optional<detail::Role> role = detail::parse_role(row.role);
+  const std::optional<detail::Variant> variant = detail::variant_of(row, *role);
+  if (!variant)
+    detail::throw_invalid("variant is '{}', legal: a kernel of {}", row.variant, row.role);
+  const bool cpu = variant->family == KernelFamily::kCpu;
+  detail::PlannerConfig cut;
+  cut.block_size = block_size > 0 ? block_size : 16;
+  std::vector<TuningPlan> plans;
+  std::set<std::pair<std::int32_t, std::int32_t>> seen;
+  for (const std::int32_t items : {4, 2, 8, 16}) {
+    for (const std::int32_t keys : {128, 256, 512}) {
+      const TuningPlan plan{cpu ? items * 4 : items, cpu ? keys / 4 : keys};
+      cut.items_per_compute_unit = plan.items_per_compute_unit;
+      cut.min_split_keys = detail::planned_split_keys(
+          variant->family, std::max(device.compute_units, 1), plan.min_split_keys);
+      if (seen.insert(detail::reach_of(*variant, cut)).second) plans.push_back(plan);
+    }
+  }
+  return plans;
 }
 
 }  // namespace clattn

@@ -24,4 +24,8 @@ std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& 
 void tune_plan(const Runtime& runtime, const KernelShape& shape, KernelFamily runs, Role role,
                PlannerConfig& config);
 
+/// The shortest split that plans make of kernels of a family: at least what a row asks for.
+std::int32_t planned_split_keys(KernelFamily family, std::int32_t compute_units,
+                                std::int32_t min_split_keys);
+
 }  // namespace clattn::detail

@@ -1,6 +1,7 @@
 #include "kv_cache/op_kernel.hpp"
 
 #include <algorithm>
+#include <clattn/cache_ops.hpp>
 
 #include "base/error.hpp"
 
@@ -8,12 +9,7 @@ namespace clattn::detail {
 
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
                    std::string_view options) {
-  constexpr std::uint64_t kGroup = 128;
-  const DeviceCapabilities& device = context.capabilities();
-  const auto size =
-      static_cast<std::size_t>(device.kind == DeviceKind::kCpu
-                                   ? 1
-                                   : std::min<std::uint64_t>(kGroup, device.max_work_group_size));
+  const auto size = static_cast<std::size_t>(cache_op_work_group_size(context.capabilities()));
   return {context.runtime().kernel({std::string(file), std::string(entry),
                                     fmt::format("-DCLA_WG_SIZE={} {}", size, options)}),
           size};
@@ -32,3 +28,13 @@ void check_count(std::int64_t count, std::string_view field) {
 }
 
 }  // namespace clattn::detail
+
+namespace clattn {
+
+std::int32_t cache_op_work_group_size(const DeviceCapabilities& device) {
+  constexpr std::uint64_t kGroup = 128;
+  if (device.kind == DeviceKind::kCpu) return 1;
+  return static_cast<std::int32_t>(std::min<std::uint64_t>(kGroup, device.max_work_group_size));
+}
+
+}  // namespace clattn

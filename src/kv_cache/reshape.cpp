@@ -102,7 +102,7 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   const auto layouts = backend.supported_layouts();
   if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
     detail::throw_unsupported("KV cache: layout {} is none of backend {}", to_string(layout),
-                      backend.name());
+                              backend.name());
   // Every backend's logical shape is {K/V, blocks in either order} followed by token, head, dim.
   const auto kv = static_cast<std::size_t>(backend.kv_dimension());
   cache.strides =

@@ -218,6 +218,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Cascade& c) {
       step_test::expect_close(lse.read(queue), want.lse, nullptr, what + " lse");
       outcome = {};
       for (const auto& launch : launches) {
+        EXPECT_GT(launch.work_group_size, 0) << launch.kernel;
         outcome.kernels.emplace_back(launch.kernel);
         outcome.work_groups.push_back(launch.work_groups);
       }

@@ -43,6 +43,13 @@ TEST(BenchShapes, ReadsModelsRowsAndTheirOwnOptions) {
   EXPECT_EQ(shapes[2].model.config().cache_dtype(), DType::kFp8E4M3);
 }
 
+TEST(BenchShapes, ARowMayForceAFamilyOfKernels) {
+  const auto shapes = parse_shapes(kModel + "decode gpu q1\ndecode gpu q1 family=gpu\n", "f");
+  EXPECT_EQ(shapes.at(0).model.config().kernel_family, clattn::KernelFamily::kAuto);
+  EXPECT_EQ(shapes.at(1).model.config().kernel_family, clattn::KernelFamily::kGpu);
+  EXPECT_EQ(shapes.at(1).name(), "m/decode/q1/family=gpu");
+}
+
 TEST(BenchShapes, ReadsBatchesAsVllmWritesThemAndPutsDecodesFirst) {
   const auto shapes = parse_shapes(kModel + "mixed cpu 2q2k_q3s5_3q1s1k\n", "f");
   std::vector<std::pair<int, int>> requests;

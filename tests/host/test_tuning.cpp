@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <clattn/error.hpp>
 #include <clattn/tuning.hpp>
 #include <set>
 #include <utility>
@@ -224,6 +225,42 @@ TEST(TunedVariants, ConstantsOutsideTheKernelsRangeAreRefused) {
   }
   row.variant = "gone";
   EXPECT_FALSE(variant_of(row, Role::kDecode));
+}
+
+TuningRow row_of(const char* role, const char* variant) {
+  TuningRow row;
+  row.role = role;
+  row.variant = variant;
+  return row;
+}
+
+/// Cuts that come to the same plan are not worth timing twice.
+TEST(TuningPlans, NoTwoAreTheSamePlan) {
+  const DeviceCapabilities device = gpu("NVIDIA H200", true, 90);
+  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_gpu__r4_local"), 16).size(), 12U);
+  // Its plans fill waves of a known size: only the shortest split is left to choose.
+  const auto waves = tuning_plans(device, row_of("decode", "decode_mma__r8"), 16);
+  EXPECT_EQ(waves, (std::vector<TuningPlan>{{4, 128}, {4, 256}, {4, 512}}));
+  // 128 and 256 keys are one page of 256 each, halved by kernels that join their splits.
+  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_gpu__r4_local"), 256).size(), 8U);
+  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_mma__r8"), 256).size(), 1U);
+}
+
+TEST(TuningPlans, OfFewCoresStartAtTheShortestSplitThatFillsThem) {
+  DeviceCapabilities device = cpu(8);
+  device.compute_units = 64;
+  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_cpu__r16"), 16).size(), 12U);
+  device.compute_units = 2;  // 256 keys at least
+  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_cpu__r16"), 16).size(), 4U);
+}
+
+TEST(TuningPlans, RolesThatOthersCutHaveNone) {
+  const DeviceCapabilities device = cpu(8);
+  EXPECT_TRUE(tuning_plans(device, row_of("prefill", "prefill_cpu__r256_kv64"), 16).empty());
+  EXPECT_TRUE(
+      tuning_plans(device, row_of("packed_decode", "paged_attention_packed__r16"), 16).empty());
+  EXPECT_TRUE(tuning_plans(device, row_of("merge", "merge__vec"), 16).empty());
+  EXPECT_THROW(tuning_plans(device, row_of("decode", "gone"), 16), Error);
 }
 
 TEST(TunedVariants, RowsThemselvesAreLegal) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "robustness/program.hpp"
 
@@ -38,6 +39,10 @@ void expect_row(const json& row) {
   EXPECT_FALSE(row.at("kernels").empty());
   EXPECT_EQ(row.at("options").at("head_size"), 64);
   EXPECT_EQ(row.contains("rate"), row.contains("ceiling"));
+  const double spread = row.at("p90_us").get<double>() - row.at("p10_us").get<double>();
+  EXPECT_EQ(row.at("unsteady").get<bool>(), spread > 0.2 * row.at("median_us").get<double>());
+  const auto& kernel = row.at("kernels").at(0);
+  EXPECT_EQ(kernel.contains("work_group_size"), kernel.at("role") != "host") << kernel;
   if (row.contains("rate")) {
     EXPECT_GT(row.at("bytes").get<double>(), 0);
     EXPECT_GT(row.at("rate").get<double>(), 0);
@@ -101,10 +106,56 @@ TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
   }
 }
 
+/// Several backends in one run, so that a peer stands beside; launches of one kernel in one entry.
+TEST(Bench, BackendsStandSideBySide) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "tiny.txt").string();
+  write_bytes(shapes,
+              "model tiny heads=4 kv_heads=2 head_size=64 dtype=f16\ndecode quick 40q1s20\n"
+              "decode quick 40q1s20 family=gpu\n");
+  const ProgramResult result =
+      run_program("bench --quick --backend FLASHINFER,XFORMERS --json - --shapes " + shapes);
+  ASSERT_EQ(result.code, 0) << result.standard_error;
+  const json report = json::parse(result.standard_output);
+  const json& rows = report.at("rows");
+  ASSERT_EQ(rows.size(), 4U);
+  const char* const names[] = {"tiny/decode/40q1s20/FLASHINFER", "tiny/decode/40q1s20/XFORMERS",
+                               "tiny/decode/40q1s20/family=gpu/FLASHINFER",
+                               "tiny/decode/40q1s20/family=gpu/XFORMERS"};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].at("name"), names[i]);
+    EXPECT_EQ(rows[i].at("backend"), i % 2 == 0 ? "FLASHINFER" : "XFORMERS");
+    // 16 requests of 2 query heads and 64 dims each.
+    EXPECT_EQ(rows[i].at("verified_values"), 16 * 2 * 64) << names[i];
+    std::set<std::string> kernels;
+    for (const json& kernel : rows[i].at("kernels")) {
+      EXPECT_GE(kernel.at("launches"), 1);
+      EXPECT_TRUE(kernels.insert(kernel.at("name")).second) << kernel;
+    }
+  }
+  const json& own = rows[0].at("kernels").at(0);
+  const json& portable = rows[2].at("kernels").at(0);
+  EXPECT_EQ(portable.at("name").get<std::string>().rfind("decode_gpu__", 0), 0U) << portable;
+  EXPECT_NE(own.at("name"), portable.at("name"));
+}
+
 TEST(Bench, RefusesWithOneLine) {
   expect_refusal(run_program("bench --quick --model no-such-model"), 2,
                  "--model: 'no-such-model' is unknown; one of all, deepseek-v3");
-  expect_refusal(run_program("bench --quick --filter no-such-row"), 2, "'no-such-row' in its name");
+  expect_refusal(run_program("bench --quick --filter no-such-row"), 2,
+                 "no row of set quick is of models llama-3-8b, with 'no-such-row' in its name");
+  expect_refusal(run_program("bench spec --quick --filter no-such-row"), 2,
+                 "of models llama-3-8b, of suites spec, with 'no-such-row' in its name");
+  expect_refusal(run_program("bench --quick --backend FLASHINFER,FLASHINFER"), 2, "each once");
+  // Before anything is measured: no header with ceilings.
+  for (const char* arguments : {"--backend NOPE", "--json /nonexistent/x.json", "--json /"}) {
+    const ProgramResult result = run_program(std::string("bench --quick ") + arguments);
+    expect_refusal(result, 2,
+                   std::string_view(arguments).substr(std::string_view(arguments).find(' ') + 1));
+    EXPECT_EQ(result.standard_output, "") << arguments;
+  }
+  expect_refusal(run_program("bench --compare a.json --html /nonexistent/x.html"), 2,
+                 "/nonexistent/x.html");
   expect_refusal(run_program("bench --compare /no/such.json"), 2, "/no/such.json");
   expect_refusal(run_program("bench --quick --html x.html"), 2, "--compare");
   const ScratchDirectory scratch;

@@ -1,0 +1,199 @@
+#include "cli/tune_search.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <clattn/clattn.hpp>
+#include <cstdio>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include "cli/check_report.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// A new row has to beat the default by more than machines vary.
+constexpr double kNoise = 1.02;
+constexpr int kRounds = 5, kFinalRounds = 15;
+constexpr std::size_t kRowsShown = 8;
+/// Of a target's time; the rest is for the winner to prove itself.
+constexpr double kSearchShare = 0.6;
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
+std::string describe(const TuningRow& row) {
+  std::vector<std::string> parts;
+  if (!row.variant.empty()) {
+    parts.push_back(fmt::format("{} {}x{} wg {}", row.variant, row.block_rows, row.block_kv,
+                                row.work_group_size));
+  }
+  if (row.items_per_compute_unit > 0) {
+    parts.push_back(
+        fmt::format("{} items, {} keys a split", row.items_per_compute_unit, row.min_split_keys));
+  }
+  return parts.empty() ? "default" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace
+
+TuneSearch::TuneSearch(std::shared_ptr<Context> context, const TuneTarget& target,
+                       TuneClock::time_point deadline)
+    : context_(std::move(context)),
+      target_(target),
+      deadline_(deadline),
+      race_(context_, target, deadline),
+      best_(race_.base()) {}
+
+std::optional<TuningRow> TuneSearch::run() {
+  const auto now = TuneClock::now();
+  race_.set_deadline(
+      now + std::chrono::duration_cast<TuneClock::duration>((deadline_ - now) * kSearchShare));
+  std::vector<TuningRow> rows = tuning_candidates(*context_, target_.key);
+  const auto tiles = std::stable_partition(rows.begin(), rows.end(), [&](const TuningRow& row) {
+    return seen_.insert(row.variant).second;  // the first of each variant is its own tile
+  });
+  // A budget that ends early has then seen some of each kind.
+  std::shuffle(tiles, rows.end(), std::mt19937(1));
+  num_candidates_ = rows.size();
+  for (auto row = rows.begin(); row != tiles; ++row) try_tile(*row);
+  const std::vector<TuningPlan> plans = this->plans();
+  num_candidates_ += plans.size();
+  for (const auto& [items, keys] : plans) {
+    TuningRow row = best_.row;
+    row.items_per_compute_unit = items;
+    row.min_split_keys = keys;
+    try_row(row);
+  }
+  for (auto row = tiles; row != rows.end(); ++row) try_tile(*row);
+  race_.set_deadline(deadline_);
+  return confirm();
+}
+
+/// The cuts to try with the kernel of the best row.
+std::vector<TuningPlan> TuneSearch::plans() const {
+  TuningRow row = best_.row;
+  if (row.variant.empty()) {
+    set_tuning(*context_, {});
+    const std::optional<KernelInfo> kernel = target_.kernel();
+    if (!kernel) return {};
+    row.variant = kernel->name;
+  }
+  return tuning_plans(context_->capabilities(), row, target_.block_size);
+}
+
+bool TuneSearch::raced() const {
+  return count(TrialState::kTimed) + count(TrialState::kSlow) > 0;
+}
+
+void TuneSearch::print() const {
+  show_progress("");
+  const std::vector<const Trial*> timed = by_speed();
+  fmt::print("\n{}: {} of {} candidates timed\n", target_.name, timed.size(), num_candidates_);
+  fmt::print("  {:76} {:>10} {:>17} {:>9} {:>8}\n", "candidate", "time us", "rate", "error",
+             "speed-up");
+  print_line(race_.base());
+  for (std::size_t i = 0; i < std::min(timed.size(), kRowsShown); ++i) print_line(*timed[i]);
+  if (timed.size() > kRowsShown) fmt::print("  and {} slower\n", timed.size() - kRowsShown);
+  for (const Trial& trial : trials_) {
+    if (trial.state == TrialState::kWrong) {
+      fmt::print("  {:76} NOT USED: {}\n", describe(trial.row), trial.note);
+    }
+  }
+  fmt::print("  {} far slower, {} do not fit, {} wrong, {} not tried for want of time\n",
+             count(TrialState::kSlow), count(TrialState::kUnfit), count(TrialState::kWrong),
+             num_untried_);
+  fmt::print("  {}\n", verdict_);
+  std::fflush(stdout);
+}
+
+void TuneSearch::try_tile(TuningRow row) {
+  row.items_per_compute_unit = best_.row.items_per_compute_unit;
+  row.min_split_keys = best_.row.min_split_keys;
+  try_row(row);
+}
+
+void TuneSearch::try_row(const TuningRow& row) {
+  ++num_tried_;
+  try {
+    race_.check_time();
+    const double left = std::chrono::duration<double>(deadline_ - TuneClock::now()).count();
+    show_progress(fmt::format("{}: candidate {} of {}, best so far x{:.3f}, {:.0f} s left: {}",
+                              target_.name, num_tried_, num_candidates_, best_.speed_up, left,
+                              describe(row)));
+    trials_.push_back(race_.run(row, kRounds));
+  } catch (const OutOfTime&) {
+    ++num_untried_;
+    return;
+  }
+  const Trial& trial = trials_.back();
+  if (trial.state == TrialState::kTimed && trial.speed_up > best_.speed_up) best_ = trial;
+}
+
+/// The best of many noisy candidates look better than they are, so that the three fastest have to
+/// prove themselves, until one does.
+std::optional<TuningRow> TuneSearch::confirm() {
+  constexpr std::size_t kMostLeaders = 3;
+  std::vector<Trial> leaders;
+  for (const Trial* trial : by_speed()) {
+    if (leaders.size() < kMostLeaders && trial->speed_up > kNoise) leaders.push_back(*trial);
+  }
+  verdict_ = "the default stays";
+  try {
+    for (const Trial& leader : leaders) {
+      if (std::optional<TuningRow> winner = confirm(leader)) return winner;
+    }
+  } catch (const OutOfTime&) {
+    verdict_ = "the default stays: the time ended before a faster one could prove itself";
+  }
+  return std::nullopt;
+}
+
+/// One has to win twice more, each time against tensors made anew.
+std::optional<TuningRow> TuneSearch::confirm(const Trial& leader) {
+  double speed_up = leader.speed_up;
+  TuningRow row = leader.row;
+  for (int again = 0; again < 2; ++again) {
+    show_progress(fmt::format("{}: proving {}", target_.name, describe(row)));
+    race_.refresh();
+    const Trial trial = race_.run(leader.row, kFinalRounds);
+    if (trial.state != TrialState::kTimed) return std::nullopt;
+    speed_up = std::min(speed_up, trial.speed_up);
+    if (speed_up <= kNoise) return std::nullopt;
+    row = trial.row;
+  }
+  verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(row), speed_up);
+  row.version = CLATTN_VERSION;
+  row.date = today();
+  return row;
+}
+
+/// The timed candidates, fastest first.
+std::vector<const Trial*> TuneSearch::by_speed() const {
+  std::vector<const Trial*> timed;
+  for (const Trial& trial : trials_) {
+    if (trial.state == TrialState::kTimed) timed.push_back(&trial);
+  }
+  std::stable_sort(timed.begin(), timed.end(),
+                   [](const Trial* a, const Trial* b) { return a->speed_up > b->speed_up; });
+  return timed;
+}
+
+void TuneSearch::print_line(const Trial& trial) const {
+  fmt::print("  {:76} {:10.1f} {:9.1f} {:7} {:9.2e} {:7.3f}x\n", describe(trial.row),
+             trial.row.time_us, trial.rate, race_.unit_name(), trial.row.error, trial.speed_up);
+}
+
+std::size_t TuneSearch::count(TrialState state) const {
+  return static_cast<std::size_t>(std::count_if(
+      trials_.begin(), trials_.end(), [&](const Trial& trial) { return trial.state == state; }));
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/tune_race.hpp"
+
+namespace clattn::cli {
+
+/// One target's search, phase by phase: the rows as they are, then the cuts with the best of them,
+/// then the rows' other tiles with the best cut. Ends at its deadline, but for a step that has
+/// begun.
+class TuneSearch {
+ public:
+  /// Builds and checks the default. Throws OutOfTime, and what TuneRace throws.
+  TuneSearch(std::shared_ptr<Context> context, const TuneTarget& target,
+             TuneClock::time_point deadline);
+
+  /// Returns the winner; nothing if the default stays.
+  std::optional<TuningRow> run();
+  /// Whether a candidate ran against the clock; a target without one is not tuned.
+  bool raced() const;
+  void print() const;
+
+ private:
+  std::vector<TuningPlan> plans() const;
+  void try_tile(TuningRow row);
+  void try_row(const TuningRow& row);
+  std::optional<TuningRow> confirm();
+  std::optional<TuningRow> confirm(const Trial& leader);
+  std::vector<const Trial*> by_speed() const;
+  void print_line(const Trial& trial) const;
+  std::size_t count(TrialState state) const;
+
+  std::shared_ptr<Context> context_;
+  const TuneTarget& target_;
+  TuneClock::time_point deadline_;
+  TuneRace race_;
+  Trial best_;
+  std::vector<Trial> trials_;
+  std::set<std::string> seen_;
+  std::size_t num_candidates_ = 0, num_tried_ = 0, num_untried_ = 0;
+  std::string verdict_;
+};
+
+}  // namespace clattn::cli

@@ -1,0 +1,87 @@
+#include <gtest/gtest.h>
+
+#include "cli/bench_report.hpp"
+
+namespace {
+
+using clattn::DType;
+using clattn::cli::BenchRow;
+using clattn::cli::Ceilings;
+
+constexpr Ceilings kDevice{.read_gb_per_s = 100,
+                           .fma_gflop_per_s = 1000,
+                           .page_read_gb_per_s = 100,
+                           .mma_gflop_per_s = 8000};
+
+/// A row whose median is 100 us.
+BenchRow row_of(double bytes, double flops, const char* kernel) {
+  BenchRow row;
+  row.median_us = 100;
+  row.p10_us = 95;
+  row.p90_us = 105;
+  row.work = {.bytes = bytes, .flops = flops};
+  row.shape.model.dtype = DType::kF16;
+  row.kernels = {{.name = kernel}};
+  return row;
+}
+
+TEST(BenchJudge, TheLongerOfTheLeastTimesNamesTheCeiling) {
+  BenchRow row = row_of(5e6, 1e6, "decode_gpu__r4_local");
+  judge(row, kDevice);
+  EXPECT_EQ(row.ceiling, "read");
+  EXPECT_DOUBLE_EQ(row.rate, 50);
+  EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.5);
+  row = row_of(1e6, 4e8, "prefill_mma__r128_wg128");
+  judge(row, kDevice);
+  EXPECT_EQ(row.ceiling, "mma");
+  EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.5);
+  row.shape.model.dtype = DType::kF32;
+  judge(row, kDevice);
+  EXPECT_EQ(row.ceiling, "fma");
+}
+
+/// What mma.sync reaches does not bound warpgroup products.
+TEST(BenchJudge, WarpgroupProductsHaveNoShareOfAnotherInstructionsCeiling) {
+  BenchRow row = row_of(1e6, 4e8, "prefill_wgmma__r128_kv128");
+  judge(row, kDevice);
+  EXPECT_EQ(row.ceiling, "mma");
+  EXPECT_DOUBLE_EQ(row.rate, 4000);
+  EXPECT_FALSE(row.share.has_value());
+  row = row_of(5e6, 1e6, "prefill_wgmma__r128_kv128");  // bound by memory: that ceiling holds
+  judge(row, kDevice);
+  EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.5);
+}
+
+TEST(BenchJudge, BytesInACacheHaveNoShare) {
+  BenchRow row = row_of(5e6, 1e6, "decode_gpu__r4_local");
+  row.resident = true;
+  judge(row, kDevice);
+  EXPECT_FALSE(row.share.has_value());
+}
+
+TEST(BenchJudge, DoubtfulRowsAreKnown) {
+  BenchRow row = row_of(5e6, 1e6, "decode_gpu__r4_local");
+  judge(row, kDevice);
+  EXPECT_FALSE(row.unsteady());
+  EXPECT_FALSE(row.above_ceiling());
+  row.p90_us = 116;
+  EXPECT_TRUE(row.unsteady());
+  row.work.bytes = 10.4e6;
+  judge(row, kDevice);
+  EXPECT_FALSE(row.above_ceiling());
+  row.work.bytes = 10.6e6;
+  judge(row, kDevice);
+  EXPECT_TRUE(row.above_ceiling());
+}
+
+TEST(BenchJudge, RowsOfSeveralBackendsHaveNamesOfTheirOwn) {
+  BenchRow row = row_of(1, 1, "decode_gpu__r4_local");
+  row.shape.model.name = "m";
+  row.shape.suite = "decode";
+  row.shape.batch = "q1";
+  EXPECT_EQ(row.name(), "m/decode/q1");
+  row.asked_backend = "CLBLAST";
+  EXPECT_EQ(row.name(), "m/decode/q1/CLBLAST");
+}
+
+}  // namespace
