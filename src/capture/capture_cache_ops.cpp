@@ -59,6 +59,7 @@ void capture_copy_blocks(cl_command_queue handle, CapturedCache cache,
 
 void capture_swap_blocks(const CapturedSwap& call) {
   const Queue queue = Queue::adopt(call.queue);
+  queue.finish();  // what calls before it bring to the host is there then
   NpyArray source = blocks_of(call, call.source_blocks);
   const std::size_t bytes =
       call.source_blocks == 0 ? 0 : source.data.size() / size_of(call.source_blocks);

@@ -112,11 +112,11 @@ class AttentionWorkload : public Workload {
       rounds_weights_ |= launch.rounds_weights;
       const auto same =
           std::find_if(kernels.begin(), kernels.end(), [&](const BenchKernel& kernel) {
-            return kernel.name == launch.kernel && kernel.work_group_size == launch.work_group_size;
+            return kernel.name == launch.kernel && kernel.work_groups == launch.work_groups &&
+                   kernel.work_group_size == launch.work_group_size;
           });
       if (same != kernels.end()) {
         ++same->launches;
-        same->work_groups += launch.work_groups;
         continue;
       }
       BenchKernel kernel{.name = std::string(launch.kernel),

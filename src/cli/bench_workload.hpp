@@ -29,7 +29,7 @@ struct Work {
 struct BenchKernel {
   std::string name{}, role{};
   int launches = 1;              ///< of this kernel in a call
-  std::int64_t work_groups = 0;  ///< of all of them
+  std::int64_t work_groups = 0;  ///< of each launch
   std::int32_t work_group_size = 0, block_rows = 0, block_kv = 0;
 };
 

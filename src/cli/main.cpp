@@ -37,13 +37,14 @@ void write_text(const std::string& path, const std::string& text) {
 void check_writable(const std::string& path) {
   std::error_code error;
   const bool exists = std::filesystem::exists(path, error);
+  const bool named = exists || std::filesystem::is_symlink(path, error);
   // A pipe's reader would take the trial for the end.
   if (path == "-" || (exists && !std::filesystem::is_regular_file(path, error) &&
                       !std::filesystem::is_directory(path, error))) {
     return;
   }
   const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open();
-  if (!exists) std::filesystem::remove(path, error);
+  if (opens && !named) std::filesystem::remove(path, error);
   if (!opens) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
 }
 

@@ -21,6 +21,12 @@ void for_each_packed(const AttentionConfig& config, std::size_t size_bytes, Visi
   const std::size_t x = 16 / element;
   const std::size_t heads = size_of(config.num_kv_heads), head_size = size_of(config.head_size);
   const std::size_t block_size = size_of(config.block_size), row = heads * head_size;
+  if (head_size % x != 0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
+                    head_size, to_string(config.cache_dtype()), x));
+  }
   for (std::size_t i = 0; i < size_bytes / element; ++i) {
     const std::size_t slot = i / row, d = i % head_size, token = slot % block_size;
     const std::size_t plane = slot / block_size * heads + i % row / head_size;

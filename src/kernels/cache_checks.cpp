@@ -92,7 +92,8 @@ void check_keys_by_dim(const KVCache& cache) {
     throw_invalid("kv_cache: key_dim_stride is {}, legal: 1 or >= {} (block_size)",
                   cache.key_dim_stride, cache.block_size);
   }
-  const std::int64_t head = cache.key_dim_stride * cache.head_size;
+  const std::int64_t head =
+      checked_mul(cache.key_dim_stride, std::int64_t{cache.head_size}, kElements);
   if (cache.num_kv_heads > 1 && cache.head_stride < head) {
     throw_invalid("kv_cache: head_stride is {}, legal where keys lie by dim: >= {}",
                   cache.head_stride, head);

@@ -138,6 +138,31 @@ TEST_F(CaptureOfBlocks, SwapsAreACaseAPlane) {
   }
 }
 
+// What one swap brings to the host the next one takes from there, though nobody waits between them.
+// Blocks of 4 MiB, so that the copy lasts.
+TEST_F(CaptureOfBlocks, ASwapInHoldsWhatTheSwapOutBroughtOut) {
+  const clattn::KVCacheSpec spec{
+      .block_size = 64, .num_kv_heads = 64, .head_size = 256, .dtype = clattn::DType::kF32};
+  const std::size_t elements = 2UL * 64 * 64 * 256;
+  const clattn::KVCache cache =
+      reshape_kv_cache(upload(*context_, queue_, std::vector<float>(elements, 3.0F)), spec,
+                       backend_, KVCacheLayout::kHND);
+  std::vector<float> image(elements, -1.0F);
+  const clattn::SwapSpace host = std::as_writable_bytes(std::span(image));
+  const std::vector<BlockPair> mapping = {{0, 0}};
+  swap_blocks(*context_, queue_, cache, host, mapping);
+  const std::size_t before = cases().size();
+  swap_blocks(*context_, queue_, host, cache, mapping);
+  queue_.finish();
+  const auto made = cases();
+  ASSERT_EQ(made.size(), before + 2);
+  for (std::size_t plane = 0; plane < 2; ++plane) {
+    EXPECT_EQ(values_of<float>(read_bytes(made[before + plane] / "src_cache.npy")),
+              std::vector<float>(elements / 2, 3.0F))
+        << "plane " << plane;
+  }
+}
+
 TEST_F(CaptureOfBlocks, AStepThatAdvances) {
   clattn::AdvanceStep step;
   step.num_seqs = 3;

@@ -101,6 +101,23 @@ TEST(RunCacheOps, QuantizedReshapeDividesByTheScales) {
   }
 }
 
+TEST(RunCacheOps, PackedCachesTakeHeadsOfWholeVectors) {
+  for (const std::size_t head_size : {8U, 24U}) {
+    const std::string size = std::to_string(head_size);
+    const std::string cache(512 * head_size, '\7');
+    const std::vector<float> rows = counted(head_size, 0);
+    CaseImage image;
+    image.json = R"({"op": "reshape_and_cache", "layout": "packed", "kv_cache_dtype": "fp8_e4m3"})";
+    for (const std::string name : {"key", "value"}) {
+      image.files[name + ".npy"] = npy_f32(rows, "(1, 1, " + size + ")");
+      image.files[name + "_cache.npy"] = npy_image("|u1", "(1, 512, 1, " + size + ")", cache);
+    }
+    image.files["slot_mapping.npy"] = npy_i64({5});
+    expect_refusal(CacheCase(image).result(), 2,
+                   "head_size is " + size + ", legal in an x-packed cache of fp8_e4m3");
+  }
+}
+
 TEST(RunCacheOps, MergeAttnStates) {
   const float inf = HUGE_VALF;
   const CacheCase run({R"({"op": "merge_attn_states"})",
