@@ -180,6 +180,19 @@ struct PackedKVCache {
   bool scales_per_head = false;
   std::int64_t key_offset = 0;    ///< elements before the keys; attention wants multiples of 8
   std::int64_t value_offset = 0;  ///< of the values, as key_offset
+
+  /// The element of `key` that holds (block, token, head, dim).
+  std::int64_t key_at(std::int64_t block, std::int64_t token, std::int64_t head,
+                      std::int64_t dim) const {
+    const auto x = static_cast<std::int64_t>(16 / element_size_bytes(dtype));
+    const std::int64_t vectors = (block * num_kv_heads + head) * (head_size / x) + dim / x;
+    return key_offset + (vectors * block_size + token) * x + dim % x;
+  }
+  /// And of `value`.
+  std::int64_t value_at(std::int64_t block, std::int64_t token, std::int64_t head,
+                        std::int64_t dim) const {
+    return value_offset + ((block * num_kv_heads + head) * head_size + dim) * block_size + token;
+  }
 };
 
 /// {2, num_blocks, block_size * num_kv_heads * head_size}: one allocation of all x-packed keys,

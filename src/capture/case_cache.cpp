@@ -31,15 +31,20 @@ std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages, std::int64_t
   return pages;
 }
 
+/// One of the two functions that say where a cache's elements lie.
+template <typename Cache>
+using ElementAt = std::int64_t (Cache::*)(std::int64_t block, std::int64_t token, std::int64_t head,
+                                          std::int64_t dim) const;
+
 /// Keys or values in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
-/// they are, zeros elsewhere. element_at(page, token, head, dim) says where elements lie in
-/// `memory`; the first and the last of a page are those of lowest and highest place.
-template <typename Cache, typename ElementAt>
+/// they are, zeros elsewhere. The first and the last element of a page are those of lowest and
+/// highest place in `memory`.
+template <typename Cache>
 NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
-                    const ElementAt& element_at, std::span<const std::int32_t> pages) {
+                    ElementAt<Cache> element_at, std::span<const std::int32_t> pages) {
   const std::size_t element = element_size_bytes(cache.dtype);
   const auto at = [&](std::int64_t page, std::int64_t token, std::int64_t head, std::int64_t dim) {
-    return size_of(element_at(page, token, head, dim)) * element;
+    return size_of((cache.*element_at)(page, token, head, dim)) * element;
   };
   const std::size_t page_bytes =
       size_of(cache.block_size) * size_of(cache.num_kv_heads) * size_of(cache.head_size) * element;
@@ -61,6 +66,14 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
     }
   }
   return array;
+}
+
+template <typename Cache>
+void add_pages(const CaseWriter& writer, const Queue& queue, const Cache& cache, cl_mem key,
+               cl_mem value, std::vector<std::int32_t> pages) {
+  pages = distinct(std::move(pages), cache.num_blocks);
+  writer.add("key_cache", read_pages(queue, cache, key, &Cache::key_at, pages));
+  writer.add("value_cache", read_pages(queue, cache, value, &Cache::value_at, pages));
 }
 
 std::string_view layout_of(const KVCache& cache) {
@@ -108,31 +121,12 @@ std::string number(float value) {
 
 void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
                std::vector<std::int32_t> pages) {
-  pages = distinct(std::move(pages), cache.num_blocks);
-  const cl_mem memory = cache.buffer.handle();
-  const auto key_at = [&](auto... place) { return cache.key_at(place...); };
-  const auto value_at = [&](auto... place) { return cache.value_at(place...); };
-  writer.add("key_cache", read_pages(queue, cache, memory, key_at, pages));
-  writer.add("value_cache", read_pages(queue, cache, memory, value_at, pages));
+  add_pages(writer, queue, cache, cache.buffer.handle(), cache.buffer.handle(), std::move(pages));
 }
 
-/// Keys lie as [block, head, dim / x, token, dim % x], values as [block, head, dim, token].
 void add_cache(const CaseWriter& writer, const Queue& queue, const PackedKVCache& cache,
                std::vector<std::int32_t> pages) {
-  pages = distinct(std::move(pages), cache.num_blocks);
-  const auto x = static_cast<std::int64_t>(16 / element_size_bytes(cache.dtype));
-  const std::int64_t heads = cache.num_kv_heads, dims = cache.head_size, tokens = cache.block_size;
-  const auto key_at = [&](std::int64_t page, std::int64_t token, std::int64_t head,
-                          std::int64_t dim) {
-    const std::int64_t pack = (page * heads + head) * (dims / x) + dim / x;
-    return cache.key_offset + (pack * tokens + token) * x + dim % x;
-  };
-  const auto value_at = [&](std::int64_t page, std::int64_t token, std::int64_t head,
-                            std::int64_t dim) {
-    return cache.value_offset + ((page * heads + head) * dims + dim) * tokens + token;
-  };
-  writer.add("key_cache", read_pages(queue, cache, cache.key, key_at, pages));
-  writer.add("value_cache", read_pages(queue, cache, cache.value, value_at, pages));
+  add_pages(writer, queue, cache, cache.key, cache.value, std::move(pages));
 }
 
 /// Latent rows stand without gaps: [num_blocks, block_size, kv_lora_rank + rope_dim].

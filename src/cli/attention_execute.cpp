@@ -196,12 +196,7 @@ KVCache upload_call_cache(const Context& context, const Queue& queue, const Atte
                           const AttentionBackend& backend, KVCacheLayout layout) {
   const AttentionConfig& config = call.config;
   if (config.contiguous_kv()) return {};
-  KVCache cache = make_cache(context, backend, layout,
-                             {.block_size = config.block_size,
-                              .num_kv_heads = config.num_kv_heads,
-                              .head_size = config.head_size,
-                              .dtype = config.cache_dtype()},
-                             call.num_blocks);
+  KVCache cache = make_cache(context, backend, layout, spec_of(config), call.num_blocks);
   if (call.num_blocks > 0) upload_cache(queue, cache, call.cache);
   set_scales(context, queue, call.scales, cache);
   return cache;

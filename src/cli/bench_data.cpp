@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cli/check_batches.hpp"
+#include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
 
 namespace clattn::cli {
@@ -52,11 +53,7 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
   const AttentionConfig config = shape.model.config();
   RotatingCache result;
   result.backend = &get_attn_backend(config, &device, options.backend);
-  const KVCacheSpec spec{.block_size = config.block_size,
-                         .num_kv_heads = config.num_kv_heads,
-                         .head_size = config.head_size,
-                         .dtype = config.cache_dtype(),
-                         .use_mla = config.use_mla};
+  const KVCacheSpec spec = spec_of(config);
   result.pages_per_set = count_pages(shape);
   const std::size_t set_bytes =
       static_cast<std::size_t>(result.pages_per_set) * spec.page_size_bytes();

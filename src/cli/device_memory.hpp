@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
 #include <cstddef>
@@ -12,6 +13,15 @@ namespace clattn::cli {
 
 /// NaN in f32, f16 and bf16 alike: what memory that must not be used is filled with.
 inline constexpr std::uint32_t kPoison = 0x7FC07FC0U;
+
+/// The pages that a layer of a configuration keeps its keys and values in.
+inline KVCacheSpec spec_of(const AttentionConfig& config) {
+  return {.block_size = config.block_size,
+          .num_kv_heads = config.num_kv_heads,
+          .head_size = config.head_size,
+          .dtype = config.cache_dtype(),
+          .use_mla = config.use_mla};
+}
 
 /// A device copy of host elements; an empty range still gets a buffer.
 template <typename T>

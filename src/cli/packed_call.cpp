@@ -13,26 +13,35 @@ std::size_t size_of(std::int64_t count) {
   return static_cast<std::size_t>(count);
 }
 
-/// The packed order, element by element: visit(logical byte, key byte, value byte). Keys lie as
-/// [block, head, d / x, token, d % x], values as [block, head, d, token].
+/// Of a cache's shape, without memory.
+PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks) {
+  PackedKVCache cache;
+  cache.dtype = config.cache_dtype();
+  cache.num_blocks = num_blocks;
+  cache.block_size = config.block_size;
+  cache.num_kv_heads = config.num_kv_heads;
+  cache.head_size = config.head_size;
+  return cache;
+}
+
+/// The packed order, element by element: visit(logical byte, key byte, value byte).
 template <typename Visit>
 void for_each_packed(const AttentionConfig& config, std::size_t size_bytes, Visit visit) {
   const std::size_t element = element_size_bytes(config.cache_dtype());
-  const std::size_t x = 16 / element;
-  const std::size_t heads = size_of(config.num_kv_heads), head_size = size_of(config.head_size);
-  const std::size_t block_size = size_of(config.block_size), row = heads * head_size;
-  if (head_size % x != 0) {
+  if (size_of(config.head_size) % (16 / element) != 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
-                    head_size, to_string(config.cache_dtype()), x));
+                    config.head_size, to_string(config.cache_dtype()), 16 / element));
   }
-  for (std::size_t i = 0; i < size_bytes / element; ++i) {
-    const std::size_t slot = i / row, d = i % head_size, token = slot % block_size;
-    const std::size_t plane = slot / block_size * heads + i % row / head_size;
-    const std::size_t key_at = ((plane * (head_size / x) + d / x) * block_size + token) * x + d % x;
-    const std::size_t value_at = (plane * head_size + d) * block_size + token;
-    visit(i * element, key_at * element, value_at * element);
+  const PackedKVCache order = packed_shape(config, 0);
+  const std::int64_t heads = config.num_kv_heads, dims = config.head_size;
+  const std::int64_t count = static_cast<std::int64_t>(size_bytes / element);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t slot = i / (heads * dims), head = i / dims % heads, dim = i % dims;
+    const std::int64_t block = slot / order.block_size, token = slot % order.block_size;
+    visit(size_of(i) * element, size_of(order.key_at(block, token, head, dim)) * element,
+          size_of(order.value_at(block, token, head, dim)) * element);
   }
 }
 
@@ -91,13 +100,9 @@ PackedMemory::PackedMemory(const Context& context, const Queue& queue,
   const LogicalCache packed = pack(config, logical);
   key = upload(context, queue, std::span<const std::byte>(packed.key));
   value = upload(context, queue, std::span<const std::byte>(packed.value));
+  cache = packed_shape(config, num_blocks);
   cache.key = key.handle();
   cache.value = value.handle();
-  cache.dtype = config.cache_dtype();
-  cache.num_blocks = num_blocks;
-  cache.block_size = config.block_size;
-  cache.num_kv_heads = config.num_kv_heads;
-  cache.head_size = config.head_size;
   if (scales.empty()) return;
   cache.scales = upload(context, queue, scales);
   cache.scales_per_head = scales.size() > 2;

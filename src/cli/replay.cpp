@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/device_memory.hpp"
 #include "cli/html_report.hpp"
 #include "cli/replay_options.hpp"
 #include "cli/replay_report.hpp"
@@ -71,10 +72,7 @@ void check_writable(const std::string& path) {
 
 /// Says with numbers what no device memory can hold, before host memory is spent on managing it.
 void check_cache_fits(const EngineConfig& config, const DeviceCapabilities& capabilities) {
-  const KVCacheSpec spec{.block_size = config.attention.block_size,
-                         .num_kv_heads = config.attention.num_kv_heads,
-                         .head_size = config.attention.head_size,
-                         .dtype = config.attention.cache_dtype()};
+  const KVCacheSpec spec = spec_of(config.attention);
   const std::uint64_t most = capabilities.max_alloc_bytes / spec.page_size_bytes();
   if (std::cmp_greater(config.limits.num_blocks, most)) {
     throw Error(ErrorCode::kUnsupported,

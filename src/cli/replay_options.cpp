@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/device_memory.hpp"
 #include "cli/models.hpp"
 #include "cli/scheduler.hpp"
 
@@ -53,11 +54,7 @@ constexpr std::uint64_t kGibibyte = std::uint64_t{1} << 30U;
 
 std::size_t block_bytes(const ReplayOptions& options) {
   const AttentionConfig config = options.attention();
-  const KVCacheSpec spec{.block_size = config.block_size,
-                         .num_kv_heads = config.num_kv_heads,
-                         .head_size = config.head_size,
-                         .dtype = config.cache_dtype()};
-  return spec.page_size_bytes();
+  return spec_of(config).page_size_bytes();
 }
 
 }  // namespace

@@ -125,12 +125,7 @@ LogicalCache write(const Context& context, const WriteCase& given, nlohmann::jso
   const KVCacheLayout layout =
       choose_layout(backend, layout_on(context, given.layout), config, &context.capabilities());
   const Queue queue = context.create_queue(QueueProfiling::kOn);
-  KVCache cache = make_cache(context, backend, layout,
-                             {.block_size = config.block_size,
-                              .num_kv_heads = config.num_kv_heads,
-                              .head_size = config.head_size,
-                              .dtype = config.cache_dtype()},
-                             given.shape[0]);
+  KVCache cache = make_cache(context, backend, layout, spec_of(config), given.shape[0]);
   set_scales(context, queue, given.scales, cache);
   LogicalCache stored = given.cache;
   Event event;

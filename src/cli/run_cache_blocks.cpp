@@ -89,12 +89,7 @@ LogicalCache copy(const Context& context, const CopyCase& given, Event& event) {
   const AttentionBackend& backend = backend_named(given.backend);
   const KVCacheLayout layout =
       choose_layout(backend, layout_on(context, given.layout), config, &context.capabilities());
-  KVCache cache = make_cache(context, backend, layout,
-                             {.block_size = config.block_size,
-                              .num_kv_heads = config.num_kv_heads,
-                              .head_size = config.head_size,
-                              .dtype = config.cache_dtype()},
-                             given.shape[0]);
+  KVCache cache = make_cache(context, backend, layout, spec_of(config), given.shape[0]);
   cache.num_blocks = given.shape[0];
   upload_cache(queue, cache, given.cache);
   copy_blocks(context, queue, std::span<const KVCache>(&cache, 1), given.mapping, &event);

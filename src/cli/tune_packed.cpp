@@ -90,17 +90,6 @@ class PackedWorkload final : public Workload {
   std::size_t heads() const { return static_cast<std::size_t>(config_.num_heads); }
   std::size_t width() const { return static_cast<std::size_t>(config_.head_size); }
 
-  /// Where the packed order has a token of a page's head (a plane): keys [block, head, d / x,
-  /// token, d % x], values [block, head, d, token].
-  std::size_t key_at(std::size_t plane, std::size_t token, std::size_t d) const {
-    const std::size_t x = 16 / element_size_bytes(config_.cache_dtype());
-    const auto tokens = static_cast<std::size_t>(config_.block_size);
-    return ((plane * (width() / x) + d / x) * tokens + token) * x + d % x;
-  }
-  std::size_t value_at(std::size_t plane, std::size_t token, std::size_t d) const {
-    return (plane * width() + d) * static_cast<std::size_t>(config_.block_size) + token;
-  }
-
   Deviation verify_head(std::size_t request, std::size_t head) const {
     const std::int32_t keys = shape_.requests[request].seq_len;
     oracle::AttentionCase call;
@@ -112,16 +101,16 @@ class PackedWorkload final : public Workload {
     call.max_blocks = keys;
     const std::size_t row = (request * heads() + head) * width();
     for (std::size_t d = 0; d < width(); ++d) call.query.push_back(q_.at(row + d));
-    const std::size_t kv_head = head * static_cast<std::size_t>(config_.num_kv_heads) / heads();
+    const auto kv_head =
+        static_cast<std::int64_t>(head * static_cast<std::size_t>(config_.num_kv_heads) / heads());
+    const auto at = [](std::int64_t element) { return static_cast<std::size_t>(element); };
     for (std::int32_t position = 0; position < keys; ++position) {
       call.block_table.push_back(position);
-      const auto slot = static_cast<std::size_t>(batch_.slot(request, position - keys + 1));
-      const auto tokens = static_cast<std::size_t>(config_.block_size);
-      const std::size_t plane =
-          slot / tokens * static_cast<std::size_t>(config_.num_kv_heads) + kv_head;
-      for (std::size_t d = 0; d < width(); ++d) {
-        call.key_cache.push_back(kv_.at(key_at(plane, slot % tokens, d)));
-        call.value_cache.push_back(kv_.at(value_at(plane, slot % tokens, d)));
+      const std::int64_t slot = batch_.slot(request, position - keys + 1);
+      const std::int64_t block = slot / config_.block_size, token = slot % config_.block_size;
+      for (std::int64_t dim = 0; dim < config_.head_size; ++dim) {
+        call.key_cache.push_back(kv_.at(at(cache_.key_at(block, token, kv_head, dim))));
+        call.value_cache.push_back(kv_.at(at(cache_.value_at(block, token, kv_head, dim))));
       }
     }
     std::vector<std::byte> got(width() * element_size_bytes(config_.dtype));

@@ -68,6 +68,18 @@ void check_slots(const SlotSource& slots) {
   }
 }
 
+void capture_write(const KernelShape& shape, cl_command_queue queue, TensorRef key, TensorRef value,
+                   CapturedCache cache, const SlotSource& slots) {
+  capture_cache_write({.queue = queue,
+                       .key = key,
+                       .value = value,
+                       .dtype = shape.dtype,
+                       .cache = cache,
+                       .slot_mapping = slots.buffer,
+                       .slot_offset_bytes = slots.offset_bytes,
+                       .num_tokens = slots.num_tokens});
+}
+
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name) {
   if (tensor.buffer == nullptr) throw_invalid("{}: no buffer", name);
@@ -99,16 +111,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
   check_slots(slots);
   check_key_order(cache, kernel.variant->family);
   const WriteEnd end = write_end(cache, slots);
-  if (capturing()) {
-    capture_cache_write({.queue = queue,
-                         .key = key,
-                         .value = value,
-                         .dtype = shape.dtype,
-                         .cache = &cache,
-                         .slot_mapping = slots.buffer,
-                         .slot_offset_bytes = slots.offset_bytes,
-                         .num_tokens = slots.num_tokens});
-  }
+  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value)
       .arg(cache.buffer.handle())
@@ -127,16 +130,7 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
   const WriteEnd end = write_end(cache, slots);
-  if (capturing()) {
-    capture_cache_write({.queue = queue,
-                         .key = key,
-                         .value = value,
-                         .dtype = shape.dtype,
-                         .cache = &cache,
-                         .slot_mapping = slots.buffer,
-                         .slot_offset_bytes = slots.offset_bytes,
-                         .num_tokens = slots.num_tokens});
-  }
+  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value)
       .arg(cache.key)
