@@ -197,6 +197,10 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
     case Operands::k16Bit:
       return queries && (same || element_size_bytes(shape.cache_dtype) == 1);
     case Operands::kWarpgroup:
+      if (shape.form == CacheForm::kLatent) {
+        return queries && same && shape.rope_dim == 64 &&
+               (shape.head_size == 256 || shape.head_size == 512);
+      }
       // Local memory holds two tiles each of keys and values.
       constexpr std::int32_t kTileElements = 128 * 128;
       return queries && same && shape.head_size >= 64 &&

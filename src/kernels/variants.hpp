@@ -28,7 +28,7 @@ enum class Operands : std::uint8_t {
   kAny,
   k16Bit,      ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
   kWarpgroup,  ///< matrix units of warpgroups: 16-bit queries, a cache of their type, heads of 64,
-               ///< 128 or 256
+               ///< 128 or 256, or latent rows of 256 + 64 or 512 + 64
 };
 
 /// One row of variants.inc.
@@ -114,6 +114,7 @@ inline bool joins_splits(const Variant& variant) {
 
 /// Work-groups that a compute unit runs at once; 0 where it is not known.
 inline std::int32_t resident_groups(const Variant& variant) {
+  if (variant.file == "mla_wgmma.cl") return 1;  // its tiles fill the local memory
   return variant.file == "decode_mma.cl" ? 2 : 0;
 }
 

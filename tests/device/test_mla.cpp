@@ -35,6 +35,7 @@ constexpr std::int64_t kInfiniteElement = 3;  ///< a latent one
 
 struct Outcome : step_test::Launches {
   std::vector<double> out, lse;
+  bool rounds_weights = false;
 };
 
 std::string describe(const Case& c) {
@@ -102,7 +103,8 @@ Elements make_query(const Case& c, const Layout& layout, oracle::AttentionCase& 
 /// Compares with the oracle, whose rows are cut to their latent part. Rows with a logit of +inf or
 /// NaN have no right answer; in the others a NaN of the oracle must be one.
 void expect_truth(const Case& c, const oracle::AttentionCase& truth, const Outcome& outcome) {
-  const oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
+  oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
+  if (outcome.rounds_weights) want.add_weight_rounding();
   const std::size_t width = index(truth.head_size), rank = index(c.config.kv_lora_rank);
   std::vector<double> got = outcome.out, got_lse = outcome.lse, want_lse = want.lse;
   std::vector<double> want_out(got.size(), 0.0), bound(got.size(), 0.0);
@@ -160,27 +162,44 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   impl->forward(queue, {q.handle(), 0, stride}, cache, metadata,
                 {out.buffer.handle(), FencedOutput::kGuard}, lse.buffer.handle(), nullptr,
                 &launches);
-  const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue)};
+  const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue),
+                        step_test::rounds_weights(impl->kernels())};
 
   expect_truth(c, truth, outcome);
   return outcome;
 }
 
+/// The latent row of cases that say nothing of it.
+struct LatentRow {
+  std::int32_t rank, rope;
+};
+constexpr LatentRow kSmallRow{64, 16};
+constexpr LatentRow kTiledRow{256, 64};  ///< one that matrix units take, where there are any
+
 Case small_case(DType dtype = DType::kF16) {
   Case c;
   c.config.num_heads = 16;
-  c.config.kv_lora_rank = 64;
-  c.config.rope_dim = 16;
+  c.config.kv_lora_rank = kSmallRow.rank;
+  c.config.rope_dim = kSmallRow.rope;
   c.config.block_size = 16;
   c.config.dtype = dtype;
   c.requests = {{1, 40}, {0, 0}, {1, 0}, {4, 30}, {16, 9}, {0, 20}, {1, 200}};
   return c;
 }
 
-class MLA : public testing::TestWithParam<KernelFamily> {
+struct Kernels {
+  KernelFamily family;
+  LatentRow row;
+};
+
+class MLA : public testing::TestWithParam<Kernels> {
  protected:
   std::vector<Outcome> check(Case c) {
-    c.config.kernel_family = GetParam();
+    c.config.kernel_family = GetParam().family;
+    if (c.config.kv_lora_rank == kSmallRow.rank) {
+      c.config.kv_lora_rank = GetParam().row.rank;
+      c.config.rope_dim = GetParam().row.rope;
+    }
     return step_test::on_able_devices(
         [&](const auto* device) { return clattn::validate_mla_configuration(c.config, device); },
         [&](const auto& context) { return run(context, c); });
@@ -310,8 +329,14 @@ TEST_P(MLA, BitsDoNotDependOnTheRestOfTheBatch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, MLA, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
-                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
+std::string kernels_name(const testing::TestParamInfo<Kernels>& tested) {
+  return fmt::format("{}_{}", to_string(tested.param.family), tested.param.row.rank);
+}
+INSTANTIATE_TEST_SUITE_P(Families, MLA,
+                         testing::Values(Kernels{KernelFamily::kAuto, kSmallRow},
+                                         Kernels{KernelFamily::kAuto, kTiledRow},
+                                         Kernels{KernelFamily::kGpu, kSmallRow}),
+                         kernels_name);
 
 /// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
 TEST(Tiny, LatentRows) {

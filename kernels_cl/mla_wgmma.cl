@@ -1,0 +1,421 @@
+/* Latent decode (MLA) on NVIDIA's compute capability 9.0: many heads against one latent row a key,
+   by warpgroup products. Same meaning as mla_decode_gpu.cl, without options.
+
+     out[r, :] = sum_p softmax_p(scale * <q[r, :], c[p, :]>) c[p, 0 ... HEAD_DIM)
+                 p: the keys that row r sees; c[p, :] has KEY_DIM = HEAD_DIM + ROPE_DIM elements
+
+   A work-group goes through the tasks (a work item for one chunk of heads) that lie num_groups
+   apart: 64 rows (query token, head) against tiles of 64 keys, which are both keys and values. Two
+   warpgroups multiply, a third one copies queries and tiles:
+
+     the first                                 the second
+     S = Q C^T, P = 2^(S - max)
+     hands P and the factors of O over
+     O[:, front half] += P C[:, front half]    O[:, back half] += P C[:, back half]
+     S of the next tile, begun meanwhile
+
+   The sums of 64 rows and 512 dims are half a multiprocessor's registers, so that neither warpgroup
+   could hold them alone. A lane of the second one owns the same rows as its lane of the first, so
+   that weights change hands in the order in which lanes hold them.
+
+   Bytes and operations of a tile at 512 + 64: 72 KiB from the cache, 4.5 M multiply-adds, at best
+   2 176 cycles of products, 4 096 exponentials. Groups of rows that share an item's keys stand next
+   to each other in launch order, so that the second one finds them in the last cache.
+
+   macro                unit        legal values
+   CLA_HEAD_DIM         elements    256, 512
+   CLA_ROPE_DIM         elements    64
+   CLA_GROUP            heads       query heads, >= 1
+   CLA_HEADS_PER_ITEM   heads       1 ... 64
+   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
+   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
+   CLA_KV_DTYPE         -           CLA_Q_DTYPE: cache
+   CLA_PAGE_SIZE        tokens      >= 1
+   CLA_BLOCK_ROWS       rows        64
+   CLA_BLOCK_KV         keys        64
+   CLA_WG_SIZE          work-items  384
+
+   Local memory: 192 * KEY_DIM * 2 B and 9.1 KiB beside, 225.1 KiB at 512 + 64. Launch: up to
+   num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
+#include "lib/latent.clh"
+#include "lib/wgmma.clh"
+
+#define CLA_DIM_COLUMNS (CLA_HEAD_DIM / 2 / 8) /* of 8 dims, of a warpgroup */
+#define CLA_QUERY_DIM CLA_KEY_DIM
+#define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
+#define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
+#include "lib/mma_tiles.clh"
+
+#if CLA_KV_DTYPE != CLA_Q_DTYPE
+#error "mla_wgmma.cl: the cache must hold the queries' type"
+#endif
+#if CLA_BLOCK_ROWS != 64 || CLA_BLOCK_KV != 64 || CLA_WG_SIZE != 3 * CLA_WARPGROUP
+#error "mla_wgmma.cl: the tile is 64 rows, 64 keys, 384 work-items"
+#endif
+#if CLA_ROPE_DIM != 64
+#error "CLA_ROPE_DIM must be 64"
+#endif
+#if CLA_HEAD_DIM == 256
+#define cla_wgmma_values cla_wgmma_values_n128
+#elif CLA_HEAD_DIM == 512
+#define cla_wgmma_values cla_wgmma_values_n256
+#else
+#error "CLA_HEAD_DIM must be 256 or 512"
+#endif
+
+/* Whether some row does not see some key of a tile. */
+#define CLA_PARTLY_SEEN(tile) ((tile) < common.begin || (tile) + CLA_BLOCK_KV > common.end)
+
+/* Where tiles of keys end: there is one, all masked, also where no row sees a key. */
+#define CLA_TILES_END(keys) max((keys).end, (keys).begin + 1)
+
+#define CLA_STAGES 2 /* tiles on their way or in use */
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
+#define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
+
+/* The stage of a tile, and the parity of the phase that brings it. */
+typedef struct ClaTurn {
+  uint stage, parity;
+} ClaTurn;
+static inline ClaTurn cla_next_turn(ClaTurn turn, uint num_stages) {
+  turn.stage = turn.stage + 1 == num_stages ? 0 : turn.stage + 1;
+  turn.parity ^= turn.stage == 0;
+  return turn;
+}
+
+/* Waits until a tile has come to its stage. */
+static inline void cla_await_tile(__local ulong* full, ClaTurn turn) {
+  cla_barrier_await(full + turn.stage, turn.parity);
+  cla_fence_for_products();
+}
+
+#define CLA_LANE_KEYS 4 /* of a tile, of each of which a lane copies every eighth unit */
+#define CLA_LANE_KEY(i) (warp * 16 + 4 * (i) + lane / 8)
+
+/* Pages of the own keys in the tile at `tile`; 0 where there is none. */
+static inline void cla_find_pages(int* page, __global const int* pages, int tile, int end,
+                                  uint warp, uint lane) {
+#pragma unroll
+  for (uint i = 0; i < CLA_LANE_KEYS; ++i) {
+    const int position = tile + (int)CLA_LANE_KEY(i);
+    page[i] = position < end ? cla_page_of(pages, (uint)position) : 0;
+  }
+}
+
+/* Starts to copy the own part of a tile; keys from `end` on become zeros. */
+static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T* cache,
+                                  const int* page, int tile, int end, uint warp, uint lane) {
+#pragma unroll
+  for (uint i = 0; i < CLA_LANE_KEYS; ++i) {
+    const uint key = CLA_LANE_KEY(i);
+    const uint position = (uint)tile + key;
+    const long row = (long)page[i] * CLA_PAGE_SIZE + (long)(position % CLA_PAGE_SIZE);
+    __global const CLA_KV_T* from = cache + row * CLA_KEY_DIM + 8 * (lane % 8);
+    __local uint4* to = k_tile + CLA_TILE_UNIT(key, lane % 8);
+#pragma unroll
+    for (uint block = 0; block < CLA_KEY_DIM / 64; ++block)
+      cla_copy_async(to + block * CLA_BLOCK_KV * 8, from + block * 64, (int)position < end);
+  }
+}
+
+/* S = Q C^T, started. */
+static inline void cla_start_qk(float* scores, uint q_tile, uint k_tile) {
+  q_tile = cla_shuffle_from(q_tile, 0);
+  k_tile = cla_shuffle_from(k_tile, 0);
+  cla_wgmma_fence();
+  cla_wgmma_first_n64(scores, q_tile, k_tile);
+#pragma unroll
+  for (uint step = 1; step < CLA_KEY_DIM / 16; ++step)
+    cla_wgmma_next_n64(scores, q_tile + CLA_NEXT_COLUMNS(step, CLA_BLOCK_ROWS),
+                       k_tile + CLA_NEXT_COLUMNS(step, CLA_BLOCK_KV));
+  cla_wgmma_commit();
+}
+
+/* The own half of O += P C, started. */
+static inline void cla_start_pv(float* sums, const uint4* weights, uint v_tile) {
+  v_tile = cla_shuffle_from(v_tile, 0);
+  cla_wgmma_fence();
+#pragma unroll
+  for (uint step = 0; step < CLA_KEY_STEPS; ++step)
+    cla_wgmma_values(sums, weights[step], v_tile + CLA_NEXT_ROWS(step));
+  cla_wgmma_commit();
+}
+
+/* Keeps the compiler from giving their registers to others while a product may still read them. */
+static inline void cla_pin_weights(uint4* weights) {
+#pragma unroll
+  for (uint s = 0; s < CLA_KEY_STEPS; ++s)
+    asm volatile(""
+                 : "+r"(weights[s].x), "+r"(weights[s].y), "+r"(weights[s].z), "+r"(weights[s].w));
+}
+
+/* Keeps the compiler from working out before the loop what depends on a value: the registers hold
+   sums there. */
+static inline uint cla_not_ahead(uint value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+/* Whether the own half of a tile holds values that must not meet a row that does not see them:
+   keys that every row sees may hold anything; those beyond the last one are zeros. */
+static inline int cla_values_overflow(__local const uint4* v_tile, int tile, ClaRange keys,
+                                      ClaRange common, uint lid, uint name) {
+  int any = 0;
+  for (int key = (int)(lid / CLA_DIM_COLUMNS); key < min(keys.end - tile, CLA_BLOCK_KV);
+       key += CLA_WARPGROUP / CLA_DIM_COLUMNS) {
+    if (!cla_in_range(tile + key, common.begin, common.end))
+      any |= cla_unit_overflows(v_tile[CLA_TILE_UNIT((uint)key, lid % CLA_DIM_COLUMNS)]);
+  }
+  return cla_warpgroup_any(name, any);
+}
+
+/* What the first warpgroup hands to the second: 16 bytes a lane and step, and two factors a lane.
+ */
+typedef struct ClaHandover {
+  __local uint4* words; /* [KEY_STEPS][WARPGROUP] */
+  __local float2* factors;
+  __local ulong *full, *empty;
+} ClaHandover;
+
+static inline void cla_hand_over(ClaHandover to, ClaTurn* turn, const uint4* words, uint num_words,
+                                 float2 factors, uint lid) {
+  cla_barrier_await(to.empty, turn->parity ^ 1);
+#pragma unroll
+  for (uint i = 0; i < num_words; ++i) to.words[i * CLA_WARPGROUP + lid] = words[i];
+  to.factors[lid] = factors;
+  cla_warp_barrier(); /* handed over -> told */
+  if (lid % 32 == 0) cla_barrier_arrive(to.full);
+  *turn = cla_next_turn(*turn, 1);
+}
+
+static inline float2 cla_take_over(ClaHandover from, ClaTurn* turn, uint4* words, uint num_words,
+                                   uint lid) {
+  cla_barrier_await(from.full, turn->parity);
+#pragma unroll
+  for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
+  const float2 factors = from.factors[lid];
+  cla_warp_barrier(); /* taken over -> told */
+  if (lid % 32 == 0) cla_barrier_arrive(from.empty);
+  *turn = cla_next_turn(*turn, 1);
+  return factors;
+}
+
+/* A tile's products become weights. Gives what the sums so far are to be multiplied by. */
+static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaRowState* state,
+                                      const ClaRow* rows, const ClaOptions* opt, float scale,
+                                      int first_key, int masked) {
+  const float2 factors = masked ? cla_weigh_fragment(scores, state, rows, opt, scale, first_key, 1)
+                                : cla_weigh_fragment(scores, state, rows, opt, scale, first_key, 0);
+#pragma unroll
+  for (uint step = 0; step < CLA_KEY_STEPS; ++step) weights[step] = cla_pack_weights(scores, step);
+  return factors;
+}
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_wgmma(
+    __global const int* restrict meta,       /* items at items_at, page ids at pages_at */
+    int items_at,                            /* ints, a multiple of 8 */
+    int num_items,                           /* the launch says it too */
+    int pages_at,                            /* ints */
+    __global const CLA_Q_T* restrict q,      /* [tokens, num_heads, KEY_DIM] */
+    long q_offset,                           /* elements */
+    long q_token_stride,                     /* elements */
+    __global const CLA_KV_T* restrict cache, /* [pages, PAGE_SIZE, KEY_DIM] */
+    __global CLA_Q_T* restrict out,          /* [tokens, num_heads, HEAD_DIM] */
+    long out_offset,                         /* elements */
+    long out_token_stride,                   /* elements */
+    __global float* restrict lse,            /* [tokens, num_heads], natural log; if write_lse */
+    __global float* restrict partial_out,    /* [partial rows, num_heads, HEAD_DIM] */
+    __global float* restrict partial_lse2,   /* [partial rows, num_heads], log2 */
+    int num_kv_heads,                        /* 1 */
+    float scale_log2e,                       /* softmax scale * log2(e) */
+    int causal,                              /* 0 or 1 */
+    int write_lse CLA_OPTION_PARAMS) {       /* 0 or 1 */
+  __local uint4 q_tile[CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
+  __local float2 row_factors[CLA_WARPGROUP];
+  __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
+  __local ulong full_words[1], empty_words[1];
+
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const uint thread = (uint)get_local_id(0);
+  const uint lane = thread % 32;
+  const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
+  const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
+  const uint lid = thread % CLA_WARPGROUP;
+  const uint num_tasks = (uint)num_items * CLA_HEAD_CHUNKS;
+
+  if (thread == 0) {
+    cla_barrier_init(full_q, CLA_WARPGROUP);
+    cla_barrier_init(empty_q, 8);
+    cla_barrier_init(full_words, 4);
+    cla_barrier_init(empty_words, 4);
+    for (uint s = 0; s < CLA_STAGES; ++s) {
+      cla_barrier_init(full_k + s, CLA_WARPGROUP);
+      cla_barrier_init(empty_k + s, 8);
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
+
+  if (group == 2) {
+    CLA_KEEP_REGISTERS(40);
+    const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
+    ClaTurn turn = {0, 1}, query_turn = {0, 1};
+    for (uint number = (uint)get_group_id(0); number < num_tasks;
+         number += (uint)get_num_groups(0)) {
+      const ClaTask task = cla_task_of(meta, items_at, 1, number);
+      const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+      __global const int* pages = meta + pages_at + task.item.pages_at;
+      int page[CLA_LANE_KEYS];
+      cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
+      cla_barrier_await(empty_q, query_turn.parity);
+      if (cla_start_queries(q_tile, &task, team, q, q_offset, q_token_stride, scale_log2e)) {
+        cla_barrier_arrive_after_copies(full_q);
+      } else {
+        cla_fence_for_products();
+        cla_barrier_arrive(full_q);
+      }
+      query_turn = cla_next_turn(query_turn, 1);
+      for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
+        int next_page[CLA_LANE_KEYS];
+        cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
+        cla_barrier_await(empty_k + turn.stage, turn.parity);
+        cla_start_keys(k_tiles + turn.stage * CLA_TILE_UNITS, cache, page, tile, keys.end, warp,
+                       lane);
+        cla_barrier_arrive_after_copies(full_k + turn.stage);
+        turn = cla_next_turn(turn, CLA_STAGES);
+#pragma unroll
+        for (uint i = 0; i < CLA_LANE_KEYS; ++i) page[i] = next_page[i];
+      }
+    }
+    cla_await_copies();
+    return;
+  }
+
+  CLA_TAKE_REGISTERS(232);
+  const uint own_row = warp * 16 + lane / 4; /* and the one 8 further on */
+  const uint name = 1 + group;
+  const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
+  const ClaHandover handover = {words, row_factors, full_words, empty_words};
+  const uint own_dim = group * (CLA_HEAD_DIM / 2);
+  __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
+  __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
+  const ClaSideResults side = {partial_out + own_dim, partial_lse2,
+                               write_lse && group == 0 ? lse : 0};
+  const int lane_key = (int)(2 * (lane % 4));
+  const float scale = fabs(scale_log2e);
+  const uint q_desc = cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS);
+  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
+  const uint v_desc = cla_tile_descriptor(own_v, CLA_BLOCK_KV);
+  ClaTurn turn = {0, 0}, query_turn = {0, 0}, hand_turn = {0, 0};
+  for (uint number = (uint)get_group_id(0); number < num_tasks; number += (uint)get_num_groups(0)) {
+    const ClaTask task = cla_task_of(meta, items_at, 1, number);
+    const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+    const ClaRange common = cla_common_keys(&opt, &task.item, causal);
+    ClaRow rows[2];
+    ClaRowState state[2];
+    float sums[CLA_DIM_COLUMNS * 4];
+    uint4 weights[CLA_KEY_STEPS];
+#pragma unroll
+    for (uint h = 0; h < 2; ++h) {
+      rows[h] = cla_row(&opt, &task, own_row + 8 * h, causal);
+      state[h].base = CLA_NEG_BIG;
+      state[h].sum = 0.0f;
+    }
+#pragma unroll
+    for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+    cla_await_tile(full_q, query_turn);
+
+    const int tiles_end = CLA_TILES_END(keys);
+    int tile = keys.begin;
+    if (group == 0) {
+      do { /* once, but for what is added by hand */
+        float scores[CLA_KEY_COLUMNS * 4];
+        int masked = CLA_PARTLY_SEEN(tile);
+        int by_hand;
+        cla_await_tile(full_k, turn);
+        cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
+        cla_wgmma_await_all();
+        CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+        float2 factors =
+            cla_weigh_scores(scores, weights, state, rows, &opt, scale, tile + lane_key, masked);
+        cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
+        cla_rescale_fragment(sums, factors);
+        for (;;) {
+          tile += CLA_BLOCK_KV;
+          by_hand = masked && cla_values_overflow(own_v + turn.stage * CLA_TILE_UNITS,
+                                                  tile - CLA_BLOCK_KV, keys, common, lid, name);
+          if (by_hand || tile >= tiles_end) break;
+          const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
+          masked = CLA_PARTLY_SEEN(tile);
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_await_tile(full_k, next);
+          cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all_but_1();
+          cla_pin_weights(weights); /* read until now */
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+          if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+          cla_wgmma_await_all();
+          CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+          factors =
+              cla_weigh_scores(scores, weights, state, rows, &opt, scale, tile + lane_key, masked);
+          cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
+          cla_rescale_fragment(sums, factors);
+          turn = next;
+        }
+        if (by_hand) {
+          cla_add_seen_values(sums, weights, rows, own_v + turn.stage * CLA_TILE_UNITS,
+                              tile - CLA_BLOCK_KV, lane);
+          cla_warp_barrier(); /* values read -> told to be empty */
+        } else {
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all();
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        }
+        if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+        turn = cla_next_turn(turn, CLA_STAGES);
+      } while (tile < tiles_end);
+      const uint4 ends =
+          as_uint4((float4)(state[0].base, state[0].sum, state[1].base, state[1].sum));
+      cla_hand_over(handover, &hand_turn, &ends, 1, (float2)(1.0f), lid);
+    } else {
+      do {
+        __local const uint4* v_tile = own_v + turn.stage * CLA_TILE_UNITS;
+        cla_await_tile(full_k, turn);
+        cla_rescale_fragment(sums,
+                             cla_take_over(handover, &hand_turn, weights, CLA_KEY_STEPS, lid));
+        if (CLA_PARTLY_SEEN(tile) && cla_values_overflow(v_tile, tile, keys, common, lid, name)) {
+          cla_add_seen_values(sums, weights, rows, v_tile, tile, lane);
+          cla_warp_barrier(); /* values read -> told to be empty */
+        } else {
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all();
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        }
+        if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+        turn = cla_next_turn(turn, CLA_STAGES);
+        tile += CLA_BLOCK_KV;
+      } while (tile < tiles_end);
+      uint4 ends;
+      cla_take_over(handover, &hand_turn, &ends, 1, lid);
+      state[0].base = as_float(ends.x);
+      state[0].sum = as_float(ends.y);
+      state[1].base = as_float(ends.z);
+      state[1].sum = as_float(ends.w);
+    }
+
+    const uint finished_row = cla_not_ahead(own_row);
+#pragma unroll
+    for (uint h = 0; h < 2; ++h)
+      cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, own_q, finished_row + 8 * h, state[h],
+                     sums + 2 * h, lane);
+    if (task.item.partial_row < 0) {
+      cla_warpgroup_barrier(name); /* results staged -> stored */
+      cla_store_results(own_q, &task, team, out, out_offset + own_dim, out_token_stride);
+    }
+    cla_fence_for_products(); /* what was staged -> the next queries */
+    cla_warp_barrier();
+    if (lane == 0) cla_barrier_arrive(empty_q);
+    query_turn = cla_next_turn(query_turn, 1);
+  }
+}
