@@ -35,8 +35,8 @@
    CLA_BLOCK_KV         keys        64
    CLA_WG_SIZE          work-items  384
 
-   Local memory: 192 * KEY_DIM * 2 B and 9.1 KiB beside, 225.1 KiB at 512 + 64. Launch: up to
-   num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
+   Local memory: 192 * KEY_DIM * 2 B and 8.3 KiB beside, 225.3 KiB with what aligns them, at 512
+   + 64. Launch: up to num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
 #include "lib/latent.clh"
 #include "lib/wgmma.clh"
 
@@ -169,11 +169,10 @@ static inline int cla_values_overflow(__local const uint4* v_tile, int tile, Cla
   return cla_warpgroup_any(name, any);
 }
 
-/* What the first warpgroup hands to the second: 16 bytes a lane and step, and two factors a lane.
- */
+/* What the first warpgroup hands to the second: words of a lane, and a factor of each row. */
 typedef struct ClaHandover {
-  __local uint4* words; /* [KEY_STEPS][WARPGROUP] */
-  __local float2* factors;
+  __local uint4* words;   /* [KEY_STEPS][WARPGROUP] */
+  __local float* factors; /* of the lane's first row; the other one is 8 further on */
   __local ulong *full, *empty;
 } ClaHandover;
 
@@ -182,7 +181,10 @@ static inline void cla_hand_over(ClaHandover to, ClaTurn* turn, const uint4* wor
   cla_barrier_await(to.empty, turn->parity ^ 1);
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) to.words[i * CLA_WARPGROUP + lid] = words[i];
-  to.factors[lid] = factors;
+  if (lid % 4 == 0) {
+    to.factors[0] = factors.x;
+    to.factors[8] = factors.y;
+  }
   cla_warp_barrier(); /* handed over -> told */
   if (lid % 32 == 0) cla_barrier_arrive(to.full);
   *turn = cla_next_turn(*turn, 1);
@@ -193,7 +195,7 @@ static inline float2 cla_take_over(ClaHandover from, ClaTurn* turn, uint4* words
   cla_barrier_await(from.full, turn->parity);
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
-  const float2 factors = from.factors[lid];
+  const float2 factors = (float2)(from.factors[0], from.factors[8]);
   cla_warp_barrier(); /* taken over -> told */
   if (lid % 32 == 0) cla_barrier_arrive(from.empty);
   *turn = cla_next_turn(*turn, 1);
@@ -233,7 +235,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   __local uint4 q_tile[CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
-  __local float2 row_factors[CLA_WARPGROUP];
+  __local float row_factors[CLA_BLOCK_ROWS];
   __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
   __local ulong full_words[1], empty_words[1];
 
@@ -296,7 +298,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   const uint own_row = warp * 16 + lane / 4; /* and the one 8 further on */
   const uint name = 1 + group;
   const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
-  const ClaHandover handover = {words, row_factors, full_words, empty_words};
+  const ClaHandover handover = {words, row_factors + own_row, full_words, empty_words};
   const uint own_dim = group * (CLA_HEAD_DIM / 2);
   __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
   __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
