@@ -89,15 +89,24 @@ static inline void cla_await_tile(__local ulong* full, ClaTurn turn) {
   cla_fence_for_products();
 }
 
-#define CLA_LANE_KEYS 4 /* of a tile, of each of which a lane copies every eighth unit */
-#define CLA_LANE_KEY(i) (warp * 16 + 4 * (i) + lane / 8)
+#define CLA_LANE_ROWS 4 /* of a tile, of each of which a lane copies every eighth unit */
+#define CLA_LANE_ROW(i) (warp * 16 + 4 * (i) + lane / 8)
+
+/* Starts to copy the lane's units of a row; zeros where `wanted` is 0. */
+static inline void cla_start_row(__local uint4* tile, uint row, __global const CLA_KV_T* from,
+                                 int wanted, uint lane) {
+  __local uint4* to = tile + CLA_TILE_UNIT(row, lane % 8);
+#pragma unroll
+  for (uint block = 0; block < CLA_KEY_DIM / 64; ++block)
+    cla_copy_async(to + block * 64 * 8, from + block * 64 + 8 * (lane % 8), wanted);
+}
 
 /* Pages of the own keys in the tile at `tile`; 0 where there is none. */
 static inline void cla_find_pages(int* page, __global const int* pages, int tile, int end,
                                   uint warp, uint lane) {
 #pragma unroll
-  for (uint i = 0; i < CLA_LANE_KEYS; ++i) {
-    const int position = tile + (int)CLA_LANE_KEY(i);
+  for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
+    const int position = tile + (int)CLA_LANE_ROW(i);
     page[i] = position < end ? cla_page_of(pages, (uint)position) : 0;
   }
 }
@@ -106,15 +115,48 @@ static inline void cla_find_pages(int* page, __global const int* pages, int tile
 static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T* cache,
                                   const int* page, int tile, int end, uint warp, uint lane) {
 #pragma unroll
-  for (uint i = 0; i < CLA_LANE_KEYS; ++i) {
-    const uint key = CLA_LANE_KEY(i);
-    const uint position = (uint)tile + key;
-    const long row = (long)page[i] * CLA_PAGE_SIZE + (long)(position % CLA_PAGE_SIZE);
-    __global const CLA_KV_T* from = cache + row * CLA_KEY_DIM + 8 * (lane % 8);
-    __local uint4* to = k_tile + CLA_TILE_UNIT(key, lane % 8);
+  for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
+    const uint position = (uint)tile + CLA_LANE_ROW(i);
+    const long key = (long)page[i] * CLA_PAGE_SIZE + (long)(position % CLA_PAGE_SIZE);
+    cla_start_row(k_tile, CLA_LANE_ROW(i), cache + key * CLA_KEY_DIM, (int)position < end, lane);
+  }
+}
+
+/* Brings the task's queries and tells `full`. */
+static inline void cla_bring_queries(__local uint4* q_tile, const ClaTask* task,
+                                     __global const CLA_Q_T* q, long token_stride, float scale,
+                                     __local ulong* full, uint warp, uint lane) {
+  if (!cla_rows_aligned(q, token_stride) || scale < 0.0f) {
+    const ClaTeam team = {0, CLA_BLOCK_ROWS, warp * 32 + lane, CLA_WARPGROUP};
+    cla_start_queries(q_tile, task, team, q, 0, token_stride, scale);
+    cla_fence_for_products();
+    cla_barrier_arrive(full);
+    return;
+  }
 #pragma unroll
-    for (uint block = 0; block < CLA_KEY_DIM / 64; ++block)
-      cla_copy_async(to + block * CLA_BLOCK_KV * 8, from + block * 64, (int)position < end);
+  for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
+    const int exists = cla_row_exists(task, CLA_LANE_ROW(i));
+    const long at = exists ? cla_row_at(task, CLA_LANE_ROW(i), 0, token_stride, CLA_QUERY_DIM) : 0;
+    cla_start_row(q_tile, CLA_LANE_ROW(i), q + at, exists, lane);
+  }
+  cla_barrier_arrive_after_copies(full);
+}
+
+/* Stores the own half of the warp's 16 rows, which it has staged. */
+static inline void cla_store_rows(__local const uint4* staged, const ClaTask* task,
+                                  __global CLA_Q_T* out, long token_stride, uint warp, uint lane) {
+  if (!cla_rows_aligned(out, token_stride)) {
+    const ClaTeam team = {warp * 16, 16, lane, 32};
+    cla_store_results(staged, task, team, out, 0, token_stride);
+    return;
+  }
+#pragma unroll 8
+  for (uint i = 0; i < 16 * CLA_DIM_COLUMNS / 32; ++i) {
+    const uint row = warp * 16 + (i * 32 + lane) / CLA_DIM_COLUMNS;
+    const uint unit = (i * 32 + lane) % CLA_DIM_COLUMNS;
+    if (cla_row_exists(task, row))
+      *(__global uint4*)(out + cla_query_at(task, row, 0, token_stride) + 8 * unit) =
+          staged[CLA_QUERY_UNIT(row, unit)];
   }
 }
 
@@ -261,25 +303,20 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
 
   if (group == 2) {
     CLA_KEEP_REGISTERS(40);
-    const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
     ClaTurn turn = {0, 1}, query_turn = {0, 1};
     for (uint number = (uint)get_group_id(0); number < num_tasks;
          number += (uint)get_num_groups(0)) {
       const ClaTask task = cla_task_of(meta, items_at, 1, number);
       const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;
-      int page[CLA_LANE_KEYS];
+      int page[CLA_LANE_ROWS];
       cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
       cla_barrier_await(empty_q, query_turn.parity);
-      if (cla_start_queries(q_tile, &task, team, q, q_offset, q_token_stride, scale_log2e)) {
-        cla_barrier_arrive_after_copies(full_q);
-      } else {
-        cla_fence_for_products();
-        cla_barrier_arrive(full_q);
-      }
+      cla_bring_queries(q_tile, &task, q + q_offset, q_token_stride, scale_log2e, full_q, warp,
+                        lane);
       query_turn = cla_next_turn(query_turn, 1);
       for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
-        int next_page[CLA_LANE_KEYS];
+        int next_page[CLA_LANE_ROWS];
         cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
         cla_barrier_await(empty_k + turn.stage, turn.parity);
         cla_start_keys(k_tiles + turn.stage * CLA_TILE_UNITS, cache, page, tile, keys.end, warp,
@@ -287,7 +324,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
         cla_barrier_arrive_after_copies(full_k + turn.stage);
         turn = cla_next_turn(turn, CLA_STAGES);
 #pragma unroll
-        for (uint i = 0; i < CLA_LANE_KEYS; ++i) page[i] = next_page[i];
+        for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
       }
     }
     cla_await_copies();
@@ -297,7 +334,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   CLA_TAKE_REGISTERS(232);
   const uint own_row = warp * 16 + lane / 4; /* and the one 8 further on */
   const uint name = 1 + group;
-  const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WARPGROUP};
   const ClaHandover handover = {words, row_factors + own_row, full_words, empty_words};
   const uint own_dim = group * (CLA_HEAD_DIM / 2);
   __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
@@ -412,8 +448,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
       cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, own_q, finished_row + 8 * h, state[h],
                      sums + 2 * h, lane);
     if (task.item.partial_row < 0) {
-      cla_warpgroup_barrier(name); /* results staged -> stored */
-      cla_store_results(own_q, &task, team, out, out_offset + own_dim, out_token_stride);
+      cla_warp_barrier(); /* results staged -> stored */
+      cla_store_rows(own_q, &task, out + out_offset + own_dim, out_token_stride, finished_row / 16,
+                     lane);
     }
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
