@@ -91,6 +91,7 @@ struct Runtime::State {
     capabilities.inline_ptx = result.inline_ptx != 0;
     capabilities.wave_size = result.wave_size;
     capabilities.warpgroup_products = result.warpgroup_products != 0;
+    capabilities.fp8_conversions = result.fp8_conversions != 0;
   }
 
   std::shared_ptr<Program> build(const std::string& file, const std::string& options) {
