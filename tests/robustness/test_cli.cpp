@@ -127,6 +127,7 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
       {"tune --model gpt-9 --output /dev/null", 2, "gpt-9"},
       {"tune --roles dance", 2, "--roles"},
       {"tune --budget 0", 2, "--budget"},
+      {"tune --budget nan --output /dev/null", 2, "--budget: 'nan' is not legal"},
       {"tune --dtype f61 --output /dev/null", 2, "f61"},
       {"tune --dtype f16,fp8_e4m3 --output /dev/null", 2, "--dtype: fp8_e4m3"},
       {"tune --kv-dtype xx --output /dev/null", 2, "--kv-dtype: xx"},

@@ -61,7 +61,7 @@ TEST(Tune, SearchesThePackedRole) {
   EXPECT_EQ(said.find(" keys a split"), std::string::npos) << said;
 }
 
-/// Far too little time for all shapes in two types: what was not tried has a line, nothing counts
+/// Far too little time for all shapes in two types: what was not tuned has a line, nothing counts
 /// as tuned for being reached, and the program ends when its time does, but for a step begun.
 TEST(Tune, NamesWhatItsBudgetLeavesUntried) {
   const ScratchDirectory scratch;
@@ -76,11 +76,11 @@ TEST(Tune, NamesWhatItsBudgetLeavesUntried) {
   ASSERT_NE(at, std::string::npos) << said;
   const std::size_t targets = std::stoul(said.substr(said.rfind(' ', at - 1)));
   EXPECT_GE(targets, 40U);
-  const std::size_t untried = occurrences(said, ": not tried: ");
+  const std::size_t untried = occurrences(said, ": not tuned: ");
   const std::string tuned = std::to_string(targets - untried) + " of " + std::to_string(targets);
   EXPECT_GT(untried, targets / 2);
   EXPECT_NE(said.find("\n" + tuned + " targets tuned"), std::string::npos) << said;
-  EXPECT_NE(said.find("mla_decode, 128 heads, 512 + 64, f32/f32: not tried: "), std::string::npos)
+  EXPECT_NE(said.find("mla_decode, 128 heads, 512 + 64, f32/f32: not tuned: "), std::string::npos)
       << said;
 }
 
