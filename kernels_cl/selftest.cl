@@ -2,7 +2,8 @@
 // value of CLA_SELFTEST; a build that fails is the answer "no".
 //
 //   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups,
-//                    4 = warpgroup products behind marks (src/opencl/ptx.hpp)
+//                    4 = warpgroup products behind marks (src/opencl/ptx.hpp),
+//                    5 = PTX's conversion of e4m3
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)
@@ -118,6 +119,25 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   result[lane] = right ? seed + lane : 0;
 }
 
+#elif CLA_SELFTEST == 5
+
+// Converts a pair of e4m3: the item's number as its bits, and 1.
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_fp8(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where the pair is right
+    uint seed) {
+  const uint lane = (uint)get_local_id(0);
+  const uint bits = lane % 64u;
+  const int exponent = (int)(bits / 8u);
+  uint pair;
+  asm volatile("{.reg .b16 lo, hi;\n mov.b32 {lo, hi}, %1;\n cvt.rn.f16x2.e4m3x2 %0, lo;}"
+               : "=r"(pair)
+               : "r"(0x3800u | bits));
+  const float fraction = (float)(exponent == 0 ? bits : 8u + bits % 8u);
+  const float value = ldexp(fraction, max(exponent, 1) - 10);
+  const float2 got = vload_half2(0, (const __private half*)&pair);
+  result[lane] = got.x == value && got.y == 1.0f ? seed + lane : 0u;
+}
+
 #else
-#error "CLA_SELFTEST is 1, 2, 3 or 4"
+#error "CLA_SELFTEST is 1, 2, 3, 4 or 5"
 #endif

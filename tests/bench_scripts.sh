@@ -32,7 +32,14 @@ program() {  # FILE: a program of the lines on standard input
 # Commits old and new; what clattn of each says it took stands in the file `times`, a line a run.
 program "$work/bin/cmake" < /dev/null
 program "$work/bin/git" <<'TEXT'
-case $* in *rev-parse*old^*) echo old ;; *rev-parse*new^*) echo new ;; *) exit 1 ;; esac
+case $* in
+  *rev-parse*old^*) echo old ;;
+  *rev-parse*new^*) echo new ;;
+  *"worktree prune") ;;
+  "-C "*/trees/*" rev-parse HEAD") cat "$2/.git" ;;
+  "-C "*/trees/*" status "*) cat "$2/changes" ;;
+  *) exit 1 ;;
+esac
 TEXT
 for commit in old new; do
   program "$work/trees/$commit/build/release/src/cli/clattn" <<'TEXT'
@@ -42,7 +49,8 @@ times=${0%/build/*}/times
 echo "{\"rows\": [{\"name\": \"row\", \"median_us\": $(head -n 1 "$times")}]}" > "$4"
 sed -i 1d "$times"
 TEXT
-  touch "$work/trees/$commit/.git"
+  echo "$commit" > "$work/trees/$commit/.git"
+  : > "$work/trees/$commit/changes"
 done
 
 expect 0 'RUNS=10' "$bench/checkperf" --help
@@ -55,6 +63,23 @@ expect 2 "THRESHOLD: '-1', legal" env THRESHOLD=-1 "$bench/checkperf" old new
 expect 2 "'nix' is no commit" "$bench/checkperf" old nix
 expect 2 'clattn: unknown: --bogus' "$bench/checkperf" old new -- --bogus
 grep -q pair "$work/log" && fail 'measured before it looked at the arguments'
+
+# Only the programs of the two commits are asked, both of them, and only as they were committed.
+program "$work/here/build/release/src/cli/clattn" <<'TEXT'
+echo 'clattn: of another time' >&2 && exit 2
+TEXT
+mkdir -p "$work/here/bench"
+cp "$bench/checkperf" "$bench/checkperf_report.py" "$work/here/bench"
+expect 2 'no worktree for old' env CHECKPERF_DIR="$work/none" "$work/here/bench/checkperf" old new -- decode
+for commit in old new; do
+  echo other > "$work/trees/$commit/.git"
+  expect 2 "trees/$commit holds another source than that of $commit: remove it" \
+    "$bench/checkperf" old new -- decode
+  echo "$commit" > "$work/trees/$commit/.git"
+  echo ' M src/cli/bench.cpp' > "$work/trees/$commit/changes"
+  expect 2 "trees/$commit holds another source" "$bench/checkperf" old new -- decode
+  : > "$work/trees/$commit/changes"
+done
 
 compared() {  # CODE TEXT OLD NEW: times of three runs each
   for commit in old new; do

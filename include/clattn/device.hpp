@@ -46,6 +46,7 @@ struct DeviceCapabilities {
       0;                            ///< largest static __local array that a kernel used right
   bool inline_ptx = false;          ///< inline PTX assembles and computes
   bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
+  bool fp8_conversions = false;     ///< PTX's conversions of fp8, of compute capability 8.9 on
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };

@@ -77,6 +77,8 @@ class GatheredImpl final : public AttentionImpl {
     refuse_recording(queue, kGatheredName);
     const GatheredMetadata& step = step_of(metadata, nullptr);
     const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
+    kv.check_length(step.keys_at().back(), std::int64_t{config_.num_kv_heads} * config_.head_size,
+                    config_.dtype);
     attend({queue, step, kv, query, output, lse, options, event, launches}, nullptr, key, value);
   }
 
@@ -175,8 +177,16 @@ class GatheredImpl final : public AttentionImpl {
     check_options(call.options, call.step);
     if (capturing()) capture(call, cache, key, value);
     const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
-    call.query.token_stride = checked_token_stride(call.query, row, "query");
-    call.output.token_stride = checked_token_stride(call.output, row, "output");
+    const std::int64_t tokens = call.step.num_actual_tokens();
+    check_tensor(call.query, tokens, row, config_.dtype, "query");
+    check_tensor(call.output, tokens, row, config_.dtype, "output");
+    const std::int64_t heads = config_.num_heads;
+    if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
+    if (config_.custom_mask) {
+      check_rows({call.options.custom_mask, DType::kInt8},
+                 {0, tokens, call.options.custom_mask_stride, call.step.max_seq_len()},
+                 "custom_mask");
+    }
     if (call.launches != nullptr) call.launches->clear();
     if (call.event != nullptr) call.event->reset();
     for (std::int32_t r = 0; r < call.step.plan().batch().num_reqs; ++r) attend(call, r);

@@ -66,7 +66,7 @@ ClattnDevice c_device(const DeviceCapabilities* capabilities) {
 ClattnTensor c_tensor(const TensorRef& tensor, std::int32_t num_tokens, std::int64_t row,
                       DType dtype, std::string_view name) {
   const std::int64_t stride = checked_token_stride(tensor, row, name);
-  check_room({tensor.buffer, dtype}, {tensor.offset, num_tokens, stride, row}, name);
+  check_rows({tensor.buffer, dtype}, {tensor.offset, num_tokens, stride, row}, name);
   return {tensor.buffer, tensor.offset, stride};
 }
 
@@ -153,7 +153,7 @@ class PluginImpl final : public AttentionImpl {
     const auto out = c_tensor(output, batch.num_actual_tokens, row, config_.dtype, "output");
     if (lse != nullptr) {
       const std::int64_t heads = config_.num_heads;
-      check_room({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
+      check_rows({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
     }
     if (launches != nullptr) launches->clear();  // what a plugin launches is its own affair
     call("forward", event, [&](cl_event* done, ClattnStatus* status) {

@@ -33,16 +33,4 @@ class PluginCachePlaces {
   std::vector<Layout> layouts_;
 };
 
-/// A buffer of elements.
-struct ElementBuffer {
-  cl_mem buffer = nullptr;
-  DType dtype = DType::kF32;
-};
-/// Rows in it, in elements.
-struct RowRange {
-  std::int64_t offset = 0, count = 0, stride = 0, width = 0;
-};
-/// Throws kInvalidArgument unless the rows lie in the buffer.
-void check_room(const ElementBuffer& memory, const RowRange& rows, std::string_view name);
-
 }  // namespace clattn::detail

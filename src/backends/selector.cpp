@@ -119,8 +119,7 @@ std::vector<std::string> no_trial(const AttentionBackend&) {
 
 /// Whether make_impl() says so: its kernels do not fit the device, or its compiler refuses them.
 bool is_misfit(const Error& error) {
-  return error.code() == ErrorCode::kUnsupported ||
-         (error.code() == ErrorCode::kOpenCL && error.cl_code() == CL_BUILD_PROGRAM_FAILURE);
+  return error.code() == ErrorCode::kUnsupported || detail::is_build_refusal(error);
 }
 
 }  // namespace

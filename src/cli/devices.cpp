@@ -34,6 +34,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"static_local_mem_bytes", capabilities.static_local_mem_bytes},
           {"inline_ptx", capabilities.inline_ptx},
           {"warpgroup_products", capabilities.warpgroup_products},
+          {"fp8_conversions", capabilities.fp8_conversions},
           {"wave_size", capabilities.wave_size}};
 }
 
@@ -113,8 +114,10 @@ void print_capabilities(const json& c) {
              c["static_local_mem_bytes"].get<std::uint64_t>() / 1024);
   const auto yes = [&](const char* key) { return c[key].get<bool>() ? "yes" : "no"; };
   fmt::print(
-      "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, wave {}\n",
+      "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
+      "wave {}\n",
       yes("reports_fp16"), yes("reports_subgroups"), yes("inline_ptx"), yes("warpgroup_products"),
+      yes("fp8_conversions"),
       c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found");
 }
 

@@ -12,6 +12,7 @@
 
 #include "cli/device_memory.hpp"
 #include "cli/models.hpp"
+#include "cli/number_in.hpp"
 #include "cli/scheduler.hpp"
 
 namespace clattn::cli {
@@ -19,19 +20,6 @@ namespace {
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
-}
-
-/// Refuses what is not a number of type T in [low, high], in one line with the legal range.
-template <typename T>
-CLI::Validator number_in(T low, T high) {
-  const auto check = [low, high](std::string& text) -> std::string {
-    T value{};
-    const bool fits = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
-    if (fits) return {};
-    return fmt::format("'{}' is not legal: {} {} to {}", text,
-                       std::is_integral_v<T> ? "an integer" : "a number", low, high);
-  };
-  return {check, fmt::format("{}..{}", low, high)};
 }
 
 /// As CLI::IsMember, with a message of the same form as the numbers'.

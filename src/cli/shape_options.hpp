@@ -20,7 +20,8 @@ struct ShapeOptions {
     command.add_option("--block-size", block_size, "Tokens a cache page")
         ->check(CLI::Range(1, 1 << 24));
     command.add_option("--dtype", dtype, "f32, f16 or bf16");
-    command.add_option("--kv-dtype", kv_cache_dtype, "auto, f32, f16 or bf16");
+    command.add_option("--kv-dtype", kv_cache_dtype,
+                       "auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8");
   }
 
   /// Throws kInvalidArgument naming the option.

@@ -17,6 +17,7 @@
 #include "cli/commands.hpp"
 #include "cli/commit.hpp"
 #include "cli/models.hpp"
+#include "cli/number_in.hpp"
 #include "cli/tune_search.hpp"
 #include "cli/tune_target.hpp"
 
@@ -127,7 +128,7 @@ class Session {
       }
       if (why.empty()) continue;
       show_progress("");
-      fmt::print("{}: not tried: {}\n", name, why);
+      fmt::print("{}: not tuned: {}\n", name, why);
       std::fflush(stdout);
     }
   }
@@ -136,14 +137,14 @@ class Session {
   const std::vector<TuningRow>& winners() const { return winners_; }
 
  private:
-  /// Why no candidate was tried; empty if one was.
+  /// Why no candidate was timed; empty if one was.
   std::string tune(const TuneShape& shape, TuneClock::time_point deadline) {
     try {
       const TuneTarget target = shape.role->make(context_, shape);
       TuneSearch search(context_, target, deadline);
       const std::optional<TuningRow> winner = search.run();
       search.print();
-      if (!search.raced()) return "no candidate was timed";
+      if (!search.raced()) return search.why_not_raced();
       ++num_tuned_;
       if (!winner) return {};
       winners_.push_back(*winner);
@@ -222,10 +223,10 @@ void add_tune_command(CLI::App& app) {
   command->add_option("--kv-dtype", arguments->kv_cache_dtype, "Of the cache")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"}));
   command->add_option("--block-size", arguments->block_size, "Tokens a cache page")
-      ->check(CLI::Range(1, 65536));
+      ->check(number_in(1, 65536));
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--budget", arguments->budget_seconds, "Seconds, shared by all targets")
-      ->check(CLI::Range(1.0, 1e6));
+      ->check(number_in(1.0, 1e6));
   command->add_option("--output", arguments->output, "Tuning file in place of the user's own");
   command->add_flag("--submit", arguments->submit, "Print the rows for the shipped database");
   command->callback([arguments] { run_tune(*arguments); });

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -20,6 +22,16 @@ bool reads_memory(const Work& work) {
   constexpr double kFlopsPerByte = 32;
   return work.flops < kFlopsPerByte * work.bytes;
 }
+
+/// Whether the device is too small or too full for what was asked of it.
+bool lacks_memory(const Error& error) {
+  if (error.code() == ErrorCode::kUnsupported) return true;
+  constexpr cl_int kStatuses[] = {CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_RESOURCES,
+                                  CL_OUT_OF_HOST_MEMORY, CL_INVALID_BUFFER_SIZE};
+  return error.code() == ErrorCode::kOpenCL && std::find(std::begin(kStatuses), std::end(kStatuses),
+                                                         error.cl_code()) != std::end(kStatuses);
+}
+
 double amount(const Work& work) {
   return reads_memory(work) ? work.bytes : work.flops;
 }
@@ -64,16 +76,19 @@ void TuneRace::refresh() {
   set_tuning(*context_, {});
   defaults_.clear();
   batches_.clear();
-  std::string reason;
+  left_out_.clear();
+  std::optional<Error> refusal;
   for (std::size_t i = 0; i < target_.workloads.size(); ++i) {
     try {
       defaults_.push_back(enter(target_.workloads[i]));
       batches_.push_back(i);
-    } catch (const Error& error) {  // a batch that the device has no memory for
-      reason = error.what();
+    } catch (const Error& error) {
+      if (!lacks_memory(error)) throw;
+      refusal = error;
     }
   }
-  if (defaults_.empty()) throw Error(ErrorCode::kUnsupported, reason);
+  if (defaults_.empty() && refusal) throw Error(*refusal);
+  if (refusal) left_out_ = refusal->what();
 }
 
 /// A layer falls back silently on a kernel that fits; a trial of that would prove nothing.
@@ -104,7 +119,7 @@ Trial TuneRace::run(const TuningRow& row, int rounds) {
     }
     time(trial, rounds);
   } catch (const Error& error) {
-    trial.state = TrialState::kUnfit;
+    trial.state = TrialState::kFailed;
     trial.note = error.what();
   }
   return trial;

@@ -17,9 +17,10 @@ struct OutOfTime {};
 /// What became of a candidate.
 enum class TrialState : std::uint8_t {
   kTimed,
-  kSlow,   ///< given up after the warm-up: far behind the default
-  kUnfit,  ///< the device does not take it
-  kWrong,  ///< differs from the oracle; never timed
+  kSlow,    ///< given up after the warm-up: far behind the default
+  kUnfit,   ///< the device does not take it
+  kWrong,   ///< differs from the oracle; never timed
+  kFailed,  ///< could not be run; the note has the error
 };
 
 struct Trial {
@@ -46,8 +47,12 @@ class TuneRace {
   /// turns, so that a change of the machine's speed hits both; medians of the rounds' ratios.
   Trial run(const TuningRow& row, int rounds);
 
-  /// Makes the default's tensors anew: where they happen to lie may favour or harm it.
+  /// Makes the default's tensors anew: where they happen to lie may favour or harm it. Leaves out
+  /// batches that the device has no memory for, unless it has none for any; throws
+  /// other errors.
   void refresh();
+  /// Why a batch was left out; empty if none was.
+  const std::string& left_out() const { return left_out_; }
 
   /// The default, as a trial of itself.
   const Trial& base() const { return base_; }
@@ -70,7 +75,7 @@ class TuneRace {
   std::vector<Entrant> defaults_;
   std::vector<std::size_t> batches_;  // of the target's workloads: those that fit the device
   Trial base_;
-  std::string unit_name_;
+  std::string unit_name_, left_out_;
 };
 
 }  // namespace clattn::cli

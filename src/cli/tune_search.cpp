@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <ctime>
 #include <random>
+#include <string_view>
 #include <utility>
 
 #include "cli/check_report.hpp"
@@ -93,6 +94,24 @@ bool TuneSearch::raced() const {
   return count(TrialState::kTimed) + count(TrialState::kSlow) > 0;
 }
 
+std::string TuneSearch::why_not_raced() const {
+  if (num_candidates_ == 0) return "there is no other tile and no other cut to try";
+  const std::pair<std::size_t, std::string_view> fates[] = {
+      {count(TrialState::kUnfit), "do not fit"},
+      {count(TrialState::kWrong), "are wrong"},
+      {count(TrialState::kFailed), "failed"},
+      {num_untried_, "were left for want of time"}};
+  std::string text = fmt::format("of {} candidates", num_candidates_);
+  for (const auto& [number, fate] : fates) {
+    if (number > 0) text += fmt::format(", {} {}", number, fate);
+  }
+  const auto failed = std::find_if(trials_.begin(), trials_.end(), [](const Trial& trial) {
+    return trial.state == TrialState::kFailed;
+  });
+  if (failed != trials_.end()) text += fmt::format("; {}: {}", describe(failed->row), failed->note);
+  return text;
+}
+
 void TuneSearch::print() const {
   show_progress("");
   const std::vector<const Trial*> timed = by_speed();
@@ -102,14 +121,15 @@ void TuneSearch::print() const {
   print_line(race_.base());
   for (std::size_t i = 0; i < std::min(timed.size(), kRowsShown); ++i) print_line(*timed[i]);
   if (timed.size() > kRowsShown) fmt::print("  and {} slower\n", timed.size() - kRowsShown);
+  if (!race_.left_out().empty()) fmt::print("  a batch was left out: {}\n", race_.left_out());
   for (const Trial& trial : trials_) {
-    if (trial.state == TrialState::kWrong) {
+    if (trial.state == TrialState::kWrong || trial.state == TrialState::kFailed) {
       fmt::print("  {:76} NOT USED: {}\n", describe(trial.row), trial.note);
     }
   }
-  fmt::print("  {} far slower, {} do not fit, {} wrong, {} not tried for want of time\n",
+  fmt::print("  {} far slower, {} do not fit, {} wrong, {} failed, {} not tried for want of time\n",
              count(TrialState::kSlow), count(TrialState::kUnfit), count(TrialState::kWrong),
-             num_untried_);
+             count(TrialState::kFailed), num_untried_);
   fmt::print("  {}\n", verdict_);
   std::fflush(stdout);
 }

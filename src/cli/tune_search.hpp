@@ -24,6 +24,8 @@ class TuneSearch {
   std::optional<TuningRow> run();
   /// Whether a candidate ran against the clock; a target without one is not tuned.
   bool raced() const;
+  /// What became of the candidates instead.
+  std::string why_not_raced() const;
   void print() const;
 
  private:

@@ -22,6 +22,12 @@ bool reads_more(const Variant& variant, const KernelShape& shape,
          head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
 }
 
+/// How some drivers refuse a tile of more local memory or registers than there are. What else a
+/// driver may say, that it has no memory or no device any more, is no tile's fault.
+bool lacks_resources(const Error& error) {
+  return error.code() == ErrorCode::kOpenCL && error.cl_code() == CL_OUT_OF_RESOURCES;
+}
+
 /// The variants of a role that are built, tried one after the other.
 class RoleKernels {
  public:
@@ -40,9 +46,9 @@ class RoleKernels {
     try {
       pool = runtime_.kernel(kernel_source(variant, shape_, capabilities));
     } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
-      if (error.code() != ErrorCode::kOpenCL) throw;
-      if (error.cl_code() == CL_BUILD_PROGRAM_FAILURE)
-        runtime_.note_build_failure(variant.name, error.what());
+      const bool refused = is_build_refusal(error);
+      if (!refused && !lacks_resources(error)) throw;
+      if (refused) runtime_.note_build_failure(variant.name, error.what());
       return reject(variant, error.what());
     }
     if (!fits_after_build(variant, *pool, capabilities)) {

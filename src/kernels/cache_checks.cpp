@@ -166,6 +166,18 @@ void check_cache(const MLACache& cache) {
              cache.buffer.size_bytes(), "its buffer");
 }
 
+void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_view name) {
+  if (rows.count == 0) return;
+  const std::int64_t end =
+      checked_add(checked_add(rows.offset, checked_mul(rows.count - 1, rows.stride, name), name),
+                  rows.width, name);
+  const std::size_t room = size_bytes_of(memory.buffer) / element_size_bytes(memory.dtype);
+  if (std::cmp_greater(end, room)) {
+    throw_invalid("{}: its {} rows end at element {}, legal: the buffer's {}", name, rows.count,
+                  end, room);
+  }
+}
+
 void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);

@@ -17,6 +17,19 @@ void check_cache(const KVCache& cache);
 void check_cache(const PackedKVCache& cache);
 void check_cache(const MLACache& cache);
 
+/// A buffer of elements.
+struct ElementBuffer {
+  cl_mem buffer = nullptr;
+  DType dtype = DType::kF32;
+};
+/// Rows in it, in elements.
+struct RowRange {
+  std::int64_t offset = 0, count = 0, stride = 0, width = 0;
+};
+/// Throws kInvalidArgument unless the rows of a tensor lie in its buffer: kernels check
+/// no end.
+void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_view name);
+
 /// What a layer compiled for `shape` asks beyond that: this shape, a block, and of strided caches
 /// places that its kernels can load from.
 void check_layer_cache(const KVCache& cache, const KernelShape& shape);

@@ -43,6 +43,12 @@ struct KVView {
         token_stride(checked_key_stride(key, value, std::int64_t{num_kv_heads} * head_size)),
         head_stride(head_size) {}
 
+  /// Of rows: throws kInvalidArgument unless that many lie in the buffers.
+  void check_length(std::int64_t count, std::int64_t row, DType dtype) const {
+    check_rows({k, dtype}, {k_offset, count, token_stride, row}, "key");
+    check_rows({v, dtype}, {v_offset, count, token_stride, row}, "value");
+  }
+
   void bind(KernelLease& lease) const {
     lease.arg(k)
         .arg(k_offset)

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/kv_view.hpp"
 #include "kernels/step_launch.hpp"
@@ -163,6 +164,8 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
   }
   const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
   const PagedStepView& step = step_of(metadata);
+  kv.check_length(step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back(),
+                  std::int64_t{config_.num_kv_heads} * config_.head_size, config_.dtype);
   check_options(options, step);
   if (capturing()) {
     capture_attention({.queue = queue,
@@ -198,6 +201,16 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options,
   if (config_.custom_mask && options.custom_mask_stride < step.most_keys) {
     throw_invalid("custom_mask_stride is {}, legal: >= {} (the longest seq_len)",
                   options.custom_mask_stride, step.most_keys);
+  }
+  const std::int64_t tokens = num_tokens(step);
+  if (config_.custom_mask) {
+    check_rows({options.custom_mask, DType::kInt8},
+               {0, tokens, options.custom_mask_stride, step.most_keys}, "custom_mask");
+  }
+  if (config_.output_fp8) {
+    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
+    check_rows({options.output_fp8, DType::kFp8E4M3}, {0, tokens, row, row}, "output_fp8");
+    check_rows({options.output_scale, DType::kF32}, {0, 1, 1, 1}, "output_scale");
   }
 }
 

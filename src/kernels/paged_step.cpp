@@ -1,8 +1,11 @@
 #include "kernels/paged_step.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -35,7 +38,8 @@ struct PagedStep::Layout {
   std::size_t pages = 0;
   std::size_t total = 0;
 
-  Layout(const PlanCounts& counts, std::int64_t num_slots, std::int64_t num_pages) {
+  Layout(const PlanCounts& counts, std::int64_t num_slots, std::int64_t num_pages,
+         std::string_view owner = "batch") {
     total = static_cast<std::size_t>(num_slots) * sizeof(std::int64_t);
     for (std::size_t i = 0; i < items.size(); ++i) {
       items.at(i) = take(counts.num_items.at(i), sizeof(ClaWorkItem));
@@ -44,7 +48,7 @@ struct PagedStep::Layout {
     pages = take(num_pages, kIntBytes);
     // Kernels index the metadata with 32-bit ints.
     if (total / kIntBytes > static_cast<std::size_t>(std::numeric_limits<cl_int>::max())) {
-      throw_invalid("batch: its metadata needs {} bytes, legal: < 8 GiB", total);
+      throw_invalid("{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
     }
   }
 
@@ -105,6 +109,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   if (options_.graph_batch_size != 0) limit_to_graphs();
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
+  static_cast<void>(largest_step_bytes());  // refuses limits that no step could fill
   reserve_partials(largest_plan(limits.max_num_reqs).num_partial_rows);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
@@ -125,7 +130,9 @@ std::size_t PagedStep::largest_step_bytes() const {
   // A recorded step's memory must never move.
   const bool recorded = options_.graph_batch_size > 0;
   return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
-                recorded ? pages : std::min(pages, kPages))
+                recorded ? pages : std::min(pages, kPages),
+                fmt::format("limits: max_num_reqs {}, max_num_batched_tokens {}: the largest step",
+                            limits.max_num_reqs, limits.max_num_batched_tokens))
       .total;
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 #include "opencl/recorder.hpp"
 
@@ -95,6 +96,16 @@ void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
   }
 }
 
+std::int64_t num_tokens(const PagedStepView& step) {
+  return step.batch.query_start_loc.empty() ? 0 : step.batch.query_start_loc.back();
+}
+
+void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
+                  std::string_view name) {
+  tensor.token_stride = checked_token_stride(tensor, row, name);
+  check_rows({tensor.buffer, dtype}, {tensor.offset, tokens, tensor.token_stride, row}, name);
+}
+
 Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
   Recorder* const recorder = Recorder::of(queue);
   if (recorder == nullptr) return nullptr;
@@ -108,9 +119,11 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   Recorder* const recorder = recorder_for(call.queue, call.step);
   const KernelShape& shape = call.kernels.shape;
   const std::int64_t heads = shape.num_heads;
-  call.query.token_stride =
-      checked_token_stride(call.query, heads * (shape.head_size + shape.rope_dim), "query");
-  call.output.token_stride = checked_token_stride(call.output, heads * shape.head_size, "output");
+  const std::int64_t tokens = num_tokens(call.step);
+  check_tensor(call.query, tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype,
+               "query");
+  check_tensor(call.output, tokens, heads * shape.head_size, shape.dtype, "output");
+  if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   const auto finish = [&](const BuiltKernel& kernel, std::size_t groups, auto&& launch) {

@@ -41,6 +41,12 @@ const PagedStepView& checked_step(const AttentionMetadata& metadata,
 /// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
 void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
 
+/// The query tokens of a step; none yet where it is only recorded.
+std::int64_t num_tokens(const PagedStepView& step);
+/// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
+void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
+                  std::string_view name);
+
 /// This thread's recorder of `queue`, or null. Replays will then want the step's memory prepared
 /// for the size that it has now. Throws kUnsupported for a step that cannot be recorded.
 Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);

@@ -1,8 +1,11 @@
 #include "kv_cache/merge_attn_states.hpp"
 
+#include <algorithm>
+
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 
 namespace clattn {
@@ -40,14 +43,21 @@ void check_merge(const MergeAttnStates& config) {
                             "merge_attn_states: elements of a token");
 }
 
+/// A state's outputs: of how many tokens, in which type.
+struct Rows {
+  std::int64_t count;
+  DType dtype;
+};
+
 void bind_output(KernelLease& lease, const MergeAttnStates& config, const TensorRef& output,
-                 std::string_view name) {
+                 const Rows& rows, std::string_view name) {
   const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
   const std::int64_t stride = detail::checked_token_stride(output, row, name);
+  detail::check_rows({output.buffer, rows.dtype}, {output.offset, rows.count, stride, row}, name);
   lease.arg(output.buffer).arg<cl_long>(output.offset).arg<cl_long>(stride);
 }
 
-void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse,
+void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std::int64_t count,
               std::string_view name) {
   if (lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0) {
     throw_invalid("{}: offset {}, token_stride {}, head_stride {}, legal: >= 0", name, lse.offset,
@@ -57,6 +67,12 @@ void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse,
     lse.token_stride = config.num_heads;
     lse.head_stride = 1;
   }
+  if (lse.buffer != nullptr) {
+    const std::int64_t row = detail::checked_add(
+        detail::checked_mul(config.num_heads - std::int64_t{1}, lse.head_stride, name),
+        std::int64_t{1}, name);
+    detail::check_rows({lse.buffer, DType::kF32}, {lse.offset, count, lse.token_stride, row}, name);
+  }
   lease.arg(lse.buffer)
       .arg<cl_long>(lse.offset)
       .arg<cl_long>(lse.token_stride)
@@ -64,9 +80,9 @@ void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse,
 }
 
 void bind_state(KernelLease& lease, const MergeAttnStates& config, const AttnState& state,
-                std::string_view name) {
-  bind_output(lease, config, state.output, fmt::format("{}.output", name));
-  bind_lse(lease, config, state.lse, fmt::format("{}.lse", name));
+                const Rows& rows, std::string_view name) {
+  bind_output(lease, config, state.output, rows, fmt::format("{}.output", name));
+  bind_lse(lease, config, state.lse, rows.count, fmt::format("{}.lse", name));
 }
 
 }  // namespace
@@ -86,13 +102,14 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
   KernelLease lease = kernel.pool->acquire();
-  bind_state(lease, config, merged, "merged");
-  bind_state(lease, config, prefix, "prefix");
-  bind_state(lease, config, suffix, "suffix");
+  const std::int64_t with_context =
+      config.prefill_tokens_with_context < 0
+          ? config.num_tokens
+          : std::min(config.prefill_tokens_with_context, config.num_tokens);
+  bind_state(lease, config, merged, {config.num_tokens, output_type(config)}, "merged");
+  bind_state(lease, config, prefix, {with_context, config.dtype}, "prefix");
+  bind_state(lease, config, suffix, {config.num_tokens, config.dtype}, "suffix");
   if (capturing()) capture_merge({queue, config, prefix, suffix});
-  const std::int64_t with_context = config.prefill_tokens_with_context < 0
-                                        ? config.num_tokens
-                                        : config.prefill_tokens_with_context;
   lease.arg<cl_int>(config.num_heads)
       .arg<cl_int>(config.head_size)
       .arg<cl_long>(with_context)

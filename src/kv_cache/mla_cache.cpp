@@ -173,6 +173,8 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   const std::size_t num_reqs = check_gather(cache, gather);
   const std::int32_t width = cache.kv_lora_rank + cache.rope_dim;
   const std::int64_t stride = detail::checked_token_stride(destination, width, "destination");
+  detail::check_rows({destination.buffer, dtype},
+                     {destination.offset, gather.cu_seq_lens.back(), stride, width}, "destination");
   const detail::OpKernel kernel = detail::op_kernel(context, "clattn_gather_mla", "mla_cache.cl",
                                                     detail::dtype_options(dtype, cache.dtype));
   if (gather.cu_seq_lens.back() == 0) return;

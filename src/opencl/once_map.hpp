@@ -24,11 +24,11 @@ class OnceMap {
     slot->stored = made;
     return made;
   }
-  /// Whether the object of a key is there.
-  bool has(const std::string& key) {
+  /// The object of a key, null where it is not there.
+  Pointer find(const std::string& key) {
     const std::shared_ptr<Slot> slot = slot_of(key);
     const std::lock_guard lock(slot->mutex);
-    return alive(slot->stored) != nullptr;
+    return alive(slot->stored);
   }
 
  private:

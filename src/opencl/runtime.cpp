@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
@@ -22,8 +23,10 @@
 namespace clattn::detail {
 namespace {
 
+/// Without a handle where it could not be built; with the compiler's refusal where that is why.
 struct Program {
   ProgramHandle handle;
+  std::optional<Error> refusal;
 };
 
 /// Whether keeping a driver's binaries ourselves saves time. PoCL compiles on demand, for the group
@@ -91,6 +94,7 @@ struct Runtime::State {
     capabilities.inline_ptx = result.inline_ptx != 0;
     capabilities.wave_size = result.wave_size;
     capabilities.warpgroup_products = result.warpgroup_products != 0;
+    capabilities.fp8_conversions = result.fp8_conversions != 0;
   }
 
   std::shared_ptr<Program> build(const std::string& file, const std::string& options) {
@@ -99,16 +103,18 @@ struct Runtime::State {
     if (cache_binaries) {
       if (ProgramHandle cached = load(key, options)) {
         ++from_cache;
-        return std::make_shared<Program>(Program{std::move(cached)});
+        return std::make_shared<Program>(Program{std::move(cached), {}});
       }
     }
     Compilation built = compile_program(context.get(), device, source.text, options);
     if (built.status != CL_SUCCESS) {
-      throw Error(ErrorCode::kOpenCL,
-                  fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", file, options,
-                              capabilities.name, status_name(built.status), built.status,
-                              rewrite_build_log(built.log, source)),
-                  built.status);
+      const Error error(ErrorCode::kOpenCL,
+                        fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", file,
+                                    options, capabilities.name, status_name(built.status),
+                                    built.status, rewrite_build_log(built.log, source)),
+                        built.status);
+      if (!is_build_refusal(error)) throw error;
+      return std::make_shared<Program>(Program{{}, error});
     }
     ++from_source;
     if (cache_binaries) {
@@ -116,7 +122,7 @@ struct Runtime::State {
         cache.store(key, *binary);
       }
     }
-    return std::make_shared<Program>(Program{std::move(built.program)});
+    return std::make_shared<Program>(Program{std::move(built.program), {}});
   }
 
   /// One program of several sources, without a handle where their options or the driver are against
@@ -130,7 +136,7 @@ struct Runtime::State {
     Compilation built = compile_program(context.get(), device, *text, std::string(kBuildOptions));
     if (built.status != CL_SUCCESS) return std::make_shared<Program>();
     ++from_source;
-    return std::make_shared<Program>(Program{std::move(built.program)});
+    return std::make_shared<Program>(Program{std::move(built.program), {}});
   }
 
   ProgramHandle load(const CacheKey& key, const std::string& options) const {
@@ -200,6 +206,7 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
   return state_->pools.get(key + '\n' + source.entry, [&] {
     const auto program =
         state_->programs.get(key, [&] { return state_->build(source.file, full_options(source)); });
+    if (program->refusal) throw Error(*program->refusal);
     return std::make_shared<KernelPool>(program->handle.get(), state_->device, source.entry);
   });
 }
@@ -209,7 +216,10 @@ void Runtime::expect(std::span<const KernelSource> sources) {
   std::vector<KernelSource> unknown;
   std::string key;
   for (const KernelSource& source : sources) {
-    if (state_->programs.has(program_key(source))) continue;
+    if (const auto known = state_->programs.find(program_key(source))) {
+      if (known->refusal) return;  // who asked may end there, and ask for none of the others
+      continue;
+    }
     unknown.push_back(source);
     key += program_key(source) + '\n';
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <clattn/context.hpp>
+#include <clattn/error.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -141,7 +142,8 @@ class Runtime {
 
   /// The pool of a kernel, built on first use (memory, then disk cache, then the driver's compiler)
   /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
-  /// two threads that ask for the same kernel build it once.
+  /// two threads that ask for the same kernel build it once; a source that the compiler refused is
+  /// refused again without asking it.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source);
   /// Tells that these kernels, of different files, are about to be asked for: where a program costs
   /// much by itself, those that are not built yet are built as one. What cannot be is left to
@@ -183,6 +185,9 @@ void count_dispatches(std::uint64_t kernels) noexcept;
 
 /// Throws Error(kOpenCL) "`what` failed: CL_NAME (code)" unless status is CL_SUCCESS.
 void check(cl_int status, std::string_view what);
+/// Whether the driver's compiler refused a source, as it will each time. CL_INVALID_BINARY is
+/// NVIDIA's word for what its assembler refuses.
+bool is_build_refusal(const Error& error);
 /// "CL_INVALID_WORK_GROUP_SIZE" for -54; "unknown" for what has no name.
 std::string_view status_name(cl_int status);
 /// CL_MEM_SIZE, which drivers keep at hand: no round trip.

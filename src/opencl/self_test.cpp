@@ -94,15 +94,22 @@ std::optional<int> probe_wave(Prober& prober, int test) {
   return result ? proven_wave_size(*result, kSeed) : std::nullopt;
 }
 
-/// Whether a warpgroup's matrix products can be reached and are right.
-bool products_work(Prober& prober) {
-  const auto result =
-      prober.run(4, "clattn_selftest_products", 0, 1, static_cast<std::size_t>(kWarpgroup));
+/// Whether each lane of a group found its result right.
+bool all_lanes_right(Prober& prober, int test, const char* entry) {
+  const auto result = prober.run(test, entry, 0, 1, prober.group_size());
   if (!result) return false;
-  for (cl_uint lane = 0; lane < kWarpgroup; ++lane) {
-    if ((*result)[lane] != kSeed + lane) return false;
+  for (std::size_t lane = 0; lane < result->size(); ++lane) {
+    if ((*result)[lane] != kSeed + static_cast<cl_uint>(lane)) return false;
   }
   return true;
+}
+
+/// PTX ISA 7.8 brought sm_90 and its conversions of fp8 together. Those of sm_89 came with 8.1,
+/// which an older driver's assembler does not know.
+bool converts_fp8(Prober& prober, int ptx_arch) {
+  constexpr int kLater = 89;
+  return ptx_arch > kLater ||
+         (ptx_arch == kLater && all_lanes_right(prober, 5, "clattn_selftest_fp8"));
 }
 
 }  // namespace
@@ -138,9 +145,14 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.inline_ptx = warp ? 1 : 0;
     result.wave_size = warp.value_or(0);
   }
+  bool conclusive = true;
   if (result.inline_ptx != 0 && reported.max_work_group_size >= kWarpgroup) {
     Prober warpgroup(context, device, text, kWarpgroup);
-    result.warpgroup_products = products_work(warpgroup) ? 1 : 0;
+    result.warpgroup_products = all_lanes_right(warpgroup, 4, "clattn_selftest_products") ? 1 : 0;
+    conclusive = warpgroup.conclusive();
+  }
+  if (result.inline_ptx != 0) {
+    result.fp8_conversions = converts_fp8(prober, reported.ptx_arch) ? 1 : 0;
   }
   if (result.wave_size == 0 && reported.reports_subgroups) {
     result.wave_size = probe_wave(prober, 3).value_or(0);
@@ -153,7 +165,7 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.static_local_mem_bytes = bytes;
     break;
   }
-  return {.result = result, .conclusive = prober.conclusive()};
+  return {.result = result, .conclusive = conclusive && prober.conclusive()};
 }
 
 }  // namespace clattn::detail

@@ -96,6 +96,11 @@ std::string_view status_name(cl_int status) {
   return "unknown";
 }
 
+bool is_build_refusal(const Error& error) {
+  return error.code() == ErrorCode::kOpenCL &&
+         (error.cl_code() == CL_BUILD_PROGRAM_FAILURE || error.cl_code() == CL_INVALID_BINARY);
+}
+
 void check(cl_int status, std::string_view what) {
   if (status == CL_SUCCESS) return;
   throw Error(ErrorCode::kOpenCL,

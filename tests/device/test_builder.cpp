@@ -220,6 +220,18 @@ TEST(Builder, RefusesWhatItsLimitsAndTheCacheDoNotHold) {
   EXPECT_EQ(refuse(Decodes(2, 60).batch), "no error");
 }
 
+TEST(Builder, RefusesLimitsWhoseStepsNoDeviceHolds) {
+  const auto& context = all_contexts().at(0);
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  clattn::BuilderOptions options;
+  options.limits = {
+      .max_num_reqs = 8, .max_num_batched_tokens = INT32_MAX, .max_model_len = INT32_MAX};
+  const std::string text =
+      error_text([&] { backend.make_builder(context, small_config(), options); });
+  EXPECT_EQ(text.rfind("limits: max_num_reqs 8, max_num_batched_tokens 2147483647: ", 0), 0U)
+      << text;
+}
+
 TEST(Builder, WorkspaceQueryIsExactAndGrowsWithTheBatch) {
   for (const auto& context : all_contexts()) {
     const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());

@@ -305,6 +305,18 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   config.dtype = DType::kF32;
   config.num_tokens = -1;
   EXPECT_EQ(refuse(state, state), "merge_attn_states: num_tokens is -1, legal: 0 … 2147483647");
+  config.num_tokens = 129;  // of 8 f32: 128 of them fill the memory
+  EXPECT_EQ(refuse(state, state),
+            "merged.output: its 129 rows end at element 1032, legal: the buffer's 1024");
+  config.num_tokens = 128;
+  EXPECT_EQ(refuse({state.output, {memory.handle(), 8, 8, 1}}, state),
+            "merged.lse: its 128 rows end at element 1025, legal: the buffer's 1024");
+  const clattn::Buffer half = context.allocate(2048);
+  const clattn::AttnState few{{.buffer = half.handle()}, {.buffer = memory.handle()}};
+  EXPECT_EQ(refuse(state, few),
+            "prefix.output: its 128 rows end at element 1024, legal: the buffer's 512");
+  config.prefill_tokens_with_context = 64;  // the others have no prefix
+  EXPECT_EQ(refuse(state, few), "no error");
 }
 
 // DESIGN 4: NaN stays NaN. An LSE that is NaN is no empty side, whatever the other one is.

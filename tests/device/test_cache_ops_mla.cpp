@@ -213,6 +213,19 @@ TEST(MLACache, NonsenseIsRefused) {
   cache.num_blocks = kBlocks;
   cache.scale = memory;
   EXPECT_EQ(refuse(), "kv_cache: scale given, legal: none for f16");
+  cache.scale = {};
+  lengths = {0, 5};
+  const clattn::Buffer few = context.allocate(4 * kWidth * 2);
+  EXPECT_EQ(error_text([&] {
+              clattn::gather_and_maybe_dequant_cache(context, queue, cache,
+                                                     {.buffer = few.handle()}, DType::kF16,
+                                                     {.cu_seq_lens = lengths,
+                                                      .block_table = table,
+                                                      .block_table_stride = 2,
+                                                      .seq_starts = {}});
+            }),
+            fmt::format("destination: its 5 rows end at element {}, legal: the buffer's {}",
+                        5 * kWidth, 4 * kWidth));
 }
 
 }  // namespace

@@ -171,6 +171,13 @@ const std::vector<BadCase>& bad_cases() {
        "split_policy: expected one of balanced, deterministic"},
       {"some of the limits", json_more("\"max_num_reqs\": 2"), 2,
        "max_num_batched_tokens: missing"},
+      {"more requests than any engine has",
+       json_more(
+           R"("max_num_reqs": 65537, "max_num_batched_tokens": 2147483647, "max_model_len": 9)"),
+       2, "max_num_reqs: expected an integer in [1, 65536], got 65537"},
+      {"more tokens than any engine has",
+       json_more(R"("max_num_reqs": 9, "max_num_batched_tokens": 2147483647, "max_model_len": 9)"),
+       2, "max_num_batched_tokens: expected an integer in [1, 4194304], got 2147483647"},
       {"limits below the batch",
        json_more(R"("max_num_reqs": 1, "max_num_batched_tokens": 8, "max_model_len": 8)"), 2,
        "num_reqs is 2"},

@@ -29,7 +29,7 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   since=  # what the library adds from that architecture on
   case $arch-$options in
     sm_7?-* | sm_8[0-8]-* | *-DCLA_REDUCE=0*) ;;
-    *) since='-UCLA_FP8_CVT -DCLA_FP8_CVT=1' ;;
+    *) since=-DCLA_FP8_CVT=1 ;;
   esac
   if [ "$arch" = sm_75 ] && grep -q mma.sync.aligned.m16n8k16 "$file"; then
     echo "nvidia $arch $name: left out, its matrix units come with sm_80"

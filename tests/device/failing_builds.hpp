@@ -1,0 +1,22 @@
+#pragma once
+
+#include <clattn/opencl.hpp>
+#include <cstddef>
+#include <string>
+
+namespace test {
+
+/// Programs that this process, the library included, has had built so far: failing_builds.cpp
+/// stands before the loader's clBuildProgram.
+std::size_t num_builds();
+
+/// While it lives, builds whose options hold `part` end with `status` before the driver sees them.
+class FailingBuilds {
+ public:
+  FailingBuilds(cl_int status, std::string part);
+  ~FailingBuilds();
+  FailingBuilds(const FailingBuilds&) = delete;
+  FailingBuilds& operator=(const FailingBuilds&) = delete;
+};
+
+}  // namespace test

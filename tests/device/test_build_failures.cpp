@@ -1,0 +1,120 @@
+// Sources that a driver does not build: refusals of its compiler are remembered, and give way to
+// the next kernel; that it has no memory or no device is an error of its own.
+#include <gmock/gmock.h>
+
+#include <clattn/layer.hpp>
+#include <set>
+
+#include "device/attention_case.hpp"
+#include "device/failing_builds.hpp"
+#include "device/layer_model.hpp"
+#include "device/runtime_fixture.hpp"
+#include "kernels/attention_kernels.hpp"
+#include "support/error_text.hpp"
+
+namespace clattn::detail {
+namespace {
+
+using test::error_text;
+using test::FailingBuilds;
+using test::num_builds;
+using testing::HasSubstr;
+
+class BuildFailures : public RuntimeFixture {
+ protected:
+  /// The prefill kernel of a small layer; its largest tile is the one with this option.
+  static constexpr const char* kLargestTile = "-DCLA_BLOCK_ROWS=64 ";
+  static std::string prefill_kernel(Runtime& runtime) {
+    KernelShape shape;
+    shape.num_heads = 4;
+    shape.num_kv_heads = 1;
+    shape.head_size = 64;
+    shape.block_size = 16;
+    return std::string(
+        build_first_fitting(runtime, shape, KernelFamily::kGpu, Role::kPrefill).variant->name);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, BuildFailures, testing::ValuesIn(list_devices()), device_suffix);
+
+TEST_P(BuildFailures, ARefusedSourceIsNotCompiledAgain) {
+  write_kernel("bad.cl", "__kernel void clattn_bad(void) { undeclared_name; }\n");
+  const auto runtime = make_runtime();
+  const auto refusal = [&](const std::string& options, const char* entry = "clattn_bad") {
+    return error_text([&] { runtime->kernel({"bad.cl", entry, options}); }, ErrorCode::kOpenCL);
+  };
+  const std::size_t before = num_builds();
+  const std::string first = refusal("-DCLA_X=1");
+  EXPECT_THAT(first, HasSubstr("undeclared_name"));
+  EXPECT_EQ(num_builds() - before, 1U);
+  EXPECT_EQ(refusal("-DCLA_X=1"), first);
+  EXPECT_EQ(refusal("-DCLA_X=1", "clattn_other"), first);
+  EXPECT_EQ(num_builds() - before, 1U);
+  refusal("-DCLA_X=2");
+  EXPECT_EQ(num_builds() - before, 2U);
+}
+
+TEST_P(BuildFailures, WhatIsNotTheCompilersIsTriedAgain) {
+  const auto runtime = make_runtime();
+  for (const cl_int status : {CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES}) {
+    const FailingBuilds failing(status, "-DCLA_STEP=3");
+    EXPECT_THAT(error_text([&] { run_probe(*runtime); }, ErrorCode::kOpenCL),
+                HasSubstr(fmt::format("({})", status)));
+  }
+  EXPECT_EQ(run_probe(*runtime), expected(100, 3));
+}
+
+TEST_P(BuildFailures, ATileThatDoesNotBuildOrFitGivesWayToTheNext) {
+  options_.kernel_dir.clear();
+  for (const cl_int status : {CL_BUILD_PROGRAM_FAILURE, CL_INVALID_BINARY, CL_OUT_OF_RESOURCES}) {
+    SCOPED_TRACE(status);
+    const auto runtime = make_runtime();
+    const FailingBuilds failing(status, kLargestTile);
+    EXPECT_EQ(prefill_kernel(*runtime), "prefill_gpu__r16_kv32");
+    EXPECT_EQ(prefill_kernel(*runtime), "prefill_gpu__r16_kv32");
+    // A tile that is too large for the device is none that failed to build.
+    const bool told = status != CL_OUT_OF_RESOURCES;
+    const std::vector<std::string> failures = runtime->build_failures();
+    ASSERT_EQ(failures.size(), told ? 1U : 0U);
+    if (!told) continue;
+    EXPECT_THAT(failures[0], HasSubstr("prefill_gpu__r64_kv32: building prefill_gpu.cl"));
+  }
+}
+
+TEST_P(BuildFailures, WhatIsNotTheTilesIsNoReasonForASmallerOne) {
+  options_.kernel_dir.clear();
+  for (const cl_int status :
+       {CL_OUT_OF_HOST_MEMORY, CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_DEVICE_NOT_AVAILABLE}) {
+    SCOPED_TRACE(status);
+    const auto runtime = make_runtime();
+    const FailingBuilds failing(status, kLargestTile);
+    EXPECT_THAT(error_text([&] { prefill_kernel(*runtime); }, ErrorCode::kOpenCL),
+                HasSubstr(fmt::format("({})", status)));
+    EXPECT_TRUE(runtime->build_failures().empty());
+  }
+}
+
+// A8: layers that share a context share its refusals.
+TEST(BuildFailuresOfLayers, TheNextLayerBuildsNothing) {
+  const auto& shared = attention_test::all_contexts().at(0);
+  const auto context = Context::adopt(shared->handle(), shared->device());
+  const FailingBuilds failing(CL_BUILD_PROGRAM_FAILURE, "");
+  LayerRegistry layers;
+  const auto refusal = [&](const char* name) {
+    return error_text([&] { Attention(context, layers, layer_test::layer_options(name)); },
+                      ErrorCode::kUnsupported);
+  };
+  const std::size_t before = num_builds();
+  const std::string first = refusal("layers.0");
+  EXPECT_THAT(first, HasSubstr("no prefill kernel fits this device"));
+  const std::size_t built = num_builds();
+  EXPECT_GT(built, before);
+  const std::vector<std::string> failures = context->build_failures();
+  EXPECT_FALSE(failures.empty());
+  EXPECT_EQ(std::set<std::string>(failures.begin(), failures.end()).size(), failures.size());
+  EXPECT_EQ(refusal("layers.1"), first);
+  EXPECT_EQ(num_builds(), built);
+  EXPECT_EQ(context->build_failures(), failures);
+}
+
+}  // namespace
+}  // namespace clattn::detail

@@ -1,0 +1,140 @@
+// Kernels check no buffer's end: what is smaller than its shape is refused when it is bound.
+#include <gtest/gtest.h>
+
+#include <clattn/clattn.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "device/attention_case.hpp"
+#include "support/error_text.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using attention_test::small_config;
+using clattn::Buffer;
+using clattn::TensorRef;
+
+constexpr std::int64_t kTokens = 3, kRow = 4 * 64, kStride = 300;
+
+/// One prompt of three tokens over a cache of one page, and buffers that are just large enough.
+struct Prompt {
+  explicit Prompt(const clattn::AttentionBackend& backend, const clattn::AttentionConfig& config)
+      : impl(backend.make_impl(context, config)), builder(backend.make_builder(context, config)) {
+    const std::vector<std::int32_t> starts = {0, kTokens}, lens = {kTokens}, table = {0};
+    clattn::CommonAttentionMetadata batch;
+    batch.query_start_loc = starts;
+    batch.seq_lens = lens;
+    batch.num_reqs = 1;
+    batch.num_actual_tokens = kTokens;
+    batch.block_table = table;
+    batch.block_table_stride = 1;
+    metadata = &builder->build(queue, batch);
+    cache = clattn::make_kv_cache(*context, queue, backend, config, 1);
+    queue.finish();
+  }
+  ~Prompt() { queue.finish(); }
+  Prompt(const Prompt&) = delete;
+  Prompt& operator=(const Prompt&) = delete;
+
+  /// What forward() says when `field` holds `missing` bytes less than it must.
+  std::string forward(std::string_view field = {}, std::size_t missing = 0) const {
+    const auto buffer = [&](std::string_view name, std::int64_t bytes) {
+      const auto size = static_cast<std::size_t>(bytes);
+      return context->allocate(name == field ? size - missing : size);
+    };
+    const std::int64_t elements = 8 + (kTokens - 1) * kStride + kRow;
+    const Buffer query = buffer("query", 2 * elements), output = buffer("output", 2 * elements);
+    const Buffer lse = buffer("lse", 4 * kTokens * 4);
+    const Buffer mask = buffer("custom_mask", kTokens * 16);
+    const Buffer fp8 = buffer("output_fp8", kTokens * kRow), scale = buffer("output_scale", 4);
+    clattn::ForwardOptions options;
+    if (impl->config().custom_mask) {
+      options.custom_mask = mask.handle();
+      options.custom_mask_stride = 16;
+    }
+    if (impl->config().output_fp8) {
+      options.output_fp8 = fp8.handle();
+      options.output_scale = scale.handle();
+    }
+    return test::error_text([&] {
+      impl->forward(queue, {query.handle(), 8, kStride}, cache, *metadata,
+                    {output.handle(), 8, kStride}, lse.handle(), nullptr, nullptr, options);
+      queue.finish();
+    });
+  }
+
+  const std::shared_ptr<clattn::Context> context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  std::shared_ptr<const clattn::AttentionImpl> impl;
+  std::unique_ptr<clattn::AttentionMetadataBuilder> builder;
+  const clattn::AttentionMetadata* metadata = nullptr;
+  clattn::KVCache cache;
+};
+
+TEST(TensorSizes, TensorsThatAreTooSmallAreRefusedByName) {
+  for (const char* name : {"FLASHINFER", "XFORMERS", "CLBLAST"}) {
+    SCOPED_TRACE(name);
+    const Prompt prompt(clattn::get_attn_backend(small_config(), nullptr, name), small_config());
+    EXPECT_EQ(prompt.forward(), "no error");
+    EXPECT_EQ(prompt.forward("query", 4),
+              "query: its 3 rows end at element 864, legal: the buffer's 862");
+    EXPECT_EQ(prompt.forward("output", 4),
+              "output: its 3 rows end at element 864, legal: the buffer's 862");
+    EXPECT_EQ(prompt.forward("lse", 4),
+              "lse: its 3 rows end at element 12, legal: the buffer's 11");
+  }
+}
+
+TEST(TensorSizes, ExtraTensorsThatAreTooSmallAreRefusedByName) {
+  clattn::AttentionConfig config = small_config();
+  config.custom_mask = true;
+  for (const char* name : {"FLASHINFER", "CLBLAST"}) {
+    SCOPED_TRACE(name);
+    config.output_fp8 = name != std::string_view("CLBLAST");  // which has none
+    const Prompt prompt(clattn::get_attn_backend(config, nullptr, name), config);
+    EXPECT_EQ(prompt.forward(), "no error");
+    EXPECT_EQ(prompt.forward("custom_mask", 16),
+              "custom_mask: its 3 rows end at element 35, legal: the buffer's 32");
+    if (!config.output_fp8) continue;
+    EXPECT_EQ(prompt.forward("output_fp8", 4),
+              "output_fp8: its 3 rows end at element 768, legal: the buffer's 764");
+  }
+}
+
+TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
+  clattn::AttentionConfig config = small_config();
+  config.attn_type = clattn::AttentionType::kEncoderOnly;
+  config.block_size = 0;
+  const std::vector<std::int32_t> starts = {0, kTokens}, lens = {kTokens};
+  clattn::CommonAttentionMetadata batch;
+  batch.query_start_loc = starts;
+  batch.seq_lens = lens;
+  batch.num_reqs = 1;
+  batch.num_actual_tokens = kTokens;
+  batch.causal = false;
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  for (const char* name : {"FLASHINFER", "CLBLAST"}) {
+    SCOPED_TRACE(name);
+    const auto& backend = clattn::get_attn_backend(config, nullptr, name);
+    const auto builder = backend.make_builder(context, config);
+    const auto& metadata = builder->build(queue, batch);
+    const auto impl = backend.make_impl(context, config);
+    const Buffer rows = context->allocate(kTokens * kRow * 2);
+    const Buffer keys = context->allocate(kTokens * kRow), few = context->allocate(kRow);
+    const auto forward = [&](const Buffer& key, const Buffer& value) {
+      return test::error_text([&] {
+        impl->forward_encoder(queue, {rows.handle()}, {key.handle()}, {value.handle()}, metadata,
+                              {rows.handle()});
+        queue.finish();
+      });
+    };
+    EXPECT_EQ(forward(few, keys), "key: its 3 rows end at element 384, legal: the buffer's 128");
+    EXPECT_EQ(forward(keys, few), "value: its 3 rows end at element 384, legal: the buffer's 128");
+    EXPECT_EQ(forward(keys, keys), "no error");
+  }
+}
+
+}  // namespace

@@ -1,0 +1,47 @@
+// `clattn replay`.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "robustness/program.hpp"
+
+namespace {
+
+TEST(Replay, RefusalsLeaveReportsAsTheyWere) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path json = scratch.path() / "old.json",
+                              html = scratch.path() / "new.html";
+  write_bytes(json, "an older report");
+  expect_refusal(run_program("replay --device no-such-device --json " + json.string() + " --html " +
+                             html.string()),
+                 2, "no-such-device");
+  EXPECT_EQ(read_bytes(json), "an older report");
+  EXPECT_FALSE(std::filesystem::exists(html));
+}
+
+TEST(Replay, OfNoTimeStillRunsAndVerifiesAStep) {
+  const ProgramResult result = run_program(
+      "replay --requests 1 --length-scale 0.01 --layers 1 --heads 2 --kv-heads 1 --head-size 64 "
+      "--seconds 1e-9 --verify 1e-9 --no-progress --json -");
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  EXPECT_NE(result.standard_output.find("\"steps\": 1,"), std::string::npos)
+      << result.standard_output;
+  EXPECT_EQ(result.standard_output.find("\"rows\": 0,"), std::string::npos)
+      << result.standard_output;
+}
+
+TEST(Replay, VerifiesRowsOfQuantizedCaches) {
+  for (const std::string type : {"fp8_e4m3", "fp8_e5m2", "int8"}) {
+    const ProgramResult result = run_program(
+        "replay --requests 2 --length-scale 0.01 --layers 1 --heads 2 --kv-heads 1 --head-size 64 "
+        "--verify 1 --no-progress --json - --kv-dtype " +
+        type);
+    EXPECT_EQ(result.code, 0) << type << ": " << result.standard_error;
+    const std::string& report = result.standard_output;
+    EXPECT_NE(report.find("\"kv_cache_dtype\": \"" + type), std::string::npos) << report;
+    EXPECT_EQ(report.find("\"rows\": 0,"), std::string::npos) << report;
+  }
+}
+
+}  // namespace
