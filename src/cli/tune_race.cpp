@@ -125,6 +125,14 @@ Trial TuneRace::run(const TuningRow& row, int rounds) {
   return trial;
 }
 
+double TuneRace::noise(int rounds) {
+  set_tuning(*context_, {});
+  Trial trial{.row = base_.row};
+  time(trial, rounds);
+  if (trial.state != TrialState::kTimed) return kHopeless;
+  return std::max(trial.speed_up, 1 / trial.speed_up);
+}
+
 void TuneRace::time(Trial& trial, int rounds) {
   double log_ratio = 0;
   for (std::size_t i = 0; i < defaults_.size(); ++i) {

@@ -46,6 +46,9 @@ class TuneRace {
   /// Checks a candidate, then times it if it is right: `rounds` rounds of default and candidate in
   /// turns, so that a change of the machine's speed hits both; medians of the rounds' ratios.
   Trial run(const TuningRow& row, int rounds);
+  /// How many times as fast as itself the default seems to be, or its inverse if that is more: at
+  /// least 1. Timed as a candidate is.
+  double noise(int rounds);
 
   /// Makes the default's tensors anew: where they happen to lie may favour or harm it. Leaves out
   /// batches that the device has no memory for, unless it has none for any; throws
@@ -67,6 +70,7 @@ class TuneRace {
   };
   Entrant enter(const std::function<std::unique_ptr<Workload>()>& make) const;
   std::string misfit_of(const TuningRow& row) const;
+  /// Times what the context's tuning chooses now.
   void time(Trial& trial, int rounds);
 
   std::shared_ptr<Context> context_;

@@ -46,6 +46,7 @@ class TuneSearch {
   std::vector<Trial> trials_;
   std::set<std::string> seen_;
   std::size_t num_candidates_ = 0, num_tried_ = 0, num_untried_ = 0;
+  double noise_ = 1;  ///< of the proofs: TuneRace::noise()
   std::string verdict_;
 };
 
