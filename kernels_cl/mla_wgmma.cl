@@ -45,6 +45,8 @@
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
 #include "lib/mma_tiles.clh"
+#include "lib/wgmma_results.clh"
+#include "lib/wgmma_rows.clh"
 
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "mla_wgmma.cl: the cache must hold the queries' type"
@@ -63,31 +65,12 @@
 #error "CLA_HEAD_DIM must be 256 or 512"
 #endif
 
-/* Whether some row does not see some key of a tile. */
-#define CLA_PARTLY_SEEN(tile) ((tile) < common.begin || (tile) + CLA_BLOCK_KV > common.end)
-
 /* Where tiles of keys end: there is one, all masked, also where no row sees a key. */
 #define CLA_TILES_END(keys) max((keys).end, (keys).begin + 1)
 
 #define CLA_STAGES 2 /* tiles on their way or in use */
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
 #define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
-
-/* The stage of a tile, and the parity of the phase that brings it. */
-typedef struct ClaTurn {
-  uint stage, parity;
-} ClaTurn;
-static inline ClaTurn cla_next_turn(ClaTurn turn, uint num_stages) {
-  turn.stage = turn.stage + 1 == num_stages ? 0 : turn.stage + 1;
-  turn.parity ^= turn.stage == 0;
-  return turn;
-}
-
-/* Waits until a tile has come to its stage. */
-static inline void cla_await_tile(__local ulong* full, ClaTurn turn) {
-  cla_barrier_await(full + turn.stage, turn.parity);
-  cla_fence_for_products();
-}
 
 #define CLA_LANE_ROWS 4 /* of a tile, of each of which a lane copies every eighth unit */
 #define CLA_LANE_ROW(i) (warp * 16 + 4 * (i) + lane / 8)
@@ -123,9 +106,10 @@ static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T
 }
 
 /* Brings the task's queries and tells `full`. */
-static inline void cla_bring_queries(__local uint4* q_tile, const ClaTask* task,
-                                     __global const CLA_Q_T* q, long token_stride, float scale,
-                                     __local ulong* full, uint warp, uint lane) {
+static inline void cla_bring_latent_queries(__local uint4* q_tile, const ClaTask* task,
+                                            __global const CLA_Q_T* q, long token_stride,
+                                            float scale, __local ulong* full, uint warp,
+                                            uint lane) {
   if (!cla_rows_aligned(q, token_stride) || scale < 0.0f) {
     const ClaTeam team = {0, CLA_BLOCK_ROWS, warp * 32 + lane, CLA_WARPGROUP};
     cla_start_queries(q_tile, task, team, q, 0, token_stride, scale);
@@ -140,24 +124,6 @@ static inline void cla_bring_queries(__local uint4* q_tile, const ClaTask* task,
     cla_start_row(q_tile, CLA_LANE_ROW(i), q + at, exists, lane);
   }
   cla_barrier_arrive_after_copies(full);
-}
-
-/* Stores the own half of the warp's 16 rows, which it has staged. */
-static inline void cla_store_rows(__local const uint4* staged, const ClaTask* task,
-                                  __global CLA_Q_T* out, long token_stride, uint warp, uint lane) {
-  if (!cla_rows_aligned(out, token_stride)) {
-    const ClaTeam team = {warp * 16, 16, lane, 32};
-    cla_store_results(staged, task, team, out, 0, token_stride);
-    return;
-  }
-#pragma unroll 8
-  for (uint i = 0; i < 16 * CLA_DIM_COLUMNS / 32; ++i) {
-    const uint row = warp * 16 + (i * 32 + lane) / CLA_DIM_COLUMNS;
-    const uint unit = (i * 32 + lane) % CLA_DIM_COLUMNS;
-    if (cla_row_exists(task, row))
-      *(__global uint4*)(out + cla_query_at(task, row, 0, token_stride) + 8 * unit) =
-          staged[CLA_QUERY_UNIT(row, unit)];
-  }
 }
 
 /* S = Q C^T, started. */
@@ -181,34 +147,6 @@ static inline void cla_start_pv(float* sums, const uint4* weights, uint v_tile) 
   for (uint step = 0; step < CLA_KEY_STEPS; ++step)
     cla_wgmma_values(sums, weights[step], v_tile + CLA_NEXT_ROWS(step));
   cla_wgmma_commit();
-}
-
-/* Keeps the compiler from giving their registers to others while a product may still read them. */
-static inline void cla_pin_weights(uint4* weights) {
-#pragma unroll
-  for (uint s = 0; s < CLA_KEY_STEPS; ++s)
-    asm volatile(""
-                 : "+r"(weights[s].x), "+r"(weights[s].y), "+r"(weights[s].z), "+r"(weights[s].w));
-}
-
-/* Keeps the compiler from working out before the loop what depends on a value: the registers hold
-   sums there. */
-static inline uint cla_not_ahead(uint value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-/* Whether the own half of a tile holds values that must not meet a row that does not see them:
-   keys that every row sees may hold anything; those beyond the last one are zeros. */
-static inline int cla_values_overflow(__local const uint4* v_tile, int tile, ClaRange keys,
-                                      ClaRange common, uint lid, uint name) {
-  int any = 0;
-  for (int key = (int)(lid / CLA_DIM_COLUMNS); key < min(keys.end - tile, CLA_BLOCK_KV);
-       key += CLA_WARPGROUP / CLA_DIM_COLUMNS) {
-    if (!cla_in_range(tile + key, common.begin, common.end))
-      any |= cla_unit_overflows(v_tile[CLA_TILE_UNIT((uint)key, lid % CLA_DIM_COLUMNS)]);
-  }
-  return cla_warpgroup_any(name, any);
 }
 
 /* What the first warpgroup hands to the second: words of a lane, and a factor of each row. */
@@ -245,14 +183,15 @@ static inline float2 cla_take_over(ClaHandover from, ClaTurn* turn, uint4* words
 }
 
 /* A tile's products become weights. Gives what the sums so far are to be multiplied by. */
-static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaRowState* state,
-                                      const ClaRow* rows, const ClaOptions* opt, float scale,
-                                      int first_key, int masked) {
-  const float2 factors = masked ? cla_weigh_fragment(scores, state, rows, opt, scale, first_key, 1)
-                                : cla_weigh_fragment(scores, state, rows, opt, scale, first_key, 0);
+static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaWork* work,
+                                      const ClaOptions* opt, float scale, int first_key,
+                                      int masked) {
+  const float2 bases = cla_start_weights(scores, work, opt, scale, first_key, masked);
+  const float upper = cla_weigh(scores, work->state, 0, bases.x, cla_to_logit(scale));
+  const float lower = cla_weigh(scores, work->state, 1, bases.y, cla_to_logit(scale));
 #pragma unroll
   for (uint step = 0; step < CLA_KEY_STEPS; ++step) weights[step] = cla_pack_weights(scores, step);
-  return factors;
+  return (float2)(upper, lower);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_wgmma(
@@ -278,6 +217,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
   __local float row_factors[CLA_BLOCK_ROWS];
+  __local ClaTask tasks[1]; /* comes with the queries */
   __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
   __local ulong full_words[1], empty_words[1];
 
@@ -290,7 +230,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   const uint num_tasks = (uint)num_items * CLA_HEAD_CHUNKS;
 
   if (thread == 0) {
-    cla_barrier_init(full_q, CLA_WARPGROUP);
+    cla_barrier_init(full_q, CLA_WARPGROUP + 1);
     cla_barrier_init(empty_q, 8);
     cla_barrier_init(full_words, 4);
     cla_barrier_init(empty_words, 4);
@@ -312,8 +252,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
       int page[CLA_LANE_ROWS];
       cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
       cla_barrier_await(empty_q, query_turn.parity);
-      cla_bring_queries(q_tile, &task, q + q_offset, q_token_stride, scale_log2e, full_q, warp,
-                        lane);
+      if (lid == 0) {
+        tasks[0] = task;
+        cla_barrier_arrive(full_q);
+      }
+      cla_bring_latent_queries(q_tile, &task, q + q_offset, q_token_stride, scale_log2e, full_q,
+                               warp, lane);
       query_turn = cla_next_turn(query_turn, 1);
       for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
         int next_page[CLA_LANE_ROWS];
@@ -338,54 +282,48 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   const uint own_dim = group * (CLA_HEAD_DIM / 2);
   __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
   __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
-  const ClaSideResults side = {partial_out + own_dim, partial_lse2,
-                               write_lse && group == 0 ? lse : 0};
+  const ClaResults results = {
+      {partial_out + own_dim, partial_lse2, write_lse && group == 0 ? lse : 0},
+      out,
+      out_offset + own_dim,
+      out_token_stride,
+      (uint)num_kv_heads};
   const int lane_key = (int)(2 * (lane % 4));
   const float scale = fabs(scale_log2e);
   const uint q_desc = cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS);
   const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
   const uint v_desc = cla_tile_descriptor(own_v, CLA_BLOCK_KV);
   ClaTurn turn = {0, 0}, query_turn = {0, 0}, hand_turn = {0, 0};
+  float sums[CLA_DIM_COLUMNS * 4];
+#pragma unroll
+  for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
   for (uint number = (uint)get_group_id(0); number < num_tasks; number += (uint)get_num_groups(0)) {
-    const ClaTask task = cla_task_of(meta, items_at, 1, number);
-    const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
-    const ClaRange common = cla_common_keys(&opt, &task.item, causal);
-    ClaRow rows[2];
-    ClaRowState state[2];
-    float sums[CLA_DIM_COLUMNS * 4];
     uint4 weights[CLA_KEY_STEPS];
-#pragma unroll
-    for (uint h = 0; h < 2; ++h) {
-      rows[h] = cla_row(&opt, &task, own_row + 8 * h, causal);
-      state[h].base = CLA_NEG_BIG;
-      state[h].sum = 0.0f;
-    }
-#pragma unroll
-    for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+    ClaWork work;
     cla_await_tile(full_q, query_turn);
-
-    const int tiles_end = CLA_TILES_END(keys);
-    int tile = keys.begin;
+    cla_begin_work(&work, tasks, query_turn, &opt, own_row, causal);
+    const int tiles_end = CLA_TILES_END(work.keys);
+    int tile = work.keys.begin;
     if (group == 0) {
       do { /* once, but for what is added by hand */
         float scores[CLA_KEY_COLUMNS * 4];
-        int masked = CLA_PARTLY_SEEN(tile);
+        int masked = cla_partly_seen(&work, tile);
         int by_hand;
         cla_await_tile(full_k, turn);
         cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
         cla_wgmma_await_all();
         CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
         float2 factors =
-            cla_weigh_scores(scores, weights, state, rows, &opt, scale, tile + lane_key, masked);
+            cla_weigh_scores(scores, weights, &work, &opt, scale, tile + lane_key, masked);
         cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
         cla_rescale_fragment(sums, factors);
         for (;;) {
           tile += CLA_BLOCK_KV;
           by_hand = masked && cla_values_overflow(own_v + turn.stage * CLA_TILE_UNITS,
-                                                  tile - CLA_BLOCK_KV, keys, common, lid, name);
+                                                  tile - CLA_BLOCK_KV, &work, lid, name);
           if (by_hand || tile >= tiles_end) break;
           const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
-          masked = CLA_PARTLY_SEEN(tile);
+          masked = cla_partly_seen(&work, tile);
           cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
           cla_await_tile(full_k, next);
           cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
@@ -395,14 +333,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
           if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
           cla_wgmma_await_all();
           CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
-          factors =
-              cla_weigh_scores(scores, weights, state, rows, &opt, scale, tile + lane_key, masked);
+          factors = cla_weigh_scores(scores, weights, &work, &opt, scale, tile + lane_key, masked);
           cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
           cla_rescale_fragment(sums, factors);
           turn = next;
         }
         if (by_hand) {
-          cla_add_seen_values(sums, weights, rows, own_v + turn.stage * CLA_TILE_UNITS,
+          cla_add_seen_values(sums, weights, work.rows, own_v + turn.stage * CLA_TILE_UNITS,
                               tile - CLA_BLOCK_KV, lane);
           cla_warp_barrier(); /* values read -> told to be empty */
         } else {
@@ -413,8 +350,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
         if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
         turn = cla_next_turn(turn, CLA_STAGES);
       } while (tile < tiles_end);
-      const uint4 ends =
-          as_uint4((float4)(state[0].base, state[0].sum, state[1].base, state[1].sum));
+      const uint4 ends = as_uint4(
+          (float4)(work.state[0].base, work.state[0].sum, work.state[1].base, work.state[1].sum));
       cla_hand_over(handover, &hand_turn, &ends, 1, (float2)(1.0f), lid);
     } else {
       do {
@@ -422,8 +359,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
         cla_await_tile(full_k, turn);
         cla_rescale_fragment(sums,
                              cla_take_over(handover, &hand_turn, weights, CLA_KEY_STEPS, lid));
-        if (CLA_PARTLY_SEEN(tile) && cla_values_overflow(v_tile, tile, keys, common, lid, name)) {
-          cla_add_seen_values(sums, weights, rows, v_tile, tile, lane);
+        if (cla_partly_seen(&work, tile) && cla_values_overflow(v_tile, tile, &work, lid, name)) {
+          cla_add_seen_values(sums, weights, work.rows, v_tile, tile, lane);
           cla_warp_barrier(); /* values read -> told to be empty */
         } else {
           cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
@@ -436,22 +373,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
       } while (tile < tiles_end);
       uint4 ends;
       cla_take_over(handover, &hand_turn, &ends, 1, lid);
-      state[0].base = as_float(ends.x);
-      state[0].sum = as_float(ends.y);
-      state[1].base = as_float(ends.z);
-      state[1].sum = as_float(ends.w);
+      work.state[0].base = as_float(ends.x);
+      work.state[0].sum = as_float(ends.y);
+      work.state[1].base = as_float(ends.z);
+      work.state[1].sum = as_float(ends.w);
     }
 
-    const uint finished_row = cla_not_ahead(own_row);
-#pragma unroll
-    for (uint h = 0; h < 2; ++h)
-      cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, own_q, finished_row + 8 * h, state[h],
-                     sums + 2 * h, lane);
-    if (task.item.partial_row < 0) {
-      cla_warp_barrier(); /* results staged -> stored */
-      cla_store_rows(own_q, &task, out + out_offset + own_dim, out_token_stride, finished_row / 16,
-                     lane);
-    }
+    cla_end_rows(&work.task, work.state, &opt, &results, own_q, sums, warp * 16, lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
     if (lane == 0) cla_barrier_arrive(empty_q);

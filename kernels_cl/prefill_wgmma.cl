@@ -81,12 +81,6 @@
 #define CLA_STAGES 2
 #define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 ? 1 : 2)
 
-/* Waits until a tile has come to its stage. */
-static inline void cla_await_tile(__local ulong* full, ClaTurn turn) {
-  cla_barrier_await(full + turn.stage, turn.parity);
-  cla_fence_for_products();
-}
-
 /* S = Q K^T, started. */
 static inline void cla_start_qk(float* scores, uint q_tile, uint k_tile) {
   q_tile = cla_shuffle_from(q_tile, 0);
@@ -123,14 +117,6 @@ static inline void cla_await_turn(uint group) {
 }
 static inline void cla_give_turn(uint group) {
   if (CLA_CONSUMERS > 1) cla_named_barrier_arrive(CLA_TURN_NAME(group + 1), 2 * CLA_WARPGROUP);
-}
-
-/* Keeps the compiler from giving their registers to others while a product may still read them. */
-static inline void cla_pin_weights(uint4* weights) {
-#pragma unroll
-  for (uint s = 0; s < CLA_KEY_STEPS; ++s)
-    asm volatile(""
-                 : "+r"(weights[s].x), "+r"(weights[s].y), "+r"(weights[s].z), "+r"(weights[s].w));
 }
 
 /* Stores what the work-item has made of its rows, so that the assembler does not move that behind
