@@ -17,18 +17,21 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json options_json(const BenchModel& model) {
-  return {{"heads", model.heads},
-          {"kv_heads", model.kv_heads},
-          {"head_size", model.head_size},
-          {"block_size", model.block_size},
-          {"rope_dim", model.rope_dim},
-          {"window", model.window},
-          {"soft_cap", model.soft_cap},
-          {"scale", model.scale},
-          {"sinks", model.sinks},
-          {"dtype", to_string(model.dtype)},
-          {"kv_dtype", to_string(model.kv_dtype)},
-          {"family", to_string(model.family)}};
+  Json json = {{"heads", model.heads},
+               {"kv_heads", model.kv_heads},
+               {"head_size", model.head_size},
+               {"block_size", model.block_size},
+               {"rope_dim", model.rope_dim},
+               {"window", model.window},
+               {"soft_cap", model.soft_cap},
+               {"scale", model.scale},
+               {"sinks", model.sinks},
+               {"dtype", to_string(model.dtype)},
+               {"kv_dtype", to_string(model.kv_dtype)},
+               {"family", to_string(model.family)},
+               {"op", to_string(model.op)}};
+  if (model.layout) json["layout"] = to_string(*model.layout);
+  return json;
 }
 
 /// Equal neighbours together: [[count, query_len, seq_len], ...].

@@ -15,6 +15,7 @@ namespace {
 
 using clattn::DType;
 using clattn::cli::BenchShape;
+using clattn::cli::CacheOp;
 using clattn::cli::parse_shapes;
 
 const std::string kModel = "model m heads=8 kv_heads=2 head_size=64 dtype=bf16\n";
@@ -61,6 +62,28 @@ TEST(BenchShapes, ReadsBatchesAsVllmWritesThemAndPutsDecodesFirst) {
   EXPECT_EQ(shapes[0].num_tokens(), 3 + 2 * 2048 + 3);
 }
 
+TEST(BenchShapes, RowsNameCacheOperationsAndLayouts) {
+  const auto shapes = parse_shapes(kModel +
+                                       "cache cpu 8q64\ncache cpu 8q64 op=copy_blocks\n"
+                                       "cache cpu 8q64 op=reshape_and_cache layout=HND\n",
+                                   "f");
+  EXPECT_EQ(shapes[0].model.op, CacheOp::kWrite);
+  EXPECT_EQ(shapes[1].model.op, CacheOp::kCopyBlocks);
+  EXPECT_EQ(shapes[2].model.op, CacheOp::kReshapeAndCache);
+  EXPECT_FALSE(shapes[1].model.layout.has_value());
+  EXPECT_EQ(shapes[2].model.layout, clattn::KVCacheLayout::kHND);
+  EXPECT_EQ(shapes[1].name(), "m/cache/8q64/op=copy_blocks");
+}
+
+TEST(BenchShapes, BatchesOfManyPartsHaveNames) {
+  const auto shapes = parse_shapes(
+      "batch trace q1s374 q1s396_2q1s9\nbatch trace q1s7\n" + kModel + "decode cpu trace\n", "f");
+  EXPECT_EQ(shapes.at(0).name(), "m/decode/trace");
+  std::vector<int> lengths;
+  for (const auto& request : shapes[0].requests) lengths.push_back(request.seq_len);
+  EXPECT_EQ(lengths, (std::vector<int>{374, 396, 9, 9, 7}));
+}
+
 struct BadLine {
   const char* line;
   const char* says;
@@ -69,7 +92,7 @@ struct BadLine {
 TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
   const BadLine rows[] = {
       {"decoed cpu q1",
-       "f:2: suite: 'decoed', legal: model or decode, prefill, mixed, spec, cache"},
+       "f:2: suite: 'decoed', legal: model, batch or decode, prefill, mixed, spec, cache"},
       {"decode cpu", "f:2: row: 'decode', legal: SUITE SETS BATCH"},
       {"decode cpu,tpu q1", "f:2: sets: 'tpu', legal: quick, cpu and gpu"},
       {"decode cpu, q1", "f:2: sets: '', legal"},
@@ -88,6 +111,15 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
       {"decode cpu q1 rope_dim=64", "f:2: rope_dim: '64', legal: less than head_size, 64"},
       {"decode cpu q1 soft_cap=nan", "f:2: soft_cap: 'nan', legal"},
       {"decode cpu q1 dtype=int8", "f:2: dtype: 'int8', legal: f32, f16 or bf16"},
+      {"cache cpu q1 op=copy", "f:2: op: 'copy', legal: write, reshape_and_cache, append"},
+      {"cache cpu q1 op=gather", "f:2: op: 'gather', legal: of latent attention"},
+      {"cache cpu q1 op=reshape_and_cache rope_dim=8",
+       "f:2: op: 'reshape_and_cache', legal: not of latent attention"},
+      {"cache cpu q1 op=swap_in", "f:2: batch: 'q1', legal: two pages or more"},
+      {"decode cpu q1 op=append", "f:2: op: 'append', legal: in rows of suite cache"},
+      {"cache cpu q1 layout=NDH", "f:2: layout: 'NDH', legal: NHD, HND or HDN"},
+      {"batch b", "f:2: batch: '', legal: batch NAME BATCH..."},
+      {"batch b q1 q0\ndecode cpu b", "f:3: batch: 'q1_q0'"},
       {"decode cpu q1 sinks=1", "f:2: sinks: '1', legal: yes or no"},
       {"model", "f:2: model: '', legal: model NAME"},
       {"model x heads=4", "f:2: kv_heads: 'missing', legal"},
