@@ -254,10 +254,9 @@ class GatherWorkload final : public Workload {
                           static_cast<std::size_t>(token / batch.block_size)];
     const std::int64_t from = cache_.cache.key_at(block, token % batch.block_size, 0, 0);
     std::vector<std::byte> got(width_ * element_size_bytes(dtype_));
-    const auto row = static_cast<std::size_t>(starts_[request] + token);
-    queue_.read(
-        output_, got,
-        static_cast<std::size_t>(first_element()) * element_size_bytes(dtype_) + row * got.size());
+    const auto first = static_cast<std::size_t>(first_element()) * element_size_bytes(dtype_);
+    const auto row = static_cast<std::size_t>(starts_[request]) + static_cast<std::size_t>(token);
+    queue_.read(output_, got, first + row * got.size());
     deviation.merge(
         compare_bytes(got, stored(source_, dtype_, static_cast<std::size_t>(from), width_)));
   }

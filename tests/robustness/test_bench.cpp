@@ -181,7 +181,7 @@ TEST(Bench, BackendsStandSideBySide) {
 
 TEST(Bench, RefusesWithOneLine) {
   expect_refusal(run_program("bench --quick --model no-such-model"), 2,
-                 "--model: 'no-such-model' is unknown; one of all, deepseek-v3");
+                 "--model: 'no-such-model' is unknown; one of all, aims, deepseek-v3");
   expect_refusal(run_program("bench --quick --filter no-such-row"), 2,
                  "no row of set quick is of models llama-3-8b, with 'no-such-row' in its name");
   expect_refusal(run_program("bench spec --quick --filter no-such-row"), 2,
