@@ -261,27 +261,32 @@ void check_op(const BenchShape& shape) {
   }
 }
 
-BenchShape parse_row(const BenchModel* model, const NamedBatches& batches,
-                     std::span<const std::string> words) {
+/// A line's rows, one a batch of its list.
+std::vector<BenchShape> parse_rows(const BenchModel* model, const NamedBatches& batches,
+                                   std::span<const std::string> words) {
   const std::string& suite = words[0];
   if (!contains(bench_suites(), suite)) {
     throw Fault{"suite", suite, fmt::format("model, batch or {}", fmt::join(bench_suites(), ", "))};
   }
   if (model == nullptr) throw Fault{"suite", suite, "a model line before the first row"};
   if (words.size() < 3) throw Fault{"row", suite, "SUITE SETS BATCH [KEY=VALUE...]"};
-  const auto named = batches.find(words[2]);
-  BenchShape shape{.model = *model,
-                   .suite = suite,
-                   .batch = words[2],
-                   .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
-                   .sets = split(words[1], ','),
-                   .requests = parse_batch(named == batches.end() ? words[2] : named->second)};
-  for (const std::string& set : shape.sets) {
-    if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
+  std::vector<BenchShape> shapes;
+  for (const std::string& batch : split(words[2], ',')) {
+    const auto named = batches.find(batch);
+    BenchShape shape{.model = *model,
+                     .suite = suite,
+                     .batch = batch,
+                     .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
+                     .sets = split(words[1], ','),
+                     .requests = parse_batch(named == batches.end() ? batch : named->second)};
+    for (const std::string& set : shape.sets) {
+      if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
+    }
+    apply_options(shape.model, words.subspan(3));
+    check_op(shape);
+    shapes.push_back(std::move(shape));
   }
-  apply_options(shape.model, words.subspan(3));
-  check_op(shape);
-  return shape;
+  return shapes;
 }
 
 }  // namespace
@@ -370,9 +375,11 @@ std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view nam
         add_batch(batches, words);
         continue;
       }
-      shapes.push_back(parse_row(model ? &*model : nullptr, batches, words));
-      if (!names.insert(shapes.back().name()).second) {
-        throw Fault{"row", shapes.back().name(), "each row once; name several sets in one row"};
+      for (BenchShape& shape : parse_rows(model ? &*model : nullptr, batches, words)) {
+        if (!names.insert(shape.name()).second) {
+          throw Fault{"row", shape.name(), "each row once; name several sets in one row"};
+        }
+        shapes.push_back(std::move(shape));
       }
     } catch (const Fault& fault) {
       throw Error(ErrorCode::kInvalidArgument,

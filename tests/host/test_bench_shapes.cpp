@@ -84,6 +84,56 @@ TEST(BenchShapes, BatchesOfManyPartsHaveNames) {
   EXPECT_EQ(lengths, (std::vector<int>{374, 396, 9, 9, 7}));
 }
 
+TEST(BenchShapes, ALineMayListBatches) {
+  const auto shapes =
+      parse_shapes(kModel + "decode cpu,gpu q1s1k,8q1s2k kv_dtype=int8\ndecode gpu q1s1k\n", "f");
+  ASSERT_EQ(shapes.size(), 3U);
+  EXPECT_EQ(shapes[0].name(), "m/decode/q1s1k/kv_dtype=int8");
+  EXPECT_EQ(shapes[1].name(), "m/decode/8q1s2k/kv_dtype=int8");
+  EXPECT_EQ(shapes[1].num_reqs(), 8);
+  EXPECT_TRUE(shapes[1].in_set("gpu"));
+}
+
+/// The upstream benchmarks that docs/benchmark.md speaks of: some row of each, by its name.
+TEST(BenchShapes, UpstreamBenchmarksAreThere) {
+  std::set<std::string> names, suites;
+  for (const char* file :
+       {"upstream-vllm.txt", "upstream-flashinfer.txt", "upstream-xformers.txt"}) {
+    std::ostringstream text;
+    text << std::ifstream(std::string(CLATTN_SOURCE_DIR "/bench/shapes/") + file).rdbuf();
+    for (const BenchShape& shape : parse_shapes(text.str(), file)) {
+      names.insert(shape.name());
+      suites.insert(shape.suite);
+    }
+  }
+  EXPECT_EQ(suites, (std::set<std::string>{"decode", "prefill", "mixed", "spec", "cache"}));
+  for (const char* name : {"vllm-paged-attention/decode/8q1s4k",
+                           "vllm-paged-attention/decode/8q1s4k/head_size=112",
+                           "vllm-paged-attention/decode/8q1s4k/dtype=f32",
+                           "vllm-standard-attention/prefill/2q1ks4k",
+                           "vllm-standard-attention/spec/8q8s4k",
+                           "vllm-standard-decode/decode/q1s512",
+                           "vllm-standard-decode/decode/256q1s32k",
+                           "vllm-standard-decode/decode/64q1s4k/heads=128",
+                           "vllm-standard-decode/decode/64q1s4k/heads=8/kv_heads=1/head_size=64",
+                           "vllm-standard-prefill/prefill/16q32k",
+                           "vllm-standard-prefill/prefill/4q2k/kv_heads=1",
+                           "vllm-mla-decode/decode/32q1s32k/heads=16",
+                           "vllm-mla-decode/spec/16q16s4k",
+                           "vllm-mla-decode/mixed/2q1k_16q4s1k_16q1s1k",
+                           "vllm-trtllm/decode/256q1s128k",
+                           "vllm-trtllm/prefill/16q16ks32k",
+                           "flashinfer-batch-decode/decode/512q1s16k",
+                           "flashinfer-batch-decode/decode/q1s512/kv_dtype=fp8_e4m3",
+                           "flashinfer-append/cache/q4993_7q1/op=append/heads=8/kv_heads=1",
+                           "flashinfer-samples/decode/16q1s1k/head_size=512",
+                           "flashinfer-samples/prefill/q1k",
+                           "xformers-attn-decoding/decode/256q1s256/kv_heads=2",
+                           "xformers-attn-decoding/decode/q1s128k"}) {
+    EXPECT_TRUE(names.count(name)) << name;
+  }
+}
+
 struct BadLine {
   const char* line;
   const char* says;
@@ -118,6 +168,8 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
       {"cache cpu q1 op=swap_in", "f:2: batch: 'q1', legal: two pages or more"},
       {"decode cpu q1 op=append", "f:2: op: 'append', legal: in rows of suite cache"},
       {"cache cpu q1 layout=NDH", "f:2: layout: 'NDH', legal: NHD, HND or HDN"},
+      {"decode cpu q1,q0", "f:2: batch: 'q0'"},
+      {"decode cpu q1,", "f:2: batch: ''"},
       {"batch b", "f:2: batch: '', legal: batch NAME BATCH..."},
       {"batch b q1 q0\ndecode cpu b", "f:3: batch: 'q1_q0'"},
       {"decode cpu q1 sinks=1", "f:2: sinks: '1', legal: yes or no"},
