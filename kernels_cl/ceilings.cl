@@ -1,8 +1,9 @@
-/* The ceilings of a device: streaming read, read of pages in random order, f32 multiply-add.
+/* The ceilings of a device: streaming read, read of pages in random order, copy, f32 multiply-add.
 
    read:  sums[g] = sum of a contiguous range of `vectors_per_group` vectors; lanes stride through
    it together, so that a group of one work-item reads in order and a wide group reads coalesced.
    page_read:  the same over the pages of 4096 bytes that `order` names, four at a time.
+   copy:  the ranges of all groups go, one behind the other, to what follows them.
    fma:   twelve independent chains  x = x * a + b  in each work-item, `steps` long.
 
    macro        | unit       | legal values
@@ -71,6 +72,25 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ce
     }
   }
   sums[group * CLA_WG_SIZE + (size_t)lane] = (sum0 + sum1) + (sum2 + sum3);
+}
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ceiling_copy(
+    __global ClaVector* data,  // [2, groups, vectors_per_group]: from, to
+    int vectors_per_group)     // a multiple of 4 * CLA_WG_SIZE
+{
+  const size_t begin = get_group_id(0) * (size_t)vectors_per_group + get_local_id(0);
+  __global const ClaVector* restrict from = data + begin;
+  __global ClaVector* restrict to = data + get_num_groups(0) * (size_t)vectors_per_group + begin;
+  for (int i = 0; i < vectors_per_group; i += 4 * CLA_WG_SIZE) {
+    const ClaVector v0 = from[i];
+    const ClaVector v1 = from[i + CLA_WG_SIZE];
+    const ClaVector v2 = from[i + 2 * CLA_WG_SIZE];
+    const ClaVector v3 = from[i + 3 * CLA_WG_SIZE];
+    to[i] = v0;
+    to[i + CLA_WG_SIZE] = v1;
+    to[i + 2 * CLA_WG_SIZE] = v2;
+    to[i + 3 * CLA_WG_SIZE] = v3;
+  }
 }
 
 /* Twelve chains: enough to cover the latency of a multiply-add on the CPUs and GPUs known, and few

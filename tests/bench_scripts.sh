@@ -96,7 +96,7 @@ compared 0 'row   0.500   0.500 ... 0.500  faster' '20 40 60' '10 20 30'
 compared 0 'row   1.260   0.466 ... 3.405  undecided' '10 10 10' '10 10 20'
 compared 0 '0 of 1 rows are slower by more than 5.0%, 1 undecided' '10 10 10' '10 10 20'
 
-# What compare_torch.py asks of torch before it touches a tensor; every row is of latent attention.
+# What compare_torch.py asks of torch before it touches a tensor; every row has a cache of 8 bits.
 mkdir -p "$work/python/torch/nn"
 cat > "$work/python/torch/__init__.py" <<'TEXT'
 import types
@@ -112,6 +112,7 @@ program "$work/clattn" <<'TEXT'
 echo "clattn threads $POCL_MAX_PTHREAD_COUNT" >&2
 case $* in
   *slow*) echo 'a measured row' && exec sleep 60 ;;
+  *late*) correct=true late=yes ;;
   *bad*) echo 'clattn: no such row' >&2 && exit 2 ;;
   *wrong*) correct=false ;;
   *) correct=true ;;
@@ -119,8 +120,9 @@ esac
 while [ "$1" != --json ]; do shift; done
 cat > "$2" <<JSON
 {"commit": "abc$POCL_MAX_PTHREAD_COUNT", "device": {"name": "d"}, "rows": [{"name": "row", "median_us": 200,
- "p10_us": 190, "p90_us": 220, "correct": $correct, "options": {"rope_dim": 64}}]}
+ "p10_us": 190, "p90_us": 220, "correct": $correct, "options": {"dtype": "f16", "kv_dtype": "int8"}}]}
 JSON
+[ -z "${late:-}" ] || exec sleep 60
 [ $correct = true ]
 TEXT
 torch() {  # CODE TEXT ARGUMENT...
@@ -136,12 +138,18 @@ torch 2 'compare_torch: --clattn: ' --clattn /nowhere
 torch 2 'finds no CUDA device' --device cuda
 torch 2 'exit code 2: ' --filter bad
 torch 2 'a measured row' --filter slow --budget-seconds 1
-torch 2 'clattn bench alone took the 1 s of --budget-seconds' --filter slow --budget-seconds 1
+torch 2 'clattn bench took its 0.6 s of --budget-seconds before a row' --filter slow --budget-seconds 1
+torch 0 'clattn bench took its 0.6 s of --budget-seconds; its rows' --filter late --budget-seconds 1
+torch 0 '200.0 -5..+10%' --filter late --budget-seconds 1 --json "$work/late.json"
+grep -q '"median_us": 200' "$work/late.json" || fail 'nothing written when time was over'
+torch 2 "--peer: none with cudnn in its name, there are sdpa, sdpa-folded, sdpa-gather" --peer cudnn
+torch 0 'row, sdpa-gather: 0.0 s, 0.0 of them before timing: a cache of int8' --verbose --peer gather
+grep -q 'row, sdpa:' "$work/log" && fail 'measured a peer that --peer leaves out'
 torch 1 'clattn WRONG' --filter wrong
 torch 0 'torch threads 3' --threads 3
 torch 0 'clattn abc3 on d' --threads 3
 torch 0 '200.0 -5..+10%' --threads 3
-torch 0 'no time of sdpa in 1 rows (row, ...): latent attention' --threads 3
+torch 0 'no time of sdpa in 1 rows (row, ...): a cache of int8 under f16' --threads 3
 expect 2 'cannot import torch (not today)' env PYTHONPATH="$work/none" python3 \
   "$bench/compare_torch.py" --clattn "$work/clattn"
 

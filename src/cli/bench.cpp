@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -185,6 +186,17 @@ Wanted check(Arguments& arguments, const DeviceCapabilities& device) {
   return wanted;
 }
 
+void write_report(const BenchReport& report, const std::string& path) {
+  write_text(path,
+             to_json(report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+/// Whether a report can be written time and again: not to a pipe, nor to standard output.
+bool is_file(const std::string& path) {
+  return !path.empty() && path != "-" &&
+         (!std::filesystem::exists(path) || std::filesystem::is_regular_file(path));
+}
+
 void run_bench(Arguments arguments) {
   const std::shared_ptr<Context> context = Context::create(arguments.device);
   const Effort& effort = arguments.quick ? kQuick : kFull;
@@ -206,13 +218,13 @@ void run_bench(Arguments arguments) {
       report.rows.push_back(measure(context, options, shape, effort, report.ceilings));
       if (wanted.backends.size() > 1) report.rows.back().asked_backend = backend;
       if (!to_stdout) print_row(report.rows.back());
+      // So that a run that is ended early leaves what it found out.
+      if (is_file(arguments.json_file)) write_report(report, arguments.json_file);
     }
   }
   if (!to_stdout) print_notes(report);
-  if (!arguments.json_file.empty()) {
-    write_text(
-        arguments.json_file,
-        to_json(report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  if (!arguments.json_file.empty() && !is_file(arguments.json_file)) {
+    write_report(report, arguments.json_file);
   }
   const auto& rows = report.rows;
   if (std::all_of(rows.begin(), rows.end(), [](const BenchRow& r) { return !r.skipped.empty(); })) {

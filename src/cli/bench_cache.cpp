@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,14 +12,17 @@
 namespace clattn::cli {
 namespace {
 
-/// Stores the new tokens of a batch in the cache. Counted in bytes read and written, so both sides
-/// rotate: launches take turns with page sets and with runs of input rows.
+/// Stores the new tokens of a batch in the cache: as the layer does, into an x-packed pair, or by
+/// page lists. Counted in bytes read and written, so both sides rotate: launches take turns with
+/// page sets and with runs of input rows.
 class CacheWorkload final : public Workload {
  public:
   CacheWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
                 const BenchShape& shape)
       : config_(shape.model.config()),
         num_tokens_(static_cast<std::size_t>(shape.num_tokens())),
+        context_(context),
+        op_(shape.model.op),
         cache_(make_rotating_cache(context, options, shape)),
         rows_{{TiledRandom(config_.dtype, 3),
                config_.use_mla ? config_.output_head_size() : config_.head_size},
@@ -45,12 +49,17 @@ class CacheWorkload final : public Workload {
           slots_.back().push_back(batch.slot(r, i));
         }
       }
+      if (op_ == CacheOp::kAppend) lists_.push_back(upload_lists(cache_.pages_of_set(set), shape));
+    }
+    if (op_ == CacheOp::kAppend) upload_places(shape);
+    if (op_ == CacheOp::kReshapeAndCache) {
+      packed_ = split_kv_cache(cache_.cache.buffer, spec_of(config_));
     }
     const std::size_t stored = elements * element_size_bytes(config_.cache_dtype());
-    work.bytes = static_cast<double>(bytes + stored);
+    work.bytes = static_cast<double>(bytes + stored + num_tokens_ * sizeof(std::int64_t));  // slots
     touched_bytes = num_inputs_ * bytes + static_cast<std::size_t>(cache_.num_sets) * stored;
-    backend = cache_.backend->name();
-    kernels = {{.name = config_.use_mla ? "concat_and_cache_mla" : "reshape_and_cache_flash",
+    if (op_ == CacheOp::kWrite) backend = cache_.backend->name();
+    kernels = {{.name = operation(),
                 .role = "cache",
                 .work_group_size = group_size(context->capabilities())}};
   }
@@ -62,8 +71,7 @@ class CacheWorkload final : public Workload {
     for (int i = 0; i < launches; ++i) {
       set_ = (set_ + 1) % slots_.size();
       input_ = (input_ + 1) % num_inputs_;
-      impl_->write_kv_cache(queue_, input(rows_[0]), input(rows_[1]), cache_.cache,
-                            *metadata_[set_]);
+      store(input(rows_[0]), input(rows_[1]));
     }
     queue_.finish();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
@@ -79,11 +87,15 @@ class CacheWorkload final : public Workload {
       const std::int64_t slot = slots_[set_][token];
       const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
       for (std::int32_t head = 0; head < kv.num_kv_heads; ++head) {
-        const std::int64_t key = kv.key_at(block, in_block, head, 0);
-        compare_row(deviation, rows_[0], token, head, {key, kv.key_dim_stride});
-        const std::int64_t value =
-            config_.use_mla ? key + rows_[0].width : kv.value_at(block, in_block, head, 0);
-        compare_row(deviation, rows_[1], token, head, {value, 1});
+        compare_row(deviation, rows_[0], token, head, [&](std::int32_t dim) {
+          return packed_ ? packed_->key_at(block, in_block, head, dim)
+                         : kv.key_at(block, in_block, head, dim);
+        });
+        compare_row(deviation, rows_[1], token, head, [&](std::int32_t dim) {
+          if (config_.use_mla) return kv.key_at(block, in_block, head, rows_[0].width + dim);
+          return packed_ ? packed_->value_at(block, in_block, head, dim)
+                         : kv.value_at(block, in_block, head, dim);
+        });
       }
     }
     return deviation;
@@ -103,6 +115,50 @@ class CacheWorkload final : public Workload {
     const auto room =
         static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
     return std::max<std::size_t>(std::min(rotate_bytes, room) / bytes, 1);
+  }
+
+  const char* operation() const {
+    if (op_ == CacheOp::kReshapeAndCache) return "reshape_and_cache";
+    if (op_ == CacheOp::kAppend) return "append_paged_kv_cache";
+    return config_.use_mla ? "concat_and_cache_mla" : "reshape_and_cache_flash";
+  }
+
+  void store(TensorRef key, TensorRef value) const {
+    const auto tokens = static_cast<std::int64_t>(num_tokens_);
+    const AttentionMetadata& metadata = *metadata_[set_];
+    if (op_ == CacheOp::kAppend) {
+      append_paged_kv_cache(*context_, queue_, key, value, config_.dtype, cache_.cache,
+                            batch_indices_, positions_, tokens, lists_[set_]);
+    } else if (packed_) {
+      reshape_and_cache(*context_, queue_, key, value, config_.dtype, *packed_,
+                        metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
+                        tokens);
+    } else {
+      impl_->write_kv_cache(queue_, key, value, cache_.cache, metadata);
+    }
+  }
+
+  PagedKVLists upload_lists(const std::vector<std::int32_t>& pages, const BenchShape& shape) const {
+    std::vector<std::int32_t> starts = {0};
+    for (const BenchRequest& request : shape.requests) {
+      starts.push_back(starts.back() + (request.seq_len - 1) / config_.block_size + 1);
+    }
+    return {upload(*context_, queue_, std::span(pages)),
+            upload(*context_, queue_, std::span<const std::int32_t>(starts)), shape.num_reqs()};
+  }
+
+  /// Request and position of every token.
+  void upload_places(const BenchShape& shape) {
+    std::vector<std::int32_t> requests, positions;
+    for (std::int32_t r = 0; r < shape.num_reqs(); ++r) {
+      const auto [query_len, seq_len] = shape.requests[static_cast<std::size_t>(r)];
+      for (std::int32_t position = seq_len - query_len; position < seq_len; ++position) {
+        requests.push_back(r);
+        positions.push_back(position);
+      }
+    }
+    batch_indices_ = upload(*context_, queue_, std::span<const std::int32_t>(requests));
+    positions_ = upload(*context_, queue_, std::span<const std::int32_t>(positions));
   }
 
   std::int32_t group_size(const DeviceCapabilities& device) const {
@@ -125,35 +181,42 @@ class CacheWorkload final : public Workload {
     return {.buffer = rows.buffer.handle(), .offset = static_cast<std::int64_t>(element(rows, 0))};
   }
 
-  /// Where a row's elements are stored.
-  struct Stored {
-    std::int64_t first, stride;
-  };
-
+  /// `at`: the buffer's element that holds a dim; ascending.
+  template <typename At>
   void compare_row(Deviation& deviation, const Rows& rows, std::size_t token, std::int32_t head,
-                   Stored stored) const {
+                   At at) const {
     const DType type = config_.cache_dtype();
     const std::size_t size = element_size_bytes(type);
     const auto width = static_cast<std::size_t>(rows.width);
     const std::size_t from = element(rows, token) + static_cast<std::size_t>(head) * width;
     std::vector<double> expected(width);
     for (std::size_t d = 0; d < width; ++d) expected[d] = rows.source.at(from + d);
-    const std::size_t step = static_cast<std::size_t>(stored.stride) * size;
-    std::vector<std::byte> around((width - 1) * step + size), got(width * size);
-    queue_.read(cache_.cache.buffer, around, static_cast<std::size_t>(stored.first) * size);
-    for (std::size_t d = 0; d < width; ++d) std::memcpy(&got[d * size], &around[d * step], size);
+    const auto byte = [&](std::size_t d) {
+      return static_cast<std::size_t>(at(static_cast<std::int32_t>(d))) * size;
+    };
+    const std::size_t first = byte(0);
+    std::vector<std::byte> around(byte(width - 1) - first + size), got(width * size);
+    queue_.read(cache_.cache.buffer, around, first);
+    for (std::size_t d = 0; d < width; ++d) {
+      std::memcpy(&got[d * size], &around[byte(d) - first], size);
+    }
     deviation.merge(compare_bytes(got, encode_elements(type, expected)));
   }
 
   AttentionConfig config_;
   std::size_t num_tokens_;
+  std::shared_ptr<Context> context_;
+  CacheOp op_;
   RotatingCache cache_;
+  std::optional<PackedKVCache> packed_{};  // a view of the cache's memory
   Rows rows_[2];
   Queue queue_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
   std::vector<const AttentionMetadata*> metadata_;
   std::vector<std::vector<std::int64_t>> slots_;
+  std::vector<PagedKVLists> lists_;  // of the sets
+  Buffer batch_indices_, positions_;
   std::size_t num_inputs_ = 1;
   std::size_t set_ = 0, input_ = 0;  // of the last launch
 };
@@ -163,7 +226,16 @@ class CacheWorkload final : public Workload {
 std::unique_ptr<Workload> make_cache_workload(const std::shared_ptr<Context>& context,
                                               const BenchOptions& options,
                                               const BenchShape& shape) {
-  return std::make_unique<CacheWorkload>(context, options, shape);
+  switch (shape.model.op) {
+    case CacheOp::kCopyBlocks:
+    case CacheOp::kSwapOut:
+    case CacheOp::kSwapIn:
+      return make_blocks_workload(context, options, shape);
+    case CacheOp::kGather:
+      return make_gather_workload(context, options, shape);
+    default:
+      return std::make_unique<CacheWorkload>(context, options, shape);
+  }
 }
 
 }  // namespace clattn::cli

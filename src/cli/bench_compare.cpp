@@ -106,8 +106,11 @@ ComparedReport parse_report(const std::string& text, const std::string& path) {
                         .read_gb_per_s = ceilings.positive("read_gb_per_s"),
                         .page_read_gb_per_s = ceilings.positive("page_read_gb_per_s"),
                         .fma_gflop_per_s = ceilings.positive("fma_gflop_per_s")};
-  if (ceilings.has("mma_gflop_per_s"))
-    report.mma_gflop_per_s = ceilings.positive("mma_gflop_per_s");
+  for (const auto& [name, ceiling] : {std::pair{"copy_gb_per_s", &report.copy_gb_per_s},
+                                      {"mma_gflop_per_s", &report.mma_gflop_per_s},
+                                      {"wgmma_gflop_per_s", &report.wgmma_gflop_per_s}}) {
+    if (ceilings.has(name)) *ceiling = ceilings.positive(name);
+  }
   const json& rows = fields.at("rows");
   if (!rows.is_array()) refuse(path, "rows", "a list");
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -19,7 +19,8 @@ struct ComparedRow {
 struct ComparedReport {
   std::string label;  ///< the file's name without folder and extension
   std::string device, driver, platform, commit, date;
-  double read_gb_per_s = 0, page_read_gb_per_s = 0, fma_gflop_per_s = 0, mma_gflop_per_s = 0;
+  double read_gb_per_s = 0, page_read_gb_per_s = 0, fma_gflop_per_s = 0;
+  double copy_gb_per_s = 0, mma_gflop_per_s = 0, wgmma_gflop_per_s = 0;  ///< 0 = not in the file
   std::vector<std::string> names{};           ///< in the file's order, skipped rows left out
   std::map<std::string, ComparedRow> rows{};  ///< by name
 };

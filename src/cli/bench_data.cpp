@@ -20,6 +20,10 @@ std::int64_t pages_of(std::int32_t seq_len, std::int32_t block_size) {
   return (seq_len + std::int64_t{block_size} - 1) / block_size;
 }
 
+std::optional<KVCacheLayout> layout_of(const BenchOptions& options, const BenchShape& shape) {
+  return shape.model.layout ? shape.model.layout : options.layout;
+}
+
 }  // namespace
 
 TiledRandom::TiledRandom(DType dtype, std::uint32_t seed) {
@@ -69,7 +73,7 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
       std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
   const std::int64_t num_pages = result.pages_per_set * result.num_sets;
   result.cache = make_kv_cache(*context, context->create_queue(), *result.backend, config,
-                               num_pages, options.layout);
+                               num_pages, layout_of(options, shape));
   result.pages.resize(static_cast<std::size_t>(num_pages));
   std::iota(result.pages.begin(), result.pages.end(), 0);
   std::shuffle(result.pages.begin(), result.pages.end(), std::mt19937(7));
@@ -87,7 +91,8 @@ RotatingCache make_overlapping_cache(const std::shared_ptr<Context>& context,
   std::iota(result.pages.rbegin(), result.pages.rend(), 0);
   const Queue queue = context->create_queue();
   const auto make = [&](std::int64_t num_pages) {
-    return make_kv_cache(*context, queue, *result.backend, config, num_pages, options.layout);
+    return make_kv_cache(*context, queue, *result.backend, config, num_pages,
+                         layout_of(options, shape));
   };
   if (config.use_mla) {
     result.cache = make(result.pages_per_set);

@@ -8,20 +8,41 @@ std::string BenchRow::name() const {
   return asked_backend.empty() ? shape.name() : shape.name() + "/" + asked_backend;
 }
 
+namespace {
+
+/// The fastest arithmetic that the device has for a row's queries.
+struct Arithmetic {
+  const char* ceiling;
+  double gflop_per_s;
+};
+Arithmetic arithmetic_of(DType dtype, const Ceilings& ceilings) {
+  if (dtype == DType::kF32 || ceilings.mma_gflop_per_s == 0) {
+    return {"fma", ceilings.fma_gflop_per_s};
+  }
+  if (ceilings.wgmma_gflop_per_s > 0) return {"wgmma", ceilings.wgmma_gflop_per_s};
+  return {"mma", ceilings.mma_gflop_per_s};
+}
+
+bool uses_warpgroups(const BenchRow& row) {
+  return std::any_of(row.kernels.begin(), row.kernels.end(), [](const BenchKernel& kernel) {
+    return kernel.name.find("wgmma") != std::string::npos;
+  });
+}
+
+}  // namespace
+
 void judge(BenchRow& row, const Ceilings& ceilings) {
   if (row.work.bytes == 0 && row.work.flops == 0) return;
-  const bool matrix_units = ceilings.mma_gflop_per_s > 0 && row.shape.model.dtype != DType::kF32;
-  const double gflop_per_s = matrix_units ? ceilings.mma_gflop_per_s : ceilings.fma_gflop_per_s;
-  const double read_us = row.work.bytes * 1e-3 / ceilings.read_gb_per_s;
-  const double arithmetic_us = row.work.flops * 1e-3 / gflop_per_s;
-  const bool reads = read_us >= arithmetic_us;
-  row.ceiling = reads ? "read" : matrix_units ? "mma" : "fma";
-  row.rate = (reads ? row.work.bytes : row.work.flops) * 1e-3 / row.median_us;
-  const bool warpgroups = std::any_of(
-      row.kernels.begin(), row.kernels.end(),
-      [](const BenchKernel& kernel) { return kernel.name.find("wgmma") != std::string::npos; });
-  const bool bounds = reads ? !row.resident : !(matrix_units && warpgroups);
-  if (bounds) row.share = std::max(read_us, arithmetic_us) / row.median_us;
+  const bool copies = row.shape.suite == "cache" || row.shape.suite == "merge";
+  const Arithmetic arithmetic = arithmetic_of(row.shape.model.dtype, ceilings);
+  const double gb_per_s = copies ? ceilings.copy_gb_per_s : ceilings.read_gb_per_s;
+  const double memory_us = row.work.bytes * 1e-3 / gb_per_s;
+  const double arithmetic_us = row.work.flops * 1e-3 / arithmetic.gflop_per_s;
+  const bool moves = memory_us >= arithmetic_us;
+  row.ceiling = !moves ? arithmetic.ceiling : copies ? "copy" : "read";
+  row.rate = (moves ? row.work.bytes : row.work.flops) * 1e-3 / row.median_us;
+  const bool bounds = moves ? !row.resident : row.ceiling != "mma" || !uses_warpgroups(row);
+  if (bounds) row.share = std::max(memory_us, arithmetic_us) / row.median_us;
 }
 
 }  // namespace clattn::cli

@@ -190,8 +190,9 @@ std::string draw(const Reports& reports, const DotPlot& plot) {
 
 /// What a report's device reaches at so many operations a byte.
 double roof(const ComparedReport& report, double intensity) {
-  return std::min(report.read_gb_per_s * intensity,
-                  std::max(report.fma_gflop_per_s, report.mma_gflop_per_s));
+  return std::min(
+      report.read_gb_per_s * intensity,
+      std::max({report.fma_gflop_per_s, report.mma_gflop_per_s, report.wgmma_gflop_per_s}));
 }
 
 std::string draw_roofline(const Reports& reports) {
@@ -250,21 +251,32 @@ std::string draw_roofline(const Reports& reports) {
 std::string legend(const Reports& reports) {
   std::string html =
       "<table><tr><th></th><th>report</th><th>device, driver</th><th>commit</th>"
-      "<th>date</th><th class=\"n\">read</th><th class=\"n\">pages</th>"
-      "<th class=\"n\">multiply-add</th><th class=\"n\">mma.sync</th></tr>\n";
+      "<th>date</th><th class=\"n\">read</th><th class=\"n\">pages</th><th class=\"n\">copy</th>"
+      "<th class=\"n\">multiply-add</th><th class=\"n\">mma.sync</th>"
+      "<th class=\"n\">wgmma</th></tr>\n";
+  const auto cell = [](double value, std::string_view unit) {
+    const std::string text =
+        value > 0 ? fmt::format("{:.{}f} {}", value, unit == "GB/s" ? 1 : 0, unit) : "-";
+    return fmt::format("<td class=\"n\">{}</td>", text);
+  };
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const ComparedReport& report = reports[r];
-    const std::string mma =
-        report.mma_gflop_per_s > 0 ? fmt::format("{:.0f} GFLOP/s", report.mma_gflop_per_s) : "-";
     html += fmt::format(
         "<tr><td><svg viewBox=\"0 0 12 12\" "
         "style=\"width:12px;max-width:none\">{}</svg></td><td>{}</td><td>{}, "
         "{}</td><td>{}</td>"
-        "<td>{}</td><td class=\"n\">{:.1f} GB/s</td><td class=\"n\">{:.1f} GB/s</td>"
-        "<td class=\"n\">{:.0f} GFLOP/s</td><td class=\"n\">{}</td></tr>\n",
+        "<td>{}</td>",
         marker(r, 6, 6, report.label), escape(report.label), escape(report.device),
-        escape(report.driver), escape(report.commit), escape(report.date), report.read_gb_per_s,
-        report.page_read_gb_per_s, report.fma_gflop_per_s, mma);
+        escape(report.driver), escape(report.commit), escape(report.date));
+    for (const double rate :
+         {report.read_gb_per_s, report.page_read_gb_per_s, report.copy_gb_per_s}) {
+      html += cell(rate, "GB/s");
+    }
+    for (const double rate :
+         {report.fma_gflop_per_s, report.mma_gflop_per_s, report.wgmma_gflop_per_s}) {
+      html += cell(rate, "GFLOP/s");
+    }
+    html += "</tr>\n";
   }
   return html + "</table></div>\n";
 }

@@ -17,18 +17,21 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json options_json(const BenchModel& model) {
-  return {{"heads", model.heads},
-          {"kv_heads", model.kv_heads},
-          {"head_size", model.head_size},
-          {"block_size", model.block_size},
-          {"rope_dim", model.rope_dim},
-          {"window", model.window},
-          {"soft_cap", model.soft_cap},
-          {"scale", model.scale},
-          {"sinks", model.sinks},
-          {"dtype", to_string(model.dtype)},
-          {"kv_dtype", to_string(model.kv_dtype)},
-          {"family", to_string(model.family)}};
+  Json json = {{"heads", model.heads},
+               {"kv_heads", model.kv_heads},
+               {"head_size", model.head_size},
+               {"block_size", model.block_size},
+               {"rope_dim", model.rope_dim},
+               {"window", model.window},
+               {"soft_cap", model.soft_cap},
+               {"scale", model.scale},
+               {"sinks", model.sinks},
+               {"dtype", to_string(model.dtype)},
+               {"kv_dtype", to_string(model.kv_dtype)},
+               {"family", to_string(model.family)},
+               {"op", to_string(model.op)}};
+  if (model.layout) json["layout"] = to_string(*model.layout);
+  return json;
 }
 
 /// Equal neighbours together: [[count, query_len, seq_len], ...].
@@ -96,7 +99,7 @@ Json row_json(const BenchRow& row) {
 std::string rate_text(const BenchRow& row) {
   if (row.ceiling.empty()) return "host time";
   const std::string share = row.share ? fmt::format("{:3.0f}% of {}", *row.share * 100, row.ceiling)
-                            : row.resident && row.ceiling == "read"
+                            : row.resident && row.moves_bytes()
                                 ? "in cache"
                                 : fmt::format("  - of {}", row.ceiling);
   return fmt::format("{:9.1f} {:7} {}", row.rate, row.rate_unit(), share);
@@ -107,9 +110,13 @@ std::string rate_text(const BenchRow& row) {
 Json to_json(const BenchReport& report) {
   Json ceilings = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
                    {"page_read_gb_per_s", report.ceilings.page_read_gb_per_s},
+                   {"copy_gb_per_s", report.ceilings.copy_gb_per_s},
                    {"fma_gflop_per_s", report.ceilings.fma_gflop_per_s}};
   if (report.ceilings.mma_gflop_per_s > 0) {
     ceilings["mma_gflop_per_s"] = report.ceilings.mma_gflop_per_s;
+  }
+  if (report.ceilings.wgmma_gflop_per_s > 0) {
+    ceilings["wgmma_gflop_per_s"] = report.ceilings.wgmma_gflop_per_s;
   }
   Json json = {{"format", "clattn-bench"},
                {"schema_version", kBenchSchemaVersion},
@@ -126,16 +133,18 @@ Json to_json(const BenchReport& report) {
 }
 
 void print_header(const BenchReport& report) {
+  const auto matrix = [](const char* name, double gflop_per_s) {
+    return gflop_per_s > 0 ? fmt::format(", {} {:.1f} GFLOP/s", name, gflop_per_s) : "";
+  };
   const Ceilings& ceilings = report.ceilings;
   fmt::print("{} ({}), driver {}, clattn {} {}\n", report.device.name, report.device.platform_name,
              report.device.driver_version, CLATTN_VERSION, commit());
   fmt::print(
-      "ceilings: streaming read {:.1f} GB/s, pages in random order {:.1f} GB/s, f32 "
-      "multiply-add {:.1f} GFLOP/s{}\n\n",
-      ceilings.read_gb_per_s, ceilings.page_read_gb_per_s, ceilings.fma_gflop_per_s,
-      ceilings.mma_gflop_per_s > 0
-          ? fmt::format(", mma.sync {:.1f} GFLOP/s", ceilings.mma_gflop_per_s)
-          : "");
+      "ceilings: streaming read {:.1f} GB/s, pages in random order {:.1f} GB/s, copy {:.1f} GB/s "
+      "read and written, f32 multiply-add {:.1f} GFLOP/s{}{}\n\n",
+      ceilings.read_gb_per_s, ceilings.page_read_gb_per_s, ceilings.copy_gb_per_s,
+      ceilings.fma_gflop_per_s, matrix("mma.sync", ceilings.mma_gflop_per_s),
+      matrix("wgmma", ceilings.wgmma_gflop_per_s));
   fmt::print("{:44} {:>12} {:>12}  {:34} {:>9} {:>5}\n", "model/suite/batch", "median us",
              "p10-p90", "rate, of ceiling", "error", "allow");
 }

@@ -19,8 +19,10 @@ struct BenchRow {
   double median_us = 0, p10_us = 0, p90_us = 0;  ///< of a launch, over the rounds
   int launches = 0, rounds = 0;                  ///< launches a round
   Work work{};
-  std::string ceiling{};  ///< "read", "fma" or "mma": what bounds the work; empty = host time
-  double rate = 0;        ///< in rate_unit()
+  /// What bounds the work: "read", "copy" (suites cache and merge), "fma", "mma" or "wgmma"; empty
+  /// = host time.
+  std::string ceiling{};
+  double rate = 0;  ///< in rate_unit()
   /// The least time that the ceiling allows, as a share of the median. None of bytes that a cache
   /// of the device holds, which say nothing about its memory.
   std::optional<double> share{};
@@ -36,12 +38,14 @@ struct BenchRow {
   bool unsteady() const { return p90_us - p10_us > 0.2 * median_us; }
   /// Whether it claims more than the ceiling by more than ceilings vary: one of the two is wrong.
   bool above_ceiling() const { return share.value_or(0) > 1.05; }
-  const char* rate_unit() const { return ceiling == "read" ? "GB/s" : "GFLOP/s"; }
+  bool moves_bytes() const { return ceiling == "read" || ceiling == "copy"; }
+  const char* rate_unit() const { return moves_bytes() ? "GB/s" : "GFLOP/s"; }
 };
 
-/// Sets ceiling, rate and share from work, median, residency and kernels. 16-bit queries are held
-/// against the matrix units where the device has them, whichever kernel ran; but for those of
-/// warpgroup products, which the measured ceiling (mma.sync) does not bound: they have no share.
+/// Sets ceiling, rate and share from work, median, residency and kernels. What only moves bytes is
+/// held against a copy. 16-bit queries are held against the fastest matrix units of the device,
+/// whichever kernel ran; where warpgroup products have no ceiling, their kernels have no share:
+/// mma.sync does not bound them.
 void judge(BenchRow& row, const Ceilings& ceilings);
 
 struct BenchReport {

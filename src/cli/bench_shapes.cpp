@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <clattn/error.hpp>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -91,6 +92,32 @@ bool set_family(BenchModel& model, std::string_view text) {
   return false;
 }
 
+constexpr std::pair<CacheOp, std::string_view> kOps[] = {
+    {CacheOp::kWrite, "write"},      {CacheOp::kReshapeAndCache, "reshape_and_cache"},
+    {CacheOp::kAppend, "append"},    {CacheOp::kCopyBlocks, "copy_blocks"},
+    {CacheOp::kSwapOut, "swap_out"}, {CacheOp::kSwapIn, "swap_in"},
+    {CacheOp::kGather, "gather"},
+};
+
+bool set_op(BenchModel& model, std::string_view text) {
+  for (const auto& [op, name] : kOps) {
+    if (name != text) continue;
+    model.op = op;
+    return true;
+  }
+  return false;
+}
+
+bool set_layout(BenchModel& model, std::string_view text) {
+  for (const KVCacheLayout layout :
+       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
+    if (to_string(layout) != text) continue;
+    model.layout = layout;
+    return true;
+  }
+  return false;
+}
+
 struct Option {
   std::string_view key;
   bool (*set)(BenchModel&, std::string_view);
@@ -109,6 +136,9 @@ constexpr Option kOptions[] = {
     {"dtype", set_dtype, "f32, f16 or bf16 (before kv_dtype)"},
     {"kv_dtype", set_kv_dtype, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8"},
     {"family", set_family, "auto, cpu, gpu or gpu_ptx"},
+    {"op", set_op,
+     "write, reshape_and_cache, append, copy_blocks, swap_out, swap_in or gather (of latent rows)"},
+    {"layout", set_layout, "NHD, HND or HDN"},
 };
 
 void apply_options(BenchModel& model, std::span<const std::string> words) {
@@ -198,27 +228,74 @@ bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-BenchShape parse_row(const BenchModel* model, std::span<const std::string> words) {
+/// Batches that have a name of their own, as parse_batch() takes them.
+using NamedBatches = std::map<std::string, std::string>;
+
+/// batch NAME BATCH...: the parts make one batch; more lines of the name add to it.
+void add_batch(NamedBatches& batches, std::span<const std::string> words) {
+  if (words.size() < 3) throw Fault{"batch", "", "batch NAME BATCH..."};
+  std::string& batch = batches[words[1]];
+  for (const std::string& part : words.subspan(2)) batch += (batch.empty() ? "" : "_") + part;
+}
+
+/// Whether the suite, the cache and the batch are ones that the row's operation takes.
+void check_op(const BenchShape& shape) {
+  const CacheOp op = shape.model.op;
+  const std::string name(to_string(op));
+  if (op == CacheOp::kWrite) return;
+  if (shape.suite != "cache") throw Fault{"op", name, "in rows of suite cache"};
+  const bool latent = shape.model.rope_dim > 0;
+  if (op == CacheOp::kGather) {
+    if (!latent) throw Fault{"op", name, "of latent attention"};
+    return;
+  }
+  if (op == CacheOp::kReshapeAndCache || op == CacheOp::kAppend) {
+    if (latent) throw Fault{"op", name, "not of latent attention"};
+    return;
+  }
+  const auto more_than_a_page = [&](const BenchRequest& request) {
+    return request.seq_len > shape.model.block_size;
+  };
+  if (shape.num_reqs() < 2 && !more_than_a_page(shape.requests.front())) {
+    throw Fault{"batch", shape.batch, "two pages or more, half of which are copied"};
+  }
+}
+
+/// A line's rows, one a batch of its list.
+std::vector<BenchShape> parse_rows(const BenchModel* model, const NamedBatches& batches,
+                                   std::span<const std::string> words) {
   const std::string& suite = words[0];
   if (!contains(bench_suites(), suite)) {
-    throw Fault{"suite", suite, fmt::format("model or {}", fmt::join(bench_suites(), ", "))};
+    throw Fault{"suite", suite, fmt::format("model, batch or {}", fmt::join(bench_suites(), ", "))};
   }
   if (model == nullptr) throw Fault{"suite", suite, "a model line before the first row"};
   if (words.size() < 3) throw Fault{"row", suite, "SUITE SETS BATCH [KEY=VALUE...]"};
-  BenchShape shape{.model = *model,
-                   .suite = suite,
-                   .batch = words[2],
-                   .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
-                   .sets = split(words[1], ','),
-                   .requests = parse_batch(words[2])};
-  for (const std::string& set : shape.sets) {
-    if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
+  std::vector<BenchShape> shapes;
+  for (const std::string& batch : split(words[2], ',')) {
+    const auto named = batches.find(batch);
+    BenchShape shape{.model = *model,
+                     .suite = suite,
+                     .batch = batch,
+                     .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
+                     .sets = split(words[1], ','),
+                     .requests = parse_batch(named == batches.end() ? batch : named->second)};
+    for (const std::string& set : shape.sets) {
+      if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
+    }
+    apply_options(shape.model, words.subspan(3));
+    check_op(shape);
+    shapes.push_back(std::move(shape));
   }
-  apply_options(shape.model, words.subspan(3));
-  return shape;
+  return shapes;
 }
 
 }  // namespace
+
+std::string_view to_string(CacheOp op) {
+  return std::find_if(std::begin(kOps), std::end(kOps),
+                      [op](const auto& known) { return known.first == op; })
+      ->second;
+}
 
 AttentionConfig BenchModel::config() const {
   AttentionConfig config;
@@ -280,6 +357,7 @@ std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view nam
   std::vector<BenchShape> shapes;
   std::set<std::string> names;
   std::optional<BenchModel> model;
+  NamedBatches batches;
   std::istringstream lines{std::string(text)};
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
@@ -293,9 +371,15 @@ std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view nam
         model = parse_model(words);
         continue;
       }
-      shapes.push_back(parse_row(model ? &*model : nullptr, words));
-      if (!names.insert(shapes.back().name()).second) {
-        throw Fault{"row", shapes.back().name(), "each row once; name several sets in one row"};
+      if (words[0] == "batch") {
+        add_batch(batches, words);
+        continue;
+      }
+      for (BenchShape& shape : parse_rows(model ? &*model : nullptr, batches, words)) {
+        if (!names.insert(shape.name()).second) {
+          throw Fault{"row", shape.name(), "each row once; name several sets in one row"};
+        }
+        shapes.push_back(std::move(shape));
       }
     } catch (const Fault& fault) {
       throw Error(ErrorCode::kInvalidArgument,

@@ -2,6 +2,7 @@
 
 #include <clattn/attention.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,17 @@ namespace clattn::cli {
 /// Query and sequence length of one request.
 struct BenchRequest {
   std::int32_t query_len, seq_len;
+};
+
+/// What a row of suite `cache` measures.
+enum class CacheOp : std::uint8_t {
+  kWrite,            ///< the layer's own write: reshape_and_cache_flash, concat_and_cache_mla
+  kReshapeAndCache,  ///< into the x-packed pair
+  kAppend,           ///< append_paged_kv_cache
+  kCopyBlocks,       ///< half of the batch's pages to the other half
+  kSwapOut,          ///< that half to pinned host memory
+  kSwapIn,           ///< and back
+  kGather,           ///< gather_and_maybe_dequant_cache of all tokens
 };
 
 /// The attention layer that a row measures; docs/benchmark.md explains the fields.
@@ -23,6 +35,8 @@ struct BenchModel {
   bool sinks = false;
   DType dtype = DType::kF16, kv_dtype = DType::kF16;
   KernelFamily family = KernelFamily::kAuto;  ///< of the kernels: the device's best, or a peer
+  CacheOp op = CacheOp::kWrite;
+  std::optional<KVCacheLayout> layout{};  ///< of the cache; nullopt = as the run has it
 
   AttentionConfig config() const;
 };
@@ -43,6 +57,9 @@ struct BenchShape {
   std::int32_t max_query_len() const;
   std::int32_t max_seq_len() const;
 };
+
+/// "write", "reshape_and_cache", ...: the values of option op.
+std::string_view to_string(CacheOp op);
 
 /// A shapes file by name.
 struct ShapesFile {

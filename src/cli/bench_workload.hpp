@@ -58,7 +58,9 @@ using MakeWorkload = std::unique_ptr<Workload>(const std::shared_ptr<Context>& c
                                                const BenchOptions& options,
                                                const BenchShape& shape);
 MakeWorkload make_attention_workload;  ///< decode, prefill, mixed, spec
-MakeWorkload make_cache_workload;
+MakeWorkload make_cache_workload;      ///< by CacheOp the two below
+MakeWorkload make_blocks_workload;     ///< copy_blocks, swap_blocks
+MakeWorkload make_gather_workload;
 MakeWorkload make_merge_workload;
 MakeWorkload make_metadata_workload;
 MakeWorkload make_startup_workload;

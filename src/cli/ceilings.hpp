@@ -10,13 +10,19 @@ struct Ceilings {
   double read_gb_per_s = 0;
   double fma_gflop_per_s = 0;
   double page_read_gb_per_s = 0;
-  double mma_gflop_per_s = 0;  ///< 0 = the device has none
+  double copy_gb_per_s = 0;      ///< bytes read plus bytes written
+  double mma_gflop_per_s = 0;    ///< 0 = the device has none
+  double wgmma_gflop_per_s = 0;  ///< 0 = the device has none
 };
 
 inline Ceilings measure_ceilings(const std::shared_ptr<clattn::Context>& context) {
   const DeviceCeilings measured = clattn::measure_ceilings(*context);
-  return {measured.read_bytes_per_s * 1e-9, measured.fma_flop_per_s * 1e-9,
-          measured.page_read_bytes_per_s * 1e-9, measured.mma_flop_per_s * 1e-9};
+  return {.read_gb_per_s = measured.read_bytes_per_s * 1e-9,
+          .fma_gflop_per_s = measured.fma_flop_per_s * 1e-9,
+          .page_read_gb_per_s = measured.page_read_bytes_per_s * 1e-9,
+          .copy_gb_per_s = measured.copy_bytes_per_s * 1e-9,
+          .mma_gflop_per_s = measured.mma_flop_per_s * 1e-9,
+          .wgmma_gflop_per_s = measured.wgmma_flop_per_s * 1e-9};
 }
 
 }  // namespace clattn::cli

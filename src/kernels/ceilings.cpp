@@ -1,17 +1,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <clattn/ceilings.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <future>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
+#include <system_error>
 #include <vector>
 
 #include "base/error.hpp"
+#include "opencl/copy.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn {
@@ -131,6 +137,110 @@ double measure_page_read(const Context& context, const Queue& queue, const Ceili
   });
 }
 
+/// Words that no two places of a copy share.
+std::vector<std::uint32_t> words_from(std::size_t first, std::size_t count) {
+  std::vector<std::uint32_t> words(count);
+  std::iota(words.begin(), words.end(), static_cast<std::uint32_t>(first));
+  return words;
+}
+
+/// Bytes per second, read and written, of copies of a target's first half to its second.
+double copy_rate(const Queue& queue, const ReadTarget& target,
+                 const std::function<void(Event&)>& launch) {
+  constexpr std::size_t kAtOnce = std::size_t{1} << 22;  // words
+  const std::size_t half_bytes = target.data.size_bytes() / 2, words = half_bytes / 4;
+  queue.fill(target.data, 0xFFFFFFFFU, half_bytes, half_bytes);
+  const std::uint64_t nanoseconds = best_ns(launch);
+  std::vector<std::uint32_t> got;
+  for (std::size_t at = 0; at < words; at += kAtOnce) {
+    got.resize(std::min(kAtOnce, words - at));
+    queue.read(target.data, std::as_writable_bytes(std::span(got)), half_bytes + at * 4);
+    if (got != words_from(at, got.size())) {
+      throw Error(ErrorCode::kOpenCL, "a copy of the ceilings left wrong words");
+    }
+  }
+  return 2.0 * static_cast<double>(half_bytes) * 1e9 / static_cast<double>(nanoseconds);
+}
+
+/// Seconds from the first to the last moment at which one of `threads` threads copied its share of
+/// a buffer of so many bytes, `times` times.
+double seconds_to_copy(std::byte* to, const std::byte* from, std::size_t size_bytes,
+                       std::size_t threads, int times) {
+  using Clock = std::chrono::steady_clock;
+  struct Span {
+    Clock::time_point begin, end;
+  };
+  const auto copy = [=](std::size_t thread) {
+    const std::size_t first = size_bytes / threads * thread;
+    const std::size_t end = thread + 1 == threads ? size_bytes : first + size_bytes / threads;
+    Span span{.begin = Clock::now(), .end = {}};
+    for (int i = 0; i < times; ++i) std::memcpy(to + first, from + first, end - first);
+    span.end = Clock::now();
+    return span;
+  };
+  std::vector<std::future<Span>> copies;
+  copies.reserve(threads);
+  for (std::size_t thread = 0; thread < threads; ++thread) {
+    copies.push_back(std::async(std::launch::async, copy, thread));
+  }
+  Span all = copies[0].get();
+  for (std::size_t thread = 1; thread < threads; ++thread) {
+    const Span own = copies[thread].get();
+    all = {std::min(all.begin, own.begin), std::max(all.end, own.end)};
+  }
+  return std::chrono::duration<double>(all.end - all.begin).count();
+}
+
+/// memcpy of half a target's bytes by as many threads as the device has compute units; 0 where the
+/// machine does not give so many. The threads write the memory first, each on its own node.
+double host_copy_rate(std::size_t half_bytes, std::size_t threads) {
+  constexpr int kTimes = 4;  // starting the threads is not to count
+  const auto from = std::make_unique_for_overwrite<std::byte[]>(half_bytes);
+  const auto to = std::make_unique_for_overwrite<std::byte[]>(half_bytes);
+  double best = std::numeric_limits<double>::infinity();
+  try {
+    seconds_to_copy(from.get(), to.get(), half_bytes, threads, 1);
+    for (int i = 0; i < kLaunches; ++i) {
+      const double seconds = seconds_to_copy(to.get(), from.get(), half_bytes, threads, kTimes);
+      best = std::min(best, seconds / kTimes);
+    }
+  } catch (const std::system_error&) {
+    return 0;
+  }
+  return 2.0 * static_cast<double>(half_bytes) / best;
+}
+
+/// The best way that there is; destroys the target's ones.
+double measure_copy(const Context& context, const Queue& queue, const CeilingShape& shape,
+                    const ReadTarget& target) {
+  constexpr std::size_t kAtOnce = std::size_t{1} << 22;  // words
+  const std::size_t half_bytes = target.data.size_bytes() / 2, words = half_bytes / 4;
+  for (std::size_t at = 0; at < words; at += kAtOnce) {
+    const auto piece = words_from(at, std::min(kAtOnce, words - at));
+    queue.write(target.data, std::as_bytes(std::span(piece)), at * 4);
+  }
+  const auto pool = context.runtime().kernel(
+      {"ceilings.cl", "clattn_ceiling_copy", options_of(shape, shape.read_vector)});
+  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  const double by_kernel = copy_rate(queue, target, [&](Event& event) {
+    pool->acquire()
+        .arg(target.data.handle())
+        .arg(static_cast<cl_int>(target.group_bytes / vector_bytes))
+        .enqueue(queue, target.groups / 2, target.group_size, &event);
+  });
+  const detail::CopyEnd from{.device = target.data.handle()};
+  const detail::CopyEnd to{.device = target.data.handle(), .offset_bytes = half_bytes};
+  const double by_driver = copy_rate(queue, target, [&](Event& event) {
+    detail::enqueue_copy(queue, from, to, half_bytes, &event);
+  });
+  const DeviceCapabilities& device = context.capabilities();
+  const double by_host =
+      device.kind == DeviceKind::kCpu
+          ? host_copy_rate(half_bytes, static_cast<std::size_t>(device.compute_units))
+          : 0;
+  return std::max({by_kernel, by_driver, by_host});
+}
+
 double measure_fma(const Context& context, const Queue& queue, const CeilingShape& shape) {
   constexpr double kFlopPerStep = 12 * 2;  // chains * (multiply, add)
   const auto group_size = static_cast<std::size_t>(shape.work_group_size);
@@ -187,6 +297,62 @@ double measure_mma(const Context& context, const Queue& queue) {
          static_cast<double>(nanoseconds);
 }
 
+/// The operands of ceilings_wgmma.cl multiplied, [128][128], after so many turns.
+std::vector<float> wgmma_products(int turns) {
+  constexpr int kSize = 128, kSteps = 64;
+  std::vector<float> products;
+  products.reserve(std::size_t{kSize} * kSize);
+  for (int row = 0; row < kSize; ++row) {
+    for (int column = 0; column < kSize; ++column) {
+      int sum = 0;
+      for (int k = 0; k < kSteps; ++k) {
+        sum += ((5 * row + 3 * k) % 7 - 3) * ((3 * column + 5 * k) % 11 - 5);
+      }
+      products.push_back(static_cast<float>(turns * sum));
+    }
+  }
+  return products;
+}
+
+/// Throws where a step fails: building, launching, or a product that is wrong.
+double run_wgmma(const Context& context, const Queue& queue) {
+  constexpr int kTurns = 1 << 12;  // of 64 steps of the sum
+  constexpr double kFlopPerTurn = 2.0 * 128 * 128 * 64;
+  constexpr std::size_t kGroupSize = 256;
+  const auto pool = context.runtime().kernel(
+      {"ceilings_wgmma.cl", "clattn_ceiling_wgmma",
+       "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
+  const std::vector<float> expected = wgmma_products(kTurns);
+  const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 8;
+  const Buffer products = context.allocate(groups * expected.size() * sizeof(float));
+  queue.fill(products, 0xFFFFFFFFU, 0, products.size_bytes());
+  const std::uint64_t nanoseconds = best_ns([&](Event& event) {
+    pool->acquire()
+        .arg(static_cast<cl_int>(kTurns))
+        .arg(products.handle())
+        .enqueue(queue, groups, kGroupSize, &event);
+  });
+  std::vector<float> got(expected.size());
+  for (std::size_t group = 0; group < groups; ++group) {
+    queue.read(products, std::as_writable_bytes(std::span(got)),
+               group * got.size() * sizeof(float));
+    if (got != expected) throw Error(ErrorCode::kOpenCL, "wgmma computed wrong products");
+  }
+  return kFlopPerTurn * kTurns * static_cast<double>(groups) * 1e9 /
+         static_cast<double>(nanoseconds);
+}
+
+/// 0 where the device has no warpgroup products or a step of theirs fails.
+double measure_wgmma(const Context& context, const Queue& queue) {
+  if (!context.capabilities().warpgroup_products) return 0;
+  try {
+    return run_wgmma(context, queue);
+  } catch (const Error& error) {
+    context.runtime().note_build_failure("ceilings_wgmma", error.what());
+    return 0;
+  }
+}
+
 }  // namespace
 
 DeviceCeilings measure_ceilings(const Context& context) {
@@ -195,8 +361,10 @@ DeviceCeilings measure_ceilings(const Context& context) {
   const ReadTarget target = make_read_target(context, queue, shape);
   return {.read_bytes_per_s = measure_read(context, queue, shape, target),
           .page_read_bytes_per_s = measure_page_read(context, queue, shape, target),
+          .copy_bytes_per_s = measure_copy(context, queue, shape, target),
           .fma_flop_per_s = measure_fma(context, queue, shape),
-          .mma_flop_per_s = measure_mma(context, queue)};
+          .mma_flop_per_s = measure_mma(context, queue),
+          .wgmma_flop_per_s = measure_wgmma(context, queue)};
 }
 
 }  // namespace clattn

@@ -70,6 +70,23 @@ TEST(BenchCompare, ThePageHoldsEveryPlotAndLoadsNothing) {
   EXPECT_EQ(markers, 2U * 2 * 3 + 2 + 2);
 }
 
+/// Reports from before the copy was measured are read as they are.
+TEST(BenchCompare, CeilingsThatAReportLacksAreLeftOut) {
+  json newer = report(1);
+  newer["ceilings"]["copy_gb_per_s"] = 77.0;
+  newer["ceilings"]["wgmma_gflop_per_s"] = 5432.0;
+  const ComparedReport without = parse_report(report(1).dump(), "a.json");
+  EXPECT_EQ(without.copy_gb_per_s, 0);
+  EXPECT_EQ(without.wgmma_gflop_per_s, 0);
+  const ComparedReport with = parse_report(newer.dump(), "b.json");
+  EXPECT_EQ(with.copy_gb_per_s, 77);
+  const std::string page = comparison_page({without, with});
+  EXPECT_NE(page.find("77.0 GB/s"), std::string::npos);
+  EXPECT_NE(page.find("5432 GFLOP/s"), std::string::npos);
+  newer["ceilings"]["copy_gb_per_s"] = 0;
+  EXPECT_THROW(parse_report(newer.dump(), "b.json"), clattn::Error);
+}
+
 TEST(BenchCompare, BadReportsNameFileAndField) {
   struct Bad {
     const char* pointer;

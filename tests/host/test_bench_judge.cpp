@@ -11,6 +11,7 @@ using clattn::cli::Ceilings;
 constexpr Ceilings kDevice{.read_gb_per_s = 100,
                            .fma_gflop_per_s = 1000,
                            .page_read_gb_per_s = 100,
+                           .copy_gb_per_s = 50,
                            .mma_gflop_per_s = 8000};
 
 /// A row whose median is 100 us.
@@ -50,6 +51,39 @@ TEST(BenchJudge, WarpgroupProductsHaveNoShareOfAnotherInstructionsCeiling) {
   row = row_of(5e6, 1e6, "prefill_wgmma__r128_kv128");  // bound by memory: that ceiling holds
   judge(row, kDevice);
   EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.5);
+}
+
+/// Once their own ceiling is measured, all rows of 16-bit queries are held against it.
+TEST(BenchJudge, TheFastestProductsAreTheCeiling) {
+  Ceilings device = kDevice;
+  device.wgmma_gflop_per_s = 16000;
+  for (const char* kernel : {"prefill_wgmma__r128_kv128", "prefill_mma__r128_wg128"}) {
+    BenchRow row = row_of(1e6, 4e8, kernel);
+    judge(row, device);
+    EXPECT_EQ(row.ceiling, "wgmma");
+    EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.25);
+    EXPECT_STREQ(row.rate_unit(), "GFLOP/s");
+  }
+  BenchRow row = row_of(1e6, 4e8, "prefill_gpu__r64_wg64");
+  row.shape.model.dtype = DType::kF32;
+  judge(row, device);
+  EXPECT_EQ(row.ceiling, "fma");
+}
+
+TEST(BenchJudge, WhatMovesBytesIsHeldAgainstACopy) {
+  for (const char* suite : {"cache", "merge"}) {
+    BenchRow row = row_of(3e6, 0, "merge_attn_states");
+    row.shape.suite = suite;
+    judge(row, kDevice);
+    EXPECT_EQ(row.ceiling, "copy");
+    EXPECT_STREQ(row.rate_unit(), "GB/s");
+    EXPECT_DOUBLE_EQ(row.rate, 30);
+    EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.6);
+    row.resident = true;
+    row.share.reset();
+    judge(row, kDevice);
+    EXPECT_FALSE(row.share.has_value());
+  }
 }
 
 TEST(BenchJudge, BytesInACacheHaveNoShare) {

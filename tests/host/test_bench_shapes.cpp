@@ -15,6 +15,7 @@ namespace {
 
 using clattn::DType;
 using clattn::cli::BenchShape;
+using clattn::cli::CacheOp;
 using clattn::cli::parse_shapes;
 
 const std::string kModel = "model m heads=8 kv_heads=2 head_size=64 dtype=bf16\n";
@@ -61,6 +62,78 @@ TEST(BenchShapes, ReadsBatchesAsVllmWritesThemAndPutsDecodesFirst) {
   EXPECT_EQ(shapes[0].num_tokens(), 3 + 2 * 2048 + 3);
 }
 
+TEST(BenchShapes, RowsNameCacheOperationsAndLayouts) {
+  const auto shapes = parse_shapes(kModel +
+                                       "cache cpu 8q64\ncache cpu 8q64 op=copy_blocks\n"
+                                       "cache cpu 8q64 op=reshape_and_cache layout=HND\n",
+                                   "f");
+  EXPECT_EQ(shapes[0].model.op, CacheOp::kWrite);
+  EXPECT_EQ(shapes[1].model.op, CacheOp::kCopyBlocks);
+  EXPECT_EQ(shapes[2].model.op, CacheOp::kReshapeAndCache);
+  EXPECT_FALSE(shapes[1].model.layout.has_value());
+  EXPECT_EQ(shapes[2].model.layout, clattn::KVCacheLayout::kHND);
+  EXPECT_EQ(shapes[1].name(), "m/cache/8q64/op=copy_blocks");
+}
+
+TEST(BenchShapes, BatchesOfManyPartsHaveNames) {
+  const auto shapes = parse_shapes(
+      "batch trace q1s374 q1s396_2q1s9\nbatch trace q1s7\n" + kModel + "decode cpu trace\n", "f");
+  EXPECT_EQ(shapes.at(0).name(), "m/decode/trace");
+  std::vector<int> lengths;
+  for (const auto& request : shapes[0].requests) lengths.push_back(request.seq_len);
+  EXPECT_EQ(lengths, (std::vector<int>{374, 396, 9, 9, 7}));
+}
+
+TEST(BenchShapes, ALineMayListBatches) {
+  const auto shapes =
+      parse_shapes(kModel + "decode cpu,gpu q1s1k,8q1s2k kv_dtype=int8\ndecode gpu q1s1k\n", "f");
+  ASSERT_EQ(shapes.size(), 3U);
+  EXPECT_EQ(shapes[0].name(), "m/decode/q1s1k/kv_dtype=int8");
+  EXPECT_EQ(shapes[1].name(), "m/decode/8q1s2k/kv_dtype=int8");
+  EXPECT_EQ(shapes[1].num_reqs(), 8);
+  EXPECT_TRUE(shapes[1].in_set("gpu"));
+}
+
+/// The upstream benchmarks that docs/benchmark.md speaks of: some row of each, by its name.
+TEST(BenchShapes, UpstreamBenchmarksAreThere) {
+  std::set<std::string> names, suites;
+  for (const char* file :
+       {"upstream-vllm.txt", "upstream-flashinfer.txt", "upstream-xformers.txt"}) {
+    std::ostringstream text;
+    text << std::ifstream(std::string(CLATTN_SOURCE_DIR "/bench/shapes/") + file).rdbuf();
+    for (const BenchShape& shape : parse_shapes(text.str(), file)) {
+      names.insert(shape.name());
+      suites.insert(shape.suite);
+    }
+  }
+  EXPECT_EQ(suites, (std::set<std::string>{"decode", "prefill", "mixed", "spec", "cache"}));
+  for (const char* name : {"vllm-paged-attention/decode/8q1s4k",
+                           "vllm-paged-attention/decode/8q1s4k/head_size=112",
+                           "vllm-paged-attention/decode/8q1s4k/dtype=f32",
+                           "vllm-standard-attention/prefill/2q1ks4k",
+                           "vllm-standard-attention/spec/8q8s4k",
+                           "vllm-standard-decode/decode/q1s512",
+                           "vllm-standard-decode/decode/256q1s32k",
+                           "vllm-standard-decode/decode/64q1s4k/heads=128",
+                           "vllm-standard-decode/decode/64q1s4k/heads=8/kv_heads=1/head_size=64",
+                           "vllm-standard-prefill/prefill/16q32k",
+                           "vllm-standard-prefill/prefill/4q2k/kv_heads=1",
+                           "vllm-mla-decode/decode/32q1s32k/heads=16",
+                           "vllm-mla-decode/spec/16q16s4k",
+                           "vllm-mla-decode/mixed/2q1k_16q4s1k_16q1s1k",
+                           "vllm-trtllm/decode/256q1s128k",
+                           "vllm-trtllm/prefill/16q16ks32k",
+                           "flashinfer-batch-decode/decode/512q1s16k",
+                           "flashinfer-batch-decode/decode/q1s512/kv_dtype=fp8_e4m3",
+                           "flashinfer-append/cache/q4993_7q1/op=append/heads=8/kv_heads=1",
+                           "flashinfer-samples/decode/16q1s1k/head_size=512",
+                           "flashinfer-samples/prefill/q1k",
+                           "xformers-attn-decoding/decode/256q1s256/kv_heads=2",
+                           "xformers-attn-decoding/decode/q1s128k"}) {
+    EXPECT_TRUE(names.count(name)) << name;
+  }
+}
+
 struct BadLine {
   const char* line;
   const char* says;
@@ -69,7 +142,7 @@ struct BadLine {
 TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
   const BadLine rows[] = {
       {"decoed cpu q1",
-       "f:2: suite: 'decoed', legal: model or decode, prefill, mixed, spec, cache"},
+       "f:2: suite: 'decoed', legal: model, batch or decode, prefill, mixed, spec, cache"},
       {"decode cpu", "f:2: row: 'decode', legal: SUITE SETS BATCH"},
       {"decode cpu,tpu q1", "f:2: sets: 'tpu', legal: quick, cpu and gpu"},
       {"decode cpu, q1", "f:2: sets: '', legal"},
@@ -88,6 +161,17 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
       {"decode cpu q1 rope_dim=64", "f:2: rope_dim: '64', legal: less than head_size, 64"},
       {"decode cpu q1 soft_cap=nan", "f:2: soft_cap: 'nan', legal"},
       {"decode cpu q1 dtype=int8", "f:2: dtype: 'int8', legal: f32, f16 or bf16"},
+      {"cache cpu q1 op=copy", "f:2: op: 'copy', legal: write, reshape_and_cache, append"},
+      {"cache cpu q1 op=gather", "f:2: op: 'gather', legal: of latent attention"},
+      {"cache cpu q1 op=reshape_and_cache rope_dim=8",
+       "f:2: op: 'reshape_and_cache', legal: not of latent attention"},
+      {"cache cpu q1 op=swap_in", "f:2: batch: 'q1', legal: two pages or more"},
+      {"decode cpu q1 op=append", "f:2: op: 'append', legal: in rows of suite cache"},
+      {"cache cpu q1 layout=NDH", "f:2: layout: 'NDH', legal: NHD, HND or HDN"},
+      {"decode cpu q1,q0", "f:2: batch: 'q0'"},
+      {"decode cpu q1,", "f:2: batch: ''"},
+      {"batch b", "f:2: batch: '', legal: batch NAME BATCH..."},
+      {"batch b q1 q0\ndecode cpu b", "f:3: batch: 'q1_q0'"},
       {"decode cpu q1 sinks=1", "f:2: sinks: '1', legal: yes or no"},
       {"model", "f:2: model: '', legal: model NAME"},
       {"model x heads=4", "f:2: kv_heads: 'missing', legal"},

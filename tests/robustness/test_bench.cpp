@@ -22,7 +22,8 @@ void expect_report(const json& report) {
   for (const char* field : {"name", "driver_version", "platform_version"}) {
     EXPECT_FALSE(report.at("device").at(field).get<std::string>().empty()) << field;
   }
-  for (const char* field : {"read_gb_per_s", "page_read_gb_per_s", "fma_gflop_per_s"}) {
+  for (const char* field :
+       {"read_gb_per_s", "page_read_gb_per_s", "copy_gb_per_s", "fma_gflop_per_s"}) {
     EXPECT_GT(report.at("ceilings").at(field).get<double>(), 0) << field;
   }
 }
@@ -47,7 +48,9 @@ void expect_row(const json& row) {
     EXPECT_GT(row.at("bytes").get<double>(), 0);
     EXPECT_GT(row.at("rate").get<double>(), 0);
     EXPECT_TRUE(row.at("resident").get<bool>()) << "--quick walks over little memory";
-    EXPECT_FALSE(row.at("ceiling") == "read" && row.contains("share_of_ceiling"));
+    const bool moves = row.at("suite") == "cache" || row.at("suite") == "merge";
+    EXPECT_EQ(row.at("ceiling") == "copy", moves) << row;
+    EXPECT_FALSE(row.at("rate_unit") == "GB/s" && row.contains("share_of_ceiling"));
   }
 }
 
@@ -106,6 +109,43 @@ TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
   }
 }
 
+/// Every cache operation, in every layout that it has, is measured and bit for bit right.
+TEST(Bench, EveryCacheOperationIsMeasuredAndRight) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "cache.txt").string();
+  write_bytes(shapes,
+              "model plain heads=4 kv_heads=2 head_size=64 dtype=f16\n"
+              "cache quick q40 layout=NHD\ncache quick q40_3q1s50 layout=HND\n"
+              "cache quick 2q20s37 op=reshape_and_cache\ncache quick q5s40_3q1s17 op=append\n"
+              "cache quick q20 op=append layout=HND kv_dtype=fp8_e4m3\n"
+              "cache quick q100 op=copy_blocks\ncache quick 3q30 op=copy_blocks layout=HND\n"
+              "cache quick q100 op=swap_out layout=NHD\ncache quick q100 op=swap_out layout=HND\n"
+              "cache quick 5q1s20 op=swap_in\ncache quick q100 op=swap_in layout=HND\n"
+              "model latent heads=16 kv_heads=1 head_size=80 rope_dim=16 dtype=f16\n"
+              "cache quick q40\ncache quick q100 op=copy_blocks\ncache quick q100 op=swap_out\n"
+              "cache quick q100 op=swap_in\ncache quick 2q1s50_q1s5 op=gather\n"
+              "cache quick q60 op=gather kv_dtype=fp8_e4m3\n");
+  const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
+  ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  const json report = json::parse(result.standard_output);
+  ASSERT_EQ(report.at("rows").size(), 17U);
+  std::set<std::string> operations;
+  for (const json& row : report.at("rows")) {
+    ASSERT_FALSE(row.contains("skipped")) << row;
+    EXPECT_TRUE(row.at("correct").get<bool>()) << row;
+    EXPECT_EQ(row.at("ceiling"), "copy");
+    operations.insert(row.at("kernels").at(0).at("name").get<std::string>());
+  }
+  // Three pages, K and V; rows; tokens and their slots: once in and once out.
+  EXPECT_EQ(report.at("rows")[5].at("bytes"), 2 * 3 * 2 * 16 * 2 * 64 * 2);
+  EXPECT_EQ(report.at("rows")[15].at("bytes"), 2 * (50 + 50 + 5) * 80 * 2);
+  EXPECT_EQ(report.at("rows")[0].at("bytes"), 40 * (2 * 2 * 2 * 64 * 2 + 8));
+  EXPECT_EQ(operations, (std::set<std::string>{
+                            "reshape_and_cache_flash", "reshape_and_cache", "append_paged_kv_cache",
+                            "copy_blocks", "swap_blocks", "concat_and_cache_mla", "copy_blocks_mla",
+                            "gather_and_maybe_dequant_cache"}));
+}
+
 /// Several backends in one run, so that a peer stands beside; launches of one kernel in one entry.
 TEST(Bench, BackendsStandSideBySide) {
   const ScratchDirectory scratch;
@@ -141,7 +181,7 @@ TEST(Bench, BackendsStandSideBySide) {
 
 TEST(Bench, RefusesWithOneLine) {
   expect_refusal(run_program("bench --quick --model no-such-model"), 2,
-                 "--model: 'no-such-model' is unknown; one of all, deepseek-v3");
+                 "--model: 'no-such-model' is unknown; one of all, aims, deepseek-v3");
   expect_refusal(run_program("bench --quick --filter no-such-row"), 2,
                  "no row of set quick is of models llama-3-8b, with 'no-such-row' in its name");
   expect_refusal(run_program("bench spec --quick --filter no-such-row"), 2,

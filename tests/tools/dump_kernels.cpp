@@ -150,6 +150,8 @@ constexpr std::array kExtras = {
     Extra{"ceilings__wg256", "ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
     Extra{"ceilings_mma__wg256", "ceilings_mma.cl",
           "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1", "gpu"},
+    Extra{"ceilings_wgmma__wg256", "ceilings_wgmma.cl",
+          "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1", "gpu"},
     // The cache operations: one code in groups of 1 and of 128; types and units at both ends.
     Extra{"copy_blocks__vec", "copy_blocks.cl", "-DCLA_WG_SIZE=1 -DCLA_COPY_BYTES=16", "cpu"},
     Extra{"copy_blocks__wg128", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16", "gpu"},

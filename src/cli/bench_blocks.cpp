@@ -1,0 +1,291 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cli/bench_data.hpp"
+#include "cli/device_memory.hpp"
+#include "cli/elements.hpp"
+
+namespace clattn::cli {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// `count` elements of `source` from `first` on, as `dtype` stores them.
+std::vector<std::byte> stored(const TiledRandom& source, DType dtype, std::size_t first,
+                              std::size_t count) {
+  std::vector<double> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = source.at(first + i);
+  return encode_elements(dtype, values);
+}
+
+/// Whole blocks of one layer's cache: half of a set's pages to the other half, to a host image or
+/// back. Launches take turns with sets of pages, and with their places in the image.
+class BlocksWorkload final : public Workload {
+ public:
+  BlocksWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
+                 const BenchShape& shape)
+      : context_(context),
+        op_(shape.model.op),
+        dtype_(shape.model.kv_dtype),
+        cache_(make_rotating_cache(context, options, shape)),
+        source_(dtype_, 1),
+        queue_(context->create_queue()) {
+    const KVCache& kv = cache_.cache;
+    if (shape.model.rope_dim > 0) latent_ = make_mla_cache(kv, shape.model.rope_dim);
+    block_bytes_ = static_cast<std::size_t>(kv.block_size) *
+                   static_cast<std::size_t>(kv.num_kv_heads) *
+                   static_cast<std::size_t>(kv.head_size) * element_size_bytes(dtype_);
+    planes_ = latent_ ? std::vector{kv.k_offset} : std::vector{kv.k_offset, kv.v_offset};
+    source_.fill(queue_, kv.buffer, kv.buffer.size_bytes() / element_size_bytes(dtype_));
+    const auto half = static_cast<std::size_t>(cache_.pages_per_set / 2);
+    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
+      pairs_.push_back(pairs_of(cache_.pages_of_set(set), set * half));
+    }
+    const std::size_t launch_bytes = half * planes_.size() * block_bytes_;
+    if (op_ != CacheOp::kCopyBlocks) {
+      image_.emplace(*context, pairs_.size() * launch_bytes);
+      if (op_ == CacheOp::kSwapIn) fill_image();
+    }
+    work.bytes = 2.0 * static_cast<double>(launch_bytes);
+    touched_bytes = pairs_.size() * 2 * launch_bytes;
+    const char* copy = latent_ ? "copy_blocks_mla" : "copy_blocks";
+    kernels = {{.name = op_ == CacheOp::kCopyBlocks ? copy : "swap_blocks", .role = "cache"}};
+    if (op_ == CacheOp::kCopyBlocks) {
+      kernels[0].work_group_size = cache_op_work_group_size(context->capabilities());
+    } else {
+      kernels[0].role = "host";  // copies of the driver's
+    }
+  }
+
+  double run(int launches) override {
+    const std::size_t last = (set_ + static_cast<std::size_t>(launches)) % pairs_.size();
+    for (const BlockPair& pair : pairs_[last]) poison(pair.destination);
+    queue_.finish();
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < launches; ++i) {
+      set_ = (set_ + 1) % pairs_.size();
+      launch();
+    }
+    queue_.finish();
+    return seconds_since(start) / launches;
+  }
+
+  /// Some 16 blocks, bit for bit.
+  Deviation verify() override {
+    Deviation deviation;
+    const std::vector<BlockPair>& pairs = pairs_[set_];
+    const std::size_t step = std::max<std::size_t>(pairs.size() / 16, 1);
+    for (std::size_t i = 0; i < pairs.size(); i += step) {
+      for (std::size_t plane = 0; plane < planes_.size(); ++plane) {
+        const std::size_t from = op_ == CacheOp::kSwapIn ? image_byte(plane, pairs[i].source)
+                                                         : cache_byte(plane, pairs[i].source);
+        const std::size_t element = element_size_bytes(dtype_);
+        deviation.merge(
+            compare_bytes(destination(plane, pairs[i].destination),
+                          stored(source_, dtype_, from / element, block_bytes_ / element)));
+      }
+    }
+    return deviation;
+  }
+
+ private:
+  /// Of a set: its first pages, its last ones, and its places in the image.
+  std::vector<BlockPair> pairs_of(const std::vector<std::int32_t>& pages, std::size_t image) const {
+    std::vector<BlockPair> pairs;
+    for (std::size_t i = 0; i < pages.size() / 2; ++i) {
+      const std::int64_t first = pages[i], last = pages[pages.size() - 1 - i];
+      const auto place = static_cast<std::int64_t>(image + i);
+      pairs.push_back(op_ == CacheOp::kSwapOut  ? BlockPair{first, place}
+                      : op_ == CacheOp::kSwapIn ? BlockPair{place, last}
+                                                : BlockPair{first, last});
+    }
+    return pairs;
+  }
+
+  void launch() {
+    const KVCache& kv = cache_.cache;
+    const std::vector<BlockPair>& pairs = pairs_[set_];
+    if (op_ == CacheOp::kCopyBlocks) {
+      if (latent_) return copy_blocks_mla(*context_, queue_, std::span(&*latent_, 1), pairs);
+      return copy_blocks(*context_, queue_, std::span(&kv, 1), pairs);
+    }
+    const SwapSpace device = latent_ ? SwapSpace(*latent_) : SwapSpace(kv);
+    const SwapSpace host = image_->bytes();
+    const bool out = op_ == CacheOp::kSwapOut;
+    swap_blocks(*context_, queue_, out ? device : host, out ? host : device, pairs);
+  }
+
+  std::size_t cache_byte(std::size_t plane, std::int64_t block) const {
+    return static_cast<std::size_t>(planes_[plane] + block * cache_.cache.block_stride) *
+           element_size_bytes(dtype_);
+  }
+
+  /// The image has the cache's order: all K before all V, or K and V of each block.
+  std::size_t image_byte(std::size_t plane, std::int64_t block) const {
+    const auto at = static_cast<std::size_t>(block);
+    const bool by_block = cache_.cache.v_offset < cache_.cache.block_stride;
+    const std::size_t blocks = image_->bytes().size() / (planes_.size() * block_bytes_);
+    return (by_block ? at * planes_.size() + plane : plane * blocks + at) * block_bytes_;
+  }
+
+  void poison(std::int64_t block) {
+    for (std::size_t plane = 0; plane < planes_.size(); ++plane) {
+      if (op_ == CacheOp::kSwapOut) {
+        std::memset(&image_->bytes()[image_byte(plane, block)], 0x7F, block_bytes_);
+      } else {
+        queue_.fill(cache_.cache.buffer, kPoison, cache_byte(plane, block) / 4 * 4,
+                    block_bytes_ / 4 * 4);
+      }
+    }
+  }
+
+  std::vector<std::byte> destination(std::size_t plane, std::int64_t block) const {
+    std::vector<std::byte> got(block_bytes_);
+    if (op_ == CacheOp::kSwapOut) {
+      std::memcpy(got.data(), &image_->bytes()[image_byte(plane, block)], block_bytes_);
+    } else {
+      queue_.read(cache_.cache.buffer, got, cache_byte(plane, block));
+    }
+    return got;
+  }
+
+  /// Byte for byte what TiledRandom would put on a device.
+  void fill_image() {
+    const std::size_t size = image_->bytes().size();
+    const Buffer copy = context_->allocate(size);
+    source_.fill(queue_, copy, size / element_size_bytes(dtype_));
+    queue_.read(copy, image_->bytes());
+  }
+
+  std::shared_ptr<Context> context_;
+  CacheOp op_;
+  DType dtype_;
+  RotatingCache cache_;
+  TiledRandom source_;
+  Queue queue_;
+  std::optional<MLACache> latent_{};
+  std::size_t block_bytes_ = 0;                // of a plane
+  std::vector<std::int64_t> planes_;           // elements before K, before V
+  std::vector<std::vector<BlockPair>> pairs_;  // of the sets
+  std::optional<PinnedMemory> image_;
+  std::size_t set_ = 0;  // of the last launch
+};
+
+/// All tokens of a batch from latent pages to contiguous rows.
+class GatherWorkload final : public Workload {
+ public:
+  GatherWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
+                 const BenchShape& shape)
+      : context_(context),
+        dtype_(shape.model.dtype),
+        cache_(make_rotating_cache(context, options, shape)),
+        latent_(make_mla_cache(cache_.cache, shape.model.rope_dim)),
+        source_(cache_.cache.dtype, 1),
+        width_(static_cast<std::size_t>(shape.model.head_size)),
+        queue_(context->create_queue()) {
+    const Buffer& kv = cache_.cache.buffer;
+    source_.fill(queue_, kv, kv.size_bytes() / element_size_bytes(cache_.cache.dtype));
+    for (const BenchRequest& request : shape.requests) {
+      starts_.push_back(starts_.back() + request.seq_len);
+    }
+    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
+      batches_.emplace_back(shape, cache_.pages_of_set(set));
+    }
+    const auto elements = static_cast<std::size_t>(starts_.back()) * width_;
+    const std::size_t bytes = elements * element_size_bytes(dtype_);
+    const DeviceCapabilities& device = context->capabilities();
+    const auto room =
+        static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
+    num_outputs_ = std::clamp<std::size_t>(room / bytes, 1, batches_.size());
+    output_ = context->allocate((num_outputs_ * bytes + 3) / 4 * 4);
+    work.bytes = static_cast<double>(elements * element_size_bytes(latent_.dtype) + bytes);
+    touched_bytes = kv.size_bytes() + num_outputs_ * bytes;
+    kernels = {{.name = "gather_and_maybe_dequant_cache",
+                .role = "cache",
+                .work_group_size = cache_op_work_group_size(device)}};
+  }
+
+  double run(int launches) override {
+    queue_.fill(output_, kPoison, 0, output_.size_bytes());
+    queue_.finish();
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < launches; ++i) {
+      set_ = (set_ + 1) % batches_.size();
+      const BenchBatch& batch = batches_[set_];
+      gather_and_maybe_dequant_cache(*context_, queue_, latent_,
+                                     {.buffer = output_.handle(), .offset = first_element()},
+                                     dtype_,
+                                     {.cu_seq_lens = starts_,
+                                      .block_table = batch.block_table,
+                                      .block_table_stride = batch.max_blocks,
+                                      .seq_starts = {}});
+    }
+    queue_.finish();
+    return seconds_since(start) / launches;
+  }
+
+  /// First, middle and last token of some 16 requests, bit for bit.
+  Deviation verify() override {
+    Deviation deviation;
+    const std::size_t requests = starts_.size() - 1;
+    for (std::size_t r = 0; r < requests; r += std::max<std::size_t>(requests / 16, 1)) {
+      const std::int32_t tokens = starts_[r + 1] - starts_[r];
+      for (const std::int32_t token : {0, tokens / 2, tokens - 1}) compare_row(deviation, r, token);
+    }
+    return deviation;
+  }
+
+ private:
+  std::int64_t first_element() const {
+    const std::size_t output = set_ % num_outputs_;
+    return static_cast<std::int64_t>(output * static_cast<std::size_t>(starts_.back()) * width_);
+  }
+
+  void compare_row(Deviation& deviation, std::size_t request, std::int32_t token) const {
+    const BenchBatch& batch = batches_[set_];
+    const std::int64_t block =
+        batch.block_table[request * static_cast<std::size_t>(batch.max_blocks) +
+                          static_cast<std::size_t>(token / batch.block_size)];
+    const std::int64_t from = cache_.cache.key_at(block, token % batch.block_size, 0, 0);
+    std::vector<std::byte> got(width_ * element_size_bytes(dtype_));
+    const auto first = static_cast<std::size_t>(first_element()) * element_size_bytes(dtype_);
+    const auto row = static_cast<std::size_t>(starts_[request]) + static_cast<std::size_t>(token);
+    queue_.read(output_, got, first + row * got.size());
+    deviation.merge(
+        compare_bytes(got, stored(source_, dtype_, static_cast<std::size_t>(from), width_)));
+  }
+
+  std::shared_ptr<Context> context_;
+  DType dtype_;
+  RotatingCache cache_;
+  MLACache latent_;
+  TiledRandom source_;
+  std::size_t width_;  // of a row
+  Queue queue_;
+  std::vector<std::int32_t> starts_ = {0};
+  std::vector<BenchBatch> batches_;  // of the sets
+  Buffer output_;
+  std::size_t num_outputs_ = 1, set_ = 0;  // of the last launch
+};
+
+}  // namespace
+
+std::unique_ptr<Workload> make_blocks_workload(const std::shared_ptr<Context>& context,
+                                               const BenchOptions& options,
+                                               const BenchShape& shape) {
+  return std::make_unique<BlocksWorkload>(context, options, shape);
+}
+
+std::unique_ptr<Workload> make_gather_workload(const std::shared_ptr<Context>& context,
+                                               const BenchOptions& options,
+                                               const BenchShape& shape) {
+  return std::make_unique<GatherWorkload>(context, options, shape);
+}
+
+}  // namespace clattn::cli
