@@ -22,7 +22,7 @@ CLA_INLINE void cla_put_row(__global const CLA_Q_T* from, float scale, int past,
   const int vecs = past ? CLA_LINE_VECS : 1;  // stored together
 #pragma unroll
   for (int d = 0; d < CLA_NUM_VECS; d += vecs) {
-    cla_cells cells[CLA_LINE_VECS];
+    cla_cells cells[CLA_LINE_VECS] __attribute__((aligned(CLA_LINE_BYTES)));
 #pragma unroll
     for (int i = 0; i < vecs; ++i) cells[i] = cla_cells_at(from + (d + i) * CLA_VEC, scale);
     if (past)
