@@ -3,7 +3,8 @@
    A plane is one buffer's keys or values of one layer; all planes have one shape:
      block b's elements lie at offset + b * block_stride + o * outer_stride + i * inner_stride + r
      with o < outer_count, i < inner_count, r < row_units.
-   One group serves one split of one pair of one plane; no barriers.
+   One group serves one split of one pair of one plane; no barriers. On CPUs (CLA_WG_SIZE 1) a
+   split is a piece of the block without gaps, else every num_splits-th CLA_WG_SIZE units.
 
    macro           unit        legal values
    CLA_COPY_BYTES  bytes       16, 4 or 1: the unit of all counts, strides and offsets
@@ -21,6 +22,25 @@ typedef uchar ClaUnit;
 #endif
 
 #define CLA_MAX_PLANES 16
+
+#if CLA_WG_SIZE == 1
+#include "lib/stream.clh"
+
+/* `count` units that follow each other; past: past the caches, where the line of `to` begins there.
+ */
+static inline void cla_copy_units(__global const ClaUnit* from, __global ClaUnit* to, uint count,
+                                  int past) {
+  uint i = 0;
+#if CLA_COPY_BYTES == 16
+  if (past && (ulong)to % CLA_LINE_BYTES == 0)
+    for (; i + 4 <= count; i += 4)
+      CLA_STREAM(vload8(0, (__global const ulong*)(from + i)), (__global ulong8*)(to + i));
+  for (; i + 4 <= count; i += 4)
+    vstore8(vload8(0, (__global const ulong*)(from + i)), 0, (__global ulong*)(to + i));
+#endif
+  for (; i < count; ++i) to[i] = from[i];
+}
+#endif
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_copy_blocks(
     __global ClaUnit* p0, __global ClaUnit* p1, __global ClaUnit* p2, __global ClaUnit* p3,
@@ -46,6 +66,20 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_co
   __global const long* const blocks = meta + CLA_MAX_PLANES + 2 * (ulong)pair;
   __global const ClaUnit* const from = plane + blocks[0] * block_stride;
   __global ClaUnit* const to = plane + blocks[1] * block_stride;
+#if CLA_WG_SIZE == 1
+  const uint each = (((uint)block_units - 1) / (uint)num_splits / 4 + 1) * 4; /* whole lines */
+  const uint end = min((split + 1) * each, (uint)block_units);
+  const ulong bytes =
+      (ulong)(get_num_groups(0) / (uint)num_splits) * (uint)block_units * CLA_COPY_BYTES;
+  for (uint unit = split * each, count; unit < end; unit += count) {
+    const uint run = unit / (uint)row_units;
+    const uint in_run = unit % (uint)row_units;
+    const long at = (long)(run / (uint)inner_count) * outer_stride +
+                    (long)(run % (uint)inner_count) * inner_stride + (long)in_run;
+    count = min((uint)row_units - in_run, end - unit);
+    cla_copy_units(from + at, to + at, count, bytes >= CLA_STREAM_BYTES);
+  }
+#else
   const uint step = (uint)num_splits * CLA_WG_SIZE;
   for (uint unit = split * CLA_WG_SIZE + (uint)get_local_id(0); unit < (uint)block_units;
        unit += step) {
@@ -54,4 +88,5 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_co
                     (long)(run % (uint)inner_count) * inner_stride + (long)(unit % (uint)row_units);
     to[at] = from[at];
   }
+#endif
 }

@@ -146,7 +146,7 @@ CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cl
   }
 #pragma unroll
   for (int i = CLA_STEP_KEYS; i > 1; --i) largest = cla_max(largest, CLA_ROTATE_KEYS(largest));
-  if (any(largest > state->m)) {
+  if (cla_any(largest > state->m)) {
     const cla_vf factor = cla_exp2(state->m - largest);
     float f[CLA_VEC];
     CLA_CAT(vstore, CLA_VEC)(factor, 0, f);

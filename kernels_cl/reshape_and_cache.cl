@@ -20,7 +20,6 @@
    CLA_PAGE_SIZE   tokens      >= 1
    CLA_WG_SIZE     work-items  >= 1
    CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4, 8 or 16
-   CLA_KEYS_BY_DIM -           1: by strides, keys may lie by dim, and one argument says how
 
    Launch: CLA_WG_SIZE == 1: num_tokens groups; else ceil(num_tokens * num_kv_heads * CLA_HEAD_DIM /
    8 / CLA_WG_SIZE). */
@@ -143,15 +142,8 @@ static inline long cla_unit_at(const ClaUnits* units, uint unit, long offset, lo
   return offset + (long)units->token * token_stride + (long)unit * 8;
 }
 
-#if defined(CLA_KEYS_BY_DIM)
-#define CLA_KEY_PARAM , long key_dim_stride
-#else
-#define CLA_KEY_PARAM
-#endif
-
 /* Caches whose heads are contiguous dims, by strides: NHD, HND, interleaved or separate K and V.
-   With CLA_KEYS_BY_DIM and a key_dim_stride (elements) other than 1, a key's dims lie that far
-   apart and its head's tokens side by side: HDN. */
+   CPUs have reshape_and_cache_cpu.cl. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_reshape_and_cache_flash(
     __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
@@ -166,7 +158,7 @@ clattn_reshape_and_cache_flash(
     long v_offset,                          /* elements */
     long block_stride,                      /* elements */
     long token_stride,                      /* elements */
-    long head_stride CLA_KEY_PARAM,         /* elements */
+    long head_stride,                       /* elements */
     __global const long* restrict slots,    /* [num_tokens] at slots_at */
     long slots_at,                          /* longs */
     int num_tokens,                         /* tokens */
@@ -188,15 +180,7 @@ clattn_reshape_and_cache_flash(
     const ClaCells v =
         cla_v_cells(&opt, head, (uint)num_kv_heads,
                     cla_fetch(value + cla_unit_at(&units, unit, value_offset, value_token_stride)));
-#if defined(CLA_KEYS_BY_DIM)
-    if (key_dim_stride != 1)
-      cla_put_column(k,
-                     k_cache + k_offset + page * block_stride + (long)head * head_stride +
-                         (long)dim * key_dim_stride + in_page,
-                     (ulong)key_dim_stride);
-    else
-#endif
-      cla_put8(k, k_cache + k_offset + to);
+    cla_put8(k, k_cache + k_offset + to);
     cla_put8(v, v_cache + v_offset + to);
   }
 }

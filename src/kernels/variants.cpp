@@ -250,7 +250,6 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   options += option_macros(shape.options, variant.role);
-  if (cpu && variant.role == Role::kCacheWrite) options += " -DCLA_KEYS_BY_DIM=1";
   // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
   // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources
   // right. On a CPU these families only serve comparison, so right comes before fast.
