@@ -61,6 +61,28 @@ static inline ClaWeights cla_weigh(float prefix, float suffix) {
   return w;
 }
 
+/* Eight elements of a side. To GPUs vload promises no more than an element's alignment, and
+   NVIDIA's takes it apart. */
+static inline ClaF8 cla_read8(__global const CLA_Q_T* p) {
+#if CLA_WG_SIZE > 1 && CLA_KV_DTYPE == CLA_Q_DTYPE
+  if (((ulong)p & 15) == 0) return cla_kv_expand(cla_kv_raw_load((__global const CLA_KV_T*)p));
+#endif
+  return CLA_Q_LOAD8(p);
+}
+
+/* Stores eight elements of the output. */
+static inline void cla_write8(ClaF8 x, __global CLA_KV_T* p) {
+#if CLA_WG_SIZE > 1 && CLA_KV_DTYPE == CLA_Q_DTYPE
+  if (((ulong)p & 15) == 0) {
+    ((__global CLA_Q_PACK_T*)p)[0] = cla_pack4(x.lo);
+    ((__global CLA_Q_PACK_T*)p)[1] = cla_pack4(x.hi);
+    return;
+  }
+#endif
+  CLA_KV_STORE4(x.lo, p);
+  CLA_KV_STORE4(x.hi, p + 4);
+}
+
 /* What an output element is stored as. */
 static inline ClaF8 cla_stored(ClaF8 x, float scale) {
 #if CLA_KV_DTYPE >= 3
@@ -116,11 +138,10 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
     const ClaWeights w = cla_weigh(alone ? -INFINITY : prefix_lse[head * prefix_lse_head_stride],
                                    suffix_lse[head * suffix_lse_head_stride]);
     ClaF8 sum = cla_zero8();
-    if (w.prefix != 0.0f) sum = cla_scale8(CLA_Q_LOAD8(prefix + at), w.prefix);
-    if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, CLA_Q_LOAD8(suffix + at), sum);
+    if (w.prefix != 0.0f) sum = cla_scale8(cla_read8(prefix + at), w.prefix);
+    if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, cla_read8(suffix + at), sum);
     sum = cla_stored(sum, factor);
-    CLA_KV_STORE4(sum.lo, out + at);
-    CLA_KV_STORE4(sum.hi, out + at + 4);
+    cla_write8(sum, out + at);
   }
   barrier(CLK_GLOBAL_MEM_FENCE); /* LSEs read above -> replaced below */
   if (!write_lse) return;

@@ -65,7 +65,8 @@ Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& co
   const oracle::AttentionResult truth =
       front_of_rows(oracle::attention(oracle_case(attention), element_of(config.dtype)),
                     config.kv_lora_rank + config.rope_dim, config.kv_lora_rank);
-  return {compare(config.dtype, outcome.out, outcome.lse, truth), std::move(outcome.launches)};
+  return {compare(config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights),
+          std::move(outcome.launches)};
 }
 
 void check_mla(const std::shared_ptr<Context>& context, CheckReport& report) {

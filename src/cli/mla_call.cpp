@@ -65,6 +65,8 @@ MLAOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call,
   outcome.lse.resize(rows);
   std::memcpy(outcome.lse.data(), bytes.data(), bytes.size());
   outcome.launches = report(launches, impl->kernels());
+  outcome.rounds_weights = std::any_of(launches.begin(), launches.end(),
+                                       [](const LaunchRecord& l) { return l.rounds_weights; });
   return outcome;
 }
 

@@ -27,6 +27,7 @@ struct MLAOutcome {
   std::vector<std::byte> out;  // [tokens, num_heads, kv_lora_rank] in config.dtype
   std::vector<float> lse;      // [tokens, num_heads]
   std::vector<LaunchReport> launches;
+  bool rounds_weights = false;  ///< KernelInfo::rounds_weights of one of them
 };
 
 /// Runs the call `repeat` times over freshly poisoned outputs; times are those of the last. Without

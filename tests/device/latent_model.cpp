@@ -99,7 +99,8 @@ std::vector<double> Requests::run(const clattn::Context& context, const clattn::
   return out.read(queue);
 }
 
-void Requests::expect_truth(std::vector<double> got, const std::string& what) const {
+void Requests::expect_truth(std::vector<double> got, const clattn::Attention& layer,
+                            const std::string& what) const {
   oracle::AttentionCase truth;
   truth.num_heads = shape_.num_heads;
   truth.num_kv_heads = 1;
@@ -112,7 +113,8 @@ void Requests::expect_truth(std::vector<double> got, const std::string& what) co
   truth.max_blocks = pages_;
   truth.query = truth_query_;
   truth.key_cache = truth.value_cache = rows_;
-  const oracle::AttentionResult want = oracle::attention(truth, step_test::element(shape_.dtype));
+  oracle::AttentionResult want = oracle::attention(truth, step_test::element(shape_.dtype));
+  if (step_test::rounds_weights(layer.impl().kernels())) want.add_weight_rounding();
   std::vector<double> out, bound;
   for (std::size_t i = 0; i < want.out.size(); ++i) {
     if (std::cmp_greater_equal(i % index(shape_.width()), shape_.rank)) continue;

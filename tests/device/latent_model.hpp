@@ -48,7 +48,8 @@ class Requests {
                           clattn::Attention& layer, const clattn::AttentionMetadata* metadata,
                           const RunOptions& options = {}) const;
   /// Compares with latent attention over all that was stored so far; padding rows must be 0.
-  void expect_truth(std::vector<double> got, const std::string& what) const;
+  void expect_truth(std::vector<double> got, const clattn::Attention& layer,
+                    const std::string& what) const;
 
   const step_test::Elements& query() const { return query_; }
   const step_test::Elements& kv_c() const { return kv_c_; }

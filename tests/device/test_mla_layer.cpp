@@ -105,6 +105,7 @@ TEST(MLALayer, A2_1_StepsStoreAndAttendInEveryType) {
         model.requests.step(lens, seed++);
         model.requests.expect_truth(model.requests.run(*context, model.queue, model.layer,
                                                        &model.build(), {.padding_rows = 2}),
+                                    model.layer,
                                     fmt::format("{} step {}", to_string(cache_dtype), seed));
       }
     }
@@ -154,10 +155,10 @@ TEST(MLALayer, A3_AHybridModelRunsAStep) {
       EXPECT_EQ(metadata.at("layers.1"), metadata.at("layers.2"));
       step.expect_truth(step.run(device, full, metadata.at("layers.0")));
       requests.expect_truth(requests.run(*context, device.queue, latent, metadata.at("layers.1")),
-                            "owner");
+                            latent, "owner");
       requests.expect_truth(requests.run(*context, device.queue, sharer, metadata.at("layers.2"),
                                          {.poison_key_and_value = true}),
-                            "sharer");
+                            sharer, "sharer");
       device.queue.finish();
     }
   }
@@ -234,7 +235,7 @@ TEST(MLALayer, A2_7_AReplayAttendsToTheNextBatch) {
       write(k_pe, model.requests.k_pe());
       state.prepare_graph_input_buffers(model.queue, kRows, model.requests.batch());
       graph.replay(model.queue);
-      model.requests.expect_truth(out.read(model.queue), fmt::format("replay {}", i));
+      model.requests.expect_truth(out.read(model.queue), model.layer, fmt::format("replay {}", i));
     }
   }
 }
