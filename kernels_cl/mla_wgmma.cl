@@ -247,7 +247,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     for (uint number = (uint)get_group_id(0); number < num_tasks;
          number += (uint)get_num_groups(0)) {
       const ClaTask task = cla_task_of(meta, items_at, 1, number);
-      const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;
       int page[CLA_LANE_ROWS];
       cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);

@@ -36,7 +36,7 @@ void for_each_packed(const AttentionConfig& config, std::size_t size_bytes, Visi
   }
   const PackedKVCache order = packed_shape(config, 0);
   const std::int64_t heads = config.num_kv_heads, dims = config.head_size;
-  const std::int64_t count = static_cast<std::int64_t>(size_bytes / element);
+  const auto count = static_cast<std::int64_t>(size_bytes / element);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t slot = i / (heads * dims), head = i / dims % heads, dim = i % dims;
     const std::int64_t block = slot / order.block_size, token = slot % order.block_size;

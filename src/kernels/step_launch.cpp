@@ -143,7 +143,8 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
     const auto tasks = static_cast<std::size_t>(entries * groups_each);
     const std::size_t groups = groups_for(call.kernels, kernel, tasks);
     finish(kernel, groups, launch);
-    if (recorder != nullptr && groups == tasks)
+    // Groups that stay for several tasks go through the padding, too: all of them share it.
+    if (recorder != nullptr && kernel.variant->operands != Operands::kWarpgroup)
       recorder->limit_last(call.step.prepared->num_used.at(part), entries);
   };
   const AttentionKernels& kernels = call.kernels;

@@ -112,7 +112,9 @@ struct Layout {
   }
   clattn::BuilderOptions options(std::int32_t num_splits) const {
     clattn::BuilderOptions options;
-    options.limits = {.max_num_reqs = 16, .max_num_batched_tokens = 256, .max_model_len = 16384};
+    options.limits = {.max_num_reqs = std::max(16, static_cast<std::int32_t>(seq_lens.size())),
+                      .max_num_batched_tokens = 256,
+                      .max_model_len = 16384};
     options.limits.num_blocks = num_blocks;
     options.num_splits = num_splits;
     return options;

@@ -292,6 +292,22 @@ TEST_P(AttentionOnDevice, ForcedSplits) {
   }
 }
 
+// A work-group that stays goes from one request to the next, with and without keys, whole and
+// split.
+TEST_P(AttentionOnDevice, MorePromptsThanADeviceServesAtOnce) {
+  for (const std::int32_t head_size : {64, 128, 256}) {
+    CaseSpec spec = small_case();
+    spec.config.head_size = head_size;
+    spec.config.num_heads = 2;
+    spec.last_token_overflows = head_size == 128;
+    spec.num_splits = head_size == 64 ? 3 : 1;
+    spec.requests.clear();
+    constexpr std::int32_t kTokens[] = {2, 40, 17, 130};
+    for (std::int32_t i = 0; i < 80; ++i) spec.requests.push_back({kTokens[i % 4], i % 3 * 9});
+    check(spec);
+  }
+}
+
 TEST_P(AttentionOnDevice, AnOverflowedTokenHarmsNoEarlierRow) {
   for (const DType dtype : kDTypes) {
     CaseSpec spec = small_case(dtype);

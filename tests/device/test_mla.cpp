@@ -269,7 +269,11 @@ TEST_P(MLA, LatentPartOfOneVector) {
 
 TEST_P(MLA, StridedQueriesAndAnEmptyBatch) {
   Case c = small_case();
-  c.query_padding = 24;
+  for (const std::int64_t padding : {24, 3}) {  // 3: rows that start anywhere
+    c.query_padding = padding;
+    check(c);
+  }
+  c.config.scale = -0.1F;  // the smallest product has the largest logit
   check(c);
   c.requests = {{0, 0}, {0, 7}};
   check(c);
@@ -286,7 +290,7 @@ TEST_P(MLA, PaddingOfRecordedStepsWritesNothing) {
 
 TEST_P(MLA, AnOverflowedTokenHarmsNoEarlierRow) {
   Case c = small_case();
-  c.requests = {{2, 40}, {7, 20}, {16, 0}};
+  c.requests = {{2, 40}, {7, 20}, {16, 0}, {4, 62}};
   c.last_token_overflows = true;
   for (const std::int32_t heads : {5, 16}) {  // 5: rows that are computed together end apart
     c.config.num_heads = heads;
@@ -313,6 +317,15 @@ TEST_P(MLA, TheCacheIsReadOnceForAllHeadsOfATile) {
   for (const Outcome& outcome : check(c)) {
     EXPECT_EQ(outcome.work_groups, std::vector<std::int64_t>{1}) << "16 heads";
   }
+}
+
+// A work-group that stays goes from one request to the next, and from tile to tile.
+TEST_P(MLA, MoreRequestsThanADeviceServesAtOnce) {
+  Case c = small_case();
+  c.num_splits = 1;
+  c.requests.clear();
+  for (std::int32_t i = 0; i < 250; ++i) c.requests.push_back({i % 7 == 0 ? 0 : 1, i * 37 % 211});
+  check(c);
 }
 
 TEST_P(MLA, BitsDoNotDependOnTheRestOfTheBatch) {
