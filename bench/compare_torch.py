@@ -230,6 +230,9 @@ def main():
     report = run_clattn(arguments, CLATTN_SHARE * arguments.budget_seconds)
     say(f"clattn bench: {len(report['rows'])} rows")
     rows = [row for row in report["rows"] if "skipped" not in row]
+    if not rows:
+        reasons = {row["skipped"] for row in report["rows"]} or {"it has no rows"}
+        leave(f"clattn bench measured no row, so there is nothing to compare: {'; '.join(sorted(reasons))}")
     entries = measure_all(peers, rows, wanted, arguments,
                           arguments.budget_seconds - (time.monotonic() - start), say)
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads} threads"

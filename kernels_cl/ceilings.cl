@@ -3,7 +3,8 @@
    read:  sums[g] = sum of a contiguous range of `vectors_per_group` vectors; lanes stride through
    it together, so that a group of one work-item reads in order and a wide group reads coalesced.
    page_read:  the same over the pages of 4096 bytes that `order` names, four at a time.
-   copy:  the ranges of all groups go, one behind the other, to what follows them.
+   copy:  the ranges of all groups go, one behind the other, to what follows them; on CPUs past the
+   caches, as the library's own copies do.
    fma:   twelve independent chains  x = x * a + b  in each work-item, `steps` long.
 
    macro        | unit       | legal values
@@ -11,6 +12,14 @@
    CLA_VEC      | floats     | 1, 4, 8, 16: the width of a vector variable */
 #if !defined(CLA_WG_SIZE) || !defined(CLA_VEC)
 #error "CLA_WG_SIZE and CLA_VEC must be defined"
+#endif
+
+#include "lib/stream.clh"
+
+#if CLA_WG_SIZE == 1
+#define CLA_PUT(x, p) CLA_STREAM(x, p)
+#else
+#define CLA_PUT(x, p) (*(p) = (x))
 #endif
 
 #if CLA_VEC == 16
@@ -86,10 +95,10 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ce
     const ClaVector v1 = from[i + CLA_WG_SIZE];
     const ClaVector v2 = from[i + 2 * CLA_WG_SIZE];
     const ClaVector v3 = from[i + 3 * CLA_WG_SIZE];
-    to[i] = v0;
-    to[i + CLA_WG_SIZE] = v1;
-    to[i + 2 * CLA_WG_SIZE] = v2;
-    to[i + 3 * CLA_WG_SIZE] = v3;
+    CLA_PUT(v0, to + i);
+    CLA_PUT(v1, to + i + CLA_WG_SIZE);
+    CLA_PUT(v2, to + i + 2 * CLA_WG_SIZE);
+    CLA_PUT(v3, to + i + 3 * CLA_WG_SIZE);
   }
 }
 

@@ -113,11 +113,16 @@ echo "clattn threads $POCL_MAX_PTHREAD_COUNT" >&2
 case $* in
   *slow*) echo 'a measured row' && exec sleep 60 ;;
   *late*) correct=true late=yes ;;
+  *skips*) correct=true skips=yes ;;
   *bad*) echo 'clattn: no such row' >&2 && exit 2 ;;
   *wrong*) correct=false ;;
   *) correct=true ;;
 esac
 while [ "$1" != --json ]; do shift; done
+if [ -n "${skips:-}" ]; then
+  echo '{"commit": "abc", "device": {"name": "d"}, "rows": [{"name": "row", "skipped": "too large"}]}' > "$2"
+  exec sleep 60
+fi
 cat > "$2" <<JSON
 {"commit": "abc$POCL_MAX_PTHREAD_COUNT", "device": {"name": "d"}, "rows": [{"name": "row", "median_us": 200,
  "p10_us": 190, "p90_us": 220, "correct": $correct, "options": {"dtype": "f16", "kv_dtype": "int8"}}]}
@@ -142,6 +147,7 @@ torch 2 'clattn bench took its 0.6 s of --budget-seconds before a row' --filter 
 torch 0 'clattn bench took its 0.6 s of --budget-seconds; its rows' --filter late --budget-seconds 1
 torch 0 '200.0 -5..+10%' --filter late --budget-seconds 1 --json "$work/late.json"
 grep -q '"median_us": 200' "$work/late.json" || fail 'nothing written when time was over'
+torch 2 'measured no row, so there is nothing to compare: too large' --filter skips --budget-seconds 1
 torch 2 "--peer: none with cudnn in its name, there are sdpa, sdpa-folded, sdpa-gather" --peer cudnn
 torch 0 'row, sdpa-gather: 0.0 s, 0.0 of them before timing: a cache of int8' --verbose --peer gather
 grep -q 'row, sdpa:' "$work/log" && fail 'measured a peer that --peer leaves out'

@@ -222,7 +222,12 @@ void run_bench(Arguments arguments) {
       if (is_file(arguments.json_file)) write_report(report, arguments.json_file);
     }
   }
-  if (!to_stdout) print_notes(report);
+  if (!to_stdout) {
+    print_notes(report);
+    for (const std::string& failure : context->build_failures()) {
+      fmt::print("not built: {}\n", failure);
+    }
+  }
   if (!arguments.json_file.empty() && !is_file(arguments.json_file)) {
     write_report(report, arguments.json_file);
   }

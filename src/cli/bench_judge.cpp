@@ -41,6 +41,7 @@ void judge(BenchRow& row, const Ceilings& ceilings) {
   const bool moves = memory_us >= arithmetic_us;
   row.ceiling = !moves ? arithmetic.ceiling : copies ? "copy" : "read";
   row.rate = (moves ? row.work.bytes : row.work.flops) * 1e-3 / row.median_us;
+  if (row.shape.model.op == CacheOp::kSwapOut || row.shape.model.op == CacheOp::kSwapIn) return;
   const bool bounds = moves ? !row.resident : row.ceiling != "mma" || !uses_warpgroups(row);
   if (bounds) row.share = std::max(memory_us, arithmetic_us) / row.median_us;
 }

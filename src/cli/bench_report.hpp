@@ -43,7 +43,8 @@ struct BenchRow {
 };
 
 /// Sets ceiling, rate and share from work, median, residency and kernels. What only moves bytes is
-/// held against a copy. 16-bit queries are held against the fastest matrix units of the device,
+/// held against a copy; swaps have no share, because what a copy on the device takes does not bound
+/// what crosses the bus. 16-bit queries are held against the fastest matrix units of the device,
 /// whichever kernel ran; where warpgroup products have no ceiling, their kernels have no share:
 /// mma.sync does not bound them.
 void judge(BenchRow& row, const Ceilings& ceilings);

@@ -178,6 +178,12 @@ BenchModel parse_model(std::span<const std::string> words) {
   return model;
 }
 
+std::int64_t count_tokens(std::span<const BenchRequest> requests) {
+  return std::accumulate(
+      requests.begin(), requests.end(), std::int64_t{0},
+      [](std::int64_t sum, const BenchRequest& request) { return sum + request.query_len; });
+}
+
 /// Digits, then perhaps a k, which stands for 1024. Takes them off `text`.
 std::optional<std::int64_t> take_number(std::string_view& text) {
   const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
@@ -190,14 +196,13 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
   return value;
 }
 
-/// [COUNT]qLENGTH[k][sLENGTH[k]], joined by _, as vLLM's benchmarks write batches.
-std::vector<BenchRequest> parse_batch(const std::string& batch) {
+/// Adds [COUNT]qLENGTH[k][sLENGTH[k]], joined by _, as vLLM's benchmarks write batches.
+void add_requests(std::vector<BenchRequest>& requests, const std::string& batch) {
   const Fault fault{
       "batch", batch,
       "[COUNT]qTOKENS[k][sCONTEXT[k]] joined by _, CONTEXT at least TOKENS (its value "
       "where it is left out), at most 16777216 tokens and 65536 requests"};
-  std::vector<BenchRequest> requests;
-  std::int64_t tokens = 0;
+  std::int64_t tokens = count_tokens(requests);
   for (const std::string& part : split(batch, '_')) {
     std::string_view rest = part;
     const auto count = rest.starts_with('q') ? 1 : take_number(rest);
@@ -218,9 +223,6 @@ std::vector<BenchRequest> parse_batch(const std::string& batch) {
     requests.insert(requests.end(), static_cast<std::size_t>(*count),
                     {static_cast<std::int32_t>(*query_len), static_cast<std::int32_t>(*seq_len)});
   }
-  std::stable_partition(requests.begin(), requests.end(),
-                        [](const BenchRequest& request) { return request.query_len == 1; });
-  return requests;
 }
 
 template <typename Names>
@@ -228,14 +230,34 @@ bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Batches that have a name of their own, as parse_batch() takes them.
-using NamedBatches = std::map<std::string, std::string>;
+/// A batch that has a name of its own.
+struct NamedBatch {
+  std::vector<BenchRequest> requests;
+  bool has_rows = false;
+};
+using NamedBatches = std::map<std::string, NamedBatch>;
 
 /// batch NAME BATCH...: the parts make one batch; more lines of the name add to it.
 void add_batch(NamedBatches& batches, std::span<const std::string> words) {
   if (words.size() < 3) throw Fault{"batch", "", "batch NAME BATCH..."};
-  std::string& batch = batches[words[1]];
-  for (const std::string& part : words.subspan(2)) batch += (batch.empty() ? "" : "_") + part;
+  NamedBatch& batch = batches[words[1]];
+  if (batch.has_rows) throw Fault{"batch", words[1], "all lines of a batch before its first row"};
+  for (const std::string& part : words.subspan(2)) add_requests(batch.requests, part);
+}
+
+/// What a row's word for a batch stands for, decodes first.
+std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& batch) {
+  std::vector<BenchRequest> requests;
+  const auto named = batches.find(batch);
+  if (named == batches.end()) {
+    add_requests(requests, batch);
+  } else {
+    named->second.has_rows = true;
+    requests = named->second.requests;
+  }
+  std::stable_partition(requests.begin(), requests.end(),
+                        [](const BenchRequest& request) { return request.query_len == 1; });
+  return requests;
 }
 
 /// Whether the suite, the cache and the batch are ones that the row's operation takes.
@@ -251,6 +273,10 @@ void check_op(const BenchShape& shape) {
   }
   if (op == CacheOp::kReshapeAndCache || op == CacheOp::kAppend) {
     if (latent) throw Fault{"op", name, "not of latent attention"};
+    if (op == CacheOp::kReshapeAndCache && shape.model.layout) {
+      throw Fault{"layout", std::string(to_string(*shape.model.layout)),
+                  "none with op reshape_and_cache, whose x-packed pair is one of its own"};
+    }
     return;
   }
   const auto more_than_a_page = [&](const BenchRequest& request) {
@@ -262,7 +288,7 @@ void check_op(const BenchShape& shape) {
 }
 
 /// A line's rows, one a batch of its list.
-std::vector<BenchShape> parse_rows(const BenchModel* model, const NamedBatches& batches,
+std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batches,
                                    std::span<const std::string> words) {
   const std::string& suite = words[0];
   if (!contains(bench_suites(), suite)) {
@@ -272,13 +298,12 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, const NamedBatches& 
   if (words.size() < 3) throw Fault{"row", suite, "SUITE SETS BATCH [KEY=VALUE...]"};
   std::vector<BenchShape> shapes;
   for (const std::string& batch : split(words[2], ',')) {
-    const auto named = batches.find(batch);
     BenchShape shape{.model = *model,
                      .suite = suite,
                      .batch = batch,
                      .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
                      .sets = split(words[1], ','),
-                     .requests = parse_batch(named == batches.end() ? batch : named->second)};
+                     .requests = requests_of(batches, batch)};
     for (const std::string& set : shape.sets) {
       if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
     }
@@ -295,55 +320,6 @@ std::string_view to_string(CacheOp op) {
   return std::find_if(std::begin(kOps), std::end(kOps),
                       [op](const auto& known) { return known.first == op; })
       ->second;
-}
-
-AttentionConfig BenchModel::config() const {
-  AttentionConfig config;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_size = head_size;
-  config.block_size = block_size;
-  config.dtype = dtype;
-  config.kv_cache_dtype = kv_dtype;
-  config.kernel_family = family;
-  if (scale > 0) config.scale = scale;
-  config.logits_soft_cap = soft_cap;
-  config.sliding_window = window;
-  config.use_mla = rope_dim > 0;
-  if (config.use_mla) config.rope_dim = rope_dim;
-  if (sinks) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      config.sinks.push_back(0.5F * static_cast<float>(h % 5) - 1.0F);
-    }
-  }
-  return config;
-}
-
-std::string BenchShape::name() const {
-  return fmt::format("{}/{}/{}{}{}", model.name, suite, batch, options.empty() ? "" : "/", options);
-}
-
-bool BenchShape::in_set(std::string_view set) const {
-  return contains(sets, set);
-}
-
-std::int32_t BenchShape::num_tokens() const {
-  return std::accumulate(requests.begin(), requests.end(), 0,
-                         [](std::int32_t sum, const BenchRequest& r) { return sum + r.query_len; });
-}
-
-std::int32_t BenchShape::max_query_len() const {
-  return std::max_element(
-             requests.begin(), requests.end(),
-             [](const BenchRequest& a, const BenchRequest& b) { return a.query_len < b.query_len; })
-      ->query_len;
-}
-
-std::int32_t BenchShape::max_seq_len() const {
-  return std::max_element(
-             requests.begin(), requests.end(),
-             [](const BenchRequest& a, const BenchRequest& b) { return a.seq_len < b.seq_len; })
-      ->seq_len;
 }
 
 const std::vector<std::string>& bench_suites() {

@@ -20,6 +20,23 @@
 
 namespace clattn::cli {
 
+namespace {
+
+/// Where a text is written before it is renamed, so that a program that is ended meanwhile leaves
+/// the file as it was. Pipes and links are written to as they are.
+std::string staging_of(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::symlink_status(path, error);
+  const bool renames = std::filesystem::is_regular_file(status) || !std::filesystem::exists(status);
+  return renames ? path + ".tmp" : path;
+}
+
+[[noreturn]] void throw_unwritable(const std::string& path) {
+  throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
+}
+
+}  // namespace
+
 void write_text(const std::string& path, const std::string& text) {
   if (path == "-") {
     const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
@@ -28,10 +45,16 @@ void write_text(const std::string& path, const std::string& text) {
     }
     return;
   }
-  std::ofstream file(path, std::ios::binary);
+  const std::string staging = staging_of(path);
+  std::ofstream file(staging, std::ios::binary);
   file << text;
   file.close();
-  if (!file) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
+  std::error_code error;
+  if (file && staging != path) std::filesystem::rename(staging, path, error);
+  if (file && !error) return;
+  std::error_code ignored;
+  if (staging != path) std::filesystem::remove(staging, ignored);
+  throw_unwritable(path);
 }
 
 void check_writable(const std::string& path) {
@@ -43,9 +66,12 @@ void check_writable(const std::string& path) {
                       !std::filesystem::is_directory(path, error))) {
     return;
   }
-  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open();
+  const std::string staging = staging_of(path);
+  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open() &&
+                     std::ofstream(staging, std::ios::binary | std::ios::app).is_open();
+  if (staging != path) std::filesystem::remove(staging, error);
   if (opens && !named) std::filesystem::remove(path, error);
-  if (!opens) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
+  if (!opens) throw_unwritable(path);
 }
 
 namespace {

@@ -155,13 +155,8 @@ void require_no_backend(const std::string& backend) {
 
 PlanOptions read_plan(CaseFile& file) {
   constexpr std::array<std::string_view, 2> kPolicies = {"balanced", "deterministic"};
-  struct Limit {
-    const char* key;
-    std::int64_t most;  // far beyond any engine's; what a step within them needs can be allocated
-  };
-  constexpr std::array<Limit, 3> kLimits = {{{"max_num_reqs", 1 << 16},
-                                             {"max_num_batched_tokens", 1 << 22},
-                                             {"max_model_len", INT32_MAX}}};
+  constexpr std::array<const char*, 3> kLimits = {"max_num_reqs", "max_num_batched_tokens",
+                                                  "max_model_len"};
   PlanOptions plan;
   if (file.choice("split_policy", kPolicies, "balanced") == "deterministic") {
     plan.split_policy = SplitPolicy::kDeterministic;
@@ -169,12 +164,11 @@ PlanOptions read_plan(CaseFile& file) {
   plan.fast_build = file.boolean("fast_build", false);
   std::array<std::int32_t, 3> limits{};
   bool any = false;
-  for (const Limit& limit : kLimits) any = file.has(limit.key) || any;
+  for (const char* limit : kLimits) any = file.has(limit) || any;
   if (!any) return plan;
   for (std::size_t i = 0; i < limits.size(); ++i) {
-    const Limit& limit = kLimits.at(i);
-    limits.at(i) =
-        static_cast<std::int32_t>(file.integer(limit.key, {1, limit.most}));  // all or none
+    // All or none. What a step within them cannot have, the builder refuses, here as in captures.
+    limits.at(i) = static_cast<std::int32_t>(file.integer(kLimits.at(i), {1, INT32_MAX}));
   }
   plan.limits = {limits[0], limits[1], limits[2]};
   return plan;

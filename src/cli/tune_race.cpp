@@ -14,6 +14,7 @@
 namespace clattn::cli {
 namespace {
 
+constexpr int kFinalRounds = 15;
 constexpr double kRoundSeconds = 0.02;
 constexpr double kHopeless = 1.3;  // times the default after the warm-up: not worth timing
 
@@ -129,8 +130,36 @@ double TuneRace::noise(int rounds) {
   set_tuning(*context_, {});
   Trial trial{.row = base_.row};
   time(trial, rounds);
+  if (trial.state == TrialState::kWrong) {
+    throw Error(ErrorCode::kUnsupported, "the default " + trial.note);
+  }
   if (trial.state != TrialState::kTimed) return kHopeless;
   return std::max(trial.speed_up, 1 / trial.speed_up);
+}
+
+Proof TuneRace::prove(const Trial& leader) {
+  Proof proof{.row = leader.row, .speed_up = leader.speed_up};
+  try {
+    prove(proof, leader.row);
+  } catch (const Error& error) {
+    proof.note = error.what();
+  }
+  return proof;
+}
+
+void TuneRace::prove(Proof& proof, const TuningRow& leader) {
+  for (int again = 0; again < 2; ++again) {
+    refresh();
+    const Trial trial = run(leader, kFinalRounds);
+    proof.note = trial.note;
+    if (trial.state != TrialState::kTimed) return;
+    proof.speed_up = std::min(proof.speed_up, trial.speed_up);
+    if (proof.speed_up <= kLeastGain) return;
+    proof.noise = std::max(proof.noise, noise(kFinalRounds));
+    if (proof.speed_up <= proof.noise) return;
+    proof.row = trial.row;
+  }
+  proof.won = true;
 }
 
 void TuneRace::time(Trial& trial, int rounds) {

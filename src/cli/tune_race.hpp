@@ -31,6 +31,18 @@ struct Trial {
   std::string note{};   ///< why not
 };
 
+/// A new row has to beat the default by more than this, and by more than the default beats itself.
+inline constexpr double kLeastGain = 1.02;
+
+/// What became of a candidate that had to win again.
+struct Proof {
+  TuningRow row;  ///< with what its last win measured
+  bool won = false;
+  double speed_up = 0;  ///< over the default, the least of all times that it ran
+  double noise = 1;     ///< the default over itself, the most of the times that this was timed
+  std::string note{};   ///< what ended the proof before it could be lost, if anything did
+};
+
 /// Races the candidates of a target against what the library uses without them.
 class TuneRace {
  public:
@@ -47,8 +59,13 @@ class TuneRace {
   /// turns, so that a change of the machine's speed hits both; medians of the rounds' ratios.
   Trial run(const TuningRow& row, int rounds);
   /// How many times as fast as itself the default seems to be, or its inverse if that is more: at
-  /// least 1. Timed as a candidate is.
+  /// least 1. Timed as a candidate is. Throws kUnsupported where its outputs are wrong.
   double noise(int rounds);
+  /// The best of many noisy candidates look better than they are, so that one has to win twice
+  /// more, each time against tensors made anew, and by more than the default then wins or loses
+  /// against itself: machines that others share vary by more than most tiles do. What fails
+  /// meanwhile is the proof's note.
+  Proof prove(const Trial& leader);
 
   /// Makes the default's tensors anew: where they happen to lie may favour or harm it. Leaves out
   /// batches that the device has no memory for, unless it has none for any; throws
@@ -70,6 +87,7 @@ class TuneRace {
   };
   Entrant enter(const std::function<std::unique_ptr<Workload>()>& make) const;
   std::string misfit_of(const TuningRow& row) const;
+  void prove(Proof& proof, const TuningRow& leader);
   /// Times what the context's tuning chooses now.
   void time(Trial& trial, int rounds);
 

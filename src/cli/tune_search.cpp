@@ -16,9 +16,7 @@
 namespace clattn::cli {
 namespace {
 
-/// A new row has to beat the default by more than this, and by more than the default beats itself.
-constexpr double kLeastGain = 1.02;
-constexpr int kRounds = 5, kFinalRounds = 15;
+constexpr int kRounds = 5;
 constexpr std::size_t kRowsShown = 8;
 /// Of a target's time; the rest is for the winner to prove itself.
 constexpr double kSearchShare = 0.6;
@@ -157,8 +155,7 @@ void TuneSearch::try_row(const TuningRow& row) {
   if (trial.state == TrialState::kTimed && trial.speed_up > best_.speed_up) best_ = trial;
 }
 
-/// The best of many noisy candidates look better than they are, so that the three fastest have to
-/// prove themselves, until one does.
+/// The three fastest have to prove themselves, until one does.
 std::optional<TuningRow> TuneSearch::confirm() {
   constexpr std::size_t kMostLeaders = 3;
   std::vector<Trial> leaders;
@@ -166,37 +163,29 @@ std::optional<TuningRow> TuneSearch::confirm() {
     if (leaders.size() < kMostLeaders && trial->speed_up > kLeastGain) leaders.push_back(*trial);
   }
   verdict_ = "the default stays";
-  noise_ = 1;
+  double noise = 1;
   try {
     for (const Trial& leader : leaders) {
-      if (std::optional<TuningRow> winner = confirm(leader)) return winner;
+      show_progress(fmt::format("{}: proving {}", target_.name, describe(leader.row)));
+      const Proof proof = race_.prove(leader);
+      if (proof.won) return winner(proof);
+      if (!proof.note.empty()) {
+        verdict_ += fmt::format("; {}: {}", describe(leader.row), proof.note);
+      }
+      noise = std::max(noise, proof.noise);
     }
-    if (noise_ > kLeastGain)
+    if (noise > kLeastGain)
       verdict_ +=
-          fmt::format(": this machine's noise is x{:.3f}, the default against itself", noise_);
+          fmt::format("; this machine's noise is up to x{:.3f}, the default against itself", noise);
   } catch (const OutOfTime&) {
     verdict_ = "the default stays: the time ended before a faster one could prove itself";
   }
   return std::nullopt;
 }
 
-/// One has to win twice more, each time against tensors made anew, and by more than the default
-/// then wins or loses against itself: machines that others share vary by more than most tiles do.
-std::optional<TuningRow> TuneSearch::confirm(const Trial& leader) {
-  double speed_up = leader.speed_up;
-  TuningRow row = leader.row;
-  for (int again = 0; again < 2; ++again) {
-    show_progress(fmt::format("{}: proving {}", target_.name, describe(row)));
-    race_.refresh();
-    const Trial trial = race_.run(leader.row, kFinalRounds);
-    if (trial.state != TrialState::kTimed) return std::nullopt;
-    speed_up = std::min(speed_up, trial.speed_up);
-    if (speed_up <= kLeastGain) return std::nullopt;
-    noise_ = std::max(noise_, race_.noise(kFinalRounds));
-    if (speed_up <= noise_) return std::nullopt;
-    row = trial.row;
-  }
-  verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(row), speed_up);
+TuningRow TuneSearch::winner(const Proof& proof) {
+  verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(proof.row), proof.speed_up);
+  TuningRow row = proof.row;
   row.version = CLATTN_VERSION;
   row.date = today();
   return row;

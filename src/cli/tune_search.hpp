@@ -33,7 +33,7 @@ class TuneSearch {
   void try_tile(TuningRow row);
   void try_row(const TuningRow& row);
   std::optional<TuningRow> confirm();
-  std::optional<TuningRow> confirm(const Trial& leader);
+  TuningRow winner(const Proof& proof);
   std::vector<const Trial*> by_speed() const;
   void print_line(const Trial& trial) const;
   std::size_t count(TrialState state) const;
@@ -46,7 +46,6 @@ class TuneSearch {
   std::vector<Trial> trials_;
   std::set<std::string> seen_;
   std::size_t num_candidates_ = 0, num_tried_ = 0, num_untried_ = 0;
-  double noise_ = 1;  ///< of the proofs: TuneRace::noise()
   std::string verdict_;
 };
 

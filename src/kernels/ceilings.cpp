@@ -10,6 +10,7 @@
 #include <future>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <span>
@@ -192,19 +193,22 @@ double seconds_to_copy(std::byte* to, const std::byte* from, std::size_t size_by
 }
 
 /// memcpy of half a target's bytes by as many threads as the device has compute units; 0 where the
-/// machine does not give so many. The threads write the memory first, each on its own node.
+/// machine does not give so many, or not the memory. The threads write the memory first, each on
+/// its own node.
 double host_copy_rate(std::size_t half_bytes, std::size_t threads) {
   constexpr int kTimes = 4;  // starting the threads is not to count
-  const auto from = std::make_unique_for_overwrite<std::byte[]>(half_bytes);
-  const auto to = std::make_unique_for_overwrite<std::byte[]>(half_bytes);
   double best = std::numeric_limits<double>::infinity();
   try {
+    const auto from = std::make_unique_for_overwrite<std::byte[]>(half_bytes);
+    const auto to = std::make_unique_for_overwrite<std::byte[]>(half_bytes);
     seconds_to_copy(from.get(), to.get(), half_bytes, threads, 1);
     for (int i = 0; i < kLaunches; ++i) {
       const double seconds = seconds_to_copy(to.get(), from.get(), half_bytes, threads, kTimes);
       best = std::min(best, seconds / kTimes);
     }
   } catch (const std::system_error&) {
+    return 0;
+  } catch (const std::bad_alloc&) {
     return 0;
   }
   return 2.0 * static_cast<double>(half_bytes) / best;
@@ -262,6 +266,19 @@ double measure_fma(const Context& context, const Queue& queue, const CeilingShap
          static_cast<double>(nanoseconds);
 }
 
+/// A kernel of instructions that not every driver takes; nothing where its compiler refuses them,
+/// which Context::build_failures() then tells.
+std::shared_ptr<detail::KernelPool> kernel_unless_refused(const Context& context,
+                                                          const detail::KernelSource& source) {
+  try {
+    return context.runtime().kernel(source);
+  } catch (const Error& error) {
+    if (!detail::is_build_refusal(error)) throw;
+    context.runtime().note_build_failure(source.file, error.what());
+    return nullptr;
+  }
+}
+
 /// 0 where the driver does not build the kernel, as before NVIDIA's Ampere.
 double measure_mma(const Context& context, const Queue& queue) {
   constexpr int kSteps = 1 << 13;
@@ -270,14 +287,10 @@ double measure_mma(const Context& context, const Queue& queue) {
   constexpr std::uint32_t kOperand = 0x0C000C00U;  // two halves of 2^-12
   constexpr float kSum = 8 * 4 * kSteps * 16 * 0x1p-24F;
   if (!context.capabilities().inline_ptx) return 0;
-  std::shared_ptr<detail::KernelPool> pool;
-  try {
-    pool = context.runtime().kernel(
-        {"ceilings_mma.cl", "clattn_ceiling_mma",
-         "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
-  } catch (const Error&) {
-    return 0;
-  }
+  const auto pool = kernel_unless_refused(
+      context, {"ceilings_mma.cl", "clattn_ceiling_mma",
+                "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
+  if (!pool) return 0;
   const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 16;
   const std::size_t warps = groups * (kGroupSize / kWarp);
   const Buffer sums = context.allocate(groups * kGroupSize * sizeof(float));
@@ -314,14 +327,16 @@ std::vector<float> wgmma_products(int turns) {
   return products;
 }
 
-/// Throws where a step fails: building, launching, or a product that is wrong.
-double run_wgmma(const Context& context, const Queue& queue) {
+/// 0 where the device has no warpgroup products or the driver does not build the kernel.
+double measure_wgmma(const Context& context, const Queue& queue) {
   constexpr int kTurns = 1 << 12;  // of 64 steps of the sum
   constexpr double kFlopPerTurn = 2.0 * 128 * 128 * 64;
   constexpr std::size_t kGroupSize = 256;
-  const auto pool = context.runtime().kernel(
-      {"ceilings_wgmma.cl", "clattn_ceiling_wgmma",
-       "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
+  if (!context.capabilities().warpgroup_products) return 0;
+  const auto pool = kernel_unless_refused(
+      context, {"ceilings_wgmma.cl", "clattn_ceiling_wgmma",
+                "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
+  if (!pool) return 0;
   const std::vector<float> expected = wgmma_products(kTurns);
   const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 8;
   const Buffer products = context.allocate(groups * expected.size() * sizeof(float));
@@ -340,17 +355,6 @@ double run_wgmma(const Context& context, const Queue& queue) {
   }
   return kFlopPerTurn * kTurns * static_cast<double>(groups) * 1e9 /
          static_cast<double>(nanoseconds);
-}
-
-/// 0 where the device has no warpgroup products or a step of theirs fails.
-double measure_wgmma(const Context& context, const Queue& queue) {
-  if (!context.capabilities().warpgroup_products) return 0;
-  try {
-    return run_wgmma(context, queue);
-  } catch (const Error& error) {
-    context.runtime().note_build_failure("ceilings_wgmma", error.what());
-    return 0;
-  }
 }
 
 }  // namespace

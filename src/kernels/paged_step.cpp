@@ -129,10 +129,14 @@ std::size_t PagedStep::largest_step_bytes() const {
                                  : 0;
   // A recorded step's memory must never move.
   const bool recorded = options_.graph_batch_size > 0;
+  std::string owner = fmt::format("limits: max_num_reqs {}, max_num_batched_tokens {}",
+                                  limits.max_num_reqs, limits.max_num_batched_tokens);
+  if (recorded && paged) {
+    owner += fmt::format(", max_model_len {} in pages of block_size {}", limits.max_model_len,
+                         kernels_->shape.block_size);
+  }
   return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
-                recorded ? pages : std::min(pages, kPages),
-                fmt::format("limits: max_num_reqs {}, max_num_batched_tokens {}: the largest step",
-                            limits.max_num_reqs, limits.max_num_batched_tokens))
+                recorded ? pages : std::min(pages, kPages), owner + ": the largest step")
       .total;
 }
 

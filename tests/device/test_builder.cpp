@@ -226,10 +226,17 @@ TEST(Builder, RefusesLimitsWhoseStepsNoDeviceHolds) {
   clattn::BuilderOptions options;
   options.limits = {
       .max_num_reqs = 8, .max_num_batched_tokens = INT32_MAX, .max_model_len = INT32_MAX};
-  const std::string text =
-      error_text([&] { backend.make_builder(context, small_config(), options); });
-  EXPECT_EQ(text.rfind("limits: max_num_reqs 8, max_num_batched_tokens 2147483647: ", 0), 0U)
-      << text;
+  const auto refusal = [&] {
+    return error_text([&] { backend.make_builder(context, small_config(), options); });
+  };
+  EXPECT_EQ(refusal().rfind("limits: max_num_reqs 8, max_num_batched_tokens 2147483647: ", 0), 0U);
+  // The page lists of recorded steps are allocated at once, so their length counts too.
+  options.limits.max_num_reqs = options.limits.max_num_batched_tokens = 32;
+  options.limits.num_blocks = 9;
+  options.graph_batch_size = 32;
+  EXPECT_NE(refusal().find("max_num_batched_tokens 32, max_model_len 2147483647 in pages of "
+                           "block_size 16: the largest step: "),
+            std::string::npos);
 }
 
 TEST(Builder, WorkspaceQueryIsExactAndGrowsWithTheBatch) {

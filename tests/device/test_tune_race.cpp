@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/tune_race.hpp"
@@ -17,6 +18,7 @@ namespace {
 using clattn::Error;
 using clattn::ErrorCode;
 using clattn::cli::Deviation;
+using clattn::cli::Proof;
 using clattn::cli::Trial;
 using clattn::cli::TrialState;
 using clattn::cli::TuneClock;
@@ -24,15 +26,21 @@ using clattn::cli::TuneRace;
 using clattn::cli::TuneTarget;
 using clattn::cli::Workload;
 
+/// Always takes the same time; `wrong`: the outputs are.
 class Idle final : public Workload {
  public:
-  double run(int) override { return 1e-3; }
-  Deviation verify() override { return right(); }
+  explicit Idle(double seconds = 1e-3, bool wrong = false) : seconds_(seconds), wrong_(wrong) {}
+  double run(int) override { return seconds_; }
+  Deviation verify() override { return wrong_ ? Deviation() : right(); }
   static Deviation right() {
     Deviation deviation;
     deviation.compared = 1;
     return deviation;
   }
+
+ private:
+  double seconds_;
+  bool wrong_;
 };
 
 std::unique_ptr<Workload> idle() {
@@ -60,6 +68,119 @@ std::shared_ptr<clattn::Context> own_context() {
 
 TuneClock::time_point later() {
   return TuneClock::now() + std::chrono::minutes(5);
+}
+
+/// What the n-th workload that a race makes is like.
+struct Made {
+  double seconds;
+  bool wrong = false;
+  std::optional<Error> error{};
+};
+
+/// A race of a target of one batch, whose first default takes a second; the rest as `script` says.
+class ScriptedRace {
+ public:
+  explicit ScriptedRace(std::vector<Made> script) : script_(std::move(script)) {
+    script_.insert(script_.begin(), {1});
+    target_ = target_with({ErrorCode::kUnsupported, ""});
+    target_.workloads = {[this]() -> std::unique_ptr<Workload> {
+      const Made& made = script_.at(made_++);
+      if (made.error) throw Error(*made.error);
+      return std::make_unique<Idle>(made.seconds, made.wrong);
+    }};
+    race_.emplace(own_context(), target_, later());
+  }
+  /// Of a candidate that was so many times as fast as the default before.
+  Proof prove(double speed_up) {
+    return race_->prove({.row = target_.key, .state = TrialState::kTimed, .speed_up = speed_up});
+  }
+  TuneRace& race() { return *race_; }
+  bool is_over() const { return made_ == script_.size(); }
+
+ private:
+  std::vector<Made> script_;
+  std::size_t made_ = 0;
+  TuneTarget target_;
+  std::optional<TuneRace> race_;
+};
+
+TEST(TuneRaceDevice, NoiseIsWhatTheDefaultWinsOrLosesAgainstItself) {
+  ScriptedRace scripted({{0.8}, {1.25}, {1}, {9}, {1, true}});
+  EXPECT_NEAR(scripted.race().noise(3), 1.25, 1e-9);
+  EXPECT_NEAR(scripted.race().noise(3), 1.25, 1e-9);
+  EXPECT_NEAR(scripted.race().noise(3), 1, 1e-9);
+  EXPECT_GE(scripted.race().noise(3), 1.3) << "so slow that it is not timed to the end";
+  EXPECT_EQ(test::error_text([&] { scripted.race().noise(3); }, ErrorCode::kUnsupported),
+            "the default differs from the oracle on the timed batch");
+}
+
+/// A proof's turns: the default anew, the candidate, the default against itself; twice.
+TEST(TuneRaceDevice, ALeaderWithinTheNoiseIsRefused) {
+  ScriptedRace once({{1}, {1 / 1.2}, {1 / 1.25}});
+  Proof proof = once.prove(1.5);
+  EXPECT_FALSE(proof.won);
+  EXPECT_NEAR(proof.speed_up, 1.2, 1e-9);
+  EXPECT_NEAR(proof.noise, 1.25, 1e-9);
+  EXPECT_EQ(proof.note, "");
+  EXPECT_TRUE(once.is_over());
+  ScriptedRace twice({{1}, {1 / 1.3}, {1 / 1.1}, {1}, {1 / 1.08}, {1}});
+  proof = twice.prove(1.5);
+  EXPECT_FALSE(proof.won) << "the noise of its first turn counts in its second";
+  EXPECT_TRUE(twice.is_over());
+  ScriptedRace slow({{1}, {1 / 1.01}});
+  EXPECT_FALSE(slow.prove(1.5).won) << "too small a gain";
+  EXPECT_TRUE(slow.is_over());
+}
+
+TEST(TuneRaceDevice, ALeaderIsNotPunishedForTheNoiseOfAnother) {
+  ScriptedRace scripted({{1},
+                         {1 / 1.2},
+                         {1 / 1.3},  // a burst: refused
+                         {1},
+                         {1 / 1.2},
+                         {1 / 1.01},
+                         {1},
+                         {1 / 1.15},
+                         {1 / 1.01}});
+  const Proof first = scripted.prove(1.5), second = scripted.prove(1.4);
+  EXPECT_FALSE(first.won);
+  EXPECT_NEAR(first.noise, 1.3, 1e-9);
+  EXPECT_TRUE(second.won);
+  EXPECT_NEAR(second.speed_up, 1.15, 1e-9);
+  EXPECT_NEAR(second.noise, 1.01, 1e-9);
+  EXPECT_NEAR(second.row.time_us, 1e6 / 1.15, 1e-3);
+  EXPECT_TRUE(scripted.is_over());
+}
+
+TEST(TuneRaceDevice, AProofTellsWhatFailedAndTheNextOneMayWin) {
+  const Error full(ErrorCode::kOpenCL, "no room", CL_MEM_OBJECT_ALLOCATION_FAILURE);
+  const Made failed{.seconds = 0, .error = full};
+  ScriptedRace scripted({failed,  // the default anew
+                         {1},
+                         failed,  // the candidate
+                         {1},
+                         {1 / 1.2},
+                         failed,  // the default against itself
+                         {1},
+                         {1 / 1.2},
+                         {1, true},  // which is wrong
+                         {1},
+                         {1 / 1.2, true},  // as the candidate may be
+                         {1},
+                         {1 / 1.2},
+                         {1},
+                         {1},
+                         {1 / 1.2},
+                         {1}});
+  for (int i = 0; i < 3; ++i) {
+    const Proof proof = scripted.prove(1.5);
+    EXPECT_FALSE(proof.won);
+    EXPECT_EQ(proof.note, "no room");
+  }
+  EXPECT_EQ(scripted.prove(1.5).note, "the default differs from the oracle on the timed batch");
+  EXPECT_EQ(scripted.prove(1.5).note, "differs from the oracle on the timed batch");
+  EXPECT_TRUE(scripted.prove(1.5).won);
+  EXPECT_TRUE(scripted.is_over());
 }
 
 TEST(TuneRaceDevice, LeavesOutBatchesForWantOfMemoryAndTellsOtherErrors) {

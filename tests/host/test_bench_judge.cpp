@@ -6,6 +6,7 @@ namespace {
 
 using clattn::DType;
 using clattn::cli::BenchRow;
+using clattn::cli::CacheOp;
 using clattn::cli::Ceilings;
 
 constexpr Ceilings kDevice{.read_gb_per_s = 100,
@@ -82,6 +83,19 @@ TEST(BenchJudge, WhatMovesBytesIsHeldAgainstACopy) {
     row.resident = true;
     row.share.reset();
     judge(row, kDevice);
+    EXPECT_FALSE(row.share.has_value());
+  }
+}
+
+/// A copy on the device does not bound what crosses the bus.
+TEST(BenchJudge, SwapsHaveARateAndNoShare) {
+  for (const CacheOp op : {CacheOp::kSwapOut, CacheOp::kSwapIn}) {
+    BenchRow row = row_of(3e6, 0, "swap_blocks");
+    row.shape.suite = "cache";
+    row.shape.model.op = op;
+    judge(row, kDevice);
+    EXPECT_DOUBLE_EQ(row.rate, 30);
+    EXPECT_STREQ(row.rate_unit(), "GB/s");
     EXPECT_FALSE(row.share.has_value());
   }
 }

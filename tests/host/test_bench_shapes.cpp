@@ -65,11 +65,11 @@ TEST(BenchShapes, ReadsBatchesAsVllmWritesThemAndPutsDecodesFirst) {
 TEST(BenchShapes, RowsNameCacheOperationsAndLayouts) {
   const auto shapes = parse_shapes(kModel +
                                        "cache cpu 8q64\ncache cpu 8q64 op=copy_blocks\n"
-                                       "cache cpu 8q64 op=reshape_and_cache layout=HND\n",
+                                       "cache cpu 8q64 op=append layout=HND\n",
                                    "f");
   EXPECT_EQ(shapes[0].model.op, CacheOp::kWrite);
   EXPECT_EQ(shapes[1].model.op, CacheOp::kCopyBlocks);
-  EXPECT_EQ(shapes[2].model.op, CacheOp::kReshapeAndCache);
+  EXPECT_EQ(shapes[2].model.op, CacheOp::kAppend);
   EXPECT_FALSE(shapes[1].model.layout.has_value());
   EXPECT_EQ(shapes[2].model.layout, clattn::KVCacheLayout::kHND);
   EXPECT_EQ(shapes[1].name(), "m/cache/8q64/op=copy_blocks");
@@ -171,7 +171,13 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
       {"decode cpu q1,q0", "f:2: batch: 'q0'"},
       {"decode cpu q1,", "f:2: batch: ''"},
       {"batch b", "f:2: batch: '', legal: batch NAME BATCH..."},
-      {"batch b q1 q0\ndecode cpu b", "f:3: batch: 'q1_q0'"},
+      {"batch b q1 q0", "f:2: batch: 'q0'"},
+      {"batch b 65536q1\nbatch b q1", "f:3: batch: 'q1', legal: [COUNT]qTOKENS"},
+      {"batch b 1024q16k q1", "f:2: batch: 'q1'"},
+      {"batch b q1\ndecode cpu b\nbatch b q2",
+       "f:4: batch: 'b', legal: all lines of a batch before its first row"},
+      {"cache cpu q1 op=reshape_and_cache layout=HND",
+       "f:2: layout: 'HND', legal: none with op reshape_and_cache"},
       {"decode cpu q1 sinks=1", "f:2: sinks: '1', legal: yes or no"},
       {"model", "f:2: model: '', legal: model NAME"},
       {"model x heads=4", "f:2: kv_heads: 'missing', legal"},

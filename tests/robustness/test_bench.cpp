@@ -90,6 +90,22 @@ TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
   }
 }
 
+/// Who is ended while it writes leaves the report before: it is written beside it, then renamed.
+TEST(Bench, AReportIsReplacedAndNotWrittenOver) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path file = scratch.path() / "report.json", old = scratch.path() / "old";
+  write_bytes(file, "before");
+  std::filesystem::create_hard_link(file, old);
+  write_bytes(scratch.path() / "shapes.txt",
+              "model tiny heads=2 kv_heads=1 head_size=64\nmetadata quick 3q1s100\n");
+  const ProgramResult result = run_program("bench --quick --json " + file.string() + " --shapes " +
+                                           (scratch.path() / "shapes.txt").string());
+  ASSERT_EQ(result.code, 0) << result.standard_error;
+  EXPECT_EQ(read_bytes(old), "before");
+  EXPECT_EQ(json::parse(read_bytes(file)).at("rows").size(), 1U);
+  EXPECT_FALSE(std::filesystem::exists(file.string() + ".tmp"));
+}
+
 /// Latent rows, windows, a soft cap, sinks and an 8-bit cache are judged right.
 TEST(Bench, TheOptionsOfModelsAreMeasuredAndRight) {
   const ScratchDirectory scratch;

@@ -78,7 +78,7 @@ TEST_F(CaptureOfCalls, PlansOfEveryPolicy) {
   const clattn::KVCache cache = make_cache();
   const auto impl = backend_.make_impl(context_, config_);
   clattn::BatchLimits many;  // so many tokens that deterministic cuts must be longer than usual
-  many.max_num_reqs = many.max_num_batched_tokens = 1 << 14;
+  many.max_num_reqs = many.max_num_batched_tokens = 1 << 17;
   many.max_model_len = 4096;
   const struct {
     std::string name;
