@@ -139,7 +139,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
   const PagedStepView& step = step_of(metadata);
   check_block_ids(step, cache.num_blocks);
   const KVView kv(cache);
-  check_options(options, step);
+  check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
                        .config = config_,
@@ -166,7 +166,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
   const PagedStepView& step = step_of(metadata);
   kv.check_length(step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back(),
                   std::int64_t{config_.num_kv_heads} * config_.head_size, config_.dtype);
-  check_options(options, step);
+  check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
                        .config = config_,
@@ -181,8 +181,8 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.
-void PagedAttentionImpl::check_options(const ForwardOptions& options,
-                                       const PagedStepView& step) const {
+void PagedAttentionImpl::check_options(const ForwardOptions& options, const PagedStepView& step,
+                                       std::int64_t tokens) const {
   struct Extra {
     std::string_view name;
     bool given;
@@ -202,7 +202,6 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options,
     throw_invalid("custom_mask_stride is {}, legal: >= {} (the longest seq_len)",
                   options.custom_mask_stride, step.most_keys);
   }
-  const std::int64_t tokens = num_tokens(step);
   if (config_.custom_mask) {
     check_rows({options.custom_mask, DType::kInt8},
                {0, tokens, options.custom_mask_stride, step.most_keys}, "custom_mask");

@@ -38,7 +38,8 @@ class PagedAttentionImpl final : public AttentionImpl {
   class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
-  void check_options(const ForwardOptions& options, const PagedStepView& step) const;
+  void check_options(const ForwardOptions& options, const PagedStepView& step,
+                     std::int64_t tokens) const;
   void run(StepCall call, const Arguments& arguments, Event* event,
            std::vector<LaunchRecord>* launches) const;
 

@@ -349,6 +349,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.recordable = recorded;
   view_.graph_pad_size = batch.graph_pad_size;
   if (recorded) publish(pad_size);
+  view_.most_tokens = num_tokens;
   view_.most_keys = recorded ? options_.limits.max_model_len : summary_.max_seq_len;
   view_.batch = {.backend = style_.backend,
                  .plan = record_,

@@ -38,7 +38,8 @@ struct PagedStepView {
   std::shared_ptr<PreparedStep> prepared;  ///< what replays ask, if recordable; num_used: stages,
                                            ///< then the merge
   std::int32_t graph_pad_size = 0;         ///< the batch's
-  std::int32_t most_keys = 0;  ///< of a request, in this batch or, if recordable, in any
+  std::int32_t most_keys = 0;    ///< of a request, in this batch or, if recordable, in any
+  std::int64_t most_tokens = 0;  ///< of the batch, or, if recordable, of any with its pad size
   BatchRecord batch;
 };
 

@@ -96,7 +96,8 @@ void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
   }
 }
 
-std::int64_t num_tokens(const PagedStepView& step) {
+std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue) {
+  if (Recorder::of(queue) != nullptr) return step.most_tokens;
   return step.batch.query_start_loc.empty() ? 0 : step.batch.query_start_loc.back();
 }
 
@@ -119,7 +120,7 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   Recorder* const recorder = recorder_for(call.queue, call.step);
   const KernelShape& shape = call.kernels.shape;
   const std::int64_t heads = shape.num_heads;
-  const std::int64_t tokens = num_tokens(call.step);
+  const std::int64_t tokens = num_rows(call.step, call.queue);
   check_tensor(call.query, tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype,
                "query");
   check_tensor(call.output, tokens, heads * shape.head_size, shape.dtype, "output");

@@ -41,8 +41,9 @@ const PagedStepView& checked_step(const AttentionMetadata& metadata,
 /// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
 void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
 
-/// The query tokens of a step; none yet where it is only recorded.
-std::int64_t num_tokens(const PagedStepView& step);
+/// The rows that a step's query and output must hold: its tokens, or where this thread records the
+/// queue those of the largest batch that replays may bring.
+std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue);
 /// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
 void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
                   std::string_view name);

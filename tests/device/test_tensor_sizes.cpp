@@ -3,6 +3,7 @@
 
 #include <clattn/clattn.hpp>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,24 @@ using clattn::TensorRef;
 
 constexpr std::int64_t kTokens = 3, kRow = 4 * 64, kStride = 300;
 
+clattn::BuilderOptions builder_options() {
+  clattn::BuilderOptions options;
+  options.limits = {.max_num_reqs = kTokens,
+                    .max_num_batched_tokens = kTokens,
+                    .max_model_len = 16,
+                    .num_blocks = 1};
+  return options;
+}
+
 /// One prompt of three tokens over a cache of one page, and buffers that are just large enough.
+/// `recorded`: three decodes that replays will bring.
 struct Prompt {
-  explicit Prompt(const clattn::AttentionBackend& backend, const clattn::AttentionConfig& config)
-      : impl(backend.make_impl(context, config)), builder(backend.make_builder(context, config)) {
+  explicit Prompt(const clattn::AttentionBackend& backend, const clattn::AttentionConfig& config,
+                  bool recorded = false)
+      : impl(backend.make_impl(context, config)),
+        builder(backend.make_builder(context, config)),
+        state(context, backend, config, builder_options()),
+        is_recorded(recorded) {
     const std::vector<std::int32_t> starts = {0, kTokens}, lens = {kTokens}, table = {0};
     clattn::CommonAttentionMetadata batch;
     batch.query_start_loc = starts;
@@ -31,6 +46,10 @@ struct Prompt {
     batch.block_table = table;
     batch.block_table_stride = 1;
     metadata = &builder->build(queue, batch);
+    if (recorded) {
+      const auto capturing = state.graph_capture(kTokens);
+      metadata = &state.graph_capture_get_metadata_for_batch(queue, kTokens);
+    }
     cache = clattn::make_kv_cache(*context, queue, backend, config, 1);
     queue.finish();
   }
@@ -59,6 +78,8 @@ struct Prompt {
       options.output_scale = scale.handle();
     }
     return test::error_text([&] {
+      std::optional<clattn::GraphCapture> capture;
+      if (is_recorded) capture.emplace(queue);
       impl->forward(queue, {query.handle(), 8, kStride}, cache, *metadata,
                     {output.handle(), 8, kStride}, lse.handle(), nullptr, nullptr, options);
       queue.finish();
@@ -69,6 +90,8 @@ struct Prompt {
   const clattn::Queue queue = context->create_queue();
   std::shared_ptr<const clattn::AttentionImpl> impl;
   std::unique_ptr<clattn::AttentionMetadataBuilder> builder;
+  clattn::AttentionState state;
+  bool is_recorded;
   const clattn::AttentionMetadata* metadata = nullptr;
   clattn::KVCache cache;
 };
@@ -101,6 +124,23 @@ TEST(TensorSizes, ExtraTensorsThatAreTooSmallAreRefusedByName) {
     EXPECT_EQ(prompt.forward("output_fp8", 4),
               "output_fp8: its 3 rows end at element 768, legal: the buffer's 764");
   }
+}
+
+// Steps are recorded before their batches are known, and replays check no tensor again.
+TEST(TensorSizes, RecordedTensorsHoldTheLargestBatchOfTheirReplays) {
+  clattn::AttentionConfig config = small_config();
+  config.custom_mask = config.output_fp8 = true;
+  const Prompt prompt(clattn::get_attn_backend(config, nullptr), config, true);
+  EXPECT_EQ(prompt.forward(), "no error");
+  EXPECT_EQ(prompt.forward("query", 4),
+            "query: its 3 rows end at element 864, legal: the buffer's 862");
+  EXPECT_EQ(prompt.forward("output", 4),
+            "output: its 3 rows end at element 864, legal: the buffer's 862");
+  EXPECT_EQ(prompt.forward("lse", 4), "lse: its 3 rows end at element 12, legal: the buffer's 11");
+  EXPECT_EQ(prompt.forward("custom_mask", 16),
+            "custom_mask: its 3 rows end at element 48, legal: the buffer's 32");
+  EXPECT_EQ(prompt.forward("output_fp8", 4),
+            "output_fp8: its 3 rows end at element 768, legal: the buffer's 764");
 }
 
 TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
