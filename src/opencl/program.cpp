@@ -21,15 +21,45 @@ std::string build_log(cl_program program, cl_device_id device) {
   return log;
 }
 
+/// The device's binary of a built program; CL_INVALID_BINARY when the driver has none to give.
+cl_int read_binary(cl_program program, cl_device_id device, Bytes& binary) {
+  const auto get = [&](cl_program_info what, std::size_t size, void* value) {
+    return clGetProgramInfo(program, what, size, value, nullptr);
+  };
+  // An adopted context may have several devices; the driver answers for all of them at once.
+  cl_uint count = 0;
+  cl_int status = get(CL_PROGRAM_NUM_DEVICES, sizeof(count), &count);
+  if (status != CL_SUCCESS) return status;
+  std::vector<cl_device_id> devices(count);
+  std::vector<std::size_t> sizes(count);
+  status = get(CL_PROGRAM_DEVICES, count * sizeof(cl_device_id), devices.data());
+  if (status != CL_SUCCESS) return status;
+  status = get(CL_PROGRAM_BINARY_SIZES, count * sizeof(std::size_t), sizes.data());
+  if (status != CL_SUCCESS) return status;
+  const auto index =
+      static_cast<std::size_t>(std::find(devices.begin(), devices.end(), device) - devices.begin());
+  if (index == count || sizes[index] == 0) return CL_INVALID_BINARY;
+  binary.resize(sizes[index]);
+  std::vector<std::byte*> targets(count, nullptr);  // null: not wanted
+  targets[index] = binary.data();
+  return get(CL_PROGRAM_BINARIES, count * sizeof(std::byte*), targets.data());
+}
+
 /// Gives a built program back to its driver with its marked instructions in force.
-ProgramHandle with_marked_instructions(cl_context context, cl_device_id device, cl_program program,
-                                       const std::string& options) {
-  const std::optional<Bytes> binary = program_binary(program, device);
-  if (!binary) return {};
-  const std::string ptx =
-      enable_marked_instructions({reinterpret_cast<const char*>(binary->data()), binary->size()});
-  const auto bytes = std::as_bytes(std::span(ptx));
-  return load_program(context, device, Bytes(bytes.begin(), bytes.end()), options);
+Compilation with_marked_instructions(cl_context context, cl_device_id device, cl_program program,
+                                     const std::string& options) {
+  Bytes binary;
+  Compilation result{.program = {}, .status = read_binary(program, device, binary), .log = {}};
+  if (result.status == CL_SUCCESS) {
+    const std::string ptx =
+        enable_marked_instructions({reinterpret_cast<const char*>(binary.data()), binary.size()});
+    const auto bytes = std::as_bytes(std::span(ptx));
+    result = load_program(context, device, Bytes(bytes.begin(), bytes.end()), options);
+  }
+  if (result.status == CL_SUCCESS) return result;
+  result.log = "the driver does not take back the program with its marked instructions in force\n" +
+               result.log;
+  return result;
 }
 
 }  // namespace
@@ -48,50 +78,29 @@ Compilation compile_program(cl_context context, cl_device_id device, const std::
     result.program = std::move(program);
     return result;
   }
-  result.program = with_marked_instructions(context, device, program.get(), options);
-  if (!result.program) {
-    result.status = CL_BUILD_PROGRAM_FAILURE;
-    result.log = "the driver does not take back the program with its marked instructions in force";
-  }
-  return result;
+  return with_marked_instructions(context, device, program.get(), options);
 }
 
 std::optional<Bytes> program_binary(cl_program program, cl_device_id device) {
-  // An adopted context may have several devices; the driver answers for all of them at once.
-  cl_uint count = 0;
-  if (clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof(count), &count, nullptr) !=
-      CL_SUCCESS)
-    return std::nullopt;
-  std::vector<cl_device_id> devices(count);
-  std::vector<std::size_t> sizes(count);
-  if (clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof(cl_device_id), devices.data(),
-                       nullptr) != CL_SUCCESS ||
-      clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof(std::size_t), sizes.data(),
-                       nullptr) != CL_SUCCESS)
-    return std::nullopt;
-  const auto index =
-      static_cast<std::size_t>(std::find(devices.begin(), devices.end(), device) - devices.begin());
-  if (index == count || sizes[index] == 0) return std::nullopt;
-  Bytes binary(sizes[index]);
-  std::vector<std::byte*> targets(count, nullptr);  // null: not wanted
-  targets[index] = binary.data();
-  if (clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof(std::byte*), targets.data(),
-                       nullptr) != CL_SUCCESS)
-    return std::nullopt;
+  Bytes binary;
+  if (read_binary(program, device, binary) != CL_SUCCESS) return std::nullopt;
   return binary;
 }
 
-ProgramHandle load_program(cl_context context, cl_device_id device, const Bytes& binary,
-                           const std::string& options) {
+Compilation load_program(cl_context context, cl_device_id device, const Bytes& binary,
+                         const std::string& options) {
   cl_int status = CL_SUCCESS;
   cl_int binary_status = CL_SUCCESS;
   const std::size_t size = binary.size();
   const auto* bytes = reinterpret_cast<const unsigned char*>(binary.data());
   ProgramHandle program(
       clCreateProgramWithBinary(context, 1, &device, &size, &bytes, &binary_status, &status));
-  if (status != CL_SUCCESS || binary_status != CL_SUCCESS) return {};
+  if (status == CL_SUCCESS) status = binary_status;
+  if (status != CL_SUCCESS) return {.program = {}, .status = status, .log = {}};
   status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
-  return status == CL_SUCCESS ? std::move(program) : ProgramHandle{};
+  Compilation result{.program = {}, .status = status, .log = build_log(program.get(), device)};
+  if (status == CL_SUCCESS) result.program = std::move(program);
+  return result;
 }
 
 }  // namespace clattn::detail

@@ -8,7 +8,7 @@
 
 namespace clattn::detail {
 
-/// What the driver's compiler made of a text. `program` is empty unless status is CL_SUCCESS.
+/// What the driver made of a text or a binary. `program` is empty unless status is CL_SUCCESS.
 struct Compilation {
   ProgramHandle program;
   cl_int status = CL_SUCCESS;
@@ -23,8 +23,8 @@ Compilation compile_program(cl_context context, cl_device_id device, const std::
 /// The device's binary of a built program; nothing when the driver has none to give.
 std::optional<Bytes> program_binary(cl_program program, cl_device_id device);
 
-/// A program from a binary; empty when the driver does not take it.
-ProgramHandle load_program(cl_context context, cl_device_id device, const Bytes& binary,
-                           const std::string& options);
+/// A program from a binary, or why the driver does not take it.
+Compilation load_program(cl_context context, cl_device_id device, const Bytes& binary,
+                         const std::string& options);
 
 }  // namespace clattn::detail

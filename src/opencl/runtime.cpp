@@ -141,7 +141,8 @@ struct Runtime::State {
 
   ProgramHandle load(const CacheKey& key, const std::string& options) const {
     const std::optional<Bytes> binary = cache.load(key);
-    return binary ? load_program(context.get(), device, *binary, options) : ProgramHandle{};
+    if (!binary) return {};
+    return load_program(context.get(), device, *binary, options).program;
   }
 
   ContextHandle context;

@@ -36,7 +36,10 @@ class Prober {
         fmt::format("{} -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", kBuildOptions,
                     test, group_size_, local_bytes);
     const Compilation built = compile_program(context_, device_, text_, options);
-    if (built.status != CL_SUCCESS) return std::nullopt;
+    if (built.status != CL_SUCCESS) {
+      if (built.status == CL_OUT_OF_HOST_MEMORY) conclusive_ = false;
+      return std::nullopt;
+    }
     try {
       return launch(built.program.get(), entry, groups, count);
     } catch (const Error&) {

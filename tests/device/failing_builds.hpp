@@ -10,10 +10,11 @@ namespace test {
 /// stands before the loader's clBuildProgram.
 std::size_t num_builds();
 
-/// While it lives, builds whose options hold `part` end with `status` before the driver sees them.
+/// While it lives, builds whose options hold `part` end with `status` before the driver sees them,
+/// all but the first `spared` of them.
 class FailingBuilds {
  public:
-  FailingBuilds(cl_int status, std::string part);
+  FailingBuilds(cl_int status, std::string part, std::size_t spared = 0);
   ~FailingBuilds();
   FailingBuilds(const FailingBuilds&) = delete;
   FailingBuilds& operator=(const FailingBuilds&) = delete;

@@ -10,6 +10,7 @@
 #include "device/layer_model.hpp"
 #include "device/runtime_fixture.hpp"
 #include "kernels/attention_kernels.hpp"
+#include "opencl/ptx.hpp"
 #include "support/error_text.hpp"
 
 namespace clattn::detail {
@@ -63,6 +64,24 @@ TEST_P(BuildFailures, WhatIsNotTheCompilersIsTriedAgain) {
   EXPECT_EQ(run_probe(*runtime), expected(100, 3));
 }
 
+// Programs with marks are given back to the driver once they are built, under the same options.
+TEST_P(BuildFailures, WhatIsNotTheCompilersIsTriedAgainBehindMarksToo) {
+  write_kernel("probe.cl", std::string(kProbe) + std::string(kPtxMark) + "none\n");
+  const auto runtime = make_runtime();
+  const auto failure = [&](cl_int status, const std::string& step) {
+    const FailingBuilds failing(status, step, 1);
+    return error_text([&] { run_probe(*runtime, "clattn_probe_add", step); }, ErrorCode::kOpenCL);
+  };
+  for (const cl_int status : {CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES})
+    EXPECT_THAT(failure(status, "-DCLA_STEP=3"), HasSubstr(fmt::format("({})", status)));
+  EXPECT_EQ(run_probe(*runtime), expected(100, 3));
+  const std::string refusal = failure(CL_INVALID_BINARY, "-DCLA_STEP=4");
+  EXPECT_THAT(refusal, HasSubstr(fmt::format("({})", CL_INVALID_BINARY)));
+  const std::size_t before = num_builds();
+  EXPECT_EQ(failure(CL_SUCCESS, "-DCLA_STEP=4"), refusal);
+  EXPECT_EQ(num_builds(), before);
+}
+
 TEST_P(BuildFailures, ATileThatDoesNotBuildOrFitGivesWayToTheNext) {
   options_.kernel_dir.clear();
   for (const cl_int status : {CL_BUILD_PROGRAM_FAILURE, CL_INVALID_BINARY, CL_OUT_OF_RESOURCES}) {
@@ -95,6 +114,16 @@ TEST_P(BuildFailures, WhatIsNotTheTilesIsNoReasonForASmallerOne) {
 
 // A8: layers that share a context share its refusals.
 TEST(BuildFailuresOfLayers, TheNextLayerBuildsNothing) {
+// What a self-test answers is remembered beyond the process, if the driver could answer it.
+TEST_P(BuildFailures, ASelfTestWithoutHostMemoryIsRunAgain) {
+  const auto local_bytes = [&] { return make_runtime()->capabilities().static_local_mem_bytes; };
+  {
+    const FailingBuilds failing(CL_OUT_OF_HOST_MEMORY, "-DCLA_SELFTEST=1");
+    EXPECT_EQ(local_bytes(), 0U);
+  }
+  EXPECT_GT(local_bytes(), 0U);
+}
+
   const auto& shared = attention_test::all_contexts().at(0);
   const auto context = Context::adopt(shared->handle(), shared->device());
   const FailingBuilds failing(CL_BUILD_PROGRAM_FAILURE, "");
