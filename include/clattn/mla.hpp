@@ -39,6 +39,8 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim);
 /// block_size + offset; negative or past the cache = do not store) for i < num_tokens, divided by
 /// the cache's scale where it is quantized, converting `dtype` to the cache's type.
 /// `slot_mapping` holds int64 at byte offset `slot_offset_bytes`. Both widths are multiples of 8.
+/// Rows of tokens that are not stored are not read: `kv_c` and `k_pe` may end before them, so their
+/// ends are not checked. Throws kInvalidArgument for slots past the end of `slot_mapping`.
 /// Asynchronous; duplicate slots: last writer undefined. vLLM: concat_and_cache_mla.
 void concat_and_cache_mla(const Context& context, cl_command_queue queue, TensorRef kv_c,
                           TensorRef k_pe, DType dtype, const MLACache& cache, cl_mem slot_mapping,

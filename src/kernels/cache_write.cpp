@@ -66,6 +66,14 @@ void check_slots(const SlotSource& slots) {
   if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
     throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
   }
+  if (slots.num_tokens == 0) return;
+  const std::size_t end =
+      slots.offset_bytes / sizeof(std::int64_t) + static_cast<std::size_t>(slots.num_tokens);
+  const std::size_t room = size_bytes_of(slots.buffer) / sizeof(std::int64_t);
+  if (end > room) {
+    throw_invalid("slot_mapping: its {} slots end at element {}, legal: the buffer's {}",
+                  slots.num_tokens, end, room);
+  }
 }
 
 void capture_write(const KernelShape& shape, cl_command_queue queue, TensorRef key, TensorRef value,

@@ -12,7 +12,8 @@ struct SlotSource {
   std::size_t offset_bytes = 0;
   std::int64_t num_tokens = 0;
 };
-/// Throws kInvalidArgument without a buffer and for an illegal offset or number of tokens.
+/// Throws kInvalidArgument without a buffer, for an illegal offset or number of tokens, and for
+/// slots past the buffer's end.
 void check_slots(const SlotSource& slots);
 
 /// Binds and enqueues reshape_and_cache_flash. The cache was checked (cache_checks.hpp) and matches

@@ -226,6 +226,13 @@ TEST(MLACache, NonsenseIsRefused) {
             }),
             fmt::format("destination: its 5 rows end at element {}, legal: the buffer's {}",
                         5 * kWidth, 4 * kWidth));
+  const clattn::Buffer slots = context.allocate(4 * sizeof(std::int64_t));
+  EXPECT_EQ(error_text([&] {
+              clattn::concat_and_cache_mla(context, queue, {.buffer = memory.handle()},
+                                           {.buffer = memory.handle()}, DType::kF16, cache,
+                                           slots.handle(), 8, 4);
+            }),
+            "slot_mapping: its 4 slots end at element 5, legal: the buffer's 4");
 }
 
 }  // namespace

@@ -316,6 +316,9 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   EXPECT_EQ(call(8, 6), "no error");
   EXPECT_EQ(call(4, 6), "slot_mapping: offset of 4 bytes, legal: multiples of 8");
   EXPECT_EQ(call(0, -1), "num_tokens is -1, legal: 0 … 2147483647");
+  EXPECT_EQ(call(16, 6), "slot_mapping: its 6 slots end at element 8, legal: the buffer's 7");
+  EXPECT_EQ(call(std::size_t{1} << 63U, 6),
+            "slot_mapping: its 6 slots end at element 1152921504606846982, legal: the buffer's 7");
   cache.value_offset = -8;
   EXPECT_EQ(call(0, 1), "kv_cache: value_offset is -8, legal: >= 0");
   cache.value_offset = 0;
