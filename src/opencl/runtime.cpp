@@ -41,6 +41,9 @@ std::string full_options(const KernelSource& source) {
   return fmt::format("{}{}{}", kBuildOptions, source.options.empty() ? "" : " ", source.options);
 }
 
+/// Before the keys of sources that did not build together: others are not to wait for them again.
+constexpr const char* kAlone = "alone\n";
+
 /// What a program is known by.
 std::string program_key(const KernelSource& source) {
   return source.file + '\n' + full_options(source);
@@ -217,18 +220,17 @@ void Runtime::expect(std::span<const KernelSource> sources) {
   std::vector<KernelSource> unknown;
   std::string key;
   for (const KernelSource& source : sources) {
-    if (const auto known = state_->programs.find(program_key(source))) {
-      if (known->refusal) return;  // who asked may end there, and ask for none of the others
-      continue;
-    }
+    const std::string known = program_key(source);
+    if (state_->programs.find(known) || state_->programs.find(kAlone + known)) continue;
     unknown.push_back(source);
-    key += program_key(source) + '\n';
+    key += known + '\n';
   }
   if (unknown.size() < 2) return;
   auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(unknown); });
-  if (!bundle->handle) return;
-  for (const KernelSource& source : unknown)
-    state_->programs.get(program_key(source), [&] { return bundle; });
+  for (const KernelSource& source : unknown) {
+    const std::string known = program_key(source);
+    state_->programs.get(bundle->handle ? known : kAlone + known, [&] { return bundle; });
+  }
 }
 
 BuildCounts Runtime::build_counts() const noexcept {

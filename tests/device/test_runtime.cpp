@@ -93,6 +93,20 @@ TEST_P(RuntimeDevice, WhatIsBuiltAlreadyIsNotExpectedAgain) {
   EXPECT_EQ(result_of(*runtime, sources[1]), 20);
 }
 
+TEST_P(RuntimeDevice, ARefusedKernelKeepsNoOthersApart) {
+  std::vector<KernelSource> sources = write_probes();
+  write_kernel("bad.cl", probe_of("bad", "undeclared_name"));
+  sources.insert(sources.begin(), {"bad.cl", "clattn_bad", "-DCLA_STEP=5"});
+  const auto runtime = make_runtime();
+  EXPECT_THAT(error_text([&] { runtime->kernel(sources[0]); }, ErrorCode::kOpenCL),
+              HasSubstr("bad.cl:"));
+  runtime->expect(sources);
+  EXPECT_EQ(result_of(*runtime, sources[1]), 8);
+  EXPECT_EQ(result_of(*runtime, sources[2]), 20);
+  const bool pocl = runtime->capabilities().platform_name == "Portable Computing Language";
+  EXPECT_EQ(runtime->build_counts().from_source, pocl ? 1U : 2U);
+}
+
 TEST_P(RuntimeDevice, WhatCannotBeBuiltTogetherIsBuiltAlone) {
   write_kernel("sum.cl", probe_of("sum", "x + CLA_STEP"));
   write_kernel("bad.cl", probe_of("bad", "undeclared_name"));
