@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <utility>
 
-#include "base/checked.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
 
 namespace clattn::detail {
@@ -114,7 +113,7 @@ RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)
 RowZeroer::Output RowZeroer::make_output(Runtime& runtime, std::string_view name,
                                          DType dtype) const {
   const std::size_t bytes = element_size_bytes(dtype);
-  return {name, bytes,
+  return {name, dtype,
           runtime.kernel(
               {"zero_rows.cl", "clattn_zero_rows",
                fmt::format("-DCLA_WG_SIZE={} -DCLA_ELEMENT_BYTES={}", grid_.group_size, bytes)})};
@@ -136,17 +135,11 @@ void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const Tens
                   std::numeric_limits<cl_int>::max());
   }
   const cl_long stride = checked_token_stride(memory, row_elems_, output.name);
-  const cl_long at =
-      checked_add(memory.offset, checked_mul(rows.first, stride, output.name), output.name);
-  const cl_long last = checked_add(at, checked_mul(count - 1, stride, output.name), output.name);
-  const cl_long end = checked_add(last, row_elems_, output.name);
-  const std::size_t room = size_bytes_of(memory.buffer) / output.element_bytes;
-  if (std::cmp_greater(end, room)) {
-    throw_invalid("{}: its rows end at element {}, legal: the buffer's {}", output.name, end, room);
-  }
+  check_rows({memory.buffer, output.dtype}, {memory.offset, rows.end, stride, row_elems_},
+             output.name);
   output.kernel->acquire()
       .arg(memory.buffer)
-      .arg(at)
+      .arg<cl_long>(memory.offset + rows.first * stride)
       .arg(stride)
       .arg<cl_int>(static_cast<cl_int>(count))
       .arg<cl_int>(static_cast<cl_int>(row_elems_ / 8))

@@ -74,7 +74,7 @@ class RowZeroer {
  private:
   struct Output {
     std::string_view name;
-    std::size_t element_bytes = 0;
+    DType dtype = DType::kF32;
     std::shared_ptr<KernelPool> kernel = nullptr;
   };
   Output make_output(Runtime& runtime, std::string_view name, DType dtype) const;

@@ -263,7 +263,7 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
                 layer_test::RunOptions short_of_a_row = padded;
                 short_of_a_row.padding_rows = kPadding + 1;
                 static_cast<void>(step.run(device, layer, &metadata, short_of_a_row));
-              }).find("output_fp8: its rows end at element 7424, legal: the buffer's 7184"),
+              }).find("output_fp8: its 29 rows end at element 7424, legal: the buffer's 7184"),
               std::string::npos);
   }
 }
