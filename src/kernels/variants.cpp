@@ -239,14 +239,13 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
       "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
       "-DCLA_REDUCE={} -DCLA_MERGE_TAIL={} -DCLA_CACHE_X={} -DCLA_PREFETCH={} "
-      "-DCLA_KV_HEADS={}",
+      "-DCLA_KV_HEADS={} -DCLA_FP8_CVT={}",
       shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
       dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, variant.family == KernelFamily::kGpuPtx ? 1 : 0,
-      joins_splits(variant) ? 1 : 0, x, prefetch ? 1 : 0, tiling.kv_heads);
-  if (variant.family == KernelFamily::kGpuPtx && capabilities.fp8_conversions)
-    options += " -DCLA_FP8_CVT=1";
+      joins_splits(variant) ? 1 : 0, x, prefetch ? 1 : 0, tiling.kv_heads,
+      variant.family == KernelFamily::kGpuPtx && capabilities.fp8_conversions ? 1 : 0);
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   options += option_macros(shape.options, variant.role);

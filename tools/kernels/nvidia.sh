@@ -26,10 +26,10 @@ failed() {  # ARCH WHY
 for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   front=$arch
   case $arch in sm_1??) front=sm_90 ;; esac  # beyond clang 19; newer chips take older PTX
-  since=  # what the library adds from that architecture on
+  chosen=$options  # as the library does from that architecture on
   case $arch-$options in
     sm_7?-* | sm_8[0-8]-* | *-DCLA_REDUCE=0*) ;;
-    *) since=-DCLA_FP8_CVT=1 ;;
+    *) chosen=$(echo "$options" | sed s/-DCLA_FP8_CVT=0/-DCLA_FP8_CVT=1/) ;;
   esac
   if [ "$arch" = sm_75 ] && grep -q mma.sync.aligned.m16n8k16 "$file"; then
     echo "nvidia $arch $name: left out, its matrix units come with sm_80"
@@ -47,7 +47,7 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   # shellcheck disable=SC2086  # a list of options
   if ! clang-19 -x cl -cl-std=CL1.2 -fgnu-keywords --target=nvptx64--nvidiacl -march=$front -O3 \
     -include "$tools/nvidia_shim.h" -Xclang -finclude-default-header \
-    -Xclang -mlink-builtin-bitcode -Xclang $libclc ${marked:+"$marked"} $options $since -S -o "$work/k.ptx" "$file" \
+    -Xclang -mlink-builtin-bitcode -Xclang $libclc ${marked:+"$marked"} $chosen -S -o "$work/k.ptx" "$file" \
     2> "$work/log"; then
     failed "$arch" "$(grep -m 1 error "$work/log" || tail -1 "$work/log")"
     continue
