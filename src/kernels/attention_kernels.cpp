@@ -22,10 +22,14 @@ bool reads_more(const Variant& variant, const KernelShape& shape,
          head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
 }
 
-/// How some drivers refuse a tile of more local memory or registers than there are. What else a
-/// driver may say, that it has no memory or no device any more, is no tile's fault.
+/// How some drivers refuse a tile of more local memory or registers than there are: when they build
+/// it, or when they make its kernel. What else a driver may say, that it has no memory or no device
+/// any more, is no tile's fault.
 bool lacks_resources(const Error& error) {
-  return error.code() == ErrorCode::kOpenCL && error.cl_code() == CL_OUT_OF_RESOURCES;
+  constexpr std::array kStatuses = {CL_OUT_OF_RESOURCES, CL_INVALID_KERNEL_DEFINITION,
+                                    CL_INVALID_PROGRAM_EXECUTABLE};
+  return error.code() == ErrorCode::kOpenCL &&
+         std::find(kStatuses.begin(), kStatuses.end(), error.cl_code()) != kStatuses.end();
 }
 
 /// The variants of a role that are built, tried one after the other.
