@@ -45,8 +45,6 @@
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
 #include "lib/mma_tiles.clh"
-#include "lib/wgmma_results.clh"
-#include "lib/wgmma_rows.clh"
 
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "mla_wgmma.cl: the cache must hold the queries' type"
@@ -57,6 +55,9 @@
 #if CLA_ROPE_DIM != 64
 #error "CLA_ROPE_DIM must be 64"
 #endif
+
+#define cla_wgmma_keys_first cla_wgmma_first_n64
+#define cla_wgmma_keys_next cla_wgmma_next_n64
 #if CLA_HEAD_DIM == 256
 #define cla_wgmma_values cla_wgmma_values_n128
 #elif CLA_HEAD_DIM == 512
@@ -64,6 +65,9 @@
 #else
 #error "CLA_HEAD_DIM must be 256 or 512"
 #endif
+
+#include "lib/wgmma_results.clh"
+#include "lib/wgmma_rows.clh"
 
 /* Where tiles of keys end: there is one, all masked, also where no row sees a key. */
 #define CLA_TILES_END(keys) max((keys).end, (keys).begin + 1)
@@ -126,29 +130,6 @@ static inline void cla_bring_latent_queries(__local uint4* q_tile, const ClaTask
   cla_barrier_arrive_after_copies(full);
 }
 
-/* S = Q C^T, started. */
-static inline void cla_start_qk(float* scores, uint q_tile, uint k_tile) {
-  q_tile = cla_shuffle_from(q_tile, 0);
-  k_tile = cla_shuffle_from(k_tile, 0);
-  cla_wgmma_fence();
-  cla_wgmma_first_n64(scores, q_tile, k_tile);
-#pragma unroll
-  for (uint step = 1; step < CLA_KEY_DIM / 16; ++step)
-    cla_wgmma_next_n64(scores, q_tile + CLA_NEXT_COLUMNS(step, CLA_BLOCK_ROWS),
-                       k_tile + CLA_NEXT_COLUMNS(step, CLA_BLOCK_KV));
-  cla_wgmma_commit();
-}
-
-/* The own half of O += P C, started. */
-static inline void cla_start_pv(float* sums, const uint4* weights, uint v_tile) {
-  v_tile = cla_shuffle_from(v_tile, 0);
-  cla_wgmma_fence();
-#pragma unroll
-  for (uint step = 0; step < CLA_KEY_STEPS; ++step)
-    cla_wgmma_values(sums, weights[step], v_tile + CLA_NEXT_ROWS(step));
-  cla_wgmma_commit();
-}
-
 /* What the first warpgroup hands to the second: words of a lane, and a factor of each row. */
 typedef struct ClaHandover {
   __local uint4* words;   /* [KEY_STEPS][WARPGROUP] */
@@ -189,8 +170,7 @@ static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaWork* wo
   const float2 bases = cla_start_weights(scores, work, opt, scale, first_key, masked);
   const float upper = cla_weigh(scores, work->state, 0, bases.x, cla_to_logit(scale));
   const float lower = cla_weigh(scores, work->state, 1, bases.y, cla_to_logit(scale));
-#pragma unroll
-  for (uint step = 0; step < CLA_KEY_STEPS; ++step) weights[step] = cla_pack_weights(scores, step);
+  cla_pack_all(weights, scores);
   return (float2)(upper, lower);
 }
 

@@ -44,9 +44,6 @@
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_DIM_COLUMNS + cla_swizzled((row) % 64, unit, 64))
 #include "lib/mma_tiles.clh"
-#include "lib/wgmma_copies.clh"
-#include "lib/wgmma_results.clh"
-#include "lib/wgmma_rows.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
@@ -75,39 +72,15 @@
 #error "CLA_HEAD_DIM must be 64, 128 or 256"
 #endif
 
+#include "lib/wgmma_copies.clh"
+#include "lib/wgmma_results.clh"
+#include "lib/wgmma_rows.clh"
+
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_COLUMNS)
 #define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_COLUMNS)
 /* Tiles of keys, as many of values, and of queries, on their way or in use. */
 #define CLA_STAGES 2
 #define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 ? 1 : 2)
-
-/* S = Q K^T, started. */
-static inline void cla_start_qk(float* scores, uint q_tile, uint k_tile) {
-  q_tile = cla_shuffle_from(q_tile, 0);
-  k_tile = cla_shuffle_from(k_tile, 0);
-  cla_wgmma_fence();
-  cla_wgmma_keys_first(scores, q_tile, k_tile);
-#pragma unroll
-  for (uint step = 1; step < CLA_HEAD_DIM / 16; ++step)
-    cla_wgmma_keys_next(scores, q_tile + CLA_NEXT_COLUMNS(step, 64),
-                        k_tile + CLA_NEXT_COLUMNS(step, CLA_BLOCK_KV));
-  cla_wgmma_commit();
-}
-
-/* O += P V, started. */
-static inline void cla_start_pv(float* sums, const uint4* weights, uint v_tile) {
-  v_tile = cla_shuffle_from(v_tile, 0);
-  cla_wgmma_fence();
-#pragma unroll
-  for (uint step = 0; step < CLA_KEY_STEPS; ++step)
-    cla_wgmma_values(sums, weights[step], v_tile + CLA_NEXT_ROWS(step));
-  cla_wgmma_commit();
-}
-
-static inline void cla_pack_all(uint4* weights, const float* scores) {
-#pragma unroll
-  for (uint step = 0; step < CLA_KEY_STEPS; ++step) weights[step] = cla_pack_weights(scores, step);
-}
 
 /* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each
    waits for its turn once a tile, and gives the next one its own. */
