@@ -10,6 +10,7 @@
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -56,8 +57,7 @@ class AttentionWorkload : public Workload {
                      {.buffer = out_.handle()});
     }
     queue_.finish();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
-           launches;
+    return seconds_since(start) / launches;
   }
 
   /// A spread of requests, each in another KV head: the first, middle and last token of the first
@@ -239,7 +239,7 @@ class MetadataWorkload final : public AttentionWorkload {
     for (int i = 0; i < launches; ++i) {
       const auto start = std::chrono::steady_clock::now();
       const AttentionMetadata& built = builder().build(queue(), batch());
-      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      seconds += seconds_since(start);
       queue().finish();
       set_metadata(built);
       built_ = &built;

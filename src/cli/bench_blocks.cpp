@@ -8,13 +8,10 @@
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 /// `count` elements of `source` from `first` on, as `dtype` stores them.
 std::vector<std::byte> stored(const TiledRandom& source, DType dtype, std::size_t first,

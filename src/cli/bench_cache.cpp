@@ -8,6 +8,7 @@
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -74,8 +75,7 @@ class CacheWorkload final : public Workload {
       store(input(rows_[0]), input(rows_[1]));
     }
     queue_.finish();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
-           launches;
+    return seconds_since(start) / launches;
   }
 
   /// Some 16 tokens, all their heads, bit for bit.

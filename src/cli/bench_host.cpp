@@ -6,15 +6,12 @@
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// From nothing to the first output: context, capabilities, programs (from the caches that the
 /// machine has by now), cache, metadata, one forward.

@@ -7,6 +7,7 @@
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -57,8 +58,7 @@ class MergeWorkload final : public Workload {
       merge_attn_states(*context_, queue_, config_, ref(0), ref(1), ref(2));
     }
     queue_.finish();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
-           launches;
+    return seconds_since(start) / launches;
   }
 
   /// Some 64 rows by the definition: out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).

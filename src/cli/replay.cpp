@@ -16,15 +16,12 @@
 #include "cli/html_report.hpp"
 #include "cli/replay_options.hpp"
 #include "cli/replay_report.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point from) {
-  return std::chrono::duration<double>(Clock::now() - from).count();
-}
 
 /// One line on standard error: redrawn in place on a terminal, else a new one every few seconds.
 class Progress {

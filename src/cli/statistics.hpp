@@ -1,11 +1,16 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <vector>
 
 namespace clattn::cli {
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 /// Nearest rank: the smallest value that `share` of all do not exceed; 0 of none.
 inline double percentile(std::vector<double> values, double share) {

@@ -14,6 +14,7 @@
 #include "cli/check_packed.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/statistics.hpp"
 #include "cli/tune_target.hpp"
 
 namespace clattn::cli {
@@ -66,8 +67,7 @@ class PackedWorkload final : public Workload {
                           {.buffer = out_.handle()});
     }
     queue_.finish();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
-           launches;
+    return seconds_since(start) / launches;
   }
 
   /// The first and the last request, each in another head.
