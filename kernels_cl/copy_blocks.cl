@@ -22,6 +22,11 @@ typedef uchar ClaUnit;
 #endif
 
 #define CLA_MAX_PLANES 16
+#define CLA_COPY_UNITS 4 /* of a work-item in flight together */
+
+/* Of an array, every work-item would write a copy. */
+#define CLA_PLANE(index, a, b, c, d) \
+  ((index) % 4 < 2 ? ((index) % 4 == 0 ? (a) : (b)) : ((index) % 4 == 2 ? (c) : (d)))
 
 #if CLA_WG_SIZE == 1
 #include "lib/stream.clh"
@@ -56,13 +61,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_co
     int inner_count,                    /* runs */
     long inner_stride,                  /* between runs */
     long outer_stride) {                /* between sets of runs */
-  __global ClaUnit* const planes[CLA_MAX_PLANES] = {p0, p1, p2,  p3,  p4,  p5,  p6,  p7,
-                                                    p8, p9, p10, p11, p12, p13, p14, p15};
   const uint group = (uint)get_group_id(0);
   const uint split = group % (uint)num_splits;
   const uint pair = group / (uint)num_splits % (uint)num_pairs;
   const uint index = group / (uint)num_splits / (uint)num_pairs;
-  __global ClaUnit* const plane = planes[index] + meta[index];
+  __global ClaUnit* const quarters[4] = {
+      CLA_PLANE(index, p0, p1, p2, p3), CLA_PLANE(index, p4, p5, p6, p7),
+      CLA_PLANE(index, p8, p9, p10, p11), CLA_PLANE(index, p12, p13, p14, p15)};
+  __global ClaUnit* const plane =
+      CLA_PLANE(index / 4, quarters[0], quarters[1], quarters[2], quarters[3]) + meta[index];
   __global const long* const blocks = meta + CLA_MAX_PLANES + 2 * (ulong)pair;
   __global const ClaUnit* const from = plane + blocks[0] * block_stride;
   __global ClaUnit* const to = plane + blocks[1] * block_stride;
@@ -81,12 +88,22 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_co
   }
 #else
   const uint step = (uint)num_splits * CLA_WG_SIZE;
-  for (uint unit = split * CLA_WG_SIZE + (uint)get_local_id(0); unit < (uint)block_units;
-       unit += step) {
-    const uint run = unit / (uint)row_units;
-    const long at = (long)(run / (uint)inner_count) * outer_stride +
-                    (long)(run % (uint)inner_count) * inner_stride + (long)(unit % (uint)row_units);
-    to[at] = from[at];
+  for (uint first = split * CLA_WG_SIZE + (uint)get_local_id(0); first < (uint)block_units;
+       first += CLA_COPY_UNITS * step) {
+    ClaUnit units[CLA_COPY_UNITS];
+    long at[CLA_COPY_UNITS];
+#pragma unroll
+    for (uint i = 0; i < CLA_COPY_UNITS; ++i) {
+      const uint unit = min(first + i * step, (uint)block_units - 1);
+      const uint run = unit / (uint)row_units;
+      at[i] = (long)(run / (uint)inner_count) * outer_stride +
+              (long)(run % (uint)inner_count) * inner_stride + (long)(unit % (uint)row_units);
+      units[i] = from[at[i]];
+    }
+#pragma unroll
+    for (uint i = 0; i < CLA_COPY_UNITS; ++i) {
+      if (first + i * step < (uint)block_units) to[at[i]] = units[i];
+    }
   }
 #endif
 }

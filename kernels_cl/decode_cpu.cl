@@ -7,20 +7,28 @@
 // against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN) give them
 // without a sum across lanes.
 //
-// A work-group takes KV_HEADS heads of a tile one after the other, because memory is read faster in
+// A task takes KV_HEADS heads of a tile one after the other, because memory is read faster in
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
 // lib/cpu_fetch.clh asks for every cache line ahead of its turn.
+//
+// With CLA_DOT, products are those of bf16 pairs (lib/cpu_dot.clh): of queries and keys as they
+// are, of probabilities rounded to bf16. Keys that lie by dim are multiplied in f32 even then.
 //
 // Macros: lib/vec.clh and lib/options.clh, which says what may be added to the logits. Here
 // BLOCK_KV is a multiple of 16.
 
 #include "lib/cpu_fetch.clh"
 #include "lib/cpu_join.clh"
+#include "lib/cpu_queue.clh"
 #include "lib/cpu_rows.clh"
 #include "lib/cpu_scores.clh"
+#if CLA_DOT
+#include "lib/cpu_dot.clh"
+#else
+#include "lib/cpu_values.clh"
+#endif
 
 #define CLA_CHUNKS (CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_CHUNK) / CLA_CHUNK)
-#define CLA_PV_VECS (CLA_VEC == 16 ? 4 : 2)  // vectors of V at a time: CHUNK times as many sums
 
 // Lane 4 k + r stands for key k of a step and row r: a value per row in all its lanes, each lane's
 // key, and a vector moved by one key.
@@ -165,64 +173,17 @@ CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cl
   }
 }
 
-// sum[r][0 .. n) += sum over the tile's keys of p[key][r] * V[key][d .. d + n). masked: a row
-// leaves out keys of weight -0, since V may hold inf or NaN where it must not look. n and masked
-// are constants at every call.
-CLA_INLINE void cla_add_keys(const float* p, __global const CLA_KV_T* v, const ClaTile* tile, int d,
-                             int n, int masked, cla_vf* sum) {
-#pragma unroll 2
-  for (int key = 0; key < CLA_BLOCK_KV; ++key) {
-    cla_vf value[CLA_PV_VECS];
-    if (cla_fetches(tile, key)) {
-#pragma unroll
-      for (int i = 0; i < n; ++i)
-        if ((d + i) * CLA_VEC % CLA_LINE_ELEMS == 0)
-          CLA_FETCH(v + tile->next.rows[key] + (d + i) * CLA_VEC);
-    }
-    __global const CLA_KV_T* values = v + tile->head + tile->now[key];
-#pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = cla_load_split(values, d + i);
-#pragma unroll
-    for (int r = 0; r < CLA_CHUNK; ++r) {
-      const float weight = p[key * CLA_CHUNK + r];
-      if (masked && as_int(weight) < 0) continue;
-#pragma unroll
-      for (int i = 0; i < n; ++i) sum[r * n + i] = fma((cla_vf)(weight), value[i], sum[r * n + i]);
-    }
-  }
-}
-
-// o[r][d .. d + n) += P V over the tile; masked: some row does not see all of it. n is a constant
-// at every call.
-CLA_INLINE void cla_values(const float* p, __global const CLA_KV_T* v, const ClaTile* tile,
-                           int masked, int d, int n, cla_vf* o) {
-  cla_vf sum[CLA_CHUNK * CLA_PV_VECS];
-#pragma unroll
-  for (int r = 0; r < CLA_CHUNK; ++r)
-#pragma unroll
-    for (int i = 0; i < n; ++i) sum[r * n + i] = o[r * CLA_NUM_VECS + d + i];
-  if (masked)
-    cla_add_keys(p, v, tile, d, n, 1, sum);
-  else
-    cla_add_keys(p, v, tile, d, n, 0, sum);
-#pragma unroll
-  for (int r = 0; r < CLA_CHUNK; ++r)
-#pragma unroll
-    for (int i = 0; i < n; ++i) o[r * CLA_NUM_VECS + d + i] = sum[r * n + i];
-}
-
 // One chunk of rows against one tile of keys.
 CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
                           const ClaTile* tile, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
-  cla_scores(q, k, tile, s);
+  if (CLA_MAY_BY_DIM && tile->key_dim != 1)
+    cla_scores_by_dim((const float*)q, k, tile, s);
+  else
+    cla_scores_by_token(q, k, tile, s);
   const int masked = cla_masked(state, tile->at);
   cla_softmax(state, tile, masked, s, o);
-  const int rest = CLA_NUM_VECS % CLA_PV_VECS;
-#pragma unroll 1
-  for (int d = 0; d < CLA_NUM_VECS - rest; d += CLA_PV_VECS)
-    cla_values((const float*)s, v, tile, masked, d, CLA_PV_VECS, o);
-  if (rest != 0) cla_values((const float*)s, v, tile, masked, CLA_NUM_VECS - rest, rest, o);
+  cla_add_values(s, v, tile, masked, o);
 }
 
 // What a chunk of rows holds in private memory.
@@ -230,15 +191,18 @@ typedef struct ClaChunk {
   cla_vf query[CLA_CHUNK * CLA_NUM_VECS];
   cla_vf o[CLA_CHUNK * CLA_NUM_VECS];
   ClaState state;
+  float score_unit;
 } ClaChunk;
 
 CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
                                 long q_token_stride, float scale, int by_dim, ClaChunk* chunk) {
   cla_init_state(rows, first_row, &chunk->state);
+  const int as_stored = CLA_DOT && !by_dim;  // queries keep their bits, scores are scaled
+  chunk->score_unit = as_stored ? scale : 1.0f;
   for (int r = 0; r < CLA_CHUNK; ++r) {
     cla_vf* query = chunk->query + r * CLA_NUM_VECS;
-    cla_read_query(rows, first_row + r, q, q_token_stride, scale, query);
-    if (!by_dim) cla_split(query);
+    cla_read_query(rows, first_row + r, q, q_token_stride, as_stored ? 1.0f : scale, query);
+    if (!by_dim) cla_order_query(query);
   }
 #pragma unroll 1
   for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
@@ -252,7 +216,7 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* c
   for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
     float sum = 0.0f;
     for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
-    cla_unsplit(chunk->o + r * CLA_NUM_VECS);
+    cla_order_output(chunk->o + r * CLA_NUM_VECS);
     cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), m[r], sum,
                   to);
   }
@@ -284,62 +248,70 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     float scale_log2e,                      // softmax scale * log2(e)
     int causal,                             // 1: a token sees no later one
     int write_lse,                          // 1: lse is wanted
-    __global int* restrict arrivals         // [partial rows, num_heads]: lib/cpu_join.clh
+    __global int* restrict counters         // lib/cpu_queue.clh, then lib/cpu_join.clh's
         CLA_OPTION_PARAMS) {                // lib/options.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const size_t groups = (size_t)num_items * CLA_HEAD_GROUPS(num_kv_heads) * CLA_HEAD_CHUNKS;
-  if (get_group_id(0) >= groups) return;
-  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
   const ClaStrides strides = {block_stride, token_stride, head_stride, key_dim_stride};
-  __global const int* pages = meta + pages_at;
-  const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
-  const int begin = cla_tiles_begin(&rows, key_dim_stride);  // no row sees a key before it,
-  const int end = cla_row_end(&rows, rows.rows - 1);         // none one from here on
-
-  ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
-  for (int h = 0; h < rows.kv_heads; ++h) {
-    const ClaRows of_head = cla_rows_of_head(&rows, h);
-    const float scale = scale_log2e * cla_key_unit(&of_head);
-    for (int c = 0; c < chunks; ++c)
-      cla_begin_chunk(&of_head, c * CLA_CHUNK, q + q_offset, q_token_stride, scale,
-                      cla_by_dim(&strides), &all[h * chunks + c]);
-  }
-
-  ClaRing ring;
-  if (begin < end) {
-#pragma unroll 1
-    for (int i = 0; i + 1 < CLA_HELD; ++i)
-      cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
-    cla_fetch_first(&rows, &strides, &ring, begin, k_cache + k_offset, v_cache + v_offset);
-  }
-  for (int at = begin; at < end; at += CLA_BLOCK_KV) {
-    cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
-    for (int h = 0; h < rows.kv_heads; ++h) {
-      const int place = at / CLA_BLOCK_KV % CLA_HELD;
-      const ClaFetch next = cla_fetched(&rows, &strides, &ring, at, h);
-      for (int c = 0; c < chunks; ++c) {
-        const ClaTile tile = {&opt,
-                              at,
-                              end,
-                              h * head_stride,
-                              key_dim_stride,
-                              ring.first[place],
-                              ring.keys[place],
-                              next,
-                              c * CLA_BLOCK_KV / chunks,
-                              (c + 1) * CLA_BLOCK_KV / chunks};
-        ClaChunk* own = &all[h * chunks + c];
-        cla_chunk(own->query, k_cache + k_offset, v_cache + v_offset, &tile, &own->state, own->o);
-      }
-    }
-  }
-
   const ClaOutputs to = {out + out_offset, out_token_stride, lse,
                          partial_out,      partial_lse2,     write_lse};
-  for (int h = 0; h < rows.kv_heads; ++h) {
-    const ClaRows of_head = cla_rows_of_head(&rows, h);
-    for (int c = 0; c < chunks; ++c)
-      cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
+  __global const int* pages = meta + pages_at;
+  const uint tasks = CLA_TASKS(num_items, num_kv_heads);
+  cla_vu codes[CLA_CODE_VECS];
+  cla_make_codes(codes);
+
+  for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
+    const ClaRows rows = cla_rows(meta, items_at, task, num_kv_heads, causal, &opt);
+    if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
+    const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
+    const int begin = cla_tiles_begin(&rows, key_dim_stride);  // no row sees a key before it,
+    const int end = cla_row_end(&rows, rows.rows - 1);         // none one from here on
+
+    ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
+    for (int h = 0; h < rows.kv_heads; ++h) {
+      const ClaRows of_head = cla_rows_of_head(&rows, h);
+      const float scale = scale_log2e * cla_key_unit(&of_head);
+      for (int c = 0; c < chunks; ++c)
+        cla_begin_chunk(&of_head, c * CLA_CHUNK, q + q_offset, q_token_stride, scale,
+                        cla_by_dim(&strides), &all[h * chunks + c]);
+    }
+
+    ClaRing ring;
+    if (begin < end) {
+#pragma unroll 1
+      for (int i = 0; i + 1 < CLA_HELD; ++i)
+        cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
+      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + k_offset, v_cache + v_offset);
+    }
+    for (int at = begin; at < end; at += CLA_BLOCK_KV) {
+      cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
+      for (int h = 0; h < rows.kv_heads; ++h) {
+        const int place = at / CLA_BLOCK_KV % CLA_HELD;
+        const ClaFetch next = cla_fetched(&rows, &strides, &ring, at, h);
+        for (int c = 0; c < chunks; ++c) {
+          ClaChunk* own = &all[h * chunks + c];
+          const ClaTile tile = {&opt,
+                                own->score_unit,
+                                codes,
+                                at,
+                                end,
+                                h * head_stride,
+                                key_dim_stride,
+                                ring.first[place],
+                                ring.keys[place],
+                                next,
+                                c * CLA_BLOCK_KV / chunks,
+                                (c + 1) * CLA_BLOCK_KV / chunks};
+          cla_chunk(own->query, k_cache + k_offset, v_cache + v_offset, &tile, &own->state, own->o);
+        }
+      }
+    }
+
+    for (int h = 0; h < rows.kv_heads; ++h) {
+      const ClaRows of_head = cla_rows_of_head(&rows, h);
+      for (int c = 0; c < chunks; ++c)
+        cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
+    }
+    cla_join_if_last(&rows, &to, counters + CLA_QUEUE_INTS);
   }
-  cla_join_if_last(&rows, &to, arrivals);
+  cla_leave_queue(counters);
 }

@@ -48,6 +48,7 @@
    CLA_BLOCK_ROWS       rows        a multiple of 8
    CLA_BLOCK_KV         keys        16: of a warp and step
    CLA_WG_SIZE          work-items  a multiple of 32
+   CLA_TILES            -           0, 1: K and V lie as lib/tiles.clh says
    CLA_MERGE_TAIL       -           lib/last_arrival.clh
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
@@ -115,7 +116,7 @@ static inline void cla_weigh_columns(float* scores, float* sums, ClaColumnState*
 typedef struct ClaValues {
   const ClaWorkItem* item;
   __global const int* pages;
-  __global const CLA_KV_T* lane; /* of the lane's first unit in row 0 */
+  __global const CLA_KV_T* lane; /* where the lane's units begin in row 0 */
   long block_stride;
   long token_stride;
 } ClaValues;
@@ -130,7 +131,8 @@ static inline void cla_extract_overflows(float* sums, uint* v, const ClaRow* row
 #pragma unroll
     for (uint i = 0; i < CLA_DIM_TILES; ++i) {
       if (8 * (lane / 4 + i / 4 * 8) >= CLA_HEAD_DIM) continue;
-      const uint4 unit = cla_kv_words(cla_kv_raw_load(values->lane + at + i / 4 * 64));
+      const uint4 unit = cla_kv_words(
+          cla_kv_raw_load(values->lane + at + CLA_UNIT_FROM(lane / 4, i / 4 * 8, (uint)key)));
       const float2 x = cla_mma_expand(i % 4 < 2 ? (i % 4 == 0 ? unit.x : unit.y)
                                                 : (i % 4 == 2 ? unit.z : unit.w));
 #pragma unroll
@@ -258,8 +260,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   const int last = keys.end - 1;
   __global const int* pages = meta + pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * head_stride;
-  __global const CLA_KV_T* k_lane = k_cache + k_offset + head_at + 8 * (lane % 4);
-  __global const CLA_KV_T* v_lane = v_cache + v_offset + head_at + 8 * (lane / 4);
+  __global const CLA_KV_T* k_lane = k_cache + k_offset + head_at + CLA_LANE_UNIT(lane % 4);
+  __global const CLA_KV_T* v_lane = v_cache + v_offset + head_at + CLA_LANE_UNIT(lane / 4);
 
   const ClaValues values = {&task.item, pages, v_lane, block_stride, token_stride};
 

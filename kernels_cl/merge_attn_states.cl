@@ -3,8 +3,8 @@
      out = (w_p P + w_s S) / (w_p + w_s)    w_x = B^(lse_x - m), m = max(lse_p, lse_s), B = e or 2
      lse = m + log_B(w_p + w_s)
 
-   An LSE of +inf counts as -inf; the output of a side of LSE -inf is not read, even where keys of
-   logit -inf made it NaN: nothing tells that from memory never written. If both are, out = 0 and
+   An LSE of +inf counts as -inf; the output of a side of LSE -inf adds nothing, even where keys
+   of logit -inf made it NaN: nothing tells that from memory never written. If both are, out = 0 and
    lse = -inf. An LSE that is NaN makes both NaN. Tokens from with_context on have no prefix. One
    group serves one token: its work-items share the outputs in pieces of eight elements, then the
    LSEs by heads. The barrier between lets results replace an input in place.
@@ -20,7 +20,9 @@
 #if !defined(CLA_LSE_LOG2)
 #error "merge_attn_states.cl needs CLA_LSE_LOG2"
 #endif
-#include "lib/storage.clh"
+#include "lib/raw.clh"
+
+#define CLA_MERGE_UNITS 2 /* of a work-item in flight together */
 
 typedef struct ClaWeights {
   float prefix; /* both 0 where no key was seen */
@@ -56,42 +58,66 @@ static inline ClaWeights cla_weigh(float prefix, float suffix) {
   if (prefix == -INFINITY && suffix == -INFINITY) return w;
   const float sum = w.prefix + w.suffix;
   w.lse = largest + cla_log(sum);
-  w.prefix /= sum;
-  w.suffix /= sum;
+  const float share = 1.0f / sum;
+  w.prefix *= share;
+  w.suffix *= share;
   return w;
 }
 
-/* Eight elements of a side. To GPUs vload promises no more than an element's alignment, and
-   NVIDIA's takes it apart. */
-static inline ClaF8 cla_read8(__global const CLA_Q_T* p) {
-#if CLA_WG_SIZE > 1 && CLA_KV_DTYPE == CLA_Q_DTYPE
-  if (((ulong)p & 15) == 0) return cla_kv_expand(cla_kv_raw_load((__global const CLA_KV_T*)p));
-#endif
-  return CLA_Q_LOAD8(p);
+/* One token's side. */
+typedef struct ClaSide {
+  __global const CLA_Q_T* values;
+  __global const float* lse;
+  long lse_head_stride;
+} ClaSide;
+
+static inline float cla_lse_of(const ClaSide* side, uint head) {
+  return side->lse[(long)head * side->lse_head_stride];
 }
 
-/* Stores eight elements of the output. */
-static inline void cla_write8(ClaF8 x, __global CLA_KV_T* p) {
-#if CLA_WG_SIZE > 1 && CLA_KV_DTYPE == CLA_Q_DTYPE
-  if (((ulong)p & 15) == 0) {
-    ((__global CLA_Q_PACK_T*)p)[0] = cla_pack4(x.lo);
-    ((__global CLA_Q_PACK_T*)p)[1] = cla_pack4(x.hi);
-    return;
-  }
-#endif
-  CLA_KV_STORE4(x.lo, p);
-  CLA_KV_STORE4(x.hi, p + 4);
-}
-
-/* What an output element is stored as. */
-static inline ClaF8 cla_stored(ClaF8 x, float scale) {
+/* Eight elements of the output. */
+static inline ClaF8 cla_merged(ClaWeights w, ClaRaw prefix, ClaRaw suffix, float scale) {
+  ClaF8 sum = cla_zero8();
+  if (w.prefix != 0.0f) sum = cla_scale8(cla_raw_expand(prefix), w.prefix);
+  if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, cla_raw_expand(suffix), sum);
 #if CLA_KV_DTYPE >= 3
-  x = cla_divide8(x, scale);
+  sum = cla_divide8(sum, scale);
 #else
   (void)scale;
 #endif
-  return x;
+  return sum;
 }
+
+#if CLA_WG_SIZE > 1
+/* Every CLA_WG_SIZE-th unit from `first` on, CLA_MERGE_UNITS in all: the last is on its way before
+   the first is joined. */
+static inline void cla_merge_units(const ClaSide* prefix, const ClaSide* suffix, int alone,
+                                   uint first, uint units, uint head_units, float scale,
+                                   __global CLA_KV_T* out) {
+  ClaRaw p[CLA_MERGE_UNITS];
+  ClaRaw s[CLA_MERGE_UNITS];
+  float p_lse[CLA_MERGE_UNITS];
+  float s_lse[CLA_MERGE_UNITS];
+#pragma unroll
+  for (uint i = 0; i < CLA_MERGE_UNITS; ++i) {
+    const uint unit = min(first + i * CLA_WG_SIZE, units - 1);
+    s_lse[i] = cla_lse_of(suffix, unit / head_units);
+    s[i] = cla_raw_load(suffix->values + (ulong)unit * 8);
+    p_lse[i] = -INFINITY;
+    p[i] = s[i];
+    if (!alone) {
+      p_lse[i] = cla_lse_of(prefix, unit / head_units);
+      p[i] = cla_raw_load(prefix->values + (ulong)unit * 8);
+    }
+  }
+#pragma unroll
+  for (uint i = 0; i < CLA_MERGE_UNITS; ++i) {
+    const ClaF8 sum = cla_merged(cla_weigh(p_lse[i], s_lse[i]), p[i], s[i], scale);
+    const uint unit = first + i * CLA_WG_SIZE;
+    if (unit < units) cla_kv_store8(sum, out + (ulong)unit * 8);
+  }
+}
+#endif
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge_attn_states(
     __global CLA_KV_T* out,           /* [tokens, num_heads, head_size], tokens by stride */
@@ -132,23 +158,33 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
   suffix += suffix_offset + token * suffix_stride;
   out += out_offset + token * out_stride;
 
-  for (uint unit = lane; unit < (uint)num_heads * head_units; unit += CLA_WG_SIZE) {
-    const long head = (long)(unit / head_units);
-    const long at = (long)unit * 8;
-    const ClaWeights w = cla_weigh(alone ? -INFINITY : prefix_lse[head * prefix_lse_head_stride],
-                                   suffix_lse[head * suffix_lse_head_stride]);
-    ClaF8 sum = cla_zero8();
-    if (w.prefix != 0.0f) sum = cla_scale8(cla_read8(prefix + at), w.prefix);
-    if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, cla_read8(suffix + at), sum);
-    sum = cla_stored(sum, factor);
-    cla_write8(sum, out + at);
+  const ClaSide before = {prefix, prefix_lse, prefix_lse_head_stride};
+  const ClaSide after = {suffix, suffix_lse, suffix_lse_head_stride};
+  const uint units = (uint)num_heads * head_units;
+#if CLA_WG_SIZE > 1
+  const int aligned =
+      ((ulong)prefix | (ulong)suffix) % CLA_RAW_ALIGN == 0 && (ulong)out % CLA_KV_ALIGN == 0;
+  if (aligned) {
+    for (uint first = lane; first < units; first += CLA_MERGE_UNITS * CLA_WG_SIZE)
+      cla_merge_units(&before, &after, alone, first, units, head_units, factor, out);
+  }
+#else
+  const int aligned = 0;
+#endif
+  const uint unaligned = aligned ? 0 : units;
+  for (uint unit = lane; unit < unaligned; unit += CLA_WG_SIZE) {
+    const uint head = unit / head_units;
+    const ulong at = (ulong)unit * 8;
+    const ClaWeights w =
+        cla_weigh(alone ? -INFINITY : cla_lse_of(&before, head), cla_lse_of(&after, head));
+    const ClaRaw s = cla_raw_load_any(suffix + at);
+    const ClaRaw p = alone ? s : cla_raw_load_any(prefix + at);
+    cla_kv_store8_any(cla_merged(w, p, s, factor), out + at);
   }
   barrier(CLK_GLOBAL_MEM_FENCE); /* LSEs read above -> replaced below */
   if (!write_lse) return;
   for (uint head = lane; head < (uint)num_heads; head += CLA_WG_SIZE) {
     lse[lse_offset + token * lse_token_stride + (long)head * lse_head_stride] =
-        cla_weigh(alone ? -INFINITY : prefix_lse[(long)head * prefix_lse_head_stride],
-                  suffix_lse[(long)head * suffix_lse_head_stride])
-            .lse;
+        cla_weigh(alone ? -INFINITY : cla_lse_of(&before, head), cla_lse_of(&after, head)).lse;
   }
 }

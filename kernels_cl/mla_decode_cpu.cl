@@ -13,6 +13,7 @@
 // (BLOCK_ROWS (KEY_DIM + HEAD_DIM) + 2 BLOCK_KV KEY_DIM) floats: 688 KiB at 512 + 64, BLOCK_ROWS
 // 128, BLOCK_KV 32. Of it one row block and the tile, 180 KiB, are in use at a time.
 
+#include "lib/cpu_queue.clh"
 #include "lib/row_blocks.clh"
 
 #define CLA_ROW_VECS (CLA_KEY_DIM / CLA_VEC)  // vectors of a cache row
@@ -96,38 +97,45 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     int num_kv_heads,                         // 1
     float scale_log2e,                        // softmax scale * log2(e)
     int causal,                               // 1: a token sees no later one
-    int write_lse CLA_OPTION_PARAMS) {        // 1: lse is wanted
-  if (get_group_id(0) >= (size_t)num_items * CLA_HEAD_CHUNKS) return;
+    int write_lse,                            // 1: lse is wanted
+    __global int* restrict counters           // lib/cpu_queue.clh
+        CLA_OPTION_PARAMS) {                  // lib/options.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
-  const float scale = scale_log2e * cla_key_unit(&rows);
   const ClaOutputs to = {out + out_offset, out_token_stride, lse,
                          partial_out,      partial_lse2,     write_lse};
-  const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
+  const uint tasks = CLA_TASKS(num_items, num_kv_heads);
 
-  cla_vf query[CLA_MAX_ROWS * CLA_ROW_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
-  ClaState state;
-  const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
-  for (int r = 0; r < padded_rows; ++r) {
-    cla_begin_row(&rows, &state, r);
-    cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_ROW_VECS);
-    for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
+  for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
+    const ClaRows rows = cla_rows(meta, items_at, task, num_kv_heads, causal, &opt);
+    if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
+    const float scale = scale_log2e * cla_key_unit(&rows);
+    const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
+
+    cla_vf query[CLA_MAX_ROWS * CLA_ROW_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
+    ClaState state;
+    const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
+    for (int r = 0; r < padded_rows; ++r) {
+      cla_begin_row(&rows, &state, r);
+      cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_ROW_VECS);
+      for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
+    }
+
+    cla_vf row[CLA_BLOCK_KV * CLA_ROW_VECS + 1], column[CLA_BLOCK_KV * CLA_ROW_VECS];
+    row[CLA_BLOCK_KV * CLA_ROW_VECS] = (cla_vf)(0.0f);  // behind the last row: see cla_values
+    long offsets[CLA_BLOCK_KV];
+    int first = 0;  // rows before it see no key from here on
+    for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
+      cla_kv_rows(&rows, meta + pages_at, at, CLA_BLOCK_KV, end, (long)CLA_PAGE_SIZE * CLA_KEY_DIM,
+                  CLA_KEY_DIM, 0, offsets);
+      cla_read_rows(cache, offsets, row);
+      cla_turn_rows(row, column);
+      while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
+      for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK)
+        cla_row_block(&rows, r, at, query + r * CLA_ROW_VECS, row, column, &state,
+                      o + r * CLA_NUM_VECS);
+    }
+
+    for (int r = 0; r < rows.rows; ++r) cla_finish_row(&rows, &state, r, o + r * CLA_NUM_VECS, &to);
   }
-
-  cla_vf row[CLA_BLOCK_KV * CLA_ROW_VECS + 1], column[CLA_BLOCK_KV * CLA_ROW_VECS];
-  row[CLA_BLOCK_KV * CLA_ROW_VECS] = (cla_vf)(0.0f);  // behind the last row: see cla_values
-  long offsets[CLA_BLOCK_KV];
-  int first = 0;  // rows before it see no key from here on
-  for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
-    cla_kv_rows(&rows, meta + pages_at, at, CLA_BLOCK_KV, end, (long)CLA_PAGE_SIZE * CLA_KEY_DIM,
-                CLA_KEY_DIM, 0, offsets);
-    cla_read_rows(cache, offsets, row);
-    cla_turn_rows(row, column);
-    while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
-    for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK)
-      cla_row_block(&rows, r, at, query + r * CLA_ROW_VECS, row, column, &state,
-                    o + r * CLA_NUM_VECS);
-  }
-
-  for (int r = 0; r < rows.rows; ++r) cla_finish_row(&rows, &state, r, o + r * CLA_NUM_VECS, &to);
+  cla_leave_queue(counters);
 }

@@ -10,6 +10,7 @@
 // BLOCK_KV is a multiple of 2 VEC. Private memory is about 2 (BLOCK_ROWS + BLOCK_KV) HEAD_DIM
 // floats: 320 KiB at BLOCK_ROWS 256, BLOCK_KV 64, HEAD_DIM 128.
 
+#include "lib/cpu_queue.clh"
 #include "lib/row_blocks.clh"
 
 // k_t[pair of key vectors][d][2]: keys of the tile as columns. Transposes VEC keys by VEC dims at a
@@ -112,46 +113,52 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     int num_kv_heads,                       // num_heads / GROUP
     float scale_log2e,                      // softmax scale * log2(e)
     int causal,                             // 1: a token sees no later one
-    int write_lse                           // 1: lse is wanted
+    int write_lse,                          // 1: lse is wanted
+    __global int* restrict counters         // lib/cpu_queue.clh
         CLA_OPTION_PARAMS) {                // lib/options.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  if (get_group_id(0) >= (size_t)num_items * (size_t)num_kv_heads * CLA_HEAD_CHUNKS) return;
-  const ClaRows rows = cla_rows(meta, items_at, num_kv_heads, causal, &opt);
   const ClaOutputs to = {out + out_offset, out_token_stride, lse,
                          partial_out,      partial_lse2,     write_lse};
   __global const int* pages = meta + pages_at;
-  const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
-  const float scale = scale_log2e * cla_key_unit(&rows);
+  const uint tasks = CLA_TASKS(num_items, num_kv_heads);
 
-  cla_vf query[CLA_MAX_ROWS * CLA_NUM_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
-  ClaState state;
-  const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
-  for (int r = 0; r < padded_rows; ++r) {
-    cla_begin_row(&rows, &state, r);
-    cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_NUM_VECS);
-    for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
-  }
+  for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
+    const ClaRows rows = cla_rows(meta, items_at, task, num_kv_heads, causal, &opt);
+    if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
+    const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
+    const float scale = scale_log2e * cla_key_unit(&rows);
 
-  cla_vf k_t[CLA_BLOCK_KV * CLA_NUM_VECS], v[CLA_BLOCK_KV * CLA_NUM_VECS];
-  long offsets[CLA_BLOCK_KV];
-  int first = 0;  // rows before it see no key from here on
-  for (int at = cla_tiles_begin(&rows, key_dim_stride); at < end; at += CLA_BLOCK_KV) {
-    if (CLA_MAY_BY_DIM && key_dim_stride != 1) {
-      cla_key_vectors(&rows, pages, at, CLA_TILE_VECS, end, block_stride, head_stride, offsets);
-      cla_pack_columns(k_cache + k_offset, offsets, key_dim_stride, k_t);
+    cla_vf query[CLA_MAX_ROWS * CLA_NUM_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
+    ClaState state;
+    const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
+    for (int r = 0; r < padded_rows; ++r) {
+      cla_begin_row(&rows, &state, r);
+      cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_NUM_VECS);
+      for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
     }
-    cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
-                offsets);
-    if (!CLA_MAY_BY_DIM || key_dim_stride == 1) cla_pack_rows(k_cache + k_offset, offsets, k_t);
-    cla_pack_values(v_cache + v_offset, offsets, v);
-    while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
-    for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
+
+    cla_vf k_t[CLA_BLOCK_KV * CLA_NUM_VECS], v[CLA_BLOCK_KV * CLA_NUM_VECS];
+    long offsets[CLA_BLOCK_KV];
+    int first = 0;  // rows before it see no key from here on
+    for (int at = cla_tiles_begin(&rows, key_dim_stride); at < end; at += CLA_BLOCK_KV) {
+      if (CLA_MAY_BY_DIM && key_dim_stride != 1) {
+        cla_key_vectors(&rows, pages, at, CLA_TILE_VECS, end, block_stride, head_stride, offsets);
+        cla_pack_columns(k_cache + k_offset, offsets, key_dim_stride, k_t);
+      }
+      cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
+                  offsets);
+      if (!CLA_MAY_BY_DIM || key_dim_stride == 1) cla_pack_rows(k_cache + k_offset, offsets, k_t);
+      cla_pack_values(v_cache + v_offset, offsets, v);
+      while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
+      for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
 #if CLA_WINDOW
-      if (state.begin[r] >= at + CLA_BLOCK_KV) break;  // nor do later rows see a key of the tile
+        if (state.begin[r] >= at + CLA_BLOCK_KV) break;  // nor do later rows see a key of the tile
 #endif
-      cla_row_block(&rows, r, at, query + r * CLA_NUM_VECS, k_t, v, &state, o + r * CLA_NUM_VECS);
+        cla_row_block(&rows, r, at, query + r * CLA_NUM_VECS, k_t, v, &state, o + r * CLA_NUM_VECS);
+      }
     }
-  }
 
-  for (int r = 0; r < rows.rows; ++r) cla_finish_row(&rows, &state, r, o + r * CLA_NUM_VECS, &to);
+    for (int r = 0; r < rows.rows; ++r) cla_finish_row(&rows, &state, r, o + r * CLA_NUM_VECS, &to);
+  }
+  cla_leave_queue(counters);
 }

@@ -16,8 +16,9 @@
    The tile before may be the last one of the task before: its rows leave once O is done, beside
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
    wholly; an infinite or NaN value there that a row must not meet is seen before it is multiplied,
-   and such a tile is added by hand. Full barriers end when copies have arrived, empty ones when the
-   last warp has multiplied.
+   and such a tile is added by hand. A cache in tiles (lib/tiles.clh) lies in memory as in local
+   memory: 16 keys of a head are one bulk copy. Full barriers end when copies have arrived, empty
+   ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
@@ -33,6 +34,7 @@
    CLA_BLOCK_ROWS       rows        a multiple of 64
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
+   CLA_TILES            -           0, 1: K and V lie as lib/tiles.clh says
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
    Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 2 KiB of barriers and marks,
@@ -40,7 +42,12 @@
    to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries. */
 #include "lib/wgmma.clh"
+#if CLA_TILES
+#define CLA_TILE_UNIT(row, unit) \
+  ((row) / 8 * 8 * CLA_DIM_COLUMNS + cla_swizzled((row) % 8, unit, CLA_KV_ROWS))
+#else
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
+#endif
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_DIM_COLUMNS + cla_swizzled((row) % 64, unit, 64))
 #include "lib/mma_tiles.clh"
@@ -48,6 +55,9 @@
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "prefill_wgmma.cl: the cache must hold the queries' type"
+#endif
+#if CLA_TILES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0)
+#error "prefill_wgmma.cl: tiles are of pages of a multiple of 16 tokens"
 #endif
 #if CLA_BLOCK_ROWS % 64 != 0 || CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
@@ -147,18 +157,23 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       cla_barrier_init(empty_q + s, 4 * CLA_CONSUMERS);
     }
     for (uint s = 0; s < CLA_STAGES; ++s) {
-      cla_barrier_init(full_k + s, CLA_WARPGROUP);
-      cla_barrier_init(full_v + s, CLA_WARPGROUP);
+      cla_barrier_init(full_k + s, CLA_TILES ? CLA_COPIERS : CLA_WARPGROUP);
+      cla_barrier_init(full_v + s, CLA_TILES ? CLA_COPIERS : CLA_WARPGROUP);
       cla_barrier_init(empty_k + s, 4 * CLA_CONSUMERS);
       cla_barrier_init(empty_v + s, 4 * CLA_CONSUMERS);
     }
   }
-  barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
+#if CLA_TILES
+  /* What lies behind a range's end meets weights of 0: zeros, or values of an earlier tile. */
+  for (uint i = thread; i < CLA_STAGES * CLA_TILE_UNITS; i += CLA_WG_SIZE) v_tiles[i] = (uint4)(0u);
+  cla_fence_for_products();
+#endif
+  barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised, values cleared -> used */
 
   if (group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(40);
     const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
-    const int own_key = first_key + (int)(lane % CLA_WARP_KEYS);
+    const int own_key = first_key + (int)CLA_OWN_KEY(lane);
     ClaTurn k_turn = {0, 1}, v_turn = {0, 1}, query_turn = {0, 1};
     for (uint number = (uint)get_group_id(0); number < num_tasks;
          number += (uint)get_num_groups(0)) {
@@ -174,6 +189,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       cla_bring_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, lid, q, q_offset,
                         q_token_stride, scale_log2e, full_q + query_turn.stage);
       query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
+      if (CLA_TILES && warp >= CLA_COPIERS) continue;
       /* Keys run a tile ahead of values, as products want them, page ids a tile ahead of keys. */
       int page = cla_page_within(pages, keys.begin + own_key, keys.end);
       long values_at = 0;
@@ -184,17 +200,29 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
             head_at + cla_key_row(&task.item, page, (uint)position, block_stride, token_stride);
         const int num_keys = keys.end - tile - first_key;
         if (tile < keys.end) {
+#if CLA_TILES
+          cla_bring_runs(k_tiles + k_turn.stage * CLA_TILE_UNITS, full_k + k_turn.stage,
+                         empty_k + k_turn.stage, k_turn.parity, k_cache + k_offset, keys_at,
+                         num_keys, warp, lane);
+#else
           cla_barrier_await(empty_k + k_turn.stage, k_turn.parity);
           cla_start_quarter(k_tiles + k_turn.stage * CLA_TILE_UNITS, k_cache + k_offset, keys_at,
                             token_stride, num_keys, warp, lane);
           cla_barrier_arrive_after_copies(full_k + k_turn.stage);
+#endif
           k_turn = cla_next_turn(k_turn, CLA_STAGES);
         }
         if (tile > keys.begin) {
+#if CLA_TILES
+          cla_bring_runs(v_tiles + v_turn.stage * CLA_TILE_UNITS, full_v + v_turn.stage,
+                         empty_v + v_turn.stage, v_turn.parity, v_cache + v_offset, values_at,
+                         num_keys + CLA_BLOCK_KV, warp, lane);
+#else
           cla_barrier_await(empty_v + v_turn.stage, v_turn.parity);
           cla_start_quarter(v_tiles + v_turn.stage * CLA_TILE_UNITS, v_cache + v_offset, values_at,
                             token_stride, num_keys + CLA_BLOCK_KV, warp, lane);
           cla_barrier_arrive_after_copies(full_v + v_turn.stage);
+#endif
           v_turn = cla_next_turn(v_turn, CLA_STAGES);
         }
         values_at = keys_at;
@@ -219,8 +247,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   const float scale = fabs(scale_log2e);
   const float to_logit = cla_to_logit(scale);
   const uint q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
-  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
-  const uint v_desc = cla_tile_descriptor(v_tiles, CLA_BLOCK_KV);
+  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_KV_ROWS);
+  const uint v_desc = cla_tile_descriptor(v_tiles, CLA_KV_ROWS);
   uint number = (uint)get_group_id(0);
   if (number >= num_tasks) return;
   ClaWork work;

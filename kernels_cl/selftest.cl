@@ -3,7 +3,7 @@
 //
 //   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups,
 //                    4 = warpgroup products behind marks (src/opencl/ptx.hpp),
-//                    5 = PTX's conversion of e4m3
+//                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)
@@ -138,6 +138,74 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   result[lane] = got.x == value && got.y == 1.0f ? seed + lane : 0u;
 }
 
+#elif CLA_SELFTEST == 6
+
+#if !defined(__x86_64__) || !defined(__AVX512F__) || !defined(__AVX512BW__)
+#error "these registers are not for this compiler"
+#endif
+
+// The processor may be newer or older than the one that the compiler aims at.
+int cla_has_products(void) {
+  uint highest, basic, c, d, more, unused;
+  __asm__ volatile("cpuid" : "=a"(highest), "=b"(unused), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+  basic = c;
+  if (highest < 1u) return 0;
+  __asm__ volatile("cpuid" : "=a"(more), "=b"(unused), "=c"(c), "=d"(d) : "a"(7), "c"(1));
+  return (basic >> 1 & more >> 5 & 1u) != 0u;  // AVX512_VBMI, AVX512_BF16
+}
+
+ulong cla_cycles(void) {
+  uint low, high;
+  __asm__ volatile("lfence\nrdtsc" : "=a"(low), "=d"(high));
+  return (ulong)high << 32 | low;
+}
+
+// The cycles of 256 times 8 independent instructions that add a * b to sum[8].
+#define CLA_TIMED(name, type, instruction)                                                     \
+  ulong name(float16* sum, type a, type b) {                                                   \
+    const ulong start = cla_cycles();                                                          \
+    for (int i = 0; i < 256; ++i)                                                              \
+      __asm__ volatile(instruction " %9, %8, %0\n" instruction " %9, %8, %1\n" instruction     \
+                                   " %9, %8, %2\n" instruction " %9, %8, %3\n" instruction     \
+                                   " %9, %8, %4\n" instruction " %9, %8, %5\n" instruction     \
+                                   " %9, %8, %6\n" instruction " %9, %8, %7"                   \
+                       : "+v"(sum[0]), "+v"(sum[1]), "+v"(sum[2]), "+v"(sum[3]), "+v"(sum[4]), \
+                         "+v"(sum[5]), "+v"(sum[6]), "+v"(sum[7])                              \
+                       : "v"(a), "v"(b));                                                      \
+    return cla_cycles() - start;                                                               \
+  }
+CLA_TIMED(cla_time_products, uint16, "vdpbf16ps")
+CLA_TIMED(cla_time_multiply_adds, float16, "vfmadd231ps")
+
+// Products of pairs pay where they take less than one and a half times a multiply-add of half as
+// many elements. Some processors take four times as long.
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_bf16(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
+    uint seed) {
+  const uint lane = (uint)get_local_id(0);
+  result[lane] = 0;
+  if (!cla_has_products()) return;
+  float16 products[8], sums[8];
+  for (int i = 0; i < 8; ++i) products[i] = sums[i] = (float16)(0.0f);
+  ulong best = ULONG_MAX, fma_best = ULONG_MAX;
+  for (int i = 0; i < 32; ++i) {
+    best = min(best, cla_time_products(products, (uint16)(0x3f804000), (uint16)(0x40403f80)));
+    fma_best = min(fma_best, cla_time_multiply_adds(sums, (float16)(1.0f), (float16)(5.0f)));
+  }
+  int right = 2 * best <= 3 * fma_best;
+  for (int i = 0; i < 8; ++i) {  // 1 * 3 + 2 * 1, and 1 * 5
+    right = right && all(products[i] == 32 * 256 * 5.0f) && all(sums[i] == 32 * 256 * 5.0f);
+  }
+  uchar bytes[128] __attribute__((aligned(64)));
+  for (uint i = 0; i < 128; ++i) bytes[i] = (uchar)(i ^ seed);
+  uint16 found = (uint16)(0x85c7037f);
+  __asm__("vpermi2b %2, %1, %0"
+          : "+v"(found)
+          : "v"(vload16(0, (const uint*)bytes)), "v"(vload16(1, (const uint*)bytes)));
+  right = right && all(found == (0x0547037fu ^ (seed & 0xffu) * 0x01010101u));
+  result[lane] = right ? seed + lane : 0u;
+}
+
 #else
-#error "CLA_SELFTEST is 1, 2, 3, 4 or 5"
+#error "CLA_SELFTEST is 1, 2, 3, 4, 5 or 6"
 #endif

@@ -33,8 +33,9 @@ inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 struct AttentionWorkspace {
   Buffer partial_out;
   Buffer partial_lse2;
-  /// Counters, 0 between launches, for kernels that join splits themselves. Launches that
-  /// overlapped on one workspace, or were torn down, leave others: a new workspace is needed then.
+  /// Counters, 0 between launches, for kernels that take their work from a queue (CPUs) or join
+  /// splits themselves. Launches that overlapped on one workspace, or were torn down, leave others:
+  /// a new workspace is needed then.
   Buffer arrivals;
 };
 
@@ -139,7 +140,7 @@ class AttentionMetadataBuilder {
                                                       const GroupPages& pages,
                                                       Event* upload = nullptr);
   /// Exactly the bytes of partial results in device workspace that build() would use for this batch
-  /// without fast_build; counters add 4 bytes a partial row and head.
+  /// without fast_build; counters add 4 bytes a partial row and head, and 64.
   virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
   /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
   virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;
@@ -174,13 +175,14 @@ struct KernelInfo {
   std::int32_t block_rows = 0;  ///< query rows (tokens x heads of a KV head) per work item
   std::int32_t block_kv = 0;    ///< keys per tile
   /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units
-  /// want it; the other kernels keep them in f32.
+  /// and products of bf16 pairs want it; the other kernels keep them in f32.
   bool rounds_weights = false;
 };
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
 struct LaunchRecord {
   std::string_view kernel;
+  std::int64_t tasks = 0;  ///< that the groups share: more than groups where these stay for several
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
   bool rounds_weights = false;  ///< see KernelInfo
@@ -218,6 +220,12 @@ class AttentionImpl {
                                cl_mem lse = nullptr, Event* event = nullptr,
                                std::vector<LaunchRecord>* launches = nullptr,
                                const ForwardOptions& options = {}) const = 0;
+  /// Launches every kernel that the calls above can need once, over no token and in memory of its
+  /// own, and waits: what a driver leaves to a kernel's first launch (PoCL compiles it then) does
+  /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration is enough.
+  /// Kernels for a cache in tiles are still built at its first call. CLBLAST and backends that
+  /// leave it out do nothing.
+  virtual void warm_up(cl_command_queue) const {}
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 
@@ -294,8 +302,9 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
                                                          std::int32_t block_size,
                                                          std::int32_t num_kv_heads,
                                                          std::int32_t head_size) const = 0;
-  /// Which logical dimension stands at each place in memory, slowest first; of kHDN, for V. Throws
-  /// kUnsupported for a layout that is not among supported_layouts().
+  /// Which logical dimension stands at each place in memory, slowest first; of kHDN, for V; of
+  /// kTiles, as if it were kHND. Throws kUnsupported for a layout that is not among
+  /// supported_layouts().
   virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
   /// The logical dimension that holds K (0) and V (1); of size 1 where one row is both (MLA).
   virtual std::int32_t kv_dimension() const noexcept = 0;

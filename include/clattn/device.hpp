@@ -47,6 +47,7 @@ struct DeviceCapabilities {
   bool inline_ptx = false;          ///< inline PTX assembles and computes
   bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
   bool fp8_conversions = false;     ///< PTX's conversions of fp8, of compute capability 8.9 on
+  bool bf16_products = false;       ///< x86's products of bf16 pairs, no slower than multiply-adds
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };

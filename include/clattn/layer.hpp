@@ -168,7 +168,8 @@ class Attention {
   /// Binds the cache. Where it is quantised and `cache` brings no scales, it gets this layer's:
   /// those that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the
   /// engine's: the layer reads them and never changes or replaces them. Layers that share the cache
-  /// see the same. Throws for a layer that shares another's; for HDN without kernels of CPUs.
+  /// see the same. Throws for a layer that shares another's, and for an order that its kernels do
+  /// not read: HDN without those of CPUs, tiles where validate_layout() refuses them.
   void bind_kv_cache(KVCache cache);
 
   /// Sets the layer's own scales from a checkpoint, before or after the cache is bound; returns
@@ -194,6 +195,10 @@ class Attention {
   /// After the weights are loaded: throws kInvalidArgument unless activations have the layer's
   /// dtype. Sinks are f32 from the start.
   void process_weights_after_loading(DType act_dtype) const;
+
+  /// AttentionImpl::warm_up() and the same of the layer's own kernels: before the first request, so
+  /// that its first token does not wait for them. Touches neither cache nor scales.
+  void warm_up(cl_command_queue queue);
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows (LayerInputs) to the output and zeroes its padding rows, those

@@ -110,6 +110,8 @@ class MLAImpl {
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
                        Event* event = nullptr,
                        std::vector<LaunchRecord>* launches = nullptr) const = 0;
+  /// As AttentionImpl::warm_up().
+  virtual void warm_up(cl_command_queue queue) const = 0;
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 

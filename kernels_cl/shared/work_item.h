@@ -3,6 +3,10 @@
 #ifndef CLATTN_SHARED_WORK_ITEM_H
 #define CLATTN_SHARED_WORK_ITEM_H
 
+/* Ints of a workspace's counters that come before those of splits: the first counts the tasks that
+   CPUs have taken, the others keep its cache line from theirs. */
+#define CLA_QUEUE_INTS 16
+
 /* Padding of recorded steps is zeroed: an item without query tokens, a merge without splits. */
 
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens

@@ -172,6 +172,7 @@ void MultiLevelCascadeAttentionWrapper::merge_level(cl_command_queue queue,
   if (event != nullptr) *event = done;
   LaunchRecord& record = launches->emplace_back();
   record.kernel = "merge_attn_states";
+  record.tasks = num_tokens;
   record.work_groups = num_tokens;
   record.work_group_size = static_cast<std::int32_t>(merge_->group_size);
   record.event = std::move(done);

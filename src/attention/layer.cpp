@@ -158,9 +158,10 @@ void Attention::bind_kv_cache(KVCache cache) {
     throw_invalid("layer {}: it uses the cache of {}, bind that layer's", options_.prefix,
                   options_.kv_sharing_target_layer_name);
   }
-  if (cache.keys_by_dim()) {
+  if (cache.keys_by_dim() || cache.tiles) {
     const auto reasons =
-        backend_->validate_layout(KVCacheLayout::kHDN, config_, &context_->capabilities());
+        backend_->validate_layout(cache.tiles ? KVCacheLayout::kTiles : KVCacheLayout::kHDN,
+                                  config_, &context_->capabilities());
     if (!reasons.empty()) {
       detail::throw_unsupported("layer {}: kv_cache: {}", options_.prefix,
                                 fmt::join(reasons, "; "));
@@ -209,6 +210,12 @@ void Attention::process_weights_after_loading(DType act_dtype) const {
     throw_invalid("act_dtype is {}, legal: the layer's dtype, {}", to_string(act_dtype),
                   to_string(config_.dtype));
   }
+}
+
+void Attention::warm_up(cl_command_queue queue) {
+  impl_->warm_up(queue);
+  zeroer_->warm_up(queue);
+  if (calculator_ != nullptr) calculator_->warm_up(queue);
 }
 
 void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,

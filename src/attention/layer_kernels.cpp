@@ -43,7 +43,8 @@ std::array<KVScaleCalculator::Tensor, 3> KVScaleCalculator::tensors_of(
 }
 
 KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& config)
-    : k_v_q_(tensors_of(config)),
+    : runtime_(&runtime),
+      k_v_q_(tensors_of(config)),
       largest_code_(config.cache_dtype() == DType::kInt8 ? 127.0F
                                                          : std::numeric_limits<float>::max()),
       grid_(runtime.capabilities()),
@@ -59,7 +60,7 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
   if (state_ == State::kEnded) return;
   const std::lock_guard lock(mutex_);
   if (state_ == State::kWanted) {
-    enqueue(queue, {&key, &value, &query}, num_tokens, scales);
+    enqueue(queue, {&key, &value, &query}, num_tokens, scales, &found_);
     state_ = State::kEnqueued;
     Queue::adopt(queue).flush();  // other queues may wait for it
   } else if (has_ended(found_)) {
@@ -71,7 +72,7 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
 }
 
 void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
-                                std::int64_t num_tokens, const Buffer& scales) {
+                                std::int64_t num_tokens, const Buffer& scales, Event* event) const {
   if (num_tokens < 0 || num_tokens > INT32_MAX) {
     throw_invalid("num_tokens is {}, legal: 0 … {}", num_tokens, INT32_MAX);
   }
@@ -95,11 +96,19 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const T
       .arg<cl_float>(std::min(constants.v_scale_constant, largest_code_))
       .arg<cl_float>(constants.q_scale_constant)
       .arg(scales.handle())
-      .enqueue(queue, 1, 1, &found_);
+      .enqueue(queue, 1, 1, event);
+}
+
+void KVScaleCalculator::warm_up(cl_command_queue queue) const {
+  const Buffer scales = runtime_->allocate(k_v_q_.size() * sizeof(float));
+  const TensorRef nothing{scales.handle()};
+  enqueue(queue, {&nothing, &nothing, &nothing}, 0, scales, nullptr);
+  Queue::adopt(queue).finish();
 }
 
 RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)
-    : row_elems_(std::int64_t{config.num_heads} * config.output_head_size()),
+    : runtime_(&runtime),
+      row_elems_(std::int64_t{config.num_heads} * config.output_head_size()),
       grid_(runtime.capabilities()),
       output_(make_output(runtime, "output", config.dtype)) {
   if (row_elems_ % 8 != 0) {
@@ -125,6 +134,12 @@ void RowZeroer::enqueue(cl_command_queue queue, const TensorRef& output, cl_mem 
   enqueue(queue, output_, output, rows);
   // One that is missing is the impl's to refuse.
   if (output_fp8_ && output_fp8 != nullptr) enqueue(queue, *output_fp8_, {output_fp8}, rows);
+}
+
+void RowZeroer::warm_up(cl_command_queue queue) const {
+  const Buffer row = runtime_->allocate(static_cast<std::size_t>(row_elems_) * sizeof(float));
+  enqueue(queue, {row.handle()}, row.handle(), {0, 1});
+  Queue::adopt(queue).finish();
 }
 
 void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,

@@ -32,6 +32,8 @@ class KVScaleCalculator {
   void calculate_once(cl_command_queue queue, const TensorRef& key, const TensorRef& value,
                       const TensorRef& query, std::int64_t num_tokens, const Buffer& scales);
   bool has_begun() const noexcept { return state_ != State::kWanted; }
+  /// Launches its kernels over no token, for scales of nobody's.
+  void warm_up(cl_command_queue queue) const;
 
  private:
   /// What is known about a tensor beforehand.
@@ -43,8 +45,9 @@ class KVScaleCalculator {
   static std::array<Tensor, 3> tensors_of(const AttentionConfig& config);
   enum class State : std::uint8_t { kWanted, kEnqueued, kEnded };
   void enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
-               std::int64_t num_tokens, const Buffer& scales);
+               std::int64_t num_tokens, const Buffer& scales, Event* event) const;
 
+  const Runtime* runtime_;
   std::array<Tensor, 3> k_v_q_;
   float largest_code_;  ///< of the cache's type, where a constant may exceed it
   StreamGrid grid_;
@@ -70,6 +73,8 @@ class RowZeroer {
   /// kInvalidArgument for rows that do not lie in the buffers.
   void enqueue(cl_command_queue queue, const TensorRef& output, cl_mem output_fp8,
                const Rows& rows) const;
+  /// Zeroes a row of nobody's.
+  void warm_up(cl_command_queue queue) const;
 
  private:
   struct Output {
@@ -80,6 +85,7 @@ class RowZeroer {
   Output make_output(Runtime& runtime, std::string_view name, DType dtype) const;
   void enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
                const Rows& rows) const;
+  const Runtime* runtime_;
   std::int64_t row_elems_;
   StreamGrid grid_;
   Output output_;

@@ -43,7 +43,8 @@ class ClblastBackend final : public AttentionBackend {
     return {num_blocks, 2, block_size, num_kv_heads, head_size};
   }
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (layout == KVCacheLayout::kHDN) throw_unsupported("{}", unsupported_layout(*this, layout));
+    if (layout == KVCacheLayout::kHDN || layout == KVCacheLayout::kTiles)
+      throw_unsupported("{}", unsupported_layout(*this, layout));
     if (layout == KVCacheLayout::kHND) return {0, 1, 3, 2, 4};
     return {0, 1, 2, 3, 4};
   }

@@ -94,6 +94,10 @@ class GatheredImpl final : public AttentionImpl {
  private:
   void check_own_cache(const KVCache& cache) const {
     check_layer_cache(cache, shape_);
+    if (cache.tiles) {
+      throw_unsupported("kv_cache: tiles, supported by {}: none (rows are gathered)",
+                        kGatheredName);
+    }
     if (!cache.keys_by_dim()) return;
     throw_unsupported("kv_cache: key_dim_stride is {}, supported by {}: 1 (rows are gathered)",
                       cache.key_dim_stride, kGatheredName);
@@ -167,6 +171,7 @@ class GatheredImpl final : public AttentionImpl {
     if (call.event != nullptr) *call.event = record.event;
     if (call.launches == nullptr) return;
     record.kernel = kernel.pool->entry();
+    record.tasks = static_cast<std::int64_t>(count);
     record.work_groups = static_cast<std::int64_t>(count);
     record.work_group_size = static_cast<std::int32_t>(kernel.group_size);
     call.launches->push_back(std::move(record));

@@ -2,9 +2,11 @@
 
 #include <array>
 #include <clattn/mla.hpp>
+#include <span>
 
 #include "backends/registry.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "kernels/paged_rules.hpp"
 #include "kernels/paged_step.hpp"
 #include "kernels/step_launch.hpp"
@@ -30,6 +32,7 @@ class LatentImpl final : public AttentionImpl {
  public:
   LatentImpl(Context& context, const AttentionConfig& config)
       : config_(config),
+        runtime_(&context.runtime()),
         impl_(make_mla_impl(context, mla_config(config))),
         concat_(concat_mla_kernel(context, config.dtype, config.cache_dtype())) {}
 
@@ -69,6 +72,27 @@ class LatentImpl final : public AttentionImpl {
                       to_string(config_.attn_type));
   }
 
+  void warm_up(cl_command_queue queue) const override {
+    const CapturePause pause;  // no call of the application's
+    impl_->warm_up(queue);
+    const MLAConfig shape = mla_config(config_);
+    const std::size_t elements =
+        static_cast<std::size_t>(config_.block_size) * static_cast<std::size_t>(config_.head_size);
+    MLACache page{.buffer = runtime_->allocate(elements * sizeof(float)),
+                  .dtype = config_.cache_dtype(),
+                  .num_blocks = 1,
+                  .block_size = config_.block_size,
+                  .kv_lora_rank = shape.kv_lora_rank,
+                  .rope_dim = shape.rope_dim,
+                  .scale = {}};
+    constexpr std::array kNoSlot = {kPadSlotId};
+    const Buffer slots = runtime_->allocate_copy(std::as_bytes(std::span(kNoSlot)));
+    const TensorRef row{page.buffer.handle()};
+    enqueue_concat_mla(concat_, queue, {row, row, config_.dtype, page, {slots.handle(), 0, 1}},
+                       nullptr);
+    Queue::adopt(queue).finish();
+  }
+
   std::vector<KernelInfo> kernels() const override { return impl_->kernels(); }
 
  private:
@@ -84,6 +108,7 @@ class LatentImpl final : public AttentionImpl {
   }
 
   AttentionConfig config_;
+  const Runtime* runtime_;
   std::shared_ptr<const MLAImpl> impl_;
   OpKernel concat_;
 };
@@ -149,7 +174,8 @@ class MLABackend final : public AttentionBackend {
   }
 
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (layout == KVCacheLayout::kHDN) throw_unsupported("{}", unsupported_layout(*this, layout));
+    if (layout == KVCacheLayout::kHDN || layout == KVCacheLayout::kTiles)
+      throw_unsupported("{}", unsupported_layout(*this, layout));
     return {0, 1, 2, 3, 4};  // with one head, both layouts are the same memory
   }
 

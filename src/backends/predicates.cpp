@@ -141,6 +141,7 @@ std::vector<std::string> AttentionBackend::validate_layout(
   if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end()) {
     reasons.push_back(detail::unsupported_layout(*this, layout));
   }
+  if (layout == KVCacheLayout::kTiles) detail::append_tile_reasons(config, capabilities, reasons);
   if (layout != KVCacheLayout::kHDN) return reasons;
   const bool gpu_kernels =
       config.kernel_family == KernelFamily::kGpu || config.kernel_family == KernelFamily::kGpuPtx;

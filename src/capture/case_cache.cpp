@@ -37,8 +37,7 @@ using ElementAt = std::int64_t (Cache::*)(std::int64_t block, std::int64_t token
                                           std::int64_t dim) const;
 
 /// Keys or values in logical order, [num_blocks, block_size, num_kv_heads, head_size]: `pages` as
-/// they are, zeros elsewhere. The first and the last element of a page are those of lowest and
-/// highest place in `memory`.
+/// they are, zeros elsewhere. A page's first element is that of lowest place in `memory`.
 template <typename Cache>
 NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
                     ElementAt<Cache> element_at, std::span<const std::int32_t> pages) {
@@ -52,11 +51,16 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
                  {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
                  std::vector<std::byte>(
                      checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
+  std::size_t highest = 0;  // place, from the page's first element on
+  for (std::int64_t token = 0; token < cache.block_size; ++token) {
+    for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
+      for (std::int64_t dim = 0; dim < cache.head_size; ++dim)
+        highest = std::max(highest, at(0, token, head, dim) - at(0, 0, 0, 0));
+    }
+  }
   for (const std::int32_t page : pages) {
     const std::size_t begin = at(page, 0, 0, 0);
-    const std::size_t last =
-        at(page, cache.block_size - 1, cache.num_kv_heads - 1, cache.head_size - 1);
-    const std::vector<std::byte> stored = read(queue, memory, begin, last + element - begin);
+    const std::vector<std::byte> stored = read(queue, memory, begin, highest + element);
     std::byte* to = array.data.data() + size_of(page) * page_bytes;
     for (std::int64_t token = 0; token < cache.block_size; ++token) {
       for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
@@ -77,6 +81,7 @@ void add_pages(const CaseWriter& writer, const Queue& queue, const Cache& cache,
 }
 
 std::string_view layout_of(const KVCache& cache) {
+  if (cache.tiles) return to_string(KVCacheLayout::kTiles);
   if (cache.keys_by_dim()) return to_string(KVCacheLayout::kHDN);
   return to_string(cache.head_stride > cache.token_stride ? KVCacheLayout::kHND
                                                           : KVCacheLayout::kNHD);

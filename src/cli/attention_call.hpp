@@ -69,6 +69,7 @@ void validate_call(const AttentionCall& call, std::int64_t num_blocks);
 
 struct LaunchReport {
   std::string kernel, role;
+  std::int64_t tasks = 0;
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
   double time_us = 0;

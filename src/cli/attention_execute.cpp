@@ -274,8 +274,8 @@ std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
     });
     const std::string role = info != kernels.end() ? info->role : "";
     reports.push_back({std::string(launch.kernel),
-                       launch.kernel == "merge_attn_states" ? "cascade" : role, launch.work_groups,
-                       launch.work_group_size,
+                       launch.kernel == "merge_attn_states" ? "cascade" : role, launch.tasks,
+                       launch.work_groups, launch.work_group_size,
                        launch.event ? static_cast<double>(launch.event.duration_ns()) * 1e-3 : 0});
   }
   return reports;

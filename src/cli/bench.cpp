@@ -46,11 +46,11 @@ bool is_resident(DeviceKind kind, std::size_t touched_bytes) {
 
 /// Launches that fill a round, from two trials; the first also warms up.
 int launches_per_round(Workload& workload, double round_seconds) {
-  constexpr int kMost = 20000;
   workload.run(1);
   const double once = std::max(workload.run(2), 1e-7);
-  return std::clamp(static_cast<int>(std::min(round_seconds / once, double{kMost})),
-                    workload.fewest_launches, kMost);
+  const double most = workload.most_launches;
+  return std::clamp(static_cast<int>(std::min(round_seconds / once, most)),
+                    workload.fewest_launches, workload.most_launches);
 }
 
 BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& options,
@@ -273,8 +273,8 @@ void add_bench_command(CLI::App& app) {
            "Force a backend by name; rows of several stand side by side");
   command
       ->add_option("--layout", arguments->layout,
-                   "Of the cache: NHD, HND or HDN (the backend's choice)")
-      ->check(CLI::IsMember({"NHD", "HND", "HDN"}));
+                   "Of the cache: NHD, HND, HDN or tiles (the backend's choice)")
+      ->check(CLI::IsMember({"NHD", "HND", "HDN", "tiles"}));
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
   auto* const compare = command
                             ->add_option("--compare", arguments->compared,

@@ -110,7 +110,7 @@ bool set_op(BenchModel& model, std::string_view text) {
 
 bool set_layout(BenchModel& model, std::string_view text) {
   for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
+       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN, KVCacheLayout::kTiles}) {
     if (to_string(layout) != text) continue;
     model.layout = layout;
     return true;
@@ -138,7 +138,7 @@ constexpr Option kOptions[] = {
     {"family", set_family, "auto, cpu, gpu or gpu_ptx"},
     {"op", set_op,
      "write, reshape_and_cache, append, copy_blocks, swap_out, swap_in or gather (of latent rows)"},
-    {"layout", set_layout, "NHD, HND or HDN"},
+    {"layout", set_layout, "NHD, HND, HDN or tiles"},
 };
 
 void apply_options(BenchModel& model, std::span<const std::string> words) {
@@ -323,9 +323,9 @@ std::string_view to_string(CacheOp op) {
 }
 
 const std::vector<std::string>& bench_suites() {
-  static const std::vector<std::string> suites = {"decode", "prefill", "mixed",    "spec",
-                                                  "cache",  "merge",   "metadata", "startup",
-                                                  "step",   "replay"};
+  static const std::vector<std::string> suites = {
+      "decode",   "prefill", "mixed",      "spec",        "cache", "merge",
+      "metadata", "startup", "first_step", "warmed_step", "step",  "replay"};
   return suites;
 }
 

@@ -43,11 +43,12 @@ class Workload {
   /// Compares what the last run() left with the oracle, on sampled rows.
   virtual Deviation verify() = 0;
 
-  int fewest_launches = 1;  ///< of a round
+  int fewest_launches = 1, most_launches = 20000;  ///< of a round
   Work work;
   std::size_t touched_bytes = 0;  ///< that launches rotate over
   std::string backend;
   std::vector<BenchKernel> kernels;
+  double first_seconds = 0;  ///< of attention's first call in its context, what is built included
 };
 
 /// Throws kUnsupported with the numbers when the shape does not fit the device's memory.
@@ -63,8 +64,8 @@ MakeWorkload make_blocks_workload;     ///< copy_blocks, swap_blocks
 MakeWorkload make_gather_workload;
 MakeWorkload make_merge_workload;
 MakeWorkload make_metadata_workload;
-MakeWorkload make_startup_workload;
-MakeWorkload make_step_workload;    ///< launched by calls
-MakeWorkload make_replay_workload;  ///< launched as a recording
+MakeWorkload make_startup_workload;  ///< startup, first_step, warmed_step
+MakeWorkload make_step_workload;     ///< launched by calls
+MakeWorkload make_replay_workload;   ///< launched as a recording
 
 }  // namespace clattn::cli

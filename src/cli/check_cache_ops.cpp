@@ -60,11 +60,13 @@ Verdict check_copy_blocks(const Place& place) {
   Verdict verdict;
   const AttentionBackend& backend = *list_attn_backends()[0];
   AttentionConfig config;
+  config.kv_cache_dtype = place.cache_dtype;
   for (const KVCacheLayout layout :
        usable_layouts(backend, config, place.context->capabilities())) {
-    const KVCacheSpec spec{.block_size = layout == KVCacheLayout::kHDN ? config.block_size : 3,
+    const bool any_size = layout == KVCacheLayout::kNHD || layout == KVCacheLayout::kHND;
+    const KVCacheSpec spec{.block_size = any_size ? 3 : config.block_size,
                            .num_kv_heads = 2,
-                           .head_size = 24,
+                           .head_size = layout == KVCacheLayout::kTiles ? 64 : 24,
                            .dtype = place.cache_dtype};
     const std::size_t bytes = size_of(kBlocks) * spec.page_size_bytes() / 2;
     const LogicalCache before{random_elements(DType::kF32, bytes / 4, 1),

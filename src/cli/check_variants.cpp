@@ -26,11 +26,12 @@ constexpr KernelFamily kFamilies[] = {KernelFamily::kCpu, KernelFamily::kGpu,
                                       KernelFamily::kGpuPtx};
 
 /// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
-/// tiles decode too. One shape in f32, the rest in f16: each is its own program to compile.
+/// tiles decode too. One shape in f32, one in bf16, the rest in f16: each is its own program to
+/// compile.
 const std::vector<std::pair<std::int32_t, DType>>& groups() {
   static const std::vector<std::pair<std::int32_t, DType>> groups = {
-      {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16},
-      {8, DType::kF16}, {9, DType::kF16}, {4, DType::kF32}};
+      {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
+      {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
   return groups;
 }
 

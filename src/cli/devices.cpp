@@ -35,6 +35,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"inline_ptx", capabilities.inline_ptx},
           {"warpgroup_products", capabilities.warpgroup_products},
           {"fp8_conversions", capabilities.fp8_conversions},
+          {"bf16_products", capabilities.bf16_products},
           {"wave_size", capabilities.wave_size}};
 }
 
@@ -115,9 +116,9 @@ void print_capabilities(const json& c) {
   const auto yes = [&](const char* key) { return c[key].get<bool>() ? "yes" : "no"; };
   fmt::print(
       "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
-      "wave {}\n",
+      "bf16 products {}, wave {}\n",
       yes("reports_fp16"), yes("reports_subgroups"), yes("inline_ptx"), yes("warpgroup_products"),
-      yes("fp8_conversions"),
+      yes("fp8_conversions"), yes("bf16_products"),
       c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found");
 }
 

@@ -129,10 +129,10 @@ float read_scale(CaseFile& file, DType cache_dtype) {
 }
 
 std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {
-  constexpr std::array<std::string_view, 4> kLayouts = {"NHD", "HND", "HDN", "packed"};
+  constexpr std::array<std::string_view, 5> kLayouts = {"NHD", "HND", "HDN", "tiles", "packed"};
   if (!file.has("layout")) return std::nullopt;
   const std::string name =
-      file.choice("layout", std::span(kLayouts).first(packed != nullptr ? 4 : 3), "");
+      file.choice("layout", std::span(kLayouts).first(packed != nullptr ? 5 : 4), "");
   if (packed == nullptr || name != "packed") return parse_kv_cache_layout(name);
   *packed = true;
   return std::nullopt;
@@ -140,9 +140,13 @@ std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {
 
 std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
                                        KernelFamily family) {
-  const bool kernels_of_cpus = context.capabilities().kind == DeviceKind::kCpu &&
-                               (family == KernelFamily::kAuto || family == KernelFamily::kCpu);
-  return stated == KVCacheLayout::kHDN && !kernels_of_cpus ? std::nullopt : stated;
+  const DeviceCapabilities& device = context.capabilities();
+  const bool any = family == KernelFamily::kAuto;
+  const bool reads_hdn = device.kind == DeviceKind::kCpu && (any || family == KernelFamily::kCpu);
+  const bool reads_tiles = device.warpgroup_products && (any || family == KernelFamily::kGpuPtx);
+  const bool unread = (stated == KVCacheLayout::kHDN && !reads_hdn) ||
+                      (stated == KVCacheLayout::kTiles && !reads_tiles);
+  return unread ? std::nullopt : stated;
 }
 
 void require_no_backend(const std::string& backend) {
@@ -184,6 +188,7 @@ nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {
   for (const LaunchReport& launch : launches) {
     kernels.push_back({{"name", launch.kernel},
                        {"role", launch.role},
+                       {"tasks", launch.tasks},
                        {"work_groups", launch.work_groups},
                        {"work_group_size", launch.work_group_size},
                        {"time_us", launch.time_us}});

@@ -13,14 +13,14 @@ using nlohmann::json;
 /// What was asked for and what ran: the planner splits each sequence for itself, so the launches
 /// tell. Partial results that attention kernels join themselves show in no merge.
 json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
-  std::int64_t attention_groups = 0, merge_groups = 0;
+  std::int64_t attention_tasks = 0, merge_tasks = 0;
   for (const LaunchReport& launch : outcome.launches) {
     if (launch.role == "cascade") continue;  // joins levels
-    (launch.role == "merge" ? merge_groups : attention_groups) += launch.work_groups;
+    (launch.role == "merge" ? merge_tasks : attention_tasks) += launch.tasks;
   }
   return {{"requested", call.num_splits},
-          {"attention_work_groups", attention_groups},
-          {"merge_work_groups", merge_groups}};
+          {"attention_tasks", attention_tasks},
+          {"merge_tasks", merge_tasks}};
 }
 
 json info(const Context& context, const AttentionCall& call, const AttentionOutcome& outcome) {

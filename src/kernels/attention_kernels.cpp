@@ -114,8 +114,10 @@ PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
   config.compute_units = std::max(kernels.runtime->capabilities().compute_units, 1);
   const KernelFamily family = kernels.merge.variant->family;
-  const bool cpu = family == KernelFamily::kCpu;
-  config.item_order = cpu ? ItemOrder::kLightFirst : ItemOrder::kHeavyFirst;
+  // Without a queue, CPUs are handed the front of the list.
+  const bool queue = takes_from_queue(*kernels.stages.back().variant);
+  config.item_order =
+      family == KernelFamily::kCpu && !queue ? ItemOrder::kLightFirst : ItemOrder::kHeavyFirst;
   tune_plan(*kernels.runtime, kernels.shape, family, planning_role, config);
   config.min_split_keys = planned_split_keys(family, config.compute_units, config.min_split_keys);
   return config;
@@ -251,10 +253,10 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family) {
   const std::string key = fmt::format(
-      "attention form {} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
-      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim, shape.block_size,
-      to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
-      option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
+      "attention form {}{} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
+      shape.tiles ? " tiles" : "", shape.num_heads, shape.num_kv_heads, shape.head_size,
+      shape.rope_dim, shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype),
+      to_string(family), option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
   return std::static_pointer_cast<const AttentionKernels>(
       runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
 }

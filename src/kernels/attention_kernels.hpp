@@ -21,7 +21,7 @@ struct BuiltKernel {
 /// The kernels of one (device, shape, family), compiled once and shared by impls and builders.
 /// Immutable.
 struct AttentionKernels {
-  const Runtime* runtime = nullptr;  ///< whose memory and queues they work on
+  Runtime* runtime = nullptr;  ///< whose memory and queues they work on
   KernelShape shape;
   std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first
   BuiltKernel merge;

@@ -9,11 +9,17 @@ namespace clattn::detail {
 
 namespace {
 
-/// One work-group a token on CPUs; a work-item for every 8 elements elsewhere.
+/// One work-group a token on CPUs; a work-item for every 8 elements elsewhere. Into x-packed
+/// caches, work-items side by side take tokens side by side: CLA_SIDE_TOKENS of
+/// reshape_and_cache.cl.
 std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::int64_t num_tokens) {
   if (variant.work_group_size == 1) return static_cast<std::size_t>(num_tokens);
-  const std::int64_t chunks = checked_mul(
-      num_tokens, std::int64_t{shape.num_kv_heads} * (shape.head_size / 8), "num_tokens");
+  constexpr std::int64_t kSideTokens = 16;
+  const std::int64_t tokens = variant.role == Role::kCacheWritePacked
+                                  ? ceil_div(num_tokens, kSideTokens) * kSideTokens
+                                  : num_tokens;
+  const std::int64_t chunks =
+      checked_mul(tokens, std::int64_t{shape.num_kv_heads} * (shape.head_size / 8), "num_tokens");
   return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
 }
 

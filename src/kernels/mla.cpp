@@ -11,6 +11,7 @@
 #include "kernels/paged_builder.hpp"
 #include "kernels/paged_rules.hpp"
 #include "kernels/step_launch.hpp"
+#include "kernels/warm_up.hpp"
 
 namespace clattn::detail {
 
@@ -76,6 +77,16 @@ class PagedMLAImpl final : public MLAImpl {
     }
     launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_}, LatentArguments(cache),
                 event, launches);
+  }
+
+  void warm_up(cl_command_queue queue) const override {
+    const IdleMemory memory(queue, *kernels_);
+    MLACache cache;
+    cache.buffer = memory.zeros;
+    if (is_quantized(kernels_->shape.cache_dtype)) cache.scale = memory.zeros;
+    cache.dtype = kernels_->shape.cache_dtype;
+    launch_idle_step(queue, *kernels_, LatentArguments(cache), memory);
+    Queue::adopt(queue).finish();
   }
 
   std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }

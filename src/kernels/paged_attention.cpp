@@ -11,6 +11,7 @@
 #include "kernels/cache_write.hpp"
 #include "kernels/kv_view.hpp"
 #include "kernels/step_launch.hpp"
+#include "kernels/warm_up.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
@@ -79,6 +80,28 @@ PagedAttentionImpl::PagedAttentionImpl(const Runtime& runtime, const AttentionCo
       head_params_(make_head_params(runtime, config)),
       kernels_(std::move(kernels)) {}
 
+const AttentionKernels& PagedAttentionImpl::kernels_for(const KVCache& cache) const {
+  check_key_order(cache, kernels_->merge.variant->family);
+  if (!cache.tiles) return *kernels_;
+  std::call_once(tiles_built_, [&] {
+    std::vector<std::string> reasons;
+    append_tile_reasons(config_, &kernels_->runtime->capabilities(), reasons);
+    if (!reasons.empty()) throw_unsupported("kv_cache: {}", fmt::join(reasons, "; "));
+    KernelShape shape = kernels_->shape;
+    shape.tiles = true;
+    auto built = attention_kernels(*kernels_->runtime, shape, config_.kernel_family);
+    if (!built->runs_plan_of(*kernels_)) {  // a decode tile that spills, say: others read no tiles
+      throw_unsupported(
+          "kv_cache: layout tiles with head_size {} and {} query heads a KV head not supported: "
+          "the kernels that read tiles do not fit this device and tuning under this layer's "
+          "options",
+          config_.head_size, shape.group());
+    }
+    tile_kernels_ = std::move(built);
+  });
+  return *tile_kernels_;
+}
+
 /// Slots mean places only under the block size that they were made for.
 void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const {
   const PagedStepView* step = metadata.step();
@@ -99,8 +122,9 @@ void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const
 
 /// A plan fits any layer whose tiles hold its items and who sees no key outside its ranges: layers
 /// with other windows, caps, scales or sinks share the metadata of their KV cache group.
-const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metadata) const {
-  const PagedStepView& step = checked_step(metadata, *kernels_);
+const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metadata,
+                                                 const AttentionKernels& kernels) const {
+  const PagedStepView& step = checked_step(metadata, kernels);
   if (!step.window.covers(window_)) {
     throw_invalid(
         "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
@@ -121,10 +145,10 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
                       to_string(config_.attn_type));
   }
   check_layer_cache(cache, kernels_->shape);
-  check_key_order(cache, kernels_->merge.variant->family);
+  const AttentionKernels& kernels = kernels_for(cache);
   check_metadata(metadata);
   recorder_for(queue, *metadata.step());
-  enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
+  enqueue_cache_write(kernels.cache_write, kernels.shape, queue, key, value, cache,
                       {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                        static_cast<std::int64_t>(metadata.slot_mapping().size())},
                       event);
@@ -135,8 +159,8 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                                  Event* event, std::vector<LaunchRecord>* launches,
                                  const ForwardOptions& options) const {
   check_layer_cache(cache, kernels_->shape);
-  check_key_order(cache, kernels_->merge.variant->family);
-  const PagedStepView& step = step_of(metadata);
+  const AttentionKernels& kernels = kernels_for(cache);
+  const PagedStepView& step = step_of(metadata, kernels);
   check_block_ids(step, cache.num_blocks);
   const KVView kv(cache);
   check_options(options, step, num_rows(step, queue));
@@ -150,7 +174,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                        .options = options,
                        .return_lse = lse != nullptr});
   }
-  run({queue, *kernels_, step, query, output, lse}, Arguments(*this, kv, options), event, launches);
+  run({queue, kernels, step, query, output, lse}, Arguments(*this, kv, options), event, launches);
 }
 
 void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
@@ -163,7 +187,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
                       to_string(config_.attn_type));
   }
   const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
-  const PagedStepView& step = step_of(metadata);
+  const PagedStepView& step = step_of(metadata, *kernels_);
   kv.check_length(step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back(),
                   std::int64_t{config_.num_kv_heads} * config_.head_size, config_.dtype);
   check_options(options, step, num_rows(step, queue));
@@ -218,6 +242,35 @@ void PagedAttentionImpl::run(StepCall call, const Arguments& arguments, Event* e
   call.scale_log2e = scale_log2e_;
   call.bidirectional = !causal_;
   launch_step(call, arguments, event, launches);
+}
+
+void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
+  const KernelShape& shape = kernels_->shape;
+  const IdleMemory memory(queue, *kernels_);
+  const TensorRef rows{memory.zeros.handle()};
+  KVCache cache;
+  cache.buffer = memory.zeros;
+  cache.dtype = shape.cache_dtype;
+  cache.num_blocks = 1;
+  cache.block_size = shape.block_size;
+  cache.num_kv_heads = shape.num_kv_heads;
+  cache.head_size = shape.head_size;
+  cache.head_stride = shape.head_size;
+  cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
+  cache.block_stride = shape.block_size * cache.token_stride;
+  if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
+  const KVView kv = config_.contiguous_kv()
+                        ? KVView(rows, rows, shape.num_kv_heads, shape.head_size)
+                        : KVView(cache);
+  const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
+                             .output_fp8 = memory.zeros.handle(),
+                             .output_scale = memory.zeros.handle()};
+  launch_idle_step(queue, *kernels_, Arguments(*this, kv, extra), memory);
+  if (kernels_->cache_write.variant) {
+    enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, cache,
+                        {memory.slots.handle(), 0, 1}, nullptr);
+  }
+  Queue::adopt(queue).finish();
 }
 
 bool PagedAttentionImpl::runs_plan_of(Context& context, const AttentionConfig& planned) const {

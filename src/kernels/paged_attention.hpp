@@ -2,6 +2,7 @@
 
 #include <clattn/attention.hpp>
 #include <memory>
+#include <mutex>
 
 #include "kernels/attention_kernels.hpp"
 #include "kernels/step_launch.hpp"
@@ -29,6 +30,7 @@ class PagedAttentionImpl final : public AttentionImpl {
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
                        Event* event, std::vector<LaunchRecord>* launches,
                        const ForwardOptions& options) const override;
+  void warm_up(cl_command_queue queue) const override;
   std::vector<KernelInfo> kernels() const override;
   /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
   /// kernels.
@@ -37,7 +39,11 @@ class PagedAttentionImpl final : public AttentionImpl {
  private:
   class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
-  const PagedStepView& step_of(const AttentionMetadata& metadata) const;
+  /// Those that read the cache's order. Builds what reads tiles when the first cache of them comes.
+  /// Throws kUnsupported where none do.
+  const AttentionKernels& kernels_for(const KVCache& cache) const;
+  const PagedStepView& step_of(const AttentionMetadata& metadata,
+                               const AttentionKernels& kernels) const;
   void check_options(const ForwardOptions& options, const PagedStepView& step,
                      std::int64_t tokens) const;
   void run(StepCall call, const Arguments& arguments, Event* event,
@@ -49,6 +55,8 @@ class PagedAttentionImpl final : public AttentionImpl {
   KeyWindow window_;
   Buffer head_params_;
   std::shared_ptr<const AttentionKernels> kernels_;
+  mutable std::once_flag tiles_built_;
+  mutable std::shared_ptr<const AttentionKernels> tile_kernels_;
 };
 
 }  // namespace clattn::detail

@@ -259,10 +259,13 @@ void PagedStep::reserve_partials(std::int64_t rows) {
   const bool counts = joins_splits();
   std::size_t held = std::min(shared.partial_out.size_bytes() / out_row,
                               shared.partial_lse2.size_bytes() / lse_row);
-  if (counts) held = std::min(held, shared.arrivals.size_bytes() / lse_row);
+  constexpr std::size_t kQueueBytes = CLA_QUEUE_INTS * sizeof(cl_int);
+  const std::size_t arrivals_bytes = std::max(shared.arrivals.size_bytes(), kQueueBytes);
+  if (counts) held = std::min(held, (arrivals_bytes - kQueueBytes) / lse_row);
   const auto capacity = static_cast<std::int64_t>(held);
   // Recorded launches are bound to the buffers of the first step.
   if (options_.graph_batch_size > 0 && partial_out_) return;
+  std::size_t counters_bytes = kQueueBytes;
   if (rows > capacity) {
     const auto wanted = static_cast<std::size_t>(
         std::min(std::max(rows, capacity * 3 / 2), planner_.max_partial_rows));
@@ -271,10 +274,11 @@ void PagedStep::reserve_partials(std::int64_t rows) {
     };
     grow(shared.partial_out, out_row);
     grow(shared.partial_lse2, lse_row);
-    if (counts && shared.arrivals.size_bytes() < wanted * lse_row) {
-      const std::vector<std::byte> zeros(wanted * lse_row);
-      shared.arrivals = context_->runtime().allocate_copy(zeros);
-    }
+    if (counts) counters_bytes += wanted * lse_row;
+  }
+  if (shared.arrivals.size_bytes() < counters_bytes) {
+    const std::vector<std::byte> zeros(counters_bytes);
+    shared.arrivals = context_->runtime().allocate_copy(zeros);
   }
   if (partial_out_.handle() != shared.partial_out.handle()) partial_out_ = shared.partial_out;
   if (partial_lse2_.handle() != shared.partial_lse2.handle()) partial_lse2_ = shared.partial_lse2;

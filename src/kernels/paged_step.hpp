@@ -25,7 +25,7 @@ struct PagedStepView {
   cl_int pages_at = 0;
   cl_mem partial_out = nullptr;   ///< [partial rows, num_heads, head_size] f32
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
-  cl_mem arrivals = nullptr;      ///< [partial rows, num_heads] int, 0; none if no kernel counts
+  cl_mem arrivals = nullptr;      ///< [partial rows, num_heads] int behind the queue's, all 0
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item

@@ -36,17 +36,20 @@ void launch_stage(const StepCall& call, const LayerArguments& arguments, std::si
       .arg<cl_float>(call.scale_log2e)
       .arg<cl_int>(call.bidirectional ? 0 : step.causal)
       .arg<cl_int>(call.lse != nullptr ? 1 : 0);
-  if (joins_splits(*stage.variant)) lease.arg(step.arrivals);
+  if (joins_splits(*stage.variant) || takes_from_queue(*stage.variant)) lease.arg(step.arrivals);
   arguments.bind_options(lease);
   lease.enqueue(call.queue, groups, static_cast<std::size_t>(stage.variant->work_group_size),
                 event);
 }
 
-/// Work-groups for that many tasks: as many, or one a compute unit where groups stay for several.
+/// Work-groups for that many tasks: as many, or fewer where groups stay for several.
 std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage,
                        std::size_t tasks) {
-  if (stage.variant->operands != Operands::kWarpgroup) return tasks;
-  return std::min(tasks, static_cast<std::size_t>(kernels.planner.compute_units));
+  const auto units = static_cast<std::size_t>(kernels.planner.compute_units);
+  if (stage.variant->operands == Operands::kWarpgroup) return std::min(tasks, units);
+  // Two a core: older versions of PoCL hand a thread one group more than its share, so with one a
+  // core some thread would go without. A group that comes late finds no task.
+  return takes_from_queue(*stage.variant) ? std::min(tasks, 2 * units) : tasks;
 }
 
 void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,
@@ -117,6 +120,7 @@ Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
 
 void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
                  std::vector<LaunchRecord>* launches) {
+  if (takes_from_queue(*call.kernels.stages.back().variant)) require_in_order(call.queue);
   Recorder* const recorder = recorder_for(call.queue, call.step);
   const KernelShape& shape = call.kernels.shape;
   const std::int64_t heads = shape.num_heads;
@@ -127,10 +131,12 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
-  const auto finish = [&](const BuiltKernel& kernel, std::size_t groups, auto&& launch) {
+  const auto finish = [&](const BuiltKernel& kernel, std::size_t tasks, std::size_t groups,
+                          auto&& launch) {
     if (launches == nullptr) return launch(groups, event);
     LaunchRecord& entry = launches->emplace_back();
     entry.kernel = kernel.variant->name;
+    entry.tasks = static_cast<std::int64_t>(tasks);
     entry.work_groups = static_cast<std::int64_t>(groups);
     entry.work_group_size = kernel.variant->work_group_size;
     entry.rounds_weights = rounds_weights(*kernel.variant);
@@ -143,10 +149,11 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
     if (entries == 0) return;
     const auto tasks = static_cast<std::size_t>(entries * groups_each);
     const std::size_t groups = groups_for(call.kernels, kernel, tasks);
-    finish(kernel, groups, launch);
-    // Groups that stay for several tasks go through the padding, too: all of them share it.
+    finish(kernel, tasks, groups, launch);
+    // Groups that stride over the tasks go through the padding, too: all of them share it.
     if (recorder != nullptr && kernel.variant->operands != Operands::kWarpgroup)
-      recorder->limit_last(call.step.prepared->num_used.at(part), entries);
+      recorder->limit_last(call.step.prepared->num_used.at(part),
+                           static_cast<std::size_t>(groups_each));
   };
   const AttentionKernels& kernels = call.kernels;
   for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {

@@ -100,7 +100,8 @@ const TileRange* range_of(const Variant& variant) {
 }
 
 bool same_kernel(const Variant& a, const Variant& b) {
-  return a.role == b.role && a.family == b.family && a.file == b.file && a.entry == b.entry;
+  return a.role == b.role && a.family == b.family && a.file == b.file && a.entry == b.entry &&
+         a.operands == b.operands;
 }
 
 bool same_tile(const Variant& a, const Variant& b) {

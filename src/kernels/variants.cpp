@@ -175,6 +175,9 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   if (variant.operands == Operands::kWarpgroup && !capabilities.warpgroup_products) {
     reasons.emplace_back("needs warpgroup products (compute capability 9.0)");
   }
+  if (variant.operands == Operands::kBF16Pairs && !capabilities.bf16_products) {
+    reasons.emplace_back("needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)");
+  }
   if (variant.family == KernelFamily::kCpu && capabilities.kind == DeviceKind::kGpu) {
     reasons.emplace_back("needs a CPU: it keeps its tiles in private memory, which a GPU spills");
   }
@@ -185,7 +188,15 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   return reasons;
 }
 
+bool takes_tiles(const Variant& variant) {
+  if (variant.role == Role::kMerge) return true;
+  return variant.family != KernelFamily::kCpu &&
+         (variant.role == Role::kCacheWrite || variant.file == "prefill_wgmma.cl" ||
+          variant.file == "decode_mma.cl");
+}
+
 bool takes_types(const Variant& variant, const KernelShape& shape) {
+  if (shape.tiles && !takes_tiles(variant)) return false;
   const bool queries = element_size_bytes(shape.dtype) == 2;
   const bool same = shape.cache_dtype == shape.dtype;
   switch (variant.operands) {
@@ -193,6 +204,9 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
       return true;
     case Operands::k16Bit:
       return queries && (same || element_size_bytes(shape.cache_dtype) == 1);
+    case Operands::kBF16Pairs:
+      return shape.dtype == DType::kBF16 && (same || element_size_bytes(shape.cache_dtype) == 1) &&
+             shape.head_size % 64 == 0;
     case Operands::kWarpgroup:
       if (shape.form == CacheForm::kLatent) {
         return queries && same && shape.rope_dim == 64 &&
@@ -239,15 +253,17 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
       "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
       "-DCLA_REDUCE={} -DCLA_MERGE_TAIL={} -DCLA_CACHE_X={} -DCLA_PREFETCH={} "
-      "-DCLA_KV_HEADS={} -DCLA_FP8_CVT={}",
+      "-DCLA_KV_HEADS={} -DCLA_FP8_CVT={} -DCLA_DOT={}",
       shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
       dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, variant.family == KernelFamily::kGpuPtx ? 1 : 0,
       joins_splits(variant) ? 1 : 0, x, prefetch ? 1 : 0, tiling.kv_heads,
-      variant.family == KernelFamily::kGpuPtx && capabilities.fp8_conversions ? 1 : 0);
+      variant.family == KernelFamily::kGpuPtx && capabilities.fp8_conversions ? 1 : 0,
+      variant.operands == Operands::kBF16Pairs ? 1 : 0);
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
+  if (shape.tiles && variant.role != Role::kMerge) options += " -DCLA_TILES=1";
   options += option_macros(shape.options, variant.role);
   // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
   // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources

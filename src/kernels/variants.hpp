@@ -29,6 +29,8 @@ enum class Operands : std::uint8_t {
   k16Bit,      ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
   kWarpgroup,  ///< matrix units of warpgroups: 16-bit queries, a cache of their type, heads of 64,
                ///< 128 or 256, or latent rows of 256 + 64 or 512 + 64
+  kBF16Pairs,  ///< x86's products of bf16 pairs: bf16 queries, a cache of bf16 or 8 bits, heads of
+               ///< a multiple of 64
 };
 
 /// One row of variants.inc.
@@ -75,6 +77,7 @@ struct KernelShape {
   KernelOptions options;
   CacheForm form = CacheForm::kStrided;
   std::int32_t rope_dim = 0;  ///< kLatent: elements of a key beyond its head_size latent ones
+  bool tiles = false;         ///< kStrided: the cache's blocks lie as KVCacheLayout::kTiles says
   std::int32_t group() const { return num_heads / num_kv_heads; }
 };
 
@@ -112,13 +115,24 @@ inline bool joins_splits(const Variant& variant) {
   return variant.file.starts_with("decode_") && variant.family != KernelFamily::kGpu;
 }
 
+/// Whether its work-groups stay, a few for each compute unit, and take tasks from a queue
+/// (kernels_cl/lib/cpu_queue.clh).
+inline bool takes_from_queue(const Variant& variant) {
+  return variant.family == KernelFamily::kCpu &&
+         (variant.role == Role::kDecode || variant.role == Role::kPrefill ||
+          variant.role == Role::kMLADecode);
+}
+
 /// Work-groups that a compute unit runs at once; 0 where it is not known.
 inline std::int32_t resident_groups(const Variant& variant) {
   if (variant.file == "mla_wgmma.cl") return 1;  // its tiles fill the local memory
   return variant.file == "decode_mma.cl" ? 2 : 0;
 }
 
-/// Whether it takes the element types and the head size of a shape.
+/// Whether it can be built for a cache in tiles.
+bool takes_tiles(const Variant& variant);
+
+/// Whether it takes the element types, the head size and the order of a shape.
 bool takes_types(const Variant& variant, const KernelShape& shape);
 
 /// Whether it takes a shape: its types and, as a decode tile, all query heads of a KV head.

@@ -3,6 +3,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kv_cache/op_kernel.hpp"
+#include "opencl/call_memory.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -32,9 +33,9 @@ struct Append {
   }
 };
 
-/// Enqueues the search for the tokens' slots; i64 [num_tokens], memory of this call alone.
-Buffer find_slots(const Context& context, cl_command_queue queue, const Append& append,
-                  const Pages& pages) {
+/// Enqueues the search for the tokens' slots, i64 [num_tokens].
+detail::CallMemory::Lease find_slots(const Context& context, cl_command_queue queue,
+                                     const Append& append, const Pages& pages) {
   detail::refuse_recording(queue, append.call);
   detail::check_count(append.num_tokens, "num_tokens");
   detail::check_count(append.lists.num_reqs, "num_reqs");
@@ -45,9 +46,11 @@ Buffer find_slots(const Context& context, cl_command_queue queue, const Append& 
   append.require_ints(append.positions, append.num_tokens, "positions");
   append.require_ints(append.lists.indices, 0, "indices");
   append.require_ints(append.lists.indptr, std::int64_t{append.lists.num_reqs} + 1, "indptr");
-  Buffer slots = context.allocate(static_cast<std::size_t>(append.num_tokens) * sizeof(cl_long));
+  detail::CallMemory::Lease slots = context.runtime().call_memory().reserve(
+      static_cast<std::size_t>(append.num_tokens) * sizeof(cl_long));
   const detail::OpKernel kernel =
       detail::op_kernel(context, "clattn_page_slots", "advance_step.cl");
+  Event found;
   kernel.pool->acquire()
       .arg(append.batch_indices.handle())
       .arg(append.positions.handle())
@@ -57,11 +60,13 @@ Buffer find_slots(const Context& context, cl_command_queue queue, const Append& 
       .arg<cl_int>(append.lists.num_reqs)
       .arg<cl_int>(pages.block_size)
       .arg<cl_long>(pages.num_blocks)
-      .arg(slots.handle())
+      .arg(slots.buffer().handle())
       .arg<cl_long>(append.num_tokens)
       .enqueue(queue,
                detail::ceil_div(static_cast<std::size_t>(append.num_tokens), kernel.group_size),
-               kernel.group_size);
+               kernel.group_size, &found);
+  slots.used_until(found);
+  detail::keep_order(queue, found);
   return slots;
 }
 
@@ -72,9 +77,12 @@ void append_paged_kv_cache(const Context& context, cl_command_queue queue, Tenso
                            const Buffer& batch_indices, const Buffer& positions,
                            std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
   const Append append{"append_paged_kv_cache", batch_indices, positions, num_tokens, lists};
-  const Buffer slots = find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
-  reshape_and_cache_flash(context, queue, key, value, dtype, cache, slots.handle(), 0, num_tokens,
-                          event);
+  detail::CallMemory::Lease slots =
+      find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
+  Event done;
+  reshape_and_cache_flash(context, queue, key, value, dtype, cache, slots.buffer().handle(), 0,
+                          num_tokens, &done);
+  slots.used_until(done, event);
 }
 
 void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, TensorRef ckv,
@@ -82,9 +90,12 @@ void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, T
                                const Buffer& batch_indices, const Buffer& positions,
                                std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
   const Append append{"append_paged_mla_kv_cache", batch_indices, positions, num_tokens, lists};
-  const Buffer slots = find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
-  concat_and_cache_mla(context, queue, ckv, kpe, dtype, cache, slots.handle(), 0, num_tokens,
-                       event);
+  detail::CallMemory::Lease slots =
+      find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
+  Event done;
+  concat_and_cache_mla(context, queue, ckv, kpe, dtype, cache, slots.buffer().handle(), 0,
+                       num_tokens, &done);
+  slots.used_until(done, event);
 }
 
 }  // namespace clattn

@@ -9,6 +9,7 @@
 #include "capture/capture_cache_ops.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
+#include "opencl/call_memory.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -49,16 +50,17 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
   const std::int64_t block_units = checked_mul(
       layout.row / unit, checked_mul(layout.inner_count, layout.outer_count, "copy_blocks: rows"),
       "copy_blocks: bytes of a block");
-  // Enough work to outweigh a group's start, and enough groups for one large block.
-  constexpr std::int64_t kSplitBytes = 32 << 10;
-  const std::int64_t splits = detail::ceil_div(block_units * unit, kSplitBytes);
+  // Enough work to outweigh a group's start, and enough groups for one large block. A GPU's group
+  // copies 8 KiB in one turn.
+  const bool cpu = cache_op_work_group_size(context.capabilities()) == 1;
+  const std::int64_t split_bytes = std::int64_t{cpu ? 32 : 8} << 10;
+  const std::int64_t splits = detail::ceil_div(block_units * unit, split_bytes);
   std::vector<std::int64_t> meta(kMaxPlanes);
   for (std::size_t i = 0; i < planes.size(); ++i) meta[i] = planes[i].offset / unit;
   for (const BlockPair& pair : mapping) {
     meta.push_back(pair.source);
     meta.push_back(pair.destination);
   }
-  const Buffer device_meta = context.runtime().allocate_copy(std::as_bytes(std::span(meta)));
   const detail::OpKernel kernel = detail::op_kernel(context, "clattn_copy_blocks", "copy_blocks.cl",
                                                     fmt::format("-DCLA_COPY_BYTES={}", unit));
   detail::KernelLease lease = kernel.pool->acquire();
@@ -69,7 +71,10 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
   const std::int64_t groups =
       checked_mul(checked_mul(pairs, splits, "copy_blocks: work"),
                   static_cast<std::int64_t>(planes.size()), "copy_blocks: work");
-  lease.arg(device_meta.handle())
+  detail::CallMemory::Lease device_meta =
+      context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
+  Event done;
+  lease.arg(device_meta.buffer().handle())
       .arg<cl_int>(to_int(pairs))
       .arg<cl_int>(to_int(splits))
       .arg<cl_int>(to_int(block_units))
@@ -78,7 +83,8 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
       .arg<cl_int>(to_int(layout.inner_count))
       .arg<cl_long>(layout.inner_stride / unit)
       .arg<cl_long>(layout.outer_stride / unit)
-      .enqueue(queue, static_cast<std::size_t>(to_int(groups)), kernel.group_size, event);
+      .enqueue(queue, static_cast<std::size_t>(to_int(groups)), kernel.group_size, &done);
+  device_meta.used_until(done, event);
 }
 
 /// A layer's case; latent rows have no operation of cases.

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/cache_checks.hpp"
+#include "opencl/call_memory.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -140,6 +141,7 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
     throw_invalid("rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
                   cache.head_size);
   }
+  if (cache.tiles) throw_invalid("kv_cache: tiles, legal for latent rows: none");
   if (cache.keys_by_dim()) {
     throw_invalid("kv_cache: key_dim_stride is {}, legal for latent rows: 1", cache.key_dim_stride);
   }
@@ -179,7 +181,9 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
                                                     detail::dtype_options(dtype, cache.dtype));
   if (gather.cu_seq_lens.back() == 0) return;
   const std::vector<std::int32_t> meta = gather_meta(cache, gather);
-  const Buffer device_meta = context.runtime().allocate_copy(std::as_bytes(std::span(meta)));
+  detail::CallMemory::Lease device_meta =
+      context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
+  Event done;
   detail::KernelLease lease = kernel.pool->acquire();
   lease.arg(cache.buffer.handle())
       .arg(cache.scale.handle())
@@ -189,11 +193,12 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
       .arg(destination.buffer)
       .arg<cl_long>(destination.offset)
       .arg<cl_long>(stride)
-      .arg(device_meta.handle())
+      .arg(device_meta.buffer().handle())
       .arg<cl_int>(static_cast<cl_int>(num_reqs))
       .arg<cl_long>(gather.block_table_stride)
       .enqueue(queue, static_cast<std::size_t>(gather.cu_seq_lens.back()), kernel.group_size,
-               event);
+               &done);
+  device_meta.used_until(done, event);
 }
 
 }  // namespace clattn

@@ -10,9 +10,11 @@ namespace clattn::detail {
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
                    std::string_view options) {
   const auto size = static_cast<std::size_t>(cache_op_work_group_size(context.capabilities()));
-  return {context.runtime().kernel({std::string(file), std::string(entry),
-                                    fmt::format("-DCLA_WG_SIZE={} {}", size, options)}),
-          size};
+  return {
+      context.runtime().kernel({std::string(file), std::string(entry),
+                                fmt::format("-DCLA_WG_SIZE={} -DCLA_REDUCE={} {}", size,
+                                            context.capabilities().inline_ptx ? 1 : 0, options)}),
+      size};
 }
 
 std::string dtype_options(DType dtype, DType cache_dtype) {

@@ -1,11 +1,12 @@
 #include "kv_cache/planes.hpp"
 
 #include <algorithm>
-#include <unordered_map>
+#include <bit>
 #include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_checks.hpp"
 
 namespace clattn::detail {
 
@@ -109,6 +110,35 @@ void check_ids(std::span<const BlockPair> mapping, std::int64_t source_blocks,
   }
 }
 
+/// Which pair of a mapping writes a block. A flat table: maps of nodes took longer than copying.
+class WrittenBlocks {
+ public:
+  static constexpr std::size_t kNone = SIZE_MAX;
+  explicit WrittenBlocks(std::span<const BlockPair> mapping)
+      : mapping_(mapping), pairs_(std::bit_ceil(2 * mapping.size() + 2), kNone) {}
+
+  /// The first pair that add() was told of for this destination, or kNone.
+  std::size_t pair_of(std::int64_t block) const { return pairs_[place_of(block)]; }
+  void add(std::size_t pair) {
+    std::size_t& known = pairs_[place_of(mapping_[pair].destination)];
+    if (known == kNone) known = pair;
+  }
+
+ private:
+  std::size_t place_of(std::int64_t block) const {
+    constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // 2^64 / the golden ratio
+    const int bits = std::countr_zero(pairs_.size());
+    auto place =
+        static_cast<std::size_t>((static_cast<std::uint64_t>(block) * kGolden) >> (64 - bits));
+    while (pairs_[place] != kNone && mapping_[pairs_[place]].destination != block) {
+      place = (place + 1) % pairs_.size();
+    }
+    return place;
+  }
+  std::span<const BlockPair> mapping_;
+  std::vector<std::size_t> pairs_;  // at most half of them taken
+};
+
 }  // namespace
 
 CachePlanes planes_of(const KVCache& cache) {
@@ -120,6 +150,7 @@ CachePlanes planes_of(const KVCache& cache) {
                                       {cache.block_size, bytes(cache.token_stride, cache.dtype)},
                                       {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
   check_keys_by_dim(cache, layout);
+  check_tiles(cache);
   std::vector<Plane> planes = {{cache.buffer, bytes(cache.k_offset, cache.dtype)}};
   // Latent rows are K and V at once.
   if (cache.v_offset != cache.k_offset) {
@@ -147,26 +178,27 @@ CachePlanes planes_of(const MLACache& cache) {
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,
                    std::int64_t destination_blocks) {
   check_ids(mapping, source_blocks, destination_blocks);
-  std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
+  WrittenBlocks written(mapping);
   for (std::size_t i = 0; i < mapping.size(); ++i) {
-    const auto [first, is_new] = written.emplace(mapping[i].destination, i);
-    if (!is_new) {
+    const std::size_t first = written.pair_of(mapping[i].destination);
+    if (first != WrittenBlocks::kNone) {
       throw_invalid("block_mapping: pair {}: destination block {} is pair {}'s too, legal: once", i,
-                    mapping[i].destination, first->second);
+                    mapping[i].destination, first);
     }
+    written.add(i);
   }
 }
 
 void require_one_role(std::span<const BlockPair> mapping) {
-  std::unordered_map<std::int64_t, std::size_t> written;  // block -> pair
-  for (std::size_t i = 0; i < mapping.size(); ++i) written.emplace(mapping[i].destination, i);
+  WrittenBlocks written(mapping);
+  for (std::size_t i = 0; i < mapping.size(); ++i) written.add(i);
   for (std::size_t i = 0; i < mapping.size(); ++i) {
-    const auto found = written.find(mapping[i].source);
-    if (found == written.end()) continue;
+    const std::size_t writer = written.pair_of(mapping[i].source);
+    if (writer == WrittenBlocks::kNone) continue;
     throw_invalid(
         "block_mapping: block {} is the source of pair {} and the destination of pair {}, legal: "
         "one of the two",
-        mapping[i].source, i, found->second);
+        mapping[i].source, i, writer);
   }
 }
 

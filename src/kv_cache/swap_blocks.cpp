@@ -46,7 +46,7 @@ struct Piece {
 struct DeviceCache {
   CachePlanes planes;
   DType dtype = DType::kF16;
-  std::array<std::int64_t, 6> shape{};  // what must agree between two caches
+  std::array<std::int64_t, 7> shape{};  // what must agree between two caches
 };
 
 struct DescribeCache {
@@ -54,7 +54,7 @@ struct DescribeCache {
     return DeviceCache{detail::planes_of(cache),
                        cache.dtype,
                        {cache.block_size, cache.num_kv_heads, cache.head_size, cache.token_stride,
-                        cache.head_stride, cache.key_dim_stride}};
+                        cache.head_stride, cache.key_dim_stride, cache.tiles ? 1 : 0}};
   }
   std::optional<DeviceCache> operator()(const PackedKVCache& cache) const {
     return DeviceCache{detail::planes_of(cache),

@@ -28,8 +28,9 @@ struct TileClass {
 inline constexpr int kMaxTileClasses = 3;
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
 
-/// Which items come first in a list: GPUs start the longest first, PoCL hands the front of the list
-/// to one thread. kAsCut leaves the batch's order.
+/// Which items come first in a list: GPUs, and CPUs that take them from a queue, start the longest
+/// first; without a queue PoCL hands the front of the list to one thread. kAsCut leaves the batch's
+/// order.
 enum class ItemOrder : std::uint8_t { kHeavyFirst, kLightFirst, kAsCut };
 
 /// Which keys around its own position a query may see: reach in tokens to either side, -1 =

@@ -13,6 +13,8 @@ namespace clattn::detail {
 namespace {
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+/// Of a sequence: kernels look some tiles past its end, in 32 bits.
+constexpr std::int32_t kMaxSeqLen = std::numeric_limits<std::int32_t>::max() - 1023;
 
 std::size_t to_size(std::int64_t count) {
   return static_cast<std::size_t>(count);
@@ -319,10 +321,13 @@ void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& s
     throw_invalid("num_actual_tokens is {}, legal: {} (max_num_batched_tokens)",
                   batch.num_actual_tokens, legal_range(0, limits.max_num_batched_tokens));
   }
-  if (summary.max_seq_len <= limits.max_model_len) return;
+  const std::int32_t longest_legal = std::min(limits.max_model_len, kMaxSeqLen);
+  if (summary.max_seq_len <= longest_legal) return;
   const auto longest = std::find(batch.seq_lens.begin(), batch.seq_lens.end(), summary.max_seq_len);
   throw_request(static_cast<std::int32_t>(longest - batch.seq_lens.begin()), "seq_lens", *longest,
-                fmt::format("{} (max_model_len)", legal_range(0, limits.max_model_len)));
+                fmt::format("{} ({})", legal_range(0, longest_legal),
+                            limits.max_model_len <= kMaxSeqLen ? "max_model_len"
+                                                               : "tiles are counted in 32 bits"));
 }
 
 }  // namespace clattn::detail

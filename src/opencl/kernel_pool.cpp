@@ -10,6 +10,7 @@ namespace clattn::detail {
 namespace {
 
 std::atomic<std::uint64_t> dispatches{0};
+std::atomic<std::uint64_t> first_launches{0};
 
 template <typename T>
 T work_group_info(cl_kernel kernel, cl_device_id device, cl_kernel_work_group_info what) {
@@ -27,6 +28,10 @@ std::uint64_t dispatch_count() noexcept {
 
 void count_dispatches(std::uint64_t kernels) noexcept {
   dispatches += kernels;
+}
+
+std::uint64_t first_launch_count() noexcept {
+  return first_launches;
 }
 
 KernelPool::KernelPool(cl_program program, cl_device_id device, std::string entry)
@@ -106,6 +111,8 @@ void KernelLease::enqueue(cl_command_queue queue, std::size_t groups, std::size_
   }
   if (event != nullptr) event->reset(done);
   count_dispatches(1);
+  if (!pool_->launched_.load(std::memory_order_relaxed) && !pool_->launched_.exchange(true))
+    ++first_launches;
 }
 
 }  // namespace clattn::detail

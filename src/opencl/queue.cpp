@@ -41,6 +41,24 @@ void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* sou
   if (event != nullptr) event->reset(done);
 }
 
+namespace {
+bool is_out_of_order(cl_command_queue queue) {
+  cl_command_queue_properties properties = 0;
+  check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
+        "reading the properties of the command queue");
+  return (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
+}
+}  // namespace
+
+void require_in_order(cl_command_queue queue) {
+  if (is_out_of_order(queue))
+    throw_invalid("queue: an out-of-order queue was given, legal: in-order queues");
+}
+
+void keep_order(cl_command_queue queue, const Event& event) {
+  if (is_out_of_order(queue)) enqueue_wait(queue, event);
+}
+
 void enqueue_wait(cl_command_queue queue, const Event& event) {
   if (!event) return;
   const cl_event awaited = event.handle();

@@ -197,10 +197,10 @@ void Recorder::require(const std::shared_ptr<const PreparedStep>& step) {
   if (!known) requirements_.push_back({step, step->batch_size});
 }
 
-void Recorder::limit_last(const std::atomic<std::int32_t>& num_used, std::int32_t num_recorded) {
+void Recorder::limit_last(const std::atomic<std::int32_t>& num_used, std::size_t groups_each) {
   Recording::Launch& launch = launches_.back();
   launch.num_used = &num_used;
-  launch.items_per_entry = launch.items / static_cast<std::size_t>(num_recorded);
+  launch.items_per_entry = groups_each * launch.group_size;
 }
 
 void refuse_recording(cl_command_queue queue, std::string_view what) {

@@ -2,6 +2,7 @@
 
 #include <clattn/opencl.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <clattn/graph.hpp>
@@ -32,13 +33,14 @@ class Recording {
     KernelLease kernel;
     std::size_t items;
     std::size_t group_size;
-    /// Work entries that this step needs, each worth `items_per_entry`; null = all of `items`.
+    /// Work entries that this step needs, each worth `items_per_entry` as far as `items` go; null =
+    /// all of `items`.
     const std::atomic<std::int32_t>* num_used = nullptr;
     std::size_t items_per_entry = 0;
 
     std::size_t items_needed() const noexcept {
       if (num_used == nullptr) return items;
-      return static_cast<std::size_t>(num_used->load()) * items_per_entry;
+      return std::min(items, static_cast<std::size_t>(num_used->load()) * items_per_entry);
     }
   };
   /// Memory that must be prepared for this size before a replay.
@@ -84,8 +86,8 @@ class Recorder {
   void add(Recording::Launch launch) { launches_.push_back(std::move(launch)); }
   /// What is recorded reads the memory of `step` as it is laid out now.
   void require(const std::shared_ptr<const PreparedStep>& step);
-  /// The last launch works on `num_recorded` entries, of which replays need `num_used`.
-  void limit_last(const std::atomic<std::int32_t>& num_used, std::int32_t num_recorded);
+  /// Replays need no more work-groups of the last launch than `groups_each` of `num_used` entries.
+  void limit_last(const std::atomic<std::int32_t>& num_used, std::size_t groups_each);
   /// Ends recording.
   std::unique_ptr<Recording> finish(ReplayMode mode);
 

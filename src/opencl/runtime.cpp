@@ -10,6 +10,7 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "opencl/bundle.hpp"
+#include "opencl/call_memory.hpp"
 #include "opencl/device_info.hpp"
 #include "opencl/handle.hpp"
 #include "opencl/once_map.hpp"
@@ -49,6 +50,18 @@ std::string program_key(const KernelSource& source) {
   return source.file + '\n' + full_options(source);
 }
 
+/// What a CPU device's name leaves out where the processor is a virtual machine's: whether it has
+/// the instructions that self-tests look for.
+std::string_view host_instructions() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vbmi") != 0
+             ? "bf16"
+             : "-";
+#else
+  return "-";
+#endif
+}
+
 }  // namespace
 
 RuntimeOptions default_runtime_options() {
@@ -81,8 +94,9 @@ struct Runtime::State {
   void self_test() {
     const std::string text = flatten_source("selftest.cl", read_file).text;
     // Environment variables of some drivers change these two.
-    const std::string limits = fmt::format("local={} group={}", capabilities.local_mem_bytes,
-                                           capabilities.max_work_group_size);
+    const std::string limits =
+        fmt::format("local={} group={} host={}", capabilities.local_mem_bytes,
+                    capabilities.max_work_group_size, host_instructions());
     const CacheKey key = key_of("self-test", text, limits);
     SelfTestResult result;
     const std::optional<Bytes> remembered = cache.load(key);
@@ -98,6 +112,7 @@ struct Runtime::State {
     capabilities.wave_size = result.wave_size;
     capabilities.warpgroup_products = result.warpgroup_products != 0;
     capabilities.fp8_conversions = result.fp8_conversions != 0;
+    capabilities.bf16_products = result.bf16_products != 0;
   }
 
   std::shared_ptr<Program> build(const std::string& file, const std::string& options) {
@@ -159,13 +174,16 @@ struct Runtime::State {
   OnceMap<std::shared_ptr<Program>> programs;
   OnceMap<std::shared_ptr<KernelPool>> pools;
   OnceMap<std::weak_ptr<void>> shared_objects;
+  std::optional<CallMemory> call_memory;
   std::mutex failures_mutex;
   std::map<std::string, std::string> failures;
   std::atomic<std::uint64_t> from_source{0};
   std::atomic<std::uint64_t> from_cache{0};
 };
 
-Runtime::Runtime(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Runtime::Runtime(std::unique_ptr<State> state) : state_(std::move(state)) {
+  state_->call_memory.emplace(*this);
+}
 Runtime::~Runtime() = default;
 
 std::unique_ptr<Runtime> Runtime::create(const Device& device, const RuntimeOptions& options) {
@@ -277,6 +295,10 @@ Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void*
                               device.name, device.global_mem_bytes));
   }
   return {memory.release(), size_bytes};
+}
+
+CallMemory& Runtime::call_memory() const noexcept {
+  return *state_->call_memory;
 }
 
 Queue Runtime::create_queue(QueueProfiling profiling) const {

@@ -3,6 +3,7 @@
 #include <clattn/opencl.hpp>
 
 #include <array>
+#include <atomic>
 #include <clattn/context.hpp>
 #include <clattn/error.hpp>
 #include <cstddef>
@@ -89,6 +90,7 @@ class KernelPool : public std::enable_shared_from_this<KernelPool> {
   cl_program program_;
   std::string entry_;
   std::mutex mutex_;
+  std::atomic<bool> launched_ = false;
   std::vector<cl_kernel> free_;  // capacity for every kernel of the pool: giving back cannot fail
   std::size_t created_ = 0;
   std::size_t work_group_size_ = 0;
@@ -117,6 +119,7 @@ struct BuildCounts {
   std::uint64_t from_cache = 0;
 };
 
+class CallMemory;
 class TuningTable;
 
 /// A context's tuning rows. Every set_tuning() has a revision of its own.
@@ -163,6 +166,8 @@ class Runtime {
   Buffer allocate_copy(std::span<const std::byte> content) const;
   /// Host memory that the device reaches fastest (CL_MEM_ALLOC_HOST_PTR); to be mapped.
   Buffer allocate_pinned(std::size_t size_bytes) const;
+  /// Where single calls upload their host arrays.
+  CallMemory& call_memory() const noexcept;
   Queue create_queue(QueueProfiling profiling) const;
   /// A slot for other rooms to share one object per key (compiled impls): returns the live object
   /// under `key`, or what `make` returns. The slot does not keep the object alive, so an object may
@@ -182,6 +187,8 @@ class Runtime {
 /// has proved nothing.
 std::uint64_t dispatch_count() noexcept;
 void count_dispatches(std::uint64_t kernels) noexcept;
+/// Those among them that were their kernel's first, to which drivers leave work (PoCL compiles).
+std::uint64_t first_launch_count() noexcept;
 
 /// Throws Error(kOpenCL) "`what` failed: CL_NAME (code)" unless status is CL_SUCCESS.
 void check(cl_int status, std::string_view what);
@@ -192,13 +199,18 @@ bool is_build_refusal(const Error& error);
 std::string_view status_name(cl_int status);
 /// CL_MEM_SIZE, which drivers keep at hand: no round trip.
 std::size_t size_bytes_of(cl_mem memory);
+/// Refuses out-of-order queues: uploads and kernels of one call rely on the queue's order alone.
+void require_in_order(cl_command_queue queue);
 /// Non-blocking write of `size` bytes to the start of `buffer`; `source` must stay unchanged until
 /// `event`.
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
                    std::size_t size_bytes, Event* event = nullptr);
 /// Whether the work behind an event has ended, well or not; an empty event stands for none.
 bool has_ended(const Event& event);
-/// What `queue` is given from now on waits for the event of another queue, which was flushed.
+/// What `queue` is given from now on waits for the event: of another queue, which was flushed, or
+/// its own.
 void enqueue_wait(cl_command_queue queue, const Event& event);
+/// The same for an event of its own, which an in-order queue waits for anyway.
+void keep_order(cl_command_queue queue, const Event& event);
 
 }  // namespace clattn::detail

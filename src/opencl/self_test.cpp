@@ -21,6 +21,7 @@ constexpr std::uint64_t kLocalBytes[] = {
 constexpr cl_uint kSeed = 0x51ed270bU;
 constexpr std::size_t kLocalGroups = 4;  // so that groups could disturb one another
 constexpr cl_uint kWarpgroup = 128;
+constexpr int kZmmFloats = 16;  // of a register of AVX-512
 constexpr cl_uint kNvidiaVendorId = 0x10de;
 
 /// Builds and runs one kernel of selftest.cl.
@@ -156,6 +157,11 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   }
   if (result.inline_ptx != 0) {
     result.fp8_conversions = converts_fp8(prober, reported.ptx_arch) ? 1 : 0;
+  }
+  if (reported.kind == DeviceKind::kCpu && reported.float_vector_width >= kZmmFloats) {
+    Prober alone(context, device, text, 1);
+    result.bf16_products = all_lanes_right(alone, 6, "clattn_selftest_bf16") ? 1 : 0;
+    conclusive = conclusive && alone.conclusive();
   }
   if (result.wave_size == 0 && reported.reports_subgroups) {
     result.wave_size = probe_wave(prober, 3).value_or(0);

@@ -16,6 +16,7 @@ struct SelfTestResult {
   std::int32_t wave_size = 0;
   std::int32_t warpgroup_products = 0;
   std::int32_t fp8_conversions = 0;
+  std::int32_t bf16_products = 0;
 };
 
 struct SelfTestReport {

@@ -7,20 +7,6 @@
 
 namespace clattn::detail {
 
-namespace {
-
-/// Uploads, kernels and merges rely on the queue's order alone.
-void require_in_order(cl_command_queue queue) {
-  cl_command_queue_properties properties = 0;
-  check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
-        "reading the properties of the command queue");
-  if ((properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0) {
-    throw_invalid("queue: an out-of-order queue was given, legal: in-order queues");
-  }
-}
-
-}  // namespace
-
 StagedUpload::~StagedUpload() {
   release();
 }

@@ -268,6 +268,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   CaseResult result;
   for (const auto& launch : launches) {
     result.kernels.emplace_back(launch.kernel);
+    result.tasks.push_back(launch.tasks);
     result.work_groups.push_back(launch.work_groups);
     result.rounds_weights |= launch.rounds_weights;
   }

@@ -47,7 +47,8 @@ struct CaseSpec {
 struct CaseResult {
   std::vector<std::string> kernels;       ///< that ran, in order
   bool rounds_weights = false;            ///< one of them (KernelInfo)
-  std::vector<std::int64_t> work_groups;  ///< of each
+  std::vector<std::int64_t> tasks;        ///< of each
+  std::vector<std::int64_t> work_groups;  ///< that share them
   std::vector<double> out;                ///< [tokens, num_heads, head_size]
   std::vector<double> lse;                ///< [tokens, num_heads]
   std::vector<std::uint8_t> out_fp8;      ///< [tokens, num_heads, head_size] if config.output_fp8

@@ -220,7 +220,7 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Cascade& c) {
       for (const auto& launch : launches) {
         EXPECT_GT(launch.work_group_size, 0) << launch.kernel;
         outcome.kernels.emplace_back(launch.kernel);
-        outcome.work_groups.push_back(launch.work_groups);
+        outcome.tasks.push_back(launch.tasks);
       }
     }
   }

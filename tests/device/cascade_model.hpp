@@ -134,7 +134,7 @@ struct SharedBatch {
 
 struct Outcome {
   std::vector<std::string> kernels;
-  std::vector<std::int64_t> work_groups;
+  std::vector<std::int64_t> tasks;
 };
 
 /// Runs the cascade on a device, with and without an LSE buffer, and compares with the oracle.

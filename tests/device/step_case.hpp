@@ -156,12 +156,12 @@ struct FencedOutput {
 /// What ran for one call, in order.
 struct Launches {
   std::vector<std::string> kernels;
-  std::vector<std::int64_t> work_groups;
+  std::vector<std::int64_t> tasks;
 
   explicit Launches(const std::vector<clattn::LaunchRecord>& records) {
     for (const clattn::LaunchRecord& record : records) {
       kernels.emplace_back(record.kernel);
-      work_groups.push_back(record.work_groups);
+      tasks.push_back(record.tasks);
     }
   }
 };

@@ -104,14 +104,14 @@ TEST(BuildOptions, A1_1_AFastBuildIsOnePassAndRight) {
       EXPECT_FALSE(fast.kernels.back().starts_with("merge"));
       spec.build_options.fast_build = false;
       const auto planned = attention_test::run_case(context, spec);
-      EXPECT_GT(total(planned.work_groups), total(fast.work_groups)) << "the batch is worth splits";
+      EXPECT_GT(total(planned.tasks), total(fast.tasks)) << "the batch is worth splits";
       // What is not searched for stays as it is, bit for bit.
       spec.num_splits = 3;
       const auto forced = attention_test::run_case(context, spec);
       spec.build_options.fast_build = true;
       const auto fast_forced = attention_test::run_case(context, spec);
       EXPECT_EQ(forced.out, fast_forced.out);
-      EXPECT_EQ(forced.work_groups, fast_forced.work_groups);
+      EXPECT_EQ(forced.tasks, fast_forced.tasks);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device/cache_blocks.hpp"
+#include "opencl/runtime.hpp"
 
 // copy_blocks: bytes in, bytes out, for every order of a cache in memory.
 namespace {
@@ -115,6 +116,56 @@ TEST(CopyBlocks, LatentAndXPackedCachesToo) {
     clattn::copy_blocks(*context, queue, std::span(&packed, 1), mapping);
     EXPECT_TRUE(download<std::uint8_t>(queue, key) == want);
     EXPECT_TRUE(download<std::uint8_t>(queue, value) == want);
+  }
+}
+
+// The form for groups of many work-items, whatever the device's: two planes in units of 16 bytes,
+// blocks of two sets of three runs with gaps between them.
+TEST(CopyBlocks, GroupsOfManyWorkItemsCopyEveryUnit) {
+  constexpr std::size_t kUnit = 16, kBlock = 96, kGroup = 8;
+  constexpr cl_int kRow = 11, kInner = 3, kOuter = 2, kSplits = 2;  // more than a group's turn
+  constexpr cl_long kInnerStride = 13, kOuterStride = 45;
+  const std::vector<BlockPair> mapping = {{4, 0}, {1, 3}, {4, 2}};
+  std::vector<cl_long> meta(16);
+  meta[1] = 3;  // units before the second plane's blocks
+  for (const BlockPair& pair : mapping) meta.insert(meta.end(), {pair.source, pair.destination});
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = context->create_queue();
+    const Bytes images[] = {random_bytes(5 * kBlock * kUnit, 1),
+                            random_bytes((5 * kBlock + 3) * kUnit, 2)};
+    const clattn::Buffer planes[] = {upload(*context, queue, images[0]),
+                                     upload(*context, queue, images[1])};
+    const clattn::Buffer device_meta = upload(*context, queue, meta);
+    const auto pool = context->runtime().kernel(
+        {"copy_blocks.cl", "clattn_copy_blocks",
+         fmt::format("-DCLA_WG_SIZE={} -DCLA_COPY_BYTES={} -cl-opt-disable", kGroup, kUnit)});
+    clattn::detail::KernelLease lease = pool->acquire();
+    for (std::size_t i = 0; i < 16; ++i) lease.arg(planes[i == 1 ? 1 : 0].handle());
+    lease.arg(device_meta.handle())
+        .arg<cl_int>(static_cast<cl_int>(mapping.size()))
+        .arg<cl_int>(kSplits)
+        .arg<cl_int>(kRow * kInner * kOuter)
+        .arg<cl_long>(kBlock)
+        .arg<cl_int>(kRow)
+        .arg<cl_int>(kInner)
+        .arg<cl_long>(kInnerStride)
+        .arg<cl_long>(kOuterStride)
+        .enqueue(queue, 2 * mapping.size() * kSplits, kGroup);
+    for (std::size_t plane = 0; plane < 2; ++plane) {
+      Bytes want = images[plane];
+      for (const BlockPair& pair : mapping) {
+        for (std::int64_t run = 0; run < kInner * kOuter; ++run) {
+          const std::int64_t at = run / kInner * kOuterStride + run % kInner * kInnerStride;
+          const auto first = [&](std::int64_t block) {
+            return (meta[plane] + block * static_cast<std::int64_t>(kBlock) + at) *
+                   static_cast<std::int64_t>(kUnit);
+          };
+          std::copy_n(images[plane].begin() + first(pair.source), kRow * kUnit,
+                      want.begin() + first(pair.destination));
+        }
+      }
+      EXPECT_TRUE(download<std::uint8_t>(queue, planes[plane]) == want) << plane;
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "device/cache_ops_support.hpp"
+#include "kv_cache/merge_attn_states.hpp"
 
 namespace {
 
@@ -98,11 +99,34 @@ void expect_close(DType dtype, const std::vector<double>& got, const Want& want,
   }
 }
 
+/// merge_attn_states(), or its form for devices whose groups have so many work-items.
+struct Merger {
+  const clattn::Context& context;
+  std::size_t group_size = 0;  // 0: the device's
+
+  void operator()(const clattn::Queue& queue, const clattn::MergeAttnStates& config,
+                  const clattn::AttnState& merged, const clattn::AttnState& prefix,
+                  const clattn::AttnState& suffix) const {
+    if (group_size == 0) {
+      return clattn::merge_attn_states(context, queue, config, merged, prefix, suffix);
+    }
+    const DType out = config.output_dtype.value_or(config.dtype);
+    const std::string options = fmt::format(
+        "-DCLA_WG_SIZE={} -DCLA_REDUCE=0 {} -DCLA_LSE_LOG2={} -cl-opt-disable", group_size,
+        clattn::detail::dtype_options(config.dtype, out), config.lse_base == LseBase::k2 ? 1 : 0);
+    clattn::detail::enqueue_merge(
+        {context.runtime().kernel({"merge_attn_states.cl", "clattn_merge_attn_states", options}),
+         group_size},
+        queue, config, merged, prefix, suffix, nullptr);
+  }
+};
+
 struct MergeCase {
   DType dtype;
   LseBase base;
   std::int64_t with_context;
   bool heads_first;  // LSEs [heads, tokens]
+  std::size_t group_size = 0;
 };
 
 std::vector<float> ordered(const std::vector<float>& lse, bool heads_first) {
@@ -115,8 +139,10 @@ std::vector<float> ordered(const std::vector<float>& lse, bool heads_first) {
 }
 
 void run(const clattn::Context& context, const MergeCase& c) {
-  SCOPED_TRACE(fmt::format("{} base {} context {} heads first {}", clattn::to_string(c.dtype),
-                           static_cast<int>(c.base), c.with_context, c.heads_first));
+  SCOPED_TRACE(fmt::format("{} base {} context {} heads first {} group {}",
+                           clattn::to_string(c.dtype), static_cast<int>(c.base), c.with_context,
+                           c.heads_first, c.group_size));
+  const Merger merge_states{context, c.group_size};
   const clattn::Queue queue = context.create_queue();
   const States states = make_states(c.dtype);
   const clattn::Buffer prefix = upload(context, queue, encode(c.dtype, states.prefix));
@@ -149,8 +175,7 @@ void run(const clattn::Context& context, const MergeCase& c) {
                                       std::byte{0x5A});
   const clattn::Buffer out = upload(context, queue, poison);
   const clattn::Buffer out_lse = upload(context, queue, std::vector<float>(kLses, 1e9F));
-  clattn::merge_attn_states(context, queue, config, {{out.handle(), 0, kStride}, lse(out_lse)}, p,
-                            s);
+  merge_states(queue, config, {{out.handle(), 0, kStride}, lse(out_lse)}, p, s);
   std::vector<std::byte> bytes = download<std::byte>(queue, out);
   std::vector<std::byte> rows;
   const std::size_t width = clattn::element_size_bytes(c.dtype);
@@ -169,7 +194,7 @@ void run(const clattn::Context& context, const MergeCase& c) {
   expect_close(c.dtype, decode(c.dtype, rows), want, got_lse);
 
   // In place of the prefix, without LSE and with.
-  clattn::merge_attn_states(context, queue, config, {{.buffer = prefix.handle()}, p.lse}, p, s);
+  merge_states(queue, config, {{.buffer = prefix.handle()}, p.lse}, p, s);
   EXPECT_TRUE(download<std::byte>(queue, prefix) == rows);
   EXPECT_TRUE(download<float>(queue, prefix_lse) == stored);
 }
@@ -185,10 +210,20 @@ TEST(MergeAttnStates, MatchesPlainLoops) {
   }
 }
 
+TEST(MergeAttnStates, GroupsOfManyWorkItemsMatchPlainLoops) {
+  for (const auto& context : all_contexts()) {
+    run(*context, {DType::kF32, LseBase::kE, -1, false, 8});  // several turns
+    run(*context, {DType::kF16, LseBase::k2, 6, true, 8});
+    run(*context, {DType::kBF16, LseBase::kE, 3, false, 32});
+  }
+}
+
 struct QuantizedCase {
   DType dtype, output_dtype;
   float scale;  // 1 = none given
   std::int64_t with_context;
+  std::size_t group_size = 0;
+  std::size_t offset = 3, gap = 5;  // elements before rows and between them
 };
 
 void run_quantized(const clattn::Context& context, const QuantizedCase& c) {
@@ -200,9 +235,10 @@ void run_quantized(const clattn::Context& context, const QuantizedCase& c) {
   const clattn::Buffer suffix = upload(context, queue, encode(c.dtype, states.suffix));
   const clattn::Buffer prefix_lse = upload(context, queue, states.prefix_lse);
   const clattn::Buffer suffix_lse = upload(context, queue, states.suffix_lse);
-  constexpr std::size_t kRow = kHeads * kDims, kStride = kRow + 5, kOffset = 3;
+  constexpr std::size_t kRow = kHeads * kDims;
+  const std::size_t stride = kRow + c.gap;
   const clattn::Buffer out =
-      upload(context, queue, std::vector<std::byte>(kOffset + kTokens * kStride, std::byte{0x5A}));
+      upload(context, queue, std::vector<std::byte>(c.offset + kTokens * stride, std::byte{0x5A}));
   const clattn::Buffer out_lse = upload(context, queue, std::vector<float>(kLses, 1e9F));
   clattn::MergeAttnStates config;
   config.num_tokens = kTokens;
@@ -212,16 +248,18 @@ void run_quantized(const clattn::Context& context, const QuantizedCase& c) {
   config.prefill_tokens_with_context = c.with_context;
   config.output_dtype = c.output_dtype;
   if (c.scale != 1) config.output_scale = upload(context, queue, std::vector<float>{c.scale});
-  clattn::merge_attn_states(context, queue, config,
-                            {{out.handle(), kOffset, kStride}, {.buffer = out_lse.handle()}},
-                            {{.buffer = prefix.handle()}, {.buffer = prefix_lse.handle()}},
-                            {{.buffer = suffix.handle()}, {.buffer = suffix_lse.handle()}});
+  Merger{context, c.group_size}(
+      queue, config,
+      {{out.handle(), static_cast<std::int64_t>(c.offset), static_cast<std::int64_t>(stride)},
+       {.buffer = out_lse.handle()}},
+      {{.buffer = prefix.handle()}, {.buffer = prefix_lse.handle()}},
+      {{.buffer = suffix.handle()}, {.buffer = suffix_lse.handle()}});
   const Want want = merge(states, std::exp(1.0), c.with_context < 0 ? kTokens : c.with_context);
   std::vector<std::byte> got = download<std::byte>(queue, out);
   const oracle::Element type = cache_ops_test::element(c.output_dtype);
   std::size_t saturated = 0;
   for (std::size_t i = 0; i < want.out.size(); ++i) {
-    const std::size_t at = kOffset + i / kRow * kStride + i % kRow;
+    const std::size_t at = c.offset + i / kRow * stride + i % kRow;
     const double value = oracle::decode(type, std::to_integer<std::uint32_t>(got[at]));
     // What f32 may be off by before it is rounded.
     const double off = (5e-6 * std::abs(want.out[i]) + 5e-6) / static_cast<double>(c.scale);
@@ -251,6 +289,8 @@ TEST(MergeAttnStates, A6_8_OutputsOf8BitsAreRoundedOnceAndSaturate) {
     run_quantized(*context, {DType::kBF16, DType::kFp8E4M3, 1, 0});
     run_quantized(*context, {DType::kF32, DType::kFp8E5M2, 0.7F, 3});
     run_quantized(*context, {DType::kF16, DType::kInt8, 0.07F, -1});
+    run_quantized(*context, {DType::kF16, DType::kFp8E4M3, 0.3F, 6, 8});
+    run_quantized(*context, {DType::kBF16, DType::kInt8, 0.07F, -1, 8, 8, 8});
   }
 }
 

@@ -132,13 +132,13 @@ TEST_P(CascadeAttention, A6_8_ThePrefixIsReadOncePerTileOfAllRequestsRows) {
   c.num_splits = 1;
   for (const Outcome& outcome : check(c)) {
     ASSERT_EQ(outcome.kernels.size(), 3U);
-    // On CPUs one work-group decodes with both KV heads.
+    // On CPUs one task decodes with both KV heads.
     const bool takes_both = outcome.kernels[0].starts_with("decode_cpu");
     const std::int32_t groups = takes_both ? 1 : c.config.num_kv_heads;
-    EXPECT_EQ(outcome.work_groups[0], groups) << "16 rows are one tile";
-    EXPECT_EQ(outcome.work_groups[1], kRequests * groups);
+    EXPECT_EQ(outcome.tasks[0], groups) << "16 rows are one tile";
+    EXPECT_EQ(outcome.tasks[1], kRequests * groups);
     EXPECT_EQ(outcome.kernels[2], "merge_attn_states");
-    EXPECT_EQ(outcome.work_groups[2], kRequests);
+    EXPECT_EQ(outcome.tasks[2], kRequests);
   }
 }
 

@@ -110,7 +110,7 @@ Result attend(const std::shared_ptr<clattn::Context>& context, const Odd& odd, K
   backend.make_impl(context, config)
       ->forward(queue, {q.handle()}, cache, builder->build(queue, layout.batch()),
                 {out.buffer.handle()}, lse.buffer.handle(), nullptr, &launches);
-  EXPECT_GE(launches.front().work_groups, num_splits);
+  EXPECT_GE(launches.front().tasks, num_splits);
   // Kernels of inline PTX and of CPUs join the splits of short queries themselves.
   const std::string_view last = launches.back().kernel;
   const bool joins =

@@ -315,7 +315,7 @@ TEST_P(MLA, TheCacheIsReadOnceForAllHeadsOfATile) {
   c.num_splits = 1;
   c.requests = {{1, 99}};
   for (const Outcome& outcome : check(c)) {
-    EXPECT_EQ(outcome.work_groups, std::vector<std::int64_t>{1}) << "16 heads";
+    EXPECT_EQ(outcome.tasks, std::vector<std::int64_t>{1}) << "16 heads";
   }
 }
 

@@ -227,7 +227,8 @@ constexpr std::array kCombinations = std::to_array<Combination>({
     {128, 4, DType::kBF16, DType::kBF16, 5, Reach::kWindow, kAlibi | kSink | kFp8Out},
     {128, 1, DType::kF32, DType::kF32, 0, Reach::kWindow, kFp8Out},
     {72, 3, DType::kF16, DType::kFp8E4M3, 16, Reach::kWindow,
-     kCap | kAlibi | kSink | kMask | kFp8Out},  // CPUs: vectors of 8 lanes
+     kCap | kAlibi | kSink | kMask | kFp8Out},                           // CPUs: vectors of 8 lanes
+    {128, 4, DType::kBF16, DType::kFp8E5M2, 16, Reach::kWindow, kMask},  // CPUs: bf16 pairs
 });
 
 CaseSpec case_of(const Combination& row) {
@@ -359,8 +360,8 @@ TEST_P(Options, SlopesAndSinksOfManyHeads) {
   spec.num_splits = 1;
   const CaseResult result = expect_right(spec);
   if (GetParam() != KernelFamily::kCpu) return;
-  ASSERT_EQ(result.work_groups.size(), 1U);
-  EXPECT_EQ(result.work_groups[0], 4) << "CPUs read keys once: a work-group a token";
+  ASSERT_EQ(result.tasks.size(), 1U);
+  EXPECT_EQ(result.tasks[0], 4) << "CPUs read keys once: a task a token";
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Options,

@@ -264,11 +264,11 @@ TEST_P(Packed, A6_7_TheChooserSplitsIntoPartitionsOf512) {
   c.config.head_size = 8;
   c.seq_lens = {512, 3};
   for (const Outcome& outcome : check(c)) {  // one partition: v1
-    EXPECT_EQ(outcome.work_groups, std::vector<std::int64_t>{2});
+    EXPECT_EQ(outcome.tasks, std::vector<std::int64_t>{2});
   }
   c.seq_lens = {1025, 513, 3, 0};
   for (const Outcome& outcome : check(c)) {  // v2: 3 + 2 + 1 + 1 partitions, 2 rows to merge
-    EXPECT_EQ(outcome.work_groups, (std::vector<std::int64_t>{7, 2}));
+    EXPECT_EQ(outcome.tasks, (std::vector<std::int64_t>{7, 2}));
   }
 }
 

@@ -15,6 +15,7 @@
 namespace {
 
 using attention_test::CaseSpec;
+using clattn::DType;
 using clattn::KernelFamily;
 using clattn::TuningRow;
 
@@ -100,6 +101,26 @@ TEST(Tuning, EveryTileThatARowAsksForComputesTheSame) {
       EXPECT_LE(result.worst_share, 1.0)
           << tile.variant << " " << tile.rows << "x" << tile.keys << "\n " << result.worst_place;
       EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), tile.variant),
+                result.kernels.end());
+    }
+  }
+}
+
+// What CPUs without products of bf16 pairs run, and those with them where a row asks for it.
+TEST(Tuning, CpusDecodeBF16QueriesByMultiplyAddsToo) {
+  for (const auto& context : own_contexts()) {
+    if (context->capabilities().kind != clattn::DeviceKind::kCpu) continue;
+    TuningRow row = row_for("cpu", "decode", "decode_cpu__r16");
+    clattn::set_tuning(*context, std::span(&row, 1));
+    for (const DType cache : {DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+      CaseSpec spec = mixed_case(KernelFamily::kCpu);
+      spec.config.dtype = DType::kBF16;
+      spec.config.kv_cache_dtype = cache;
+      spec.config.head_size = 64;
+      const auto result = attention_test::run_case(context, spec);
+      EXPECT_EQ(result.fault, "") << to_string(cache);
+      EXPECT_LE(result.worst_share, 1.0) << to_string(cache) << "\n " << result.worst_place;
+      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), "decode_cpu__r16"),
                 result.kernels.end());
     }
   }

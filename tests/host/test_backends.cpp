@@ -108,6 +108,41 @@ TEST(Backends, KeysByDimAreForCpuKernels) {
   }
 }
 
+// Tiles are FLASHINFER's where warpgroup products serve the whole layer.
+TEST(Backends, TilesAreForWarpgroupProducts) {
+  using Reasons = std::vector<std::string>;
+  constexpr KVCacheLayout kTiles = KVCacheLayout::kTiles;
+  AttentionConfig config = llama();
+  clattn::DeviceCapabilities other, hopper;
+  other.kind = hopper.kind = clattn::DeviceKind::kGpu;
+  other.inline_ptx = hopper.inline_ptx = hopper.warpgroup_products = true;
+  const auto& flashinfer = backend("FLASHINFER");
+  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, nullptr), Reasons{});
+  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper), Reasons{});
+  const std::string products =
+      "layout tiles needs kernels with warpgroup products (compute capability 9.0, kernel family "
+      "auto or gpu_ptx)";
+  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &other), Reasons{products});
+  config.kernel_family = clattn::KernelFamily::kGpu;
+  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper), Reasons{products});
+  config = llama();
+  config.head_size = 80;
+  config.block_size = 8;
+  config.kv_cache_dtype = clattn::DType::kFp8E4M3;
+  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper),
+            (Reasons{"layout tiles with dtype f16 and a cache of fp8_e4m3 not supported: f16 or "
+                     "bf16 with a cache of the same are",
+                     "layout tiles with head_size 80 not supported: 64, 128 and 256 are",
+                     "layout tiles with block_size 8 not supported: multiples of 16 are"}));
+  for (const auto* each : clattn::list_attn_backends()) {
+    if (each->name() == "FLASHINFER") continue;
+    const Reasons reasons = each->validate_layout(kTiles, llama(), &hopper);
+    ASSERT_FALSE(reasons.empty()) << each->name();
+    EXPECT_EQ(reasons[0].rfind("layout tiles not supported by", 0), 0U) << reasons[0];
+    EXPECT_THROW((void)each->get_kv_cache_stride_order(kTiles), clattn::Error);
+  }
+}
+
 TEST(Backends, XFormersKeepsItsErrors) {
   const auto& xformers = backend("XFORMERS");
   try {

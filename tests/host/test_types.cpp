@@ -27,7 +27,7 @@ TEST(Types, NamesSizesAndParsersAgree) {
     EXPECT_EQ(element_size_bytes(row.dtype), row.size);
   }
   for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
+       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN, KVCacheLayout::kTiles}) {
     EXPECT_EQ(parse_kv_cache_layout(to_string(layout)), layout);
   }
   EXPECT_EQ(to_string(KVCacheLayout::kHND), "HND");
@@ -37,7 +37,7 @@ TEST(Types, UnknownNamesListTheLegalOnes) {
   EXPECT_EQ(error_text([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
             "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
   EXPECT_EQ(error_text([] { parse_kv_cache_layout(""); }, ErrorCode::kInvalidArgument),
-            "layout: '' is not one of NHD, HND, HDN");
+            "layout: '' is not one of NHD, HND, HDN, tiles");
 }
 
 TEST(Checked, OverflowNamesTheProduct) {

@@ -169,6 +169,22 @@ TEST(ValidateLimits, NamesTheLimit) {
             "request 3: seq_lens is 64, legal: 0 … 63 (max_model_len)");
 }
 
+// Kernels that go from tile to tile would come round to the first one again.
+TEST(ValidateLimits, TilesPastTheLastKeyAreCountedIn32Bits) {
+  Batch batch = legal_batch();
+  const BatchLimits limits{.max_model_len = INT32_MAX};
+  detail::BatchSummary summary = detail::validate_lengths(batch.view(), kBlockSize);
+  const auto error = [&](std::int32_t seq_len) {
+    summary.max_seq_len = batch.seq_lens[3] = seq_len;
+    return error_text([&] { detail::validate_limits(batch.view(), summary, limits); });
+  };
+  EXPECT_EQ(error(2147482624), "no error");
+  EXPECT_EQ(error(2147482625),
+            "request 3: seq_lens is 2147482625, legal: 0 … 2147482624 (tiles are counted in 32 "
+            "bits)");
+  EXPECT_EQ(error(INT32_MAX).substr(0, 33), "request 3: seq_lens is 2147483647");
+}
+
 // The contract once more, field by field, without any of the library's arithmetic.
 bool is_legal(const Batch& b, std::int64_t block_size, std::int64_t num_blocks) {
   const std::int64_t reqs = b.num_reqs;

@@ -42,5 +42,44 @@ TEST(Variants, Fp8IsConvertedAsTheDeviceWasSeenToDo) {
   }
 }
 
+/// The first decode row that a CPU with or without products of bf16 pairs takes for a shape.
+std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kCpu;
+  device.max_work_group_size = 1;
+  device.bf16_products = bf16_products;
+  KernelShape shape;
+  shape.num_heads = 8;
+  shape.num_kv_heads = 2;
+  shape.head_size = head_size;
+  shape.dtype = dtype;
+  shape.cache_dtype = cache_dtype;
+  for (const Variant& variant : variants()) {
+    if (variant.role == Role::kDecode && variant.family == KernelFamily::kCpu &&
+        why_not(variant, device).empty() && takes_shape(variant, shape))
+      return variant.name;
+  }
+  return "none";
+}
+
+// They take what they are made for, on devices that were seen to have them, and say so: they round
+// weights. Everything else stays with f32 multiply-adds, which do not.
+TEST(Variants, ProductsOfBF16PairsAreForBF16Queries) {
+  constexpr std::string_view kPairs = "decode_cpu__r16_bf16", kPlain = "decode_cpu__r16";
+  for (const DType cache : {DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+    EXPECT_EQ(decode_row(true, DType::kBF16, cache, 128), kPairs);
+    EXPECT_EQ(decode_row(false, DType::kBF16, cache, 128), kPlain);
+    EXPECT_EQ(decode_row(true, DType::kF16, cache, 128), kPlain);
+    EXPECT_EQ(decode_row(true, DType::kBF16, cache, 96), kPlain);
+  }
+  EXPECT_EQ(decode_row(true, DType::kBF16, DType::kF16, 128), kPlain);
+  EXPECT_EQ(decode_row(true, DType::kF32, DType::kF32, 128), kPlain);
+  for (const Variant& variant : variants()) {
+    if (variant.name == kPairs || variant.name == kPlain) {
+      EXPECT_EQ(rounds_weights(variant), variant.name == kPairs);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace clattn::detail

@@ -198,11 +198,9 @@ std::string splits_of(const std::string& num_splits) {
 }
 
 TEST(RunDevice, InfoTellsWhatTheSplitsBecame) {
-  EXPECT_EQ(splits_of("1"),
-            "\"splits\":{\"attention_work_groups\":1,\"merge_work_groups\":0,\"requested\":1}");
+  EXPECT_EQ(splits_of("1"), "\"splits\":{\"attention_tasks\":1,\"merge_tasks\":0,\"requested\":1}");
   // A CPU's decode joins its splits itself: no launch merges.
-  EXPECT_EQ(splits_of("2"),
-            "\"splits\":{\"attention_work_groups\":2,\"merge_work_groups\":0,\"requested\":2}");
+  EXPECT_EQ(splits_of("2"), "\"splits\":{\"attention_tasks\":2,\"merge_tasks\":0,\"requested\":2}");
 }
 
 TEST(RunDevice, ReshapeAndCacheStoresAtItsSlots) {

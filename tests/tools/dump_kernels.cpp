@@ -32,6 +32,7 @@ struct ShapeRow {
   DType cache_dtype;
   KernelOptions options = {};
   std::int32_t rope_dim = 0;
+  bool tiles = false;
 };
 constexpr KernelOptions kAllOptions{
     .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
@@ -68,6 +69,20 @@ constexpr std::array kWarpgroupShapes = {
     ShapeRow{128, 5, DType::kF16, DType::kF16, kAllOptions},
 };
 
+/// What products of bf16 pairs take, beside the second of the shapes above.
+constexpr std::array kPairShapes = {
+    ShapeRow{64, 5, DType::kBF16, DType::kFp8E4M3, kAllOptions},
+    ShapeRow{256, 16, DType::kBF16, DType::kInt8},
+    ShapeRow{128, 1, DType::kBF16, DType::kFp8E5M2},
+};
+
+/// Caches in tiles.
+constexpr std::array kTileShapes = {
+    ShapeRow{64, 48, DType::kF16, DType::kF16, {}, 0, true},
+    ShapeRow{128, 16, DType::kBF16, DType::kBF16, {}, 0, true},
+    ShapeRow{256, 16, DType::kF16, DType::kF16, kAllOptions, 0, true},
+};
+
 std::vector<ShapeRow> rows_for(const Variant& variant) {
   const Role role = variant.role;
   if (role == Role::kMLADecode) return {kLatentShapes.begin(), kLatentShapes.end()};
@@ -76,12 +91,16 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
     rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
     if (variant.operands == clattn::detail::Operands::kWarpgroup)
       rows.insert(rows.end(), kWarpgroupShapes.begin(), kWarpgroupShapes.end());
+    if (variant.operands == clattn::detail::Operands::kBF16Pairs)
+      rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {
     rows.push_back(kLatentShapes.front());
     rows.push_back(kOptionShapes.front());
   } else {
     rows.insert(rows.end(), kQuantizedShapes.begin(), kQuantizedShapes.end());
   }
+  if (role != Role::kMerge && clattn::detail::takes_tiles(variant))
+    rows.insert(rows.end(), kTileShapes.begin(), kTileShapes.end());
   return rows;
 }
 
@@ -100,6 +119,7 @@ KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   shape.dtype = row.dtype;
   shape.cache_dtype = row.cache_dtype;
   shape.options = row.options;
+  shape.tiles = row.tiles;
   shape.options.alibi |= variant.role == Role::kPackedDecode;
   if (variant.role == Role::kMLADecode) {
     shape.form = CacheForm::kLatent;
@@ -130,9 +150,10 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
-    const std::string name = fmt::format(
-        "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
-        clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
+    const std::string name =
+        fmt::format("{}__d{}_{}_{}{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
+                    clattn::to_string(row.cache_dtype),
+                    row.options == KernelOptions{} ? "" : "_all", row.tiles ? "_tiles" : "");
     write_kernel(directory, name, source.file, source.options, cpu ? "cpu" : "gpu");
   }
 }
@@ -157,6 +178,10 @@ constexpr std::array kExtras = {
     Extra{"copy_blocks__wg128", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16", "gpu"},
     Extra{"copy_blocks__wg128_bytes", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=1",
           "gpu"},
+    Extra{"convert_blocks__vec", "convert_blocks.cl",
+          "-DCLA_WG_SIZE=1 -DCLA_HEAD_DIM=72 -DCLA_ELEMENT_BYTES=1", "cpu"},
+    Extra{"convert_blocks__wg128", "convert_blocks.cl",
+          "-DCLA_WG_SIZE=128 -DCLA_HEAD_DIM=128 -DCLA_ELEMENT_BYTES=2", "gpu"},
     Extra{"merge_attn_states__vec", "merge_attn_states.cl",
           "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=0", "cpu"},
     Extra{"merge_attn_states__wg128", "merge_attn_states.cl",
@@ -198,6 +223,8 @@ constexpr std::array kExtras = {
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",
           "-DCLA_SELFTEST=2 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0 -DCLA_REDUCE=1", "gpu"},
+    Extra{"selftest__bf16", "selftest.cl",
+          "-DCLA_SELFTEST=6 -DCLA_WG_SIZE=1 -DCLA_LOCAL_BYTES=0 -DCLA_DOT=1", "cpu"},
 };
 
 }  // namespace
