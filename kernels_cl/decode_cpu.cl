@@ -12,7 +12,7 @@
 // lib/cpu_fetch.clh asks for every cache line ahead of its turn.
 //
 // With CLA_DOT, products are those of bf16 pairs (lib/cpu_dot.clh): of queries and keys as they
-// are, of probabilities rounded to bf16. Keys that lie by dim are multiplied in f32 even then.
+// are, of probabilities rounded to bf16.
 //
 // Macros: lib/vec.clh and lib/options.clh, which says what may be added to the logits. Here
 // BLOCK_KV is a multiple of 16.
@@ -178,7 +178,7 @@ CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global 
                           const ClaTile* tile, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
   if (CLA_MAY_BY_DIM && tile->key_dim != 1)
-    cla_scores_by_dim((const float*)q, k, tile, s);
+    cla_scores_by_dim(q, k, tile, s);
   else
     cla_scores_by_token(q, k, tile, s);
   const int masked = cla_masked(state, tile->at);
@@ -197,12 +197,11 @@ typedef struct ClaChunk {
 CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
                                 long q_token_stride, float scale, int by_dim, ClaChunk* chunk) {
   cla_init_state(rows, first_row, &chunk->state);
-  const int as_stored = CLA_DOT && !by_dim;  // queries keep their bits, scores are scaled
-  chunk->score_unit = as_stored ? scale : 1.0f;
+  chunk->score_unit = CLA_DOT ? scale : 1.0f;  // bf16 queries keep their bits, scores are scaled
   for (int r = 0; r < CLA_CHUNK; ++r) {
     cla_vf* query = chunk->query + r * CLA_NUM_VECS;
-    cla_read_query(rows, first_row + r, q, q_token_stride, as_stored ? 1.0f : scale, query);
-    if (!by_dim) cla_order_query(query);
+    cla_read_query(rows, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
+    cla_order_query(query, by_dim);
   }
 #pragma unroll 1
   for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
