@@ -8,18 +8,17 @@
 #include <cstring>
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "device/cache_ops_support.hpp"
+#include "device/layout_cases.hpp"
 
 namespace {
 
-using attention_test::CaseResult;
 using attention_test::CaseSpec;
+using block_test::backend_named;
 using cache_ops_test::all_contexts;
 using cache_ops_test::element;
 using clattn::DType;
@@ -32,41 +31,22 @@ using test::error_text;
 constexpr std::array kCacheTypes = {DType::kF32,     DType::kF16,     DType::kBF16,
                                     DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8};
 
-const clattn::AttentionBackend& backend_named(std::string_view name) {
-  for (const clattn::AttentionBackend* backend : clattn::list_attn_backends()) {
-    if (backend->name() == name) return *backend;
-  }
-  throw std::runtime_error(std::string(name));
-}
-
 bool is_cpu(const clattn::Context& context) {
   return context.capabilities().kind == clattn::DeviceKind::kCpu;
 }
 
-/// Decodes and prefills whose lengths end inside vectors of keys, pages and tiles.
 CaseSpec mixed_batch(std::int32_t head_size = 64) {
-  CaseSpec spec;
-  spec.layout = KVCacheLayout::kHDN;
-  spec.config.num_kv_heads = 2;
-  spec.config.num_heads = 8;
-  spec.config.head_size = head_size;
-  spec.config.block_size = 16;
-  spec.requests = {{1, 0}, {1, 130}, {4, 61}, {35, 170}, {19, 0}};
-  return spec;
+  return layout_test::mixed_batch(KVCacheLayout::kHDN, head_size);
 }
 
 /// Judges the case on every CPU, and asks every other device for its refusal.
-void expect_right(CaseSpec spec) {
-  std::uint32_t next = 1;
-  for (attention_test::Request& request : spec.requests) request.identity = next++;
+void expect_right(const CaseSpec& spec) {
   for (const auto& context : all_contexts()) {
-    if (!is_cpu(*context)) {
+    if (is_cpu(*context)) {
+      layout_test::expect_right(context, spec);
+    } else {
       EXPECT_THROW(attention_test::run_case(context, spec), clattn::Error);
-      continue;
     }
-    const CaseResult result = attention_test::run_case(context, spec);
-    EXPECT_EQ(result.fault, "") << describe(spec);
-    EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
   }
 }
 
@@ -108,7 +88,7 @@ TEST(KeysByDim, PagesPaddingAndPlaces) {
 }
 
 TEST(KeysByDim, GroupsAndKVHeads) {
-  for (const auto& [num_kv_heads, group] : {std::pair(1, 5), std::pair(9, 2), std::pair(2, 71)}) {
+  for (const auto& [num_kv_heads, group] : layout_test::kHeads) {
     CaseSpec spec = mixed_batch(32);
     spec.config.num_kv_heads = num_kv_heads;
     spec.config.num_heads = num_kv_heads * group;
@@ -117,39 +97,11 @@ TEST(KeysByDim, GroupsAndKVHeads) {
   }
 }
 
-std::vector<float> per_head(const CaseSpec& spec, float first) {
-  std::vector<float> values;
-  for (std::int32_t h = 0; h < spec.config.num_heads; ++h)
-    values.push_back(first / static_cast<float>(1 << h));
-  return values;
-}
-
-// Windows and chunks begin inside a vector of keys; what no query sees is NaN.
 TEST(KeysByDim, OptionsAndSplits) {
-  const std::function<void(CaseSpec&)> options[] = {
-      [](CaseSpec& s) { s.config.sliding_window = 37; },
-      [](CaseSpec& s) { s.config.attention_chunk_size = 21; },
-      [](CaseSpec& s) {
-        s.config.alibi_slopes = per_head(s, 0.5F);
-        s.config.logits_soft_cap = 2.5F;
-        s.config.sinks = per_head(s, 9.0F);
-      },
-      [](CaseSpec& s) {
-        s.config.custom_mask = true;
-        s.config.sliding_window = 50;
-      },
-      [](CaseSpec& s) {
-        s.last_token_overflows = true;
-        s.requests = {{2, 40}, {7, 20}, {33, 0}, {70, 3}};
-      },
-      [](CaseSpec& s) { s.causal = false; },
-  };
-  for (const auto& add : options) {
+  for (const auto& option : layout_test::kOptions) {
     for (const std::int32_t splits : {1, 3}) {
       CaseSpec spec = mixed_batch();
-      spec.num_splits = splits;
-      add(spec);
-      spec.unseen_is_nan = !spec.last_token_overflows;
+      layout_test::apply(option, splits, spec);
       expect_right(spec);
     }
   }
@@ -251,31 +203,11 @@ TEST(KeysByDim, WhoDoesNotReadThemSaysSo) {
   }
 }
 
-/// A layer refuses such a cache when it is bound, not at its first forward().
 TEST(KeysByDim, LayersThatCannotReadThemDoNotBindThem) {
   for (const auto& context : all_contexts()) {
-    clattn::LayerRegistry layers;
-    clattn::AttentionOptions options;
-    options.prefix = "layers.0";
-    options.num_heads = 2;
-    options.head_size = 64;
-    options.cache_config = clattn::CacheConfig{.block_size = 16};
-    options.kernel_family = KernelFamily::kGpu;
-    clattn::Attention layer(context, layers, options);
-    const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
-    const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
-    const auto& flashinfer = backend_named("FLASHINFER");
-    EXPECT_EQ(
-        error_text(
-            [&] {
-              layer.bind_kv_cache(reshape_kv_cache(memory, spec, flashinfer, KVCacheLayout::kHDN));
-            },
-            ErrorCode::kUnsupported),
-        "layer layers.0: kv_cache: layout HDN needs the kernels of CPUs: those of GPUs read "
-        "keys by token");
-    EXPECT_EQ(layer.kv_cache(), nullptr);
-    layer.bind_kv_cache(reshape_kv_cache(memory, spec, flashinfer, KVCacheLayout::kNHD));
-    EXPECT_NE(layer.kv_cache(), nullptr);
+    EXPECT_EQ(layout_test::bind_refusal(context, KVCacheLayout::kHDN),
+              "layer layers.0: kv_cache: layout HDN needs the kernels of CPUs: those of GPUs read "
+              "keys by token");
   }
 }
 

@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "device/cache_blocks.hpp"
+#include "device/layout_cases.hpp"
 
 namespace {
 
@@ -32,15 +31,9 @@ bool reads_tiles(const clattn::Context& context) {
   return context.capabilities().warpgroup_products;
 }
 
-/// Decodes and prefills whose lengths end inside runs of 16 keys, pages and tiles of 128.
 CaseSpec mixed_batch(std::int32_t head_size = 128) {
-  CaseSpec spec;
-  spec.layout = KVCacheLayout::kTiles;
-  spec.config.num_kv_heads = 2;
-  spec.config.num_heads = 8;
-  spec.config.head_size = head_size;
-  spec.config.block_size = 16;
-  spec.requests = {{1, 0}, {1, 130}, {4, 61}, {35, 170}, {19, 0}, {300, 77}};
+  CaseSpec spec = layout_test::mixed_batch(KVCacheLayout::kTiles, head_size);
+  spec.requests.push_back({300, 77});
   return spec;
 }
 
@@ -52,17 +45,13 @@ void expect_refusal(const clattn::Context& context, const CaseSpec& spec) {
 }
 
 /// Judges the case where warpgroup products are; every other device says that it cannot run it.
-void expect_right(CaseSpec spec) {
-  std::uint32_t next = 1;
-  for (attention_test::Request& request : spec.requests) request.identity = next++;
+void expect_right(const CaseSpec& spec) {
   for (const auto& context : all_contexts()) {
-    if (!reads_tiles(*context)) {
+    if (reads_tiles(*context)) {
+      layout_test::expect_right(context, spec);
+    } else {
       expect_refusal(*context, spec);
-      continue;
     }
-    const CaseResult result = attention_test::run_case(context, spec);
-    EXPECT_EQ(result.fault, "") << describe(spec);
-    EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
   }
 }
 
@@ -90,7 +79,7 @@ TEST_P(TilePages, PaddingAndPlaces) {
 }
 
 TEST(Tiles, GroupsAndKVHeads) {
-  for (const auto& [num_kv_heads, group] : {std::pair(1, 5), std::pair(9, 2), std::pair(2, 71)}) {
+  for (const auto& [num_kv_heads, group] : layout_test::kHeads) {
     CaseSpec spec = mixed_batch(64);
     spec.config.num_kv_heads = num_kv_heads;
     spec.config.num_heads = num_kv_heads * group;
@@ -99,48 +88,24 @@ TEST(Tiles, GroupsAndKVHeads) {
   }
 }
 
-std::vector<float> per_head(const CaseSpec& spec, float first) {
-  std::vector<float> values;
-  for (std::int32_t h = 0; h < spec.config.num_heads; ++h)
-    values.push_back(first / static_cast<float>(1 << h));
-  return values;
-}
-
-const std::function<void(CaseSpec&)> kOptions[] = {
-    [](CaseSpec& s) { s.config.sliding_window = 37; },
-    [](CaseSpec& s) { s.config.attention_chunk_size = 21; },
-    [](CaseSpec& s) {
-      s.config.alibi_slopes = per_head(s, 0.5F);
-      s.config.logits_soft_cap = 2.5F;
-      s.config.sinks = per_head(s, 9.0F);
-    },
-    [](CaseSpec& s) {
-      s.config.custom_mask = true;
-      s.config.sliding_window = 50;
-    },
-    [](CaseSpec& s) {
-      s.last_token_overflows = true;
-      s.requests = {{2, 40}, {7, 20}, {33, 0}, {70, 3}, {200, 150}};
-    },
+const std::function<void(CaseSpec&)> kMoreOptions[] = {
     [](CaseSpec& s) {
       s.first_token_overflows = true;
       s.config.sliding_window = 16;
       s.requests = {{4, 14}, {4, 31}, {70, 3}, {200, 3}};
     },
     [](CaseSpec& s) { s.config.output_fp8 = true; },
-    [](CaseSpec& s) { s.causal = false; },
 };
 
-class TileOptions : public testing::TestWithParam<std::size_t> {};
-INSTANTIATE_TEST_SUITE_P(, TileOptions, testing::Range(std::size_t{0}, std::size(kOptions)));
+class TileOptions : public testing::TestWithParam<std::function<void(CaseSpec&)>> {};
+INSTANTIATE_TEST_SUITE_P(, TileOptions, testing::ValuesIn(layout_test::kOptions));
+INSTANTIATE_TEST_SUITE_P(More, TileOptions, testing::ValuesIn(kMoreOptions));
 
-// Windows and chunks begin inside a run; what no query sees is NaN, and comes along with its run.
+// What no query sees is NaN, and comes along with its run.
 TEST_P(TileOptions, WithAndWithoutSplits) {
   for (const std::int32_t splits : {1, 3}) {
     CaseSpec spec = mixed_batch();
-    spec.num_splits = splits;
-    kOptions[GetParam()](spec);
-    spec.unseen_is_nan = !spec.last_token_overflows && !spec.first_token_overflows;
+    layout_test::apply(GetParam(), splits, spec);
     expect_right(spec);
   }
 }
@@ -211,28 +176,10 @@ TEST(Tiles, WhoDoesNotReadThemSaysSo) {
   }
 }
 
-/// A layer refuses such a cache when it is bound, not at its first forward().
 TEST(Tiles, LayersThatCannotReadThemDoNotBindThem) {
   for (const auto& context : all_contexts()) {
-    clattn::LayerRegistry layers;
-    clattn::AttentionOptions options;
-    options.prefix = "layers.0";
-    options.num_heads = 2;
-    options.head_size = 64;
-    options.cache_config = clattn::CacheConfig{.block_size = 16};
-    options.kernel_family = KernelFamily::kGpu;
-    clattn::Attention layer(context, layers, options);
-    const KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
-    const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
-    const auto& flashinfer = backend_named("FLASHINFER");
-    EXPECT_EQ(error_text(
-                  [&] {
-                    layer.bind_kv_cache(
-                        reshape_kv_cache(memory, spec, flashinfer, KVCacheLayout::kTiles));
-                  },
-                  ErrorCode::kUnsupported),
+    EXPECT_EQ(layout_test::bind_refusal(context, KVCacheLayout::kTiles),
               "layer layers.0: kv_cache: " + kNeedsProducts);
-    EXPECT_EQ(layer.kv_cache(), nullptr);
   }
 }
 

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/cache_blocks.hpp"
+
+/// What the tests of layouts for one kind of device share: HDN (CPUs), tiles (warpgroup products).
+namespace layout_test {
+
+using attention_test::CaseResult;
+using attention_test::CaseSpec;
+using block_test::backend_named;
+using clattn::KVCacheLayout;
+
+/// Decodes and prefills whose lengths end inside vectors of keys, runs of 16, pages and tiles.
+inline CaseSpec mixed_batch(KVCacheLayout layout, std::int32_t head_size) {
+  CaseSpec spec;
+  spec.layout = layout;
+  spec.config.num_kv_heads = 2;
+  spec.config.num_heads = 8;
+  spec.config.head_size = head_size;
+  spec.config.block_size = 16;
+  spec.requests = {{1, 0}, {1, 130}, {4, 61}, {35, 170}, {19, 0}};
+  return spec;
+}
+
+/// KV heads and query heads of each.
+inline const std::vector<std::pair<std::int32_t, std::int32_t>> kHeads = {{1, 5}, {9, 2}, {2, 71}};
+
+inline std::vector<float> per_head(const CaseSpec& spec, float first) {
+  std::vector<float> values;
+  for (std::int32_t h = 0; h < spec.config.num_heads; ++h)
+    values.push_back(first / static_cast<float>(1 << h));
+  return values;
+}
+
+/// Windows and chunks begin inside a vector and a run of keys.
+inline const std::vector<std::function<void(CaseSpec&)>> kOptions = {
+    [](CaseSpec& s) { s.config.sliding_window = 37; },
+    [](CaseSpec& s) { s.config.attention_chunk_size = 21; },
+    [](CaseSpec& s) {
+      s.config.alibi_slopes = per_head(s, 0.5F);
+      s.config.logits_soft_cap = 2.5F;
+      s.config.sinks = per_head(s, 9.0F);
+    },
+    [](CaseSpec& s) {
+      s.config.custom_mask = true;
+      s.config.sliding_window = 50;
+    },
+    [](CaseSpec& s) {
+      s.last_token_overflows = true;
+      s.requests = {{2, 40}, {7, 20}, {33, 0}, {70, 3}, {200, 150}};
+    },
+    [](CaseSpec& s) { s.causal = false; },
+};
+
+/// Adds an option; what no query sees is NaN.
+inline void apply(const std::function<void(CaseSpec&)>& option, std::int32_t splits,
+                  CaseSpec& spec) {
+  spec.num_splits = splits;
+  option(spec);
+  spec.unseen_is_nan = !spec.last_token_overflows && !spec.first_token_overflows;
+}
+
+/// Judges the case on a device that reads its layout.
+inline void expect_right(const std::shared_ptr<clattn::Context>& context, CaseSpec spec) {
+  std::uint32_t next = 1;
+  for (attention_test::Request& request : spec.requests) request.identity = next++;
+  const CaseResult result = attention_test::run_case(context, spec);
+  EXPECT_EQ(result.fault, "") << describe(spec);
+  EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
+}
+
+/// What a layer with the kernels of GPUs says when such a cache is bound to it, not at its first
+/// forward(); another cache is bound then.
+inline std::string bind_refusal(const std::shared_ptr<clattn::Context>& context,
+                                KVCacheLayout layout) {
+  clattn::LayerRegistry layers;
+  clattn::AttentionOptions options;
+  options.prefix = "layers.0";
+  options.num_heads = 2;
+  options.head_size = 64;
+  options.cache_config = clattn::CacheConfig{.block_size = 16};
+  options.kernel_family = clattn::KernelFamily::kGpu;
+  clattn::Attention layer(context, layers, options);
+  const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+  const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
+  const auto bind = [&](KVCacheLayout order) {
+    layer.bind_kv_cache(reshape_kv_cache(memory, spec, backend_named("FLASHINFER"), order));
+  };
+  const std::string text = test::error_text([&] { bind(layout); }, clattn::ErrorCode::kUnsupported);
+  EXPECT_EQ(layer.kv_cache(), nullptr);
+  bind(KVCacheLayout::kNHD);
+  EXPECT_NE(layer.kv_cache(), nullptr);
+  return text;
+}
+
+}  // namespace layout_test
