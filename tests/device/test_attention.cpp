@@ -167,12 +167,32 @@ TEST(Attention, EveryVariantOnEveryDevice) {
 
 class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
  protected:
-  /// Runs the case on every device with the family under test.
+  /// Runs the case on every device with the family under test. On CPUs `auto` only has to choose
+  /// the kernels of `cpu`, which has an instance of its own.
   std::vector<CaseResult> check(CaseSpec spec) {
     spec.config.kernel_family = GetParam();
     std::vector<CaseResult> results;
-    for (const auto& context : devices()) results.push_back(expect_right(context, spec));
+    for (const auto& context : devices()) {
+      if (GetParam() == KernelFamily::kAuto &&
+          context->capabilities().kind == clattn::DeviceKind::kCpu) {
+        const std::vector<std::string> chosen = kernel_names(context, spec.config);
+        spec.config.kernel_family = KernelFamily::kCpu;
+        EXPECT_EQ(chosen, kernel_names(context, spec.config)) << describe(spec);
+        spec.config.kernel_family = GetParam();
+      } else {
+        results.push_back(expect_right(context, spec));
+      }
+    }
     return results;
+  }
+
+  static std::vector<std::string> kernel_names(const std::shared_ptr<clattn::Context>& context,
+                                               const clattn::AttentionConfig& config) {
+    std::vector<std::string> names;
+    const auto& backend = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
+    for (const clattn::KernelInfo& kernel : backend.make_impl(context, config)->kernels())
+      names.push_back(kernel.name);
+    return names;
   }
 
   void check_head_sizes(std::int32_t first, std::int32_t last) {

@@ -6,7 +6,8 @@
 #   NAME.kind     cpu, gpu or any: for which devices it is meant
 # A CHECK is a script beside this one: lint, intel, amd or nvidia. What each compiler said about
 # registers and spills is left in DIR/CHECK.report.
-# usage: check_all.sh DIR CHECK...
+# usage: check_all.sh DIR CHECK...      CHIPS=few: of a variant only the first configuration goes to
+#                                       every chip of a CHECK, the others to two of them
 set -eu
 tools=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?usage: check_all.sh DIR CHECK...}
@@ -27,6 +28,19 @@ chosen_for() {  # CHECK: the files that it is to see
   done
 }
 
+part_of() {  # first or other: the configurations of their variants, from the list of files
+  awk -F/ -v part="$1" '
+    { variant = $NF; sub(/__d[0-9].*/, "", variant) }
+    (seen[variant]++ ? "other" : "first") == part'
+}
+
+check_part() {  # CHECK first|other: the files of the list
+  if [ "${CHIPS:-all}-$2" = few-other ]; then
+    export INTEL_DEVICES="skl pvc" AMD_CHIPS="gfx906 gfx1100" NVIDIA_ARCHS="sm_80 sm_90"
+  fi
+  part_of "$2" | xargs -r -n 1 -P "${JOBS:-$(nproc)}" sh "$tools/$1.sh"
+}
+
 status=0
 for check in "$@"; do
   start=$(date +%s)
@@ -38,7 +52,10 @@ for check in "$@"; do
   fi
   verdict=passed
   report=$dir/$check.report
-  echo "$files" | xargs -n 1 -P "${JOBS:-$(nproc)}" sh "$tools/$check.sh" > "$report" || verdict=FAILED
+  : > "$report"
+  for part in first other; do
+    echo "$files" | (check_part "$check" $part) >> "$report" || verdict=FAILED
+  done
   [ $verdict = passed ] || { status=1; grep 'FAILED' "$report" || cat "$report"; }
   spills=$(grep -c 'SPILLS' "$report" || true)
   echo "$check: $verdict, $(echo "$files" | wc -l) kernel files, $spills spilling builds," \
