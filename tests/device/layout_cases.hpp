@@ -1,6 +1,10 @@
 #pragma once
 
-#include <functional>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,31 +41,41 @@ inline std::vector<float> per_head(const CaseSpec& spec, float first) {
   return values;
 }
 
+struct Option {
+  const char* name;
+  void (*add)(CaseSpec&);
+};
+inline void PrintTo(const Option& option, std::ostream* out) {
+  *out << option.name;
+}
+
 /// Windows and chunks begin inside a vector and a run of keys.
-inline const std::vector<std::function<void(CaseSpec&)>> kOptions = {
-    [](CaseSpec& s) { s.config.sliding_window = 37; },
-    [](CaseSpec& s) { s.config.attention_chunk_size = 21; },
-    [](CaseSpec& s) {
-      s.config.alibi_slopes = per_head(s, 0.5F);
-      s.config.logits_soft_cap = 2.5F;
-      s.config.sinks = per_head(s, 9.0F);
-    },
-    [](CaseSpec& s) {
-      s.config.custom_mask = true;
-      s.config.sliding_window = 50;
-    },
-    [](CaseSpec& s) {
-      s.last_token_overflows = true;
-      s.requests = {{2, 40}, {7, 20}, {33, 0}, {70, 3}, {200, 150}};
-    },
-    [](CaseSpec& s) { s.causal = false; },
+inline const std::vector<Option> kOptions = {
+    {"window", [](CaseSpec& s) { s.config.sliding_window = 37; }},
+    {"chunks", [](CaseSpec& s) { s.config.attention_chunk_size = 21; }},
+    {"alibi, soft cap, sinks",
+     [](CaseSpec& s) {
+       s.config.alibi_slopes = per_head(s, 0.5F);
+       s.config.logits_soft_cap = 2.5F;
+       s.config.sinks = per_head(s, 9.0F);
+     }},
+    {"mask in a window",
+     [](CaseSpec& s) {
+       s.config.custom_mask = true;
+       s.config.sliding_window = 50;
+     }},
+    {"the last token overflows",
+     [](CaseSpec& s) {
+       s.last_token_overflows = true;
+       s.requests = {{2, 40}, {7, 20}, {33, 0}, {70, 3}, {200, 150}};
+     }},
+    {"not causal", [](CaseSpec& s) { s.causal = false; }},
 };
 
-/// Adds an option; what no query sees is NaN.
-inline void apply(const std::function<void(CaseSpec&)>& option, std::int32_t splits,
-                  CaseSpec& spec) {
+/// Adds an option; what no query sees is NaN, unless one token overflows.
+inline void apply(const Option& option, std::int32_t splits, CaseSpec& spec) {
   spec.num_splits = splits;
-  option(spec);
+  option.add(spec);
   spec.unseen_is_nan = !spec.last_token_overflows && !spec.first_token_overflows;
 }
 
@@ -75,7 +89,7 @@ inline void expect_right(const std::shared_ptr<clattn::Context>& context, CaseSp
 }
 
 /// What a layer with the kernels of GPUs says when such a cache is bound to it, not at its first
-/// forward(); another cache is bound then.
+/// forward(). It has to take another cache afterwards.
 inline std::string bind_refusal(const std::shared_ptr<clattn::Context>& context,
                                 KVCacheLayout layout) {
   clattn::LayerRegistry layers;

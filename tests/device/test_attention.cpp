@@ -175,9 +175,9 @@ class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
     for (const auto& context : devices()) {
       if (GetParam() == KernelFamily::kAuto &&
           context->capabilities().kind == clattn::DeviceKind::kCpu) {
-        const std::vector<std::string> chosen = kernel_names(context, spec.config);
+        const std::vector<std::string> chosen = kernel_names(context, spec);
         spec.config.kernel_family = KernelFamily::kCpu;
-        EXPECT_EQ(chosen, kernel_names(context, spec.config)) << describe(spec);
+        EXPECT_EQ(chosen, kernel_names(context, spec)) << describe(spec);
         spec.config.kernel_family = GetParam();
       } else {
         results.push_back(expect_right(context, spec));
@@ -187,10 +187,11 @@ class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
   }
 
   static std::vector<std::string> kernel_names(const std::shared_ptr<clattn::Context>& context,
-                                               const clattn::AttentionConfig& config) {
+                                               const CaseSpec& spec) {
     std::vector<std::string> names;
-    const auto& backend = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
-    for (const clattn::KernelInfo& kernel : backend.make_impl(context, config)->kernels())
+    const auto& backend =
+        clattn::get_attn_backend(spec.config, &context->capabilities(), spec.backend);
+    for (const clattn::KernelInfo& kernel : backend.make_impl(context, spec.config)->kernels())
       names.push_back(kernel.name);
     return names;
   }

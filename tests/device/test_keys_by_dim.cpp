@@ -9,7 +9,6 @@
 #include <functional>
 #include <random>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -58,7 +57,7 @@ TEST(KeysByDim, EveryPairOfTypes) {
       CaseSpec spec = mixed_batch();
       spec.config.dtype = dtype;
       spec.config.kv_cache_dtype = cache_dtype;
-      spec.scales_per_head = dtype == DType::kF16;
+      spec.scales_per_head = dtype != DType::kF32;
       spec.write_cache = true;
       expect_right(spec);
     }
@@ -68,9 +67,15 @@ TEST(KeysByDim, EveryPairOfTypes) {
 // Vectors of 16 lanes, and of 8 where the head size asks for them.
 TEST(KeysByDim, HeadSizes) {
   for (const std::int32_t head_size : {8, 72, 256}) expect_right(mixed_batch(head_size));
+  for (const DType cache_dtype : {DType::kBF16, DType::kInt8}) {
+    CaseSpec spec = mixed_batch(128);
+    spec.config.dtype = DType::kBF16;
+    spec.config.kv_cache_dtype = cache_dtype;
+    expect_right(spec);
+  }
 }
 
-// Queries of bf16 take dims by pairs.
+// Queries of bf16 take dims by pairs where the processor has products of them.
 TEST(KeysByDim, PagesPaddingAndPlaces) {
   for (const auto& [dtype, cache_dtype] :
        {std::pair(DType::kF16, DType::kF16), std::pair(DType::kBF16, DType::kBF16),
@@ -98,11 +103,14 @@ TEST(KeysByDim, GroupsAndKVHeads) {
 }
 
 TEST(KeysByDim, OptionsAndSplits) {
-  for (const auto& option : layout_test::kOptions) {
-    for (const std::int32_t splits : {1, 3}) {
-      CaseSpec spec = mixed_batch();
-      layout_test::apply(option, splits, spec);
-      expect_right(spec);
+  for (const layout_test::Option& option : layout_test::kOptions) {
+    for (const DType dtype : {DType::kF16, DType::kBF16}) {
+      for (const std::int32_t splits : {1, 3}) {
+        CaseSpec spec = mixed_batch();
+        spec.config.dtype = dtype;  // the cache's, too
+        layout_test::apply(option, splits, spec);
+        expect_right(spec);
+      }
     }
   }
 }

@@ -88,16 +88,17 @@ TEST(Tiles, GroupsAndKVHeads) {
   }
 }
 
-const std::function<void(CaseSpec&)> kMoreOptions[] = {
-    [](CaseSpec& s) {
-      s.first_token_overflows = true;
-      s.config.sliding_window = 16;
-      s.requests = {{4, 14}, {4, 31}, {70, 3}, {200, 3}};
-    },
-    [](CaseSpec& s) { s.config.output_fp8 = true; },
+const layout_test::Option kMoreOptions[] = {
+    {"the first token overflows",
+     [](CaseSpec& s) {
+       s.first_token_overflows = true;
+       s.config.sliding_window = 16;
+       s.requests = {{4, 14}, {4, 31}, {70, 3}, {200, 3}};
+     }},
+    {"fp8 output", [](CaseSpec& s) { s.config.output_fp8 = true; }},
 };
 
-class TileOptions : public testing::TestWithParam<std::function<void(CaseSpec&)>> {};
+class TileOptions : public testing::TestWithParam<layout_test::Option> {};
 INSTANTIATE_TEST_SUITE_P(, TileOptions, testing::ValuesIn(layout_test::kOptions));
 INSTANTIATE_TEST_SUITE_P(More, TileOptions, testing::ValuesIn(kMoreOptions));
 

@@ -6,12 +6,13 @@ tools=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-kernel() {  # BODY: the one kernel file
-  rm -rf "$work/kernels"
-  mkdir "$work/kernels"
-  printf '%s\n' "$1" > "$work/kernels/k.cl"
-  echo "-DCLA_WG_SIZE=64" > "$work/kernels/k.options"
-  echo gpu > "$work/kernels/k.kind"
+kernel() {  # BODY [NAME]: the one kernel file, or one more under that name
+  [ $# = 2 ] || rm -rf "$work/kernels"
+  mkdir -p "$work/kernels"
+  file=$work/kernels/${2:-k}
+  printf '%s\n' "$1" > "$file.cl"
+  echo "-DCLA_WG_SIZE=64" > "$file.options"
+  echo gpu > "$file.kind"
 }
 
 expect() {  # passes|fails CHECK...
@@ -22,7 +23,7 @@ expect() {  # passes|fails CHECK...
     sh "$tools/check_all.sh" "$work/kernels" "$check" > "$work/log" 2>&1 || got=fails
     if [ $got != "$expected" ]; then
       echo "selftest: $check $got a kernel that it should not:"
-      cat "$work/kernels/k.cl" "$work/log"
+      cat "$work"/kernels/*.cl "$work/log"
       exit 1
     fi
   done
@@ -44,6 +45,14 @@ expect fails lint
 kernel '__kernel void k(__global float* x) { int unused = 1; x[0] = 0.0f; }'
 expect fails lint
 kernel 'static float f(float x) { return x; }'
+expect fails intel amd nvidia
+# A variant's second configuration, which goes to few chips.
+export CHIPS=few
+rm "$work"/kernels/*
+kernel '__kernel void k(__global float* x) { x[0] = 0.0f; }' k__d1
+kernel '__kernel void k(__global float* x) { x[0] = 1.0f; }' k__d2
+expect passes lint intel amd nvidia
+kernel 'float f(float); __kernel void k(__global float* x) { x[0] = f(x[1]); }' k__d2
 expect fails intel amd nvidia
 rm "$work"/kernels/*
 expect fails lint intel amd nvidia
