@@ -222,10 +222,10 @@ class AttentionImpl {
                                const ForwardOptions& options = {}) const = 0;
   /// Launches every kernel that the calls above can need once, over no token and in memory of its
   /// own, and waits: what a driver leaves to a kernel's first launch (PoCL compiles it then) does
-  /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration is enough.
-  /// Kernels for a cache in tiles are still built at its first call. CLBLAST and backends that
-  /// leave it out do nothing.
-  virtual void warm_up(cl_command_queue) const {}
+  /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration and order of
+  /// caches is enough; kTiles has kernels of its own, which are built first (kUnsupported where
+  /// none are), all others share theirs. CLBLAST and backends that leave it out do nothing.
+  virtual void warm_up(cl_command_queue, KVCacheLayout /*layout*/ = KVCacheLayout::kNHD) const {}
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 

@@ -72,7 +72,7 @@ class LatentImpl final : public AttentionImpl {
                       to_string(config_.attn_type));
   }
 
-  void warm_up(cl_command_queue queue) const override {
+  void warm_up(cl_command_queue queue, KVCacheLayout) const override {
     const CapturePause pause;  // no call of the application's
     impl_->warm_up(queue);
     const MLAConfig shape = mla_config(config_);

@@ -244,7 +244,7 @@ void PagedAttentionImpl::run(StepCall call, const Arguments& arguments, Event* e
   launch_step(call, arguments, event, launches);
 }
 
-void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
+void PagedAttentionImpl::warm_up(cl_command_queue queue, KVCacheLayout layout) const {
   const KernelShape& shape = kernels_->shape;
   const IdleMemory memory(queue, *kernels_);
   const TensorRef rows{memory.zeros.handle()};
@@ -258,6 +258,7 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   cache.head_stride = shape.head_size;
   cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
   cache.block_stride = shape.block_size * cache.token_stride;
+  cache.tiles = layout == KVCacheLayout::kTiles;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
   const KVView kv = config_.contiguous_kv()
                         ? KVView(rows, rows, shape.num_kv_heads, shape.head_size)
@@ -265,9 +266,10 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                              .output_fp8 = memory.zeros.handle(),
                              .output_scale = memory.zeros.handle()};
-  launch_idle_step(queue, *kernels_, Arguments(*this, kv, extra), memory);
-  if (kernels_->cache_write.variant) {
-    enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, cache,
+  const AttentionKernels& kernels = kernels_for(cache);
+  launch_idle_step(queue, kernels, Arguments(*this, kv, extra), memory);
+  if (kernels.cache_write.variant) {
+    enqueue_cache_write(kernels.cache_write, shape, queue, rows, rows, cache,
                         {memory.slots.handle(), 0, 1}, nullptr);
   }
   Queue::adopt(queue).finish();

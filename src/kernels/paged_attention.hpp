@@ -30,7 +30,7 @@ class PagedAttentionImpl final : public AttentionImpl {
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
                        Event* event, std::vector<LaunchRecord>* launches,
                        const ForwardOptions& options) const override;
-  void warm_up(cl_command_queue queue) const override;
+  void warm_up(cl_command_queue queue, KVCacheLayout layout) const override;
   std::vector<KernelInfo> kernels() const override;
   /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
   /// kernels.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <vector>
 
 #include "base/error.hpp"
@@ -118,6 +119,13 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
 
 }  // namespace
 
+bool survives_assembly(std::string_view platform_name, std::string_view driver_version) {
+  if (platform_name != "Portable Computing Language") return true;
+  int major = 0;
+  std::from_chars(driver_version.data(), driver_version.data() + driver_version.size(), major);
+  return major < 4 || major > 6;
+}
+
 std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint seed) {
   const std::size_t items = result.size() / 3;
   const auto width = result.subspan(0, items);
@@ -158,7 +166,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   if (result.inline_ptx != 0) {
     result.fp8_conversions = converts_fp8(prober, reported.ptx_arch) ? 1 : 0;
   }
-  if (reported.kind == DeviceKind::kCpu && reported.float_vector_width >= kZmmFloats) {
+  if (reported.kind == DeviceKind::kCpu && reported.float_vector_width >= kZmmFloats &&
+      survives_assembly(reported.platform_name, reported.driver_version)) {
     Prober alone(context, device, text, 1);
     result.bf16_products = all_lanes_right(alone, 6, "clattn_selftest_bf16") ? 1 : 0;
     conclusive = conclusive && alone.conclusive();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "opencl/runtime.hpp"
 
@@ -30,6 +31,10 @@ struct SelfTestReport {
 /// wrong is absent in the result.
 SelfTestReport run_self_tests(cl_context context, cl_device_id device,
                               const DeviceCapabilities& reported, const std::string& text);
+
+/// Whether the driver of a CPU lives when a kernel has inline assembly. PoCL 4 to 6 take it for a
+/// call of their own and abort (its WorkitemLoops.cc, handleLocalMemAllocas; mended in 7.0).
+bool survives_assembly(std::string_view platform_name, std::string_view driver_version);
 
 /// The wave size that the output of clattn_selftest_wave proves; nothing when it contradicts
 /// itself.

@@ -1,4 +1,6 @@
 // Cascades (A6.8, A6.11) against the oracle over the levels' keys one behind the other.
+#include <gmock/gmock.h>
+
 #include <array>
 
 #include "device/cascade_model.hpp"
@@ -147,6 +149,23 @@ INSTANTIATE_TEST_SUITE_P(Families, CascadeAttention,
                          [](const auto& tested) {
                            return std::string(clattn::to_string(tested.param));
                          });
+
+// Every level, whatever its queries, reads the same order of keys.
+TEST(Cascade, OnCachesInTiles) {
+  for (const auto& context : all_contexts()) {
+    for (Cascade c : {shared_prompt(), three_levels(), shared_prompt(512)}) {
+      c.layout = clattn::KVCacheLayout::kTiles;
+      c.num_splits = c.as_batch ? 0 : 2;
+      if (context->capabilities().warpgroup_products) {
+        cascade_test::run(context, c);
+      } else {
+        EXPECT_THAT(
+            error_text([&] { cascade_test::run(context, c); }, clattn::ErrorCode::kUnsupported),
+            testing::StartsWith("kv_cache: "));
+      }
+    }
+  }
+}
 
 struct Made {
   Cascade c = three_levels();

@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -21,14 +23,33 @@ using test::error_text;
 constexpr std::int32_t kBlock = 16, kMaxPages = 24, kBlocks = 256, kLayers = 2;
 constexpr std::int32_t kSizes[] = {6, 3};  // captured, the largest first
 
-clattn::AttentionConfig graph_config() {
+clattn::AttentionConfig graph_config(clattn::DType dtype = clattn::DType::kF32) {
   clattn::AttentionConfig config;
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_size = 64;
   config.block_size = kBlock;
-  config.dtype = clattn::DType::kF32;
+  config.dtype = dtype;
   return config;
+}
+
+/// Numbers around 0 as bytes: normal f32, or f16 between 0.5 and 1 of either sign.
+std::vector<std::byte> random_elements(std::mt19937& random, clattn::DType dtype,
+                                       std::size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  if (dtype == clattn::DType::kF32) {
+    std::normal_distribution<float> normal;
+    for (std::size_t at = 0; at + sizeof(float) <= size_bytes; at += sizeof(float)) {
+      const float value = normal(random);
+      std::memcpy(&bytes[at], &value, sizeof(value));
+    }
+  } else {
+    for (std::size_t at = 0; at + 2 <= size_bytes; at += 2) {
+      const auto value = static_cast<std::uint16_t>(0x3800U | (random() & 0x83FFU));
+      std::memcpy(&bytes[at], &value, sizeof(value));
+    }
+  }
+  return bytes;
 }
 
 /// A random decode step over pages of its own.
@@ -56,21 +77,25 @@ struct Step {
 struct Side {
   std::vector<clattn::KVCache> caches;
   std::vector<clattn::Buffer> rows, outs, lses;
+  clattn::DType dtype;
 
   Side(const clattn::Context& context, cl_command_queue queue,
-       const clattn::AttentionBackend& backend, std::int32_t tokens) {
-    const std::size_t elems = static_cast<std::size_t>(tokens) * 4 * 64;
+       const clattn::AttentionBackend& backend, std::int32_t tokens,
+       clattn::DType of = clattn::DType::kF32,
+       std::optional<clattn::KVCacheLayout> layout = std::nullopt)
+      : dtype(of) {
+    const std::size_t rows_of_heads = static_cast<std::size_t>(tokens) * 4;
+    const std::size_t row_bytes = rows_of_heads * 64 * clattn::element_size_bytes(dtype);
     const clattn::Queue writer = clattn::Queue::adopt(queue);
     std::mt19937 random(7);
-    std::normal_distribution<float> normal;
     for (int layer = 0; layer < kLayers; ++layer) {
-      caches.push_back(clattn::make_kv_cache(context, queue, backend, graph_config(), kBlocks));
-      std::vector<float> values(caches.back().buffer.size_bytes() / sizeof(float));
-      for (float& value : values) value = normal(random);
-      writer.write(caches.back().buffer, std::as_bytes(std::span(values)));
-      rows.push_back(context.allocate(elems * sizeof(float)));
-      outs.push_back(context.allocate(elems * sizeof(float)));
-      lses.push_back(context.allocate(static_cast<std::size_t>(tokens) * 4 * sizeof(float)));
+      caches.push_back(
+          clattn::make_kv_cache(context, queue, backend, graph_config(dtype), kBlocks, layout));
+      const clattn::Buffer& cache = caches.back().buffer;
+      writer.write(cache, random_elements(random, dtype, cache.size_bytes()));
+      rows.push_back(context.allocate(row_bytes));
+      outs.push_back(context.allocate(row_bytes));
+      lses.push_back(context.allocate(rows_of_heads * sizeof(float)));
     }
   }
 
@@ -95,17 +120,15 @@ struct Options {
   clattn::SplitPolicy policy = clattn::SplitPolicy::kBalanced;
   std::int32_t query_len = 1;
   clattn::ReplayMode mode = clattn::ReplayMode::kAuto;
+  clattn::DType dtype = clattn::DType::kF32;
+  std::optional<clattn::KVCacheLayout> layout = std::nullopt;
 };
 
 /// Random rows for every layer, the same on each side, and outputs that show what was not written.
 void refill(const clattn::Queue& queue, const Side& side, unsigned seed) {
   std::mt19937 fresh(seed);
-  std::normal_distribution<float> normal;
-  for (const clattn::Buffer& rows : side.rows) {
-    std::vector<float> values(rows.size_bytes() / sizeof(float));
-    for (float& value : values) value = normal(fresh);
-    queue.write(rows, std::as_bytes(std::span(values)));
-  }
+  for (const clattn::Buffer& rows : side.rows)
+    queue.write(rows, random_elements(fresh, side.dtype, rows.size_bytes()));
   for (const auto& out : side.outs) queue.fill(out, 0x12345678, 0, out.size_bytes());
   for (const auto& lse : side.lses) queue.fill(lse, 0x12345678, 0, lse.size_bytes());
 }
@@ -144,7 +167,7 @@ std::map<std::int32_t, clattn::Graph> record(const clattn::Context& context,
 }
 
 void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Options& options) {
-  const clattn::AttentionConfig config = graph_config();
+  const clattn::AttentionConfig config = graph_config(options.dtype);
   const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
   const clattn::Queue queue = context->create_queue();
   clattn::BuilderOptions builder_options;
@@ -155,7 +178,8 @@ void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Opt
   const auto impl = backend.make_impl(context, config);
   const auto builder = backend.make_builder(context, config, builder_options);
   const std::int32_t tokens = kSizes[0] * options.query_len;
-  const Side eager(*context, queue, backend, tokens), recorded(*context, queue, backend, tokens);
+  const Side eager(*context, queue, backend, tokens, options.dtype, options.layout);
+  const Side recorded(*context, queue, backend, tokens, options.dtype, options.layout);
   clattn::AttentionState state(context, backend, config, builder_options);
   const auto graphs = record(*context, queue, state, *impl, recorded, options.mode);
   for (const auto& [size, graph] : graphs) {
@@ -186,6 +210,17 @@ TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
     expect_same_bits(context, {.num_splits = 3});
     expect_same_bits(context, {.policy = clattn::SplitPolicy::kDeterministic});
     expect_same_bits(context, {.query_len = 4});
+  }
+}
+
+TEST(Graph, ACacheInTilesIsRecordedOrRefused) {
+  const Options tiles{.dtype = clattn::DType::kF16, .layout = clattn::KVCacheLayout::kTiles};
+  for (const auto& context : all_contexts()) {
+    if (context->capabilities().warpgroup_products) {
+      expect_same_bits(context, tiles);
+    } else {
+      EXPECT_THROW(expect_same_bits(context, tiles), clattn::Error);
+    }
   }
 }
 

@@ -133,6 +133,8 @@ TEST(Tiles, ResultsDoNotDependOnTheOrder) {
     std::uint32_t next = 1;
     for (attention_test::Request& request : spec.requests) request.identity = next++;
     spec.requests.resize(2);  // decodes: the same sums in the same order
+    const auto layer =
+        backend_named(spec.backend).make_impl(context, spec.config);  // both share it
     const CaseResult tiles = attention_test::run_case(context, spec);
     spec.layout = KVCacheLayout::kHND;
     const CaseResult hnd = attention_test::run_case(context, spec);

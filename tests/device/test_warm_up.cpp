@@ -33,7 +33,8 @@ struct Model {
   std::unique_ptr<clattn::AttentionMetadataBuilder> builder;
   clattn::Buffer rows, out;
 
-  Model(const clattn::Context& like, const AttentionOptions& options)
+  Model(const clattn::Context& like, const AttentionOptions& options,
+        std::optional<clattn::KVCacheLayout> layout = std::nullopt)
       : context(clattn::Context::adopt(like.handle(), like.device())),
         queue(context->create_queue()),
         layer(context, registry, options),
@@ -43,8 +44,8 @@ struct Model {
     with.limits.num_blocks = kBlocks;
     with.num_splits = 3;  // so that merges are launched where kernels do not join
     builder = layer.get_attn_backend()->make_builder(context, layer.config(), with);
-    layer.bind_kv_cache(
-        clattn::make_kv_cache(*context, queue, *layer.get_attn_backend(), layer.config(), kBlocks));
+    layer.bind_kv_cache(clattn::make_kv_cache(*context, queue, *layer.get_attn_backend(),
+                                              layer.config(), kBlocks, layout));
     queue.fill(rows, 0, 0, rows.size_bytes());
   }
 
@@ -95,22 +96,39 @@ std::vector<AttentionOptions> all_options() {
   return all;
 }
 
+void expect_warm(const clattn::Context& like, const AttentionOptions& options,
+                 std::optional<clattn::KVCacheLayout> layout = std::nullopt) {
+  Model model(like, options, layout);
+  const std::uint64_t cold = work_of_drivers(*model.context);
+  model.layer.warm_up(model.queue);
+  const std::uint64_t warm = work_of_drivers(*model.context);
+  EXPECT_GT(warm, cold) << model.layer.extra_repr();
+  const std::vector<std::vector<std::int32_t>> steps = {{1, 1, 1}, {300}, {1, 1, 5, 20, 300},
+                                                        {2},       {17},  {kMostTokens - 1}};
+  for (const auto& step : steps) {
+    model.step(step);
+    EXPECT_EQ(work_of_drivers(*model.context), warm)
+        << model.layer.extra_repr() << " first request " << step.front();
+  }
+}
+
 TEST(WarmUp, TheFirstStepsBuildAndLaunchNothingNew) {
   for (const auto& like : attention_test::all_contexts()) {
-    for (const AttentionOptions& options : all_options()) {
-      Model model(*like, options);
-      const std::uint64_t cold = work_of_drivers(*model.context);
-      model.layer.warm_up(model.queue);
-      const std::uint64_t warm = work_of_drivers(*model.context);
-      EXPECT_GT(warm, cold) << model.layer.extra_repr();
-      const std::vector<std::vector<std::int32_t>> steps = {{1, 1, 1}, {300}, {1, 1, 5, 20, 300},
-                                                            {2},       {17},  {kMostTokens - 1}};
-      for (const auto& step : steps) {
-        model.step(step);
-        EXPECT_EQ(work_of_drivers(*model.context), warm)
-            << model.layer.extra_repr() << " first request " << step.front();
-      }
+    for (const AttentionOptions& options : all_options()) expect_warm(*like, options);
+  }
+}
+
+// Caches in tiles have kernels of their own, which a layer warms up once such a cache is bound.
+TEST(WarmUp, CachesInTilesAreWarmedUpOrRefused) {
+  for (const auto& like : attention_test::all_contexts()) {
+    if (like->capabilities().warpgroup_products) {
+      expect_warm(*like, layer_options(), clattn::KVCacheLayout::kTiles);
+      continue;
     }
+    const Model model(*like, layer_options());
+    const auto impl =
+        model.layer.get_attn_backend()->make_impl(model.context, model.layer.config());
+    EXPECT_THROW(impl->warm_up(model.queue, clattn::KVCacheLayout::kTiles), clattn::Error);
   }
 }
 

@@ -93,6 +93,18 @@ TEST(WaveSize, IsBelievedOnlyWhenEverySumIsRight) {
   }
 }
 
+// Those versions' compilers abort over it.
+TEST(Assembly, IsKeptFromPoclThatAbortsOverIt) {
+  constexpr std::string_view kPocl = "Portable Computing Language";
+  for (const std::string_view version : {"1.8", "3.1+debian", "7.0", "7.2-rc1", "10.0", ""}) {
+    EXPECT_TRUE(survives_assembly(kPocl, version)) << version;
+  }
+  for (const std::string_view version : {"4.0", "5.0", "5.0-2.1build3", "6.0-6"}) {
+    EXPECT_FALSE(survives_assembly(kPocl, version)) << version;
+    EXPECT_TRUE(survives_assembly("Intel(R) OpenCL", version)) << version;
+  }
+}
+
 TEST(Status, NamesAndMessages) {
   EXPECT_EQ(status_name(CL_SUCCESS), "CL_SUCCESS");
   EXPECT_EQ(status_name(-54), "CL_INVALID_WORK_GROUP_SIZE");
