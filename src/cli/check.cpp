@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <clattn/clattn.hpp>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/attention_call.hpp"
 #include "cli/check_attention.hpp"
@@ -36,18 +38,24 @@ bool check_work(const std::shared_ptr<Context>& context, const std::string& back
 
 void add_check_command(CLI::App& app) {
   struct Arguments {
-    std::string device, backend;
+    std::string device, backend, family;
   };
   auto* command =
       app.add_subcommand("check", "Test every kernel on a device against a double oracle");
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
+  std::vector<std::string> families(kVariantFamilies.size());
+  std::transform(kVariantFamilies.begin(), kVariantFamilies.end(), families.begin(),
+                 [](KernelFamily family) { return std::string(to_string(family)); });
+  command
+      ->add_option("--family", arguments->family, "Check the variants of this kernel family only")
+      ->check(CLI::IsMember(families));
   command->callback([arguments] {
     if (!arguments->backend.empty()) static_cast<void>(backend_named(arguments->backend));
     const std::shared_ptr<Context> context = Context::create(arguments->device);
-    const bool work_passed = check_work(context, arguments->backend);
-    const bool variants_passed = check_variants(context, arguments->backend);
+    const bool work_passed = !arguments->family.empty() || check_work(context, arguments->backend);
+    const bool variants_passed = check_variants(context, {arguments->backend, arguments->family});
     if (!work_passed || !variants_passed) throw ExitCode{1};
   });
 }

@@ -22,9 +22,6 @@
 namespace clattn::cli {
 namespace {
 
-constexpr KernelFamily kFamilies[] = {KernelFamily::kCpu, KernelFamily::kGpu,
-                                      KernelFamily::kGpuPtx};
-
 /// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
 /// tiles decode too. One shape in f32, one in bf16, the rest in f16: each is its own program to
 /// compile.
@@ -35,15 +32,16 @@ const std::vector<std::pair<std::int32_t, DType>>& groups() {
   return groups;
 }
 
-/// Each batch reaches one kernel of every family, whatever the group (the split one also the
-/// merge): two tokens are too many for a GPU's decode tile and fit its small prefill tile, 65 are
-/// too many for all but the largest.
+/// Each batch reaches one kernel of every family, whatever the group: two tokens are too many for a
+/// GPU's decode tile and fit its small prefill tile, 65 are too many for all but the largest. Split
+/// ones also reach what joins: decode itself or the merge, prefill the merge alone.
 const std::vector<BatchFamily>& single_kernel_batches() {
   static const std::vector<BatchFamily> batches = {
       {"decode", {{1, 1}, {1, 17}, {1, 130}, {1, 300}}, 1},
       {"decode, 4 splits", {{1, 300}, {1, 64}, {1, 130}}, 4},
       {"2 tokens", {{2, 61}, {2, 2}}, 1},
       {"prefill", {{65, 65}, {70, 150}}, 1},
+      {"prefill, 3 splits", {{65, 400}}, 3},
   };
   return batches;
 }
@@ -85,18 +83,19 @@ void keep_best(Times& times, const std::string& kernel, double time_us) {
 
 class VariantCheck {
  public:
-  VariantCheck(std::shared_ptr<Context> context, std::string_view only_backend)
-      : context_(std::move(context)), only_backend_(only_backend) {}
+  VariantCheck(std::shared_ptr<Context> context, VariantFilter only)
+      : context_(std::move(context)), only_backend_(only.backend), only_family_(only.family) {}
 
   bool run() {
-    for (const KernelFamily family : kFamilies) {
+    for (const KernelFamily family : kVariantFamilies) {
+      if (!only_family_.empty() && to_string(family) != only_family_) continue;
       check_family(family);
       const bool able = family != KernelFamily::kGpuPtx || context_->capabilities().inline_ptx;
       if (!able || !only_backend_.empty()) continue;  // the rest belongs to no backend
       check_mla(family);
       check_packed(family);
     }
-    if (only_backend_.empty()) check_packed_writes();
+    if (only_backend_.empty() && only_family_.empty()) check_packed_writes();
     show_progress("");
     return print();
   }
@@ -313,7 +312,7 @@ class VariantCheck {
   }
 
   std::shared_ptr<Context> context_;
-  std::string_view only_backend_;
+  std::string_view only_backend_, only_family_;
   std::map<std::pair<std::string, std::string>, Row> rows_;  // by variant and types
   /// Types that were refused, by family and reasons.
   std::map<std::pair<std::string_view, std::string>, std::set<std::string>> refusals_;
@@ -323,8 +322,8 @@ class VariantCheck {
 
 }  // namespace
 
-bool check_variants(const std::shared_ptr<Context>& context, std::string_view only_backend) {
-  return VariantCheck(context, only_backend).run();
+bool check_variants(const std::shared_ptr<Context>& context, VariantFilter only) {
+  return VariantCheck(context, only).run();
 }
 
 }  // namespace clattn::cli

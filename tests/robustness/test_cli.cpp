@@ -120,6 +120,7 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
       {"check --backend NOPE", 2, "NOPE"},
       {"check --device no-such-device", 2, "no-such-device"},
       {"check --device 99:0", 2, "99:0"},
+      {"check --family dance", 2, "--family"},
       {"bench everything", 2, "suite"},
       {"bench metadata --quick --shapes /nonexistent", 2, "/nonexistent"},
       {"bench metadata --quick --backend NOPE", 2, "NOPE"},
@@ -144,6 +145,13 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
     SCOPED_TRACE(row.arguments);
     expect_refusal(run_program(row.arguments), row.code, row.says);
   }
+}
+
+/// Each variant is reached by some batch of its own family, whatever the processor lacks.
+TEST(Cli, EveryVariantOfTheCpuFamilyPassesItsCheck) {
+  const ProgramResult result = run_program("check --device cpu --family cpu");
+  EXPECT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  EXPECT_NE(result.standard_output.find("variants passed on"), std::string::npos);
 }
 
 /// A8: a backend that is forced by the environment, by every command and case that chooses one.
