@@ -10,19 +10,6 @@ std::string BenchRow::name() const {
 
 namespace {
 
-/// The fastest arithmetic that the device has for a row's queries.
-struct Arithmetic {
-  const char* ceiling;
-  double gflop_per_s;
-};
-Arithmetic arithmetic_of(DType dtype, const Ceilings& ceilings) {
-  if (dtype == DType::kF32 || ceilings.mma_gflop_per_s == 0) {
-    return {"fma", ceilings.fma_gflop_per_s};
-  }
-  if (ceilings.wgmma_gflop_per_s > 0) return {"wgmma", ceilings.wgmma_gflop_per_s};
-  return {"mma", ceilings.mma_gflop_per_s};
-}
-
 bool uses_warpgroups(const BenchRow& row) {
   return std::any_of(row.kernels.begin(), row.kernels.end(), [](const BenchKernel& kernel) {
     return kernel.name.find("wgmma") != std::string::npos;

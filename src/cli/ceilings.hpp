@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/ceilings.hpp>
+#include <clattn/types.hpp>
 #include <memory>
 
 namespace clattn::cli {
@@ -23,6 +24,19 @@ inline Ceilings measure_ceilings(const std::shared_ptr<clattn::Context>& context
           .copy_gb_per_s = measured.copy_bytes_per_s * 1e-9,
           .mma_gflop_per_s = measured.mma_flop_per_s * 1e-9,
           .wgmma_gflop_per_s = measured.wgmma_flop_per_s * 1e-9};
+}
+
+/// The fastest arithmetic that the device has for queries of a type.
+struct Arithmetic {
+  const char* ceiling;
+  double gflop_per_s;
+};
+inline Arithmetic arithmetic_of(DType dtype, const Ceilings& ceilings) {
+  if (dtype == DType::kF32 || ceilings.mma_gflop_per_s == 0) {
+    return {"fma", ceilings.fma_gflop_per_s};
+  }
+  if (ceilings.wgmma_gflop_per_s > 0) return {"wgmma", ceilings.wgmma_gflop_per_s};
+  return {"mma", ceilings.mma_gflop_per_s};
 }
 
 }  // namespace clattn::cli

@@ -165,8 +165,8 @@ table(["step time", "p50 us", "p99 us", "share"], Object.values(report.step_time
 table(["attention", "achieved", "ceiling", "share"], [
   ["decode steps, GB/s", achieved.decode_steps_gb_per_s, ceilings.read_gb_per_s,
     percent(achieved.decode_steps_share_of_read)],
-  ["prefill steps, GFLOP/s", achieved.prefill_steps_gflop_per_s, ceilings.fma_gflop_per_s,
-    percent(achieved.prefill_steps_share_of_fma)]]);
+  ["prefill steps, GFLOP/s", achieved.prefill_steps_gflop_per_s, ceilings.arithmetic_gflop_per_s,
+    percent(achieved.prefill_steps_share_of_arithmetic)]]);
 table(["kernel", "work-group", "launches", "ms"], report.kernels.map(
   kernel => [`${kernel.role}: ${kernel.name}`, kernel.work_group_size, kernel.launches,
     kernel.time_us / 1e3]));
@@ -187,8 +187,8 @@ const share = (values, ceiling) => values.map(value => ceiling > 0 ? 100 * value
 plot({title: "Attention's share of the ceilings", unit: "%", limit: {title: "ceiling", value: 100}, lines: [
   {title: `KV bytes read, of ${format(ceilings.read_gb_per_s)} GB/s`, color: 4,
     values: share(series.gb_per_s, ceilings.read_gb_per_s)},
-  {title: `arithmetic, of ${format(ceilings.fma_gflop_per_s)} GFLOP/s`, color: 1,
-    values: share(series.gflop_per_s, ceilings.fma_gflop_per_s)}]});
+  {title: `arithmetic, of ${ceilings.arithmetic}'s ${format(ceilings.arithmetic_gflop_per_s)} GFLOP/s`, color: 1,
+    values: share(series.gflop_per_s, ceilings.arithmetic_gflop_per_s)}]});
 </script></body></html>
 )html";
 

@@ -93,7 +93,8 @@ Json achieved_json(const ReplayReport& report) {
   return {{"decode_steps_gb_per_s", gb},
           {"decode_steps_share_of_read", ratio(gb, report.ceilings.read_gb_per_s)},
           {"prefill_steps_gflop_per_s", gflop},
-          {"prefill_steps_share_of_fma", ratio(gflop, report.ceilings.fma_gflop_per_s)}};
+          {"prefill_steps_share_of_arithmetic",
+           ratio(gflop, arithmetic_of(report.attention.dtype, report.ceilings).gflop_per_s)}};
 }
 
 Json series_json(const ReplayReport& report) {
@@ -176,8 +177,10 @@ Json to_json(const ReplayReport& report) {
                       {"num_blocks", report.num_blocks},
                       {"peak_blocks", report.peak_blocks}};
   json["kernels"] = kernels_json(report);
+  const Arithmetic arithmetic = arithmetic_of(attention.dtype, report.ceilings);
   json["ceilings"] = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
-                      {"fma_gflop_per_s", report.ceilings.fma_gflop_per_s}};
+                      {"arithmetic", arithmetic.ceiling},
+                      {"arithmetic_gflop_per_s", arithmetic.gflop_per_s}};
   json["requests"] = {{"total", report.requests},
                       {"finished", report.finished},
                       {"preemptions", preemptions},
@@ -253,8 +256,8 @@ std::string to_text(const Json& report) {
                   100 * number("achieved", "decode_steps_share_of_read"));
   text += fmt::format("  {:<16}{:>12.1f}{:>12.1f}{:>8.1f}%  GFLOP/s\n\n", "prefill steps",
                       number("achieved", "prefill_steps_gflop_per_s"),
-                      number("ceilings", "fma_gflop_per_s"),
-                      100 * number("achieved", "prefill_steps_share_of_fma"));
+                      number("ceilings", "arithmetic_gflop_per_s"),
+                      100 * number("achieved", "prefill_steps_share_of_arithmetic"));
   const double peak = number("kv_cache", "peak_blocks");
   const double blocks = number("kv_cache", "num_blocks");
   line("blocks", fmt::format("peak {} of {} ({:.1f}%), {} tokens each", peak, blocks,
