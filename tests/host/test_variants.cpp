@@ -35,6 +35,7 @@ TEST(Variants, Fp8IsConvertedAsTheDeviceWasSeenToDo) {
   };
   EXPECT_TRUE(converts("decode_mma__r16", true));
   EXPECT_TRUE(converts("decode_gpu__r8_ptx", true));
+  EXPECT_TRUE(converts("cache_write__wg128_ptx", true));
   EXPECT_FALSE(converts("decode_mma__r16", false));
   EXPECT_FALSE(converts("decode_gpu__r8_local", true));  // no PTX in these
   for (const char* name : {"decode_mma__r16", "decode_gpu__r8_local"}) {
