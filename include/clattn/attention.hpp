@@ -224,7 +224,8 @@ class AttentionImpl {
   /// own, and waits: what a driver leaves to a kernel's first launch (PoCL compiles it then) does
   /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration and order of
   /// caches is enough; kTiles has kernels of its own, which are built first (kUnsupported where
-  /// none are), all others share theirs. CLBLAST and backends that leave it out do nothing.
+  /// none are), all others share theirs. MLA has no tiles and warms up its own; CLBLAST and
+  /// backends that leave it out do nothing.
   virtual void warm_up(cl_command_queue, KVCacheLayout /*layout*/ = KVCacheLayout::kNHD) const {}
   virtual std::vector<KernelInfo> kernels() const = 0;
 };

@@ -197,8 +197,8 @@ class Attention {
   void process_weights_after_loading(DType act_dtype) const;
 
   /// AttentionImpl::warm_up() for the order of the cache that is bound, and the same of the layer's
-  /// own kernels: before the first request, so that its first token does not wait for them. Touches
-  /// neither cache nor scales.
+  /// own kernels: after bind_kv_cache() and before the first request, so that its first token does
+  /// not wait for them. Touches neither cache nor scales.
   void warm_up(cl_command_queue queue);
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'

@@ -213,7 +213,8 @@ void Attention::process_weights_after_loading(DType act_dtype) const {
 }
 
 void Attention::warm_up(cl_command_queue queue) {
-  impl_->warm_up(queue, cache_->tiles ? KVCacheLayout::kTiles : KVCacheLayout::kNHD);
+  const bool tiles = cache_->tiles && !config_.contiguous_kv();
+  impl_->warm_up(queue, tiles ? KVCacheLayout::kTiles : KVCacheLayout::kNHD);
   zeroer_->warm_up(queue);
   if (calculator_ != nullptr) calculator_->warm_up(queue);
 }

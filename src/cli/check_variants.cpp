@@ -88,19 +88,28 @@ class VariantCheck {
 
   bool run() {
     for (const KernelFamily family : kVariantFamilies) {
-      if (!only_family_.empty() && to_string(family) != only_family_) continue;
+      if (!runs(family)) continue;
       check_family(family);
       const bool able = family != KernelFamily::kGpuPtx || context_->capabilities().inline_ptx;
       if (!able || !only_backend_.empty()) continue;  // the rest belongs to no backend
       check_mla(family);
       check_packed(family);
     }
-    if (only_backend_.empty() && only_family_.empty()) check_packed_writes();
+    if (only_backend_.empty() && runs(own_family())) check_packed_writes();
     show_progress("");
     return print();
   }
 
  private:
+  bool runs(KernelFamily family) const {
+    return only_family_.empty() || to_string(family) == only_family_;
+  }
+  /// Of the device's x-packed writes.
+  KernelFamily own_family() const {
+    return context_->capabilities().kind == DeviceKind::kCpu ? KernelFamily::kCpu
+                                                             : KernelFamily::kGpu;
+  }
+
   void check_family(KernelFamily family) {
     std::uint32_t seed = 1000;
     for (const auto& [group, dtype] : groups()) {
@@ -300,7 +309,7 @@ class VariantCheck {
                context_->capabilities().name);
     std::fflush(stdout);
     // A backend on kernels of others has no variants.
-    const bool none_to_run = !only_backend_.empty() && rows_.empty();
+    const bool none_to_run = !only_backend_.empty() && only_family_.empty() && rows_.empty();
     return (any_family_ran() || none_to_run) && num_passed == rows_.size() && failures_.empty() &&
            not_built.empty();
   }

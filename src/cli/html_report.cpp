@@ -165,7 +165,7 @@ table(["step time", "p50 us", "p99 us", "share"], Object.values(report.step_time
 table(["attention", "achieved", "ceiling", "share"], [
   ["decode steps, GB/s", achieved.decode_steps_gb_per_s, ceilings.read_gb_per_s,
     percent(achieved.decode_steps_share_of_read)],
-  ["prefill steps, GFLOP/s", achieved.prefill_steps_gflop_per_s, ceilings.arithmetic_gflop_per_s,
+  [`prefill steps, GFLOP/s, of ${ceilings.arithmetic}`, achieved.prefill_steps_gflop_per_s, ceilings.arithmetic_gflop_per_s,
     percent(achieved.prefill_steps_share_of_arithmetic)]]);
 table(["kernel", "work-group", "launches", "ms"], report.kernels.map(
   kernel => [`${kernel.role}: ${kernel.name}`, kernel.work_group_size, kernel.launches,

@@ -254,6 +254,10 @@ void append_tile_reasons(const AttentionConfig& config, const DeviceCapabilities
         "layout tiles needs kernels with warpgroup products (compute capability 9.0, kernel family "
         "auto or gpu_ptx)");
   }
+  if (config.contiguous_kv()) {
+    reasons.push_back(fmt::format("layout tiles with attn_type {} not supported: it has no cache",
+                                  to_string(config.attn_type)));
+  }
   if (element_size_bytes(config.dtype) != 2 || config.cache_dtype() != config.dtype) {
     reasons.push_back(
         fmt::format("layout tiles with dtype {} and a cache of {} not supported: f16 or bf16 with "

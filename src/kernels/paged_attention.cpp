@@ -269,7 +269,7 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue, KVCacheLayout layout) c
   const AttentionKernels& kernels = kernels_for(cache);
   launch_idle_step(queue, kernels, Arguments(*this, kv, extra), memory);
   if (kernels.cache_write.variant) {
-    enqueue_cache_write(kernels.cache_write, shape, queue, rows, rows, cache,
+    enqueue_cache_write(kernels.cache_write, kernels.shape, queue, rows, rows, cache,
                         {memory.slots.handle(), 0, 1}, nullptr);
   }
   Queue::adopt(queue).finish();

@@ -39,7 +39,7 @@ class PagedAttentionImpl final : public AttentionImpl {
  private:
   class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
-  /// Those that read the cache's order. Builds what reads tiles when the first cache of them comes.
+  /// Those that read the cache's order. Builds what reads tiles when it is first asked for.
   /// Throws kUnsupported where none do.
   const AttentionKernels& kernels_for(const KVCache& cache) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata,

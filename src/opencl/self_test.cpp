@@ -121,9 +121,12 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
 
 bool survives_assembly(std::string_view platform_name, std::string_view driver_version) {
   if (platform_name != "Portable Computing Language") return true;
-  int major = 0;
-  std::from_chars(driver_version.data(), driver_version.data() + driver_version.size(), major);
-  return major < 4 || major > 6;
+  const char* const end = driver_version.data() + driver_version.size();
+  int major = 0, minor = 0;
+  const auto [point, failed] = std::from_chars(driver_version.data(), end, major);
+  if (failed != std::errc() || point == end || *point != '.') return false;
+  if (std::from_chars(point + 1, end, minor).ec != std::errc()) return false;
+  return major < 3 || (major == 3 && minor < 2) || major > 6;
 }
 
 std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint seed) {

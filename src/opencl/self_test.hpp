@@ -32,8 +32,9 @@ struct SelfTestReport {
 SelfTestReport run_self_tests(cl_context context, cl_device_id device,
                               const DeviceCapabilities& reported, const std::string& text);
 
-/// Whether the driver of a CPU lives when a kernel has inline assembly. PoCL 4 to 6 take it for a
-/// call of their own and abort (its WorkitemLoops.cc, handleLocalMemAllocas; mended in 7.0).
+/// Whether the driver of a CPU lives when a kernel has inline assembly. PoCL from the snapshots of
+/// 3.2 to 6 takes it for a call of its own and crashes (its WorkitemLoops.cc,
+/// handleLocalMemAllocas; mended in 7.0). Not of a PoCL whose version says nothing.
 bool survives_assembly(std::string_view platform_name, std::string_view driver_version);
 
 /// The wave size that the output of clattn_selftest_wave proves; nothing when it contradicts

@@ -153,10 +153,11 @@ class Runner {
 
 std::string describe(const Cascade& c, const AttentionConfig& layer) {
   std::string text = fmt::format(
-      "{} {}/{}x{} page {} {}/{} family {} cap {} sinks {} causal {} batch {} splits {}:",
-      c.backend, layer.num_heads, layer.num_kv_heads, layer.head_size, layer.block_size,
-      to_string(layer.dtype), to_string(layer.cache_dtype()), to_string(layer.kernel_family),
-      layer.logits_soft_cap, !layer.sinks.empty(), c.causal, c.as_batch, c.num_splits);
+      "{} {} {}/{}x{} page {} {}/{} family {} cap {} sinks {} causal {} batch {} splits {}:",
+      c.backend, to_string(c.layout), layer.num_heads, layer.num_kv_heads, layer.head_size,
+      layer.block_size, to_string(layer.dtype), to_string(layer.cache_dtype()),
+      to_string(layer.kernel_family), layer.logits_soft_cap, !layer.sinks.empty(), c.causal,
+      c.as_batch, c.num_splits);
   for (const auto& level : c.levels) {
     text += " |";
     for (const Sequence& s : level) text += fmt::format(" {}:{}", s.query_len, s.keys);

@@ -29,6 +29,10 @@ TEST(Replay, OfNoTimeStillRunsAndVerifiesAStep) {
       << result.standard_output;
   EXPECT_EQ(result.standard_output.find("\"rows\": 0,"), std::string::npos)
       << result.standard_output;
+  for (const char* field : {"\"arithmetic\": \"", "\"arithmetic_gflop_per_s\": ",
+                            "\"prefill_steps_share_of_arithmetic\""}) {
+    EXPECT_NE(result.standard_output.find(field), std::string::npos) << field;
+  }
 }
 
 TEST(Replay, VerifiesRowsOfQuantizedCaches) {
