@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <clattn/metadata.hpp>
 #include <cstdint>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +48,18 @@ struct Request {
   std::int32_t seq_len = 0;
 };
 
+/// The `count` numbers from `first` on. They lie ready to be copied: tables of ten thousand random
+/// batches, written entry by entry, took nine tenths of the planner's tests.
+inline std::span<const std::int32_t> consecutive(std::size_t first, std::size_t count) {
+  static thread_local std::vector<std::int32_t> numbers;
+  if (const std::size_t known = numbers.size(); known < first + count) {
+    numbers.resize(std::max(2 * known, first + count));
+    std::iota(numbers.begin() + static_cast<std::ptrdiff_t>(known), numbers.end(),
+              static_cast<std::int32_t>(known));
+  }
+  return std::span(numbers).subspan(first, count);
+}
+
 /// A legal batch whose pages are 0, 1, 2, … in order of use. Each row of the table has
 /// `spare_columns` more entries than the longest request needs; entries past a request's pages are
 /// poison.
@@ -63,14 +78,14 @@ inline Batch make_batch(const std::vector<Request>& requests, std::int32_t block
     batch.block_table_stride = std::max(batch.block_table_stride, pages(request));
   }
   batch.block_table_stride += spare_columns;
-  batch.block_table.assign(requests.size() * static_cast<std::size_t>(batch.block_table_stride),
-                           kPoisonBlock);
-  std::int32_t next = 0;
-  for (std::size_t r = 0; r < requests.size(); ++r) {
-    for (std::int64_t page = 0; page < pages(requests[r]); ++page) {
-      batch.block_table[r * static_cast<std::size_t>(batch.block_table_stride) +
-                        static_cast<std::size_t>(page)] = next++;
-    }
+  const auto row = static_cast<std::size_t>(batch.block_table_stride);
+  batch.block_table.reserve(requests.size() * row);
+  std::size_t next = 0;
+  for (const Request& request : requests) {
+    const auto own = consecutive(next, static_cast<std::size_t>(pages(request)));
+    batch.block_table.insert(batch.block_table.end(), own.begin(), own.end());
+    batch.block_table.insert(batch.block_table.end(), row - own.size(), kPoisonBlock);
+    next += own.size();
   }
   return batch;
 }

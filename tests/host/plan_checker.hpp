@@ -98,10 +98,20 @@ class PlanChecker {
   }
 
  private:
-  void expect(bool holds, const std::string& problem) {
+  void expect(bool holds, const char* problem) {
     if (!holds && problem_.empty()) problem_ = problem;
   }
 
+  // Put into words only where it fails: most of a checker's time would go into names.
+  template <typename Subject>
+  void expect(bool holds, const Subject& subject, const char* problem) {
+    if (!holds && problem_.empty()) problem_ = text(subject) + problem;
+  }
+
+  struct Token {
+    std::size_t row;
+  };
+  static std::string text(Token token) { return "token " + std::to_string(token.row); }
   static std::string text(const ClaWorkItem& item) {
     return "item {q_row " + std::to_string(item.q_row) + ", q_count " +
            std::to_string(item.q_count) + ", keys " + std::to_string(item.kv_begin) + ".." +
@@ -140,33 +150,32 @@ class PlanChecker {
   }
 
   void check_item(std::size_t tile_class, const ClaWorkItem& item) {
-    const std::string name = text(item);
     const std::int32_t request = request_of(item);
     if (request < 0 || request >= batch_.num_reqs) {
-      return expect(false, name + " has no request");
+      return expect(false, item, " has no request");
     }
     const std::int32_t begin = start(request);
     const std::int32_t end = start(request + 1);
     const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(request)];
-    expect(expected_class(end - begin) == tile_class, name + " is in another tile class");
-    expect(item.q_count >= 1 && item.q_count <= config_.tiles[tile_class].max_item_tokens,
-           name + " exceeds its tile");
+    expect(expected_class(end - begin) == tile_class, item, " is in another tile class");
+    expect(item.q_count >= 1 && item.q_count <= config_.tiles[tile_class].max_item_tokens, item,
+           " exceeds its tile");
     if (item.q_row < begin || item.q_row + item.q_count > end) {
-      return expect(false, name + " leaves its request");
+      return expect(false, item, " leaves its request");
     }
-    expect(item.q_pos == seq_len - (end - item.q_row), name + " has another q_pos");
-    expect(item.kv_begin >= 0 && item.kv_begin % config_.block_size == 0,
-           name + " begins inside a page");
+    expect(item.q_pos == seq_len - (end - item.q_row), item, " has another q_pos");
+    expect(item.kv_begin >= 0 && item.kv_begin % config_.block_size == 0, item,
+           " begins inside a page");
     const Keys seen{seen_by(item.q_pos, seq_len).begin,
                     seen_by(item.q_pos + item.q_count - 1, seq_len).end};
     const bool nothing = seen.end <= seen.begin;
-    expect(nothing || item.kv_end <= seen.end, name + " reads keys that nobody sees");
-    expect(nothing || item.kv_begin > seen.begin - config_.block_size,
-           name + " reads a page that nobody sees");
-    expect((item.kv_end > item.kv_begin) != nothing,
-           name + " has no keys, or keys that nobody sees");
-    expect(nothing || item.kv_end == seen.end || item.kv_end % config_.block_size == 0,
-           name + " ends inside a page");
+    expect(nothing || item.kv_end <= seen.end, item, " reads keys that nobody sees");
+    expect(nothing || item.kv_begin > seen.begin - config_.block_size, item,
+           " reads a page that nobody sees");
+    expect((item.kv_end > item.kv_begin) != nothing, item,
+           " has no keys, or keys that nobody sees");
+    expect(nothing || item.kv_end == seen.end || item.kv_end % config_.block_size == 0, item,
+           " ends inside a page");
     for (std::int32_t i = 0; i < item.q_count; ++i) {
       pieces_[static_cast<std::size_t>(item.q_row + i)].push_back(
           {item.kv_begin, item.kv_end, item.partial_row < 0 ? -1 : item.partial_row + i, tile_class,
@@ -182,18 +191,18 @@ class PlanChecker {
     for (std::int32_t row = start(request); row < start(request + 1); ++row) {
       auto& pieces = pieces_[static_cast<std::size_t>(row)];
       std::sort(pieces.begin(), pieces.end());
-      const std::string name = "token " + std::to_string(row);
-      if (pieces.empty()) return expect(false, name + " is in no item");
+      const Token token{static_cast<std::size_t>(row)};
+      if (pieces.empty()) return expect(false, token, " is in no item");
       const Keys seen = seen_by(seq_len - (start(request + 1) - row), seq_len);
       std::int32_t covered = pieces.front().begin;
-      expect(seen.end <= seen.begin || covered <= seen.begin, name + " misses its first keys");
+      expect(seen.end <= seen.begin || covered <= seen.begin, token, " misses its first keys");
       for (const Piece& piece : pieces) {
-        expect(piece.begin == covered, name + " has a gap or an overlap in its keys");
+        expect(piece.begin == covered, token, " has a gap or an overlap in its keys");
         covered = piece.end;
-        expect((piece.partial_row < 0) == (pieces.size() == 1),
-               name + " has partial rows without a split, or a split without them");
+        expect((piece.partial_row < 0) == (pieces.size() == 1), token,
+               " has partial rows without a split, or a split without them");
       }
-      expect(seen.end <= seen.begin || covered >= seen.end, name + " misses visible keys");
+      expect(seen.end <= seen.begin || covered >= seen.end, token, " misses visible keys");
     }
   }
 
@@ -201,14 +210,14 @@ class PlanChecker {
   // rows that follow each other; 0 where a launch of its own does.
   void check_splits(std::size_t row, bool joined) {
     const auto& pieces = pieces_[row];
-    const std::string name = "token " + std::to_string(row);
+    const Token token{row};
     for (std::size_t s = 0; s < pieces.size(); ++s) {
       const ClaWorkItem& item = pieces[s].item;
       const std::int32_t first_row = pieces.front().item.partial_row;
-      expect(item.num_splits == (joined ? pieces.size() : 0), name + " has another num_splits");
-      expect(item.split == s, name + " has its splits in another order");
+      expect(item.num_splits == (joined ? pieces.size() : 0), token, " has another num_splits");
+      expect(item.split == s, token, " has its splits in another order");
       expect(!joined || item.partial_row == first_row + static_cast<std::int32_t>(s) * item.q_count,
-             name + " has splits whose rows do not follow each other");
+             token, " has splits whose rows do not follow each other");
     }
   }
 
@@ -226,15 +235,15 @@ class PlanChecker {
       if (pieces.size() < 2 || joined) continue;
       ++num_split;
       const auto found = by_row.find(static_cast<std::int32_t>(row));
-      const std::string name = "token " + std::to_string(row);
-      if (found == by_row.end()) return expect(false, name + " is split but not merged");
+      const Token token{row};
+      if (found == by_row.end()) return expect(false, token, " is split but not merged");
       const ClaMergeItem& merge = *found->second;
-      expect(merge.num_splits == static_cast<std::int32_t>(pieces.size()),
-             name + " merges another number of pieces");
+      expect(merge.num_splits == static_cast<std::int32_t>(pieces.size()), token,
+             " merges another number of pieces");
       for (std::size_t s = 0; s < pieces.size(); ++s) {
         expect(merge.partial_row + static_cast<std::int32_t>(s) * merge.split_stride ==
                    pieces[s].partial_row,
-               name + " merges rows that are not its own");
+               token, " merges rows that are not its own");
       }
     }
     expect(num_split == plan_.merges.size(), "a merge belongs to no split token");
