@@ -17,7 +17,6 @@ namespace clattn::detail {
 namespace {
 
 using npy::make_array;
-using npy::NpyArray;
 
 void add_indices(const CaseWriter& writer, std::string_view name,
                  std::span<const std::int32_t> values) {
@@ -113,20 +112,33 @@ void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAtt
                                        size_of(call.options.custom_mask_stride))});
 }
 
-/// A write's slots become the case's; returns the pages that they touch. Slots outside the cache
-/// store nothing, and a case may only say so by -1.
-template <typename Cache>
-std::vector<std::int32_t> add_slots(const CaseWriter& writer, std::vector<std::int64_t> slots,
-                                    const Cache& cache) {
-  std::vector<std::int32_t> pages;
-  for (std::int64_t& slot : slots) {
-    if (slot < 0 || slot / cache.block_size >= cache.num_blocks) slot = kPadSlotId;
-    if (slot >= 0) pages.push_back(static_cast<std::int32_t>(slot / cache.block_size));
+/// A write's slots. Those outside the cache store nothing, and a case may only say so by -1.
+struct WrittenSlots {
+  std::vector<std::int64_t> slots;
+  std::vector<std::int32_t> pages;  // of the slots that are in the cache
+  std::int64_t num_rows = 0;        // up to the last that is stored: key and value may end there
+
+  template <typename Call, typename Cache>
+  WrittenSlots(const Queue& queue, const Call& call, const Cache& cache)
+      : slots(read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes,
+                                    call.num_tokens)) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const std::int64_t page = slots[i] / cache.block_size;
+      if (slots[i] < 0 || page >= cache.num_blocks) {
+        slots[i] = kPadSlotId;
+        continue;
+      }
+      pages.push_back(static_cast<std::int32_t>(page));
+      num_rows = static_cast<std::int64_t>(i) + 1;
+    }
   }
-  writer.add("slot_mapping",
-             make_array("<i8", {std::ssize(slots)}, std::span<const std::int64_t>(slots)));
-  return pages;
-}
+  /// Adds the slots; returns the pages that they touch.
+  const std::vector<std::int32_t>& add_to(const CaseWriter& writer) const {
+    writer.add("slot_mapping",
+               make_array("<i8", {std::ssize(slots)}, std::span<const std::int64_t>(slots)));
+    return pages;
+  }
+};
 
 /// Every query token of a batch as a request of its own that decodes.
 struct TokenRequests {
@@ -167,12 +179,9 @@ void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_
                const AttnState& state, std::int64_t count) {
   const Queue queue = Queue::adopt(call.queue);
   const std::int64_t heads = call.config.num_heads, tokens = call.config.num_tokens;
-  NpyArray rows =
-      read_tensor(queue, state.output, call.config.dtype, {count, heads, call.config.head_size});
-  rows.shape[0] = tokens;
-  rows.data.resize(size_of(tokens * heads * call.config.head_size) *
-                   element_size_bytes(call.config.dtype));
-  writer.add(fmt::format("{}_output", name), rows);
+  writer.add(fmt::format("{}_output", name),
+             read_tensor(queue, state.output, call.config.dtype,
+                         {tokens, heads, call.config.head_size}, count));
 
   const bool packed = state.lse.token_stride == 0 && state.lse.head_stride == 0;
   const std::int64_t token_stride = packed ? heads : state.lse.token_stride;
@@ -221,11 +230,10 @@ void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "reshape_and_cache");
   const std::vector<std::int64_t> shape = {call.num_tokens, cache.num_kv_heads, cache.head_size};
-  writer.add("key", read_tensor(queue, call.key, call.dtype, shape));
-  writer.add("value", read_tensor(queue, call.value, call.dtype, shape));
-  auto slots =
-      read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes, call.num_tokens);
-  add_cache(writer, queue, cache, add_slots(writer, std::move(slots), cache));
+  const WrittenSlots slots(queue, call, cache);
+  writer.add("key", read_tensor(queue, call.key, call.dtype, shape, slots.num_rows));
+  writer.add("value", read_tensor(queue, call.value, call.dtype, shape, slots.num_rows));
+  add_cache(writer, queue, cache, slots.add_to(writer));
   writer.commit(fmt::format("{{\n  \"op\": \"reshape_and_cache\",\n  \"dtype\": \"{}\"{}\n}}\n",
                             to_string(call.dtype), cache_keys(queue, cache)));
 }
@@ -256,12 +264,12 @@ void capture_concat_and_cache_mla(const CapturedConcatMLA& call) {
   const MLACache& cache = call.cache;
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "concat_and_cache_mla");
-  writer.add("kv_c",
-             read_tensor(queue, call.kv_c, call.dtype, {call.num_tokens, cache.kv_lora_rank}));
-  writer.add("k_pe", read_tensor(queue, call.k_pe, call.dtype, {call.num_tokens, cache.rope_dim}));
-  auto slots =
-      read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes, call.num_tokens);
-  add_cache(writer, queue, cache, add_slots(writer, std::move(slots), cache));
+  const WrittenSlots slots(queue, call, cache);
+  writer.add("kv_c", read_tensor(queue, call.kv_c, call.dtype,
+                                 {call.num_tokens, cache.kv_lora_rank}, slots.num_rows));
+  writer.add("k_pe", read_tensor(queue, call.k_pe, call.dtype, {call.num_tokens, cache.rope_dim},
+                                 slots.num_rows));
+  add_cache(writer, queue, cache, slots.add_to(writer));
   writer.commit(fmt::format("{{\n  \"op\": \"concat_and_cache_mla\",\n  \"dtype\": \"{}\"{}\n}}\n",
                             to_string(call.dtype), cache_keys(queue, cache)));
 }

@@ -28,15 +28,22 @@ std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t 
 }
 
 npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                          std::vector<std::int64_t> shape) {
+                          std::vector<std::int64_t> shape, std::int64_t num_rows) {
   const std::size_t element = element_size_bytes(dtype);
   std::int64_t row = 1;
   for (std::size_t i = 1; i < shape.size(); ++i) row *= shape[i];
   const std::int64_t stride = tensor.token_stride == 0 ? row : tensor.token_stride;
   std::vector<std::byte> rows =
-      read_rows(queue, tensor.buffer, size_of(tensor.offset) * element, shape[0],
+      read_rows(queue, tensor.buffer, size_of(tensor.offset) * element, num_rows,
                 size_of(row) * element, size_of(stride) * element);
+  rows.resize(size_of(shape[0] * row) * element);
   return {std::string(npy::descr_of(dtype)), std::move(shape), std::move(rows)};
+}
+
+npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                          std::vector<std::int64_t> shape) {
+  const std::int64_t num_rows = shape[0];
+  return read_tensor(queue, tensor, dtype, std::move(shape), num_rows);
 }
 
 }  // namespace clattn::detail

@@ -35,6 +35,10 @@ std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t 
                                  std::int64_t count, std::size_t row_bytes,
                                  std::size_t stride_bytes);
 
+/// The rows of a tensor, shape[0] of them; zeros from row `num_rows` on, which may lie past its
+/// end.
+npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                          std::vector<std::int64_t> shape, std::int64_t num_rows);
 /// The rows of a tensor, shape[0] of them.
 npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
                           std::vector<std::int64_t> shape);

@@ -23,12 +23,13 @@ std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::in
   return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
 }
 
-KernelLease& bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
-                         const TensorRef& value) {
+/// Checks the tensors, too.
+void bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
+                 const TensorRef& value) {
   const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
   const cl_long key_stride = checked_token_stride(key, row, "key");
   const cl_long value_stride = checked_token_stride(value, row, "value");
-  return kernel.arg(key.buffer)
+  kernel.arg(key.buffer)
       .arg<cl_long>(key.offset)
       .arg(key_stride)
       .arg(value.buffer)
@@ -100,8 +101,8 @@ std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguo
   if (tensor.offset < 0) throw_invalid("{}: offset is {}, legal: >= 0", name, tensor.offset);
   if (tensor.token_stride == 0) return contiguous;
   if (tensor.token_stride < contiguous) {
-    throw_invalid("{}: token_stride is {}, legal: 0 or >= {} (heads x head_size)", name,
-                  tensor.token_stride, contiguous);
+    throw_invalid("{}: token_stride is {}, legal: 0 or >= {} (a row)", name, tensor.token_stride,
+                  contiguous);
   }
   return tensor.token_stride;
 }
@@ -125,10 +126,10 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
   check_slots(slots);
   check_key_order(cache, kernel.variant->family);
   const WriteEnd end = write_end(cache, slots);
-  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
   KernelLease lease = kernel.pool->acquire();
-  bind_inputs(lease, shape, key, value)
-      .arg(cache.buffer.handle())
+  bind_inputs(lease, shape, key, value);
+  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
+  lease.arg(cache.buffer.handle())
       .arg<cl_long>(cache.k_offset)
       .arg(cache.buffer.handle())
       .arg<cl_long>(cache.v_offset)
@@ -144,10 +145,10 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
   const WriteEnd end = write_end(cache, slots);
-  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
   KernelLease lease = kernel.pool->acquire();
-  bind_inputs(lease, shape, key, value)
-      .arg(cache.key)
+  bind_inputs(lease, shape, key, value);
+  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
+  lease.arg(cache.key)
       .arg<cl_long>(cache.key_offset)
       .arg(cache.value)
       .arg<cl_long>(cache.value_offset);

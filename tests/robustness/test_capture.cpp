@@ -13,6 +13,7 @@
 
 #include "robustness/attention_model.hpp"
 #include "robustness/capture.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -107,13 +108,15 @@ TEST_F(CaptureInProcess, StridedTensorsArePackedAndStraySlotsDropped) {
     queue.write(buffer, std::as_bytes(std::span(values)));
     return buffer;
   };
-  std::vector<float> elements(kOffset + kTokens * kStride, NAN), packed;
-  for (std::int64_t i = 0; i < kTokens * kRow; ++i) {
-    packed.push_back(static_cast<float>(i));
-    elements[static_cast<std::size_t>(kOffset + i / kRow * kStride + i % kRow)] = packed.back();
+  // Rows end behind the last token that is stored, as the call allows.
+  std::vector<float> elements(kOffset + kStride + kRow, NAN), packed(kTokens * kRow, 0);
+  for (std::int64_t i = 0; i < 2 * kRow; ++i) {
+    packed[static_cast<std::size_t>(i)] = static_cast<float>(i + 1);
+    elements[static_cast<std::size_t>(kOffset + i / kRow * kStride + i % kRow)] =
+        static_cast<float>(i + 1);
   }
   const clattn::Buffer tensor = upload(elements);
-  const clattn::Buffer slots = upload(std::vector<std::int64_t>{77, 6, -3, 1000});
+  const clattn::Buffer slots = upload(std::vector<std::int64_t>{77, -3, 6, 1000});
   const clattn::AttentionConfig config = {.num_heads = 1,
                                           .num_kv_heads = 1,
                                           .head_size = 8,
@@ -132,11 +135,20 @@ TEST_F(CaptureInProcess, StridedTensorsArePackedAndStraySlotsDropped) {
   EXPECT_EQ(values_of<float>(read_bytes(place / "key.npy")), packed);
   EXPECT_EQ(values_of<float>(read_bytes(place / "value.npy")), packed);
   EXPECT_EQ(values_of<std::int64_t>(read_bytes(place / "slot_mapping.npy")),
-            (std::vector<std::int64_t>{6, -1, -1}));
+            (std::vector<std::int64_t>{-1, 6, -1}));
   const RunCase again(RunCase::InPlace{}, place);
   std::vector<float> expected(3 * 4 * 8, 0);
-  std::copy_n(packed.begin(), kRow, expected.begin() + 6 * kRow);
+  std::copy_n(packed.begin() + kRow, kRow, expected.begin() + 6 * kRow);
   EXPECT_EQ(again.array<float>("key_cache_out"), expected);
+
+  clattn::TensorRef nowhere = rows;
+  nowhere.offset = -1;
+  EXPECT_EQ(test::error_text([&] {
+              reshape_and_cache_flash(*context, queue, nowhere, rows, config.dtype, cache,
+                                      slots.handle(), sizeof(std::int64_t), kTokens);
+            }),
+            "key: offset is -1, legal: >= 0");
+  EXPECT_EQ(cases().size(), 1U) << "a refused call left a case";
 }
 
 /// A layer's latent attention: every query token becomes a request that decodes.
