@@ -25,7 +25,7 @@ struct BlockPair {
 /// but must have one shape and the same strides. Asynchronous; `mapping` is read before the call
 /// returns. No caches or no pairs: nothing happens and `event` is left empty. Throws
 /// kInvalidArgument for an id outside a cache, a destination named twice, a block that is both
-/// source and destination, and for layers of differing shape.
+/// source and destination, and for layers whose blocks differ in type or in where their bytes lie.
 void copy_blocks(const Context& context, cl_command_queue queue, std::span<const KVCache> caches,
                  std::span<const BlockPair> mapping, Event* event = nullptr);
 /// The same for x-packed caches.
@@ -68,10 +68,10 @@ using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>, PackedKV
 /// copy. Asynchronous: `mapping` is read before the call returns, but a host image must stay alive,
 /// and on the way to the device unchanged, until `event` or a later synchronisation of the queue;
 /// copies overlap with the host's work only from and to PinnedMemory. No pairs: nothing happens and
-/// `event` is left empty. Throws kInvalidArgument for two host images (`Invalid device
-/// combination`), for caches of two contexts (`src and dst must be on the same GPU`) or of
-/// differing shape, for ids out of range, a destination named twice, and for a destination whose
-/// bytes a pair reads too, be it through another cache, offset or sub-buffer.
+/// `event` is left empty. Throws kInvalidArgument for out-of-order queues, for two host
+/// images (`Invalid device combination`), for caches of two contexts (`src and dst must be on the
+/// same GPU`) or of differing shape, for ids out of range, a destination named twice, and for a
+/// destination whose bytes a pair reads too, be it through another cache, offset or sub-buffer.
 void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace& source,
                  const SwapSpace& destination, std::span<const BlockPair> mapping,
                  Event* event = nullptr);
@@ -199,13 +199,13 @@ struct AdvanceStepPages {
 /// seq_len, its position and slot; padding rows get token 0, position 0, slot -1 (vLLM:
 /// advance_step_flashattn). A row whose token would lie past its table, or whose table names a
 /// block outside the cache, becomes padding, keeps its seq_len and is noted in `errors`.
-/// Asynchronous.
+/// Asynchronous. Throws kInvalidArgument for out-of-order queues.
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
                             DeviceErrors& errors, Event* event = nullptr);
 /// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each
 /// row as block_table_bound (vLLM: advance_step_flashinfer). A row that was found wrong has none.
 /// The first row whose pages do not fit paged_kv_indices, and every row behind it that has pages,
-/// counts as wrong.
+/// counts as wrong. Rows without pages keep their last page length, and padding rows their bound.
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,
                              DeviceErrors& errors, Event* event = nullptr);

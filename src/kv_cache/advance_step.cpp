@@ -127,6 +127,7 @@ void DeviceErrors::check(cl_command_queue queue) {
 
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
                             DeviceErrors& errors, Event* event) {
+  detail::require_in_order(queue);
   check_step(step);
   if (detail::capturing()) detail::capture_advance_step(queue, step);
   const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
@@ -140,6 +141,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,
                              DeviceErrors& errors, Event* event) {
+  detail::require_in_order(queue);
   check_step(step);
   check_pages(step, pages);
   if (detail::capturing()) detail::capture_advance_step(queue, step);

@@ -45,7 +45,6 @@ std::int32_t to_int(std::int64_t value) {
 /// One launch: up to kMaxPlanes planes.
 void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayout& layout,
                  std::span<const Plane> planes, std::span<const BlockPair> mapping, Event* event) {
-  detail::refuse_recording(queue, "copy_blocks");
   const std::int64_t unit = unit_bytes(layout, planes);
   const std::int64_t block_units = checked_mul(
       layout.row / unit, checked_mul(layout.inner_count, layout.outer_count, "copy_blocks: rows"),
@@ -99,6 +98,7 @@ template <typename Cache>
 void copy_all(const Context& context, cl_command_queue queue, std::span<const Cache> caches,
               std::span<const BlockPair> mapping, Event* event) {
   detail::clear(event);
+  detail::refuse_recording(queue, "copy_blocks");
   if (caches.empty()) return;
   const PlaneLayout layout = detail::planes_of(caches[0]).layout;
   std::vector<Plane> planes;
@@ -120,11 +120,13 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
   if (detail::capturing()) {
     for (const Cache& cache : caches) capture_layer(queue, cache, mapping);
   }
+  Event before;  // the last event speaks for all
   for (std::size_t first = 0; first < planes.size(); first += kMaxPlanes) {
+    if (before) detail::keep_order(queue, before);
     const std::size_t count = std::min(kMaxPlanes, planes.size() - first);
     const bool last = first + count == planes.size();
     copy_planes(context, queue, layout, std::span(planes).subspan(first, count), mapping,
-                last ? event : nullptr);
+                last ? event : &before);
   }
 }
 

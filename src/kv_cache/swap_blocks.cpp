@@ -266,6 +266,7 @@ void swap_blocks(const Context& /*context*/, cl_command_queue queue, const SwapS
                  const SwapSpace& destination, std::span<const BlockPair> mapping, Event* event) {
   detail::clear(event);
   detail::refuse_recording(queue, "swap_blocks");
+  detail::require_in_order(queue);
   const std::optional<DeviceCache> from = device_cache(source);
   const std::optional<DeviceCache> to = device_cache(destination);
   if (!from && !to) throw_invalid("Invalid device combination");

@@ -6,6 +6,7 @@
 
 #include "device/cache_blocks.hpp"
 #include "opencl/runtime.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -90,15 +91,64 @@ TEST(CallMemory, ManyCallsDoNotWaitForAQueueThatIsHeldBack) {
   }
 }
 
+/// Empty where the device has none.
+clattn::Queue out_of_order_queue(const clattn::Context& context) {
+  cl_int status = CL_SUCCESS;
+  const cl_command_queue raw =
+      clCreateCommandQueue(context.runtime().context(), context.runtime().device(),
+                           CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &status);
+  if (status != CL_SUCCESS) return {};
+  clattn::Queue queue = clattn::Queue::adopt(raw);
+  clReleaseCommandQueue(raw);
+  return queue;
+}
+
+TEST(CallMemory, TheEventOfManyLaunchesSpeaksForAllOutOfOrder) {
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = out_of_order_queue(*context);
+    if (queue == nullptr) continue;
+    std::vector<block_test::Layer> layers;
+    std::vector<clattn::KVCache> caches;
+    for (std::uint32_t i = 0; i < 9; ++i) {  // 18 planes: two launches
+      layers.emplace_back(*context, queue, block_test::Shape{}, block_test::kOrders[0], i);
+      caches.push_back(layers.back().cache);
+    }
+    queue.finish();
+    const clattn::BlockPair pair{0, 3};
+    clattn::Event event;
+    clattn::copy_blocks(*context, queue, caches, std::span(&pair, 1), &event);
+    event.wait();
+    const clattn::Queue other = context->create_queue();
+    for (const block_test::Layer& layer : layers) {
+      block_test::Bytes want = layer.image;
+      block_test::apply(layer.cache, layer.image, layer.cache, want, {pair});
+      EXPECT_TRUE(cache_ops_test::download<std::uint8_t>(other, layer.cache.buffer) == want);
+    }
+  }
+}
+
+TEST(CallMemory, CallsThatRelyOnTheQueuesOrderWantOne) {
+  for (const auto& context : all_contexts()) {
+    const clattn::Queue queue = out_of_order_queue(*context);
+    if (queue == nullptr) continue;
+    const clattn::Queue in_order = context->create_queue();
+    clattn::DeviceErrors errors(*context, in_order);
+    const std::string refused = "queue: an out-of-order queue was given, legal: in-order queues";
+    EXPECT_EQ(test::error_text([&] { advance_step_flashattn(*context, queue, {}, errors); }),
+              refused);
+    EXPECT_EQ(test::error_text([&] { advance_step_flashinfer(*context, queue, {}, {}, errors); }),
+              refused);
+    EXPECT_EQ(test::error_text([&] {
+                clattn::swap_blocks(*context, queue, clattn::KVCache{}, clattn::KVCache{}, {});
+              }),
+              refused);
+  }
+}
+
 TEST(CallMemory, UploadsPrecedeTheirKernelsOutOfOrder) {
   for (const auto& context : all_contexts()) {
-    cl_int status = CL_SUCCESS;
-    const cl_command_queue raw =
-        clCreateCommandQueue(context->runtime().context(), context->runtime().device(),
-                             CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &status);
-    if (status != CL_SUCCESS) continue;  // the device has none
-    const clattn::Queue queue = clattn::Queue::adopt(raw);
-    clReleaseCommandQueue(raw);
+    const clattn::Queue queue = out_of_order_queue(*context);
+    if (queue == nullptr) continue;
     const block_test::Layer layer(*context, queue, {.num_blocks = 64}, block_test::kOrders[0], 1);
     queue.finish();
     block_test::Bytes want = layer.image;
