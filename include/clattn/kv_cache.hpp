@@ -154,8 +154,9 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
 /// says. Padded pages are contiguous
 /// whatever the backend's order: block b's K and V, then the padding, lie at b * page_size_padded
 /// bytes, which must be a multiple of 8 elements. Throws kUnsupported for a layout that the backend
-/// does not support, and for pages that are more than K and V of one head size: MLA, a head_size_v
-/// of its own, scales of each token.
+/// does not support, for latent pages with a backend of keys and values or the reverse, and for
+/// pages that are more than K and V of one head size: a head_size_v of its own, scales of each
+/// token.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
 

@@ -130,9 +130,11 @@ void check_tiles(const KVCache& cache) {
   if (!tiled_head_size(cache.head_size)) {
     throw_invalid("kv_cache: head_size is {}, legal in tiles: 64, 128, 256", cache.head_size);
   }
-  if (cache.block_size % kTileTokens != 0) {
-    throw_invalid("kv_cache: block_size is {}, legal in tiles: multiples of {}", cache.block_size,
-                  kTileTokens);
+  // Kernels find a token of a block's tiles by 32 bits.
+  if (const std::int64_t most = (std::int64_t{1} << 32) / cache.head_size;
+      cache.block_size % kTileTokens != 0 || cache.block_size > most) {
+    throw_invalid("kv_cache: block_size is {}, legal in tiles: multiples of {} up to {}",
+                  cache.block_size, kTileTokens, most);
   }
   if (cache.token_stride != cache.head_size) {
     throw_invalid("kv_cache: token_stride is {}, legal in tiles: {} (head_size)",

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <clattn/cache_ops.hpp>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,16 @@ void check_alike(const KVCache& source, const KVCache& destination) {
       to_string(destination.dtype));
 }
 
+/// Of latent rows the values are a part: writing both would leave one of the two.
+void check_same_form(const KVCache& source, const KVCache& destination) {
+  const auto form = [](const KVCache& cache) -> std::string_view {
+    return cache.k_offset == cache.v_offset ? "latent rows" : "keys and values";
+  };
+  if (form(source) == form(destination)) return;
+  throw_invalid("convert_blocks: from a cache of {} to one of {}, legal: both of one form",
+                form(source), form(destination));
+}
+
 void check_apart(const KVCache& source, const KVCache& destination) {
   const detail::MemoryPlace a = detail::place_of(source.buffer.handle());
   const detail::MemoryPlace b = detail::place_of(destination.buffer.handle());
@@ -78,6 +89,7 @@ void convert_blocks(const Context& context, cl_command_queue queue, const KVCach
   check_order(source);
   check_order(destination);
   check_alike(source, destination);
+  check_same_form(source, destination);
   check_apart(source, destination);
   detail::check_mapping(mapping, source.num_blocks, destination.num_blocks);
   if (mapping.empty()) return;

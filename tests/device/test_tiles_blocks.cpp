@@ -222,6 +222,11 @@ TEST(TileBlocks, ConversionsOfNonsenseAreRefused) {
   EXPECT_EQ(refusal(tiles, cache_of(wide, KVCacheLayout::kHND), {{0, 1}}),
             "convert_blocks: from 16 tokens x 2 heads x 64 of f16 to 16 x 2 x 128 of f16, legal: "
             "equal shapes and types");
+  KVCache latent = hnd;
+  latent.v_offset = latent.k_offset;
+  EXPECT_EQ(refusal(tiles, latent, {{0, 1}}),
+            "convert_blocks: from a cache of keys and values to one of latent rows, legal: both of "
+            "one form");
   clattn::Event event;
   clattn::convert_blocks(context, queue, tiles, hnd, {}, &event);
   EXPECT_FALSE(event);
@@ -241,19 +246,25 @@ TEST(TileBlocks, CachesThatSayNonsenseAreRefused) {
   EXPECT_EQ(refusal(spec), "kv_cache: head_size is 80, legal in tiles: 64, 128, 256");
   spec = good;
   spec.block_size = 24;
-  EXPECT_EQ(refusal(spec), "kv_cache: block_size is 24, legal in tiles: multiples of 16");
+  EXPECT_EQ(refusal(spec),
+            "kv_cache: block_size is 24, legal in tiles: multiples of 16 up to 67108864");
   spec = good;
   spec.dtype = DType::kInt8;
   EXPECT_EQ(refusal(spec), "kv_cache: dtype is int8, legal in tiles: f16, bf16");
   KVCache gaps = clattn::reshape_kv_cache(context.allocate(good.page_size_bytes()), good,
                                           backend_named("FLASHINFER"), KVCacheLayout::kTiles);
+  const auto copy = [&](const KVCache& cache) {
+    const clattn::Queue queue = context.create_queue();
+    const BlockPair pair{0, 0};
+    return error_text(
+        [&] { clattn::copy_blocks(context, queue, std::span(&cache, 1), std::span(&pair, 1)); });
+  };
+  KVCache large = gaps;
+  large.block_size = (1 << 26) + 16;
+  EXPECT_EQ(copy(large),
+            "kv_cache: block_size is 67108880, legal in tiles: multiples of 16 up to 67108864");
   gaps.token_stride = 72;
-  const clattn::Queue queue = context.create_queue();
-  const BlockPair pair{0, 0};
-  EXPECT_EQ(error_text([&] {
-              clattn::copy_blocks(context, queue, std::span(&gaps, 1), std::span(&pair, 1));
-            }),
-            "kv_cache: token_stride is 72, legal in tiles: 64 (head_size)");
+  EXPECT_EQ(copy(gaps), "kv_cache: token_stride is 72, legal in tiles: 64 (head_size)");
 }
 
 }  // namespace
