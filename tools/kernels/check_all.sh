@@ -7,7 +7,7 @@
 # A CHECK is a script beside this one: lint, intel, amd or nvidia. What each compiler said about
 # registers and spills is left in DIR/CHECK.report.
 # usage: check_all.sh DIR CHECK...      CHIPS=few: of a variant only the first configuration goes to
-#                                       every chip of a CHECK, the others to two of them
+#                                       every chip of a CHECK, the others to one of two in turn
 set -eu
 tools=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?usage: check_all.sh DIR CHECK...}
@@ -28,20 +28,23 @@ chosen_for() {  # CHECK: the files that it is to see
   done
 }
 
-part_of() {  # first or other: the configurations of their variants, from the list of files
+# The first configurations of variants, from the list of files, or of the others every second.
+part_of() {  # first, odd or even
   awk -F/ -v part="$1" '
     { variant = $NF; sub(/__d[0-9].*/, "", variant) }
-    (seen[variant]++ ? "other" : "first") == part'
+    (seen[variant]++ ? (++others % 2 ? "odd" : "even") : "first") == part'
 }
 
-few_chips() {  # those of a vendor's that nobody chose by other names
-  export INTEL_DEVICES="${INTEL_DEVICES:-skl pvc}"
-  export AMD_CHIPS="${AMD_CHIPS:-gfx906 gfx1100}"
-  export NVIDIA_ARCHS="${NVIDIA_ARCHS:-sm_80 sm_90}"
+few_chips() {  # INTEL AMD NVIDIA: where nobody chose others
+  export INTEL_DEVICES="${INTEL_DEVICES:-$1}" AMD_CHIPS="${AMD_CHIPS:-$2}"
+  export NVIDIA_ARCHS="${NVIDIA_ARCHS:-$3}"
 }
 
-check_part() {  # CHECK first|other: the files of the list
-  [ "${CHIPS:-all}-$2" != few-other ] || few_chips
+check_part() {  # CHECK PART: the files of the list
+  case ${CHIPS:-all}-$2 in
+    few-odd) few_chips skl gfx906 sm_80 ;;
+    few-even) few_chips pvc gfx1100 sm_90 ;;
+  esac
   xargs -r -n 1 -P "${JOBS:-$(nproc)}" sh "$tools/$1.sh"
 }
 
@@ -57,7 +60,7 @@ for check in "$@"; do
   verdict=passed
   report=$dir/$check.report
   : > "$report"
-  for part in first other; do
+  for part in first odd even; do
     list=$(echo "$files" | part_of $part)  # an awk that fails ends the script here
     echo "$list" | (check_part "$check" $part) >> "$report" || verdict=FAILED
   done
