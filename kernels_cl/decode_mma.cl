@@ -56,166 +56,7 @@
    HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
-#include "lib/decode_tiles.clh"
-#include "lib/last_arrival.clh"
-
-#define CLA_WARPS (CLA_WG_SIZE / 32)
-#define CLA_STEP_KEYS (CLA_WARPS * CLA_BLOCK_KV)
-/* Floats from row to row in local memory: a multiple of 4 that spreads rows over the banks. */
-#define CLA_SUM_STRIDE (CLA_HEAD_DIM + 4)
-
-/* A lane's share of the softmax of two rows in each column tile. */
-typedef struct ClaColumnState {
-  float max; /* of the logits so far, base 2; the same in all lanes of the rows */
-  float sum; /* of the own weights */
-} ClaColumnState;
-
-/* Turns products into weights and rescales the sums to the new maxima. */
-static inline void cla_weigh_columns(float* scores, float* sums, ClaColumnState* state,
-                                     const ClaRow* rows, const ClaOptions* opt, float scale,
-                                     int first_key) {
-  float highest[CLA_LANE_ROWS];
-  int grows = 0;
-#pragma unroll
-  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-    highest[r] = state[r].max;
-#pragma unroll
-    for (uint i = 0; i < 2; ++i) {
-      const int key = first_key + 8 * (int)i;
-      float* score = scores + r / 2 * 4 + r % 2 + 2 * i;
-      const int seen = cla_sees(rows + r, key);
-      *score = seen ? cla_logit(opt, rows + r, *score * scale, key) : -INFINITY;
-      highest[r] = fmax(highest[r], *score);
-    }
-    grows |= highest[r] > state[r].max;
-  }
-  if (cla_any_lane(grows)) { /* rare after the first steps */
-#pragma unroll
-    for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-      const float new_max = cla_column_max(highest[r]);
-      const float factor = cla_exp2_flushed(state[r].max - new_max);
-      state[r].max = new_max;
-      state[r].sum *= factor;
-#pragma unroll
-      for (uint i = 0; i < 2 * CLA_DIM_TILES; ++i)
-        sums[(r / 2 * CLA_DIM_TILES + i / 2) * 4 + r % 2 + i % 2 * 2] *= factor;
-    }
-  }
-#pragma unroll
-  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-#pragma unroll
-    for (uint i = 0; i < 2; ++i) {
-      float* score = scores + r / 2 * 4 + r % 2 + 2 * i;
-      *score = cla_exp2_flushed(*score - state[r].max + CLA_WEIGHT_SHIFT);
-      state[r].sum += *score;
-    }
-  }
-}
-
-/* Where the values of a head lie. */
-typedef struct ClaValues {
-  const ClaWorkItem* item;
-  __global const int* pages;
-  __global const CLA_KV_T* lane; /* where the lane's units begin in row 0 */
-  long block_stride;
-  long token_stride;
-} ClaValues;
-
-/* A matrix product lets an infinite or NaN value touch every row, also those that do not see its
-   key. Such values are taken out of `v`, and added to the sums of the rows that see them. */
-static inline void cla_extract_overflows(float* sums, uint* v, const ClaRow* rows,
-                                         const ClaValues* values, ClaRange tile, uint lane) {
-  for (int key = tile.begin; key < tile.end; ++key) {
-    const long at = cla_key_row(values->item, cla_page_of(values->pages, (uint)key), (uint)key,
-                                values->block_stride, values->token_stride);
-#pragma unroll
-    for (uint i = 0; i < CLA_DIM_TILES; ++i) {
-      if (8 * (lane / 4 + i / 4 * 8) >= CLA_HEAD_DIM) continue;
-      const uint4 unit = cla_kv_words(
-          cla_kv_raw_load(values->lane + at + CLA_UNIT_FROM(lane / 4, i / 4 * 8, (uint)key)));
-      const float2 x = cla_mma_expand(i % 4 < 2 ? (i % 4 == 0 ? unit.x : unit.y)
-                                                : (i % 4 == 2 ? unit.z : unit.w));
-#pragma unroll
-      for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-        float* sum = sums + (r / 2 * CLA_DIM_TILES + i) * 4 + r % 2;
-        const int sees = cla_sees(rows + r, key);
-        if (sees && !isfinite(x.x)) sum[0] += x.x;
-        if (sees && !isfinite(x.y)) sum[2] += x.y;
-      }
-    }
-  }
-#pragma unroll
-  for (uint i = 0; i < 4 * CLA_V_UNITS; ++i) {
-    const float2 x = cla_mma_expand(v[i]);
-    v[i] &= (isfinite(x.x) ? 0xffffu : 0u) | (isfinite(x.y) ? 0xffff0000u : 0u);
-  }
-}
-
-/* Whether one of a lane's values is infinite or NaN. */
-static inline int cla_overflows(const uint* v) {
-  int overflow = 0;
-#pragma unroll
-  for (uint i = 0; i < 4 * CLA_V_UNITS; ++i) overflow |= cla_pair_overflows(v[i]);
-  return overflow;
-}
-
-/* O += V P, P as left in `scores` by the softmax. */
-static inline void cla_multiply_pv(float* sums, const float* scores, const uint* v) {
-  uint2 p[CLA_ROW_TILES];
-#pragma unroll
-  for (uint n = 0; n < CLA_ROW_TILES; ++n) p[n] = cla_transposed_weights(scores + 4 * n);
-#pragma unroll
-  for (uint i = 0; i < CLA_DIM_TILES; ++i) {
-    const uint4 a = cla_v_tile(v, i);
-#pragma unroll
-    for (uint n = 0; n < CLA_ROW_TILES; ++n) cla_mma(sums + (n * CLA_DIM_TILES + i) * 4, a, p[n]);
-  }
-}
-
-/* A warp's results to local memory: sums_of[rows][SUM_STRIDE], state_of[rows] of (max, sum). */
-static inline void cla_share_warp(__local float4* sums_of, __local float2* state_of,
-                                  const float* sums, const ClaColumnState* state, uint lane) {
-#pragma unroll
-  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-    const uint row = cla_lane_row(r, lane);
-    const float sum = cla_column_sum(state[r].sum);
-    if (lane < 4) state_of[row] = (float2)(state[r].max, sum);
-#pragma unroll
-    for (uint m = 0; m < CLA_V_CHUNKS; ++m) {
-      const uint chunk = lane / 4 + 8 * m;
-      const float* own = sums + (r / 2 * CLA_DIM_TILES + 4 * m) * 4 + r % 2;
-      __local float4* to = sums_of + (row * CLA_SUM_STRIDE + 8 * chunk) / 4;
-      if (8 * chunk < CLA_HEAD_DIM) {
-        to[0] = (float4)(own[0], own[2], own[4], own[6]);
-        to[1] = (float4)(own[8], own[10], own[12], own[14]);
-      }
-    }
-  }
-}
-
-/* The warps' results of eight dims of a row, joined. */
-static inline ClaF8 cla_join_warps(__local const float4* sums_of, __local const float2* state_of,
-                                   uint row, uint dim, ClaColumnState* all) {
-  ClaF8 acc = cla_zero8();
-  all->max = CLA_NEG_BIG;
-  all->sum = 0.0f;
-#pragma unroll
-  for (uint warp = 0; warp < CLA_WARPS; ++warp)
-    all->max = fmax(all->max, state_of[warp * CLA_BLOCK_ROWS + row].x);
-#pragma unroll
-  for (uint warp = 0; warp < CLA_WARPS; ++warp) {
-    const float2 state = state_of[warp * CLA_BLOCK_ROWS + row];
-    const float factor = cla_exp2_flushed(state.x - all->max);
-    __local const float4* from =
-        sums_of + ((warp * CLA_BLOCK_ROWS + row) * CLA_SUM_STRIDE + dim) / 4;
-    ClaF8 x;
-    x.lo = from[0];
-    x.hi = from[1];
-    acc = cla_mad8(factor, x, acc);
-    all->sum += state.y * factor;
-  }
-  return acc;
-}
+#include "lib/decode_columns.clh"
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_mma(
     __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
@@ -324,27 +165,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                  state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
-  for (uint i = lid; i < CLA_BLOCK_ROWS * (CLA_HEAD_DIM / 8); i += CLA_WG_SIZE) {
-    const uint row = i / (CLA_HEAD_DIM / 8);
-    const uint dim = i % (CLA_HEAD_DIM / 8) * 8;
-    if (!cla_row_exists(&task, row)) continue;
-    ClaColumnState all;
-    const ClaF8 acc = cla_join_warps(sums_of, state_of, row, dim, &all);
-    const ClaRowEnd end =
-        cla_end_row(&opt, &task, row, (uint)num_kv_heads, all.max - CLA_WEIGHT_SHIFT, all.sum);
-    const ClaF8 result = cla_scale8(acc, end.factor);
-    const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
-    if (task.item.partial_row >= 0) {
-      cla_partial_store8(result, partial_out + result_row * CLA_HEAD_DIM + dim);
-      if (dim == 0) partial_lse2[result_row] = end.lse2;
-    } else {
-      __global CLA_Q_T* to = out + cla_query_at(&task, row, out_offset, out_token_stride) + dim;
-      cla_store_result(&opt, result.lo, to, result_row * CLA_HEAD_DIM + dim);
-      cla_store_result(&opt, result.hi, to + 4, result_row * CLA_HEAD_DIM + dim + 4);
-      if (dim == 0 && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
-    }
-  }
-#if CLA_MERGE_TAIL
   const ClaResults results = {out + out_offset,
                               out_token_stride,
                               lse,
@@ -352,6 +172,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
                               partial_out,
                               partial_lse2,
                               (uint)num_kv_heads * CLA_GROUP};
+  cla_end_task(&opt, &task, &results, partial_out, partial_lse2, sums_of, state_of,
+               (uint)num_kv_heads);
   cla_merge_if_last(&opt, &task, &results, arrivals, &last_arrival);
-#endif
 }

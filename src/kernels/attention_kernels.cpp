@@ -108,7 +108,8 @@ PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role
         .groups_per_item = stage.tiling.groups_per_item,
         .joins_splits = joins,
         .splits_finer = joins && stage.variant->family != KernelFamily::kCpu,
-        .resident_groups = resident_groups(*stage.variant)};
+        .resident_groups = resident_groups(*stage.variant),
+        .waves = stage.variant->operands == Operands::kAsyncCopies ? 2 : 4};
   }
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;

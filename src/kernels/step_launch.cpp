@@ -45,11 +45,9 @@ void launch_stage(const StepCall& call, const LayerArguments& arguments, std::si
 /// Work-groups for that many tasks: as many, or fewer where groups stay for several.
 std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage,
                        std::size_t tasks) {
-  const auto units = static_cast<std::size_t>(kernels.planner.compute_units);
-  if (stage.variant->operands == Operands::kWarpgroup) return std::min(tasks, units);
-  // Two a core: older versions of PoCL hand a thread one group more than its share, so with one a
-  // core some thread would go without. A group that comes late finds no task.
-  return takes_from_queue(*stage.variant) ? std::min(tasks, 2 * units) : tasks;
+  const std::int32_t staying = staying_groups(*stage.variant);
+  if (staying == 0) return tasks;
+  return std::min(tasks, static_cast<std::size_t>(kernels.planner.compute_units * staying));
 }
 
 void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,
@@ -150,8 +148,9 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
     const auto tasks = static_cast<std::size_t>(entries * groups_each);
     const std::size_t groups = groups_for(call.kernels, kernel, tasks);
     finish(kernel, tasks, groups, launch);
-    // Groups that stride over the tasks go through the padding, too: all of them share it.
-    if (recorder != nullptr && kernel.variant->operands != Operands::kWarpgroup)
+    // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
+    const bool strides = staying_groups(*kernel.variant) > 0 && !takes_from_queue(*kernel.variant);
+    if (recorder != nullptr && !strides)
       recorder->limit_last(call.step.prepared->num_used.at(part),
                            static_cast<std::size_t>(groups_each));
   };

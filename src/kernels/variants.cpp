@@ -188,11 +188,19 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   return reasons;
 }
 
+std::int32_t staying_groups(const Variant& variant) {
+  if (variant.operands == Operands::kWarpgroup) return 1;
+  if (variant.operands == Operands::kAsyncCopies) return resident_groups(variant);
+  // Two a core: older versions of PoCL hand a thread one group more than its share, so with one a
+  // core some thread would go without. A group that comes late finds no task.
+  return takes_from_queue(variant) ? 2 : 0;
+}
+
 bool takes_tiles(const Variant& variant) {
   if (variant.role == Role::kMerge) return true;
   return variant.family != KernelFamily::kCpu &&
          (variant.role == Role::kCacheWrite || variant.file == "prefill_wgmma.cl" ||
-          variant.file == "decode_mma.cl");
+          variant.file == "decode_mma.cl" || variant.file == "decode_ring.cl");
 }
 
 bool takes_types(const Variant& variant, const KernelShape& shape) {
@@ -204,6 +212,14 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
       return true;
     case Operands::k16Bit:
       return queries && (same || element_size_bytes(shape.cache_dtype) == 1);
+    case Operands::kAsyncCopies: {
+      // What eight warps hold of the results of 16 rows of more dims does not fit.
+      constexpr std::int32_t kSums = 16 * 128;
+      const bool fp8 = shape.cache_dtype == DType::kFp8E4M3 || shape.cache_dtype == DType::kFp8E5M2;
+      return queries && (same || fp8) && (shape.head_size == 128 || shape.head_size == 256) &&
+             shape.block_size > 0 && shape.block_size % 16 == 0 &&
+             variant.block_rows * shape.head_size <= kSums;
+    }
     case Operands::kBF16Pairs:
       return shape.dtype == DType::kBF16 && (same || element_size_bytes(shape.cache_dtype) == 1) &&
              shape.head_size % 64 == 0;

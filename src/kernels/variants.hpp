@@ -29,6 +29,8 @@ enum class Operands : std::uint8_t {
   k16Bit,      ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
   kWarpgroup,  ///< matrix units of warpgroups: 16-bit queries, a cache of their type, heads of 64,
                ///< 128 or 256, or latent rows of 256 + 64 or 512 + 64
+  kAsyncCopies,  ///< matrix units that copies keep ahead of: 16-bit queries, a cache of their type
+                 ///< or of fp8, heads of 128 or 256, pages of a multiple of 16 tokens
   kBF16Pairs,  ///< x86's products of bf16 pairs: bf16 queries, a cache of bf16 or 8 bits, heads of
                ///< a multiple of 64
 };
@@ -125,9 +127,13 @@ inline bool takes_from_queue(const Variant& variant) {
 
 /// Work-groups that a compute unit runs at once; 0 where it is not known.
 inline std::int32_t resident_groups(const Variant& variant) {
-  if (variant.file == "mla_wgmma.cl") return 1;  // its tiles fill the local memory
+  // Their tiles fill the local memory.
+  if (variant.file == "mla_wgmma.cl" || variant.operands == Operands::kAsyncCopies) return 1;
   return variant.file == "decode_mma.cl" ? 2 : 0;
 }
+
+/// Work-groups for each compute unit that go through all tasks of a launch; 0: a group serves one.
+std::int32_t staying_groups(const Variant& variant);
 
 /// Whether it can be built for a cache in tiles.
 bool takes_tiles(const Variant& variant);

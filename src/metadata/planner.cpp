@@ -8,7 +8,8 @@
 // Where it is known how many groups a compute unit runs at once, a launch is a number of waves, and
 // filling them is worth more than equal items: the pieces of a tile are rounded down, so that equal
 // tiles exceed no wave. Tiles that fit into one wave get one. More than that get four, because
-// groups end at different times, and the last wave's wait for each other with little to do.
+// groups end at different times, and the last wave's wait for each other with little to do; or two,
+// where groups stay and go through the tasks.
 #include "metadata/planner.hpp"
 
 #include <algorithm>
@@ -300,13 +301,12 @@ void check_config(const PlannerConfig& config) {
 
 std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
                           std::int64_t num_tiles) {
-  constexpr std::int64_t kWaves = 4;
   const std::int64_t units = config.compute_units;
   if (tile.resident_groups == 0)
     return ceil_div(units * config.items_per_compute_unit, std::int64_t{tile.groups_per_item});
   const std::int64_t wave =
       std::max<std::int64_t>(1, units * tile.resident_groups / tile.groups_per_item);
-  return num_tiles > wave ? kWaves * wave : wave;
+  return num_tiles > wave ? tile.waves * wave : wave;
 }
 
 std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {

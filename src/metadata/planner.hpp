@@ -22,6 +22,7 @@ struct TileClass {
   bool joins_splits = false;         ///< the kernel does: the plan has no merges for its tiles
   bool splits_finer = false;         ///< half of min_split_keys is worth a split
   std::int32_t resident_groups = 0;  ///< work-groups a compute unit runs at once, 0 = not known
+  std::int32_t waves = 4;            ///< of those, for tiles that exceed one
   bool operator==(const TileClass&) const = default;
 };
 

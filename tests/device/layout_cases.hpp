@@ -80,12 +80,13 @@ inline void apply(const Option& option, std::int32_t splits, CaseSpec& spec) {
 }
 
 /// Judges the case on a device that reads its layout.
-inline void expect_right(const std::shared_ptr<clattn::Context>& context, CaseSpec spec) {
+inline CaseResult expect_right(const std::shared_ptr<clattn::Context>& context, CaseSpec spec) {
   std::uint32_t next = 1;
   for (attention_test::Request& request : spec.requests) request.identity = next++;
-  const CaseResult result = attention_test::run_case(context, spec);
+  CaseResult result = attention_test::run_case(context, spec);
   EXPECT_EQ(result.fault, "") << describe(spec);
   EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
+  return result;
 }
 
 /// What a layer with the kernels of GPUs says when such a cache is bound to it, not at its first

@@ -113,8 +113,8 @@ Result attend(const std::shared_ptr<clattn::Context>& context, const Odd& odd, K
   EXPECT_GE(launches.front().tasks, num_splits);
   // Kernels of inline PTX and of CPUs join the splits of short queries themselves.
   const std::string_view last = launches.back().kernel;
-  const bool joins =
-      last.starts_with("decode_mma") || last.starts_with("decode_cpu") || last.ends_with("_ptx");
+  const bool joins = last.starts_with("decode_mma") || last.starts_with("decode_ring") ||
+                     last.starts_with("decode_cpu") || last.ends_with("_ptx");
   EXPECT_EQ(last.starts_with("merge"), num_splits > 1 && !joins);
   return {out.read(queue), lse.read(queue)};
 }

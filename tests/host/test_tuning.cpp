@@ -241,6 +241,7 @@ TEST(TuningPlans, NoTwoAreTheSamePlan) {
   // Its plans fill waves of a known size: only the shortest split is left to choose.
   const auto waves = tuning_plans(device, row_of("decode", "decode_mma__r8"), 16);
   EXPECT_EQ(waves, (std::vector<TuningPlan>{{4, 128}, {4, 256}, {4, 512}}));
+  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_ring__r8"), 16), waves);
   // 128 and 256 keys are one page of 256 each, halved by kernels that join their splits.
   EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_gpu__r4_local"), 256).size(), 8U);
   EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_mma__r8"), 256).size(), 1U);

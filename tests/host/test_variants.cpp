@@ -34,6 +34,7 @@ TEST(Variants, Fp8IsConvertedAsTheDeviceWasSeenToDo) {
     return options_of(name, seen).find(" -DCLA_FP8_CVT=1") != std::string::npos;
   };
   EXPECT_TRUE(converts("decode_mma__r16", true));
+  EXPECT_TRUE(converts("decode_ring__r16", true));
   EXPECT_TRUE(converts("decode_gpu__r8_ptx", true));
   EXPECT_TRUE(converts("cache_write__wg128_ptx", true));
   EXPECT_FALSE(converts("decode_mma__r16", false));

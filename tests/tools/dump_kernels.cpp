@@ -69,6 +69,13 @@ constexpr std::array kWarpgroupShapes = {
     ShapeRow{128, 5, DType::kF16, DType::kF16, kAllOptions},
 };
 
+/// What decode_ring.cl takes, beside those of 128 above.
+constexpr std::array kRingShapes = {
+    ShapeRow{256, 32, DType::kBF16, DType::kBF16},
+    ShapeRow{128, 16, DType::kBF16, DType::kFp8E4M3, kAllOptions},
+    ShapeRow{256, 16, DType::kF16, DType::kFp8E5M2},
+};
+
 /// What products of bf16 pairs take, beside the second of the shapes above.
 constexpr std::array kPairShapes = {
     ShapeRow{64, 5, DType::kBF16, DType::kFp8E4M3, kAllOptions},
@@ -91,6 +98,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
     rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
     if (variant.operands == clattn::detail::Operands::kWarpgroup)
       rows.insert(rows.end(), kWarpgroupShapes.begin(), kWarpgroupShapes.end());
+    if (variant.operands == clattn::detail::Operands::kAsyncCopies)
+      rows.insert(rows.end(), kRingShapes.begin(), kRingShapes.end());
     if (variant.operands == clattn::detail::Operands::kBF16Pairs)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {
