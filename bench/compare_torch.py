@@ -66,7 +66,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=positive(int), default=os.cpu_count() or 1,
                         help="on CPUs, of PyTorch and of clattn through PoCL")
     parser.add_argument("--budget-seconds", type=positive(float), default=600,
-                        help="for everything; clattn has at most 60 % of it")
+                        help="for everything; clattn has at most 60 %% of it")
     parser.add_argument("--no-graphs", action="store_true", help="time CUDA by plain launches alone")
     parser.add_argument("--verbose", action="store_true", help="say where the seconds go")
     parser.add_argument("--json", help="write everything that was measured")

@@ -136,6 +136,7 @@ torch() {  # CODE TEXT ARGUMENT...
   expect "$code" "$text" env PYTHONPATH="$work/python" python3 "$bench/compare_torch.py" \
     --clattn "$work/clattn" --device cpu "$@"
 }
+torch 0 'at most 60 % of it' --help
 torch 2 "--threads: '0', legal: more than 0" --threads 0
 torch 2 "--threads: invalid int value: 'x'" --threads x
 torch 2 "--budget-seconds: '-1', legal: more than 0" --budget-seconds -1
