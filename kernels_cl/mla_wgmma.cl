@@ -38,6 +38,7 @@
    Local memory: 192 * KEY_DIM * 2 B and 8.3 KiB beside, 225.3 KiB with what aligns them, at 512
    + 64. Launch: up to num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
 #include "lib/latent.clh"
+#define CLA_BOXES 0 /* a tile takes as long by them: docs/performance.md */
 #include "lib/wgmma.clh"
 
 #define CLA_DIM_COLUMNS (CLA_HEAD_DIM / 2 / 8) /* of 8 dims, of a warpgroup */
@@ -66,14 +67,14 @@
 #error "CLA_HEAD_DIM must be 256 or 512"
 #endif
 
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
 #include "lib/wgmma_results.clh"
 #include "lib/wgmma_rows.clh"
 
 /* Where tiles of keys end: there is one, all masked, also where no row sees a key. */
 #define CLA_TILES_END(keys) max((keys).end, (keys).begin + 1)
 
-#define CLA_STAGES 2 /* tiles on their way or in use */
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
+#define CLA_STAGES 2                                         /* tiles on their way or in use */
 #define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
 
 #define CLA_LANE_ROWS 4 /* of a tile, of each of which a lane copies every eighth unit */

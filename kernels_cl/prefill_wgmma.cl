@@ -16,9 +16,9 @@
    The tile before may be the last one of the task before: its rows leave once O is done, beside
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
    wholly; an infinite or NaN value there that a row must not meet is seen before it is multiplied,
-   and such a tile is added by hand. A cache in tiles (lib/tiles.clh) lies in memory as in local
-   memory: 16 keys of a head are one bulk copy. Full barriers end when copies have arrived, empty
-   ones when the last warp has multiplied.
+   and such a tile is added by hand. Where pages hold a multiple of 16 tokens, 16 keys of a head are
+   one copy by a tensor map (lib/tensor_map.clh), else many small ones. Full barriers end when
+   copies have arrived, empty ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
@@ -37,17 +37,12 @@
    CLA_TILES            -           0, 1: K and V lie as lib/tiles.clh says
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
-   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 2 KiB of barriers and marks,
+   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 3 KiB of barriers and marks,
    192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries. Launch: up
    to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries. */
 #include "lib/wgmma.clh"
-#if CLA_TILES
-#define CLA_TILE_UNIT(row, unit) \
-  ((row) / 8 * 8 * CLA_DIM_COLUMNS + cla_swizzled((row) % 8, unit, CLA_KV_ROWS))
-#else
-#define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
-#endif
+#define CLA_TILE_UNIT CLA_KV_PLACE
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_DIM_COLUMNS + cla_swizzled((row) % 64, unit, 64))
 #include "lib/mma_tiles.clh"
@@ -82,11 +77,11 @@
 #error "CLA_HEAD_DIM must be 64, 128 or 256"
 #endif
 
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_COLUMNS)
 #include "lib/wgmma_copies.clh"
 #include "lib/wgmma_results.clh"
 #include "lib/wgmma_rows.clh"
 
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_COLUMNS)
 #define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_COLUMNS)
 /* Tiles of keys, as many of values, and of queries, on their way or in use. */
 #define CLA_STAGES 2
@@ -133,15 +128,18 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     int num_kv_heads,                          /* heads */
     float scale_log2e,                         /* softmax scale * log2(e) */
     int causal,                                /* 0 or 1 */
-    int write_lse                              /* 0 or 1 */
+    int write_lse,                             /* 0 or 1 */
+    __global int* tensor_maps                  /* [2, MAP_INTS], made by the launch for itself */
         CLA_OPTION_PARAMS) {                   /* lib/options.clh */
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local ClaTask tasks[CLA_QUERY_STAGES]; /* come with the queries */
   __local float marks[CLA_WG_SIZE];
+  __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[CLA_STAGES], full_v[CLA_STAGES], empty_k[CLA_STAGES], empty_v[CLA_STAGES];
+  __local ulong made[1];
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint thread = (uint)get_local_id(0);
@@ -152,35 +150,34 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   const uint num_tasks = (uint)num_items * (uint)num_kv_heads * CLA_HEAD_CHUNKS;
 
   if (thread == 0) {
+    cla_barrier_init(made, 2);
     for (uint s = 0; s < CLA_QUERY_STAGES; ++s) {
       cla_barrier_init(full_q + s, CLA_WARPGROUP + 1);
       cla_barrier_init(empty_q + s, 4 * CLA_CONSUMERS);
     }
     for (uint s = 0; s < CLA_STAGES; ++s) {
-      cla_barrier_init(full_k + s, CLA_TILES ? CLA_COPIERS : CLA_WARPGROUP);
-      cla_barrier_init(full_v + s, CLA_TILES ? CLA_COPIERS : CLA_WARPGROUP);
+      cla_barrier_init(full_k + s, CLA_BOXES ? CLA_COPIERS : CLA_WARPGROUP);
+      cla_barrier_init(full_v + s, CLA_BOXES ? CLA_COPIERS : CLA_WARPGROUP);
       cla_barrier_init(empty_k + s, 4 * CLA_CONSUMERS);
       cla_barrier_init(empty_v + s, 4 * CLA_CONSUMERS);
     }
   }
-#if CLA_TILES
-  /* What lies behind a range's end meets weights of 0: zeros, or values of an earlier tile. */
-  for (uint i = thread; i < CLA_STAGES * CLA_TILE_UNITS; i += CLA_WG_SIZE) v_tiles[i] = (uint4)(0u);
-  cla_fence_for_products();
-#endif
-  barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised, values cleared -> used */
+  barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
 
   if (group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(40);
     const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
     const int own_key = first_key + (int)CLA_OWN_KEY(lane);
     ClaTurn k_turn = {0, 1}, v_turn = {0, 1}, query_turn = {0, 1};
+#if CLA_BOXES
+    const int head_pages = (int)(head_stride / block_stride);
+    const int head_rest = (int)(head_stride % block_stride);
+#endif
     for (uint number = (uint)get_group_id(0); number < num_tasks;
          number += (uint)get_num_groups(0)) {
       const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;
-      const long head_at = (long)task.kv_head * head_stride;
       cla_barrier_await(empty_q + query_turn.stage, query_turn.parity);
       if (lid == 0) {
         tasks[query_turn.stage] = task;
@@ -189,43 +186,39 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       cla_bring_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, lid, q, q_offset,
                         q_token_stride, scale_log2e, full_q + query_turn.stage);
       query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
-      if (CLA_TILES && warp >= CLA_COPIERS) continue;
+      if (warp >= CLA_COPIERS) continue;
+#if CLA_BOXES
+      if (number == (uint)get_group_id(0)) {
+        cla_barrier_await(made, 0);
+        cla_take_map(tensor_maps);
+        cla_take_map(tensor_maps + CLA_MAP_INTS);
+      }
+      const int head = (int)task.kv_head;
+      const ClaSource k = {tensor_maps, head * head_rest, head * head_pages};
+      const ClaSource v = {tensor_maps + CLA_MAP_INTS, k.at, k.more_pages};
+#else
+      const long head_at = (long)task.kv_head * head_stride;
+      const ClaSource k = {k_cache + k_offset + head_at, block_stride, token_stride};
+      const ClaSource v = {v_cache + v_offset + head_at, block_stride, token_stride};
+#endif
       /* Keys run a tile ahead of values, as products want them, page ids a tile ahead of keys. */
       int page = cla_page_within(pages, keys.begin + own_key, keys.end);
-      long values_at = 0;
+      int values_page = 0;
       for (int tile = keys.begin; tile < keys.end + CLA_BLOCK_KV; tile += CLA_BLOCK_KV) {
         const int position = tile + own_key;
         const int next_page = cla_page_within(pages, position + CLA_BLOCK_KV, keys.end);
-        const long keys_at =
-            head_at + cla_key_row(&task.item, page, (uint)position, block_stride, token_stride);
         const int num_keys = keys.end - tile - first_key;
         if (tile < keys.end) {
-#if CLA_TILES
-          cla_bring_runs(k_tiles + k_turn.stage * CLA_TILE_UNITS, full_k + k_turn.stage,
-                         empty_k + k_turn.stage, k_turn.parity, k_cache + k_offset, keys_at,
-                         num_keys, warp, lane);
-#else
-          cla_barrier_await(empty_k + k_turn.stage, k_turn.parity);
-          cla_start_quarter(k_tiles + k_turn.stage * CLA_TILE_UNITS, k_cache + k_offset, keys_at,
-                            token_stride, num_keys, warp, lane);
-          cla_barrier_arrive_after_copies(full_k + k_turn.stage);
-#endif
+          cla_bring_keys(k_tiles, full_k, empty_k, k_turn, &k, &task.item, page, position, num_keys,
+                         warp, lane);
           k_turn = cla_next_turn(k_turn, CLA_STAGES);
         }
         if (tile > keys.begin) {
-#if CLA_TILES
-          cla_bring_runs(v_tiles + v_turn.stage * CLA_TILE_UNITS, full_v + v_turn.stage,
-                         empty_v + v_turn.stage, v_turn.parity, v_cache + v_offset, values_at,
-                         num_keys + CLA_BLOCK_KV, warp, lane);
-#else
-          cla_barrier_await(empty_v + v_turn.stage, v_turn.parity);
-          cla_start_quarter(v_tiles + v_turn.stage * CLA_TILE_UNITS, v_cache + v_offset, values_at,
-                            token_stride, num_keys + CLA_BLOCK_KV, warp, lane);
-          cla_barrier_arrive_after_copies(full_v + v_turn.stage);
-#endif
+          cla_bring_keys(v_tiles, full_v, empty_v, v_turn, &v, &task.item, values_page,
+                         position - CLA_BLOCK_KV, num_keys + CLA_BLOCK_KV, warp, lane);
           v_turn = cla_next_turn(v_turn, CLA_STAGES);
         }
-        values_at = keys_at;
+        values_page = page;
         page = next_page;
       }
     }
@@ -233,6 +226,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     return;
   }
 
+  if (CLA_BOXES && thread < 64) { /* beside the first queries' way */
+    const ClaRowsAt rows = {warp == 0 ? k_cache + k_offset : v_cache + v_offset, token_stride,
+                            block_stride};
+    cla_make_map(tensor_maps + warp * CLA_MAP_INTS, maps + warp * CLA_MAP_INTS, &rows, lane);
+    if (lane == 0) cla_barrier_arrive(made);
+  }
   CLA_TAKE_REGISTERS(232);
   const uint first_row = group * 64;
   const uint warp_row = first_row + warp * 16;

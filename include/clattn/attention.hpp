@@ -29,7 +29,8 @@ struct PagedStepView;
 /// is cut coarser below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is claimed whole).
 inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 
-/// Device memory for partial results, grown by the builders that share it.
+/// Device memory for partial results, grown by the builders that share it. Launches that use it
+/// must not overlap.
 struct AttentionWorkspace {
   Buffer partial_out;
   Buffer partial_lse2;
@@ -37,6 +38,8 @@ struct AttentionWorkspace {
   /// splits themselves. Launches that overlapped on one workspace, or were torn down, leave others:
   /// a new workspace is needed then.
   Buffer arrivals;
+  /// How NVIDIA's copy engine finds keys and values; each launch writes its own before it reads.
+  Buffer tensor_maps;
 };
 
 struct BuilderOptions {

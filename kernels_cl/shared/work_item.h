@@ -7,6 +7,9 @@
    CPUs have taken, the others keep its cache line from theirs. */
 #define CLA_QUEUE_INTS 16
 
+/* Size of a tensor map (lib/tensor_map.clh). */
+#define CLA_MAP_INTS 32
+
 /* Padding of recorded steps is zeroed: an item without query tokens, a merge without splits. */
 
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -219,6 +220,17 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
     if (place >= 0 && place % 8 == 0) continue;
     throw_invalid("kv_cache: an offset or stride is {}, legal: multiples of 8 elements, >= 0",
                   place);
+  }
+  // Kernels find a head by as many blocks and elements, in 32 bits (lib/tensor_map.clh).
+  if (cache.block_stride == 0) throw_invalid("kv_cache: block_stride is 0, legal: > 0");
+  const std::int64_t most =
+      std::numeric_limits<std::int32_t>::max() / 2 / std::max(cache.num_kv_heads, 1);
+  if (cache.head_stride / cache.block_stride > most ||
+      cache.head_stride % cache.block_stride > most) {
+    throw_invalid(
+        "kv_cache: head_stride is {} and block_stride {}, legal: {} blocks and {} elements between "
+        "heads at most",
+        cache.head_stride, cache.block_stride, most, most);
   }
   check_cache(cache);
 }

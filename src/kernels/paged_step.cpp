@@ -110,7 +110,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
   static_cast<void>(largest_step_bytes());  // refuses limits that no step could fill
-  reserve_partials(largest_plan(limits.max_num_reqs).num_partial_rows);
+  reserve_workspace(largest_plan(limits.max_num_reqs).num_partial_rows);
   query_start_loc_.reserve(reqs + 1);
   seq_lens_.reserve(reqs);
   last_page_len_.reserve(reqs);
@@ -250,9 +250,9 @@ std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) con
   return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
 }
 
-/// Takes the workspace's buffers, grown to `rows` where they are smaller. Another builder may have
-/// replaced them since; what this one's last step was bound to lives until here.
-void PagedStep::reserve_partials(std::int64_t rows) {
+/// Takes the workspace's buffers, grown to `rows` partial ones where they are smaller. Another
+/// builder may have replaced them since; what this one's last step was bound to lives until here.
+void PagedStep::reserve_workspace(std::int64_t rows) {
   AttentionWorkspace& shared = *options_.workspace;
   const std::size_t lse_row = static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
   const std::size_t out_row = lse_row * static_cast<std::size_t>(kernels_->shape.head_size);
@@ -283,6 +283,8 @@ void PagedStep::reserve_partials(std::int64_t rows) {
   if (partial_out_.handle() != shared.partial_out.handle()) partial_out_ = shared.partial_out;
   if (partial_lse2_.handle() != shared.partial_lse2.handle()) partial_lse2_ = shared.partial_lse2;
   if (arrivals_.handle() != shared.arrivals.handle()) arrivals_ = shared.arrivals;
+  if (!shared.tensor_maps) shared.tensor_maps = context_->allocate(kTensorMapBytes);
+  if (!tensor_maps_) tensor_maps_ = shared.tensor_maps;
 }
 
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
@@ -326,7 +328,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
   write_plan(batch, planner, taken, output);
   if (recorded) clear_padding(planned, output);
-  reserve_partials(planned.num_partial_rows);
+  reserve_workspace(planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);
 
   slots_ = slots;
@@ -346,6 +348,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.partial_out = partial_out_.handle();
   view_.partial_lse2 = partial_lse2_.handle();
   view_.arrivals = arrivals_.handle();
+  view_.tensor_maps = tensor_maps_.handle();
   view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
   view_.window = planner_.window;
   view_.bidirectional = planner_.bidirectional;

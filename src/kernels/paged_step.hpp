@@ -14,6 +14,9 @@
 
 namespace clattn::detail {
 
+/// Of tensor maps of keys and of values.
+inline constexpr std::size_t kTensorMapBytes = std::size_t{2} * CLA_MAP_INTS * sizeof(cl_int);
+
 /// What forward() binds: where the parts of a step's metadata lie on the device.
 struct PagedStepView {
   const AttentionKernels* kernels = nullptr;  ///< the plan fits these kernels' tiles only
@@ -26,6 +29,7 @@ struct PagedStepView {
   cl_mem partial_out = nullptr;   ///< [partial rows, num_heads, head_size] f32
   cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
   cl_mem arrivals = nullptr;      ///< [partial rows, num_heads] int behind the queue's, all 0
+  cl_mem tensor_maps = nullptr;   ///< [2, CLA_MAP_INTS] int, each launch's own
   std::int64_t num_blocks = 0;    ///< every page id of the step is below this
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
@@ -126,7 +130,7 @@ class PagedStep {
   PlanCounts largest_plan(std::int32_t num_reqs) const;
   void publish(std::int32_t pad_size);
   static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
-  void reserve_partials(std::int64_t rows);
+  void reserve_workspace(std::int64_t rows);
   std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
   bool joins_splits() const noexcept;
@@ -141,6 +145,7 @@ class PagedStep {
   Buffer partial_out_;  ///< the workspace's, as this step is bound to them
   Buffer partial_lse2_;
   Buffer arrivals_;
+  Buffer tensor_maps_;
   PagedStepView view_;
 
   std::size_t num_reqs_ = 0;

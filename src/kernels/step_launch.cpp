@@ -37,6 +37,7 @@ void launch_stage(const StepCall& call, const LayerArguments& arguments, std::si
       .arg<cl_int>(call.bidirectional ? 0 : step.causal)
       .arg<cl_int>(call.lse != nullptr ? 1 : 0);
   if (joins_splits(*stage.variant) || takes_from_queue(*stage.variant)) lease.arg(step.arrivals);
+  if (makes_tensor_maps(*stage.variant)) lease.arg(step.tensor_maps);
   arguments.bind_options(lease);
   lease.enqueue(call.queue, groups, static_cast<std::size_t>(stage.variant->work_group_size),
                 event);

@@ -125,6 +125,12 @@ inline bool takes_from_queue(const Variant& variant) {
           variant.role == Role::kMLADecode);
 }
 
+/// Whether its launches describe the cache to the device's copy engine
+/// (kernels_cl/lib/tensor_map.clh).
+inline bool makes_tensor_maps(const Variant& variant) {
+  return variant.operands == Operands::kWarpgroup && variant.role == Role::kPrefill;
+}
+
 /// Work-groups that a compute unit runs at once; 0 where it is not known.
 inline std::int32_t resident_groups(const Variant& variant) {
   // Their tiles fill the local memory.

@@ -20,6 +20,7 @@ IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) 
   constexpr std::size_t kCounters = CLA_QUEUE_INTS;
   const std::vector<std::byte> nothing(std::max({page, token, kCounters}) * sizeof(float));
   zeros = kernels.runtime->allocate_copy(nothing);
+  maps = kernels.runtime->allocate(kTensorMapBytes);
   constexpr std::array kNoSlot = {kPadSlotId};
   slots = kernels.runtime->allocate_copy(std::as_bytes(std::span(kNoSlot)));
 }
@@ -44,6 +45,7 @@ void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
   step.pages_at = offsetof(Meta, pages) / sizeof(cl_int);
   const cl_mem zeros = memory.zeros.handle();
   step.partial_out = step.partial_lse2 = step.arrivals = zeros;
+  step.tensor_maps = memory.maps.handle();
   launch_step({queue, kernels, step, {zeros}, {zeros}, zeros}, arguments, nullptr, nullptr);
 }
 

@@ -13,6 +13,7 @@ struct IdleMemory {
   CapturePause pause;  ///< its launches are no calls of the application's
   Buffer zeros;  ///< stands for every tensor: a page of the cache and a token's row fit into it
   Buffer slots;  ///< i64 [1]: kPadSlotId
+  Buffer maps;   ///< where launches may describe what they copy
 };
 
 /// Launches every kernel of the layer's steps over padding alone: no tensor is read or written.

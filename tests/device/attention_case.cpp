@@ -86,7 +86,14 @@ clattn::KVCache make_cache(const clattn::Context& context, const CaseSpec& spec,
   const clattn::Buffer raw =
       context.allocate(index(host.num_blocks) * cache_spec.page_size_bytes());
   if (!c.contiguous_kv()) {
-    return clattn::reshape_kv_cache(raw, cache_spec, backend, spec.layout);
+    clattn::KVCache cache = clattn::reshape_kv_cache(raw, cache_spec, backend, spec.layout);
+    if (spec.heads_apart) {
+      cache.token_stride = c.head_size;
+      cache.block_stride = host.truth.block_size * cache.token_stride;
+      cache.head_stride = host.num_blocks * cache.block_stride;
+      cache.v_offset = c.num_kv_heads * cache.head_stride;
+    }
+    return cache;
   }
   const std::int64_t row = std::int64_t{c.num_kv_heads} * c.head_size;
   clattn::KVCache cache;

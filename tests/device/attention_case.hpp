@@ -41,6 +41,7 @@ struct CaseSpec {
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double sharpness = 1.0;        ///< standard deviation of the query's elements
   std::size_t page_padding = 0;  ///< bytes behind the K and V of each page
+  bool heads_apart = false;      ///< all blocks of a KV head follow each other in the cache
   std::uint32_t page_seed = 1;   ///< where the pages lie; must not change any bit of the result
 };
 

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "device/cache_blocks.hpp"
 
-// A7: pages that take more bytes than their K and V (page_size_padded).
+// A7: pages that take more bytes than their K and V (page_size_padded), and other strides.
 namespace {
 
 using attention_test::all_contexts;
@@ -51,6 +53,25 @@ TEST(PaddedPages, A7_AttentionReadsAndWritesThem) {
   for (const auto& context : all_contexts()) {
     for (const PaddedCase& c : cases) {
       const attention_test::CaseSpec spec = attention_over(c);
+      const attention_test::CaseResult result = run_case(context, spec);
+      EXPECT_EQ(result.fault, "") << describe(spec);
+      EXPECT_LE(result.worst_share, 1) << describe(spec) << result.worst_place;
+    }
+  }
+}
+
+TEST(HeadsApart, AttentionReadsAndWritesThem) {
+  for (const auto& context : all_contexts()) {
+    for (const auto& [block_size, head_size] : {std::pair{16, 128}, {48, 64}}) {
+      attention_test::CaseSpec spec = attention_over(
+          {"FLASHINFER", KVCacheLayout::kHND, DType::kF16, clattn::KernelFamily::kAuto});
+      spec.page_padding = 0;
+      spec.heads_apart = true;
+      spec.config.num_kv_heads = 4;
+      spec.config.num_heads = 16;
+      spec.config.block_size = block_size;
+      spec.config.head_size = head_size;
+      spec.requests = {{1, 99, 1}, {70, 30, 2}};
       const attention_test::CaseResult result = run_case(context, spec);
       EXPECT_EQ(result.fault, "") << describe(spec);
       EXPECT_LE(result.worst_share, 1) << describe(spec) << result.worst_place;
