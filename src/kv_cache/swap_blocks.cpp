@@ -1,9 +1,13 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <clattn/cache_ops.hpp>
 #include <cstdlib>
 #include <functional>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/checked.hpp"
@@ -42,29 +46,45 @@ struct Piece {
   std::size_t pair = 0;
 };
 
+/// What must agree between two caches. Strides that no block of this shape uses are 0.
+struct Trait {
+  std::string_view name;
+  std::int64_t value = 0;
+};
+
 /// A cache on the device and what it is made of; nothing for a host image.
 struct DeviceCache {
   CachePlanes planes;
   DType dtype = DType::kF16;
-  std::array<std::int64_t, 7> shape{};  // what must agree between two caches
+  std::array<Trait, 7> traits{};
 };
 
 struct DescribeCache {
   std::optional<DeviceCache> operator()(const KVCache& cache) const {
     return DeviceCache{detail::planes_of(cache),
                        cache.dtype,
-                       {cache.block_size, cache.num_kv_heads, cache.head_size, cache.token_stride,
-                        cache.head_stride, cache.key_dim_stride, cache.tiles ? 1 : 0}};
+                       {{{"block_size", cache.block_size},
+                         {"num_kv_heads", cache.num_kv_heads},
+                         {"head_size", cache.head_size},
+                         {"token_stride", cache.block_size == 1 ? 0 : cache.token_stride},
+                         {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride},
+                         {"key_dim_stride", cache.key_dim_stride},
+                         {"tiles", cache.tiles ? 1 : 0}}}};
   }
   std::optional<DeviceCache> operator()(const PackedKVCache& cache) const {
     return DeviceCache{detail::planes_of(cache),
                        cache.dtype,
-                       {cache.block_size, cache.num_kv_heads, cache.head_size, 0, 0}};
+                       {{{"block_size", cache.block_size},
+                         {"num_kv_heads", cache.num_kv_heads},
+                         {"head_size", cache.head_size},
+                         {"x-packed", 1}}}};
   }
   std::optional<DeviceCache> operator()(const MLACache& cache) const {
     return DeviceCache{detail::planes_of(cache),
                        cache.dtype,
-                       {cache.block_size, cache.kv_lora_rank, cache.rope_dim, 0, 0}};
+                       {{{"block_size", cache.block_size},
+                         {"kv_lora_rank", cache.kv_lora_rank},
+                         {"rope_dim", cache.rope_dim}}}};
   }
   std::optional<DeviceCache> operator()(const HostImage& /*image*/) const { return std::nullopt; }
 };
@@ -206,17 +226,27 @@ void require_apart(const std::vector<Piece>& pieces, std::span<const BlockPair> 
   }
 }
 
-void require_alike(const DeviceCache& source, const DeviceCache& destination) {
-  if (source.dtype == destination.dtype && source.shape == destination.shape &&
-      source.planes.layout.row == destination.planes.layout.row &&
-      source.planes.planes.size() == destination.planes.planes.size()) {
-    return;
+/// In what the blocks of two caches differ first; empty = in nothing.
+std::string difference(const DeviceCache& source, const DeviceCache& destination) {
+  if (source.dtype != destination.dtype) {
+    return fmt::format("dtype {} and {}", to_string(source.dtype), to_string(destination.dtype));
   }
-  throw_invalid(
-      "swap_blocks: from blocks of {} bytes ({}) to blocks of {} bytes ({}), legal: equal shapes, "
-      "types and orders of a block",
-      source.planes.layout.row, to_string(source.dtype), destination.planes.layout.row,
-      to_string(destination.dtype));
+  for (std::size_t i = 0; i < source.traits.size(); ++i) {
+    const Trait& from = source.traits.at(i);
+    const Trait& to = destination.traits.at(i);
+    if (from.name != to.name) return "caches of different forms";
+    if (from.value != to.value) return fmt::format("{} {} and {}", from.name, from.value, to.value);
+  }
+  if (source.planes.planes.size() != destination.planes.planes.size())
+    return "caches of different forms";
+  const std::int64_t row = source.planes.layout.row, other = destination.planes.layout.row;
+  return row == other ? "" : fmt::format("blocks of {} and of {} bytes", row, other);
+}
+
+void require_alike(const DeviceCache& source, const DeviceCache& destination) {
+  const std::string what = difference(source, destination);
+  if (what.empty()) return;
+  throw_invalid("swap_blocks: {}, legal: equal types, shapes and orders of a block", what);
 }
 
 /// Whether two caches have memory in common. Throws unless they are of one context: others have no
@@ -239,18 +269,19 @@ void capture_swap(cl_command_queue queue, const Side& read, const Side& written,
                   const DeviceCache& cache, std::span<const BlockPair> mapping) {
   const bool from_host = read.planes.front().host != nullptr;
   const bool to_host = written.planes.front().host != nullptr;
+  const auto& traits = cache.traits;
   detail::CapturedSwap call{.queue = queue,
                             .direction = from_host ? "host_to_device"
                                          : to_host ? "device_to_host"
                                                    : "device_to_device",
                             .dtype = cache.dtype,
-                            .block_shape = {cache.shape[0], cache.shape[1], cache.shape[2]},
+                            .block_shape = {traits[0].value, traits[1].value, traits[2].value},
                             .mapping = mapping,
                             .block_stride = read.block_stride,
                             .source_blocks = read.num_blocks,
                             .destination_blocks = written.num_blocks};
   if (cache.planes.planes.size() == 1) {  // latent rows, of both their parts
-    call.block_shape = {cache.shape[0], 1, cache.shape[1] + cache.shape[2]};
+    call.block_shape = {traits[0].value, 1, traits[1].value + traits[2].value};
   }
   for (const CopyEnd& plane : read.planes) {
     call.device = plane.device;

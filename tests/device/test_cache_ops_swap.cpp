@@ -174,6 +174,22 @@ clattn::Buffer sub_buffer(const clattn::Buffer& whole, std::size_t offset, std::
   return buffer;
 }
 
+// With one head, NHD and HND are the same bytes.
+TEST(SwapBlocks, StridesThatNoBlockUsesMayDiffer) {
+  const auto& context = *all_contexts().at(0);
+  const clattn::Queue queue = context.create_queue();
+  Shape shape;
+  shape.num_kv_heads = 1;
+  const Layer from(context, queue, shape, kOrders[0], 3);
+  const Layer to(context, queue, shape, kOrders[1], 4);
+  EXPECT_NE(from.cache.head_stride, to.cache.head_stride);
+  const std::vector<BlockPair> pairs = {{5, 1}, {0, 3}};
+  clattn::swap_blocks(context, queue, from.cache, to.cache, pairs);
+  Bytes want = to.image;
+  apply(from.cache, from.image, to.cache, want, pairs);
+  EXPECT_TRUE(download<std::uint8_t>(queue, to.cache.buffer) == want);
+}
+
 // A6.4: what counts is the bytes of the underlying buffer, not ids and not handles.
 TEST(SwapBlocks, CachesThatShareMemoryMustNotOverlap) {
   for (const auto& context : all_contexts()) {
@@ -258,12 +274,14 @@ TEST(SwapBlocks, NonsenseIsRefusedWithNumbers) {
   other.dtype = DType::kBF16;
   const Layer bf16(context, queue, other, kOrders[0], 1);
   EXPECT_EQ(refuse(layer.cache, bf16.cache, {}),
-            "swap_blocks: from blocks of 768 bytes (f16) to blocks of 768 bytes (bf16), legal: "
-            "equal shapes, types and orders of a block");
+            "swap_blocks: dtype f16 and bf16, legal: equal types, shapes and orders of a block");
   const Layer hnd(context, queue, {}, kOrders[1], 1);
-  EXPECT_NE(refuse(layer.cache, hnd.cache, {}), "no error");
+  EXPECT_EQ(refuse(layer.cache, hnd.cache, {}),
+            "swap_blocks: token_stride 24 and 8, legal: equal types, shapes and orders of a block");
   const Layer hdn(context, queue, {}, kOrders[3], 1);
-  EXPECT_NE(refuse(hnd.cache, hdn.cache, {}), "no error");
+  EXPECT_EQ(
+      refuse(hnd.cache, hdn.cache, {}),
+      "swap_blocks: key_dim_stride 1 and 16, legal: equal types, shapes and orders of a block");
   KVCache gaps = layer.cache;
   gaps.token_stride += 8;
   gaps.num_blocks = 2;
