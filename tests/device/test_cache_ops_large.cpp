@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "device/cache_blocks.hpp"
 
 // Calls of cache operations so large that CPUs store past their caches: what is stored stays the
@@ -23,12 +25,18 @@ struct LargeWrite {
   std::int32_t head_size = 128;
   KVCacheLayout layout = KVCacheLayout::kNHD;
   std::int64_t shift = 0;  // elements before the cache
+  bool scales = false;     // a factor per KV head, of keys and of values
 };
 
 /// Token i's slot: pages from the last to the first one; some tokens have none.
 std::int64_t slot_of(std::int64_t token) {
   const std::int64_t page = kTokens / kBlock - 1 - token / kBlock;
   return token % 23 == 5 ? -1 : page * kBlock + token % kBlock;
+}
+
+/// Powers of two: quotients by them are exact.
+float scale_of(const LargeWrite& write, bool keys, std::int32_t head) {
+  return write.scales ? std::ldexp(1.0F, head % 5 - (keys ? 1 : 3)) : 1;
 }
 
 /// What the cache holds of f16 rows in one of its planes.
@@ -43,7 +51,8 @@ void store(const LargeWrite& write, const KVCache& cache, bool keys,
         if (slot < 0) continue;
         const std::int64_t at = keys ? cache.key_at(slot / kBlock, slot % kBlock, head, dim)
                                      : cache.value_at(slot / kBlock, slot % kBlock, head, dim);
-        const double x = oracle::decode(oracle::Element::kF16, rows[from]);
+        const double x =
+            oracle::decode(oracle::Element::kF16, rows[from]) / scale_of(write, keys, head);
         const std::uint32_t bits =
             write.dtype == DType::kF16 ? rows[from] : oracle::encode(element(write.dtype), x);
         std::memcpy(&image.at(static_cast<std::size_t>(at) * size), &bits, size);
@@ -78,6 +87,15 @@ void expect_stored(const clattn::Context& context, const LargeWrite& write) {
   cache.buffer = upload(context, queue, want);
   cache.k_offset += write.shift;
   cache.v_offset += write.shift;
+  if (write.scales) {
+    std::vector<float> scales;
+    for (const bool keys : {true, false}) {
+      for (std::int32_t head = 0; head < kHeads; ++head)
+        scales.push_back(scale_of(write, keys, head));
+    }
+    cache.scales = upload(context, queue, scales);
+    cache.scales_per_head = true;
+  }
   store(write, cache, true, key, want);
   store(write, cache, false, value, want);
   const clattn::Buffer k = upload(context, queue, key), v = upload(context, queue, value);
@@ -98,6 +116,8 @@ TEST(LargeCacheOps, WritesStoreEveryTokenInItsPlace) {
       }
       expect_stored(*context, {.dtype = dtype, .shift = 8});  // rows begin within a line
       expect_stored(*context, {.dtype = dtype, .head_size = 72});
+      if (clattn::element_size_bytes(dtype) == 1)
+        expect_stored(*context, {.dtype = dtype, .scales = true});
     }
   }
 }
