@@ -38,7 +38,6 @@
    Local memory: 192 * KEY_DIM * 2 B and 8.3 KiB beside, 225.3 KiB with what aligns them, at 512
    + 64. Launch: up to num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
 #include "lib/latent.clh"
-#define CLA_BOXES 0 /* a tile takes as long by them: docs/performance.md */
 #include "lib/wgmma.clh"
 
 #define CLA_DIM_COLUMNS (CLA_HEAD_DIM / 2 / 8) /* of 8 dims, of a warpgroup */

@@ -16,8 +16,8 @@
    The tile before may be the last one of the task before: its rows leave once O is done, beside
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
    wholly; an infinite or NaN value there that a row must not meet is seen before it is multiplied,
-   and such a tile is added by hand. Where pages hold a multiple of 16 tokens, 16 keys of a head are
-   one copy by a tensor map (lib/tensor_map.clh), else many small ones. Full barriers end when
+   and such a tile is added by hand. With CLA_BOXES 16 keys of a head are one copy by a tensor map
+   (lib/tensor_map.clh), else many small ones. Full barriers end when
    copies have arrived, empty ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
@@ -35,6 +35,7 @@
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_TILES            -           0, 1: K and V lie as lib/tiles.clh says
+   CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
    Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 3 KiB of barriers and marks,
@@ -51,8 +52,11 @@
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "prefill_wgmma.cl: the cache must hold the queries' type"
 #endif
-#if CLA_TILES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0)
-#error "prefill_wgmma.cl: tiles are of pages of a multiple of 16 tokens"
+#if CLA_TILES && !CLA_BOXES
+#error "prefill_wgmma.cl: tiles come by tensor maps"
+#endif
+#if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0)
+#error "prefill_wgmma.cl: boxes are of pages of a multiple of 16 tokens"
 #endif
 #if CLA_BLOCK_ROWS % 64 != 0 || CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
@@ -161,6 +165,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       cla_barrier_init(empty_k + s, 4 * CLA_CONSUMERS);
       cla_barrier_init(empty_v + s, 4 * CLA_CONSUMERS);
     }
+    cla_fence_for_products(); /* initialised -> told by copies */
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
 

@@ -143,7 +143,7 @@ class AttentionMetadataBuilder {
                                                       const GroupPages& pages,
                                                       Event* upload = nullptr);
   /// Exactly the bytes of partial results in device workspace that build() would use for this batch
-  /// without fast_build; counters add 4 bytes a partial row and head, and 64.
+  /// without fast_build; counters add 4 bytes a partial row and head, and 64, tensor maps 256.
   virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
   /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
   virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;

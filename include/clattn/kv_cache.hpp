@@ -94,7 +94,9 @@ struct KVCacheConfig {
 /// but K's at k_offset + block * block_stride + head * head_stride + dim * key_dim_stride + token
 /// where keys lie by dim (key_dim_stride not 1), and both of a head elsewhere inside its part of a
 /// block in tiles. The strides say the layout, results never depend
-/// on it. Offsets and strides count elements of `dtype`.
+/// on it. Offsets and strides count elements of `dtype`; layers take multiples of 8, a block_stride
+/// above 0 where there are several blocks, and heads that lie less than 2^30 / num_kv_heads blocks
+/// and as many elements apart.
 struct KVCache {
   Buffer buffer;
   DType dtype = DType::kF16;

@@ -221,12 +221,15 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
     throw_invalid("kv_cache: an offset or stride is {}, legal: multiples of 8 elements, >= 0",
                   place);
   }
+  if (cache.num_blocks > 1 && cache.block_stride == 0) {
+    throw_invalid("kv_cache: block_stride is 0, legal where there are several blocks: > 0");
+  }
   // Kernels find a head by as many blocks and elements, in 32 bits (lib/tensor_map.clh).
-  if (cache.block_stride == 0) throw_invalid("kv_cache: block_stride is 0, legal: > 0");
   const std::int64_t most =
       std::numeric_limits<std::int32_t>::max() / 2 / std::max(cache.num_kv_heads, 1);
-  if (cache.head_stride / cache.block_stride > most ||
-      cache.head_stride % cache.block_stride > most) {
+  const std::int64_t block = std::max<std::int64_t>(cache.block_stride, 1);
+  if (cache.num_kv_heads > 1 &&
+      (cache.head_stride / block > most || cache.head_stride % block > most)) {
     throw_invalid(
         "kv_cache: head_stride is {} and block_stride {}, legal: {} blocks and {} elements between "
         "heads at most",
@@ -262,11 +265,12 @@ void append_tile_reasons(const AttentionConfig& config, const DeviceCapabilities
                          std::vector<std::string>& reasons) {
   const bool other_family =
       config.kernel_family == KernelFamily::kCpu || config.kernel_family == KernelFamily::kGpu;
-  if (other_family || (capabilities != nullptr &&
-                       !(capabilities->inline_ptx && capabilities->warpgroup_products))) {
+  if (other_family ||
+      (capabilities != nullptr && !(capabilities->inline_ptx && capabilities->warpgroup_products &&
+                                    assembles_tensor_maps(*capabilities)))) {
     reasons.emplace_back(
-        "layout tiles needs kernels with warpgroup products (compute capability 9.0, kernel family "
-        "auto or gpu_ptx)");
+        "layout tiles needs kernels with warpgroup products (compute capability 9.0, driver 555 or "
+        "later, kernel family auto or gpu_ptx)");
   }
   if (config.contiguous_kv()) {
     reasons.push_back(fmt::format("layout tiles with attn_type {} not supported: it has no cache",

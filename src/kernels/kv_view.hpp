@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <clattn/kv_cache.hpp>
 
 #include "kernels/cache_checks.hpp"
@@ -26,7 +27,7 @@ struct KVView {
         k_offset(cache.k_offset),
         v(cache.buffer.handle()),
         v_offset(cache.v_offset),
-        block_stride(cache.block_stride),
+        block_stride(std::max<std::int64_t>(cache.block_stride, 8)),  // one block may say 0
         token_stride(cache.token_stride),
         head_stride(cache.head_stride),
         key_dim_stride(cache.key_dim_stride),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -196,6 +197,14 @@ std::int32_t staying_groups(const Variant& variant) {
   return takes_from_queue(variant) ? 2 : 0;
 }
 
+bool assembles_tensor_maps(const DeviceCapabilities& capabilities) {
+  constexpr int kFirstDriver = 555;
+  const std::string& version = capabilities.driver_version;
+  int driver = 0;
+  std::from_chars(version.data(), version.data() + version.size(), driver);
+  return driver >= kFirstDriver;
+}
+
 bool takes_tiles(const Variant& variant) {
   if (variant.role == Role::kMerge) return true;
   return variant.family != KernelFamily::kCpu &&
@@ -280,6 +289,9 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   if (shape.tiles && variant.role != Role::kMerge) options += " -DCLA_TILES=1";
+  const bool boxes = makes_tensor_maps(variant) && assembles_tensor_maps(capabilities) &&
+                     shape.block_size > 0 && shape.block_size % 16 == 0;
+  if (boxes) options += " -DCLA_BOXES=1";
   options += option_macros(shape.options, variant.role);
   // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
   // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources

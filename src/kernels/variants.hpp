@@ -131,6 +131,10 @@ inline bool makes_tensor_maps(const Variant& variant) {
   return variant.operands == Operands::kWarpgroup && variant.role == Role::kPrefill;
 }
 
+/// Whether the driver's assembler takes the strides of tensor maps as PTX says, in bytes: from
+/// CUDA 12.5's (R555) on; those before it take units of 16.
+bool assembles_tensor_maps(const DeviceCapabilities& capabilities);
+
 /// Work-groups that a compute unit runs at once; 0 where it is not known.
 inline std::int32_t resident_groups(const Variant& variant) {
   // Their tiles fill the local memory.

@@ -298,6 +298,8 @@ std::string describe(const CaseSpec& spec) {
       "{}; ",
       clattn::to_string(c.attn_type), c.logits_soft_cap, c.sliding_window, c.attention_chunk_size,
       !c.alibi_slopes.empty(), !c.sinks.empty(), c.custom_mask, c.output_fp8, spec.scales_per_head);
+  if (spec.page_padding > 0) text += fmt::format("page padding {}; ", spec.page_padding);
+  if (spec.heads_apart) text += "heads apart; ";
   for (const Request& r : spec.requests) text += fmt::format(" {}+{}", r.query_len, r.context_len);
   return text;
 }

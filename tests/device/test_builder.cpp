@@ -3,6 +3,7 @@
 
 #include <clattn/clattn.hpp>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -326,10 +327,12 @@ TEST(Impl, RefusesBlocksThatTheCacheDoesNotHold) {
             "kv_cache: an offset or stride is 65, legal: multiples of 8 elements, >= 0");
   wrong = cache;
   wrong.block_stride = 0;
-  EXPECT_EQ(forward(wrong), "kv_cache: block_stride is 0, legal: > 0");
+  EXPECT_EQ(forward(wrong),
+            "kv_cache: block_stride is 0, legal where there are several blocks: > 0");
   wrong.block_stride = std::int64_t{1} << 40;
   wrong.head_stride = std::int64_t{1} << 32;
-  const std::string most = std::to_string((1 << 30) / cache.num_kv_heads - 1);
+  const std::string most =
+      std::to_string(std::numeric_limits<std::int32_t>::max() / 2 / cache.num_kv_heads);
   EXPECT_EQ(forward(wrong),
             "kv_cache: head_stride is 4294967296 and block_stride 1099511627776, legal: " + most +
                 " blocks and " + most + " elements between heads at most");

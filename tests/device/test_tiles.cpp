@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/layout_cases.hpp"
+#include "kernels/variants.hpp"
 
 namespace {
 
@@ -24,11 +25,12 @@ using clattn::KVCacheSpec;
 using test::error_text;
 
 const std::string kNeedsProducts =
-    "layout tiles needs kernels with warpgroup products (compute capability 9.0, kernel family "
-    "auto or gpu_ptx)";
+    "layout tiles needs kernels with warpgroup products (compute capability 9.0, driver 555 or "
+    "later, kernel family auto or gpu_ptx)";
 
 bool reads_tiles(const clattn::Context& context) {
-  return context.capabilities().warpgroup_products;
+  return context.capabilities().warpgroup_products &&
+         clattn::detail::assembles_tensor_maps(context.capabilities());
 }
 
 CaseSpec mixed_batch(std::int32_t head_size = 128) {
@@ -111,7 +113,7 @@ TEST_P(TileOptions, WithAndWithoutSplits) {
   }
 }
 
-// Work-groups go from task to task: what the last one left in local memory meets weights of 0.
+// Work-groups go from task to task, whose keys take turns in local memory.
 TEST(Tiles, ManyTasksOfAGroup) {
   CaseSpec spec = mixed_batch(64);
   spec.config.num_heads = 32;

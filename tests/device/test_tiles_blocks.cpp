@@ -191,8 +191,7 @@ TEST(TileBlocks, WholeBlocksAreCopiedAndSwapped) {
     const KVCache other = clattn::reshape_kv_cache(
         context->allocate(image.size()), spec, backend_named("FLASHINFER"), KVCacheLayout::kHND);
     EXPECT_EQ(error_text([&] { clattn::swap_blocks(*context, queue, cache, other, swaps); }),
-              "swap_blocks: from blocks of 4096 bytes (f16) to blocks of 4096 bytes (f16), legal: "
-              "equal shapes, types and orders of a block");
+              "swap_blocks: tiles 1 and 0, legal: equal types, shapes and orders of a block");
   }
 }
 

@@ -116,13 +116,17 @@ TEST(Backends, TilesAreForWarpgroupProducts) {
   clattn::DeviceCapabilities other, hopper;
   other.kind = hopper.kind = clattn::DeviceKind::kGpu;
   other.inline_ptx = hopper.inline_ptx = hopper.warpgroup_products = true;
+  hopper.driver_version = "555.42";
   const auto& flashinfer = backend("FLASHINFER");
   EXPECT_EQ(flashinfer.validate_layout(kTiles, config, nullptr), Reasons{});
   EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper), Reasons{});
   const std::string products =
-      "layout tiles needs kernels with warpgroup products (compute capability 9.0, kernel family "
-      "auto or gpu_ptx)";
+      "layout tiles needs kernels with warpgroup products (compute capability 9.0, driver 555 or "
+      "later, kernel family auto or gpu_ptx)";
   EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &other), Reasons{products});
+  clattn::DeviceCapabilities older = hopper;
+  older.driver_version = "550.163.01";
+  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &older), Reasons{products});
   config.kernel_family = clattn::KernelFamily::kGpu;
   EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper), Reasons{products});
   config = llama();

@@ -44,6 +44,31 @@ TEST(Variants, Fp8IsConvertedAsTheDeviceWasSeenToDo) {
   }
 }
 
+// Assemblers before CUDA 12.5's read strides of tensor maps in other units.
+TEST(Variants, KeysComeByTensorMapsWhereTheDriverAssemblesThem) {
+  const auto row = std::find_if(variants().begin(), variants().end(), [](const Variant& each) {
+    return each.name == "prefill_wgmma__r128_kv128";
+  });
+  ASSERT_NE(row, variants().end());
+  const auto comes_in_boxes = [&](const char* driver, std::int32_t block_size) {
+    DeviceCapabilities device;
+    device.kind = DeviceKind::kGpu;
+    device.driver_version = driver;
+    KernelShape shape;
+    shape.num_heads = 8;
+    shape.num_kv_heads = 2;
+    shape.head_size = 128;
+    shape.block_size = block_size;
+    return kernel_source(*row, shape, device).options.find(" -DCLA_BOXES=1") != std::string::npos;
+  };
+  EXPECT_TRUE(comes_in_boxes("580.159.04", 16));
+  EXPECT_TRUE(comes_in_boxes("555.42.02", 48));
+  EXPECT_FALSE(comes_in_boxes("580.159.04", 8));
+  EXPECT_FALSE(comes_in_boxes("580.159.04", 0));
+  EXPECT_FALSE(comes_in_boxes("550.163.01", 16));
+  EXPECT_FALSE(comes_in_boxes("", 16));
+}
+
 /// The first decode row that a CPU with or without products of bf16 pairs takes for a shape.
 std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size) {
   DeviceCapabilities device;
