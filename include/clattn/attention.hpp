@@ -180,6 +180,7 @@ struct KernelInfo {
   /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units
   /// and products of bf16 pairs want it; the other kernels keep them in f32.
   bool rounds_weights = false;
+  std::int32_t concurrent_groups = 0;  ///< work-groups that plans count on running at once
 };
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.

@@ -42,6 +42,38 @@ struct TuningRow {
   bool operator==(const TuningRow&) const = default;
 };
 
+/// What a kernel costs on a device, as plans count it (docs/performance.md). A launch takes
+/// launch_us and then as long as its work-groups do; a group takes task_us for each of its tasks,
+/// and what the task's keys take: their bytes at read_gbs plus its rows' products at math_gflops.
+/// Zeros stand for what costs nothing or is not known.
+struct KernelCosts {
+  double launch_us = 0;    ///< one more launch in a queue, without its tasks
+  double task_us = 0;      ///< of a task, around its keys
+  double split_us = 0;     ///< of a task that has a part of a tile's keys: its partial results
+  double read_gbs = 0;     ///< keys and values that one group takes in, alone on the device
+  double math_gflops = 0;  ///< of one group; 0: full tiles and others take the same time
+  double groups = 0;       ///< as fast as so many groups alone is the whole device; 0: all that run
+  bool operator==(const KernelCosts&) const = default;
+};
+
+/// One row of costs of a tuning file: the kernels that it is for, what they cost, who measured it.
+/// Empty texts, zeros and empty optionals of the first part stand for any.
+struct CostRow {
+  std::string device;          ///< as TuningRow::device
+  std::string driver;          ///< DeviceCapabilities::driver_version
+  std::string kernel;          ///< KernelInfo::name, or the beginning of some with '*' behind it
+  std::int32_t head_size = 0;  ///< elements; latent caches: kv_lora_rank
+  std::int32_t group = 0;      ///< query heads per KV head
+  std::optional<DType> dtype, cache_dtype;
+
+  KernelCosts costs;
+
+  std::string version;  ///< of the library that measured
+  std::string date;     ///< YYYY-MM-DD
+
+  bool operator==(const CostRow&) const = default;
+};
+
 /// The rows of a tuning file, and a line for each part of it that was left out.
 struct TuningText {
   std::vector<TuningRow> rows;

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
+#include "kernels/costs.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
@@ -71,11 +72,15 @@ void launch_merge(const StepCall& call, const LayerArguments& arguments, std::si
                 event);
 }
 
-KernelInfo describe(const BuiltKernel& kernel) {
+KernelInfo describe(const BuiltKernel& kernel, const DeviceCapabilities& device) {
   const Variant& v = *kernel.variant;
-  return {std::string(v.name), std::string(to_string(v.role)),
-          v.work_group_size,   v.block_rows,
-          v.block_kv,          rounds_weights(v)};
+  return {std::string(v.name),
+          std::string(to_string(v.role)),
+          v.work_group_size,
+          v.block_rows,
+          v.block_kv,
+          rounds_weights(v),
+          concurrent_groups(v, device)};
 }
 
 }  // namespace
@@ -181,10 +186,11 @@ Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
 }
 
 std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
+  const DeviceCapabilities& device = kernels.runtime->capabilities();
   std::vector<KernelInfo> infos;
-  for (const BuiltKernel& stage : kernels.stages) infos.push_back(describe(stage));
-  infos.push_back(describe(kernels.merge));
-  if (kernels.cache_write.variant) infos.push_back(describe(kernels.cache_write));
+  for (const BuiltKernel& stage : kernels.stages) infos.push_back(describe(stage, device));
+  infos.push_back(describe(kernels.merge, device));
+  if (kernels.cache_write.variant) infos.push_back(describe(kernels.cache_write, device));
   return infos;
 }
 
