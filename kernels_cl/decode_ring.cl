@@ -61,12 +61,6 @@ typedef struct ClaLaunch {
   int causal;
 } ClaLaunch;
 
-/* The group's task behind `number`: the list is gone through there and back, a round a way. */
-static inline uint cla_next_number(uint number) {
-  const uint round = (uint)get_num_groups(0);
-  return (number / round + 2) * round - 1 - number % round;
-}
-
 /* The warp's first tile of a task. */
 static inline int cla_first_tile(ClaRange keys, uint warp) {
   return keys.begin - keys.begin % CLA_BLOCK_KV + (int)warp * CLA_BLOCK_KV;
@@ -86,7 +80,7 @@ static inline void cla_enter_task(ClaAhead* ahead, const ClaLaunch* launch, cons
 static inline void cla_find_tile(ClaAhead* ahead, const ClaLaunch* launch, const ClaOptions* opt,
                                  uint warp) {
   while (ahead->number < launch->num_tasks && ahead->first >= ahead->keys.end) {
-    ahead->number = cla_next_number(ahead->number);
+    ahead->number = cla_next_task(ahead->number);
     cla_enter_task(ahead, launch, opt, warp);
   }
   if (ahead->number < launch->num_tasks)
@@ -298,7 +292,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   uint4 query[CLA_QUERY_UNITS]; /* of the task to come */
   cla_load_queries(query, &launch, (uint)get_group_id(0), q, q_offset, q_token_stride, warp, lane);
   for (uint number = (uint)get_group_id(0); number < launch.num_tasks;
-       number = cla_next_number(number)) {
+       number = cla_next_task(number)) {
     const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
     if (task.item.q_count == 0) break; /* padding: the end */
     const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
@@ -349,7 +343,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       cla_multiply_pv(sums, scores, v);
     }
 
-    cla_load_queries(query, &launch, cla_next_number(number), q, q_offset, q_token_stride, warp,
+    cla_load_queries(query, &launch, cla_next_task(number), q, q_offset, q_token_stride, warp,
                      lane);
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                    state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);

@@ -4,9 +4,9 @@
      out[r, :] = sum_p softmax_p(scale * <q[r, :], c[p, :]>) c[p, 0 ... HEAD_DIM)
                  p: the keys that row r sees; c[p, :] has KEY_DIM = HEAD_DIM + ROPE_DIM elements
 
-   A work-group goes through the tasks (a work item for one chunk of heads) that lie num_groups
-   apart: 64 rows (query token, head) against tiles of 64 keys, which are both keys and values. Two
-   warpgroups multiply, a third one copies queries and tiles:
+   A work-group stays for many tasks (a work item for one chunk of heads; cla_next_task): 64 rows
+   (query token, head) against tiles of 64 keys, which are both keys and values. Two warpgroups
+   multiply, a third one copies queries and tiles:
 
      the first                                 the second
      S = Q C^T, P = 2^(S - max)
@@ -225,7 +225,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     CLA_KEEP_REGISTERS(40);
     ClaTurn turn = {0, 1}, query_turn = {0, 1};
     for (uint number = (uint)get_group_id(0); number < num_tasks;
-         number += (uint)get_num_groups(0)) {
+         number = cla_next_task(number)) {
       const ClaTask task = cla_task_of(meta, items_at, 1, number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;
@@ -277,7 +277,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   float sums[CLA_DIM_COLUMNS * 4];
 #pragma unroll
   for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
-  for (uint number = (uint)get_group_id(0); number < num_tasks; number += (uint)get_num_groups(0)) {
+  for (uint number = (uint)get_group_id(0); number < num_tasks; number = cla_next_task(number)) {
     uint4 weights[CLA_KEY_STEPS];
     ClaWork work;
     cla_await_tile(full_q, query_turn);

@@ -3,9 +3,8 @@
 
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
-   A work-group goes through the tasks (a work item for one KV head) that lie num_groups apart, so
-   that loading for the next one runs beside the end of the last: BLOCK_ROWS rows against tiles of
-   BLOCK_KV keys. Its last warpgroup only copies queries, keys and values; each of the others owns
+   A work-group stays for many tasks (a work item for one KV head; cla_next_task), so that loading
+   for the next one runs beside the end of the last: BLOCK_ROWS rows against tiles of BLOCK_KV keys. Its last warpgroup only copies queries, keys and values; each of the others owns
    64 rows and all their dims:
 
      for each tile of keys up to the last one that any row sees
@@ -179,7 +178,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     const int head_rest = (int)(head_stride % block_stride);
 #endif
     for (uint number = (uint)get_group_id(0); number < num_tasks;
-         number += (uint)get_num_groups(0)) {
+         number = cla_next_task(number)) {
       const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;
@@ -264,7 +263,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
   cla_barrier_await(full_q, 0);
   cla_begin_work(&work, tasks, work.query_turn, &opt, own_row, causal);
-  number += (uint)get_num_groups(0);
+  number = cla_next_task(number);
   int tile = work.keys.begin;
   if (group == CLA_CONSUMERS - 1) cla_give_turn(group);
   for (;;) {
@@ -303,7 +302,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
           cla_barrier_await(full_q + query_turn.stage, query_turn.parity);
           if (!cla_has_keys(&opt, &tasks[query_turn.stage].item, causal)) break;
           cla_begin_work(&work, tasks, query_turn, &opt, own_row, causal);
-          number += (uint)get_num_groups(0);
+          number = cla_next_task(number);
           tile = work.keys.begin;
         } else {
           tile += CLA_BLOCK_KV;
@@ -362,7 +361,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     const ClaTurn query_turn = cla_next_turn(work.query_turn, CLA_QUERY_STAGES);
     cla_barrier_await(full_q + query_turn.stage, query_turn.parity);
     cla_begin_work(&work, tasks, query_turn, &opt, own_row, causal);
-    number += (uint)get_num_groups(0);
+    number = cla_next_task(number);
     tile = work.keys.begin;
   }
   if (group == 0) cla_await_turn(group); /* the last one's */
