@@ -1,5 +1,6 @@
 /* Joins the partial results of query tokens whose key range was split and whose attention kernel
-   did not do so itself: lib/merge.clh. One group serves one head of one merge item; no barriers.
+   did not do so itself: lib/merge.clh. One group serves as many heads of a merge item as its
+   work-items have dims for, four each; no barriers.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8
@@ -9,8 +10,12 @@
    CLA_SINK       -           1: a sink a head (lib/options.clh)
    CLA_OUT_FP8    -           1: also writes fp8 (lib/options.clh)
 
-   Launch: num_merges * num_heads groups of CLA_WG_SIZE. */
+   Launch: num_merges * ceil(num_heads / CLA_MERGE_HEADS) groups of CLA_WG_SIZE. */
 #include "lib/merge.clh"
+
+/* Work-items of a head, and heads of a group: merge_heads() of src/kernels counts them as well. */
+#define CLA_HEAD_ITEMS min(CLA_WG_SIZE, CLA_HEAD_DIM / CLA_MERGE_DIMS)
+#define CLA_MERGE_HEADS (CLA_WG_SIZE / CLA_HEAD_ITEMS)
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge(
     __global const int* restrict meta,           /* ClaMergeItem[num_merges] at merges_at */
@@ -28,15 +33,19 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_me
   (void)num_merges;
   const ClaOptions opt = {CLA_HEAD_VALUES CLA_OUT_VALUES.always_zero = 0};
   const uint group = (uint)get_group_id(0);
-  const uint head = group % (uint)num_heads;
-  const ClaMergeItem item =
-      ((__global const ClaMergeItem*)(meta + merges_at))[group / (uint)num_heads];
-  if (item.num_splits == 0) return; /* padding of a recorded step */
+  const uint chunks = ((uint)num_heads + CLA_MERGE_HEADS - 1) / CLA_MERGE_HEADS;
+  const uint work_item = (uint)get_local_id(0);
+  const uint head = group % chunks * CLA_MERGE_HEADS + work_item / CLA_HEAD_ITEMS;
+  const ClaMergeItem item = ((__global const ClaMergeItem*)(meta + merges_at))[group / chunks];
+  /* Padding of a recorded step, work-items and heads beyond the last one. */
+  if (item.num_splits == 0 || work_item >= CLA_MERGE_HEADS * CLA_HEAD_ITEMS ||
+      head >= (uint)num_heads)
+    return;
   const ClaSplits splits = {(ulong)item.partial_row * (uint)num_heads + head,
                             (ulong)item.split_stride * (uint)num_heads, item.num_splits};
   const ClaResults results = {out + out_offset, out_token_stride, lse, write_lse, partial_out,
                               partial_lse2,     (uint)num_heads};
-  for (uint dim = (uint)get_local_id(0) * CLA_MERGE_DIMS; dim < CLA_HEAD_DIM;
-       dim += CLA_WG_SIZE * CLA_MERGE_DIMS)
+  for (uint dim = work_item % CLA_HEAD_ITEMS * CLA_MERGE_DIMS; dim < CLA_HEAD_DIM;
+       dim += CLA_HEAD_ITEMS * CLA_MERGE_DIMS)
     cla_merge_dims(&opt, &results, &splits, item.out_row, head, dim);
 }

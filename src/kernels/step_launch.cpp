@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
@@ -49,7 +50,8 @@ std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage
                        std::size_t tasks) {
   const std::int32_t staying = staying_groups(*stage.variant);
   if (staying == 0) return tasks;
-  return std::min(tasks, static_cast<std::size_t>(kernels.planner.compute_units * staying));
+  return std::min(
+      tasks, static_cast<std::size_t>(kernels.runtime->capabilities().compute_units * staying));
 }
 
 void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,
@@ -166,7 +168,9 @@ void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
     record(stage, i, call.step.num_items.at(i), stage.tiling.groups_per_item,
            [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
   }
-  record(call.kernels.merge, kMaxTileClasses, call.step.num_merges, heads,
+  const BuiltKernel& merge = call.kernels.merge;
+  const std::int64_t heads_of_group = merge_heads(*merge.variant, shape.head_size);
+  record(merge, kMaxTileClasses, call.step.num_merges, ceil_div(heads, heads_of_group),
          [&](std::size_t count, Event* done) { launch_merge(call, arguments, count, done); });
 }
 

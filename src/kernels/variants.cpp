@@ -197,6 +197,19 @@ std::int32_t staying_groups(const Variant& variant) {
   return takes_from_queue(variant) ? 2 : 0;
 }
 
+std::int32_t step_keys(const Variant& variant) {
+  // The warps of a decode kernel's group have keys of their own.
+  constexpr std::int32_t kWarp = 32;
+  const bool shares_keys =
+      variant.family != KernelFamily::kCpu && variant.file.starts_with("decode_");
+  return variant.block_kv * (shares_keys ? std::max(variant.work_group_size / kWarp, 1) : 1);
+}
+
+std::int32_t merge_heads(const Variant& variant, std::int32_t head_size) {
+  constexpr std::int32_t kDims = 4;  // of a work-item
+  return std::max(1, variant.work_group_size * kDims / head_size);
+}
+
 bool assembles_tensor_maps(const DeviceCapabilities& capabilities) {
   constexpr int kFirstDriver = 555;
   const std::string& version = capabilities.driver_version;
