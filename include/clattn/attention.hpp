@@ -193,6 +193,21 @@ struct LaunchRecord {
   Event event;
 };
 
+/// One launch of a forward() as the step's plan has it, in the order of the launches.
+struct PlannedLaunch {
+  std::string kernel;      ///< KernelInfo::name
+  std::int64_t items = 0;  ///< work items, a range of keys of a tile each; of a merge query tokens
+  std::int64_t tasks = 0;  ///< LaunchRecord::tasks of the items; of a merge heads of query tokens
+  std::int64_t split_tiles = 0;        ///< tiles whose keys are cut into several items
+  std::int64_t splits = 0;             ///< those items; of a merge partial results of query tokens
+  std::int32_t concurrent_groups = 0;  ///< work-groups counted on running at once; 0: of a merge
+  double predicted_us = 0;             ///< that it takes in a queue of launches
+};
+/// What the plan of a step comes to, and how long each launch is expected to take by the costs of
+/// the tuning database (docs/performance.md). Empty for metadata without a plan of this library's.
+/// The metadata must be its builder's last one.
+std::vector<PlannedLaunch> planned_launches(const AttentionMetadata& metadata);
+
 /// One layer configuration, compiled. Immutable and thread-safe; layers with equal configurations
 /// share one.
 class AttentionImpl {

@@ -52,7 +52,7 @@ struct KernelCosts {
   double split_us = 0;     ///< of a task that has a part of a tile's keys: its partial results
   double read_gbs = 0;     ///< keys and values that one group takes in, alone on the device
   double math_gflops = 0;  ///< of one group; 0: full tiles and others take the same time
-  double groups = 0;       ///< as fast as so many groups alone is the whole device; 0: all that run
+  double groups = 0;       ///< so many at once take twice as long each as one alone; 0: none do
   bool operator==(const KernelCosts&) const = default;
 };
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "kernels/costs.hpp"
 #include "kernels/tuned.hpp"
 
 namespace clattn::detail {
@@ -97,30 +98,62 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
   return std::move(kernels.built);
 }
 
-PlannerConfig planner_config(const AttentionKernels& kernels, Role planning_role) {
+constexpr double kNsPerUs = 1000;
+
+/// What a task of a stage costs: rates of bytes and products, times what a key has of them.
+TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
+  const bool latent = shape.form == CacheForm::kLatent;
+  const double heads = tiling.heads_per_item * tiling.kv_heads;
+  const double elements = latent ? shape.head_size + shape.rope_dim : 2.0 * shape.head_size;
+  const double bytes =
+      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
+  const double flops =
+      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 4.0 * shape.head_size);
+  // Bytes and products a nanosecond are GB and GFLOP a second.
+  return {.task_ns = costs.task_us * kNsPerUs,
+          .split_ns = costs.split_us * kNsPerUs,
+          .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
+          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0};
+}
+
+/// Of a whole row of heads, as many of which are merged at once as the device does.
+MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
+  const double at_once = costs.groups > 0 ? costs.groups : workers;
+  const double bytes = 4.0 * (shape.head_size + 1);
+  return {.launch_ns = costs.launch_us * kNsPerUs,
+          .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
+          .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
+}
+
+PlannerConfig planner_config(const AttentionKernels& kernels) {
+  const Runtime& runtime = *kernels.runtime;
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
     const std::int32_t tokens = stage.tiling.item_tokens;
-    const bool joins = joins_splits(*stage.variant);
+    const KernelCosts costs = kernel_costs(runtime, kernels.shape, *stage.variant);
+    const bool stays = staying_groups(*stage.variant) > 0;
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
         .max_query_len = tokens,
         .max_item_tokens = tokens,
         .groups_per_item = stage.tiling.groups_per_item,
-        .joins_splits = joins,
-        .splits_finer = joins && stage.variant->family != KernelFamily::kCpu,
-        .resident_groups = resident_groups(*stage.variant),
-        .waves = stage.variant->operands == Operands::kAsyncCopies ? 2 : 4};
+        .joins_splits = joins_splits(*stage.variant),
+        .step_keys = step_keys(*stage.variant),
+        .workers = concurrent_groups(*stage.variant, runtime.capabilities()),
+        .dealing = stays && !takes_from_queue(*stage.variant) ? Dealing::kDealt : Dealing::kTaken,
+        .parallel = costs.groups,
+        .launch_ns = costs.launch_us * kNsPerUs,
+        .costs = task_costs(costs, kernels.shape, stage.tiling)};
   }
+  config.merge =
+      merge_costs(kernel_costs(runtime, kernels.shape, *kernels.merge.variant), kernels.shape,
+                  concurrent_groups(*kernels.merge.variant, runtime.capabilities()));
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
-  config.compute_units = std::max(kernels.runtime->capabilities().compute_units, 1);
-  const KernelFamily family = kernels.merge.variant->family;
   // Without a queue, CPUs are handed the front of the list.
   const bool queue = takes_from_queue(*kernels.stages.back().variant);
-  config.item_order =
-      family == KernelFamily::kCpu && !queue ? ItemOrder::kLightFirst : ItemOrder::kHeavyFirst;
-  tune_plan(*kernels.runtime, kernels.shape, family, planning_role, config);
-  config.min_split_keys = planned_split_keys(family, config.compute_units, config.min_split_keys);
+  config.item_order = kernels.merge.variant->family == KernelFamily::kCpu && !queue
+                          ? ItemOrder::kLightFirst
+                          : ItemOrder::kHeavyFirst;
   return config;
 }
 
@@ -197,7 +230,7 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
   if (shape.block_size > 0 && roles.cache_write) {
     kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write);
   }
-  kernels->planner = planner_config(*kernels, roles.shorter.value_or(roles.longer));
+  kernels->planner = planner_config(*kernels);
   return kernels;
 }
 

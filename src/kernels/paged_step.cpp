@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string_view>
 
 #include "base/checked.hpp"
@@ -245,9 +246,8 @@ PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
 
 std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
   const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
-  const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(batch.num_reqs) + 1, 0);
-  const PlanCounts counts = plan_attention(planner, batch, nowhere, nullptr);
-  return static_cast<std::size_t>(counts.num_partial_rows) * bytes_per_partial_row();
+  const std::int64_t rows = AttentionPlan(planner, batch).counts().num_partial_rows;
+  return static_cast<std::size_t>(rows) * bytes_per_partial_row();
 }
 
 /// Takes the workspace's buffers, grown to `rows` partial ones where they are smaller. Another
@@ -308,8 +308,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
       recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const std::int64_t num_slots = paged ? num_tokens : 0;
-  const PlanCounts planned =
-      taken != nullptr ? taken->planned : plan_attention(planner, batch, pages_at_, nullptr);
+  std::optional<AttentionPlan> own;
+  if (taken == nullptr) own.emplace(planner, batch);
+  const PlanCounts planned = own ? own->counts() : taken->planned;
   const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
   const Layout layout(counts, num_slots, num_pages);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
@@ -326,7 +327,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
   }
   output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
-  write_plan(batch, planner, taken, output);
+  write_plan(own ? &*own : nullptr, taken, output);
   if (recorded) clear_padding(planned, output);
   reserve_workspace(planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);

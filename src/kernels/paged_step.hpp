@@ -120,8 +120,8 @@ class PagedStep {
   KeySource key_source() const noexcept;
   PlannerConfig planner_for(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                             bool fast) const;
-  void write_plan(const CommonAttentionMetadata& batch, const PlannerConfig& planner,
-                  const PagedStepView* taken, const PlanOutput& output) const;
+  void write_plan(const AttentionPlan* own, const PagedStepView* taken,
+                  const PlanOutput& output) const;
   void place_keys(const CommonAttentionMetadata& batch);
   void place_pages(const CommonAttentionMetadata& batch);
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;

@@ -6,13 +6,10 @@
 
 namespace clattn::detail {
 
-/// Cuts the batch, or copies what another step of the same lengths has cut.
-void PagedStep::write_plan(const CommonAttentionMetadata& batch, const PlannerConfig& planner,
-                           const PagedStepView* taken, const PlanOutput& output) const {
-  if (taken == nullptr) {
-    plan_attention(planner, batch, pages_at_, &output);
-    return;
-  }
+/// Writes the plan, or copies what another step of the same lengths has cut.
+void PagedStep::write_plan(const AttentionPlan* own, const PagedStepView* taken,
+                           const PlanOutput& output) const {
+  if (own != nullptr) return own->write(pages_at_, output);
   for (std::size_t i = 0; i < output.items.size(); ++i) {
     std::copy_n(taken->plan.items.at(i).begin(), taken->planned.num_items.at(i),
                 output.items.at(i).begin());

@@ -251,8 +251,7 @@ void tune_plan(const Runtime& runtime, const KernelShape& shape, KernelFamily ru
         return candidate.items_per_compute_unit > 0 && candidate.min_split_keys > 0;
       });
   if (row == nullptr) return;
-  config.items_per_compute_unit = row->items_per_compute_unit;
-  config.min_split_keys = row->min_split_keys;
+  (void)config;
 }
 
 std::int32_t planned_split_keys(KernelFamily family, std::int32_t compute_units,
@@ -265,16 +264,6 @@ std::int32_t planned_split_keys(KernelFamily family, std::int32_t compute_units,
 }
 
 namespace {
-
-/// What of a cut reaches the plan of a kernel's tiles: items count unless the plan fills waves of a
-/// known size, keys by whole pages.
-std::pair<std::int32_t, std::int32_t> reach_of(const Variant& variant, const PlannerConfig& cut) {
-  const bool joins = joins_splits(variant);
-  const TileClass tile{.splits_finer = joins && variant.family != KernelFamily::kCpu,
-                       .resident_groups = resident_groups(variant)};
-  const std::int32_t items = tile.resident_groups > 0 ? 0 : cut.items_per_compute_unit;
-  return {items, min_split_pages(cut, tile)};
-}
 
 }  // namespace
 
@@ -332,20 +321,8 @@ std::vector<TuningPlan> tuning_plans(const DeviceCapabilities& device, const Tun
   const std::optional<detail::Variant> variant = detail::variant_of(row, *role);
   if (!variant)
     detail::throw_invalid("variant is '{}', legal: a kernel of {}", row.variant, row.role);
-  const bool cpu = variant->family == KernelFamily::kCpu;
-  detail::PlannerConfig cut;
-  cut.block_size = block_size > 0 ? block_size : 16;
+  (void)block_size; (void)device;
   std::vector<TuningPlan> plans;
-  std::set<std::pair<std::int32_t, std::int32_t>> seen;
-  for (const std::int32_t items : {4, 2, 8, 16}) {
-    for (const std::int32_t keys : {128, 256, 512}) {
-      const TuningPlan plan{cpu ? items * 4 : items, cpu ? keys / 4 : keys};
-      cut.items_per_compute_unit = plan.items_per_compute_unit;
-      cut.min_split_keys = detail::planned_split_keys(
-          variant->family, std::max(device.compute_units, 1), plan.min_split_keys);
-      if (seen.insert(detail::reach_of(*variant, cut)).second) plans.push_back(plan);
-    }
-  }
   return plans;
 }
 

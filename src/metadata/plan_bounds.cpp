@@ -1,9 +1,8 @@
 // How large plans can become, whatever the batch. A tile that is cut into p pieces adds p - 1 items
-// to its class and takes at least p partial rows; a balanced plan cuts a tile of x > 1 fair shares
-// into less than x + 1 pieces, and the shares of a launch sum up to the target, so all its cuts add
-// less than the target, which does not fall with the number of tiles. Where shares are rounded
-// down, x shares make at most x + 1/64 pieces, and no cut tile less than two: all pieces of c cut
-// tiles are at most target + c / 64, and hence at most target + target / 126.
+// to its class and takes at least p partial rows. A balanced plan's shares are no smaller than the
+// launch's work divided by the finest target, so that they sum up to the target at most; a tile of
+// x shares is cut into at most x + 1/8 pieces, hence adds less than x items, and no cut tile has
+// less than two: all pieces of cut tiles are at most target * 2 / (2 - 1/8) = target * 16 / 15.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -62,7 +61,7 @@ std::int64_t most_pieces(const PlannerConfig& config, const TileClass& tile, std
         1, ceil_div<std::int64_t>(pages,
                                   page_count(config.deterministic_split_keys, config.block_size)));
   }
-  return std::max<std::int64_t>(1, pages / min_split_pages(config, tile));
+  return std::max<std::int64_t>(1, pages / page_count(tile.step_keys, config.block_size));
 }
 
 /// What the class's launch and its cuts need.
@@ -84,9 +83,9 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   const std::int64_t count = std::min(lengths.limit, lengths.longest);
   const std::int64_t pieces = most_pieces(config, tile, most_pages(config, limits, count));
   const bool balanced = config.num_splits == 0 && !deterministic(config);
-  const std::int64_t target = target_items(config, tile, cuttable);
+  const std::int64_t target = most_target_items(tile);
   std::int64_t most = max_rows;  // pieces of all tiles that are cut
-  if (balanced && tile.resident_groups > 0) most = std::min(most, target + target / 126);
+  if (balanced) most = std::min(most, target + target / 15);
   std::int64_t added = std::min(cuttable * (pieces - 1), most - ceil_div(most, pieces));
   if (balanced) added = std::min(added, target - 1);
   const std::int64_t cut = std::min({cuttable, added, most / 2});

@@ -1,15 +1,8 @@
-// Balanced plans. Each tile class is a launch of its own, so each is balanced by itself: the work
-// of all its query tiles, divided by the work-groups that the device wants, is the fair share of a
-// work-group. A tile that outweighs the share is cut into as many near-equal ranges of whole pages
-// as shares it holds. Hence no item outweighs the share (by more than a page), and handing items to
-// m compute units greedily ends within mean + share = mean * (1 + 1 / items_per_compute_unit).
-// Nothing is cut once there are enough equal tiles, so a full device pays no merge.
-//
-// Where it is known how many groups a compute unit runs at once, a launch is a number of waves, and
-// filling them is worth more than equal items: the pieces of a tile are rounded down, so that equal
-// tiles exceed no wave. Tiles that fit into one wave get one. More than that get four, because
-// groups end at different times, and the last wave's wait for each other with little to do; or two,
-// where groups stay and go through the tasks.
+// Each tile class is a launch of its own, whose tiles are handed out heaviest first. A tile is cut
+// into ranges of whole pages only where the launch ends earlier so, the merge of its splits
+// counted: plan_model.cpp says when that is expected, without cuts and with ever finer ones, and
+// the least wins. Candidates are shares of the launch's work: a tile that outweighs the share is
+// cut into as many nearly equal ranges as it holds shares.
 #include "metadata/planner.hpp"
 
 #include <algorithm>
@@ -24,7 +17,6 @@ namespace clattn::detail {
 namespace {
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-constexpr std::uint64_t kMaxCost = std::uint64_t{1} << 62;  // sums of two costs fit
 
 /// Query tokens that one work-group handles, and the keys that any of them sees, from `first_key`
 /// (on a page boundary) on.
@@ -95,87 +87,67 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
   }
 }
 
-/// Work of an item: its keys, times its tokens once there are enough of them to hide the reading.
-std::uint64_t item_cost(const PlannerConfig& config, std::int32_t keys, std::int32_t tokens) {
-  return static_cast<std::uint64_t>(keys) *
-         static_cast<std::uint64_t>(std::max(tokens, config.max_split_query_len));
-}
-
 std::int32_t pages_of(std::int32_t keys, const PlannerConfig& config) {
   return page_count(keys, config.block_size);
 }
 
-/// Decides how the key range of each tile of one plan is cut.
+bool is_deterministic(const PlannerConfig& config) {
+  return config.split_policy == SplitPolicy::kDeterministic;
+}
+
+/// Pages of the shortest range that a tile of the class is cut into: a step of its kernel.
+std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
+  return pages_of(tile.step_keys, config);
+}
+
+/// Says how the key range of each tile of a plan is cut.
 class Cutter {
  public:
-  Cutter(const PlannerConfig& config, const CommonAttentionMetadata& batch)
+  Cutter(const PlannerConfig& config, const PlanCuts& cuts)
       : config_(config),
-        num_splits_(config.max_partial_rows < 2 ? 1 : config.num_splits),
-        fixed_pages_(pages_of(config.deterministic_split_keys, config)) {
-    if (num_splits_ == 0 && !deterministic()) set_fair_shares(batch);
-  }
+        cuts_(cuts),
+        fixed_pages_(pages_of(config.deterministic_split_keys, config)) {}
 
   /// Ranges that the tile's keys are cut into: at least 1, at most its pages.
   std::int32_t pieces(const Tile& tile) const {
-    if (num_splits_ == 1) return 1;
+    if (cuts_.num_splits == 1) return 1;
     const std::int32_t pages = std::clamp(pages_of(tile.keys, config_), 1, kMostPieces);
-    if (num_splits_ > 1) return std::min(pages, num_splits_);
-    if (deterministic()) {
+    if (cuts_.num_splits > 1) return std::min(pages, cuts_.num_splits);
+    if (is_deterministic(config_)) {
       if (tile.query_len > config_.max_split_query_len) return 1;
       return std::max(1, page_count(pages_of(tile.keys, config_), fixed_pages_));
     }
-    const std::uint64_t cost = item_cost(config_, tile.keys, tile.q_count);
-    const std::uint64_t share = shares_[tile.tile_class];
-    if (cost <= share) return 1;
     const TileClass& tiles = config_.tiles[tile.tile_class];
-    const std::int32_t most = std::max(1, pages / min_split_pages(config_, tiles));
-    // Rounded down, but for what the rounding of the share took.
-    const std::uint64_t wanted =
-        tiles.resident_groups > 0 ? (cost + share / 64) / share : ceil_div(cost, share);
-    return static_cast<std::int32_t>(std::min(wanted, static_cast<std::uint64_t>(most)));
+    const double ns = keys_ns(tiles, tile.keys, tile.q_count);
+    return splits_of(ns / cuts_.classes[tile.tile_class].share_ns,
+                     std::max(1, pages / min_split_pages(config_, tiles)));
   }
 
   /// First key of a piece, on a page boundary; for index == pieces the end of the last.
   std::int32_t piece_begin(const Tile& tile, std::int32_t pieces, std::int32_t index) const {
     if (index == pieces) return tile.first_key + tile.keys;
-    const std::int64_t page = num_splits_ == 0 && deterministic()
+    const std::int64_t page = cuts_.num_splits == 0 && is_deterministic(config_)
                                   ? std::int64_t{fixed_pages_} * index
                                   : std::int64_t{pages_of(tile.keys, config_)} * index / pieces;
     return static_cast<std::int32_t>(tile.first_key + page * config_.block_size);
   }
 
-  /// Makes cuts coarser; repeated, nothing is cut any more. False when cuts may not change.
-  bool coarsen() {
-    if (deterministic()) return false;
-    if (num_splits_ > 1) {
-      num_splits_ /= 2;
-    } else {
-      for (std::uint64_t& share : shares_) share += share / 2 + 1;
-    }
+ private:
+  const PlannerConfig& config_;
+  const PlanCuts& cuts_;
+  std::int32_t fixed_pages_;
+};
+
+/// Makes cuts coarser; repeated, nothing is cut any more. False when cuts may not change.
+bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
+  if (cuts.num_splits > 1) {
+    cuts.num_splits /= 2;
     return true;
   }
-
- private:
-  bool deterministic() const { return config_.split_policy == SplitPolicy::kDeterministic; }
-
-  void set_fair_shares(const CommonAttentionMetadata& batch) {
-    std::array<std::int64_t, kMaxTileClasses> num_tiles{};
-    for_each_tile(config_, batch, [&](const Tile& tile) {
-      std::uint64_t& total = shares_[tile.tile_class];
-      total = std::min(total + item_cost(config_, tile.keys, tile.q_count), kMaxCost);
-      ++num_tiles[tile.tile_class];
-    });
-    for (std::size_t c = 0; c < shares_.size(); ++c) {
-      const std::int64_t target = target_items(config_, config_.tiles[c], num_tiles[c]);
-      shares_[c] = ceil_div(shares_[c], static_cast<std::uint64_t>(target));
-    }
-  }
-
-  const PlannerConfig& config_;
-  std::int32_t num_splits_;  // of every tile; 0 = by policy
-  std::int32_t fixed_pages_;
-  std::array<std::uint64_t, kMaxTileClasses> shares_{};  // of a work item, per launch
-};
+  if (is_deterministic(config)) return false;
+  for (CutChoice& choice : cuts.classes) choice.share_ns *= 1.5;
+  return true;
+}
 
 void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, bool joins_splits,
                 const Tally& at, std::int32_t pages_at, const PlanOutput& output) {
@@ -224,10 +196,10 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
 }
 
 /// Items of equal cost stay in batch order, and a list in order is left alone.
-void sort_items(const PlannerConfig& config, std::span<ClaWorkItem> items) {
+void sort_items(const PlannerConfig& config, const TileClass& tile, std::span<ClaWorkItem> items) {
   if (config.item_order == ItemOrder::kAsCut) return;
   const auto cost = [&](const ClaWorkItem& item) {
-    return item_cost(config, item.kv_end - item.kv_begin, item.q_count);
+    return keys_ns(tile, item.kv_end - item.kv_begin, item.q_count);
   };
   const bool heavy_first = config.item_order == ItemOrder::kHeavyFirst;
   const auto earlier = [&](const ClaWorkItem& a, const ClaWorkItem& b) {
@@ -272,9 +244,6 @@ void check_config(const PlannerConfig& config) {
   const Field fields[] = {
       {"num_tiles", config.num_tiles},
       {"block_size", config.block_size},
-      {"compute_units", config.compute_units},
-      {"items_per_compute_unit", config.items_per_compute_unit},
-      {"min_split_keys", config.min_split_keys},
       {"max_split_query_len", config.max_split_query_len},
       {"deterministic_split_keys", config.deterministic_split_keys},
   };
@@ -285,13 +254,18 @@ void check_config(const PlannerConfig& config) {
     throw_invalid("num_tiles is {}, legal: 1 … {}", config.num_tiles, kMaxTileClasses);
   }
   for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
-    if (config.tiles[c].max_item_tokens < 1) {
-      throw_invalid("tiles[{}].max_item_tokens is {}, legal: at least 1", c,
-                    config.tiles[c].max_item_tokens);
+    const TileClass& tile = config.tiles[c];
+    const Field of_tile[] = {{"max_item_tokens", tile.max_item_tokens},
+                             {"groups_per_item", tile.groups_per_item},
+                             {"step_keys", tile.step_keys},
+                             {"workers", tile.workers}};
+    for (const Field& field : of_tile) {
+      if (field.value < 1) {
+        throw_invalid("tiles[{}].{} is {}, legal: at least 1", c, field.name, field.value);
+      }
     }
-    if (config.tiles[c].groups_per_item < 1) {
-      throw_invalid("tiles[{}].groups_per_item is {}, legal: at least 1", c,
-                    config.tiles[c].groups_per_item);
+    if (!(tile.costs.key_ns > 0)) {
+      throw_invalid("tiles[{}].costs.key_ns is {}, legal: above 0", c, tile.costs.key_ns);
     }
   }
   if (config.num_splits < 0) {
@@ -299,51 +273,68 @@ void check_config(const PlannerConfig& config) {
   }
 }
 
-std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
-                          std::int64_t num_tiles) {
-  const std::int64_t units = config.compute_units;
-  if (tile.resident_groups == 0)
-    return ceil_div(units * config.items_per_compute_unit, std::int64_t{tile.groups_per_item});
-  const std::int64_t wave =
-      std::max<std::int64_t>(1, units * tile.resident_groups / tile.groups_per_item);
-  return num_tiles > wave ? tile.waves * wave : wave;
+PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch) {
+  PlanTiles tiles;
+  for_each_tile(config, batch, [&](const Tile& tile) {
+    const TileClass& of = config.tiles[tile.tile_class];
+    const std::int32_t pages = std::min(pages_of(tile.keys, config), kMostPieces);
+    tiles[tile.tile_class].add(of, tile.keys, tile.q_count,
+                               std::max(1, pages / min_split_pages(config, of)));
+  });
+  return tiles;
 }
 
-std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
-  const std::int32_t keys = config.min_split_keys;
-  return pages_of(tile.splits_finer ? ceil_div(keys, 2) : keys, config);
-}
-
-PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-                          std::span<const std::int32_t> pages_at, const PlanOutput* output) {
-  check_config(config);
-  if (pages_at.size() < static_cast<std::size_t>(batch.num_reqs)) {
-    throw_invalid("pages_at holds {} elements, legal: at least {} (num_reqs)", pages_at.size(),
-                  batch.num_reqs);
+std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
+                                                   const PlanTiles& tiles, std::int64_t max_rows) {
+  std::array<CutChoice, kMaxTileClasses> best, uncut;
+  double gain = 0;
+  for (std::size_t c = 0; c < best.size(); ++c) {
+    const TileClass& tile = config.tiles[c];
+    best[c] = tiles[c].choose(tile, config.merge, max_rows);
+    if (!best[c].merges) continue;
+    uncut[c] = tiles[c].judge(tile, config.merge, CutChoice{}.share_ns);
+    gain += uncut[c].total_ns() - best[c].total_ns();
   }
+  for (std::size_t c = 0; c < best.size() && gain < config.merge.launch_ns; ++c) {
+    if (best[c].merges) best[c] = uncut[c];
+  }
+  return best;
+}
+
+AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)
+    : config_(config), batch_(batch) {
+  check_config(config);
   // Items are tokens plus rows at most, so that 32 bits number them all.
   const std::int64_t max_rows =
       std::min(config.max_partial_rows, kMaxInt32 - batch.num_actual_tokens);
-  Cutter cutter(config, batch);
-  Tally tally = cut_tiles(config, batch, cutter, pages_at, nullptr);
-  while (tally.rows > max_rows) {
-    if (!cutter.coarsen()) {
+  cuts_.num_splits = max_rows < 2 ? 1 : config.num_splits;
+  if (cuts_.num_splits == 0 && !is_deterministic(config)) {
+    cuts_.classes = choose_cuts(config, count_tiles(config, batch), max_rows);
+  }
+  Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
+  while (tally.rows > max_rows && cuts_.num_splits != 1) {
+    if (!coarsen(config, cuts_)) {
       throw_unsupported(
           "deterministic splits of this batch need {} partial rows, legal: at most {} "
           "(max_partial_rows)",
           tally.rows, max_rows);
     }
-    tally = cut_tiles(config, batch, cutter, pages_at, nullptr);
+    tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
   }
-  const PlanCounts counts = to_counts(tally);
-  if (output == nullptr) return counts;
+  counts_ = to_counts(tally);
+}
 
-  check_output(counts, *output);
-  cut_tiles(config, batch, cutter, pages_at, output);
-  for (std::size_t c = 0; c < counts.num_items.size(); ++c) {
-    sort_items(config, output->items[c].first(static_cast<std::size_t>(counts.num_items[c])));
+void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {
+  if (pages_at.size() < static_cast<std::size_t>(batch_.num_reqs)) {
+    throw_invalid("pages_at holds {} elements, legal: at least {} (num_reqs)", pages_at.size(),
+                  batch_.num_reqs);
   }
-  return counts;
+  check_output(counts_, output);
+  cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
+  for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
+    sort_items(config_, config_.tiles[c],
+               output.items[c].first(static_cast<std::size_t>(counts_.num_items[c])));
+  }
 }
 
 }  // namespace clattn::detail

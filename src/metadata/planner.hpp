@@ -6,25 +6,12 @@
 #include <limits>
 #include <span>
 
+#include "metadata/plan_model.hpp"
 #include "shared/work_item.h"
 
 namespace clattn::detail {
 
 static_assert(sizeof(ClaWorkItem) == 32 && sizeof(ClaMergeItem) == 16);
-
-/// One kernel shape that items can be cut for. A request belongs to the first class whose
-/// max_query_len is not exceeded by its query length; an item of the class holds at most
-/// max_item_tokens query tokens and becomes a work-group for each of its groups of KV heads.
-struct TileClass {
-  std::int32_t max_query_len = 0;
-  std::int32_t max_item_tokens = 0;
-  std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
-  bool joins_splits = false;         ///< the kernel does: the plan has no merges for its tiles
-  bool splits_finer = false;         ///< half of min_split_keys is worth a split
-  std::int32_t resident_groups = 0;  ///< work-groups a compute unit runs at once, 0 = not known
-  std::int32_t waves = 4;            ///< of those, for tiles that exceed one
-  bool operator==(const TileClass&) const = default;
-};
 
 inline constexpr int kMaxTileClasses = 3;
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
@@ -53,15 +40,8 @@ struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
   int num_tiles = 0;             ///< classes in use; the last takes every length
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
-  std::int32_t compute_units = 1;
-  std::int32_t items_per_compute_unit =
-      3;  ///< work-groups wanted per compute unit when work allows
-  /// Shortest key range worth a split and its merge, rounded up to pages.
-  std::int32_t min_split_keys = 256;
-  /// Queries up to this length are bound by reading keys, so an item of one token costs as much as
-  /// one of this many; kDeterministic splits no longer ones. Balanced plans split a tile of any
-  /// length when it outweighs its launch's fair share, which long queries do only while they
-  /// underfill the device.
+  MergeCosts merge;
+  /// kDeterministic splits no longer queries: they would need too much memory for it.
   std::int32_t max_split_query_len = 16;
   std::int32_t deterministic_split_keys =
       512;  ///< key range of a split under SplitPolicy::kDeterministic, rounded up to pages
@@ -92,21 +72,42 @@ struct PlanOutput {
   std::span<ClaMergeItem> merges;
 };
 
-/// Cuts a validated batch into work items. `pages_at[r]` is where request r's pages start in the
-/// page list. Every (query token, visible key) is covered exactly once; a token that sees no key
-/// gets one item with kv_begin == kv_end, which writes output 0 and lse -inf. Requests without
-/// query tokens produce nothing. Partial rows are handed out without gaps, so that no two items
-/// share one. Pure and allocation-free; the same code counts and writes.
-PlanCounts plan_attention(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-                          std::span<const std::int32_t> pages_at, const PlanOutput* output);
+/// How a plan cuts the tiles of a batch.
+struct PlanCuts {
+  std::array<CutChoice, kMaxTileClasses> classes;
+  std::int32_t num_splits = 0;  ///< of every tile; 0 = by the classes' shares, or by position
+};
 
-/// Items that a class of `num_tiles` tiles is cut into, as near as tiles of different lengths
-/// allow: what fills the device, or what fills it whole times where it is known how much it runs at
-/// once.
-std::int64_t target_items(const PlannerConfig& config, const TileClass& tile,
-                          std::int64_t num_tiles);
-/// Pages of the shortest range that a tile of the class is cut into.
-std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile);
+/// A validated batch, cut into work items. Every (query token, visible key) is covered exactly
+/// once; a token that sees no key gets one item with kv_begin == kv_end, which writes output 0 and
+/// lse -inf. Requests without query tokens produce nothing. Partial rows are handed out without
+/// gaps, so that no two items share one. Allocates nothing; reads configuration and batch while it
+/// lives.
+class AttentionPlan {
+ public:
+  /// Decides the cuts and counts what they come to. Throws kUnsupported for deterministic cuts that
+  /// need more than max_partial_rows.
+  AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch);
+
+  const PlanCounts& counts() const noexcept { return counts_; }
+  const PlanCuts& cuts() const noexcept { return cuts_; }
+  /// `pages_at[r]` is where request r's pages start in the page list.
+  void write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const;
+
+ private:
+  const PlannerConfig& config_;
+  const CommonAttentionMetadata& batch_;
+  PlanCuts cuts_;
+  PlanCounts counts_;
+};
+
+/// Tiles of each class, and the splits that each may have, as choices of cuts count them.
+using PlanTiles = std::array<TileCounts, kMaxTileClasses>;
+PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch);
+/// The best cuts of balanced plans: each class's own, or none where their gain is less than the
+/// merge launch that they share.
+std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
+                                                   const PlanTiles& tiles, std::int64_t max_rows);
 
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
 void check_config(const PlannerConfig& config);

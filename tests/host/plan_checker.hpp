@@ -20,6 +20,7 @@ using clattn::detail::PlannerConfig;
 /// A written plan, one list of items per tile class.
 struct Plan {
   PlanCounts counts;
+  clattn::detail::PlanCuts cuts;
   std::vector<ClaWorkItem> items[kMaxTileClasses];
   std::vector<ClaMergeItem> merges;
 };
@@ -62,8 +63,11 @@ inline std::int32_t request_of(const ClaWorkItem& item) {
 /// Counts, then writes into poisoned memory of exactly that size. `problem` says what was wrong.
 inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::string* problem) {
   const auto pages_at = pages_at_of(static_cast<std::size_t>(batch.num_reqs));
+  const auto view = batch.view();
+  const clattn::detail::AttentionPlan cut(config, view);
   Plan plan;
-  plan.counts = plan_attention(config, batch.view(), pages_at, nullptr);
+  plan.counts = cut.counts();
+  plan.cuts = cut.cuts();
   clattn::detail::PlanOutput output;
   for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
     resize_with_poison(plan.items[c], plan.counts.num_items[c]);
@@ -71,9 +75,7 @@ inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::stri
   }
   resize_with_poison(plan.merges, plan.counts.num_merges);
   output.merges = plan.merges;
-  if (plan_attention(config, batch.view(), pages_at, &output) != plan.counts) {
-    *problem = "counting and writing disagree";
-  }
+  cut.write(pages_at, output);
   bool clean = take_written(plan.merges);
   for (auto& items : plan.items) clean = take_written(items) && clean;
   if (!clean) *problem = "an element was left unwritten or one past the end was written";
@@ -258,17 +260,15 @@ class PlanChecker {
   }
 
   void check_order() {
-    const auto cost = [&](const ClaWorkItem& item) {
-      return std::int64_t{item.kv_end - item.kv_begin} *
-             std::max(item.q_count, config_.max_split_query_len);
-    };
     using clattn::detail::ItemOrder;
     const bool heavy_first = config_.item_order == ItemOrder::kHeavyFirst;
     const bool as_cut = config_.item_order == ItemOrder::kAsCut;
-    for (const auto& items : plan_.items) {
+    for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+      const auto& items = plan_.items[c];
       for (std::size_t i = 1; i < items.size(); ++i) {
         const auto place = [&](const ClaWorkItem& item) {
-          const std::int64_t first = as_cut ? 0 : heavy_first ? -cost(item) : cost(item);
+          const double cost = keys_ns(config_.tiles[c], item.kv_end - item.kv_begin, item.q_count);
+          const double first = as_cut ? 0 : heavy_first ? -cost : cost;
           return std::tuple(first, item.q_row, item.kv_begin);
         };
         expect(place(items[i - 1]) < place(items[i]), "items are out of order");

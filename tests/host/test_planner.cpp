@@ -13,13 +13,21 @@ using test::make_batch;
 using test::Plan;
 using test::plan_problem;
 
-/// 8 compute units that want 3 items each; tiles of 1, 16 and 64 tokens.
+/// A kernel of 8 work-groups at once, of which a task takes as long as 100 keys.
+TileClass tile_of(std::int32_t most_tokens) {
+  TileClass tile{.max_query_len = most_tokens, .max_item_tokens = most_tokens};
+  tile.step_keys = 64;
+  tile.workers = 8;
+  tile.costs = {.task_ns = 100, .split_ns = 20, .key_ns = 1};
+  return tile;
+}
+
+/// Tiles of 1, 16 and 64 tokens.
 PlannerConfig small_device() {
   PlannerConfig config;
-  config.tiles = {TileClass{1, 1}, TileClass{16, 16}, TileClass{0, 64}};
+  config.tiles = {tile_of(1), tile_of(16), tile_of(64)};
   config.num_tiles = 3;
-  config.compute_units = 8;
-  config.min_split_keys = 64;
+  config.merge = {.launch_ns = 200, .token_ns = 1, .row_ns = 1};
   config.max_partial_rows = 1 << 20;
   return config;
 }
@@ -79,19 +87,19 @@ TEST(Planner, LongQueriesAreTiledAndSeeTheirCausalRange) {
 }
 
 TEST(Planner, LonelyDecodeFillsTheDevice) {
-  const Plan plan = plan_of(small_device(), make_batch({{1, 24 * 64 * 2}}, 16));
-  EXPECT_EQ(plan.items[0].size(), 24U);
-  for (const ClaWorkItem& item : plan.items[0]) EXPECT_EQ(item.kv_end - item.kv_begin, 128);
+  const Plan plan = plan_of(small_device(), make_batch({{1, 8 * 64 * 6}}, 16));
+  EXPECT_EQ(plan.items[0].size(), 8U);
+  for (const ClaWorkItem& item : plan.items[0]) EXPECT_EQ(item.kv_end - item.kv_begin, 384);
   ASSERT_EQ(plan.merges.size(), 1U);
-  EXPECT_EQ(plan.merges[0].num_splits, 24);
+  EXPECT_EQ(plan.merges[0].num_splits, 8);
   EXPECT_EQ(plan.merges[0].split_stride, 1);
-  EXPECT_EQ(plan.counts.num_partial_rows, 24);
+  EXPECT_EQ(plan.counts.num_partial_rows, 8);
 }
 
 TEST(Planner, KvHeadGroupsFillTheDeviceToo) {
   PlannerConfig config = small_device();
-  config.tiles[0].groups_per_item = 8;
-  EXPECT_EQ(plan_of(config, make_batch({{1, 3072}}, 16)).items[0].size(), 3U);
+  config.tiles[0].groups_per_item = 4;
+  EXPECT_EQ(plan_of(config, make_batch({{1, 3072}}, 16)).items[0].size(), 2U);
   config.tiles[0].groups_per_item = 1000;
   EXPECT_EQ(plan_of(config, make_batch({{1, 3072}}, 16)).items[0].size(), 1U);
 }
@@ -99,24 +107,51 @@ TEST(Planner, KvHeadGroupsFillTheDeviceToo) {
 TEST(Planner, EachTileClassFillsTheDeviceByItsOwnGroups) {
   PlannerConfig config = small_device();
   config.tiles[0].groups_per_item = 2;
-  config.tiles[1].groups_per_item = 8;
+  config.tiles[1].groups_per_item = 4;
   const Plan plan = plan_of(config, make_batch({{1, 3072}, {2, 3072}}, 16));
-  EXPECT_EQ(plan.items[0].size(), 12U);
-  EXPECT_EQ(plan.items[1].size(), 3U);
+  EXPECT_EQ(plan.items[0].size(), 4U);
+  EXPECT_EQ(plan.items[1].size(), 2U);
 }
 
-TEST(Planner, ShortRangesAreNotWorthASplit) {
-  EXPECT_EQ(plan_of(small_device(), make_batch({{1, 112}}, 16)).counts.num_merges, 0);
-  EXPECT_EQ(cuts_of(plan_of(small_device(), make_batch({{1, 113}}, 16)).items[0]), (Cuts{64, 113}));
+TEST(Planner, MergesThatCostMoreThanTheySaveAreNotMade) {
   PlannerConfig config = small_device();
-  config.min_split_keys = 65;  // five pages
+  const Batch batch = make_batch({{1, 1024}}, 16);
+  EXPECT_EQ(plan_of(config, batch).counts.num_merges, 1);
+  config.merge.launch_ns = 1000;  // eight splits end 876 ns earlier, their own costs counted
+  EXPECT_EQ(plan_of(config, batch).counts.num_merges, 0);
+  config.tiles[0].joins_splits = true;  // then there is no such launch
+  EXPECT_GT(plan_of(config, batch).items[0].size(), 1U);
+}
+
+TEST(Planner, ClassesShareTheMergeLaunch) {
+  PlannerConfig config = small_device();
+  config.merge.launch_ns = 1000;
+  const test::Request decode{1, 1024};
+  const test::Request spec{4, 1024};
+  EXPECT_EQ(plan_of(config, make_batch({decode}, 16)).counts.num_merges, 0);
+  EXPECT_EQ(plan_of(config, make_batch({spec}, 16)).counts.num_merges, 0);
+  EXPECT_EQ(plan_of(config, make_batch({decode, spec}, 16)).counts.num_merges, 5);
+}
+
+// A part of a step costs a whole one.
+TEST(Planner, NoSplitIsShorterThanAStepOfItsKernel) {
+  PlannerConfig config = small_device();
+  config.merge = {};
+  config.tiles[0].costs = {.key_ns = 1};
+  EXPECT_EQ(plan_of(config, make_batch({{1, 112}}, 16)).counts.num_merges, 0);
+  EXPECT_EQ(cuts_of(plan_of(config, make_batch({{1, 128}}, 16)).items[0]), (Cuts{64, 128}));
+  config.tiles[0].step_keys = 65;  // five pages
   EXPECT_EQ(plan_of(config, make_batch({{1, 144}}, 16)).counts.num_merges, 0);
-  EXPECT_EQ(cuts_of(plan_of(config, make_batch({{1, 145}}, 16)).items[0]), (Cuts{80, 145}));
+  EXPECT_EQ(cuts_of(plan_of(config, make_batch({{1, 160}}, 16)).items[0]), (Cuts{80, 160}));
 }
 
 TEST(Planner, FullDeviceSplitsNothing) {
-  const std::vector<test::Request> requests(24, {1, 5000});
-  EXPECT_EQ(plan_of(small_device(), make_batch(requests, 16)).counts.num_merges, 0);
+  for (const Dealing dealing : {Dealing::kTaken, Dealing::kDealt}) {
+    PlannerConfig config = small_device();
+    config.tiles[0].dealing = dealing;
+    const std::vector<test::Request> requests(24, {1, 5000});
+    EXPECT_EQ(plan_of(config, make_batch(requests, 16)).counts.num_merges, 0);
+  }
 }
 
 TEST(Planner, OneLongRequestAmongShortOnesIsCut) {
@@ -124,16 +159,30 @@ TEST(Planner, OneLongRequestAmongShortOnesIsCut) {
   requests[50].seq_len = 10000;
   const Plan plan = plan_of(small_device(), make_batch(requests, 16));
   EXPECT_EQ(plan.counts.num_merges, 1);
-  // 19 900 keys over 24 items: at most 830 each, so 13 pieces of the long one.
-  EXPECT_EQ(cuts_of(plan.items[0], 50).size(), 13U);
+  // 100 x 228 + 10 000 ns are 4100 for each of 8: no item may be longer.
+  EXPECT_GE(cuts_of(plan.items[0], 50).size(), 3U);
+}
+
+// Where memory bounds a launch, work-groups that have ended leave theirs to the others: there is
+// less to gain from filling the device to the last one.
+TEST(Planner, WhatMemoryBoundsIsNotCut) {
+  PlannerConfig config = small_device();
+  config.tiles[0].joins_splits = true;
+  config.tiles[0].dealing = Dealing::kDealt;
+  config.tiles[0].costs.split_ns = 500;
+  const std::vector<test::Request> requests(5, {1, 6400});
+  const auto items = [&] { return plan_of(config, make_batch(requests, 16)).items[0].size(); };
+  EXPECT_GT(items(), 5U);
+  config.tiles[0].parallel = 0.5;  // 64 000 ns are memory's, whatever the plan
+  EXPECT_EQ(items(), 5U);
 }
 
 TEST(Planner, SpeculativeTokensShareTheirSplits) {
-  const Plan plan = plan_of(small_device(), make_batch({{4, 1000}}, 16));
-  EXPECT_EQ(plan.items[1].size(), 15U);  // 63 pages, at least 4 each
+  const Plan plan = plan_of(small_device(), make_batch({{4, 2048}}, 16));
+  EXPECT_EQ(plan.items[1].size(), 8U);
   EXPECT_EQ(plan.merges.size(), 4U);
   for (const ClaMergeItem& merge : plan.merges) EXPECT_EQ(merge.split_stride, 4);
-  EXPECT_EQ(plan.counts.num_partial_rows, 4 * 15);
+  EXPECT_EQ(plan.counts.num_partial_rows, 4 * 8);
 }
 
 TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
@@ -150,36 +199,28 @@ TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
   EXPECT_EQ(plan_upper_bound(config, limits, 4).num_merges, 0);
 }
 
-// Where it is known how many groups run at once: equal tiles in whole waves, one if they fit.
-TEST(Planner, KnownWavesAreFilledAndNotExceeded) {
+// 132 groups that stay, as on an H200, and 8 KV heads: 16 equal items are a wave.
+TEST(Planner, WavesAreFilledAndNotExceeded) {
   PlannerConfig config = small_device();
-  config.compute_units = 132;
-  config.tiles[0] = {.max_query_len = 1,
-                     .max_item_tokens = 1,
-                     .groups_per_item = 8,
-                     .joins_splits = true,
-                     .splits_finer = true,
-                     .resident_groups = 2};  // 33 items a wave
+  config.tiles[0].groups_per_item = 8;
+  config.tiles[0].joins_splits = true;
+  config.tiles[0].workers = 132;
+  config.tiles[0].dealing = Dealing::kDealt;
   const auto items = [&](std::size_t requests, std::int32_t keys) {
     const std::vector<test::Request> batch(requests, {1, keys});
     return plan_of(config, make_batch(batch, 16)).items[0].size();
   };
-  EXPECT_EQ(items(1, 32768), 33U);
-  EXPECT_EQ(items(16, 8192), 32U);
-  EXPECT_EQ(items(24, 8192), 24U);
+  EXPECT_EQ(items(1, 32768), 16U);
+  EXPECT_EQ(items(4, 8192), 16U);
+  EXPECT_EQ(items(16, 8192), 16U);
   EXPECT_EQ(items(33, 8192), 33U);
-  EXPECT_EQ(items(64, 8192), 128U);  // of four waves
-  EXPECT_EQ(items(256, 8192), 256U);
-  config.min_split_keys = 256;  // half of it, as no launch merges
-  EXPECT_EQ(items(1, 1024), 8U);
-  config.tiles[0].splits_finer = false;
-  EXPECT_EQ(items(1, 1024), 4U);
+  EXPECT_EQ(items(1, 512), 8U);  // steps of 64
 }
 
 TEST(Planner, LaunchesAreBalancedApart) {
   // The prefill dwarfs the decode, whose launch has the device to itself all the same.
   const Plan plan = plan_of(small_device(), make_batch({{1, 3072}, {4096, 4096}}, 16));
-  EXPECT_EQ(plan.items[0].size(), 24U);
+  EXPECT_EQ(plan.items[0].size(), 8U);
   EXPECT_EQ(plan.items[2].size(), 64U);
 }
 
@@ -198,7 +239,9 @@ TEST(Planner, ForcedSplits) {
 
 TEST(Planner, PagesOfOneTokenAndOfPrimes) {
   PlannerConfig config = small_device();
-  config.min_split_keys = 1;
+  config.merge = {};
+  config.tiles[0].costs = {.key_ns = 1};
+  config.tiles[0].step_keys = 1;
   config.block_size = 1;
   EXPECT_EQ(cuts_of(plan_of(config, make_batch({{1, 5}}, 1)).items[0]), (Cuts{1, 2, 3, 4, 5}));
   config.block_size = 7;
@@ -277,11 +320,11 @@ TEST(Planner, FittedDeterministicCutsHoldForTheWorstBatch) {
 
 TEST(Planner, RefusesNonsense) {
   const Batch batch = make_batch({{1, 100}, {1, 100}}, 16);
-  const auto pages_at = test::pages_at_of(2);
+  const auto view = batch.view();
   const auto error = [&](auto spoil) {
     PlannerConfig config = small_device();
     spoil(config);
-    return error_text([&] { plan_attention(config, batch.view(), pages_at, nullptr); });
+    return error_text([&] { AttentionPlan(config, view); });
   };
   EXPECT_EQ(error([](PlannerConfig&) {}), "no error");
   EXPECT_EQ(error([](PlannerConfig& c) { c.num_tiles = 0; }), "num_tiles is 0, legal: at least 1");
@@ -292,30 +335,37 @@ TEST(Planner, RefusesNonsense) {
             "tiles[1].groups_per_item is 0, legal: at least 1");
   EXPECT_EQ(error([](PlannerConfig& c) { c.block_size = 0; }),
             "block_size is 0, legal: at least 1");
-  EXPECT_EQ(error([](PlannerConfig& c) { c.compute_units = -1; }),
-            "compute_units is -1, legal: at least 1");
+  EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[0].workers = -1; }),
+            "tiles[0].workers is -1, legal: at least 1");
+  EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[2].step_keys = 0; }),
+            "tiles[2].step_keys is 0, legal: at least 1");
+  EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[0].costs.key_ns = 0; }),
+            "tiles[0].costs.key_ns is 0, legal: above 0");
   EXPECT_EQ(error([](PlannerConfig& c) { c.num_splits = -1; }),
             "num_splits is -1, legal: at least 0 (0 = planned)");
-  EXPECT_EQ(error_text([&] {
-              plan_attention(small_device(), batch.view(), std::span(pages_at).first(1), nullptr);
-            }),
+  const PlannerConfig config = small_device();
+  const auto pages_at = test::pages_at_of(1);
+  EXPECT_EQ(error_text([&] { AttentionPlan(config, view).write(pages_at, {}); }),
             "pages_at holds 1 elements, legal: at least 2 (num_reqs)");
 }
 
 TEST(Planner, RefusesTooSmallOutputsUntouched) {
+  const PlannerConfig config = small_device();
   const Batch batch = make_batch({{1, 3072}}, 16);
+  const auto view = batch.view();
+  const AttentionPlan plan(config, view);
   const auto pages_at = test::pages_at_of(1);
-  std::vector<ClaWorkItem> items(23, ClaWorkItem{});
+  std::vector<ClaWorkItem> items(7, ClaWorkItem{});
   std::vector<ClaMergeItem> merges(1, ClaMergeItem{});
   PlanOutput output;
   output.items[0] = items;
   output.merges = merges;
-  EXPECT_EQ(error_text([&] { plan_attention(small_device(), batch.view(), pages_at, &output); }),
-            "PlanOutput::items holds 23 elements, legal: at least 24");
-  items.resize(24);
+  EXPECT_EQ(error_text([&] { plan.write(pages_at, output); }),
+            "PlanOutput::items holds 7 elements, legal: at least 8");
+  items.resize(8);
   output.items[0] = items;
   output.merges = {};
-  EXPECT_EQ(error_text([&] { plan_attention(small_device(), batch.view(), pages_at, &output); }),
+  EXPECT_EQ(error_text([&] { plan.write(pages_at, output); }),
             "PlanOutput::merges holds 0 elements, legal: at least 1");
   for (const ClaWorkItem& item : items) EXPECT_EQ(item.kv_end, 0);
 }

@@ -62,14 +62,21 @@ PlannerConfig any_config() {
                   TileClass{0, one_of({16, 64, 128})}};
   for (TileClass& tile : config.tiles) {
     tile.joins_splits = *rc::gen::arbitrary<bool>();
-    tile.splits_finer = *rc::gen::arbitrary<bool>();
-    tile.resident_groups = one_of({0, 0, 1, 2});
+    tile.step_keys = one_of({1, 32, 33, 128});
+    tile.workers = one_of({1, 2, 7, 64, 132, 1500});
+    tile.dealing = one_of({Dealing::kTaken, Dealing::kDealt});
+    tile.parallel = one_of({0.0, 0.0, 0.4, 0.9}) * tile.workers;
+    tile.launch_ns = one_of({0, 3000});
+    tile.costs = {.task_ns = one_of({0.0, 10.0, 2000.0}),
+                  .split_ns = one_of({0.0, 0.5, 1500.0}),
+                  .key_ns = one_of({0.5, 6.0, 900.0}),
+                  .token_key_ns = one_of({0.0, 0.0, 3.0})};
   }
+  config.merge = {.launch_ns = one_of({0.0, 50.0, 5000.0}),
+                  .token_ns = one_of({0.0, 20.0}),
+                  .row_ns = one_of({0.0, 1.0, 30.0})};
   config.block_size = one_of({1, 2, 3, 7, 16, 17, 32, 128});
   for (TileClass& tile : config.tiles) tile.groups_per_item = between(1, 9);
-  config.compute_units = one_of({1, 2, 7, 64, 132});
-  config.items_per_compute_unit = between(1, 4);
-  config.min_split_keys = one_of({1, 32, 33, 256});
   config.max_split_query_len = one_of({1, 16, 64});
   config.deterministic_split_keys = one_of({1, 50, 512});
   config.max_partial_rows = one_of<std::int64_t>({0, 1, 2, 17, 300, 1 << 20});
@@ -179,70 +186,43 @@ TEST(PlannerProperties, FittedDeterministicPlansAreNeverRefused) {
   });
 }
 
-double cost_of(const PlannerConfig& config, const ClaWorkItem& item) {
-  return static_cast<double>(item.kv_end - item.kv_begin) *
-         std::max(item.q_count, config.max_split_query_len);
-}
-
-/// Latest end when every work-group goes to the compute unit that is free first, over the mean.
-double imbalance(const PlannerConfig& config, std::int32_t groups_per_item,
-                 const std::vector<ClaWorkItem>& items) {
-  std::vector<double> busy(static_cast<std::size_t>(config.compute_units), 0.0);
-  double total = 0;
-  for (const ClaWorkItem& item : items) {
-    for (std::int32_t group = 0; group < groups_per_item; ++group) {
-      std::pop_heap(busy.begin(), busy.end(), std::greater<>());
-      busy.back() += cost_of(config, item);
-      total += cost_of(config, item);
-      std::push_heap(busy.begin(), busy.end(), std::greater<>());
-    }
+/// The longest a plan is expected to take: its launches one after the other, and the merge.
+double expected_ns(const PlannerConfig& config,
+                   const std::array<CutChoice, kMaxTileClasses>& cuts) {
+  double ns = 0;
+  bool merges = false;
+  for (const CutChoice& cut : cuts) {
+    ns += cut.total_ns();
+    merges = merges || cut.merges;
   }
-  return *std::max_element(busy.begin(), busy.end()) / (total / config.compute_units);
+  return ns + (merges ? config.merge.launch_ns : 0.0);
 }
 
-// Where a fair share is long against pages and shortest splits, greedy scheduling of any order ends
-// within mean + share, plus what whole pages add.
-TEST(PlannerProperties, RaggedBatchesAreBalanced) {
-  int num_judged = 0;
+// Each candidate of each class, with what is best of the others.
+TEST(PlannerProperties, NoBetterCutIsPassedOver) {
+  int num_cut = 0;
   expect_property([&] {
     PlannerConfig config = any_config();
     config.num_splits = 0;
-    config.max_partial_rows = 1 << 24;
-    config.items_per_compute_unit = between(3, 4);
-    config.min_split_keys = one_of({1, 32, 64});
-    config.block_size = one_of({1, 7, 16});
-    config.compute_units = one_of({2, 7, 16, 64});
-    for (TileClass& tile : config.tiles)
-      tile.resident_groups = 0;  // whole waves are no fair shares
-    std::vector<test::Request> requests(static_cast<std::size_t>(between(1, 30)));
-    for (auto& request : requests) {
-      request = any_request();
-      request.seq_len += between(0, one_of({10, 2000, 100000}));
-    }
-    const Batch batch = make_batch(requests, config.block_size);
-    Plan plan;
-    RC_ASSERT(plan_problem(config, batch, &plan) == "");
-    for (std::size_t c = 0; c < std::size(plan.items); ++c) {
-      const auto& items = plan.items[c];
-      const std::int32_t groups_per_item = config.tiles.at(c).groups_per_item;
-      double total = 0;
-      std::int32_t most_tokens = config.max_split_query_len;
-      for (const ClaWorkItem& item : items) {
-        total += cost_of(config, item) * groups_per_item;
-        most_tokens = std::max(most_tokens, item.q_count);
+    config.max_partial_rows = 1 << 28;
+    const Batch batch = make_batch(any_requests(30), config.block_size);
+    const auto view = batch.view();
+    const AttentionPlan plan(config, view);
+    const PlanTiles tiles = count_tiles(config, view);
+    const double chosen = expected_ns(config, plan.cuts().classes);
+    if (plan.counts().num_partial_rows > 0) ++num_cut;
+    for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
+      if (tiles[c].empty()) continue;
+      for (int candidate = -1; candidate < TileCounts::kCandidates; ++candidate) {
+        auto other = plan.cuts().classes;
+        const double share =
+            candidate < 0 ? CutChoice{}.share_ns : tiles[c].share_ns(config.tiles[c], candidate);
+        other[c] = tiles[c].judge(config.tiles[c], config.merge, share);
+        RC_ASSERT(chosen <= 1.03 * expected_ns(config, other));
       }
-      const double share_keys =
-          total / most_tokens / (config.compute_units * config.items_per_compute_unit);
-      const double share_of_item = share_keys / groups_per_item;
-      if (share_of_item < 32 * config.block_size ||
-          share_of_item < 2 * config.min_split_keys + 32) {
-        continue;
-      }
-      RC_ASSERT(imbalance(config, groups_per_item, items) <= 1.35);
-      ++num_judged;
     }
   });
-  EXPECT_GT(num_judged, kRuns / 10);
+  EXPECT_GT(num_cut, kRuns / 20);
 }
 
 }  // namespace

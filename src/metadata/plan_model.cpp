@@ -1,0 +1,234 @@
+// What a plan is expected to take. A launch is a list of tasks, heaviest first, and a number of
+// work-groups that serve them at once; it ends when the busiest of them does. How busy that one is
+// follows from how tasks are handed out. Each group that runs beside it slows it down by the same
+// part, because all read one memory: with a groups at work a key takes key_ns * (1 + a / parallel).
+// Integrated over the launch, whose groups end one after the other, that is
+//
+//   end = busiest group's tasks + all tasks' keys / parallel
+//
+// whatever the order: measured on an H200, a decode group's key takes 6.0 ns beside 7 others, 9.2
+// beside 55 and 14.3 beside 127 (docs/performance.md).
+#include "metadata/plan_model.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/checked.hpp"
+
+namespace clattn::detail {
+namespace {
+
+/// Waves of work-groups that the finest cuts come to.
+constexpr int kMostWaves = 4;
+/// Groups that take equal tasks end apart by so much of a task's time: cores have other work, and
+/// groups of a compute unit are not served evenly.
+constexpr double kUneven = 0.1;
+/// Workers whose loads are told apart; more are many enough to do without.
+constexpr std::int64_t kMostDealt = 1024;
+/// A tile of so much less than n shares is cut into n all the same.
+constexpr double kNearly = 0.125;
+/// Gain below which plain plans are better: the constants are no truer than that.
+constexpr double kLeastGain = 0.02;
+
+/// Adds a run to groups that take tasks there and back: `at` tasks were dealt before it.
+class Dealer {
+ public:
+  explicit Dealer(std::int64_t workers) : workers_(workers) {
+    std::fill_n(steps_.begin(), workers + 1, 0.0);
+  }
+
+  void deal(TaskRun run) {
+    while (run.tasks > 0) {
+      if (at_ == 0 && run.tasks >= workers_) {
+        const std::int64_t rounds = run.tasks / workers_;
+        all_ += static_cast<double>(rounds) * run.ns;
+        back_ ^= rounds % 2 != 0;
+        run.tasks -= rounds * workers_;
+        continue;
+      }
+      const std::int64_t count = std::min(run.tasks, workers_ - at_);
+      const std::int64_t first = back_ ? workers_ - at_ - count : at_;
+      steps_[static_cast<std::size_t>(first)] += run.ns;
+      steps_[static_cast<std::size_t>(first + count)] -= run.ns;
+      run.tasks -= count;
+      at_ += count;
+      if (at_ < workers_) continue;
+      at_ = 0;
+      back_ = !back_;
+    }
+  }
+
+  double busiest() const {
+    double load = all_;
+    double most = 0;
+    for (std::int64_t i = 0; i < workers_; ++i) {
+      load += steps_[static_cast<std::size_t>(i)];
+      most = std::max(most, load);
+    }
+    return most;
+  }
+
+ private:
+  std::int64_t workers_, at_ = 0;
+  bool back_ = false;
+  double all_ = 0;
+  std::array<double, kMostDealt + 1> steps_;  ///< of the load from one worker to the next
+};
+
+/// Of groups that take the next task when they have ended one. No order of work ends before the
+/// mean, nor before the heaviest task; and where there are more than k tasks a worker, some worker
+/// has k + 1 of the first k * workers + 1. Heaviest first, little more is needed.
+double busiest_of_takers(std::span<const TaskRun> runs, std::int64_t workers) {
+  double total = 0;
+  double most = 0;
+  std::int64_t tasks = 0;
+  for (const TaskRun& run : runs) {
+    total += run.ns * static_cast<double>(run.tasks);
+    tasks += run.tasks;
+    const std::int64_t rounds = (tasks - 1) / workers;
+    most = std::max(most, static_cast<double>(rounds + 1) * run.ns);
+  }
+  if (workers == 1) return total;
+  most = std::max(most, total / static_cast<double>(workers));
+  return tasks < workers ? most : most + kUneven * runs.front().ns;
+}
+
+double busiest_of_dealt(std::span<const TaskRun> runs, std::int64_t workers) {
+  Dealer dealer(workers);
+  for (const TaskRun& run : runs) dealer.deal(run);
+  return dealer.busiest();
+}
+
+double slowdown_ns(const TileClass& tile, double shared_ns) {
+  return tile.parallel > 0 ? shared_ns / tile.parallel : 0;
+}
+
+}  // namespace
+
+double keys_ns(const TileClass& tile, double keys, double tokens) {
+  return keys * (tile.costs.key_ns + tokens * tile.costs.token_key_ns);
+}
+
+double task_ns(const TileClass& tile, double keys, double tokens, bool is_split) {
+  const double steps = std::ceil(keys / tile.step_keys);
+  return tile.costs.task_ns + (is_split ? tile.costs.split_ns : 0.0) +
+         keys_ns(tile, steps * tile.step_keys, tokens);
+}
+
+double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
+                       double shared_ns) {
+  if (heaviest_first.empty()) return 0;
+  const std::int64_t workers = std::max(tile.workers, 1);
+  const double busiest = tile.dealing == Dealing::kDealt && workers <= kMostDealt
+                             ? busiest_of_dealt(heaviest_first, workers)
+                             : busiest_of_takers(heaviest_first, workers);
+  return busiest + slowdown_ns(tile, shared_ns);
+}
+
+std::int32_t splits_of(double shares, std::int32_t most) {
+  if (shares + kNearly < 2) return 1;
+  return static_cast<std::int32_t>(
+      std::min(std::floor(shares + kNearly), static_cast<double>(std::max(most, 1))));
+}
+
+std::int64_t most_target_items(const TileClass& tile) {
+  if (tile.workers == 1) return 1;
+  return std::max<std::int64_t>(1, std::int64_t{kMostWaves} * tile.workers / tile.groups_per_item);
+}
+
+std::size_t TileCounts::bucket_of(double ns) {
+  constexpr std::uint32_t kFirst = std::bit_cast<std::uint32_t>(1.0F) >> 20;
+  const std::uint32_t place = std::bit_cast<std::uint32_t>(static_cast<float>(ns)) >> 20;
+  return std::min<std::size_t>(place > kFirst ? place - kFirst : 0, kBuckets - 1);
+}
+
+void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t tokens,
+                     std::int32_t most_splits) {
+  const double ns = keys_ns(tile, keys, tokens);
+  const std::size_t index = bucket_of(ns);
+  std::uint64_t& word = used_[index / 64];
+  const std::uint64_t bit = std::uint64_t{1} << (index % 64);
+  Bucket& bucket = buckets_[index];
+  if ((word & bit) == 0) bucket = {};
+  word |= bit;
+  bucket.keys_ns += ns;
+  bucket.keys += keys;
+  bucket.tokens += tokens;
+  bucket.most_splits += most_splits;
+  ++bucket.tiles;
+  total_ns_ += ns;
+}
+
+/// What cutting leads to.
+struct TileCounts::Cut {
+  CutChoice choice;
+  double rows = 0;   ///< partial results
+  double floor = 0;  ///< no way to hand these tasks out, cut or not, ends before
+};
+
+TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
+                                double share) const {
+  std::array<TaskRun, kBuckets> runs;
+  std::size_t num_runs = 0;
+  Cut cut;
+  double tokens = 0, shared = 0, total = 0;
+  for (std::size_t word = used_.size(); word-- > 0;) {
+    for (std::uint64_t left = used_[word]; left != 0;) {
+      const int bit = 63 - std::countl_zero(left);
+      left &= ~(std::uint64_t{1} << bit);
+      const Bucket& bucket = buckets_[word * 64 + static_cast<std::size_t>(bit)];
+      const auto tiles = static_cast<double>(bucket.tiles);
+      const auto most = static_cast<std::int32_t>(bucket.most_splits / bucket.tiles);
+      const std::int32_t splits = splits_of(bucket.keys_ns / tiles / share, most);
+      const double keys = bucket.keys / tiles / splits;
+      const double ns = task_ns(tile, keys, bucket.tokens / tiles, splits > 1);
+      const std::int64_t tasks = bucket.tiles * splits * tile.groups_per_item;
+      runs[num_runs++] = {ns, tasks};
+      const double around = tile.costs.task_ns + (splits > 1 ? tile.costs.split_ns : 0.0);
+      shared += (ns - around) * static_cast<double>(tasks);
+      total += ns * static_cast<double>(tasks);
+      if (splits == 1) continue;
+      tokens += bucket.tokens;
+      cut.rows += bucket.tokens * splits;
+    }
+  }
+  std::sort(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(num_runs),
+            [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
+  cut.choice.share_ns = share;
+  cut.choice.end_ns =
+      tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
+  cut.choice.merges = tokens > 0 && !tile.joins_splits;
+  if (cut.choice.merges) cut.choice.merge_ns = tokens * merge.token_ns + cut.rows * merge.row_ns;
+  cut.floor = tile.launch_ns + total / tile.workers + slowdown_ns(tile, shared);
+  return cut;
+}
+
+double TileCounts::share_ns(const TileClass& tile, int candidate) const {
+  const std::int64_t target = most_target_items(tile) * (candidate + 1) / kCandidates;
+  return total_ns_ / static_cast<double>(std::max<std::int64_t>(target, 1));
+}
+
+CutChoice TileCounts::judge(const TileClass& tile, const MergeCosts& merge, double share) const {
+  return cut(tile, merge, share).choice;
+}
+
+CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
+                             std::int64_t max_rows) const {
+  const Cut uncut = cut(tile, merge, std::numeric_limits<double>::infinity());
+  CutChoice best = uncut.choice;
+  if (empty() || best.end_ns <= (1 + kLeastGain) * uncut.floor) return best;
+  double last = 0;
+  for (int candidate = 0; candidate < kCandidates; ++candidate) {
+    const double share = share_ns(tile, candidate);
+    if (share == last) continue;
+    last = share;
+    const Cut other = cut(tile, merge, share);
+    if (other.rows > static_cast<double>(max_rows)) break;  // finer ones have more
+    const double wanted = best.share_ns == uncut.choice.share_ns ? 1 - kLeastGain : 1.0;
+    if (other.choice.total_ns() < wanted * best.total_ns()) best = other.choice;
+  }
+  return best;
+}
+
+}  // namespace clattn::detail
