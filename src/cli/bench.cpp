@@ -24,7 +24,7 @@ namespace {
 struct Arguments {
   std::vector<std::string> suites, models, shapes_files, compared, backends;
   std::string json_file, html_file, device, filter, layout;
-  bool quick = false;
+  bool quick = false, plan = false;
 };
 
 /// How long a measurement takes and over how much memory it walks.
@@ -73,6 +73,7 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
     row.kernels = workload->kernels;
     judge(row, ceilings);
     row.deviation = workload->verify();
+    if (options.plan) row.plan = workload->plan();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     row.skipped = error.what();
@@ -203,7 +204,8 @@ void run_bench(Arguments arguments) {
   BenchOptions options{.device = arguments.device,
                        .backend = {},
                        .layout = wanted_layout(arguments),
-                       .rotate_bytes = effort.rotate_bytes};
+                       .rotate_bytes = effort.rotate_bytes,
+                       .plan = arguments.plan};
   const Wanted wanted = check(arguments, context->capabilities());
   BenchReport report{.device = context->capabilities(),
                      .ceilings = measure_ceilings(context),
@@ -275,6 +277,8 @@ void add_bench_command(CLI::App& app) {
       ->add_option("--layout", arguments->layout,
                    "Of the cache: NHD, HND, HDN or tiles (the backend's choice)")
       ->check(CLI::IsMember({"NHD", "HND", "HDN", "tiles"}));
+  command->add_flag("--plan", arguments->plan,
+                    "Also print how each step was cut, and predicted times beside measured ones");
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
   auto* const compare = command
                             ->add_option("--compare", arguments->compared,

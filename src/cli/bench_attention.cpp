@@ -26,6 +26,7 @@ class AttentionWorkload : public Workload {
         kv_(config_.cache_dtype(), 1),
         q_(config_.dtype, 2),
         queue_(context->create_queue()),
+        timed_queue_(context->create_queue(QueueProfiling::kOn)),
         impl_(cache_.backend->make_impl(context, config_)) {
     const std::size_t element = element_size_bytes(config_.dtype);
     const auto tokens = static_cast<std::size_t>(shape.num_tokens());
@@ -60,6 +61,29 @@ class AttentionWorkload : public Workload {
     }
     queue_.finish();
     return seconds_since(start) / launches;
+  }
+
+  std::vector<BenchLaunch> plan() override {
+    constexpr int kRuns = 9;
+    std::vector<BenchLaunch> result;
+    for (PlannedLaunch& launch : planned_launches(*metadata_[0])) {
+      result.push_back({std::move(launch)});
+    }
+    std::vector<std::vector<double>> times(result.size());
+    queue_.finish();
+    for (int run = 0; run < kRuns; ++run) {
+      std::vector<LaunchRecord> launches;
+      set_ = (set_ + 1) % metadata_.size();
+      impl_->forward(timed_queue_, {.buffer = query_.handle()}, cache_.cache, *metadata_[set_],
+                     {.buffer = out_.handle()}, nullptr, nullptr, &launches);
+      timed_queue_.finish();
+      for (std::size_t i = 0; i < std::min(launches.size(), times.size()); ++i) {
+        times[i].push_back(static_cast<double>(launches[i].event.duration_ns()) * 1e-3);
+      }
+    }
+    for (std::size_t i = 0; i < result.size(); ++i)
+      result[i].measured_us = percentile(times[i], 0.5);
+    return result;
   }
 
   /// A spread of requests, each in another KV head: the first, middle and last token of the first
@@ -217,7 +241,7 @@ class AttentionWorkload : public Workload {
   BenchShape shape_;
   RotatingCache cache_;
   TiledRandom kv_, q_;
-  Queue queue_;
+  Queue queue_, timed_queue_;
   std::shared_ptr<const AttentionImpl> impl_;
   bool rounds_weights_ = false;  // a kernel of the forward does
   Buffer query_, out_;

@@ -5,8 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <numeric>
 
 #include "cli/commit.hpp"
 #include "cli/device_report.hpp"
@@ -58,6 +60,17 @@ Json kernel_json(const BenchKernel& kernel) {
   return json;
 }
 
+Json launch_json(const BenchLaunch& launch) {
+  return {{"kernel", launch.plan.kernel},
+          {"items", launch.plan.items},
+          {"tasks", launch.plan.tasks},
+          {"split_tiles", launch.plan.split_tiles},
+          {"splits", launch.plan.splits},
+          {"concurrent_groups", launch.plan.concurrent_groups},
+          {"predicted_us", launch.plan.predicted_us},
+          {"measured_us", launch.measured_us}};
+}
+
 Json row_json(const BenchRow& row) {
   const BenchShape& shape = row.shape;
   Json json = {{"name", row.name()},
@@ -93,6 +106,11 @@ Json row_json(const BenchRow& row) {
   json["backend"] = row.backend;
   json["kernels"] = Json::array();
   for (const BenchKernel& kernel : row.kernels) json["kernels"].push_back(kernel_json(kernel));
+  if (!row.plan.empty()) {
+    json["predicted_us"] = row.predicted_us();
+    json["plan"] = Json::array();
+    for (const BenchLaunch& launch : row.plan) json["plan"].push_back(launch_json(launch));
+  }
   return json;
 }
 
@@ -105,7 +123,37 @@ std::string rate_text(const BenchRow& row) {
   return fmt::format("{:9.1f} {:7} {}", row.rate, row.rate_unit(), share);
 }
 
+/// "512 tasks of 64 items on 132 groups; 3 tiles in 12 splits".
+std::string describe(const PlannedLaunch& plan) {
+  if (plan.concurrent_groups == 0) {
+    return fmt::format("{} heads of {} tokens, {} partial results", plan.tasks, plan.items,
+                       plan.splits);
+  }
+  std::string text = fmt::format("{} tasks of {} items on {} groups", plan.tasks, plan.items,
+                                 plan.concurrent_groups);
+  if (plan.split_tiles > 0) {
+    text += fmt::format("; {} tiles in {} splits", plan.split_tiles, plan.splits);
+  }
+  return text;
+}
+
+void print_plan(const BenchRow& row) {
+  for (const auto& [plan, measured_us] : row.plan) {
+    fmt::print("    {:26} {:58} predicted {:9.1f} us, measured {:9.1f}\n", plan.kernel,
+               describe(plan), plan.predicted_us, measured_us);
+  }
+  if (row.plan.empty()) return;
+  fmt::print("    {:85} predicted {:9.1f} us, median {:11.1f} {:+.0f}%\n", "all in a queue",
+             row.predicted_us(), row.median_us, row.prediction_error() * 100);
+}
+
 }  // namespace
+
+double BenchRow::predicted_us() const {
+  return std::accumulate(plan.begin(), plan.end(), 0.0, [](double sum, const BenchLaunch& launch) {
+    return sum + launch.plan.predicted_us;
+  });
+}
 
 Json to_json(const BenchReport& report) {
   Json ceilings = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
@@ -164,11 +212,26 @@ void print_row(const BenchRow& row) {
                row.above_ceiling() ? '!' : ' ', row.deviation.max_error,
                row.deviation.worst_share * 100, row.deviation.passed() ? "ok" : "WRONG",
                row.backend, fmt::join(kernels, " + "));
+    print_plan(row);
   }
   std::fflush(stdout);
 }
 
+void print_predictions(const BenchReport& report) {
+  constexpr double kClose = 0.15;
+  std::size_t planned = 0, close = 0;
+  for (const BenchRow& row : report.rows) {
+    if (row.plan.empty()) continue;
+    ++planned;
+    if (std::abs(row.prediction_error()) <= kClose) ++close;
+  }
+  if (planned == 0) return;
+  fmt::print("{} of {} rows are predicted within {:.0f} % of their median\n", close, planned,
+             kClose * 100);
+}
+
 void print_notes(const BenchReport& report) {
+  print_predictions(report);
   const auto any = [&](bool (BenchRow::*doubtful)() const) {
     return std::any_of(report.rows.begin(), report.rows.end(),
                        [&](const BenchRow& row) { return (row.*doubtful)(); });

@@ -30,6 +30,12 @@ struct BenchRow {
   Deviation deviation{};
   std::string backend{}, skipped{};
   std::vector<BenchKernel> kernels{};
+  std::vector<BenchLaunch> plan{};  ///< of --plan
+
+  /// What the plan expects the median to be; 0 without one.
+  double predicted_us() const;
+  /// How much more the plan expects, as a share of the median.
+  double prediction_error() const { return predicted_us() / median_us - 1; }
 
   /// The shape's name, then the backend where the run compares several.
   std::string name() const;

@@ -18,6 +18,7 @@ struct BenchOptions {
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
   /// Launches rotate over this much memory, so that a last-level cache does not hold it.
   std::size_t rotate_bytes = 0;
+  bool plan = false;  ///< also ask Workload::plan()
 };
 
 /// What a launch has to do at least: bytes to and from memory, operations. Both 0 = host time.
@@ -33,6 +34,12 @@ struct BenchKernel {
   std::int32_t work_group_size = 0, block_rows = 0, block_kv = 0;
 };
 
+/// A launch of the measured call as its plan has it, and its time by the device's clock.
+struct BenchLaunch {
+  PlannedLaunch plan;
+  double measured_us = 0;  ///< of the kernel alone; events add microseconds to short ones
+};
+
 /// One measurement: prepared device memory, the timed work, and the proof that it was done right.
 class Workload {
  public:
@@ -42,6 +49,8 @@ class Workload {
   virtual double run(int launches) = 0;
   /// Compares what the last run() left with the oracle, on sampled rows.
   virtual Deviation verify() = 0;
+  /// The launches of a call, planned and measured one by one; empty where no plan makes them.
+  virtual std::vector<BenchLaunch> plan() { return {}; }
 
   int fewest_launches = 1, most_launches = 20000;  ///< of a round
   Work work;
