@@ -230,9 +230,11 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, bool cpu) {
   const double share = slow_keys > quick_keys ? (slow - quick) / (slow_keys - quick_keys) : 0;
   const double busy = share > 0 ? std::clamp(1 / share, 1.0, double(groups)) : double(groups);
   costs.groups = busy > groups * (1 - kNoise) ? 0 : busy;
-  // No task takes longer than a lone one with its launch; groups that share a core seem to.
+  // All that a group of a CPU does keeps its core busy; elsewhere it is memory that is shared. No
+  // task takes longer than a lone one with its launch.
   const double lone = std::max(times[single] / turns - quick_keys, 2 * kLeastUs);
-  costs.task_us = std::clamp((quick - quick_keys / busy) * groups, kLeastUs, lone - kLeastUs);
+  const double task_us = cpu ? quick * busy - quick_keys : (quick - quick_keys / busy) * groups;
+  costs.task_us = std::clamp(task_us, kLeastUs, lone - kLeastUs);
   costs.launch_us = turns * (lone - costs.task_us);
 
   const CostBatch &unsplit = times.batch(whole), &cut = times.batch(split);

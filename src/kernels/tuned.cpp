@@ -117,7 +117,8 @@ std::optional<Role> parse_role(std::string_view name) {
 
 /// Why a row can never be followed; empty if it can.
 std::string row_fault(const TuningRow& row) {
-  if (row.variant.empty()) return "a row without a variant chooses nothing";
+  const bool has_tile = row.block_rows > 0 || row.block_kv > 0 || row.work_group_size > 0;
+  if (row.variant.empty()) return has_tile ? "a tile without a variant" : "";
   if (row.role.empty()) return "a variant without a role";
   const std::optional<Role> role = parse_role(row.role);
   if (!role) return fmt::format("role is '{}', which no kernel has", row.role);
