@@ -184,7 +184,7 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, bool cpu) {
   const std::int32_t groups = tasks.concurrent;
   const std::int32_t keys = telling_keys(bench, stage, cpu);
   // Of full tiles where tiles are many, as in prefill.
-  const std::int32_t usual = stage.kernel.role == "prefill" ? stage.longest : 1;
+  const std::int32_t usual = stage.kernel.role == "prefill" ? stage.longest : stage.shortest;
   const std::int32_t filling = filling_requests(tasks);
   const std::int64_t room = bench.pool_tokens() / (2 * std::int64_t{filling});
   const std::int32_t filling_keys = std::min<std::int32_t>(
@@ -268,7 +268,7 @@ CostRow row_for(const Context& context, const AttentionConfig& config, const std
   return row;
 }
 
-/// The layer with so few KV heads that a tile of each stage of a role leaves most groups idle.
+/// The layer with other numbers of heads, as many query heads to a KV head.
 AttentionConfig with_kv_heads(AttentionConfig config, std::int32_t num_kv_heads) {
   config.num_heads = config.num_queries_per_kv() * num_kv_heads;
   config.num_kv_heads = num_kv_heads;

@@ -5,9 +5,11 @@
 #include <array>
 #include <clattn/clattn.hpp>
 #include <cmath>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -95,38 +97,54 @@ TEST(TuneCosts, AreOfTheWantedRolesAlone) {
   EXPECT_TRUE(measured.rows.empty() && measured.left_out.empty());
 }
 
-/// How far the prediction for a batch that nothing was fitted to is from what it takes.
-double misprediction(CostBench& bench, const MeasuredCosts& measured, const CostBatch& batch) {
-  const std::string name = bench.launches(batch).at(0).kernel;
-  for (const KernelInfo& kernel : bench.kernels()) {
-    if (kernel.name != name) continue;
-    const CostTasks tasks = tasks_of(bench, kernel, batch.query_len);
-    const double predicted = predicted_us(*costs_of(measured, name), tasks, batch);
-    const double taken = bench.time_us(std::array{batch}).front();
-    return std::abs(predicted / taken - 1);
-  }
-  return INFINITY;
-}
+/// A batch that nothing is fitted to, and what it takes.
+class HeldOut {
+ public:
+  HeldOut(const std::shared_ptr<clattn::Context>& context, const AttentionConfig& config,
+          const CostBatch& batch)
+      : bench_(context, config), batch_(batch), kernel_(bench_.launches(batch).at(0).kernel) {}
 
-// Other jobs of the machine may disturb one measurement, not each of several.
-TEST(TuneCosts, PredictAHeldOutBatch) {
-  constexpr int kAttempts = 5;
-  constexpr double kMostOff = 0.3;
-  const auto context = clattn::Context::create();
-  const std::array<CostBatch, 2> batches = {CostBatch{6, 1, 1200}, CostBatch{1, 40, 900}};
-  std::array<double, 2> off = {INFINITY, INFINITY};
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const MeasuredCosts measured = measure_costs(context, layer(), any_role);
-    AttentionConfig config = layer();
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      if (batches[i].query_len > 1) config.num_heads /= std::exchange(config.num_kv_heads, 1);
-      CostBench bench(context, config);
-      off[i] = std::min(off[i], misprediction(bench, measured, batches[i]));
+  double time_us() { return bench_.time_us(std::array{batch_}).front(); }
+  double predict_us(const MeasuredCosts& measured) {
+    for (const KernelInfo& kernel : bench_.kernels()) {
+      if (kernel.name != kernel_) continue;
+      const CostTasks tasks = tasks_of(bench_, kernel, batch_.query_len);
+      return predicted_us(*costs_of(measured, kernel_), tasks, batch_);
     }
-    if (*std::max_element(off.begin(), off.end()) <= kMostOff) break;
+    return INFINITY;
   }
-  EXPECT_LE(off[0], kMostOff) << "decode";
-  EXPECT_LE(off[1], kMostOff) << "prefill";
+
+ private:
+  CostBench bench_;
+  CostBatch batch_;
+  std::string kernel_;
+};
+
+// An attempt counts while the machine's other jobs leave it as fast at its end as at its start.
+TEST(TuneCosts, PredictAHeldOutBatch) {
+  constexpr int kAttempts = 6;
+  constexpr double kMostOff = 0.3, kSteady = 0.1;
+  const auto context = clattn::Context::create();
+  AttentionConfig lone = layer();  // one tile of it is one task
+  lone.num_heads /= std::exchange(lone.num_kv_heads, 1);
+  for (auto& [name, config, batch] :
+       std::vector<std::tuple<std::string, AttentionConfig, CostBatch>>{
+           {"decode", layer(), {6, 1, 1200}}, {"prefill", lone, {1, 40, 900}}}) {
+    HeldOut held_out(context, config, batch);
+    int steady = 0;
+    double off = INFINITY;
+    for (int attempt = 0; attempt < kAttempts && off > kMostOff; ++attempt) {
+      const double before = held_out.time_us();
+      const MeasuredCosts measured =
+          measure_costs(context, layer(), [&](std::string_view role) { return role == name; });
+      const double after = held_out.time_us();
+      if (std::abs(after / before - 1) > kSteady) continue;
+      ++steady;
+      off = std::min(off, std::abs(held_out.predict_us(measured) / ((before + after) / 2) - 1));
+    }
+    if (steady < 2 && off > kMostOff) GTEST_SKIP() << "other jobs disturb this machine too much";
+    EXPECT_LE(off, kMostOff) << name;
+  }
 }
 
 }  // namespace
