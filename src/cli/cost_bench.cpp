@@ -83,7 +83,8 @@ CostBench::Steps CostBench::make_steps(const CostBatch& batch) {
   for (std::int32_t r = 0; r <= batch.requests; ++r) starts.push_back(r * batch.query_len);
   Steps steps;
   const std::int64_t keys = std::int64_t{batch.requests} * batch.keys;
-  const std::int64_t sets = std::clamp<std::int64_t>(pool_tokens() / keys, 1, kMostSets);
+  const std::int64_t sets =
+      std::clamp<std::int64_t>(pool_tokens() / std::max<std::int64_t>(keys, 1), 1, kMostSets);
   for (std::int64_t set = 0; set < sets; ++set) {
     for (std::int32_t& page : table) page = pages_[next_page_++ % pages_.size()];
     steps.builders.push_back(backend_->make_builder(context_, config_, options));
@@ -160,6 +161,7 @@ std::vector<double> CostBench::time_us(std::span<const CostBatch> batches) {
     for (Steps& steps : all) steps.rounds_us.push_back(run_us(steps, steps.launches));
   }
   std::vector<double> times;
+  times.reserve(all.size());
   for (const Steps& steps : all) times.push_back(undisturbed(steps.rounds_us));
   return times;
 }

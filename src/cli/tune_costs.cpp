@@ -41,7 +41,7 @@ std::vector<Stage> stages_of(const CostBench& bench) {
   std::int32_t taken = 0;
   for (const KernelInfo& kernel : bench.kernels()) {
     if (!is_stage(kernel.role)) continue;
-    const std::int32_t group = bench.config().num_queries_per_kv();
+    const std::int32_t group = std::max(bench.config().num_queries_per_kv(), 1);
     const std::int32_t longest = std::max(kernel.block_rows / group, 1);
     stages.push_back({kernel, std::min(taken + 1, longest), longest});
     taken = longest;
@@ -79,7 +79,7 @@ std::int32_t telling_keys(CostBench& bench, const Stage& stage, bool cpu) {
   const CostBatch pilot{.query_len = stage.longest, .keys = kLeast};
   const double time = bench.time_us(std::array{pilot}).front();
   const double keys = std::clamp(kLeast * wanted_us / time, double{kLeast}, double{kMost});
-  const std::int32_t step = std::lcm(bench.config().block_size, 64) * 4;
+  const std::int32_t step = std::lcm(std::max(bench.config().block_size, 1), 64) * 4;
   return std::max(static_cast<std::int32_t>(keys) / step, 1) * step;
 }
 
@@ -217,18 +217,19 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, bool cpu) {
   KernelCosts& costs = result.stage;
   // One tile's tasks take turns where there are more of them than groups.
   const double turns = std::max(1.0, static_cast<double>(tasks.each_tile) / groups);
-  const double more_keys = (keys - keys / 4) * turns;
+  const std::int32_t short_keys = keys / 4;
+  const double more_keys = (keys - short_keys) * turns;
   const double least_us = 1e-6;  // a key a picosecond
   set_rates(costs, tasks, stage, std::max(times.slope(short_few, long_few, more_keys), least_us),
             std::max(times.slope(short_many, long_many, more_keys), least_us));
   // A task more takes task_us / groups and its keys' share of the device: of few keys and of many.
   const double slow = times.slope(full, fuller, static_cast<double>(filling * tasks.each_tile));
   const double quick =
-      times.slope(tasks_few, tasks_many, static_cast<double>(2 * many * tasks.each_tile));
+      times.slope(tasks_few, tasks_many, 2.0 * many * static_cast<double>(tasks.each_tile));
   const double slow_keys = filling_keys * key_us(costs, tasks, usual);
   const double quick_keys = few_keys * key_us(costs, tasks, stage.shortest);
   const double share = slow_keys > quick_keys ? (slow - quick) / (slow_keys - quick_keys) : 0;
-  const double busy = share > 0 ? std::clamp(1 / share, 1.0, double(groups)) : double(groups);
+  const double busy = share > 0 ? std::clamp(1 / share, 1.0, 1.0 * groups) : 1.0 * groups;
   costs.groups = busy > groups * (1 - kNoise) ? 0 : busy;
   // All that a group of a CPU does keeps its core busy; elsewhere it is memory that is shared. No
   // task takes longer than a lone one with its launch.

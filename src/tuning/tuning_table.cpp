@@ -42,7 +42,7 @@ constexpr int kWhole = 1000, kBeginning = 900;  // ranks above all numbers of cl
 /// Whether a pattern is the beginning of a name with '*' behind it.
 bool begins(const std::string& pattern, std::string_view name) {
   const bool open = pattern.size() > 1 && pattern.back() == '*';
-  return open && name.starts_with(std::string_view(pattern).substr(0, pattern.size() - 1));
+  return open && name.starts_with(std::string_view{pattern.data(), pattern.size() - 1});
 }
 
 /// How closely a row names the device: 0 = not at all.

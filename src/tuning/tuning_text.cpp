@@ -176,13 +176,13 @@ void parse_line(std::string_view line, TuningText& result) {
   const std::vector<Token> tokens = split_line(line);
   if (tokens.empty()) return;
   if (tokens.front().is(kCost)) {
-    CostRow row = parse_row<CostRow>(std::span(tokens).subspan(1));
+    auto row = parse_row<CostRow>(std::span(tokens).subspan(1));
     const std::string fault = detail::cost_fault(row.costs);
     if (!fault.empty()) throw Error(ErrorCode::kInvalidArgument, fault);
     result.costs.push_back(std::move(row));
     return;
   }
-  TuningRow row = parse_row<TuningRow>(tokens);
+  auto row = parse_row<TuningRow>(tokens);
   constexpr std::array<std::string_view, 5> kPages = {"", "none", "small", "medium", "large"};
   if (std::find(kPages.begin(), kPages.end(), row.pages) == kPages.end()) {
     detail::throw_invalid("pages is '{}', legal: *, none, small, medium, large", row.pages);
