@@ -12,10 +12,10 @@
 
 namespace clattn {
 
-/// One row of a tuning file: the layers that it is for, what they use, and what was measured. Empty
-/// texts, zeros and empty optionals stand for any layer in the first part, for the library's own
-/// choice in the second and for not known in the third; the file writes them as *, - and -.
-/// docs/tuning.md describes the file.
+/// One row of a tuning file that chooses a kernel: the layers that it is for, what they use, and
+/// what was measured. Empty texts, zeros and empty optionals stand for any layer in the first part,
+/// for the library's own choice in the second and for not known in the third; the file writes them
+/// as *, - and -. docs/tuning.md describes the file.
 struct TuningRow {
   /// A device's name, the beginning of one with '*' behind it, or one of device_classes().
   std::string device;
@@ -30,9 +30,6 @@ struct TuningRow {
   std::int32_t block_rows = 0;  ///< in place of the variant's own: query rows of a work item,
   std::int32_t block_kv = 0;    ///< keys of a tile
   std::int32_t work_group_size = 0;
-  /// How the step's work is cut, by rows of the roles decode and mla_decode:
-  std::int32_t items_per_compute_unit = 0;  ///< work-groups wanted on each, 1 … 1024
-  std::int32_t min_split_keys = 0;          ///< shortest key range worth a split, 1 … 2^20
 
   double time_us = 0;   ///< of one launch
   double error = 0;     ///< largest absolute difference from exact attention
@@ -76,8 +73,9 @@ struct CostRow {
 
 /// The rows of a tuning file, and a line for each part of it that was left out.
 struct TuningText {
-  std::vector<TuningRow> rows;
-  std::vector<std::string> problems;  ///< "NAME:LINE: what is wrong; ignored"
+  std::vector<TuningRow> rows{};
+  std::vector<CostRow> costs{};
+  std::vector<std::string> problems{};  ///< "NAME:LINE: what is wrong; ignored"
 };
 
 /// The names that rows for more than one device are found by, closest first: "cpu:16" (float
@@ -87,22 +85,26 @@ std::vector<std::string> device_classes(const DeviceCapabilities& capabilities);
 std::string_view page_class(std::int32_t block_size);
 
 /// A tuning file, or one line of it with its end.
-std::string format_tuning(std::span<const TuningRow> rows);
+std::string format_tuning(std::span<const TuningRow> rows, std::span<const CostRow> costs = {});
 std::string format_tuning_row(const TuningRow& row);
+std::string format_cost_row(const CostRow& row);
 /// Reads what format_tuning() writes. Never throws: what it cannot read is left out and told.
 /// `name` stands for the file in problems.
 TuningText parse_tuning(std::string_view text, const std::string& name);
 
 /// The user's file as the environment names it; empty = none is used.
 std::string tuning_path();
-/// Adds rows to a tuning file, in place of those that are for the same layers of the same device;
-/// other lines stay. The file changes as a whole or not at all; of two writers at once the last one
-/// wins. Makes the folder. Throws kIo for a path that cannot be written or holds another file.
-void save_tuning(const std::string& path, std::span<const TuningRow> rows);
+/// Adds rows to a tuning file, in place of those that are for the same layers of the same device,
+/// of costs also for the same kernel; other lines stay. The file changes as a whole or not at all;
+/// of two writers at once the last one wins. Makes the folder. Throws kIo for a path that cannot be
+/// written or holds another file.
+void save_tuning(const std::string& path, std::span<const TuningRow> rows,
+                 std::span<const CostRow> costs = {});
 
 /// Gives a context these rows in place of the user's file. Layers and builders that are made from
 /// now on follow them; a layer takes metadata only of builders made under the same rows.
-void set_tuning(Context& context, std::span<const TuningRow> rows);
+void set_tuning(Context& context, std::span<const TuningRow> rows,
+                std::span<const CostRow> costs = {});
 /// What a context left out of the user's file: lines that cannot be read, and rows for kernels or
 /// tile sizes that this library does not have.
 std::vector<std::string> tuning_problems(const Context& context);
@@ -110,17 +112,5 @@ std::vector<std::string> tuning_problems(const Context& context);
 /// and that the device may run, as copies of `key`: the rows of variants.inc in their order, then
 /// their other tiles. Some may not build, or not fit; then a layer uses the next kernel.
 std::vector<TuningRow> tuning_candidates(const Context& context, const TuningRow& key);
-
-/// A cut of a step's work, as a row asks for it.
-struct TuningPlan {
-  std::int32_t items_per_compute_unit = 0, min_split_keys = 0;
-  bool operator==(const TuningPlan&) const = default;
-};
-/// The cuts worth trying with the kernel that `row` names, over pages of `block_size` tokens (0 =
-/// none): of those that come to the same plans only the first. None for roles whose steps are cut
-/// by another role's row (prefill) or by a rule (packed_decode). Throws kInvalidArgument for a
-/// variant that the role does not have.
-std::vector<TuningPlan> tuning_plans(const DeviceCapabilities& device, const TuningRow& row,
-                                     std::int32_t block_size);
 
 }  // namespace clattn

@@ -9,7 +9,6 @@
 #include <span>
 #include <utility>
 
-#include "cli/check_batches.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
 

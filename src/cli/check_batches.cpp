@@ -23,15 +23,6 @@ const std::vector<BatchFamily>& batch_families() {
   return families;
 }
 
-std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
-                                       double size) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal(0, size);
-  std::vector<double> values(count);
-  std::generate(values.begin(), values.end(), [&] { return normal(generator); });
-  return encode_elements(dtype, values);
-}
-
 namespace {
 
 constexpr std::int32_t kSparePages = 3;

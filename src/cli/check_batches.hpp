@@ -38,8 +38,4 @@ inline constexpr std::pair<DType, DType> kCacheTypes[] = {{DType::kF32, DType::k
                                                           {DType::kF16, DType::kFp8E4M3},
                                                           {DType::kBF16, DType::kInt8}};
 
-/// `count` normally distributed values times `size`, stored as `dtype`.
-std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
-                                       double size = 1);
-
 }  // namespace clattn::cli

@@ -1,7 +1,9 @@
 #include "cli/elements.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <random>
 
 namespace clattn::cli {
 
@@ -44,6 +46,15 @@ std::vector<double> decode_elements(DType dtype, std::span<const std::byte> byte
     values[i] = oracle::decode(element, bits);
   }
   return values;
+}
+
+std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
+                                       double size) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<double> normal(0, size);
+  std::vector<double> values(count);
+  std::generate(values.begin(), values.end(), [&] { return normal(generator); });
+  return encode_elements(dtype, values);
 }
 
 std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes) {

@@ -2,6 +2,7 @@
 
 #include <clattn/types.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,10 @@ oracle::Element element_of(DType dtype);
 /// Rounds values to `dtype` and stores their bits, little endian; and widens them again.
 std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values);
 std::vector<double> decode_elements(DType dtype, std::span<const std::byte> bytes);
+
+/// `count` normally distributed values times `size`, stored as `dtype`.
+std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
+                                       double size = 1);
 
 /// Casts host elements from one type to another as the cache write does: nearest even.
 std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes);

@@ -18,6 +18,8 @@
 #include "cli/commit.hpp"
 #include "cli/models.hpp"
 #include "cli/number_in.hpp"
+#include "cli/today.hpp"
+#include "cli/tune_costs.hpp"
 #include "cli/tune_search.hpp"
 #include "cli/tune_target.hpp"
 
@@ -31,6 +33,7 @@ struct Arguments {
   std::int32_t block_size = 16;
   double budget_seconds = 600;
   bool submit = false;
+  bool costs = false;  // alone
 };
 
 bool has(const std::vector<std::string>& names, std::string_view name) {
@@ -108,7 +111,27 @@ std::vector<TuneShape> wanted_shapes(const Arguments& arguments) {
                           fmt::join(arguments.roles, ", "), fmt::join(arguments.models, ", ")));
 }
 
-/// Searches one target after the other, each within its share of what time is left.
+void print_costs(const MeasuredCosts& measured) {
+  constexpr std::string_view kLine = "  {:28} {:>9} {:>9} {:>9} {:>9} {:>12} {:>8}\n";
+  const auto number = [](double value) {
+    return value > 0 ? fmt::format("{:.4g}", value) : std::string("-");
+  };
+  if (!measured.rows.empty()) {
+    fmt::print(kLine, "costs of", "launch us", "task us", "split us", "read GB/s", "math GFLOP/s",
+               "groups");
+  }
+  for (const CostRow& row : measured.rows) {
+    const KernelCosts& costs = row.costs;
+    fmt::print(kLine, row.kernel, number(costs.launch_us), number(costs.task_us),
+               number(costs.split_us), number(costs.read_gbs), number(costs.math_gflops),
+               costs.groups > 0 ? number(costs.groups) : "all");
+  }
+  for (const std::string& why : measured.left_out) fmt::print("  costs not measured: {}\n", why);
+  std::fflush(stdout);
+}
+
+/// Searches one target after the other, each within its share of what time is left, and measures
+/// what its kernels cost then.
 class Session {
  public:
   Session(std::shared_ptr<Context> context, std::string path, double seconds)
@@ -124,7 +147,9 @@ class Session {
       std::string why = "the time was over";
       if (now < end_) {
         show_stage(fmt::format("target {} of {}: {}", i + 1, shapes.size(), name));
-        why = tune(shapes[i], now + (end_ - now) / static_cast<int>(shapes.size() - i));
+        const auto share = (end_ - now) / static_cast<int>(shapes.size() - i);
+        why = tune(shapes[i],
+                   now + std::chrono::duration_cast<TuneClock::duration>(share * kSearchShare));
       }
       if (why.empty()) continue;
       show_progress("");
@@ -133,10 +158,23 @@ class Session {
     }
   }
 
+  /// Measures the costs of the shapes' layers under the rows of the context, each layer once.
+  void measure_all(const std::vector<TuneShape>& shapes, const std::vector<std::string>& roles) {
+    std::set<std::string> seen;
+    for (const TuneShape& shape : shapes) {
+      if (!seen.insert(shape.layer()).second) continue;
+      measure(shape, [&](std::string_view role) { return has(roles, role); });
+    }
+  }
+
   std::size_t num_tuned() const { return num_tuned_; }
   const std::vector<TuningRow>& winners() const { return winners_; }
+  const std::vector<CostRow>& costs() const { return costs_; }
 
  private:
+  /// Of a target's time; the rest is for its costs.
+  static constexpr double kSearchShare = 0.8;
+
   /// Why no candidate was timed; empty if one was.
   std::string tune(const TuneShape& shape, TuneClock::time_point deadline) {
     try {
@@ -144,12 +182,16 @@ class Session {
       TuneSearch search(context_, target, deadline);
       const std::optional<TuningRow> winner = search.run();
       search.print();
-      if (!search.raced()) return search.why_not_raced();
-      ++num_tuned_;
-      if (!winner) return {};
-      winners_.push_back(*winner);
-      save_tuning(path_, std::span(&*winner, 1));  // at once: what was found is kept
-      return {};
+      if (winner) {
+        winners_.push_back(*winner);
+        save_tuning(path_, std::span(&*winner, 1));  // at once: what was found is kept
+      }
+      if (search.raced()) ++num_tuned_;
+      if (TuneClock::now() < end_) {
+        set_tuning(*context_, winners_);
+        measure(shape, [&](std::string_view role) { return role == shape.role->name; });
+      }
+      return search.raced() ? std::string{} : search.why_not_raced();
     } catch (const OutOfTime&) {
       return "its time was over before the default was ready";
     } catch (const Error& error) {
@@ -158,48 +200,86 @@ class Session {
     }
   }
 
+  void measure(const TuneShape& shape, const WantsRole& wants) {
+    show_stage(fmt::format("costs: {}", shape.layer()));
+    MeasuredCosts measured;
+    try {
+      measured = measure_costs(context_, shape.config, wants);
+    } catch (const Error& error) {
+      measured.left_out.emplace_back(error.what());
+    }
+    for (CostRow& row : measured.rows) {
+      row.version = CLATTN_VERSION;
+      row.date = today();
+    }
+    show_progress("");
+    fmt::print("\n{}\n", shape.layer());
+    print_costs(measured);
+    costs_.insert(costs_.end(), measured.rows.begin(), measured.rows.end());
+    save_tuning(path_, {}, measured.rows);
+  }
+
   std::shared_ptr<Context> context_;
   std::string path_;
   TuneClock::time_point end_;
   std::size_t num_tuned_ = 0;
+  std::vector<CostRow> costs_;
   std::vector<TuningRow> winners_;
 };
 
-void print_rows(const DeviceCapabilities& device, const std::vector<TuningRow>& winners) {
-  if (winners.empty()) {
+void print_rows(const DeviceCapabilities& device, const Session& session) {
+  if (session.winners().empty() && session.costs().empty()) {
     fmt::print("no row to submit\n");
     return;
   }
   fmt::print("\n# {}, driver {}, clattn {}: rows for src/tuning/shipped.inc\n", device.name,
              device.driver_version, commit());
-  for (TuningRow row : winners) {
+  for (TuningRow row : session.winners()) {
     row.driver.clear();
     fmt::print("{}", format_tuning_row(row));
   }
+  for (CostRow row : session.costs()) {
+    row.driver.clear();
+    fmt::print("{}", format_cost_row(row));
+  }
 }
 
-void run_tune(const Arguments& arguments) {
+void run_tune(Arguments arguments) {
   const std::string path = arguments.output.empty() ? tuning_path() : arguments.output;
   if (path.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--output: missing, and the environment names no tuning file "
                 "(CLATTN_TUNING, CLATTN_TUNING_FILE)");
   }
+  if (arguments.costs && arguments.models.empty()) arguments.models = {"llama-3-8b"};
   const std::vector<TuneShape> shapes = wanted_shapes(arguments);
   const std::shared_ptr<Context> context = Context::create(arguments.device);
   const DeviceCapabilities& device = context->capabilities();
   for (const std::string& problem : tuning_problems(*context)) fmt::print("{}\n", problem);
   save_tuning(path,
               {});  // a file that cannot be written is found out now, not with a winner in hand
-  fmt::print("{} ({}), driver {}, clattn {} {}: {} targets, {:.0f} s\n", device.name,
+  fmt::print("{} ({}), driver {}, clattn {} {}: ", device.name,
              fmt::join(device_classes(device), ", "), device.driver_version, CLATTN_VERSION,
-             commit(), shapes.size(), arguments.budget_seconds);
+             commit());
+  fmt::print("{}\n", arguments.costs ? std::string("costs alone")
+                                     : fmt::format("{} targets, {:.0f} s", shapes.size(),
+                                                   arguments.budget_seconds));
   std::fflush(stdout);
   Session session(context, path, arguments.budget_seconds);
-  session.tune_all(shapes);
-  fmt::print("\n{} of {} targets tuned, {} rows written to {}\n", session.num_tuned(),
-             shapes.size(), session.winners().size(), path);
-  if (arguments.submit) print_rows(device, session.winners());
+  if (arguments.costs) {
+    session.measure_all(shapes, arguments.roles);
+    fmt::print("\n{} rows of costs written to {}\n", session.costs().size(), path);
+  } else {
+    session.tune_all(shapes);
+    fmt::print("\n{} of {} targets tuned, {} rows and {} of costs written to {}\n",
+               session.num_tuned(), shapes.size(), session.winners().size(), session.costs().size(),
+               path);
+  }
+  if (arguments.submit) print_rows(device, session);
+  if (arguments.costs) {
+    if (session.costs().empty()) throw Error(ErrorCode::kUnsupported, "no costs were measured");
+    return;
+  }
   if (session.num_tuned() == 0) throw Error(ErrorCode::kUnsupported, "no target could be tuned");
   if (session.num_tuned() < shapes.size()) throw ExitCode{1};
 }
@@ -207,8 +287,10 @@ void run_tune(const Arguments& arguments) {
 }  // namespace
 
 void add_tune_command(CLI::App& app) {
-  auto* command = app.add_subcommand(
-      "tune", "Find the fastest tiles and cuts for this device and keep them in a tuning file");
+  auto* command = app.add_subcommand("tune",
+                                     "Find the fastest tiles for this device, measure what kernels "
+                                     "cost, and keep both in a tuning "
+                                     "file");
   const auto arguments = std::make_shared<Arguments>();
   const auto add_list = [&](const char* name, std::vector<std::string>& list, const char* help) {
     return command->add_option(name, list, help)->delimiter(',')->allow_extra_args(false);
@@ -228,6 +310,8 @@ void add_tune_command(CLI::App& app) {
   command->add_option("--budget", arguments->budget_seconds, "Seconds, shared by all targets")
       ->check(number_in(1.0, 1e6));
   command->add_option("--output", arguments->output, "Tuning file in place of the user's own");
+  command->add_flag("--costs", arguments->costs,
+                    "Only measure costs; of llama-3-8b without --model");
   command->add_flag("--submit", arguments->submit, "Print the rows for the shipped database");
   command->callback([arguments] { run_tune(*arguments); });
 }

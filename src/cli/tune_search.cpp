@@ -1,17 +1,16 @@
 #include "cli/tune_search.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cstdio>
-#include <ctime>
 #include <random>
 #include <string_view>
 #include <utility>
 
 #include "cli/check_report.hpp"
+#include "cli/today.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -21,24 +20,10 @@ constexpr std::size_t kRowsShown = 8;
 /// Of a target's time; the rest is for the winner to prove itself.
 constexpr double kSearchShare = 0.6;
 
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
-}
-
 std::string describe(const TuningRow& row) {
-  std::vector<std::string> parts;
-  if (!row.variant.empty()) {
-    parts.push_back(fmt::format("{} {}x{} wg {}", row.variant, row.block_rows, row.block_kv,
-                                row.work_group_size));
-  }
-  if (row.items_per_compute_unit > 0) {
-    parts.push_back(
-        fmt::format("{} items, {} keys a split", row.items_per_compute_unit, row.min_split_keys));
-  }
-  return parts.empty() ? "default" : fmt::format("{}", fmt::join(parts, ", "));
+  if (row.variant.empty()) return "default";
+  return fmt::format("{} {}x{} wg {}", row.variant, row.block_rows, row.block_kv,
+                     row.work_group_size);
 }
 
 }  // namespace
@@ -62,30 +47,9 @@ std::optional<TuningRow> TuneSearch::run() {
   // A budget that ends early has then seen some of each kind.
   std::shuffle(tiles, rows.end(), std::mt19937(1));
   num_candidates_ = rows.size();
-  for (auto row = rows.begin(); row != tiles; ++row) try_tile(*row);
-  const std::vector<TuningPlan> plans = this->plans();
-  num_candidates_ += plans.size();
-  for (const auto& [items, keys] : plans) {
-    TuningRow row = best_.row;
-    row.items_per_compute_unit = items;
-    row.min_split_keys = keys;
-    try_row(row);
-  }
-  for (auto row = tiles; row != rows.end(); ++row) try_tile(*row);
+  for (const TuningRow& row : rows) try_row(row);
   race_.set_deadline(deadline_);
   return confirm();
-}
-
-/// The cuts to try with the kernel of the best row.
-std::vector<TuningPlan> TuneSearch::plans() const {
-  TuningRow row = best_.row;
-  if (row.variant.empty()) {
-    set_tuning(*context_, {});
-    const std::optional<KernelInfo> kernel = target_.kernel();
-    if (!kernel) return {};
-    row.variant = kernel->name;
-  }
-  return tuning_plans(context_->capabilities(), row, target_.block_size);
 }
 
 bool TuneSearch::raced() const {
@@ -93,7 +57,7 @@ bool TuneSearch::raced() const {
 }
 
 std::string TuneSearch::why_not_raced() const {
-  if (num_candidates_ == 0) return "there is no other tile and no other cut to try";
+  if (num_candidates_ == 0) return "there is no tile to try";
   const std::pair<std::size_t, std::string_view> fates[] = {
       {count(TrialState::kUnfit), "do not fit"},
       {count(TrialState::kWrong), "are wrong"},
@@ -114,7 +78,7 @@ void TuneSearch::print() const {
   show_progress("");
   const std::vector<const Trial*> timed = by_speed();
   fmt::print("\n{}: {} of {} candidates timed\n", target_.name, timed.size(), num_candidates_);
-  fmt::print("  {:76} {:>10} {:>17} {:>9} {:>8}\n", "candidate", "time us", "rate", "error",
+  fmt::print("  {:48} {:>10} {:>17} {:>9} {:>8}\n", "candidate", "time us", "rate", "error",
              "speed-up");
   print_line(race_.base());
   for (std::size_t i = 0; i < std::min(timed.size(), kRowsShown); ++i) print_line(*timed[i]);
@@ -122,7 +86,7 @@ void TuneSearch::print() const {
   if (!race_.left_out().empty()) fmt::print("  a batch was left out: {}\n", race_.left_out());
   for (const Trial& trial : trials_) {
     if (trial.state == TrialState::kWrong || trial.state == TrialState::kFailed) {
-      fmt::print("  {:76} NOT USED: {}\n", describe(trial.row), trial.note);
+      fmt::print("  {:48} NOT USED: {}\n", describe(trial.row), trial.note);
     }
   }
   fmt::print("  {} far slower, {} do not fit, {} wrong, {} failed, {} not tried for want of time\n",
@@ -130,12 +94,6 @@ void TuneSearch::print() const {
              count(TrialState::kFailed), num_untried_);
   fmt::print("  {}\n", verdict_);
   std::fflush(stdout);
-}
-
-void TuneSearch::try_tile(TuningRow row) {
-  row.items_per_compute_unit = best_.row.items_per_compute_unit;
-  row.min_split_keys = best_.row.min_split_keys;
-  try_row(row);
 }
 
 void TuneSearch::try_row(const TuningRow& row) {
@@ -203,7 +161,7 @@ std::vector<const Trial*> TuneSearch::by_speed() const {
 }
 
 void TuneSearch::print_line(const Trial& trial) const {
-  fmt::print("  {:76} {:10.1f} {:9.1f} {:7} {:9.2e} {:7.3f}x\n", describe(trial.row),
+  fmt::print("  {:48} {:10.1f} {:9.1f} {:7} {:9.2e} {:7.3f}x\n", describe(trial.row),
              trial.row.time_us, trial.rate, race_.unit_name(), trial.row.error, trial.speed_up);
 }
 

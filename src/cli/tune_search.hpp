@@ -11,9 +11,8 @@
 
 namespace clattn::cli {
 
-/// One target's search, phase by phase: the rows as they are, then the cuts with the best of them,
-/// then the rows' other tiles with the best cut. Ends at its deadline, but for a step that has
-/// begun.
+/// One target's search: the rows of variants.inc as they are, then their other tiles. Ends at its
+/// deadline, but for a step that has begun.
 class TuneSearch {
  public:
   /// Builds and checks the default. Throws OutOfTime, and what TuneRace throws.
@@ -29,8 +28,6 @@ class TuneSearch {
   void print() const;
 
  private:
-  std::vector<TuningPlan> plans() const;
-  void try_tile(TuningRow row);
   void try_row(const TuningRow& row);
   std::optional<TuningRow> confirm();
   TuningRow winner(const Proof& proof);

@@ -129,13 +129,17 @@ std::span<const TuneRole> tune_roles() {
 }
 
 std::string TuneShape::name() const {
+  return fmt::format("{}, {}", role->name, layer());
+}
+
+std::string TuneShape::layer() const {
   const std::string types = types_of(config.dtype, config.cache_dtype());
   if (config.use_mla) {
-    return fmt::format("{}, {} heads, {} + {}, {}", role->name, config.num_heads,
-                       config.output_head_size(), config.rope_dim, types);
+    return fmt::format("{} heads, {} + {}, {}", config.num_heads, config.output_head_size(),
+                       config.rope_dim, types);
   }
-  return fmt::format("{}, {} heads a KV head of {}, {}", role->name, config.num_queries_per_kv(),
-                     config.head_size, types);
+  return fmt::format("{} heads a KV head of {}, {}", config.num_queries_per_kv(), config.head_size,
+                     types);
 }
 
 TuningRow TuneShape::key(const DeviceCapabilities& device) const {

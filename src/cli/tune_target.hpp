@@ -41,6 +41,8 @@ struct TuneShape {
 
   /// "decode, 4 heads a KV head of 128, f16/f16": all that a tuning row knows of it.
   std::string name() const;
+  /// The same without the role: "4 heads a KV head of 128, f16/f16".
+  std::string layer() const;
   TuningRow key(const DeviceCapabilities& device) const;
   /// As the workloads of benchmarks take it.
   BenchModel model() const;

@@ -2,14 +2,16 @@
 
 #include <algorithm>
 
+#include "kernels/tuned.hpp"
+
 namespace clattn::detail {
 
-KernelCosts kernel_costs(const Runtime& /*runtime*/, const KernelShape& /*shape*/,
-                         const Variant& variant) {
-  if (variant.family == KernelFamily::kCpu) {
-    return {.launch_us = 20, .task_us = 1, .split_us = 1, .read_gbs = 10, .math_gflops = 60};
-  }
-  return {.launch_us = 6, .task_us = 2, .split_us = 2, .read_gbs = 30, .math_gflops = 0};
+KernelCosts kernel_costs(const Runtime& runtime, const KernelShape& shape, const Variant& variant) {
+  TuningQuery query = tuning_query(runtime, shape, variant.family);
+  query.kernel = variant.name;
+  const RuntimeTuning tuning = runtime.tuning();
+  const CostRow* row = tuning.table->find_costs(query);
+  return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
 }
 
 std::int32_t concurrent_groups(const Variant& variant, const DeviceCapabilities& capabilities) {

@@ -6,7 +6,6 @@
 #include <array>
 #include <clattn/attention.hpp>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -109,27 +108,6 @@ bool same_tile(const Variant& a, const Variant& b) {
          a.work_group_size == b.work_group_size;
 }
 
-/// `family`: of the kernels that are wanted; a device of another kind is then but a host for them.
-TuningQuery query_of(const Runtime& runtime, const KernelShape& shape, KernelFamily family,
-                     Role role) {
-  const DeviceCapabilities& device = runtime.capabilities();
-  TuningQuery query{.device = device.name,
-                    .driver = device.driver_version,
-                    .classes = device_classes(device),
-                    .role = to_string(role),
-                    .head_size = shape.head_size,
-                    .group = shape.group(),
-                    .dtype = shape.dtype,
-                    .cache_dtype = shape.cache_dtype,
-                    .pages = page_class(shape.block_size)};
-  const bool cpu = family == KernelFamily::kCpu;
-  if (family != KernelFamily::kAuto && cpu != (device.kind == DeviceKind::kCpu)) {
-    query.device.clear();
-    query.classes = {cpu ? "cpu" : "gpu"};
-  }
-  return query;
-}
-
 std::optional<Role> parse_role(std::string_view name) {
   for (const Variant& variant : variants()) {
     if (to_string(variant.role) == name) return variant.role;
@@ -138,20 +116,23 @@ std::optional<Role> parse_role(std::string_view name) {
 }
 
 /// Why a row can never be followed; empty if it can.
-std::string fault_of(const TuningRow& row) {
-  if ((row.items_per_compute_unit > 0) != (row.min_split_keys > 0)) {
-    return "items without split, or split without items";
-  }
-  const bool has_constants = row.block_rows > 0 || row.block_kv > 0 || row.work_group_size > 0;
-  if (row.role.empty()) {
-    return row.variant.empty() && !has_constants ? "" : "a variant without a role";
-  }
+std::string row_fault(const TuningRow& row) {
+  const bool has_tile = row.block_rows > 0 || row.block_kv > 0 || row.work_group_size > 0;
+  if (row.variant.empty()) return has_tile ? "a tile without a variant" : "";
+  if (row.role.empty()) return "a variant without a role";
   const std::optional<Role> role = parse_role(row.role);
   if (!role) return fmt::format("role is '{}', which no kernel has", row.role);
-  if (row.variant.empty()) return has_constants ? "a tile without a variant" : "";
   if (variant_of(row, *role)) return "";
   return fmt::format("no {} kernel '{}' takes rows {}, keys {}, work-group {}", row.role,
                      row.variant, row.block_rows, row.block_kv, row.work_group_size);
+}
+
+std::string row_fault(const CostRow& row) {
+  const auto named = [&](const Variant& variant) { return names_kernel(row, variant.name); };
+  if (std::none_of(variants().begin(), variants().end(), named)) {
+    return fmt::format("there is no kernel '{}'", row.kernel);
+  }
+  return cost_fault(row.costs);
 }
 
 /// The kernel of `row` with every tile that its file takes, but for those of other rows' rows.
@@ -207,6 +188,24 @@ std::vector<Variant> tiles_for(Role role, const KernelShape& shape,
 
 }  // namespace
 
+TuningQuery tuning_query(const Runtime& runtime, const KernelShape& shape, KernelFamily family) {
+  const DeviceCapabilities& device = runtime.capabilities();
+  TuningQuery query{.device = device.name,
+                    .driver = device.driver_version,
+                    .classes = device_classes(device),
+                    .head_size = shape.head_size,
+                    .group = shape.group(),
+                    .dtype = shape.dtype,
+                    .cache_dtype = shape.cache_dtype,
+                    .pages = page_class(shape.block_size)};
+  const bool cpu = family == KernelFamily::kCpu;
+  if (family != KernelFamily::kAuto && cpu != (device.kind == DeviceKind::kCpu)) {
+    query.device.clear();
+    query.classes = {cpu ? "cpu" : "gpu"};
+  }
+  return query;
+}
+
 bool is_legal_tile(const Variant& variant) {
   for (const Variant& row : variants()) {
     if (same_kernel(row, variant) && same_tile(row, variant)) return true;
@@ -234,62 +233,44 @@ std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& 
                                      KernelFamily family, Role role) {
   const auto ladder = family_ladder(family, runtime.capabilities());
   const RuntimeTuning tuning = runtime.tuning();
-  const TuningRow* row =
-      tuning.table->find(query_of(runtime, shape, family, role), [&](const TuningRow& candidate) {
-        const std::optional<Variant> variant = variant_of(candidate, role);
-        return variant && takes_shape(*variant, shape) &&
-               std::find(ladder.begin(), ladder.end(), variant->family) != ladder.end();
-      });
+  TuningQuery query = tuning_query(runtime, shape, family);
+  query.role = to_string(role);
+  const TuningRow* row = tuning.table->find(query, [&](const TuningRow& candidate) {
+    const std::optional<Variant> variant = variant_of(candidate, role);
+    return variant && takes_shape(*variant, shape) &&
+           std::find(ladder.begin(), ladder.end(), variant->family) != ladder.end();
+  });
   return row == nullptr ? std::nullopt : variant_of(*row, role);
 }
 
-void tune_plan(const Runtime& runtime, const KernelShape& shape, KernelFamily runs, Role role,
-               PlannerConfig& config) {
-  const RuntimeTuning tuning = runtime.tuning();
-  const TuningRow* row =
-      tuning.table->find(query_of(runtime, shape, runs, role), [](const TuningRow& candidate) {
-        return candidate.items_per_compute_unit > 0 && candidate.min_split_keys > 0;
-      });
-  if (row == nullptr) return;
-  (void)config;
-}
-
-std::int32_t planned_split_keys(KernelFamily family, std::int32_t compute_units,
-                                std::int32_t min_split_keys) {
-  // A CPU's split of 32 keys still pays where it occupies another core, beyond that only a longer
-  // one: this many keys of one request are cut into as many as there are cores.
-  constexpr std::int32_t kFillingKeys = 512;
-  return family == KernelFamily::kCpu ? std::max(min_split_keys, kFillingKeys / compute_units)
-                                      : min_split_keys;
-}
-
-namespace {
-
-}  // namespace
+// To be removed with its last call: plans count by kernel_costs().
 
 }  // namespace clattn::detail
 
 namespace clattn {
 
-void set_tuning(Context& context, std::span<const TuningRow> rows) {
-  TuningText text{.rows = {rows.begin(), rows.end()}, .problems = {}};
-  for (const TuningRow& row : rows) {
-    const std::string fault = detail::fault_of(row);
+void set_tuning(Context& context, std::span<const TuningRow> rows, std::span<const CostRow> costs) {
+  const auto check = [](const auto& row) {
+    const std::string fault = detail::row_fault(row);
     if (!fault.empty()) detail::throw_invalid("tuning row for {}: {}", row.device, fault);
-  }
+  };
+  std::for_each(rows.begin(), rows.end(), check);
+  std::for_each(costs.begin(), costs.end(), check);
+  TuningText text{.rows = {rows.begin(), rows.end()}, .costs = {costs.begin(), costs.end()}};
   context.runtime().set_tuning(std::make_shared<const detail::TuningTable>(std::move(text)));
 }
 
 std::vector<std::string> tuning_problems(const Context& context) {
   const detail::RuntimeTuning tuning = context.runtime().tuning();
-  std::vector<std::string> problems = tuning.table->user().problems;
-  for (const TuningRow& row : tuning.table->user().rows) {
-    const std::string fault = detail::fault_of(row);
-    if (fault.empty()) continue;
-    std::string line = format_tuning_row(row);
+  const TuningText& user = tuning.table->user();
+  std::vector<std::string> problems = user.problems;
+  const auto add = [&](const std::string& fault, std::string line) {
+    if (fault.empty()) return;
     line.pop_back();
     problems.push_back(fmt::format("{}; ignored: {}", fault, line));
-  }
+  };
+  for (const TuningRow& row : user.rows) add(detail::row_fault(row), format_tuning_row(row));
+  for (const CostRow& row : user.costs) add(detail::row_fault(row), format_cost_row(row));
   return problems;
 }
 
@@ -312,18 +293,6 @@ std::vector<TuningRow> tuning_candidates(const Context& context, const TuningRow
     row.work_group_size = tile.work_group_size;
   }
   return rows;
-}
-
-std::vector<TuningPlan> tuning_plans(const DeviceCapabilities& device, const TuningRow& row,
-                                     std::int32_t block_size) {
-  if (row.role != "decode" && row.role != "mla_decode") return {};
-  const std::optional<detail::Role> role = detail::parse_role(row.role);
-  const std::optional<detail::Variant> variant = detail::variant_of(row, *role);
-  if (!variant)
-    detail::throw_invalid("variant is '{}', legal: a kernel of {}", row.variant, row.role);
-  (void)block_size; (void)device;
-  std::vector<TuningPlan> plans;
-  return plans;
 }
 
 }  // namespace clattn

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "kernels/variants.hpp"
-#include "metadata/planner.hpp"
+#include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
 
@@ -20,12 +20,8 @@ std::optional<Variant> variant_of(const TuningRow& row, Role role);
 std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& shape,
                                      KernelFamily family, Role role);
 
-/// Puts the tuned numbers of items and split keys into `config`. `runs`: the family of the kernels.
-void tune_plan(const Runtime& runtime, const KernelShape& shape, KernelFamily runs, Role role,
-               PlannerConfig& config);
-
-/// The shortest split that plans make of kernels of a family: at least what a row asks for.
-std::int32_t planned_split_keys(KernelFamily family, std::int32_t compute_units,
-                                std::int32_t min_split_keys);
+/// What the rows for a layer are found by, but for role and kernel. `family`: of the kernels that
+/// are wanted; a device of another kind is then but a host for them.
+TuningQuery tuning_query(const Runtime& runtime, const KernelShape& shape, KernelFamily family);
 
 }  // namespace clattn::detail

@@ -19,8 +19,17 @@ namespace fs = std::filesystem;
   throw Error(ErrorCode::kIo, fmt::format("{}: {}", path, what));
 }
 
-/// The file's lines without the rows that `rows` replace; a fresh file has the header.
-std::string kept_lines(const std::string& path, std::span<const TuningRow> rows) {
+/// Whether some row is for the same layers as the one of `old`, if that has one.
+template <typename Row>
+bool replaces(std::span<const Row> rows, const std::vector<Row>& old) {
+  return !old.empty() && std::any_of(rows.begin(), rows.end(), [&](const Row& row) {
+    return detail::same_key(row, old.front());
+  });
+}
+
+/// The file's lines without those that the rows replace; a fresh file has the header.
+std::string kept_lines(const std::string& path, std::span<const TuningRow> rows,
+                       std::span<const CostRow> costs) {
   std::string fresh = format_tuning({});
   std::error_code error;
   if (!fs::exists(path, error)) return fresh;
@@ -34,12 +43,8 @@ std::string kept_lines(const std::string& path, std::span<const TuningRow> rows)
   for (std::size_t at = fresh.size(); at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
     const std::string line = text.substr(at, end - at);
-    const std::vector<TuningRow> old = parse_tuning(fresh + line, path).rows;
-    const bool replaced =
-        !old.empty() && std::any_of(rows.begin(), rows.end(), [&](const TuningRow& row) {
-          return detail::same_key(row, old.front());
-        });
-    if (!replaced) kept += line;
+    const TuningText old = parse_tuning(fresh + line, path);
+    if (!replaces(rows, old.rows) && !replaces(costs, old.costs)) kept += line;
     at = end;
   }
   if (kept.back() != '\n') kept += '\n';
@@ -53,10 +58,12 @@ std::string tuning_path() {
   return variables.tuning_enabled ? variables.tuning_file : std::string{};
 }
 
-void save_tuning(const std::string& path, std::span<const TuningRow> rows) {
+void save_tuning(const std::string& path, std::span<const TuningRow> rows,
+                 std::span<const CostRow> costs) {
   if (path.empty()) throw_io("tuning file", "no path is given and the environment names none");
-  std::string text = kept_lines(path, rows);
+  std::string text = kept_lines(path, rows, costs);
   for (const TuningRow& row : rows) text += format_tuning_row(row);
+  for (const CostRow& row : costs) text += format_cost_row(row);
   std::error_code error;
   const fs::path folder = fs::path(path).parent_path();
   if (!folder.empty()) fs::create_directories(folder, error);

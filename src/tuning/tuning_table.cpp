@@ -37,17 +37,29 @@ constexpr std::string_view kShipped =
 #include "tuning/shipped.inc"
     ;
 
+constexpr int kWhole = 1000, kBeginning = 900;  // ranks above all numbers of classes
+
+/// Whether a pattern is the beginning of a name with '*' behind it.
+bool begins(const std::string& pattern, std::string_view name) {
+  const bool open = pattern.size() > 1 && pattern.back() == '*';
+  return open && name.starts_with(std::string_view{pattern.data(), pattern.size() - 1});
+}
+
 /// How closely a row names the device: 0 = not at all.
-int device_rank(const TuningRow& row, const TuningQuery& query) {
-  constexpr int kName = 1000, kPrefix = 999;
-  const std::string& pattern = row.device;
+int device_rank(const std::string& pattern, const TuningQuery& query) {
   if (!query.device.empty()) {
-    if (pattern == query.device) return kName;
-    const bool open = pattern.size() > 1 && pattern.back() == '*';
-    if (open && query.device.starts_with(pattern.substr(0, pattern.size() - 1))) return kPrefix;
+    if (pattern == query.device) return kWhole;
+    if (begins(pattern, query.device)) return kBeginning;
   }
   const auto found = std::find(query.classes.begin(), query.classes.end(), pattern);
   return static_cast<int>(query.classes.end() - found);
+}
+
+/// How closely a row of costs names the kernel: -1 = another one, 0 = any.
+int kernel_rank(const std::string& pattern, std::string_view kernel) {
+  if (pattern.empty()) return 0;
+  if (pattern == kernel) return kWhole;
+  return begins(pattern, kernel) ? static_cast<int>(pattern.size()) : -1;
 }
 
 template <typename Key, typename Value>
@@ -55,26 +67,84 @@ bool fits(const Key& key, const Value& value) {
   return key == Key{} || key == value;
 }
 
-int num_keys(const TuningRow& row) {
-  return (row.role.empty() ? 0 : 1) + (row.head_size == 0 ? 0 : 1) + (row.group == 0 ? 0 : 1) +
-         (row.dtype ? 1 : 0) + (row.cache_dtype ? 1 : 0) + (row.pages.empty() ? 0 : 1);
+/// What both kinds of row say of the layer.
+template <typename Row>
+bool fits_layer(const Row& row, const TuningQuery& query) {
+  return device_rank(row.device, query) > 0 && fits(row.driver, query.driver) &&
+         fits(row.head_size, query.head_size) && fits(row.group, query.group) &&
+         fits(row.dtype, query.dtype) && fits(row.cache_dtype, query.cache_dtype);
+}
+
+template <typename Row>
+int num_layer_keys(const Row& row) {
+  return (row.head_size == 0 ? 0 : 1) + (row.group == 0 ? 0 : 1) + (row.dtype ? 1 : 0) +
+         (row.cache_dtype ? 1 : 0);
+}
+
+/// Device, driver, kernel, then the number of named fields.
+using Rank = std::tuple<int, bool, int, int>;
+
+Rank rank_of(const TuningRow& row, const TuningQuery& query) {
+  const int keys = num_layer_keys(row) + (row.role.empty() ? 0 : 1) + (row.pages.empty() ? 0 : 1);
+  return {device_rank(row.device, query), !row.driver.empty(), 0, keys};
+}
+
+Rank rank_of(const CostRow& row, const TuningQuery& query) {
+  return {device_rank(row.device, query), !row.driver.empty(),
+          kernel_rank(row.kernel, query.kernel), num_layer_keys(row)};
+}
+
+/// The last of the closest rows that `usable` takes; null when none fits.
+template <typename Row, typename Usable>
+const Row* closest(const std::vector<Row>& rows, const TuningQuery& query, const Usable& usable) {
+  const Row* best = nullptr;
+  Rank best_rank{};
+  for (const Row& row : rows) {
+    if (!covers(row, query) || !usable(row)) continue;
+    const Rank rank = rank_of(row, query);
+    if (best != nullptr && rank < best_rank) continue;
+    best = &row;
+    best_rank = rank;
+  }
+  return best;
+}
+
+template <typename Row>
+auto layer_key(const Row& row) {
+  return std::tie(row.device, row.driver, row.head_size, row.group, row.dtype, row.cache_dtype);
 }
 
 }  // namespace
 
 bool covers(const TuningRow& row, const TuningQuery& query) {
-  return device_rank(row, query) > 0 && fits(row.driver, query.driver) &&
-         fits(row.role, query.role) && fits(row.head_size, query.head_size) &&
-         fits(row.group, query.group) && fits(row.dtype, query.dtype) &&
-         fits(row.cache_dtype, query.cache_dtype) && fits(row.pages, query.pages);
+  return fits_layer(row, query) && fits(row.role, query.role) && fits(row.pages, query.pages);
+}
+
+bool covers(const CostRow& row, const TuningQuery& query) {
+  return fits_layer(row, query) && names_kernel(row, query.kernel);
+}
+
+bool names_kernel(const CostRow& row, std::string_view kernel) {
+  return kernel_rank(row.kernel, kernel) >= 0;
 }
 
 bool same_key(const TuningRow& a, const TuningRow& b) {
-  const auto key = [](const TuningRow& row) {
-    return std::tie(row.device, row.driver, row.role, row.head_size, row.group, row.dtype,
-                    row.cache_dtype, row.pages);
-  };
-  return key(a) == key(b);
+  return layer_key(a) == layer_key(b) && a.role == b.role && a.pages == b.pages;
+}
+
+bool same_key(const CostRow& a, const CostRow& b) {
+  return layer_key(a) == layer_key(b) && a.kernel == b.kernel;
+}
+
+std::string cost_fault(const KernelCosts& costs) {
+  for (const double cost : {costs.launch_us, costs.task_us, costs.split_us, costs.read_gbs,
+                            costs.math_gflops, costs.groups}) {
+    if (!(cost >= 0 && cost <= kMostMeasured)) {
+      return fmt::format("a cost is {:g}, legal: 0 to {:g}", cost, kMostMeasured);
+    }
+  }
+  if (costs.read_gbs > 0 || costs.math_gflops > 0) return {};
+  return "neither read_gbs nor math_gflops: keys would cost nothing";
 }
 
 const TuningText& shipped_tuning() {
@@ -91,7 +161,7 @@ TuningTable TuningTable::load(const std::string& path) {
   std::ifstream file;  // not of a pipe, which would wait for its other end
   if (std::filesystem::is_regular_file(path, error)) file.open(path, std::ios::binary);
   if (!file.is_open() || std::filesystem::file_size(path, error) > kMostBytes) {
-    return TuningTable({{}, {path + ": not a readable file of at most 16 MiB; ignored"}});
+    return TuningTable({.problems = {path + ": not a readable file of at most 16 MiB; ignored"}});
   }
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   return TuningTable(parse_tuning(text, path));
@@ -99,19 +169,14 @@ TuningTable TuningTable::load(const std::string& path) {
 
 const TuningRow* TuningTable::find(const TuningQuery& query,
                                    const std::function<bool(const TuningRow&)>& usable) const {
-  for (const TuningText* text : {&user_, &shipped_tuning()}) {
-    const TuningRow* best = nullptr;
-    std::tuple<int, bool, int> best_rank{};
-    for (const TuningRow& row : text->rows) {
-      if (!covers(row, query) || !usable(row)) continue;
-      const std::tuple rank{device_rank(row, query), !row.driver.empty(), num_keys(row)};
-      if (best != nullptr && rank < best_rank) continue;
-      best = &row;
-      best_rank = rank;
-    }
-    if (best != nullptr) return best;
-  }
-  return nullptr;
+  const TuningRow* const users = closest(user_.rows, query, usable);
+  return users != nullptr ? users : closest(shipped_tuning().rows, query, usable);
+}
+
+const CostRow* TuningTable::find_costs(const TuningQuery& query) const {
+  const auto any = [](const CostRow& /*row*/) { return true; };
+  const CostRow* const users = closest(user_.costs, query, any);
+  return users != nullptr ? users : closest(shipped_tuning().costs, query, any);
 }
 
 }  // namespace clattn::detail

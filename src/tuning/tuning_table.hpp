@@ -8,17 +8,19 @@
 
 namespace clattn::detail {
 
-/// The layer that a row is wanted for.
+/// The layer that a row is wanted for: `role` and `pages` for rows that choose a kernel, `kernel`
+/// for costs.
 struct TuningQuery {
   std::string device;                ///< name; empty: only classes count
   std::string driver;                ///< driver_version
   std::vector<std::string> classes;  ///< closest first
-  std::string_view role;
+  std::string_view role{};
+  std::string_view kernel{};
   std::int32_t head_size = 0;
   std::int32_t group = 0;
   DType dtype = DType::kF16;
   DType cache_dtype = DType::kF16;
-  std::string_view pages;
+  std::string_view pages{};
 };
 
 /// The user's rows over the shipped ones. Immutable.
@@ -35,18 +37,31 @@ class TuningTable {
   const TuningRow* find(const TuningQuery& query,
                         const std::function<bool(const TuningRow&)>& usable) const;
 
+  /// The costs that fit a kernel best, by the same order; of rows alike in device and driver those
+  /// that name the kernel in full, then by the longest beginning. Null when none fits.
+  const CostRow* find_costs(const TuningQuery& query) const;
+
   const TuningText& user() const { return user_; }
 
  private:
   TuningText user_;
 };
 
+/// The largest number of what was measured.
+inline constexpr double kMostMeasured = 1e12;
+/// Why nothing can be planned by these costs; empty if it can.
+std::string cost_fault(const KernelCosts& costs);
+
 /// The rows of shipped.inc.
 const TuningText& shipped_tuning();
 
 /// Whether a row is for a layer.
 bool covers(const TuningRow& row, const TuningQuery& query);
-/// Whether two rows are for the same layers.
+bool covers(const CostRow& row, const TuningQuery& query);
+/// Whether a row of costs is for a kernel: by its name, the beginning of it, or for any.
+bool names_kernel(const CostRow& row, std::string_view kernel);
+/// Whether two rows are for the same layers; and kernels.
 bool same_key(const TuningRow& a, const TuningRow& b);
+bool same_key(const CostRow& a, const CostRow& b);
 
 }  // namespace clattn::detail

@@ -4,21 +4,29 @@
 #include <array>
 #include <charconv>
 #include <clattn/tuning.hpp>
-#include <cmath>
+#include <concepts>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
+#include "tuning/tuning_table.hpp"
 
 namespace clattn {
 namespace {
 
-constexpr std::string_view kHeader = "clattn-tuning 1";
+constexpr std::string_view kHeader = "clattn-tuning 2";
+constexpr std::string_view kCost = "cost";  // what lines of costs begin with
 constexpr std::size_t kMaxRows = 100000;
 
 // ---- one field: how it is written, and what may stand in its place ----
 
 std::string quoted(const std::string& text) {
-  const bool plain = !text.empty() && text != "*" && text != "-" &&
+  const bool plain = !text.empty() && text != "*" && text != "-" && text != kCost &&
                      text.find_first_of(" \t\"#") == std::string::npos;
   return plain ? text : '"' + text + '"';
 }
@@ -43,41 +51,37 @@ struct Token {
   bool is(std::string_view none) const { return !quoted && text == none; }
 };
 
-template <typename Number>
-Number parse_number(const std::string& text, Number most, std::string_view field) {
-  Number value{};
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || rest != end || !(value > 0) || value > most) {
-    detail::throw_invalid("{} is '{}', legal: a number from 1 to {}", field, text, most);
-  }
-  return value;
-}
-
 void read(std::string& value, const Token& token, std::string_view /*field*/, double /*most*/) {
   value = token.text;
 }
 void read(std::int32_t& value, const Token& token, std::string_view field, double most) {
-  value = parse_number(token.text, static_cast<std::int32_t>(most), field);
+  const char* end = token.text.data() + token.text.size();
+  const auto [rest, error] = std::from_chars(token.text.data(), end, value);
+  if (error != std::errc{} || rest != end || value < 1 || value > most) {
+    detail::throw_invalid("{} is '{}', legal: a number from 1 to {}", field, token.text, most);
+  }
 }
 void read(std::optional<DType>& value, const Token& token, std::string_view /*field*/,
           double /*most*/) {
   value = parse_dtype(token.text);
 }
 void read(double& value, const Token& token, std::string_view field, double most) {
-  if (token.text.find_first_not_of("0123456789.e+-") != std::string::npos) {
-    detail::throw_invalid("{} is '{}', legal: a positive number", field, token.text);
+  const char* end = token.text.data() + token.text.size();
+  const auto [rest, error] = std::from_chars(token.text.data(), end, value);
+  if (error != std::errc{} || rest != end || !(value > 0) || value > most) {
+    detail::throw_invalid("{} is '{}', legal: a positive number up to {:g}", field, token.text,
+                          most);
   }
-  value = parse_number(token.text, most, field);
 }
 
-// ---- a row: the one list of its fields in their order ----
+// ---- a row: for each kind the one list of its fields in their order ----
 
 constexpr double kMostNumber = 1 << 20;
-constexpr double kMostMeasured = 1e12;
+constexpr double kMostMeasured = detail::kMostMeasured;
 
 /// Calls f(value, name, what stands for no value, largest legal number) for each field.
 template <typename Row, typename Function>
+requires std::same_as<std::remove_const_t<Row>, TuningRow>
 void each_field(Row& row, Function&& f) {
   f(row.device, "device", "*", 0);
   f(row.driver, "driver", "*", 0);
@@ -91,14 +95,47 @@ void each_field(Row& row, Function&& f) {
   f(row.block_rows, "block_rows", "-", kMostNumber);
   f(row.block_kv, "block_kv", "-", kMostNumber);
   f(row.work_group_size, "work_group_size", "-", kMostNumber);
-  f(row.items_per_compute_unit, "items_per_compute_unit", "-", 1024);
-  f(row.min_split_keys, "min_split_keys", "-", kMostNumber);
   f(row.time_us, "time_us", "-", kMostMeasured);
   f(row.error, "error", "-", kMostMeasured);
   f(row.version, "version", "-", 0);
   f(row.date, "date", "-", 0);
 }
-constexpr std::size_t kNumFields = 18;
+
+template <typename Row, typename Function>
+requires std::same_as<std::remove_const_t<Row>, CostRow>
+void each_field(Row& row, Function&& f) {
+  f(row.device, "device", "*", 0);
+  f(row.driver, "driver", "*", 0);
+  f(row.kernel, "kernel", "*", 0);
+  f(row.head_size, "head_size", "*", kMostNumber);
+  f(row.group, "group", "*", kMostNumber);
+  f(row.dtype, "dtype", "*", 0);
+  f(row.cache_dtype, "cache_dtype", "*", 0);
+  f(row.costs.launch_us, "launch_us", "-", kMostMeasured);
+  f(row.costs.task_us, "task_us", "-", kMostMeasured);
+  f(row.costs.split_us, "split_us", "-", kMostMeasured);
+  f(row.costs.read_gbs, "read_gbs", "-", kMostMeasured);
+  f(row.costs.math_gflops, "math_gflops", "-", kMostMeasured);
+  f(row.costs.groups, "groups", "-", kMostMeasured);
+  f(row.version, "version", "-", 0);
+  f(row.date, "date", "-", 0);
+}
+
+template <typename Row>
+std::size_t num_fields() {
+  std::size_t count = 0;
+  Row row;
+  each_field(row, [&](auto&&...) { ++count; });
+  return count;
+}
+
+template <typename Row>
+std::string format_row(const Row& row, std::string line) {
+  each_field(row, [&](const auto& value, std::string_view, const char* none, double) {
+    line += (line.empty() ? "" : " ") + write(value, none);
+  });
+  return line + '\n';
+}
 
 /// The words of a line; a quoted one may hold blanks. Throws for a quote without end.
 std::vector<Token> split_line(std::string_view line) {
@@ -118,41 +155,56 @@ std::vector<Token> split_line(std::string_view line) {
   }
 }
 
-/// Nothing for a line without a row. Throws kInvalidArgument saying what is wrong.
-std::optional<TuningRow> parse_line(std::string_view line) {
-  const std::vector<Token> tokens = split_line(line);
-  if (tokens.empty()) return std::nullopt;
-  if (tokens.size() != kNumFields) {
-    detail::throw_invalid("{} fields, legal: {}", tokens.size(), kNumFields);
+/// Throws kInvalidArgument saying what is wrong.
+template <typename Row>
+Row parse_row(std::span<const Token> tokens) {
+  if (tokens.size() != num_fields<Row>()) {
+    detail::throw_invalid("{} fields, legal: {}", tokens.size(), num_fields<Row>());
   }
-  TuningRow row;
+  Row row;
   std::size_t at = 0;
   each_field(row, [&](auto& value, std::string_view field, std::string_view none, double most) {
     const Token& token = tokens[at++];
     if (!token.is(none)) read(value, token, field, most);
   });
   if (row.device.empty()) detail::throw_invalid("device is missing, legal: a name or a class");
+  return row;
+}
+
+/// Adds the row of a line that has one. Throws kInvalidArgument saying what is wrong.
+void parse_line(std::string_view line, TuningText& result) {
+  const std::vector<Token> tokens = split_line(line);
+  if (tokens.empty()) return;
+  if (tokens.front().is(kCost)) {
+    auto row = parse_row<CostRow>(std::span(tokens).subspan(1));
+    const std::string fault = detail::cost_fault(row.costs);
+    if (!fault.empty()) throw Error(ErrorCode::kInvalidArgument, fault);
+    result.costs.push_back(std::move(row));
+    return;
+  }
+  auto row = parse_row<TuningRow>(tokens);
   constexpr std::array<std::string_view, 5> kPages = {"", "none", "small", "medium", "large"};
   if (std::find(kPages.begin(), kPages.end(), row.pages) == kPages.end()) {
     detail::throw_invalid("pages is '{}', legal: *, none, small, medium, large", row.pages);
   }
-  return row;
+  result.rows.push_back(std::move(row));
 }
 
 }  // namespace
 
 std::string format_tuning_row(const TuningRow& row) {
-  std::string line;
-  each_field(row, [&](const auto& value, std::string_view, const char* none, double) {
-    line += (line.empty() ? "" : " ") + write(value, none);
-  });
-  return line + '\n';
+  return format_row(row, {});
 }
 
-std::string format_tuning(std::span<const TuningRow> rows) {
+std::string format_cost_row(const CostRow& row) {
+  return format_row(row, std::string(kCost));
+}
+
+std::string format_tuning(std::span<const TuningRow> rows, std::span<const CostRow> costs) {
   std::string text(kHeader);
   text += '\n';
   for (const TuningRow& row : rows) text += format_tuning_row(row);
+  for (const CostRow& row : costs) text += format_cost_row(row);
   return text;
 }
 
@@ -173,12 +225,12 @@ TuningText parse_tuning(std::string_view text, const std::string& name) {
       complain(number, "cut off before the line's end");
       break;
     }
-    if (result.rows.size() == kMaxRows) {
+    if (result.rows.size() + result.costs.size() == kMaxRows) {
       complain(number, fmt::format("more than {} rows", kMaxRows));
       break;
     }
     try {
-      if (auto row = parse_line(text.substr(0, end))) result.rows.push_back(std::move(*row));
+      parse_line(text.substr(0, end), result);
     } catch (const Error& error) {
       complain(number, error.what());
     }

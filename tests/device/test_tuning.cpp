@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <cmath>
 #include <span>
 
 #include "device/attention_case.hpp"
 #include "device/runtime_fixture.hpp"
 #include "kernels/attention_kernels.hpp"
+#include "kernels/costs.hpp"
 #include "kernels/tuned.hpp"
 #include "support/error_text.hpp"
 
@@ -166,6 +168,29 @@ TEST(Tuning, RowsThatNoKernelFollowsAreRefusedByName) {
   }
 }
 
+TEST(Tuning, CostsThatNothingCanBePlannedByAreRefusedByName) {
+  const auto context = own_contexts().front();
+  const auto refuse = [&](const char* kernel, const clattn::KernelCosts& costs) {
+    clattn::CostRow row;
+    row.device = "cpu";
+    row.kernel = kernel;
+    row.costs = costs;
+    return test::error_text([&] { clattn::set_tuning(*context, {}, std::span(&row, 1)); });
+  };
+  EXPECT_EQ(refuse("gone", {.read_gbs = 1}), "tuning row for cpu: there is no kernel 'gone'");
+  EXPECT_EQ(refuse("gone*", {.read_gbs = 1}), "tuning row for cpu: there is no kernel 'gone*'");
+  EXPECT_EQ(refuse("decode*", {.launch_us = 1}),
+            "tuning row for cpu: neither read_gbs nor math_gflops: keys would cost nothing");
+  EXPECT_EQ(refuse("decode*", {.launch_us = -1, .read_gbs = 1}),
+            "tuning row for cpu: a cost is -1, legal: 0 to 1e+12");
+  EXPECT_EQ(refuse("", {.read_gbs = std::nan("")}),
+            "tuning row for cpu: a cost is nan, legal: 0 to 1e+12");
+  clattn::CostRow good;
+  good.device = "cpu";
+  good.costs.read_gbs = 1;
+  clattn::set_tuning(*context, {}, std::span(&good, 1));
+}
+
 TEST(Tuning, ACandidateForEveryRowThatTheDeviceRuns) {
   for (const auto& context : own_contexts()) {
     const auto& device = context->capabilities();
@@ -188,6 +213,7 @@ TEST(Tuning, ACandidateForEveryRowThatTheDeviceRuns) {
   }
 }
 
+using clattn::KernelCosts;
 using clattn::detail::AttentionKernels;
 using clattn::detail::KernelShape;
 using clattn::detail::Runtime;
@@ -201,42 +227,64 @@ class TuningFile : public clattn::detail::RuntimeFixture {
     options_.kernel_dir.clear();
     std::ofstream(options_.tuning_file, std::ios::binary) << text;
     runtime_ = make_runtime();
+    return attention_kernels(*runtime_, shape(), KernelFamily::kGpu);
+  }
+  static KernelShape shape() {
     KernelShape shape;
     shape.num_heads = 4;
     shape.num_kv_heads = 1;
     shape.head_size = 64;
     shape.block_size = 16;
-    return attention_kernels(*runtime_, shape, KernelFamily::kGpu);
+    return shape;
+  }
+  KernelCosts costs_of(const AttentionKernels& kernels) const {
+    return kernel_costs(*runtime_, shape(), *kernels.stages.front().variant);
   }
   std::unique_ptr<Runtime> runtime_;
 };
 
-TEST_P(TuningFile, ChoosesKernelAndPlan) {
+TEST_P(TuningFile, ChoosesKernelAndCosts) {
   const auto shipped = kernels_under("");
+  const KernelCosts before = costs_of(*shipped);
+  EXPECT_GT(before.launch_us, 0);
+  EXPECT_GT(before.read_gbs, 0);
   const auto tuned = kernels_under(
-      "clattn-tuning 1\n"
-      "gpu * decode 64 4 f16 f16 medium decode_gpu__r8_local - 1 64 2 512 - - - -\n");
+      "clattn-tuning 2\n"
+      "gpu * decode 64 4 f16 f16 medium decode_gpu__r8_local - 1 64 - - - -\n"
+      "cost gpu * decode* 64 4 f16 f16 1 2 3 4 5 6 - -\n"
+      "cost gpu * merge* 64 4 f16 f16 7 - - 8 - - - -\n"
+      "cost gpu * decode* 128 4 f16 f16 9 9 9 9 9 9 - -\n");
   EXPECT_EQ(tuned->stages.front().variant->name, "decode_gpu__r8_local");
   EXPECT_EQ(tuned->stages.front().variant->block_kv, 1);
   EXPECT_EQ(tuned->stages.front().variant->work_group_size, 64);
   EXPECT_EQ(tuned->stages.front().tiling.item_tokens, 2);
+  EXPECT_EQ(costs_of(*tuned), (KernelCosts{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(kernel_costs(*runtime_, shape(), *tuned->merge.variant),
+            (KernelCosts{.launch_us = 7, .read_gbs = 8}));
 }
 
 TEST_P(TuningFile, StaleForeignAndBrokenFilesChangeNothing) {
   const auto shipped = kernels_under("");
   const std::string_view name = shipped->stages.front().variant->name;
+  const KernelCosts costs = costs_of(*shipped);
   for (const char* text :
-       {"clattn-tuning 1\ngpu * decode * * * * * decode_gpu__of_old - - - - - - - - -\n",
-        "clattn-tuning 1\ngpu * decode * * * * * decode_gpu__r8_local 8 7 64 - - - - - -\n",
-        "clattn-tuning 1\ngpu * prefill * * * * * decode_gpu__r8_local - - - - - - - - -\n",
-        "clattn-tuning 1\ngpu old decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -\n",
-        "clattn-tuning 1\ngpu * decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -",
-        "clattn-tuning 9\ngpu * decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -\n",
+       {"clattn-tuning 2\ngpu * decode * * * * * decode_gpu__of_old - - - - - - -\n",
+        "clattn-tuning 2\ngpu * decode * * * * * decode_gpu__r8_local 8 7 64 - - - -\n",
+        "clattn-tuning 2\ngpu * prefill * * * * * decode_gpu__r8_local - - - - - - -\n",
+        "clattn-tuning 2\ngpu old decode * * * * * decode_gpu__r8_local - - - - - - -\n",
+        "clattn-tuning 2\ngpu * decode * * * * * decode_gpu__r8_local - - - - - - -",
+        "clattn-tuning 9\ngpu * decode * * * * * decode_gpu__r8_local - - - - - - -\n",
+        "clattn-tuning 1\ngpu * decode * * * * * decode_gpu__r8_local - - - 9 9 - - - -\n",
+        "clattn-tuning 2\ncost gpu * decode_of_old* * * * * 1 1 1 1 1 1 - -\n",
+        "clattn-tuning 2\ncost gpu old decode* * * * * 1 1 1 1 1 1 - -\n",
+        "clattn-tuning 2\ncost gpu * decode* * * * * 1 1 1 - - 1 - -\n",
+        "clattn-tuning 2\ncost gpu * decode* * * * * 1 1 1 1 1 1 - -",
         "\x7f"
         "ELF"}) {
     const auto kernels = kernels_under(text);
     EXPECT_EQ(kernels->stages.front().variant->name, name) << text;
     EXPECT_EQ(kernels->planner, shipped->planner) << text;
+    EXPECT_EQ(costs_of(*kernels), costs) << text;
   }
 }
 

@@ -50,11 +50,13 @@ std::vector<DeviceCapabilities> devices() {
   };
   all.emplace_back().name = "an accelerator";
   std::set<std::pair<std::string, std::string>> named;
-  for (const TuningRow& row : shipped_tuning().rows) {
-    if (!named.emplace(row.device, row.driver).second) continue;
+  const auto add = [&](const auto& row) {
+    if (!named.emplace(row.device, row.driver).second) return;
     all.push_back(gpu(row.device.substr(0, row.device.find('*')).c_str()));
     all.back().driver_version = row.driver;
-  }
+  };
+  for (const TuningRow& row : shipped_tuning().rows) add(row);
+  for (const CostRow& row : shipped_tuning().costs) add(row);
   return all;
 }
 
@@ -109,16 +111,83 @@ void each_query(Function&& f) {
 }
 
 TEST(TuningTable, UsersRowsBeatShippedOnes) {
-  TuningRow row;
+  CostRow row;
   row.device = "gpu";
-  row.items_per_compute_unit = 9;
-  row.min_split_keys = 77;
-  const TuningTable users(TuningText{.rows = {row}, .problems = {}});
+  row.costs.read_gbs = 77;
+  const TuningTable users(TuningText{.costs = {row}});
   const TuningTable none(TuningText{});
-  const TuningQuery query = query_for(gpu("some GPU"), "decode");
-  EXPECT_EQ(users.find(query, any)->min_split_keys, 77);
-  EXPECT_EQ(none.find(query, any)->min_split_keys, 256);
-  EXPECT_EQ(users.find(query_for(cpu(8), "decode"), any)->min_split_keys, 32);
+  TuningQuery query = query_for(gpu("NVIDIA H200", true, 90), "decode");
+  query.kernel = "decode_ring__r8";
+  EXPECT_EQ(users.find_costs(query)->costs.read_gbs, 77);
+  EXPECT_EQ(none.find_costs(query)->costs.read_gbs, 85);
+  query.classes = device_classes(cpu(8));
+  EXPECT_EQ(users.find_costs(query)->device.substr(0, 3), "cpu");
+}
+
+/// The one that a table of `rows` finds for a kernel of head size 128, 4 query heads a KV head.
+const CostRow* costs_for(const TuningTable& table, const char* kernel) {
+  TuningQuery query = query_for(gpu("NVIDIA H200", true, 90), "");
+  query.kernel = kernel;
+  return table.find_costs(query);
+}
+
+TEST(TuningTable, TheClosestCostsWin) {
+  std::vector<CostRow> rows;  // each closer than the one before
+  for (const char* name : {"gpu", "gpu:ptx", "gpu:sm_90", "NVIDIA*", "NVIDIA H200"}) {
+    rows.emplace_back().device = name;
+    rows.emplace_back(rows.back()).head_size = 128;
+    for (const char* kernel : {"d*", "decode*", "decode_ring*", "decode_ring__r8"}) {
+      rows.emplace_back(rows.back()).kernel = kernel;
+      rows.back().head_size = 0;
+      rows.emplace_back(rows.back()).head_size = 128;
+    }
+    rows.emplace_back(rows.back()).group = 4;
+    rows.emplace_back(rows.back()).dtype = DType::kF16;
+    rows.emplace_back(rows.back()).cache_dtype = DType::kF16;
+  }
+  rows.emplace_back(rows.back()).date = "later";
+  while (!rows.empty()) {
+    const CostRow best = rows.back();
+    EXPECT_EQ(*costs_for(TuningTable(TuningText{.costs = rows}), "decode_ring__r8"), best);
+    if (best.date.empty()) {
+      const TuningTable turned(TuningText{.costs = {rows.rbegin(), rows.rend()}});
+      EXPECT_EQ(*costs_for(turned, "decode_ring__r8"), best);
+    }
+    rows.pop_back();
+  }
+}
+
+TEST(TuningTable, ANamedDriverBeatsANamedKernel) {
+  std::vector<CostRow> rows(2);
+  rows[0].device = rows[1].device = "gpu";
+  rows[0].driver = "1";
+  rows[1].kernel = "merge__wg32";
+  const TuningTable table(TuningText{.costs = rows});
+  TuningQuery query = query_for(gpu("some GPU"), "");
+  query.kernel = "merge__wg32";
+  EXPECT_EQ(*table.find_costs(query), rows[1]);
+  query.driver = "1";
+  EXPECT_EQ(*table.find_costs(query), rows[0]);
+}
+
+TEST(TuningTable, CostsOfOthersAreNotFound) {
+  const auto found = [](auto&& change) {
+    CostRow row;
+    row.device = "NVIDIA H200";
+    row.kernel = "decode*";
+    change(row);
+    const TuningTable table(TuningText{.costs = {row}});
+    return *costs_for(table, "decode_ring__r8") == row;
+  };
+  EXPECT_TRUE(found([](CostRow&) {}));
+  EXPECT_FALSE(found([](CostRow& row) { row.device = "NVIDIA H100"; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.driver = "another"; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.kernel = "decode"; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.kernel = "ring*"; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.head_size = 64; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.group = 8; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.dtype = DType::kF32; }));
+  EXPECT_FALSE(found([](CostRow& row) { row.cache_dtype = DType::kInt8; }));
 }
 
 TEST(TuningTable, TheClosestRowWins) {
@@ -137,10 +206,10 @@ TEST(TuningTable, TheClosestRowWins) {
   rows.emplace_back(rows.back()).date = "later";
   while (!rows.empty()) {
     const TuningRow best = rows.back();
-    EXPECT_EQ(*TuningTable(TuningText{.rows = rows, .problems = {}}).find(query, any), best);
+    EXPECT_EQ(*TuningTable(TuningText{.rows = rows}).find(query, any), best);
     std::vector<TuningRow> turned(rows.rbegin(), rows.rend());
     if (best.date.empty()) {
-      EXPECT_EQ(*TuningTable(TuningText{.rows = turned, .problems = {}}).find(query, any), best);
+      EXPECT_EQ(*TuningTable(TuningText{.rows = turned}).find(query, any), best);
     }
     rows.pop_back();
   }
@@ -171,9 +240,8 @@ TEST(TuningTable, RowsForOthersAreNotFound) {
 
 TEST(ShippedTuning, IsReadWithoutProblemsAndCanBeFollowed) {
   EXPECT_EQ(shipped_tuning().problems, std::vector<std::string>{});
-  EXPECT_FALSE(shipped_tuning().rows.empty());
+  EXPECT_FALSE(shipped_tuning().costs.empty());
   for (const TuningRow& row : shipped_tuning().rows) {
-    if (row.variant.empty()) continue;
     bool found = false;
     for (const Variant& variant : variants()) {
       found |= to_string(variant.role) == row.role && variant_of(row, variant.role).has_value();
@@ -182,25 +250,34 @@ TEST(ShippedTuning, IsReadWithoutProblemsAndCanBeFollowed) {
   }
 }
 
-TEST(ShippedTuning, EveryConfigurationFindsAPlanAndNoRowIsUnreachable) {
+/// Whether plans count by a variant's costs.
+bool is_planned(const Variant& variant) {
+  return variant.role != Role::kCacheWrite && variant.role != Role::kCacheWritePacked;
+}
+
+TEST(ShippedTuning, EveryKernelFindsItsCostsAndNoRowIsUnreachable) {
   const TuningTable table(TuningText{});
-  std::vector<bool> reached(shipped_tuning().rows.size());
-  const auto reach = [&](const TuningRow* row) {
-    if (row != nullptr)
-      reached[static_cast<std::size_t>(row - shipped_tuning().rows.data())] = true;
-  };
-  std::size_t without_plan = 0;
-  each_query([&](const TuningQuery& query) {
-    const TuningRow* plan = table.find(query, [](const TuningRow& row) {
-      return row.items_per_compute_unit > 0 && row.min_split_keys > 0;
-    });
-    without_plan += plan == nullptr ? 1 : 0;
-    reach(plan);
-    reach(table.find(query, [](const TuningRow& row) { return !row.variant.empty(); }));
+  const TuningText& shipped = shipped_tuning();
+  std::vector<bool> rows(shipped.rows.size()), costs(shipped.costs.size());
+  std::size_t without_costs = 0;
+  each_query([&](TuningQuery query) {
+    const TuningRow* const row = table.find(query, any);
+    if (row != nullptr) rows[static_cast<std::size_t>(row - shipped.rows.data())] = true;
+    for (const Variant& variant : variants()) {
+      if (to_string(variant.role) != query.role || !is_planned(variant)) continue;
+      query.kernel = variant.name;
+      const CostRow* const found = table.find_costs(query);
+      const bool usable = found != nullptr && cost_fault(found->costs).empty();
+      without_costs += usable ? 0 : 1;
+      if (usable) costs[static_cast<std::size_t>(found - shipped.costs.data())] = true;
+    }
   });
-  EXPECT_EQ(without_plan, 0U);
-  for (std::size_t i = 0; i < reached.size(); ++i) {
-    EXPECT_TRUE(reached[i]) << format_tuning_row(shipped_tuning().rows[i]);
+  EXPECT_EQ(without_costs, 0U);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_TRUE(rows[i]) << format_tuning_row(shipped.rows[i]);
+  }
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    EXPECT_TRUE(costs[i]) << format_cost_row(shipped.costs[i]);
   }
 }
 
@@ -225,43 +302,6 @@ TEST(TunedVariants, ConstantsOutsideTheKernelsRangeAreRefused) {
   }
   row.variant = "gone";
   EXPECT_FALSE(variant_of(row, Role::kDecode));
-}
-
-TuningRow row_of(const char* role, const char* variant) {
-  TuningRow row;
-  row.role = role;
-  row.variant = variant;
-  return row;
-}
-
-/// Cuts that come to the same plan are not worth timing twice.
-TEST(TuningPlans, NoTwoAreTheSamePlan) {
-  const DeviceCapabilities device = gpu("NVIDIA H200", true, 90);
-  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_gpu__r4_local"), 16).size(), 12U);
-  // Its plans fill waves of a known size: only the shortest split is left to choose.
-  const auto waves = tuning_plans(device, row_of("decode", "decode_mma__r8"), 16);
-  EXPECT_EQ(waves, (std::vector<TuningPlan>{{4, 128}, {4, 256}, {4, 512}}));
-  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_ring__r8"), 16), waves);
-  // 128 and 256 keys are one page of 256 each, halved by kernels that join their splits.
-  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_gpu__r4_local"), 256).size(), 8U);
-  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_mma__r8"), 256).size(), 1U);
-}
-
-TEST(TuningPlans, OfFewCoresStartAtTheShortestSplitThatFillsThem) {
-  DeviceCapabilities device = cpu(8);
-  device.compute_units = 64;
-  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_cpu__r16"), 16).size(), 12U);
-  device.compute_units = 2;  // 256 keys at least
-  EXPECT_EQ(tuning_plans(device, row_of("decode", "decode_cpu__r16"), 16).size(), 4U);
-}
-
-TEST(TuningPlans, RolesThatOthersCutHaveNone) {
-  const DeviceCapabilities device = cpu(8);
-  EXPECT_TRUE(tuning_plans(device, row_of("prefill", "prefill_cpu__r256_kv64"), 16).empty());
-  EXPECT_TRUE(
-      tuning_plans(device, row_of("packed_decode", "paged_attention_packed__r16"), 16).empty());
-  EXPECT_TRUE(tuning_plans(device, row_of("merge", "merge__vec"), 16).empty());
-  EXPECT_THROW(tuning_plans(device, row_of("decode", "gone"), 16), Error);
 }
 
 TEST(TunedVariants, RowsThemselvesAreLegal) {

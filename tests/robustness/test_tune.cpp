@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <clattn/tuning.hpp>
 #include <cstddef>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "robustness/program.hpp"
 
@@ -33,11 +35,12 @@ TEST(Tune, WritesWhatItReadsAndTellsWhatItDoesNot) {
   EXPECT_EQ(said.find("NOT USED"), std::string::npos) << said;
   EXPECT_EQ(said.find("f16/f16: 0 of "), std::string::npos) << said;
   const bool won = said.find("winner: ") != std::string::npos;
-  EXPECT_EQ(won, said.find("no row to submit") == std::string::npos) << said;
-  EXPECT_EQ(won, said.find("rows for src/tuning/shipped.inc") != std::string::npos) << said;
-  EXPECT_EQ(result.standard_error, "target 1 of 1: prefill, 4 heads a KV head of 64, f16/f16\n");
+  EXPECT_NE(said.find("rows for src/tuning/shipped.inc"), std::string::npos) << said;
+  EXPECT_EQ(result.standard_error,
+            "target 1 of 1: prefill, 4 heads a KV head of 64, f16/f16\n"
+            "costs: 4 heads a KV head of 64, f16/f16\n");
   EXPECT_TRUE(std::filesystem::exists(file)) << said;
-  EXPECT_EQ(won, said.find(" 0 rows written") == std::string::npos) << said;
+  EXPECT_EQ(won, said.find(" tuned, 0 rows and 2 of costs written") == std::string::npos) << said;
   write_bytes(scratch.path() / "mine", "my notes");
   const ProgramResult told = run_program(
       "devices", {}, "CLATTN_TUNING=1 CLATTN_TUNING_FILE=" + (scratch.path() / "mine").string());
@@ -58,7 +61,35 @@ TEST(Tune, SearchesThePackedRole) {
       << said;
   EXPECT_NE(said.find("1 of 1 targets tuned"), std::string::npos) << said;
   EXPECT_EQ(said.find("NOT USED"), std::string::npos) << said;
-  EXPECT_EQ(said.find(" keys a split"), std::string::npos) << said;
+  EXPECT_EQ(said.find("costs of"), std::string::npos) << said;
+}
+
+/// Costs alone, of the model that is named; who opens a context with the file plans by them.
+TEST(Tune, MeasuresCostsThatANewContextReads) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path file = scratch.path() / "tuning.txt";
+  const ProgramResult result = run_program(
+      "tune --costs --model llama-3.2-1b,deepseek-v3 --submit --output " + file.string());
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  const std::string& said = result.standard_output;
+  for (const char* part : {"launch us", "read GB/s", "\n4 heads a KV head of 64, f16/f16\n",
+                           "\n128 heads, 512 + 64, f16/f16\n", " rows of costs written to "}) {
+    EXPECT_NE(said.find(part), std::string::npos) << part << "\n" << said;
+  }
+  EXPECT_EQ(said.find("not measured"), std::string::npos) << said;
+  const std::string text = read_bytes(file);
+  const clattn::TuningText read = clattn::parse_tuning(text, "file");
+  EXPECT_EQ(read.problems, std::vector<std::string>{});
+  EXPECT_GE(read.costs.size(), 4U) << text;  // decode, prefill, mla_decode and a merge
+  for (const clattn::CostRow& row : read.costs) {
+    EXPECT_FALSE(row.version.empty());
+    EXPECT_EQ(row.date.size(), 10U);
+    EXPECT_NE(said.find(row.kernel), std::string::npos) << said;
+  }
+  const ProgramResult told =
+      run_program("devices", {}, "CLATTN_TUNING=1 CLATTN_TUNING_FILE=" + file.string());
+  EXPECT_EQ(told.code, 0) << told.standard_error;
+  EXPECT_EQ(told.standard_output.find("ignored"), std::string::npos) << told.standard_output;
 }
 
 /// Far too little time for all shapes in two types: what was not tuned has a line, nothing counts

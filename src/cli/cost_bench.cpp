@@ -1,0 +1,170 @@
+#include "cli/cost_bench.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "cli/bench_data.hpp"
+#include "cli/device_memory.hpp"
+#include "cli/statistics.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// More than the last cache of most devices.
+constexpr std::size_t kPoolBytesCpu = std::size_t{128} << 20;
+constexpr std::size_t kPoolBytesGpu = std::size_t{512} << 20;
+constexpr std::int64_t kMostSets = 16;  // each has a builder and its memory
+constexpr int kRounds = 8;              // before the first look at how they agree
+constexpr int kMostRounds = 24;
+// Long enough for a GPU to come down to the clock that it keeps up.
+constexpr double kRoundCpuUs = 4000, kRoundGpuUs = 10000;
+
+std::int64_t pool_pages(const DeviceCapabilities& device, const AttentionConfig& config) {
+  const std::size_t wanted = device.kind == DeviceKind::kCpu ? kPoolBytesCpu : kPoolBytesGpu;
+  const auto room =
+      static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 4));
+  const std::size_t page = spec_of(config).page_size_bytes();
+  return static_cast<std::int64_t>(std::max<std::size_t>(std::min(wanted, room) / page, 1));
+}
+
+/// What most rounds take on a machine that others disturb at times.
+double undisturbed(const std::vector<double>& rounds) {
+  return percentile(rounds, 0.25);
+}
+
+}  // namespace
+
+CostBench::CostBench(std::shared_ptr<Context> context, const AttentionConfig& config)
+    : context_(std::move(context)),
+      config_(config),
+      backend_(&get_attn_backend(config, &context_->capabilities())),
+      impl_(backend_->make_impl(context_, config)),
+      queue_(context_->create_queue()),
+      events_queue_(context_->create_queue(QueueProfiling::kOn)),
+      cache_(make_kv_cache(*context_, queue_, *backend_, config,
+                           pool_pages(context_->capabilities(), config))) {
+  TiledRandom(config.cache_dtype(), 1)
+      .fill(queue_, cache_.buffer,
+            cache_.buffer.size_bytes() / element_size_bytes(config.cache_dtype()));
+  pages_.resize(static_cast<std::size_t>(cache_.num_blocks));
+  std::iota(pages_.begin(), pages_.end(), 0);
+  std::shuffle(pages_.begin(), pages_.end(), std::mt19937(7));
+}
+
+void CostBench::make_tensors(std::int64_t tokens) {
+  if (tokens <= most_tokens_) return;
+  queue_.finish();
+  const std::size_t element = element_size_bytes(config_.dtype);
+  const auto rows = static_cast<std::size_t>(tokens * config_.num_heads);
+  const std::size_t queries = rows * static_cast<std::size_t>(config_.head_size);
+  query_ = context_->allocate(queries * element);
+  out_ = context_->allocate(rows * static_cast<std::size_t>(config_.output_head_size()) * element);
+  TiledRandom(config_.dtype, 2).fill(queue_, query_, queries);
+  most_tokens_ = tokens;
+}
+
+CostBench::Steps CostBench::make_steps(const CostBatch& batch) {
+  const std::int64_t tokens = std::int64_t{batch.requests} * batch.query_len;
+  make_tensors(tokens);
+  BuilderOptions options;
+  options.limits = {.max_num_reqs = batch.requests,
+                    .max_num_batched_tokens = static_cast<std::int32_t>(tokens),
+                    .max_model_len = batch.keys,
+                    .num_blocks = cache_.num_blocks};
+  options.num_splits = batch.splits;
+  options.workspace = std::make_shared<AttentionWorkspace>();
+  const auto requests = static_cast<std::size_t>(batch.requests);
+  const auto blocks =
+      static_cast<std::size_t>((batch.keys + config_.block_size - 1) / config_.block_size);
+  std::vector<std::int32_t> starts, lengths(requests, batch.keys), table(requests * blocks);
+  for (std::int32_t r = 0; r <= batch.requests; ++r) starts.push_back(r * batch.query_len);
+  Steps steps;
+  const std::int64_t keys = std::int64_t{batch.requests} * batch.keys;
+  const std::int64_t sets =
+      std::clamp<std::int64_t>(pool_tokens() / std::max<std::int64_t>(keys, 1), 1, kMostSets);
+  for (std::int64_t set = 0; set < sets; ++set) {
+    for (std::int32_t& page : table) page = pages_[next_page_++ % pages_.size()];
+    steps.builders.push_back(backend_->make_builder(context_, config_, options));
+    steps.metadata.push_back(
+        &steps.builders.back()->build(queue_, CommonAttentionMetadata::of(starts, lengths, table)));
+  }
+  queue_.finish();
+  return steps;
+}
+
+void CostBench::forward(Steps& steps, const Queue& queue,
+                        std::vector<LaunchRecord>* records) const {
+  const AttentionMetadata& metadata = *steps.metadata[steps.next++ % steps.metadata.size()];
+  impl_->forward(queue, {.buffer = query_.handle()}, cache_, metadata, {.buffer = out_.handle()},
+                 nullptr, nullptr, records);
+}
+
+std::vector<CostLaunch> CostBench::launches(const CostBatch& batch) {
+  constexpr int kRepeats = 9;
+  Steps steps = make_steps(batch);
+  std::vector<CostLaunch> launches;
+  std::vector<std::vector<double>> times;
+  for (int i = 0; i <= kRepeats; ++i) {  // the first pays for what drivers leave to it
+    std::vector<LaunchRecord> records;
+    forward(steps, events_queue_, &records);
+    events_queue_.finish();
+    launches.resize(records.size());
+    times.resize(records.size());
+    for (std::size_t k = 0; k < records.size(); ++k) {
+      launches[k].kernel = records[k].kernel;
+      launches[k].tasks = records[k].tasks;
+      if (i > 0) times[k].push_back(static_cast<double>(records[k].event.duration_ns()) * 1e-3);
+    }
+  }
+  for (std::size_t k = 0; k < launches.size(); ++k) launches[k].event_us = undisturbed(times[k]);
+  return launches;
+}
+
+double CostBench::run_us(Steps& steps, int launches) const {
+  queue_.finish();
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < launches; ++i) forward(steps, queue_, nullptr);
+  queue_.finish();
+  return seconds_since(start) * 1e6 / launches;
+}
+
+bool CostBench::agrees(const Steps& steps) {
+  constexpr double kMostApart = 0.1;
+  const auto half =
+      steps.rounds_us.begin() + static_cast<std::ptrdiff_t>(steps.rounds_us.size() / 2);
+  const double first = undisturbed({steps.rounds_us.begin(), half});
+  const double second = undisturbed({half, steps.rounds_us.end()});
+  return std::abs(first - second) <= kMostApart * std::min(first, second);
+}
+
+std::vector<double> CostBench::time_us(std::span<const CostBatch> batches) {
+  constexpr double kMostLaunches = 1000;
+  const bool cpu = context_->capabilities().kind == DeviceKind::kCpu;
+  std::int64_t tokens = 0;  // at once: steps keep their tensors
+  for (const CostBatch& batch : batches) {
+    tokens = std::max(tokens, std::int64_t{batch.requests} * batch.query_len);
+  }
+  make_tensors(tokens);
+  std::vector<Steps> all;
+  for (const CostBatch& batch : batches) {
+    Steps& steps = all.emplace_back(make_steps(batch));
+    run_us(steps, 1);
+    const double once = std::max(run_us(steps, 2), 0.1);
+    const double round = cpu ? kRoundCpuUs : kRoundGpuUs;
+    steps.launches = static_cast<int>(std::clamp(round / once, 1.0, kMostLaunches));
+  }
+  for (int round = 0; round < kMostRounds; ++round) {
+    if (round >= kRounds && round % 2 == 0 && std::all_of(all.begin(), all.end(), agrees)) break;
+    for (Steps& steps : all) steps.rounds_us.push_back(run_us(steps, steps.launches));
+  }
+  std::vector<double> times;
+  times.reserve(all.size());
+  for (const Steps& steps : all) times.push_back(undisturbed(steps.rounds_us));
+  return times;
+}
+
+}  // namespace clattn::cli

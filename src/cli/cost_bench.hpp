@@ -1,0 +1,68 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace clattn::cli {
+
+/// A step of equal requests whose tiles are cut into as many pieces as asked for.
+struct CostBatch {
+  std::int32_t requests = 1, query_len = 1, keys = 1, splits = 1;
+};
+
+/// One kernel of a step.
+struct CostLaunch {
+  std::string kernel;
+  std::int64_t tasks = 0;
+  double event_us = 0;  ///< from its start to its end on the device
+};
+
+/// Times forward() of one layer over batches that share the pages of one cache. These are so many
+/// that launches in a row do not find their keys in a cache of the device, as layers in a model.
+class CostBench {
+ public:
+  /// Throws kUnsupported where the device has no room for the cache.
+  CostBench(std::shared_ptr<Context> context, const AttentionConfig& config);
+
+  const AttentionConfig& config() const { return config_; }
+  std::vector<KernelInfo> kernels() const { return impl_->kernels(); }
+  std::int64_t pool_tokens() const { return cache_.num_blocks * config_.block_size; }
+  /// What a batch launches, with the time of each on an otherwise idle device.
+  std::vector<CostLaunch> launches(const CostBatch& batch);
+  /// Microseconds of a launch of each batch, of many in a row. The batches take turns, so that
+  /// what disturbs the machine disturbs all; more rounds follow while half of them tell otherwise
+  /// than the other half.
+  std::vector<double> time_us(std::span<const CostBatch> batches);
+
+ private:
+  /// A batch over several sets of pages.
+  struct Steps {
+    std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders;
+    std::vector<const AttentionMetadata*> metadata;
+    std::size_t next = 0;
+    int launches = 1;  ///< that fill a round
+    std::vector<double> rounds_us;
+  };
+  Steps make_steps(const CostBatch& batch);
+  void make_tensors(std::int64_t tokens);
+  void forward(Steps& steps, const Queue& queue, std::vector<LaunchRecord>* records) const;
+  double run_us(Steps& steps, int launches) const;
+  static bool agrees(const Steps& steps);
+
+  std::shared_ptr<Context> context_;
+  AttentionConfig config_;
+  const AttentionBackend* backend_;
+  std::shared_ptr<const AttentionImpl> impl_;
+  Queue queue_, events_queue_;
+  KVCache cache_;
+  std::vector<std::int32_t> pages_;  // of the whole cache, shuffled
+  std::size_t next_page_ = 0;        // of these, for the next request
+  std::int64_t most_tokens_ = 0;     // that the tensors hold
+  Buffer query_, out_;
+};
+
+}  // namespace clattn::cli

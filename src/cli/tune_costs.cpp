@@ -1,0 +1,361 @@
+// Each unknown follows from times of batches that differ in it alone, most of them by differences,
+// so that what every launch has in common does not count.
+#include "cli/tune_costs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+namespace clattn::cli {
+namespace {
+
+constexpr double kLeastUs = 0.01;  // what is too short to be told from nothing
+constexpr double kNoise = 0.03;    // shares below it are no difference
+
+std::int32_t ceil_div(std::int64_t value, std::int64_t by) {
+  return static_cast<std::int32_t>((value + by - 1) / by);
+}
+std::int32_t round_up(std::int64_t value, std::int64_t to) {
+  return static_cast<std::int32_t>(ceil_div(value, to) * to);
+}
+
+bool is_stage(std::string_view role) {
+  return role == "decode" || role == "prefill" || role == "mla_decode";
+}
+
+/// A stage and the query lengths that it takes.
+struct Stage {
+  KernelInfo kernel;
+  std::int32_t shortest = 1, longest = 1;
+};
+
+/// Kernels stand in the order of the lengths that they take. A tile holds all query heads of a KV
+/// head as often as they fit.
+std::vector<Stage> stages_of(const CostBench& bench) {
+  std::vector<Stage> stages;
+  std::int32_t taken = 0;
+  for (const KernelInfo& kernel : bench.kernels()) {
+    if (!is_stage(kernel.role)) continue;
+    const std::int32_t group = std::max(bench.config().num_queries_per_kv(), 1);
+    const std::int32_t longest = std::max(kernel.block_rows / group, 1);
+    stages.push_back({kernel, std::min(taken + 1, longest), longest});
+    taken = longest;
+  }
+  return stages;
+}
+
+/// Batches and what they took.
+class Timings {
+ public:
+  explicit Timings(CostBench& bench) : bench_(bench) {}
+  /// Names a batch for later.
+  std::size_t add(const CostBatch& batch) {
+    batches_.push_back(batch);
+    return batches_.size() - 1;
+  }
+  void take() { times_ = bench_.time_us(batches_); }
+  double operator[](std::size_t batch) const { return times_.at(batch); }
+  const CostBatch& batch(std::size_t batch) const { return batches_.at(batch); }
+  /// Time for each of what the second has more of than the first.
+  double slope(std::size_t first, std::size_t second, double more) const {
+    return std::max(times_.at(second) - times_.at(first), 0.0) / more;
+  }
+
+ private:
+  CostBench& bench_;
+  std::vector<CostBatch> batches_;
+  std::vector<double> times_;
+};
+
+/// The keys of a lone request that keep its group busy for long enough to be told from the launch.
+std::int32_t telling_keys(CostBench& bench, const Stage& stage, DeviceKind kind) {
+  constexpr std::int32_t kLeast = 512, kMost = 16384;
+  const double wanted_us = kind == DeviceKind::kCpu ? 1500 : 150;
+  const CostBatch pilot{.query_len = stage.longest, .keys = kLeast};
+  const double time = bench.time_us(std::array{pilot}).front();
+  const double keys = std::clamp(kLeast * wanted_us / time, double{kLeast}, double{kMost});
+  const std::int32_t step = std::lcm(std::max(bench.config().block_size, 1), 64) * 4;
+  return std::max(static_cast<std::int32_t>(keys) / step, 1) * step;
+}
+
+/// Requests whose tasks fill all groups that run at once, twice at least, the last turn too.
+std::int32_t filling_requests(const CostTasks& tasks) {
+  constexpr std::int64_t kFewest = 8;
+  const std::int64_t groups = tasks.concurrent;
+  const std::int64_t even = groups / std::gcd(groups, tasks.each_tile);
+  const std::int64_t wanted = std::max(2 * groups, kFewest);
+  if (even * tasks.each_tile <= 4 * groups) {
+    return round_up(ceil_div(wanted, tasks.each_tile), even);
+  }
+  return ceil_div(6 * groups, tasks.each_tile);  // where no number is even, many hide the last
+}
+
+/// Time of a key of a lone task of so many query tokens.
+double key_us(const KernelCosts& costs, const CostTasks& tasks, double tokens) {
+  double time = 0;
+  if (costs.read_gbs > 0) time += tasks.key_bytes / costs.read_gbs * 1e-3;
+  if (costs.math_gflops > 0) {
+    time += tokens * tasks.rows_each_token * tasks.flops_each / costs.math_gflops * 1e-3;
+  }
+  return time;
+}
+
+/// Rates of a group from the time of a key at few and at many query tokens.
+void set_rates(KernelCosts& costs, const CostTasks& tasks, const Stage& stage, double few_us,
+               double many_us) {
+  costs.math_gflops = 0;
+  double read_us = (few_us + many_us) / 2;
+  if (stage.longest > stage.shortest && many_us > few_us * (1 + kNoise)) {
+    const double flops = tasks.rows_each_token * tasks.flops_each;
+    const double token_us = (many_us - few_us) / (stage.longest - stage.shortest);
+    read_us = few_us - stage.shortest * token_us;
+    costs.math_gflops = flops / token_us * 1e-3;
+    if (read_us <= kNoise * few_us) {  // all of it is products
+      read_us = 0;
+      costs.math_gflops = flops * stage.longest / many_us * 1e-3;
+    }
+  }
+  costs.read_gbs = read_us > 0 ? tasks.key_bytes / read_us * 1e-3 : 0;
+}
+
+/// What a split adds to its task. `apart`: what the split batch took more than the whole one.
+double split_cost(KernelCosts costs, const CostTasks& tasks, const CostBatch& whole,
+                  const CostBatch& split, double apart_us) {
+  costs.split_us = 0;
+  const double known = predicted_us(costs, tasks, split) - predicted_us(costs, tasks, whole);
+  const double turns =
+      std::ceil(static_cast<double>(tasks.each_tile * split.splits) / tasks.concurrent);
+  return std::max((apart_us - known) / turns, kLeastUs);
+}
+
+/// What is known of a stage's kernel, and of the merge that follows where it does not join splits.
+struct StageCosts {
+  KernelCosts stage;
+  std::optional<KernelCosts> merge;
+  std::string merge_kernel;
+};
+
+/// Of merges by the device's own clock, which tells them from the launches before them; how long it
+/// takes to be launched is left of what a split step took: `launched_us`, with one tile.
+KernelCosts merge_costs(CostBench& bench, const Stage& stage, const KernelInfo& merge,
+                        const CostBatch& once, double launched_us) {
+  const AttentionConfig& config = bench.config();
+  const double groups = std::max(merge.concurrent_groups, 1);
+  const double split_bytes = 4.0 * config.output_head_size() + 4;
+  const std::int64_t tile_rows = std::int64_t{stage.longest} * config.num_heads;
+  const std::int32_t requests = std::clamp(
+      ceil_div(16 * static_cast<std::int64_t>(groups), tile_rows), stage.longest > 1 ? 1 : 4, 64);
+  constexpr std::int32_t kMany = 8;
+  const std::int32_t keys = kMany * std::max(config.block_size, 32);
+  const auto time = [&](std::int32_t num_requests, std::int32_t tokens, std::int32_t splits) {
+    for (const CostLaunch& launch : bench.launches({num_requests, tokens, keys, splits})) {
+      if (launch.kernel == merge.name) return launch.event_us;
+    }
+    return 0.0;
+  };
+  const double few = time(1, stage.shortest, 2);
+  const double many = time(requests, stage.longest, 2);
+  const double split = time(requests, stage.longest, kMany);
+  const double few_tasks = static_cast<double>(stage.shortest) * config.num_heads;
+  const double tasks = static_cast<double>(tile_rows) * requests;
+  KernelCosts costs;
+  const double byte_us = (split - many) * groups / (tasks * (kMany - 2) * split_bytes);
+  const double each_us = std::max(many - few, 0.0) * groups / (tasks - few_tasks);
+  // Between all of what a task takes and next to nothing.
+  const double most_us = each_us / (2 * split_bytes);
+  costs.read_gbs =
+      1e-3 / std::clamp(byte_us, std::max(most_us / 100, 1e-9), std::max(most_us, 2e-9));
+  costs.task_us = std::max(each_us - 2 * split_bytes / costs.read_gbs * 1e-3, kLeastUs);
+  const double once_tasks = static_cast<double>(once.query_len) * config.num_heads;
+  const double once_us = std::ceil(once_tasks / groups) *
+                         (costs.task_us + once.splits * split_bytes / costs.read_gbs * 1e-3);
+  costs.launch_us = std::max(launched_us - once_us, kLeastUs);
+  return costs;
+}
+
+/// Measures a stage. `bench`: of a layer of which one tile leaves most of the device idle.
+StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) {
+  const CostTasks tasks = tasks_of(bench, stage.kernel, stage.longest);
+  const std::int32_t groups = tasks.concurrent;
+  const std::int32_t keys = telling_keys(bench, stage, kind);
+  // Of full tiles where tiles are many, as in prefill.
+  const std::int32_t usual = stage.kernel.role == "prefill" ? stage.longest : stage.shortest;
+  const std::int32_t filling = filling_requests(tasks);
+  const std::int64_t room = bench.pool_tokens() / (2 * std::int64_t{filling});
+  const std::int32_t filling_keys = std::min<std::int32_t>(
+      keys, std::max<std::int32_t>(
+                static_cast<std::int32_t>(std::min<std::int64_t>(room, keys)) / 64 * 64,
+                std::max(256, usual)));
+  const std::int32_t few_keys = std::max(std::min(bench.config().block_size, 64), stage.shortest);
+  const std::int32_t many = ceil_div(std::max(4 * groups, 128), tasks.each_tile);
+  // As many pieces as find a group each, of whole pages.
+  const auto pieces =
+      static_cast<std::int32_t>(std::clamp<std::int64_t>(groups / tasks.each_tile, 2, 8));
+  const std::int32_t piece_keys =
+      round_up(std::max(128, stage.shortest), bench.config().block_size);
+
+  Timings times(bench);
+  const std::size_t single = times.add({1, stage.shortest, few_keys});
+  const std::size_t short_few = times.add({1, stage.shortest, keys / 4});
+  const std::size_t long_few = times.add({1, stage.shortest, keys});
+  const std::size_t short_many = times.add({1, stage.longest, keys / 4});
+  const std::size_t long_many = times.add({1, stage.longest, keys});
+  const std::size_t tasks_few = times.add({many, stage.shortest, few_keys});
+  const std::size_t tasks_many = times.add({3 * many, stage.shortest, few_keys});
+  const std::size_t full = times.add({filling, usual, filling_keys});
+  const std::size_t fuller = times.add({2 * filling, usual, filling_keys});
+  const std::size_t whole = times.add({1, stage.shortest, piece_keys});
+  const std::size_t split = times.add({1, stage.shortest, piece_keys * pieces, pieces});
+  times.take();
+
+  StageCosts result;
+  KernelCosts& costs = result.stage;
+  // One tile's tasks take turns where there are more of them than groups.
+  const double each_tile = static_cast<double>(tasks.each_tile);
+  const double turns = std::max(1.0, each_tile / groups);
+  const std::int32_t more_keys = keys - keys / 4;
+  const double few_us = times.slope(short_few, long_few, more_keys);
+  const double many_us = times.slope(short_many, long_many, more_keys);
+  // A task more takes its time of one of the groups, and its keys' part of what all share: of few
+  // keys and of many.
+  const double slow = times.slope(full, fuller, filling * each_tile);
+  const double quick = times.slope(tasks_few, tasks_many, 2.0 * many * each_tile);
+  double shared = 0;  // what a key slows each other group down by, in its own times
+  double quick_keys = 0;
+  for (int i = 0; i < 4; ++i) {  // rates and what is shared follow from each other
+    constexpr double kLeastKeyUs = 1e-6;
+    const double each = turns + each_tile * shared;
+    set_rates(costs, tasks, stage, std::max(few_us / each, kLeastKeyUs),
+              std::max(many_us / each, kLeastKeyUs));
+    const double slow_keys = filling_keys * key_us(costs, tasks, usual);
+    quick_keys = few_keys * key_us(costs, tasks, stage.shortest);
+    if (slow_keys <= quick_keys) break;
+    shared = std::clamp((slow - quick) / (slow_keys - quick_keys) - 1.0 / groups, 0.0, 1.0);
+  }
+  if (shared * groups < kNoise) shared = 0;
+  costs.groups = shared > 0 ? 1 / shared : 0;
+  // No task takes longer than a lone one with its launch.
+  const double lone = std::max(
+      (times[single] - each_tile * shared * quick_keys) / turns - quick_keys, 2 * kLeastUs);
+  costs.task_us =
+      std::clamp((quick - quick_keys * shared) * groups - quick_keys, kLeastUs, lone - kLeastUs);
+  costs.launch_us = std::max(
+      times[single] - each_tile * shared * quick_keys - turns * (costs.task_us + quick_keys),
+      kLeastUs);
+
+  const CostBatch &unsplit = times.batch(whole), &cut = times.batch(split);
+  const std::vector<CostLaunch> launches = bench.launches(cut);
+  const double apart = times[split] - times[whole];
+  if (launches.size() < 2) {
+    costs.split_us = split_cost(costs, tasks, unsplit, cut, apart);
+    return result;
+  }
+  const double stage_apart = launches[0].event_us - bench.launches(unsplit).at(0).event_us;
+  costs.split_us = split_cost(costs, tasks, unsplit, cut, stage_apart);
+  result.merge_kernel = launches[1].kernel;
+  for (const KernelInfo& kernel : bench.kernels()) {
+    if (kernel.name != result.merge_kernel) continue;
+    result.merge = merge_costs(bench, stage, kernel, cut, apart - stage_apart);
+  }
+  return result;
+}
+
+CostRow row_for(const Context& context, const AttentionConfig& config, const std::string& kernel,
+                const KernelCosts& costs) {
+  CostRow row;
+  row.device = context.capabilities().name;
+  row.driver = context.capabilities().driver_version;
+  row.kernel = kernel;
+  row.head_size = config.output_head_size();
+  row.group = config.num_queries_per_kv();
+  row.dtype = config.dtype;
+  row.cache_dtype = config.cache_dtype();
+  row.costs = costs;
+  return row;
+}
+
+/// The layer with other numbers of heads, as many query heads to a KV head.
+AttentionConfig with_kv_heads(AttentionConfig config, std::int32_t num_kv_heads) {
+  config.num_heads = config.num_queries_per_kv() * num_kv_heads;
+  config.num_kv_heads = num_kv_heads;
+  return config;
+}
+
+/// Whether one tile leaves the device idle enough to see what a group does alone.
+bool is_alone(const CostTasks& tasks) {
+  return tasks.each_tile <= std::max<std::int64_t>(tasks.concurrent / 8, 1);
+}
+
+}  // namespace
+
+double predicted_us(const KernelCosts& costs, const CostTasks& tasks, const CostBatch& batch) {
+  const double number =
+      static_cast<double>(tasks.each_tile) * batch.requests * std::max(batch.splits, 1);
+  const double keys = static_cast<double>(batch.keys) / std::max(batch.splits, 1);
+  const double keys_us = keys * key_us(costs, tasks, batch.query_len);
+  const double turns = std::ceil(number / tasks.concurrent);
+  const double around = costs.task_us + (batch.splits > 1 ? costs.split_us : 0);
+  const double shared = costs.groups > 0 ? number * keys_us / costs.groups : 0;
+  return costs.launch_us + turns * (around + keys_us) + shared;
+}
+
+CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t query_len) {
+  const AttentionConfig& config = bench.config();
+  const std::int32_t keys = round_up(query_len, config.block_size);
+  const std::vector<CostLaunch> launches = bench.launches({1, query_len, keys, 1});
+  if (launches.size() != 1 || launches.front().kernel != kernel.name) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("queries of {} tokens are another kernel's", query_len));
+  }
+  CostTasks tasks;
+  tasks.each_tile = std::max<std::int64_t>(launches.front().tasks, 1);
+  tasks.concurrent = std::max(kernel.concurrent_groups, 1);
+  const std::int32_t kv_heads = ceil_div(config.num_kv_heads, tasks.each_tile);
+  const std::int32_t chunks =
+      ceil_div(tasks.each_tile, config.num_kv_heads);  // of a KV head's query heads
+  const std::int32_t width = config.head_size, value = config.output_head_size();
+  tasks.key_bytes = static_cast<double>(kv_heads) * (config.use_mla ? width : width + value) *
+                    static_cast<double>(element_size_bytes(config.cache_dtype()));
+  tasks.rows_each_token =
+      static_cast<double>(kv_heads) * ceil_div(config.num_queries_per_kv(), chunks);
+  tasks.flops_each = 2.0 * (width + value);
+  return tasks;
+}
+
+MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                            const WantsRole& wants) {
+  MeasuredCosts result;
+  const DeviceKind kind = context->capabilities().kind;
+  const auto has = [&](const std::string& kernel) {
+    return std::any_of(result.rows.begin(), result.rows.end(),
+                       [&](const CostRow& row) { return row.kernel == kernel; });
+  };
+  std::unique_ptr<CostBench> bench = std::make_unique<CostBench>(context, config);
+  for (const Stage& stage : stages_of(*bench)) {
+    if (!wants(stage.kernel.role) || has(stage.kernel.name)) continue;
+    try {
+      CostTasks tasks = tasks_of(*bench, stage.kernel, stage.longest);
+      const std::int32_t kv_heads = bench->config().num_kv_heads;
+      if (!is_alone(tasks) && kv_heads > 1) {
+        bench.reset();  // its cache makes room
+        bench = std::make_unique<CostBench>(context, with_kv_heads(config, 1));
+      }
+      const StageCosts costs = measure_stage(*bench, stage, kind);
+      result.rows.push_back(row_for(*context, config, stage.kernel.name, costs.stage));
+      if (costs.merge && !has(costs.merge_kernel)) {
+        result.rows.push_back(row_for(*context, config, costs.merge_kernel, *costs.merge));
+      }
+    } catch (const Error& error) {
+      result.left_out.push_back(fmt::format("{}: {}", stage.kernel.name, error.what()));
+      if (bench == nullptr) break;
+    }
+  }
+  return result;
+}
+
+}  // namespace clattn::cli
