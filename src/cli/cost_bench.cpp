@@ -15,7 +15,7 @@ namespace clattn::cli {
 namespace {
 
 /// More than the last cache of most devices.
-constexpr std::size_t kPoolBytesCpu = std::size_t{128} << 20;
+constexpr std::size_t kPoolBytesCpu = std::size_t{640} << 20;
 constexpr std::size_t kPoolBytesGpu = std::size_t{512} << 20;
 constexpr std::int64_t kMostSets = 16;  // each has a builder and its memory
 constexpr int kRounds = 8;              // before the first look at how they agree
