@@ -16,12 +16,13 @@ namespace {
 
 /// More than the last cache of most devices.
 constexpr std::size_t kPoolBytesCpu = std::size_t{640} << 20;
-constexpr std::size_t kPoolBytesGpu = std::size_t{512} << 20;
+constexpr std::size_t kPoolBytesGpu = std::size_t{2} << 30;
 constexpr std::int64_t kMostSets = 16;  // each has a builder and its memory
 constexpr int kRounds = 8;              // before the first look at how they agree
 constexpr int kMostRounds = 24;
-// Long enough for a GPU to come down to the clock that it keeps up.
-constexpr double kRoundCpuUs = 4000, kRoundGpuUs = 10000;
+constexpr double kRoundCpuUs = 4000, kRoundGpuUs = 5000;
+/// After so much of one kind of work a GPU runs at the clock that it can keep up with it.
+constexpr double kWarmUpGpuUs = 40000;
 
 std::int64_t pool_pages(const DeviceCapabilities& device, const AttentionConfig& config) {
   const std::size_t wanted = device.kind == DeviceKind::kCpu ? kPoolBytesCpu : kPoolBytesGpu;
@@ -88,6 +89,9 @@ CostBench::Steps CostBench::make_steps(const CostBatch& batch) {
       std::clamp<std::int64_t>(pool_tokens() / std::max<std::int64_t>(keys, 1), 1, kMostSets);
   for (std::int64_t set = 0; set < sets; ++set) {
     for (std::int32_t& page : table) page = pages_[next_page_++ % pages_.size()];
+    if (batch.pages == CostBatch::Pages::kShared) {
+      for (std::size_t i = blocks; i < table.size(); ++i) table[i] = table[i % blocks];
+    }
     steps.builders.push_back(backend_->make_builder(context_, config_, options));
     steps.metadata.push_back(
         &steps.builders.back()->build(queue_, CommonAttentionMetadata::of(starts, lengths, table)));
@@ -141,25 +145,46 @@ bool CostBench::agrees(const Steps& steps) {
   return std::abs(first - second) <= kMostApart * std::min(first, second);
 }
 
-std::vector<double> CostBench::time_us(std::span<const CostBatch> batches) {
+CostBench::Steps CostBench::prepare(const CostBatch& batch) {
   constexpr double kMostLaunches = 1000;
   const bool cpu = context_->capabilities().kind == DeviceKind::kCpu;
+  Steps steps = make_steps(batch);
+  run_us(steps, 1);
+  const double once = std::max(run_us(steps, 2), 0.1);
+  steps.launches =
+      static_cast<int>(std::clamp((cpu ? kRoundCpuUs : kRoundGpuUs) / once, 1.0, kMostLaunches));
+  return steps;
+}
+
+/// The batches take turns, so that what disturbs the machine disturbs all.
+void CostBench::time_in_turns(std::span<Steps> all) const {
+  for (int round = 0; round < kMostRounds; ++round) {
+    if (round >= kRounds && round % 2 == 0 && std::all_of(all.begin(), all.end(), agrees)) break;
+    for (Steps& steps : all) steps.rounds_us.push_back(run_us(steps, steps.launches));
+  }
+}
+
+/// One batch after the other, each at the clock that its own work allows.
+void CostBench::time_one_by_one(std::span<Steps> all) const {
+  for (Steps& steps : all) {
+    double warm_us = 0;
+    while (warm_us < kWarmUpGpuUs) warm_us += run_us(steps, steps.launches) * steps.launches;
+    time_in_turns(std::span(&steps, 1));
+  }
+}
+
+std::vector<double> CostBench::time_us(std::span<const CostBatch> batches) {
   std::int64_t tokens = 0;  // at once: steps keep their tensors
   for (const CostBatch& batch : batches) {
     tokens = std::max(tokens, std::int64_t{batch.requests} * batch.query_len);
   }
   make_tensors(tokens);
   std::vector<Steps> all;
-  for (const CostBatch& batch : batches) {
-    Steps& steps = all.emplace_back(make_steps(batch));
-    run_us(steps, 1);
-    const double once = std::max(run_us(steps, 2), 0.1);
-    const double round = cpu ? kRoundCpuUs : kRoundGpuUs;
-    steps.launches = static_cast<int>(std::clamp(round / once, 1.0, kMostLaunches));
-  }
-  for (int round = 0; round < kMostRounds; ++round) {
-    if (round >= kRounds && round % 2 == 0 && std::all_of(all.begin(), all.end(), agrees)) break;
-    for (Steps& steps : all) steps.rounds_us.push_back(run_us(steps, steps.launches));
+  for (const CostBatch& batch : batches) all.push_back(prepare(batch));
+  if (context_->capabilities().kind == DeviceKind::kCpu) {
+    time_in_turns(all);
+  } else {
+    time_one_by_one(all);
   }
   std::vector<double> times;
   times.reserve(all.size());

@@ -12,6 +12,9 @@ namespace clattn::cli {
 /// A step of equal requests whose tiles are cut into as many pieces as asked for.
 struct CostBatch {
   std::int32_t requests = 1, query_len = 1, keys = 1, splits = 1;
+  /// Whether all requests have the same pages: what the tiles of one prompt do, which find them in
+  /// a cache of the device.
+  enum class Pages : std::uint8_t { kOwn, kShared } pages = Pages::kOwn;
 };
 
 /// One kernel of a step.
@@ -33,9 +36,8 @@ class CostBench {
   std::int64_t pool_tokens() const { return cache_.num_blocks * config_.block_size; }
   /// What a batch launches, with the time of each on an otherwise idle device.
   std::vector<CostLaunch> launches(const CostBatch& batch);
-  /// Microseconds of a launch of each batch, of many in a row. The batches take turns, so that
-  /// what disturbs the machine disturbs all; more rounds follow while half of them tell otherwise
-  /// than the other half.
+  /// Microseconds of a launch of each batch, of many in a row. More rounds follow while half of
+  /// them tell otherwise than the other half.
   std::vector<double> time_us(std::span<const CostBatch> batches);
 
  private:
@@ -48,6 +50,9 @@ class CostBench {
     std::vector<double> rounds_us;
   };
   Steps make_steps(const CostBatch& batch);
+  Steps prepare(const CostBatch& batch);
+  void time_in_turns(std::span<Steps> all) const;
+  void time_one_by_one(std::span<Steps> all) const;
   void make_tensors(std::int64_t tokens);
   void forward(Steps& steps, const Queue& queue, std::vector<LaunchRecord>* records) const;
   double run_us(Steps& steps, int launches) const;

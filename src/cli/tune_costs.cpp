@@ -16,6 +16,7 @@ namespace {
 
 constexpr double kLeastUs = 0.01;  // what is too short to be told from nothing
 constexpr double kNoise = 0.03;    // shares below it are no difference
+constexpr std::int64_t kMostPieces = 64;
 
 std::int32_t ceil_div(std::int64_t value, std::int64_t by) {
   return static_cast<std::int32_t>((value + by - 1) / by);
@@ -183,10 +184,12 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   const CostTasks tasks = tasks_of(bench, stage.kernel, stage.longest);
   const std::int32_t groups = tasks.concurrent;
   const std::int32_t keys = telling_keys(bench, stage, kind);
-  // Of full tiles where tiles are many, as in prefill.
-  const std::int32_t usual = stage.kernel.role == "prefill" ? stage.longest : stage.shortest;
+  // Full tiles where tiles are many, as in prefill, and then of the same prompt.
+  const bool prompts = stage.kernel.role == "prefill";
+  const std::int32_t usual = prompts ? stage.longest : stage.shortest;
+  const auto pages = prompts ? CostBatch::Pages::kShared : CostBatch::Pages::kOwn;
   const std::int32_t filling = filling_requests(tasks);
-  const std::int64_t room = bench.pool_tokens() / (2 * std::int64_t{filling});
+  const std::int64_t room = bench.pool_tokens() / std::int64_t{filling};
   const std::int32_t filling_keys = std::min<std::int32_t>(
       keys, std::max<std::int32_t>(
                 static_cast<std::int32_t>(std::min<std::int64_t>(room, keys)) / 64 * 64,
@@ -195,7 +198,7 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   const std::int32_t many = ceil_div(std::max(4 * groups, 128), tasks.each_tile);
   // As many pieces as find a group each, of whole pages.
   const auto pieces =
-      static_cast<std::int32_t>(std::clamp<std::int64_t>(groups / tasks.each_tile, 2, 8));
+      static_cast<std::int32_t>(std::clamp<std::int64_t>(groups / tasks.each_tile, 2, kMostPieces));
   const std::int32_t piece_keys =
       round_up(std::max(128, stage.shortest), bench.config().block_size);
 
@@ -207,8 +210,7 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   const std::size_t long_many = times.add({1, stage.longest, keys});
   const std::size_t tasks_few = times.add({many, stage.shortest, few_keys});
   const std::size_t tasks_many = times.add({3 * many, stage.shortest, few_keys});
-  const std::size_t full = times.add({filling, usual, filling_keys});
-  const std::size_t fuller = times.add({2 * filling, usual, filling_keys});
+  const std::size_t full = times.add({filling, usual, filling_keys, 1, pages});
   const std::size_t whole = times.add({1, stage.shortest, piece_keys});
   const std::size_t split = times.add({1, stage.shortest, piece_keys * pieces, pieces});
   times.take();
@@ -221,32 +223,27 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   const std::int32_t more_keys = keys - keys / 4;
   const double few_us = times.slope(short_few, long_few, more_keys);
   const double many_us = times.slope(short_many, long_many, more_keys);
-  // A task more takes its time of one of the groups, and its keys' part of what all share: of few
-  // keys and of many.
-  const double slow = times.slope(full, fuller, filling * each_tile);
+  // A task of few keys more takes its time of one of the groups.
   const double quick = times.slope(tasks_few, tasks_many, 2.0 * many * each_tile);
-  double shared = 0;  // what a key slows each other group down by, in its own times
-  double quick_keys = 0;
-  for (int i = 0; i < 4; ++i) {  // rates and what is shared follow from each other
+  const double full_tasks = filling * each_tile;
+  const double full_turns = std::ceil(full_tasks / groups);
+  double shared = 0;             // what a key slows each other group down by, in its own times
+  for (int i = 0; i < 5; ++i) {  // each follows from the others
     constexpr double kLeastKeyUs = 1e-6;
     const double each = turns + each_tile * shared;
     set_rates(costs, tasks, stage, std::max(few_us / each, kLeastKeyUs),
               std::max(many_us / each, kLeastKeyUs));
-    const double slow_keys = filling_keys * key_us(costs, tasks, usual);
-    quick_keys = few_keys * key_us(costs, tasks, stage.shortest);
-    if (slow_keys <= quick_keys) break;
-    shared = std::clamp((slow - quick) / (slow_keys - quick_keys) - 1.0 / groups, 0.0, 1.0);
+    const double quick_keys = few_keys * key_us(costs, tasks, stage.shortest);
+    // No task takes longer than a lone one with its launch.
+    const double lone = times[single] - each_tile * shared * quick_keys - turns * quick_keys;
+    costs.task_us = std::clamp((quick - quick_keys * shared) * groups - quick_keys, kLeastUs,
+                               std::max(lone / turns, 2 * kLeastUs) - kLeastUs);
+    costs.launch_us = std::max(lone - turns * costs.task_us, kLeastUs);
+    const double full_keys = filling_keys * key_us(costs, tasks, usual);
+    const double alone = costs.launch_us + full_turns * (costs.task_us + full_keys);
+    shared = std::clamp((times[full] - alone) / (full_tasks * full_keys), 0.0, 1.0);
   }
-  if (shared * groups < kNoise) shared = 0;
-  costs.groups = shared > 0 ? 1 / shared : 0;
-  // No task takes longer than a lone one with its launch.
-  const double lone = std::max(
-      (times[single] - each_tile * shared * quick_keys) / turns - quick_keys, 2 * kLeastUs);
-  costs.task_us =
-      std::clamp((quick - quick_keys * shared) * groups - quick_keys, kLeastUs, lone - kLeastUs);
-  costs.launch_us = std::max(
-      times[single] - each_tile * shared * quick_keys - turns * (costs.task_us + quick_keys),
-      kLeastUs);
+  costs.groups = shared * groups < kNoise ? 0 : 1 / shared;
 
   const CostBatch &unsplit = times.batch(whole), &cut = times.batch(split);
   const std::vector<CostLaunch> launches = bench.launches(cut);

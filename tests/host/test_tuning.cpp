@@ -119,7 +119,7 @@ TEST(TuningTable, UsersRowsBeatShippedOnes) {
   TuningQuery query = query_for(gpu("NVIDIA H200", true, 90), "decode");
   query.kernel = "decode_ring__r8";
   EXPECT_EQ(users.find_costs(query)->costs.read_gbs, 77);
-  EXPECT_EQ(none.find_costs(query)->costs.read_gbs, 93);
+  EXPECT_EQ(none.find_costs(query)->costs.read_gbs, 95);
   query.classes = device_classes(cpu(8));
   EXPECT_EQ(users.find_costs(query)->device.substr(0, 3), "cpu");
 }
