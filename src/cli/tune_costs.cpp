@@ -218,7 +218,7 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   StageCosts result;
   KernelCosts& costs = result.stage;
   // One tile's tasks take turns where there are more of them than groups.
-  const double each_tile = static_cast<double>(tasks.each_tile);
+  const auto each_tile = static_cast<double>(tasks.each_tile);
   const double turns = std::max(1.0, each_tile / groups);
   const std::int32_t more_keys = keys - keys / 4;
   const double few_us = times.slope(short_few, long_few, more_keys);

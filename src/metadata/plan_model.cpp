@@ -25,7 +25,7 @@ constexpr int kMostWaves = 4;
 /// groups of a compute unit are not served evenly.
 constexpr double kUneven = 0.1;
 /// Workers whose loads are told apart; more are many enough to do without.
-constexpr std::int64_t kMostDealt = 1024;
+constexpr std::int64_t kMostDealt = 512;
 /// A tile of so much less than n shares is cut into n all the same.
 constexpr double kNearly = 0.125;
 /// Gain below which plain plans are better: the constants are no truer than that.
@@ -34,9 +34,7 @@ constexpr double kLeastGain = 0.02;
 /// Adds a run to groups that take tasks there and back: `at` tasks were dealt before it.
 class Dealer {
  public:
-  explicit Dealer(std::int64_t workers) : workers_(workers) {
-    std::fill_n(steps_.begin(), workers + 1, 0.0);
-  }
+  explicit Dealer(std::int64_t workers) : workers_(workers) {}
 
   void deal(TaskRun run) {
     while (run.tasks > 0) {
@@ -73,7 +71,7 @@ class Dealer {
   std::int64_t workers_, at_ = 0;
   bool back_ = false;
   double all_ = 0;
-  std::array<double, kMostDealt + 1> steps_;  ///< of the load from one worker to the next
+  std::array<double, kMostDealt + 1> steps_{};  ///< of the load from one worker to the next
 };
 
 /// Of groups that take the next task when they have ended one. No order of work ends before the
@@ -147,11 +145,8 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
                      std::int32_t most_splits) {
   const double ns = keys_ns(tile, keys, tokens);
   const std::size_t index = bucket_of(ns);
-  std::uint64_t& word = used_[index / 64];
-  const std::uint64_t bit = std::uint64_t{1} << (index % 64);
+  used_[index / 64] |= std::uint64_t{1} << (index % 64);
   Bucket& bucket = buckets_[index];
-  if ((word & bit) == 0) bucket = {};
-  word |= bit;
   bucket.keys_ns += ns;
   bucket.keys += keys;
   bucket.tokens += tokens;

@@ -100,16 +100,16 @@ class TileCounts {
   /// Eight to a factor of two: tiles that differ by less are counted as equal.
   static constexpr std::size_t kBuckets = 256;
   struct Bucket {
-    double keys_ns, keys, tokens;
-    std::int64_t tiles, most_splits;
+    double keys_ns = 0, keys = 0, tokens = 0;
+    std::int64_t tiles = 0, most_splits = 0;
   };
   struct Cut;
   Cut cut(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
   static std::size_t bucket_of(double ns);
 
-  std::array<Bucket, kBuckets> buckets_;  // those in use, by used_
-  std::array<std::uint64_t, kBuckets / 64> used_{};
-  double total_ns_ = 0;  ///< of keys
+  std::array<Bucket, kBuckets> buckets_{};
+  std::array<std::uint64_t, kBuckets / 64> used_{};  ///< a bit a bucket
+  double total_ns_ = 0;                              ///< of keys
 };
 
 /// Items that the finest candidate cuts a class into beyond its tiles, at most.

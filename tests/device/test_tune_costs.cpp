@@ -48,19 +48,19 @@ const KernelCosts* costs_of(const MeasuredCosts& measured, std::string_view kern
   return row == measured.rows.end() ? nullptr : &row->costs;
 }
 
-// Predictions are arithmetic: tasks in turns, their keys by what the whole device takes in.
-TEST(TuneCosts, PredictionsCountTurnsAndTheDevicesRate) {
+// Predictions are arithmetic: tasks in turns, and what those at work slow each other down by.
+TEST(TuneCosts, PredictionsCountTurnsAndWhatGroupsShare) {
   const CostTasks tasks{
       .each_tile = 2, .key_bytes = 1000, .rows_each_token = 4, .flops_each = 500, .concurrent = 8};
   const KernelCosts costs{
       .launch_us = 5, .task_us = 2, .split_us = 1, .read_gbs = 10, .math_gflops = 100, .groups = 4};
   // A key: 0.1 us to read, 0.02 us for each of the tokens to multiply.
-  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {1, 1, 100}), 5 + 2 + 12);
-  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {1, 5, 100}), 5 + 2 + 20);
-  // 8 tasks run at once, but only as fast as 4.
-  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {4, 1, 100}), 5 + 2 + 2 * 12);
-  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {5, 1, 100}), 5 + 2 * 2 + 2.5 * 12);
-  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {1, 1, 100, 2}), 5 + 2 + 1 + 6);
+  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {1, 1, 100}), 5 + 2 + 12 + 2 * 3);
+  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {1, 5, 100}), 5 + 2 + 20 + 2 * 5);
+  // 8 tasks run at once; 4 take twice as long each as one alone, so 8 three times.
+  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {4, 1, 100}), 5 + 2 + 3 * 12);
+  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {5, 1, 100}), 5 + 2 * 2 + 2 * 12 + 10 * 3);
+  EXPECT_DOUBLE_EQ(predicted_us(costs, tasks, {1, 1, 100, 2}), 5 + 2 + 1 + 6 + 4 * 1.5);
   EXPECT_DOUBLE_EQ(predicted_us({.launch_us = 1, .math_gflops = 100}, tasks, {1, 2, 100}), 1 + 4);
 }
 
@@ -77,7 +77,7 @@ TEST(TuneCosts, AreOfEveryKernelThatPlansCutFor) {
       EXPECT_GT(costs->task_us, 0) << kernel.name;
       EXPECT_GT(costs->split_us, 0) << kernel.name;
       EXPECT_GT(costs->read_gbs + costs->math_gflops, 0) << kernel.name;
-      EXPECT_LE(costs->groups, kernel.concurrent_groups) << kernel.name;
+      EXPECT_GE(costs->groups, 0) << kernel.name;
     }
     clattn::set_tuning(*context, {}, measured.rows);  // each can be followed
     for (const CostRow& row : measured.rows) {
