@@ -91,6 +91,31 @@ TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
   }
 }
 
+/// How each step was cut, and for how long, beside what was measured.
+TEST(Bench, PlansStandBesideWhatTheyTake) {
+  const ScratchDirectory scratch;
+  const std::string file = (scratch.path() / "plans.json").string();
+  const std::string arguments = "bench decode mixed --quick --model plans --plan";
+  const ProgramResult printed = run_program(arguments);
+  ASSERT_EQ(printed.code, 0) << printed.standard_output << printed.standard_error;
+  for (const char* part : {"tasks of", "predicted", "all in a queue", "of 2 rows are predicted"}) {
+    EXPECT_NE(printed.standard_output.find(part), std::string::npos) << part;
+  }
+  ASSERT_EQ(run_program(arguments + " --json " + file).code, 0);
+  for (const json& row : json::parse(read_bytes(file)).at("rows")) {
+    double sum = 0;
+    EXPECT_GE(row.at("plan").size(), row.at("suite") == "mixed" ? 2U : 1U) << row;
+    for (const json& launch : row.at("plan")) {
+      EXPECT_FALSE(launch.at("kernel").get<std::string>().empty());
+      EXPECT_GE(launch.at("tasks"), launch.at("items"));
+      EXPECT_GE(launch.at("splits"), launch.at("split_tiles"));
+      EXPECT_GT(launch.at("measured_us").get<double>(), 0);
+      sum += launch.at("predicted_us").get<double>();
+    }
+    EXPECT_NEAR(row.at("predicted_us").get<double>(), sum, 1e-6 * sum);
+  }
+}
+
 /// Who is ended while it writes leaves the report before: it is written beside it, then renamed.
 TEST(Bench, AReportIsReplacedAndNotWrittenOver) {
   const ScratchDirectory scratch;

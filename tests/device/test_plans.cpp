@@ -1,0 +1,146 @@
+// What a step computes does not depend on how its plan cuts it, and a plan follows what kernels
+// cost.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/clattn.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_case.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using attention_test::CaseResult;
+using attention_test::CaseSpec;
+using attention_test::describe;
+using attention_test::run_case;
+using clattn::CostRow;
+using clattn::KernelCosts;
+using clattn::KernelFamily;
+
+/// Costs of every kernel of a context while it lives; then those of its own tuning file again.
+class CostsOfAll {
+ public:
+  CostsOfAll(clattn::Context& context, const KernelCosts& costs) : context_(context) {
+    CostRow cpu, gpu;  // kernels for GPUs have the costs of GPUs on a CPU, too
+    cpu.device = "cpu";
+    gpu.device = "gpu";
+    cpu.costs = gpu.costs = costs;
+    clattn::set_tuning(context_, {}, std::array{cpu, gpu});
+  }
+  ~CostsOfAll() { clattn::set_tuning(context_, {}); }
+  CostsOfAll(const CostsOfAll&) = delete;
+  CostsOfAll& operator=(const CostsOfAll&) = delete;
+
+ private:
+  clattn::Context& context_;
+};
+
+constexpr KernelCosts kCutsCostNothing{.task_us = 1e-6, .read_gbs = 1e-3};
+constexpr KernelCosts kCutsCostAll{
+    .launch_us = 1e6, .task_us = 1e6, .split_us = 1e6, .read_gbs = 1e6};
+
+std::vector<CaseSpec> specs(KernelFamily family) {
+  CaseSpec decodes;
+  decodes.config = attention_test::small_config();
+  decodes.config.kernel_family = family;
+  decodes.requests = {{1, 700, 1}, {1, 5, 2}, {1, 90, 3}};
+  CaseSpec mixed = decodes;
+  mixed.requests.insert(mixed.requests.end(), {{3, 200, 4}, {70, 300, 5}, {33, 0, 6}});
+  CaseSpec windowed = mixed;
+  windowed.config.sliding_window = 150;
+  return {decodes, mixed, windowed};
+}
+
+std::int64_t all_tasks(const CaseResult& result) {
+  std::int64_t tasks = 0;
+  for (const std::int64_t each : result.tasks) tasks += each;
+  return tasks;
+}
+
+class Plans : public testing::TestWithParam<KernelFamily> {};
+
+// Each is also judged by the oracle, by run_case().
+TEST_P(Plans, AnyCutsComputeTheSame) {
+  for (const auto& context : all_contexts()) {
+    if (context->capabilities().kind == clattn::DeviceKind::kGpu &&
+        GetParam() == KernelFamily::kCpu) {
+      continue;  // refused there
+    }
+    std::int64_t more_tasks = 0;
+    for (const CaseSpec& spec : specs(GetParam())) {
+      SCOPED_TRACE(describe(spec));
+      CaseResult whole, cut;
+      {
+        const CostsOfAll costs(*context, kCutsCostAll);
+        whole = run_case(context, spec);
+      }
+      {
+        const CostsOfAll costs(*context, kCutsCostNothing);
+        cut = run_case(context, spec);
+      }
+      for (const CaseResult* result : {&whole, &cut}) {
+        EXPECT_LE(result->worst_share, 1) << result->worst_place;
+        EXPECT_EQ(result->fault, "");
+      }
+      more_tasks += all_tasks(cut) - all_tasks(whole);
+      ASSERT_EQ(whole.out.size(), cut.out.size());
+      for (std::size_t i = 0; i < cut.out.size(); ++i) {
+        EXPECT_NEAR(whole.out[i], cut.out[i], 4e-3) << i;
+      }
+      for (std::size_t i = 0; i < cut.lse.size(); ++i) {
+        if (whole.lse[i] != cut.lse[i]) {  // infinities among them
+          EXPECT_NEAR(whole.lse[i], cut.lse[i], 1e-4) << i;
+        }
+      }
+    }
+    if (context->capabilities().compute_units > 1) {
+      EXPECT_GT(more_tasks, 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Plans, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
+                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
+
+// What planned_launches() tells is what forward() launches.
+TEST(Plans, TellTheLaunchesOfAStep) {
+  for (const auto& context : all_contexts()) {
+    const clattn::AttentionConfig config = attention_test::small_config();
+    const clattn::AttentionBackend& backend = clattn::get_attn_backend(config, nullptr);
+    const clattn::Queue queue = context->create_queue();
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 2, .max_num_batched_tokens = 64, .max_model_len = 64};
+    options.num_splits = 2;
+    const auto builder = backend.make_builder(context, config, options);
+    const std::vector<std::int32_t> starts = {0, 1, 41};
+    const std::vector<std::int32_t> lengths = {64, 60};
+    const std::vector<std::int32_t> pages = {0, 1, 2, 3, 4, 5, 6, 7};
+    const auto& metadata =
+        builder->build(queue, clattn::CommonAttentionMetadata::of(starts, lengths, pages));
+    const std::vector<clattn::PlannedLaunch> launches = planned_launches(metadata);
+    ASSERT_GE(launches.size(), 2U);
+    const std::vector<clattn::KernelInfo> kernels = backend.make_impl(context, config)->kernels();
+    for (const clattn::PlannedLaunch& launch : launches) {
+      const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const auto& known) {
+        return known.name == launch.kernel;
+      });
+      ASSERT_NE(kernel, kernels.end()) << launch.kernel;
+      EXPECT_GT(launch.predicted_us, 0);
+      EXPECT_GE(launch.tasks, launch.items);
+      if (kernel->role == "merge") {
+        EXPECT_EQ(launch.concurrent_groups, 0);
+        EXPECT_EQ(launch.splits, 2 * launch.items);
+      } else {
+        EXPECT_EQ(launch.concurrent_groups, kernel->concurrent_groups);
+        EXPECT_EQ(launch.splits, 2 * launch.split_tiles);
+        EXPECT_EQ(launch.items, launch.splits);  // every tile here has two pages or more
+      }
+    }
+  }
+}
+
+}  // namespace
