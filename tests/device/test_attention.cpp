@@ -140,30 +140,47 @@ CaseSpec case_for(const Variant& variant, DType dtype, DType cache_dtype) {
   return spec;
 }
 
-TEST(Attention, EveryVariantOnEveryDevice) {
+std::vector<const Variant*> attention_variants() {
+  std::vector<const Variant*> chosen;
+  for (const Variant& variant : clattn::detail::variants()) {
+    if (variant.role == Role::kDecode || variant.role == Role::kPrefill) chosen.push_back(&variant);
+  }
+  return chosen;
+}
+
+class EveryVariant : public testing::TestWithParam<const Variant*> {};
+
+/// On every device that runs it, in all types that it takes.
+TEST_P(EveryVariant, IsRight) {
+  const Variant& variant = *GetParam();
   ASSERT_FALSE(all_contexts().empty());
+  bool ran = false;
+  std::string why_not = "rows before it take its work";
   for (const auto& context : all_contexts()) {
-    for (const Variant& variant : clattn::detail::variants()) {
-      if (variant.role != Role::kDecode && variant.role != Role::kPrefill) continue;
-      const clattn::DeviceCapabilities& device = context->capabilities();
-      const auto reasons = clattn::detail::why_not(variant, device);
-      for (const auto [dtype, cache_dtype] : kTypePairs) {
-        const CaseSpec spec = case_for(variant, dtype, cache_dtype);
-        const auto shape = clattn::detail::kernel_shape(spec.config);
-        if (!clattn::detail::takes_shape(variant, shape) || is_preceded(variant, shape, device))
-          continue;
-        if (!reasons.empty()) {
-          if (!is_replaced(variant, device)) expect_refused(context, spec);
-          continue;
-        }
-        const CaseResult result = expect_right(context, spec);
-        EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-                  result.kernels.end())
-            << variant.name << " did not run: " << describe(spec);
+    const clattn::DeviceCapabilities& device = context->capabilities();
+    const auto reasons = clattn::detail::why_not(variant, device);
+    for (const auto [dtype, cache_dtype] : kTypePairs) {
+      const CaseSpec spec = case_for(variant, dtype, cache_dtype);
+      const auto shape = clattn::detail::kernel_shape(spec.config);
+      if (!clattn::detail::takes_shape(variant, shape) || is_preceded(variant, shape, device))
+        continue;
+      if (!reasons.empty()) {
+        why_not = device.name + ": " + reasons.front();
+        if (!is_replaced(variant, device)) expect_refused(context, spec);
+        continue;
       }
+      ran = true;
+      const CaseResult result = expect_right(context, spec);
+      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
+                result.kernels.end())
+          << variant.name << " did not run: " << describe(spec);
     }
   }
+  if (!ran) GTEST_SKIP() << why_not;
 }
+
+INSTANTIATE_TEST_SUITE_P(Rows, EveryVariant, testing::ValuesIn(attention_variants()),
+                         [](const auto& tested) { return std::string(tested.param->name); });
 
 class AttentionOnDevice : public testing::TestWithParam<KernelFamily> {
  protected:
