@@ -186,7 +186,8 @@ struct KernelInfo {
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
 struct LaunchRecord {
   std::string_view kernel;
-  std::int64_t tasks = 0;  ///< that the groups share: more than groups where these stay for several
+  /// That the groups share: more than groups where these stay for several. Of a merge, its groups.
+  std::int64_t tasks = 0;
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
   bool rounds_weights = false;  ///< see KernelInfo

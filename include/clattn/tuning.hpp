@@ -39,22 +39,22 @@ struct TuningRow {
   bool operator==(const TuningRow&) const = default;
 };
 
-/// What a kernel costs on a device, as plans count it (docs/performance.md). A launch takes
-/// launch_us and then as long as its work-groups do; a group takes task_us for each of its tasks,
-/// and what the task's keys take: their bytes at read_gbs plus its rows' products at math_gflops.
-/// Zeros stand for what costs nothing or is not known.
+/// What a kernel costs on a device; plans are chosen by it (docs/performance.md). A launch takes
+/// launch_us plus the time of its busiest work-group. A group spends on each task task_us plus the
+/// time of its keys: their bytes at read_gbs, and the products of its rows at math_gflops. Zero
+/// stands for free or unknown.
 struct KernelCosts {
-  double launch_us = 0;    ///< one more launch in a queue, without its tasks
-  double task_us = 0;      ///< of a task, around its keys
-  double split_us = 0;     ///< of a task that has a part of a tile's keys: its partial results
-  double read_gbs = 0;     ///< keys and values that one group takes in, alone on the device
-  double math_gflops = 0;  ///< of one group; 0: full tiles and others take the same time
-  double groups = 0;       ///< so many at once take twice as long each as one alone; 0: none do
+  double launch_us = 0;    ///< of one more launch in a queue, without its tasks
+  double task_us = 0;      ///< fixed part of every task
+  double split_us = 0;     ///< extra for a task that is a split, which stores partial results
+  double read_gbs = 0;     ///< rate at which one group reads keys and values, alone on the device
+  double math_gflops = 0;  ///< rate of one group's products; 0: time does not depend on the rows
+  double groups = 0;       ///< concurrent groups at which each takes twice as long; 0: no slowdown
   bool operator==(const KernelCosts&) const = default;
 };
 
-/// One row of costs of a tuning file: the kernels that it is for, what they cost, who measured it.
-/// Empty texts, zeros and empty optionals of the first part stand for any.
+/// One cost row of a tuning file: which kernels it is for, what they cost, and who measured it.
+/// Empty texts, zeros and empty optionals in the first part match anything.
 struct CostRow {
   std::string device;          ///< as TuningRow::device
   std::string driver;          ///< DeviceCapabilities::driver_version

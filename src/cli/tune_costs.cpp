@@ -81,7 +81,9 @@ std::int32_t telling_keys(CostBench& bench, const Stage& stage, DeviceKind kind)
   const double time = bench.time_us(std::array{pilot}).front();
   const double keys = std::clamp(kLeast * wanted_us / time, double{kLeast}, double{kMost});
   const std::int32_t step = std::lcm(std::max(bench.config().block_size, 1), 64) * 4;
-  return std::max(static_cast<std::int32_t>(keys) / step, 1) * step;
+  const std::int32_t fewest =
+      ceil_div(4 * std::int64_t{stage.longest}, step);  // a quarter is timed
+  return std::max(static_cast<std::int32_t>(keys) / step, fewest) * step;
 }
 
 /// Requests whose tasks fill all groups that run at once, twice at least, the last turn too.

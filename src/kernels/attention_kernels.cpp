@@ -137,7 +137,7 @@ PlannerConfig planner_config(const AttentionKernels& kernels) {
         .max_item_tokens = tokens,
         .groups_per_item = stage.tiling.groups_per_item,
         .joins_splits = joins_splits(*stage.variant),
-        .step_keys = step_keys(*stage.variant),
+        .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
         .workers = concurrent_groups(*stage.variant, runtime.capabilities()),
         .dealing = stays && !takes_from_queue(*stage.variant) ? Dealing::kDealt : Dealing::kTaken,
         .parallel = costs.groups,

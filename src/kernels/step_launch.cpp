@@ -50,8 +50,8 @@ std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage
                        std::size_t tasks) {
   const std::int32_t staying = staying_groups(*stage.variant);
   if (staying == 0) return tasks;
-  return std::min(
-      tasks, static_cast<std::size_t>(kernels.runtime->capabilities().compute_units * staying));
+  return std::min(tasks, static_cast<std::size_t>(
+                             std::max(kernels.runtime->capabilities().compute_units, 1) * staying));
 }
 
 void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,

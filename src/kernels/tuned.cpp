@@ -243,8 +243,6 @@ std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& 
   return row == nullptr ? std::nullopt : variant_of(*row, role);
 }
 
-// To be removed with its last call: plans count by kernel_costs().
-
 }  // namespace clattn::detail
 
 namespace clattn {

@@ -197,12 +197,18 @@ std::int32_t staying_groups(const Variant& variant) {
   return takes_from_queue(variant) ? 2 : 0;
 }
 
-std::int32_t step_keys(const Variant& variant) {
-  // The warps of a decode kernel's group have keys of their own.
-  constexpr std::int32_t kWarp = 32;
-  const bool shares_keys =
-      variant.family != KernelFamily::kCpu && variant.file.starts_with("decode_");
-  return variant.block_kv * (shares_keys ? std::max(variant.work_group_size / kWarp, 1) : 1);
+std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
+  const bool decodes = variant.file.starts_with("decode_") && variant.family != KernelFamily::kCpu;
+  if (!decodes) return variant.block_kv;
+  // Warps have keys of their own, or where there are no matrix units as many lanes as a key has
+  // units of eight elements (kernels_cl/lib/slots.clh).
+  constexpr std::uint32_t kWarp = 32;
+  const std::uint32_t lanes =
+      variant.operands != Operands::kAny
+          ? kWarp
+          : std::min(kWarp, std::bit_ceil(static_cast<std::uint32_t>(std::max(head_size / 8, 1))));
+  const std::int32_t sharers = variant.work_group_size / static_cast<std::int32_t>(lanes);
+  return variant.block_kv * std::max(sharers, 1);
 }
 
 std::int32_t merge_heads(const Variant& variant, std::int32_t head_size) {

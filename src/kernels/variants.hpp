@@ -142,10 +142,10 @@ inline std::int32_t resident_groups(const Variant& variant) {
   return variant.file == "decode_mma.cl" ? 2 : 0;
 }
 
-/// Keys that one of its groups takes in at once.
-std::int32_t step_keys(const Variant& variant);
+/// Keys that one of its groups processes at once.
+std::int32_t step_keys(const Variant& variant, std::int32_t head_size);
 
-/// Heads of a token that a group of a merge kernel joins (kernels_cl/merge.cl).
+/// Heads of a token that a group of a merge kernel merges (kernels_cl/merge.cl).
 std::int32_t merge_heads(const Variant& variant, std::int32_t head_size);
 
 /// Work-groups for each compute unit that go through all tasks of a launch; 0: a group serves one.

@@ -125,7 +125,7 @@ double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_
 }
 
 std::int32_t splits_of(double shares, std::int32_t most) {
-  if (shares + kNearly < 2) return 1;
+  if (!(shares + kNearly >= 2)) return 1;
   return static_cast<std::int32_t>(
       std::min(std::floor(shares + kNearly), static_cast<double>(std::max(most, 1))));
 }

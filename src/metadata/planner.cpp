@@ -140,11 +140,11 @@ class Cutter {
 
 /// Makes cuts coarser; repeated, nothing is cut any more. False when cuts may not change.
 bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
+  if (is_deterministic(config)) return false;
   if (cuts.num_splits > 1) {
     cuts.num_splits /= 2;
     return true;
   }
-  if (is_deterministic(config)) return false;
   for (CutChoice& choice : cuts.classes) choice.share_ns *= 1.5;
   return true;
 }
@@ -264,8 +264,12 @@ void check_config(const PlannerConfig& config) {
         throw_invalid("tiles[{}].{} is {}, legal: at least 1", c, field.name, field.value);
       }
     }
-    if (!(tile.costs.key_ns > 0)) {
-      throw_invalid("tiles[{}].costs.key_ns is {}, legal: above 0", c, tile.costs.key_ns);
+    // So that a tile's whole time is a number, too.
+    constexpr double kMostKeyNs = 1e15;
+    if (!(tile.costs.key_ns > 0 && tile.costs.key_ns <= kMostKeyNs &&
+          tile.costs.token_key_ns >= 0 && tile.costs.token_key_ns <= kMostKeyNs)) {
+      throw_invalid("tiles[{}].costs: a key takes {} ns and {} ns a token, legal: above 0 … {:g}",
+                    c, tile.costs.key_ns, tile.costs.token_key_ns, kMostKeyNs);
     }
   }
   if (config.num_splits < 0) {

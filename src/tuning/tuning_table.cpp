@@ -143,6 +143,12 @@ std::string cost_fault(const KernelCosts& costs) {
       return fmt::format("a cost is {:g}, legal: 0 to {:g}", cost, kMostMeasured);
     }
   }
+  constexpr double kLeastRate = 1e-6;  // or keys would take for ever
+  for (const double rate : {costs.read_gbs, costs.math_gflops, costs.groups}) {
+    if (rate > 0 && rate < kLeastRate) {
+      return fmt::format("a rate is {:g}, legal: 0 or at least {:g}", rate, kLeastRate);
+    }
+  }
   if (costs.read_gbs > 0 || costs.math_gflops > 0) return {};
   return "neither read_gbs nor math_gflops: keys would cost nothing";
 }

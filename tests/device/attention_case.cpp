@@ -208,6 +208,21 @@ struct Outputs {
   }
 };
 
+/// How the launches of a step differ from what its plan told; empty = they do not. A merge's tasks
+/// are heads there and groups of them here. Layers with other kernels may run a plan, too.
+std::string unplanned(const std::vector<clattn::PlannedLaunch>& planned,
+                      const std::vector<clattn::LaunchRecord>& launches) {
+  if (planned.empty()) return {};
+  if (planned.size() != launches.size()) return "other launches than planned";
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    const bool merges = planned[i].concurrent_groups == 0;
+    if (!merges && planned[i].tasks != launches[i].tasks) return "other tasks than planned";
+    if (merges != launches[i].kernel.starts_with("merge")) return "another merge than planned";
+    if (!(planned[i].predicted_us >= 0)) return "a launch without a predicted time";
+  }
+  return {};
+}
+
 }  // namespace
 
 CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseSpec& spec) {
@@ -273,6 +288,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   queue.read(cache.buffer, image.bits().bytes());
 
   CaseResult result;
+  result.fault = unplanned(planned_launches(metadata), launches);
   for (const auto& launch : launches) {
     result.kernels.emplace_back(launch.kernel);
     result.tasks.push_back(launch.tasks);

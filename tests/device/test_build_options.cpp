@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "device/costs_of_all.hpp"
 #include "device/runtime_fixture.hpp"
 #include "support/counting_new.hpp"
 #include "support/error_text.hpp"
@@ -96,6 +97,7 @@ std::int64_t total(const std::vector<std::int64_t>& counts) {
 
 TEST(BuildOptions, A1_1_AFastBuildIsOnePassAndRight) {
   for (const auto& context : all_contexts()) {
+    const test::CostsOfAll costs(*context, test::kCutsCostNothing);
     for (const KernelFamily family : {KernelFamily::kAuto, KernelFamily::kGpu}) {
       attention_test::CaseSpec spec = fast_case(family);
       const auto fast = attention_test::run_case(context, spec);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention_case.hpp"
+#include "costs_of_all.hpp"
 
 namespace {
 
@@ -17,31 +18,10 @@ using attention_test::CaseResult;
 using attention_test::CaseSpec;
 using attention_test::describe;
 using attention_test::run_case;
-using clattn::CostRow;
-using clattn::KernelCosts;
 using clattn::KernelFamily;
-
-/// Costs of every kernel of a context while it lives; then those of its own tuning file again.
-class CostsOfAll {
- public:
-  CostsOfAll(clattn::Context& context, const KernelCosts& costs) : context_(context) {
-    CostRow cpu, gpu;  // kernels for GPUs have the costs of GPUs on a CPU, too
-    cpu.device = "cpu";
-    gpu.device = "gpu";
-    cpu.costs = gpu.costs = costs;
-    clattn::set_tuning(context_, {}, std::array{cpu, gpu});
-  }
-  ~CostsOfAll() { clattn::set_tuning(context_, {}); }
-  CostsOfAll(const CostsOfAll&) = delete;
-  CostsOfAll& operator=(const CostsOfAll&) = delete;
-
- private:
-  clattn::Context& context_;
-};
-
-constexpr KernelCosts kCutsCostNothing{.task_us = 1e-6, .read_gbs = 1e-3};
-constexpr KernelCosts kCutsCostAll{
-    .launch_us = 1e6, .task_us = 1e6, .split_us = 1e6, .read_gbs = 1e6};
+using test::CostsOfAll;
+using test::kCutsCostAll;
+using test::kCutsCostNothing;
 
 std::vector<CaseSpec> specs(KernelFamily family) {
   CaseSpec decodes;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "device/costs_of_all.hpp"
 #include "device/counting_buffers.hpp"
 #include "kernels/paged_step.hpp"
 #include "support/counting_new.hpp"
@@ -148,6 +149,7 @@ TEST(StepMemory, WorkspaceQueriesAreWhatStepsUse) {
                            {7, clattn::SplitPolicy::kBalanced, 4}};
   constexpr int kRuns = 3400;  // 10 200 batches
   for (const auto& context : all_contexts()) {
+    const test::CostsOfAll costs(*context, test::kCutsCostNothing);
     const clattn::Queue queue = context->create_queue();
     const auto config = small_config();
     const auto& backend = clattn::get_attn_backend(config, &context->capabilities());

@@ -185,6 +185,8 @@ TEST(Tuning, CostsThatNothingCanBePlannedByAreRefusedByName) {
             "tuning row for cpu: a cost is -1, legal: 0 to 1e+12");
   EXPECT_EQ(refuse("", {.read_gbs = std::nan("")}),
             "tuning row for cpu: a cost is nan, legal: 0 to 1e+12");
+  EXPECT_EQ(refuse("", {.read_gbs = 1, .math_gflops = 1e-300}),
+            "tuning row for cpu: a rate is 1e-300, legal: 0 or at least 1e-06");
   clattn::CostRow good;
   good.device = "cpu";
   good.costs.read_gbs = 1;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "plan_checker.hpp"
 
 namespace clattn::detail {
@@ -299,6 +301,9 @@ TEST(Planner, DeterministicPlansAreRefusedRatherThanChanged) {
   EXPECT_EQ(error(), "no error");
   config.max_partial_rows = 0;  // never split: no less deterministic
   EXPECT_EQ(error(), "no error");
+  config.max_partial_rows = 9;
+  config.num_splits = 64;  // forced ones may not depend on the batch either
+  EXPECT_NE(error(), "no error");
 }
 
 TEST(Planner, FittedDeterministicCutsHoldForTheWorstBatch) {
@@ -340,7 +345,9 @@ TEST(Planner, RefusesNonsense) {
   EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[2].step_keys = 0; }),
             "tiles[2].step_keys is 0, legal: at least 1");
   EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[0].costs.key_ns = 0; }),
-            "tiles[0].costs.key_ns is 0, legal: above 0");
+            "tiles[0].costs: a key takes 0 ns and 0 ns a token, legal: above 0 … 1e+15");
+  EXPECT_NE(error([](PlannerConfig& c) { c.tiles[1].costs.token_key_ns = 1e300; }), "no error");
+  EXPECT_NE(error([](PlannerConfig& c) { c.tiles[1].costs.key_ns = std::nan(""); }), "no error");
   EXPECT_EQ(error([](PlannerConfig& c) { c.num_splits = -1; }),
             "num_splits is -1, legal: at least 0 (0 = planned)");
   const PlannerConfig config = small_device();

@@ -181,6 +181,8 @@ TEST(TuningText, ProblemsNameFileLineAndWhatIsWrong) {
        "f:2: groups is '1e13', legal: a positive number up to 1e+12; ignored"},
       {"clattn-tuning 2\ncost gpu * * * * * * 1 1 1 - - 1 - -\n",
        "f:2: neither read_gbs nor math_gflops: keys would cost nothing; ignored"},
+      {"clattn-tuning 2\ncost gpu * * * * * * 1 1 1 1e-300 - - - -\n",
+       "f:2: a rate is 1e-300, legal: 0 or at least 1e-06; ignored"},
       {"clattn-tuning 2\n\"gpu * decode\n", "f:2: a quote without its end; ignored"},
   };
   for (const auto& [text, problem] : cases) {
