@@ -1,6 +1,7 @@
-/* Joins the partial results of query tokens whose key range was split and whose attention kernel
-   did not do so itself: lib/merge.clh. One group serves as many heads of a merge item as its
-   work-items have dims for, four each; no barriers.
+/* Merges the partial results of query tokens whose keys were split by an attention kernel that
+   does not merge its own splits (lib/merge.clh). Each work-item takes four dims of a head (on CPUs
+   all of them), and a group as many heads of one merge item as it has work-items for; no
+   barriers.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8

@@ -224,8 +224,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   if (group == 2) {
     CLA_KEEP_REGISTERS(40);
     ClaTurn turn = {0, 1}, query_turn = {0, 1};
-    for (uint number = (uint)get_group_id(0); number < num_tasks;
-         number = cla_next_task(number)) {
+    for (uint number = (uint)get_group_id(0); number < num_tasks; number = cla_next_task(number)) {
       const ClaTask task = cla_task_of(meta, items_at, 1, number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;

@@ -4,8 +4,9 @@
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
    A work-group stays for many tasks (a work item for one KV head; cla_next_task), so that loading
-   for the next one runs beside the end of the last: BLOCK_ROWS rows against tiles of BLOCK_KV keys. Its last warpgroup only copies queries, keys and values; each of the others owns
-   64 rows and all their dims:
+   for the next one runs beside the end of the last: BLOCK_ROWS rows against tiles of BLOCK_KV keys.
+   Its last warpgroup only copies queries, keys and values; each of the others owns 64 rows and all
+   their dims:
 
      for each tile of keys up to the last one that any row sees
        S = Q K^T, in turns with the others
@@ -177,8 +178,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     const int head_pages = (int)(head_stride / block_stride);
     const int head_rest = (int)(head_stride % block_stride);
 #endif
-    for (uint number = (uint)get_group_id(0); number < num_tasks;
-         number = cla_next_task(number)) {
+    for (uint number = (uint)get_group_id(0); number < num_tasks; number = cla_next_task(number)) {
       const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
       __global const int* pages = meta + pages_at + task.item.pages_at;

@@ -180,13 +180,13 @@ struct KernelInfo {
   /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units
   /// and products of bf16 pairs want it; the other kernels keep them in f32.
   bool rounds_weights = false;
-  std::int32_t concurrent_groups = 0;  ///< work-groups that plans count on running at once
+  std::int32_t concurrent_groups = 0;  ///< work-groups that the planner assumes to run at once
 };
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
 struct LaunchRecord {
   std::string_view kernel;
-  /// That the groups share: more than groups where these stay for several. Of a merge, its groups.
+  /// That the groups share: more than groups where these are persistent. Of a merge, its groups.
   std::int64_t tasks = 0;
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
@@ -196,17 +196,17 @@ struct LaunchRecord {
 
 /// One launch of a forward() as the step's plan has it, in the order of the launches.
 struct PlannedLaunch {
-  std::string kernel;      ///< KernelInfo::name
-  std::int64_t items = 0;  ///< work items, a range of keys of a tile each; of a merge query tokens
-  std::int64_t tasks = 0;  ///< LaunchRecord::tasks of the items; of a merge heads of query tokens
-  std::int64_t split_tiles = 0;        ///< tiles whose keys are cut into several items
-  std::int64_t splits = 0;             ///< those items; of a merge partial results of query tokens
-  std::int32_t concurrent_groups = 0;  ///< work-groups counted on running at once; 0: of a merge
-  double predicted_us = 0;             ///< that it takes in a queue of launches
+  std::string kernel;            ///< KernelInfo::name
+  std::int64_t items = 0;        ///< work items (a tile or split each); for a merge, query tokens
+  std::int64_t tasks = 0;        ///< as LaunchRecord::tasks; for a merge, heads times query tokens
+  std::int64_t split_tiles = 0;  ///< tiles whose keys are split
+  std::int64_t splits = 0;       ///< their splits; for a merge, partial rows to merge
+  std::int32_t concurrent_groups = 0;  ///< work-groups assumed to run at once; 0 for a merge
+  double predicted_us = 0;             ///< when it runs in a queue of launches
 };
-/// What the plan of a step comes to, and how long each launch is expected to take by the costs of
-/// the tuning database (docs/performance.md). Empty for metadata without a plan of this library's.
-/// The metadata must be its builder's last one.
+/// The launches of a step's plan, each with the time predicted from the costs of the tuning
+/// database (docs/performance.md). Empty if the metadata has no plan of this library. The metadata
+/// must be the last that its builder made.
 std::vector<PlannedLaunch> planned_launches(const AttentionMetadata& metadata);
 
 /// One layer configuration, compiled. Immutable and thread-safe; layers with equal configurations

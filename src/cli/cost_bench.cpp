@@ -21,7 +21,7 @@ constexpr std::int64_t kMostSets = 16;  // each has a builder and its memory
 constexpr int kRounds = 8;              // before the first look at how they agree
 constexpr int kMostRounds = 24;
 constexpr double kRoundCpuUs = 4000, kRoundGpuUs = 5000;
-/// After so much of one kind of work a GPU runs at the clock that it can keep up with it.
+/// A GPU settles at the clock that it can sustain after this much of one kind of work.
 constexpr double kWarmUpGpuUs = 40000;
 
 std::int64_t pool_pages(const DeviceCapabilities& device, const AttentionConfig& config) {
@@ -32,7 +32,7 @@ std::int64_t pool_pages(const DeviceCapabilities& device, const AttentionConfig&
   return static_cast<std::int64_t>(std::max<std::size_t>(std::min(wanted, room) / page, 1));
 }
 
-/// What most rounds take on a machine that others disturb at times.
+/// Robust against other programs that slow down some of the rounds: the lower quartile.
 double undisturbed(const std::vector<double>& rounds) {
   return percentile(rounds, 0.25);
 }
@@ -112,7 +112,7 @@ std::vector<CostLaunch> CostBench::launches(const CostBatch& batch) {
   Steps steps = make_steps(batch);
   std::vector<CostLaunch> launches;
   std::vector<std::vector<double>> times;
-  for (int i = 0; i <= kRepeats; ++i) {  // the first pays for what drivers leave to it
+  for (int i = 0; i <= kRepeats; ++i) {  // the first is not counted: drivers do deferred work in it
     std::vector<LaunchRecord> records;
     forward(steps, events_queue_, &records);
     events_queue_.finish();
@@ -156,7 +156,7 @@ CostBench::Steps CostBench::prepare(const CostBatch& batch) {
   return steps;
 }
 
-/// The batches take turns, so that what disturbs the machine disturbs all.
+/// The batches take turns, so that a disturbance of the machine affects all of them.
 void CostBench::time_in_turns(std::span<Steps> all) const {
   for (int round = 0; round < kMostRounds; ++round) {
     if (round >= kRounds && round % 2 == 0 && std::all_of(all.begin(), all.end(), agrees)) break;

@@ -9,11 +9,11 @@
 
 namespace clattn::cli {
 
-/// A step of equal requests whose tiles are cut into as many pieces as asked for.
+/// A step of equal requests, each of whose tiles is cut into `splits` splits.
 struct CostBatch {
   std::int32_t requests = 1, query_len = 1, keys = 1, splits = 1;
-  /// Whether all requests have the same pages: what the tiles of one prompt do, which find them in
-  /// a cache of the device.
+  /// Whether all requests use the same pages. Tiles of one prompt do, and so find their keys in a
+  /// cache of the device.
   enum class Pages : std::uint8_t { kOwn, kShared } pages = Pages::kOwn;
 };
 
@@ -24,8 +24,8 @@ struct CostLaunch {
   double event_us = 0;  ///< from its start to its end on the device
 };
 
-/// Times forward() of one layer over batches that share the pages of one cache. These are so many
-/// that launches in a row do not find their keys in a cache of the device, as layers in a model.
+/// Times forward() of one layer. All batches use pages of one cache, so large that consecutive
+/// launches do not find their keys in a cache of the device, just as in the layers of a model.
 class CostBench {
  public:
   /// Throws kUnsupported where the device has no room for the cache.
@@ -36,8 +36,8 @@ class CostBench {
   std::int64_t pool_tokens() const { return cache_.num_blocks * config_.block_size; }
   /// What a batch launches, with the time of each on an otherwise idle device.
   std::vector<CostLaunch> launches(const CostBatch& batch);
-  /// Microseconds of a launch of each batch, of many in a row. More rounds follow while half of
-  /// them tell otherwise than the other half.
+  /// Microseconds per launch of each batch, from many launches in a row. Rounds are added while the
+  /// first and the second half of them disagree.
   std::vector<double> time_us(std::span<const CostBatch> batches);
 
  private:

@@ -106,8 +106,8 @@ std::vector<TuneShape> wanted_shapes(const Arguments& arguments) {
   }
   if (!shapes.empty()) return shapes;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--roles: {}, which no layer of {} has; mla_decode is of latent "
-                          "attention, as of deepseek-v3, the others are not",
+              fmt::format("--roles: {} fits no layer of {}; mla_decode is for latent attention, "
+                          "as in deepseek-v3, the other roles are not",
                           fmt::join(arguments.roles, ", "), fmt::join(arguments.models, ", ")));
 }
 
@@ -124,7 +124,7 @@ void print_costs(const MeasuredCosts& measured) {
     const KernelCosts& costs = row.costs;
     fmt::print(kLine, row.kernel, number(costs.launch_us), number(costs.task_us),
                number(costs.split_us), number(costs.read_gbs), number(costs.math_gflops),
-               costs.groups > 0 ? number(costs.groups) : "all");
+               number(costs.groups));
   }
   for (const std::string& why : measured.left_out) fmt::print("  costs not measured: {}\n", why);
   std::fflush(stdout);
@@ -144,7 +144,7 @@ class Session {
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       const auto now = TuneClock::now();
       const std::string name = shapes[i].name();
-      std::string why = "the time was over";
+      std::string why = "out of time";
       if (now < end_) {
         show_stage(fmt::format("target {} of {}: {}", i + 1, shapes.size(), name));
         const auto share = (end_ - now) / static_cast<int>(shapes.size() - i);
@@ -193,7 +193,7 @@ class Session {
       }
       return search.raced() ? std::string{} : search.why_not_raced();
     } catch (const OutOfTime&) {
-      return "its time was over before the default was ready";
+      return "out of time before the default was ready";
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kIo) throw;
       return error.what();
@@ -261,7 +261,7 @@ void run_tune(Arguments arguments) {
   fmt::print("{} ({}), driver {}, clattn {} {}: ", device.name,
              fmt::join(device_classes(device), ", "), device.driver_version, CLATTN_VERSION,
              commit());
-  fmt::print("{}\n", arguments.costs ? std::string("costs alone")
+  fmt::print("{}\n", arguments.costs ? std::string("costs only")
                                      : fmt::format("{} targets, {:.0f} s", shapes.size(),
                                                    arguments.budget_seconds));
   std::fflush(stdout);
@@ -295,16 +295,16 @@ void add_tune_command(CLI::App& app) {
   const auto add_list = [&](const char* name, std::vector<std::string>& list, const char* help) {
     return command->add_option(name, list, help)->delimiter(',')->allow_extra_args(false);
   };
-  add_list("--model", arguments->models, "Shapes of these models alone, not of all");
+  add_list("--model", arguments->models, "Tune only the shapes of these models, not all");
   std::vector<std::string> roles;
   for (const TuneRole& role : tune_roles()) roles.emplace_back(role.name);
-  add_list("--roles", arguments->roles, "Of kernels; decode, prefill, mla_decode without")
+  add_list("--roles", arguments->roles, "Kernel roles; default: decode, prefill, mla_decode")
       ->check(CLI::IsMember(roles));
-  add_list("--dtype", arguments->dtypes, "Of queries")
+  add_list("--dtype", arguments->dtypes, "Type of the queries")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}));
-  command->add_option("--kv-dtype", arguments->kv_cache_dtype, "Of the cache")
+  command->add_option("--kv-dtype", arguments->kv_cache_dtype, "Type of the cache")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"}));
-  command->add_option("--block-size", arguments->block_size, "Tokens a cache page")
+  command->add_option("--block-size", arguments->block_size, "Tokens per cache page")
       ->check(number_in(1, 65536));
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--budget", arguments->budget_seconds, "Seconds, shared by all targets")

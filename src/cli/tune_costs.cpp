@@ -1,5 +1,5 @@
-// Each unknown follows from times of batches that differ in it alone, most of them by differences,
-// so that what every launch has in common does not count.
+// Each cost is the difference between two batches that differ in little else, so that what all
+// launches have in common cancels out.
 #include "cli/tune_costs.hpp"
 
 #include <fmt/format.h>
@@ -14,8 +14,8 @@
 namespace clattn::cli {
 namespace {
 
-constexpr double kLeastUs = 0.01;  // what is too short to be told from nothing
-constexpr double kNoise = 0.03;    // shares below it are no difference
+constexpr double kLeastUs = 0.01;  // stands for times too short to measure
+constexpr double kNoise = 0.03;    // relative differences below this are noise
 constexpr std::int64_t kMostPieces = 64;
 
 std::int32_t ceil_div(std::int64_t value, std::int64_t by) {
@@ -62,7 +62,7 @@ class Timings {
   void take() { times_ = bench_.time_us(batches_); }
   double operator[](std::size_t batch) const { return times_.at(batch); }
   const CostBatch& batch(std::size_t batch) const { return batches_.at(batch); }
-  /// Time for each of what the second has more of than the first.
+  /// Time per unit by which the second batch exceeds the first; `more` units in all.
   double slope(std::size_t first, std::size_t second, double more) const {
     return std::max(times_.at(second) - times_.at(first), 0.0) / more;
   }
@@ -73,7 +73,7 @@ class Timings {
   std::vector<double> times_;
 };
 
-/// The keys of a lone request that keep its group busy for long enough to be told from the launch.
+/// Keys enough for a single request to take much longer than its launch.
 std::int32_t telling_keys(CostBench& bench, const Stage& stage, DeviceKind kind) {
   constexpr std::int32_t kLeast = 512, kMost = 16384;
   const double wanted_us = kind == DeviceKind::kCpu ? 1500 : 150;
@@ -86,7 +86,7 @@ std::int32_t telling_keys(CostBench& bench, const Stage& stage, DeviceKind kind)
   return std::max(static_cast<std::int32_t>(keys) / step, fewest) * step;
 }
 
-/// Requests whose tasks fill all groups that run at once, twice at least, the last turn too.
+/// Enough requests to fill all concurrent groups at least twice, the last wave included.
 std::int32_t filling_requests(const CostTasks& tasks) {
   constexpr std::int64_t kFewest = 8;
   const std::int64_t groups = tasks.concurrent;
@@ -95,7 +95,8 @@ std::int32_t filling_requests(const CostTasks& tasks) {
   if (even * tasks.each_tile <= 4 * groups) {
     return round_up(ceil_div(wanted, tasks.each_tile), even);
   }
-  return ceil_div(6 * groups, tasks.each_tile);  // where no number is even, many hide the last
+  // Where waves cannot be made even, many of them hide the uneven last one.
+  return ceil_div(6 * groups, tasks.each_tile);
 }
 
 /// Time of a key of a lone task of so many query tokens.
@@ -126,7 +127,7 @@ void set_rates(KernelCosts& costs, const CostTasks& tasks, const Stage& stage, d
   costs.read_gbs = read_us > 0 ? tasks.key_bytes / read_us * 1e-3 : 0;
 }
 
-/// What a split adds to its task. `apart`: what the split batch took more than the whole one.
+/// What being a split adds to a task. `apart_us`: time of the split batch minus that of the whole.
 double split_cost(KernelCosts costs, const CostTasks& tasks, const CostBatch& whole,
                   const CostBatch& split, double apart_us) {
   costs.split_us = 0;
@@ -143,8 +144,9 @@ struct StageCosts {
   std::string merge_kernel;
 };
 
-/// Of merges by the device's own clock, which tells them from the launches before them; how long it
-/// takes to be launched is left of what a split step took: `launched_us`, with one tile.
+/// Costs of the merge. The device's clock separates its time from the launches before it.
+/// `launched_us` is what a merge launch added to a step of one split tile; what its tasks do not
+/// explain is the cost of the launch.
 KernelCosts merge_costs(CostBench& bench, const Stage& stage, const KernelInfo& merge,
                         const CostBatch& once, double launched_us) {
   const AttentionConfig& config = bench.config();
@@ -169,7 +171,7 @@ KernelCosts merge_costs(CostBench& bench, const Stage& stage, const KernelInfo& 
   KernelCosts costs;
   const double byte_us = (split - many) * groups / (tasks * (kMany - 2) * split_bytes);
   const double each_us = std::max(many - few, 0.0) * groups / (tasks - few_tasks);
-  // Between all of what a task takes and next to nothing.
+  // Neither free nor more than the whole time of a task.
   const double most_us = each_us / (2 * split_bytes);
   costs.read_gbs =
       1e-3 / std::clamp(byte_us, std::max(most_us / 100, 1e-9), std::max(most_us, 2e-9));
@@ -181,12 +183,12 @@ KernelCosts merge_costs(CostBench& bench, const Stage& stage, const KernelInfo& 
   return costs;
 }
 
-/// Measures a stage. `bench`: of a layer of which one tile leaves most of the device idle.
+/// Measures a stage. `bench` must be of a layer whose single tile leaves most of the device idle.
 StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) {
   const CostTasks tasks = tasks_of(bench, stage.kernel, stage.longest);
   const std::int32_t groups = tasks.concurrent;
   const std::int32_t keys = telling_keys(bench, stage, kind);
-  // Full tiles where tiles are many, as in prefill, and then of the same prompt.
+  // Prefill has many tiles, most of them full and of one prompt; the filling batch does the same.
   const bool prompts = stage.kernel.role == "prefill";
   const std::int32_t usual = prompts ? stage.longest : stage.shortest;
   const auto pages = prompts ? CostBatch::Pages::kShared : CostBatch::Pages::kOwn;
@@ -198,7 +200,7 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
                 std::max(256, usual)));
   const std::int32_t few_keys = std::max(std::min(bench.config().block_size, 64), stage.shortest);
   const std::int32_t many = ceil_div(std::max(4 * groups, 128), tasks.each_tile);
-  // As many pieces as find a group each, of whole pages.
+  // As many splits of whole pages as there are groups.
   const auto pieces =
       static_cast<std::int32_t>(std::clamp<std::int64_t>(groups / tasks.each_tile, 2, kMostPieces));
   const std::int32_t piece_keys =
@@ -219,24 +221,24 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
 
   StageCosts result;
   KernelCosts& costs = result.stage;
-  // One tile's tasks take turns where there are more of them than groups.
+  // The tasks of one tile run in several waves if there are more of them than groups.
   const auto each_tile = static_cast<double>(tasks.each_tile);
   const double turns = std::max(1.0, each_tile / groups);
   const std::int32_t more_keys = keys - keys / 4;
   const double few_us = times.slope(short_few, long_few, more_keys);
   const double many_us = times.slope(short_many, long_many, more_keys);
-  // A task of few keys more takes its time of one of the groups.
+  // Each further task of few keys adds its time divided by the number of groups.
   const double quick = times.slope(tasks_few, tasks_many, 2.0 * many * each_tile);
   const double full_tasks = filling * each_tile;
   const double full_turns = std::ceil(full_tasks / groups);
-  double shared = 0;             // what a key slows each other group down by, in its own times
-  for (int i = 0; i < 5; ++i) {  // each follows from the others
+  double shared = 0;             // 1 / groups: part of all tasks' key time that the launch adds
+  for (int i = 0; i < 5; ++i) {  // the costs depend on each other: iterate
     constexpr double kLeastKeyUs = 1e-6;
     const double each = turns + each_tile * shared;
     set_rates(costs, tasks, stage, std::max(few_us / each, kLeastKeyUs),
               std::max(many_us / each, kLeastKeyUs));
     const double quick_keys = few_keys * key_us(costs, tasks, stage.shortest);
-    // No task takes longer than a lone one with its launch.
+    // A task cannot take longer than a single one did, launch included.
     const double lone = times[single] - each_tile * shared * quick_keys - turns * quick_keys;
     costs.task_us = std::clamp((quick - quick_keys * shared) * groups - quick_keys, kLeastUs,
                                std::max(lone / turns, 2 * kLeastUs) - kLeastUs);
@@ -278,14 +280,14 @@ CostRow row_for(const Context& context, const AttentionConfig& config, const std
   return row;
 }
 
-/// The layer with other numbers of heads, as many query heads to a KV head.
+/// The layer with another number of KV heads and as many query heads for each.
 AttentionConfig with_kv_heads(AttentionConfig config, std::int32_t num_kv_heads) {
   config.num_heads = config.num_queries_per_kv() * num_kv_heads;
   config.num_kv_heads = num_kv_heads;
   return config;
 }
 
-/// Whether one tile leaves the device idle enough to see what a group does alone.
+/// Whether a single tile leaves enough of the device idle to measure groups undisturbed.
 bool is_alone(const CostTasks& tasks) {
   return tasks.each_tile <= std::max<std::int64_t>(tasks.concurrent / 8, 1);
 }

@@ -12,20 +12,20 @@
 
 namespace clattn::cli {
 
-/// What the tasks of a kernel have to do under a layer, as plans count it.
+/// The tasks of a kernel for one layer shape, as the planner counts them.
 struct CostTasks {
-  std::int64_t each_tile = 1;   ///< tasks that one tile of queries, or piece of one, becomes
-  double key_bytes = 0;         ///< keys and values of one key, of the KV heads of a task
-  double rows_each_token = 0;   ///< query rows of a task, for each of its tokens
-  double flops_each = 0;        ///< of one key and row
+  std::int64_t each_tile = 1;   ///< tasks per tile of queries, or per split of one
+  double key_bytes = 0;         ///< bytes of one key and its value, for all KV heads of a task
+  double rows_each_token = 0;   ///< query rows of a task per query token
+  double flops_each = 0;        ///< per key and query row
   std::int32_t concurrent = 1;  ///< KernelInfo::concurrent_groups
 };
 
-/// Microseconds that a launch of a kernel is counted for: its tasks one after another in as many
-/// groups as run at once, and what these slow each other down by.
+/// Predicted microseconds of a launch: its tasks in waves of the groups that run at once, plus the
+/// slowdown of these groups by each other.
 double predicted_us(const KernelCosts& costs, const CostTasks& tasks, const CostBatch& batch);
 
-/// What kernels cost under a layer shape, and those that could not be measured, each with why.
+/// Costs of the kernels of a layer shape, and each kernel that could not be measured, with why.
 struct MeasuredCosts {
   std::vector<CostRow> rows;
   std::vector<std::string> left_out;
@@ -34,9 +34,9 @@ struct MeasuredCosts {
 /// Which kernels to measure, by KernelInfo::role.
 using WantsRole = std::function<bool(std::string_view role)>;
 
-/// Measures the costs of a layer's attention kernels, as they are under the context's tuning: of
-/// each stage of a wanted role, and of the merge where such a stage does not join its own splits.
-/// Rows name device, driver and the whole shape; who writes them down adds version and date.
+/// Measures the attention kernels of a layer under the context's tuning: each stage of a wanted
+/// role, and the merge if such a stage does not merge its own splits. Rows name device, driver and
+/// the whole shape; the caller adds version and date.
 MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                             const WantsRole& wants);
 

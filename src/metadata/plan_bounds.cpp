@@ -1,8 +1,8 @@
-// How large plans can become, whatever the batch. A tile that is cut into p pieces adds p - 1 items
-// to its class and takes at least p partial rows. A balanced plan's shares are no smaller than the
-// launch's work divided by the finest target, so that they sum up to the target at most; a tile of
-// x shares is cut into at most x + 1/8 pieces, hence adds less than x items, and no cut tile has
-// less than two: all pieces of cut tiles are at most target * 2 / (2 - 1/8) = target * 16 / 15.
+// Upper bounds on the size of plans, whatever the batch. A tile cut into p pieces adds p - 1 items
+// to its class and takes at least p partial rows. The shares of a balanced plan are no smaller than
+// the launch's work divided by the finest target, so tiles have at most `target` shares in total. A
+// tile of x shares is cut into at most x + 1/8 pieces, so it adds fewer than x items, and every cut
+// tile has at least two: cut tiles have at most target * 2 / (2 - 1/8) = target * 16 / 15 pieces.
 #include <algorithm>
 #include <limits>
 #include <numeric>

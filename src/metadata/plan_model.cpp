@@ -1,13 +1,12 @@
-// What a plan is expected to take. A launch is a list of tasks, heaviest first, and a number of
-// work-groups that serve them at once; it ends when the busiest of them does. How busy that one is
-// follows from how tasks are handed out. Each group that runs beside it slows it down by the same
-// part, because all read one memory: with a groups at work a key takes key_ns * (1 + a / parallel).
-// Integrated over the launch, whose groups end one after the other, that is
+// Predicts how long a launch takes. A launch is a list of tasks, heaviest first, served by a number
+// of work-groups at once; it ends when the busiest of them does. How tasks are handed out decides
+// how busy that one is. Groups also slow each other down, because all read one memory: with `a` of
+// them at work, a key takes key_ns * (1 + a / parallel). Integrated over the launch, this gives
 //
 //   end = busiest group's tasks + all tasks' keys / parallel
 //
-// whatever the order: measured on an H200, a decode group's key takes 6.0 ns beside 7 others, 9.2
-// beside 55 and 14.3 beside 127 (docs/performance.md).
+// and does not depend on the order of tasks. On an H200 a key of a decode group takes 6.0 ns beside
+// 7 other groups, 9.2 beside 55 and 14.3 beside 127 (docs/performance.md).
 #include "metadata/plan_model.hpp"
 
 #include <algorithm>
@@ -19,19 +18,19 @@
 namespace clattn::detail {
 namespace {
 
-/// Waves of work-groups that the finest cuts come to.
+/// The finest candidate has about this many tasks for each worker.
 constexpr int kMostWaves = 4;
-/// Groups that take equal tasks end apart by so much of a task's time: cores have other work, and
-/// groups of a compute unit are not served evenly.
+/// Groups with equal tasks still end at different times, apart by this fraction of a task: cores
+/// have other work, and the groups of a compute unit do not get equal shares of it.
 constexpr double kUneven = 0.1;
-/// Workers whose loads are told apart; more are many enough to do without.
+/// Up to this many workers, dealing is simulated; with more, the bound for takers is close enough.
 constexpr std::int64_t kMostDealt = 512;
-/// A tile of so much less than n shares is cut into n all the same.
+/// A tile gets n splits from n - kNearly shares on, so that nearly equal tiles are cut alike.
 constexpr double kNearly = 0.125;
-/// Gain below which plain plans are better: the constants are no truer than that.
+/// Splitting must gain at least this fraction; the costs are not known any better.
 constexpr double kLeastGain = 0.02;
 
-/// Adds a run to groups that take tasks there and back: `at` tasks were dealt before it.
+/// Deals runs of equal tasks to workers in alternating directions and sums up each worker's load.
 class Dealer {
  public:
   explicit Dealer(std::int64_t workers) : workers_(workers) {}
@@ -74,9 +73,9 @@ class Dealer {
   std::array<double, kMostDealt + 1> steps_{};  ///< of the load from one worker to the next
 };
 
-/// Of groups that take the next task when they have ended one. No order of work ends before the
-/// mean, nor before the heaviest task; and where there are more than k tasks a worker, some worker
-/// has k + 1 of the first k * workers + 1. Heaviest first, little more is needed.
+/// The load of the busiest group when each takes its next task as it becomes free. Three lower
+/// bounds: the mean; the heaviest task; and, with more than k tasks per worker, the k + 1 smallest
+/// of the first k * workers + 1, since one worker must run that many. Heaviest first comes close.
 double busiest_of_takers(std::span<const TaskRun> runs, std::int64_t workers) {
   double total = 0;
   double most = 0;

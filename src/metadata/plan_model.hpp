@@ -8,20 +8,20 @@
 
 namespace clattn::detail {
 
-/// What one work-group takes for a task, a work item for one of its groups of KV heads, while it
-/// has the device to itself, in nanoseconds.
+/// What one work-group needs for a task while it has the device to itself, in nanoseconds. A task
+/// is a work item for one of its groups of KV heads.
 struct TaskCosts {
-  double task_ns = 0;       ///< around the keys
-  double split_ns = 0;      ///< more where the item is a split: its partial results
-  double key_ns = 1;        ///< of a key
-  double token_key_ns = 0;  ///< of a key and a query token
+  double task_ns = 0;       ///< fixed part of every task
+  double split_ns = 0;      ///< extra for a split, which stores partial results
+  double key_ns = 1;        ///< per key
+  double token_key_ns = 0;  ///< per key and query token
   bool operator==(const TaskCosts&) const = default;
 };
 
-/// Who serves the tasks of a launch, which are listed heaviest first.
+/// How the tasks of a launch, listed heaviest first, are given to work-groups.
 enum class Dealing : std::uint8_t {
-  kTaken,  ///< a work-group that has ended takes the next one
-  kDealt,  ///< the groups stay: the list is dealt to them there and back, as cla_next_task() does
+  kTaken,  ///< a work-group that becomes free takes the next one
+  kDealt,  ///< persistent groups: dealt in advance, back and forth, as by cla_next_task()
 };
 
 /// One kernel shape that items can be cut for. A request belongs to the first class whose
@@ -31,11 +31,11 @@ struct TileClass {
   std::int32_t max_query_len = 0;
   std::int32_t max_item_tokens = 0;
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
-  bool joins_splits = false;         ///< the kernel does: the plan has no merges for its tiles
-  std::int32_t step_keys = 1;        ///< keys that a group takes in at once: part of them cost all
+  bool joins_splits = false;         ///< the kernel merges its own splits; the plan need not
+  std::int32_t step_keys = 1;        ///< keys processed at once: a partial step costs a whole one
   std::int32_t workers = 1;          ///< work-groups that run at once
   Dealing dealing = Dealing::kTaken;
-  double parallel = 0;  ///< work-groups that take twice as long each as one alone; 0: none do
+  double parallel = 0;  ///< number of groups at which keys take twice as long; 0: no slowdown
   double launch_ns = 0;
   TaskCosts costs{};
   bool operator==(const TileClass&) const = default;
@@ -60,18 +60,18 @@ double keys_ns(const TileClass& tile, double keys, double tokens);
 /// Nanoseconds of a task: whole steps of keys, and what is around them.
 double task_ns(const TileClass& tile, double keys, double tokens, bool is_split);
 
-/// When the last group of a launch ends, counted from its first one's start. `shared_ns`: the part
-/// of all runs' nanoseconds that groups slow each other down in, their keys.
+/// When the last group of a launch ends, counted from the start of the first. `shared_ns`: summed
+/// time of all tasks' keys, the part in which groups slow each other down.
 double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
                        double shared_ns);
 
-/// A way to cut the tiles of a class: what outweighs `share_ns` is cut into as many parts as it
-/// holds shares. And what it is expected to take.
+/// One way to cut the tiles of a class, and what it is predicted to take. A tile worth n shares is
+/// cut into n splits.
 struct CutChoice {
-  double share_ns = std::numeric_limits<double>::infinity();  ///< of keys; infinite: nothing is cut
+  double share_ns = std::numeric_limits<double>::infinity();  ///< key time; infinite: no splits
   double end_ns = 0;                                          ///< of the class's own launch
-  double merge_ns = 0;  ///< of the merge of its splits, without the launch that does it
-  bool merges = false;  ///< whether there are splits that a launch must merge
+  double merge_ns = 0;  ///< of merging its splits, without the merge launch itself
+  bool merges = false;  ///< whether its splits need a merge launch
   double total_ns() const { return end_ns + merge_ns; }
 };
 
@@ -79,8 +79,8 @@ struct CutChoice {
 /// shares is cut in two, so that tiles of about the same length are cut alike.
 std::int32_t splits_of(double shares, std::int32_t most);
 
-/// The tiles of a class, counted by the time that they take: cutting them one way or another can
-/// then be judged in a time that does not depend on their number.
+/// Histogram of a class's tiles by predicted time: the cost of judging a cut does not depend on the
+/// number of tiles.
 class TileCounts {
  public:
   /// A tile whose keys may be cut into up to `most_splits` ranges.
@@ -89,9 +89,9 @@ class TileCounts {
   /// The best way to cut them: the least sum of the launch and its merges. `max_rows`: partial
   /// results that there is room for.
   CutChoice choose(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows) const;
-  /// What a share would lead to.
+  /// The prediction for one share size.
   CutChoice judge(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
-  /// The shares among which choose() chooses, from coarse to fine, behind not cutting at all.
+  /// Share sizes that choose() tries after no splits at all, from coarse to fine.
   static constexpr int kCandidates = 16;
   double share_ns(const TileClass& tile, int candidate) const;
   bool empty() const { return total_ns_ == 0; }
@@ -112,7 +112,7 @@ class TileCounts {
   double total_ns_ = 0;                              ///< of keys
 };
 
-/// Items that the finest candidate cuts a class into beyond its tiles, at most.
+/// The most items that the finest candidate aims at.
 std::int64_t most_target_items(const TileClass& tile);
 
 }  // namespace clattn::detail

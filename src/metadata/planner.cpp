@@ -1,8 +1,7 @@
-// Each tile class is a launch of its own, whose tiles are handed out heaviest first. A tile is cut
-// into ranges of whole pages only where the launch ends earlier so, the merge of its splits
-// counted: plan_model.cpp says when that is expected, without cuts and with ever finer ones, and
-// the least wins. Candidates are shares of the launch's work: a tile that outweighs the share is
-// cut into as many nearly equal ranges as it holds shares.
+// Each tile class is one launch, which starts its heaviest tiles first. A tile's keys are split at
+// page boundaries, but only where this makes the launch end earlier, merge included: plan_model.cpp
+// predicts the time without splits and with ever finer ones, and the lowest wins. A candidate is a
+// share of the launch's work: a tile worth n shares is cut into n nearly equal ranges.
 #include "metadata/planner.hpp"
 
 #include <algorithm>
@@ -138,7 +137,7 @@ class Cutter {
   std::int32_t fixed_pages_;
 };
 
-/// Makes cuts coarser; repeated, nothing is cut any more. False when cuts may not change.
+/// Makes the cuts coarser; enough calls leave nothing split. False if the cuts must not change.
 bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
   if (is_deterministic(config)) return false;
   if (cuts.num_splits > 1) {
@@ -195,7 +194,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
   return tally;
 }
 
-/// Items of equal cost stay in batch order, and a list in order is left alone.
+/// Items of equal cost stay in batch order; a list that is already sorted is left alone.
 void sort_items(const PlannerConfig& config, const TileClass& tile, std::span<ClaWorkItem> items) {
   if (config.item_order == ItemOrder::kAsCut) return;
   const auto cost = [&](const ClaWorkItem& item) {

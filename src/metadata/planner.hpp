@@ -41,13 +41,13 @@ struct PlannerConfig {
   int num_tiles = 0;             ///< classes in use; the last takes every length
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
   MergeCosts merge;
-  /// kDeterministic splits no longer queries: they would need too much memory for it.
+  /// The longest queries that kDeterministic splits: longer ones would need too much memory.
   std::int32_t max_split_query_len = 16;
   std::int32_t deterministic_split_keys =
       512;  ///< key range of a split under SplitPolicy::kDeterministic, rounded up to pages
-  /// Bound of partial rows, 0 = never split. Balanced and forced cuts become coarser to stay below
-  /// it; deterministic cuts may not depend on the batch, so a batch that needs more is refused:
-  /// fit_deterministic_split_keys() gives cuts with which no batch does.
+  /// Most partial rows that a plan may use, 0 = never split. Balanced and forced cuts become
+  /// coarser to fit. Deterministic cuts must not depend on the batch, so a batch that needs more is
+  /// refused; fit_deterministic_split_keys() finds a range with which every batch fits.
   std::int64_t max_partial_rows = 0;
   SplitPolicy split_policy = SplitPolicy::kBalanced;
   std::int32_t num_splits =
@@ -112,9 +112,9 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
 void check_config(const PlannerConfig& config);
 
-/// What no plan of a batch within `limits`, whose requests have up to `max_query_len` query tokens,
-/// exceeds: memory sized by it never grows, and recorded launches of that size hold every step. For
-/// decodes of one token at most twice what the worst step needs.
+/// An upper bound on every plan of a batch within `limits` whose requests have up to
+/// `max_query_len` query tokens. Memory of this size never grows, and recorded launches of it fit
+/// every step. For decode of one token it is at most twice what the worst step needs.
 PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits,
                             std::int32_t max_query_len = std::numeric_limits<std::int32_t>::max());
 
