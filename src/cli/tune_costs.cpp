@@ -132,8 +132,8 @@ double split_cost(KernelCosts costs, const CostTasks& tasks, const CostBatch& wh
                   const CostBatch& split, double apart_us) {
   costs.split_us = 0;
   const double known = predicted_us(costs, tasks, split) - predicted_us(costs, tasks, whole);
-  const double turns =
-      std::ceil(static_cast<double>(tasks.each_tile * split.splits) / tasks.concurrent);
+  const double turns = std::ceil(
+      static_cast<double>(tasks.each_tile * split.requests * split.splits) / tasks.concurrent);
   return std::max((apart_us - known) / turns, kLeastUs);
 }
 
@@ -176,7 +176,7 @@ KernelCosts merge_costs(CostBench& bench, const Stage& stage, const KernelInfo& 
   costs.read_gbs =
       1e-3 / std::clamp(byte_us, std::max(most_us / 100, 1e-9), std::max(most_us, 2e-9));
   costs.task_us = std::max(each_us - 2 * split_bytes / costs.read_gbs * 1e-3, kLeastUs);
-  const double once_tasks = static_cast<double>(once.query_len) * config.num_heads;
+  const double once_tasks = static_cast<double>(once.requests) * once.query_len * config.num_heads;
   const double once_us = std::ceil(once_tasks / groups) *
                          (costs.task_us + once.splits * split_bytes / costs.read_gbs * 1e-3);
   costs.launch_us = std::max(launched_us - once_us, kLeastUs);
@@ -215,8 +215,14 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   const std::size_t tasks_few = times.add({many, stage.shortest, few_keys});
   const std::size_t tasks_many = times.add({3 * many, stage.shortest, few_keys});
   const std::size_t full = times.add({filling, usual, filling_keys, 1, pages});
-  const std::size_t whole = times.add({1, stage.shortest, piece_keys});
-  const std::size_t split = times.add({1, stage.shortest, piece_keys * pieces, pieces});
+  // A lone split request wakes cores of a CPU that would sleep, which is no cost of splits: there
+  // many requests are split that keep all cores busy anyway.
+  const bool wakes = kind == DeviceKind::kCpu;
+  const std::int32_t cut = wakes ? 8 * groups : 1;
+  const std::int32_t splits = wakes ? 2 : pieces;
+  const std::size_t whole =
+      times.add({cut, stage.shortest, wakes ? piece_keys * splits : piece_keys});
+  const std::size_t split = times.add({cut, stage.shortest, piece_keys * splits, splits});
   times.take();
 
   StageCosts result;
@@ -249,19 +255,19 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   }
   costs.groups = shared * groups < kNoise ? 0 : 1 / shared;
 
-  const CostBatch &unsplit = times.batch(whole), &cut = times.batch(split);
-  const std::vector<CostLaunch> launches = bench.launches(cut);
+  const CostBatch &unsplit = times.batch(whole), &divided = times.batch(split);
+  const std::vector<CostLaunch> launches = bench.launches(divided);
   const double apart = times[split] - times[whole];
   if (launches.size() < 2) {
-    costs.split_us = split_cost(costs, tasks, unsplit, cut, apart);
+    costs.split_us = split_cost(costs, tasks, unsplit, divided, apart);
     return result;
   }
   const double stage_apart = launches[0].event_us - bench.launches(unsplit).at(0).event_us;
-  costs.split_us = split_cost(costs, tasks, unsplit, cut, stage_apart);
+  costs.split_us = split_cost(costs, tasks, unsplit, divided, stage_apart);
   result.merge_kernel = launches[1].kernel;
   for (const KernelInfo& kernel : bench.kernels()) {
     if (kernel.name != result.merge_kernel) continue;
-    result.merge = merge_costs(bench, stage, kernel, cut, apart - stage_apart);
+    result.merge = merge_costs(bench, stage, kernel, divided, apart - stage_apart);
   }
   return result;
 }
