@@ -15,8 +15,8 @@
 #include "lib/merge.clh"
 
 /* Work-items of a head, and heads of a group: merge_heads() of src/kernels counts them as well. */
-#define CLA_HEAD_ITEMS min(CLA_WG_SIZE, CLA_HEAD_DIM / CLA_MERGE_DIMS)
-#define CLA_MERGE_HEADS (CLA_WG_SIZE / CLA_HEAD_ITEMS)
+#define CLA_HEAD_ITEMS ((uint)min(CLA_WG_SIZE, CLA_HEAD_DIM / CLA_MERGE_DIMS))
+#define CLA_MERGE_HEADS ((uint)CLA_WG_SIZE / CLA_HEAD_ITEMS)
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge(
     __global const int* restrict meta,           /* ClaMergeItem[num_merges] at merges_at */
