@@ -222,55 +222,32 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* c
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_cpu(
-    __global const int* restrict meta,   // the step's metadata
-    int items_at,                        // ints before the items: ClaWorkItem[num_items]
-    int num_items,                       // this launch's
-    int pages_at,                        // ints before the page lists, see ClaWorkItem::pages_at
-    __global const CLA_Q_T* restrict q,  // [tokens, num_heads, HEAD_DIM]
-    long q_offset,                       // elements before token 0
-    long q_token_stride,                 // elements
-    __global const CLA_KV_T* restrict k_cache,  // [pages, PAGE_SIZE, num_kv_heads, HEAD_DIM]
-    long k_offset,                              // elements before page 0
-    __global const CLA_KV_T* restrict v_cache,  // as k_cache
-    long v_offset,                              // elements before page 0
-    long block_stride,                          // elements from page to page
-    long token_stride,                          // elements from token to token of a page
-    long head_stride,                           // elements from KV head to KV head
-    long key_dim_stride,                        // other than 1: K by dim, lib/cpu_rows.clh
-    __global CLA_Q_T* restrict out,             // [tokens, num_heads, HEAD_DIM]
-    long out_offset,                            // elements before token 0
-    long out_token_stride,                      // elements
-    __global float* restrict lse,           // [tokens, num_heads] natural log; only if write_lse
-    __global float* restrict partial_out,   // [partial rows, num_heads, HEAD_DIM]
-    __global float* restrict partial_lse2,  // [partial rows, num_heads] log2
-    int num_kv_heads,                       // num_heads / GROUP
-    float scale_log2e,                      // softmax scale * log2(e)
-    int causal,                             // 1: a token sees no later one
-    int write_lse,                          // 1: lse is wanted
-    __global int* restrict counters         // lib/cpu_queue.clh, then lib/cpu_join.clh's
-        CLA_OPTION_PARAMS) {                // lib/options.clh
+    CLA_PARAMS) {
+  __global int* counters = workspace + call.counters_at;  // lib/cpu_queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const ClaStrides strides = {block_stride, token_stride, head_stride, key_dim_stride};
-  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
-                         partial_out,      partial_lse2,     write_lse};
-  __global const int* pages = meta + pages_at;
-  const uint tasks = CLA_TASKS(num_items, num_kv_heads);
+  const ClaStrides strides = {call.block_stride, call.token_stride, call.head_stride,
+                              call.key_dim_stride};
+  const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,
+                         CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      call.write_lse};
+  __global const int* pages = meta + call.pages_at;
+  const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
   cla_vu codes[CLA_CODE_VECS];
   cla_make_codes(codes);
 
   for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
-    const ClaRows rows = cla_rows(meta, items_at, task, num_kv_heads, causal, &opt);
+    const ClaRows rows =
+        cla_rows(meta, call.entries_at, task, call.num_kv_heads, call.causal, &opt);
     if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
     const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
-    const int begin = cla_tiles_begin(&rows, key_dim_stride);  // no row sees a key before it,
-    const int end = cla_row_end(&rows, rows.rows - 1);         // none one from here on
+    const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
+    const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
 
     ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
     for (int h = 0; h < rows.kv_heads; ++h) {
       const ClaRows of_head = cla_rows_of_head(&rows, h);
-      const float scale = scale_log2e * cla_key_unit(&of_head);
+      const float scale = call.scale_log2e * cla_key_unit(&of_head);
       for (int c = 0; c < chunks; ++c)
-        cla_begin_chunk(&of_head, c * CLA_CHUNK, q + q_offset, q_token_stride, scale,
+        cla_begin_chunk(&of_head, c * CLA_CHUNK, q + call.q_offset, call.q_token_stride, scale,
                         cla_by_dim(&strides), &all[h * chunks + c]);
     }
 
@@ -279,7 +256,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
 #pragma unroll 1
       for (int i = 0; i + 1 < CLA_HELD; ++i)
         cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
-      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + k_offset, v_cache + v_offset);
+      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + call.k_offset,
+                      v_cache + call.v_offset);
     }
     for (int at = begin; at < end; at += CLA_BLOCK_KV) {
       cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
@@ -293,14 +271,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
                                 codes,
                                 at,
                                 end,
-                                h * head_stride,
-                                key_dim_stride,
+                                h * call.head_stride,
+                                call.key_dim_stride,
                                 ring.first[place],
                                 ring.keys[place],
                                 next,
                                 c * CLA_BLOCK_KV / chunks,
                                 (c + 1) * CLA_BLOCK_KV / chunks};
-          cla_chunk(own->query, k_cache + k_offset, v_cache + v_offset, &tile, &own->state, own->o);
+          cla_chunk(own->query, k_cache + call.k_offset, v_cache + call.v_offset, &tile,
+                    &own->state, own->o);
         }
       }
     }
@@ -310,7 +289,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       for (int c = 0; c < chunks; ++c)
         cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
     }
-    cla_join_if_last(&rows, &to, counters + CLA_QUEUE_INTS);
+    cla_join_if_last(&rows, &to, CLA_ARRIVALS);
   }
   cla_leave_queue(counters);
 }

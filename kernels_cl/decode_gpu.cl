@@ -15,7 +15,7 @@
 
    and one tree merge of the slots through local memory ends the item.
 
-   Registers (ptxas for sm_90, 16-bit cache, head size 128, CLA_REDUCE 1, no spills; clang 19), and
+   Registers (ptxas for sm_90, 16-bit cache, head size 128, CLA_PTX 1, no spills; clang 19), and
    bytes of K and V that the resident groups of 128 can have in flight on a multiprocessor of 65 536
    registers:
 
@@ -36,14 +36,14 @@
    CLA_BLOCK_ROWS       rows        1, 2, 4, 8
    CLA_BLOCK_KV         keys        per slot and step: 1, 2, 4, 8
    CLA_WG_SIZE          work-items  power of two, 32 ... 256
-   CLA_REDUCE           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
+   CLA_PTX           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
    CLA_MERGE_TAIL       -           lib/last_arrival.clh
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
-#if !defined(CLA_REDUCE)
-#error "decode_gpu.cl needs CLA_REDUCE"
+#if !defined(CLA_PTX)
+#error "decode_gpu.cl needs CLA_PTX"
 #endif
 #include "lib/last_arrival.clh"
 #include "lib/slots.clh"
@@ -91,51 +91,26 @@ static inline void cla_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache, 
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_gpu(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* the launch says it too */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                             /* elements, a multiple of 8 */
-    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
-    long v_offset,                             /* elements, a multiple of 8 */
-    long block_stride,                         /* elements, a multiple of 8 */
-    long token_stride,                         /* elements, a multiple of 8 */
-    long head_stride,                          /* elements, a multiple of 8 */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* 0 or 1 */
-    int write_lse                              /* 0 or 1 */
-        CLA_ARRIVAL_PARAM                      /* lib/last_arrival.clh */
-            CLA_OPTION_PARAMS) {               /* lib/options.clh */
+    CLA_PARAMS) {
   __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
   __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
 
-  (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint lane = lid % CLA_LPK;
   const uint slot = lid / CLA_LPK;
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const int has_dims = lane * 8 < CLA_HEAD_DIM;
-  const float query_scale = cla_query_scale(&opt, &task, scale_log2e);
+  const float query_scale = cla_query_scale(&opt, &task, call.scale_log2e);
 
   for (uint i = lid; i < CLA_BLOCK_ROWS * CLA_LPK; i += CLA_WG_SIZE) {
     const uint row = i / CLA_LPK;
     const uint dim = i % CLA_LPK * 8;
     ClaF8 x = cla_zero8();
     if (cla_row_exists(&task, row) && dim < CLA_HEAD_DIM) {
-      x = cla_scale8(CLA_Q_LOAD8(q + cla_query_at(&task, row, q_offset, q_token_stride) + dim),
-                     query_scale);
+      x = cla_scale8(
+          CLA_Q_LOAD8(q + cla_query_at(&task, row, call.q_offset, call.q_token_stride) + dim),
+          query_scale);
     }
     q_tile[2 * i] = x.lo;
     q_tile[2 * i + 1] = x.hi;
@@ -150,14 +125,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     state[row].acc = cla_zero8();
   }
 
-  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const int begin = keys.begin;
   const int last = keys.end - 1;
   const int aligned_begin = begin - begin % CLA_BLOCK_KV;
-  __global const int* pages = meta + pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * head_stride + 8 * (long)lane;
-  __global const CLA_KV_T* k_lane = k_cache + k_offset + head_at;
-  __global const CLA_KV_T* v_lane = v_cache + v_offset + head_at;
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * call.head_stride + 8 * (long)lane;
+  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at;
+  __global const CLA_KV_T* v_lane = v_cache + call.v_offset + head_at;
 
   int first = aligned_begin + (int)slot * CLA_BLOCK_KV; /* the slot's first key of the step */
   int page[CLA_PAGES_PER_STEP];                         /* of the step after the rows in `at` */
@@ -172,7 +147,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   }
   if (begin <= last) {
     cla_find_pages(page, pages, first, begin, last);
-    cla_find_rows(at, &task.item, page, first, begin, last, block_stride, token_stride);
+    cla_find_rows(at, &task.item, page, first, begin, last, call.block_stride, call.token_stride);
     cla_find_pages(page, pages, first + CLA_STEP_KEYS, begin, last);
     if (has_dims) cla_load_rows(k_raw, k_lane, at);
   }
@@ -195,15 +170,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     }
 
     /* The next step's K; behind the last one, the range's last key again. */
-    cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, block_stride,
-                  token_stride);
+    cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, call.block_stride,
+                  call.token_stride);
     cla_find_pages(page, pages, first + 2 * CLA_STEP_KEYS, begin, last);
     if (has_dims) cla_load_rows(k_raw, k_lane, at);
 
     cla_sum_over_slot(scores, (__local float*)scratch);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-      const ClaRow sight = cla_row(&opt, &task, row, causal);
+      const ClaRow sight = cla_row(&opt, &task, row, call.causal);
       cla_weigh(&state[row], scores + row * CLA_BLOCK_KV, &opt, &sight, first);
     }
 #pragma unroll
@@ -225,31 +200,31 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
     if (slot == 0 && has_dims && cla_row_exists(&task, row)) {
       const ClaRowEnd end =
-          cla_end_row(&opt, &task, row, (uint)num_kv_heads, state[row].max, state[row].sum);
+          cla_end_row(&opt, &task, row, (uint)call.num_kv_heads, state[row].max, state[row].sum);
       const ClaF8 result = cla_scale8(state[row].acc, end.factor);
-      const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
+      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
       if (task.item.partial_row >= 0) {
-        cla_partial_store8(result, partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane);
-        if (lane == 0) partial_lse2[result_row] = end.lse2;
+        cla_partial_store8(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + 8 * (long)lane);
+        if (lane == 0) CLA_PARTIAL_LSE2[result_row] = end.lse2;
       } else {
         __global CLA_Q_T* to =
-            out + cla_query_at(&task, row, out_offset, out_token_stride) + 8 * (long)lane;
+            out + cla_query_at(&task, row, call.out_offset, call.out_token_stride) + 8 * (long)lane;
         const ulong fp8_at = result_row * CLA_HEAD_DIM + 8 * (ulong)lane;
         cla_store_result(&opt, result.lo, to, fp8_at);
         cla_store_result(&opt, result.hi, to + 4, fp8_at + 4);
-        if (lane == 0 && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
+        if (lane == 0 && call.write_lse) lse[result_row] = cla_natural_lse(end.lse2);
       }
     }
   }
 #if CLA_MERGE_TAIL
   __local int last_arrival;
-  const ClaResults results = {out + out_offset,
-                              out_token_stride,
+  const ClaResults results = {out + call.out_offset,
+                              call.out_token_stride,
                               lse,
-                              write_lse,
-                              partial_out,
-                              partial_lse2,
-                              (uint)num_kv_heads * CLA_GROUP};
-  cla_merge_if_last(&opt, &task, &results, arrivals, &last_arrival);
+                              call.write_lse,
+                              CLA_PARTIAL_OUT,
+                              CLA_PARTIAL_LSE2,
+                              (uint)call.num_kv_heads * CLA_GROUP};
+  cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
 #endif
 }

@@ -48,7 +48,6 @@
    CLA_BLOCK_ROWS       rows        a multiple of 8
    CLA_BLOCK_KV         keys        16: of a warp and step
    CLA_WG_SIZE          work-items  a multiple of 32
-   CLA_TILES            -           0, 1: K and V lie as lib/tiles.clh says
    CLA_MERGE_TAIL       -           lib/last_arrival.clh
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
@@ -59,52 +58,26 @@
 #include "lib/decode_columns.clh"
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_mma(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* the launch says it too */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                             /* elements, a multiple of 8 */
-    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
-    long v_offset,                             /* elements, a multiple of 8 */
-    long block_stride,                         /* elements, a multiple of 8 */
-    long token_stride,                         /* elements, a multiple of 8 */
-    long head_stride,                          /* elements, a multiple of 8 */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* 0 or 1 */
-    int write_lse                              /* 0 or 1 */
-        CLA_ARRIVAL_PARAM                      /* lib/last_arrival.clh */
-            CLA_OPTION_PARAMS) {               /* lib/options.clh */
+    CLA_PARAMS) {
   __local uint4 queries[CLA_ROW_TILES * CLA_K_CHUNKS * 32]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
   __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];
   __local int last_arrival;
 
-  (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint lane = lid % 32;
   const uint warp = lid / 32;
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
-  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
-  const ClaRange common = cla_common_keys(&opt, &task.item, causal);
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
   const int last = keys.end - 1;
-  __global const int* pages = meta + pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * head_stride;
-  __global const CLA_KV_T* k_lane = k_cache + k_offset + head_at + CLA_LANE_UNIT(lane % 4);
-  __global const CLA_KV_T* v_lane = v_cache + v_offset + head_at + CLA_LANE_UNIT(lane / 4);
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * call.head_stride;
+  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * (lane % 4);
+  __global const CLA_KV_T* v_lane = v_cache + call.v_offset + head_at + 8 * (lane / 4);
 
-  const ClaValues values = {&task.item, pages, v_lane, block_stride, token_stride};
+  const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
 
   int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)warp * CLA_BLOCK_KV;
   int page = 0; /* of the lane's key in the step after the one being loaded */
@@ -112,22 +85,22 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   ClaKvRaw v_raw[CLA_V_UNITS];
   if (first <= last) {
     const int own = cla_own_key(first, keys, lane);
-    const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own, block_stride,
-                                token_stride);
+    const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own,
+                                call.block_stride, call.token_stride);
     cla_load_k(k_raw, k_lane, at, lane);
     cla_load_v(v_raw, v_lane, at, lane);
     page = cla_page_of(pages, (uint)cla_own_key(first + CLA_STEP_KEYS, keys, lane));
   }
 
-  const float scale = cla_query_scale(&opt, &task, scale_log2e);
+  const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
   for (uint i = warp; i < CLA_ROW_TILES * CLA_K_CHUNKS; i += CLA_WARPS)
-    queries[i * 32 + lane] = cla_query_unit(&task, i, q, q_offset, q_token_stride, lane);
+    queries[i * 32 + lane] = cla_query_unit(&task, i, q, call.q_offset, call.q_token_stride, lane);
   ClaRow rows[CLA_LANE_ROWS];
   ClaColumnState state[CLA_LANE_ROWS];
   float sums[CLA_ROW_TILES * CLA_DIM_TILES * 4];
 #pragma unroll
   for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-    rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), causal);
+    rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), call.causal);
     state[r].max = CLA_NEG_BIG;
     state[r].sum = 0.0f;
   }
@@ -144,7 +117,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     cla_multiply_kq(scores, k_raw, queries + lane);
 
     const int own = cla_own_key(next, keys, lane);
-    const long at = cla_key_row(&task.item, page, (uint)own, block_stride, token_stride);
+    const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
     if (next <= last) { /* the same for the warp */
       page = cla_page_of(pages, (uint)cla_own_key(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
@@ -165,14 +138,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                  state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
-  const ClaResults results = {out + out_offset,
-                              out_token_stride,
+  const ClaResults results = {out + call.out_offset,
+                              call.out_token_stride,
                               lse,
-                              write_lse,
-                              partial_out,
-                              partial_lse2,
-                              (uint)num_kv_heads * CLA_GROUP};
-  cla_end_task(&opt, &task, &results, partial_out, partial_lse2, sums_of, state_of,
-               (uint)num_kv_heads);
-  cla_merge_if_last(&opt, &task, &results, arrivals, &last_arrival);
+                              call.write_lse,
+                              CLA_PARTIAL_OUT,
+                              CLA_PARTIAL_LSE2,
+                              (uint)call.num_kv_heads * CLA_GROUP};
+  cla_end_task(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, sums_of, state_of,
+               (uint)call.num_kv_heads);
+  cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
 }

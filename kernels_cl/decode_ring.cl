@@ -16,7 +16,7 @@
        join the warps; the last group of the tile joins its splits (lib/last_arrival.clh)
 
    Units of 16 bytes change places inside 128 bytes of a row, other ones for K and for V, so that
-   the lanes of a load meet all banks. Caches in tiles come as they lie.
+   the lanes of a load meet all banks.
 
    macro                unit        legal values
    as in decode_mma.cl, but
@@ -48,9 +48,9 @@
 typedef struct ClaAhead {
   ClaTask task;
   ClaRange keys;
-  uint number; /* of the task; from num_tasks on: there is no tile */
-  int first;   /* position */
-  int page;    /* of the tile */
+  ClaDeal deal; /* of the task; from num_tasks on: there is no tile */
+  int first;    /* position */
+  int page;     /* of the tile */
 } ClaAhead;
 
 /* What the tasks of a launch share. */
@@ -66,24 +66,25 @@ static inline int cla_first_tile(ClaRange keys, uint warp) {
   return keys.begin - keys.begin % CLA_BLOCK_KV + (int)warp * CLA_BLOCK_KV;
 }
 
-/* Begins with task `number`, if there is one; padding is the end. */
+/* Begins with the task dealt, if there is one; padding is the end. */
 static inline void cla_enter_task(ClaAhead* ahead, const ClaLaunch* launch, const ClaOptions* opt,
                                   uint warp) {
-  if (ahead->number >= launch->num_tasks) return;
-  ahead->task = cla_task_of(launch->meta, launch->items_at, launch->num_kv_heads, ahead->number);
+  if (ahead->deal.number >= launch->num_tasks) return;
+  ahead->task =
+      cla_task_of(launch->meta, launch->items_at, launch->num_kv_heads, ahead->deal.number);
   ahead->keys = cla_item_keys(opt, &ahead->task.item, launch->causal);
   ahead->first = cla_first_tile(ahead->keys, warp);
-  if (ahead->task.item.q_count == 0) ahead->number = launch->num_tasks;
+  if (ahead->task.item.q_count == 0) ahead->deal.number = launch->num_tasks;
 }
 
 /* Goes on to the warp's next task that has a tile for it, if its task has none any more. */
 static inline void cla_find_tile(ClaAhead* ahead, const ClaLaunch* launch, const ClaOptions* opt,
                                  uint warp) {
-  while (ahead->number < launch->num_tasks && ahead->first >= ahead->keys.end) {
-    ahead->number = cla_next_task(ahead->number);
+  while (ahead->deal.number < launch->num_tasks && ahead->first >= ahead->keys.end) {
+    ahead->deal = cla_next_task(ahead->deal);
     cla_enter_task(ahead, launch, opt, warp);
   }
-  if (ahead->number < launch->num_tasks)
+  if (ahead->deal.number < launch->num_tasks)
     ahead->page = cla_page_of(launch->meta + launch->pages_at + ahead->task.item.pages_at,
                               (uint)ahead->first);
 }
@@ -99,18 +100,10 @@ typedef struct ClaCache {
 /* Where unit `unit` of 16 bytes of a row is in a piece: of a load of K, lanes side by side want
    neighbouring rows, of one of V every other row. */
 static inline uint cla_key_at_unit(uint row, uint unit) {
-#if CLA_TILES
-  return (cla_tiled_row(row) + cla_tiled_unit(row, unit)) / 8;
-#else
   return row * CLA_ROW_UNITS + (unit ^ (CLA_KV_QUANT ? row % 4 * 2 : row % 2 * 4));
-#endif
 }
 static inline uint cla_value_at_unit(uint row, uint unit) {
-#if CLA_TILES
-  return cla_key_at_unit(row, unit);
-#else
   return row * CLA_ROW_UNITS + (unit ^ row % 8);
-#endif
 }
 
 /* Starts to copy a unit of 16 bytes; a cache of 8 bits may lie on 8. */
@@ -129,14 +122,6 @@ static inline void cla_bring_tile(__local uint4* stage, const ClaAhead* ahead,
   const uint token = (uint)ahead->first % CLA_PAGE_SIZE;
   const long head_at =
       (long)ahead->page * cache->block_stride + (long)ahead->task.kv_head * cache->head_stride;
-#if CLA_TILES
-  const long at = head_at + (long)cla_tiled_row(token) + 8 * (long)lane;
-#pragma unroll
-  for (uint i = 0; i < CLA_PIECE_UNITS; i += 32) {
-    cla_copy_async(stage + i + lane, cache->k + at + 8 * i, 1);
-    cla_copy_async(stage + CLA_PIECE_UNITS + i + lane, cache->v + at + 8 * i, 1);
-  }
-#else
   const uint row = lane / CLA_ROW_UNITS;
   const uint unit = lane % CLA_ROW_UNITS;
   const long at =
@@ -151,7 +136,6 @@ static inline void cla_bring_tile(__local uint4* stage, const ClaAhead* ahead,
     k += step;
     v += step;
   }
-#endif
 }
 
 /* A stage's copies are a group, also where there are none; waits for all but the latest ones. */
@@ -171,7 +155,7 @@ static inline void cla_await_oldest_stage(void) {
 static inline void cla_fill_stage(__local uint4* stage, ClaAhead* ahead, const ClaLaunch* launch,
                                   const ClaCache* cache, const ClaOptions* opt, uint warp,
                                   uint lane) {
-  if (ahead->number < launch->num_tasks) { /* the same for the warp */
+  if (ahead->deal.number < launch->num_tasks) { /* the same for the warp */
     cla_bring_tile(stage, ahead, cache, lane);
     ahead->first += CLA_STEP_KEYS;
     cla_find_tile(ahead, launch, opt, warp);
@@ -221,32 +205,7 @@ static inline void cla_load_queries(uint4* query, const ClaLaunch* launch, uint 
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_ring(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* items */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                             /* elements, a multiple of 8, as the strides below */
-    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
-    long v_offset,                             /* elements */
-    long block_stride,                         /* elements */
-    long token_stride,                         /* elements */
-    long head_stride,                          /* elements */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* 0 or 1 */
-    int write_lse                              /* 0 or 1 */
-        CLA_ARRIVAL_PARAM                      /* lib/last_arrival.clh */
-            CLA_OPTION_PARAMS) {               /* lib/options.clh */
+    CLA_PARAMS) {
   __local uint4 stages[CLA_WARPS * CLA_STAGES * CLA_STAGE_UNITS] __attribute__((aligned(1024)));
   __local uint4 queries[CLA_QUERY_UNITS * CLA_WARPS * 32]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
@@ -258,31 +217,31 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
   const uint lane = lid % 32;
   const uint warp = lid / 32;
   const ClaLaunch launch = {meta,
-                            items_at,
-                            pages_at,
-                            (uint)num_kv_heads,
-                            (uint)num_items * (uint)num_kv_heads * CLA_HEAD_CHUNKS,
-                            causal};
-  ClaCache cache = {k_cache + k_offset, v_cache + v_offset, block_stride,
-                    token_stride,       head_stride,        0};
+                            call.entries_at,
+                            call.pages_at,
+                            (uint)call.num_kv_heads,
+                            (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS,
+                            call.causal};
+  ClaCache cache = {k_cache + call.k_offset, v_cache + call.v_offset, call.block_stride,
+                    call.token_stride,       call.head_stride,        0};
 #if CLA_KV_QUANT
-  cache.halves = (((ulong)cache.k | (ulong)cache.v | (ulong)block_stride | (ulong)token_stride |
-                   (ulong)head_stride) &
+  cache.halves = (((ulong)cache.k | (ulong)cache.v | (ulong)call.block_stride |
+                   (ulong)call.token_stride | (ulong)call.head_stride) &
                   15) != 0;
 #endif
-  const ClaResults results = {out + out_offset,
-                              out_token_stride,
+  const ClaResults results = {out + call.out_offset,
+                              call.out_token_stride,
                               lse,
-                              write_lse,
-                              partial_out,
-                              partial_lse2,
-                              (uint)num_kv_heads * CLA_GROUP};
+                              call.write_lse,
+                              CLA_PARTIAL_OUT,
+                              CLA_PARTIAL_LSE2,
+                              (uint)call.num_kv_heads * CLA_GROUP};
   __local uint4* const ring = stages + warp * CLA_STAGES * CLA_STAGE_UNITS;
 
   ClaAhead ahead;
   ahead.keys = cla_range(0, 0);
   ahead.first = 0;
-  ahead.number = (uint)get_group_id(0);
+  ahead.deal = cla_first_task();
   cla_enter_task(&ahead, &launch, &opt, warp);
   cla_find_tile(&ahead, &launch, &opt, warp);
   for (uint s = 0; s < CLA_STAGES; ++s)
@@ -290,17 +249,18 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
 
   uint stage_at = 0;            /* of the next tile, in the ring */
   uint4 query[CLA_QUERY_UNITS]; /* of the task to come */
-  cla_load_queries(query, &launch, (uint)get_group_id(0), q, q_offset, q_token_stride, warp, lane);
-  for (uint number = (uint)get_group_id(0); number < launch.num_tasks;
-       number = cla_next_task(number)) {
-    const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
+  cla_load_queries(query, &launch, (uint)get_group_id(0), q, call.q_offset, call.q_token_stride,
+                   warp, lane);
+  for (ClaDeal deal = cla_first_task(); deal.number < launch.num_tasks;
+       deal = cla_next_task(deal)) {
+    const ClaTask task = cla_task_of(meta, call.entries_at, (uint)call.num_kv_heads, deal.number);
     if (task.item.q_count == 0) break; /* padding: the end */
-    const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
-    const ClaRange common = cla_common_keys(&opt, &task.item, causal);
-    const ClaValues values = {&task.item, meta + pages_at + task.item.pages_at,
-                              cache.v + (long)task.kv_head * head_stride + CLA_LANE_UNIT(lane / 4),
-                              block_stride, token_stride};
-    const float scale = cla_query_scale(&opt, &task, scale_log2e);
+    const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+    const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
+    const ClaValues values = {&task.item, meta + call.pages_at + task.item.pages_at,
+                              cache.v + (long)task.kv_head * call.head_stride + 8 * (lane / 4),
+                              call.block_stride, call.token_stride};
+    const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
 #pragma unroll
     for (uint i = 0; i < CLA_QUERY_UNITS; ++i)
       queries[(i * CLA_WARPS + warp) * 32 + lane] = query[i];
@@ -309,7 +269,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
     float sums[CLA_ROW_TILES * CLA_DIM_TILES * 4];
 #pragma unroll
     for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-      rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), causal);
+      rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), call.causal);
       state[r].max = CLA_NEG_BIG;
       state[r].sum = 0.0f;
     }
@@ -343,13 +303,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       cla_multiply_pv(sums, scores, v);
     }
 
-    cla_load_queries(query, &launch, cla_next_task(number), q, q_offset, q_token_stride, warp,
-                     lane);
+    cla_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,
+                     call.q_token_stride, warp, lane);
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                    state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
-    cla_end_task(&opt, &task, &results, partial_out, partial_lse2, sums_of, state_of,
-                 (uint)num_kv_heads);
-    cla_merge_if_last(&opt, &task, &results, arrivals, &last_arrival);
+    cla_end_task(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, sums_of, state_of,
+                 (uint)call.num_kv_heads);
+    cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
   }
 }

@@ -80,35 +80,18 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, int tile_at, const
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_decode_cpu(
-    __global const int* restrict meta,        // the step's metadata
-    int items_at,                             // ints before the items: ClaWorkItem[num_items]
-    int num_items,                            // this launch's
-    int pages_at,                             // ints before the page lists: ClaWorkItem::pages_at
-    __global const CLA_Q_T* restrict q,       // [tokens, num_heads, KEY_DIM]
-    long q_offset,                            // elements before token 0
-    long q_token_stride,                      // elements
-    __global const CLA_KV_T* restrict cache,  // [pages, PAGE_SIZE, KEY_DIM]
-    __global CLA_Q_T* restrict out,           // [tokens, num_heads, HEAD_DIM]
-    long out_offset,                          // elements before token 0
-    long out_token_stride,                    // elements
-    __global float* restrict lse,             // [tokens, num_heads] natural log; only if write_lse
-    __global float* restrict partial_out,     // [partial rows, num_heads, HEAD_DIM]
-    __global float* restrict partial_lse2,    // [partial rows, num_heads] log2
-    int num_kv_heads,                         // 1
-    float scale_log2e,                        // softmax scale * log2(e)
-    int causal,                               // 1: a token sees no later one
-    int write_lse,                            // 1: lse is wanted
-    __global int* restrict counters           // lib/cpu_queue.clh
-        CLA_OPTION_PARAMS) {                  // lib/options.clh
+    CLA_PARAMS) {
+  __global int* counters = workspace + call.counters_at;  // lib/cpu_queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
-                         partial_out,      partial_lse2,     write_lse};
-  const uint tasks = CLA_TASKS(num_items, num_kv_heads);
+  const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,
+                         CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      call.write_lse};
+  const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
 
   for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
-    const ClaRows rows = cla_rows(meta, items_at, task, num_kv_heads, causal, &opt);
+    const ClaRows rows =
+        cla_rows(meta, call.entries_at, task, call.num_kv_heads, call.causal, &opt);
     if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
-    const float scale = scale_log2e * cla_key_unit(&rows);
+    const float scale = call.scale_log2e * cla_key_unit(&rows);
     const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
 
     cla_vf query[CLA_MAX_ROWS * CLA_ROW_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
@@ -116,7 +99,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
     for (int r = 0; r < padded_rows; ++r) {
       cla_begin_row(&rows, &state, r);
-      cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_ROW_VECS);
+      cla_read_query(&rows, r, q + call.q_offset, call.q_token_stride, scale,
+                     query + r * CLA_ROW_VECS);
       for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
     }
 
@@ -125,9 +109,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     long offsets[CLA_BLOCK_KV];
     int first = 0;  // rows before it see no key from here on
     for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
-      cla_kv_rows(&rows, meta + pages_at, at, CLA_BLOCK_KV, end, (long)CLA_PAGE_SIZE * CLA_KEY_DIM,
-                  CLA_KEY_DIM, 0, offsets);
-      cla_read_rows(cache, offsets, row);
+      cla_kv_rows(&rows, meta + call.pages_at, at, CLA_BLOCK_KV, end,
+                  (long)CLA_PAGE_SIZE * CLA_KEY_DIM, CLA_KEY_DIM, 0, offsets);
+      cla_read_rows(k_cache, offsets, row);
       cla_turn_rows(row, column);
       while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK)

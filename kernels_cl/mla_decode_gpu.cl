@@ -172,12 +172,12 @@ static inline float cla_weigh_tile(ClaRowState* state, float* scores, int first,
     scores[i] = first + i < end ? scores[i] : CLA_NEG_BIG;
     new_max = fmax(new_max, scores[i]);
   }
-  const float factor = native_exp2(state->max - new_max);
+  const float factor = cla_weight_exp2(state->max - new_max);
   state->max = new_max;
   state->sum *= factor;
 #pragma unroll
   for (int i = 0; i < CLA_BLOCK_KV; ++i) {
-    const float weight = native_exp2(scores[i] - new_max);
+    const float weight = cla_weight_exp2(scores[i] - new_max);
     scores[i] = first + i < end ? weight : CLA_UNSEEN_WEIGHT;
     state->sum += scores[i];
   }
@@ -204,39 +204,21 @@ static inline void cla_add_values(float4* acc, const float* p, __local const flo
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_decode_gpu(
-    __global const int* restrict meta,       /* items at items_at, page ids at pages_at */
-    int items_at,                            /* ints, a multiple of 8 */
-    int num_items,                           /* the launch says it too */
-    int pages_at,                            /* ints */
-    __global const CLA_Q_T* restrict q,      /* [tokens, num_heads, KEY_DIM] */
-    long q_offset,                           /* elements */
-    long q_token_stride,                     /* elements */
-    __global const CLA_KV_T* restrict cache, /* [pages, PAGE_SIZE, KEY_DIM] */
-    __global CLA_Q_T* restrict out,          /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                         /* elements */
-    long out_token_stride,                   /* elements */
-    __global float* restrict lse,            /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,    /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,   /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                        /* 1 */
-    float scale_log2e,                       /* softmax scale * log2(e) */
-    int causal,                              /* 0 or 1 */
-    int write_lse CLA_OPTION_PARAMS) {       /* 0 or 1 */
+    CLA_PARAMS) {
   __local float4 tile[CLA_BLOCK_KV * CLA_ROW_QUADS];
   __local float partial[CLA_SCORES * CLA_PARTIAL_STRIDE];
   __local float sums[CLA_WG_SIZE];
 
-  (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const float unit = cla_latent_scale(&opt) * CLA_KV_UNIT;
   const uint lid = (uint)get_local_id(0);
   const uint column = lid % CLA_COLUMNS;
   const uint first_row = lid / CLA_COLUMNS * CLA_ROWS_EACH;
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const int begin = task.item.kv_begin;
   const int end =
-      causal ? min(task.item.kv_end, task.item.q_pos + task.item.q_count) : task.item.kv_end;
-  __global const int* pages = meta + pages_at + task.item.pages_at;
+      call.causal ? min(task.item.kv_end, task.item.q_pos + task.item.q_count) : task.item.kv_end;
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
 
   for (uint i = lid; i < CLA_BLOCK_KV * CLA_ROW_QUADS; i += CLA_WG_SIZE) tile[i] = (float4)(0.0f);
   float4 query[CLA_ROWS_EACH * CLA_KEY_QUADS];
@@ -244,8 +226,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   ClaRowState state[CLA_ROWS_EACH];
 #pragma unroll
   for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
-    cla_read_row(query + r * CLA_KEY_QUADS, &task, first_row + r, column, q + q_offset,
-                 q_token_stride, scale_log2e * unit);
+    cla_read_row(query + r * CLA_KEY_QUADS, &task, first_row + r, column, q + call.q_offset,
+                 call.q_token_stride, call.scale_log2e * unit);
     state[r].max = CLA_NEG_BIG;
     state[r].sum = 0.0f;
   }
@@ -256,7 +238,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   ClaKvRaw raw[CLA_LOADS];
   if (begin < end) {
     cla_find_pages(page, pages, begin, end);
-    cla_load_tile(raw, cache, page, begin, end);
+    cla_load_tile(raw, k_cache, page, begin, end);
     cla_find_pages(page, pages, begin + CLA_BLOCK_KV, end);
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* tile's zeros written -> overwritten */
@@ -264,7 +246,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   for (int first = begin; first < end; first += CLA_BLOCK_KV) {
     cla_store_tile(tile, raw);
     barrier(CLK_LOCAL_MEM_FENCE); /* tile written -> read */
-    cla_load_tile(raw, cache, page, first + CLA_BLOCK_KV, end);
+    cla_load_tile(raw, k_cache, page, first + CLA_BLOCK_KV, end);
     cla_find_pages(page, pages, first + 2 * CLA_BLOCK_KV, end);
 
     float scores[CLA_SCORES]; /* [ROWS_EACH][BLOCK_KV] */
@@ -285,12 +267,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
 #pragma unroll
     for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
       const float factor = cla_weigh_tile(&state[r], scores + r * CLA_BLOCK_KV, first,
-                                          cla_row_kv_end(&task.item, first_row + r, causal));
+                                          cla_row_kv_end(&task.item, first_row + r, call.causal));
 #pragma unroll
       for (uint i = 0; i < CLA_VALUE_QUADS; ++i) acc[r * CLA_VALUE_QUADS + i] *= factor;
     }
     /* Row 0 sees fewest keys: where it sees the whole tile, so do the others. */
-    if (first + CLA_BLOCK_KV <= cla_row_kv_end(&task.item, 0, causal)) {
+    if (first + CLA_BLOCK_KV <= cla_row_kv_end(&task.item, 0, call.causal)) {
       cla_add_values(acc, scores, tile, column, 1);
     } else {
       cla_add_values(acc, scores, tile, column, 0);
@@ -304,19 +286,19 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
     if (cla_row_exists(&task, row)) {
       const float inverse = cla_inverse_sum(state[r].sum) * unit;
       const float lse2 = cla_lse2(state[r].max, state[r].sum);
-      const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
-      const long out_at = cla_query_at(&task, row, out_offset, out_token_stride);
+      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
+      const long out_at = cla_query_at(&task, row, call.out_offset, call.out_token_stride);
       const int is_partial = task.item.partial_row >= 0;
 #pragma unroll
       for (uint i = 0; i < CLA_VALUE_QUADS; ++i) {
         const uint dim = 4 * (column + i * CLA_COLUMNS);
         const float4 result = acc[r * CLA_VALUE_QUADS + i] * inverse;
         if (dim < CLA_HEAD_DIM && is_partial)
-          cla_store4_f32(result, partial_out + result_row * CLA_HEAD_DIM + dim);
+          cla_store4_f32(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + dim);
         if (dim < CLA_HEAD_DIM && !is_partial) CLA_Q_STORE4(result, out + out_at + dim);
       }
-      if (column == 0 && is_partial) partial_lse2[result_row] = lse2;
-      if (column == 0 && !is_partial && write_lse) lse[result_row] = cla_natural_lse(lse2);
+      if (column == 0 && is_partial) CLA_PARTIAL_LSE2[result_row] = lse2;
+      if (column == 0 && !is_partial && call.write_lse) lse[result_row] = cla_natural_lse(lse2);
     }
   }
 }

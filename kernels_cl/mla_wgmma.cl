@@ -175,24 +175,7 @@ static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaWork* wo
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_wgmma(
-    __global const int* restrict meta,       /* items at items_at, page ids at pages_at */
-    int items_at,                            /* ints, a multiple of 8 */
-    int num_items,                           /* the launch says it too */
-    int pages_at,                            /* ints */
-    __global const CLA_Q_T* restrict q,      /* [tokens, num_heads, KEY_DIM] */
-    long q_offset,                           /* elements */
-    long q_token_stride,                     /* elements */
-    __global const CLA_KV_T* restrict cache, /* [pages, PAGE_SIZE, KEY_DIM] */
-    __global CLA_Q_T* restrict out,          /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                         /* elements */
-    long out_token_stride,                   /* elements */
-    __global float* restrict lse,            /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,    /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,   /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                        /* 1 */
-    float scale_log2e,                       /* softmax scale * log2(e) */
-    int causal,                              /* 0 or 1 */
-    int write_lse CLA_OPTION_PARAMS) {       /* 0 or 1 */
+    CLA_PARAMS) {
   __local uint4 q_tile[CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
@@ -207,7 +190,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
   const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
   const uint lid = thread % CLA_WARPGROUP;
-  const uint num_tasks = (uint)num_items * CLA_HEAD_CHUNKS;
+  const uint num_tasks = (uint)call.num_entries * CLA_HEAD_CHUNKS;
 
   if (thread == 0) {
     cla_barrier_init(full_q, CLA_WARPGROUP + 1);
@@ -224,10 +207,10 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   if (group == 2) {
     CLA_KEEP_REGISTERS(40);
     ClaTurn turn = {0, 1}, query_turn = {0, 1};
-    for (uint number = (uint)get_group_id(0); number < num_tasks; number = cla_next_task(number)) {
-      const ClaTask task = cla_task_of(meta, items_at, 1, number);
-      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
-      __global const int* pages = meta + pages_at + task.item.pages_at;
+    for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
+      const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
+      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
+      __global const int* pages = meta + call.pages_at + task.item.pages_at;
       int page[CLA_LANE_ROWS];
       cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
       cla_barrier_await(empty_q, query_turn.parity);
@@ -235,14 +218,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
         tasks[0] = task;
         cla_barrier_arrive(full_q);
       }
-      cla_bring_latent_queries(q_tile, &task, q + q_offset, q_token_stride, scale_log2e, full_q,
-                               warp, lane);
+      cla_bring_latent_queries(q_tile, &task, q + call.q_offset, call.q_token_stride,
+                               call.scale_log2e, full_q, warp, lane);
       query_turn = cla_next_turn(query_turn, 1);
       for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
         int next_page[CLA_LANE_ROWS];
         cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
         cla_barrier_await(empty_k + turn.stage, turn.parity);
-        cla_start_keys(k_tiles + turn.stage * CLA_TILE_UNITS, cache, page, tile, keys.end, warp,
+        cla_start_keys(k_tiles + turn.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
                        lane);
         cla_barrier_arrive_after_copies(full_k + turn.stage);
         turn = cla_next_turn(turn, CLA_STAGES);
@@ -262,13 +245,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
   __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
   const ClaResults results = {
-      {partial_out + own_dim, partial_lse2, write_lse && group == 0 ? lse : 0},
+      {CLA_PARTIAL_OUT + own_dim, CLA_PARTIAL_LSE2, call.write_lse && group == 0 ? lse : 0},
       out,
-      out_offset + own_dim,
-      out_token_stride,
-      (uint)num_kv_heads};
+      call.out_offset + own_dim,
+      call.out_token_stride,
+      (uint)call.num_kv_heads};
   const int lane_key = (int)(2 * (lane % 4));
-  const float scale = fabs(scale_log2e);
+  const float scale = fabs(call.scale_log2e);
   const uint q_desc = cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS);
   const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
   const uint v_desc = cla_tile_descriptor(own_v, CLA_BLOCK_KV);
@@ -276,11 +259,11 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ml
   float sums[CLA_DIM_COLUMNS * 4];
 #pragma unroll
   for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
-  for (uint number = (uint)get_group_id(0); number < num_tasks; number = cla_next_task(number)) {
+  for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
     uint4 weights[CLA_KEY_STEPS];
     ClaWork work;
     cla_await_tile(full_q, query_turn);
-    cla_begin_work(&work, tasks, query_turn, &opt, own_row, causal);
+    cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
     const int tiles_end = CLA_TILES_END(work.keys);
     int tile = work.keys.begin;
     if (group == 0) {

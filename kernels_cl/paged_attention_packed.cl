@@ -174,10 +174,10 @@ static inline void cla_softmax(__local ClaRowsState* state, uint row, int left) 
   const float before = state->max[row];
   float new_max = before;
   for (int i = 0; i < CLA_BLOCK_KV; ++i) new_max = fmax(new_max, p[i]);
-  const float factor = native_exp2(before - new_max);
+  const float factor = cla_weight_exp2(before - new_max);
   float sum = state->sum[row] * factor;
   for (int i = 0; i < CLA_BLOCK_KV; ++i) {
-    const float weight = i < left ? native_exp2(p[i] - new_max) : 0.0f;
+    const float weight = i < left ? cla_weight_exp2(p[i] - new_max) : 0.0f;
     p[i] = weight;
     sum += weight;
   }
@@ -188,55 +188,33 @@ static inline void cla_softmax(__local ClaRowsState* state, uint row, int left) 
 
 #if CLA_KV_QUANT
 #define CLA_K_UNIT (cla_k_scale(&opt, task.kv_head) * CLA_KV_UNIT)
-#define CLA_V_UNIT (cla_v_scale(&opt, task.kv_head, (uint)num_kv_heads) * CLA_KV_UNIT)
+#define CLA_V_UNIT (cla_v_scale(&opt, task.kv_head, (uint)call.num_kv_heads) * CLA_KV_UNIT)
 #else
 #define CLA_K_UNIT 1.0f
 #define CLA_V_UNIT 1.0f
 #endif
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_paged_attention(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* the launch says it too */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* x-packed, see above */
-    long k_offset,                             /* elements, a multiple of 8 */
-    __global const CLA_KV_T* restrict v_cache, /* x-packed, see above */
-    long v_offset,                             /* elements, a multiple of 8 */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* not used: the one token is the newest */
-    int write_lse CLA_OPTION_PARAMS) {         /* 0 or 1 */
+    CLA_PARAMS) {
   __local float4 q_rows[CLA_BLOCK_ROWS * CLA_QUADS];
   __local float4 tile[CLA_BLOCK_KV * CLA_STRIDE]; /* keys, then values */
   __local ClaRowsState state;
 
-  (void)num_items;
-  (void)causal;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const uint rows = task.item.q_count > 0 ? task.num_heads : 0; /* 0: padding of recorded steps */
   const int end = task.item.kv_end;
-  __global const int* pages = meta + pages_at + task.item.pages_at;
-  k_cache += k_offset;
-  v_cache += v_offset;
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  k_cache += call.k_offset;
+  v_cache += call.v_offset;
 
   for (uint i = lid; i < rows * CLA_QUADS / 2; i += CLA_WG_SIZE) {
     const uint row = i / (CLA_QUADS / 2);
     const uint dim = i % (CLA_QUADS / 2) * 8;
-    const ClaF8 x =
-        cla_scale8(CLA_Q_LOAD8(q + cla_query_at(&task, row, q_offset, q_token_stride) + dim),
-                   scale_log2e * CLA_K_UNIT);
+    const ClaF8 x = cla_scale8(
+        CLA_Q_LOAD8(q + cla_query_at(&task, row, call.q_offset, call.q_token_stride) + dim),
+        call.scale_log2e * CLA_K_UNIT);
     q_rows[2 * i] = x.lo;
     q_rows[2 * i + 1] = x.hi;
   }
@@ -250,7 +228,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
   barrier(CLK_LOCAL_MEM_FENCE); /* q_rows and state written -> read */
 
   for (int at = task.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
-    cla_stage_keys(tile, &task, pages, k_cache, at, (uint)num_kv_heads);
+    cla_stage_keys(tile, &task, pages, k_cache, at, (uint)call.num_kv_heads);
     barrier(CLK_LOCAL_MEM_FENCE); /* keys written -> read */
     for (uint i = lid; i < rows * CLA_BLOCK_KV; i += CLA_WG_SIZE) {
       const uint row = i / CLA_BLOCK_KV;
@@ -259,7 +237,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
                              at + (int)key);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* keys read -> overwritten; logits written -> read */
-    cla_stage_values(tile, &task, pages, v_cache, at, (uint)num_kv_heads);
+    cla_stage_values(tile, &task, pages, v_cache, at, (uint)call.num_kv_heads);
     for (uint row = lid; row < rows; row += CLA_WG_SIZE) cla_softmax(&state, row, end - at);
     barrier(CLK_LOCAL_MEM_FENCE); /* values, weights and factors written -> read */
     CLA_UNROLL_ACCS
@@ -285,13 +263,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pa
     if (row < rows) {
       const float4 result = acc[i] * (cla_inverse_sum(state.sum[row]) * CLA_V_UNIT);
       const float lse2 = cla_lse2(state.max[row], state.sum[row]);
-      const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
+      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
       if (task.item.partial_row >= 0) {
-        cla_store4_f32(result, partial_out + result_row * CLA_HEAD_DIM + dim);
-        if (dim == 0) partial_lse2[result_row] = lse2;
+        cla_store4_f32(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + dim);
+        if (dim == 0) CLA_PARTIAL_LSE2[result_row] = lse2;
       } else {
-        CLA_Q_STORE4(result, out + cla_query_at(&task, row, out_offset, out_token_stride) + dim);
-        if (dim == 0 && write_lse) lse[result_row] = cla_natural_lse(lse2);
+        CLA_Q_STORE4(result,
+                     out + cla_query_at(&task, row, call.out_offset, call.out_token_stride) + dim);
+        if (dim == 0 && call.write_lse) lse[result_row] = cla_natural_lse(lse2);
       }
     }
   }

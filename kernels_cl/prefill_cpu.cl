@@ -89,66 +89,45 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, int tile_at, const
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_cpu(
-    __global const int* restrict meta,   // the step's metadata
-    int items_at,                        // ints before the items: ClaWorkItem[num_items]
-    int num_items,                       // this launch's
-    int pages_at,                        // ints before the page lists, see ClaWorkItem::pages_at
-    __global const CLA_Q_T* restrict q,  // [tokens, num_heads, HEAD_DIM]
-    long q_offset,                       // elements before token 0
-    long q_token_stride,                 // elements
-    __global const CLA_KV_T* restrict k_cache,  // [pages, PAGE_SIZE, num_kv_heads, HEAD_DIM]
-    long k_offset,                              // elements before page 0
-    __global const CLA_KV_T* restrict v_cache,  // as k_cache
-    long v_offset,                              // elements before page 0
-    long block_stride,                          // elements from page to page
-    long token_stride,                          // elements from token to token of a page
-    long head_stride,                           // elements from KV head to KV head
-    long key_dim_stride,                        // other than 1: K by dim, lib/cpu_rows.clh
-    __global CLA_Q_T* restrict out,             // [tokens, num_heads, HEAD_DIM]
-    long out_offset,                            // elements before token 0
-    long out_token_stride,                      // elements
-    __global float* restrict lse,           // [tokens, num_heads] natural log; only if write_lse
-    __global float* restrict partial_out,   // [partial rows, num_heads, HEAD_DIM]
-    __global float* restrict partial_lse2,  // [partial rows, num_heads] log2
-    int num_kv_heads,                       // num_heads / GROUP
-    float scale_log2e,                      // softmax scale * log2(e)
-    int causal,                             // 1: a token sees no later one
-    int write_lse,                          // 1: lse is wanted
-    __global int* restrict counters         // lib/cpu_queue.clh
-        CLA_OPTION_PARAMS) {                // lib/options.clh
+    CLA_PARAMS) {
+  __global int* counters = workspace + call.counters_at;  // lib/cpu_queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const ClaOutputs to = {out + out_offset, out_token_stride, lse,
-                         partial_out,      partial_lse2,     write_lse};
-  __global const int* pages = meta + pages_at;
-  const uint tasks = CLA_TASKS(num_items, num_kv_heads);
+  const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,
+                         CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      call.write_lse};
+  __global const int* pages = meta + call.pages_at;
+  const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
 
   for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
-    const ClaRows rows = cla_rows(meta, items_at, task, num_kv_heads, causal, &opt);
+    const ClaRows rows =
+        cla_rows(meta, call.entries_at, task, call.num_kv_heads, call.causal, &opt);
     if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
     const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
-    const float scale = scale_log2e * cla_key_unit(&rows);
+    const float scale = call.scale_log2e * cla_key_unit(&rows);
 
     cla_vf query[CLA_MAX_ROWS * CLA_NUM_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
     ClaState state;
     const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
     for (int r = 0; r < padded_rows; ++r) {
       cla_begin_row(&rows, &state, r);
-      cla_read_query(&rows, r, q + q_offset, q_token_stride, scale, query + r * CLA_NUM_VECS);
+      cla_read_query(&rows, r, q + call.q_offset, call.q_token_stride, scale,
+                     query + r * CLA_NUM_VECS);
       for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
     }
 
     cla_vf k_t[CLA_BLOCK_KV * CLA_NUM_VECS], v[CLA_BLOCK_KV * CLA_NUM_VECS];
     long offsets[CLA_BLOCK_KV];
     int first = 0;  // rows before it see no key from here on
-    for (int at = cla_tiles_begin(&rows, key_dim_stride); at < end; at += CLA_BLOCK_KV) {
-      if (CLA_MAY_BY_DIM && key_dim_stride != 1) {
-        cla_key_vectors(&rows, pages, at, CLA_TILE_VECS, end, block_stride, head_stride, offsets);
-        cla_pack_columns(k_cache + k_offset, offsets, key_dim_stride, k_t);
+    for (int at = cla_tiles_begin(&rows, call.key_dim_stride); at < end; at += CLA_BLOCK_KV) {
+      if (CLA_MAY_BY_DIM && call.key_dim_stride != 1) {
+        cla_key_vectors(&rows, pages, at, CLA_TILE_VECS, end, call.block_stride, call.head_stride,
+                        offsets);
+        cla_pack_columns(k_cache + call.k_offset, offsets, call.key_dim_stride, k_t);
       }
-      cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, block_stride, token_stride, head_stride,
-                  offsets);
-      if (!CLA_MAY_BY_DIM || key_dim_stride == 1) cla_pack_rows(k_cache + k_offset, offsets, k_t);
-      cla_pack_values(v_cache + v_offset, offsets, v);
+      cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, call.block_stride, call.token_stride,
+                  call.head_stride, offsets);
+      if (!CLA_MAY_BY_DIM || call.key_dim_stride == 1)
+        cla_pack_rows(k_cache + call.k_offset, offsets, k_t);
+      cla_pack_values(v_cache + call.v_offset, offsets, v);
       while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
 #if CLA_WINDOW

@@ -138,47 +138,22 @@ static inline void cla_add_slice(float4* sums, __local const float4* p_rows,
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_gpu(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* the launch says it too */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                             /* elements, a multiple of 8 */
-    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
-    long v_offset,                             /* elements, a multiple of 8 */
-    long block_stride,                         /* elements, a multiple of 8 */
-    long token_stride,                         /* elements, a multiple of 8 */
-    long head_stride,                          /* elements, a multiple of 8 */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* 0 or 1 */
-    int write_lse                              /* 0 or 1 */
-        CLA_OPTION_PARAMS) {                   /* lib/options.clh */
-  __local float4 stage[CLA_STAGE_QUADS];       /* Q and K dims of a tile, then V dims */
+    CLA_PARAMS) {
+  __local float4 stage[CLA_STAGE_QUADS]; /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
   __local float row_part[CLA_BLOCK_ROWS * CLA_COLUMNS]; /* maxima per column, in the end sums */
   __local long key_at[CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it */
 
-  (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint column = lid % CLA_COLUMNS;
   const uint first_row = lid / CLA_COLUMNS * 4;
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
-  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
-  const ClaRange common = cla_common_keys(&opt, &task.item, causal);
-  const float query_scale = cla_query_scale(&opt, &task, scale_log2e);
-  __global const int* pages = meta + pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * head_stride;
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
+  const float query_scale = cla_query_scale(&opt, &task, call.scale_log2e);
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * call.head_stride;
 
   ClaRow rows[4];
   float row_max[4];
@@ -186,7 +161,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   float4 sums[CLA_SLICES][4];
 #pragma unroll
   for (uint r = 0; r < 4; ++r) {
-    rows[r] = cla_row(&opt, &task, first_row + r, causal);
+    rows[r] = cla_row(&opt, &task, first_row + r, call.causal);
     row_max[r] = CLA_NEG_BIG;
     row_sum[r] = 0.0f;
 #pragma unroll
@@ -198,7 +173,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       const uint position = (uint)tile + lid;
       key_at[lid] = position < (uint)keys.end
                         ? head_at + cla_key_row(&task.item, cla_page_of(pages, position), position,
-                                                block_stride, token_stride)
+                                                call.block_stride, call.token_stride)
                         : -1;
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
@@ -209,8 +184,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
       const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
       __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
-      cla_stage_q(stage, &task, q, q_offset, q_token_stride, dim, width, query_scale);
-      cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache + k_offset, key_at, dim, width);
+      cla_stage_q(stage, &task, q, call.q_offset, call.q_token_stride, dim, width, query_scale);
+      cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache + call.k_offset, key_at, dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
       cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + column * CLA_QK_STRIDE,
                  width);
@@ -238,7 +213,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       float new_max = row_max[r];
       for (uint i = 0; i < CLA_COLUMNS; ++i)
         new_max = fmax(new_max, row_part[(first_row + r) * CLA_COLUMNS + i]);
-      const float factor = native_exp2(row_max[r] - new_max);
+      const float factor = cla_weight_exp2(row_max[r] - new_max);
       row_max[r] = new_max;
       row_sum[r] *= factor;
 #pragma unroll
@@ -246,7 +221,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
 #pragma unroll
       for (uint i = 0; i < CLA_KEYS; ++i) {
         const uint key = column + i * CLA_COLUMNS;
-        const float weight = native_exp2(scores[r * CLA_KEYS + i] - new_max);
+        const float weight = cla_weight_exp2(scores[r * CLA_KEYS + i] - new_max);
         const float p = seen[r * CLA_KEYS + i] ? weight : CLA_UNSEEN_WEIGHT;
         row_sum[r] += p;
         ((__local float*)p_tile)[(first_row + r) * CLA_P_STRIDE * 4 + key] = p;
@@ -259,7 +234,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     for (uint slice = 0; slice < CLA_SLICES; ++slice) {
       const uint dim = slice * CLA_DIMS_PV;
       const uint width = min((uint)CLA_DIMS_PV, CLA_HEAD_DIM - dim);
-      cla_stage_kv(stage, CLA_V_STRIDE, v_cache + v_offset, key_at, dim, width);
+      cla_stage_kv(stage, CLA_V_STRIDE, v_cache + call.v_offset, key_at, dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage and p_tile written -> read */
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (column * 4 < width) {
@@ -283,21 +258,21 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     float sum = 0.0f;
     for (uint i = 0; i < CLA_COLUMNS; ++i) sum += row_part[row * CLA_COLUMNS + i];
     if (cla_row_exists(&task, row)) {
-      const ClaRowEnd end = cla_end_row(&opt, &task, row, (uint)num_kv_heads, row_max[r], sum);
-      const ulong result_row = cla_result_row(&task, row, (uint)num_kv_heads);
-      const long out_at = cla_query_at(&task, row, out_offset, out_token_stride);
+      const ClaRowEnd end = cla_end_row(&opt, &task, row, (uint)call.num_kv_heads, row_max[r], sum);
+      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
+      const long out_at = cla_query_at(&task, row, call.out_offset, call.out_token_stride);
       const int partial = task.item.partial_row >= 0;
 #pragma unroll
       for (uint slice = 0; slice < CLA_SLICES; ++slice) {
         const uint dim = slice * CLA_DIMS_PV + 4 * column;
         const ulong result_at = result_row * CLA_HEAD_DIM + dim;
         const float4 result = sums[slice][r] * end.factor;
-        if (dim < CLA_HEAD_DIM && partial) cla_store4_f32(result, partial_out + result_at);
+        if (dim < CLA_HEAD_DIM && partial) cla_store4_f32(result, CLA_PARTIAL_OUT + result_at);
         if (dim < CLA_HEAD_DIM && !partial)
           cla_store_result(&opt, result, out + out_at + dim, result_at);
       }
-      if (column == 0 && partial) partial_lse2[result_row] = end.lse2;
-      if (column == 0 && !partial && write_lse) lse[result_row] = cla_natural_lse(end.lse2);
+      if (column == 0 && partial) CLA_PARTIAL_LSE2[result_row] = end.lse2;
+      if (column == 0 && !partial && call.write_lse) lse[result_row] = cla_natural_lse(end.lse2);
     }
   }
 }

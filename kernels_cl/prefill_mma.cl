@@ -148,55 +148,30 @@ static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_mma(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* the launch says it too */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                             /* elements, a multiple of 8 */
-    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
-    long v_offset,                             /* elements, a multiple of 8 */
-    long block_stride,                         /* elements, a multiple of 8 */
-    long token_stride,                         /* elements, a multiple of 8 */
-    long head_stride,                          /* elements, a multiple of 8 */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* 0 or 1 */
-    int write_lse                              /* 0 or 1 */
-        CLA_OPTION_PARAMS) {                   /* lib/options.clh */
+    CLA_PARAMS) {
   __local uint4 q_tile[CLA_BLOCK_ROWS * CLA_STRIDE] __attribute__((aligned(128)));
   __local uint4 k_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
   __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
   __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
                                            of the next tile and of the one behind it */
 
-  (void)num_items;
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint lane = lid % 32;
   const uint first_row = lid / 32 * (16 * CLA_FRAGMENTS); /* of the warp */
-  const ClaTask task = cla_task(meta, items_at, (uint)num_kv_heads);
-  const ClaRange keys = cla_item_keys(&opt, &task.item, causal);
-  const ClaRange common = cla_common_keys(&opt, &task.item, causal);
-  const float scale = cla_query_scale(&opt, &task, scale_log2e);
-  __global const int* pages = meta + pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * head_stride;
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
+  const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * call.head_stride;
 
   ClaRow rows[2 * CLA_FRAGMENTS];
   ClaRowState state[2 * CLA_FRAGMENTS];
   float sums[CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4];
 #pragma unroll
   for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r) {
-    rows[r] = cla_row(&opt, &task, first_row + r * 8 + lane / 4, causal);
+    rows[r] = cla_row(&opt, &task, first_row + r * 8 + lane / 4, call.causal);
     state[r].base = CLA_NEG_BIG;
     state[r].sum = 0.0f;
   }
@@ -204,14 +179,15 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   for (uint i = 0; i < CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
 
   const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
-  cla_start_queries(q_tile, &task, team, q, q_offset, q_token_stride, scale);
+  cla_start_queries(q_tile, &task, team, q, call.q_offset, call.q_token_stride, scale);
   cla_zero_behind(q_tile, CLA_BLOCK_ROWS);
   cla_zero_behind(k_tile[0], 2 * CLA_BLOCK_KV);
   for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
-                              block_stride, token_stride);
+                              call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
-  cla_start_copies(k_tile[0], v_tile[0], k_cache + k_offset, v_cache + v_offset, key_at[0]);
+  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, v_cache + call.v_offset,
+                   key_at[0]);
 
   uint turn = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -221,14 +197,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
     turn ^= 1;
-    cla_start_copies(k_tile[turn], v_tile[turn], k_cache + k_offset, v_cache + v_offset,
+    cla_start_copies(k_tile[turn], v_tile[turn], k_cache + call.k_offset, v_cache + call.v_offset,
                      key_at[turn]);
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)
       later_at[i] = cla_key_at(&task.item, pages, keys.end,
                                tile + 2 * CLA_BLOCK_KV + (int)lid + i * CLA_WG_SIZE, head_at,
-                               block_stride, token_stride);
+                               call.block_stride, call.token_stride);
 
     float scores[CLA_FRAGMENTS * CLA_KEY_COLUMNS * 4];
     cla_multiply_qk(scores, q_tile + first_row * CLA_STRIDE, k_own, lane);
@@ -266,12 +242,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   cla_await_copies();           /* of a tile past the end: zeros */
   barrier(CLK_LOCAL_MEM_FENCE); /* queries copied, even without a key -> overwritten */
 
-  const ClaSideResults side = {partial_out, partial_lse2, write_lse ? lse : 0};
+  const ClaSideResults side = {CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0};
 #pragma unroll
   for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r)
-    cla_finish_row(&opt, &task, (uint)num_kv_heads, &side, q_tile, first_row + 8 * r + lane / 4,
-                   state[r], sums + r / 2 * CLA_DIM_COLUMNS * 4 + r % 2 * 2, lane);
+    cla_finish_row(&opt, &task, (uint)call.num_kv_heads, &side, q_tile,
+                   first_row + 8 * r + lane / 4, state[r],
+                   sums + r / 2 * CLA_DIM_COLUMNS * 4 + r % 2 * 2, lane);
   if (task.item.partial_row >= 0) return; /* the same for all */
   barrier(CLK_LOCAL_MEM_FENCE);           /* results staged -> stored */
-  cla_store_results(q_tile, &task, team, out, out_offset, out_token_stride);
+  cla_store_results(q_tile, &task, team, out, call.out_offset, call.out_token_stride);
 }

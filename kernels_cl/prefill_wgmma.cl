@@ -34,7 +34,6 @@
    CLA_BLOCK_ROWS       rows        a multiple of 64
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
-   CLA_TILES            -           0, 1: K and V lie as lib/tiles.clh says
    CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
    CLA_WINDOW ...       -           what a layer may add: lib/options.clh
 
@@ -51,9 +50,6 @@
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "prefill_wgmma.cl: the cache must hold the queries' type"
-#endif
-#if CLA_TILES && !CLA_BOXES
-#error "prefill_wgmma.cl: tiles come by tensor maps"
 #endif
 #if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0)
 #error "prefill_wgmma.cl: boxes are of pages of a multiple of 16 tokens"
@@ -109,32 +105,7 @@ static inline void cla_mark_rows_done(__local float* mark, float made) {
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_wgmma(
-    __global const int* restrict meta,         /* items at items_at, page ids at pages_at */
-    int items_at,                              /* ints, a multiple of 8 */
-    int num_items,                             /* the launch says it too */
-    int pages_at,                              /* ints */
-    __global const CLA_Q_T* restrict q,        /* [tokens, num_heads, HEAD_DIM] */
-    long q_offset,                             /* elements */
-    long q_token_stride,                       /* elements */
-    __global const CLA_KV_T* restrict k_cache, /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                             /* elements, a multiple of 8 */
-    __global const CLA_KV_T* restrict v_cache, /* as k_cache */
-    long v_offset,                             /* elements, a multiple of 8 */
-    long block_stride,                         /* elements, a multiple of 8 */
-    long token_stride,                         /* elements, a multiple of 8 */
-    long head_stride,                          /* elements, a multiple of 8 */
-    __global CLA_Q_T* restrict out,            /* [tokens, num_heads, HEAD_DIM] */
-    long out_offset,                           /* elements */
-    long out_token_stride,                     /* elements */
-    __global float* restrict lse,              /* [tokens, num_heads], natural log; if write_lse */
-    __global float* restrict partial_out,      /* [partial rows, num_heads, HEAD_DIM] */
-    __global float* restrict partial_lse2,     /* [partial rows, num_heads], log2 */
-    int num_kv_heads,                          /* heads */
-    float scale_log2e,                         /* softmax scale * log2(e) */
-    int causal,                                /* 0 or 1 */
-    int write_lse,                             /* 0 or 1 */
-    __global int* tensor_maps                  /* [2, MAP_INTS], made by the launch for itself */
-        CLA_OPTION_PARAMS) {                   /* lib/options.clh */
+    CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
@@ -146,12 +117,13 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   __local ulong made[1];
 
   const ClaOptions opt = CLA_OPTION_VALUES;
+  __global int* tensor_maps = workspace + call.tensor_maps_at; /* made by the launch for itself */
   const uint thread = (uint)get_local_id(0);
   const uint lane = thread % 32;
   const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
   const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
   const uint lid = thread % CLA_WARPGROUP;
-  const uint num_tasks = (uint)num_items * (uint)num_kv_heads * CLA_HEAD_CHUNKS;
+  const uint num_tasks = (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS;
 
   if (thread == 0) {
     cla_barrier_init(made, 2);
@@ -175,24 +147,24 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     const int own_key = first_key + (int)CLA_OWN_KEY(lane);
     ClaTurn k_turn = {0, 1}, v_turn = {0, 1}, query_turn = {0, 1};
 #if CLA_BOXES
-    const int head_pages = (int)(head_stride / block_stride);
-    const int head_rest = (int)(head_stride % block_stride);
+    const int head_pages = (int)(call.head_stride / call.block_stride);
+    const int head_rest = (int)(call.head_stride % call.block_stride);
 #endif
-    for (uint number = (uint)get_group_id(0); number < num_tasks; number = cla_next_task(number)) {
-      const ClaTask task = cla_task_of(meta, items_at, (uint)num_kv_heads, number);
-      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, causal);
-      __global const int* pages = meta + pages_at + task.item.pages_at;
+    for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
+      const ClaTask task = cla_task_of(meta, call.entries_at, (uint)call.num_kv_heads, deal.number);
+      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
+      __global const int* pages = meta + call.pages_at + task.item.pages_at;
       cla_barrier_await(empty_q + query_turn.stage, query_turn.parity);
       if (lid == 0) {
         tasks[query_turn.stage] = task;
         cla_barrier_arrive(full_q + query_turn.stage);
       }
-      cla_bring_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, lid, q, q_offset,
-                        q_token_stride, scale_log2e, full_q + query_turn.stage);
+      cla_bring_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, lid, q, call.q_offset,
+                        call.q_token_stride, call.scale_log2e, full_q + query_turn.stage);
       query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
       if (warp >= CLA_COPIERS) continue;
 #if CLA_BOXES
-      if (number == (uint)get_group_id(0)) {
+      if (deal.number == (uint)get_group_id(0)) {
         cla_barrier_await(made, 0);
         cla_take_map(tensor_maps);
         cla_take_map(tensor_maps + CLA_MAP_INTS);
@@ -201,9 +173,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
       const ClaSource k = {tensor_maps, head * head_rest, head * head_pages};
       const ClaSource v = {tensor_maps + CLA_MAP_INTS, k.at, k.more_pages};
 #else
-      const long head_at = (long)task.kv_head * head_stride;
-      const ClaSource k = {k_cache + k_offset + head_at, block_stride, token_stride};
-      const ClaSource v = {v_cache + v_offset + head_at, block_stride, token_stride};
+      const long head_at = (long)task.kv_head * call.head_stride;
+      const ClaSource k = {k_cache + call.k_offset + head_at, call.block_stride, call.token_stride};
+      const ClaSource v = {v_cache + call.v_offset + head_at, call.block_stride, call.token_stride};
 #endif
       /* Keys run a tile ahead of values, as products want them, page ids a tile ahead of keys. */
       int page = cla_page_within(pages, keys.begin + own_key, keys.end);
@@ -231,8 +203,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   }
 
   if (CLA_BOXES && thread < 64) { /* beside the first queries' way */
-    const ClaRowsAt rows = {warp == 0 ? k_cache + k_offset : v_cache + v_offset, token_stride,
-                            block_stride};
+    const ClaRowsAt rows = {warp == 0 ? k_cache + call.k_offset : v_cache + call.v_offset,
+                            call.token_stride, call.block_stride};
     cla_make_map(tensor_maps + warp * CLA_MAP_INTS, maps + warp * CLA_MAP_INTS, &rows, lane);
     if (lane == 0) cla_barrier_arrive(made);
   }
@@ -241,19 +213,19 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
   const uint warp_row = first_row + warp * 16;
   const uint own_row = warp_row + lane / 4; /* and the one 8 further on */
   const uint name = 1 + group;
-  const ClaResults results = {{partial_out, partial_lse2, write_lse ? lse : 0},
+  const ClaResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
                               out,
-                              out_offset,
-                              out_token_stride,
-                              (uint)num_kv_heads};
+                              call.out_offset,
+                              call.out_token_stride,
+                              (uint)call.num_kv_heads};
   const int lane_key = (int)(2 * (lane % 4));
-  const float scale = fabs(scale_log2e);
+  const float scale = fabs(call.scale_log2e);
   const float to_logit = cla_to_logit(scale);
   const uint q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
   const uint k_desc = cla_tile_descriptor(k_tiles, CLA_KV_ROWS);
   const uint v_desc = cla_tile_descriptor(v_tiles, CLA_KV_ROWS);
-  uint number = (uint)get_group_id(0);
-  if (number >= num_tasks) return;
+  ClaDeal deal = cla_first_task();
+  if (deal.number >= num_tasks) return;
   ClaWork work;
   ClaTurn turn = {0, 0}; /* of the tile's values; of its keys, until they are multiplied */
   float sums[CLA_DIM_COLUMNS * 4];
@@ -262,8 +234,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
 #pragma unroll
   for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
   cla_barrier_await(full_q, 0);
-  cla_begin_work(&work, tasks, work.query_turn, &opt, own_row, causal);
-  number = cla_next_task(number);
+  cla_begin_work(&work, tasks, work.query_turn, &opt, own_row, call.causal);
+  deal = cla_next_task(deal);
   int tile = work.keys.begin;
   if (group == CLA_CONSUMERS - 1) cla_give_turn(group);
   for (;;) {
@@ -297,12 +269,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
         const ClaWork ended = work;
         const int last = tile + CLA_BLOCK_KV >= work.keys.end;
         if (last) { /* goes on with the next task's first tile */
-          if (CLA_QUERY_STAGES == 1 || number >= num_tasks) break;
+          if (CLA_QUERY_STAGES == 1 || deal.number >= num_tasks) break;
           const ClaTurn query_turn = cla_next_turn(work.query_turn, CLA_QUERY_STAGES);
           cla_barrier_await(full_q + query_turn.stage, query_turn.parity);
-          if (!cla_has_keys(&opt, &tasks[query_turn.stage].item, causal)) break;
-          cla_begin_work(&work, tasks, query_turn, &opt, own_row, causal);
-          number = cla_next_task(number);
+          if (!cla_has_keys(&opt, &tasks[query_turn.stage].item, call.causal)) break;
+          cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
+          deal = cla_next_task(deal);
           tile = work.keys.begin;
         } else {
           tile += CLA_BLOCK_KV;
@@ -357,11 +329,11 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_pr
     cla_end_rows(&work.task, work.state, &opt, &results,
                  q_tiles + work.query_turn.stage * CLA_QUERY_UNITS, sums, warp_row, lane);
     if (lane == 0) cla_barrier_arrive(empty_q + work.query_turn.stage);
-    if (number >= num_tasks) break;
+    if (deal.number >= num_tasks) break;
     const ClaTurn query_turn = cla_next_turn(work.query_turn, CLA_QUERY_STAGES);
     cla_barrier_await(full_q + query_turn.stage, query_turn.parity);
-    cla_begin_work(&work, tasks, query_turn, &opt, own_row, causal);
-    number = cla_next_task(number);
+    cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
+    deal = cla_next_task(deal);
     tile = work.keys.begin;
   }
   if (group == 0) cla_await_turn(group); /* the last one's */

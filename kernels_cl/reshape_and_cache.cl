@@ -21,7 +21,6 @@
    CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8: the cache
    CLA_PAGE_SIZE   tokens      >= 1
    CLA_WG_SIZE     work-items  >= 1
-   CLA_TILES       -           0, 1: the order of lib/tiles.clh (CLA_PAGE_SIZE % 16 == 0)
    CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4, 8 or 16
 
    Launch: CLA_WG_SIZE == 1: num_tokens groups; else num_groups() of cache_write.cpp. */
@@ -31,7 +30,6 @@
 #include "lib/common.clh"
 #include "lib/options.clh"
 #include "lib/raw.clh"
-#include "lib/tiles.clh"
 
 #define CLA_SIDE_TOKENS 16 /* kSideTokens of cache_write.cpp */
 
@@ -154,11 +152,7 @@ static inline long cla_unit_at(const ClaPlanes* cache, long slot, uint unit) {
   const uint in_page = (uint)((ulong)slot % CLA_PAGE_SIZE);
   const uint head = unit / (CLA_HEAD_DIM / 8);
   const uint own_unit = unit % (CLA_HEAD_DIM / 8);
-#if CLA_TILES
-  const long in_head = cla_tiled_row(in_page) + cla_tiled_unit(in_page, own_unit);
-#else
   const long in_head = (long)in_page * cache->token_stride + (long)own_unit * 8;
-#endif
   return (long)((ulong)slot / CLA_PAGE_SIZE) * cache->block_stride +
          (long)head * cache->head_stride + in_head;
 }
@@ -189,8 +183,8 @@ clattn_reshape_and_cache_flash(
     int num_tokens,                         /* tokens */
     long num_slots,                         /* pages * PAGE_SIZE */
     int num_kv_heads                        /* heads */
-        CLA_OPTION_PARAMS) {
-  const ClaOptions opt = CLA_OPTION_VALUES;
+        CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_VALUES;
   uint unit;
   const uint token =
       cla_split_index((ulong)get_global_id(0), (uint)num_kv_heads * (CLA_HEAD_DIM / 8), &unit);
@@ -271,8 +265,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
     int num_tokens,                         /* tokens */
     long num_slots,                         /* pages * PAGE_SIZE */
     int num_kv_heads                        /* heads */
-        CLA_OPTION_PARAMS) {
-  const ClaOptions opt = CLA_OPTION_VALUES;
+        CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_VALUES;
   const ClaInput in = {key + key_offset, value + value_offset, key_token_stride,
                        value_token_stride};
   const ClaPacked cache = {k_cache + k_offset, v_cache + v_offset, (uint)num_kv_heads};

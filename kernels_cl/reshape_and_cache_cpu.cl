@@ -116,8 +116,8 @@ clattn_reshape_and_cache_flash_cpu(
     int num_tokens,                          // tokens
     long num_slots,                          // pages * PAGE_SIZE
     int num_kv_heads                         // heads
-        CLA_OPTION_PARAMS) {
-  const ClaOptions opt = CLA_OPTION_VALUES;
+        CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_VALUES;
   const long token = (long)get_group_id(0);
   const long slot = slots[slots_at + token];
   if (slot < 0 || slot >= num_slots) return;

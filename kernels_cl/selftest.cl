@@ -3,7 +3,9 @@
 //
 //   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups,
 //                    4 = warpgroup products behind marks (src/opencl/ptx.hpp),
-//                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs
+//                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs,
+//                    7 = accuracy of native_exp2, 8 = built-ins of a processor's compiler,
+//                    9 = loops of many steps, 10 = a struct by value
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)
@@ -206,6 +208,94 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   result[lane] = right ? seed + lane : 0u;
 }
 
+#elif CLA_SELFTEST == 7
+
+// 2^x from 0 down in steps of 1 / 512, and of what lies below every logit.
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_exp2(
+    __global uint* restrict result,  // [groups * CLA_WG_SIZE]  bits of the powers
+    uint seed) {
+  const uint i = (uint)get_global_id(0);
+  const int last = i + 1u == (uint)get_global_size(0);
+  (void)seed;
+  result[i] = as_uint(native_exp2(last ? -1e30f : (float)i * (-1.0f / 512.0f)));
+}
+
+#elif CLA_SELFTEST == 8
+
+// Clang has these built-ins, and OpenCL C has not. Compilers that aim at SPIR accept them, too, but
+// make calls of them that nobody knows, and some end the process; so they are shown to compilers
+// that aim at a processor alone.
+#if !defined(__x86_64__) && !defined(__i386__) && !defined(__aarch64__) && !defined(__arm__) && \
+    !defined(__powerpc64__) && !defined(__riscv)
+#error "these built-ins are not for this compiler"
+#endif
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_builtins(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
+    uint seed) {
+  const uint lane = (uint)get_local_id(0);
+  __builtin_prefetch((const void*)(size_t)(result + lane), 0, 2);
+  int right = 1;
+#if defined(__F16C__) || defined(__ARM_FP16_FORMAT_IEEE)
+  typedef __fp16 half_vector __attribute__((ext_vector_type(8)));
+  const float8 numbers = convert_float8((int8)(0, 1, 2, 3, -4, 5, -6, 7) * (int)(seed % 256u));
+  const half_vector halves = __builtin_convertvector(numbers, half_vector);
+  ushort bits[8];
+  vstore_half8_rte(numbers, 0, (half*)bits);
+  right = all(vload8(0, bits) == __builtin_astype(halves, ushort8)) &&
+          all(__builtin_convertvector(halves, float8) == numbers);
+#endif
+  __builtin_nontemporal_store(right ? seed + lane : 0u, result + lane);
+}
+
+#elif CLA_SELFTEST == 9
+
+// Some drivers end all loops of a work-item once it has made 65,535 steps in total (llvmpipe). 2^20
+// steps of a linear congruence, against the same squared 20 times.
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_loops(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
+    uint seed) {
+  const uint lane = (uint)get_local_id(0);
+  uint factor = 1664525u, summand = 1013904223u;
+  uint value = seed;
+  for (uint i = 0; i < 1u << 20; ++i) value = value * factor + summand;
+  for (uint i = 0; i < 20; ++i) {
+    summand *= factor + 1u;
+    factor *= factor;
+  }
+  result[lane] = value == seed * factor + summand ? seed + lane : 0u;
+}
+
+#elif CLA_SELFTEST == 10
+
+#include "shared/call.h"
+
+// Word i of the struct is seed + i.
+#define CLA_IS_LONG(member, i) \
+  (call.member == (long)((ulong)(seed + 2 * i + 1) << 32 | (ulong)(seed + 2 * i)))
+#define CLA_IS_INT(member, i) (call.member == (int)(seed + 22 + i))
+#define CLA_IS_FLOAT(member, i) (as_uint(call.member) == seed + 22 + i)
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_struct(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
+    uint seed, const ClaCall call) {
+  const int longs =
+      CLA_IS_LONG(q_offset, 0) & CLA_IS_LONG(q_token_stride, 1) & CLA_IS_LONG(out_offset, 2) &
+      CLA_IS_LONG(out_token_stride, 3) & CLA_IS_LONG(k_offset, 4) & CLA_IS_LONG(v_offset, 5) &
+      CLA_IS_LONG(block_stride, 6) & CLA_IS_LONG(token_stride, 7) & CLA_IS_LONG(head_stride, 8) &
+      CLA_IS_LONG(key_dim_stride, 9) & CLA_IS_LONG(mask_stride, 10);
+  const int ints =
+      CLA_IS_INT(entries_at, 0) & CLA_IS_INT(num_entries, 1) & CLA_IS_INT(pages_at, 2) &
+      CLA_IS_INT(counters_at, 3) & CLA_IS_INT(tensor_maps_at, 4) & CLA_IS_INT(partial_lse2_at, 5) &
+      CLA_IS_INT(partial_out_at, 6) & CLA_IS_INT(num_kv_heads, 7) & CLA_IS_INT(causal, 8) &
+      CLA_IS_INT(write_lse, 9) & CLA_IS_INT(window_left, 10) & CLA_IS_INT(window_right, 11) &
+      CLA_IS_INT(chunk, 12) & CLA_IS_INT(scale_stride, 13);
+  const int floats = CLA_IS_FLOAT(scale_log2e, 14) & CLA_IS_FLOAT(soft_cap_log2e, 15);
+  const uint lane = (uint)get_local_id(0);
+  const int right = sizeof(ClaCall) == 38 * sizeof(uint) && longs && ints && floats;
+  result[lane] = right ? seed + lane : 0u;
+}
+
 #else
-#error "CLA_SELFTEST is 1, 2, 3, 4, 5 or 6"
+#error "CLA_SELFTEST is 1 ... 10"
 #endif

@@ -46,7 +46,6 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     only("xxhash", "opencl")
     only("nlohmann/", "cli bench")
     only("CLI/", "cli")
-    only("clblast", "bench backends")
   }
   function complain(what) { print FILENAME ":" FNR ": " what; bad = 1 }
   function base_name(path) { sub(/.*\//, "", path); return path }
@@ -93,8 +92,6 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
   line ~ /^[ \t]*#[ \t]*include[ \t]*</ {
     path = line
     sub(/^[^<]*</, "", path)
-    if (path ~ /^clblast/ && library && FILENAME != "src/backends/clblast_gemm.cpp")
-      complain("only src/backends/clblast_gemm.cpp knows CLBlast")
     for (prefix in restricted)
       if (index(path, prefix) == 1 && !index(restricted[prefix], " " room " "))
         complain(room " may not include <" path)

@@ -29,17 +29,17 @@ struct PagedStepView;
 /// is cut coarser below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is claimed whole).
 inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 
-/// Device memory for partial results, grown by the builders that share it. Launches that use it
-/// must not overlap.
+/// Device memory that launches share and that the builders which share it grow. Launches that use
+/// it must not overlap.
 struct AttentionWorkspace {
-  Buffer partial_out;
-  Buffer partial_lse2;
-  /// Counters, 0 between launches, for kernels that take their work from a queue (CPUs) or join
-  /// splits themselves. Launches that overlapped on one workspace, or were torn down, leave others:
-  /// a new workspace is needed then.
-  Buffer arrivals;
-  /// How NVIDIA's copy engine finds keys and values; each launch writes its own before it reads.
-  Buffer tensor_maps;
+  /// Counters, then tensor maps (how NVIDIA's copy engine finds keys and values; each launch writes
+  /// its own before it reads), then partial results: LSE, accumulators.
+  Buffer buffer;
+  /// Counters are 0 between launches; kernels use them that take their work from a queue (CPUs) or
+  /// merge splits themselves. Launches that overlapped on one workspace, or were torn down, leave
+  /// others: a new workspace is needed then.
+  std::size_t counter_bytes = 0;
+  std::size_t partial_lse2_bytes = 0;
 };
 
 struct BuilderOptions {
@@ -242,11 +242,9 @@ class AttentionImpl {
                                const ForwardOptions& options = {}) const = 0;
   /// Launches every kernel that the calls above can need once, over no token and in memory of its
   /// own, and waits: what a driver leaves to a kernel's first launch (PoCL compiles it then) does
-  /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration and order of
-  /// caches is enough; kTiles has kernels of its own, which are built first (kUnsupported where
-  /// none are), all others share theirs. MLA has no tiles and warms up its own; CLBLAST and
-  /// backends that leave it out do nothing.
-  virtual void warm_up(cl_command_queue, KVCacheLayout /*layout*/ = KVCacheLayout::kNHD) const {}
+  /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration is enough.
+  /// Backends that leave it out do nothing.
+  virtual void warm_up(cl_command_queue) const {}
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 
@@ -323,9 +321,8 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
                                                          std::int32_t block_size,
                                                          std::int32_t num_kv_heads,
                                                          std::int32_t head_size) const = 0;
-  /// Which logical dimension stands at each place in memory, slowest first; of kHDN, for V; of
-  /// kTiles, as if it were kHND. Throws kUnsupported for a layout that is not among
-  /// supported_layouts().
+  /// Which logical dimension stands at each place in memory, slowest first; of kHDN, for V.
+  /// Throws kUnsupported for a layout that is not among supported_layouts().
   virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
   /// The logical dimension that holds K (0) and V (1); of size 1 where one row is both (MLA).
   virtual std::int32_t kv_dimension() const noexcept = 0;

@@ -76,17 +76,6 @@ void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace
                  const SwapSpace& destination, std::span<const BlockPair> mapping,
                  Event* event = nullptr);
 
-/// Copies whole blocks, K and V, from one cache to another whose blocks may lie in another order:
-/// NHD, HND, tiles and their offsets and strides, of one shape and type. Elements are copied as
-/// they are stored: quantized caches must have the same scales. Asynchronous; `mapping` is read
-/// before the call returns. No pairs: nothing happens and `event` is left empty. Throws
-/// kInvalidArgument for caches of differing shape or that share memory, for ids out of range and a
-/// destination named twice, kUnsupported for keys by dim (HDN) and a head_size that is no multiple
-/// of 8.
-void convert_blocks(const Context& context, cl_command_queue queue, const KVCache& source,
-                    const KVCache& destination, std::span<const BlockPair> mapping,
-                    Event* event = nullptr);
-
 /// Log-sum-exps, f32, one per token and head. Strides in elements; both 0 = [tokens, heads], this
 /// library's order. [heads, tokens] (vLLM) is token_stride 1, head_stride = tokens.
 struct LseRef {

@@ -38,7 +38,8 @@ struct DeviceCapabilities {
   std::uint64_t global_mem_bytes = 0;
   std::uint64_t max_alloc_bytes = 0;
   std::uint64_t local_mem_bytes = 0;  ///< as the driver reports it
-  int float_vector_width = 1;         ///< preferred vector width for float, in elements
+  int float_vector_width = 1;         ///< floats of a vector: what the driver prefers, on CPUs no
+                                      ///< less than the processor has
   bool reports_fp16 = false;          ///< cl_khr_fp16 (arithmetic; storage needs nothing)
   bool reports_subgroups = false;     ///< cl_khr_subgroups or cl_intel_subgroups
 
@@ -48,6 +49,10 @@ struct DeviceCapabilities {
   bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
   bool fp8_conversions = false;     ///< PTX's conversions of fp8, of compute capability 8.9 on
   bool bf16_products = false;       ///< x86's products of bf16 pairs, no slower than multiply-adds
+  float native_exp2_error = 1;      ///< largest relative error seen of native_exp2; 1 = no measure
+  bool native_builtins = false;     ///< a CPU compiler's prefetch, half vectors, streaming stores
+  bool struct_arguments = true;     ///< structs passed to kernels by value arrive as they were
+  bool long_loops = true;           ///< a work-item's loops run to their end, be it a million steps
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };

@@ -92,8 +92,7 @@ struct KVCacheConfig {
 /// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape
 /// lies at {k,v}_offset + block * block_stride + token * token_stride + head * head_stride + dim,
 /// but K's at k_offset + block * block_stride + head * head_stride + dim * key_dim_stride + token
-/// where keys lie by dim (key_dim_stride not 1), and both of a head elsewhere inside its part of a
-/// block in tiles. The strides say the layout, results never depend
+/// where keys lie by dim (key_dim_stride not 1). The strides say the layout, results never depend
 /// on it. Offsets and strides count elements of `dtype`; layers take multiples of 8, a block_stride
 /// above 0 where there are several blocks, and heads that lie less than 2^30 / num_kv_heads blocks
 /// and as many elements apart.
@@ -114,10 +113,6 @@ struct KVCache {
   /// 1: K lies as V does. At least block_size: it lies by dim (KVCacheLayout::kHDN), which CPU
   /// kernels read, of blocks of a multiple of 16 tokens.
   std::int64_t key_dim_stride = 1;
-  /// K and V lie as KVCacheLayout::kTiles says: a head's tokens of a block are one run in its order
-  /// (token_stride is head_size), which kernels with warpgroup products read. 16-bit types, heads
-  /// of 64, 128 or 256, blocks of a multiple of 16 tokens.
-  bool tiles = false;
   /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
   /// (real = stored * factor), one per tensor or per KV head. Empty = 1.
   Buffer scales;
@@ -127,20 +122,13 @@ struct KVCache {
   /// The buffer's element that holds element (block, token, head, dim) of V.
   std::int64_t value_at(std::int64_t block, std::int64_t token, std::int64_t head,
                         std::int64_t dim) const {
-    const std::int64_t at = v_offset + block * block_stride + head * head_stride;
-    return at + (tiles ? tiled_at(token, dim) : token * token_stride + dim);
+    return v_offset + block * block_stride + head * head_stride + token * token_stride + dim;
   }
   /// And of K.
   std::int64_t key_at(std::int64_t block, std::int64_t token, std::int64_t head,
                       std::int64_t dim) const {
     const std::int64_t at = k_offset + block * block_stride + head * head_stride;
-    if (tiles) return at + tiled_at(token, dim);
     return keys_by_dim() ? at + dim * key_dim_stride + token : at + token * token_stride + dim;
-  }
-  /// In tiles: elements from the start of a head's part of a block to an element of it.
-  std::int64_t tiled_at(std::int64_t token, std::int64_t dim) const {
-    const std::int64_t row = (token / 8 * (head_size / 64) + dim / 64) * 8 + token % 8;
-    return row * 64 + ((dim % 64 / 8) ^ (token % 8)) * 8 + dim % 8;
   }
 };
 
@@ -152,8 +140,7 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
                                                 const KVCacheConfig& config);
 
 /// Views a raw buffer of `spec` pages as `backend` orders them. The bytes must be a multiple of the
-/// page size, kHDN takes block sizes that are multiples of 16, and kTiles what KVCache::tiles
-/// says. Padded pages are contiguous
+/// page size; kHDN takes block sizes that are multiples of 16. Padded pages are contiguous
 /// whatever the backend's order: block b's K and V, then the padding, lie at b * page_size_padded
 /// bytes, which must be a multiple of 8 elements. Throws kUnsupported for a layout that the backend
 /// does not support, for latent pages with a backend of keys and values or the reverse, and for
@@ -176,8 +163,7 @@ struct TensorRef {
 /// `slot_offset_bytes`. A slot past the cache stores nothing. Rows of tokens that are not stored
 /// are not read: `key` and `value` may end before them, so their ends are not checked. Throws
 /// kInvalidArgument for slots past the end of `slot_mapping` and for a cache with blocks outside
-/// its buffer, kUnsupported for one of keys by dim on any device but a CPU, and for one in tiles on
-/// any but a GPU. Asynchronous; duplicate
+/// its buffer, kUnsupported for one of keys by dim on any device but a CPU. Asynchronous; duplicate
 /// slots: last writer undefined. vLLM: reshape_and_cache_flash.
 void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
                              TensorRef value, DType dtype, const KVCache& cache,

@@ -169,7 +169,7 @@ class Attention {
   /// those that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the
   /// engine's: the layer reads them and never changes or replaces them. Layers that share the cache
   /// see the same. Throws for a layer that shares another's, and for an order that its kernels do
-  /// not read: HDN without those of CPUs, tiles where validate_layout() refuses them.
+  /// not read: HDN without those of CPUs.
   void bind_kv_cache(KVCache cache);
 
   /// Sets the layer's own scales from a checkpoint, before or after the cache is bound; returns

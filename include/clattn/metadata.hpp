@@ -54,8 +54,8 @@ struct GroupPages {
 };
 
 /// Upper bounds of a batch. A builder sizes its memory by them at its first step, so that later
-/// steps allocate nothing (only page lists beyond a million entries grow, and what CLBLAST gathers
-/// beyond kMaxWorkspaceBytes); a batch beyond them is refused.
+/// steps allocate nothing (only page lists beyond a million entries grow); a batch beyond them is
+/// refused.
 struct BatchLimits {
   std::int32_t max_num_reqs = 256;
   std::int32_t max_num_batched_tokens = 8192;

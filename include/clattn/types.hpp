@@ -34,11 +34,10 @@ AttentionType parse_attention_type(std::string_view name);
 
 /// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim]. HDN, for
 /// CPUs, is named by its keys, [head, dim, token]: a vector of them takes one dim of many tokens;
-/// its values lie as HND's. Tiles are HND whose tokens of a head lie as warpgroup products of
-/// NVIDIA GPUs read them: [token / 8][dim / 64][token % 8][dim % 64 / 8 ^ token % 8][dim % 8].
-enum class KVCacheLayout : std::uint8_t { kNHD, kHND, kHDN, kTiles };
+/// its values lie as HND's.
+enum class KVCacheLayout : std::uint8_t { kNHD, kHND, kHDN };
 
-/// "NHD", "HND", "HDN" or "tiles".
+/// "NHD", "HND" or "HDN".
 std::string_view to_string(KVCacheLayout layout);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 KVCacheLayout parse_kv_cache_layout(std::string_view name);

@@ -158,10 +158,9 @@ void Attention::bind_kv_cache(KVCache cache) {
     throw_invalid("layer {}: it uses the cache of {}, bind that layer's", options_.prefix,
                   options_.kv_sharing_target_layer_name);
   }
-  if (cache.keys_by_dim() || cache.tiles) {
+  if (cache.keys_by_dim()) {
     const auto reasons =
-        backend_->validate_layout(cache.tiles ? KVCacheLayout::kTiles : KVCacheLayout::kHDN,
-                                  config_, &context_->capabilities());
+        backend_->validate_layout(KVCacheLayout::kHDN, config_, &context_->capabilities());
     if (!reasons.empty()) {
       detail::throw_unsupported("layer {}: kv_cache: {}", options_.prefix,
                                 fmt::join(reasons, "; "));
@@ -213,8 +212,7 @@ void Attention::process_weights_after_loading(DType act_dtype) const {
 }
 
 void Attention::warm_up(cl_command_queue queue) {
-  const bool tiles = cache_->tiles && !config_.contiguous_kv();
-  impl_->warm_up(queue, tiles ? KVCacheLayout::kTiles : KVCacheLayout::kNHD);
+  impl_->warm_up(queue);
   zeroer_->warm_up(queue);
   if (calculator_ != nullptr) calculator_->warm_up(queue);
 }

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
+#include "opencl/device_info.hpp"
 
 namespace clattn::detail {
 
@@ -26,10 +27,9 @@ std::shared_ptr<KernelPool> scales_kernel(Runtime& runtime, const AttentionConfi
 }  // namespace
 
 StreamGrid::StreamGrid(const DeviceCapabilities& capabilities)
-    : group_size(
-          capabilities.kind == DeviceKind::kCpu
-              ? 1
-              : std::bit_floor(std::min<std::size_t>(capabilities.max_work_group_size, 256))),
+    : group_size(takes_single_items(capabilities) ? 1
+                                                  : std::bit_floor(std::min<std::size_t>(
+                                                        capabilities.max_work_group_size, 256))),
       num_groups(static_cast<std::size_t>(std::max(capabilities.compute_units, 1)) * 4) {}
 
 std::array<KVScaleCalculator::Tensor, 3> KVScaleCalculator::tensors_of(

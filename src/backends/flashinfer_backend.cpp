@@ -76,7 +76,7 @@ class FlashInferBackend final : public AttentionBackend {
 
   std::span<const KVCacheLayout> supported_layouts() const noexcept override {
     static constexpr std::array kLayouts = {KVCacheLayout::kNHD, KVCacheLayout::kHND,
-                                            KVCacheLayout::kHDN, KVCacheLayout::kTiles};
+                                            KVCacheLayout::kHDN};
     return kLayouts;
   }
 

@@ -72,7 +72,7 @@ class LatentImpl final : public AttentionImpl {
                       to_string(config_.attn_type));
   }
 
-  void warm_up(cl_command_queue queue, KVCacheLayout) const override {
+  void warm_up(cl_command_queue queue) const override {
     const CapturePause pause;  // no call of the application's
     impl_->warm_up(queue);
     const MLAConfig shape = mla_config(config_);
@@ -174,8 +174,7 @@ class MLABackend final : public AttentionBackend {
   }
 
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (layout == KVCacheLayout::kHDN || layout == KVCacheLayout::kTiles)
-      throw_unsupported("{}", unsupported_layout(*this, layout));
+    if (layout == KVCacheLayout::kHDN) throw_unsupported("{}", unsupported_layout(*this, layout));
     return {0, 1, 2, 3, 4};  // with one head, both layouts are the same memory
   }
 

@@ -45,7 +45,6 @@ Difference compare(const KVCache& cache, const Strides& wanted, bool padded) {
   if (cache.token_stride != wanted.token) return {"token_stride", cache.token_stride, wanted.token};
   if (cache.head_stride != wanted.head) return {"head_stride", cache.head_stride, wanted.head};
   if (cache.keys_by_dim()) return {"key_dim_stride", cache.key_dim_stride, 1};
-  if (cache.tiles) return {"tiles", 1, 0};
   const bool right =
       padded ? cache.block_stride >= wanted.block : cache.block_stride == wanted.block;
   return right ? Difference{} : Difference{"block_stride", cache.block_stride, wanted.block};

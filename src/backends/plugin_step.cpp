@@ -26,7 +26,6 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
       context_(std::move(context)),
       limits_(options.limits),
       decode_threshold_(options.decode_threshold),
-      source_(key_source_of(config.attn_type, config.contiguous_kv())),
       staging_(context_->runtime()) {
   validate_limits(limits_);
   if (options.graph_batch_size > 0) {
@@ -47,9 +46,8 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
 }
 
 BatchSummary PluginMetadataBuilder::check(const CommonAttentionMetadata& batch) const {
-  const BatchSummary summary = validate_lengths(batch, metadata_.block_size_, source_);
+  const BatchSummary summary = validate_lengths(batch, metadata_.block_size_);
   validate_limits(batch, summary, limits_);
-  if (source_ == KeySource::kContiguous) return summary;
   validate_page_ids(batch, metadata_.block_size_, limits_.num_blocks);
   validate_slots(batch, metadata_.block_size_, limits_.num_blocks);
   return summary;
@@ -64,9 +62,7 @@ std::size_t PluginMetadataBuilder::workspace_bytes(const CommonAttentionMetadata
 std::size_t PluginMetadataBuilder::largest_step_bytes() const {
   constexpr std::int64_t kPages = std::int64_t{1} << 20;
   const std::int64_t reqs = limits_.max_num_reqs;
-  const std::int64_t pages = source_ == KeySource::kContiguous
-                                 ? 0
-                                 : reqs * page_count(limits_.max_model_len, metadata_.block_size_);
+  const std::int64_t pages = reqs * page_count(limits_.max_model_len, metadata_.block_size_);
   const std::int64_t ints = 2 * reqs + 1 + std::min(pages, kPages);
   return static_cast<std::size_t>(limits_.max_num_batched_tokens) * sizeof(std::int64_t) +
          static_cast<std::size_t>(ints) * sizeof(std::int32_t);
@@ -74,7 +70,6 @@ std::size_t PluginMetadataBuilder::largest_step_bytes() const {
 
 void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
                                        std::span<std::int32_t> table) const {
-  if (source_ == KeySource::kContiguous) return;
   const auto width = static_cast<std::size_t>(metadata_.batch_.block_table_stride);
   const auto stride = static_cast<std::size_t>(batch.block_table_stride);
   std::fill(table.begin(), table.end(), 0);
@@ -90,10 +85,8 @@ void PluginMetadataBuilder::copy_slots(const CommonAttentionMetadata& batch,
                                        std::span<std::int64_t> slots) const {
   if (!batch.slot_mapping.empty()) {
     std::copy_n(batch.slot_mapping.begin(), slots.size(), slots.begin());
-  } else if (source_ == KeySource::kOwnPages) {
-    write_slot_mapping(batch, metadata_.block_size_, slots);
   } else {
-    std::fill(slots.begin(), slots.end(), kPadSlotId);  // the queries are not in the cache
+    write_slot_mapping(batch, metadata_.block_size_, slots);
   }
 }
 
@@ -129,10 +122,9 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   ClattnBatch& step = metadata_.batch_;
   step = {};  // a refused batch leaves no metadata to run by
   const BatchSummary summary = check(batch);
-  validate_common_prefix(batch, metadata_.block_size_, options.common_prefix_len, source_);
+  validate_common_prefix(batch, metadata_.block_size_, options.common_prefix_len);
   metadata_.common_prefix_len_ = options.common_prefix_len;
-  metadata_.split_ = split_step(batch, decode_threshold_, source_);
-  metadata_.has_slots_ = source_ == KeySource::kOwnPages || !batch.slot_mapping.empty();
+  metadata_.split_ = split_step(batch, decode_threshold_, KeySource::kOwnPages);
   ClattnBatch next{};
   next.struct_size = sizeof(ClattnBatch);
   next.num_reqs = batch.num_reqs;
@@ -141,8 +133,7 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   next.max_query_len = metadata_.max_query_len_ = summary.max_query_len;
   next.max_seq_len = metadata_.max_seq_len_ = summary.max_seq_len;
   next.causal = batch.causal ? 1 : 0;
-  if (source_ != KeySource::kContiguous)
-    next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
+  next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
 
   const auto reqs = static_cast<std::size_t>(batch.num_reqs);
   std::size_t total = static_cast<std::size_t>(batch.num_actual_tokens) * sizeof(std::int64_t);

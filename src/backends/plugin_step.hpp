@@ -17,18 +17,15 @@ class PluginMetadata final : public AttentionMetadata {
   const ClattnBatch& batch() const noexcept { return batch_; }
   std::int32_t block_size() const noexcept { return block_size_; }
   std::int64_t num_blocks() const noexcept { return num_blocks_; }  ///< block ids are below this
-  bool has_slots() const noexcept { return has_slots_; }            ///< computed or given
 
  private:
   friend class PluginMetadataBuilder;
   ClattnBatch batch_{};
   std::int32_t block_size_ = 0;
   std::int64_t num_blocks_ = 0;
-  bool has_slots_ = false;
 };
 
-/// Checks a batch and gives plugins, and backends that compute a request at a time, its arrays on
-/// the host and, by one upload, on the device. Where keys need no pages there is no block table.
+/// Checks a batch and gives plugins its arrays on the host and, by one upload, on the device.
 class PluginMetadataBuilder final : public AttentionMetadataBuilder {
  public:
   PluginMetadataBuilder(std::shared_ptr<const AttentionBackend> backend,
@@ -59,7 +56,6 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
   std::shared_ptr<Context> context_;
   BatchLimits limits_;
   std::int32_t decode_threshold_;
-  KeySource source_;
   StagedUpload staging_;
   PluginMetadata metadata_;
 };

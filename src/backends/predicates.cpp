@@ -6,6 +6,7 @@
 #include "backends/registry.hpp"
 #include "base/error.hpp"
 #include "kernels/cache_checks.hpp"
+#include "opencl/device_info.hpp"
 
 namespace clattn {
 
@@ -141,11 +142,10 @@ std::vector<std::string> AttentionBackend::validate_layout(
   if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end()) {
     reasons.push_back(detail::unsupported_layout(*this, layout));
   }
-  if (layout == KVCacheLayout::kTiles) detail::append_tile_reasons(config, capabilities, reasons);
   if (layout != KVCacheLayout::kHDN) return reasons;
   const bool gpu_kernels =
       config.kernel_family == KernelFamily::kGpu || config.kernel_family == KernelFamily::kGpuPtx;
-  if (gpu_kernels || (capabilities != nullptr && capabilities->kind != DeviceKind::kCpu)) {
+  if (gpu_kernels || (capabilities != nullptr && !detail::takes_single_items(*capabilities))) {
     reasons.emplace_back("layout HDN needs the kernels of CPUs: those of GPUs read keys by token");
   }
   if (config.block_size % detail::kKeysByDimTokens != 0) {

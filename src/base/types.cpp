@@ -32,9 +32,9 @@ struct LayoutRow {
   KVCacheLayout value;
   std::string_view name;
 };
-constexpr std::array kLayouts{
-    LayoutRow{KVCacheLayout::kNHD, "NHD"}, LayoutRow{KVCacheLayout::kHND, "HND"},
-    LayoutRow{KVCacheLayout::kHDN, "HDN"}, LayoutRow{KVCacheLayout::kTiles, "tiles"}};
+constexpr std::array kLayouts{LayoutRow{KVCacheLayout::kNHD, "NHD"},
+                              LayoutRow{KVCacheLayout::kHND, "HND"},
+                              LayoutRow{KVCacheLayout::kHDN, "HDN"}};
 
 template <typename Rows, typename Value>
 const auto& row_of(const Rows& rows, Value value, std::string_view what) {

@@ -81,7 +81,6 @@ void add_pages(const CaseWriter& writer, const Queue& queue, const Cache& cache,
 }
 
 std::string_view layout_of(const KVCache& cache) {
-  if (cache.tiles) return to_string(KVCacheLayout::kTiles);
   if (cache.keys_by_dim()) return to_string(KVCacheLayout::kHDN);
   return to_string(cache.head_stride > cache.token_stride ? KVCacheLayout::kHND
                                                           : KVCacheLayout::kNHD);

@@ -275,8 +275,8 @@ void add_bench_command(CLI::App& app) {
            "Force a backend by name; rows of several stand side by side");
   command
       ->add_option("--layout", arguments->layout,
-                   "Of the cache: NHD, HND, HDN or tiles (the backend's choice)")
-      ->check(CLI::IsMember({"NHD", "HND", "HDN", "tiles"}));
+                   "Of the cache: NHD, HND or HDN (the backend's choice)")
+      ->check(CLI::IsMember({"NHD", "HND", "HDN"}));
   command->add_flag("--plan", arguments->plan,
                     "Also print how each step was cut, and predicted times beside measured ones");
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");

@@ -44,8 +44,7 @@ class AttentionWorkload : public Workload {
     }
     backend = cache_.backend->name();
     touched_bytes = kv.size_bytes();
-    if (shape.suite == "warmed_step")
-      impl_->warm_up(queue_, cache_.cache.tiles ? KVCacheLayout::kTiles : KVCacheLayout::kNHD);
+    if (shape.suite == "warmed_step") impl_->warm_up(queue_);
     record_kernels();
     count_work();
   }

@@ -110,7 +110,7 @@ bool set_op(BenchModel& model, std::string_view text) {
 
 bool set_layout(BenchModel& model, std::string_view text) {
   for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN, KVCacheLayout::kTiles}) {
+       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
     if (to_string(layout) != text) continue;
     model.layout = layout;
     return true;
@@ -138,7 +138,7 @@ constexpr Option kOptions[] = {
     {"family", set_family, "auto, cpu, gpu or gpu_ptx"},
     {"op", set_op,
      "write, reshape_and_cache, append, copy_blocks, swap_out, swap_in or gather (of latent rows)"},
-    {"layout", set_layout, "NHD, HND, HDN or tiles"},
+    {"layout", set_layout, "NHD, HND or HDN"},
 };
 
 void apply_options(BenchModel& model, std::span<const std::string> words) {

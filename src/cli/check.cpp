@@ -1,9 +1,12 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "cli/attention_call.hpp"
@@ -11,6 +14,7 @@
 #include "cli/check_cache_ops.hpp"
 #include "cli/check_mla.hpp"
 #include "cli/check_packed.hpp"
+#include "cli/check_plan.hpp"
 #include "cli/check_report.hpp"
 #include "cli/check_variants.hpp"
 #include "cli/commands.hpp"
@@ -20,18 +24,21 @@ namespace clattn::cli {
 namespace {
 
 /// The first table: every kind of work through the kernels that the device is given.
-bool check_work(const std::shared_ptr<Context>& context, const std::string& backend) {
-  CheckReport report;
-  check_attention(context, backend, report);
-  if (report.num_lines() == 0) fmt::print("nothing ran: no backend takes any of the shapes\n");
+void plan_work(const std::shared_ptr<Context>& context, std::string_view backend, CheckPlan& plan) {
+  const auto report = std::make_shared<CheckReport>();
+  plan_attention(context, backend, *report, plan);
   if (backend.empty()) {  // what belongs to no backend
-    check_packed(context, report);
-    check_mla(context, report);
-    check_cache_ops(context, report);
+    plan_packed(context, *report, plan);
+    plan_mla(context, *report, plan);
+    plan_cache_ops(context, *report, plan);
   }
-  fmt::print("{} of {} passed on {}\n", report.num_passed(), report.num_lines(),
-             context->capabilities().name);
-  return report.passed();
+  plan.add({"", {}, [=, &plan] {
+              if (report->num_lines() == 0)
+                fmt::print("nothing ran: no backend takes any of the shapes\n");
+              fmt::print("{} of {} passed on {}\n", report->num_passed(), report->num_lines(),
+                         context->capabilities().name);
+              if (!report->passed()) plan.fail();
+            }});
 }
 
 }  // namespace
@@ -39,9 +46,9 @@ bool check_work(const std::shared_ptr<Context>& context, const std::string& back
 void add_check_command(CLI::App& app) {
   struct Arguments {
     std::string device, backend, family;
+    bool all = false;
   };
-  auto* command =
-      app.add_subcommand("check", "Test every kernel on a device against a double oracle");
+  auto* command = app.add_subcommand("check", "Test a device's kernels against a double oracle");
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
@@ -51,12 +58,21 @@ void add_check_command(CLI::App& app) {
   command
       ->add_option("--family", arguments->family, "Check the variants of this kernel family only")
       ->check(CLI::IsMember(families));
+  command->add_flag("--all", arguments->all,
+                    "Check every variant, type and option, not only what represents them");
   command->callback([arguments] {
     if (!arguments->backend.empty()) static_cast<void>(backend_named(arguments->backend));
     const std::shared_ptr<Context> context = Context::create(arguments->device);
-    const bool work_passed = !arguments->family.empty() || check_work(context, arguments->backend);
-    const bool variants_passed = check_variants(context, {arguments->backend, arguments->family});
-    if (!work_passed || !variants_passed) throw ExitCode{1};
+    CheckPlan plan(arguments->all ? CheckExtent::kAll : CheckExtent::kRepresentatives);
+    if (arguments->family.empty()) plan_work(context, arguments->backend, plan);
+    plan_variants(context, {arguments->backend, arguments->family}, plan);
+    const bool passed = plan.run(std::thread::hardware_concurrency());
+    if (!plan.left_out().empty()) {
+      fmt::print("these are representatives; --all checks every variant, type and option:\n");
+      for (const auto& [kind, names] : plan.left_out())
+        fmt::print("  left out of {}: {}\n", kind, fmt::join(names, "; "));
+    }
+    if (!passed) throw ExitCode{1};
   });
 }
 

@@ -26,17 +26,22 @@ AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int3
   return config;
 }
 
+/// A layer, and whether the quick check has it too.
+struct Shape {
+  AttentionConfig config;
+  bool representative;
+};
 /// Small shapes that reach every path: all element types, a cache in another type than the queries,
 /// a large head, a page size that is no power of two.
-const std::vector<AttentionConfig>& shapes() {
-  static const std::vector<AttentionConfig> configs = {
-      make_config(8, 2, 64, 16, DType::kF32, DType::kF32),
-      make_config(8, 2, 64, 16, DType::kF16, DType::kF16),
-      make_config(8, 2, 64, 16, DType::kBF16, DType::kBF16),
-      make_config(4, 2, 64, 16, DType::kF32, DType::kF16),
-      make_config(6, 1, 128, 48, DType::kF16, DType::kF16),
+const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> shapes = {
+      {make_config(8, 2, 64, 16, DType::kF32, DType::kF32), false},
+      {make_config(8, 2, 64, 16, DType::kF16, DType::kF16), true},
+      {make_config(8, 2, 64, 16, DType::kBF16, DType::kBF16), true},
+      {make_config(4, 2, 64, 16, DType::kF32, DType::kF16), false},
+      {make_config(6, 1, 128, 48, DType::kF16, DType::kF16), false},
   };
-  return configs;
+  return shapes;
 }
 
 using Change = void (*)(AttentionConfig&);
@@ -72,6 +77,7 @@ void add_all(AttentionConfig& config) {
 struct Option {
   std::string_view name;
   Change change;
+  bool representative = false;
 };
 const std::vector<Option>& options() {
   static const std::vector<Option> rows = {
@@ -90,10 +96,11 @@ const std::vector<Option>& options() {
        [](AttentionConfig& c) {
          c.attn_type = AttentionType::kEncoderOnly;
          c.block_size = 0;
-       }},
-      {"all options, family cpu", add_all<KernelFamily::kCpu>},
-      {"all options, family gpu", add_all<KernelFamily::kGpu>},
-      {"all options, family ptx", add_all<KernelFamily::kGpuPtx>},
+       },
+       true},
+      {"all options, family cpu", add_all<KernelFamily::kCpu>, true},
+      {"all options, family gpu", add_all<KernelFamily::kGpu>, true},
+      {"all options, family ptx", add_all<KernelFamily::kGpuPtx>, true},
   };
   return rows;
 }
@@ -115,7 +122,6 @@ class AttentionCheck {
       : context_(std::move(context)), only_backend_(only_backend), report_(report) {}
 
   void check_batches(const AttentionConfig& config) {
-    if (backends_of(config).empty()) return;
     CheckLine writes = line_of("cache write", config);
     for (const BatchFamily& family : batch_families()) {
       CheckLine line = line_of(family.name, config);
@@ -129,10 +135,8 @@ class AttentionCheck {
     report_.add(writes);
   }
 
-  void check_option(const Option& option) {
-    AttentionConfig config = make_config(8, 2, 64, 16, DType::kF16, DType::kF16);
-    option.change(config);
-    CheckLine line = line_of(option.name, config);
+  void check_option(std::string_view option, const AttentionConfig& config) {
+    CheckLine line = line_of(option, config);
     if (backends_of(config).empty()) {
       return report_.skip(line.what, line.types,
                           refusal_of(context_->capabilities(), config, only_backend_));
@@ -145,7 +149,6 @@ class AttentionCheck {
 
  private:
   static CheckLine line_of(std::string_view what, const AttentionConfig& config) {
-    show_progress(fmt::format("{}, {}", what, types_of(config.dtype, config.cache_dtype())));
     return {.what = std::string(what), .types = types_of(config.dtype, config.cache_dtype())};
   }
 
@@ -231,11 +234,35 @@ std::string refusal_of(const DeviceCapabilities& capabilities, const AttentionCo
   return "there is no backend";
 }
 
-void check_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
-                     CheckReport& report) {
-  AttentionCheck check(context, only_backend, report);
-  for (const AttentionConfig& config : shapes()) check.check_batches(config);
-  for (const Option& option : options()) check.check_option(option);
+void compile_attention(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                       std::string_view only_backend) {
+  const Queue queue = context->create_queue();
+  for (const AttentionBackend* backend :
+       usable_backends(context->capabilities(), config, only_backend)) {
+    backend->make_impl(context, config)->warm_up(queue);
+  }
+}
+
+void plan_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
+                    CheckReport& report, CheckPlan& plan) {
+  const auto check = std::make_shared<AttentionCheck>(context, only_backend, report);
+  const auto add = [&](const std::string& name, const AttentionConfig& config, auto run) {
+    plan.add({name, [=] { compile_attention(context, config, only_backend); }, run});
+  };
+  for (const auto& [config, representative] : shapes()) {
+    if (usable_backends(context->capabilities(), config, only_backend).empty()) continue;
+    const std::string name = fmt::format(
+        "{}, heads of {}", types_of(config.dtype, config.cache_dtype()), config.head_size);
+    if (!plan.takes("batches", name, representative)) continue;
+    add("batches, " + name, config, [check, config = config] { check->check_batches(config); });
+  }
+  for (const Option& option : options()) {
+    const std::string name(option.name);
+    if (!plan.takes("options", name, option.representative)) continue;
+    AttentionConfig config = make_config(8, 2, 64, 16, DType::kF16, DType::kF16);
+    option.change(config);
+    add(name, config, [=] { check->check_option(name, config); });
+  }
 }
 
 }  // namespace clattn::cli

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/check_plan.hpp"
 #include "cli/check_report.hpp"
 
 namespace clattn::cli {
@@ -19,9 +20,13 @@ std::vector<const AttentionBackend*> usable_backends(const DeviceCapabilities& c
 std::string refusal_of(const DeviceCapabilities& capabilities, const AttentionConfig& config,
                        std::string_view only_backend);
 
+/// Has the kernels made that these backends run a configuration with.
+void compile_attention(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                       std::string_view only_backend);
+
 /// Attention over paged caches, through every backend and layout: each kind of batch with each pair
 /// of types, then each option that a layer may add.
-void check_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
-                     CheckReport& report);
+void plan_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
+                    CheckReport& report, CheckPlan& plan);
 
 }  // namespace clattn::cli

@@ -37,5 +37,9 @@ inline constexpr std::pair<DType, DType> kCacheTypes[] = {{DType::kF32, DType::k
                                                           {DType::kBF16, DType::kBF16},
                                                           {DType::kF16, DType::kFp8E4M3},
                                                           {DType::kBF16, DType::kInt8}};
+/// Those that most layers have.
+constexpr bool is_representative(DType dtype, DType cache_dtype) {
+  return dtype == cache_dtype && dtype != DType::kF32;
+}
 
 }  // namespace clattn::cli

@@ -69,22 +69,37 @@ Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& co
           std::move(outcome.launches)};
 }
 
-void check_mla(const std::shared_ptr<Context>& context, CheckReport& report) {
+void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config) {
+  make_mla_impl(*context, config)->warm_up(context->create_queue());
+}
+
+namespace {
+
+void check_types(const std::shared_ptr<Context>& context, const MLAConfig& config,
+                 std::uint32_t seed, CheckReport& report) {
+  CheckLine line{.what = "MLA", .types = types_of(config.dtype, config.cache_dtype())};
+  const auto reasons = validate_mla_configuration(config, &context->capabilities());
+  if (!reasons.empty()) {
+    return report.skip(line.what, line.types, fmt::format("{}", fmt::join(reasons, "; ")));
+  }
+  for (const BatchFamily& family : mla_batches()) {
+    line.run(std::string(family.name),
+             [&] { return compare_mla(context, config, family, seed += 10); });
+  }
+  report.add(line);
+}
+
+}  // namespace
+
+void plan_mla(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
   std::uint32_t seed = 5000;
   for (const auto& [dtype, cache_dtype] : kCacheTypes) {
+    seed += 100;
+    const std::string types = types_of(dtype, cache_dtype);
+    if (!plan.takes("MLA", types, is_representative(dtype, cache_dtype))) continue;
     const MLAConfig config = mla_config(dtype, cache_dtype);
-    CheckLine line{.what = "MLA", .types = types_of(dtype, cache_dtype)};
-    show_progress(fmt::format("MLA, {}", line.types));
-    const auto reasons = validate_mla_configuration(config, &context->capabilities());
-    if (!reasons.empty()) {
-      report.skip(line.what, line.types, fmt::format("{}", fmt::join(reasons, "; ")));
-      continue;
-    }
-    for (const BatchFamily& family : mla_batches()) {
-      line.run(std::string(family.name),
-               [&] { return compare_mla(context, config, family, seed += 10); });
-    }
-    report.add(line);
+    plan.add({"MLA, " + types, [=] { compile_mla(context, config); },
+              [=, &report] { check_types(context, config, seed, report); }});
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/check_batches.hpp"
+#include "cli/check_plan.hpp"
 #include "cli/check_report.hpp"
 
 namespace clattn::cli {
@@ -20,7 +21,10 @@ MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family = Kerne
 /// Batches that reach every stage of its kernels, and the merge.
 const std::vector<BatchFamily>& mla_batches();
 
-/// Adds a line for each pair of types.
-void check_mla(const std::shared_ptr<Context>& context, CheckReport& report);
+/// Has the kernels of a configuration made.
+void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config);
+
+/// A line for each pair of types.
+void plan_mla(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
 
 }  // namespace clattn::cli

@@ -110,23 +110,35 @@ const std::vector<BatchFamily>& packed_batches() {
   return batches;
 }
 
-void check_packed(const std::shared_ptr<Context>& context, CheckReport& report) {
+namespace {
+
+void check_types(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                 std::uint32_t seed, CheckReport& report) {
+  CheckLine line{.what = "x-packed cache", .types = types_of(config.dtype, config.cache_dtype())};
+  line.run("write", [&] { return compare_packed_write(*context, config); });
+  for (const BatchFamily& family : packed_batches()) {
+    line.run(std::string(family.name),
+             [&] { return compare_packed_attention(context, config, family, seed += 10); });
+  }
+  report.add(line);
+}
+
+}  // namespace
+
+void plan_packed(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
   std::uint32_t seed = 6000;
   for (const auto& [dtype, cache_dtype] : kCacheTypes) {
+    seed += 100;
+    const std::string types = types_of(dtype, cache_dtype);
+    if (!plan.takes("x-packed cache", types, is_representative(dtype, cache_dtype))) continue;
     AttentionConfig config;
     config.num_heads = 8;
     config.num_kv_heads = 2;
     config.head_size = 64;
     config.dtype = dtype;
     config.kv_cache_dtype = cache_dtype;
-    CheckLine line{.what = "x-packed cache", .types = types_of(dtype, cache_dtype)};
-    show_progress(fmt::format("x-packed cache, {}", line.types));
-    line.run("write", [&] { return compare_packed_write(*context, config); });
-    for (const BatchFamily& family : packed_batches()) {
-      line.run(std::string(family.name),
-               [&] { return compare_packed_attention(context, config, family, seed += 10); });
-    }
-    report.add(line);
+    plan.add({"x-packed cache, " + types, [=] { make_paged_attention(*context, config); },
+              [=, &report] { check_types(context, config, seed, report); }});
   }
 }
 

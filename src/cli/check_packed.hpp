@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/check_batches.hpp"
+#include "cli/check_plan.hpp"
 #include "cli/check_report.hpp"
 
 namespace clattn::cli {
@@ -21,7 +22,7 @@ Verdict compare_packed_attention(const std::shared_ptr<Context>& context,
 /// Decodes alone, unsplit and split.
 const std::vector<BatchFamily>& packed_batches();
 
-/// Adds the lines of x-packed caches: writes and decodes, with every kind of type.
-void check_packed(const std::shared_ptr<Context>& context, CheckReport& report);
+/// The lines of x-packed caches: writes and decodes, with every kind of type.
+void plan_packed(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
 
 }  // namespace clattn::cli

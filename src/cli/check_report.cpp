@@ -2,11 +2,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+
+#include "cli/progress.hpp"
 
 namespace clattn::cli {
 
@@ -59,26 +60,6 @@ void CheckReport::skip(std::string_view what, std::string_view types,
                        std::string_view reasons) const {
   show_progress("");
   fmt::print("{:26} {:14} not run: {}\n", what, types, reasons);
-}
-
-namespace {
-
-bool is_terminal() {
-  static const bool result = isatty(STDERR_FILENO) == 1;
-  return result;
-}
-
-}  // namespace
-
-void show_progress(std::string_view text) {
-  if (!is_terminal()) return;
-  fmt::print(stderr, "\r\033[K{}", text);
-  std::fflush(stderr);
-}
-
-void show_stage(std::string_view text) {
-  if (is_terminal()) return show_progress(text);
-  fmt::print(stderr, "{}\n", text);
 }
 
 }  // namespace clattn::cli

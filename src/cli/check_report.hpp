@@ -57,9 +57,4 @@ class CheckReport {
   int num_lines_ = 0, num_passed_ = 0;
 };
 
-/// Says on a terminal what is being done, in a line that the next one replaces; "" clears it.
-void show_progress(std::string_view text);
-/// The same of what takes long enough that a file or pipe gets a line of it too.
-void show_stage(std::string_view text);
-
 }  // namespace clattn::cli

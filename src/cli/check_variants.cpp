@@ -32,14 +32,18 @@ const std::vector<std::pair<std::int32_t, DType>>& groups() {
   return groups;
 }
 
-/// Each batch reaches one kernel of every family, whatever the group: two tokens are too many for a
-/// GPU's decode tile and fit its small prefill tile, 65 are too many for all but the largest. Split
-/// ones also reach what joins: decode itself or the merge, prefill the merge alone.
+/// What represents them, and the form that x-packed caches are checked in.
+constexpr std::int32_t kGroup = 4;
+
+/// Each batch reaches one kernel of every family: two tokens, of four heads a KV head four, are too
+/// many for a GPU's decode tile and fit its small prefill tile; 65 are too many for all but the
+/// largest. Split ones also reach what joins: decode itself or the merge, prefill the merge alone.
 const std::vector<BatchFamily>& single_kernel_batches() {
   static const std::vector<BatchFamily> batches = {
       {"decode", {{1, 1}, {1, 17}, {1, 130}, {1, 300}}, 1},
       {"decode, 4 splits", {{1, 300}, {1, 64}, {1, 130}}, 4},
       {"2 tokens", {{2, 61}, {2, 2}}, 1},
+      {"4 tokens", {{4, 61}, {4, 4}}, 1},
       {"prefill", {{65, 65}, {70, 150}}, 1},
       {"prefill, 3 splits", {{65, 400}}, 3},
   };
@@ -81,23 +85,26 @@ void keep_best(Times& times, const std::string& kernel, double time_us) {
   if (!is_new) entry->second = std::min(entry->second, time_us);
 }
 
-class VariantCheck {
+class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
  public:
   VariantCheck(std::shared_ptr<Context> context, VariantFilter only)
       : context_(std::move(context)), only_backend_(only.backend), only_family_(only.family) {}
 
-  bool run() {
+  void add_to(CheckPlan& plan) {
     for (const KernelFamily family : kVariantFamilies) {
       if (!runs(family)) continue;
-      check_family(family);
+      plan_attention(family, plan);
       const bool able = family != KernelFamily::kGpuPtx || context_->capabilities().inline_ptx;
       if (!able || !only_backend_.empty()) continue;  // the rest belongs to no backend
-      check_mla(family);
-      check_packed(family);
+      plan_mla(family, plan);
+      plan_packed(family, plan);
     }
-    if (only_backend_.empty() && runs(own_family())) check_packed_writes();
-    show_progress("");
-    return print();
+    if (only_backend_.empty() && runs(own_family())) {
+      plan.add({"variants: x-packed writes", {}, [this] { check_packed_writes(); }});
+    }
+    plan.add({"", {}, [self = shared_from_this(), &plan] {
+                if (!self->print()) plan.fail();
+              }});
   }
 
  private:
@@ -106,75 +113,93 @@ class VariantCheck {
   }
   /// Of the device's x-packed writes.
   KernelFamily own_family() const {
-    return context_->capabilities().kind == DeviceKind::kCpu ? KernelFamily::kCpu
-                                                             : KernelFamily::kGpu;
+    return cache_op_work_group_size(context_->capabilities()) == 1 ? KernelFamily::kCpu
+                                                                   : KernelFamily::kGpu;
   }
 
-  void check_family(KernelFamily family) {
+  static constexpr const char* kWhat = "variants";
+  static std::string step_name(KernelFamily family, const std::string& name) {
+    return fmt::format("{}: family {}, {}", kWhat, to_string(family), name);
+  }
+
+  void plan_attention(KernelFamily family, CheckPlan& plan) {
     std::uint32_t seed = 1000;
     for (const auto& [group, dtype] : groups()) {
+      seed += 100;
       const AttentionConfig config = make_config(group, dtype, family);
-      show_progress(fmt::format("variants: family {}, {} heads a KV head, {}", to_string(family),
-                                group, kind_of(config).types));
-      const auto backends = usable_backends(context_->capabilities(), config, only_backend_);
-      if (backends.empty()) {
-        note_refusal(kind_of(config), refusal_of(context_->capabilities(), config, only_backend_));
-        continue;
+      const std::string name = fmt::format("{}, group of {}", kind_of(config).types, group);
+      if (!plan.takes(kWhat, name, group == kGroup && dtype == DType::kF16)) continue;
+      plan.add({step_name(family, name),
+                [=, this] { compile_attention(context_, config, only_backend_); },
+                [=, this] { check_attention(config, seed); }});
+    }
+  }
+
+  void check_attention(const AttentionConfig& config, std::uint32_t seed) {
+    const auto backends = usable_backends(context_->capabilities(), config, only_backend_);
+    if (backends.empty()) {
+      return note_refusal(kind_of(config),
+                          refusal_of(context_->capabilities(), config, only_backend_));
+    }
+    try {
+      const auto impl = backends.front()->make_impl(context_, config);
+      // A row for each, so that one that no batch reaches shows up, and fails.
+      for (const KernelInfo& kernel : impl->kernels()) row_of(kernel.name, kind_of(config));
+      for (const BatchFamily& batch : single_kernel_batches()) {
+        check_batch(batch, config, backends, cache_kernel(*impl), seed += 10);
       }
-      try {
-        const auto impl = backends.front()->make_impl(context_, config);
-        // A row for each, so that one that no batch reaches shows up, and fails.
-        for (const KernelInfo& kernel : impl->kernels()) row_of(kernel.name, kind_of(config));
-        for (const BatchFamily& batch : single_kernel_batches()) {
-          check_batch(batch, config, backends, cache_kernel(*impl), seed += 10);
-        }
-      } catch (const Error& error) {
-        note_failure(config, error.what());
-      }
+    } catch (const Error& error) {
+      note_failure(config, error.what());
     }
   }
 
   /// Latent attention in two types; 40 heads fill more than one of a GPU's tiles.
-  void check_mla(KernelFamily family) {
+  void plan_mla(KernelFamily family, CheckPlan& plan) {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
-      MLAConfig config = mla_config(dtype, dtype, family);
-      const Kind kind{types_of(dtype, dtype), family};
-      show_progress(fmt::format("variants: family {}, MLA, {}", to_string(family), kind.types));
-      const auto reasons = validate_mla_configuration(config, &context_->capabilities());
-      if (!reasons.empty()) {
-        note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
-        continue;
-      }
       for (const std::int32_t heads : {16, 40}) {
+        MLAConfig config = mla_config(dtype, dtype, family);
         config.num_heads = heads;
-        check_kernels(
-            kind, fmt::format("MLA, {} heads", heads),
-            [&] { return make_mla_impl(*context_, config)->kernels(); }, mla_batches(),
-            [&](const BatchFamily& batch) {
-              return compare_mla(context_, config, batch, seed_ += 10);
-            });
+        const std::string name = fmt::format("MLA {}, {} heads", types_of(dtype, dtype), heads);
+        if (!plan.takes(kWhat, name, dtype == DType::kF16 && heads == 16)) continue;
+        plan.add({step_name(family, name), [=, this] { compile_mla(context_, config); },
+                  [=, this] { check_mla(config); }});
       }
     }
   }
 
-  void check_packed(KernelFamily family) {
+  void check_mla(const MLAConfig& config) {
+    const Kind kind{types_of(config.dtype, config.cache_dtype()), config.kernel_family};
+    const auto reasons = validate_mla_configuration(config, &context_->capabilities());
+    if (!reasons.empty()) return note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
+    check_kernels(
+        kind, fmt::format("MLA, {} heads", config.num_heads),
+        [&] { return make_mla_impl(*context_, config)->kernels(); }, mla_batches(),
+        [&](const BatchFamily& batch) {
+          return compare_mla(context_, config, batch, seed_ += 10);
+        });
+  }
+
+  void plan_packed(KernelFamily family, CheckPlan& plan) {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
-      const AttentionConfig config = make_config(4, dtype, family);
-      const Kind kind = kind_of(config);
-      show_progress(
-          fmt::format("variants: family {}, x-packed, {}", to_string(family), kind.types));
-      const auto reasons = validate_paged_attention(config, &context_->capabilities());
-      if (!reasons.empty()) {
-        note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
-        continue;
-      }
-      check_kernels(
-          kind, "x-packed", [&] { return make_paged_attention(*context_, config)->kernels(); },
-          packed_batches(),
-          [&](const BatchFamily& batch) {
-            return compare_packed_attention(context_, config, batch, seed_ += 10);
-          });
+      const AttentionConfig config = make_config(kGroup, dtype, family);
+      const std::string name = fmt::format("x-packed {}", kind_of(config).types);
+      if (!plan.takes(kWhat, name, dtype == DType::kF16)) continue;
+      plan.add({step_name(family, name), [=, this] { make_paged_attention(*context_, config); },
+                [=, this] { check_packed(config); }});
     }
+  }
+
+  void check_packed(const AttentionConfig& config) {
+    const auto reasons = validate_paged_attention(config, &context_->capabilities());
+    if (!reasons.empty()) {
+      return note_refusal(kind_of(config), fmt::format("{}", fmt::join(reasons, "; ")));
+    }
+    check_kernels(
+        kind_of(config), "x-packed",
+        [&] { return make_paged_attention(*context_, config)->kernels(); }, packed_batches(),
+        [&](const BatchFamily& batch) {
+          return compare_packed_attention(context_, config, batch, seed_ += 10);
+        });
   }
 
   /// Rows for all kernels of a layer, then batches that shall reach them.
@@ -268,7 +293,7 @@ class VariantCheck {
   /// The x-packed write takes no family: the device's own runs.
   void check_packed_writes() {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
-      const AttentionConfig config = make_config(4, dtype, KernelFamily::kAuto);
+      const AttentionConfig config = make_config(kGroup, dtype, KernelFamily::kAuto);
       const BatchFamily twice[] = {{"first", {}}, {"second", {}}};
       check_kernels(
           kind_of(config), "cache write, x-packed", [] { return std::vector<KernelInfo>{}; },
@@ -331,8 +356,8 @@ class VariantCheck {
 
 }  // namespace
 
-bool check_variants(const std::shared_ptr<Context>& context, VariantFilter only) {
-  return VariantCheck(context, only).run();
+void plan_variants(const std::shared_ptr<Context>& context, VariantFilter only, CheckPlan& plan) {
+  std::make_shared<VariantCheck>(context, only)->add_to(plan);
 }
 
 }  // namespace clattn::cli

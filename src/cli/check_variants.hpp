@@ -6,6 +6,8 @@
 #include <memory>
 #include <string_view>
 
+#include "cli/check_plan.hpp"
+
 namespace clattn::cli {
 
 /// Families of kernels that variants belong to.
@@ -17,8 +19,8 @@ struct VariantFilter {
   std::string_view backend, family;
 };
 
-/// Runs every kernel variant that the device takes and prints a line of error and latency for each.
-/// Returns whether all passed; a variant that was built but never ran does not.
-bool check_variants(const std::shared_ptr<Context>& context, VariantFilter only);
+/// Runs kernel variants that the device takes and prints a line of error and latency for each. One
+/// that was built but never ran fails.
+void plan_variants(const std::shared_ptr<Context>& context, VariantFilter only, CheckPlan& plan);
 
 }  // namespace clattn::cli

@@ -79,7 +79,7 @@ void ReplayOptions::add_to(CLI::App& command) {
   text("--kv-dtype", kv_dtype, "Of the cache (auto: as --dtype)")
       ->check(one_of({"auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"}));
   text("--layout", layout, "Of the cache (auto: the backend's choice)")
-      ->check(one_of({"auto", "NHD", "HND", "HDN", "tiles"}));
+      ->check(one_of({"auto", "NHD", "HND", "HDN"}));
 
   group = "Engine";
   number("--block-size", block_size, 1, 1 << 20, "Tokens of a cache block (16)");

@@ -129,10 +129,10 @@ float read_scale(CaseFile& file, DType cache_dtype) {
 }
 
 std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {
-  constexpr std::array<std::string_view, 5> kLayouts = {"NHD", "HND", "HDN", "tiles", "packed"};
+  constexpr std::array<std::string_view, 4> kLayouts = {"NHD", "HND", "HDN", "packed"};
   if (!file.has("layout")) return std::nullopt;
   const std::string name =
-      file.choice("layout", std::span(kLayouts).first(packed != nullptr ? 5 : 4), "");
+      file.choice("layout", std::span(kLayouts).first(packed != nullptr ? 4 : 3), "");
   if (packed == nullptr || name != "packed") return parse_kv_cache_layout(name);
   *packed = true;
   return std::nullopt;
@@ -143,10 +143,7 @@ std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVC
   const DeviceCapabilities& device = context.capabilities();
   const bool any = family == KernelFamily::kAuto;
   const bool reads_hdn = device.kind == DeviceKind::kCpu && (any || family == KernelFamily::kCpu);
-  const bool reads_tiles = device.warpgroup_products && (any || family == KernelFamily::kGpuPtx);
-  const bool unread = (stated == KVCacheLayout::kHDN && !reads_hdn) ||
-                      (stated == KVCacheLayout::kTiles && !reads_tiles);
-  return unread ? std::nullopt : stated;
+  return stated == KVCacheLayout::kHDN && !reads_hdn ? std::nullopt : stated;
 }
 
 void require_no_backend(const std::string& backend) {

@@ -160,10 +160,6 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
     throw Error(ErrorCode::kUnsupported,
                 "layout: HDN holds keys and values in two orders, which no stride_order tells");
   }
-  if (layout == KVCacheLayout::kTiles) {
-    throw Error(ErrorCode::kUnsupported,
-                "layout: tiles split tokens and dims, which no stride_order tells");
-  }
   const std::array<std::int64_t, 5> shape =
       backend.get_kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size);
   const std::array<std::int32_t, 5> order = backend.get_kv_cache_stride_order(layout);

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "cli/bench_shapes.hpp"
-#include "cli/check_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/commit.hpp"
 #include "cli/models.hpp"
 #include "cli/number_in.hpp"
+#include "cli/progress.hpp"
 #include "cli/today.hpp"
 #include "cli/tune_costs.hpp"
 #include "cli/tune_search.hpp"

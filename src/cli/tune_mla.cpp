@@ -17,7 +17,6 @@ TuneTarget make_mla_target(const std::shared_ptr<Context>& context, const TuneSh
   config.scale = shape.config.scale;
   TuneTarget target;
   target.key = shape.key(context->capabilities());
-  target.block_size = shape.config.block_size;
   target.name = shape.name();
   target.kernel = [context, config]() -> std::optional<KernelInfo> {
     std::optional<KernelInfo> largest;

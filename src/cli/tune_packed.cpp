@@ -136,7 +136,6 @@ TuneTarget make_packed_target(const std::shared_ptr<Context>& context, const Tun
   const AttentionConfig config = shape.config;
   TuneTarget target;
   target.key = shape.key(context->capabilities());
-  target.block_size = config.block_size;
   target.name = shape.name();
   target.kernel = [context, config]() -> std::optional<KernelInfo> {
     std::optional<KernelInfo> largest;

@@ -60,7 +60,7 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target,
   if (!deviation.passed()) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("the default differs from the oracle by {:.2e}, {:.0f}% of what is "
-                            "allowed; see clattn check",
+                            "allowed; see clattn check --all",
                             deviation.max_error, deviation.worst_share * 100));
   }
   base_.row.error = deviation.max_error;

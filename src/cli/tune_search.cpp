@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "cli/check_report.hpp"
+#include "cli/progress.hpp"
 #include "cli/today.hpp"
 
 namespace clattn::cli {

@@ -100,7 +100,6 @@ TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const 
   const std::string_view role = shape.role->name;
   TuneTarget target;
   target.key = shape.key(context->capabilities());
-  target.block_size = shape.config.block_size;
   target.name = shape.name();
   target.kernel = [context, config, role] {
     const AttentionBackend& backend = get_attn_backend(config, &context->capabilities());

@@ -17,7 +17,6 @@ namespace clattn::cli {
 struct TuneTarget {
   std::string name;  ///< "decode, 4 heads a KV head of 128, f16/f16"
   TuningRow key;     ///< device, role, shape
-  std::int32_t block_size = 16;
   /// What the role launches; nothing where it has no kernel for the shape.
   std::function<std::optional<KernelInfo>()> kernel;
   /// Against the double oracle, on batches with all kinds of borders.

@@ -61,7 +61,19 @@ class RoleKernels {
                     fmt::format("built, but it needs {} B of local and {} B of private memory",
                                 pool->local_mem_bytes(), pool->private_mem_bytes()));
     }
-    built.push_back({variant, std::move(pool), head_tiling(variant, shape_)});
+    BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_)};
+    if (!spills(*kernel.pool, capabilities)) {
+      built.push_back(std::move(kernel));
+    } else if (!spilling_ ||
+               kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes()) {
+      spilling_ = std::move(kernel);
+    }
+  }
+
+  /// The kernels that were built; if all spill, the one that spills least: better slow than none.
+  std::vector<BuiltKernel> take() && {
+    if (built.empty() && spilling_) built.push_back(std::move(*spilling_));
+    return std::move(built);
   }
 
   std::vector<BuiltKernel> built;
@@ -79,6 +91,7 @@ class RoleKernels {
   const KernelShape& shape_;
   std::size_t most_;
   std::vector<std::string>* rejected_;
+  std::optional<BuiltKernel> spilling_;  // the one that spills least
 };
 
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
@@ -88,14 +101,12 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
   const std::optional<Variant> tuned = tuned_variant(runtime, shape, family, role);
   if (tuned) kernels.add(*tuned);
   const bool is_tuned = !kernels.built.empty();
-  for (const KernelFamily rung : family_ladder(family, runtime.capabilities())) {
-    if (is_tuned && rung != tuned->family) continue;
-    for (const Variant& variant : variants()) {
-      if (variant.role == role && variant.family == rung) kernels.add(variant);
-    }
-    if (!kernels.built.empty()) break;
-  }
-  return std::move(kernels.built);
+  use_best_family(role, is_tuned ? tuned->family() : family, runtime.capabilities(),
+                  [&](const Variant& variant) {
+                    kernels.add(variant);
+                    return !kernels.built.empty();
+                  });
+  return std::move(kernels).take();
 }
 
 constexpr double kNsPerUs = 1000;
@@ -131,15 +142,15 @@ PlannerConfig planner_config(const AttentionKernels& kernels) {
   for (const BuiltKernel& stage : kernels.stages) {
     const std::int32_t tokens = stage.tiling.item_tokens;
     const KernelCosts costs = kernel_costs(runtime, kernels.shape, *stage.variant);
-    const bool stays = staying_groups(*stage.variant) > 0;
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
         .max_query_len = tokens,
         .max_item_tokens = tokens,
         .groups_per_item = stage.tiling.groups_per_item,
-        .joins_splits = joins_splits(*stage.variant),
+        .merges_splits = merges_splits(*stage.variant),
         .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
         .workers = concurrent_groups(*stage.variant, runtime.capabilities()),
-        .dealing = stays && !takes_from_queue(*stage.variant) ? Dealing::kDealt : Dealing::kTaken,
+        .dealing =
+            stage.variant->kernel().tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
         .parallel = costs.groups,
         .launch_ns = costs.launch_us * kNsPerUs,
         .costs = task_costs(costs, kernels.shape, stage.tiling)};
@@ -150,10 +161,10 @@ PlannerConfig planner_config(const AttentionKernels& kernels) {
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
   // Without a queue, CPUs are handed the front of the list.
-  const bool queue = takes_from_queue(*kernels.stages.back().variant);
-  config.item_order = kernels.merge.variant->family == KernelFamily::kCpu && !queue
-                          ? ItemOrder::kLightFirst
-                          : ItemOrder::kHeavyFirst;
+  const Variant& longest = *kernels.stages.back().variant;
+  const bool queue = longest.kernel().tasks == Tasks::kQueue;
+  config.item_order = longest.family() == KernelFamily::kCpu && !queue ? ItemOrder::kLightFirst
+                                                                       : ItemOrder::kHeavyFirst;
   return config;
 }
 
@@ -176,15 +187,13 @@ FormRoles roles_of(CacheForm form) {
 std::optional<Variant> first_choice(const Runtime& runtime, const KernelShape& shape,
                                     KernelFamily family, Role role) {
   if (const auto tuned = tuned_variant(runtime, shape, family, role)) return tuned;
-  for (const KernelFamily rung : family_ladder(family, runtime.capabilities())) {
-    for (const Variant& variant : variants()) {
-      if (variant.role == role && variant.family == rung && takes_shape(variant, shape) &&
-          why_not(variant, runtime.capabilities()).empty()) {
-        return variant;
-      }
-    }
-  }
-  return std::nullopt;
+  std::optional<Variant> first;
+  const DeviceCapabilities& device = runtime.capabilities();
+  use_best_family(role, family, device, [&](const Variant& variant) {
+    if (!first && takes_shape(variant, shape) && why_not(variant, device).empty()) first = variant;
+    return first.has_value();
+  });
+  return first;
 }
 
 /// Has the kernels built together that compile() is likely to end up with.
@@ -259,7 +268,7 @@ bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
   if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return false;
   for (std::size_t i = 0; i < other.stages.size(); ++i) {  // who leaves the merge to the kernel
     const BuiltKernel& own = stages[stage_for(other, i)];
-    if (joins_splits(*other.stages[i].variant) && !joins_splits(*own.variant)) return false;
+    if (merges_splits(*other.stages[i].variant) && !merges_splits(*own.variant)) return false;
   }
   return true;
 }
@@ -287,10 +296,10 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family) {
   const std::string key = fmt::format(
-      "attention form {}{} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
-      shape.tiles ? " tiles" : "", shape.num_heads, shape.num_kv_heads, shape.head_size,
-      shape.rope_dim, shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype),
-      to_string(family), option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
+      "attention form {} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
+      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim, shape.block_size,
+      to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
+      option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
   return std::static_pointer_cast<const AttentionKernels>(
       runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
 }

@@ -101,10 +101,6 @@ void check_keys_by_dim(const KVCache& cache) {
   }
 }
 
-bool tiled_head_size(std::int32_t head_size) {
-  return head_size == 64 || head_size == 128 || head_size == 256;
-}
-
 template <typename Cache>
 void check_kv_shape(const Cache& cache, const KernelShape& shape) {
   if (cache.block_size == shape.block_size && cache.num_kv_heads == shape.num_kv_heads &&
@@ -120,35 +116,6 @@ void check_kv_shape(const Cache& cache, const KernelShape& shape) {
 
 }  // namespace
 
-void check_tiles(const KVCache& cache) {
-  if (!cache.tiles) return;
-  if (cache.keys_by_dim()) {
-    throw_invalid("kv_cache: key_dim_stride is {}, legal in tiles: 1", cache.key_dim_stride);
-  }
-  if (element_size_bytes(cache.dtype) != 2) {
-    throw_invalid("kv_cache: dtype is {}, legal in tiles: f16, bf16", to_string(cache.dtype));
-  }
-  if (!tiled_head_size(cache.head_size)) {
-    throw_invalid("kv_cache: head_size is {}, legal in tiles: 64, 128, 256", cache.head_size);
-  }
-  // Kernels find a token of a block's tiles by 32 bits.
-  if (const std::int64_t most = (std::int64_t{1} << 32) / cache.head_size;
-      cache.block_size % kTileTokens != 0 || cache.block_size > most) {
-    throw_invalid("kv_cache: block_size is {}, legal in tiles: multiples of {} up to {}",
-                  cache.block_size, kTileTokens, most);
-  }
-  if (cache.token_stride != cache.head_size) {
-    throw_invalid("kv_cache: token_stride is {}, legal in tiles: {} (head_size)",
-                  cache.token_stride, cache.head_size);
-  }
-  for (const std::int64_t place :
-       {cache.k_offset, cache.v_offset, cache.block_stride, cache.head_stride}) {
-    if (place % 8 == 0) continue;
-    throw_invalid("kv_cache: an offset or stride is {}, legal in tiles: multiples of 8 elements",
-                  place);
-  }
-}
-
 void check_cache(const KVCache& cache) {
   if (!cache.buffer) throw_invalid("kv_cache: no buffer");
   check_scales(cache);
@@ -158,7 +125,6 @@ void check_cache(const KVCache& cache) {
   check_num_blocks(cache.num_blocks, 0);
   if (cache.num_blocks == 0) return;
   check_keys_by_dim(cache);
-  check_tiles(cache);
   Steps steps = {{{cache.num_blocks, cache.block_stride},
                   {cache.num_kv_heads, cache.head_stride},
                   {cache.block_size, cache.token_stride},
@@ -261,45 +227,7 @@ void check_layer_cache(const MLACache& cache, const KernelShape& shape) {
   check_cache(cache);
 }
 
-void append_tile_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
-                         std::vector<std::string>& reasons) {
-  const bool other_family =
-      config.kernel_family == KernelFamily::kCpu || config.kernel_family == KernelFamily::kGpu;
-  if (other_family ||
-      (capabilities != nullptr && !(capabilities->inline_ptx && capabilities->warpgroup_products &&
-                                    assembles_tensor_maps(*capabilities)))) {
-    reasons.emplace_back(
-        "layout tiles needs kernels with warpgroup products (compute capability 9.0, driver 555 or "
-        "later, kernel family auto or gpu_ptx)");
-  }
-  if (config.contiguous_kv()) {
-    reasons.push_back(fmt::format("layout tiles with attn_type {} not supported: it has no cache",
-                                  to_string(config.attn_type)));
-  }
-  if (element_size_bytes(config.dtype) != 2 || config.cache_dtype() != config.dtype) {
-    reasons.push_back(
-        fmt::format("layout tiles with dtype {} and a cache of {} not supported: f16 or bf16 with "
-                    "a cache of the same are",
-                    to_string(config.dtype), to_string(config.cache_dtype())));
-  }
-  if (!tiled_head_size(config.head_size)) {
-    reasons.push_back(fmt::format(
-        "layout tiles with head_size {} not supported: 64, 128 and 256 are", config.head_size));
-  }
-  if (config.block_size % kTileTokens != 0) {
-    reasons.push_back(
-        fmt::format("layout tiles with block_size {} not supported: multiples of {} are",
-                    config.block_size, kTileTokens));
-  }
-}
-
 void check_key_order(const KVCache& cache, KernelFamily family) {
-  if (cache.tiles && family == KernelFamily::kCpu) {
-    throw_unsupported(
-        "kv_cache: tiles, supported by kernels of family {}: none (layout tiles is "
-        "for GPUs)",
-        to_string(family));
-  }
   if (!cache.keys_by_dim() || family == KernelFamily::kCpu) return;
   throw_unsupported(
       "kv_cache: key_dim_stride is {}, supported by kernels of family {}: 1 (those of CPUs alone "

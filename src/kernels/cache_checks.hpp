@@ -10,9 +10,6 @@ namespace clattn::detail {
 /// Blocks whose keys lie by dim hold a multiple of this many tokens: the widest vector of keys.
 inline constexpr std::int32_t kKeysByDimTokens = 16;
 
-/// And blocks in tiles one of this many: what kernels copy at once.
-inline constexpr std::int32_t kTileTokens = 16;
-
 /// What every call asks of the cache that it takes: legal numbers, every block inside its buffers,
 /// scales as large as its heads ask. Packed caches are asked for sizes above 0 by who compiles
 /// kernels for them. Throws kInvalidArgument.
@@ -39,16 +36,8 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape);
 void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape);
 void check_layer_cache(const MLACache& cache, const KernelShape& shape);
 
-/// What tiles (KVCacheLayout::kTiles) ask of sizes and places.
-void check_tiles(const KVCache& cache);
-
-/// Throws kUnsupported for keys by dim unless the kernels are those of CPUs, and for tiles if they
-/// are.
+/// Throws kUnsupported for keys by dim unless the kernels are those of CPUs.
 void check_key_order(const KVCache& cache, KernelFamily family);
-/// Why a configuration's kernels do not read tiles (KVCacheLayout::kTiles), a sentence each; a
-/// device is judged if given.
-void append_tile_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
-                         std::vector<std::string>& reasons);
 
 /// What kernels_cl/lib/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per head.
 cl_int scale_stride_of(const KVCache& cache);

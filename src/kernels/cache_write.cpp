@@ -124,7 +124,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
-  check_key_order(cache, kernel.variant->family);
+  check_key_order(cache, kernel.variant->family());
   const WriteEnd end = write_end(cache, slots);
   KernelLease lease = kernel.pool->acquire();
   bind_inputs(lease, shape, key, value);
@@ -136,7 +136,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
       .arg<cl_long>(cache.block_stride)
       .arg<cl_long>(cache.token_stride)
       .arg<cl_long>(cache.head_stride);
-  if (kernel.variant->family == KernelFamily::kCpu) lease.arg<cl_long>(cache.key_dim_stride);
+  if (kernel.variant->family() == KernelFamily::kCpu) lease.arg<cl_long>(cache.key_dim_stride);
   finish(lease, kernel, shape, queue, end, event);
 }
 

@@ -289,7 +289,7 @@ double measure_mma(const Context& context, const Queue& queue) {
   if (!context.capabilities().inline_ptx) return 0;
   const auto pool = kernel_unless_refused(
       context, {"ceilings_mma.cl", "clattn_ceiling_mma",
-                "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
+                "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
   const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 16;
   const std::size_t warps = groups * (kGroupSize / kWarp);
@@ -335,7 +335,7 @@ double measure_wgmma(const Context& context, const Queue& queue) {
   if (!context.capabilities().warpgroup_products) return 0;
   const auto pool = kernel_unless_refused(
       context, {"ceilings_wgmma.cl", "clattn_ceiling_wgmma",
-                "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1"});
+                "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
   const std::vector<float> expected = wgmma_products(kTurns);
   const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 8;

@@ -5,7 +5,7 @@
 
 #include "kernels/cache_checks.hpp"
 #include "kernels/cache_write.hpp"
-#include "opencl/runtime.hpp"
+#include "shared/call.h"
 
 namespace clattn::detail {
 
@@ -50,14 +50,14 @@ struct KVView {
     check_rows({v, dtype}, {v_offset, count, token_stride, row}, "value");
   }
 
-  void bind(KernelLease& lease) const {
-    lease.arg(k)
-        .arg(k_offset)
-        .arg(v)
-        .arg(v_offset)
-        .arg(block_stride)
-        .arg(token_stride)
-        .arg(head_stride);
+  void describe(ClaCall& args) const {
+    args.k_offset = k_offset;
+    args.v_offset = v_offset;
+    args.block_stride = block_stride;
+    args.token_stride = token_stride;
+    args.head_stride = head_stride;
+    args.key_dim_stride = key_dim_stride;
+    args.scale_stride = scale_stride;
   }
 };
 

@@ -32,23 +32,14 @@ KernelShape shape_of(const MLAConfig& config) {
   return shape;
 }
 
-/// The latent cache's part of a stage's arguments.
-class LatentArguments final : public LayerArguments {
- public:
-  explicit LatentArguments(const MLACache& cache)
-      : buffer_(cache.buffer.handle()),
-        scale_(cache.scale.handle()),
-        quantized_(is_quantized(cache.dtype)) {}
-  void bind_cache(KernelLease& lease) const override { lease.arg(buffer_); }
-  void bind_options(KernelLease& lease) const override {
-    if (quantized_) lease.arg(scale_).arg<cl_int>(scale_ != nullptr ? 0 : -1);
-  }
-
- private:
-  cl_mem buffer_;
-  cl_mem scale_;
-  bool quantized_;
-};
+LayerCall layer_call(const MLACache& cache, float scale_log2e) {
+  const cl_mem rows = cache.buffer.handle();
+  LayerCall layer{.k = rows, .v = rows};
+  layer.args.scale_log2e = scale_log2e;
+  layer.args.scale_stride = cache.scale ? 0 : -1;
+  if (is_quantized(cache.dtype)) layer.add(cache.scale.handle());
+  return layer;
+}
 
 class PagedMLAImpl final : public MLAImpl {
  public:
@@ -75,7 +66,7 @@ class PagedMLAImpl final : public MLAImpl {
            .cache = cache,
            .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim)});
     }
-    launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_}, LatentArguments(cache),
+    launch_step({queue, *kernels_, step, query, output, lse, layer_call(cache, scale_log2e_)},
                 event, launches);
   }
 
@@ -85,7 +76,7 @@ class PagedMLAImpl final : public MLAImpl {
     cache.buffer = memory.zeros;
     if (is_quantized(kernels_->shape.cache_dtype)) cache.scale = memory.zeros;
     cache.dtype = kernels_->shape.cache_dtype;
-    launch_idle_step(queue, *kernels_, LatentArguments(cache), memory);
+    launch_idle_step(queue, *kernels_, layer_call(cache, scale_log2e_), memory);
     Queue::adopt(queue).finish();
   }
 

@@ -28,24 +28,16 @@ KernelShape shape_of(const AttentionConfig& config) {
   return shape;
 }
 
-class PackedArguments final : public LayerArguments {
- public:
-  PackedArguments(const PackedKVCache& cache, cl_mem slopes) : cache_(cache), slopes_(slopes) {}
-  void bind_cache(KernelLease& lease) const override {
-    lease.arg(cache_.key)
-        .arg<cl_long>(cache_.key_offset)
-        .arg(cache_.value)
-        .arg<cl_long>(cache_.value_offset);
-  }
-  void bind_options(KernelLease& lease) const override {
-    if (slopes_ != nullptr) lease.arg(slopes_);
-    if (is_quantized(cache_.dtype)) lease.arg(cache_.scales.handle()).arg(scale_stride_of(cache_));
-  }
-
- private:
-  const PackedKVCache& cache_;
-  cl_mem slopes_;
-};
+LayerCall layer_call(const PackedKVCache& cache, cl_mem slopes, float scale_log2e) {
+  LayerCall layer{.k = cache.key, .v = cache.value};
+  layer.args.k_offset = cache.key_offset;
+  layer.args.v_offset = cache.value_offset;
+  layer.args.scale_log2e = scale_log2e;
+  layer.args.scale_stride = scale_stride_of(cache);
+  if (slopes != nullptr) layer.add(slopes);
+  if (is_quantized(cache.dtype)) layer.add(cache.scales.handle());
+  return layer;
+}
 
 class PackedPagedAttention final : public PagedAttention {
  public:
@@ -74,8 +66,9 @@ class PackedPagedAttention final : public PagedAttention {
                          .options = ForwardOptions{},
                          .return_lse = lse != nullptr});
     }
-    launch_step({queue, *kernels_, step, query, output, lse, scale_log2e_},
-                PackedArguments(cache, slopes_.handle()), event, launches);
+    launch_step({queue, *kernels_, step, query, output, lse,
+                 layer_call(cache, slopes_.handle(), scale_log2e_)},
+                event, launches);
   }
 
   std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }

@@ -16,42 +16,6 @@
 
 namespace clattn::detail {
 
-class PagedAttentionImpl::Arguments final : public LayerArguments {
- public:
-  Arguments(const PagedAttentionImpl& impl, const KVView& kv, const ForwardOptions& extra)
-      : impl_(impl), options_(impl.kernels_->shape.options), kv_(kv), extra_(extra) {}
-
-  void bind_cache(KernelLease& lease) const override {
-    kv_.bind(lease);
-    if (impl_.kernels_->merge.variant->family == KernelFamily::kCpu) lease.arg(kv_.key_dim_stride);
-  }
-  void bind_options(KernelLease& lease) const override {
-    const KeyWindow& window = impl_.window_;
-    if (options_.window) lease.arg(window.left).arg(window.right).arg(window.chunk);
-    if (options_.soft_cap) lease.arg<cl_float>(impl_.config_.logits_soft_cap * kLog2E);
-    if (options_.alibi || options_.sink) lease.arg(impl_.head_params_.handle());
-    if (is_quantized(impl_.kernels_->shape.cache_dtype)) {
-      lease.arg(kv_.scales).arg(kv_.scale_stride);
-    }
-    if (options_.mask) lease.arg(extra_.custom_mask).arg<cl_long>(extra_.custom_mask_stride);
-    bind_output(lease);
-  }
-  void bind_merge(KernelLease& lease) const override {
-    if (options_.sink) lease.arg(impl_.head_params_.handle());
-    bind_output(lease);
-  }
-
- private:
-  void bind_output(KernelLease& lease) const {
-    if (options_.out_fp8) lease.arg(extra_.output_fp8).arg(extra_.output_scale);
-  }
-
-  const PagedAttentionImpl& impl_;
-  const KernelOptions& options_;
-  const KVView& kv_;
-  const ForwardOptions& extra_;
-};
-
 std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
                                                               const AttentionConfig& config) {
   Runtime& runtime = context.runtime();
@@ -80,26 +44,9 @@ PagedAttentionImpl::PagedAttentionImpl(const Runtime& runtime, const AttentionCo
       head_params_(make_head_params(runtime, config)),
       kernels_(std::move(kernels)) {}
 
-const AttentionKernels& PagedAttentionImpl::kernels_for(const KVCache& cache) const {
-  check_key_order(cache, kernels_->merge.variant->family);
-  if (!cache.tiles) return *kernels_;
-  std::call_once(tiles_built_, [&] {
-    std::vector<std::string> reasons;
-    append_tile_reasons(config_, &kernels_->runtime->capabilities(), reasons);
-    if (!reasons.empty()) throw_unsupported("kv_cache: {}", fmt::join(reasons, "; "));
-    KernelShape shape = kernels_->shape;
-    shape.tiles = true;
-    auto built = attention_kernels(*kernels_->runtime, shape, config_.kernel_family);
-    if (!built->runs_plan_of(*kernels_)) {  // a decode tile that spills, say: others read no tiles
-      throw_unsupported(
-          "kv_cache: layout tiles with head_size {} and {} query heads a KV head not supported: "
-          "the kernels that read tiles do not fit this device and tuning under this layer's "
-          "options",
-          config_.head_size, shape.group());
-    }
-    tile_kernels_ = std::move(built);
-  });
-  return *tile_kernels_;
+void PagedAttentionImpl::check(const KVCache& cache) const {
+  check_layer_cache(cache, kernels_->shape);
+  check_key_order(cache, kernels_->merge.variant->family());
 }
 
 /// Slots mean places only under the block size that they were made for.
@@ -122,9 +69,8 @@ void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const
 
 /// A plan fits any layer whose tiles hold its items and who sees no key outside its ranges: layers
 /// with other windows, caps, scales or sinks share the metadata of their KV cache group.
-const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metadata,
-                                                 const AttentionKernels& kernels) const {
-  const PagedStepView& step = checked_step(metadata, kernels);
+const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metadata) const {
+  const PagedStepView& step = checked_step(metadata, *kernels_);
   if (!step.window.covers(window_)) {
     throw_invalid(
         "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
@@ -144,11 +90,10 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
     throw_unsupported("attn_type {}: this layer has no cache to write",
                       to_string(config_.attn_type));
   }
-  check_layer_cache(cache, kernels_->shape);
-  const AttentionKernels& kernels = kernels_for(cache);
+  check(cache);
   check_metadata(metadata);
   recorder_for(queue, *metadata.step());
-  enqueue_cache_write(kernels.cache_write, kernels.shape, queue, key, value, cache,
+  enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
                       {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                        static_cast<std::int64_t>(metadata.slot_mapping().size())},
                       event);
@@ -158,9 +103,8 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                                  const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
                                  Event* event, std::vector<LaunchRecord>* launches,
                                  const ForwardOptions& options) const {
-  check_layer_cache(cache, kernels_->shape);
-  const AttentionKernels& kernels = kernels_for(cache);
-  const PagedStepView& step = step_of(metadata, kernels);
+  check(cache);
+  const PagedStepView& step = step_of(metadata);
   check_block_ids(step, cache.num_blocks);
   const KVView kv(cache);
   check_options(options, step, num_rows(step, queue));
@@ -174,7 +118,8 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                        .options = options,
                        .return_lse = lse != nullptr});
   }
-  run({queue, kernels, step, query, output, lse}, Arguments(*this, kv, options), event, launches);
+  launch_step({queue, *kernels_, step, query, output, lse, layer_call(kv, options), !causal_},
+              event, launches);
 }
 
 void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
@@ -187,7 +132,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
                       to_string(config_.attn_type));
   }
   const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
-  const PagedStepView& step = step_of(metadata, *kernels_);
+  const PagedStepView& step = step_of(metadata);
   kv.check_length(step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back(),
                   std::int64_t{config_.num_kv_heads} * config_.head_size, config_.dtype);
   check_options(options, step, num_rows(step, queue));
@@ -201,7 +146,8 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
                        .options = options,
                        .return_lse = lse != nullptr});
   }
-  run({queue, *kernels_, step, query, output, lse}, Arguments(*this, kv, options), event, launches);
+  launch_step({queue, *kernels_, step, query, output, lse, layer_call(kv, options), !causal_},
+              event, launches);
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.
@@ -237,14 +183,27 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options, const Page
   }
 }
 
-void PagedAttentionImpl::run(StepCall call, const Arguments& arguments, Event* event,
-                             std::vector<LaunchRecord>* launches) const {
-  call.scale_log2e = scale_log2e_;
-  call.bidirectional = !causal_;
-  launch_step(call, arguments, event, launches);
+LayerCall PagedAttentionImpl::layer_call(const KVView& kv, const ForwardOptions& extra) const {
+  const KernelOptions& options = kernels_->shape.options;
+  LayerCall layer{.k = kv.k, .v = kv.v};
+  kv.describe(layer.args);
+  layer.args.scale_log2e = scale_log2e_;
+  layer.args.window_left = window_.left;
+  layer.args.window_right = window_.right;
+  layer.args.chunk = window_.chunk;
+  layer.args.soft_cap_log2e = config_.logits_soft_cap * kLog2E;
+  layer.args.mask_stride = extra.custom_mask_stride;
+  if (options.alibi || options.sink) layer.add(head_params_.handle());
+  if (is_quantized(kernels_->shape.cache_dtype)) layer.add(kv.scales);
+  if (options.mask) layer.add(extra.custom_mask);
+  if (options.out_fp8) {
+    layer.add(extra.output_fp8);
+    layer.add(extra.output_scale);
+  }
+  return layer;
 }
 
-void PagedAttentionImpl::warm_up(cl_command_queue queue, KVCacheLayout layout) const {
+void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   const KernelShape& shape = kernels_->shape;
   const IdleMemory memory(queue, *kernels_);
   const TensorRef rows{memory.zeros.handle()};
@@ -258,7 +217,6 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue, KVCacheLayout layout) c
   cache.head_stride = shape.head_size;
   cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
   cache.block_stride = shape.block_size * cache.token_stride;
-  cache.tiles = layout == KVCacheLayout::kTiles;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
   const KVView kv = config_.contiguous_kv()
                         ? KVView(rows, rows, shape.num_kv_heads, shape.head_size)
@@ -266,10 +224,9 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue, KVCacheLayout layout) c
   const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                              .output_fp8 = memory.zeros.handle(),
                              .output_scale = memory.zeros.handle()};
-  const AttentionKernels& kernels = kernels_for(cache);
-  launch_idle_step(queue, kernels, Arguments(*this, kv, extra), memory);
-  if (kernels.cache_write.variant) {
-    enqueue_cache_write(kernels.cache_write, kernels.shape, queue, rows, rows, cache,
+  launch_idle_step(queue, *kernels_, layer_call(kv, extra), memory);
+  if (kernels_->cache_write.variant) {
+    enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, cache,
                         {memory.slots.handle(), 0, 1}, nullptr);
   }
   Queue::adopt(queue).finish();

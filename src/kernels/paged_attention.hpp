@@ -2,12 +2,13 @@
 
 #include <clattn/attention.hpp>
 #include <memory>
-#include <mutex>
 
 #include "kernels/attention_kernels.hpp"
 #include "kernels/step_launch.hpp"
 
 namespace clattn::detail {
+
+struct KVView;  // kv_view.hpp
 
 /// The impl behind every backend whose cache is K and V blocks addressed by strides: binds a step's
 /// metadata to the compiled kernels. Immutable; holds no context, so that a context can share it
@@ -30,24 +31,19 @@ class PagedAttentionImpl final : public AttentionImpl {
                        const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
                        Event* event, std::vector<LaunchRecord>* launches,
                        const ForwardOptions& options) const override;
-  void warm_up(cl_command_queue queue, KVCacheLayout layout) const override;
+  void warm_up(cl_command_queue queue) const override;
   std::vector<KernelInfo> kernels() const override;
   /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
   /// kernels.
   bool runs_plan_of(Context& context, const AttentionConfig& planned) const;
 
  private:
-  class Arguments;
   void check_metadata(const AttentionMetadata& metadata) const;
-  /// Those that read the cache's order. Builds what reads tiles when it is first asked for.
-  /// Throws kUnsupported where none do.
-  const AttentionKernels& kernels_for(const KVCache& cache) const;
-  const PagedStepView& step_of(const AttentionMetadata& metadata,
-                               const AttentionKernels& kernels) const;
+  void check(const KVCache& cache) const;
+  const PagedStepView& step_of(const AttentionMetadata& metadata) const;
   void check_options(const ForwardOptions& options, const PagedStepView& step,
                      std::int64_t tokens) const;
-  void run(StepCall call, const Arguments& arguments, Event* event,
-           std::vector<LaunchRecord>* launches) const;
+  LayerCall layer_call(const KVView& kv, const ForwardOptions& extra) const;
 
   AttentionConfig config_;
   float scale_log2e_;
@@ -55,8 +51,6 @@ class PagedAttentionImpl final : public AttentionImpl {
   KeyWindow window_;
   Buffer head_params_;
   std::shared_ptr<const AttentionKernels> kernels_;
-  mutable std::once_flag tiles_built_;
-  mutable std::shared_ptr<const AttentionKernels> tile_kernels_;
 };
 
 }  // namespace clattn::detail

@@ -122,9 +122,10 @@ void append_missing_kernels(std::initializer_list<Role> roles, KernelFamily fami
                             const DeviceCapabilities& capabilities,
                             std::vector<std::string>& reasons) {
   for (const Role role : roles) {
-    if (any_variant_runs(role, family, capabilities)) continue;
-    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}", to_string(role),
-                                  to_string(family), capabilities.name));
+    const std::string why = why_none_runs(role, family, capabilities);
+    if (why.empty()) continue;
+    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}: {}", to_string(role),
+                                  to_string(family), capabilities.name, why));
   }
 }
 

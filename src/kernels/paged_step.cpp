@@ -91,9 +91,12 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.window = rules_.window;
   planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
   // So that a step of long prompts cannot claim the memory that the cache needs.
-  const std::size_t budget =
-      std::min<std::size_t>(kMaxWorkspaceBytes, context_->capabilities().max_alloc_bytes);
-  planner_.max_partial_rows = static_cast<std::int64_t>(budget / bytes_per_partial_row());
+  const std::size_t row = bytes_per_partial_row();
+  const std::size_t counters = row / static_cast<std::size_t>(kernels_->shape.head_size + 1);
+  const std::size_t device = context_->capabilities().max_alloc_bytes;
+  const std::size_t room = device - std::min(device, most_workspace_overhead());
+  planner_.max_partial_rows =
+      static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
     // only single queries are split, else the bound would make their cuts too long to help.
@@ -148,9 +151,9 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
 }
 
 /// Whether some kernel of the step does.
-bool PagedStep::joins_splits() const noexcept {
+bool PagedStep::merges_splits() const noexcept {
   return std::any_of(planner_.tiles.begin(), planner_.tiles.end(),
-                     [](const TileClass& tile) { return tile.joins_splits; });
+                     [](const TileClass& tile) { return tile.merges_splits; });
 }
 
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
@@ -250,41 +253,28 @@ std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) con
   return static_cast<std::size_t>(rows) * bytes_per_partial_row();
 }
 
-/// Takes the workspace's buffers, grown to `rows` partial ones where they are smaller. Another
-/// builder may have replaced them since; what this one's last step was bound to lives until here.
+/// Takes the workspace's buffer, grown to `rows` partial ones where it is smaller. Another builder
+/// may have replaced it since; what this one's last step was bound to lives until here.
 void PagedStep::reserve_workspace(std::int64_t rows) {
+  // Recorded launches are bound to the buffer of the first step.
+  if (options_.graph_batch_size > 0 && workspace_.buffer) return;
   AttentionWorkspace& shared = *options_.workspace;
   const std::size_t lse_row = static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
   const std::size_t out_row = lse_row * static_cast<std::size_t>(kernels_->shape.head_size);
-  const bool counts = joins_splits();
-  std::size_t held = std::min(shared.partial_out.size_bytes() / out_row,
-                              shared.partial_lse2.size_bytes() / lse_row);
-  constexpr std::size_t kQueueBytes = CLA_QUEUE_INTS * sizeof(cl_int);
-  const std::size_t arrivals_bytes = std::max(shared.arrivals.size_bytes(), kQueueBytes);
-  if (counts) held = std::min(held, (arrivals_bytes - kQueueBytes) / lse_row);
-  const auto capacity = static_cast<std::int64_t>(held);
-  // Recorded launches are bound to the buffers of the first step.
-  if (options_.graph_batch_size > 0 && partial_out_) return;
-  std::size_t counters_bytes = kQueueBytes;
-  if (rows > capacity) {
-    const auto wanted = static_cast<std::size_t>(
-        std::min(std::max(rows, capacity * 3 / 2), planner_.max_partial_rows));
-    const auto grow = [&](Buffer& buffer, std::size_t row) {
-      if (buffer.size_bytes() < wanted * row) buffer = context_->allocate(wanted * row);
-    };
-    grow(shared.partial_out, out_row);
-    grow(shared.partial_lse2, lse_row);
-    if (counts) counters_bytes += wanted * lse_row;
+  const std::size_t counter_row = merges_splits() ? lse_row : 0;
+  const WorkspaceBytes room = room_of(shared);
+  std::size_t held = std::min(room.partial_out / out_row, room.partial_lse2 / lse_row);
+  if (counter_row > 0) held = std::min(held, room.counters / counter_row);
+  auto wanted = static_cast<std::size_t>(rows);
+  if (wanted > held) {
+    wanted = std::min(std::max(wanted, held * 3 / 2),
+                      static_cast<std::size_t>(planner_.max_partial_rows));
   }
-  if (shared.arrivals.size_bytes() < counters_bytes) {
-    const std::vector<std::byte> zeros(counters_bytes);
-    shared.arrivals = context_->runtime().allocate_copy(zeros);
-  }
-  if (partial_out_.handle() != shared.partial_out.handle()) partial_out_ = shared.partial_out;
-  if (partial_lse2_.handle() != shared.partial_lse2.handle()) partial_lse2_ = shared.partial_lse2;
-  if (arrivals_.handle() != shared.arrivals.handle()) arrivals_ = shared.arrivals;
-  if (!shared.tensor_maps) shared.tensor_maps = context_->allocate(kTensorMapBytes);
-  if (!tensor_maps_) tensor_maps_ = shared.tensor_maps;
+  grow_workspace(shared, context_->runtime(),
+                 {.counters = wanted * counter_row,
+                  .partial_lse2 = wanted * lse_row,
+                  .partial_out = wanted * out_row});
+  if (workspace_.buffer.handle() != shared.buffer.handle()) workspace_ = shared;
 }
 
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
@@ -346,10 +336,8 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.merges_at = in_ints(layout.merges);
   view_.num_merges = counts.num_merges;
   view_.pages_at = in_ints(layout.pages);
-  view_.partial_out = partial_out_.handle();
-  view_.partial_lse2 = partial_lse2_.handle();
-  view_.arrivals = arrivals_.handle();
-  view_.tensor_maps = tensor_maps_.handle();
+  view_.workspace = workspace_.buffer.handle();
+  view_.workspace_layout = layout_of(workspace_);
   view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
   view_.window = planner_.window;
   view_.bidirectional = planner_.bidirectional;

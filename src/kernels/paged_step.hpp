@@ -8,14 +8,12 @@
 
 #include "capture/capture.hpp"
 #include "kernels/attention_kernels.hpp"
+#include "kernels/workspace.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/recorder.hpp"
 #include "opencl/staging.hpp"
 
 namespace clattn::detail {
-
-/// Of tensor maps of keys and of values.
-inline constexpr std::size_t kTensorMapBytes = std::size_t{2} * CLA_MAP_INTS * sizeof(cl_int);
 
 /// What forward() binds: where the parts of a step's metadata lie on the device.
 struct PagedStepView {
@@ -26,11 +24,9 @@ struct PagedStepView {
   cl_int merges_at = 0;
   cl_int num_merges = 0;
   cl_int pages_at = 0;
-  cl_mem partial_out = nullptr;   ///< [partial rows, num_heads, head_size] f32
-  cl_mem partial_lse2 = nullptr;  ///< [partial rows, num_heads] f32, base 2
-  cl_mem arrivals = nullptr;      ///< [partial rows, num_heads] int behind the queue's, all 0
-  cl_mem tensor_maps = nullptr;   ///< [2, CLA_MAP_INTS] int, each launch's own
-  std::int64_t num_blocks = 0;    ///< every page id of the step is below this
+  cl_mem workspace = nullptr;
+  WorkspaceLayout workspace_layout;
+  std::int64_t num_blocks = 0;  ///< every page id of the step is below this
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
   bool bidirectional = false;              ///< items hold later keys too, whatever `causal` says
@@ -133,7 +129,7 @@ class PagedStep {
   void reserve_workspace(std::int64_t rows);
   std::size_t largest_step_bytes() const;
   std::size_t bytes_per_partial_row() const noexcept;
-  bool joins_splits() const noexcept;
+  bool merges_splits() const noexcept;
 
   std::shared_ptr<Context> context_;
   std::shared_ptr<const AttentionKernels> kernels_;
@@ -142,10 +138,7 @@ class PagedStep {
   StepRules rules_;
   PlannerConfig planner_;
   StagedUpload staging_;
-  Buffer partial_out_;  ///< the workspace's, as this step is bound to them
-  Buffer partial_lse2_;
-  Buffer arrivals_;
-  Buffer tensor_maps_;
+  AttentionWorkspace workspace_;  ///< as this step is bound to it
   PagedStepView view_;
 
   std::size_t num_reqs_ = 0;

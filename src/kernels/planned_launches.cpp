@@ -51,8 +51,8 @@ PlannedLaunch planned_merge(const PagedStepView& step) {
   for (std::int32_t i = 0; i < step.planned.num_merges; ++i) {
     launch.splits += step.plan.merges[static_cast<std::size_t>(i)].num_splits;
   }
-  launch.predicted_us = (costs.launch_ns + static_cast<double>(launch.items) * costs.token_ns +
-                         static_cast<double>(launch.splits) * costs.row_ns) *
+  launch.predicted_us = (costs.launch_ns + merge_ns(costs, static_cast<double>(launch.items),
+                                                    static_cast<double>(launch.splits))) *
                         kUsPerNs;
   return launch;
 }

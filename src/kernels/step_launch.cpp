@@ -15,63 +15,67 @@ namespace clattn::detail {
 
 namespace {
 
-void launch_stage(const StepCall& call, const LayerArguments& arguments, std::size_t index,
-                  std::size_t groups, Event* event) {
-  const PagedStepView& step = call.step;
-  const BuiltKernel& stage = call.kernels.stages[call.kernels.stage_for(*step.kernels, index)];
-  KernelLease lease = stage.pool->acquire();
-  lease.arg(step.meta)
-      .arg(step.items_at.at(index))
-      .arg(step.num_items.at(index))
-      .arg(step.pages_at)
-      .arg(call.query.buffer)
-      .arg<cl_long>(call.query.offset)
-      .arg<cl_long>(call.query.token_stride);
-  arguments.bind_cache(lease);
-  lease.arg(call.output.buffer)
-      .arg<cl_long>(call.output.offset)
-      .arg<cl_long>(call.output.token_stride)
-      .arg(call.lse)
-      .arg(step.partial_out)
-      .arg(step.partial_lse2)
-      .arg<cl_int>(call.kernels.shape.num_kv_heads)
-      .arg<cl_float>(call.scale_log2e)
-      .arg<cl_int>(call.bidirectional ? 0 : step.causal)
-      .arg<cl_int>(call.lse != nullptr ? 1 : 0);
-  if (joins_splits(*stage.variant) || takes_from_queue(*stage.variant)) lease.arg(step.arrivals);
-  if (makes_tensor_maps(*stage.variant)) lease.arg(step.tensor_maps);
-  arguments.bind_options(lease);
-  lease.enqueue(call.queue, groups, static_cast<std::size_t>(stage.variant->work_group_size),
-                event);
-}
-
 /// Work-groups for that many tasks: as many, or fewer where groups stay for several.
 std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage,
                        std::size_t tasks) {
-  const std::int32_t staying = staying_groups(*stage.variant);
-  if (staying == 0) return tasks;
-  return std::min(tasks, static_cast<std::size_t>(
-                             std::max(kernels.runtime->capabilities().compute_units, 1) * staying));
+  const KernelTraits& traits = stage.variant->kernel();
+  if (traits.tasks == Tasks::kOneEach) return tasks;
+  const std::int32_t units = std::max(kernels.runtime->capabilities().compute_units, 1);
+  return std::min(tasks, static_cast<std::size_t>(units * traits.groups));
 }
 
-void launch_merge(const StepCall& call, const LayerArguments& arguments, std::size_t groups,
-                  Event* event) {
-  const BuiltKernel& merge = call.kernels.merge;
-  KernelLease lease = merge.pool->acquire();
-  lease.arg(call.step.meta)
-      .arg(call.step.merges_at)
-      .arg(call.step.num_merges)
-      .arg(call.step.partial_out)
-      .arg(call.step.partial_lse2)
+/// One launch of a step: a stage or the merge.
+struct Launch {
+  const BuiltKernel& kernel;
+  std::size_t part;  ///< of PreparedStep::num_used
+  cl_int entries_at;
+  cl_int num_entries;
+  std::int64_t groups_each;  ///< tasks that an entry is worth
+};
+
+void enqueue(const StepCall& call, const Launch& launch, std::size_t groups, Event* event) {
+  ClaCall args = call.layer.args;
+  args.entries_at = launch.entries_at;
+  args.num_entries = launch.num_entries;
+  KernelLease lease = launch.kernel.pool->acquire();
+  lease.arg(args)
+      .arg(call.step.meta)
+      .arg(call.step.workspace)
+      .arg(call.query.buffer)
+      .arg(call.layer.k)
+      .arg(call.layer.v)
       .arg(call.output.buffer)
-      .arg<cl_long>(call.output.offset)
-      .arg<cl_long>(call.output.token_stride)
-      .arg(call.lse)
-      .arg<cl_int>(call.kernels.shape.num_heads)
-      .arg<cl_int>(call.lse != nullptr ? 1 : 0);
-  arguments.bind_merge(lease);
-  lease.enqueue(call.queue, groups, static_cast<std::size_t>(merge.variant->work_group_size),
-                event);
+      .arg(call.lse);
+  for (std::size_t i = 0; i < call.layer.num_option_tensors; ++i)
+    lease.arg(call.layer.option_tensors.at(i));
+  lease.enqueue(call.queue, groups,
+                static_cast<std::size_t>(launch.kernel.variant->work_group_size), event);
+}
+
+/// Launches one of the step's kernels, with a record if `launches` is given.
+void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorder, Event* event,
+                   std::vector<LaunchRecord>* launches) {
+  if (launch.num_entries == 0) return;
+  const Variant& variant = *launch.kernel.variant;
+  const auto tasks = static_cast<std::size_t>(launch.num_entries * launch.groups_each);
+  const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks);
+  if (launches == nullptr) {
+    enqueue(call, launch, groups, event);
+  } else {
+    LaunchRecord& entry = launches->emplace_back();
+    entry.kernel = variant.name;
+    entry.tasks = static_cast<std::int64_t>(tasks);
+    entry.work_groups = static_cast<std::int64_t>(groups);
+    entry.work_group_size = variant.work_group_size;
+    entry.rounds_weights = variant.unit().rounds_probabilities;
+    enqueue(call, launch, groups, &entry.event);
+    if (event != nullptr) *event = entry.event;
+  }
+  // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
+  if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt) {
+    recorder->limit_last(call.step.prepared->num_used.at(launch.part),
+                         static_cast<std::size_t>(launch.groups_each));
+  }
 }
 
 KernelInfo describe(const BuiltKernel& kernel, const DeviceCapabilities& device) {
@@ -81,8 +85,15 @@ KernelInfo describe(const BuiltKernel& kernel, const DeviceCapabilities& device)
           v.work_group_size,
           v.block_rows,
           v.block_kv,
-          rounds_weights(v),
+          v.unit().rounds_probabilities,
           concurrent_groups(v, device)};
+}
+
+/// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
+void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
+                  std::string_view name) {
+  tensor.token_stride = checked_token_stride(tensor, row, name);
+  check_rows({tensor.buffer, dtype}, {tensor.offset, tokens, tensor.token_stride, row}, name);
 }
 
 }  // namespace
@@ -110,12 +121,6 @@ std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue) {
   return step.batch.query_start_loc.empty() ? 0 : step.batch.query_start_loc.back();
 }
 
-void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
-                  std::string_view name) {
-  tensor.token_stride = checked_token_stride(tensor, row, name);
-  check_rows({tensor.buffer, dtype}, {tensor.offset, tokens, tensor.token_stride, row}, name);
-}
-
 Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
   Recorder* const recorder = Recorder::of(queue);
   if (recorder == nullptr) return nullptr;
@@ -124,54 +129,45 @@ Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
   return recorder;
 }
 
-void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
-                 std::vector<LaunchRecord>* launches) {
-  if (takes_from_queue(*call.kernels.stages.back().variant)) require_in_order(call.queue);
-  Recorder* const recorder = recorder_for(call.queue, call.step);
-  const KernelShape& shape = call.kernels.shape;
+void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches) {
+  const AttentionKernels& kernels = call.kernels;
+  const PagedStepView& step = call.step;
+  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
+  Recorder* const recorder = recorder_for(call.queue, step);
+  const KernelShape& shape = kernels.shape;
   const std::int64_t heads = shape.num_heads;
-  const std::int64_t tokens = num_rows(call.step, call.queue);
+  const std::int64_t tokens = num_rows(step, call.queue);
   check_tensor(call.query, tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype,
                "query");
   check_tensor(call.output, tokens, heads * shape.head_size, shape.dtype, "output");
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
-  const auto finish = [&](const BuiltKernel& kernel, std::size_t tasks, std::size_t groups,
-                          auto&& launch) {
-    if (launches == nullptr) return launch(groups, event);
-    LaunchRecord& entry = launches->emplace_back();
-    entry.kernel = kernel.variant->name;
-    entry.tasks = static_cast<std::int64_t>(tasks);
-    entry.work_groups = static_cast<std::int64_t>(groups);
-    entry.work_group_size = kernel.variant->work_group_size;
-    entry.rounds_weights = rounds_weights(*kernel.variant);
-    launch(groups, &entry.event);
-    if (event != nullptr) *event = entry.event;
-  };
-  // `part`: of the step's launches; it has `entries`, each worth `groups_each` tasks.
-  const auto record = [&](const BuiltKernel& kernel, std::size_t part, cl_int entries,
-                          std::int64_t groups_each, auto&& launch) {
-    if (entries == 0) return;
-    const auto tasks = static_cast<std::size_t>(entries * groups_each);
-    const std::size_t groups = groups_for(call.kernels, kernel, tasks);
-    finish(kernel, tasks, groups, launch);
-    // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
-    const bool strides = staying_groups(*kernel.variant) > 0 && !takes_from_queue(*kernel.variant);
-    if (recorder != nullptr && !strides)
-      recorder->limit_last(call.step.prepared->num_used.at(part),
-                           static_cast<std::size_t>(groups_each));
-  };
-  const AttentionKernels& kernels = call.kernels;
-  for (std::size_t i = 0; i < call.step.kernels->stages.size(); ++i) {
-    const BuiltKernel& stage = kernels.stages[kernels.stage_for(*call.step.kernels, i)];
-    record(stage, i, call.step.num_items.at(i), stage.tiling.groups_per_item,
-           [&](std::size_t count, Event* done) { launch_stage(call, arguments, i, count, done); });
+
+  ClaCall& args = call.layer.args;
+  args.q_offset = call.query.offset;
+  args.q_token_stride = call.query.token_stride;
+  args.out_offset = call.output.offset;
+  args.out_token_stride = call.output.token_stride;
+  args.pages_at = step.pages_at;
+  args.counters_at = step.workspace_layout.counters_at;
+  args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
+  args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
+  args.partial_out_at = step.workspace_layout.partial_out_at;
+  args.num_kv_heads = shape.num_kv_heads;
+  args.causal = call.bidirectional ? 0 : step.causal;
+  args.write_lse = call.lse != nullptr ? 1 : 0;
+  for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
+    const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
+    launch_kernel(
+        call, {stage, i, step.items_at.at(i), step.num_items.at(i), stage.tiling.groups_per_item},
+        recorder, event, launches);
   }
-  const BuiltKernel& merge = call.kernels.merge;
-  const std::int64_t heads_of_group = merge_heads(*merge.variant, shape.head_size);
-  record(merge, kMaxTileClasses, call.step.num_merges, ceil_div(heads, heads_of_group),
-         [&](std::size_t count, Event* done) { launch_merge(call, arguments, count, done); });
+  const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, shape.head_size);
+  launch_kernel(call,
+                {kernels.merge, kMaxTileClasses, step.merges_at, step.num_merges,
+                 ceil_div(heads, heads_at_once)},
+                recorder, event, launches);
 }
 
 float softmax_scale(std::optional<float> chosen, std::int32_t width) {

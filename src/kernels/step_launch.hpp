@@ -1,15 +1,29 @@
 #pragma once
 
+#include <array>
 #include <clattn/attention.hpp>
 #include <numbers>
 #include <vector>
 
 #include "kernels/attention_kernels.hpp"
 #include "kernels/paged_step.hpp"
+#include "shared/call.h"
 
 namespace clattn::detail {
 
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;
+
+/// A layer's part of its launches: of the arguments strides, offsets of keys and values, options
+/// and scale; keys, values; in the order of kernels_cl/lib/options.clh the tensors of its options.
+struct LayerCall {
+  ClaCall args{};
+  cl_mem k = nullptr;
+  cl_mem v = nullptr;
+  std::array<cl_mem, 5> option_tensors{};
+  std::size_t num_option_tensors = 0;
+
+  void add(cl_mem tensor) { option_tensors.at(num_option_tensors++) = tensor; }
+};
 
 /// One forward() on its way to the launches: what the kernels of a step take whatever form the
 /// cache has.
@@ -20,19 +34,8 @@ struct StepCall {
   TensorRef query;   ///< [tokens, num_heads, head_size + rope_dim]
   TensorRef output;  ///< [tokens, num_heads, head_size]
   cl_mem lse = nullptr;
-  float scale_log2e = 1;       ///< of the softmax, times log2(e)
+  LayerCall layer;
   bool bidirectional = false;  ///< whatever the batch says
-};
-
-/// What a layer adds to the arguments of its kernels.
-class LayerArguments {
- public:
-  virtual ~LayerArguments() = default;
-  /// A stage's cache, in the middle of its list.
-  virtual void bind_cache(KernelLease& lease) const = 0;
-  /// What kernels_cl/lib/options.clh adds at the end of a stage's list, and of the merge's.
-  virtual void bind_options(KernelLease& lease) const = 0;
-  virtual void bind_merge(KernelLease& /*lease*/) const {}
 };
 
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
@@ -44,9 +47,6 @@ void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
 /// The rows that a step's query and output must hold: its tokens, or where this thread records the
 /// queue those of the largest batch that replays may bring.
 std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue);
-/// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
-void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
-                  std::string_view name);
 
 /// This thread's recorder of `queue`, or null. Replays will then want the step's memory prepared
 /// for the size that it has now. Throws kUnsupported for a step that cannot be recorded.
@@ -54,8 +54,7 @@ Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);
 
 /// Checks query and output, then launches the stages that have items and the merge if anything was
 /// split. `launches` gets a record a kernel, `event` completes with the last.
-void launch_step(StepCall call, const LayerArguments& arguments, Event* event,
-                 std::vector<LaunchRecord>* launches);
+void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches);
 
 /// The softmax's scale: the one that was chosen, or 1 / sqrt(`width` of a key).
 float softmax_scale(std::optional<float> chosen, std::int32_t width);

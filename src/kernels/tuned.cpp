@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <clattn/attention.hpp>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,10 +22,9 @@ bool contains(const Values& values, std::int32_t value) {
   return value > 0 && std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// The constants that the kernels of a file take besides those of their rows.
+/// The constants that a kernel takes besides those of their rows.
 struct TileRange {
-  std::string_view file;
-  KernelFamily family;  ///< kAuto: both of a GPU
+  KernelId kernel;
   Values block_rows, block_kv, work_group_size;
   bool (*tiles)(std::int32_t rows, std::int32_t keys, std::int32_t wg);
 };
@@ -53,54 +53,31 @@ bool tiles_mla_gpu(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
 }
 
 constexpr auto kRanges = std::to_array<TileRange>({
-    {"decode_cpu.cl", KernelFamily::kCpu, {4, 8, 16, 32}, {16, 32, 64}, {1}, always},
-    {"prefill_cpu.cl", KernelFamily::kCpu, {64, 128, 256, 512}, {32, 64, 128}, {1}, always},
-    {"mla_decode_cpu.cl", KernelFamily::kCpu, {64, 128, 256}, {32, 64}, {1}, always},
-    {"paged_attention_packed.cl", KernelFamily::kCpu, {8, 16, 32}, {16, 32, 64}, {1}, always},
-    {"decode_gpu.cl",
-     KernelFamily::kAuto,
-     {1, 2, 4, 8},
-     {1, 2, 4, 8},
-     {32, 64, 128, 256},
-     tiles_decode_gpu},
-    {"prefill_gpu.cl",
-     KernelFamily::kAuto,
-     {16, 32, 64, 128},
-     {32, 64},
-     {64, 128, 256, 512},
-     tiles_prefill_gpu},
-    {"prefill_mma.cl",
-     KernelFamily::kAuto,
+    {KernelId::decode_cpu, {4, 8, 16, 32}, {16, 32, 64}, {1}, always},
+    {KernelId::prefill_cpu, {64, 128, 256, 512}, {32, 64, 128}, {1}, always},
+    {KernelId::mla_cpu, {64, 128, 256}, {32, 64}, {1}, always},
+    {KernelId::packed_cpu, {8, 16, 32}, {16, 32, 64}, {1}, always},
+    {KernelId::decode_gpu, {1, 2, 4, 8}, {1, 2, 4, 8}, {32, 64, 128, 256}, tiles_decode_gpu},
+    {KernelId::prefill_gpu, {16, 32, 64, 128}, {32, 64}, {64, 128, 256, 512}, tiles_prefill_gpu},
+    {KernelId::prefill_mma,
      {16, 32, 64, 128},
      {32, 64, 128},
      {32, 64, 128, 256},
      tiles_prefill_mma},
-    {"mla_decode_gpu.cl",
-     KernelFamily::kAuto,
-     {4, 8, 16, 32},
-     {2, 4, 8},
-     {32, 64, 128, 256},
-     tiles_mla_gpu},
-    {"paged_attention_packed.cl",
-     KernelFamily::kAuto,
-     {4, 8, 16},
-     {8, 16, 32},
-     {32, 64, 128, 256},
-     always},
+    {KernelId::mla_gpu, {4, 8, 16, 32}, {2, 4, 8}, {32, 64, 128, 256}, tiles_mla_gpu},
+    {KernelId::packed_gpu, {4, 8, 16}, {8, 16, 32}, {32, 64, 128, 256}, always},
 });
 
-/// Null for a file whose kernels take no other constants than their rows'.
+/// Null for a kernel that takes no other constants than its rows'.
 const TileRange* range_of(const Variant& variant) {
   const auto found = std::find_if(kRanges.begin(), kRanges.end(), [&](const TileRange& range) {
-    const bool cpu = variant.family == KernelFamily::kCpu;
-    return range.file == variant.file && cpu == (range.family == KernelFamily::kCpu);
+    return range.kernel == variant.kernel_id;
   });
   return found == kRanges.end() ? nullptr : &*found;
 }
 
 bool same_kernel(const Variant& a, const Variant& b) {
-  return a.role == b.role && a.family == b.family && a.file == b.file && a.entry == b.entry &&
-         a.operands == b.operands;
+  return a.role == b.role && a.unit_id == b.unit_id && a.kernel_id == b.kernel_id;
 }
 
 bool same_tile(const Variant& a, const Variant& b) {
@@ -168,21 +145,16 @@ void add_tiles(const Variant& row, const KernelShape& shape, const DeviceCapabil
 /// Of the first family on the device's ladder that has any: the rows, then their other tiles.
 std::vector<Variant> tiles_for(Role role, const KernelShape& shape,
                                const DeviceCapabilities& device) {
+  std::vector<Variant> rows;
+  use_best_family(role, KernelFamily::kAuto, device, [&](const Variant& row) {
+    const bool usable = takes_types(row, shape) && why_not(row, device).empty();
+    if (usable) rows.push_back(row);
+    return usable;
+  });
   std::vector<Variant> tiles;
-  for (const KernelFamily rung : family_ladder(KernelFamily::kAuto, device)) {
-    for (const Variant& row : variants()) {
-      if (row.role == role && row.family == rung && takes_shape(row, shape) &&
-          why_not(row, device).empty()) {
-        tiles.push_back(row);
-      }
-    }
-    for (const Variant& row : variants()) {
-      if (row.role == role && row.family == rung && takes_types(row, shape)) {
-        add_tiles(row, shape, device, tiles);
-      }
-    }
-    if (!tiles.empty()) break;
-  }
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(tiles),
+               [&](const Variant& row) { return takes_shape(row, shape); });
+  for (const Variant& row : rows) add_tiles(row, shape, device, tiles);
   return tiles;
 }
 
@@ -231,14 +203,13 @@ std::optional<Variant> variant_of(const TuningRow& row, Role role) {
 
 std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& shape,
                                      KernelFamily family, Role role) {
-  const auto ladder = family_ladder(family, runtime.capabilities());
   const RuntimeTuning tuning = runtime.tuning();
   TuningQuery query = tuning_query(runtime, shape, family);
   query.role = to_string(role);
   const TuningRow* row = tuning.table->find(query, [&](const TuningRow& candidate) {
     const std::optional<Variant> variant = variant_of(candidate, role);
     return variant && takes_shape(*variant, shape) &&
-           std::find(ladder.begin(), ladder.end(), variant->family) != ladder.end();
+           serves_family(family, variant->family(), runtime.capabilities());
   });
   return row == nullptr ? std::nullopt : variant_of(*row, role);
 }

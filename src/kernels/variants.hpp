@@ -3,11 +3,13 @@
 #include <clattn/attention.hpp>
 #include <clattn/device.hpp>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kernels/traits.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
@@ -23,29 +25,19 @@ enum class Role : std::uint8_t {
 };
 std::string_view to_string(Role role);
 
-/// Element types that a variant takes.
-enum class Operands : std::uint8_t {
-  kAny,
-  k16Bit,      ///< matrix units: 16-bit queries, and a cache of their type or of 8 bits
-  kWarpgroup,  ///< matrix units of warpgroups: 16-bit queries, a cache of their type, heads of 64,
-               ///< 128 or 256, or latent rows of 256 + 64 or 512 + 64
-  kAsyncCopies,  ///< matrix units that copies keep ahead of: 16-bit queries, a cache of their type
-                 ///< or of fp8, heads of 128 or 256, pages of a multiple of 16 tokens
-  kBF16Pairs,  ///< x86's products of bf16 pairs: bf16 queries, a cache of bf16 or 8 bits, heads of
-               ///< a multiple of 64
-};
-
 /// One row of variants.inc.
 struct Variant {
   std::string_view name;
   Role role;
-  KernelFamily family;
-  std::string_view file;
-  std::string_view entry;
+  UnitId unit_id;
+  KernelId kernel_id;
   std::int32_t block_rows;
   std::int32_t block_kv;
   std::int32_t work_group_size;
-  Operands operands;
+
+  const UnitTraits& unit() const { return unit_of(unit_id).traits; }
+  const KernelTraits& kernel() const { return kernel_of(kernel_id).traits; }
+  KernelFamily family() const { return unit_of(unit_id).family; }
 };
 std::span<const Variant> variants();
 
@@ -79,7 +71,6 @@ struct KernelShape {
   KernelOptions options;
   CacheForm form = CacheForm::kStrided;
   std::int32_t rope_dim = 0;  ///< kLatent: elements of a key beyond its head_size latent ones
-  bool tiles = false;         ///< kStrided: the cache's blocks lie as KVCacheLayout::kTiles says
   std::int32_t group() const { return num_heads / num_kv_heads; }
 };
 
@@ -100,46 +91,21 @@ struct HeadTiling {
 };
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape);
 
-/// The families to look in for a device, best first: kAuto follows the capabilities.
-std::span<const KernelFamily> family_ladder(KernelFamily wanted,
-                                            const DeviceCapabilities& capabilities);
+/// Whether a device serves `wanted` by kernels of `family`: kAuto follows the capabilities.
+bool serves_family(KernelFamily wanted, KernelFamily family,
+                   const DeviceCapabilities& capabilities);
+
+/// Offers the variants of `role` to `use`, one family after the other and best first, until some
+/// variant of a family was used. Returns whether one was.
+bool use_best_family(Role role, KernelFamily wanted, const DeviceCapabilities& capabilities,
+                     const std::function<bool(const Variant&)>& use);
 
 /// Why a variant cannot run on a device at all; empty = it can.
 std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities);
 
-/// Whether it rounds probabilities before they meet V (KernelInfo::rounds_weights).
-inline bool rounds_weights(const Variant& variant) {
-  return variant.operands != Operands::kAny;
-}
-
-/// Whether it joins the splits of its tiles itself: the last group of a tile to end does.
-inline bool joins_splits(const Variant& variant) {
-  return variant.file.starts_with("decode_") && variant.family != KernelFamily::kGpu;
-}
-
-/// Whether its work-groups stay, a few for each compute unit, and take tasks from a queue
-/// (kernels_cl/lib/cpu_queue.clh).
-inline bool takes_from_queue(const Variant& variant) {
-  return variant.family == KernelFamily::kCpu &&
-         (variant.role == Role::kDecode || variant.role == Role::kPrefill ||
-          variant.role == Role::kMLADecode);
-}
-
-/// Whether its launches describe the cache to the device's copy engine
-/// (kernels_cl/lib/tensor_map.clh).
-inline bool makes_tensor_maps(const Variant& variant) {
-  return variant.operands == Operands::kWarpgroup && variant.role == Role::kPrefill;
-}
-
-/// Whether the driver's assembler takes the strides of tensor maps as PTX says, in bytes: from
-/// CUDA 12.5's (R555) on; those before it take units of 16.
-bool assembles_tensor_maps(const DeviceCapabilities& capabilities);
-
-/// Work-groups that a compute unit runs at once; 0 where it is not known.
-inline std::int32_t resident_groups(const Variant& variant) {
-  // Their tiles fill the local memory.
-  if (variant.file == "mla_wgmma.cl" || variant.operands == Operands::kAsyncCopies) return 1;
-  return variant.file == "decode_mma.cl" ? 2 : 0;
+/// Whether it merges the splits of its tiles itself: the last group of a tile to end does.
+inline bool merges_splits(const Variant& variant) {
+  return variant.kernel().merges_splits && variant.unit().fence;
 }
 
 /// Keys that one of its groups processes at once.
@@ -148,28 +114,25 @@ std::int32_t step_keys(const Variant& variant, std::int32_t head_size);
 /// Heads of a token that a group of a merge kernel merges (kernels_cl/merge.cl).
 std::int32_t merge_heads(const Variant& variant, std::int32_t head_size);
 
-/// Work-groups for each compute unit that go through all tasks of a launch; 0: a group serves one.
-std::int32_t staying_groups(const Variant& variant);
-
-/// Whether it can be built for a cache in tiles.
-bool takes_tiles(const Variant& variant);
-
-/// Whether it takes the element types, the head size and the order of a shape.
+/// Whether it takes the element types and the sizes of a shape.
 bool takes_types(const Variant& variant, const KernelShape& shape);
 
 /// Whether it takes a shape: its types and, as a decode tile, all query heads of a KV head.
 bool takes_shape(const Variant& variant, const KernelShape& shape);
 
-/// Whether some variant of `role` in the family, or its ladder, runs on a device.
-bool any_variant_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities);
+/// Why no variant of `role` in the family, or its ladder, runs on a device: the first variant's
+/// reason; empty if one runs.
+std::string why_none_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities);
 
 /// File, entry and -D options of a variant under a shape.
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities);
 
-/// Whether a built variant fits the device: its local memory, its work-group
-/// size, and on a GPU no more than a few spilled registers.
+/// Whether a built variant can run on the device: its local memory and its work-group size fit.
 bool fits_after_build(const Variant& variant, const KernelPool& pool,
                       const DeviceCapabilities& capabilities);
+
+/// Whether a built variant spills more than a few registers, on a GPU: a smaller tile is faster.
+bool spills(const KernelPool& pool, const DeviceCapabilities& capabilities);
 
 }  // namespace clattn::detail

@@ -17,16 +17,15 @@ IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) 
   const std::size_t page = static_cast<std::size_t>(std::max(shape.block_size, 1)) *
                            static_cast<std::size_t>(shape.num_kv_heads) * row;
   const std::size_t token = static_cast<std::size_t>(shape.num_heads) * row;
-  constexpr std::size_t kCounters = CLA_QUEUE_INTS;
-  const std::vector<std::byte> nothing(std::max({page, token, kCounters}) * sizeof(float));
+  const std::vector<std::byte> nothing(std::max(page, token) * sizeof(float));
   zeros = kernels.runtime->allocate_copy(nothing);
-  maps = kernels.runtime->allocate(kTensorMapBytes);
+  grow_workspace(workspace, *kernels.runtime, {});
   constexpr std::array kNoSlot = {kPadSlotId};
   slots = kernels.runtime->allocate_copy(std::as_bytes(std::span(kNoSlot)));
 }
 
 void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
-                      const LayerArguments& arguments, const IdleMemory& memory) {
+                      const LayerCall& layer, const IdleMemory& memory) {
   // What recorded steps are padded with: an item without tokens, a merge of nothing. Page 0.
   struct Meta {
     ClaWorkItem item{};
@@ -44,9 +43,9 @@ void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
   step.num_merges = 1;
   step.pages_at = offsetof(Meta, pages) / sizeof(cl_int);
   const cl_mem zeros = memory.zeros.handle();
-  step.partial_out = step.partial_lse2 = step.arrivals = zeros;
-  step.tensor_maps = memory.maps.handle();
-  launch_step({queue, kernels, step, {zeros}, {zeros}, zeros}, arguments, nullptr, nullptr);
+  step.workspace = memory.workspace.buffer.handle();
+  step.workspace_layout = layout_of(memory.workspace);
+  launch_step({queue, kernels, step, {zeros}, {zeros}, zeros, layer}, nullptr, nullptr);
 }
 
 }  // namespace clattn::detail

@@ -13,11 +13,11 @@ struct IdleMemory {
   CapturePause pause;  ///< its launches are no calls of the application's
   Buffer zeros;  ///< stands for every tensor: a page of the cache and a token's row fit into it
   Buffer slots;  ///< i64 [1]: kPadSlotId
-  Buffer maps;   ///< where launches may describe what they copy
+  AttentionWorkspace workspace;  ///< without room for partial results
 };
 
 /// Launches every kernel of the layer's steps over padding alone: no tensor is read or written.
 void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
-                      const LayerArguments& arguments, const IdleMemory& memory);
+                      const LayerCall& layer, const IdleMemory& memory);
 
 }  // namespace clattn::detail

@@ -48,12 +48,9 @@ void reshape_and_cache_flash(const Context& context, cl_command_queue queue, Ten
                              TensorRef value, DType dtype, const KVCache& cache,
                              cl_mem slot_mapping, std::size_t slot_offset_bytes,
                              std::int64_t num_tokens, Event* event) {
-  KernelShape shape =
+  const KernelShape shape =
       write_shape(cache.num_kv_heads, cache.head_size, cache.block_size, dtype, cache.dtype);
-  shape.tiles = cache.tiles;
   detail::check_cache(cache);
-  detail::check_key_order(
-      cache, detail::family_ladder(KernelFamily::kAuto, context.capabilities()).front());
   const BuiltKernel kernel =
       detail::build_first_fitting(context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWrite);
   detail::enqueue_cache_write(kernel, shape, queue, key, value, cache,

@@ -25,10 +25,10 @@ std::optional<KVCacheLayout> detail::choose_kv_cache_layout(
   if (layout_override) return layout_override;
   if (variable.empty()) return std::nullopt;
   for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN, KVCacheLayout::kTiles}) {
+       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
     if (to_string(layout) == variable) return layout;
   }
-  throw_invalid("CLATTN_KV_CACHE_LAYOUT: '{}' is not one of NHD, HND, HDN, tiles", variable);
+  throw_invalid("CLATTN_KV_CACHE_LAYOUT: '{}' is not one of NHD, HND, HDN", variable);
 }
 
 std::optional<KVCacheLayout> get_kv_cache_layout() {

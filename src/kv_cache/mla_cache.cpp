@@ -141,7 +141,6 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
     throw_invalid("rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
                   cache.head_size);
   }
-  if (cache.tiles) throw_invalid("kv_cache: tiles, legal for latent rows: none");
   if (cache.keys_by_dim()) {
     throw_invalid("kv_cache: key_dim_stride is {}, legal for latent rows: 1", cache.key_dim_stride);
   }

@@ -4,6 +4,7 @@
 #include <clattn/cache_ops.hpp>
 
 #include "base/error.hpp"
+#include "opencl/device_info.hpp"
 
 namespace clattn::detail {
 
@@ -12,7 +13,7 @@ OpKernel op_kernel(const Context& context, std::string_view entry, std::string_v
   const auto size = static_cast<std::size_t>(cache_op_work_group_size(context.capabilities()));
   return {
       context.runtime().kernel({std::string(file), std::string(entry),
-                                fmt::format("-DCLA_WG_SIZE={} -DCLA_REDUCE={} {}", size,
+                                fmt::format("-DCLA_WG_SIZE={} -DCLA_PTX={} {}", size,
                                             context.capabilities().inline_ptx ? 1 : 0, options)}),
       size};
 }
@@ -35,7 +36,7 @@ namespace clattn {
 
 std::int32_t cache_op_work_group_size(const DeviceCapabilities& device) {
   constexpr std::uint64_t kGroup = 128;
-  if (device.kind == DeviceKind::kCpu) return 1;
+  if (detail::takes_single_items(device)) return 1;
   return static_cast<std::int32_t>(std::min<std::uint64_t>(kGroup, device.max_work_group_size));
 }
 

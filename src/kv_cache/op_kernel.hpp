@@ -16,7 +16,7 @@ struct OpKernel {
   std::size_t group_size = 1;
 };
 
-/// `options`: the -D options beside CLA_WG_SIZE and CLA_REDUCE.
+/// `options`: the -D options beside CLA_WG_SIZE and CLA_PTX.
 OpKernel op_kernel(const Context& context, std::string_view entry, std::string_view file,
                    std::string_view options = {});
 

@@ -150,7 +150,6 @@ CachePlanes planes_of(const KVCache& cache) {
                                       {cache.block_size, bytes(cache.token_stride, cache.dtype)},
                                       {cache.num_kv_heads, bytes(cache.head_stride, cache.dtype)});
   check_keys_by_dim(cache, layout);
-  check_tiles(cache);
   std::vector<Plane> planes = {{cache.buffer, bytes(cache.k_offset, cache.dtype)}};
   // Latent rows are K and V at once.
   if (cache.v_offset != cache.k_offset) {

@@ -118,8 +118,6 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
     }
     cache.key_dim_stride = spec.block_size;
   }
-  cache.tiles = layout == KVCacheLayout::kTiles;
-  if (cache.tiles) detail::check_cache(cache);
   return cache;
 }
 

@@ -56,7 +56,7 @@ struct Trait {
 struct DeviceCache {
   CachePlanes planes;
   DType dtype = DType::kF16;
-  std::array<Trait, 7> traits{};
+  std::array<Trait, 6> traits{};
 };
 
 struct DescribeCache {
@@ -68,8 +68,7 @@ struct DescribeCache {
                          {"head_size", cache.head_size},
                          {"token_stride", cache.block_size == 1 ? 0 : cache.token_stride},
                          {"head_stride", cache.num_kv_heads == 1 ? 0 : cache.head_stride},
-                         {"key_dim_stride", cache.key_dim_stride},
-                         {"tiles", cache.tiles ? 1 : 0}}}};
+                         {"key_dim_stride", cache.key_dim_stride}}}};
   }
   std::optional<DeviceCache> operator()(const PackedKVCache& cache) const {
     return DeviceCache{detail::planes_of(cache),

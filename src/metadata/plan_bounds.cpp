@@ -117,7 +117,7 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     const ClassBound bound =
         bound_of(config, tile, limits, {shortest, longest, tile.max_item_tokens}, max_rows);
     counts.num_items.at(c) = to_count(bound.items);
-    if (!tile.joins_splits) all.merges += bound.merges;
+    if (!tile.merges_splits) all.merges += bound.merges;
     all.rows += bound.rows;
     shortest = std::max<std::int64_t>(shortest, std::int64_t{tile.max_query_len} + 1);
   }

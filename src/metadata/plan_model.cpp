@@ -113,6 +113,10 @@ double task_ns(const TileClass& tile, double keys, double tokens, bool is_split)
          keys_ns(tile, steps * tile.step_keys, tokens);
 }
 
+double merge_ns(const MergeCosts& costs, double tokens, double rows) {
+  return tokens * costs.token_ns + rows * costs.row_ns;
+}
+
 double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
                        double shared_ns) {
   if (heaviest_first.empty()) return 0;
@@ -192,8 +196,8 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
   cut.choice.share_ns = share;
   cut.choice.end_ns =
       tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
-  cut.choice.merges = tokens > 0 && !tile.joins_splits;
-  if (cut.choice.merges) cut.choice.merge_ns = tokens * merge.token_ns + cut.rows * merge.row_ns;
+  cut.choice.merges = tokens > 0 && !tile.merges_splits;
+  if (cut.choice.merges) cut.choice.merge_ns = merge_ns(merge, tokens, cut.rows);
   cut.floor = tile.launch_ns + total / tile.workers + slowdown_ns(tile, shared);
   return cut;
 }

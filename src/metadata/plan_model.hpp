@@ -31,7 +31,7 @@ struct TileClass {
   std::int32_t max_query_len = 0;
   std::int32_t max_item_tokens = 0;
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
-  bool joins_splits = false;         ///< the kernel merges its own splits; the plan need not
+  bool merges_splits = false;        ///< the kernel merges its own splits; the plan need not
   std::int32_t step_keys = 1;        ///< keys processed at once: a partial step costs a whole one
   std::int32_t workers = 1;          ///< work-groups that run at once
   Dealing dealing = Dealing::kTaken;
@@ -48,6 +48,9 @@ struct MergeCosts {
   double row_ns = 0;    ///< of each of its partial results
   bool operator==(const MergeCosts&) const = default;
 };
+
+/// Of the merge without its launch: so many query tokens, and their partial results.
+double merge_ns(const MergeCosts& costs, double tokens, double rows);
 
 /// A number of tasks that take equally long.
 struct TaskRun {

@@ -148,7 +148,7 @@ bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
   return true;
 }
 
-void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, bool joins_splits,
+void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, bool merges_splits,
                 const Tally& at, std::int32_t pages_at, const PlanOutput& output) {
   const auto first_row = static_cast<std::int32_t>(at.rows);
   ClaWorkItem* item =
@@ -162,9 +162,9 @@ void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, boo
                .pages_at = pages_at,
                .partial_row = pieces > 1 ? first_row + piece * tile.q_count : -1,
                .split = static_cast<std::uint16_t>(piece),
-               .num_splits = static_cast<std::uint16_t>(pieces > 1 && joins_splits ? pieces : 0)};
+               .num_splits = static_cast<std::uint16_t>(pieces > 1 && merges_splits ? pieces : 0)};
   }
-  if (pieces == 1 || joins_splits) return;
+  if (pieces == 1 || merges_splits) return;
   ClaMergeItem* merge = &output.merges[static_cast<std::size_t>(at.merges)];
   for (std::int32_t token = 0; token < tile.q_count; ++token) {
     *merge++ = {.out_row = tile.q_row + token,
@@ -181,14 +181,14 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
   Tally tally;
   for_each_tile(config, batch, [&](const Tile& tile) {
     const std::int32_t pieces = cutter.pieces(tile);
-    const bool joins_splits = config.tiles[tile.tile_class].joins_splits;
+    const bool merges_splits = config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
-      write_tile(tile, cutter, pieces, joins_splits, tally,
+      write_tile(tile, cutter, pieces, merges_splits, tally,
                  pages_at[static_cast<std::size_t>(tile.request)], *output);
     }
     tally.items[tile.tile_class] += pieces;
     if (pieces == 1) return;
-    if (!joins_splits) tally.merges += tile.q_count;
+    if (!merges_splits) tally.merges += tile.q_count;
     tally.rows += std::int64_t{pieces} * tile.q_count;
   });
   return tally;

@@ -88,6 +88,8 @@ class AttentionPlan {
   /// Decides the cuts and counts what they come to. Throws kUnsupported for deterministic cuts that
   /// need more than max_partial_rows.
   AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch);
+  AttentionPlan(const PlannerConfig& config, CommonAttentionMetadata&& batch) = delete;
+  AttentionPlan(PlannerConfig&& config, const CommonAttentionMetadata& batch) = delete;
 
   const PlanCounts& counts() const noexcept { return counts_; }
   const PlanCuts& cuts() const noexcept { return cuts_; }

@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <clattn/device.hpp>
 
 #include "base/environment.hpp"
@@ -98,8 +101,12 @@ DeviceCapabilities query_capabilities(cl_device_id device) {
   record.global_mem_bytes = device_value<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE);
   record.max_alloc_bytes = device_value<cl_ulong>(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
   record.local_mem_bytes = device_value<cl_ulong>(device, CL_DEVICE_LOCAL_MEM_SIZE);
+  // A CPU's compiler that joins work-items into vectors prefers to be given single floats. Groups
+  // of one work-item leave it nothing to join.
+  const auto preferred = device_value<cl_uint>(device, CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT);
+  const auto native = device_value<cl_uint>(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
   record.float_vector_width =
-      static_cast<int>(device_value<cl_uint>(device, CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT));
+      static_cast<int>(record.kind == DeviceKind::kCpu ? std::max(preferred, native) : preferred);
   record.reports_fp16 = has_word(extensions, "cl_khr_fp16");
   record.reports_subgroups =
       has_word(extensions, "cl_khr_subgroups") || has_word(extensions, "cl_intel_subgroups");
@@ -109,6 +116,15 @@ DeviceCapabilities query_capabilities(cl_device_id device) {
                                        device_value<cl_uint>(device, kMinor));
   }
   return record;
+}
+
+std::string device_macros(const DeviceCapabilities& capabilities) {
+  // Weights that are off by 2^-21 move a result by less than half of what summing it in f32 may,
+  // 18 * 2^-24 where there is one key. GPUs' instructions are off by 2^-22 to 2^-24.
+  constexpr float kErrorAllowed = 0x1p-21F;
+  return fmt::format(" -DCLA_NATIVE_EXP2={} -DCLA_NATIVE={}",
+                     capabilities.native_exp2_error <= kErrorAllowed ? 1 : 0,
+                     capabilities.native_builtins ? 1 : 0);
 }
 
 }  // namespace detail

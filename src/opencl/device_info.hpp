@@ -46,4 +46,14 @@ std::size_t choose_device(std::string_view selector, std::span<const DeviceSumma
 /// The driver's half of the capability record; the self-tests' fields keep their defaults.
 DeviceCapabilities query_capabilities(cl_device_id device);
 
+/// Whether kernels make groups of a single work-item and give it all of a core's work, in loops as
+/// long as that takes.
+inline bool takes_single_items(const DeviceCapabilities& capabilities) {
+  return capabilities.kind == DeviceKind::kCpu && capabilities.long_loops;
+}
+
+/// What the capability record says to every program, as -D options with a leading space each:
+/// CLA_NATIVE_EXP2 (kernels_cl/lib/common.clh) and CLA_NATIVE (kernels_cl/lib/native.clh).
+std::string device_macros(const DeviceCapabilities& capabilities);
+
 }  // namespace clattn::detail

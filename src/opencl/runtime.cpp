@@ -38,16 +38,12 @@ bool binaries_pay(cl_device_id device) {
   return !is_pocl(device);
 }
 
-std::string full_options(const KernelSource& source) {
-  return fmt::format("{}{}{}", kBuildOptions, source.options.empty() ? "" : " ", source.options);
-}
-
 /// Before the keys of sources that did not build together: others are not to wait for them again.
 constexpr const char* kAlone = "alone\n";
 
-/// What a program is known by.
+/// What a program of a Runtime is known by.
 std::string program_key(const KernelSource& source) {
-  return source.file + '\n' + full_options(source);
+  return source.file + '\n' + source.options;
 }
 
 /// What a CPU device's name leaves out where the processor is a virtual machine's: whether it has
@@ -113,9 +109,16 @@ struct Runtime::State {
     capabilities.warpgroup_products = result.warpgroup_products != 0;
     capabilities.fp8_conversions = result.fp8_conversions != 0;
     capabilities.bf16_products = result.bf16_products != 0;
+    capabilities.native_exp2_error = result.native_exp2_error;
+    capabilities.native_builtins = result.native_builtins != 0;
+    capabilities.long_loops = result.long_loops != 0;
+    capabilities.struct_arguments = result.struct_arguments != 0;
+    build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
   }
 
-  std::shared_ptr<Program> build(const std::string& file, const std::string& options) {
+  std::shared_ptr<Program> build(const std::string& file, const std::string& own_options) {
+    const std::string options =
+        fmt::format("{}{}{}", build_options, own_options.empty() ? "" : " ", own_options);
     const FlatSource source = flatten_source(file, read_file);
     const CacheKey key = key_of("program", source.text, options);
     if (cache_binaries) {
@@ -151,7 +154,7 @@ struct Runtime::State {
       parts.push_back({flatten_source(source.file, read_file).text, source.options});
     const std::optional<std::string> text = bundle_sources(parts);
     if (!text) return std::make_shared<Program>();
-    Compilation built = compile_program(context.get(), device, *text, std::string(kBuildOptions));
+    Compilation built = compile_program(context.get(), device, *text, build_options);
     if (built.status != CL_SUCCESS) return std::make_shared<Program>();
     ++from_source;
     return std::make_shared<Program>(Program{std::move(built.program), {}});
@@ -166,6 +169,7 @@ struct Runtime::State {
   ContextHandle context;
   cl_device_id device;
   DeviceCapabilities capabilities;
+  std::string build_options;  // of every program
   ReadKernelFile read_file;
   ProgramCache cache;
   std::mutex tuning_mutex;
@@ -227,7 +231,7 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
   const std::string key = program_key(source);
   return state_->pools.get(key + '\n' + source.entry, [&] {
     const auto program =
-        state_->programs.get(key, [&] { return state_->build(source.file, full_options(source)); });
+        state_->programs.get(key, [&] { return state_->build(source.file, source.options); });
     if (program->refusal) throw Error(*program->refusal);
     return std::make_shared<KernelPool>(program->handle.get(), state_->device, source.entry);
   });

@@ -1,14 +1,18 @@
 #include "opencl/self_test.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
+#include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "base/error.hpp"
 #include "opencl/device_info.hpp"
 #include "opencl/program.hpp"
 #include "opencl/queue.hpp"
+#include "shared/call.h"
 
 namespace clattn::detail {
 namespace {
@@ -20,6 +24,7 @@ constexpr std::uint64_t kLocalBytes[] = {
     226U << 10U, 162U << 10U, 128U << 10U, 127U << 10U, 98U << 10U, 95U << 10U, 64U << 10U,
     63U << 10U,  48U << 10U,  47U << 10U,  32U << 10U,  31U << 10U, 16U << 10U, 8U << 10U};
 constexpr cl_uint kSeed = 0x51ed270bU;
+constexpr int kStructTest = 10;
 constexpr std::size_t kLocalGroups = 4;  // so that groups could disturb one another
 constexpr cl_uint kWarpgroup = 128;
 constexpr int kZmmFloats = 16;  // of a register of AVX-512
@@ -33,17 +38,18 @@ class Prober {
 
   /// The `count` words that `entry` wrote, nothing when it did not build or run.
   std::optional<std::vector<cl_uint>> run(int test, const char* entry, std::uint64_t local_bytes,
-                                          std::size_t groups, std::size_t count) {
+                                          std::size_t groups, std::size_t count,
+                                          std::string_view language = kBuildOptions) {
     const std::string options =
-        fmt::format("{} -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", kBuildOptions,
-                    test, group_size_, local_bytes);
+        fmt::format("{} -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", language, test,
+                    group_size_, local_bytes);
     const Compilation built = compile_program(context_, device_, text_, options);
     if (built.status != CL_SUCCESS) {
       if (built.status == CL_OUT_OF_HOST_MEMORY) conclusive_ = false;
       return std::nullopt;
     }
     try {
-      return launch(built.program.get(), entry, groups, count);
+      return launch(built.program.get(), entry, groups, count, test == kStructTest);
     } catch (const Error&) {
       conclusive_ = false;
       return std::nullopt;
@@ -55,7 +61,7 @@ class Prober {
 
  private:
   std::vector<cl_uint> launch(cl_program program, const char* entry, std::size_t groups,
-                              std::size_t count) const {
+                              std::size_t count, bool takes_call) const {
     std::vector<cl_uint> result(count, 0xdeadbeefU);  // stale words would pass no check
     const std::size_t size = count * sizeof(cl_uint);
     const std::size_t items = groups * group_size_;
@@ -70,6 +76,12 @@ class Prober {
     // NOLINTNEXTLINE(bugprone-sizeof-expression): a cl_mem's own size is meant
     check(clSetKernelArg(kernel.get(), 0, sizeof(output), &output), "self-test: clSetKernelArg");
     check(clSetKernelArg(kernel.get(), 1, sizeof(kSeed), &kSeed), "self-test: clSetKernelArg");
+    if (takes_call) {
+      std::array<cl_uint, sizeof(ClaCall) / sizeof(cl_uint)> words{};
+      std::iota(words.begin(), words.end(), kSeed);
+      check(clSetKernelArg(kernel.get(), 2, sizeof(words), words.data()),
+            "self-test: clSetKernelArg");
+    }
     check(clEnqueueNDRangeKernel(queue.get(), kernel.get(), 1, nullptr, &items, &group_size_, 0,
                                  nullptr, nullptr),
           "self-test: clEnqueueNDRangeKernel");
@@ -94,9 +106,19 @@ bool local_memory_works(Prober& prober, std::uint64_t bytes) {
                               [&](cl_uint count) { return count == expected; });
 }
 
-std::optional<int> probe_wave(Prober& prober, int test) {
-  const auto result = prober.run(test, "clattn_selftest_wave", 0, 1, 3 * prober.group_size());
+std::optional<int> probe_wave(Prober& prober, int test, std::string_view language) {
+  const std::size_t count = 3 * prober.group_size();
+  const auto result = prober.run(test, "clattn_selftest_wave", 0, 1, count, language);
   return result ? proven_wave_size(*result, kSeed) : std::nullopt;
+}
+
+/// Some compilers know sub-groups in any language, others in a later one alone.
+std::optional<int> probe_sub_groups(Prober& prober) {
+  for (const std::string_view language : {kBuildOptions, std::string_view("-cl-std=CL2.0 -w"),
+                                          std::string_view("-cl-std=CL3.0 -w")}) {
+    if (const std::optional<int> width = probe_wave(prober, 3, language)) return width;
+  }
+  return std::nullopt;
 }
 
 /// Whether each lane of a group found its result right.
@@ -107,6 +129,23 @@ bool all_lanes_right(Prober& prober, int test, const char* entry) {
     if ((*result)[lane] != kSeed + static_cast<cl_uint>(lane)) return false;
   }
   return true;
+}
+
+/// The largest relative error of native_exp2 where weights of a softmax have their arguments; 1
+/// where it computes nothing, or something else than 0 of what is far below.
+float native_exp2_error(Prober& prober) {
+  constexpr std::size_t kGroups = 256;
+  const std::size_t count = kGroups * prober.group_size();
+  const auto result = prober.run(7, "clattn_selftest_exp2", 0, kGroups, count);
+  if (!result || (*result)[count - 1] != 0) return 1;
+  double largest = 0;
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    const double exact = std::exp2(-static_cast<double>(i) / 512);
+    const double error = std::abs(std::bit_cast<float>((*result)[i]) / exact - 1);
+    if (!(error < 1)) return 1;
+    largest = std::max(largest, error);
+  }
+  return static_cast<float>(largest);
 }
 
 /// PTX ISA 7.8 brought sm_90 and its conversions of fp8 together. Those of sm_89 came with 8.1,
@@ -156,7 +195,7 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   // instead of refusing it. Whether it is usable is the test's to say.
   if (reported.kind == DeviceKind::kGpu &&
       device_value<cl_uint>(device, CL_DEVICE_VENDOR_ID) == kNvidiaVendorId) {
-    const std::optional<int> warp = probe_wave(prober, 2);
+    const std::optional<int> warp = probe_wave(prober, 2, kBuildOptions);
     result.inline_ptx = warp ? 1 : 0;
     result.wave_size = warp.value_or(0);
   }
@@ -175,8 +214,16 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.bf16_products = all_lanes_right(alone, 6, "clattn_selftest_bf16") ? 1 : 0;
     conclusive = conclusive && alone.conclusive();
   }
+  result.struct_arguments = all_lanes_right(prober, kStructTest, "clattn_selftest_struct") ? 1 : 0;
+  result.native_exp2_error = native_exp2_error(prober);
+  if (reported.kind != DeviceKind::kGpu) {
+    Prober alone(context, device, text, 1);
+    result.native_builtins = all_lanes_right(alone, 8, "clattn_selftest_builtins") ? 1 : 0;
+    result.long_loops = all_lanes_right(alone, 9, "clattn_selftest_loops") ? 1 : 0;
+    conclusive = conclusive && alone.conclusive();
+  }
   if (result.wave_size == 0 && reported.reports_subgroups) {
-    result.wave_size = probe_wave(prober, 3).value_or(0);
+    result.wave_size = probe_sub_groups(prober).value_or(0);
   }
   for (const std::uint64_t bytes : kLocalBytes) {
     // The driver that assembles PTX reports 48 KiB and takes static arrays far beyond; elsewhere

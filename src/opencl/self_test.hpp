@@ -18,6 +18,10 @@ struct SelfTestResult {
   std::int32_t warpgroup_products = 0;
   std::int32_t fp8_conversions = 0;
   std::int32_t bf16_products = 0;
+  std::int32_t native_builtins = 0;
+  std::int32_t long_loops = 1;
+  std::int32_t struct_arguments = 1;
+  float native_exp2_error = 1;
 };
 
 struct SelfTestReport {

@@ -62,16 +62,6 @@ struct HostCase {
 
 HostCase lay_out(const CaseSpec& spec);
 
-/// Where layout tiles puts an element in a head's part of a block:
-/// [token / 8][dim / 64][token % 8][unit of 8 dims ^ token % 8][dim % 8].
-inline std::int64_t place_in_tiles(std::int64_t token, std::int64_t dim, std::int64_t head_size) {
-  std::int64_t at = token / 8;
-  at = at * (head_size / 64) + dim / 64;
-  at = at * 8 + token % 8;
-  at = at * 8 + (dim / 8 % 8 ^ token % 8);
-  return at * 8 + dim % 8;
-}
-
 /// The cache of one case: physical bits for the device, logical doubles for the oracle.
 class CacheImage {
  public:
@@ -96,9 +86,7 @@ class CacheImage {
     const std::int64_t token = position % cache_.block_size;
     // Keys by dim: a head's [dim, token of the block] instead of [token, dim].
     const std::int64_t at = page * cache_.block_stride + head * cache_.head_stride;
-    const bool tiles = spec_.layout == clattn::KVCacheLayout::kTiles;
-    const std::int64_t value_at = at + (tiles ? place_in_tiles(token, dim, cache_.head_size)
-                                              : token * cache_.token_stride + dim);
+    const std::int64_t value_at = at + token * cache_.token_stride + dim;
     const std::int64_t key_at = spec_.layout == clattn::KVCacheLayout::kHDN
                                     ? at + dim * cache_.block_size + token
                                     : value_at;

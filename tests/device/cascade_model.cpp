@@ -34,10 +34,9 @@ Elements fill_cache(const Cascade& c, const Model& model, const clattn::KVCache&
     for (const std::int64_t slot : keys) {
       for (std::int64_t i = 0; i < row; ++i) {
         const std::int64_t token = slot % cache.block_size, dim = i % cache.head_size;
-        const std::int64_t at =
-            slot / cache.block_size * cache.block_stride + i / cache.head_size * cache.head_stride +
-            (cache.tiles ? attention_test::place_in_tiles(token, dim, cache.head_size)
-                         : token * cache.token_stride + dim);
+        const std::int64_t at = slot / cache.block_size * cache.block_stride +
+                                i / cache.head_size * cache.head_stride +
+                                token * cache.token_stride + dim;
         truth.key_cache[index(slot * row + i)] =
             bits.set(cache.k_offset + at, normal(random), c.cache_scale);
         truth.value_cache[index(slot * row + i)] =

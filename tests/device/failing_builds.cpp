@@ -25,6 +25,54 @@ test::FailingBuilds::~FailingBuilds() {
   failure = CL_SUCCESS;
 }
 
+static std::string spilling_part;
+static cl_ulong spilled_bytes = 0, spilled_by_others = 0;
+static bool spilling = false;
+
+test::SpillingKernels::SpillingKernels(std::string part, cl_ulong bytes, cl_ulong others) {
+  spilling_part = std::move(part);
+  spilled_bytes = bytes;
+  spilled_by_others = others;
+  spilling = true;
+}
+
+test::SpillingKernels::~SpillingKernels() {
+  spilling = false;
+}
+
+static std::string build_options(cl_kernel kernel, cl_device_id device) {
+  cl_program program = nullptr;
+  clGetKernelInfo(kernel, CL_KERNEL_PROGRAM, sizeof(cl_program), &program, nullptr);
+  std::size_t size = 0;
+  clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_OPTIONS, 0, nullptr, &size);
+  std::string options(size, '\0');
+  clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_OPTIONS, size, options.data(), nullptr);
+  return options;
+}
+
+extern "C" cl_int clGetDeviceInfo(cl_device_id device, cl_device_info what, std::size_t size,
+                                  void* value, std::size_t* size_needed) {
+  static auto* const get =
+      reinterpret_cast<decltype(&clGetDeviceInfo)>(dlsym(RTLD_NEXT, "clGetDeviceInfo"));
+  const cl_int status = get(device, what, size, value, size_needed);
+  if (spilling && what == CL_DEVICE_TYPE && value != nullptr)
+    *static_cast<cl_device_type*>(value) = CL_DEVICE_TYPE_GPU;
+  return status;
+}
+
+extern "C" cl_int clGetKernelWorkGroupInfo(cl_kernel kernel, cl_device_id device,
+                                           cl_kernel_work_group_info what, std::size_t size,
+                                           void* value, std::size_t* size_needed) {
+  static auto* const get = reinterpret_cast<decltype(&clGetKernelWorkGroupInfo)>(
+      dlsym(RTLD_NEXT, "clGetKernelWorkGroupInfo"));
+  const cl_int status = get(kernel, device, what, size, value, size_needed);
+  if (spilling && what == CL_KERNEL_PRIVATE_MEM_SIZE && value != nullptr) {
+    const bool named = build_options(kernel, device).find(spilling_part) != std::string::npos;
+    *static_cast<cl_ulong*>(value) = named ? spilled_bytes : spilled_by_others;
+  }
+  return status;
+}
+
 extern "C" cl_int clBuildProgram(cl_program program, cl_uint num_devices,
                                  const cl_device_id* devices, const char* options,
                                  void(CL_CALLBACK* notify)(cl_program, void*), void* user_data) {

@@ -20,4 +20,14 @@ class FailingBuilds {
   FailingBuilds& operator=(const FailingBuilds&) = delete;
 };
 
+/// While it lives, devices are GPUs whose kernels say that they need private memory: `bytes` where
+/// their build options hold `part`, else `others`.
+class SpillingKernels {
+ public:
+  SpillingKernels(std::string part, cl_ulong bytes, cl_ulong others);
+  ~SpillingKernels();
+  SpillingKernels(const SpillingKernels&) = delete;
+  SpillingKernels& operator=(const SpillingKernels&) = delete;
+};
+
 }  // namespace test

@@ -11,7 +11,7 @@
 
 #include "device/cache_blocks.hpp"
 
-/// What the tests of layouts for one kind of device share: HDN (CPUs), tiles (warpgroup products).
+/// What tests share whose kernels care how the cache lies: HDN, decode_ring.cl, tensor maps.
 namespace layout_test {
 
 using attention_test::CaseResult;

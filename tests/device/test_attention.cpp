@@ -19,7 +19,6 @@ using attention_test::Request;
 using clattn::DType;
 using clattn::KernelFamily;
 using clattn::KVCacheLayout;
-using clattn::detail::Operands;
 using clattn::detail::Role;
 using clattn::detail::Variant;
 
@@ -79,18 +78,20 @@ CaseSpec small_case(DType dtype = DType::kF16) {
 bool is_spare(const Variant& variant) {
   for (const Variant& other : clattn::detail::variants()) {
     if (&other == &variant) return false;
-    if (other.role == variant.role && other.family == variant.family &&
-        other.operands == variant.operands && other.block_rows == variant.block_rows) {
+    if (other.role == variant.role && other.unit_id == variant.unit_id &&
+        other.kernel().heads == variant.kernel().heads && other.block_rows == variant.block_rows) {
       return true;
     }
   }
   return false;
 }
 
-/// A head size that goes to the variant: the largest to a spare one, and to matrix units of
-/// warps none that those of warpgroups take.
+/// A head size for which the variant is chosen: large for a spare, which takes over where the first
+/// tile spills; for kernels that take any size, one that the pickier ones refuse.
 std::int32_t head_size_for(const Variant& variant) {
-  if (variant.operands == Operands::k16Bit) return is_spare(variant) ? 240 : 96;
+  const std::int32_t odd = is_spare(variant) ? 240 : 96;
+  const bool takes_odd = variant.kernel().heads.front() == 0 && odd % variant.unit().head_step == 0;
+  if (takes_odd) return odd;
   return is_spare(variant) ? 256 : 128;
 }
 
@@ -98,7 +99,7 @@ std::int32_t head_size_for(const Variant& variant) {
 bool is_replaced(const Variant& variant, const clattn::DeviceCapabilities& device) {
   const auto rows = clattn::detail::variants();
   return std::any_of(rows.begin(), rows.end(), [&](const Variant& other) {
-    return other.role == variant.role && other.family == variant.family &&
+    return other.role == variant.role && other.family() == variant.family() &&
            clattn::detail::why_not(other, device).empty();
   });
 }
@@ -109,7 +110,7 @@ bool is_preceded(const Variant& variant, const clattn::detail::KernelShape& shap
   for (const Variant& other : clattn::detail::variants()) {
     if (&other == &variant) return false;
     if (variant.role == Role::kDecode && other.role == variant.role &&
-        other.family == variant.family && other.block_rows >= variant.block_rows &&
+        other.family() == variant.family() && other.block_rows >= variant.block_rows &&
         clattn::detail::takes_types(other, shape) &&
         clattn::detail::why_not(other, device).empty()) {
       return true;
@@ -127,7 +128,7 @@ CaseSpec case_for(const Variant& variant, DType dtype, DType cache_dtype) {
   spec.config.block_size = 16;
   spec.config.dtype = dtype;
   spec.config.kv_cache_dtype = cache_dtype;
-  spec.config.kernel_family = variant.family;
+  spec.config.kernel_family = variant.family();
   if (variant.role == Role::kDecode) {
     spec.config.num_heads = 2 * variant.block_rows;
     spec.requests = {{1, 0}, {1, 16}, {1, 77}, {1, 600}};
@@ -381,7 +382,7 @@ TEST_P(AttentionOnDevice, KeysAreReadOncePerKVHead) {
       const auto ran =
           std::find_if(clattn::detail::variants().begin(), clattn::detail::variants().end(),
                        [&](const Variant& variant) { return variant.name == result.kernels[0]; });
-      const bool cpu = ran->family == KernelFamily::kCpu;
+      const bool cpu = ran->family() == KernelFamily::kCpu;
       const std::int32_t tile = cpu ? group : ran->block_rows;
       const bool takes_both = cpu && ran->role == Role::kDecode;  // KV heads
       EXPECT_EQ(result.tasks[0], (takes_both ? 1 : 2) * ((group + tile - 1) / tile))

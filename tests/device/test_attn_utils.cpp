@@ -119,7 +119,7 @@ TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
     const auto groups = init_attn_backend(config, model.layers, context, options);
     ASSERT_EQ(groups.size(), 2U);
     EXPECT_EQ(groups[0].layer_names, (std::vector<std::string>{"layers.0.attn", "layers.3.attn"}));
-    EXPECT_GT(options.workspace->partial_out.size_bytes(), 0U);
+    EXPECT_GT(options.workspace->buffer.size_bytes(), 0U);
 
     const auto caches = init_kv_cache(config, model.layers, groups, *context, device.queue);
     const std::vector<const clattn::KVCache*> by_index = {
@@ -248,11 +248,11 @@ TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
   Step step(layer_test::kShape, 3);
   step.add_request(60, 0, {0, 1, 2, 3});
   const auto& metadata = small->build(device.queue, step.batch());
-  const auto before = options.workspace->partial_out.size_bytes();
+  const auto before = options.workspace->buffer.size_bytes();
   clattn::AttentionConfig wide = layer.config();
   wide.head_size = 256;
   const auto large = backend.make_builder(context, wide, options);
-  EXPECT_GT(options.workspace->partial_out.size_bytes(), before);
+  EXPECT_GT(options.workspace->buffer.size_bytes(), before);
   step.expect_truth(step.run(device, layer, &metadata));
   step.expect_truth(step.run(device, layer, &small->build(device.queue, step.batch())));
   device.queue.finish();

@@ -101,6 +101,21 @@ TEST_P(BuildFailures, ATileThatDoesNotBuildOrFitGivesWayToTheNext) {
   }
 }
 
+// Compilers of some GPUs spill with either tile where heads are of an uncommon size.
+TEST_P(BuildFailures, SpillingDecidesBetweenTilesAndNeverRefuses) {
+  options_.kernel_dir.clear();
+  const auto chosen = [&](cl_ulong largest_tile, cl_ulong others) {
+    const test::SpillingKernels spilling(kLargestTile, largest_tile, others);
+    return prefill_kernel(*make_runtime());
+  };
+  EXPECT_EQ(chosen(0, 0), "prefill_gpu__r64_kv32");
+  EXPECT_EQ(chosen(300, 0), "prefill_gpu__r16_kv32");
+  EXPECT_EQ(chosen(0, 300), "prefill_gpu__r64_kv32");
+  EXPECT_EQ(chosen(300, 260), "prefill_gpu__r16_kv32");
+  EXPECT_EQ(chosen(260, 300), "prefill_gpu__r64_kv32");
+  EXPECT_EQ(chosen(300, 300), "prefill_gpu__r64_kv32");
+}
+
 TEST_P(BuildFailures, WhatIsNotTheTilesIsNoReasonForASmallerOne) {
   options_.kernel_dir.clear();
   for (const cl_int status :

@@ -112,7 +112,7 @@ struct Merger {
     }
     const DType out = config.output_dtype.value_or(config.dtype);
     const std::string options = fmt::format(
-        "-DCLA_WG_SIZE={} -DCLA_REDUCE=0 {} -DCLA_LSE_LOG2={} -cl-opt-disable", group_size,
+        "-DCLA_WG_SIZE={} -DCLA_PTX=0 {} -DCLA_LSE_LOG2={} -cl-opt-disable", group_size,
         clattn::detail::dtype_options(config.dtype, out), config.lse_base == LseBase::k2 ? 1 : 0);
     clattn::detail::enqueue_merge(
         {context.runtime().kernel({"merge_attn_states.cl", "clattn_merge_attn_states", options}),

@@ -150,23 +150,6 @@ INSTANTIATE_TEST_SUITE_P(Families, CascadeAttention,
                            return std::string(clattn::to_string(tested.param));
                          });
 
-// Every level, whatever its queries, reads the same order of keys.
-TEST(Cascade, OnCachesInTiles) {
-  for (const auto& context : all_contexts()) {
-    for (Cascade c : {shared_prompt(), three_levels(), shared_prompt(512)}) {
-      c.layout = clattn::KVCacheLayout::kTiles;
-      c.num_splits = c.as_batch ? 0 : 2;
-      if (context->capabilities().warpgroup_products) {
-        cascade_test::run(context, c);
-      } else {
-        EXPECT_THAT(
-            error_text([&] { cascade_test::run(context, c); }, clattn::ErrorCode::kUnsupported),
-            testing::StartsWith("kv_cache: "));
-      }
-    }
-  }
-}
-
 struct Made {
   Cascade c = three_levels();
   cascade_test::Model model{c};

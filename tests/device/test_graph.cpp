@@ -81,8 +81,7 @@ struct Side {
 
   Side(const clattn::Context& context, cl_command_queue queue,
        const clattn::AttentionBackend& backend, std::int32_t tokens,
-       clattn::DType of = clattn::DType::kF32,
-       std::optional<clattn::KVCacheLayout> layout = std::nullopt)
+       clattn::DType of = clattn::DType::kF32)
       : dtype(of) {
     const std::size_t rows_of_heads = static_cast<std::size_t>(tokens) * 4;
     const std::size_t row_bytes = rows_of_heads * 64 * clattn::element_size_bytes(dtype);
@@ -90,7 +89,7 @@ struct Side {
     std::mt19937 random(7);
     for (int layer = 0; layer < kLayers; ++layer) {
       caches.push_back(
-          clattn::make_kv_cache(context, queue, backend, graph_config(dtype), kBlocks, layout));
+          clattn::make_kv_cache(context, queue, backend, graph_config(dtype), kBlocks));
       const clattn::Buffer& cache = caches.back().buffer;
       writer.write(cache, random_elements(random, dtype, cache.size_bytes()));
       rows.push_back(context.allocate(row_bytes));
@@ -121,7 +120,6 @@ struct Options {
   std::int32_t query_len = 1;
   clattn::ReplayMode mode = clattn::ReplayMode::kAuto;
   clattn::DType dtype = clattn::DType::kF32;
-  std::optional<clattn::KVCacheLayout> layout = std::nullopt;
 };
 
 /// Random rows for every layer, the same on each side, and outputs that show what was not written.
@@ -178,8 +176,8 @@ void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Opt
   const auto impl = backend.make_impl(context, config);
   const auto builder = backend.make_builder(context, config, builder_options);
   const std::int32_t tokens = kSizes[0] * options.query_len;
-  const Side eager(*context, queue, backend, tokens, options.dtype, options.layout);
-  const Side recorded(*context, queue, backend, tokens, options.dtype, options.layout);
+  const Side eager(*context, queue, backend, tokens, options.dtype);
+  const Side recorded(*context, queue, backend, tokens, options.dtype);
   clattn::AttentionState state(context, backend, config, builder_options);
   const auto graphs = record(*context, queue, state, *impl, recorded, options.mode);
   for (const auto& [size, graph] : graphs) {
@@ -213,13 +211,9 @@ TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
   }
 }
 
-// In tiles where kernels read them, elsewhere in the layout that the backend prefers.
-TEST(Graph, AReplayOverF16AndTilesHasThem) {
-  for (const auto& context : all_contexts()) {
-    Options options{.dtype = clattn::DType::kF16};
-    if (context->capabilities().warpgroup_products) options.layout = clattn::KVCacheLayout::kTiles;
-    expect_same_bits(context, options);
-  }
+TEST(Graph, AReplayOverF16HasThem) {
+  for (const auto& context : all_contexts())
+    expect_same_bits(context, {.dtype = clattn::DType::kF16});
 }
 
 // Which way pays is the platform's: PoCL's command buffers cost more than their launches.

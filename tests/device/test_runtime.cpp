@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "device/runtime_fixture.hpp"
+#include "opencl/device_info.hpp"
 #include "support/error_text.hpp"
 
 namespace clattn::detail {
@@ -47,6 +48,8 @@ TEST_P(RuntimeDevice, CapabilityRecordIsSane) {
   EXPECT_GE(record.global_mem_bytes, record.max_alloc_bytes);
   EXPECT_GE(record.static_local_mem_bytes, 16U << 10U);  // the least that OpenCL 1.2 promises is 32
   EXPECT_GE(record.wave_size, record.inline_ptx ? 1 : 0);
+  EXPECT_GE(record.float_vector_width, 1);
+  EXPECT_LT(record.native_exp2_error, 1e-3F);  // the worst that was seen of a driver is 7e-5
   if (record.kind != DeviceKind::kGpu) {
     EXPECT_FALSE(record.inline_ptx);
   }
@@ -134,7 +137,8 @@ TEST_P(RuntimeDevice, BuildErrorNamesOurFileAndLine) {
         runtime->kernel({"bad.cl", "clattn_bad", "-DCLA_X=1"});
       },
       ErrorCode::kOpenCL);
-  EXPECT_THAT(message, HasSubstr("building bad.cl with '-cl-std=CL1.2 -w -DCLA_X=1' on "));
+  EXPECT_THAT(message, HasSubstr("building bad.cl with '-cl-std=CL1.2 -w" +
+                                 device_macros(runtime->capabilities()) + " -DCLA_X=1' on "));
   EXPECT_THAT(message, HasSubstr("lib/bad.clh:3:"));
   EXPECT_THAT(message, HasSubstr("undeclared_name"));
 }

@@ -3,8 +3,6 @@
 
 #include <clattn/clattn.hpp>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "device/attention_case.hpp"
@@ -34,8 +32,7 @@ struct Model {
   std::unique_ptr<clattn::AttentionMetadataBuilder> builder;
   clattn::Buffer rows, out;
 
-  Model(const clattn::Context& like, const AttentionOptions& options,
-        std::optional<clattn::KVCacheLayout> layout = std::nullopt)
+  Model(const clattn::Context& like, const AttentionOptions& options)
       : context(clattn::Context::adopt(like.handle(), like.device())),
         queue(context->create_queue()),
         layer(context, registry, options),
@@ -45,8 +42,8 @@ struct Model {
     with.limits.num_blocks = kBlocks;
     with.num_splits = 3;  // so that merges are launched where kernels do not join
     builder = layer.get_attn_backend()->make_builder(context, layer.config(), with);
-    layer.bind_kv_cache(clattn::make_kv_cache(*context, queue, *layer.get_attn_backend(),
-                                              layer.config(), kBlocks, layout));
+    layer.bind_kv_cache(
+        clattn::make_kv_cache(*context, queue, *layer.get_attn_backend(), layer.config(), kBlocks));
     queue.fill(rows, 0, 0, rows.size_bytes());
   }
 
@@ -97,9 +94,8 @@ std::vector<AttentionOptions> all_options() {
   return all;
 }
 
-void expect_warm(const clattn::Context& like, const AttentionOptions& options,
-                 std::optional<clattn::KVCacheLayout> layout = std::nullopt) {
-  Model model(like, options, layout);
+void expect_warm(const clattn::Context& like, const AttentionOptions& options) {
+  Model model(like, options);
   const std::uint64_t cold = work_of_drivers(*model.context);
   model.layer.warm_up(model.queue);
   const std::uint64_t warm = work_of_drivers(*model.context);
@@ -119,23 +115,6 @@ TEST(WarmUp, TheFirstStepsBuildAndLaunchNothingNew) {
   }
 }
 
-// Caches in tiles have kernels of their own, which a layer warms up once such a cache is bound.
-TEST(WarmUp, CachesInTilesAreWarmedUpOrRefused) {
-  for (const auto& like : attention_test::all_contexts()) {
-    if (like->capabilities().warpgroup_products) {
-      expect_warm(*like, layer_options(), clattn::KVCacheLayout::kTiles);
-      continue;
-    }
-    const Model model(*like, layer_options());
-    const auto impl =
-        model.layer.get_attn_backend()->make_impl(model.context, model.layer.config());
-    const std::string text =
-        test::error_text([&] { impl->warm_up(model.queue, clattn::KVCacheLayout::kTiles); },
-                         clattn::ErrorCode::kUnsupported);
-    EXPECT_EQ(text.rfind("kv_cache: ", 0), 0U) << text;
-  }
-}
-
 // Layers without a cache, and those that take more tensors than a step's.
 TEST(WarmUp, EveryKindOfLayerHasIt) {
   clattn::AttentionConfig encoder = attention_test::small_config(), masked = encoder;
@@ -150,8 +129,7 @@ TEST(WarmUp, EveryKindOfLayerHasIt) {
       const auto impl = backend.make_impl(context, config);
       const std::uint64_t cold = work_of_drivers(*context);
       impl->warm_up(context->create_queue());
-      const bool leaves_it_out = backend.name() == "CLBLAST";
-      EXPECT_EQ(work_of_drivers(*context) > cold, !leaves_it_out) << backend.name();
+      EXPECT_GT(work_of_drivers(*context), cold);
     }
   }
 }

@@ -100,8 +100,8 @@ struct Layer {
   }
   /// Whether the workspace's counters are as every launch must leave them.
   bool all_zero(const clattn::AttentionWorkspace& workspace) const {
-    std::vector<std::byte> counters(workspace.arrivals.size_bytes());
-    queue.read(workspace.arrivals, counters);
+    std::vector<std::byte> counters(workspace.counter_bytes);
+    queue.read(workspace.buffer, counters);
     return std::all_of(counters.begin(), counters.end(),
                        [](std::byte b) { return b == std::byte{0}; });
   }

@@ -232,7 +232,7 @@ class PlanChecker {
     for (std::size_t row = 0; row < pieces_.size(); ++row) {
       const auto& pieces = pieces_[row];
       const bool joined =
-          pieces.size() > 1 && config_.tiles[pieces.front().tile_class].joins_splits;
+          pieces.size() > 1 && config_.tiles[pieces.front().tile_class].merges_splits;
       check_splits(row, joined);
       if (pieces.size() < 2 || joined) continue;
       ++num_split;

@@ -35,8 +35,7 @@ const clattn::AttentionBackend& backend(std::string_view name) {
 TEST(Backends, AreListedInPriorityOrder) {
   std::vector<std::string_view> names;
   for (const auto* entry : clattn::list_attn_backends()) names.push_back(entry->name());
-  EXPECT_EQ(names,
-            (std::vector<std::string_view>{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"FLASHINFER", "XFORMERS", "CLATTN_MLA"}));
 }
 
 TEST(Backends, A1_10_GraphSupport) {
@@ -44,7 +43,6 @@ TEST(Backends, A1_10_GraphSupport) {
   EXPECT_EQ(backend("FLASHINFER").graph_support(), AttentionCGSupport::kUniformBatch);
   EXPECT_EQ(backend("XFORMERS").graph_support(), AttentionCGSupport::kUniformBatch);
   EXPECT_EQ(backend("CLATTN_MLA").graph_support(), AttentionCGSupport::kUniformBatch);
-  EXPECT_EQ(backend("CLBLAST").graph_support(), AttentionCGSupport::kNever);
   AttentionConfig config = llama();
   config.is_attention_free = true;
   EXPECT_EQ(clattn::get_attn_backend(config, nullptr).graph_support(), AttentionCGSupport::kNever);
@@ -95,55 +93,13 @@ TEST(Backends, KeysByDimAreForCpuKernels) {
   config = llama();
   const std::pair<std::string, std::string> others[] = {
       {"XFORMERS", "layout HDN not supported by XFORMERS: NHD is"},
-      {"CLATTN_MLA", "layout HDN not supported by CLATTN_MLA: NHD, HND are"},
-      {"CLBLAST", "layout HDN not supported by CLBLAST: NHD, HND are"}};
-  for (const auto* other : clattn::list_attn_backends()) {  // CLBLAST: where it was built
-    for (const auto& [name, reason] : others) {
-      if (other->name() != name) continue;
-      EXPECT_EQ(other->validate_layout(kHDN, config, &cpu), Reasons{reason});
-      EXPECT_EQ(test::error_text([&] { (void)other->get_kv_cache_stride_order(kHDN); },
-                                 clattn::ErrorCode::kUnsupported),
-                reason);
-    }
-  }
-}
-
-// Tiles are FLASHINFER's where warpgroup products serve the whole layer.
-TEST(Backends, TilesAreForWarpgroupProducts) {
-  using Reasons = std::vector<std::string>;
-  constexpr KVCacheLayout kTiles = KVCacheLayout::kTiles;
-  AttentionConfig config = llama();
-  clattn::DeviceCapabilities other, hopper;
-  other.kind = hopper.kind = clattn::DeviceKind::kGpu;
-  other.inline_ptx = hopper.inline_ptx = hopper.warpgroup_products = true;
-  hopper.driver_version = "555.42";
-  const auto& flashinfer = backend("FLASHINFER");
-  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, nullptr), Reasons{});
-  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper), Reasons{});
-  const std::string products =
-      "layout tiles needs kernels with warpgroup products (compute capability 9.0, driver 555 or "
-      "later, kernel family auto or gpu_ptx)";
-  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &other), Reasons{products});
-  clattn::DeviceCapabilities older = hopper;
-  older.driver_version = "550.163.01";
-  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &older), Reasons{products});
-  config.kernel_family = clattn::KernelFamily::kGpu;
-  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper), Reasons{products});
-  config = llama();
-  config.head_size = 80;
-  config.block_size = 8;
-  config.kv_cache_dtype = clattn::DType::kFp8E4M3;
-  EXPECT_EQ(flashinfer.validate_layout(kTiles, config, &hopper),
-            (Reasons{"layout tiles with dtype f16 and a cache of fp8_e4m3 not supported: f16 or "
-                     "bf16 with a cache of the same are",
-                     "layout tiles with head_size 80 not supported: 64, 128 and 256 are",
-                     "layout tiles with block_size 8 not supported: multiples of 16 are"}));
-  for (const auto* each : clattn::list_attn_backends()) {
-    if (each->name() == "FLASHINFER") continue;
-    const Reasons reasons = each->validate_layout(kTiles, llama(), &hopper);
-    ASSERT_FALSE(reasons.empty()) << each->name();
-    EXPECT_EQ(reasons[0].rfind("layout tiles not supported by", 0), 0U) << reasons[0];
-    EXPECT_THROW((void)each->get_kv_cache_stride_order(kTiles), clattn::Error);
+      {"CLATTN_MLA", "layout HDN not supported by CLATTN_MLA: NHD, HND are"}};
+  for (const auto& [name, reason] : others) {
+    const auto& other = backend(name);
+    EXPECT_EQ(other.validate_layout(kHDN, config, &cpu), Reasons{reason});
+    EXPECT_EQ(test::error_text([&] { (void)other.get_kv_cache_stride_order(kHDN); },
+                               clattn::ErrorCode::kUnsupported),
+              reason);
   }
 }
 
@@ -172,7 +128,7 @@ TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
   const clattn::BackendChoice choice = clattn::choose_attn_backend(config, nullptr);
   ASSERT_NE(choice.backend, nullptr);
   EXPECT_EQ(choice.backend->name(), "FLASHINFER");
-  ASSERT_GE(choice.rejected.size(), 2U);  // the third: CLBLAST, where it was not built
+  ASSERT_EQ(choice.rejected.size(), 2U);
   EXPECT_EQ(choice.rejected[0].name, "XFORMERS");
   EXPECT_EQ(choice.rejected[0].reasons,
             (std::vector<std::string>{
@@ -228,7 +184,7 @@ TEST(Selector, A8_TheEnvironmentForcesABackendUnlessOneIsNamed) {
               "must be a multiple of 16.;FLASHINFER;FLASHINFER;$");
   EXPECT_EXIT(choose_with_environment("FLASH", 16), fine,
               "^Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, "
-              "XFORMERS, CLATTN_MLA, CLBLAST;FLASHINFER;FLASHINFER;$");
+              "XFORMERS, CLATTN_MLA;FLASHINFER;FLASHINFER;$");
 }
 
 // A8: the same rules for latent attention.
@@ -270,7 +226,7 @@ TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
     EXPECT_STREQ(
         error.what(),
         "Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, XFORMERS, "
-        "CLATTN_MLA, CLBLAST");
+        "CLATTN_MLA");
   }
   AttentionConfig config = llama();
   config.num_kv_heads = 5;

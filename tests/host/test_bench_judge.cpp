@@ -128,8 +128,8 @@ TEST(BenchJudge, RowsOfSeveralBackendsHaveNamesOfTheirOwn) {
   row.shape.suite = "decode";
   row.shape.batch = "q1";
   EXPECT_EQ(row.name(), "m/decode/q1");
-  row.asked_backend = "CLBLAST";
-  EXPECT_EQ(row.name(), "m/decode/q1/CLBLAST");
+  row.asked_backend = "XFORMERS";
+  EXPECT_EQ(row.name(), "m/decode/q1/XFORMERS");
 }
 
 }  // namespace

@@ -167,7 +167,7 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
        "f:2: op: 'reshape_and_cache', legal: not of latent attention"},
       {"cache cpu q1 op=swap_in", "f:2: batch: 'q1', legal: two pages or more"},
       {"decode cpu q1 op=append", "f:2: op: 'append', legal: in rows of suite cache"},
-      {"cache cpu q1 layout=NDH", "f:2: layout: 'NDH', legal: NHD, HND, HDN or tiles"},
+      {"cache cpu q1 layout=NDH", "f:2: layout: 'NDH', legal: NHD, HND or HDN"},
       {"decode cpu q1,q0", "f:2: batch: 'q0'"},
       {"decode cpu q1,", "f:2: batch: ''"},
       {"batch b", "f:2: batch: '', legal: batch NAME BATCH..."},

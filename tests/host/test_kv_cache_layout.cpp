@@ -19,10 +19,9 @@ TEST(KVCacheLayoutChoice, A1_4_OverrideThenEnvironmentThenNobody) {
   EXPECT_EQ(choose_kv_cache_layout({}, "NHD"), KVCacheLayout::kNHD);
   EXPECT_EQ(choose_kv_cache_layout({}, "HND"), KVCacheLayout::kHND);
   EXPECT_EQ(choose_kv_cache_layout({}, "HDN"), KVCacheLayout::kHDN);
-  EXPECT_EQ(choose_kv_cache_layout({}, "tiles"), KVCacheLayout::kTiles);
   EXPECT_EQ(choose_kv_cache_layout(KVCacheLayout::kNHD, "HND"), KVCacheLayout::kNHD);
   EXPECT_EQ(error_text([] { choose_kv_cache_layout({}, "hnd"); }),
-            "CLATTN_KV_CACHE_LAYOUT: 'hnd' is not one of NHD, HND, HDN, tiles");
+            "CLATTN_KV_CACHE_LAYOUT: 'hnd' is not one of NHD, HND, HDN");
 }
 
 TEST(KVCacheLayoutChoice, A9_6_AnOverrideAfterTheFirstQuestionCounts) {

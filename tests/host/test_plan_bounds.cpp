@@ -31,7 +31,7 @@ PlannerConfig any_config(std::mt19937& random) {
   const std::int32_t step_keys = one_of(random, {32, 256});
   const std::int32_t workers = one_of(random, {1, 2, 64, 132, 264});
   for (TileClass& tile : config.tiles) {
-    tile.joins_splits = one_of(random, {false, true});
+    tile.merges_splits = one_of(random, {false, true});
     tile.step_keys = step_keys;
     tile.workers = workers;  // and the finest cuts are the best: they cost nothing
   }

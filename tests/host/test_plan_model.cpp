@@ -128,7 +128,7 @@ TEST(PlanModel, CountedTilesAreJudgedAsTheTilesThemselves) {
     TileClass tile = tile_of(132, Dealing::kDealt);
     tile.groups_per_item = 8;
     tile.parallel = 60;
-    tile.joins_splits = true;
+    tile.merges_splits = true;
     tile.costs = {.task_ns = 2000, .split_ns = 1500, .key_ns = 6};
     TileCounts tiles;
     std::vector<std::int32_t> lengths(std::uniform_int_distribution<std::size_t>(1, 300)(random));

@@ -121,7 +121,7 @@ TEST(Planner, MergesThatCostMoreThanTheySaveAreNotMade) {
   EXPECT_EQ(plan_of(config, batch).counts.num_merges, 1);
   config.merge.launch_ns = 1000;  // eight splits end 876 ns earlier, their own costs counted
   EXPECT_EQ(plan_of(config, batch).counts.num_merges, 0);
-  config.tiles[0].joins_splits = true;  // then there is no such launch
+  config.tiles[0].merges_splits = true;  // then there is no such launch
   EXPECT_GT(plan_of(config, batch).items[0].size(), 1U);
 }
 
@@ -169,7 +169,7 @@ TEST(Planner, OneLongRequestAmongShortOnesIsCut) {
 // less to gain from filling the device to the last one.
 TEST(Planner, WhatMemoryBoundsIsNotCut) {
   PlannerConfig config = small_device();
-  config.tiles[0].joins_splits = true;
+  config.tiles[0].merges_splits = true;
   config.tiles[0].dealing = Dealing::kDealt;
   config.tiles[0].costs.split_ns = 500;
   const std::vector<test::Request> requests(5, {1, 6400});
@@ -189,7 +189,7 @@ TEST(Planner, SpeculativeTokensShareTheirSplits) {
 
 TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
   PlannerConfig config = small_device();
-  config.tiles[1].joins_splits = true;
+  config.tiles[1].merges_splits = true;
   const test::Batch batch = make_batch({{1, 1000}, {4, 1000}}, 16);
   const Plan plan = plan_of(config, batch);
   EXPECT_EQ(plan.counts.num_merges, 1);  // the decode's
@@ -197,7 +197,7 @@ TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
   for (const ClaWorkItem& item : plan.items[1]) EXPECT_EQ(item.num_splits, plan.items[1].size());
   for (const ClaWorkItem& item : plan.items[0]) EXPECT_EQ(item.num_splits, 0);
   const BatchLimits limits{.max_num_reqs = 8, .max_num_batched_tokens = 32, .max_model_len = 1000};
-  config.tiles[0].joins_splits = true;
+  config.tiles[0].merges_splits = true;
   EXPECT_EQ(plan_upper_bound(config, limits, 4).num_merges, 0);
 }
 
@@ -205,7 +205,7 @@ TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
 TEST(Planner, WavesAreFilledAndNotExceeded) {
   PlannerConfig config = small_device();
   config.tiles[0].groups_per_item = 8;
-  config.tiles[0].joins_splits = true;
+  config.tiles[0].merges_splits = true;
   config.tiles[0].workers = 132;
   config.tiles[0].dealing = Dealing::kDealt;
   const auto items = [&](std::size_t requests, std::int32_t keys) {

@@ -61,7 +61,7 @@ PlannerConfig any_config() {
                   TileClass{short_limit + between(1, 60), between(1, 40)},
                   TileClass{0, one_of({16, 64, 128})}};
   for (TileClass& tile : config.tiles) {
-    tile.joins_splits = *rc::gen::arbitrary<bool>();
+    tile.merges_splits = *rc::gen::arbitrary<bool>();
     tile.step_keys = one_of({1, 32, 33, 128});
     tile.workers = one_of({1, 2, 7, 64, 132, 1500});
     tile.dealing = one_of({Dealing::kTaken, Dealing::kDealt});

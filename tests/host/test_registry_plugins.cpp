@@ -29,7 +29,7 @@ TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {
   EXPECT_FALSE(is_loaded(path));
   {
     clattn::BackendPlugin plugin = clattn::load_backend_plugin(path);
-    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "CLBLAST", "REFERENCE"}));
+    EXPECT_EQ(names(), (Names{"FLASHINFER", "XFORMERS", "CLATTN_MLA", "REFERENCE"}));
     EXPECT_EQ(plugin.backend()->full_cls_name().library, path);
     EXPECT_EQ(plugin.backend()->full_cls_name().symbol, "clattn_backend_plugin_v1");
     AttentionConfig config;
@@ -101,8 +101,8 @@ TEST_F(RegistryPlugins, PluginsThatDoNotFitAreRefusedWithAReason) {
 TEST(PluginsOfTheEnvironment, AreLoadedAtFirstUseOrRefusedEachTime) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process
   EXPECT_EXIT(list_with_plugins(plugin_path("none")), testing::ExitedWithCode(0),
-              "^FLASHINFER;XFORMERS;CLATTN_MLA;CLBLAST;REFERENCE;FLASHINFER;XFORMERS;"
-              "CLATTN_MLA;CLBLAST;REFERENCE;$");
+              "^FLASHINFER;XFORMERS;CLATTN_MLA;REFERENCE;FLASHINFER;XFORMERS;"
+              "CLATTN_MLA;REFERENCE;$");
   const std::string refused =
       "CLATTN_PLUGINS: plugin '[^']*no_entry.so' has no entry point "
       "clattn_backend_plugin_v1;";

@@ -1,9 +1,13 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "kernels/variants.hpp"
+#include "opencl/device_info.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -69,6 +73,54 @@ TEST(Variants, KeysComeByTensorMapsWhereTheDriverAssemblesThem) {
   EXPECT_FALSE(comes_in_boxes("", 16));
 }
 
+// Kernels that give a work-item all of a tile have more steps than some drivers let it make.
+TEST(Variants, ACPUWhoseDriverCutsLoopsShortTakesTheOtherFamily) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kCpu;
+  device.max_work_group_size = 256;
+  EXPECT_TRUE(serves_family(KernelFamily::kAuto, KernelFamily::kCpu, device));
+  device.long_loops = false;
+  EXPECT_TRUE(serves_family(KernelFamily::kAuto, KernelFamily::kGpu, device));
+  EXPECT_FALSE(serves_family(KernelFamily::kAuto, KernelFamily::kCpu, device));
+  for (const Variant& variant : variants()) {
+    const std::vector<std::string> reasons = why_not(variant, device);
+    if (variant.family() == KernelFamily::kGpu) {
+      EXPECT_TRUE(reasons.empty()) << variant.name;
+    }
+    if (variant.family() == KernelFamily::kCpu) {
+      ASSERT_FALSE(reasons.empty()) << variant.name;
+      EXPECT_NE(fmt::format("{}", fmt::join(reasons, ", ")).find("cut short"), std::string::npos);
+    }
+  }
+}
+
+// Every launch of attention and merge takes its scalars in a struct (kernels_cl/shared/call.h).
+TEST(Variants, ADriverThatDamagesStructsIsRefusedAttention) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kCpu;
+  device.max_work_group_size = 1024;
+  device.struct_arguments = false;
+  for (const Role role : {Role::kDecode, Role::kPrefill, Role::kMerge, Role::kMLADecode}) {
+    for (const KernelFamily family : {KernelFamily::kCpu, KernelFamily::kGpu}) {
+      EXPECT_EQ(why_none_runs(role, family, device),
+                "needs structs passed by value, which this driver was seen to damage")
+          << to_string(role);
+    }
+  }
+  EXPECT_EQ(why_none_runs(Role::kCacheWrite, KernelFamily::kCpu, device), "");
+}
+
+// What OpenCL leaves to drivers is measured: 7e-5 was seen of one, up to 2.4e-7 of others.
+TEST(Variants, ProgramsLearnWhatTheDeviceWasSeenToDo) {
+  DeviceCapabilities device;
+  EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=0 -DCLA_NATIVE=0");
+  device.native_exp2_error = 7.5e-5F;
+  EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=0 -DCLA_NATIVE=0");
+  device.native_exp2_error = 2.4e-7F;
+  device.native_builtins = true;
+  EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=1 -DCLA_NATIVE=1");
+}
+
 /// The first decode row that a CPU with or without products of bf16 pairs takes for a shape.
 std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size) {
   DeviceCapabilities device;
@@ -82,7 +134,7 @@ std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, 
   shape.dtype = dtype;
   shape.cache_dtype = cache_dtype;
   for (const Variant& variant : variants()) {
-    if (variant.role == Role::kDecode && variant.family == KernelFamily::kCpu &&
+    if (variant.role == Role::kDecode && variant.family() == KernelFamily::kCpu &&
         why_not(variant, device).empty() && takes_shape(variant, shape))
       return variant.name;
   }
@@ -103,7 +155,7 @@ TEST(Variants, ProductsOfBF16PairsAreForBF16Queries) {
   EXPECT_EQ(decode_row(true, DType::kF32, DType::kF32, 128), kPlain);
   for (const Variant& variant : variants()) {
     if (variant.name == kPairs || variant.name == kPlain) {
-      EXPECT_EQ(rounds_weights(variant), variant.name == kPairs);
+      EXPECT_EQ(variant.unit().rounds_probabilities, variant.name == kPairs);
     }
   }
 }

@@ -209,20 +209,6 @@ TEST_F(CaptureInProcess, AStepOfALatentLayerBecomesItsTwoCases) {
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5) << i;
 }
 
-TEST_F(CaptureInProcess, TheClblastBackend) {
-  clattn::AttentionConfig config{.num_heads = 4, .num_kv_heads = 2, .head_size = 16};
-  for (const auto* backend : clattn::list_attn_backends()) {
-    if (backend->name() != "CLBLAST" || !backend->validate_configuration(config, nullptr).empty())
-      continue;  // built without it
-    AttentionModel paged = mixed();
-    paged.add("\"backend\": \"CLBLAST\", \"sliding_window\": 7");
-    const RoundTrip pages(paged.image);
-    AttentionModel encoder = AttentionModel::encoder("encoder_decoder", {{1, 7}, {4, 2}});
-    encoder.add("\"backend\": \"CLBLAST\"");
-    const RoundTrip tensors(encoder.image);
-  }
-}
-
 /// A cascade of any levels is their attention and their merges: each is a case.
 TEST_F(CaptureInProcess, LevelsOfACascadeAndTheirMerge) {
   const auto context = clattn::Context::create();

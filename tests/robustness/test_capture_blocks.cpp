@@ -80,31 +80,6 @@ TEST_F(CaptureOfBlocks, CopiesAreACaseALayer) {
   }
 }
 
-// The last element of a page in tiles is not that of highest place.
-TEST_F(CaptureOfBlocks, CopiesOfCachesInTiles) {
-  constexpr std::size_t kTokens = 16, kHeads = 2, kDims = 64;
-  const clattn::KVCacheSpec spec{.block_size = 16, .num_kv_heads = 2, .head_size = 64};
-  std::vector<std::uint16_t> memory(4 * 2 * kTokens * kHeads * kDims);
-  std::iota(memory.begin(), memory.end(), std::uint16_t{0});
-  const clattn::KVCache cache =
-      reshape_kv_cache(upload(*context_, queue_, memory), spec, backend_, KVCacheLayout::kTiles);
-  const std::vector<BlockPair> mapping = {{3, 0}};
-  copy_blocks(*context_, queue_, std::span<const clattn::KVCache>(&cache, 1), mapping);
-  const auto keys = values_of<std::uint16_t>(read_bytes(newest() / "key_cache.npy"));
-  for (std::size_t token = 0; token < kTokens; ++token) {
-    for (std::size_t head = 0; head < kHeads; ++head) {
-      for (std::size_t dim = 0; dim < kDims; ++dim) {
-        const auto run = static_cast<std::size_t>(cache.k_offset + 3 * cache.block_stride) +
-                         head * kTokens * kDims;
-        const std::size_t unit = (dim / 8) ^ (token % 8);
-        EXPECT_EQ(keys[((3 * kTokens + token) * kHeads + head) * kDims + dim],
-                  memory[run + token * kDims + unit * 8 + dim % 8])
-            << token << ", " << head << ", " << dim;
-      }
-    }
-  }
-}
-
 TEST_F(CaptureOfBlocks, WarmingUpIsNoCallOfTheApplication) {
   clattn::AttentionConfig config;
   config.num_heads = 4;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -147,13 +148,67 @@ TEST(Cli, WrongCommandLinesGiveOneLine) {
   }
 }
 
+int count_of(std::string_view part, std::string_view text) {
+  int count = 0;
+  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++count;
+  return count;
+}
+
+bool has_cpu_device() {
+  return run_program("devices").standard_output.find(" (cpu)") != std::string::npos;
+}
+
 /// Each variant is reached by some batch of its own family, whatever the processor lacks.
 TEST(Cli, EveryVariantOfTheCpuFamilyPassesItsCheck) {
-  if (run_program("devices").standard_output.find(" (cpu)") == std::string::npos) return;
-  const ProgramResult result = run_program("check --device cpu --family cpu");
+  if (!has_cpu_device()) GTEST_SKIP() << "this machine has no OpenCL device of a CPU";
+  const ProgramResult result = run_program("check --device cpu --family cpu --all");
   EXPECT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  EXPECT_EQ(result.standard_output.find("left out"), std::string::npos);
+  const ProgramResult quick = run_program("check --device cpu --family cpu");
+  EXPECT_EQ(quick.code, 0) << quick.standard_output << quick.standard_error;
+  for (const char* part : {"--all", "left out of variants: ", "f32/f32, group of 4"}) {
+    EXPECT_NE(quick.standard_output.find(part), std::string::npos) << quick.standard_output;
+  }
+  EXPECT_LT(count_of(" ok\n", quick.standard_output), count_of(" ok\n", result.standard_output));
   const ProgramResult none = run_program("check --device cpu --family gpu_ptx --backend XFORMERS");
   EXPECT_EQ(none.code, 1) << none.standard_output;
+}
+
+TEST(Cli, TheQuickCheckFindsAWrongKernel) {
+  if (!has_cpu_device()) GTEST_SKIP() << "this machine has no OpenCL device of a CPU";
+  std::string merge = read_bytes(std::filesystem::path(CLATTN_SOURCE_DIR) / "kernels_cl/merge.cl");
+  const std::string_view right = "item.num_splits};", wrong = "item.num_splits - 1};";
+  ASSERT_EQ(count_of(right, merge), 1);
+  merge.replace(merge.find(right), right.size(), wrong);
+  const ScratchDirectory kernels;
+  write_bytes(kernels.path() / "merge.cl", merge);
+  const ProgramResult result = run_program("check --device cpu --family cpu", {},
+                                           "CLATTN_KERNEL_DIR=" + kernels.path().string());
+  EXPECT_EQ(result.code, 1);
+  for (const char* part : {"merge__vec", "FAILED", "prefill, 3 splits", "differs from the oracle"})
+    EXPECT_NE(result.standard_output.find(part), std::string::npos) << result.standard_output;
+}
+
+// The start-up probe of structs by value, shown a struct whose members the kernel sees elsewhere.
+TEST(Cli, ADriverThatDamagesStructsIsRefusedWithTheReason) {
+  if (!has_cpu_device()) GTEST_SKIP() << "this machine has no OpenCL device of a CPU";
+  const std::filesystem::path shared =
+      std::filesystem::path(CLATTN_SOURCE_DIR) / "kernels_cl/shared";
+  std::string call = read_bytes(shared / "call.h");
+  const std::string_view right = "int causal;", wrong = "int write_lse, causal;";
+  const std::string_view second = "  int write_lse;";
+  ASSERT_EQ(count_of(right, call), 1);
+  ASSERT_EQ(count_of(second, call), 1);
+  call.erase(call.find(second), second.size());
+  call.replace(call.find(right), right.size(), wrong);
+  const ScratchDirectory kernels;
+  std::filesystem::create_directory(kernels.path() / "shared");
+  write_bytes(kernels.path() / "shared/call.h", call);
+  const std::string folder = "CLATTN_KERNEL_DIR=" + kernels.path().string();
+  const ProgramResult result = run_program("devices", {}, folder);
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  for (const char* part : {"struct arguments DAMAGED", "needs structs passed by value"})
+    EXPECT_NE(result.standard_output.find(part), std::string::npos) << result.standard_output;
 }
 
 /// A8: a backend that is forced by the environment, by every command and case that chooses one.

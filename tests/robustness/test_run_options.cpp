@@ -212,14 +212,11 @@ TEST(RunOptions, PackedCachesHoldTheSame) {
   EXPECT_EQ(npy_data(run.bytes("value_cache_out.npy")), bytes.expected_value_cache);
 }
 
-/// Keys by dim are for the kernels of CPUs, tiles for warpgroup products: a case from there runs
-/// elsewhere in another order.
+/// Keys by dim are for the kernels of CPUs: a case from there runs elsewhere in another order.
 TEST(RunOptions, LayoutsOfOtherKernelsAreConverted) {
-  for (const std::string_view layout : {"HDN", "tiles"}) {
-    AttentionModel model = mixed();
-    model.add(R"("layout": ")" + std::string(layout) + R"(", "kernel_family": "gpu")");
-    EXPECT_NE(info_of_right(model).find("\"layout\":\"HND\""), std::string::npos) << layout;
-  }
+  AttentionModel model = mixed();
+  model.add(R"("layout": "HDN", "kernel_family": "gpu")");
+  EXPECT_NE(info_of_right(model).find("\"layout\":\"HND\""), std::string::npos);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/variants.hpp"
+#include "opencl/device_info.hpp"
 #include "opencl/source.hpp"
 
 namespace {
@@ -20,9 +21,11 @@ namespace {
 using clattn::DType;
 using clattn::KernelFamily;
 using clattn::detail::CacheForm;
+using clattn::detail::KernelId;
 using clattn::detail::KernelOptions;
 using clattn::detail::KernelShape;
 using clattn::detail::Role;
+using clattn::detail::UnitId;
 using clattn::detail::Variant;
 
 struct ShapeRow {
@@ -32,7 +35,6 @@ struct ShapeRow {
   DType cache_dtype;
   KernelOptions options = {};
   std::int32_t rope_dim = 0;
-  bool tiles = false;
 };
 constexpr KernelOptions kAllOptions{
     .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
@@ -83,24 +85,17 @@ constexpr std::array kPairShapes = {
     ShapeRow{128, 1, DType::kBF16, DType::kFp8E5M2},
 };
 
-/// Caches in tiles.
-constexpr std::array kTileShapes = {
-    ShapeRow{64, 48, DType::kF16, DType::kF16, {}, 0, true},
-    ShapeRow{128, 16, DType::kBF16, DType::kBF16, {}, 0, true},
-    ShapeRow{256, 16, DType::kF16, DType::kF16, kAllOptions, 0, true},
-};
-
 std::vector<ShapeRow> rows_for(const Variant& variant) {
   const Role role = variant.role;
   if (role == Role::kMLADecode) return {kLatentShapes.begin(), kLatentShapes.end()};
   std::vector<ShapeRow> rows(kShapes.begin(), kShapes.end());
   if (role == Role::kDecode || role == Role::kPrefill) {
     rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
-    if (variant.operands == clattn::detail::Operands::kWarpgroup)
+    if (variant.unit_id == UnitId::sm90)
       rows.insert(rows.end(), kWarpgroupShapes.begin(), kWarpgroupShapes.end());
-    if (variant.operands == clattn::detail::Operands::kAsyncCopies)
+    if (variant.kernel_id == KernelId::decode_ring)
       rows.insert(rows.end(), kRingShapes.begin(), kRingShapes.end());
-    if (variant.operands == clattn::detail::Operands::kBF16Pairs)
+    if (variant.unit_id == UnitId::cpu_bf16)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {
     rows.push_back(kLatentShapes.front());
@@ -108,8 +103,6 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
   } else {
     rows.insert(rows.end(), kQuantizedShapes.begin(), kQuantizedShapes.end());
   }
-  if (role != Role::kMerge && clattn::detail::takes_tiles(variant))
-    rows.insert(rows.end(), kTileShapes.begin(), kTileShapes.end());
   return rows;
 }
 
@@ -128,7 +121,6 @@ KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   shape.dtype = row.dtype;
   shape.cache_dtype = row.cache_dtype;
   shape.options = row.options;
-  shape.tiles = row.tiles;
   shape.options.alibi |= variant.role == Role::kPackedDecode;
   if (variant.role == Role::kMLADecode) {
     shape.form = CacheForm::kLatent;
@@ -152,24 +144,27 @@ void write_kernel(const std::filesystem::path& directory, const std::string& nam
 }
 
 void dump(const std::filesystem::path& directory, const Variant& variant) {
-  const bool cpu = variant.family == KernelFamily::kCpu;
+  const bool cpu = variant.family() == KernelFamily::kCpu;
   clattn::DeviceCapabilities device;
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
   device.driver_version = "580";
+  device.native_exp2_error = 0;
+  // Lint looks at products of bf16 pairs as a processor's compiler, at the others as SPIR's.
+  device.native_builtins = variant.unit().bf16_pairs;
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
-    const std::string name =
-        fmt::format("{}__d{}_{}_{}{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
-                    clattn::to_string(row.cache_dtype),
-                    row.options == KernelOptions{} ? "" : "_all", row.tiles ? "_tiles" : "");
-    write_kernel(directory, name, source.file, source.options, cpu ? "cpu" : "gpu");
+    const std::string name = fmt::format(
+        "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
+        clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
+    write_kernel(directory, name, source.file,
+                 source.options + clattn::detail::device_macros(device), cpu ? "cpu" : "gpu");
   }
 }
 
 /// Kernels that no variant row names. The sub-group probe is not among them: not compiling is an
-/// answer that it gives. CLA_REDUCE=1 marks inline PTX, as in the variants.
+/// answer that it gives. CLA_PTX=1 marks inline PTX, as in the variants.
 struct Extra {
   const char* name;
   const char* file;
@@ -180,18 +175,14 @@ constexpr std::array kExtras = {
     Extra{"ceilings__vec", "ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
     Extra{"ceilings_mma__wg256", "ceilings_mma.cl",
-          "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1", "gpu"},
+          "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1", "gpu"},
     Extra{"ceilings_wgmma__wg256", "ceilings_wgmma.cl",
-          "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_REDUCE=1", "gpu"},
+          "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1", "gpu"},
     // The cache operations: one code in groups of 1 and of 128; types and units at both ends.
     Extra{"copy_blocks__vec", "copy_blocks.cl", "-DCLA_WG_SIZE=1 -DCLA_COPY_BYTES=16", "cpu"},
     Extra{"copy_blocks__wg128", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=16", "gpu"},
     Extra{"copy_blocks__wg128_bytes", "copy_blocks.cl", "-DCLA_WG_SIZE=128 -DCLA_COPY_BYTES=1",
           "gpu"},
-    Extra{"convert_blocks__vec", "convert_blocks.cl",
-          "-DCLA_WG_SIZE=1 -DCLA_HEAD_DIM=72 -DCLA_ELEMENT_BYTES=1", "cpu"},
-    Extra{"convert_blocks__wg128", "convert_blocks.cl",
-          "-DCLA_WG_SIZE=128 -DCLA_HEAD_DIM=128 -DCLA_ELEMENT_BYTES=2", "gpu"},
     Extra{"merge_attn_states__vec", "merge_attn_states.cl",
           "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_LSE_LOG2=0", "cpu"},
     Extra{"merge_attn_states__wg128", "merge_attn_states.cl",
@@ -216,25 +207,20 @@ constexpr std::array kExtras = {
     Extra{"kv_scales__wg256", "kv_scales.cl", "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=2", "gpu"},
     Extra{"zero_rows__wg256", "zero_rows.cl", "-DCLA_WG_SIZE=256 -DCLA_ELEMENT_BYTES=2", "gpu"},
     Extra{"zero_rows__e1_wg256", "zero_rows.cl", "-DCLA_WG_SIZE=256 -DCLA_ELEMENT_BYTES=1", "gpu"},
-    Extra{"gathered_attention__vec", "gathered_attention.cl",
-          "-DCLA_WG_SIZE=1 -DCLA_Q_DTYPE=0 -DCLA_KV_DTYPE=0 -DCLA_HEAD_DIM=128 -DCLA_GROUP=4 "
-          "-DCLA_PAGE_SIZE=16",
-          "cpu"},
-    Extra{"gathered_attention__wg128_e4m3_all", "gathered_attention.cl",
-          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=3 -DCLA_HEAD_DIM=72 -DCLA_GROUP=3 "
-          "-DCLA_PAGE_SIZE=24 -DCLA_WINDOW=1 -DCLA_SOFT_CAP=1 -DCLA_ALIBI=1 -DCLA_SINK=1 "
-          "-DCLA_MASK=1",
-          "gpu"},
-    Extra{"gathered_attention__wg128_no_pages", "gathered_attention.cl",
-          "-DCLA_WG_SIZE=128 -DCLA_Q_DTYPE=2 -DCLA_KV_DTYPE=2 -DCLA_HEAD_DIM=64 -DCLA_GROUP=1 "
-          "-DCLA_PAGE_SIZE=0 -DCLA_WINDOW=1",
-          "gpu"},
     Extra{"selftest__local", "selftest.cl",
           "-DCLA_SELFTEST=1 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=16384", "gpu"},
     Extra{"selftest__ptx", "selftest.cl",
-          "-DCLA_SELFTEST=2 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0 -DCLA_REDUCE=1", "gpu"},
+          "-DCLA_SELFTEST=2 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0 -DCLA_PTX=1", "gpu"},
     Extra{"selftest__bf16", "selftest.cl",
           "-DCLA_SELFTEST=6 -DCLA_WG_SIZE=1 -DCLA_LOCAL_BYTES=0 -DCLA_DOT=1", "cpu"},
+    Extra{"selftest__exp2", "selftest.cl", "-DCLA_SELFTEST=7 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0",
+          "gpu"},
+    Extra{"selftest__builtins", "selftest.cl",
+          "-DCLA_SELFTEST=8 -DCLA_WG_SIZE=1 -DCLA_LOCAL_BYTES=0 -DCLA_DOT=1", "cpu"},
+    Extra{"selftest__loops", "selftest.cl", "-DCLA_SELFTEST=9 -DCLA_WG_SIZE=1 -DCLA_LOCAL_BYTES=0",
+          "cpu"},
+    Extra{"selftest__struct", "selftest.cl",
+          "-DCLA_SELFTEST=10 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0", "gpu"},
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ chosen_for() {  # CHECK: the files that it is to see
       lint/*) ;;
       */cpu/*) continue ;;             # vectors and extensions of the CPU compiler
       nvidia/*) ;;
-      *-DCLA_REDUCE=1*) continue ;;    # inline PTX
+      *-DCLA_PTX=1*) continue ;;    # inline PTX
     esac
     echo "$file"
   done

@@ -7,7 +7,7 @@ file=$1
 name=$(basename "$file" .cl)
 options=$(cat "${file%.cl}.options")
 case $options in
-  *-DCLA_REDUCE=1*) inline_ptx=true target="nvptx64-unknown-unknown -fgnu-keywords" ;;
+  *-DCLA_PTX=1*) inline_ptx=true target="nvptx64-unknown-unknown -fgnu-keywords" ;;
   *-DCLA_DOT=1*) inline_ptx=false target="x86_64-unknown-linux-gnu -mavx512f -mavx512bw" ;;
   *) inline_ptx=false target=spir64-unknown-unknown ;;
 esac

@@ -28,7 +28,7 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   case $arch in sm_1??) front=sm_90 ;; esac  # beyond clang 19; newer chips take older PTX
   chosen=$options  # as the library does from that architecture on
   case $arch-$options in
-    sm_7?-* | sm_8[0-8]-* | *-DCLA_REDUCE=0*) ;;
+    sm_7?-* | sm_8[0-8]-* | *-DCLA_PTX=0*) ;;
     *) chosen=$(echo "$options" | sed s/-DCLA_FP8_CVT=0/-DCLA_FP8_CVT=1/) ;;
   esac
   if [ "$arch" = sm_75 ] && grep -q mma.sync.aligned.m16n8k16 "$file"; then

@@ -1,0 +1,29 @@
+#include "cli/progress.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace clattn::cli {
+namespace {
+
+bool is_terminal() {
+  static const bool result = isatty(STDERR_FILENO) == 1;
+  return result;
+}
+
+}  // namespace
+
+void show_progress(std::string_view text) {
+  if (!is_terminal()) return;
+  fmt::print(stderr, "\r\033[K{}", text);
+  std::fflush(stderr);
+}
+
+void show_stage(std::string_view text) {
+  if (is_terminal()) return show_progress(text);
+  fmt::print(stderr, "{}\n", text);
+}
+
+}  // namespace clattn::cli
