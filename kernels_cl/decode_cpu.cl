@@ -221,8 +221,7 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* c
   }
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_cpu(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // lib/cpu_queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaStrides strides = {call.block_stride, call.token_stride, call.head_stride,

@@ -90,8 +90,7 @@ static inline void cla_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache, 
   for (int i = 0; i < CLA_BLOCK_KV; ++i) raw[i] = cla_kv_raw_load(cache + row[i]);
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_gpu(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
   __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
 

@@ -57,8 +57,7 @@
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #include "lib/decode_columns.clh"
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_mma(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   __local uint4 queries[CLA_ROW_TILES * CLA_K_CHUNKS * 32]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
   __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];

@@ -138,20 +138,8 @@ static inline void cla_bring_tile(__local uint4* stage, const ClaAhead* ahead,
   }
 }
 
-/* A stage's copies are a group, also where there are none; waits for all but the latest ones. */
-static inline void cla_commit_copies(void) {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-static inline void cla_await_oldest_stage(void) {
-#if CLA_ROW_BYTES <= 256
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-#else
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
-#endif
-}
-
-/* Starts to bring the warp's next tile to a stage, if there is one, and looks for the one behind.
- */
+/* Starts to bring the warp's next tile to a stage, if there is one, and looks for the one behind. A
+   stage's copies are a group. */
 static inline void cla_fill_stage(__local uint4* stage, ClaAhead* ahead, const ClaLaunch* launch,
                                   const ClaCache* cache, const ClaOptions* opt, uint warp,
                                   uint lane) {
@@ -204,8 +192,7 @@ static inline void cla_load_queries(uint4* query, const ClaLaunch* launch, uint 
   }
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_decode_ring(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
   __local uint4 stages[CLA_WARPS * CLA_STAGES * CLA_STAGE_UNITS] __attribute__((aligned(1024)));
   __local uint4 queries[CLA_QUERY_UNITS * CLA_WARPS * 32]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
@@ -283,8 +270,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_de
       ClaKvRaw k_raw[CLA_K_UNITS];
       ClaKvRaw v_raw[CLA_V_UNITS];
       float scores[CLA_ROW_TILES * 4];
-      cla_await_oldest_stage();
-      cla_warp_barrier(); /* each lane's copies arrived -> read */
+      CLA_AWAIT_COPIES_BUT(CLA_STAGES - 1); /* the oldest stage's */
+      cla_warp_barrier();                   /* each lane's copies arrived -> read */
       cla_take_k(k_raw, stage, lane);
       cla_multiply_kq(scores, k_raw, queries + lane);
       cla_take_v(v_raw, stage, lane);

@@ -17,7 +17,7 @@
 #define CLA_HEAD_ITEMS ((uint)min(CLA_WG_SIZE, CLA_HEAD_DIM / CLA_MERGE_DIMS))
 #define CLA_MERGE_HEADS ((uint)CLA_WG_SIZE / CLA_HEAD_ITEMS)
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_merge(CLA_PARAMS) {
+CLA_KERNEL clattn_merge(CLA_PARAMS) {
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint num_heads = (uint)call.num_kv_heads * CLA_GROUP;
   const uint group = (uint)get_group_id(0);

@@ -79,8 +79,7 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, int tile_at, const
   cla_values(s, factor, row, &seen, o);
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_decode_cpu(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_mla_decode_cpu(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // lib/cpu_queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,

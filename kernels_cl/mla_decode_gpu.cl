@@ -203,8 +203,7 @@ static inline void cla_add_values(float4* acc, const float* p, __local const flo
   }
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_decode_gpu(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
   __local float4 tile[CLA_BLOCK_KV * CLA_ROW_QUADS];
   __local float partial[CLA_SCORES * CLA_PARTIAL_STRIDE];
   __local float sums[CLA_WG_SIZE];

@@ -174,8 +174,7 @@ static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaWork* wo
   return (float2)(upper, lower);
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_mla_wgmma(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   __local uint4 q_tile[CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];

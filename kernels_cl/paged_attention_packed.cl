@@ -194,8 +194,7 @@ static inline void cla_softmax(__local ClaRowsState* state, uint row, int left) 
 #define CLA_V_UNIT 1.0f
 #endif
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_paged_attention(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_paged_attention(CLA_PARAMS) {
   __local float4 q_rows[CLA_BLOCK_ROWS * CLA_QUADS];
   __local float4 tile[CLA_BLOCK_KV * CLA_STRIDE]; /* keys, then values */
   __local ClaRowsState state;

@@ -88,8 +88,7 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, int tile_at, const
   if (rest != 0) cla_values(s, factor, v, &seen, CLA_NUM_VECS - 1, 1, o);
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_cpu(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_prefill_cpu(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // lib/cpu_queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,

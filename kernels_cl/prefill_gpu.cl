@@ -137,8 +137,7 @@ static inline void cla_add_slice(float4* sums, __local const float4* p_rows,
   }
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_gpu(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   __local float4 stage[CLA_STAGE_QUADS]; /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
   __local float row_part[CLA_BLOCK_ROWS * CLA_COLUMNS]; /* maxima per column, in the end sums */

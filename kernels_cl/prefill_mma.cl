@@ -13,7 +13,7 @@
        S = Q K^T
        P = 2^(S - max), O = O * 2^(old max - max) + P V
 
-   A lane holds two rows of each fragment, 2 columns in 8 (lib/mma.clh).
+   A lane holds two rows of each fragment, 2 columns in 8 (tile/sm80.clh).
 
    Bytes and operations of a tile with 128 rows, 64 keys and 128 dims, per work-group: 32 KiB of K
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
@@ -147,8 +147,7 @@ static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
   return any != 0;
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_mma(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __local uint4 q_tile[CLA_BLOCK_ROWS * CLA_STRIDE] __attribute__((aligned(128)));
   __local uint4 k_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
   __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));

@@ -104,8 +104,7 @@ static inline void cla_mark_rows_done(__local float* mark, float made) {
                : "memory");
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_prefill_wgmma(
-    CLA_PARAMS) {
+CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));

@@ -5,7 +5,8 @@
 //                    4 = warpgroup products behind marks (src/opencl/ptx.hpp),
 //                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs,
 //                    7 = accuracy of native_exp2, 8 = built-ins of a processor's compiler,
-//                    9 = loops of many steps, 10 = a struct by value
+//                    9 = loops of many steps, 10 = a struct by value,
+//                    11 = sub-groups of 32 that run in step
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)
@@ -296,6 +297,34 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   result[lane] = right ? seed + lane : 0u;
 }
 
+#elif CLA_SELFTEST == 11
+
+#define CLA_PTX 2
+#include "tile/lanes.clh"
+
+// The functions of tile/lanes.clh by sub-groups of 32, which leave a loop at different times.
+__kernel __attribute__((intel_reqd_sub_group_size(32)))
+__attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
+clattn_selftest_lanes(
+    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
+    uint seed) {
+  const uint lid = (uint)get_local_id(0);
+  const uint lane = lid % 32;
+  const uint warp = lid / 32;
+  int right = get_max_sub_group_size() == 32 && get_sub_group_local_id() == lane;
+  for (uint i = 0; i < 3 + 2 * warp; ++i) {
+    const uint own = seed + i * CLA_WG_SIZE + lid;
+    const ulong wide = (ulong)own << 32 | lid;
+    right &= cla_shuffle_word(own, i % 32) == own - lane + (lane ^ i % 32);
+    right &= cla_shuffle_from(own, (lane + i) % 32) == own - lane + (lane + i) % 32;
+    right &= cla_shuffle_from_long((long)wide, 7) ==
+             (long)((ulong)(own - lane + 7) << 32 | (lid - lane + 7));
+    right &= cla_shuffle_slot(as_float(own), 8, 3) == as_float(own - lane % 8 + 3);
+    right &= cla_any_lane(lane == i) && !cla_any_lane(lane > 31);
+  }
+  result[lid] = right ? seed + lid : 0u;
+}
+
 #else
-#error "CLA_SELFTEST is 1 ... 10"
+#error "CLA_SELFTEST is 1 ... 11"
 #endif

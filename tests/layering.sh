@@ -38,7 +38,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("bench", "oracle")      # likewise
     room_may("oracle", "")           # shares nothing with what it judges
     room_may("include", "")
-    room_may("kernels_cl", "lib shared")
+    room_may("kernels_cl", "lib tile shared")
     only("clattn/", "base metadata tuning opencl npy capture kernels kv_cache backends attention c_api cli bench include")
     only("CL/", "opencl include c_api")
     only("clattn/opencl.hpp", "opencl include c_api")

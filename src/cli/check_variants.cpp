@@ -91,11 +91,14 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
       : context_(std::move(context)), only_backend_(only.backend), only_family_(only.family) {}
 
   void add_to(CheckPlan& plan) {
+    const DeviceCapabilities& device = context_->capabilities();
     for (const KernelFamily family : kVariantFamilies) {
-      if (!runs(family)) continue;
+      // Without PTX such kernels can be executed, for those who ask, but are never chosen.
+      const bool foreign = family == KernelFamily::kGpuPtx && !device.inline_ptx;
+      if (!runs(family) || (foreign && only_family_.empty())) continue;
       plan_attention(family, plan);
-      const bool able = family != KernelFamily::kGpuPtx || context_->capabilities().inline_ptx;
-      if (!able || !only_backend_.empty()) continue;  // the rest belongs to no backend
+      if ((foreign && !device.sub_groups_of_32) || !only_backend_.empty())
+        continue;  // the rest belongs to no backend
       plan_mla(family, plan);
       plan_packed(family, plan);
     }

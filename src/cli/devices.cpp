@@ -40,6 +40,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"native_builtins", capabilities.native_builtins},
           {"long_loops", capabilities.long_loops},
           {"struct_arguments", capabilities.struct_arguments},
+          {"sub_groups_of_32", capabilities.sub_groups_of_32},
           {"wave_size", capabilities.wave_size}};
 }
 
@@ -121,13 +122,14 @@ void print_capabilities(const json& c) {
   fmt::print(
       "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
       "bf16 products {}, wave {}\n"
-      "  native_exp2 off by {:.1e}, CPU built-ins {}, long loops {}, struct arguments {}\n",
+      "  native_exp2 off by {:.1e}, CPU built-ins {}, long loops {}, struct arguments {}, "
+      "sub-groups of 32 {}\n",
       yes("reports_fp16"), yes("reports_subgroups"), yes("inline_ptx"), yes("warpgroup_products"),
       yes("fp8_conversions"), yes("bf16_products"),
       c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found",
       c["native_exp2_error"].get<float>(), yes("native_builtins"),
       c["long_loops"].get<bool>() ? "yes" : "CUT SHORT",
-      c["struct_arguments"].get<bool>() ? "yes" : "DAMAGED");
+      c["struct_arguments"].get<bool>() ? "yes" : "DAMAGED", yes("sub_groups_of_32"));
 }
 
 void print_backend(const json& backend) {

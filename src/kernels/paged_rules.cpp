@@ -110,9 +110,10 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
   }
   if (config.use_mla) reasons.emplace_back("MLA not supported");
   if (capabilities == nullptr) return;
-  if (config.kernel_family == KernelFamily::kGpuPtx && !capabilities->inline_ptx) {
-    reasons.push_back(
-        fmt::format("kernel family gpu_ptx needs inline PTX, which {} lacks", capabilities->name));
+  if (config.kernel_family == KernelFamily::kGpuPtx) {
+    if (const auto need = unmet_need(Needs::kWarps, *capabilities))
+      reasons.push_back(
+          fmt::format("kernel family gpu_ptx {}, which {} lacks", *need, capabilities->name));
   }
   append_missing_kernels({Role::kPrefill, Role::kMerge, Role::kCacheWrite}, config.kernel_family,
                          *capabilities, reasons);

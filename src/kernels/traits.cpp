@@ -37,7 +37,8 @@ std::optional<std::string_view> unmet_need(Needs needs, const DeviceCapabilities
       {true, {}},
       {device.kind != DeviceKind::kGpu,
        "needs a CPU: it keeps its tiles in private memory, which a GPU spills"},
-      {device.inline_ptx, "needs inline PTX"},
+      {device.inline_ptx || device.sub_groups_of_32,
+       "needs inline PTX, or sub-groups of 32 that run in step"},
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
       {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"}};
   const Answer& answer = answers[static_cast<std::size_t>(needs)];

@@ -10,7 +10,7 @@
 namespace clattn::detail {
 
 /// What a unit needs of a device.
-enum class Needs : std::uint8_t { kNothing, kCpu, kInlinePtx, kWarpgroups, kBF16Products };
+enum class Needs : std::uint8_t { kNothing, kCpu, kWarps, kWarpgroups, kBF16Products };
 /// Why a device does not meet the need; nothing if it does.
 std::optional<std::string_view> unmet_need(Needs needs, const DeviceCapabilities& device);
 
@@ -47,7 +47,7 @@ struct UnitTraits {
   /// What a group wrote before a fence is seen by a group that knows of it from an atomic, so
   /// kernels can merge their own splits. OpenCL C 1.2 does not promise that.
   bool fence = false;
-  bool ptx = false;                   ///< kernels are compiled with CLA_PTX=1
+  bool ptx = false;                   ///< kernels are compiled with CLA_PTX 1 or 2
   bool bf16_pairs = false;            ///< kernels are compiled with CLA_DOT=1
   bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
   std::int32_t head_step = 1;         ///< heads are a multiple of it

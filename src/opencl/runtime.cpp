@@ -113,6 +113,7 @@ struct Runtime::State {
     capabilities.native_builtins = result.native_builtins != 0;
     capabilities.long_loops = result.long_loops != 0;
     capabilities.struct_arguments = result.struct_arguments != 0;
+    capabilities.sub_groups_of_32 = result.sub_groups_of_32 != 0;
     build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
   }
 

@@ -225,6 +225,9 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   if (result.wave_size == 0 && reported.reports_subgroups) {
     result.wave_size = probe_sub_groups(prober).value_or(0);
   }
+  if (result.inline_ptx == 0 && reported.reports_subgroups && prober.group_size() >= 64) {
+    result.sub_groups_of_32 = all_lanes_right(prober, 11, "clattn_selftest_lanes") ? 1 : 0;
+  }
   for (const std::uint64_t bytes : kLocalBytes) {
     // The driver that assembles PTX reports 48 KiB and takes static arrays far beyond; elsewhere
     // the reported size is the limit.

@@ -447,7 +447,7 @@ TEST(AttentionThreads, ShareOneImplAndGetTheBitsOfOne) {
 
 INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice,
                          testing::Values(KernelFamily::kAuto, KernelFamily::kCpu,
-                                         KernelFamily::kGpu),
+                                         KernelFamily::kGpu, KernelFamily::kGpuPtx),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 }  // namespace

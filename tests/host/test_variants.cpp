@@ -12,16 +12,11 @@
 namespace clattn::detail {
 namespace {
 
-/// Options of the first variant with `name` on a device that converts fp8 by an instruction or not.
-std::string options_of(std::string_view name, bool fp8_conversions) {
+/// Options of the first variant with `name`.
+std::string options_of(std::string_view name, const DeviceCapabilities& device) {
   const auto rows = variants();
   const auto row = std::find_if(rows.begin(), rows.end(),
                                 [&](const Variant& each) { return each.name == name; });
-  DeviceCapabilities device;
-  device.kind = DeviceKind::kGpu;
-  device.inline_ptx = true;
-  device.ptx_arch = 89;
-  device.fp8_conversions = fp8_conversions;
   KernelShape shape;
   shape.num_heads = 8;
   shape.num_kv_heads = 2;
@@ -29,6 +24,15 @@ std::string options_of(std::string_view name, bool fp8_conversions) {
   shape.block_size = 16;
   shape.cache_dtype = DType::kFp8E4M3;
   return kernel_source(*row, shape, device).options;
+}
+/// The same on a GPU that converts fp8 by an instruction or not.
+std::string options_of(std::string_view name, bool fp8_conversions) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kGpu;
+  device.inline_ptx = true;
+  device.ptx_arch = 89;
+  device.fp8_conversions = fp8_conversions;
+  return options_of(name, device);
 }
 
 // PTX for compute capability 8.9 converts fp8 on newer drivers alone: what was seen to work counts,
@@ -108,6 +112,26 @@ TEST(Variants, ADriverThatDamagesStructsIsRefusedAttention) {
     }
   }
   EXPECT_EQ(why_none_runs(Role::kCacheWrite, KernelFamily::kCpu, device), "");
+}
+
+// Kernels for NVIDIA's GPUs run on sub-groups of 32, too, where somebody asks for them.
+TEST(Variants, WarpsAreExecutedBySubGroupsIfAsked) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kCpu;
+  device.max_work_group_size = 1024;
+  EXPECT_EQ(unmet_need(Needs::kWarps, device),
+            "needs inline PTX, or sub-groups of 32 that run in step");
+  device.sub_groups_of_32 = true;
+  EXPECT_EQ(unmet_need(Needs::kWarps, device), std::nullopt);
+  EXPECT_TRUE(unmet_need(Needs::kWarpgroups, device));
+  EXPECT_EQ(why_none_runs(Role::kDecode, KernelFamily::kGpuPtx, device), "");
+  EXPECT_TRUE(serves_family(KernelFamily::kGpuPtx, KernelFamily::kGpuPtx, device));
+  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kGpu}) {
+    device.kind = kind;
+    EXPECT_FALSE(serves_family(KernelFamily::kAuto, KernelFamily::kGpuPtx, device));
+    EXPECT_NE(options_of("decode_mma__r16", device).find(" -DCLA_PTX=2 "), std::string::npos);
+    EXPECT_EQ(options_of("decode_mma__r16", device).find("opt-disable"), std::string::npos);
+  }
 }
 
 // What OpenCL leaves to drivers is measured: 7e-5 was seen of one, up to 2.4e-7 of others.

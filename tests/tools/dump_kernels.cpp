@@ -149,6 +149,7 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   device.kind = cpu ? clattn::DeviceKind::kCpu : clattn::DeviceKind::kGpu;
   device.float_vector_width = cpu ? 16 : 1;
   device.driver_version = "580";
+  device.inline_ptx = !cpu;
   device.native_exp2_error = 0;
   // Lint looks at products of bf16 pairs as a processor's compiler, at the others as SPIR's.
   device.native_builtins = variant.unit().bf16_pairs;
