@@ -38,7 +38,11 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("bench", "oracle")      # likewise
     room_may("oracle", "")           # shares nothing with what it judges
     room_may("include", "")
-    room_may("kernels_cl", "lib tile shared")
+    room_may("kernels_cl/shared", "")
+    room_may("kernels_cl/core", "core shared")
+    room_may("kernels_cl/tile", "tile core shared")    # units, whatever is computed by them
+    room_may("kernels_cl/attention", "attention tile core shared")
+    room_may("kernels_cl/cache", "cache core shared")
     only("clattn/", "base metadata tuning opencl npy capture kernels kv_cache backends attention c_api cli bench include")
     only("CL/", "opencl include c_api")
     only("clattn/opencl.hpp", "opencl include c_api")
@@ -57,12 +61,14 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
   FNR == 1 {
     split(FILENAME, part, "/")
     room = part[1] == "src" ? part[2] : part[1] == "tests" ? "oracle" : part[1]
+    in_kernels = room == "kernels_cl"
+    if (in_kernels) room = room "/" part[2]
     library = part[1] == "src" && room != "cli"
     in_comment = 0
     files++
     if (!(room in allowed)) complain("no row for the room " room)
   }
-  room == "kernels_cl" && /[^\t -~]/ { complain("not ASCII") }
+  in_kernels && /[^\t -~]/ { complain("not ASCII") }
   {
     line = $0
     if (in_comment) {
@@ -96,7 +102,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
       if (index(path, prefix) == 1 && !index(restricted[prefix], " " room " "))
         complain(room " may not include <" path)
   }
-  room == "kernels_cl" { next }
+  in_kernels { next }
   line ~ /getenv/ && FILENAME != "src/base/environment.cpp" {
     complain("only src/base/environment.cpp reads the environment")
   }

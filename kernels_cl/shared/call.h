@@ -1,6 +1,6 @@
 /* Everything that an attention or merge launch takes besides memory, passed by value. Plain C: C++
    and OpenCL C include it. Wide members come first, so that there is no padding to disagree about;
-   a start-up probe compares what a kernel sees (kernels_cl/selftest.cl). */
+   a start-up probe compares what a kernel sees (kernels_cl/tile/selftest.cl). */
 #ifndef CLATTN_SHARED_CALL_H
 #define CLATTN_SHARED_CALL_H
 

@@ -7,7 +7,7 @@
    CPUs have taken, the others keep its cache line from theirs. */
 #define CLA_QUEUE_INTS 16
 
-/* Size of a tensor map (lib/tensor_map.clh). */
+/* Size of a tensor map (tile/sm90_tensor_map.clh). */
 #define CLA_MAP_INTS 32
 
 /* Padding of recorded steps is zeroed: an item without query tokens, a merge without splits. */

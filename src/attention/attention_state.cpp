@@ -1,7 +1,7 @@
 #include <clattn/graph.hpp>
 
 #include "base/error.hpp"
-#include "kernels/paged_step.hpp"
+#include "kernels/step/paged_step.hpp"
 
 namespace clattn {
 

@@ -8,8 +8,8 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
+#include "kernels/launch/cache_write.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "opencl/device_info.hpp"
 
 namespace clattn::detail {
@@ -19,7 +19,7 @@ namespace {
 std::shared_ptr<KernelPool> scales_kernel(Runtime& runtime, const AttentionConfig& config,
                                           const char* entry) {
   const StreamGrid grid(runtime.capabilities());
-  return runtime.kernel({"kv_scales.cl", entry,
+  return runtime.kernel({"cache/kv_scales.cl", entry,
                          fmt::format("-DCLA_WG_SIZE={} -DCLA_Q_DTYPE={}", grid.group_size,
                                      static_cast<int>(config.dtype))});
 }
@@ -124,7 +124,7 @@ RowZeroer::Output RowZeroer::make_output(Runtime& runtime, std::string_view name
   const std::size_t bytes = element_size_bytes(dtype);
   return {name, dtype,
           runtime.kernel(
-              {"zero_rows.cl", "clattn_zero_rows",
+              {"attention/zero_rows.cl", "clattn_zero_rows",
                fmt::format("-DCLA_WG_SIZE={} -DCLA_ELEMENT_BYTES={}", grid_.group_size, bytes)})};
 }
 

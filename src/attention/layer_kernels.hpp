@@ -21,7 +21,7 @@ struct StreamGrid {
   std::size_t num_groups;
 };
 
-/// kernels_cl/kv_scales.cl for one layer: found once, from the first batch. Thread-safe.
+/// kernels_cl/cache/kv_scales.cl for one layer: found once, from the first batch. Thread-safe.
 class KVScaleCalculator {
  public:
   KVScaleCalculator(Runtime& runtime, const AttentionConfig& config);
@@ -59,8 +59,8 @@ class KVScaleCalculator {
   Event found_;  ///< guarded by mutex_, of kEnqueued
 };
 
-/// kernels_cl/zero_rows.cl for the outputs of one layer: a kernel, because recorded steps hold no
-/// fills.
+/// kernels_cl/attention/zero_rows.cl for the outputs of one layer: a kernel, because recorded steps
+/// hold no fills.
 class RowZeroer {
  public:
   RowZeroer(Runtime& runtime, const AttentionConfig& config);

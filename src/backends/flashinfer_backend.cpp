@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "backends/registry.hpp"
-#include "kernels/paged_builder.hpp"
-#include "kernels/paged_rules.hpp"
+#include "kernels/choose/paged_rules.hpp"
+#include "kernels/step/paged_builder.hpp"
 
 namespace clattn {
 

@@ -7,9 +7,9 @@
 #include "backends/registry.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/paged_rules.hpp"
-#include "kernels/paged_step.hpp"
-#include "kernels/step_launch.hpp"
+#include "kernels/choose/paged_rules.hpp"
+#include "kernels/launch/step_launch.hpp"
+#include "kernels/step/paged_step.hpp"
 #include "kv_cache/mla_cache.hpp"
 
 namespace clattn::detail {

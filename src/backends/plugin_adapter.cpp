@@ -9,9 +9,9 @@
 #include "backends/plugin_cache.hpp"
 #include "backends/plugin_step.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
-#include "kernels/paged_rules.hpp"
+#include "kernels/choose/paged_rules.hpp"
+#include "kernels/launch/cache_write.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {

@@ -5,7 +5,7 @@
 
 #include "backends/registry.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_checks.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "opencl/device_info.hpp"
 
 namespace clattn {

@@ -108,7 +108,7 @@ double rate_of(const Queue& queue, const ReadTarget& target,
 double measure_read(const Context& context, const Queue& queue, const CeilingShape& shape,
                     const ReadTarget& target) {
   const auto pool = context.runtime().kernel(
-      {"ceilings.cl", "clattn_ceiling_read", options_of(shape, shape.read_vector)});
+      {"tile/ceilings.cl", "clattn_ceiling_read", options_of(shape, shape.read_vector)});
   const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
   return rate_of(queue, target, [&](Event& event) {
     pool->acquire()
@@ -127,7 +127,7 @@ double measure_page_read(const Context& context, const Queue& queue, const Ceili
   const Buffer pages = context.allocate(order.size() * sizeof(std::int32_t));
   queue.write(pages, std::as_bytes(std::span(order)));
   const auto pool = context.runtime().kernel(
-      {"ceilings.cl", "clattn_ceiling_page_read", options_of(shape, shape.read_vector)});
+      {"tile/ceilings.cl", "clattn_ceiling_page_read", options_of(shape, shape.read_vector)});
   return rate_of(queue, target, [&](Event& event) {
     pool->acquire()
         .arg(target.data.handle())
@@ -224,7 +224,7 @@ double measure_copy(const Context& context, const Queue& queue, const CeilingSha
     queue.write(target.data, std::as_bytes(std::span(piece)), at * 4);
   }
   const auto pool = context.runtime().kernel(
-      {"ceilings.cl", "clattn_ceiling_copy", options_of(shape, shape.read_vector)});
+      {"tile/ceilings.cl", "clattn_ceiling_copy", options_of(shape, shape.read_vector)});
   const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
   const double by_kernel = copy_rate(queue, target, [&](Event& event) {
     pool->acquire()
@@ -253,7 +253,7 @@ double measure_fma(const Context& context, const Queue& queue, const CeilingShap
   const auto floats = groups * group_size * static_cast<std::size_t>(shape.fma_vector);
   const Buffer results = context.allocate(floats * sizeof(float));
   const auto pool = context.runtime().kernel(
-      {"ceilings.cl", "clattn_ceiling_fma", options_of(shape, shape.fma_vector)});
+      {"tile/ceilings.cl", "clattn_ceiling_fma", options_of(shape, shape.fma_vector)});
   const std::uint64_t nanoseconds = best_ns([&](Event& event) {
     pool->acquire()
         .arg(static_cast<cl_int>(shape.fma_steps))
@@ -288,7 +288,7 @@ double measure_mma(const Context& context, const Queue& queue) {
   constexpr float kSum = 8 * 4 * kSteps * 16 * 0x1p-24F;
   if (!context.capabilities().inline_ptx) return 0;
   const auto pool = kernel_unless_refused(
-      context, {"ceilings_mma.cl", "clattn_ceiling_mma",
+      context, {"tile/ceiling_sm80.cl", "clattn_ceiling_mma",
                 "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
   const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 16;
@@ -310,7 +310,7 @@ double measure_mma(const Context& context, const Queue& queue) {
          static_cast<double>(nanoseconds);
 }
 
-/// The operands of ceilings_wgmma.cl multiplied, [128][128], after so many turns.
+/// The operands of ceiling_sm90.cl multiplied, [128][128], after so many turns.
 std::vector<float> wgmma_products(int turns) {
   constexpr int kSize = 128, kSteps = 64;
   std::vector<float> products;
@@ -334,7 +334,7 @@ double measure_wgmma(const Context& context, const Queue& queue) {
   constexpr std::size_t kGroupSize = 256;
   if (!context.capabilities().warpgroup_products) return 0;
   const auto pool = kernel_unless_refused(
-      context, {"ceilings_wgmma.cl", "clattn_ceiling_wgmma",
+      context, {"tile/ceiling_sm90.cl", "clattn_ceiling_wgmma",
                 "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
   const std::vector<float> expected = wgmma_products(kTurns);

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "capture/capture.hpp"
-#include "kernels/cache_checks.hpp"
-#include "kernels/paged_builder.hpp"
-#include "kernels/paged_rules.hpp"
-#include "kernels/step_launch.hpp"
+#include "kernels/choose/paged_rules.hpp"
+#include "kernels/launch/step_launch.hpp"
+#include "kernels/step/cache_checks.hpp"
+#include "kernels/step/paged_builder.hpp"
 #include "kernels/warm_up.hpp"
 
 namespace clattn::detail {

@@ -7,10 +7,10 @@
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
-#include "kernels/kv_view.hpp"
-#include "kernels/step_launch.hpp"
+#include "kernels/launch/cache_write.hpp"
+#include "kernels/launch/step_launch.hpp"
+#include "kernels/step/cache_checks.hpp"
+#include "kernels/step/kv_view.hpp"
 #include "kernels/warm_up.hpp"
 #include "opencl/recorder.hpp"
 

@@ -3,8 +3,8 @@
 #include <clattn/attention.hpp>
 #include <memory>
 
-#include "kernels/attention_kernels.hpp"
-#include "kernels/step_launch.hpp"
+#include "kernels/choose/attention_kernels.hpp"
+#include "kernels/launch/step_launch.hpp"
 
 namespace clattn::detail {
 

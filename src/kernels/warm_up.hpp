@@ -1,7 +1,7 @@
 #pragma once
 
 #include "capture/capture.hpp"
-#include "kernels/step_launch.hpp"
+#include "kernels/launch/step_launch.hpp"
 
 namespace clattn::detail {
 

@@ -17,7 +17,7 @@ using detail::OpKernel;
 using detail::throw_invalid;
 
 constexpr std::int32_t kMaxRows = 0x1fffffff;  // what the error word can name
-constexpr const char* kFile = "advance_step.cl";
+constexpr const char* kFile = "cache/advance_step.cl";
 
 void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
                   std::string_view name) {

@@ -49,7 +49,7 @@ detail::CallMemory::Lease find_slots(const Context& context, cl_command_queue qu
   detail::CallMemory::Lease slots = context.runtime().call_memory().reserve(
       static_cast<std::size_t>(append.num_tokens) * sizeof(cl_long));
   const detail::OpKernel kernel =
-      detail::op_kernel(context, "clattn_page_slots", "advance_step.cl");
+      detail::op_kernel(context, "clattn_page_slots", "cache/advance_step.cl");
   Event found;
   kernel.pool->acquire()
       .arg(append.batch_indices.handle())

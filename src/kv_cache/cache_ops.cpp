@@ -1,8 +1,8 @@
 #include <clattn/kv_cache.hpp>
 
 #include "base/error.hpp"
-#include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
+#include "kernels/launch/cache_write.hpp"
+#include "kernels/step/cache_checks.hpp"
 
 namespace clattn {
 

@@ -60,8 +60,9 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
     meta.push_back(pair.source);
     meta.push_back(pair.destination);
   }
-  const detail::OpKernel kernel = detail::op_kernel(context, "clattn_copy_blocks", "copy_blocks.cl",
-                                                    fmt::format("-DCLA_COPY_BYTES={}", unit));
+  const detail::OpKernel kernel =
+      detail::op_kernel(context, "clattn_copy_blocks", "cache/copy_blocks.cl",
+                        fmt::format("-DCLA_COPY_BYTES={}", unit));
   detail::KernelLease lease = kernel.pool->acquire();
   for (std::size_t i = 0; i < kMaxPlanes; ++i) {
     lease.arg(planes[i < planes.size() ? i : 0].buffer.handle());

@@ -5,8 +5,8 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/cache_checks.hpp"
-#include "kernels/cache_write.hpp"
+#include "kernels/launch/cache_write.hpp"
+#include "kernels/step/cache_checks.hpp"
 
 namespace clattn {
 
@@ -90,7 +90,7 @@ void bind_state(KernelLease& lease, const MergeAttnStates& config, const AttnSta
 detail::OpKernel detail::merge_kernel(const Context& context, const MergeAttnStates& config) {
   check_merge(config);
   return op_kernel(
-      context, "clattn_merge_attn_states", "merge_attn_states.cl",
+      context, "clattn_merge_attn_states", "attention/merge_attn_states.cl",
       fmt::format("{} -DCLA_LSE_LOG2={}", dtype_options(config.dtype, output_type(config)),
                   config.lse_base == LseBase::k2 ? 1 : 0));
 }

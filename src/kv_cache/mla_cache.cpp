@@ -5,7 +5,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/cache_checks.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "opencl/call_memory.hpp"
 #include "opencl/recorder.hpp"
 
@@ -92,7 +92,7 @@ std::vector<std::int32_t> gather_meta(const MLACache& cache, const MLAGather& ga
 namespace detail {
 
 OpKernel concat_mla_kernel(const Context& context, DType dtype, DType cache_dtype) {
-  return op_kernel(context, "clattn_concat_and_cache_mla", "mla_cache.cl",
+  return op_kernel(context, "clattn_concat_and_cache_mla", "cache/mla_cache.cl",
                    dtype_options(dtype, cache_dtype));
 }
 
@@ -176,8 +176,9 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   const std::int64_t stride = detail::checked_token_stride(destination, width, "destination");
   detail::check_rows({destination.buffer, dtype},
                      {destination.offset, gather.cu_seq_lens.back(), stride, width}, "destination");
-  const detail::OpKernel kernel = detail::op_kernel(context, "clattn_gather_mla", "mla_cache.cl",
-                                                    detail::dtype_options(dtype, cache.dtype));
+  const detail::OpKernel kernel =
+      detail::op_kernel(context, "clattn_gather_mla", "cache/mla_cache.cl",
+                        detail::dtype_options(dtype, cache.dtype));
   if (gather.cu_seq_lens.back() == 0) return;
   const std::vector<std::int32_t> meta = gather_meta(cache, gather);
   detail::CallMemory::Lease device_meta =

@@ -2,7 +2,7 @@
 
 #include <clattn/mla.hpp>
 
-#include "kernels/cache_write.hpp"
+#include "kernels/launch/cache_write.hpp"
 #include "kv_cache/op_kernel.hpp"
 
 namespace clattn::detail {

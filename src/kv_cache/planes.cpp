@@ -6,7 +6,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_checks.hpp"
+#include "kernels/step/cache_checks.hpp"
 
 namespace clattn::detail {
 

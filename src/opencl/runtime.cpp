@@ -88,7 +88,7 @@ struct Runtime::State {
   }
 
   void self_test() {
-    const std::string text = flatten_source("selftest.cl", read_file).text;
+    const std::string text = flatten_source("tile/selftest.cl", read_file).text;
     // Environment variables of some drivers change these two.
     const std::string limits =
         fmt::format("local={} group={} host={}", capabilities.local_mem_bytes,

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "device/attention_case.hpp"
-#include "kernels/variants.hpp"
+#include "kernels/choose/variants.hpp"
 
 namespace {
 

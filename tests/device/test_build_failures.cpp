@@ -9,7 +9,7 @@
 #include "device/failing_builds.hpp"
 #include "device/layer_model.hpp"
 #include "device/runtime_fixture.hpp"
-#include "kernels/attention_kernels.hpp"
+#include "kernels/choose/attention_kernels.hpp"
 #include "opencl/ptx.hpp"
 #include "support/error_text.hpp"
 
@@ -97,7 +97,7 @@ TEST_P(BuildFailures, ATileThatDoesNotBuildOrFitGivesWayToTheNext) {
     const std::vector<std::string> failures = runtime->build_failures();
     ASSERT_EQ(failures.size(), told ? 1U : 0U);
     if (!told) continue;
-    EXPECT_THAT(failures[0], HasSubstr("prefill_gpu__r64_kv32: building prefill_gpu.cl"));
+    EXPECT_THAT(failures[0], HasSubstr("prefill_gpu__r64_kv32: building attention/prefill_gpu.cl"));
   }
 }
 

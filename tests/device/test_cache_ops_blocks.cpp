@@ -137,7 +137,7 @@ TEST(CopyBlocks, GroupsOfManyWorkItemsCopyEveryUnit) {
                                      upload(*context, queue, images[1])};
     const clattn::Buffer device_meta = upload(*context, queue, meta);
     const auto pool = context->runtime().kernel(
-        {"copy_blocks.cl", "clattn_copy_blocks",
+        {"cache/copy_blocks.cl", "clattn_copy_blocks",
          fmt::format("-DCLA_WG_SIZE={} -DCLA_COPY_BYTES={} -cl-opt-disable", kGroup, kUnit)});
     clattn::detail::KernelLease lease = pool->acquire();
     for (std::size_t i = 0; i < 16; ++i) lease.arg(planes[i == 1 ? 1 : 0].handle());

@@ -114,10 +114,10 @@ struct Merger {
     const std::string options = fmt::format(
         "-DCLA_WG_SIZE={} -DCLA_PTX=0 {} -DCLA_LSE_LOG2={} -cl-opt-disable", group_size,
         clattn::detail::dtype_options(config.dtype, out), config.lse_base == LseBase::k2 ? 1 : 0);
-    clattn::detail::enqueue_merge(
-        {context.runtime().kernel({"merge_attn_states.cl", "clattn_merge_attn_states", options}),
-         group_size},
-        queue, config, merged, prefix, suffix, nullptr);
+    clattn::detail::enqueue_merge({context.runtime().kernel({"attention/merge_attn_states.cl",
+                                                             "clattn_merge_attn_states", options}),
+                                   group_size},
+                                  queue, config, merged, prefix, suffix, nullptr);
   }
 };
 

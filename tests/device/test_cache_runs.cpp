@@ -3,8 +3,8 @@
 #include <numeric>
 
 #include "device/cache_ops_support.hpp"
-#include "kernels/cache_write.hpp"
-#include "kernels/variants.hpp"
+#include "kernels/choose/variants.hpp"
+#include "kernels/launch/cache_write.hpp"
 
 // Cache writes of runs of tokens whose rows are aligned, by every kernel that the device has.
 namespace {

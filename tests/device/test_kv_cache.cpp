@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "device/cache_ops_support.hpp"
-#include "kernels/cache_write.hpp"
-#include "kernels/variants.hpp"
+#include "kernels/choose/variants.hpp"
+#include "kernels/launch/cache_write.hpp"
 #include "support/error_text.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include "device/attention_case.hpp"
 #include "device/costs_of_all.hpp"
 #include "device/counting_buffers.hpp"
-#include "kernels/paged_step.hpp"
+#include "kernels/step/paged_step.hpp"
 #include "support/counting_new.hpp"
 
 namespace {

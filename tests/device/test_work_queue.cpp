@@ -1,5 +1,5 @@
-// Kernels of CPUs take their work from a queue (kernels_cl/lib/cpu_queue.clh): every task once,
-// whatever the number of groups, and a counter that each launch leaves as it found it.
+// Kernels of CPUs take their work from a queue (kernels_cl/attention/cpu/queue.clh): every task
+// once, whatever the number of groups, and a counter that each launch leaves as it found it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
-#include "kernels/paged_step.hpp"
+#include "kernels/step/paged_step.hpp"
 
 namespace {
 

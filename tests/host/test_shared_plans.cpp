@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "kernels/attention_kernels.hpp"
+#include "kernels/choose/attention_kernels.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -151,13 +151,13 @@ TEST(KernelFiles, EmbeddedFilesAreByteExact) {
 TEST(KernelFiles, AFolderReplacesSingleFiles) {
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / fmt::format("clattn_kernels_{}", getpid());
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "selftest.cl") << "replaced\n";
+  std::filesystem::create_directories(folder / "tile");
+  std::ofstream(folder / "tile/selftest.cl") << "replaced\n";
   const ReadKernelFile read = kernel_file_reader(folder.string());
-  EXPECT_EQ(read("selftest.cl"), "replaced\n");
+  EXPECT_EQ(read("tile/selftest.cl"), "replaced\n");
   EXPECT_EQ(read("shared/work_item.h"), kernel_file_reader({})("shared/work_item.h"));
   EXPECT_TRUE(read("shared/work_item.h").has_value());
-  EXPECT_FALSE(read("../" + folder.filename().string() + "/selftest.cl").has_value());
+  EXPECT_FALSE(read("../" + folder.filename().string() + "/tile/selftest.cl").has_value());
   std::filesystem::remove_all(folder);
   try {
     kernel_file_reader(folder.string());

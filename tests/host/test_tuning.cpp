@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "kernels/tuned.hpp"
-#include "kernels/variants.hpp"
+#include "kernels/choose/tuned.hpp"
+#include "kernels/choose/variants.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/variants.hpp"
+#include "kernels/choose/variants.hpp"
 #include "opencl/device_info.hpp"
 
 namespace clattn::detail {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "kernels/workspace.hpp"
+#include "kernels/launch/workspace.hpp"
 
 namespace clattn::detail {
 namespace {

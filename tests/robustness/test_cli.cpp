@@ -176,12 +176,14 @@ TEST(Cli, EveryVariantOfTheCpuFamilyPassesItsCheck) {
 
 TEST(Cli, TheQuickCheckFindsAWrongKernel) {
   if (!has_cpu_device()) GTEST_SKIP() << "this machine has no OpenCL device of a CPU";
-  std::string merge = read_bytes(std::filesystem::path(CLATTN_SOURCE_DIR) / "kernels_cl/merge.cl");
+  std::string merge =
+      read_bytes(std::filesystem::path(CLATTN_SOURCE_DIR) / "kernels_cl/attention/merge.cl");
   const std::string_view right = "item.num_splits};", wrong = "item.num_splits - 1};";
   ASSERT_EQ(count_of(right, merge), 1);
   merge.replace(merge.find(right), right.size(), wrong);
   const ScratchDirectory kernels;
-  write_bytes(kernels.path() / "merge.cl", merge);
+  std::filesystem::create_directory(kernels.path() / "attention");
+  write_bytes(kernels.path() / "attention/merge.cl", merge);
   const ProgramResult result = run_program("check --device cpu --family cpu", {},
                                            "CLATTN_KERNEL_DIR=" + kernels.path().string());
   EXPECT_EQ(result.code, 1);
@@ -373,7 +375,8 @@ TEST(Cli, LostStandardOutputIsReported) {
 
 TEST(Cli, KernelsThatDoNotBuildAreTold) {
   const ScratchDirectory kernels;
-  write_bytes(kernels.path() / "decode_cpu.cl", "broken {");
+  std::filesystem::create_directories(kernels.path() / "attention/cpu");
+  write_bytes(kernels.path() / "attention/cpu/decode_cpu.cl", "broken {");
   const std::string variables =
       "CLATTN_KERNEL_DIR=" + kernels.path().string() + " CLATTN_CACHE_DIR=";
   const ProgramResult devices = run_program("devices", {}, variables);

@@ -1,0 +1,294 @@
+// Decode on a CPU: few query rows against a long range of paged keys, limited by memory.
+//
+//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
+//
+// Loop order: tile of BLOCK_KV keys > KV head > chunk of 4 rows > scores, softmax, values. All rows
+// of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k
+// against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN) give them
+// without a sum across lanes.
+//
+// A task takes KV_HEADS heads of a tile one after the other, because memory is read faster in
+// longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
+// attention/cpu/fetch.clh asks for every cache line ahead of its turn.
+//
+// With CLA_DOT, products are those of bf16 pairs (attention/cpu/dot.clh): of queries and keys as
+// they are, of probabilities rounded to bf16.
+//
+// Macros: core/vec.clh and core/options.clh, which says what may be added to the logits. Here
+// BLOCK_KV is a multiple of 16.
+
+#include "attention/cpu/fetch.clh"
+#include "attention/cpu/join.clh"
+#include "attention/cpu/queue.clh"
+#include "attention/cpu/rows.clh"
+#include "attention/cpu/scores.clh"
+#if CLA_DOT
+#include "attention/cpu/dot.clh"
+#else
+#include "attention/cpu/values.clh"
+#endif
+
+#define CLA_CHUNKS (CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_CHUNK) / CLA_CHUNK)
+
+// Lane 4 k + r stands for key k of a step and row r: a value per row in all its lanes, each lane's
+// key, and a vector moved by one key.
+#if CLA_VEC == 16
+#define CLA_REPEAT_ROWS(v) ((v).s0123012301230123)
+#define CLA_LANE_KEYS ((cla_vi)(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3))
+#define CLA_ROTATE_KEYS(x) ((x).s456789abcdef0123)
+#elif CLA_VEC == 8
+#define CLA_REPEAT_ROWS(v) ((v).s01230123)
+#define CLA_LANE_KEYS ((cla_vi)(0, 0, 0, 0, 1, 1, 1, 1))
+#define CLA_ROTATE_KEYS(x) ((x).s45670123)
+#else
+#define CLA_REPEAT_ROWS(v) (v)
+#define CLA_LANE_KEYS ((cla_vi)(0))
+#define CLA_ROTATE_KEYS(x) (x)
+#endif
+
+// What a chunk of rows carries from tile to tile; lane 4 k + r belongs to row r.
+typedef struct ClaState {
+  cla_vf m;      // largest logit so far (base 2), the same in all lanes of a row
+  cla_vf l;      // the denominator: the sum over a row's lanes
+  cla_vi end;    // position that the row's keys end before
+  int full_end;  // the smallest of them: tiles before it need no mask
+#if CLA_WINDOW
+  cla_vi begin;    // position that the row's keys begin at
+  int full_begin;  // the largest of them
+#endif
+#if CLA_ALIBI
+  cla_vi position;  // of the row's query
+  cla_vf slope;     // of its head
+#endif
+#if CLA_MASK
+  __global const uchar* mask[CLA_CHUNK];  // of each row
+#endif
+} ClaState;
+
+CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* state) {
+  int begin[CLA_CHUNK], end[CLA_CHUNK], position[CLA_CHUNK];
+  float slope[CLA_CHUNK];
+#pragma unroll
+  for (int r = 0; r < CLA_CHUNK; ++r) {
+    begin[r] = cla_row_begin(rows, first_row + r);
+    end[r] = cla_row_end(rows, first_row + r);
+    position[r] = cla_row_position(rows, first_row + r);
+    slope[r] = cla_row_slope(rows, first_row + r);
+#if CLA_MASK
+    state->mask[r] = cla_row_mask(rows, first_row + r);
+#endif
+  }
+  state->m = (cla_vf)(CLA_NEG_BIG);
+  state->l = (cla_vf)(0.0f);
+  state->end = CLA_REPEAT_ROWS(vload4(0, end));
+  state->full_end = end[0];  // neither end ever falls from row to row
+#if CLA_WINDOW
+  state->begin = CLA_REPEAT_ROWS(vload4(0, begin));
+  state->full_begin = begin[CLA_CHUNK - 1];
+#endif
+#if CLA_ALIBI
+  state->position = CLA_REPEAT_ROWS(vload4(0, position));
+  state->slope = CLA_REPEAT_ROWS(vload4(0, slope));
+#endif
+}
+
+// Whether some row of the chunk does not see all of a tile.
+CLA_INLINE int cla_masked(const ClaState* state, int tile_at) {
+#if CLA_MASK
+  return 1;
+#elif CLA_WINDOW
+  return tile_at + CLA_BLOCK_KV > state->full_end || tile_at < state->full_begin;
+#else
+  return tile_at + CLA_BLOCK_KV > state->full_end;
+#endif
+}
+
+// allowed[4 key + r]: what row r's mask says of a key of the tile. `end`: no mask is read from that
+// position on.
+CLA_INLINE void cla_read_masks(const ClaState* state, int tile_at, int end, uchar* allowed) {
+#if CLA_MASK
+#pragma unroll 1
+  for (int key = 0; key < CLA_BLOCK_KV; ++key)
+#pragma unroll
+    for (int r = 0; r < CLA_CHUNK; ++r)
+      allowed[key * CLA_CHUNK + r] = state->mask[r][min(tile_at + key, end - 1)];
+#endif
+}
+
+// Which lanes' rows see the keys of a step that begins at position `at`; `allowed` as read for it.
+CLA_INLINE cla_vi cla_seen(const ClaState* state, int at, const uchar* allowed) {
+  cla_vi seen = state->end - at > CLA_LANE_KEYS;
+#if CLA_WINDOW
+  seen &= state->begin - at <= CLA_LANE_KEYS;
+#endif
+#if CLA_MASK
+  seen &= CLA_CAT(convert_int, CLA_VEC)(CLA_CAT(vload, CLA_VEC)(0, allowed)) != 0;
+#endif
+  return seen;
+}
+
+// Makes logits of the scores of a step that begins at position `at`.
+CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaOptions* opt, int at, cla_vf s) {
+#if CLA_ALIBI
+  return cla_adjust_scores(opt, s, state->slope, at - state->position + CLA_LANE_KEYS);
+#else
+  return cla_adjust_scores(opt, s, (cla_vf)(0.0f), (cla_vi)(0));
+#endif
+}
+
+// Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew,
+// the sums of the chunk (l and o) are brought to the new scale; it seldom does after the first
+// tiles. In a masked tile, keys that a row does not see get the weight -0.
+CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cla_vf* s,
+                            cla_vf* o) {
+  uchar allowed[CLA_BLOCK_KV * CLA_CHUNK];
+  cla_read_masks(state, tile->at, tile->end, allowed);
+  cla_vf largest = state->m;
+#pragma unroll
+  for (int step = 0; step < CLA_STEPS; ++step) {
+    const int at = tile->at + step * CLA_STEP_KEYS;
+    s[step] = cla_logits(state, tile->opt, at, s[step]);
+    if (masked)
+      s[step] = cla_seen(state, at, allowed + step * CLA_VEC) ? s[step] : (cla_vf)(CLA_NEG_BIG);
+    largest = cla_max(largest, s[step]);
+  }
+#pragma unroll
+  for (int i = CLA_STEP_KEYS; i > 1; --i) largest = cla_max(largest, CLA_ROTATE_KEYS(largest));
+  if (cla_any(largest > state->m)) {
+    const cla_vf factor = cla_exp2(state->m - largest);
+    float f[CLA_VEC];
+    CLA_CAT(vstore, CLA_VEC)(factor, 0, f);
+    state->m = largest;
+    state->l *= factor;
+#pragma unroll 1
+    for (int r = 0; r < CLA_CHUNK; ++r)
+      for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] *= f[r];
+  }
+#pragma unroll
+  for (int step = 0; step < CLA_STEPS; ++step) {
+    cla_vf p = cla_exp2(s[step] - largest);
+    if (masked) p = s[step] == CLA_NEG_BIG ? (cla_vf)(-0.0f) : p;
+    s[step] = p;
+    state->l += p;
+  }
+}
+
+// One chunk of rows against one tile of keys.
+CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                          const ClaTile* tile, ClaState* state, cla_vf* o) {
+  cla_vf s[CLA_STEPS];
+  if (CLA_MAY_BY_DIM && tile->key_dim != 1)
+    cla_scores_by_dim(q, k, tile, s);
+  else
+    cla_scores_by_token(q, k, tile, s);
+  const int masked = cla_masked(state, tile->at);
+  cla_softmax(state, tile, masked, s, o);
+  cla_add_values(s, v, tile, masked, o);
+}
+
+// What a chunk of rows holds in private memory.
+typedef struct ClaChunk {
+  cla_vf query[CLA_CHUNK * CLA_NUM_VECS];
+  cla_vf o[CLA_CHUNK * CLA_NUM_VECS];
+  ClaState state;
+  float score_unit;
+} ClaChunk;
+
+CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
+                                long q_token_stride, float scale, int by_dim, ClaChunk* chunk) {
+  cla_init_state(rows, first_row, &chunk->state);
+  chunk->score_unit = CLA_DOT ? scale : 1.0f;  // bf16 queries keep their bits, scores are scaled
+  for (int r = 0; r < CLA_CHUNK; ++r) {
+    cla_vf* query = chunk->query + r * CLA_NUM_VECS;
+    cla_read_query(rows, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
+    cla_order_query(query, by_dim);
+  }
+#pragma unroll 1
+  for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
+}
+
+CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* chunk,
+                                 const ClaOutputs* to) {
+  float m[CLA_VEC], l[CLA_VEC];
+  CLA_CAT(vstore, CLA_VEC)(chunk->state.m, 0, m);
+  CLA_CAT(vstore, CLA_VEC)(chunk->state.l, 0, l);
+  for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
+    float sum = 0.0f;
+    for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
+    cla_order_output(chunk->o + r * CLA_NUM_VECS);
+    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), m[r], sum,
+                  to);
+  }
+}
+
+CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
+  __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const ClaStrides strides = {call.block_stride, call.token_stride, call.head_stride,
+                              call.key_dim_stride};
+  const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,
+                         CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      call.write_lse};
+  __global const int* pages = meta + call.pages_at;
+  const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
+  cla_vu codes[CLA_CODE_VECS];
+  cla_make_codes(codes);
+
+  for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
+    const ClaRows rows =
+        cla_rows(meta, call.entries_at, task, call.num_kv_heads, call.causal, &opt);
+    if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
+    const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
+    const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
+    const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
+
+    ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
+    for (int h = 0; h < rows.kv_heads; ++h) {
+      const ClaRows of_head = cla_rows_of_head(&rows, h);
+      const float scale = call.scale_log2e * cla_key_unit(&of_head);
+      for (int c = 0; c < chunks; ++c)
+        cla_begin_chunk(&of_head, c * CLA_CHUNK, q + call.q_offset, call.q_token_stride, scale,
+                        cla_by_dim(&strides), &all[h * chunks + c]);
+    }
+
+    ClaRing ring;
+    if (begin < end) {
+#pragma unroll 1
+      for (int i = 0; i + 1 < CLA_HELD; ++i)
+        cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
+      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + call.k_offset,
+                      v_cache + call.v_offset);
+    }
+    for (int at = begin; at < end; at += CLA_BLOCK_KV) {
+      cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
+      for (int h = 0; h < rows.kv_heads; ++h) {
+        const int place = at / CLA_BLOCK_KV % CLA_HELD;
+        const ClaFetch next = cla_fetched(&rows, &strides, &ring, at, h);
+        for (int c = 0; c < chunks; ++c) {
+          ClaChunk* own = &all[h * chunks + c];
+          const ClaTile tile = {&opt,
+                                own->score_unit,
+                                codes,
+                                at,
+                                end,
+                                h * call.head_stride,
+                                call.key_dim_stride,
+                                ring.first[place],
+                                ring.keys[place],
+                                next,
+                                c * CLA_BLOCK_KV / chunks,
+                                (c + 1) * CLA_BLOCK_KV / chunks};
+          cla_chunk(own->query, k_cache + call.k_offset, v_cache + call.v_offset, &tile,
+                    &own->state, own->o);
+        }
+      }
+    }
+
+    for (int h = 0; h < rows.kv_heads; ++h) {
+      const ClaRows of_head = cla_rows_of_head(&rows, h);
+      for (int c = 0; c < chunks; ++c)
+        cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
+    }
+    cla_join_if_last(&rows, &to, CLA_ARRIVALS);
+  }
+  cla_leave_queue(counters);
+}

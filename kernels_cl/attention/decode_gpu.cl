@@ -1,0 +1,229 @@
+/* Paged attention for few rows per key range: decode and short queries, on a GPU.
+
+     out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
+
+   One work-group serves one work item for one KV head: BLOCK_ROWS rows share every key read.
+   CLA_LPK lanes hold a row's head dims, eight each, and form a slot; WG_SIZE / CLA_LPK slots walk
+   the key range side by side, BLOCK_KV keys at a step:
+
+     for each step of the group            (as many for every slot: barriers, shuffles are uniform)
+       load V of this step                 (in flight during the dots)
+       s[row][key] = <q, k> over own dims  (q from local memory)
+       load K of the next step             (in flight during all that follows)
+       s = sum of s over the slot's lanes  (the only exchange between lanes)
+       online softmax per slot; acc += p * V
+
+   and one tree merge of the slots through local memory ends the item.
+
+   Registers (ptxas for sm_90, 16-bit cache, head size 128, CLA_PTX 1, no spills; clang 19), and
+   bytes of K and V that the resident groups of 128 can have in flight on a multiprocessor of 65 536
+   registers:
+
+     BLOCK_ROWS 1, BLOCK_KV 4:   109 registers    4 groups     64 KiB
+     BLOCK_ROWS 4, BLOCK_KV 4:   151 registers    3 groups     48 KiB
+     BLOCK_ROWS 8, BLOCK_KV 2:   183 registers    2 groups     16 KiB
+
+   Local memory: at most 28 KiB with groups of 128 and BLOCK_ROWS * BLOCK_KV <= 32.
+
+   macro                unit        legal values
+   CLA_HEAD_DIM         elements    8 ... 256, steps of 8
+   CLA_GROUP            heads       query heads per KV head, >= 1
+   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
+   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
+   CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
+   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
+   CLA_PAGE_SIZE        tokens      0: no pages; multiples of CLA_BLOCK_KV need fewer look-ups
+   CLA_BLOCK_ROWS       rows        1, 2, 4, 8
+   CLA_BLOCK_KV         keys        per slot and step: 1, 2, 4, 8
+   CLA_WG_SIZE          work-items  power of two, 32 ... 256
+   CLA_PTX           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
+   CLA_MERGE_TAIL       -           core/last_arrival.clh
+   CLA_WINDOW ...       -           what a layer may add: core/options.clh
+
+   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
+   16-byte boundaries, those of 8-bit types on 8-byte ones. */
+#if !defined(CLA_PTX)
+#error "decode_gpu.cl needs CLA_PTX"
+#endif
+#include "attention/slots.clh"
+#include "core/last_arrival.clh"
+
+#if CLA_BLOCK_ROWS != 1 && CLA_BLOCK_ROWS != 2 && CLA_BLOCK_ROWS != 4 && CLA_BLOCK_ROWS != 8
+#error "CLA_BLOCK_ROWS must be 1, 2, 4 or 8"
+#endif
+#if CLA_BLOCK_KV != 1 && CLA_BLOCK_KV != 2 && CLA_BLOCK_KV != 4 && CLA_BLOCK_KV != 8
+#error "CLA_BLOCK_KV must be 1, 2, 4 or 8"
+#endif
+#if CLA_WG_SIZE != 32 && CLA_WG_SIZE != 64 && CLA_WG_SIZE != 128 && CLA_WG_SIZE != 256
+#error "CLA_WG_SIZE must be 32, 64, 128 or 256"
+#endif
+
+/* A slot's keys start at a multiple of BLOCK_KV, so with such pages they share one. */
+#if CLA_PAGE_SIZE % CLA_BLOCK_KV == 0
+#define CLA_PAGES_PER_STEP 1
+#else
+#define CLA_PAGES_PER_STEP CLA_BLOCK_KV
+#endif
+
+/* Physical pages of the BLOCK_KV keys from `first` on. Keys outside [begin, last] stand for the
+   nearest one inside: what they load is valid and never used, and every lane runs the same straight
+   code. */
+static inline void cla_find_pages(int* page, __global const int* pages, int first, int begin,
+                                  int last) {
+#pragma unroll
+  for (int i = 0; i < CLA_PAGES_PER_STEP; ++i)
+    page[i] = cla_page_of(pages, (uint)clamp(first + i, begin, last));
+}
+
+/* Elements from the start of the cache to the rows of those keys. */
+static inline void cla_find_rows(long* row, const ClaWorkItem* item, const int* page, int first,
+                                 int begin, int last, long block_stride, long token_stride) {
+#pragma unroll
+  for (int i = 0; i < CLA_BLOCK_KV; ++i) {
+    row[i] = cla_key_row(item, page[i % CLA_PAGES_PER_STEP], (uint)clamp(first + i, begin, last),
+                         block_stride, token_stride);
+  }
+}
+
+static inline void cla_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache, const long* row) {
+#pragma unroll
+  for (int i = 0; i < CLA_BLOCK_KV; ++i) raw[i] = cla_kv_raw_load(cache + row[i]);
+}
+
+CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
+  __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
+  __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
+
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const uint lid = (uint)get_local_id(0);
+  const uint lane = lid % CLA_LPK;
+  const uint slot = lid / CLA_LPK;
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
+  const int has_dims = lane * 8 < CLA_HEAD_DIM;
+  const float query_scale = cla_query_scale(&opt, &task, call.scale_log2e);
+
+  for (uint i = lid; i < CLA_BLOCK_ROWS * CLA_LPK; i += CLA_WG_SIZE) {
+    const uint row = i / CLA_LPK;
+    const uint dim = i % CLA_LPK * 8;
+    ClaF8 x = cla_zero8();
+    if (cla_row_exists(&task, row) && dim < CLA_HEAD_DIM) {
+      x = cla_scale8(
+          CLA_Q_LOAD8(q + cla_query_at(&task, row, call.q_offset, call.q_token_stride) + dim),
+          query_scale);
+    }
+    q_tile[2 * i] = x.lo;
+    q_tile[2 * i + 1] = x.hi;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE); /* q_tile written -> read */
+
+  ClaState state[CLA_BLOCK_ROWS];
+#pragma unroll
+  for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+    state[row].max = CLA_NEG_BIG;
+    state[row].sum = 0.0f;
+    state[row].acc = cla_zero8();
+  }
+
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+  const int begin = keys.begin;
+  const int last = keys.end - 1;
+  const int aligned_begin = begin - begin % CLA_BLOCK_KV;
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * call.head_stride + 8 * (long)lane;
+  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at;
+  __global const CLA_KV_T* v_lane = v_cache + call.v_offset + head_at;
+
+  int first = aligned_begin + (int)slot * CLA_BLOCK_KV; /* the slot's first key of the step */
+  int page[CLA_PAGES_PER_STEP];                         /* of the step after the rows in `at` */
+  long at[CLA_BLOCK_KV];
+  ClaKvRaw k_raw[CLA_BLOCK_KV];
+  ClaKvRaw v_raw[CLA_BLOCK_KV];
+#pragma unroll
+  for (int i = 0; i < CLA_BLOCK_KV; ++i) {
+    k_raw[i] = cla_kv_raw_zero();
+    v_raw[i] = cla_kv_raw_zero();
+    at[i] = 0;
+  }
+  if (begin <= last) {
+    cla_find_pages(page, pages, first, begin, last);
+    cla_find_rows(at, &task.item, page, first, begin, last, call.block_stride, call.token_stride);
+    cla_find_pages(page, pages, first + CLA_STEP_KEYS, begin, last);
+    if (has_dims) cla_load_rows(k_raw, k_lane, at);
+  }
+
+  for (int step = aligned_begin; step <= last; step += CLA_STEP_KEYS) {
+    if (has_dims) cla_load_rows(v_raw, v_lane, at);
+
+    float scores[CLA_SCORES]; /* [BLOCK_ROWS][BLOCK_KV] */
+    ClaF8 k[CLA_BLOCK_KV];
+#pragma unroll
+    for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_kv_expand(k_raw[i]);
+#pragma unroll
+    for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+      ClaF8 x;
+      x.lo = q_tile[(row * CLA_LPK + lane) * 2];
+      x.hi = q_tile[(row * CLA_LPK + lane) * 2 + 1];
+#pragma unroll
+      for (uint i = 0; i < CLA_BLOCK_KV; ++i)
+        scores[row * CLA_BLOCK_KV + i] = cla_dot8(x, k[i], 0.0f);
+    }
+
+    /* The next step's K; behind the last one, the range's last key again. */
+    cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, call.block_stride,
+                  call.token_stride);
+    cla_find_pages(page, pages, first + 2 * CLA_STEP_KEYS, begin, last);
+    if (has_dims) cla_load_rows(k_raw, k_lane, at);
+
+    cla_sum_over_slot(scores, (__local float*)scratch);
+#pragma unroll
+    for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+      const ClaRow sight = cla_row(&opt, &task, row, call.causal);
+      cla_weigh(&state[row], scores + row * CLA_BLOCK_KV, &opt, &sight, first);
+    }
+#pragma unroll
+    for (uint i = 0; i < CLA_BLOCK_KV; ++i) {
+      const ClaF8 v = cla_kv_expand(v_raw[i]);
+#pragma unroll
+      for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+        const float weight = scores[row * CLA_BLOCK_KV + i];
+        /* V may hold inf or NaN where this row must not look. */
+        if (cla_is_seen(weight)) state[row].acc = cla_mad8(weight, v, state[row].acc);
+      }
+    }
+    first += CLA_STEP_KEYS;
+  }
+
+  cla_join_slots(state, (__local float*)scratch);
+
+#pragma unroll
+  for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+    if (slot == 0 && has_dims && cla_row_exists(&task, row)) {
+      const ClaRowEnd end =
+          cla_end_row(&opt, &task, row, (uint)call.num_kv_heads, state[row].max, state[row].sum);
+      const ClaF8 result = cla_scale8(state[row].acc, end.factor);
+      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
+      if (task.item.partial_row >= 0) {
+        cla_partial_store8(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + 8 * (long)lane);
+        if (lane == 0) CLA_PARTIAL_LSE2[result_row] = end.lse2;
+      } else {
+        __global CLA_Q_T* to =
+            out + cla_query_at(&task, row, call.out_offset, call.out_token_stride) + 8 * (long)lane;
+        const ulong fp8_at = result_row * CLA_HEAD_DIM + 8 * (ulong)lane;
+        cla_store_result(&opt, result.lo, to, fp8_at);
+        cla_store_result(&opt, result.hi, to + 4, fp8_at + 4);
+        if (lane == 0 && call.write_lse) lse[result_row] = cla_natural_lse(end.lse2);
+      }
+    }
+  }
+#if CLA_MERGE_TAIL
+  __local int last_arrival;
+  const ClaResults results = {out + call.out_offset,
+                              call.out_token_stride,
+                              lse,
+                              call.write_lse,
+                              CLA_PARTIAL_OUT,
+                              CLA_PARTIAL_LSE2,
+                              (uint)call.num_kv_heads * CLA_GROUP};
+  cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
+#endif
+}

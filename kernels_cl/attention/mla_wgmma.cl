@@ -1,0 +1,349 @@
+/* Latent decode (MLA) on NVIDIA's compute capability 9.0: many heads against one latent row a key,
+   by warpgroup products. Same meaning as mla_decode_gpu.cl, without options.
+
+     out[r, :] = sum_p softmax_p(scale * <q[r, :], c[p, :]>) c[p, 0 ... HEAD_DIM)
+                 p: the keys that row r sees; c[p, :] has KEY_DIM = HEAD_DIM + ROPE_DIM elements
+
+   A work-group stays for many tasks (a work item for one chunk of heads; cla_next_task): 64 rows
+   (query token, head) against tiles of 64 keys, which are both keys and values. Two warpgroups
+   multiply, a third one copies queries and tiles:
+
+     the first                                 the second
+     S = Q C^T, P = 2^(S - max)
+     hands P and the factors of O over
+     O[:, front half] += P C[:, front half]    O[:, back half] += P C[:, back half]
+     S of the next tile, begun meanwhile
+
+   The sums of 64 rows and 512 dims are half a multiprocessor's registers, so that neither warpgroup
+   could hold them alone. A lane of the second one owns the same rows as its lane of the first, so
+   that weights change hands in the order in which lanes hold them.
+
+   Bytes and operations of a tile at 512 + 64: 72 KiB from the cache, 4.5 M multiply-adds, at best
+   2 176 cycles of products, 4 096 exponentials. Groups of rows that share an item's keys stand next
+   to each other in launch order, so that the second one finds them in the last cache.
+
+   macro                unit        legal values
+   CLA_HEAD_DIM         elements    256, 512
+   CLA_ROPE_DIM         elements    64
+   CLA_GROUP            heads       query heads, >= 1
+   CLA_HEADS_PER_ITEM   heads       1 ... 64
+   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
+   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
+   CLA_KV_DTYPE         -           CLA_Q_DTYPE: cache
+   CLA_PAGE_SIZE        tokens      >= 1
+   CLA_BLOCK_ROWS       rows        64
+   CLA_BLOCK_KV         keys        64
+   CLA_WG_SIZE          work-items  384
+
+   Local memory: 192 * KEY_DIM * 2 B and 8.3 KiB beside, 225.3 KiB with what aligns them, at 512
+   + 64. Launch: up to num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
+#include "core/latent.clh"
+#include "tile/sm90.clh"
+
+#define CLA_DIM_COLUMNS (CLA_HEAD_DIM / 2 / 8) /* of 8 dims, of a warpgroup */
+#define CLA_QUERY_DIM CLA_KEY_DIM
+#define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
+#define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
+#include "attention/mma_tiles.clh"
+
+#if CLA_KV_DTYPE != CLA_Q_DTYPE
+#error "mla_wgmma.cl: the cache must hold the queries' type"
+#endif
+#if CLA_BLOCK_ROWS != 64 || CLA_BLOCK_KV != 64 || CLA_WG_SIZE != 3 * CLA_WARPGROUP
+#error "mla_wgmma.cl: the tile is 64 rows, 64 keys, 384 work-items"
+#endif
+#if CLA_ROPE_DIM != 64
+#error "CLA_ROPE_DIM must be 64"
+#endif
+
+#define cla_wgmma_keys_first cla_wgmma_first_n64
+#define cla_wgmma_keys_next cla_wgmma_next_n64
+#if CLA_HEAD_DIM == 256
+#define cla_wgmma_values cla_wgmma_values_n128
+#elif CLA_HEAD_DIM == 512
+#define cla_wgmma_values cla_wgmma_values_n256
+#else
+#error "CLA_HEAD_DIM must be 256 or 512"
+#endif
+
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
+#include "attention/wgmma_results.clh"
+#include "attention/wgmma_rows.clh"
+
+/* Where tiles of keys end: there is one, all masked, also where no row sees a key. */
+#define CLA_TILES_END(keys) max((keys).end, (keys).begin + 1)
+
+#define CLA_STAGES 2                                         /* tiles on their way or in use */
+#define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
+
+#define CLA_LANE_ROWS 4 /* of a tile, of each of which a lane copies every eighth unit */
+#define CLA_LANE_ROW(i) (warp * 16 + 4 * (i) + lane / 8)
+
+/* Starts to copy the lane's units of a row; zeros where `wanted` is 0. */
+static inline void cla_start_row(__local uint4* tile, uint row, __global const CLA_KV_T* from,
+                                 int wanted, uint lane) {
+  __local uint4* to = tile + CLA_TILE_UNIT(row, lane % 8);
+#pragma unroll
+  for (uint block = 0; block < CLA_KEY_DIM / 64; ++block)
+    cla_copy_async(to + block * 64 * 8, from + block * 64 + 8 * (lane % 8), wanted);
+}
+
+/* Pages of the own keys in the tile at `tile`; 0 where there is none. */
+static inline void cla_find_pages(int* page, __global const int* pages, int tile, int end,
+                                  uint warp, uint lane) {
+#pragma unroll
+  for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
+    const int position = tile + (int)CLA_LANE_ROW(i);
+    page[i] = position < end ? cla_page_of(pages, (uint)position) : 0;
+  }
+}
+
+/* Starts to copy the own part of a tile; keys from `end` on become zeros. */
+static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T* cache,
+                                  const int* page, int tile, int end, uint warp, uint lane) {
+#pragma unroll
+  for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
+    const uint position = (uint)tile + CLA_LANE_ROW(i);
+    const long key = (long)page[i] * CLA_PAGE_SIZE + (long)(position % CLA_PAGE_SIZE);
+    cla_start_row(k_tile, CLA_LANE_ROW(i), cache + key * CLA_KEY_DIM, (int)position < end, lane);
+  }
+}
+
+/* Brings the task's queries and tells `full`. */
+static inline void cla_bring_latent_queries(__local uint4* q_tile, const ClaTask* task,
+                                            __global const CLA_Q_T* q, long token_stride,
+                                            float scale, __local ulong* full, uint warp,
+                                            uint lane) {
+  if (!cla_rows_aligned(q, token_stride) || scale < 0.0f) {
+    const ClaTeam team = {0, CLA_BLOCK_ROWS, warp * 32 + lane, CLA_WARPGROUP};
+    cla_start_queries(q_tile, task, team, q, 0, token_stride, scale);
+    cla_fence_for_products();
+    cla_barrier_arrive(full);
+    return;
+  }
+#pragma unroll
+  for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
+    const int exists = cla_row_exists(task, CLA_LANE_ROW(i));
+    const long at = exists ? cla_row_at(task, CLA_LANE_ROW(i), 0, token_stride, CLA_QUERY_DIM) : 0;
+    cla_start_row(q_tile, CLA_LANE_ROW(i), q + at, exists, lane);
+  }
+  cla_barrier_arrive_after_copies(full);
+}
+
+/* What the first warpgroup hands to the second: words of a lane, and a factor of each row. */
+typedef struct ClaHandover {
+  __local uint4* words;   /* [KEY_STEPS][WARPGROUP] */
+  __local float* factors; /* of the lane's first row; the other one is 8 further on */
+  __local ulong *full, *empty;
+} ClaHandover;
+
+static inline void cla_hand_over(ClaHandover to, ClaTurn* turn, const uint4* words, uint num_words,
+                                 float2 factors, uint lid) {
+  cla_barrier_await(to.empty, turn->parity ^ 1);
+#pragma unroll
+  for (uint i = 0; i < num_words; ++i) to.words[i * CLA_WARPGROUP + lid] = words[i];
+  if (lid % 4 == 0) {
+    to.factors[0] = factors.x;
+    to.factors[8] = factors.y;
+  }
+  cla_warp_barrier(); /* handed over -> told */
+  if (lid % 32 == 0) cla_barrier_arrive(to.full);
+  *turn = cla_next_turn(*turn, 1);
+}
+
+static inline float2 cla_take_over(ClaHandover from, ClaTurn* turn, uint4* words, uint num_words,
+                                   uint lid) {
+  cla_barrier_await(from.full, turn->parity);
+#pragma unroll
+  for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
+  const float2 factors = (float2)(from.factors[0], from.factors[8]);
+  cla_warp_barrier(); /* taken over -> told */
+  if (lid % 32 == 0) cla_barrier_arrive(from.empty);
+  *turn = cla_next_turn(*turn, 1);
+  return factors;
+}
+
+/* A tile's products become weights. Gives what the sums so far are to be multiplied by. */
+static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaWork* work,
+                                      const ClaOptions* opt, float scale, int first_key,
+                                      int masked) {
+  const float2 bases = cla_start_weights(scores, work, opt, scale, first_key, masked);
+  const float upper = cla_weigh(scores, work->state, 0, bases.x, cla_to_logit(scale));
+  const float lower = cla_weigh(scores, work->state, 1, bases.y, cla_to_logit(scale));
+  cla_pack_all(weights, scores);
+  return (float2)(upper, lower);
+}
+
+CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
+  __local uint4 q_tile[CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
+  __local float row_factors[CLA_BLOCK_ROWS];
+  __local ClaTask tasks[1]; /* comes with the queries */
+  __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
+  __local ulong full_words[1], empty_words[1];
+
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const uint thread = (uint)get_local_id(0);
+  const uint lane = thread % 32;
+  const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
+  const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
+  const uint lid = thread % CLA_WARPGROUP;
+  const uint num_tasks = (uint)call.num_entries * CLA_HEAD_CHUNKS;
+
+  if (thread == 0) {
+    cla_barrier_init(full_q, CLA_WARPGROUP + 1);
+    cla_barrier_init(empty_q, 8);
+    cla_barrier_init(full_words, 4);
+    cla_barrier_init(empty_words, 4);
+    for (uint s = 0; s < CLA_STAGES; ++s) {
+      cla_barrier_init(full_k + s, CLA_WARPGROUP);
+      cla_barrier_init(empty_k + s, 8);
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
+
+  if (group == 2) {
+    CLA_KEEP_REGISTERS(40);
+    ClaTurn turn = {0, 1}, query_turn = {0, 1};
+    for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
+      const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
+      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
+      __global const int* pages = meta + call.pages_at + task.item.pages_at;
+      int page[CLA_LANE_ROWS];
+      cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
+      cla_barrier_await(empty_q, query_turn.parity);
+      if (lid == 0) {
+        tasks[0] = task;
+        cla_barrier_arrive(full_q);
+      }
+      cla_bring_latent_queries(q_tile, &task, q + call.q_offset, call.q_token_stride,
+                               call.scale_log2e, full_q, warp, lane);
+      query_turn = cla_next_turn(query_turn, 1);
+      for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
+        int next_page[CLA_LANE_ROWS];
+        cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
+        cla_barrier_await(empty_k + turn.stage, turn.parity);
+        cla_start_keys(k_tiles + turn.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
+                       lane);
+        cla_barrier_arrive_after_copies(full_k + turn.stage);
+        turn = cla_next_turn(turn, CLA_STAGES);
+#pragma unroll
+        for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
+      }
+    }
+    cla_await_copies();
+    return;
+  }
+
+  CLA_TAKE_REGISTERS(232);
+  const uint own_row = warp * 16 + lane / 4; /* and the one 8 further on */
+  const uint name = 1 + group;
+  const ClaHandover handover = {words, row_factors + own_row, full_words, empty_words};
+  const uint own_dim = group * (CLA_HEAD_DIM / 2);
+  __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
+  __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
+  const ClaResults results = {
+      {CLA_PARTIAL_OUT + own_dim, CLA_PARTIAL_LSE2, call.write_lse && group == 0 ? lse : 0},
+      out,
+      call.out_offset + own_dim,
+      call.out_token_stride,
+      (uint)call.num_kv_heads};
+  const int lane_key = (int)(2 * (lane % 4));
+  const float scale = fabs(call.scale_log2e);
+  const uint q_desc = cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS);
+  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
+  const uint v_desc = cla_tile_descriptor(own_v, CLA_BLOCK_KV);
+  ClaTurn turn = {0, 0}, query_turn = {0, 0}, hand_turn = {0, 0};
+  float sums[CLA_DIM_COLUMNS * 4];
+#pragma unroll
+  for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+  for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
+    uint4 weights[CLA_KEY_STEPS];
+    ClaWork work;
+    cla_await_tile(full_q, query_turn);
+    cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
+    const int tiles_end = CLA_TILES_END(work.keys);
+    int tile = work.keys.begin;
+    if (group == 0) {
+      do { /* once, but for what is added by hand */
+        float scores[CLA_KEY_COLUMNS * 4];
+        int masked = cla_partly_seen(&work, tile);
+        int by_hand;
+        cla_await_tile(full_k, turn);
+        cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
+        cla_wgmma_await_all();
+        CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+        float2 factors =
+            cla_weigh_scores(scores, weights, &work, &opt, scale, tile + lane_key, masked);
+        cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
+        cla_rescale_fragment(sums, factors);
+        for (;;) {
+          tile += CLA_BLOCK_KV;
+          by_hand = masked && cla_values_overflow(own_v + turn.stage * CLA_TILE_UNITS,
+                                                  tile - CLA_BLOCK_KV, &work, lid, name);
+          if (by_hand || tile >= tiles_end) break;
+          const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
+          masked = cla_partly_seen(&work, tile);
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_await_tile(full_k, next);
+          cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all_but_1();
+          cla_pin_weights(weights); /* read until now */
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+          if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+          cla_wgmma_await_all();
+          CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+          factors = cla_weigh_scores(scores, weights, &work, &opt, scale, tile + lane_key, masked);
+          cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
+          cla_rescale_fragment(sums, factors);
+          turn = next;
+        }
+        if (by_hand) {
+          cla_add_seen_values(sums, weights, work.rows, own_v + turn.stage * CLA_TILE_UNITS,
+                              tile - CLA_BLOCK_KV, lane);
+          cla_warp_barrier(); /* values read -> told to be empty */
+        } else {
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all();
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        }
+        if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+        turn = cla_next_turn(turn, CLA_STAGES);
+      } while (tile < tiles_end);
+      const uint4 ends = as_uint4(
+          (float4)(work.state[0].base, work.state[0].sum, work.state[1].base, work.state[1].sum));
+      cla_hand_over(handover, &hand_turn, &ends, 1, (float2)(1.0f), lid);
+    } else {
+      do {
+        __local const uint4* v_tile = own_v + turn.stage * CLA_TILE_UNITS;
+        cla_await_tile(full_k, turn);
+        cla_rescale_fragment(sums,
+                             cla_take_over(handover, &hand_turn, weights, CLA_KEY_STEPS, lid));
+        if (cla_partly_seen(&work, tile) && cla_values_overflow(v_tile, tile, &work, lid, name)) {
+          cla_add_seen_values(sums, weights, work.rows, v_tile, tile, lane);
+          cla_warp_barrier(); /* values read -> told to be empty */
+        } else {
+          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
+          cla_wgmma_await_all();
+          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        }
+        if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
+        turn = cla_next_turn(turn, CLA_STAGES);
+        tile += CLA_BLOCK_KV;
+      } while (tile < tiles_end);
+      uint4 ends;
+      cla_take_over(handover, &hand_turn, &ends, 1, lid);
+      work.state[0].base = as_float(ends.x);
+      work.state[0].sum = as_float(ends.y);
+      work.state[1].base = as_float(ends.z);
+      work.state[1].sum = as_float(ends.w);
+    }
+
+    cla_end_rows(&work.task, work.state, &opt, &results, own_q, sums, warp * 16, lane);
+    cla_fence_for_products(); /* what was staged -> the next queries */
+    cla_warp_barrier();
+    if (lane == 0) cla_barrier_arrive(empty_q);
+    query_turn = cla_next_turn(query_turn, 1);
+  }
+}

@@ -1,0 +1,253 @@
+/* Paged attention for many rows per key range on the tensor cores of NVIDIA GPUs: products of
+   16-bit elements, sums and softmax in f32. Probabilities are rounded to the queries' type before
+   they meet V, as the matrix units want it.
+
+     out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
+
+   One work-group serves one work item for one KV head: BLOCK_ROWS rows against tiles of BLOCK_KV
+   keys. A warp owns FRAGMENTS x 16 rows and all their dims; rows never leave their warp, so that
+   the softmax needs shuffles only.
+
+     for each tile of keys up to the last one that any row sees
+       start to copy K and V of the next tile     (in flight during all that follows)
+       S = Q K^T
+       P = 2^(S - max), O = O * 2^(old max - max) + P V
+
+   A lane holds two rows of each fragment, 2 columns in 8 (tile/sm80.clh).
+
+   Bytes and operations of a tile with 128 rows, 64 keys and 128 dims, per work-group: 32 KiB of K
+   and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
+   rows (8 warps of 16 rows would read 288 KiB and be bound by it), 8192 exponentials.
+
+   macro                unit        legal values
+   CLA_HEAD_DIM         elements    8 ... 256, steps of 8
+   CLA_GROUP            heads       query heads per KV head, >= 1
+   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
+   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
+   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
+   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
+   CLA_PAGE_SIZE        tokens      0: no pages
+   CLA_BLOCK_ROWS       rows        a multiple of 16 * WG_SIZE / 32
+   CLA_BLOCK_KV         keys        a multiple of 16
+   CLA_WG_SIZE          work-items  a multiple of 32
+   CLA_WINDOW ...       -           what a layer may add: core/options.clh
+
+   Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * STRIDE * 16 B, 103 KiB with 128 rows, 64 keys and
+   128 dims.
+   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
+   16-byte boundaries, those of 8-bit types on 8-byte ones. */
+#define CLA_QK_STEPS ((CLA_HEAD_DIM + 15) / 16)
+/* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
+#define CLA_STRIDE (2 * CLA_QK_STEPS + 1)
+#define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
+#define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
+#include "attention/mma_tiles.clh"
+#include "tile/sm80_cache.clh"
+
+#define CLA_WARPS (CLA_WG_SIZE / 32)
+#define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (16 * CLA_WARPS))
+#define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
+#if CLA_BLOCK_ROWS % (16 * CLA_WARPS) != 0 || CLA_WG_SIZE % 32 != 0 || CLA_BLOCK_KV % 16 != 0
+#error "prefill_mma.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
+#endif
+
+/* scores[FRAGMENTS][KEY_COLUMNS][4] = Q K^T for the warp's rows. */
+static inline void cla_multiply_qk(float* scores, __local const uint4* q_rows,
+                                   __local const uint4* k_tile, uint lane) {
+  q_rows += lane % 16 * CLA_STRIDE + lane / 16;
+  k_tile += (lane / 16 * 8 + lane % 8) * CLA_STRIDE + lane / 8 % 2;
+#pragma unroll
+  for (uint i = 0; i < CLA_FRAGMENTS * CLA_KEY_COLUMNS * 4; ++i) scores[i] = 0.0f;
+#pragma unroll
+  for (uint step = 0; step < CLA_QK_STEPS; ++step) {
+    uint4 a[CLA_FRAGMENTS];
+#pragma unroll
+    for (uint m = 0; m < CLA_FRAGMENTS; ++m)
+      a[m] = cla_load_tiles(q_rows + 16 * m * CLA_STRIDE + 2 * step);
+#pragma unroll
+    for (uint n = 0; n < CLA_KEY_COLUMNS; n += 2) {
+      const uint4 b = cla_load_tiles(k_tile + 8 * n * CLA_STRIDE + 2 * step);
+#pragma unroll
+      for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+        cla_mma(scores + (m * CLA_KEY_COLUMNS + n) * 4, a[m], b.xy);
+        cla_mma(scores + (m * CLA_KEY_COLUMNS + n + 1) * 4, a[m], b.zw);
+      }
+    }
+  }
+}
+
+/* Copies eight elements of the cache to a unit of a tile, or starts to; zeros where `at` is -1. */
+static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* cache, long at) {
+#if CLA_KV_QUANT
+  const uint4 words = cla_kv_words(cla_kv_raw_load(cache + max(at, 0L)));
+  *to = at >= 0 ? words : (uint4)(0u);
+#else
+  cla_copy_async(to, cache + max(at, 0L), at >= 0);
+#endif
+}
+
+/* The tile's keys and values to k_tile and v_tile[BLOCK_KV][STRIDE]; 0 for keys that no row sees,
+   whose rows are not read. */
+static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile,
+                                    __global const CLA_KV_T* k_cache,
+                                    __global const CLA_KV_T* v_cache, __local const long* key_at) {
+#pragma unroll
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += CLA_WG_SIZE) {
+    const uint key = i / CLA_DIM_COLUMNS;
+    const uint unit = i % CLA_DIM_COLUMNS;
+    const long row = key_at[key];
+    const long at = row >= 0 ? row + 8 * unit : -1;
+    cla_start_unit(k_tile + key * CLA_STRIDE + unit, k_cache, at);
+    cla_start_unit(v_tile + key * CLA_STRIDE + unit, v_cache, at);
+  }
+}
+
+/* Zeros the units behind the last dim of a tile's rows, which products of 16 dims meet. */
+static inline void cla_zero_behind(__local uint4* tile, uint num_rows) {
+#if CLA_DIM_COLUMNS % 2 != 0
+  for (uint i = (uint)get_local_id(0); i < num_rows; i += CLA_WG_SIZE)
+    tile[i * CLA_STRIDE + CLA_DIM_COLUMNS] = (uint4)(0u);
+#else
+  (void)tile;
+  (void)num_rows;
+#endif
+}
+
+/* sums[DIM_COLUMNS][4] of each fragment += P V, P as left in `scores` by the softmax. */
+static inline void cla_multiply_pv(float* sums, const float* scores, __local const uint4* v_tile,
+                                   uint lane) {
+  v_tile += lane % 16 * CLA_STRIDE + lane / 16;
+#pragma unroll
+  for (uint step = 0; step < CLA_KEY_STEPS; ++step) {
+    uint4 a[CLA_FRAGMENTS];
+#pragma unroll
+    for (uint m = 0; m < CLA_FRAGMENTS; ++m)
+      a[m] = cla_pack_weights(scores + m * CLA_KEY_COLUMNS * 4, step);
+#pragma unroll
+    for (uint n = 0; n < CLA_DIM_COLUMNS; n += 2) {
+      const uint4 b = cla_load_tiles_transposed(v_tile + 16 * step * CLA_STRIDE + n);
+#pragma unroll
+      for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+        cla_mma(sums + (m * CLA_DIM_COLUMNS + n) * 4, a[m], b.xy);
+        if (n + 1 < CLA_DIM_COLUMNS) cla_mma(sums + (m * CLA_DIM_COLUMNS + n + 1) * 4, a[m], b.zw);
+      }
+    }
+  }
+}
+
+/* Whether a tile of values holds what must not meet a row that does not see it. The same for a
+   warp. */
+static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
+  uint any = 0;
+  for (uint i = lane; i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += 32)
+    any |=
+        (uint)cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_COLUMNS, i % CLA_DIM_COLUMNS)]);
+#pragma unroll
+  for (uint mask = 1; mask < 32; mask *= 2) any |= cla_shuffle_word(any, mask);
+  return any != 0;
+}
+
+CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
+  __local uint4 q_tile[CLA_BLOCK_ROWS * CLA_STRIDE] __attribute__((aligned(128)));
+  __local uint4 k_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
+  __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
+  __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
+                                           of the next tile and of the one behind it */
+
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const uint lid = (uint)get_local_id(0);
+  const uint lane = lid % 32;
+  const uint first_row = lid / 32 * (16 * CLA_FRAGMENTS); /* of the warp */
+  const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
+  const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
+  __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  const long head_at = (long)task.kv_head * call.head_stride;
+
+  ClaRow rows[2 * CLA_FRAGMENTS];
+  ClaRowState state[2 * CLA_FRAGMENTS];
+  float sums[CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4];
+#pragma unroll
+  for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r) {
+    rows[r] = cla_row(&opt, &task, first_row + r * 8 + lane / 4, call.causal);
+    state[r].base = CLA_NEG_BIG;
+    state[r].sum = 0.0f;
+  }
+#pragma unroll
+  for (uint i = 0; i < CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+
+  const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
+  cla_start_queries(q_tile, &task, team, q, call.q_offset, call.q_token_stride, scale);
+  cla_zero_behind(q_tile, CLA_BLOCK_ROWS);
+  cla_zero_behind(k_tile[0], 2 * CLA_BLOCK_KV);
+  for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
+    key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
+                              call.block_stride, call.token_stride);
+  barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
+  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, v_cache + call.v_offset,
+                   key_at[0]);
+
+  uint turn = 0;
+  for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
+    __local uint4* k_own = k_tile[turn];
+    __local uint4* v_own = v_tile[turn];
+    cla_await_copies();
+    barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
+                                     the last tile read -> overwritten */
+    turn ^= 1;
+    cla_start_copies(k_tile[turn], v_tile[turn], k_cache + call.k_offset, v_cache + call.v_offset,
+                     key_at[turn]);
+    long later_at[CLA_OWN_KEYS]; /* in flight, too */
+#pragma unroll
+    for (int i = 0; i < CLA_OWN_KEYS; ++i)
+      later_at[i] = cla_key_at(&task.item, pages, keys.end,
+                               tile + 2 * CLA_BLOCK_KV + (int)lid + i * CLA_WG_SIZE, head_at,
+                               call.block_stride, call.token_stride);
+
+    float scores[CLA_FRAGMENTS * CLA_KEY_COLUMNS * 4];
+    cla_multiply_qk(scores, q_tile + first_row * CLA_STRIDE, k_own, lane);
+    const int masked =
+        CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
+    const int first_key = tile + (int)(2 * (lane % 4));
+#pragma unroll
+    for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+      float* products = scores + m * CLA_KEY_COLUMNS * 4;
+      const float2 factors = masked ? cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
+                                                         &opt, fabs(scale), first_key, 1)
+                                    : cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
+                                                         &opt, fabs(scale), first_key, 0);
+      cla_rescale_fragment(sums + m * CLA_DIM_COLUMNS * 4, factors);
+    }
+    if (masked && cla_values_overflow(v_own, lane)) {
+#pragma unroll
+      for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+        uint4 weights[CLA_KEY_STEPS];
+#pragma unroll
+        for (uint step = 0; step < CLA_KEY_STEPS; ++step)
+          weights[step] = cla_pack_weights(scores + m * CLA_KEY_COLUMNS * 4, step);
+        cla_add_seen_values(sums + m * CLA_DIM_COLUMNS * 4, weights, rows + 2 * m, v_own, tile,
+                            lane);
+      }
+    } else {
+      cla_multiply_pv(sums, scores, v_own, lane);
+    }
+#pragma unroll
+    for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
+      const uint key = lid + i * CLA_WG_SIZE;
+      if (key < CLA_BLOCK_KV) key_at[turn ^ 1][key] = later_at[i];
+    }
+  }
+  cla_await_copies();           /* of a tile past the end: zeros */
+  barrier(CLK_LOCAL_MEM_FENCE); /* queries copied, even without a key -> overwritten */
+
+  const ClaSideResults side = {CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0};
+#pragma unroll
+  for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r)
+    cla_finish_row(&opt, &task, (uint)call.num_kv_heads, &side, q_tile,
+                   first_row + 8 * r + lane / 4, state[r],
+                   sums + r / 2 * CLA_DIM_COLUMNS * 4 + r % 2 * 2, lane);
+  if (task.item.partial_row >= 0) return; /* the same for all */
+  barrier(CLK_LOCAL_MEM_FENCE);           /* results staged -> stored */
+  cla_store_results(q_tile, &task, team, out, call.out_offset, call.out_token_stride);
+}

@@ -1,0 +1,303 @@
+/* Stores the keys and values of new tokens in the paged cache.
+
+     cache[slot / PAGE_SIZE, slot % PAGE_SIZE, head, :] = key[token, head, :]
+     slot = slots[slots_at + token]
+
+   Values are converted from the input's type to the cache's: equal types are copied bit by bit,
+   others are rounded to nearest even (f16 overflow becomes inf, NaN stays NaN). The 8-bit types
+   store type(x / scale), saturating, with one scale per tensor or per KV head. A slot below 0 or
+   not below num_slots stores nothing. If two tokens name one slot, either may win.
+
+   The unit of work is eight elements of one head of one token; units of a token are
+   [kv head, HEAD_DIM / 8].
+     CLA_WG_SIZE == 1 (CPU): one group a token, a loop over its units.
+     CLA_WG_SIZE > 1 (GPU):  one work-item a unit. Side by side are units of a token; in x-packed
+                             caches, whose tokens lie side by side, CLA_SIDE_TOKENS tokens, so that
+                             those of one page are stored together, whatever the slots.
+
+   macro           unit        legal values
+   CLA_HEAD_DIM    elements    8 ... 256, steps of 8
+   CLA_Q_DTYPE     -           0 f32, 1 f16, 2 bf16: key and value
+   CLA_KV_DTYPE    -           0 f32, 1 f16, 2 bf16, 3 fp8 e4m3, 4 fp8 e5m2, 5 int8: the cache
+   CLA_PAGE_SIZE   tokens      >= 1
+   CLA_WG_SIZE     work-items  >= 1
+   CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4, 8 or 16
+
+   Launch: CLA_WG_SIZE == 1: num_tokens groups; else num_groups() of cache_write.cpp. */
+#if !defined(CLA_PAGE_SIZE) || !defined(CLA_CACHE_X)
+#error "reshape_and_cache.cl needs CLA_PAGE_SIZE and CLA_CACHE_X"
+#endif
+#include "core/common.clh"
+#include "core/options.clh"
+#include "core/raw.clh"
+
+#define CLA_SIDE_TOKENS 16 /* kSideTokens of cache_write.cpp */
+
+#if CLA_CACHE_X != 4 && CLA_CACHE_X != 8 && CLA_CACHE_X != 16
+#error "CLA_CACHE_X must be 4, 8 or 16"
+#endif
+
+/* Eight elements as they are stored. */
+#if CLA_Q_DTYPE == CLA_KV_DTYPE && CLA_Q_DTYPE != 0
+typedef uint4 ClaCells;
+
+static inline ClaCells cla_cells(ClaRaw raw, float scale) {
+  (void)scale;
+  return raw;
+}
+static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
+  *(__global uint4*)to = cells;
+}
+static inline void cla_put8_any(ClaCells cells, __global CLA_KV_T* to) {
+  vstore8(as_ushort8(cells), 0, to);
+}
+static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong stride) {
+  to[0] = (ushort)cells.x;
+  to[stride] = (ushort)(cells.x >> 16);
+  to[2 * stride] = (ushort)cells.y;
+  to[3 * stride] = (ushort)(cells.y >> 16);
+  to[4 * stride] = (ushort)cells.z;
+  to[5 * stride] = (ushort)(cells.z >> 16);
+  to[6 * stride] = (ushort)cells.w;
+  to[7 * stride] = (ushort)(cells.w >> 16);
+}
+#else
+typedef ClaF8 ClaCells;
+
+static inline ClaCells cla_cells(ClaRaw raw, float scale) {
+#if CLA_KV_QUANT
+  return cla_divide8(cla_raw_expand(raw), scale);
+#else
+  (void)scale;
+  return cla_raw_expand(raw);
+#endif
+}
+static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
+  cla_kv_store8(cells, to);
+}
+static inline void cla_put8_any(ClaCells cells, __global CLA_KV_T* to) {
+  cla_kv_store8_any(cells, to);
+}
+static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong stride) {
+  CLA_KV_STORE1(cells.lo.x, to);
+  CLA_KV_STORE1(cells.lo.y, to + stride);
+  CLA_KV_STORE1(cells.lo.z, to + 2 * stride);
+  CLA_KV_STORE1(cells.lo.w, to + 3 * stride);
+  CLA_KV_STORE1(cells.hi.x, to + 4 * stride);
+  CLA_KV_STORE1(cells.hi.y, to + 5 * stride);
+  CLA_KV_STORE1(cells.hi.z, to + 6 * stride);
+  CLA_KV_STORE1(cells.hi.w, to + 7 * stride);
+}
+#endif
+
+/* Where the keys and values of the call lie. */
+typedef struct ClaInput {
+  __global const CLA_Q_T* key; /* token 0, as value */
+  __global const CLA_Q_T* value;
+  long key_token_stride; /* elements */
+  long value_token_stride;
+} ClaInput;
+
+static inline __global const CLA_Q_T* cla_key_at(const ClaInput* in, uint token, uint unit) {
+  return in->key + (long)token * in->key_token_stride + (long)unit * 8;
+}
+static inline __global const CLA_Q_T* cla_value_at(const ClaInput* in, uint token, uint unit) {
+  return in->value + (long)token * in->value_token_stride + (long)unit * 8;
+}
+static inline int cla_input_aligned(const ClaInput* in) {
+  const ulong strides = (ulong)(in->key_token_stride | in->value_token_stride) * sizeof(CLA_Q_T);
+  return ((ulong)in->key | (ulong)in->value | strides) % CLA_RAW_ALIGN == 0;
+}
+
+/* What scales unit `unit` of keys and of values. */
+static inline float2 cla_unit_scales(const ClaOptions* opt, uint unit, uint num_kv_heads) {
+#if CLA_KV_QUANT
+  const uint head = unit / (CLA_HEAD_DIM / 8);
+  return (float2)(cla_k_scale(opt, head), cla_v_scale(opt, head, num_kv_heads));
+#else
+  (void)opt;
+  (void)unit;
+  (void)num_kv_heads;
+  return (float2)(1.0f);
+#endif
+}
+
+/* A token's slot; negative if it stores nothing. */
+static inline long cla_slot_of(__global const long* slots, uint token, uint num_tokens,
+                               long num_slots) {
+  const long slot = token < num_tokens ? slots[token] : -1;
+  return slot < num_slots ? slot : -1;
+}
+
+/* index / count, index % count; mostly of numbers that fit 32 bits. */
+static inline uint cla_split_index(ulong index, uint count, uint* rest) {
+  if (index >> 32 == 0) {
+    *rest = (uint)index % count;
+    return (uint)index / count;
+  }
+  *rest = (uint)(index % count);
+  return (uint)(index / count);
+}
+
+/* A cache whose heads are contiguous dims. */
+typedef struct ClaPlanes {
+  __global CLA_KV_T* k;
+  __global CLA_KV_T* v;
+  long block_stride; /* elements, as the rest */
+  long token_stride;
+  long head_stride;
+} ClaPlanes;
+
+static inline long cla_unit_at(const ClaPlanes* cache, long slot, uint unit) {
+  const uint in_page = (uint)((ulong)slot % CLA_PAGE_SIZE);
+  const uint head = unit / (CLA_HEAD_DIM / 8);
+  const uint own_unit = unit % (CLA_HEAD_DIM / 8);
+  const long in_head = (long)in_page * cache->token_stride + (long)own_unit * 8;
+  return (long)((ulong)slot / CLA_PAGE_SIZE) * cache->block_stride +
+         (long)head * cache->head_stride + in_head;
+}
+static inline int cla_planes_aligned(const ClaPlanes* cache) {
+  const ulong strides = (ulong)(cache->block_stride | cache->token_stride | cache->head_stride);
+  return ((ulong)cache->k | (ulong)cache->v | strides * sizeof(CLA_KV_T)) % CLA_KV_ALIGN == 0;
+}
+
+/* Caches whose heads are contiguous dims, by strides: NHD, HND, interleaved or separate K and V.
+   CPUs have reshape_and_cache_cpu.cl. */
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
+clattn_reshape_and_cache_flash(
+    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
+    long key_offset,                        /* elements */
+    long key_token_stride,                  /* elements */
+    __global const CLA_Q_T* restrict value, /* as key */
+    long value_offset,                      /* elements */
+    long value_token_stride,                /* elements */
+    __global CLA_KV_T* k_cache,             /* [page, token, kv head, HEAD_DIM] by strides */
+    long k_offset,                          /* elements */
+    __global CLA_KV_T* v_cache,             /* as k_cache */
+    long v_offset,                          /* elements */
+    long block_stride,                      /* elements */
+    long token_stride,                      /* elements */
+    long head_stride,                       /* elements */
+    __global const long* restrict slots,    /* [num_tokens] at slots_at */
+    long slots_at,                          /* longs */
+    int num_tokens,                         /* tokens */
+    long num_slots,                         /* pages * PAGE_SIZE */
+    int num_kv_heads                        /* heads */
+        CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_VALUES;
+  uint unit;
+  const uint token =
+      cla_split_index((ulong)get_global_id(0), (uint)num_kv_heads * (CLA_HEAD_DIM / 8), &unit);
+  const long slot = cla_slot_of(slots + slots_at, token, (uint)num_tokens, num_slots);
+  if (slot < 0) return;
+  const ClaInput in = {key + key_offset, value + value_offset, key_token_stride,
+                       value_token_stride};
+  const ClaPlanes cache = {k_cache + k_offset, v_cache + v_offset, block_stride, token_stride,
+                           head_stride};
+  const float2 scales = cla_unit_scales(&opt, unit, (uint)num_kv_heads);
+  const long to = cla_unit_at(&cache, slot, unit);
+  __global const CLA_Q_T* const k_from = cla_key_at(&in, token, unit);
+  __global const CLA_Q_T* const v_from = cla_value_at(&in, token, unit);
+  if (cla_input_aligned(&in) && cla_planes_aligned(&cache)) {
+    const ClaRaw k = cla_raw_load(k_from);
+    const ClaRaw v = cla_raw_load(v_from);
+    cla_put8(cla_cells(k, scales.x), cache.k + to);
+    cla_put8(cla_cells(v, scales.y), cache.v + to);
+  } else {
+    cla_put8_any(cla_cells(cla_raw_load_any(k_from), scales.x), cache.k + to);
+    cla_put8_any(cla_cells(cla_raw_load_any(v_from), scales.y), cache.v + to);
+  }
+}
+
+/* An x-packed cache. */
+typedef struct ClaPacked {
+  __global CLA_KV_T* k;
+  __global CLA_KV_T* v;
+  uint num_kv_heads;
+} ClaPacked;
+
+/* One unit of a token's keys: one address, or two where X is 4. */
+static inline __global CLA_KV_T* cla_packed_key(const ClaPacked* cache, ulong slot, uint unit,
+                                                uint part) {
+  const ulong head = slot / CLA_PAGE_SIZE * cache->num_kv_heads + unit / (CLA_HEAD_DIM / 8);
+  const uint dim = unit % (CLA_HEAD_DIM / 8) * 8 + part * 4;
+  const ulong row = head * (CLA_HEAD_DIM / CLA_CACHE_X) + dim / CLA_CACHE_X;
+  return cache->k + (row * CLA_PAGE_SIZE + slot % CLA_PAGE_SIZE) * CLA_CACHE_X + dim % CLA_CACHE_X;
+}
+static inline void cla_put_value(const ClaPacked* cache, ulong slot, uint unit, ClaCells cells) {
+  const ulong head = slot / CLA_PAGE_SIZE * cache->num_kv_heads + unit / (CLA_HEAD_DIM / 8);
+  const ulong row = head * CLA_HEAD_DIM + (ulong)(unit % (CLA_HEAD_DIM / 8)) * 8;
+  cla_put_column(cells, cache->v + row * CLA_PAGE_SIZE + slot % CLA_PAGE_SIZE, CLA_PAGE_SIZE);
+}
+
+static inline void cla_put_key_any(const ClaPacked* cache, ulong slot, uint unit, ClaCells cells) {
+#if CLA_CACHE_X == 4
+  CLA_KV_STORE4(cells.lo, cla_packed_key(cache, slot, unit, 0));
+  CLA_KV_STORE4(cells.hi, cla_packed_key(cache, slot, unit, 1));
+#else
+  cla_put8_any(cells, cla_packed_key(cache, slot, unit, 0));
+#endif
+}
+static inline void cla_put_key(const ClaPacked* cache, ulong slot, uint unit, ClaCells cells) {
+#if CLA_CACHE_X == 4
+  *(__global uint4*)cla_packed_key(cache, slot, unit, 0) = as_uint4(cells.lo);
+  *(__global uint4*)cla_packed_key(cache, slot, unit, 1) = as_uint4(cells.hi);
+#else
+  cla_put8(cells, cla_packed_key(cache, slot, unit, 0));
+#endif
+}
+
+/* The x-packed caches: keys [page, kv head, HEAD_DIM / X, PAGE_SIZE, X], values [page, kv head,
+   HEAD_DIM, PAGE_SIZE]. */
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_reshape_and_cache(
+    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
+    long key_offset,                        /* elements */
+    long key_token_stride,                  /* elements */
+    __global const CLA_Q_T* restrict value, /* as key */
+    long value_offset,                      /* elements */
+    long value_token_stride,                /* elements */
+    __global CLA_KV_T* k_cache,             /* packed keys */
+    long k_offset,                          /* elements */
+    __global CLA_KV_T* v_cache,             /* packed values */
+    long v_offset,                          /* elements */
+    __global const long* restrict slots,    /* [num_tokens] at slots_at */
+    long slots_at,                          /* longs */
+    int num_tokens,                         /* tokens */
+    long num_slots,                         /* pages * PAGE_SIZE */
+    int num_kv_heads                        /* heads */
+        CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_VALUES;
+  const ClaInput in = {key + key_offset, value + value_offset, key_token_stride,
+                       value_token_stride};
+  const ClaPacked cache = {k_cache + k_offset, v_cache + v_offset, (uint)num_kv_heads};
+  const uint units = cache.num_kv_heads * (CLA_HEAD_DIM / 8);
+#if CLA_WG_SIZE == 1
+  const uint token = (uint)get_group_id(0);
+  uint unit = 0;
+  const uint end = units;
+  const int aligned = 0;
+#else
+  const ulong index = (ulong)get_global_id(0);
+  uint unit;
+  const uint token = cla_split_index(index / CLA_SIDE_TOKENS, units, &unit) * CLA_SIDE_TOKENS +
+                     (uint)index % CLA_SIDE_TOKENS;
+  const uint end = unit + 1;
+  const int aligned = cla_input_aligned(&in) && (ulong)cache.k % CLA_KV_ALIGN == 0;
+#endif
+  const long slot = cla_slot_of(slots + slots_at, token, (uint)num_tokens, num_slots);
+  if (slot < 0) return;
+  for (; unit < end; ++unit) {
+    const float2 scales = cla_unit_scales(&opt, unit, cache.num_kv_heads);
+    __global const CLA_Q_T* const k_from = cla_key_at(&in, token, unit);
+    __global const CLA_Q_T* const v_from = cla_value_at(&in, token, unit);
+    if (aligned) {
+      const ClaRaw k = cla_raw_load(k_from);
+      const ClaRaw v = cla_raw_load(v_from);
+      cla_put_key(&cache, (ulong)slot, unit, cla_cells(k, scales.x));
+      cla_put_value(&cache, (ulong)slot, unit, cla_cells(v, scales.y));
+    } else {
+      cla_put_key_any(&cache, (ulong)slot, unit, cla_cells(cla_raw_load_any(k_from), scales.x));
+      cla_put_value(&cache, (ulong)slot, unit, cla_cells(cla_raw_load_any(v_from), scales.y));
+    }
+  }
+}

@@ -1,0 +1,138 @@
+// Stores the keys and values of new tokens in the paged cache, on CPUs. What is stored is what
+// clattn_reshape_and_cache_flash of reshape_and_cache.cl stores, which says more.
+//
+// One group a token: all heads' keys, then all values, VEC elements at a time. Keys may also lie by
+// dim (layout HDN): each head's tokens side by side, its dims key_dim_stride elements apart.
+//
+// Macros: core/vec.clh, and CLA_KV_DTYPE >= 3 of core/options.clh.
+// Launch: num_tokens groups.
+
+#include "cache/cpu_cells.clh"
+#include "core/options.clh"
+
+#if CLA_PAGE_SIZE < 1
+#error "CLA_PAGE_SIZE must be at least 1"
+#endif
+
+#define CLA_ROW_BYTES ((ulong)CLA_HEAD_DIM * CLA_KV_BYTES)  // of a head of a token in the cache
+
+// One head's row. past: past the caches, whole lines then; a constant at every call.
+CLA_INLINE void cla_put_row(__global const CLA_Q_T* from, float scale, int past,
+                            __global CLA_KV_T* to) {
+  const int vecs = past ? CLA_LINE_VECS : 1;  // stored together
+#pragma unroll
+  for (int d = 0; d < CLA_NUM_VECS; d += vecs) {
+    cla_cells cells[CLA_LINE_VECS] __attribute__((aligned(CLA_LINE_BYTES)));
+#pragma unroll
+    for (int i = 0; i < vecs; ++i) cells[i] = cla_cells_at(from + (d + i) * CLA_VEC, scale);
+    if (past)
+      CLA_STREAM(*(const ulong8*)cells, (__global ulong8*)(to + d * CLA_VEC));
+    else
+      CLA_CAT(vstore, CLA_VEC)(cells[0], 0, to + d * CLA_VEC);
+  }
+}
+
+// The same as a column: dims lie `dim_stride` elements apart.
+CLA_INLINE void cla_put_column(__global const CLA_Q_T* from, float scale, long dim_stride,
+                               __global CLA_KV_T* to) {
+#pragma unroll 1
+  for (int d = 0; d < CLA_HEAD_DIM; d += CLA_VEC) {
+    const cla_cells cells = cla_cells_at(from + d, scale);
+    const CLA_KV_T* each = (const CLA_KV_T*)&cells;
+#pragma unroll
+    for (int i = 0; i < CLA_VEC; ++i) to[(d + i) * dim_stride] = each[i];
+  }
+}
+
+// Where one token's keys or values lie, head 0.
+typedef struct ClaPlane {
+  __global const CLA_Q_T* from;
+  __global CLA_KV_T* to;
+  long head_stride;  // of the cache, elements
+  int num_kv_heads;
+} ClaPlane;
+
+#if CLA_KV_QUANT
+#define CLA_K_SCALE(opt, head, num_kv_heads) cla_k_scale(opt, (uint)(head))
+#define CLA_V_SCALE(opt, head, num_kv_heads) cla_v_scale(opt, (uint)(head), (uint)(num_kv_heads))
+#else
+#define CLA_K_SCALE(opt, head, num_kv_heads) 1.0f
+#define CLA_V_SCALE(opt, head, num_kv_heads) 1.0f
+#endif
+
+// All heads. of_keys and past are constants at every call.
+CLA_INLINE void cla_put_plane(const ClaPlane* plane, const ClaOptions* opt, int of_keys, int past) {
+#pragma unroll 1
+  for (int h = 0; h < plane->num_kv_heads; ++h) {
+    const float scale = of_keys ? CLA_K_SCALE(opt, h, plane->num_kv_heads)
+                                : CLA_V_SCALE(opt, h, plane->num_kv_heads);
+    cla_put_row(plane->from + (long)h * CLA_HEAD_DIM, scale, past,
+                plane->to + h * plane->head_stride);
+  }
+}
+
+// The same of keys that lie by dim.
+CLA_INLINE void cla_put_columns(const ClaPlane* plane, const ClaOptions* opt, long dim_stride) {
+#pragma unroll 1
+  for (int h = 0; h < plane->num_kv_heads; ++h)
+    cla_put_column(plane->from + (long)h * CLA_HEAD_DIM, CLA_K_SCALE(opt, h, plane->num_kv_heads),
+                   dim_stride, plane->to + h * plane->head_stride);
+}
+
+// Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
+// lines.
+CLA_INLINE int cla_streams(const ClaPlane* plane, int num_tokens) {
+  const ulong bytes = (ulong)num_tokens * (uint)plane->num_kv_heads * CLA_ROW_BYTES * 2;
+  const ulong ends = (ulong)plane->to | (ulong)plane->head_stride * CLA_KV_BYTES | CLA_ROW_BYTES;
+  return bytes >= CLA_STREAM_BYTES && ends % CLA_LINE_BYTES == 0;
+}
+
+CLA_INLINE void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int of_keys,
+                             int num_tokens) {
+  if (cla_streams(plane, num_tokens))
+    cla_put_plane(plane, opt, of_keys, 1);
+  else
+    cla_put_plane(plane, opt, of_keys, 0);
+}
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
+clattn_reshape_and_cache_flash_cpu(
+    __global const CLA_Q_T* restrict key,    // [tokens, num_kv_heads, HEAD_DIM], rows contiguous
+    long key_offset,                         // elements
+    long key_token_stride,                   // elements
+    __global const CLA_Q_T* restrict value,  // as key
+    long value_offset,                       // elements
+    long value_token_stride,                 // elements
+    __global CLA_KV_T* k_cache,              // [page, token, kv head, HEAD_DIM] by strides
+    long k_offset,                           // elements
+    __global CLA_KV_T* v_cache,              // as k_cache
+    long v_offset,                           // elements
+    long block_stride,                       // elements
+    long token_stride,                       // elements
+    long head_stride,                        // elements
+    long key_dim_stride,                     // elements; other than 1: keys lie by dim
+    __global const long* restrict slots,     // [num_tokens] at slots_at
+    long slots_at,                           // longs
+    int num_tokens,                          // tokens
+    long num_slots,                          // pages * PAGE_SIZE
+    int num_kv_heads                         // heads
+        CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_VALUES;
+  const long token = (long)get_group_id(0);
+  const long slot = slots[slots_at + token];
+  if (slot < 0 || slot >= num_slots) return;
+  const long page_at = (long)((ulong)slot / CLA_PAGE_SIZE) * block_stride;
+  const long in_page = (long)((ulong)slot % CLA_PAGE_SIZE);
+  const long slot_at = page_at + in_page * token_stride;
+  ClaPlane keys = {key + key_offset + token * key_token_stride, k_cache + k_offset + slot_at,
+                   head_stride, num_kv_heads};
+  const ClaPlane values = {value + value_offset + token * value_token_stride,
+                           v_cache + v_offset + slot_at, head_stride, num_kv_heads};
+  if (key_dim_stride != 1) {
+    keys.to = k_cache + k_offset + page_at + in_page;
+    cla_put_columns(&keys, &opt, key_dim_stride);
+  } else {
+    cla_put_rows(&keys, &opt, 1, num_tokens);
+  }
+  cla_put_rows(&values, &opt, 0, num_tokens);
+}

@@ -1,0 +1,307 @@
+#include "kernels/choose/attention_kernels.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+
+#include "base/error.hpp"
+#include "kernels/choose/costs.hpp"
+#include "kernels/choose/tuned.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+/// Whether a smaller tile would read the keys of a KV head more often than a larger one.
+bool reads_more(const Variant& variant, const KernelShape& shape,
+                const std::vector<BuiltKernel>& larger) {
+  return !larger.empty() &&
+         head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
+}
+
+/// How some drivers refuse a tile of more local memory or registers than there are: when they build
+/// it, or when they make its kernel. What else a driver may say, that it has no memory or no device
+/// any more, is no tile's fault.
+bool lacks_resources(const Error& error) {
+  constexpr std::array kStatuses = {CL_OUT_OF_RESOURCES, CL_INVALID_KERNEL_DEFINITION,
+                                    CL_INVALID_PROGRAM_EXECUTABLE};
+  return error.code() == ErrorCode::kOpenCL &&
+         std::find(kStatuses.begin(), kStatuses.end(), error.cl_code()) != kStatuses.end();
+}
+
+/// The variants of a role that are built, tried one after the other.
+class RoleKernels {
+ public:
+  RoleKernels(Runtime& runtime, const KernelShape& shape, std::size_t most,
+              std::vector<std::string>* rejected)
+      : runtime_(runtime), shape_(shape), most_(most), rejected_(rejected) {}
+
+  /// Builds a variant if the device can run it and no earlier one does its work.
+  void add(const Variant& variant) {
+    if (built.size() == most_ || !takes_shape(variant, shape_)) return;
+    if (reads_more(variant, shape_, built) || is_spare(variant)) return;
+    const DeviceCapabilities& capabilities = runtime_.capabilities();
+    const auto reasons = why_not(variant, capabilities);
+    if (!reasons.empty()) return reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
+    std::shared_ptr<KernelPool> pool;
+    try {
+      pool = runtime_.kernel(kernel_source(variant, shape_, capabilities));
+    } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
+      const bool refused = is_build_refusal(error);
+      if (!refused && !lacks_resources(error)) throw;
+      if (refused) runtime_.note_build_failure(variant.name, error.what());
+      return reject(variant, error.what());
+    }
+    if (!fits_after_build(variant, *pool, capabilities)) {
+      return reject(variant,
+                    fmt::format("built, but it needs {} B of local and {} B of private memory",
+                                pool->local_mem_bytes(), pool->private_mem_bytes()));
+    }
+    BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_)};
+    if (!spills(*kernel.pool, capabilities)) {
+      built.push_back(std::move(kernel));
+    } else if (!spilling_ ||
+               kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes()) {
+      spilling_ = std::move(kernel);
+    }
+  }
+
+  /// The kernels that were built; if all spill, the one that spills least: better slow than none.
+  std::vector<BuiltKernel> take() && {
+    if (built.empty() && spilling_) built.push_back(std::move(*spilling_));
+    return std::move(built);
+  }
+
+  std::vector<BuiltKernel> built;
+
+ private:
+  void reject(const Variant& variant, const std::string& why) {
+    rejected_->push_back(fmt::format("{}: {}", variant.name, why));
+  }
+  /// A tile no smaller than the first is what takes over where the first does not fit.
+  bool is_spare(const Variant& variant) const {
+    return !built.empty() && variant.block_rows >= built.front().variant->block_rows;
+  }
+
+  Runtime& runtime_;
+  const KernelShape& shape_;
+  std::size_t most_;
+  std::vector<std::string>* rejected_;
+  std::optional<BuiltKernel> spilling_;  // the one that spills least
+};
+
+std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
+                                       KernelFamily family, Role role, std::size_t most,
+                                       std::vector<std::string>* rejected) {
+  RoleKernels kernels(runtime, shape, most, rejected);
+  const std::optional<Variant> tuned = tuned_variant(runtime, shape, family, role);
+  if (tuned) kernels.add(*tuned);
+  const bool is_tuned = !kernels.built.empty();
+  use_best_family(role, is_tuned ? tuned->family() : family, runtime.capabilities(),
+                  [&](const Variant& variant) {
+                    kernels.add(variant);
+                    return !kernels.built.empty();
+                  });
+  return std::move(kernels).take();
+}
+
+constexpr double kNsPerUs = 1000;
+
+/// What a task of a stage costs: rates of bytes and products, times what a key has of them.
+TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
+  const bool latent = shape.form == CacheForm::kLatent;
+  const double heads = tiling.heads_per_item * tiling.kv_heads;
+  const double elements = latent ? shape.head_size + shape.rope_dim : 2.0 * shape.head_size;
+  const double bytes =
+      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
+  const double flops =
+      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 4.0 * shape.head_size);
+  // Bytes and products a nanosecond are GB and GFLOP a second.
+  return {.task_ns = costs.task_us * kNsPerUs,
+          .split_ns = costs.split_us * kNsPerUs,
+          .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
+          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0};
+}
+
+/// Of a whole row of heads, as many of which are merged at once as the device does.
+MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
+  const double at_once = costs.groups > 0 ? costs.groups : workers;
+  const double bytes = 4.0 * (shape.head_size + 1);
+  return {.launch_ns = costs.launch_us * kNsPerUs,
+          .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
+          .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
+}
+
+PlannerConfig planner_config(const AttentionKernels& kernels) {
+  const Runtime& runtime = *kernels.runtime;
+  PlannerConfig config;
+  for (const BuiltKernel& stage : kernels.stages) {
+    const std::int32_t tokens = stage.tiling.item_tokens;
+    const KernelCosts costs = kernel_costs(runtime, kernels.shape, *stage.variant);
+    config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
+        .max_query_len = tokens,
+        .max_item_tokens = tokens,
+        .groups_per_item = stage.tiling.groups_per_item,
+        .merges_splits = merges_splits(*stage.variant),
+        .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
+        .workers = concurrent_groups(*stage.variant, runtime.capabilities()),
+        .dealing =
+            stage.variant->kernel().tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
+        .parallel = costs.groups,
+        .launch_ns = costs.launch_us * kNsPerUs,
+        .costs = task_costs(costs, kernels.shape, stage.tiling)};
+  }
+  config.merge =
+      merge_costs(kernel_costs(runtime, kernels.shape, *kernels.merge.variant), kernels.shape,
+                  concurrent_groups(*kernels.merge.variant, runtime.capabilities()));
+  // Without pages any cut will do; this one keeps items apart by whole cache lines.
+  config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
+  // Without a queue, CPUs are handed the front of the list.
+  const Variant& longest = *kernels.stages.back().variant;
+  const bool queue = longest.kernel().tasks == Tasks::kQueue;
+  config.item_order = longest.family() == KernelFamily::kCpu && !queue ? ItemOrder::kLightFirst
+                                                                       : ItemOrder::kHeavyFirst;
+  return config;
+}
+
+/// Which roles serve a form of cache: `shorter`, if any, takes queries before `longer` does.
+struct FormRoles {
+  std::optional<Role> shorter;
+  Role longer;
+  std::optional<Role> cache_write;
+};
+FormRoles roles_of(CacheForm form) {
+  constexpr std::array<FormRoles, 3> kRoles = {{
+      {Role::kDecode, Role::kPrefill, Role::kCacheWrite},
+      {std::nullopt, Role::kMLADecode, std::nullopt},
+      {std::nullopt, Role::kPackedDecode, std::nullopt},
+  }};
+  return kRoles.at(static_cast<std::size_t>(form));
+}
+
+/// The variant that is tried first for a role; nothing where none runs.
+std::optional<Variant> first_choice(const Runtime& runtime, const KernelShape& shape,
+                                    KernelFamily family, Role role) {
+  if (const auto tuned = tuned_variant(runtime, shape, family, role)) return tuned;
+  std::optional<Variant> first;
+  const DeviceCapabilities& device = runtime.capabilities();
+  use_best_family(role, family, device, [&](const Variant& variant) {
+    if (!first && takes_shape(variant, shape) && why_not(variant, device).empty()) first = variant;
+    return first.has_value();
+  });
+  return first;
+}
+
+/// Has the kernels built together that compile() is likely to end up with.
+void expect_first_choices(Runtime& runtime, const KernelShape& shape, KernelFamily family) {
+  const FormRoles roles = roles_of(shape.form);
+  std::vector<KernelSource> sources;
+  for (const std::optional<Role>& role :
+       {roles.shorter, std::optional(roles.longer), std::optional(Role::kMerge),
+        shape.block_size > 0 ? roles.cache_write : std::nullopt}) {
+    const auto variant = role ? first_choice(runtime, shape, family, *role) : std::nullopt;
+    if (variant) sources.push_back(kernel_source(*variant, shape, runtime.capabilities()));
+  }
+  runtime.expect(sources);
+}
+
+std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
+                                          KernelFamily family) {
+  expect_first_choices(runtime, shape, family);
+  auto kernels = std::make_shared<AttentionKernels>();
+  kernels->runtime = &runtime;
+  kernels->shape = shape;
+  std::vector<std::string> rejected;
+  auto& stages = kernels->stages;
+  const FormRoles roles = roles_of(shape.form);
+  if (roles.shorter) stages = build_fitting(runtime, shape, family, *roles.shorter, 1, &rejected);
+  auto prefill = build_fitting(runtime, shape, family, roles.longer, 2, &rejected);
+  if (prefill.empty()) {
+    throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
+                      fmt::join(rejected, "; "));
+  }
+  // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
+  // is kept only where it takes queries that the decode kernel does not, and leaves the longer
+  // ones.
+  std::reverse(prefill.begin(), prefill.end());
+  for (BuiltKernel& tile : prefill) {
+    const bool last = &tile == &prefill.back();
+    const std::int32_t tokens = tile.tiling.item_tokens;
+    const bool longer = stages.empty() || tokens > stages.back().tiling.item_tokens;
+    const bool shorter = tokens < prefill.back().tiling.item_tokens;
+    if (last || (longer && shorter)) stages.push_back(std::move(tile));
+  }
+  kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
+  if (shape.block_size > 0 && roles.cache_write) {
+    kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write);
+  }
+  kernels->planner = planner_config(*kernels);
+  return kernels;
+}
+
+}  // namespace
+
+BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
+                                Role role) {
+  std::vector<std::string> rejected;
+  auto built = build_fitting(runtime, shape, family, role, 1, &rejected);
+  if (built.empty()) {
+    throw_unsupported("no {} kernel fits this device: {}", to_string(role),
+                      fmt::join(rejected, "; "));
+  }
+  return std::move(built.front());
+}
+
+bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
+  if (this == &other) return true;
+  const KernelShape& a = shape;
+  const KernelShape& b = other.shape;
+  if (runtime != other.runtime || a.num_heads != b.num_heads || a.num_kv_heads != b.num_kv_heads ||
+      a.head_size != b.head_size || a.block_size != b.block_size || a.dtype != b.dtype ||
+      a.cache_dtype != b.cache_dtype || a.form != b.form) {
+    return false;
+  }
+  if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return false;
+  for (std::size_t i = 0; i < other.stages.size(); ++i) {  // who leaves the merge to the kernel
+    const BuiltKernel& own = stages[stage_for(other, i)];
+    if (merges_splits(*other.stages[i].variant) && !merges_splits(*own.variant)) return false;
+  }
+  return true;
+}
+
+std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,
+                                        std::size_t tile_class) const {
+  const std::int32_t tokens = planned.stages.at(tile_class).tiling.item_tokens;
+  const auto holds = [&](const BuiltKernel& stage) { return stage.tiling.item_tokens >= tokens; };
+  if (stages.size() == planned.stages.size() && holds(stages[tile_class])) return tile_class;
+  return static_cast<std::size_t>(std::find_if(stages.begin(), stages.end(), holds) -
+                                  stages.begin());
+}
+
+KeyWindow window_of(const AttentionConfig& config) {
+  KeyWindow window;
+  window.chunk = config.attention_chunk_size;
+  if (config.sliding_window > 0) {
+    window.left = config.sliding_window - 1;
+    window.right = config.attn_type == AttentionType::kDecoder ? 0 : window.left;
+  }
+  return window;
+}
+
+std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
+                                                          const KernelShape& shape,
+                                                          KernelFamily family) {
+  const std::string key = fmt::format(
+      "attention form {} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
+      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim, shape.block_size,
+      to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
+      option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
+  return std::static_pointer_cast<const AttentionKernels>(
+      runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
+}
+
+}  // namespace clattn::detail

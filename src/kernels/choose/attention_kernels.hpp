@@ -1,0 +1,54 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/choose/variants.hpp"
+#include "metadata/planner.hpp"
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+/// A built variant.
+struct BuiltKernel {
+  std::optional<Variant> variant;  ///< a row with the constants that it was built with
+  std::shared_ptr<KernelPool> pool;
+  HeadTiling tiling;
+};
+
+/// The kernels of one (device, shape, family), compiled once and shared by impls and builders.
+/// Immutable.
+struct AttentionKernels {
+  Runtime* runtime = nullptr;  ///< whose memory and queues they work on
+  KernelShape shape;
+  std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first
+  BuiltKernel merge;
+  BuiltKernel cache_write;  ///< none where keys and values are contiguous
+  PlannerConfig planner;    ///< device and tile facts; the builder adds its own options
+
+  /// Whether items that were cut for `other` fit these kernels: same tensors, a tile that holds
+  /// the largest, and splits that are joined where the plan leaves that to the kernels.
+  bool runs_plan_of(const AttentionKernels& other) const;
+  /// The stage that runs the items of a plan's tile class, if its plan can be run: the class's own
+  /// number where the tiles match, else the first whose tile holds them.
+  std::size_t stage_for(const AttentionKernels& planned, std::size_t tile_class) const;
+};
+
+/// The keys around its own position that a query of a layer may see, causality aside: a decoder's
+/// window reaches back, an encoder's to both sides.
+KeyWindow window_of(const AttentionConfig& config);
+
+/// Compiles (or finds) the kernels. Throws kUnsupported with reasons when a role has no variant for
+/// the device.
+std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
+                                                          const KernelShape& shape,
+                                                          KernelFamily family);
+
+/// The first variant of `role` on the ladder that fits shape and device, built. Throws
+/// kUnsupported.
+BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
+                                Role role);
+
+}  // namespace clattn::detail

@@ -1,0 +1,27 @@
+#include "kernels/choose/costs.hpp"
+
+#include <algorithm>
+
+#include "kernels/choose/tuned.hpp"
+
+namespace clattn::detail {
+
+KernelCosts kernel_costs(const Runtime& runtime, const KernelShape& shape, const Variant& variant) {
+  TuningQuery query = tuning_query(runtime, shape, variant.family());
+  query.kernel = variant.name;
+  const RuntimeTuning tuning = runtime.tuning();
+  const CostRow* row = tuning.table->find_costs(query);
+  return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
+}
+
+std::int32_t concurrent_groups(const Variant& variant, const DeviceCapabilities& capabilities) {
+  // On a CPU a group keeps a core. Elsewhere four hide each other's waiting for memory.
+  constexpr std::int32_t kHidingGroups = 4;
+  const std::int32_t known = variant.kernel().groups;
+  const std::int32_t each = variant.family() == KernelFamily::kCpu ? 1
+                            : known > 0                            ? known
+                                                                   : kHidingGroups;
+  return std::max(capabilities.compute_units, 1) * each;
+}
+
+}  // namespace clattn::detail

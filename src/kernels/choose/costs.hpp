@@ -1,0 +1,15 @@
+#pragma once
+
+#include <clattn/tuning.hpp>
+
+#include "kernels/choose/variants.hpp"
+
+namespace clattn::detail {
+
+/// What a kernel costs under a shape: of the closest row of the tuning database.
+KernelCosts kernel_costs(const Runtime& runtime, const KernelShape& shape, const Variant& variant);
+
+/// Work-groups of it that run on a device at once, for all that is known.
+std::int32_t concurrent_groups(const Variant& variant, const DeviceCapabilities& capabilities);
+
+}  // namespace clattn::detail

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <array>
+#include <clattn/attention.hpp>
+#include <clattn/device.hpp>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace clattn::detail {
+
+/// What a unit needs of a device.
+enum class Needs : std::uint8_t { kNothing, kCpu, kWarps, kWarpgroups, kBF16Products };
+/// Why a device does not meet the need; nothing if it does.
+std::optional<std::string_view> unmet_need(Needs needs, const DeviceCapabilities& device);
+
+/// A set of element types.
+using TypeSet = std::uint8_t;
+constexpr TypeSet type_set(DType dtype) {
+  return static_cast<TypeSet>(1U << static_cast<unsigned>(dtype));
+}
+inline constexpr TypeSet kBF16 = type_set(DType::kBF16);
+inline constexpr TypeSet k16Bit = kBF16 | type_set(DType::kF16);
+inline constexpr TypeSet kFp8 = type_set(DType::kFp8E4M3) | type_set(DType::kFp8E5M2);
+inline constexpr TypeSet k8Bit = kFp8 | type_set(DType::kInt8);
+inline constexpr TypeSet kAnyType = k16Bit | k8Bit | type_set(DType::kF32);
+inline constexpr TypeSet kSameType = 1U << 7U;  ///< of a cache: the queries' type
+
+/// How the work-groups of a launch come to their tasks.
+enum class Tasks : std::uint8_t {
+  kOneEach,
+  kDealt,  ///< a few groups a compute unit stay; cla_next_task() of kernels_cl/core/task.clh
+  kQueue,  ///< they stay and take from a queue (kernels_cl/attention/cpu/queue.clh)
+};
+
+/// How many keys a work-group processes at a time.
+enum class StepKeys : std::uint8_t {
+  kTile,     ///< block_kv
+  kPerWarp,  ///< block_kv for each 32 work-items
+  kPerSlot,  ///< block_kv for as many lanes as share a key (kernels_cl/attention/slots.clh)
+};
+
+/// Head sizes that a kernel takes; empty = all.
+using HeadSizes = std::array<std::int32_t, 3>;
+
+struct UnitTraits {
+  /// What a group wrote before a fence is seen by a group that knows of it from an atomic, so
+  /// kernels can merge their own splits. OpenCL C 1.2 does not promise that.
+  bool fence = false;
+  bool ptx = false;                   ///< kernels are compiled with CLA_PTX 1 or 2
+  bool bf16_pairs = false;            ///< kernels are compiled with CLA_DOT=1
+  bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
+  std::int32_t head_step = 1;         ///< heads are a multiple of it
+};
+
+/// A row UNIT of units.inc.
+struct Unit {
+  KernelFamily family;
+  Needs needs;
+  TypeSet queries, cache;
+  UnitTraits traits;
+};
+
+struct KernelTraits {
+  Tasks tasks = Tasks::kOneEach;
+  /// That a compute unit holds, or with tasks other than kOneEach is given; 0 = not known.
+  std::int32_t groups = 0;
+  StepKeys keys = StepKeys::kTile;
+  bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
+  std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes
+  std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
+  TypeSet cache = kSameType | kAnyType;
+  HeadSizes heads{};
+  std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
+  std::int32_t page_step = 0;          ///< it wants pages, of a multiple of so many tokens
+  std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
+  std::int32_t most_key_elements = 0;  ///< block_kv * head_size; 0 = any
+  bool tensor_maps = false;            ///< describes the cache to the device's copy engine
+};
+
+/// A row KERNEL of units.inc.
+struct Kernel {
+  std::string_view file;  ///< of kernels_cl
+  std::string_view entry;
+  KernelTraits traits;
+};
+
+enum class UnitId : std::uint8_t {
+#define UNIT(name, ...) name,
+#include "kernels/choose/units.inc"
+};
+const Unit& unit_of(UnitId id);
+
+enum class KernelId : std::uint8_t {
+#define KERNEL(name, ...) name,
+#include "kernels/choose/units.inc"
+};
+const Kernel& kernel_of(KernelId id);
+
+}  // namespace clattn::detail

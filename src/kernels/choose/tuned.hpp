@@ -1,0 +1,27 @@
+#pragma once
+
+#include <clattn/tuning.hpp>
+#include <optional>
+
+#include "kernels/choose/variants.hpp"
+#include "tuning/tuning_table.hpp"
+
+namespace clattn::detail {
+
+/// Whether a kernel can be built with these constants: its file's legal values (kernels_cl/*.cl),
+/// within what registers and local memory may hold.
+bool is_legal_tile(const Variant& variant);
+
+/// The variant that a row names, with the row's constants; nothing if there is none of `role`, or
+/// the kernel does not take them.
+std::optional<Variant> variant_of(const TuningRow& row, Role role);
+
+/// The variant to try first for a role of a shape; nothing = as variants.inc orders them.
+std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& shape,
+                                     KernelFamily family, Role role);
+
+/// What the rows for a layer are found by, but for role and kernel. `family`: of the kernels that
+/// are wanted; a device of another kind is then but a host for them.
+TuningQuery tuning_query(const Runtime& runtime, const KernelShape& shape, KernelFamily family);
+
+}  // namespace clattn::detail

@@ -1,0 +1,319 @@
+#include "kernels/choose/variants.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "opencl/device_info.hpp"
+
+namespace clattn {
+
+namespace {
+constexpr std::array<std::string_view, 4> kFamilyNames = {"auto", "cpu", "gpu", "gpu_ptx"};
+}
+
+std::string_view to_string(KernelFamily family) {
+  return kFamilyNames.at(static_cast<std::size_t>(family));
+}
+
+KernelFamily parse_kernel_family(std::string_view name) {
+  const auto found = std::find(kFamilyNames.begin(), kFamilyNames.end(), name);
+  if (found == kFamilyNames.end()) {
+    detail::throw_invalid("kernel family is '{}', legal: auto, cpu, gpu, gpu_ptx", name);
+  }
+  return static_cast<KernelFamily>(found - kFamilyNames.begin());
+}
+
+}  // namespace clattn
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr auto kVariants = std::to_array<Variant>({
+#define VARIANT(name, role, unit, kernel, rows, kv, wg) \
+  {#name, Role::k##role, UnitId::unit, KernelId::kernel, rows, kv, wg},
+#include "kernels/choose/variants.inc"
+});
+
+constexpr bool attends(Role role) {
+  return role == Role::kDecode || role == Role::kPrefill || role == Role::kMLADecode ||
+         role == Role::kPackedDecode;
+}
+
+constexpr bool rows_are_sound() {
+  for (const Variant& v : kVariants) {
+    if (attends(v.role) != (v.block_rows > 0 && v.block_kv > 0)) return false;
+    if (v.work_group_size < 1) return false;
+    for (const Variant& other : kVariants) {
+      if (&other != &v && other.name == v.name) return false;
+    }
+  }
+  return true;
+}
+static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a name is wrong");
+
+constexpr std::array kCpuLadder = {KernelFamily::kCpu};
+constexpr std::array kGpuLadder = {KernelFamily::kGpu};
+constexpr std::array kPtxLadder = {KernelFamily::kGpuPtx, KernelFamily::kGpu};
+
+/// The families to look in for a device, best first.
+std::span<const KernelFamily> family_ladder(KernelFamily wanted,
+                                            const DeviceCapabilities& capabilities) {
+  if (wanted == KernelFamily::kAuto) {
+    if (takes_single_items(capabilities)) return kCpuLadder;
+    return capabilities.inline_ptx ? std::span<const KernelFamily>(kPtxLadder) : kGpuLadder;
+  }
+  if (wanted == KernelFamily::kGpuPtx) return kPtxLadder;
+  return wanted == KernelFamily::kCpu ? std::span<const KernelFamily>(kCpuLadder) : kGpuLadder;
+}
+
+bool contains(TypeSet types, DType dtype, DType queries) {
+  return (types & type_set(dtype)) != 0 || ((types & kSameType) != 0 && dtype == queries);
+}
+
+bool contains(const HeadSizes& sizes, std::int32_t size) {
+  return sizes.front() == 0 || std::find(sizes.begin(), sizes.end(), size) != sizes.end();
+}
+
+bool is_within(std::int32_t value, std::int32_t most) {
+  return most == 0 || value <= most;
+}
+
+/// Lanes of a CPU kernel's vectors: 16, 8 or 4, as wide as the device likes and the head size
+/// divides.
+int vector_width(int head_size, int preferred) {
+  if (preferred >= 16 && head_size % 16 == 0) return 16;
+  return preferred >= 8 ? 8 : 4;
+}
+
+int dtype_macro(DType dtype) {
+  return static_cast<int>(dtype);
+}
+// The values of CLA_Q_DTYPE and CLA_KV_DTYPE.
+static_assert(static_cast<int>(DType::kF32) == 0 && static_cast<int>(DType::kF16) == 1 &&
+              static_cast<int>(DType::kBF16) == 2 && static_cast<int>(DType::kFp8E4M3) == 3 &&
+              static_cast<int>(DType::kFp8E5M2) == 4 && static_cast<int>(DType::kInt8) == 5);
+
+/// Whether the driver's assembler takes the strides of tensor maps as PTX says, in bytes: from
+/// CUDA 12.5's (R555) on; those before it take units of 16.
+bool assembles_tensor_maps(const DeviceCapabilities& capabilities) {
+  constexpr int kFirstDriver = 555;
+  const std::string& version = capabilities.driver_version;
+  int driver = 0;
+  std::from_chars(version.data(), version.data() + version.size(), driver);
+  return driver >= kFirstDriver;
+}
+
+}  // namespace
+
+std::string_view to_string(Role role) {
+  constexpr std::array<std::string_view, 7> kNames = {
+      "decode", "prefill", "merge", "cache", "cache_packed", "mla_decode", "packed_decode"};
+  return kNames.at(static_cast<std::size_t>(role));
+}
+
+std::span<const Variant> variants() {
+  return kVariants;
+}
+
+KernelShape kernel_shape(const AttentionConfig& config) {
+  const KernelOptions options{
+      .window = config.sliding_window > 0 || config.attention_chunk_size > 0,
+      .soft_cap = config.logits_soft_cap != 0,
+      .alibi = !config.alibi_slopes.empty(),
+      .sink = !config.sinks.empty(),
+      .mask = config.custom_mask,
+      .out_fp8 = config.output_fp8,
+  };
+  return {config.num_heads, config.num_kv_heads,
+          config.head_size, config.contiguous_kv() ? 0 : config.block_size,
+          config.dtype,     config.cache_dtype(),
+          options,          CacheForm::kStrided};
+}
+
+std::string option_macros(const KernelOptions& options, Role role) {
+  const bool attention = attends(role);
+  const bool merge = role == Role::kMerge;
+  struct Macro {
+    std::string_view name;
+    bool wanted;
+  };
+  const Macro macros[] = {
+      {"WINDOW", attention && options.window},
+      {"SOFT_CAP", attention && options.soft_cap},
+      // A layer's launches share the list of tensors.
+      {"ALIBI", (attention || merge) && options.alibi},
+      {"SINK", (attention || merge) && options.sink},
+      {"MASK", (attention || merge) && options.mask},
+      {"OUT_FP8", (attention || merge) && options.out_fp8},
+  };
+  std::string text;
+  for (const Macro& macro : macros) {
+    if (macro.wanted) text += fmt::format(" -DCLA_{}=1", macro.name);
+  }
+  return text;
+}
+
+/// Rows of a work item. Tiles in private memory grow with the heads of a KV head, up to what a
+/// thread's stack holds, so that its keys are read once.
+std::int32_t tile_rows(const Variant& variant, const KernelShape& shape) {
+  return std::max(
+      {variant.block_rows, std::min(shape.group(), variant.kernel().most_grown_rows), 1});
+}
+
+HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
+  HeadTiling tiling;
+  const std::int32_t rows = tile_rows(variant, shape);
+  tiling.heads_per_item = std::min(shape.group(), rows);
+  tiling.head_chunks = ceil_div(shape.group(), tiling.heads_per_item);
+  tiling.item_tokens = rows / tiling.heads_per_item;
+  tiling.kv_heads = std::min(shape.num_kv_heads, variant.kernel().most_kv_heads);
+  tiling.groups_per_item = ceil_div(shape.num_kv_heads, tiling.kv_heads) * tiling.head_chunks;
+  return tiling;
+}
+
+bool serves_family(KernelFamily wanted, KernelFamily family,
+                   const DeviceCapabilities& capabilities) {
+  const auto ladder = family_ladder(wanted, capabilities);
+  return std::find(ladder.begin(), ladder.end(), family) != ladder.end();
+}
+
+bool use_best_family(Role role, KernelFamily wanted, const DeviceCapabilities& capabilities,
+                     const std::function<bool(const Variant&)>& use) {
+  for (const KernelFamily family : family_ladder(wanted, capabilities)) {
+    bool used = false;
+    for (const Variant& variant : variants()) {
+      if (variant.role == role && variant.family() == family) used |= use(variant);
+    }
+    if (used) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities) {
+  std::vector<std::string> reasons;
+  if ((attends(variant.role) || variant.role == Role::kMerge) && !capabilities.struct_arguments) {
+    reasons.emplace_back("needs structs passed by value, which this driver was seen to damage");
+  }
+  if (const auto reason = unmet_need(unit_of(variant.unit_id).needs, capabilities))
+    reasons.emplace_back(*reason);
+  if (variant.work_group_size == 1 && !capabilities.long_loops) {
+    reasons.emplace_back("needs loops of any length, which this driver was seen to cut short");
+  }
+  if (static_cast<std::uint64_t>(variant.work_group_size) > capabilities.max_work_group_size) {
+    reasons.push_back(fmt::format("needs {} work-items per group, the device allows {}",
+                                  variant.work_group_size, capabilities.max_work_group_size));
+  }
+  return reasons;
+}
+
+std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
+  const StepKeys keys = variant.kernel().keys;
+  if (keys == StepKeys::kTile) return variant.block_kv;
+  // Those that share a key: a warp, or as many lanes as a key has units of eight elements.
+  constexpr std::uint32_t kWarp = 32;
+  const std::uint32_t lanes =
+      keys == StepKeys::kPerWarp
+          ? kWarp
+          : std::min(kWarp, std::bit_ceil(static_cast<std::uint32_t>(std::max(head_size / 8, 1))));
+  const std::int32_t sharers = variant.work_group_size / static_cast<std::int32_t>(lanes);
+  return variant.block_kv * std::max(sharers, 1);
+}
+
+std::int32_t merge_heads(const Variant& variant, std::int32_t head_size) {
+  constexpr std::int32_t kDims = 4;  // of a work-item
+  return std::max(1, variant.work_group_size * kDims / head_size);
+}
+
+bool takes_types(const Variant& variant, const KernelShape& shape) {
+  const Unit& unit = unit_of(variant.unit_id);
+  const KernelTraits& kernel = variant.kernel();
+  return contains(unit.queries, shape.dtype, shape.dtype) &&
+         contains(unit.cache, shape.cache_dtype, shape.dtype) &&
+         contains(kernel.cache, shape.cache_dtype, shape.dtype) &&
+         contains(kernel.heads, shape.head_size) && shape.head_size % unit.traits.head_step == 0 &&
+         (kernel.rope_dim == 0 || kernel.rope_dim == shape.rope_dim) &&
+         (kernel.page_step == 0 ||
+          (shape.block_size > 0 && shape.block_size % kernel.page_step == 0)) &&
+         is_within(variant.block_rows * shape.head_size, kernel.most_row_elements) &&
+         is_within(variant.block_kv * shape.head_size, kernel.most_key_elements);
+}
+
+bool takes_shape(const Variant& variant, const KernelShape& shape) {
+  return takes_types(variant, shape) &&
+         (variant.role != Role::kDecode || variant.block_rows >= shape.group());
+}
+
+std::string why_none_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {
+  std::string first = "there is none";
+  bool is_first = true;
+  const bool runs = use_best_family(role, family, capabilities, [&](const Variant& variant) {
+    const std::vector<std::string> reasons = why_not(variant, capabilities);
+    if (!reasons.empty() && std::exchange(is_first, false)) first = reasons.front();
+    return reasons.empty();
+  });
+  return runs ? "" : first;
+}
+
+KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
+                           const DeviceCapabilities& capabilities) {
+  const UnitTraits& unit = variant.unit();
+  const bool cpu = variant.family() == KernelFamily::kCpu;
+  const HeadTiling tiling = head_tiling(variant, shape);
+  const int vec =
+      cpu ? vector_width(shape.head_size + shape.rope_dim, capabilities.float_vector_width) : 0;
+  const int instead = capabilities.inline_ptx ? 1 : 2;  // of PTX: kernels_cl/tile/lanes.clh
+  const int ptx = unit.ptx ? instead : 0;
+  const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
+  std::string options = fmt::format(
+      "-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
+      "-DCLA_HEAD_CHUNKS={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_PAGE_SIZE={} "
+      "-DCLA_BLOCK_ROWS={} -DCLA_BLOCK_KV={} -DCLA_WG_SIZE={} -DCLA_VEC={} "
+      "-DCLA_PTX={} -DCLA_MERGE_TAIL={} -DCLA_CACHE_X={} "
+      "-DCLA_KV_HEADS={} -DCLA_FP8_CVT={} -DCLA_DOT={}",
+      shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
+      dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
+      variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
+      variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
+      unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.bf16_pairs ? 1 : 0);
+  if (shape.form == CacheForm::kLatent)
+    options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
+  const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&
+                     shape.block_size > 0 && shape.block_size % 16 == 0;
+  if (boxes) options += " -DCLA_BOXES=1";
+  options += option_macros(shape.options, variant.role);
+  // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
+  // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources
+  // right. On a CPU these families only serve comparison, so right comes before fast.
+  if (!cpu && !unit.ptx && capabilities.kind == DeviceKind::kCpu) options += " -cl-opt-disable";
+  const Kernel& kernel = kernel_of(variant.kernel_id);
+  return {std::string(kernel.file), std::string(kernel.entry), std::move(options)};
+}
+
+bool fits_after_build(const Variant& variant, const KernelPool& pool,
+                      const DeviceCapabilities& capabilities) {
+  // CPU drivers report fixed numbers for these (PoCL: 4096 work-items, 1024 private bytes).
+  if (capabilities.kind == DeviceKind::kCpu) return true;
+  // What the self-test saw work counts more than what the driver says.
+  const std::uint64_t local_limit = capabilities.static_local_mem_bytes != 0
+                                        ? capabilities.static_local_mem_bytes
+                                        : capabilities.local_mem_bytes;
+  // NVIDIA's driver answers a power of two; its assembler has seen that the group fits.
+  const bool size_fits =
+      pool.work_group_size() >= std::bit_floor(static_cast<std::size_t>(variant.work_group_size));
+  return pool.local_mem_bytes() <= local_limit && size_fits;
+}
+
+bool spills(const KernelPool& pool, const DeviceCapabilities& capabilities) {
+  constexpr std::uint64_t kAllowed = 256;  // a handful of registers: cheaper than a smaller tile
+  return capabilities.kind != DeviceKind::kCpu && pool.private_mem_bytes() > kAllowed;
+}
+
+}  // namespace clattn::detail

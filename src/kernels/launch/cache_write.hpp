@@ -1,0 +1,40 @@
+#pragma once
+
+#include <clattn/kv_cache.hpp>
+
+#include "kernels/choose/attention_kernels.hpp"
+
+namespace clattn::detail {
+
+/// Where a step's slots lie on the device.
+struct SlotSource {
+  cl_mem buffer = nullptr;
+  std::size_t offset_bytes = 0;
+  std::int64_t num_tokens = 0;
+};
+/// Throws kInvalidArgument without a buffer, for an illegal offset or number of tokens, and for
+/// slots past the buffer's end.
+void check_slots(const SlotSource& slots);
+
+/// Binds and enqueues reshape_and_cache_flash. The cache was checked (cache_checks.hpp) and matches
+/// the kernel's shape.
+void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
+                         cl_command_queue queue, TensorRef key, TensorRef value,
+                         const KVCache& cache, SlotSource slots, Event* event);
+
+/// The same into an x-packed cache.
+void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
+                                cl_command_queue queue, TensorRef key, TensorRef value,
+                                const PackedKVCache& cache, SlotSource slots, Event* event);
+
+/// Throws kInvalidArgument unless the tensor has a buffer and sane offsets; returns its token
+/// stride in elements.
+std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
+                                  std::string_view name);
+
+/// The same of keys and values that are attended directly: one token stride for both, and places
+/// that kernels load eight elements from.
+std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
+                                std::int64_t contiguous);
+
+}  // namespace clattn::detail

@@ -1,0 +1,197 @@
+#include "kernels/launch/step_launch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kernels/choose/costs.hpp"
+#include "kernels/launch/cache_write.hpp"
+#include "kernels/step/cache_checks.hpp"
+#include "opencl/recorder.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+/// Work-groups for that many tasks: as many, or fewer where groups stay for several.
+std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage,
+                       std::size_t tasks) {
+  const KernelTraits& traits = stage.variant->kernel();
+  if (traits.tasks == Tasks::kOneEach) return tasks;
+  const std::int32_t units = std::max(kernels.runtime->capabilities().compute_units, 1);
+  return std::min(tasks, static_cast<std::size_t>(units * traits.groups));
+}
+
+/// One launch of a step: a stage or the merge.
+struct Launch {
+  const BuiltKernel& kernel;
+  std::size_t part;  ///< of PreparedStep::num_used
+  cl_int entries_at;
+  cl_int num_entries;
+  std::int64_t groups_each;  ///< tasks that an entry is worth
+};
+
+void enqueue(const StepCall& call, const Launch& launch, std::size_t groups, Event* event) {
+  ClaCall args = call.layer.args;
+  args.entries_at = launch.entries_at;
+  args.num_entries = launch.num_entries;
+  KernelLease lease = launch.kernel.pool->acquire();
+  lease.arg(args)
+      .arg(call.step.meta)
+      .arg(call.step.workspace)
+      .arg(call.query.buffer)
+      .arg(call.layer.k)
+      .arg(call.layer.v)
+      .arg(call.output.buffer)
+      .arg(call.lse);
+  for (std::size_t i = 0; i < call.layer.num_option_tensors; ++i)
+    lease.arg(call.layer.option_tensors.at(i));
+  lease.enqueue(call.queue, groups,
+                static_cast<std::size_t>(launch.kernel.variant->work_group_size), event);
+}
+
+/// Launches one of the step's kernels, with a record if `launches` is given.
+void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorder, Event* event,
+                   std::vector<LaunchRecord>* launches) {
+  if (launch.num_entries == 0) return;
+  const Variant& variant = *launch.kernel.variant;
+  const auto tasks = static_cast<std::size_t>(launch.num_entries * launch.groups_each);
+  const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks);
+  if (launches == nullptr) {
+    enqueue(call, launch, groups, event);
+  } else {
+    LaunchRecord& entry = launches->emplace_back();
+    entry.kernel = variant.name;
+    entry.tasks = static_cast<std::int64_t>(tasks);
+    entry.work_groups = static_cast<std::int64_t>(groups);
+    entry.work_group_size = variant.work_group_size;
+    entry.rounds_weights = variant.unit().rounds_probabilities;
+    enqueue(call, launch, groups, &entry.event);
+    if (event != nullptr) *event = entry.event;
+  }
+  // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
+  if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt) {
+    recorder->limit_last(call.step.prepared->num_used.at(launch.part),
+                         static_cast<std::size_t>(launch.groups_each));
+  }
+}
+
+KernelInfo describe(const BuiltKernel& kernel, const DeviceCapabilities& device) {
+  const Variant& v = *kernel.variant;
+  return {std::string(v.name),
+          std::string(to_string(v.role)),
+          v.work_group_size,
+          v.block_rows,
+          v.block_kv,
+          v.unit().rounds_probabilities,
+          concurrent_groups(v, device)};
+}
+
+/// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
+void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
+                  std::string_view name) {
+  tensor.token_stride = checked_token_stride(tensor, row, name);
+  check_rows({tensor.buffer, dtype}, {tensor.offset, tokens, tensor.token_stride, row}, name);
+}
+
+}  // namespace
+
+const PagedStepView& checked_step(const AttentionMetadata& metadata,
+                                  const AttentionKernels& kernels) {
+  const PagedStepView* step = metadata.step();
+  if (step == nullptr || step->kernels == nullptr || !kernels.runs_plan_of(*step->kernels)) {
+    throw_invalid(
+        "attn_metadata: built for another configuration; legal: metadata of a builder with this "
+        "layer's heads, sizes, block_size, dtypes and context");
+  }
+  return *step;
+}
+
+void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
+  if (step.num_blocks > num_blocks) {
+    throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
+                  step.num_blocks - 1, num_blocks);
+  }
+}
+
+std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue) {
+  if (Recorder::of(queue) != nullptr) return step.most_tokens;
+  return step.batch.query_start_loc.empty() ? 0 : step.batch.query_start_loc.back();
+}
+
+Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
+  Recorder* const recorder = Recorder::of(queue);
+  if (recorder == nullptr) return nullptr;
+  if (!step.recordable) refuse_recording(queue, "metadata of a builder without graph_batch_size");
+  recorder->require(step.prepared);
+  return recorder;
+}
+
+void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches) {
+  const AttentionKernels& kernels = call.kernels;
+  const PagedStepView& step = call.step;
+  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
+  Recorder* const recorder = recorder_for(call.queue, step);
+  const KernelShape& shape = kernels.shape;
+  const std::int64_t heads = shape.num_heads;
+  const std::int64_t tokens = num_rows(step, call.queue);
+  check_tensor(call.query, tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype,
+               "query");
+  check_tensor(call.output, tokens, heads * shape.head_size, shape.dtype, "output");
+  if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
+  if (launches != nullptr) launches->clear();
+  if (event != nullptr) event->reset();  // stays empty when there is nothing to do
+
+  ClaCall& args = call.layer.args;
+  args.q_offset = call.query.offset;
+  args.q_token_stride = call.query.token_stride;
+  args.out_offset = call.output.offset;
+  args.out_token_stride = call.output.token_stride;
+  args.pages_at = step.pages_at;
+  args.counters_at = step.workspace_layout.counters_at;
+  args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
+  args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
+  args.partial_out_at = step.workspace_layout.partial_out_at;
+  args.num_kv_heads = shape.num_kv_heads;
+  args.causal = call.bidirectional ? 0 : step.causal;
+  args.write_lse = call.lse != nullptr ? 1 : 0;
+  for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
+    const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
+    launch_kernel(
+        call, {stage, i, step.items_at.at(i), step.num_items.at(i), stage.tiling.groups_per_item},
+        recorder, event, launches);
+  }
+  const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, shape.head_size);
+  launch_kernel(call,
+                {kernels.merge, kMaxTileClasses, step.merges_at, step.num_merges,
+                 ceil_div(heads, heads_at_once)},
+                recorder, event, launches);
+}
+
+float softmax_scale(std::optional<float> chosen, std::int32_t width) {
+  return chosen.value_or(1.0F / std::sqrt(static_cast<float>(width)));
+}
+
+Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
+  if (config.alibi_slopes.empty() && config.sinks.empty()) return {};
+  const auto heads = static_cast<std::size_t>(config.num_heads);
+  std::vector<float> params(2 * heads, 0.0F);
+  std::copy(config.alibi_slopes.begin(), config.alibi_slopes.end(), params.begin());
+  std::copy(config.sinks.begin(), config.sinks.end(),
+            params.begin() + static_cast<std::ptrdiff_t>(heads));
+  for (float& param : params) param *= kLog2E;
+  return runtime.allocate_copy(std::as_bytes(std::span(params)));
+}
+
+std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
+  const DeviceCapabilities& device = kernels.runtime->capabilities();
+  std::vector<KernelInfo> infos;
+  for (const BuiltKernel& stage : kernels.stages) infos.push_back(describe(stage, device));
+  infos.push_back(describe(kernels.merge, device));
+  if (kernels.cache_write.variant) infos.push_back(describe(kernels.cache_write, device));
+  return infos;
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <clattn/attention.hpp>
+#include <numbers>
+#include <vector>
+
+#include "kernels/choose/attention_kernels.hpp"
+#include "kernels/step/paged_step.hpp"
+#include "shared/call.h"
+
+namespace clattn::detail {
+
+inline constexpr float kLog2E = std::numbers::log2e_v<float>;
+
+/// A layer's part of its launches: of the arguments strides, offsets of keys and values, options
+/// and scale; keys, values; in the order of kernels_cl/core/options.clh the tensors of its options.
+struct LayerCall {
+  ClaCall args{};
+  cl_mem k = nullptr;
+  cl_mem v = nullptr;
+  std::array<cl_mem, 5> option_tensors{};
+  std::size_t num_option_tensors = 0;
+
+  void add(cl_mem tensor) { option_tensors.at(num_option_tensors++) = tensor; }
+};
+
+/// One forward() on its way to the launches: what the kernels of a step take whatever form the
+/// cache has.
+struct StepCall {
+  cl_command_queue queue = nullptr;
+  const AttentionKernels& kernels;
+  const PagedStepView& step;
+  TensorRef query;   ///< [tokens, num_heads, head_size + rope_dim]
+  TensorRef output;  ///< [tokens, num_heads, head_size]
+  cl_mem lse = nullptr;
+  LayerCall layer;
+  bool bidirectional = false;  ///< whatever the batch says
+};
+
+/// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
+const PagedStepView& checked_step(const AttentionMetadata& metadata,
+                                  const AttentionKernels& kernels);
+/// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
+void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
+
+/// The rows that a step's query and output must hold: its tokens, or where this thread records the
+/// queue those of the largest batch that replays may bring.
+std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue);
+
+/// This thread's recorder of `queue`, or null. Replays will then want the step's memory prepared
+/// for the size that it has now. Throws kUnsupported for a step that cannot be recorded.
+Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);
+
+/// Checks query and output, then launches the stages that have items and the merge if anything was
+/// split. `launches` gets a record a kernel, `event` completes with the last.
+void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches);
+
+/// The softmax's scale: the one that was chosen, or 1 / sqrt(`width` of a key).
+float softmax_scale(std::optional<float> chosen, std::int32_t width);
+/// f32 [2][num_heads]: slopes, then sinks, in base 2; empty where the layer has neither.
+Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config);
+
+/// The kernels for reports.
+std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels);
+
+}  // namespace clattn::detail

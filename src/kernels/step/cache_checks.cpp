@@ -1,0 +1,246 @@
+#include "kernels/step/cache_checks.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "opencl/runtime.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr std::string_view kElements = "kv_cache: elements";
+
+template <typename Cache>
+void check_scales(const Cache& cache) {
+  if (!cache.scales) return;
+  if (!is_quantized(cache.dtype)) {
+    throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
+  }
+  const auto heads = static_cast<std::size_t>(cache.scales_per_head ? cache.num_kv_heads : 1);
+  if (cache.scales.size_bytes() < 2 * heads * sizeof(float)) {
+    throw_invalid("kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
+                  cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
+  }
+}
+
+void check_scale(const MLACache& cache) {
+  if (!cache.scale) return;
+  if (!is_quantized(cache.dtype)) {
+    throw_invalid("kv_cache: scale given, legal: none for {}", to_string(cache.dtype));
+  }
+  if (cache.scale.size_bytes() < sizeof(float)) {
+    throw_invalid("kv_cache: scale holds {} bytes, legal: at least {} (f32 [1])",
+                  cache.scale.size_bytes(), sizeof(float));
+  }
+}
+
+template <typename Cache>
+cl_int stride_of(const Cache& cache) {
+  if (!cache.scales) return -1;
+  return cache.scales_per_head ? 1 : 0;
+}
+
+void check_num_blocks(std::int64_t num_blocks, std::int64_t fewest) {
+  if (num_blocks < fewest) {
+    throw_invalid("kv_cache: num_blocks is {}, legal: >= {}", num_blocks, fewest);
+  }
+}
+
+/// Throws unless a buffer of `size_bytes` holds num_blocks * block_size * `width` elements from
+/// `offset` on.
+template <typename Cache>
+void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
+                std::string_view buffer, std::int64_t offset = 0) {
+  if (offset < 0) throw_invalid("kv_cache: {}_offset is {}, legal: >= 0", buffer, offset);
+  check_num_blocks(cache.num_blocks, 0);
+  const std::int64_t slots =
+      checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, kElements);
+  const std::int64_t wanted = checked_add(offset, checked_mul(slots, width, kElements), kElements);
+  const std::size_t room = size_bytes / element_size_bytes(cache.dtype);
+  if (std::cmp_less(room, wanted)) {
+    throw_invalid("kv_cache: {} holds {} elements, legal: at least {} (num_blocks {})", buffer,
+                  room, wanted, cache.num_blocks);
+  }
+}
+
+std::array<std::int64_t, 6> places_of(const KVCache& cache) {
+  return {cache.k_offset,     cache.v_offset,    cache.block_stride,
+          cache.token_stride, cache.head_stride, cache.keys_by_dim() ? cache.key_dim_stride : 0};
+}
+
+/// The buffer's element behind the last one of K or V, whose rows are steps of these.
+using Steps = std::array<std::pair<std::int64_t, std::int64_t>, 4>;
+std::int64_t end_of(std::int64_t offset, const Steps& steps) {
+  std::int64_t end = checked_add(offset, std::int64_t{1}, kElements);
+  for (const auto& [count, stride] : steps) {
+    end = checked_add(end, checked_mul(count - 1, stride, kElements), kElements);
+  }
+  return end;
+}
+
+void check_keys_by_dim(const KVCache& cache) {
+  if (!cache.keys_by_dim()) return;
+  if (cache.block_size % kKeysByDimTokens != 0) {
+    throw_invalid("kv_cache: block_size is {}, legal where keys lie by dim: multiples of {}",
+                  cache.block_size, kKeysByDimTokens);
+  }
+  if (cache.key_dim_stride < cache.block_size) {
+    throw_invalid("kv_cache: key_dim_stride is {}, legal: 1 or >= {} (block_size)",
+                  cache.key_dim_stride, cache.block_size);
+  }
+  const std::int64_t head =
+      checked_mul(cache.key_dim_stride, std::int64_t{cache.head_size}, kElements);
+  if (cache.num_kv_heads > 1 && cache.head_stride < head) {
+    throw_invalid("kv_cache: head_stride is {}, legal where keys lie by dim: >= {}",
+                  cache.head_stride, head);
+  }
+}
+
+template <typename Cache>
+void check_kv_shape(const Cache& cache, const KernelShape& shape) {
+  if (cache.block_size == shape.block_size && cache.num_kv_heads == shape.num_kv_heads &&
+      cache.head_size == shape.head_size && cache.dtype == shape.cache_dtype) {
+    return;
+  }
+  throw_invalid(
+      "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {} as this layer was "
+      "configured",
+      cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
+      shape.block_size, shape.num_kv_heads, shape.head_size, to_string(shape.cache_dtype));
+}
+
+}  // namespace
+
+void check_cache(const KVCache& cache) {
+  if (!cache.buffer) throw_invalid("kv_cache: no buffer");
+  check_scales(cache);
+  for (const std::int64_t place : places_of(cache)) {
+    if (place < 0) throw_invalid("kv_cache: an offset or stride is {}, legal: >= 0", place);
+  }
+  check_num_blocks(cache.num_blocks, 0);
+  if (cache.num_blocks == 0) return;
+  check_keys_by_dim(cache);
+  Steps steps = {{{cache.num_blocks, cache.block_stride},
+                  {cache.num_kv_heads, cache.head_stride},
+                  {cache.block_size, cache.token_stride},
+                  {cache.head_size, 1}}};
+  const std::int64_t values_end = end_of(cache.v_offset, steps);
+  if (cache.keys_by_dim()) {
+    steps[2].second = 1;
+    steps[3].second = cache.key_dim_stride;
+  }
+  const std::int64_t end = std::max(end_of(cache.k_offset, steps), values_end);
+  const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
+  if (std::cmp_greater(end, elems)) {
+    throw_invalid("kv_cache: its last element is number {}, legal: below the buffer's {} elements",
+                  end - 1, elems);
+  }
+}
+
+void check_cache(const PackedKVCache& cache) {
+  if (cache.key == nullptr || cache.value == nullptr) throw_invalid("kv_cache: no buffer");
+  check_scales(cache);
+  const std::int64_t width = std::int64_t{cache.num_kv_heads} * cache.head_size;
+  check_room(cache, width, size_bytes_of(cache.key), "key", cache.key_offset);
+  check_room(cache, width, size_bytes_of(cache.value), "value", cache.value_offset);
+}
+
+void check_cache(const MLACache& cache) {
+  const std::pair<std::string_view, std::int32_t> widths[] = {{"kv_lora_rank", cache.kv_lora_rank},
+                                                              {"rope_dim", cache.rope_dim}};
+  for (const auto& [name, value] : widths) {
+    if (value < 8 || value % 8 != 0) {
+      throw_invalid("kv_cache: {} is {}, legal: multiples of 8", name, value);
+    }
+  }
+  if (cache.block_size < 1) {
+    throw_invalid("kv_cache: block_size is {}, legal: >= 1", cache.block_size);
+  }
+  if (!cache.buffer) throw_invalid("kv_cache: no buffer");
+  check_scale(cache);
+  check_room(cache, checked_add(cache.kv_lora_rank, cache.rope_dim, kElements),
+             cache.buffer.size_bytes(), "its buffer");
+}
+
+void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_view name) {
+  if (rows.count == 0) return;
+  const std::int64_t end =
+      checked_add(checked_add(rows.offset, checked_mul(rows.count - 1, rows.stride, name), name),
+                  rows.width, name);
+  const std::size_t room = size_bytes_of(memory.buffer) / element_size_bytes(memory.dtype);
+  if (std::cmp_greater(end, room)) {
+    throw_invalid("{}: its {} rows end at element {}, legal: the buffer's {}", name, rows.count,
+                  end, room);
+  }
+}
+
+void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
+  check_kv_shape(cache, shape);
+  check_num_blocks(cache.num_blocks, 1);
+  for (const std::int64_t place : places_of(cache)) {  // kernels load eight elements at a time
+    if (place >= 0 && place % 8 == 0) continue;
+    throw_invalid("kv_cache: an offset or stride is {}, legal: multiples of 8 elements, >= 0",
+                  place);
+  }
+  if (cache.num_blocks > 1 && cache.block_stride == 0) {
+    throw_invalid("kv_cache: block_stride is 0, legal where there are several blocks: > 0");
+  }
+  // Kernels find a head by as many blocks and elements, in 32 bits (tile/sm90_tensor_map.clh).
+  const std::int64_t most =
+      std::numeric_limits<std::int32_t>::max() / 2 / std::max(cache.num_kv_heads, 1);
+  const std::int64_t block = std::max<std::int64_t>(cache.block_stride, 1);
+  if (cache.num_kv_heads > 1 &&
+      (cache.head_stride / block > most || cache.head_stride % block > most)) {
+    throw_invalid(
+        "kv_cache: head_stride is {} and block_stride {}, legal: {} blocks and {} elements between "
+        "heads at most",
+        cache.head_stride, cache.block_stride, most, most);
+  }
+  check_cache(cache);
+}
+
+void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape) {
+  check_kv_shape(cache, shape);
+  check_num_blocks(cache.num_blocks, 1);
+  for (const std::int64_t offset : {cache.key_offset, cache.value_offset}) {
+    if (offset >= 0 && offset % 8 == 0) continue;
+    throw_invalid("kv_cache: an offset is {}, legal: multiples of 8 elements, >= 0", offset);
+  }
+  check_cache(cache);
+}
+
+void check_layer_cache(const MLACache& cache, const KernelShape& shape) {
+  if (cache.block_size != shape.block_size || cache.kv_lora_rank != shape.head_size ||
+      cache.rope_dim != shape.rope_dim || cache.dtype != shape.cache_dtype) {
+    throw_invalid(
+        "kv_cache: {} tokens x ({} + {}) of {}, legal: {} x ({} + {}) of {} as this layer was "
+        "configured",
+        cache.block_size, cache.kv_lora_rank, cache.rope_dim, to_string(cache.dtype),
+        shape.block_size, shape.head_size, shape.rope_dim, to_string(shape.cache_dtype));
+  }
+  check_num_blocks(cache.num_blocks, 1);
+  check_cache(cache);
+}
+
+void check_key_order(const KVCache& cache, KernelFamily family) {
+  if (!cache.keys_by_dim() || family == KernelFamily::kCpu) return;
+  throw_unsupported(
+      "kv_cache: key_dim_stride is {}, supported by kernels of family {}: 1 (those of CPUs alone "
+      "take keys by dim, layout HDN)",
+      cache.key_dim_stride, to_string(family));
+}
+
+cl_int scale_stride_of(const KVCache& cache) {
+  return stride_of(cache);
+}
+
+cl_int scale_stride_of(const PackedKVCache& cache) {
+  return stride_of(cache);
+}
+
+}  // namespace clattn::detail

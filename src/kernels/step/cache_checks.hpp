@@ -1,0 +1,47 @@
+#pragma once
+
+#include <clattn/kv_cache.hpp>
+#include <clattn/mla.hpp>
+
+#include "kernels/choose/variants.hpp"
+
+namespace clattn::detail {
+
+/// Blocks whose keys lie by dim hold a multiple of this many tokens: the widest vector of keys.
+inline constexpr std::int32_t kKeysByDimTokens = 16;
+
+/// What every call asks of the cache that it takes: legal numbers, every block inside its buffers,
+/// scales as large as its heads ask. Packed caches are asked for sizes above 0 by who compiles
+/// kernels for them. Throws kInvalidArgument.
+void check_cache(const KVCache& cache);
+void check_cache(const PackedKVCache& cache);
+void check_cache(const MLACache& cache);
+
+/// A buffer of elements.
+struct ElementBuffer {
+  cl_mem buffer = nullptr;
+  DType dtype = DType::kF32;
+};
+/// Rows in it, in elements.
+struct RowRange {
+  std::int64_t offset = 0, count = 0, stride = 0, width = 0;
+};
+/// Throws kInvalidArgument unless the rows of a tensor lie in its buffer: kernels check
+/// no end.
+void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_view name);
+
+/// What a layer compiled for `shape` asks beyond that: this shape, a block, and of strided caches
+/// places that its kernels can load from.
+void check_layer_cache(const KVCache& cache, const KernelShape& shape);
+void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape);
+void check_layer_cache(const MLACache& cache, const KernelShape& shape);
+
+/// Throws kUnsupported for keys by dim unless the kernels are those of CPUs.
+void check_key_order(const KVCache& cache, KernelFamily family);
+
+/// What kernels_cl/core/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per
+/// head.
+cl_int scale_stride_of(const KVCache& cache);
+cl_int scale_stride_of(const PackedKVCache& cache);
+
+}  // namespace clattn::detail

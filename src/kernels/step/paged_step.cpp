@@ -1,0 +1,363 @@
+#include "kernels/step/paged_step.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "metadata/page_list.hpp"
+#include "metadata/slot_mapping.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr std::size_t kIntBytes = sizeof(std::int32_t);
+constexpr std::size_t kItemAlign = sizeof(ClaWorkItem);  // kernels read items as whole vectors
+
+/// A typed range inside the staging bytes.
+template <typename T>
+std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::int64_t count) {
+  return {reinterpret_cast<T*>(bytes.data() + offset), static_cast<std::size_t>(count)};
+}
+
+cl_int in_ints(std::size_t offset_bytes) {
+  return static_cast<cl_int>(offset_bytes / kIntBytes);
+}
+
+}  // namespace
+
+/// Byte offsets of a step's parts: slots first, then items by class, merges, page ids.
+struct PagedStep::Layout {
+  std::array<std::size_t, kMaxTileClasses> items{};
+  std::size_t merges = 0;
+  std::size_t pages = 0;
+  std::size_t total = 0;
+
+  Layout(const PlanCounts& counts, std::int64_t num_slots, std::int64_t num_pages,
+         std::string_view owner = "batch") {
+    total = static_cast<std::size_t>(num_slots) * sizeof(std::int64_t);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      items.at(i) = take(counts.num_items.at(i), sizeof(ClaWorkItem));
+    }
+    merges = take(counts.num_merges, sizeof(ClaMergeItem));
+    pages = take(num_pages, kIntBytes);
+    // Kernels index the metadata with 32-bit ints.
+    if (total / kIntBytes > static_cast<std::size_t>(std::numeric_limits<cl_int>::max())) {
+      throw_invalid("{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
+    }
+  }
+
+ private:
+  std::size_t take(std::int64_t count, std::size_t size) {
+    const std::size_t at = round_up(total, kItemAlign);
+    total = at + static_cast<std::size_t>(count) * size;
+    return at;
+  }
+};
+
+PagedStep::PagedStep(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                     const BuilderOptions& options, StepStyle style)
+    : PagedStep(context,
+                attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
+                {.attn_type = config.attn_type, .window = window_of(config)}, options, style) {}
+
+PagedStep::PagedStep(std::shared_ptr<Context> context,
+                     std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
+                     BuilderOptions options, StepStyle style)
+    : context_(std::move(context)),
+      kernels_(std::move(kernels)),
+      options_(std::move(options)),
+      style_(style),
+      rules_(rules),
+      planner_(kernels_->planner),
+      staging_(context_->runtime()) {
+  if (options_.workspace == nullptr) options_.workspace = std::make_shared<AttentionWorkspace>();
+  const BatchLimits& limits = options_.limits;
+  validate_limits(limits);
+  if (options_.num_splits < 0) {
+    throw_invalid("num_splits is {}, legal: >= 0 (0 = planned)", options_.num_splits);
+  }
+  if (options_.decode_threshold < 1) {
+    throw_invalid("decode_threshold is {}, legal: >= 1", options_.decode_threshold);
+  }
+  planner_.split_policy = options_.split_policy;
+  planner_.num_splits = options_.num_splits;
+  planner_.window = rules_.window;
+  planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
+  // So that a step of long prompts cannot claim the memory that the cache needs.
+  const std::size_t row = bytes_per_partial_row();
+  const std::size_t counters = row / static_cast<std::size_t>(kernels_->shape.head_size + 1);
+  const std::size_t device = context_->capabilities().max_alloc_bytes;
+  const std::size_t room = device - std::min(device, most_workspace_overhead());
+  planner_.max_partial_rows =
+      static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
+  if (options_.split_policy == SplitPolicy::kDeterministic) {
+    // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
+    // only single queries are split, else the bound would make their cuts too long to help.
+    planner_.max_split_query_len = 1;
+  }
+  planner_.deterministic_split_keys = fit_deterministic_split_keys(planner_, limits);
+  record_.num_splits = options_.num_splits;
+  record_.split_policy = options_.split_policy;
+  record_.decode_threshold = options_.decode_threshold;
+  if (options_.split_policy == SplitPolicy::kDeterministic || rules_.split != nullptr) {
+    record_.limits = limits;  // before recorded steps narrow them
+  }
+  // After the cuts are fixed: a recorded step has the bits of an eager one.
+  if (options_.graph_batch_size != 0) limit_to_graphs();
+  const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
+  // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
+  static_cast<void>(largest_step_bytes());  // refuses limits that no step could fill
+  reserve_workspace(largest_plan(limits.max_num_reqs).num_partial_rows);
+  query_start_loc_.reserve(reqs + 1);
+  seq_lens_.reserve(reqs);
+  last_page_len_.reserve(reqs);
+  pages_at_.reserve(reqs + 1);
+}
+
+/// Metadata bytes of the largest step within the limits. Page lists longer than a million entries
+/// (which sharing of prefixes and tiny pages make possible) are left to growth.
+std::size_t PagedStep::largest_step_bytes() const {
+  constexpr std::int64_t kPages = std::int64_t{1} << 20;
+  const BatchLimits& limits = options_.limits;
+  const bool paged = key_source() != KeySource::kContiguous;
+  const std::int64_t pages = paged
+                                 ? std::int64_t{limits.max_num_reqs} *
+                                       page_count(limits.max_model_len, kernels_->shape.block_size)
+                                 : 0;
+  // A recorded step's memory must never move.
+  const bool recorded = options_.graph_batch_size > 0;
+  std::string owner = fmt::format("limits: max_num_reqs {}, max_num_batched_tokens {}",
+                                  limits.max_num_reqs, limits.max_num_batched_tokens);
+  if (recorded && paged) {
+    owner += fmt::format(", max_model_len {} in pages of block_size {}", limits.max_model_len,
+                         kernels_->shape.block_size);
+  }
+  return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
+                recorded ? pages : std::min(pages, kPages), owner + ": the largest step")
+      .total;
+}
+
+std::size_t PagedStep::bytes_per_partial_row() const noexcept {
+  const KernelShape& shape = kernels_->shape;
+  return static_cast<std::size_t>(shape.num_heads) * static_cast<std::size_t>(shape.head_size + 1) *
+         sizeof(float);
+}
+
+/// Whether some kernel of the step does.
+bool PagedStep::merges_splits() const noexcept {
+  return std::any_of(planner_.tiles.begin(), planner_.tiles.end(),
+                     [](const TileClass& tile) { return tile.merges_splits; });
+}
+
+BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
+  const BatchSummary summary = validate_lengths(batch, kernels_->shape.block_size, key_source());
+  validate_limits(batch, summary, options_.limits);
+  check_graph(batch, summary.max_query_len);
+  return summary;
+}
+
+KeySource PagedStep::key_source() const noexcept {
+  return key_source_of(rules_.attn_type, kernels_->shape.block_size == 0);
+}
+
+/// Without pages, an item's pages_at is the row of its request's first key.
+void PagedStep::place_keys(const CommonAttentionMetadata& batch) {
+  num_reqs_ = static_cast<std::size_t>(batch.num_reqs);
+  const auto rows = static_cast<std::ptrdiff_t>(num_reqs_);
+  const auto& starts = batch.key_start_loc.empty() ? batch.query_start_loc : batch.key_start_loc;
+  query_start_loc_.assign(batch.query_start_loc.begin(), batch.query_start_loc.begin() + rows + 1);
+  seq_lens_.assign(batch.seq_lens.begin(), batch.seq_lens.begin() + rows);
+  pages_at_.assign(starts.begin(), starts.begin() + rows + 1);
+  last_page_len_.assign(num_reqs_, 0);
+  table_width_ = 0;
+}
+
+/// Decides where every request's page ids go and keeps the small arrays that metadata readers see.
+void PagedStep::place_pages(const CommonAttentionMetadata& batch) {
+  const std::int32_t block_size = kernels_->shape.block_size;
+  num_reqs_ = static_cast<std::size_t>(batch.num_reqs);
+  query_start_loc_.assign(
+      batch.query_start_loc.begin(),
+      batch.query_start_loc.begin() + static_cast<std::ptrdiff_t>(num_reqs_) + 1);
+  seq_lens_.assign(batch.seq_lens.begin(),
+                   batch.seq_lens.begin() + static_cast<std::ptrdiff_t>(num_reqs_));
+  last_page_len_.resize(num_reqs_);
+  pages_at_.resize(num_reqs_ + 1);
+  table_width_ = page_count(summary_.max_seq_len, block_size);
+  std::int64_t at = 0;
+  for (std::size_t r = 0; r < num_reqs_; ++r) {
+    const std::int32_t count = page_count(seq_lens_[r], block_size);
+    last_page_len_[r] = seq_lens_[r] - (count - (count > 0 ? 1 : 0)) * block_size;
+    pages_at_[r] = static_cast<std::int32_t>(at);
+    at += style_.page_table == PageTable::kCsr ? count : table_width_;
+    if (at > std::numeric_limits<std::int32_t>::max()) {
+      throw_invalid("request {}: the batch's page lists exceed {} entries", r,
+                    std::numeric_limits<std::int32_t>::max());
+    }
+  }
+  pages_at_[num_reqs_] = static_cast<std::int32_t>(at);
+}
+
+void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
+                           std::span<std::int32_t> pages) const {
+  const std::int32_t block_size = kernels_->shape.block_size;
+  const std::int64_t num_blocks = options_.limits.num_blocks;
+  const std::int32_t last_id = last_block_id(num_blocks);
+  for (std::size_t r = 0; r < num_reqs_; ++r) {
+    const auto count = static_cast<std::size_t>(page_count(seq_lens_[r], block_size));
+    const auto room = pages.subspan(static_cast<std::size_t>(pages_at_[r]),
+                                    static_cast<std::size_t>(pages_at_[r + 1] - pages_at_[r]));
+    const std::int32_t* row =
+        batch.block_table.data() + r * static_cast<std::size_t>(batch.block_table_stride);
+    if (!append_pages(room.data(), row, count, last_id)) {
+      throw_bad_page_id(batch, block_size, num_blocks, static_cast<std::int32_t>(r));
+    }
+    std::fill(room.begin() + static_cast<std::ptrdiff_t>(count), room.end(), 0);
+  }
+}
+
+void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
+                           std::span<std::int64_t> slots) const {
+  const std::int32_t block_size = kernels_->shape.block_size;
+  if (batch.slot_mapping.empty()) {
+    if (key_source() == KeySource::kOwnPages) return write_slot_mapping(batch, block_size, slots);
+    return std::fill(slots.begin(), slots.end(), kPadSlotId);  // the queries are not in the cache
+  }
+  validate_slots(batch, block_size, options_.limits.num_blocks);
+  const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);
+  std::copy_n(batch.slot_mapping.begin(), tokens, slots.begin());
+  std::fill(slots.begin() + static_cast<std::ptrdiff_t>(tokens), slots.end(), kPadSlotId);
+}
+
+PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
+                                     const BatchSummary& summary, bool fast) const {
+  PlannerConfig planner = planner_;
+  if (fast && planner.num_splits == 0 && planner.split_policy == SplitPolicy::kBalanced) {
+    planner.num_splits = 1;
+    planner.item_order = ItemOrder::kAsCut;
+  }
+  if (rules_.split != nullptr) rules_.split(kernels_->shape, batch, summary, planner);
+  return planner;
+}
+
+std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
+  const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
+  const std::int64_t rows = AttentionPlan(planner, batch).counts().num_partial_rows;
+  return static_cast<std::size_t>(rows) * bytes_per_partial_row();
+}
+
+/// Takes the workspace's buffer, grown to `rows` partial ones where it is smaller. Another builder
+/// may have replaced it since; what this one's last step was bound to lives until here.
+void PagedStep::reserve_workspace(std::int64_t rows) {
+  // Recorded launches are bound to the buffer of the first step.
+  if (options_.graph_batch_size > 0 && workspace_.buffer) return;
+  AttentionWorkspace& shared = *options_.workspace;
+  const std::size_t lse_row = static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
+  const std::size_t out_row = lse_row * static_cast<std::size_t>(kernels_->shape.head_size);
+  const std::size_t counter_row = merges_splits() ? lse_row : 0;
+  const WorkspaceBytes room = room_of(shared);
+  std::size_t held = std::min(room.partial_out / out_row, room.partial_lse2 / lse_row);
+  if (counter_row > 0) held = std::min(held, room.counters / counter_row);
+  auto wanted = static_cast<std::size_t>(rows);
+  if (wanted > held) {
+    wanted = std::min(std::max(wanted, held * 3 / 2),
+                      static_cast<std::size_t>(planner_.max_partial_rows));
+  }
+  grow_workspace(shared, context_->runtime(),
+                 {.counters = wanted * counter_row,
+                  .partial_lse2 = wanted * lse_row,
+                  .partial_out = wanted * out_row});
+  if (workspace_.buffer.handle() != shared.buffer.handle()) workspace_ = shared;
+}
+
+void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
+                      const BuildOptions& options, const PagedStepView* taken) {
+  view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
+  summary_ = check_lengths(batch);
+  validate_common_prefix(batch, kernels_->shape.block_size, options.common_prefix_len,
+                         key_source());
+  record_.fast_build = taken != nullptr ? taken->batch.plan.fast_build : options.fast_build;
+  const PlannerConfig planner = planner_for(batch, summary_, options.fast_build);
+  const bool paged = key_source() != KeySource::kContiguous;
+  if (paged) {
+    place_pages(batch);
+  } else {
+    place_keys(batch);
+  }
+  const bool recorded = options_.graph_batch_size > 0;
+  const std::int32_t pad_size =
+      batch.graph_pad_size > 0 ? batch.graph_pad_size : options_.graph_batch_size;
+  const std::int64_t num_tokens =
+      recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
+  const std::int64_t num_pages = paged ? pages_at_.back() : 0;
+  const std::int64_t num_slots = paged ? num_tokens : 0;
+  std::optional<AttentionPlan> own;
+  if (taken == nullptr) own.emplace(planner, batch);
+  const PlanCounts planned = own ? own->counts() : taken->planned;
+  const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
+  const Layout layout(counts, num_slots, num_pages);
+  if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
+  const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
+
+  const auto pages = part<std::int32_t>(bytes, layout.pages, num_pages);
+  const auto slots = part<std::int64_t>(bytes, 0, num_slots);
+  if (paged) {
+    copy_pages(batch, pages);
+    copy_slots(batch, slots);
+  }
+  PlanOutput output;
+  for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
+    output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
+  }
+  output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
+  write_plan(own ? &*own : nullptr, taken, output);
+  if (recorded) clear_padding(planned, output);
+  reserve_workspace(planned.num_partial_rows);
+  staging_.upload(queue, layout.total, upload);
+
+  slots_ = slots;
+  pages_ = pages;
+  view_.kernels = kernels_.get();
+  view_.planner = &planner_;
+  view_.planned = planned;
+  view_.plan = output;
+  view_.meta = staging_.buffer().handle();
+  for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
+    view_.items_at.at(i) = in_ints(layout.items.at(i));
+    view_.num_items.at(i) = counts.num_items.at(i);
+  }
+  view_.merges_at = in_ints(layout.merges);
+  view_.num_merges = counts.num_merges;
+  view_.pages_at = in_ints(layout.pages);
+  view_.workspace = workspace_.buffer.handle();
+  view_.workspace_layout = layout_of(workspace_);
+  view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
+  view_.window = planner_.window;
+  view_.bidirectional = planner_.bidirectional;
+  view_.has_slots = key_source() == KeySource::kOwnPages || !batch.slot_mapping.empty();
+  view_.recordable = recorded;
+  view_.graph_pad_size = batch.graph_pad_size;
+  if (recorded) publish(pad_size);
+  view_.most_tokens = num_tokens;
+  view_.most_keys = recorded ? options_.limits.max_model_len : summary_.max_seq_len;
+  view_.batch = {.backend = style_.backend,
+                 .plan = record_,
+                 .query_start_loc = query_start_loc(),
+                 .seq_lens = seq_lens(),
+                 .pages_at = pages_at(),
+                 .pages = pages};
+  view_.num_blocks = options_.limits.num_blocks;
+  if (view_.num_blocks < 0) {
+    view_.num_blocks =
+        pages.empty() ? 0 : std::int64_t{*std::max_element(pages.begin(), pages.end())} + 1;
+  }
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <array>
+#include <clattn/attention.hpp>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "capture/capture.hpp"
+#include "kernels/choose/attention_kernels.hpp"
+#include "kernels/launch/workspace.hpp"
+#include "metadata/validate.hpp"
+#include "opencl/recorder.hpp"
+#include "opencl/staging.hpp"
+
+namespace clattn::detail {
+
+/// What forward() binds: where the parts of a step's metadata lie on the device.
+struct PagedStepView {
+  const AttentionKernels* kernels = nullptr;  ///< the plan fits these kernels' tiles only
+  cl_mem meta = nullptr;                      ///< one buffer for everything below; offsets in ints
+  std::array<cl_int, kMaxTileClasses> items_at{};
+  std::array<cl_int, kMaxTileClasses> num_items{};
+  cl_int merges_at = 0;
+  cl_int num_merges = 0;
+  cl_int pages_at = 0;
+  cl_mem workspace = nullptr;
+  WorkspaceLayout workspace_layout;
+  std::int64_t num_blocks = 0;  ///< every page id of the step is below this
+  cl_int causal = 1;
+  KeyWindow window;                        ///< keys outside it are in no item
+  bool bidirectional = false;              ///< items hold later keys too, whatever `causal` says
+  bool has_slots = false;                  ///< of its tokens, computed or given
+  const PlannerConfig* planner = nullptr;  ///< of the builder
+  PlanCounts planned;                      ///< without the padding of recorded steps
+  PlanOutput plan;                         ///< on the host, until the builder's next build()
+  bool recordable = false;                 ///< launches stay what they are with the next batch
+  std::shared_ptr<PreparedStep> prepared;  ///< what replays ask, if recordable; num_used: stages,
+                                           ///< then the merge
+  std::int32_t graph_pad_size = 0;         ///< the batch's
+  std::int32_t most_keys = 0;    ///< of a request, in this batch or, if recordable, in any
+  std::int64_t most_tokens = 0;  ///< of the batch, or, if recordable, of any with its pad size
+  BatchRecord batch;
+};
+
+/// How page ids are laid out for the kernels and for readers of the metadata.
+enum class PageTable : std::uint8_t {
+  kCsr,    ///< concatenated lists (FlashInfer)
+  kDense,  ///< one row a request, as wide as the longest list, padded with page 0 (xFormers)
+};
+
+/// What a step owes to its backend.
+struct StepStyle {
+  std::string_view backend;  ///< registry name
+  PageTable page_table = PageTable::kCsr;
+  bool cascades = false;  ///< its builder may recommend cascade attention
+};
+
+/// Decides how a batch's keys are split where the caller does not: fits `planner` to the batch, or
+/// throws for a batch that the layer cannot take.
+using SplitRule = void (*)(const KernelShape& shape, const CommonAttentionMetadata& batch,
+                           const BatchSummary& summary, PlannerConfig& planner);
+
+/// What a layer asks of its steps.
+struct StepRules {
+  AttentionType attn_type = AttentionType::kDecoder;
+  KeyWindow window;
+  SplitRule split = nullptr;  ///< null = the builder's policy
+};
+
+/// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
+/// grows. Not thread-safe.
+class PagedStep {
+ public:
+  PagedStep(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+            const BuilderOptions& options, StepStyle style);
+  PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
+            const StepRules& rules, BuilderOptions options, StepStyle style);
+
+  /// `taken`: a step of the same lengths whose plan is this one's, null = plan.
+  void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
+             const BuildOptions& options, const PagedStepView* taken = nullptr);
+  /// Throws unless `other` is a step that this one can take the plan of.
+  void require_same_planning(const PagedStepView* other) const;
+  /// Bytes of partial results that build() would use for this batch.
+  std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
+
+  /// Whether BuilderOptions::graph_batch_size is set and holds the batch.
+  bool fits_graph(const CommonAttentionMetadata& batch) const;
+
+  const PagedStepView& view() const noexcept { return view_; }
+  const BatchLimits& limits() const noexcept { return options_.limits; }
+  const AttentionKernels& kernels() const noexcept { return *kernels_; }
+  std::span<const std::int64_t> slots() const noexcept { return slots_; }
+  std::span<const std::int32_t> pages() const noexcept { return pages_; }
+  /// kCsr: indptr [num_reqs + 1]. kDense: row starts [num_reqs] and the total.
+  std::span<const std::int32_t> pages_at() const noexcept {
+    return {pages_at_.data(), num_reqs_ + 1};
+  }
+  std::span<const std::int32_t> last_page_len() const noexcept {
+    return {last_page_len_.data(), num_reqs_};
+  }
+  std::int64_t table_width() const noexcept { return table_width_; }
+  std::span<const std::int32_t> query_start_loc() const noexcept {
+    return {query_start_loc_.data(), num_reqs_ + 1};
+  }
+  std::span<const std::int32_t> seq_lens() const noexcept { return {seq_lens_.data(), num_reqs_}; }
+  std::int32_t max_query_len() const noexcept { return summary_.max_query_len; }
+  std::int32_t max_seq_len() const noexcept { return summary_.max_seq_len; }
+
+ private:
+  struct Layout;
+  BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
+  void check_graph(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
+  bool sees_as_causal(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
+  KeySource key_source() const noexcept;
+  PlannerConfig planner_for(const CommonAttentionMetadata& batch, const BatchSummary& summary,
+                            bool fast) const;
+  void write_plan(const AttentionPlan* own, const PagedStepView* taken,
+                  const PlanOutput& output) const;
+  void place_keys(const CommonAttentionMetadata& batch);
+  void place_pages(const CommonAttentionMetadata& batch);
+  void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
+  void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
+  void limit_to_graphs();
+  PlanCounts largest_plan(std::int32_t num_reqs) const;
+  void publish(std::int32_t pad_size);
+  static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
+  void reserve_workspace(std::int64_t rows);
+  std::size_t largest_step_bytes() const;
+  std::size_t bytes_per_partial_row() const noexcept;
+  bool merges_splits() const noexcept;
+
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<const AttentionKernels> kernels_;
+  BuilderOptions options_;
+  StepStyle style_;
+  StepRules rules_;
+  PlannerConfig planner_;
+  StagedUpload staging_;
+  AttentionWorkspace workspace_;  ///< as this step is bound to it
+  PagedStepView view_;
+
+  std::size_t num_reqs_ = 0;
+  BatchSummary summary_;
+  std::int64_t table_width_ = 0;
+  std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
+  PlanRecord record_;
+  std::span<const std::int64_t> slots_;
+  std::span<const std::int32_t> pages_;
+};
+
+}  // namespace clattn::detail
