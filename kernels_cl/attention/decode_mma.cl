@@ -96,7 +96,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     queries[i * 32 + lane] = cla_query_unit(&task, i, q, call.q_offset, call.q_token_stride, lane);
   ClaRow rows[CLA_LANE_ROWS];
   ClaColumnState state[CLA_LANE_ROWS];
-  float sums[CLA_ROW_TILES * CLA_DIM_TILES * 4];
+  float acc[CLA_ROW_TILES * CLA_DIM_TILES * 4];
 #pragma unroll
   for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
     rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), call.causal);
@@ -104,7 +104,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     state[r].sum = 0.0f;
   }
 #pragma unroll
-  for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) sums[i] = 0.0f;
+  for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) acc[i] = 0.0f;
 
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
 
@@ -121,21 +121,21 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
       page = cla_page_of(pages, (uint)cla_own_key(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
     }
-    cla_weigh_columns(scores, sums, state, rows, &opt, scale, first + (int)(lane / 4));
+    cla_weigh_columns(scores, acc, state, rows, &opt, scale, first + (int)(lane / 4));
     uint v[4 * CLA_V_UNITS]; /* [4 keys][DIM_TILES] */
 #pragma unroll
     for (uint i = 0; i < CLA_V_UNITS; ++i) vstore4(cla_kv_words(v_raw[i]), i, v);
     if (masked && cla_any_lane(cla_overflows(v))) {
-      cla_extract_overflows(sums, v, rows, &values,
+      cla_extract_overflows(acc, v, rows, &values,
                             cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
                             lane);
     }
-    cla_multiply_pv(sums, scores, v);
+    cla_multiply_pv(acc, scores, v);
     if (next <= last) cla_load_v(v_raw, v_lane, at, lane);
   }
 
   cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
-                 state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);
+                 state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
   const ClaResults results = {out + call.out_offset,
                               call.out_token_stride,

@@ -117,8 +117,8 @@ static inline void cla_copy_unit(__local uint4* to, __global const CLA_KV_T* fro
 }
 
 /* Starts to bring the tile to a stage. */
-static inline void cla_bring_tile(__local uint4* stage, const ClaAhead* ahead,
-                                  const ClaCache* cache, uint lane) {
+static inline void cla_load_tile(__local uint4* stage, const ClaAhead* ahead, const ClaCache* cache,
+                                 uint lane) {
   const uint token = (uint)ahead->first % CLA_PAGE_SIZE;
   const long head_at =
       (long)ahead->page * cache->block_stride + (long)ahead->task.kv_head * cache->head_stride;
@@ -144,7 +144,7 @@ static inline void cla_fill_stage(__local uint4* stage, ClaAhead* ahead, const C
                                   const ClaCache* cache, const ClaOptions* opt, uint warp,
                                   uint lane) {
   if (ahead->deal.number < launch->num_tasks) { /* the same for the warp */
-    cla_bring_tile(stage, ahead, cache, lane);
+    cla_load_tile(stage, ahead, cache, lane);
     ahead->first += CLA_STEP_KEYS;
     cla_find_tile(ahead, launch, opt, warp);
   }
@@ -253,7 +253,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       queries[(i * CLA_WARPS + warp) * 32 + lane] = query[i];
     ClaRow rows[CLA_LANE_ROWS];
     ClaColumnState state[CLA_LANE_ROWS];
-    float sums[CLA_ROW_TILES * CLA_DIM_TILES * 4];
+    float acc[CLA_ROW_TILES * CLA_DIM_TILES * 4];
 #pragma unroll
     for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
       rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), call.causal);
@@ -261,7 +261,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       state[r].sum = 0.0f;
     }
 #pragma unroll
-    for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) sums[i] = 0.0f;
+    for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) acc[i] = 0.0f;
     barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read, the task before joined -> shared */
 
     for (int first = cla_first_tile(keys, warp); first < keys.end; first += CLA_STEP_KEYS) {
@@ -270,30 +270,30 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       ClaKvRaw k_raw[CLA_K_UNITS];
       ClaKvRaw v_raw[CLA_V_UNITS];
       float scores[CLA_ROW_TILES * 4];
-      CLA_AWAIT_COPIES_BUT(CLA_STAGES - 1); /* the oldest stage's */
-      cla_warp_barrier();                   /* each lane's copies arrived -> read */
+      CLA_WAIT_COPIES_BUT(CLA_STAGES - 1); /* the oldest stage's */
+      cla_warp_barrier();                  /* each lane's copies arrived -> read */
       cla_take_k(k_raw, stage, lane);
       cla_multiply_kq(scores, k_raw, queries + lane);
       cla_take_v(v_raw, stage, lane);
       cla_warp_barrier(); /* read -> overwritten */
       cla_fill_stage(stage, &ahead, &launch, &cache, &opt, warp, lane);
       stage_at = CLA_STAGE_UNITS * (CLA_STAGES - 1) - stage_at;
-      cla_weigh_columns(scores, sums, state, rows, &opt, scale, first + (int)(lane / 4));
+      cla_weigh_columns(scores, acc, state, rows, &opt, scale, first + (int)(lane / 4));
       uint v[4 * CLA_V_UNITS]; /* [4 keys][DIM_TILES] */
 #pragma unroll
       for (uint i = 0; i < CLA_V_UNITS; ++i) vstore4(cla_kv_words(v_raw[i]), i, v);
       if (masked && cla_any_lane(cla_overflows(v))) {
         cla_extract_overflows(
-            sums, v, rows, &values,
+            acc, v, rows, &values,
             cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
       }
-      cla_multiply_pv(sums, scores, v);
+      cla_multiply_pv(acc, scores, v);
     }
 
     cla_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,
                      call.q_token_stride, warp, lane);
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
-                   state_of + warp * CLA_BLOCK_ROWS, sums, state, lane);
+                   state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
     cla_end_task(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, sums_of, state_of,
                  (uint)call.num_kv_heads);

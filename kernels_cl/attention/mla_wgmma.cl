@@ -16,7 +16,7 @@
 
    The sums of 64 rows and 512 dims are half a multiprocessor's registers, so that neither warpgroup
    could hold them alone. A lane of the second one owns the same rows as its lane of the first, so
-   that weights change hands in the order in which lanes hold them.
+   that probabilities change hands in the order in which lanes hold them.
 
    Bytes and operations of a tile at 512 + 64: 72 KiB from the cache, 4.5 M multiply-adds, at best
    2 176 cycles of products, 4 096 exponentials. Groups of rows that share an item's keys stand next
@@ -40,11 +40,11 @@
 #include "core/latent.clh"
 #include "tile/sm90.clh"
 
-#define CLA_DIM_COLUMNS (CLA_HEAD_DIM / 2 / 8) /* of 8 dims, of a warpgroup */
+#define CLA_VALUE_DIM (CLA_HEAD_DIM / 2) /* of a warpgroup */
 #define CLA_QUERY_DIM CLA_KEY_DIM
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
-#include "attention/mma_tiles.clh"
+#include "attention/row_tiles.clh"
 
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "mla_wgmma.cl: the cache must hold the queries' type"
@@ -110,10 +110,9 @@ static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T
 }
 
 /* Brings the task's queries and tells `full`. */
-static inline void cla_bring_latent_queries(__local uint4* q_tile, const ClaTask* task,
-                                            __global const CLA_Q_T* q, long token_stride,
-                                            float scale, __local ulong* full, uint warp,
-                                            uint lane) {
+static inline void cla_load_latent_queries(__local uint4* q_tile, const ClaTask* task,
+                                           __global const CLA_Q_T* q, long token_stride,
+                                           float scale, __local ulong* full, uint warp, uint lane) {
   if (!cla_rows_aligned(q, token_stride) || scale < 0.0f) {
     const ClaTeam team = {0, CLA_BLOCK_ROWS, warp * 32 + lane, CLA_WARPGROUP};
     cla_start_queries(q_tile, task, team, q, 0, token_stride, scale);
@@ -133,44 +132,46 @@ static inline void cla_bring_latent_queries(__local uint4* q_tile, const ClaTask
 /* What the first warpgroup hands to the second: words of a lane, and a factor of each row. */
 typedef struct ClaHandover {
   __local uint4* words;   /* [KEY_STEPS][WARPGROUP] */
-  __local float* factors; /* of the lane's first row; the other one is 8 further on */
+  __local float* factors; /* of the lane's first row */
   __local ulong *full, *empty;
 } ClaHandover;
 
-static inline void cla_hand_over(ClaHandover to, ClaTurn* turn, const uint4* words, uint num_words,
+static inline void cla_hand_over(ClaHandover to, ClaPipe* pipe, const uint4* words, uint num_words,
                                  float2 factors, uint lid) {
-  cla_barrier_await(to.empty, turn->parity ^ 1);
+  cla_barrier_wait(to.empty, pipe->phase ^ 1);
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) to.words[i * CLA_WARPGROUP + lid] = words[i];
-  if (lid % 4 == 0) {
-    to.factors[0] = factors.x;
-    to.factors[8] = factors.y;
+  if (cla_leads_row(lid)) {
+    to.factors[CLA_C_ROW_STEP(0)] = factors.x;
+    to.factors[CLA_C_ROW_STEP(1)] = factors.y;
   }
   cla_warp_barrier(); /* handed over -> told */
   if (lid % 32 == 0) cla_barrier_arrive(to.full);
-  *turn = cla_next_turn(*turn, 1);
+  *pipe = cla_next_stage(*pipe, 1);
 }
 
-static inline float2 cla_take_over(ClaHandover from, ClaTurn* turn, uint4* words, uint num_words,
+static inline float2 cla_take_over(ClaHandover from, ClaPipe* pipe, uint4* words, uint num_words,
                                    uint lid) {
-  cla_barrier_await(from.full, turn->parity);
+  cla_barrier_wait(from.full, pipe->phase);
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
-  const float2 factors = (float2)(from.factors[0], from.factors[8]);
+  const float2 factors = (float2)(from.factors[CLA_C_ROW_STEP(0)], from.factors[CLA_C_ROW_STEP(1)]);
   cla_warp_barrier(); /* taken over -> told */
   if (lid % 32 == 0) cla_barrier_arrive(from.empty);
-  *turn = cla_next_turn(*turn, 1);
+  *pipe = cla_next_stage(*pipe, 1);
   return factors;
 }
 
-/* A tile's products become weights. Gives what the sums so far are to be multiplied by. */
-static inline float2 cla_weigh_scores(float* scores, uint4* weights, ClaWork* work,
-                                      const ClaOptions* opt, float scale, int first_key,
-                                      int masked) {
-  const float2 bases = cla_start_weights(scores, work, opt, scale, first_key, masked);
-  const float upper = cla_weigh(scores, work->state, 0, bases.x, cla_to_logit(scale));
-  const float lower = cla_weigh(scores, work->state, 1, bases.y, cla_to_logit(scale));
-  cla_pack_all(weights, scores);
+/* A tile's products become probabilities. Gives what the sums so far are to be multiplied by. */
+static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabilities, ClaWork* work,
+                                                 const ClaOptions* opt, float scale, int first_key,
+                                                 int masked) {
+  const float2 bases = cla_find_bases(scores, work, opt, scale, first_key, masked);
+  const float upper =
+      cla_row_to_probabilities(scores, work->state, 0, bases.x, cla_to_logit(scale));
+  const float lower =
+      cla_row_to_probabilities(scores, work->state, 1, bases.y, cla_to_logit(scale));
+  cla_round_rows(probabilities, scores);
   return (float2)(upper, lower);
 }
 
@@ -205,39 +206,39 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
 
   if (group == 2) {
     CLA_KEEP_REGISTERS(40);
-    ClaTurn turn = {0, 1}, query_turn = {0, 1};
+    ClaPipe pipe = {0, 1}, q_pipe = {0, 1};
     for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
       const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
       __global const int* pages = meta + call.pages_at + task.item.pages_at;
       int page[CLA_LANE_ROWS];
       cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
-      cla_barrier_await(empty_q, query_turn.parity);
+      cla_barrier_wait(empty_q, q_pipe.phase);
       if (lid == 0) {
         tasks[0] = task;
         cla_barrier_arrive(full_q);
       }
-      cla_bring_latent_queries(q_tile, &task, q + call.q_offset, call.q_token_stride,
-                               call.scale_log2e, full_q, warp, lane);
-      query_turn = cla_next_turn(query_turn, 1);
+      cla_load_latent_queries(q_tile, &task, q + call.q_offset, call.q_token_stride,
+                              call.scale_log2e, full_q, warp, lane);
+      q_pipe = cla_next_stage(q_pipe, 1);
       for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
         int next_page[CLA_LANE_ROWS];
         cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
-        cla_barrier_await(empty_k + turn.stage, turn.parity);
-        cla_start_keys(k_tiles + turn.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
+        cla_barrier_wait(empty_k + pipe.stage, pipe.phase);
+        cla_start_keys(k_tiles + pipe.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
                        lane);
-        cla_barrier_arrive_after_copies(full_k + turn.stage);
-        turn = cla_next_turn(turn, CLA_STAGES);
+        cla_barrier_arrive_after_copies(full_k + pipe.stage);
+        pipe = cla_next_stage(pipe, CLA_STAGES);
 #pragma unroll
         for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
       }
     }
-    cla_await_copies();
+    cla_wait_copies();
     return;
   }
 
   CLA_TAKE_REGISTERS(232);
-  const uint own_row = warp * 16 + lane / 4; /* and the one 8 further on */
+  const uint own_row = warp * CLA_TILE_ROWS + cla_c_row(lane);
   const uint name = 1 + group;
   const ClaHandover handover = {words, row_factors + own_row, full_words, empty_words};
   const uint own_dim = group * (CLA_HEAD_DIM / 2);
@@ -249,101 +250,102 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
       call.out_offset + own_dim,
       call.out_token_stride,
       (uint)call.num_kv_heads};
-  const int lane_key = (int)(2 * (lane % 4));
+  const int lane_key = (int)cla_c_column(lane);
   const float scale = fabs(call.scale_log2e);
   const uint q_desc = cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS);
   const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
   const uint v_desc = cla_tile_descriptor(own_v, CLA_BLOCK_KV);
-  ClaTurn turn = {0, 0}, query_turn = {0, 0}, hand_turn = {0, 0};
-  float sums[CLA_DIM_COLUMNS * 4];
+  ClaPipe pipe = {0, 0}, q_pipe = {0, 0}, hand_pipe = {0, 0};
+  float acc[CLA_ACC_TILES * CLA_C_SIZE];
 #pragma unroll
-  for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+  for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
-    uint4 weights[CLA_KEY_STEPS];
+    ClaA probabilities[CLA_KEY_STEPS];
     ClaWork work;
-    cla_await_tile(full_q, query_turn);
-    cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
+    cla_wait_tile(full_q, q_pipe);
+    cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
     const int tiles_end = CLA_TILES_END(work.keys);
     int tile = work.keys.begin;
     if (group == 0) {
       do { /* once, but for what is added by hand */
-        float scores[CLA_KEY_COLUMNS * 4];
+        float scores[CLA_SCORE_TILES * CLA_C_SIZE];
         int masked = cla_partly_seen(&work, tile);
         int by_hand;
-        cla_await_tile(full_k, turn);
-        cla_start_qk(scores, q_desc, k_desc + turn.stage * CLA_TILE_UNITS);
-        cla_wgmma_await_all();
-        CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
-        float2 factors =
-            cla_weigh_scores(scores, weights, &work, &opt, scale, tile + lane_key, masked);
-        cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
-        cla_rescale_fragment(sums, factors);
+        cla_wait_tile(full_k, pipe);
+        cla_start_qk(scores, q_desc, k_desc + pipe.stage * CLA_TILE_UNITS);
+        cla_wgmma_wait_all();
+        CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
+        float2 factors = cla_scores_to_probabilities(scores, probabilities, &work, &opt, scale,
+                                                     tile + lane_key, masked);
+        cla_hand_over(handover, &hand_pipe, probabilities, CLA_KEY_STEPS, factors, lid);
+        cla_rescale_pair(acc, factors);
         for (;;) {
           tile += CLA_BLOCK_KV;
-          by_hand = masked && cla_values_overflow(own_v + turn.stage * CLA_TILE_UNITS,
+          by_hand = masked && cla_values_overflow(own_v + pipe.stage * CLA_TILE_UNITS,
                                                   tile - CLA_BLOCK_KV, &work, lid, name);
           if (by_hand || tile >= tiles_end) break;
-          const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
+          const ClaPipe next = cla_next_stage(pipe, CLA_STAGES);
           masked = cla_partly_seen(&work, tile);
-          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-          cla_await_tile(full_k, next);
+          cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
+          cla_wait_tile(full_k, next);
           cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
-          cla_wgmma_await_all_but_1();
-          cla_pin_weights(weights); /* read until now */
-          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
-          if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
-          cla_wgmma_await_all();
-          CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
-          factors = cla_weigh_scores(scores, weights, &work, &opt, scale, tile + lane_key, masked);
-          cla_hand_over(handover, &hand_turn, weights, CLA_KEY_STEPS, factors, lid);
-          cla_rescale_fragment(sums, factors);
-          turn = next;
+          cla_wgmma_wait_all_but_1();
+          cla_pin_probabilities(probabilities); /* read until now */
+          CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+          if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
+          cla_wgmma_wait_all();
+          CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
+          factors = cla_scores_to_probabilities(scores, probabilities, &work, &opt, scale,
+                                                tile + lane_key, masked);
+          cla_hand_over(handover, &hand_pipe, probabilities, CLA_KEY_STEPS, factors, lid);
+          cla_rescale_pair(acc, factors);
+          pipe = next;
         }
         if (by_hand) {
-          cla_add_seen_values(sums, weights, work.rows, own_v + turn.stage * CLA_TILE_UNITS,
+          cla_add_seen_values(acc, probabilities, work.rows, own_v + pipe.stage * CLA_TILE_UNITS,
                               tile - CLA_BLOCK_KV, lane);
           cla_warp_barrier(); /* values read -> told to be empty */
         } else {
-          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-          cla_wgmma_await_all();
-          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+          cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
+          cla_wgmma_wait_all();
+          CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
         }
-        if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
-        turn = cla_next_turn(turn, CLA_STAGES);
+        if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
+        pipe = cla_next_stage(pipe, CLA_STAGES);
       } while (tile < tiles_end);
       const uint4 ends = as_uint4(
           (float4)(work.state[0].base, work.state[0].sum, work.state[1].base, work.state[1].sum));
-      cla_hand_over(handover, &hand_turn, &ends, 1, (float2)(1.0f), lid);
+      cla_hand_over(handover, &hand_pipe, &ends, 1, (float2)(1.0f), lid);
     } else {
       do {
-        __local const uint4* v_tile = own_v + turn.stage * CLA_TILE_UNITS;
-        cla_await_tile(full_k, turn);
-        cla_rescale_fragment(sums,
-                             cla_take_over(handover, &hand_turn, weights, CLA_KEY_STEPS, lid));
+        __local const uint4* v_tile = own_v + pipe.stage * CLA_TILE_UNITS;
+        cla_wait_tile(full_k, pipe);
+        cla_rescale_pair(acc,
+                         cla_take_over(handover, &hand_pipe, probabilities, CLA_KEY_STEPS, lid));
         if (cla_partly_seen(&work, tile) && cla_values_overflow(v_tile, tile, &work, lid, name)) {
-          cla_add_seen_values(sums, weights, work.rows, v_tile, tile, lane);
+          cla_add_seen_values(acc, probabilities, work.rows, v_tile, tile, lane);
           cla_warp_barrier(); /* values read -> told to be empty */
         } else {
-          cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-          cla_wgmma_await_all();
-          CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+          cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
+          cla_wgmma_wait_all();
+          CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
         }
-        if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
-        turn = cla_next_turn(turn, CLA_STAGES);
+        if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
+        pipe = cla_next_stage(pipe, CLA_STAGES);
         tile += CLA_BLOCK_KV;
       } while (tile < tiles_end);
       uint4 ends;
-      cla_take_over(handover, &hand_turn, &ends, 1, lid);
+      cla_take_over(handover, &hand_pipe, &ends, 1, lid);
       work.state[0].base = as_float(ends.x);
       work.state[0].sum = as_float(ends.y);
       work.state[1].base = as_float(ends.z);
       work.state[1].sum = as_float(ends.w);
     }
 
-    cla_end_rows(&work.task, work.state, &opt, &results, own_q, sums, warp * 16, lane);
+    cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp * 16, lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
     if (lane == 0) cla_barrier_arrive(empty_q);
-    query_turn = cla_next_turn(query_turn, 1);
+    q_pipe = cla_next_stage(q_pipe, 1);
   }
 }

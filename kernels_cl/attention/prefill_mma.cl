@@ -36,41 +36,47 @@
    128 dims.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
-#define CLA_QK_STEPS ((CLA_HEAD_DIM + 15) / 16)
+#include "tile/sm80.clh"
+
+#define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
-#define CLA_STRIDE (2 * CLA_QK_STEPS + 1)
+#define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
+#define CLA_STRIDE (CLA_STEP_UNITS * CLA_QK_STEPS | 1)
 #define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
-#include "attention/mma_tiles.clh"
+#include "attention/row_tiles.clh"
 #include "tile/sm80_cache.clh"
 
-#define CLA_WARPS (CLA_WG_SIZE / 32)
-#define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (16 * CLA_WARPS))
+#define CLA_WARPS (CLA_WG_SIZE / CLA_LANES)
+#define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (CLA_TILE_ROWS * CLA_WARPS))
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
-#if CLA_BLOCK_ROWS % (16 * CLA_WARPS) != 0 || CLA_WG_SIZE % 32 != 0 || CLA_BLOCK_KV % 16 != 0
+#if CLA_BLOCK_ROWS % (CLA_TILE_ROWS * CLA_WARPS) != 0 || CLA_WG_SIZE % CLA_LANES != 0 || \
+    CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % (CLA_B_TILES * CLA_TILE_COLUMNS) != 0
 #error "prefill_mma.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
-/* scores[FRAGMENTS][KEY_COLUMNS][4] = Q K^T for the warp's rows. */
+/* scores[FRAGMENTS][SCORE_TILES][C_SIZE] = Q K^T for the warp's rows. */
 static inline void cla_multiply_qk(float* scores, __local const uint4* q_rows,
                                    __local const uint4* k_tile, uint lane) {
-  q_rows += lane % 16 * CLA_STRIDE + lane / 16;
-  k_tile += (lane / 16 * 8 + lane % 8) * CLA_STRIDE + lane / 8 % 2;
 #pragma unroll
-  for (uint i = 0; i < CLA_FRAGMENTS * CLA_KEY_COLUMNS * 4; ++i) scores[i] = 0.0f;
+  for (uint i = 0; i < CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE; ++i) scores[i] = 0.0f;
 #pragma unroll
   for (uint step = 0; step < CLA_QK_STEPS; ++step) {
-    uint4 a[CLA_FRAGMENTS];
+    ClaA a[CLA_FRAGMENTS];
 #pragma unroll
     for (uint m = 0; m < CLA_FRAGMENTS; ++m)
-      a[m] = cla_load_tiles(q_rows + 16 * m * CLA_STRIDE + 2 * step);
+      a[m] = cla_load_a(q_rows + m * CLA_TILE_ROWS * CLA_STRIDE + step * CLA_STEP_UNITS, CLA_STRIDE,
+                        lane);
 #pragma unroll
-    for (uint n = 0; n < CLA_KEY_COLUMNS; n += 2) {
-      const uint4 b = cla_load_tiles(k_tile + 8 * n * CLA_STRIDE + 2 * step);
+    for (uint n = 0; n < CLA_SCORE_TILES; n += CLA_B_TILES) {
+      ClaB b[CLA_B_TILES];
+      cla_load_b_columns(b, k_tile + n * CLA_TILE_COLUMNS * CLA_STRIDE + step * CLA_STEP_UNITS,
+                         CLA_STRIDE, lane);
 #pragma unroll
       for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
-        cla_mma(scores + (m * CLA_KEY_COLUMNS + n) * 4, a[m], b.xy);
-        cla_mma(scores + (m * CLA_KEY_COLUMNS + n + 1) * 4, a[m], b.zw);
+#pragma unroll
+        for (uint i = 0; i < CLA_B_TILES; ++i)
+          cla_mma(scores + (m * CLA_SCORE_TILES + n + i) * CLA_C_SIZE, a[m], b[i]);
       }
     }
   }
@@ -92,9 +98,9 @@ static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile
                                     __global const CLA_KV_T* k_cache,
                                     __global const CLA_KV_T* v_cache, __local const long* key_at) {
 #pragma unroll
-  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += CLA_WG_SIZE) {
-    const uint key = i / CLA_DIM_COLUMNS;
-    const uint unit = i % CLA_DIM_COLUMNS;
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * CLA_DIM_UNITS; i += CLA_WG_SIZE) {
+    const uint key = i / CLA_DIM_UNITS;
+    const uint unit = i % CLA_DIM_UNITS;
     const long row = key_at[key];
     const long at = row >= 0 ? row + 8 * unit : -1;
     cla_start_unit(k_tile + key * CLA_STRIDE + unit, k_cache, at);
@@ -102,34 +108,37 @@ static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile
   }
 }
 
-/* Zeros the units behind the last dim of a tile's rows, which products of 16 dims meet. */
+/* Zeros the units behind the last dim of a tile's rows that products meet. */
 static inline void cla_zero_behind(__local uint4* tile, uint num_rows) {
-#if CLA_DIM_COLUMNS % 2 != 0
+#if CLA_STEP_UNITS * CLA_QK_STEPS != CLA_DIM_UNITS
   for (uint i = (uint)get_local_id(0); i < num_rows; i += CLA_WG_SIZE)
-    tile[i * CLA_STRIDE + CLA_DIM_COLUMNS] = (uint4)(0u);
+    tile[i * CLA_STRIDE + CLA_DIM_UNITS] = (uint4)(0u);
 #else
   (void)tile;
   (void)num_rows;
 #endif
 }
 
-/* sums[DIM_COLUMNS][4] of each fragment += P V, P as left in `scores` by the softmax. */
-static inline void cla_multiply_pv(float* sums, const float* scores, __local const uint4* v_tile,
+/* acc[FRAGMENTS][ACC_TILES][C_SIZE] += P V, P as left in `scores` by the softmax. */
+static inline void cla_multiply_pv(float* acc, const float* scores, __local const uint4* v_tile,
                                    uint lane) {
-  v_tile += lane % 16 * CLA_STRIDE + lane / 16;
 #pragma unroll
   for (uint step = 0; step < CLA_KEY_STEPS; ++step) {
-    uint4 a[CLA_FRAGMENTS];
+    ClaA a[CLA_FRAGMENTS];
 #pragma unroll
     for (uint m = 0; m < CLA_FRAGMENTS; ++m)
-      a[m] = cla_pack_weights(scores + m * CLA_KEY_COLUMNS * 4, step);
+      a[m] = cla_a_of_scores(scores + m * CLA_SCORE_TILES * CLA_C_SIZE, step);
 #pragma unroll
-    for (uint n = 0; n < CLA_DIM_COLUMNS; n += 2) {
-      const uint4 b = cla_load_tiles_transposed(v_tile + 16 * step * CLA_STRIDE + n);
+    for (uint n = 0; n < CLA_ACC_TILES; n += CLA_B_TILES) {
+      ClaB b[CLA_B_TILES];
+      cla_load_b_rows(b, v_tile + step * CLA_TILE_DEPTH * CLA_STRIDE + n * CLA_TILE_COLUMNS / 8,
+                      CLA_STRIDE, lane);
 #pragma unroll
       for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
-        cla_mma(sums + (m * CLA_DIM_COLUMNS + n) * 4, a[m], b.xy);
-        if (n + 1 < CLA_DIM_COLUMNS) cla_mma(sums + (m * CLA_DIM_COLUMNS + n + 1) * 4, a[m], b.zw);
+#pragma unroll
+        for (uint i = 0; i < CLA_B_TILES; ++i)
+          if (n + i < CLA_ACC_TILES)
+            cla_mma(acc + (m * CLA_ACC_TILES + n + i) * CLA_C_SIZE, a[m], b[i]);
       }
     }
   }
@@ -138,13 +147,53 @@ static inline void cla_multiply_pv(float* sums, const float* scores, __local con
 /* Whether a tile of values holds what must not meet a row that does not see it. The same for a
    warp. */
 static inline int cla_values_overflow(__local const uint4* v_tile, uint lane) {
-  uint any = 0;
-  for (uint i = lane; i < CLA_BLOCK_KV * CLA_DIM_COLUMNS; i += 32)
-    any |=
-        (uint)cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_COLUMNS, i % CLA_DIM_COLUMNS)]);
+  int any = 0;
+  for (uint i = lane; i < CLA_BLOCK_KV * CLA_DIM_UNITS; i += CLA_LANES)
+    any |= cla_unit_overflows(v_tile[CLA_TILE_UNIT(i / CLA_DIM_UNITS, i % CLA_DIM_UNITS)]);
+  return cla_any_lane(any);
+}
+
+/* What a warp knows of its rows. */
+typedef struct ClaWarpRows {
+  ClaRow rows[CLA_FRAGMENTS * CLA_C_ROWS];
+  ClaRowState state[CLA_FRAGMENTS * CLA_C_ROWS];
+  uint first_row; /* of the tile */
+} ClaWarpRows;
+
+static inline uint cla_own_row(const ClaWarpRows* own, uint r, uint lane) {
+  return own->first_row + r / CLA_C_ROWS * CLA_TILE_ROWS + cla_c_row(lane) +
+         CLA_C_ROW_STEP(r % CLA_C_ROWS);
+}
+
+/* A tile's products with keys become probabilities, and the accumulator takes in its values. */
+static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, const ClaOptions* opt,
+                                 float scale, int tile, int masked, __local const uint4* v_tile,
+                                 uint lane) {
+  const int first_key = tile + (int)cla_c_column(lane);
 #pragma unroll
-  for (uint mask = 1; mask < 32; mask *= 2) any |= cla_shuffle_word(any, mask);
-  return any != 0;
+  for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+    float* products = scores + m * CLA_SCORE_TILES * CLA_C_SIZE;
+    const ClaRow* rows = own->rows + m * CLA_C_ROWS;
+    ClaRowState* state = own->state + m * CLA_C_ROWS;
+    float factors[CLA_C_ROWS];
+    if (masked) {
+      cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 1);
+    } else {
+      cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 0);
+    }
+    cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
+  }
+  if (!masked || !cla_values_overflow(v_tile, lane)) {
+    cla_multiply_pv(acc, scores, v_tile, lane);
+    return;
+  }
+#pragma unroll
+  for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
+    ClaA probabilities[CLA_KEY_STEPS];
+    cla_round_rows(probabilities, scores + m * CLA_SCORE_TILES * CLA_C_SIZE);
+    cla_add_seen_values(acc + m * CLA_ACC_TILES * CLA_C_SIZE, probabilities,
+                        own->rows + m * CLA_C_ROWS, v_tile, tile, lane);
+  }
 }
 
 CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
@@ -156,8 +205,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
-  const uint lane = lid % 32;
-  const uint first_row = lid / 32 * (16 * CLA_FRAGMENTS); /* of the warp */
+  const uint lane = lid % CLA_LANES;
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
@@ -165,17 +213,17 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
 
-  ClaRow rows[2 * CLA_FRAGMENTS];
-  ClaRowState state[2 * CLA_FRAGMENTS];
-  float sums[CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4];
+  ClaWarpRows own;
+  float acc[CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE];
+  own.first_row = lid / CLA_LANES * (CLA_TILE_ROWS * CLA_FRAGMENTS);
 #pragma unroll
-  for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r) {
-    rows[r] = cla_row(&opt, &task, first_row + r * 8 + lane / 4, call.causal);
-    state[r].base = CLA_NEG_BIG;
-    state[r].sum = 0.0f;
+  for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r) {
+    own.rows[r] = cla_row(&opt, &task, cla_own_row(&own, r, lane), call.causal);
+    own.state[r].base = CLA_NEG_BIG;
+    own.state[r].sum = 0.0f;
   }
 #pragma unroll
-  for (uint i = 0; i < CLA_FRAGMENTS * CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
+  for (uint i = 0; i < CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
 
   const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
   cla_start_queries(q_tile, &task, team, q, call.q_offset, call.q_token_stride, scale);
@@ -188,16 +236,14 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, v_cache + call.v_offset,
                    key_at[0]);
 
-  uint turn = 0;
+  uint stage = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
-    __local uint4* k_own = k_tile[turn];
-    __local uint4* v_own = v_tile[turn];
-    cla_await_copies();
+    const uint next = stage ^ 1;
+    cla_wait_copies();
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
-    turn ^= 1;
-    cla_start_copies(k_tile[turn], v_tile[turn], k_cache + call.k_offset, v_cache + call.v_offset,
-                     key_at[turn]);
+    cla_start_copies(k_tile[next], v_tile[next], k_cache + call.k_offset, v_cache + call.v_offset,
+                     key_at[next]);
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)
@@ -205,48 +251,28 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
                                tile + 2 * CLA_BLOCK_KV + (int)lid + i * CLA_WG_SIZE, head_at,
                                call.block_stride, call.token_stride);
 
-    float scores[CLA_FRAGMENTS * CLA_KEY_COLUMNS * 4];
-    cla_multiply_qk(scores, q_tile + first_row * CLA_STRIDE, k_own, lane);
+    float scores[CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE];
+    cla_multiply_qk(scores, q_tile + own.first_row * CLA_STRIDE, k_tile[stage], lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
-    const int first_key = tile + (int)(2 * (lane % 4));
-#pragma unroll
-    for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
-      float* products = scores + m * CLA_KEY_COLUMNS * 4;
-      const float2 factors = masked ? cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
-                                                         &opt, fabs(scale), first_key, 1)
-                                    : cla_weigh_fragment(products, state + 2 * m, rows + 2 * m,
-                                                         &opt, fabs(scale), first_key, 0);
-      cla_rescale_fragment(sums + m * CLA_DIM_COLUMNS * 4, factors);
-    }
-    if (masked && cla_values_overflow(v_own, lane)) {
-#pragma unroll
-      for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
-        uint4 weights[CLA_KEY_STEPS];
-#pragma unroll
-        for (uint step = 0; step < CLA_KEY_STEPS; ++step)
-          weights[step] = cla_pack_weights(scores + m * CLA_KEY_COLUMNS * 4, step);
-        cla_add_seen_values(sums + m * CLA_DIM_COLUMNS * 4, weights, rows + 2 * m, v_own, tile,
-                            lane);
-      }
-    } else {
-      cla_multiply_pv(sums, scores, v_own, lane);
-    }
+    cla_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage], lane);
 #pragma unroll
     for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
       const uint key = lid + i * CLA_WG_SIZE;
-      if (key < CLA_BLOCK_KV) key_at[turn ^ 1][key] = later_at[i];
+      if (key < CLA_BLOCK_KV) key_at[stage][key] = later_at[i];
     }
+    stage = next;
   }
-  cla_await_copies();           /* of a tile past the end: zeros */
+  cla_wait_copies();            /* of a tile past the end: zeros */
   barrier(CLK_LOCAL_MEM_FENCE); /* queries copied, even without a key -> overwritten */
 
   const ClaSideResults side = {CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0};
 #pragma unroll
-  for (uint r = 0; r < 2 * CLA_FRAGMENTS; ++r)
-    cla_finish_row(&opt, &task, (uint)call.num_kv_heads, &side, q_tile,
-                   first_row + 8 * r + lane / 4, state[r],
-                   sums + r / 2 * CLA_DIM_COLUMNS * 4 + r % 2 * 2, lane);
+  for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r)
+    cla_finish_row(
+        &opt, &task, (uint)call.num_kv_heads, &side, q_tile, cla_own_row(&own, r, lane),
+        own.state[r],
+        acc + r / CLA_C_ROWS * CLA_ACC_TILES * CLA_C_SIZE + r % CLA_C_ROWS * CLA_C_COLUMNS, lane);
   if (task.item.partial_row >= 0) return; /* the same for all */
   barrier(CLK_LOCAL_MEM_FENCE);           /* results staged -> stored */
   cla_store_results(q_tile, &task, team, out, call.out_offset, call.out_token_stride);

@@ -44,8 +44,8 @@
 #include "tile/sm90.clh"
 #define CLA_TILE_UNIT CLA_KV_PLACE
 #define CLA_QUERY_UNIT(row, unit) \
-  ((row) / 64 * 64 * CLA_DIM_COLUMNS + cla_swizzled((row) % 64, unit, 64))
-#include "attention/mma_tiles.clh"
+  ((row) / 64 * 64 * CLA_DIM_UNITS + cla_swizzled((row) % 64, unit, 64))
+#include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
@@ -77,24 +77,24 @@
 #error "CLA_HEAD_DIM must be 64, 128 or 256"
 #endif
 
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_COLUMNS)
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
 #include "attention/wgmma_copies.clh"
 #include "attention/wgmma_results.clh"
 #include "attention/wgmma_rows.clh"
 
-#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_COLUMNS)
+#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_UNITS)
 /* Tiles of keys, as many of values, and of queries, on their way or in use. */
 #define CLA_STAGES 2
 #define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 ? 1 : 2)
 
 /* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each
    waits for its turn once a tile, and gives the next one its own. */
-#define CLA_TURN_NAME(group) (1 + CLA_CONSUMERS + (group) % CLA_CONSUMERS)
-static inline void cla_await_turn(uint group) {
-  if (CLA_CONSUMERS > 1) cla_named_barrier(CLA_TURN_NAME(group), 2 * CLA_WARPGROUP);
+#define CLA_ORDER_NAME(group) (1 + CLA_CONSUMERS + (group) % CLA_CONSUMERS)
+static inline void cla_order_wait(uint group) {
+  if (CLA_CONSUMERS > 1) cla_named_barrier(CLA_ORDER_NAME(group), 2 * CLA_WARPGROUP);
 }
-static inline void cla_give_turn(uint group) {
-  if (CLA_CONSUMERS > 1) cla_named_barrier_arrive(CLA_TURN_NAME(group + 1), 2 * CLA_WARPGROUP);
+static inline void cla_order_arrive(uint group) {
+  if (CLA_CONSUMERS > 1) cla_named_barrier_arrive(CLA_ORDER_NAME(group + 1), 2 * CLA_WARPGROUP);
 }
 
 /* Stores what the work-item has made of its rows, so that the assembler does not move that behind
@@ -144,7 +144,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
     CLA_KEEP_REGISTERS(40);
     const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
     const int own_key = first_key + (int)CLA_OWN_KEY(lane);
-    ClaTurn k_turn = {0, 1}, v_turn = {0, 1}, query_turn = {0, 1};
+    ClaPipe k_pipe = {0, 1}, v_pipe = {0, 1}, q_pipe = {0, 1};
 #if CLA_BOXES
     const int head_pages = (int)(call.head_stride / call.block_stride);
     const int head_rest = (int)(call.head_stride % call.block_stride);
@@ -153,18 +153,18 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
       const ClaTask task = cla_task_of(meta, call.entries_at, (uint)call.num_kv_heads, deal.number);
       const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
       __global const int* pages = meta + call.pages_at + task.item.pages_at;
-      cla_barrier_await(empty_q + query_turn.stage, query_turn.parity);
+      cla_barrier_wait(empty_q + q_pipe.stage, q_pipe.phase);
       if (lid == 0) {
-        tasks[query_turn.stage] = task;
-        cla_barrier_arrive(full_q + query_turn.stage);
+        tasks[q_pipe.stage] = task;
+        cla_barrier_arrive(full_q + q_pipe.stage);
       }
-      cla_bring_queries(q_tiles + query_turn.stage * CLA_QUERY_UNITS, &task, lid, q, call.q_offset,
-                        call.q_token_stride, call.scale_log2e, full_q + query_turn.stage);
-      query_turn = cla_next_turn(query_turn, CLA_QUERY_STAGES);
+      cla_load_queries(q_tiles + q_pipe.stage * CLA_QUERY_UNITS, &task, lid, q, call.q_offset,
+                       call.q_token_stride, call.scale_log2e, full_q + q_pipe.stage);
+      q_pipe = cla_next_stage(q_pipe, CLA_QUERY_STAGES);
       if (warp >= CLA_COPIERS) continue;
 #if CLA_BOXES
       if (deal.number == (uint)get_group_id(0)) {
-        cla_barrier_await(made, 0);
+        cla_barrier_wait(made, 0);
         cla_take_map(tensor_maps);
         cla_take_map(tensor_maps + CLA_MAP_INTS);
       }
@@ -184,20 +184,20 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
         const int next_page = cla_page_within(pages, position + CLA_BLOCK_KV, keys.end);
         const int num_keys = keys.end - tile - first_key;
         if (tile < keys.end) {
-          cla_bring_keys(k_tiles, full_k, empty_k, k_turn, &k, &task.item, page, position, num_keys,
-                         warp, lane);
-          k_turn = cla_next_turn(k_turn, CLA_STAGES);
+          cla_load_keys(k_tiles, full_k, empty_k, k_pipe, &k, &task.item, page, position, num_keys,
+                        warp, lane);
+          k_pipe = cla_next_stage(k_pipe, CLA_STAGES);
         }
         if (tile > keys.begin) {
-          cla_bring_keys(v_tiles, full_v, empty_v, v_turn, &v, &task.item, values_page,
-                         position - CLA_BLOCK_KV, num_keys + CLA_BLOCK_KV, warp, lane);
-          v_turn = cla_next_turn(v_turn, CLA_STAGES);
+          cla_load_keys(v_tiles, full_v, empty_v, v_pipe, &v, &task.item, values_page,
+                        position - CLA_BLOCK_KV, num_keys + CLA_BLOCK_KV, warp, lane);
+          v_pipe = cla_next_stage(v_pipe, CLA_STAGES);
         }
         values_page = page;
         page = next_page;
       }
     }
-    cla_await_copies();
+    cla_wait_copies();
     return;
   }
 
@@ -210,14 +210,14 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   CLA_TAKE_REGISTERS(232);
   const uint first_row = group * 64;
   const uint warp_row = first_row + warp * 16;
-  const uint own_row = warp_row + lane / 4; /* and the one 8 further on */
+  const uint own_row = warp_row + cla_c_row(lane);
   const uint name = 1 + group;
   const ClaResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
                               out,
                               call.out_offset,
                               call.out_token_stride,
                               (uint)call.num_kv_heads};
-  const int lane_key = (int)(2 * (lane % 4));
+  const int lane_key = (int)cla_c_column(lane);
   const float scale = fabs(call.scale_log2e);
   const float to_logit = cla_to_logit(scale);
   const uint q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
@@ -226,114 +226,114 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   ClaDeal deal = cla_first_task();
   if (deal.number >= num_tasks) return;
   ClaWork work;
-  ClaTurn turn = {0, 0}; /* of the tile's values; of its keys, until they are multiplied */
-  float sums[CLA_DIM_COLUMNS * 4];
-  work.query_turn.stage = 0;
-  work.query_turn.parity = 0;
+  ClaPipe pipe = {0, 0}; /* of the tile's values; of its keys, until they are multiplied */
+  float acc[CLA_ACC_TILES * CLA_C_SIZE];
+  work.q_pipe.stage = 0;
+  work.q_pipe.phase = 0;
 #pragma unroll
-  for (uint i = 0; i < CLA_DIM_COLUMNS * 4; ++i) sums[i] = 0.0f;
-  cla_barrier_await(full_q, 0);
-  cla_begin_work(&work, tasks, work.query_turn, &opt, own_row, call.causal);
+  for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
+  cla_barrier_wait(full_q, 0);
+  cla_begin_work(&work, tasks, work.q_pipe, &opt, own_row, call.causal);
   deal = cla_next_task(deal);
   int tile = work.keys.begin;
-  if (group == CLA_CONSUMERS - 1) cla_give_turn(group);
+  if (group == CLA_CONSUMERS - 1) cla_order_arrive(group);
   for (;;) {
     if (tile < work.keys.end) { /* begins beside no other tile */
-      float scores[CLA_KEY_COLUMNS * 4];
-      uint4 weights[CLA_KEY_STEPS];
+      float scores[CLA_SCORE_TILES * CLA_C_SIZE];
+      ClaA probabilities[CLA_KEY_STEPS];
       float2 bases, factors;
       int masked = cla_partly_seen(&work, tile);
       int by_hand;
-      cla_await_tile(full_k, turn);
-      cla_await_turn(group);
-      cla_start_qk(scores, q_first + work.query_turn.stage * CLA_QUERY_UNITS,
-                   k_desc + turn.stage * CLA_TILE_UNITS);
-      cla_give_turn(group);
-      cla_wgmma_await_all();
-      CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
-      if (lane == 0) cla_barrier_arrive(empty_k + turn.stage);
-      bases = cla_start_weights(scores, &work, &opt, scale, tile + lane_key, masked);
-      factors.x = cla_weigh(scores, work.state, 0, bases.x, to_logit);
-      factors.y = cla_weigh(scores, work.state, 1, bases.y, to_logit);
-      cla_rescale_fragment(sums, factors);
-      cla_pack_all(weights, scores);
+      cla_wait_tile(full_k, pipe);
+      cla_order_wait(group);
+      cla_start_qk(scores, q_first + work.q_pipe.stage * CLA_QUERY_UNITS,
+                   k_desc + pipe.stage * CLA_TILE_UNITS);
+      cla_order_arrive(group);
+      cla_wgmma_wait_all();
+      CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
+      if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
+      bases = cla_find_bases(scores, &work, &opt, scale, tile + lane_key, masked);
+      factors.x = cla_row_to_probabilities(scores, work.state, 0, bases.x, to_logit);
+      factors.y = cla_row_to_probabilities(scores, work.state, 1, bases.y, to_logit);
+      cla_rescale_pair(acc, factors);
+      cla_round_rows(probabilities, scores);
       for (;;) {
         by_hand = 0;
         if (masked) {
-          cla_barrier_await(full_v + turn.stage, turn.parity);
+          cla_barrier_wait(full_v + pipe.stage, pipe.phase);
           by_hand =
-              cla_values_overflow(v_tiles + turn.stage * CLA_TILE_UNITS, tile, &work, lid, name);
+              cla_values_overflow(v_tiles + pipe.stage * CLA_TILE_UNITS, tile, &work, lid, name);
         }
         if (by_hand) break;
         const ClaWork ended = work;
         const int last = tile + CLA_BLOCK_KV >= work.keys.end;
         if (last) { /* goes on with the next task's first tile */
           if (CLA_QUERY_STAGES == 1 || deal.number >= num_tasks) break;
-          const ClaTurn query_turn = cla_next_turn(work.query_turn, CLA_QUERY_STAGES);
-          cla_barrier_await(full_q + query_turn.stage, query_turn.parity);
-          if (!cla_has_keys(&opt, &tasks[query_turn.stage].item, call.causal)) break;
-          cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
+          const ClaPipe q_pipe = cla_next_stage(work.q_pipe, CLA_QUERY_STAGES);
+          cla_barrier_wait(full_q + q_pipe.stage, q_pipe.phase);
+          if (!cla_has_keys(&opt, &tasks[q_pipe.stage].item, call.causal)) break;
+          cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
           deal = cla_next_task(deal);
           tile = work.keys.begin;
         } else {
           tile += CLA_BLOCK_KV;
         }
-        const ClaTurn next = cla_next_turn(turn, CLA_STAGES);
+        const ClaPipe next = cla_next_stage(pipe, CLA_STAGES);
         masked = cla_partly_seen(&work, tile);
-        cla_barrier_await(full_v + turn.stage, turn.parity);
-        cla_await_tile(full_k, next);
-        cla_await_turn(group);
-        cla_start_qk(scores, q_first + work.query_turn.stage * CLA_QUERY_UNITS,
+        cla_barrier_wait(full_v + pipe.stage, pipe.phase);
+        cla_wait_tile(full_k, next);
+        cla_order_wait(group);
+        cla_start_qk(scores, q_first + work.q_pipe.stage * CLA_QUERY_UNITS,
                      k_desc + next.stage * CLA_TILE_UNITS);
-        cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-        cla_give_turn(group);
-        cla_wgmma_await_all_but_1();
-        CLA_PIN(scores, CLA_KEY_COLUMNS * 4);
+        cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
+        cla_order_arrive(group);
+        cla_wgmma_wait_all_but_1();
+        CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
         if (lane == 0) cla_barrier_arrive(empty_k + next.stage);
-        bases = cla_start_weights(scores, &work, &opt, scale, tile + lane_key, masked);
-        factors.x = cla_weigh(scores, work.state, 0, bases.x, to_logit);
+        bases = cla_find_bases(scores, &work, &opt, scale, tile + lane_key, masked);
+        factors.x = cla_row_to_probabilities(scores, work.state, 0, bases.x, to_logit);
         cla_mark_rows_done(marks + thread, work.state[0].sum + bases.y);
-        cla_wgmma_await_all();
-        cla_pin_weights(weights); /* read until now */
-        CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
-        if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
+        cla_wgmma_wait_all();
+        cla_pin_probabilities(probabilities); /* read until now */
+        CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+        if (lane == 0) cla_barrier_arrive(empty_v + pipe.stage);
         if (last) {
-          const uint stage = ended.query_turn.stage;
+          const uint stage = ended.q_pipe.stage;
           cla_warpgroup_barrier(name); /* queries multiplied -> results staged */
           cla_end_rows(&ended.task, ended.state, &opt, &results, q_tiles + stage * CLA_QUERY_UNITS,
-                       sums, warp_row, lane);
+                       acc, warp_row, lane);
           if (lane == 0) cla_barrier_arrive(empty_q + stage);
         }
-        factors.y = cla_weigh(scores, work.state, 1, bases.y, to_logit);
-        cla_rescale_fragment(sums, factors);
-        cla_pack_all(weights, scores);
-        turn = next;
+        factors.y = cla_row_to_probabilities(scores, work.state, 1, bases.y, to_logit);
+        cla_rescale_pair(acc, factors);
+        cla_round_rows(probabilities, scores);
+        pipe = next;
       }
       if (by_hand) {
-        cla_add_seen_values(sums, weights, work.rows, v_tiles + turn.stage * CLA_TILE_UNITS, tile,
-                            lane);
+        cla_add_seen_values(acc, probabilities, work.rows, v_tiles + pipe.stage * CLA_TILE_UNITS,
+                            tile, lane);
         cla_warp_barrier(); /* values read -> told to be empty */
       } else {
-        cla_await_tile(full_v, turn);
-        cla_start_pv(sums, weights, v_desc + turn.stage * CLA_TILE_UNITS);
-        cla_wgmma_await_all();
-        CLA_PIN(sums, CLA_DIM_COLUMNS * 4);
+        cla_wait_tile(full_v, pipe);
+        cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
+        cla_wgmma_wait_all();
+        CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
       }
-      if (lane == 0) cla_barrier_arrive(empty_v + turn.stage);
-      turn = cla_next_turn(turn, CLA_STAGES);
+      if (lane == 0) cla_barrier_arrive(empty_v + pipe.stage);
+      pipe = cla_next_stage(pipe, CLA_STAGES);
       tile += CLA_BLOCK_KV;
       if (tile < work.keys.end) continue;
     }
     cla_warpgroup_barrier(name); /* queries multiplied -> results staged */
     cla_end_rows(&work.task, work.state, &opt, &results,
-                 q_tiles + work.query_turn.stage * CLA_QUERY_UNITS, sums, warp_row, lane);
-    if (lane == 0) cla_barrier_arrive(empty_q + work.query_turn.stage);
+                 q_tiles + work.q_pipe.stage * CLA_QUERY_UNITS, acc, warp_row, lane);
+    if (lane == 0) cla_barrier_arrive(empty_q + work.q_pipe.stage);
     if (deal.number >= num_tasks) break;
-    const ClaTurn query_turn = cla_next_turn(work.query_turn, CLA_QUERY_STAGES);
-    cla_barrier_await(full_q + query_turn.stage, query_turn.parity);
-    cla_begin_work(&work, tasks, query_turn, &opt, own_row, call.causal);
+    const ClaPipe q_pipe = cla_next_stage(work.q_pipe, CLA_QUERY_STAGES);
+    cla_barrier_wait(full_q + q_pipe.stage, q_pipe.phase);
+    cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
     deal = cla_next_task(deal);
     tile = work.keys.begin;
   }
-  if (group == 0) cla_await_turn(group); /* the last one's */
+  if (group == 0) cla_order_wait(group); /* the last one's */
 }

@@ -60,9 +60,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ce
       cla_wgmma_next_n128(c, a + CLA_NEXT_COLUMNS(step % 4, 64u),
                           b + CLA_NEXT_COLUMNS(step % 4, CLA_COLUMNS));
     cla_wgmma_commit();
-    cla_wgmma_await_all_but_1();
+    cla_wgmma_wait_all_but_1();
   }
-  cla_wgmma_await_all();
+  cla_wgmma_wait_all();
   CLA_PIN(c, 64);
 
   const uint lane = lid % 32u;

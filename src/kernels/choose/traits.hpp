@@ -55,9 +55,9 @@ struct UnitTraits {
 
 /// A row UNIT of units.inc.
 struct Unit {
-  KernelFamily family;
-  Needs needs;
-  TypeSet queries, cache;
+  KernelFamily family{};
+  Needs needs{};
+  TypeSet queries = 0, cache = 0;
   UnitTraits traits;
 };
 
