@@ -175,20 +175,170 @@ static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabili
   return (float2)(upper, lower);
 }
 
+/* What the warpgroups share in local memory. */
+typedef struct ClaShared {
+  __local uint4 *q_tile, *k_tiles;
+  __local ClaTask* tasks; /* one: it comes with the queries */
+  __local ulong *full_q, *empty_q, *full_k, *empty_k;
+} ClaShared;
+
+/* The last warpgroup: loads queries and latent rows of all tasks into their stages. */
+static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const ClaShared* at,
+                               __global const int* meta, __global const CLA_Q_T* q,
+                               __global const CLA_KV_T* k_cache, uint num_tasks, uint warp,
+                               uint lane, uint lid) {
+  ClaPipe pipe = {0, 1}, q_pipe = {0, 1};
+  for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
+    const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
+    const ClaRange keys = cla_keys_in_runs(opt, &task.item, call.causal);
+    __global const int* pages = meta + call.pages_at + task.item.pages_at;
+    int page[CLA_LANE_ROWS];
+    cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
+    cla_barrier_wait(at->empty_q, q_pipe.phase);
+    if (lid == 0) {
+      at->tasks[0] = task;
+      cla_barrier_arrive(at->full_q);
+    }
+    cla_load_latent_queries(at->q_tile, &task, q + call.q_offset, call.q_token_stride,
+                            call.scale_log2e, at->full_q, warp, lane);
+    q_pipe = cla_next_stage(q_pipe, 1);
+    for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
+      int next_page[CLA_LANE_ROWS];
+      cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
+      cla_barrier_wait(at->empty_k + pipe.stage, pipe.phase);
+      cla_start_keys(at->k_tiles + pipe.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
+                     lane);
+      cla_barrier_arrive_after_copies(at->full_k + pipe.stage);
+      pipe = cla_next_stage(pipe, CLA_STAGES);
+#pragma unroll
+      for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
+    }
+  }
+  cla_wait_copies();
+}
+
+/* What a consumer knows all along. */
+typedef struct ClaConsumer {
+  const ClaShared* at;
+  const ClaOptions* opt;
+  ClaHandover handover;
+  __local uint4* own_v; /* its dims of the stages of latent rows */
+  uint lane, lid, name;
+  uint q_desc, k_desc, v_desc;
+  float scale;
+} ClaConsumer;
+
+static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
+  if (own->lane == 0) cla_barrier_arrive(empty);
+}
+
+/* Adds the own dims of a tile of values beside which no product runs. */
+static inline void cla_take_values(const ClaConsumer* own, const ClaWork* work, ClaPipe pipe,
+                                   float* acc, const ClaA* probabilities, int tile, int by_hand) {
+  if (by_hand) {
+    cla_add_seen_values(acc, probabilities, work->rows, own->own_v + pipe.stage * CLA_TILE_UNITS,
+                        tile, own->lane);
+    cla_warp_barrier(); /* values read -> told to be empty */
+  } else {
+    cla_start_pv(acc, probabilities, own->v_desc + pipe.stage * CLA_TILE_UNITS);
+    cla_wgmma_wait_all();
+    CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+  }
+  cla_release(own, own->at->empty_k + pipe.stage);
+}
+
+/* A tile's products become probabilities, which the second warpgroup gets, too. */
+static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPipe* hand_pipe,
+                                   float* acc, float* scores, ClaA* probabilities, int tile,
+                                   int masked) {
+  cla_wgmma_wait_all();
+  CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
+  const float2 factors =
+      cla_scores_to_probabilities(scores, probabilities, work, own->opt, own->scale,
+                                  tile + (int)cla_c_column(own->lane), masked);
+  cla_hand_over(own->handover, hand_pipe, probabilities, CLA_KEY_STEPS, factors, own->lid);
+  cla_rescale_pair(acc, factors);
+}
+
+/* The first warpgroup: all products with keys, the softmax, and the front half of the values. */
+static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaPipe* pipe,
+                                     ClaPipe* hand_pipe, float* acc) {
+  const ClaShared* at = own->at;
+  const int tiles_end = CLA_TILES_END(work->keys);
+  int tile = work->keys.begin;
+  ClaA probabilities[CLA_KEY_STEPS];
+  do { /* once, but for what is added by hand */
+    float scores[CLA_SCORE_TILES * CLA_C_SIZE];
+    int masked = cla_partly_seen(work, tile);
+    int by_hand;
+    cla_wait_tile(at->full_k, *pipe);
+    cla_start_qk(scores, own->q_desc, own->k_desc + pipe->stage * CLA_TILE_UNITS);
+    cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
+    for (;;) {
+      tile += CLA_BLOCK_KV;
+      by_hand = masked && cla_values_overflow(own->own_v + pipe->stage * CLA_TILE_UNITS,
+                                              tile - CLA_BLOCK_KV, work, own->lid, own->name);
+      if (by_hand || tile >= tiles_end) break;
+      const ClaPipe next = cla_next_stage(*pipe, CLA_STAGES);
+      masked = cla_partly_seen(work, tile);
+      cla_start_pv(acc, probabilities, own->v_desc + pipe->stage * CLA_TILE_UNITS);
+      cla_wait_tile(at->full_k, next);
+      cla_start_qk(scores, own->q_desc, own->k_desc + next.stage * CLA_TILE_UNITS);
+      cla_wgmma_wait_all_but_1();
+      cla_pin_probabilities(probabilities); /* read until now */
+      CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+      cla_release(own, at->empty_k + pipe->stage);
+      cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
+      *pipe = next;
+    }
+    cla_take_values(own, work, *pipe, acc, probabilities, tile - CLA_BLOCK_KV, by_hand);
+    *pipe = cla_next_stage(*pipe, CLA_STAGES);
+  } while (tile < tiles_end);
+  const ClaRowState* state = work->state;
+  const uint4 ends = as_uint4((float4)(state[0].base, state[0].sum, state[1].base, state[1].sum));
+  cla_hand_over(own->handover, hand_pipe, &ends, 1, (float2)(1.0f), own->lid);
+}
+
+/* The second warpgroup: the back half of the values. */
+static inline void cla_consume_back(const ClaConsumer* own, ClaWork* work, ClaPipe* pipe,
+                                    ClaPipe* hand_pipe, float* acc) {
+  const int tiles_end = CLA_TILES_END(work->keys);
+  int tile = work->keys.begin;
+  ClaA probabilities[CLA_KEY_STEPS];
+  do {
+    cla_wait_tile(own->at->full_k, *pipe);
+    cla_rescale_pair(
+        acc, cla_take_over(own->handover, hand_pipe, probabilities, CLA_KEY_STEPS, own->lid));
+    const int by_hand = cla_partly_seen(work, tile) &&
+                        cla_values_overflow(own->own_v + pipe->stage * CLA_TILE_UNITS, tile, work,
+                                            own->lid, own->name);
+    cla_take_values(own, work, *pipe, acc, probabilities, tile, by_hand);
+    *pipe = cla_next_stage(*pipe, CLA_STAGES);
+    tile += CLA_BLOCK_KV;
+  } while (tile < tiles_end);
+  uint4 ends;
+  cla_take_over(own->handover, hand_pipe, &ends, 1, own->lid);
+  work->state[0].base = as_float(ends.x);
+  work->state[0].sum = as_float(ends.y);
+  work->state[1].base = as_float(ends.z);
+  work->state[1].sum = as_float(ends.w);
+}
+
 CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   __local uint4 q_tile[CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
   __local float row_factors[CLA_BLOCK_ROWS];
-  __local ClaTask tasks[1]; /* comes with the queries */
+  __local ClaTask tasks[1];
   __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
   __local ulong full_words[1], empty_words[1];
 
+  const ClaShared at = {q_tile, k_tiles, tasks, full_q, empty_q, full_k, empty_k};
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint thread = (uint)get_local_id(0);
-  const uint lane = thread % 32;
+  const uint lane = thread % CLA_LANES;
   const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
-  const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
+  const uint warp = cla_shuffle_from(thread / CLA_LANES % 4, 0);
   const uint lid = thread % CLA_WARPGROUP;
   const uint num_tasks = (uint)call.num_entries * CLA_HEAD_CHUNKS;
 
@@ -203,44 +353,15 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
-
   if (group == 2) {
     CLA_KEEP_REGISTERS(40);
-    ClaPipe pipe = {0, 1}, q_pipe = {0, 1};
-    for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
-      const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
-      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
-      __global const int* pages = meta + call.pages_at + task.item.pages_at;
-      int page[CLA_LANE_ROWS];
-      cla_find_pages(page, pages, keys.begin, keys.end, warp, lane);
-      cla_barrier_wait(empty_q, q_pipe.phase);
-      if (lid == 0) {
-        tasks[0] = task;
-        cla_barrier_arrive(full_q);
-      }
-      cla_load_latent_queries(q_tile, &task, q + call.q_offset, call.q_token_stride,
-                              call.scale_log2e, full_q, warp, lane);
-      q_pipe = cla_next_stage(q_pipe, 1);
-      for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
-        int next_page[CLA_LANE_ROWS];
-        cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
-        cla_barrier_wait(empty_k + pipe.stage, pipe.phase);
-        cla_start_keys(k_tiles + pipe.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
-                       lane);
-        cla_barrier_arrive_after_copies(full_k + pipe.stage);
-        pipe = cla_next_stage(pipe, CLA_STAGES);
-#pragma unroll
-        for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
-      }
-    }
-    cla_wait_copies();
+    cla_produce(call, &opt, &at, meta, q, k_cache, num_tasks, warp, lane, lid);
     return;
   }
 
   CLA_TAKE_REGISTERS(232);
-  const uint own_row = warp * CLA_TILE_ROWS + cla_c_row(lane);
-  const uint name = 1 + group;
-  const ClaHandover handover = {words, row_factors + own_row, full_words, empty_words};
+  const uint warp_row = warp * CLA_TILE_ROWS;
+  const uint own_row = warp_row + cla_c_row(lane);
   const uint own_dim = group * (CLA_HEAD_DIM / 2);
   __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
   __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
@@ -250,102 +371,34 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
       call.out_offset + own_dim,
       call.out_token_stride,
       (uint)call.num_kv_heads};
-  const int lane_key = (int)cla_c_column(lane);
-  const float scale = fabs(call.scale_log2e);
-  const uint q_desc = cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS);
-  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_BLOCK_KV);
-  const uint v_desc = cla_tile_descriptor(own_v, CLA_BLOCK_KV);
+  const ClaConsumer own = {&at,
+                           &opt,
+                           {words, row_factors + own_row, full_words, empty_words},
+                           own_v,
+                           lane,
+                           lid,
+                           1 + group,
+                           cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS),
+                           cla_tile_descriptor(k_tiles, CLA_BLOCK_KV),
+                           cla_tile_descriptor(own_v, CLA_BLOCK_KV),
+                           fabs(call.scale_log2e)};
   ClaPipe pipe = {0, 0}, q_pipe = {0, 0}, hand_pipe = {0, 0};
   float acc[CLA_ACC_TILES * CLA_C_SIZE];
 #pragma unroll
   for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
-    ClaA probabilities[CLA_KEY_STEPS];
     ClaWork work;
     cla_wait_tile(full_q, q_pipe);
     cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
-    const int tiles_end = CLA_TILES_END(work.keys);
-    int tile = work.keys.begin;
     if (group == 0) {
-      do { /* once, but for what is added by hand */
-        float scores[CLA_SCORE_TILES * CLA_C_SIZE];
-        int masked = cla_partly_seen(&work, tile);
-        int by_hand;
-        cla_wait_tile(full_k, pipe);
-        cla_start_qk(scores, q_desc, k_desc + pipe.stage * CLA_TILE_UNITS);
-        cla_wgmma_wait_all();
-        CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
-        float2 factors = cla_scores_to_probabilities(scores, probabilities, &work, &opt, scale,
-                                                     tile + lane_key, masked);
-        cla_hand_over(handover, &hand_pipe, probabilities, CLA_KEY_STEPS, factors, lid);
-        cla_rescale_pair(acc, factors);
-        for (;;) {
-          tile += CLA_BLOCK_KV;
-          by_hand = masked && cla_values_overflow(own_v + pipe.stage * CLA_TILE_UNITS,
-                                                  tile - CLA_BLOCK_KV, &work, lid, name);
-          if (by_hand || tile >= tiles_end) break;
-          const ClaPipe next = cla_next_stage(pipe, CLA_STAGES);
-          masked = cla_partly_seen(&work, tile);
-          cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
-          cla_wait_tile(full_k, next);
-          cla_start_qk(scores, q_desc, k_desc + next.stage * CLA_TILE_UNITS);
-          cla_wgmma_wait_all_but_1();
-          cla_pin_probabilities(probabilities); /* read until now */
-          CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-          if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
-          cla_wgmma_wait_all();
-          CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
-          factors = cla_scores_to_probabilities(scores, probabilities, &work, &opt, scale,
-                                                tile + lane_key, masked);
-          cla_hand_over(handover, &hand_pipe, probabilities, CLA_KEY_STEPS, factors, lid);
-          cla_rescale_pair(acc, factors);
-          pipe = next;
-        }
-        if (by_hand) {
-          cla_add_seen_values(acc, probabilities, work.rows, own_v + pipe.stage * CLA_TILE_UNITS,
-                              tile - CLA_BLOCK_KV, lane);
-          cla_warp_barrier(); /* values read -> told to be empty */
-        } else {
-          cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
-          cla_wgmma_wait_all();
-          CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-        }
-        if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
-        pipe = cla_next_stage(pipe, CLA_STAGES);
-      } while (tile < tiles_end);
-      const uint4 ends = as_uint4(
-          (float4)(work.state[0].base, work.state[0].sum, work.state[1].base, work.state[1].sum));
-      cla_hand_over(handover, &hand_pipe, &ends, 1, (float2)(1.0f), lid);
+      cla_consume_front(&own, &work, &pipe, &hand_pipe, acc);
     } else {
-      do {
-        __local const uint4* v_tile = own_v + pipe.stage * CLA_TILE_UNITS;
-        cla_wait_tile(full_k, pipe);
-        cla_rescale_pair(acc,
-                         cla_take_over(handover, &hand_pipe, probabilities, CLA_KEY_STEPS, lid));
-        if (cla_partly_seen(&work, tile) && cla_values_overflow(v_tile, tile, &work, lid, name)) {
-          cla_add_seen_values(acc, probabilities, work.rows, v_tile, tile, lane);
-          cla_warp_barrier(); /* values read -> told to be empty */
-        } else {
-          cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
-          cla_wgmma_wait_all();
-          CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-        }
-        if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
-        pipe = cla_next_stage(pipe, CLA_STAGES);
-        tile += CLA_BLOCK_KV;
-      } while (tile < tiles_end);
-      uint4 ends;
-      cla_take_over(handover, &hand_pipe, &ends, 1, lid);
-      work.state[0].base = as_float(ends.x);
-      work.state[0].sum = as_float(ends.y);
-      work.state[1].base = as_float(ends.z);
-      work.state[1].sum = as_float(ends.w);
+      cla_consume_back(&own, &work, &pipe, &hand_pipe, acc);
     }
-
-    cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp * 16, lane);
+    cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp_row, lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
-    if (lane == 0) cla_barrier_arrive(empty_q);
+    cla_release(&own, empty_q);
     q_pipe = cla_next_stage(q_pipe, 1);
   }
 }

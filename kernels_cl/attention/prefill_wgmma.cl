@@ -104,236 +104,337 @@ static inline void cla_mark_rows_done(__local float* mark, float made) {
                : "memory");
 }
 
+/* What the warpgroups share in local memory. */
+typedef struct ClaShared {
+  __local uint4 *q_tiles, *k_tiles, *v_tiles;
+  __local ClaTask* tasks; /* come with the queries */
+  __local float* marks;   /* of each work-item */
+  __local ulong *full_q, *empty_q, *full_k, *full_v, *empty_k, *empty_v;
+  __local ulong* maps_made;
+} ClaShared;
+
+static inline void cla_init_barriers(const ClaShared* at) {
+  cla_barrier_init(at->maps_made, 2);
+  for (uint s = 0; s < CLA_QUERY_STAGES; ++s) {
+    cla_barrier_init(at->full_q + s, CLA_WARPGROUP + 1);
+    cla_barrier_init(at->empty_q + s, 4 * CLA_CONSUMERS);
+  }
+  for (uint s = 0; s < CLA_STAGES; ++s) {
+    cla_barrier_init(at->full_k + s, CLA_BOXES ? CLA_COPIERS : CLA_WARPGROUP);
+    cla_barrier_init(at->full_v + s, CLA_BOXES ? CLA_COPIERS : CLA_WARPGROUP);
+    cla_barrier_init(at->empty_k + s, 4 * CLA_CONSUMERS);
+    cla_barrier_init(at->empty_v + s, 4 * CLA_CONSUMERS);
+  }
+  cla_fence_for_products(); /* initialised -> told by copies */
+}
+
+/* Loads the own warp's part of all tiles of a task. Keys run a tile ahead of values, as products
+   want them, page ids a tile ahead of keys. */
+static inline void cla_load_tiles_of(const ClaTask* task, ClaRange keys, const ClaSource* k,
+                                     const ClaSource* v, __global const int* pages,
+                                     const ClaShared* at, ClaPipe* k_pipe, ClaPipe* v_pipe,
+                                     uint warp, uint lane) {
+  const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
+  const int own_key = first_key + (int)CLA_OWN_KEY(lane);
+  int page = cla_page_within(pages, keys.begin + own_key, keys.end);
+  int values_page = 0;
+  for (int tile = keys.begin; tile < keys.end + CLA_BLOCK_KV; tile += CLA_BLOCK_KV) {
+    const int position = tile + own_key;
+    const int next_page = cla_page_within(pages, position + CLA_BLOCK_KV, keys.end);
+    const int num_keys = keys.end - tile - first_key;
+    if (tile < keys.end) {
+      cla_load_keys(at->k_tiles, at->full_k, at->empty_k, *k_pipe, k, &task->item, page, position,
+                    num_keys, warp, lane);
+      *k_pipe = cla_next_stage(*k_pipe, CLA_STAGES);
+    }
+    if (tile > keys.begin) {
+      cla_load_keys(at->v_tiles, at->full_v, at->empty_v, *v_pipe, v, &task->item, values_page,
+                    position - CLA_BLOCK_KV, num_keys + CLA_BLOCK_KV, warp, lane);
+      *v_pipe = cla_next_stage(*v_pipe, CLA_STAGES);
+    }
+    values_page = page;
+    page = next_page;
+  }
+}
+
+/* The last warpgroup: loads queries, keys and values of all tasks into their stages. */
+static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const ClaShared* at,
+                               __global const int* meta, __global const int* tensor_maps,
+                               __global const CLA_Q_T* q, __global const CLA_KV_T* k_cache,
+                               __global const CLA_KV_T* v_cache, uint num_tasks, uint warp,
+                               uint lane, uint lid) {
+  ClaPipe k_pipe = {0, 1}, v_pipe = {0, 1}, q_pipe = {0, 1};
+#if CLA_BOXES
+  const int head_pages = (int)(call.head_stride / call.block_stride);
+  const int head_rest = (int)(call.head_stride % call.block_stride);
+#endif
+  for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
+    const ClaTask task = cla_task_of(meta, call.entries_at, (uint)call.num_kv_heads, deal.number);
+    const ClaRange keys = cla_keys_in_runs(opt, &task.item, call.causal);
+    cla_barrier_wait(at->empty_q + q_pipe.stage, q_pipe.phase);
+    if (lid == 0) {
+      at->tasks[q_pipe.stage] = task;
+      cla_barrier_arrive(at->full_q + q_pipe.stage);
+    }
+    cla_load_queries(at->q_tiles + q_pipe.stage * CLA_QUERY_UNITS, &task, lid, q, call.q_offset,
+                     call.q_token_stride, call.scale_log2e, at->full_q + q_pipe.stage);
+    q_pipe = cla_next_stage(q_pipe, CLA_QUERY_STAGES);
+    if (warp >= CLA_COPIERS) continue;
+#if CLA_BOXES
+    if (deal.number == (uint)get_group_id(0)) {
+      cla_barrier_wait(at->maps_made, 0);
+      cla_take_map(tensor_maps);
+      cla_take_map(tensor_maps + CLA_MAP_INTS);
+    }
+    const int head = (int)task.kv_head;
+    const ClaSource k = {tensor_maps, head * head_rest, head * head_pages};
+    const ClaSource v = {tensor_maps + CLA_MAP_INTS, k.at, k.more_pages};
+#else
+    const long head_at = (long)task.kv_head * call.head_stride;
+    const ClaSource k = {k_cache + call.k_offset + head_at, call.block_stride, call.token_stride};
+    const ClaSource v = {v_cache + call.v_offset + head_at, call.block_stride, call.token_stride};
+#endif
+    cla_load_tiles_of(&task, keys, &k, &v, meta + call.pages_at + task.item.pages_at, at, &k_pipe,
+                      &v_pipe, warp, lane);
+  }
+  cla_wait_copies();
+}
+
+/* What a consumer is, and where it stands. */
+typedef struct ClaConsumer {
+  const ClaShared* at;
+  const ClaOptions* opt;
+  const ClaResults* results;
+  uint group, lane, lid, warp_row;
+  uint q_desc, k_desc, v_desc;
+  uint num_tasks;
+  int causal;
+  float scale;
+} ClaConsumer;
+typedef struct ClaProgress {
+  ClaWork work;
+  ClaDeal deal; /* the task to come */
+  ClaPipe pipe; /* of the tile's values; of its keys, until they are multiplied */
+  int tile;
+  int masked; /* some row does not see some key of the tile */
+} ClaProgress;
+
+/* Begins with the task whose queries have come. */
+static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaPipe q_pipe) {
+  cla_begin_work(&now->work, own->at->tasks, q_pipe, own->opt, own->warp_row + cla_c_row(own->lane),
+                 own->causal);
+  now->deal = cla_next_task(now->deal);
+  now->tile = now->work.keys.begin;
+}
+
+/* S = Q K^T of the tile in a stage of keys, started; the order is the own one's. */
+static inline void cla_start_scores(const ClaConsumer* own, const ClaProgress* now, float* scores,
+                                    ClaPipe k_pipe) {
+  cla_start_qk(scores, own->q_desc + now->work.q_pipe.stage * CLA_QUERY_UNITS,
+               own->k_desc + k_pipe.stage * CLA_TILE_UNITS);
+}
+static inline void cla_start_values(const ClaConsumer* own, const ClaProgress* now, float* acc,
+                                    const ClaA* probabilities) {
+  cla_start_pv(acc, probabilities, own->v_desc + now->pipe.stage * CLA_TILE_UNITS);
+}
+static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
+  if (own->lane == 0) cla_barrier_arrive(empty);
+}
+static inline int cla_first_key(const ClaConsumer* own, const ClaProgress* now) {
+  return now->tile + (int)cla_c_column(own->lane);
+}
+
+/* The probabilities of a tile whose products run beside no other tile's. */
+static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now, float* acc,
+                                       ClaA* probabilities) {
+  const float to_logit = cla_to_logit(own->scale);
+  float scores[CLA_SCORE_TILES * CLA_C_SIZE];
+  float2 factors;
+  now->masked = cla_partly_seen(&now->work, now->tile);
+  cla_wait_tile(own->at->full_k, now->pipe);
+  cla_order_wait(own->group);
+  cla_start_scores(own, now, scores, now->pipe);
+  cla_order_arrive(own->group);
+  cla_wgmma_wait_all();
+  CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
+  cla_release(own, own->at->empty_k + now->pipe.stage);
+  const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
+                                      cla_first_key(own, now), now->masked);
+  factors.x = cla_row_to_probabilities(scores, now->work.state, 0, bases.x, to_logit);
+  factors.y = cla_row_to_probabilities(scores, now->work.state, 1, bases.y, to_logit);
+  cla_rescale_pair(acc, factors);
+  cla_round_rows(probabilities, scores);
+}
+
+/* Stores the rows of a task and gives its queries' stage back. */
+static inline void cla_leave_task(const ClaConsumer* own, const ClaWork* ended, float* acc) {
+  const uint stage = ended->q_pipe.stage;
+  cla_warpgroup_barrier(1 + own->group); /* queries multiplied -> results staged */
+  cla_end_rows(&ended->task, ended->state, own->opt, own->results,
+               own->at->q_tiles + stage * CLA_QUERY_UNITS, acc, own->warp_row, own->lane);
+  cla_release(own, own->at->empty_q + stage);
+}
+
+/* Goes on to the next tile, be it the next task's first: its products with keys run beside those
+   of the last tile's values, and its softmax beside the latter. 0: there is no such tile, and the
+   last one's values are still to be added. */
+static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, float* acc,
+                                     ClaA* probabilities) {
+  const ClaShared* at = own->at;
+  const float to_logit = cla_to_logit(own->scale);
+  const ClaWork ended = now->work;
+  const int last = now->tile + CLA_BLOCK_KV >= now->work.keys.end;
+  if (last) {
+    if (CLA_QUERY_STAGES == 1 || now->deal.number >= own->num_tasks) return 0;
+    const ClaPipe q_pipe = cla_next_stage(now->work.q_pipe, CLA_QUERY_STAGES);
+    cla_barrier_wait(at->full_q + q_pipe.stage, q_pipe.phase);
+    if (!cla_has_keys(own->opt, &at->tasks[q_pipe.stage].item, own->causal)) return 0;
+    cla_enter_task(own, now, q_pipe);
+  } else {
+    now->tile += CLA_BLOCK_KV;
+  }
+  const ClaPipe next = cla_next_stage(now->pipe, CLA_STAGES);
+  float scores[CLA_SCORE_TILES * CLA_C_SIZE];
+  float2 factors;
+  now->masked = cla_partly_seen(&now->work, now->tile);
+  cla_barrier_wait(at->full_v + now->pipe.stage, now->pipe.phase);
+  cla_wait_tile(at->full_k, next);
+  cla_order_wait(own->group);
+  cla_start_scores(own, now, scores, next);
+  cla_start_values(own, now, acc, probabilities);
+  cla_order_arrive(own->group);
+  cla_wgmma_wait_all_but_1();
+  CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
+  cla_release(own, at->empty_k + next.stage);
+  const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
+                                      cla_first_key(own, now), now->masked);
+  factors.x = cla_row_to_probabilities(scores, now->work.state, 0, bases.x, to_logit);
+  cla_mark_rows_done(at->marks + get_local_id(0), now->work.state[0].sum + bases.y);
+  cla_wgmma_wait_all();
+  cla_pin_probabilities(probabilities); /* read until now */
+  CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+  cla_release(own, at->empty_v + now->pipe.stage);
+  if (last) cla_leave_task(own, &ended, acc);
+  factors.y = cla_row_to_probabilities(scores, now->work.state, 1, bases.y, to_logit);
+  cla_rescale_pair(acc, factors);
+  cla_round_rows(probabilities, scores);
+  now->pipe = next;
+  return 1;
+}
+
+/* Whether the tile holds values that must not be multiplied. */
+static inline int cla_must_not_multiply(const ClaConsumer* own, const ClaProgress* now) {
+  if (!now->masked) return 0;
+  cla_barrier_wait(own->at->full_v + now->pipe.stage, now->pipe.phase);
+  return cla_values_overflow(own->at->v_tiles + now->pipe.stage * CLA_TILE_UNITS, now->tile,
+                             &now->work, own->lid, 1 + own->group);
+}
+
+/* Adds the values of a tile beside which no other begins, and goes on behind it. */
+static inline void cla_take_last_values(const ClaConsumer* own, ClaProgress* now, float* acc,
+                                        const ClaA* probabilities, int by_hand) {
+  if (by_hand) {
+    cla_add_seen_values(acc, probabilities, now->work.rows,
+                        own->at->v_tiles + now->pipe.stage * CLA_TILE_UNITS, now->tile, own->lane);
+    cla_warp_barrier(); /* values read -> told to be empty */
+  } else {
+    cla_wait_tile(own->at->full_v, now->pipe);
+    cla_start_values(own, now, acc, probabilities);
+    cla_wgmma_wait_all();
+    CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+  }
+  cla_release(own, own->at->empty_v + now->pipe.stage);
+  now->pipe = cla_next_stage(now->pipe, CLA_STAGES);
+  now->tile += CLA_BLOCK_KV;
+}
+
+/* The other warpgroups: 64 rows each of all tasks. */
+static inline void cla_consume(const ClaConsumer* own) {
+  ClaProgress now;
+  float acc[CLA_ACC_TILES * CLA_C_SIZE];
+  now.deal = cla_first_task();
+  if (now.deal.number >= own->num_tasks) return;
+  now.pipe.stage = 0;
+  now.pipe.phase = 0;
+#pragma unroll
+  for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
+  cla_barrier_wait(own->at->full_q, 0);
+  cla_enter_task(own, &now, now.pipe);
+  if (own->group == CLA_CONSUMERS - 1) cla_order_arrive(own->group);
+  for (;;) {
+    while (now.tile < now.work.keys.end) {
+      ClaA probabilities[CLA_KEY_STEPS];
+      int by_hand;
+      cla_take_first_keys(own, &now, acc, probabilities);
+      do {
+        by_hand = cla_must_not_multiply(own, &now);
+      } while (!by_hand && cla_take_next_tile(own, &now, acc, probabilities));
+      cla_take_last_values(own, &now, acc, probabilities, by_hand);
+    }
+    cla_leave_task(own, &now.work, acc);
+    if (now.deal.number >= own->num_tasks) break;
+    const ClaPipe q_pipe = cla_next_stage(now.work.q_pipe, CLA_QUERY_STAGES);
+    cla_barrier_wait(own->at->full_q + q_pipe.stage, q_pipe.phase);
+    cla_enter_task(own, &now, q_pipe);
+  }
+  if (own->group == 0) cla_order_wait(own->group); /* the last one's */
+}
+
 CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
   __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
-  __local ClaTask tasks[CLA_QUERY_STAGES]; /* come with the queries */
+  __local ClaTask tasks[CLA_QUERY_STAGES];
   __local float marks[CLA_WG_SIZE];
   __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[CLA_STAGES], full_v[CLA_STAGES], empty_k[CLA_STAGES], empty_v[CLA_STAGES];
-  __local ulong made[1];
+  __local ulong maps_made[1];
 
+  const ClaShared at = {q_tiles, k_tiles, v_tiles, tasks,   marks,   full_q,
+                        empty_q, full_k,  full_v,  empty_k, empty_v, maps_made};
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* tensor_maps = workspace + call.tensor_maps_at; /* made by the launch for itself */
   const uint thread = (uint)get_local_id(0);
-  const uint lane = thread % 32;
+  const uint lane = thread % CLA_LANES;
   const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
-  const uint warp = cla_shuffle_from(thread / 32 % 4, 0);
+  const uint warp = cla_shuffle_from(thread / CLA_LANES % 4, 0);
   const uint lid = thread % CLA_WARPGROUP;
   const uint num_tasks = (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS;
 
-  if (thread == 0) {
-    cla_barrier_init(made, 2);
-    for (uint s = 0; s < CLA_QUERY_STAGES; ++s) {
-      cla_barrier_init(full_q + s, CLA_WARPGROUP + 1);
-      cla_barrier_init(empty_q + s, 4 * CLA_CONSUMERS);
-    }
-    for (uint s = 0; s < CLA_STAGES; ++s) {
-      cla_barrier_init(full_k + s, CLA_BOXES ? CLA_COPIERS : CLA_WARPGROUP);
-      cla_barrier_init(full_v + s, CLA_BOXES ? CLA_COPIERS : CLA_WARPGROUP);
-      cla_barrier_init(empty_k + s, 4 * CLA_CONSUMERS);
-      cla_barrier_init(empty_v + s, 4 * CLA_CONSUMERS);
-    }
-    cla_fence_for_products(); /* initialised -> told by copies */
-  }
+  if (thread == 0) cla_init_barriers(&at);
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
-
   if (group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(40);
-    const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
-    const int own_key = first_key + (int)CLA_OWN_KEY(lane);
-    ClaPipe k_pipe = {0, 1}, v_pipe = {0, 1}, q_pipe = {0, 1};
-#if CLA_BOXES
-    const int head_pages = (int)(call.head_stride / call.block_stride);
-    const int head_rest = (int)(call.head_stride % call.block_stride);
-#endif
-    for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
-      const ClaTask task = cla_task_of(meta, call.entries_at, (uint)call.num_kv_heads, deal.number);
-      const ClaRange keys = cla_keys_in_runs(&opt, &task.item, call.causal);
-      __global const int* pages = meta + call.pages_at + task.item.pages_at;
-      cla_barrier_wait(empty_q + q_pipe.stage, q_pipe.phase);
-      if (lid == 0) {
-        tasks[q_pipe.stage] = task;
-        cla_barrier_arrive(full_q + q_pipe.stage);
-      }
-      cla_load_queries(q_tiles + q_pipe.stage * CLA_QUERY_UNITS, &task, lid, q, call.q_offset,
-                       call.q_token_stride, call.scale_log2e, full_q + q_pipe.stage);
-      q_pipe = cla_next_stage(q_pipe, CLA_QUERY_STAGES);
-      if (warp >= CLA_COPIERS) continue;
-#if CLA_BOXES
-      if (deal.number == (uint)get_group_id(0)) {
-        cla_barrier_wait(made, 0);
-        cla_take_map(tensor_maps);
-        cla_take_map(tensor_maps + CLA_MAP_INTS);
-      }
-      const int head = (int)task.kv_head;
-      const ClaSource k = {tensor_maps, head * head_rest, head * head_pages};
-      const ClaSource v = {tensor_maps + CLA_MAP_INTS, k.at, k.more_pages};
-#else
-      const long head_at = (long)task.kv_head * call.head_stride;
-      const ClaSource k = {k_cache + call.k_offset + head_at, call.block_stride, call.token_stride};
-      const ClaSource v = {v_cache + call.v_offset + head_at, call.block_stride, call.token_stride};
-#endif
-      /* Keys run a tile ahead of values, as products want them, page ids a tile ahead of keys. */
-      int page = cla_page_within(pages, keys.begin + own_key, keys.end);
-      int values_page = 0;
-      for (int tile = keys.begin; tile < keys.end + CLA_BLOCK_KV; tile += CLA_BLOCK_KV) {
-        const int position = tile + own_key;
-        const int next_page = cla_page_within(pages, position + CLA_BLOCK_KV, keys.end);
-        const int num_keys = keys.end - tile - first_key;
-        if (tile < keys.end) {
-          cla_load_keys(k_tiles, full_k, empty_k, k_pipe, &k, &task.item, page, position, num_keys,
-                        warp, lane);
-          k_pipe = cla_next_stage(k_pipe, CLA_STAGES);
-        }
-        if (tile > keys.begin) {
-          cla_load_keys(v_tiles, full_v, empty_v, v_pipe, &v, &task.item, values_page,
-                        position - CLA_BLOCK_KV, num_keys + CLA_BLOCK_KV, warp, lane);
-          v_pipe = cla_next_stage(v_pipe, CLA_STAGES);
-        }
-        values_page = page;
-        page = next_page;
-      }
-    }
-    cla_wait_copies();
+    cla_produce(call, &opt, &at, meta, tensor_maps, q, k_cache, v_cache, num_tasks, warp, lane,
+                lid);
     return;
   }
-
   if (CLA_BOXES && thread < 64) { /* beside the first queries' way */
     const ClaRowsAt rows = {warp == 0 ? k_cache + call.k_offset : v_cache + call.v_offset,
                             call.token_stride, call.block_stride};
     cla_make_map(tensor_maps + warp * CLA_MAP_INTS, maps + warp * CLA_MAP_INTS, &rows, lane);
-    if (lane == 0) cla_barrier_arrive(made);
+    if (lane == 0) cla_barrier_arrive(maps_made);
   }
   CLA_TAKE_REGISTERS(232);
-  const uint first_row = group * 64;
-  const uint warp_row = first_row + warp * 16;
-  const uint own_row = warp_row + cla_c_row(lane);
-  const uint name = 1 + group;
   const ClaResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
                               out,
                               call.out_offset,
                               call.out_token_stride,
                               (uint)call.num_kv_heads};
-  const int lane_key = (int)cla_c_column(lane);
-  const float scale = fabs(call.scale_log2e);
-  const float to_logit = cla_to_logit(scale);
-  const uint q_first = cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64);
-  const uint k_desc = cla_tile_descriptor(k_tiles, CLA_KV_ROWS);
-  const uint v_desc = cla_tile_descriptor(v_tiles, CLA_KV_ROWS);
-  ClaDeal deal = cla_first_task();
-  if (deal.number >= num_tasks) return;
-  ClaWork work;
-  ClaPipe pipe = {0, 0}; /* of the tile's values; of its keys, until they are multiplied */
-  float acc[CLA_ACC_TILES * CLA_C_SIZE];
-  work.q_pipe.stage = 0;
-  work.q_pipe.phase = 0;
-#pragma unroll
-  for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
-  cla_barrier_wait(full_q, 0);
-  cla_begin_work(&work, tasks, work.q_pipe, &opt, own_row, call.causal);
-  deal = cla_next_task(deal);
-  int tile = work.keys.begin;
-  if (group == CLA_CONSUMERS - 1) cla_order_arrive(group);
-  for (;;) {
-    if (tile < work.keys.end) { /* begins beside no other tile */
-      float scores[CLA_SCORE_TILES * CLA_C_SIZE];
-      ClaA probabilities[CLA_KEY_STEPS];
-      float2 bases, factors;
-      int masked = cla_partly_seen(&work, tile);
-      int by_hand;
-      cla_wait_tile(full_k, pipe);
-      cla_order_wait(group);
-      cla_start_qk(scores, q_first + work.q_pipe.stage * CLA_QUERY_UNITS,
-                   k_desc + pipe.stage * CLA_TILE_UNITS);
-      cla_order_arrive(group);
-      cla_wgmma_wait_all();
-      CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
-      if (lane == 0) cla_barrier_arrive(empty_k + pipe.stage);
-      bases = cla_find_bases(scores, &work, &opt, scale, tile + lane_key, masked);
-      factors.x = cla_row_to_probabilities(scores, work.state, 0, bases.x, to_logit);
-      factors.y = cla_row_to_probabilities(scores, work.state, 1, bases.y, to_logit);
-      cla_rescale_pair(acc, factors);
-      cla_round_rows(probabilities, scores);
-      for (;;) {
-        by_hand = 0;
-        if (masked) {
-          cla_barrier_wait(full_v + pipe.stage, pipe.phase);
-          by_hand =
-              cla_values_overflow(v_tiles + pipe.stage * CLA_TILE_UNITS, tile, &work, lid, name);
-        }
-        if (by_hand) break;
-        const ClaWork ended = work;
-        const int last = tile + CLA_BLOCK_KV >= work.keys.end;
-        if (last) { /* goes on with the next task's first tile */
-          if (CLA_QUERY_STAGES == 1 || deal.number >= num_tasks) break;
-          const ClaPipe q_pipe = cla_next_stage(work.q_pipe, CLA_QUERY_STAGES);
-          cla_barrier_wait(full_q + q_pipe.stage, q_pipe.phase);
-          if (!cla_has_keys(&opt, &tasks[q_pipe.stage].item, call.causal)) break;
-          cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
-          deal = cla_next_task(deal);
-          tile = work.keys.begin;
-        } else {
-          tile += CLA_BLOCK_KV;
-        }
-        const ClaPipe next = cla_next_stage(pipe, CLA_STAGES);
-        masked = cla_partly_seen(&work, tile);
-        cla_barrier_wait(full_v + pipe.stage, pipe.phase);
-        cla_wait_tile(full_k, next);
-        cla_order_wait(group);
-        cla_start_qk(scores, q_first + work.q_pipe.stage * CLA_QUERY_UNITS,
-                     k_desc + next.stage * CLA_TILE_UNITS);
-        cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
-        cla_order_arrive(group);
-        cla_wgmma_wait_all_but_1();
-        CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
-        if (lane == 0) cla_barrier_arrive(empty_k + next.stage);
-        bases = cla_find_bases(scores, &work, &opt, scale, tile + lane_key, masked);
-        factors.x = cla_row_to_probabilities(scores, work.state, 0, bases.x, to_logit);
-        cla_mark_rows_done(marks + thread, work.state[0].sum + bases.y);
-        cla_wgmma_wait_all();
-        cla_pin_probabilities(probabilities); /* read until now */
-        CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-        if (lane == 0) cla_barrier_arrive(empty_v + pipe.stage);
-        if (last) {
-          const uint stage = ended.q_pipe.stage;
-          cla_warpgroup_barrier(name); /* queries multiplied -> results staged */
-          cla_end_rows(&ended.task, ended.state, &opt, &results, q_tiles + stage * CLA_QUERY_UNITS,
-                       acc, warp_row, lane);
-          if (lane == 0) cla_barrier_arrive(empty_q + stage);
-        }
-        factors.y = cla_row_to_probabilities(scores, work.state, 1, bases.y, to_logit);
-        cla_rescale_pair(acc, factors);
-        cla_round_rows(probabilities, scores);
-        pipe = next;
-      }
-      if (by_hand) {
-        cla_add_seen_values(acc, probabilities, work.rows, v_tiles + pipe.stage * CLA_TILE_UNITS,
-                            tile, lane);
-        cla_warp_barrier(); /* values read -> told to be empty */
-      } else {
-        cla_wait_tile(full_v, pipe);
-        cla_start_pv(acc, probabilities, v_desc + pipe.stage * CLA_TILE_UNITS);
-        cla_wgmma_wait_all();
-        CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-      }
-      if (lane == 0) cla_barrier_arrive(empty_v + pipe.stage);
-      pipe = cla_next_stage(pipe, CLA_STAGES);
-      tile += CLA_BLOCK_KV;
-      if (tile < work.keys.end) continue;
-    }
-    cla_warpgroup_barrier(name); /* queries multiplied -> results staged */
-    cla_end_rows(&work.task, work.state, &opt, &results,
-                 q_tiles + work.q_pipe.stage * CLA_QUERY_UNITS, acc, warp_row, lane);
-    if (lane == 0) cla_barrier_arrive(empty_q + work.q_pipe.stage);
-    if (deal.number >= num_tasks) break;
-    const ClaPipe q_pipe = cla_next_stage(work.q_pipe, CLA_QUERY_STAGES);
-    cla_barrier_wait(full_q + q_pipe.stage, q_pipe.phase);
-    cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
-    deal = cla_next_task(deal);
-    tile = work.keys.begin;
-  }
-  if (group == 0) cla_order_wait(group); /* the last one's */
+  const uint first_row = group * 64;
+  const ClaConsumer own = {&at,
+                           &opt,
+                           &results,
+                           group,
+                           lane,
+                           lid,
+                           first_row + warp * CLA_TILE_ROWS,
+                           cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64),
+                           cla_tile_descriptor(k_tiles, CLA_KV_ROWS),
+                           cla_tile_descriptor(v_tiles, CLA_KV_ROWS),
+                           num_tasks,
+                           call.causal,
+                           fabs(call.scale_log2e)};
+  cla_consume(&own);
 }
