@@ -90,6 +90,74 @@ static inline void cla_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache, 
   for (int i = 0; i < CLA_BLOCK_KV; ++i) raw[i] = cla_kv_raw_load(cache + row[i]);
 }
 
+/* Scaled queries, else zeros, to q_tile[BLOCK_ROWS][LPK][2]. */
+static inline void cla_load_queries(__local float4* q_tile, const ClaTask* task,
+                                    __global const CLA_Q_T* q, long offset, long token_stride,
+                                    float scale) {
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS * CLA_LPK; i += CLA_WG_SIZE) {
+    const uint row = i / CLA_LPK;
+    const uint dim = i % CLA_LPK * 8;
+    ClaF8 x = cla_zero8();
+    if (cla_row_exists(task, row) && dim < CLA_HEAD_DIM)
+      x = cla_scale8(CLA_Q_LOAD8(q + cla_query_at(task, row, offset, token_stride) + dim), scale);
+    q_tile[2 * i] = x.lo;
+    q_tile[2 * i + 1] = x.hi;
+  }
+}
+
+/* scores[BLOCK_ROWS][BLOCK_KV] = <q, k> over the lane's dims. */
+static inline void cla_score_rows(float* scores, const ClaKvRaw* k_raw,
+                                  __local const float4* q_tile, uint lane) {
+  ClaF8 k[CLA_BLOCK_KV];
+#pragma unroll
+  for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_kv_expand(k_raw[i]);
+#pragma unroll
+  for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+    ClaF8 x;
+    x.lo = q_tile[(row * CLA_LPK + lane) * 2];
+    x.hi = q_tile[(row * CLA_LPK + lane) * 2 + 1];
+#pragma unroll
+    for (uint i = 0; i < CLA_BLOCK_KV; ++i)
+      scores[row * CLA_BLOCK_KV + i] = cla_dot8(x, k[i], 0.0f);
+  }
+}
+
+/* Adds the values of a step's keys, times their weights, to the rows that see them. */
+static inline void cla_add_values(ClaState* state, const float* weights, const ClaKvRaw* v_raw) {
+#pragma unroll
+  for (uint i = 0; i < CLA_BLOCK_KV; ++i) {
+    const ClaF8 v = cla_kv_expand(v_raw[i]);
+#pragma unroll
+    for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
+      const float weight = weights[row * CLA_BLOCK_KV + i];
+      /* V may hold inf or NaN where this row must not look. */
+      if (cla_is_seen(weight)) state[row].acc = cla_mad8(weight, v, state[row].acc);
+    }
+  }
+}
+
+/* Stores the lane's dims of a row that exists. */
+static inline void cla_store_row(const ClaOptions* opt, const ClaTask* task,
+                                 const ClaResults* results, __global float* partial_out,
+                                 __global float* partial_lse2, uint row, const ClaState* state,
+                                 uint lane) {
+  const uint num_kv_heads = results->num_heads / CLA_GROUP;
+  const ClaRowEnd end = cla_end_row(opt, task, row, num_kv_heads, state->max, state->sum);
+  const ClaF8 result = cla_scale8(state->acc, end.factor);
+  const ulong result_row = cla_result_row(task, row, num_kv_heads);
+  if (task->item.partial_row >= 0) {
+    cla_partial_store8(result, partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane);
+    if (lane == 0) partial_lse2[result_row] = end.lse2;
+    return;
+  }
+  __global CLA_Q_T* to =
+      results->out + cla_query_at(task, row, 0, results->out_token_stride) + 8 * (long)lane;
+  const ulong fp8_at = result_row * CLA_HEAD_DIM + 8 * (ulong)lane;
+  cla_store_result(opt, result.lo, to, fp8_at);
+  cla_store_result(opt, result.hi, to + 4, fp8_at + 4);
+  if (lane == 0 && results->write_lse) results->lse[result_row] = cla_natural_lse(end.lse2);
+}
+
 CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
   __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
@@ -100,20 +168,8 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   const uint slot = lid / CLA_LPK;
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const int has_dims = lane * 8 < CLA_HEAD_DIM;
-  const float query_scale = cla_query_scale(&opt, &task, call.scale_log2e);
-
-  for (uint i = lid; i < CLA_BLOCK_ROWS * CLA_LPK; i += CLA_WG_SIZE) {
-    const uint row = i / CLA_LPK;
-    const uint dim = i % CLA_LPK * 8;
-    ClaF8 x = cla_zero8();
-    if (cla_row_exists(&task, row) && dim < CLA_HEAD_DIM) {
-      x = cla_scale8(
-          CLA_Q_LOAD8(q + cla_query_at(&task, row, call.q_offset, call.q_token_stride) + dim),
-          query_scale);
-    }
-    q_tile[2 * i] = x.lo;
-    q_tile[2 * i + 1] = x.hi;
-  }
+  cla_load_queries(q_tile, &task, q, call.q_offset, call.q_token_stride,
+                   cla_query_scale(&opt, &task, call.scale_log2e));
   barrier(CLK_LOCAL_MEM_FENCE); /* q_tile written -> read */
 
   ClaState state[CLA_BLOCK_ROWS];
@@ -155,18 +211,7 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
     if (has_dims) cla_load_rows(v_raw, v_lane, at);
 
     float scores[CLA_SCORES]; /* [BLOCK_ROWS][BLOCK_KV] */
-    ClaF8 k[CLA_BLOCK_KV];
-#pragma unroll
-    for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_kv_expand(k_raw[i]);
-#pragma unroll
-    for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-      ClaF8 x;
-      x.lo = q_tile[(row * CLA_LPK + lane) * 2];
-      x.hi = q_tile[(row * CLA_LPK + lane) * 2 + 1];
-#pragma unroll
-      for (uint i = 0; i < CLA_BLOCK_KV; ++i)
-        scores[row * CLA_BLOCK_KV + i] = cla_dot8(x, k[i], 0.0f);
-    }
+    cla_score_rows(scores, k_raw, q_tile, lane);
 
     /* The next step's K; behind the last one, the range's last key again. */
     cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, call.block_stride,
@@ -180,50 +225,21 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
       const ClaRow sight = cla_row(&opt, &task, row, call.causal);
       cla_weigh(&state[row], scores + row * CLA_BLOCK_KV, &opt, &sight, first);
     }
-#pragma unroll
-    for (uint i = 0; i < CLA_BLOCK_KV; ++i) {
-      const ClaF8 v = cla_kv_expand(v_raw[i]);
-#pragma unroll
-      for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-        const float weight = scores[row * CLA_BLOCK_KV + i];
-        /* V may hold inf or NaN where this row must not look. */
-        if (cla_is_seen(weight)) state[row].acc = cla_mad8(weight, v, state[row].acc);
-      }
-    }
+    cla_add_values(state, scores, v_raw);
     first += CLA_STEP_KEYS;
   }
 
   cla_join_slots(state, (__local float*)scratch);
 
+  const ClaResults results = CLA_RESULTS;
 #pragma unroll
   for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-    if (slot == 0 && has_dims && cla_row_exists(&task, row)) {
-      const ClaRowEnd end =
-          cla_end_row(&opt, &task, row, (uint)call.num_kv_heads, state[row].max, state[row].sum);
-      const ClaF8 result = cla_scale8(state[row].acc, end.factor);
-      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
-      if (task.item.partial_row >= 0) {
-        cla_partial_store8(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + 8 * (long)lane);
-        if (lane == 0) CLA_PARTIAL_LSE2[result_row] = end.lse2;
-      } else {
-        __global CLA_Q_T* to =
-            out + cla_query_at(&task, row, call.out_offset, call.out_token_stride) + 8 * (long)lane;
-        const ulong fp8_at = result_row * CLA_HEAD_DIM + 8 * (ulong)lane;
-        cla_store_result(&opt, result.lo, to, fp8_at);
-        cla_store_result(&opt, result.hi, to + 4, fp8_at + 4);
-        if (lane == 0 && call.write_lse) lse[result_row] = cla_natural_lse(end.lse2);
-      }
-    }
+    if (slot == 0 && has_dims && cla_row_exists(&task, row))
+      cla_store_row(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, row, &state[row],
+                    lane);
   }
 #if CLA_MERGE_TAIL
   __local int last_arrival;
-  const ClaResults results = {out + call.out_offset,
-                              call.out_token_stride,
-                              lse,
-                              call.write_lse,
-                              CLA_PARTIAL_OUT,
-                              CLA_PARTIAL_LSE2,
-                              (uint)call.num_kv_heads * CLA_GROUP};
   cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
 #endif
 }

@@ -97,14 +97,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   ClaRow rows[CLA_LANE_ROWS];
   ClaColumnState state[CLA_LANE_ROWS];
   float acc[CLA_ROW_TILES * CLA_DIM_TILES * 4];
-#pragma unroll
-  for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-    rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), call.causal);
-    state[r].max = CLA_NEG_BIG;
-    state[r].sum = 0.0f;
-  }
-#pragma unroll
-  for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) acc[i] = 0.0f;
+  cla_begin_columns(rows, state, acc, &opt, &task, call.causal, lane);
 
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
 
@@ -122,28 +115,15 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
       cla_load_k(k_raw, k_lane, at, lane);
     }
     cla_weigh_columns(scores, acc, state, rows, &opt, scale, first + (int)(lane / 4));
-    uint v[4 * CLA_V_UNITS]; /* [4 keys][DIM_TILES] */
-#pragma unroll
-    for (uint i = 0; i < CLA_V_UNITS; ++i) vstore4(cla_kv_words(v_raw[i]), i, v);
-    if (masked && cla_any_lane(cla_overflows(v))) {
-      cla_extract_overflows(acc, v, rows, &values,
-                            cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)),
-                            lane);
-    }
-    cla_multiply_pv(acc, scores, v);
+    cla_add_values(acc, scores, v_raw, rows, &values, masked,
+                   cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     if (next <= last) cla_load_v(v_raw, v_lane, at, lane);
   }
 
   cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                  state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
-  const ClaResults results = {out + call.out_offset,
-                              call.out_token_stride,
-                              lse,
-                              call.write_lse,
-                              CLA_PARTIAL_OUT,
-                              CLA_PARTIAL_LSE2,
-                              (uint)call.num_kv_heads * CLA_GROUP};
+  const ClaResults results = CLA_RESULTS;
   cla_end_task(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, sums_of, state_of,
                (uint)call.num_kv_heads);
   cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);

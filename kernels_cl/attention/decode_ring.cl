@@ -216,13 +216,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
                    (ulong)call.token_stride | (ulong)call.head_stride) &
                   15) != 0;
 #endif
-  const ClaResults results = {out + call.out_offset,
-                              call.out_token_stride,
-                              lse,
-                              call.write_lse,
-                              CLA_PARTIAL_OUT,
-                              CLA_PARTIAL_LSE2,
-                              (uint)call.num_kv_heads * CLA_GROUP};
+  const ClaResults results = CLA_RESULTS;
   __local uint4* const ring = stages + warp * CLA_STAGES * CLA_STAGE_UNITS;
 
   ClaAhead ahead;
@@ -254,14 +248,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     ClaRow rows[CLA_LANE_ROWS];
     ClaColumnState state[CLA_LANE_ROWS];
     float acc[CLA_ROW_TILES * CLA_DIM_TILES * 4];
-#pragma unroll
-    for (uint r = 0; r < CLA_LANE_ROWS; ++r) {
-      rows[r] = cla_row(&opt, &task, cla_lane_row(r, lane), call.causal);
-      state[r].max = CLA_NEG_BIG;
-      state[r].sum = 0.0f;
-    }
-#pragma unroll
-    for (uint i = 0; i < CLA_ROW_TILES * CLA_DIM_TILES * 4; ++i) acc[i] = 0.0f;
+    cla_begin_columns(rows, state, acc, &opt, &task, call.causal, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read, the task before joined -> shared */
 
     for (int first = cla_first_tile(keys, warp); first < keys.end; first += CLA_STEP_KEYS) {
@@ -279,15 +266,8 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       cla_fill_stage(stage, &ahead, &launch, &cache, &opt, warp, lane);
       stage_at = CLA_STAGE_UNITS * (CLA_STAGES - 1) - stage_at;
       cla_weigh_columns(scores, acc, state, rows, &opt, scale, first + (int)(lane / 4));
-      uint v[4 * CLA_V_UNITS]; /* [4 keys][DIM_TILES] */
-#pragma unroll
-      for (uint i = 0; i < CLA_V_UNITS; ++i) vstore4(cla_kv_words(v_raw[i]), i, v);
-      if (masked && cla_any_lane(cla_overflows(v))) {
-        cla_extract_overflows(
-            acc, v, rows, &values,
-            cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
-      }
-      cla_multiply_pv(acc, scores, v);
+      cla_add_values(acc, scores, v_raw, rows, &values, masked,
+                     cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     }
 
     cla_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,

@@ -203,6 +203,24 @@ static inline void cla_add_values(float4* acc, const float* p, __local const flo
   }
 }
 
+/* scores[ROWS_EACH][BLOCK_KV] = <q, k> over the own columns. */
+static inline void cla_score_tile(float* scores, const float4* query, __local const float4* tile,
+                                  uint column) {
+#pragma unroll
+  for (uint i = 0; i < CLA_SCORES; ++i) scores[i] = 0.0f;
+#pragma unroll
+  for (uint key = 0; key < CLA_BLOCK_KV; ++key) {
+#pragma unroll
+    for (uint i = 0; i < CLA_KEY_QUADS; ++i) {
+      const float4 k = tile[key * CLA_ROW_QUADS + i * CLA_COLUMNS + column];
+#pragma unroll
+      for (uint r = 0; r < CLA_ROWS_EACH; ++r)
+        scores[r * CLA_BLOCK_KV + key] =
+            cla_dot4(query[r * CLA_KEY_QUADS + i], k, scores[r * CLA_BLOCK_KV + key]);
+    }
+  }
+}
+
 CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
   __local float4 tile[CLA_BLOCK_KV * CLA_ROW_QUADS];
   __local float partial[CLA_SCORES * CLA_PARTIAL_STRIDE];
@@ -249,19 +267,7 @@ CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
     cla_find_pages(page, pages, first + 2 * CLA_BLOCK_KV, end);
 
     float scores[CLA_SCORES]; /* [ROWS_EACH][BLOCK_KV] */
-#pragma unroll
-    for (uint i = 0; i < CLA_SCORES; ++i) scores[i] = 0.0f;
-#pragma unroll
-    for (uint key = 0; key < CLA_BLOCK_KV; ++key) {
-#pragma unroll
-      for (uint i = 0; i < CLA_KEY_QUADS; ++i) {
-        const float4 k = tile[key * CLA_ROW_QUADS + i * CLA_COLUMNS + column];
-#pragma unroll
-        for (uint r = 0; r < CLA_ROWS_EACH; ++r)
-          scores[r * CLA_BLOCK_KV + key] =
-              cla_dot4(query[r * CLA_KEY_QUADS + i], k, scores[r * CLA_BLOCK_KV + key]);
-      }
-    }
+    cla_score_tile(scores, query, tile, column);
     cla_sum_over_columns(scores, partial, sums);
 #pragma unroll
     for (uint r = 0; r < CLA_ROWS_EACH; ++r) {

@@ -32,6 +32,7 @@
    Local memory: 27 KiB with 64 rows, 32 keys and 256 work-items; 47 KiB with 128 rows and 512.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
+#include "core/merge.clh"
 #include "core/task.clh"
 
 #define CLA_ROW_GROUPS (CLA_BLOCK_ROWS / 4)
@@ -137,6 +138,101 @@ static inline void cla_add_slice(float4* sums, __local const float4* p_rows,
   }
 }
 
+/* The softmax of the work-item's four rows. */
+typedef struct ClaRows {
+  ClaRow sight[4];
+  float max[4];
+  float sum[4]; /* over the own keys only, until the end */
+} ClaRows;
+
+/* scores[4][KEYS] = Q K^T of the own rows and keys, a piece of the dims after the other. */
+static inline void cla_score_tile(float* scores, __local float4* stage, const ClaTask* task,
+                                  __global const CLA_Q_T* q, long offset, long token_stride,
+                                  float scale, __global const CLA_KV_T* k_cache,
+                                  __local const long* key_at, uint first_row, uint column) {
+  __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
+#pragma unroll
+  for (uint i = 0; i < 4 * CLA_KEYS; ++i) scores[i] = 0.0f;
+  for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
+    const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
+    cla_stage_q(stage, task, q, offset, token_stride, dim, width, scale);
+    cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache, key_at, dim, width);
+    barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
+    cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + column * CLA_QK_STRIDE, width);
+    barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten */
+  }
+}
+
+/* Products become logits; the largest of the own keys go to row_part. */
+static inline void cla_mask_tile(float* scores, int* seen, const ClaRows* rows,
+                                 const ClaOptions* opt, __local float* row_part, int tile,
+                                 uint first_row, uint column) {
+#pragma unroll
+  for (uint r = 0; r < 4; ++r) {
+    float highest = CLA_NEG_BIG;
+#pragma unroll
+    for (uint i = 0; i < CLA_KEYS; ++i) {
+      const int key = tile + (int)(column + i * CLA_COLUMNS);
+      float* score = &scores[r * CLA_KEYS + i];
+      seen[r * CLA_KEYS + i] = cla_sees(&rows->sight[r], key);
+      *score = seen[r * CLA_KEYS + i] ? cla_logit(opt, &rows->sight[r], *score, key) : CLA_NEG_BIG;
+      highest = fmax(highest, *score);
+    }
+    row_part[(first_row + r) * CLA_COLUMNS + column] = highest;
+  }
+}
+
+/* Logits become probabilities in p_tile; the accumulator follows the maxima. */
+static inline void cla_weigh_tile(ClaRows* rows, float4 acc[CLA_SLICES][4], const float* scores,
+                                  const int* seen, __local const float* row_part,
+                                  __local float* p_tile, uint first_row, uint column) {
+#pragma unroll
+  for (uint r = 0; r < 4; ++r) {
+    float new_max = rows->max[r];
+    for (uint i = 0; i < CLA_COLUMNS; ++i)
+      new_max = fmax(new_max, row_part[(first_row + r) * CLA_COLUMNS + i]);
+    const float factor = cla_weight_exp2(rows->max[r] - new_max);
+    rows->max[r] = new_max;
+    rows->sum[r] *= factor;
+#pragma unroll
+    for (uint i = 0; i < CLA_SLICES; ++i) acc[i][r] *= factor;
+#pragma unroll
+    for (uint i = 0; i < CLA_KEYS; ++i) {
+      const uint key = column + i * CLA_COLUMNS;
+      const float weight = cla_weight_exp2(scores[r * CLA_KEYS + i] - new_max);
+      const float p = seen[r * CLA_KEYS + i] ? weight : CLA_UNSEEN_WEIGHT;
+      rows->sum[r] += p;
+      p_tile[(first_row + r) * CLA_P_STRIDE * 4 + key] = p;
+    }
+  }
+}
+
+/* Stores the work-item's dims of a row that exists; `acc`: of that row, a slice every four. */
+static inline void cla_store_row(const ClaOptions* opt, const ClaTask* task,
+                                 const ClaResults* results, __global float* partial_out,
+                                 __global float* partial_lse2, uint row, float max, float sum,
+                                 float4 acc[CLA_SLICES][4], uint r, uint column) {
+  const uint num_kv_heads = results->num_heads / CLA_GROUP;
+  const ClaRowEnd end = cla_end_row(opt, task, row, num_kv_heads, max, sum);
+  const ulong result_row = cla_result_row(task, row, num_kv_heads);
+  __global CLA_Q_T* to = results->out + cla_query_at(task, row, 0, results->out_token_stride);
+  const int partial = task->item.partial_row >= 0;
+#pragma unroll
+  for (uint slice = 0; slice < CLA_SLICES; ++slice) {
+    const uint dim = slice * CLA_DIMS_PV + 4 * column;
+    const ulong result_at = result_row * CLA_HEAD_DIM + dim;
+    const float4 result = acc[slice][r] * end.factor;
+    if (dim < CLA_HEAD_DIM && partial) cla_store4_f32(result, partial_out + result_at);
+    if (dim < CLA_HEAD_DIM && !partial) cla_store_result(opt, result, to + dim, result_at);
+  }
+  if (column != 0) return;
+  if (partial) {
+    partial_lse2[result_row] = end.lse2;
+  } else if (results->write_lse) {
+    results->lse[result_row] = cla_natural_lse(end.lse2);
+  }
+}
+
 CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   __local float4 stage[CLA_STAGE_QUADS]; /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
@@ -154,17 +250,15 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
 
-  ClaRow rows[4];
-  float row_max[4];
-  float row_sum[4]; /* over the own keys only, until the end */
-  float4 sums[CLA_SLICES][4];
+  ClaRows rows;
+  float4 acc[CLA_SLICES][4];
 #pragma unroll
   for (uint r = 0; r < 4; ++r) {
-    rows[r] = cla_row(&opt, &task, first_row + r, call.causal);
-    row_max[r] = CLA_NEG_BIG;
-    row_sum[r] = 0.0f;
+    rows.sight[r] = cla_row(&opt, &task, first_row + r, call.causal);
+    rows.max[r] = CLA_NEG_BIG;
+    rows.sum[r] = 0.0f;
 #pragma unroll
-    for (uint i = 0; i < CLA_SLICES; ++i) sums[i][r] = (float4)(0.0f);
+    for (uint i = 0; i < CLA_SLICES; ++i) acc[i][r] = (float4)(0.0f);
   }
 
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -178,54 +272,13 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
     barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
 
     float scores[4 * CLA_KEYS];
-#pragma unroll
-    for (uint i = 0; i < 4 * CLA_KEYS; ++i) scores[i] = 0.0f;
-    for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
-      const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
-      __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
-      cla_stage_q(stage, &task, q, call.q_offset, call.q_token_stride, dim, width, query_scale);
-      cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache + call.k_offset, key_at, dim, width);
-      barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
-      cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + column * CLA_QK_STRIDE,
-                 width);
-      barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten */
-    }
-
     int seen[4 * CLA_KEYS];
-#pragma unroll
-    for (uint r = 0; r < 4; ++r) {
-      float highest = CLA_NEG_BIG;
-#pragma unroll
-      for (uint i = 0; i < CLA_KEYS; ++i) {
-        const int key = tile + (int)(column + i * CLA_COLUMNS);
-        float* score = &scores[r * CLA_KEYS + i];
-        seen[r * CLA_KEYS + i] = cla_sees(&rows[r], key);
-        *score = seen[r * CLA_KEYS + i] ? cla_logit(&opt, &rows[r], *score, key) : CLA_NEG_BIG;
-        highest = fmax(highest, *score);
-      }
-      row_part[(first_row + r) * CLA_COLUMNS + column] = highest;
-    }
+    cla_score_tile(scores, stage, &task, q, call.q_offset, call.q_token_stride, query_scale,
+                   k_cache + call.k_offset, key_at, first_row, column);
+    cla_mask_tile(scores, seen, &rows, &opt, row_part, tile, first_row, column);
     barrier(CLK_LOCAL_MEM_FENCE); /* row_part written -> read; its readers pass the next barrier
                                      before it is rewritten */
-#pragma unroll
-    for (uint r = 0; r < 4; ++r) {
-      float new_max = row_max[r];
-      for (uint i = 0; i < CLA_COLUMNS; ++i)
-        new_max = fmax(new_max, row_part[(first_row + r) * CLA_COLUMNS + i]);
-      const float factor = cla_weight_exp2(row_max[r] - new_max);
-      row_max[r] = new_max;
-      row_sum[r] *= factor;
-#pragma unroll
-      for (uint i = 0; i < CLA_SLICES; ++i) sums[i][r] *= factor;
-#pragma unroll
-      for (uint i = 0; i < CLA_KEYS; ++i) {
-        const uint key = column + i * CLA_COLUMNS;
-        const float weight = cla_weight_exp2(scores[r * CLA_KEYS + i] - new_max);
-        const float p = seen[r * CLA_KEYS + i] ? weight : CLA_UNSEEN_WEIGHT;
-        row_sum[r] += p;
-        ((__local float*)p_tile)[(first_row + r) * CLA_P_STRIDE * 4 + key] = p;
-      }
-    }
+    cla_weigh_tile(&rows, acc, scores, seen, row_part, (__local float*)p_tile, first_row, column);
 
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
@@ -238,9 +291,9 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (column * 4 < width) {
         if (masked) {
-          cla_add_slice(sums[slice], p_rows, stage + column, 1);
+          cla_add_slice(acc[slice], p_rows, stage + column, 1);
         } else {
-          cla_add_slice(sums[slice], p_rows, stage + column, 0);
+          cla_add_slice(acc[slice], p_rows, stage + column, 0);
         }
       }
       barrier(CLK_LOCAL_MEM_FENCE); /* stage read -> overwritten; behind the last slice also key_at
@@ -249,29 +302,16 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   }
 
 #pragma unroll
-  for (uint r = 0; r < 4; ++r) row_part[(first_row + r) * CLA_COLUMNS + column] = row_sum[r];
+  for (uint r = 0; r < 4; ++r) row_part[(first_row + r) * CLA_COLUMNS + column] = rows.sum[r];
   barrier(CLK_LOCAL_MEM_FENCE); /* row_part written -> read */
+  const ClaResults results = CLA_RESULTS;
 #pragma unroll
   for (uint r = 0; r < 4; ++r) {
     const uint row = first_row + r;
     float sum = 0.0f;
     for (uint i = 0; i < CLA_COLUMNS; ++i) sum += row_part[row * CLA_COLUMNS + i];
-    if (cla_row_exists(&task, row)) {
-      const ClaRowEnd end = cla_end_row(&opt, &task, row, (uint)call.num_kv_heads, row_max[r], sum);
-      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
-      const long out_at = cla_query_at(&task, row, call.out_offset, call.out_token_stride);
-      const int partial = task.item.partial_row >= 0;
-#pragma unroll
-      for (uint slice = 0; slice < CLA_SLICES; ++slice) {
-        const uint dim = slice * CLA_DIMS_PV + 4 * column;
-        const ulong result_at = result_row * CLA_HEAD_DIM + dim;
-        const float4 result = sums[slice][r] * end.factor;
-        if (dim < CLA_HEAD_DIM && partial) cla_store4_f32(result, CLA_PARTIAL_OUT + result_at);
-        if (dim < CLA_HEAD_DIM && !partial)
-          cla_store_result(&opt, result, out + out_at + dim, result_at);
-      }
-      if (column == 0 && partial) CLA_PARTIAL_LSE2[result_row] = end.lse2;
-      if (column == 0 && !partial && call.write_lse) lse[result_row] = cla_natural_lse(end.lse2);
-    }
+    if (cla_row_exists(&task, row))
+      cla_store_row(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, row, rows.max[r], sum,
+                    acc, r, column);
   }
 }
