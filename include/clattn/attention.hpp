@@ -40,6 +40,7 @@ struct AttentionWorkspace {
   /// others: a new workspace is needed then.
   std::size_t counter_bytes = 0;
   std::size_t partial_lse2_bytes = 0;
+  bool counters_ready = false;  ///< they are 0; some kernels count nothing
 };
 
 struct BuilderOptions {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/checked.hpp"
+#include "opencl/device_info.hpp"
 #include "shared/work_item.h"
 
 namespace clattn::detail {
@@ -67,8 +68,10 @@ WorkspaceBytes grown_room(const WorkspaceBytes& room, const WorkspaceBytes& want
 void grow_workspace(AttentionWorkspace& workspace, const Runtime& runtime,
                     const WorkspaceBytes& wanted) {
   const WorkspaceBytes room = room_of(workspace);
-  if (workspace.buffer && room.counters >= wanted.counters &&
-      room.partial_lse2 >= wanted.partial_lse2 && room.partial_out >= wanted.partial_out) {
+  const bool counts = wanted.counters > 0 || takes_single_items(runtime.capabilities());
+  if (workspace.buffer && (workspace.counters_ready || !counts) &&
+      room.counters >= wanted.counters && room.partial_lse2 >= wanted.partial_lse2 &&
+      room.partial_out >= wanted.partial_out) {
     return;
   }
   const WorkspaceBytes next = grown_room(room, wanted, runtime.capabilities().max_alloc_bytes);
@@ -76,9 +79,12 @@ void grow_workspace(AttentionWorkspace& workspace, const Runtime& runtime,
   grown.counter_bytes = counter_part(next);
   grown.partial_lse2_bytes = lse2_part(next);
   grown.buffer = runtime.allocate(total_bytes(next));
-  const Queue queue = runtime.create_queue(QueueProfiling::kOff);
-  queue.fill(grown.buffer, 0, 0, grown.counter_bytes);
-  queue.finish();
+  grown.counters_ready = counts || workspace.counters_ready;
+  if (grown.counters_ready) {
+    const Queue queue = runtime.create_queue(QueueProfiling::kOff);
+    queue.fill(grown.buffer, 0, 0, grown.counter_bytes);
+    queue.finish();
+  }
   workspace = std::move(grown);
 }
 

@@ -35,7 +35,8 @@ std::size_t most_workspace_overhead();
 WorkspaceBytes grown_room(const WorkspaceBytes& room, const WorkspaceBytes& wanted,
                           std::size_t most_bytes);
 
-/// Makes room: a new buffer if the old one is too small in any part. Counters are 0 in a new one.
+/// Makes room: a new buffer if the old one is too small in any part. Counters are 0 in a new one
+/// where they are wanted or the device has kernels that take tasks from a queue.
 /// Throws kUnsupported for more than the device allocates.
 void grow_workspace(AttentionWorkspace& workspace, const Runtime& runtime,
                     const WorkspaceBytes& wanted);
