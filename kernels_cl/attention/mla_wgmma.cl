@@ -136,9 +136,9 @@ typedef struct ClaHandover {
   __local ulong *full, *empty;
 } ClaHandover;
 
-static inline void cla_hand_over(ClaHandover to, ClaPipe* pipe, const uint4* words, uint num_words,
-                                 float2 factors, uint lid) {
-  cla_barrier_wait(to.empty, pipe->phase ^ 1);
+static inline void cla_hand_over(ClaHandover to, ClaPipeline* pipeline, const uint4* words,
+                                 uint num_words, float2 factors, uint lid) {
+  cla_barrier_wait(to.empty, pipeline->phase ^ 1);
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) to.words[i * CLA_WARPGROUP + lid] = words[i];
   if (cla_leads_row(lid)) {
@@ -147,18 +147,18 @@ static inline void cla_hand_over(ClaHandover to, ClaPipe* pipe, const uint4* wor
   }
   cla_warp_barrier(); /* handed over -> told */
   if (lid % 32 == 0) cla_barrier_arrive(to.full);
-  *pipe = cla_next_stage(*pipe, 1);
+  *pipeline = cla_next_stage(*pipeline, 1);
 }
 
-static inline float2 cla_take_over(ClaHandover from, ClaPipe* pipe, uint4* words, uint num_words,
-                                   uint lid) {
-  cla_barrier_wait(from.full, pipe->phase);
+static inline float2 cla_take_over(ClaHandover from, ClaPipeline* pipeline, uint4* words,
+                                   uint num_words, uint lid) {
+  cla_barrier_wait(from.full, pipeline->phase);
 #pragma unroll
   for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
   const float2 factors = (float2)(from.factors[CLA_C_ROW_STEP(0)], from.factors[CLA_C_ROW_STEP(1)]);
   cla_warp_barrier(); /* taken over -> told */
   if (lid % 32 == 0) cla_barrier_arrive(from.empty);
-  *pipe = cla_next_stage(*pipe, 1);
+  *pipeline = cla_next_stage(*pipeline, 1);
   return factors;
 }
 
@@ -187,7 +187,7 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
                                __global const int* meta, __global const CLA_Q_T* q,
                                __global const CLA_KV_T* k_cache, uint num_tasks, uint warp,
                                uint lane, uint lid) {
-  ClaPipe pipe = {0, 1}, q_pipe = {0, 1};
+  ClaPipeline pipeline = {0, 1}, q_pipe = {0, 1};
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
     const ClaTask task = cla_task_of(meta, call.entries_at, 1, deal.number);
     const ClaRange keys = cla_keys_in_runs(opt, &task.item, call.causal);
@@ -205,11 +205,11 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
     for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
       int next_page[CLA_LANE_ROWS];
       cla_find_pages(next_page, pages, tile + CLA_BLOCK_KV, keys.end, warp, lane);
-      cla_barrier_wait(at->empty_k + pipe.stage, pipe.phase);
-      cla_start_keys(at->k_tiles + pipe.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end, warp,
-                     lane);
-      cla_barrier_arrive_after_copies(at->full_k + pipe.stage);
-      pipe = cla_next_stage(pipe, CLA_STAGES);
+      cla_barrier_wait(at->empty_k + pipeline.stage, pipeline.phase);
+      cla_start_keys(at->k_tiles + pipeline.stage * CLA_TILE_UNITS, k_cache, page, tile, keys.end,
+                     warp, lane);
+      cla_barrier_arrive_after_copies(at->full_k + pipeline.stage);
+      pipeline = cla_next_stage(pipeline, CLA_STAGES);
 #pragma unroll
       for (uint i = 0; i < CLA_LANE_ROWS; ++i) page[i] = next_page[i];
     }
@@ -233,22 +233,23 @@ static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
 }
 
 /* Adds the own dims of a tile of values beside which no product runs. */
-static inline void cla_take_values(const ClaConsumer* own, const ClaWork* work, ClaPipe pipe,
-                                   float* acc, const ClaA* probabilities, int tile, int by_hand) {
+static inline void cla_take_values(const ClaConsumer* own, const ClaWork* work,
+                                   ClaPipeline pipeline, float* acc, const ClaA* probabilities,
+                                   int tile, int by_hand) {
   if (by_hand) {
-    cla_add_seen_values(acc, probabilities, work->rows, own->own_v + pipe.stage * CLA_TILE_UNITS,
-                        tile, own->lane);
+    cla_add_seen_values(acc, probabilities, work->rows,
+                        own->own_v + pipeline.stage * CLA_TILE_UNITS, tile, own->lane);
     cla_warp_barrier(); /* values read -> told to be empty */
   } else {
-    cla_start_pv(acc, probabilities, own->v_desc + pipe.stage * CLA_TILE_UNITS);
+    cla_start_pv(acc, probabilities, own->v_desc + pipeline.stage * CLA_TILE_UNITS);
     cla_wgmma_wait_all();
     CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
   }
-  cla_release(own, own->at->empty_k + pipe.stage);
+  cla_release(own, own->at->empty_k + pipeline.stage);
 }
 
 /* A tile's products become probabilities, which the second warpgroup gets, too. */
-static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPipe* hand_pipe,
+static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPipeline* hand_pipe,
                                    float* acc, float* scores, ClaA* probabilities, int tile,
                                    int masked) {
   cla_wgmma_wait_all();
@@ -261,8 +262,8 @@ static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPip
 }
 
 /* The first warpgroup: all products with keys, the softmax, and the front half of the values. */
-static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaPipe* pipe,
-                                     ClaPipe* hand_pipe, float* acc) {
+static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaPipeline* pipeline,
+                                     ClaPipeline* hand_pipe, float* acc) {
   const ClaShared* at = own->at;
   const int tiles_end = CLA_TILES_END(work->keys);
   int tile = work->keys.begin;
@@ -271,28 +272,28 @@ static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaP
     float scores[CLA_SCORE_TILES * CLA_C_SIZE];
     int masked = cla_partly_seen(work, tile);
     int by_hand;
-    cla_wait_tile(at->full_k, *pipe);
-    cla_start_qk(scores, own->q_desc, own->k_desc + pipe->stage * CLA_TILE_UNITS);
+    cla_wait_tile(at->full_k, *pipeline);
+    cla_start_qk(scores, own->q_desc, own->k_desc + pipeline->stage * CLA_TILE_UNITS);
     cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
     for (;;) {
       tile += CLA_BLOCK_KV;
-      by_hand = masked && cla_values_overflow(own->own_v + pipe->stage * CLA_TILE_UNITS,
+      by_hand = masked && cla_values_overflow(own->own_v + pipeline->stage * CLA_TILE_UNITS,
                                               tile - CLA_BLOCK_KV, work, own->lid, own->name);
       if (by_hand || tile >= tiles_end) break;
-      const ClaPipe next = cla_next_stage(*pipe, CLA_STAGES);
+      const ClaPipeline next = cla_next_stage(*pipeline, CLA_STAGES);
       masked = cla_partly_seen(work, tile);
-      cla_start_pv(acc, probabilities, own->v_desc + pipe->stage * CLA_TILE_UNITS);
+      cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);
       cla_wait_tile(at->full_k, next);
       cla_start_qk(scores, own->q_desc, own->k_desc + next.stage * CLA_TILE_UNITS);
       cla_wgmma_wait_all_but_1();
       cla_pin_probabilities(probabilities); /* read until now */
       CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-      cla_release(own, at->empty_k + pipe->stage);
+      cla_release(own, at->empty_k + pipeline->stage);
       cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
-      *pipe = next;
+      *pipeline = next;
     }
-    cla_take_values(own, work, *pipe, acc, probabilities, tile - CLA_BLOCK_KV, by_hand);
-    *pipe = cla_next_stage(*pipe, CLA_STAGES);
+    cla_take_values(own, work, *pipeline, acc, probabilities, tile - CLA_BLOCK_KV, by_hand);
+    *pipeline = cla_next_stage(*pipeline, CLA_STAGES);
   } while (tile < tiles_end);
   const ClaRowState* state = work->state;
   const uint4 ends = as_uint4((float4)(state[0].base, state[0].sum, state[1].base, state[1].sum));
@@ -300,20 +301,20 @@ static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaP
 }
 
 /* The second warpgroup: the back half of the values. */
-static inline void cla_consume_back(const ClaConsumer* own, ClaWork* work, ClaPipe* pipe,
-                                    ClaPipe* hand_pipe, float* acc) {
+static inline void cla_consume_back(const ClaConsumer* own, ClaWork* work, ClaPipeline* pipeline,
+                                    ClaPipeline* hand_pipe, float* acc) {
   const int tiles_end = CLA_TILES_END(work->keys);
   int tile = work->keys.begin;
   ClaA probabilities[CLA_KEY_STEPS];
   do {
-    cla_wait_tile(own->at->full_k, *pipe);
+    cla_wait_tile(own->at->full_k, *pipeline);
     cla_rescale_pair(
         acc, cla_take_over(own->handover, hand_pipe, probabilities, CLA_KEY_STEPS, own->lid));
     const int by_hand = cla_partly_seen(work, tile) &&
-                        cla_values_overflow(own->own_v + pipe->stage * CLA_TILE_UNITS, tile, work,
-                                            own->lid, own->name);
-    cla_take_values(own, work, *pipe, acc, probabilities, tile, by_hand);
-    *pipe = cla_next_stage(*pipe, CLA_STAGES);
+                        cla_values_overflow(own->own_v + pipeline->stage * CLA_TILE_UNITS, tile,
+                                            work, own->lid, own->name);
+    cla_take_values(own, work, *pipeline, acc, probabilities, tile, by_hand);
+    *pipeline = cla_next_stage(*pipeline, CLA_STAGES);
     tile += CLA_BLOCK_KV;
   } while (tile < tiles_end);
   uint4 ends;
@@ -382,7 +383,7 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
                            cla_tile_descriptor(k_tiles, CLA_BLOCK_KV),
                            cla_tile_descriptor(own_v, CLA_BLOCK_KV),
                            fabs(call.scale_log2e)};
-  ClaPipe pipe = {0, 0}, q_pipe = {0, 0}, hand_pipe = {0, 0};
+  ClaPipeline pipeline = {0, 0}, q_pipe = {0, 0}, hand_pipe = {0, 0};
   float acc[CLA_ACC_TILES * CLA_C_SIZE];
 #pragma unroll
   for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
@@ -391,9 +392,9 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
     cla_wait_tile(full_q, q_pipe);
     cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
     if (group == 0) {
-      cla_consume_front(&own, &work, &pipe, &hand_pipe, acc);
+      cla_consume_front(&own, &work, &pipeline, &hand_pipe, acc);
     } else {
-      cla_consume_back(&own, &work, &pipe, &hand_pipe, acc);
+      cla_consume_back(&own, &work, &pipeline, &hand_pipe, acc);
     }
     cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp_row, lane);
     cla_fence_for_products(); /* what was staged -> the next queries */

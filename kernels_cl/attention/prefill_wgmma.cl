@@ -132,7 +132,7 @@ static inline void cla_init_barriers(const ClaShared* at) {
    want them, page ids a tile ahead of keys. */
 static inline void cla_load_tiles_of(const ClaTask* task, ClaRange keys, const ClaSource* k,
                                      const ClaSource* v, __global const int* pages,
-                                     const ClaShared* at, ClaPipe* k_pipe, ClaPipe* v_pipe,
+                                     const ClaShared* at, ClaPipeline* k_pipe, ClaPipeline* v_pipe,
                                      uint warp, uint lane) {
   const int first_key = (int)(warp * CLA_WARP_KEYS); /* the warp's in a tile */
   const int own_key = first_key + (int)CLA_OWN_KEY(lane);
@@ -163,7 +163,7 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
                                __global const CLA_Q_T* q, __global const CLA_KV_T* k_cache,
                                __global const CLA_KV_T* v_cache, uint num_tasks, uint warp,
                                uint lane, uint lid) {
-  ClaPipe k_pipe = {0, 1}, v_pipe = {0, 1}, q_pipe = {0, 1};
+  ClaPipeline k_pipe = {0, 1}, v_pipe = {0, 1}, q_pipe = {0, 1};
 #if CLA_BOXES
   const int head_pages = (int)(call.head_stride / call.block_stride);
   const int head_rest = (int)(call.head_stride % call.block_stride);
@@ -213,14 +213,14 @@ typedef struct ClaConsumer {
 } ClaConsumer;
 typedef struct ClaProgress {
   ClaWork work;
-  ClaDeal deal; /* the task to come */
-  ClaPipe pipe; /* of the tile's values; of its keys, until they are multiplied */
+  ClaDeal deal;         /* the task to come */
+  ClaPipeline pipeline; /* of the tile's values; of its keys, until they are multiplied */
   int tile;
   int masked; /* some row does not see some key of the tile */
 } ClaProgress;
 
 /* Begins with the task whose queries have come. */
-static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaPipe q_pipe) {
+static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaPipeline q_pipe) {
   cla_begin_work(&now->work, own->at->tasks, q_pipe, own->opt, own->warp_row + cla_c_row(own->lane),
                  own->causal);
   now->deal = cla_next_task(now->deal);
@@ -229,13 +229,13 @@ static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaP
 
 /* S = Q K^T of the tile in a stage of keys, started; the order is the own one's. */
 static inline void cla_start_scores(const ClaConsumer* own, const ClaProgress* now, float* scores,
-                                    ClaPipe k_pipe) {
+                                    ClaPipeline k_pipe) {
   cla_start_qk(scores, own->q_desc + now->work.q_pipe.stage * CLA_QUERY_UNITS,
                own->k_desc + k_pipe.stage * CLA_TILE_UNITS);
 }
 static inline void cla_start_values(const ClaConsumer* own, const ClaProgress* now, float* acc,
                                     const ClaA* probabilities) {
-  cla_start_pv(acc, probabilities, own->v_desc + now->pipe.stage * CLA_TILE_UNITS);
+  cla_start_pv(acc, probabilities, own->v_desc + now->pipeline.stage * CLA_TILE_UNITS);
 }
 static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
   if (own->lane == 0) cla_barrier_arrive(empty);
@@ -251,13 +251,13 @@ static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now,
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   float2 factors;
   now->masked = cla_partly_seen(&now->work, now->tile);
-  cla_wait_tile(own->at->full_k, now->pipe);
+  cla_wait_tile(own->at->full_k, now->pipeline);
   cla_order_wait(own->group);
-  cla_start_scores(own, now, scores, now->pipe);
+  cla_start_scores(own, now, scores, now->pipeline);
   cla_order_arrive(own->group);
   cla_wgmma_wait_all();
   CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
-  cla_release(own, own->at->empty_k + now->pipe.stage);
+  cla_release(own, own->at->empty_k + now->pipeline.stage);
   const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
                                       cla_first_key(own, now), now->masked);
   factors.x = cla_row_to_probabilities(scores, now->work.state, 0, bases.x, to_logit);
@@ -286,18 +286,18 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
   const int last = now->tile + CLA_BLOCK_KV >= now->work.keys.end;
   if (last) {
     if (CLA_QUERY_STAGES == 1 || now->deal.number >= own->num_tasks) return 0;
-    const ClaPipe q_pipe = cla_next_stage(now->work.q_pipe, CLA_QUERY_STAGES);
+    const ClaPipeline q_pipe = cla_next_stage(now->work.q_pipe, CLA_QUERY_STAGES);
     cla_barrier_wait(at->full_q + q_pipe.stage, q_pipe.phase);
     if (!cla_has_keys(own->opt, &at->tasks[q_pipe.stage].item, own->causal)) return 0;
     cla_enter_task(own, now, q_pipe);
   } else {
     now->tile += CLA_BLOCK_KV;
   }
-  const ClaPipe next = cla_next_stage(now->pipe, CLA_STAGES);
+  const ClaPipeline next = cla_next_stage(now->pipeline, CLA_STAGES);
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   float2 factors;
   now->masked = cla_partly_seen(&now->work, now->tile);
-  cla_barrier_wait(at->full_v + now->pipe.stage, now->pipe.phase);
+  cla_barrier_wait(at->full_v + now->pipeline.stage, now->pipeline.phase);
   cla_wait_tile(at->full_k, next);
   cla_order_wait(own->group);
   cla_start_scores(own, now, scores, next);
@@ -313,20 +313,20 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
   cla_wgmma_wait_all();
   cla_pin_probabilities(probabilities); /* read until now */
   CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-  cla_release(own, at->empty_v + now->pipe.stage);
+  cla_release(own, at->empty_v + now->pipeline.stage);
   if (last) cla_leave_task(own, &ended, acc);
   factors.y = cla_row_to_probabilities(scores, now->work.state, 1, bases.y, to_logit);
   cla_rescale_pair(acc, factors);
   cla_round_rows(probabilities, scores);
-  now->pipe = next;
+  now->pipeline = next;
   return 1;
 }
 
 /* Whether the tile holds values that must not be multiplied. */
 static inline int cla_must_not_multiply(const ClaConsumer* own, const ClaProgress* now) {
   if (!now->masked) return 0;
-  cla_barrier_wait(own->at->full_v + now->pipe.stage, now->pipe.phase);
-  return cla_values_overflow(own->at->v_tiles + now->pipe.stage * CLA_TILE_UNITS, now->tile,
+  cla_barrier_wait(own->at->full_v + now->pipeline.stage, now->pipeline.phase);
+  return cla_values_overflow(own->at->v_tiles + now->pipeline.stage * CLA_TILE_UNITS, now->tile,
                              &now->work, own->lid, 1 + own->group);
 }
 
@@ -335,16 +335,17 @@ static inline void cla_take_last_values(const ClaConsumer* own, ClaProgress* now
                                         const ClaA* probabilities, int by_hand) {
   if (by_hand) {
     cla_add_seen_values(acc, probabilities, now->work.rows,
-                        own->at->v_tiles + now->pipe.stage * CLA_TILE_UNITS, now->tile, own->lane);
+                        own->at->v_tiles + now->pipeline.stage * CLA_TILE_UNITS, now->tile,
+                        own->lane);
     cla_warp_barrier(); /* values read -> told to be empty */
   } else {
-    cla_wait_tile(own->at->full_v, now->pipe);
+    cla_wait_tile(own->at->full_v, now->pipeline);
     cla_start_values(own, now, acc, probabilities);
     cla_wgmma_wait_all();
     CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
   }
-  cla_release(own, own->at->empty_v + now->pipe.stage);
-  now->pipe = cla_next_stage(now->pipe, CLA_STAGES);
+  cla_release(own, own->at->empty_v + now->pipeline.stage);
+  now->pipeline = cla_next_stage(now->pipeline, CLA_STAGES);
   now->tile += CLA_BLOCK_KV;
 }
 
@@ -354,12 +355,12 @@ static inline void cla_consume(const ClaConsumer* own) {
   float acc[CLA_ACC_TILES * CLA_C_SIZE];
   now.deal = cla_first_task();
   if (now.deal.number >= own->num_tasks) return;
-  now.pipe.stage = 0;
-  now.pipe.phase = 0;
+  now.pipeline.stage = 0;
+  now.pipeline.phase = 0;
 #pragma unroll
   for (uint i = 0; i < CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
   cla_barrier_wait(own->at->full_q, 0);
-  cla_enter_task(own, &now, now.pipe);
+  cla_enter_task(own, &now, now.pipeline);
   if (own->group == CLA_CONSUMERS - 1) cla_order_arrive(own->group);
   for (;;) {
     while (now.tile < now.work.keys.end) {
@@ -373,7 +374,7 @@ static inline void cla_consume(const ClaConsumer* own) {
     }
     cla_leave_task(own, &now.work, acc);
     if (now.deal.number >= own->num_tasks) break;
-    const ClaPipe q_pipe = cla_next_stage(now.work.q_pipe, CLA_QUERY_STAGES);
+    const ClaPipeline q_pipe = cla_next_stage(now.work.q_pipe, CLA_QUERY_STAGES);
     cla_barrier_wait(own->at->full_q + q_pipe.stage, q_pipe.phase);
     cla_enter_task(own, &now, q_pipe);
   }

@@ -12,6 +12,7 @@ case $options in
   *) inline_ptx=false target=spir64-unknown-unknown ;;
 esac
 language="-x cl -cl-std=CL1.2 --target=$target -Xclang -finclude-default-header"
+reserved="-include $(dirname "$0")/reserved.h"
 # Unused parameters and helpers: every kernel has its family's argument list and includes whole files.
 strict="-Wall -Wextra -Wno-unused-parameter -Wno-unused-function -Wshadow -Wundef
   -Wdouble-promotion -Werror"
@@ -32,7 +33,7 @@ failed() {  # STEP
 # clang 19 takes a vector's ?: for a conversion to bool, so conversions are clang 15's.
 for clang in "clang-15 -Wconversion" clang-19; do
   # shellcheck disable=SC2086  # lists of flags
-  $clang $language $strict -fsyntax-only $options "$file" > "$log" 2>&1 || failed "$clang strict"
+  $clang $language $reserved $strict -fsyntax-only $options "$file" > "$log" 2>&1 || failed "$clang strict"
   # shellcheck disable=SC2086
   ${clang% *} $language -Xclang -cl-ext=-all,$core -Werror -fsyntax-only $options "$file" \
     > "$log" 2>&1 || failed "$clang without extensions"

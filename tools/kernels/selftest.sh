@@ -44,6 +44,8 @@ kernel '__kernel void k(__global float* x, int page, int stride) { const long at
 expect fails lint
 kernel '__kernel void k(__global float* x) { int unused = 1; x[0] = 0.0f; }'
 expect fails lint
+kernel '__kernel void k(__global float* pipe) { pipe[0] = 0.0f; }'
+expect fails lint
 kernel 'static float f(float x) { return x; }'
 expect fails intel amd nvidia
 # A variant's later configurations, which go to few chips in turn.
