@@ -187,7 +187,7 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride + 8 * (long)lane;
   __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at;
-  __global const CLA_KV_T* v_lane = v_cache + call.v_offset + head_at;
+  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at;
 
   int first = aligned_begin + (int)slot * CLA_BLOCK_KV; /* the slot's first key of the step */
   int page[CLA_PAGES_PER_STEP];                         /* of the step after the rows in `at` */

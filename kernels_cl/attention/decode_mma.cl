@@ -74,7 +74,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
   __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * (lane % 4);
-  __global const CLA_KV_T* v_lane = v_cache + call.v_offset + head_at + 8 * (lane / 4);
+  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * (lane / 4);
 
   const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
 

@@ -209,8 +209,8 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
                             (uint)call.num_kv_heads,
                             (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS,
                             call.causal};
-  ClaCache cache = {k_cache + call.k_offset, v_cache + call.v_offset, call.block_stride,
-                    call.token_stride,       call.head_stride,        0};
+  ClaCache cache = {k_cache + call.k_offset, CLA_VALUES,       call.block_stride,
+                    call.token_stride,       call.head_stride, 0};
 #if CLA_KV_QUANT
   cache.halves = (((ulong)cache.k | (ulong)cache.v | (ulong)call.block_stride |
                    (ulong)call.token_stride | (ulong)call.head_stride) &

@@ -205,8 +205,8 @@ CLA_KERNEL clattn_paged_attention(CLA_PARAMS) {
   const uint rows = task.item.q_count > 0 ? task.num_heads : 0; /* 0: padding of recorded steps */
   const int end = task.item.kv_end;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
+  v_cache = CLA_VALUES;
   k_cache += call.k_offset;
-  v_cache += call.v_offset;
 
   for (uint i = lid; i < rows * CLA_QUADS / 2; i += CLA_WG_SIZE) {
     const uint row = i / (CLA_QUADS / 2);

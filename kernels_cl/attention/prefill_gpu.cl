@@ -286,7 +286,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
     for (uint slice = 0; slice < CLA_SLICES; ++slice) {
       const uint dim = slice * CLA_DIMS_PV;
       const uint width = min((uint)CLA_DIMS_PV, CLA_HEAD_DIM - dim);
-      cla_stage_kv(stage, CLA_V_STRIDE, v_cache + call.v_offset, key_at, dim, width);
+      cla_stage_kv(stage, CLA_V_STRIDE, CLA_VALUES, key_at, dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage and p_tile written -> read */
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (column * 4 < width) {

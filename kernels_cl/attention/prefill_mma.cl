@@ -233,8 +233,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
                               call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
-  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, v_cache + call.v_offset,
-                   key_at[0]);
+  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, CLA_VALUES, key_at[0]);
 
   uint stage = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -242,8 +241,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     cla_wait_copies();
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
-    cla_start_copies(k_tile[next], v_tile[next], k_cache + call.k_offset, v_cache + call.v_offset,
-                     key_at[next]);
+    cla_start_copies(k_tile[next], v_tile[next], k_cache + call.k_offset, CLA_VALUES, key_at[next]);
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)

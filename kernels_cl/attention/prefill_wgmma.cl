@@ -192,7 +192,7 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
 #else
     const long head_at = (long)task.kv_head * call.head_stride;
     const ClaSource k = {k_cache + call.k_offset + head_at, call.block_stride, call.token_stride};
-    const ClaSource v = {v_cache + call.v_offset + head_at, call.block_stride, call.token_stride};
+    const ClaSource v = {CLA_VALUES + head_at, call.block_stride, call.token_stride};
 #endif
     cla_load_tiles_of(&task, keys, &k, &v, meta + call.pages_at + task.item.pages_at, at, &k_pipe,
                       &v_pipe, warp, lane);
@@ -412,8 +412,8 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
     return;
   }
   if (CLA_BOXES && thread < 64) { /* beside the first queries' way */
-    const ClaRowsAt rows = {warp == 0 ? k_cache + call.k_offset : v_cache + call.v_offset,
-                            call.token_stride, call.block_stride};
+    const ClaRowsAt rows = {warp == 0 ? k_cache + call.k_offset : CLA_VALUES, call.token_stride,
+                            call.block_stride};
     cla_make_map(tensor_maps + warp * CLA_MAP_INTS, maps + warp * CLA_MAP_INTS, &rows, lane);
     if (lane == 0) cla_barrier_arrive(maps_made);
   }

@@ -30,6 +30,7 @@
 #include "core/common.clh"
 #include "core/options.clh"
 #include "core/raw.clh"
+#include "core/write_call.clh"
 
 #define CLA_SIDE_TOKENS 16 /* kSideTokens of cache_write.cpp */
 
@@ -164,37 +165,20 @@ static inline int cla_planes_aligned(const ClaPlanes* cache) {
 /* Caches whose heads are contiguous dims, by strides: NHD, HND, interleaved or separate K and V.
    CPUs have reshape_and_cache_cpu.cl. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
-clattn_reshape_and_cache_flash(
-    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
-    long key_offset,                        /* elements */
-    long key_token_stride,                  /* elements */
-    __global const CLA_Q_T* restrict value, /* as key */
-    long value_offset,                      /* elements */
-    long value_token_stride,                /* elements */
-    __global CLA_KV_T* k_cache,             /* [page, token, kv head, HEAD_DIM] by strides */
-    long k_offset,                          /* elements */
-    __global CLA_KV_T* v_cache,             /* as k_cache */
-    long v_offset,                          /* elements */
-    long block_stride,                      /* elements */
-    long token_stride,                      /* elements */
-    long head_stride,                       /* elements */
-    __global const long* restrict slots,    /* [num_tokens] at slots_at */
-    long slots_at,                          /* longs */
-    int num_tokens,                         /* tokens */
-    long num_slots,                         /* pages * PAGE_SIZE */
-    int num_kv_heads                        /* heads */
-        CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_VALUES;
+clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
+  const uint num_kv_heads = (uint)call.num_kv_heads;
   uint unit;
   const uint token =
-      cla_split_index((ulong)get_global_id(0), (uint)num_kv_heads * (CLA_HEAD_DIM / 8), &unit);
-  const long slot = cla_slot_of(slots + slots_at, token, (uint)num_tokens, num_slots);
+      cla_split_index((ulong)get_global_id(0), num_kv_heads * (CLA_HEAD_DIM / 8), &unit);
+  const long slot =
+      cla_slot_of(slots + call.slots_at, token, (uint)call.num_tokens, call.num_slots);
   if (slot < 0) return;
-  const ClaInput in = {key + key_offset, value + value_offset, key_token_stride,
-                       value_token_stride};
-  const ClaPlanes cache = {k_cache + k_offset, v_cache + v_offset, block_stride, token_stride,
-                           head_stride};
-  const float2 scales = cla_unit_scales(&opt, unit, (uint)num_kv_heads);
+  const ClaInput in = {key + call.key_offset, value + call.value_offset, call.key_token_stride,
+                       call.value_token_stride};
+  const ClaPlanes cache = {CLA_WRITE_KEYS, CLA_WRITE_VALUES, call.block_stride, call.token_stride,
+                           call.head_stride};
+  const float2 scales = cla_unit_scales(&opt, unit, num_kv_heads);
   const long to = cla_unit_at(&cache, slot, unit);
   __global const CLA_Q_T* const k_from = cla_key_at(&in, token, unit);
   __global const CLA_Q_T* const v_from = cla_value_at(&in, token, unit);
@@ -250,26 +234,11 @@ static inline void cla_put_key(const ClaPacked* cache, ulong slot, uint unit, Cl
 /* The x-packed caches: keys [page, kv head, HEAD_DIM / X, PAGE_SIZE, X], values [page, kv head,
    HEAD_DIM, PAGE_SIZE]. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_reshape_and_cache(
-    __global const CLA_Q_T* restrict key,   /* [tokens, num_kv_heads, HEAD_DIM], rows contiguous */
-    long key_offset,                        /* elements */
-    long key_token_stride,                  /* elements */
-    __global const CLA_Q_T* restrict value, /* as key */
-    long value_offset,                      /* elements */
-    long value_token_stride,                /* elements */
-    __global CLA_KV_T* k_cache,             /* packed keys */
-    long k_offset,                          /* elements */
-    __global CLA_KV_T* v_cache,             /* packed values */
-    long v_offset,                          /* elements */
-    __global const long* restrict slots,    /* [num_tokens] at slots_at */
-    long slots_at,                          /* longs */
-    int num_tokens,                         /* tokens */
-    long num_slots,                         /* pages * PAGE_SIZE */
-    int num_kv_heads                        /* heads */
-        CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_VALUES;
-  const ClaInput in = {key + key_offset, value + value_offset, key_token_stride,
-                       value_token_stride};
-  const ClaPacked cache = {k_cache + k_offset, v_cache + v_offset, (uint)num_kv_heads};
+    CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
+  const ClaInput in = {key + call.key_offset, value + call.value_offset, call.key_token_stride,
+                       call.value_token_stride};
+  const ClaPacked cache = {CLA_WRITE_KEYS, CLA_WRITE_VALUES, (uint)call.num_kv_heads};
   const uint units = cache.num_kv_heads * (CLA_HEAD_DIM / 8);
 #if CLA_WG_SIZE == 1
   const uint token = (uint)get_group_id(0);
@@ -284,7 +253,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_re
   const uint end = unit + 1;
   const int aligned = cla_input_aligned(&in) && (ulong)cache.k % CLA_KV_ALIGN == 0;
 #endif
-  const long slot = cla_slot_of(slots + slots_at, token, (uint)num_tokens, num_slots);
+  const long slot =
+      cla_slot_of(slots + call.slots_at, token, (uint)call.num_tokens, call.num_slots);
   if (slot < 0) return;
   for (; unit < end; ++unit) {
     const float2 scales = cla_unit_scales(&opt, unit, cache.num_kv_heads);

@@ -8,7 +8,7 @@
 // Launch: num_tokens groups.
 
 #include "cache/cpu_cells.clh"
-#include "core/options.clh"
+#include "core/write_call.clh"
 
 #if CLA_PAGE_SIZE < 1
 #error "CLA_PAGE_SIZE must be at least 1"
@@ -96,43 +96,23 @@ CLA_INLINE void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int o
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
-clattn_reshape_and_cache_flash_cpu(
-    __global const CLA_Q_T* restrict key,    // [tokens, num_kv_heads, HEAD_DIM], rows contiguous
-    long key_offset,                         // elements
-    long key_token_stride,                   // elements
-    __global const CLA_Q_T* restrict value,  // as key
-    long value_offset,                       // elements
-    long value_token_stride,                 // elements
-    __global CLA_KV_T* k_cache,              // [page, token, kv head, HEAD_DIM] by strides
-    long k_offset,                           // elements
-    __global CLA_KV_T* v_cache,              // as k_cache
-    long v_offset,                           // elements
-    long block_stride,                       // elements
-    long token_stride,                       // elements
-    long head_stride,                        // elements
-    long key_dim_stride,                     // elements; other than 1: keys lie by dim
-    __global const long* restrict slots,     // [num_tokens] at slots_at
-    long slots_at,                           // longs
-    int num_tokens,                          // tokens
-    long num_slots,                          // pages * PAGE_SIZE
-    int num_kv_heads                         // heads
-        CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_VALUES;
+clattn_reshape_and_cache_flash_cpu(CLA_WRITE_PARAMS) {
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
   const long token = (long)get_group_id(0);
-  const long slot = slots[slots_at + token];
-  if (slot < 0 || slot >= num_slots) return;
-  const long page_at = (long)((ulong)slot / CLA_PAGE_SIZE) * block_stride;
+  const long slot = slots[call.slots_at + token];
+  if (slot < 0 || slot >= call.num_slots) return;
+  const long page_at = (long)((ulong)slot / CLA_PAGE_SIZE) * call.block_stride;
   const long in_page = (long)((ulong)slot % CLA_PAGE_SIZE);
-  const long slot_at = page_at + in_page * token_stride;
-  ClaPlane keys = {key + key_offset + token * key_token_stride, k_cache + k_offset + slot_at,
-                   head_stride, num_kv_heads};
-  const ClaPlane values = {value + value_offset + token * value_token_stride,
-                           v_cache + v_offset + slot_at, head_stride, num_kv_heads};
-  if (key_dim_stride != 1) {
-    keys.to = k_cache + k_offset + page_at + in_page;
-    cla_put_columns(&keys, &opt, key_dim_stride);
+  const long slot_at = page_at + in_page * call.token_stride;
+  ClaPlane keys = {key + call.key_offset + token * call.key_token_stride, CLA_WRITE_KEYS + slot_at,
+                   call.head_stride, call.num_kv_heads};
+  const ClaPlane values = {value + call.value_offset + token * call.value_token_stride,
+                           CLA_WRITE_VALUES + slot_at, call.head_stride, call.num_kv_heads};
+  if (call.key_dim_stride != 1) {
+    keys.to = CLA_WRITE_KEYS + page_at + in_page;
+    cla_put_columns(&keys, &opt, call.key_dim_stride);
   } else {
-    cla_put_rows(&keys, &opt, 1, num_tokens);
+    cla_put_rows(&keys, &opt, 1, call.num_tokens);
   }
-  cla_put_rows(&values, &opt, 0, num_tokens);
+  cla_put_rows(&values, &opt, 0, call.num_tokens);
 }

@@ -183,8 +183,8 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
       const double ns = task_ns(tile, keys, bucket.tokens / tiles, splits > 1);
       const std::int64_t tasks = bucket.tiles * splits * tile.groups_per_item;
       runs[num_runs++] = {ns, tasks};
-      const double around = tile.costs.task_ns + (splits > 1 ? tile.costs.split_ns : 0.0);
-      shared += (ns - around) * static_cast<double>(tasks);
+      // Keys that fill up a step are not read.
+      shared += keys_ns(tile, keys, bucket.tokens / tiles) * static_cast<double>(tasks);
       total += ns * static_cast<double>(tasks);
       if (splits == 1) continue;
       tokens += bucket.tokens;

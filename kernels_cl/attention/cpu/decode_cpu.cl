@@ -255,8 +255,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
 #pragma unroll 1
       for (int i = 0; i + 1 < CLA_HELD; ++i)
         cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
-      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + call.k_offset,
-                      v_cache + call.v_offset);
+      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + call.k_offset, CLA_VALUES);
     }
     for (int at = begin; at < end; at += CLA_BLOCK_KV) {
       cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
@@ -277,8 +276,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
                                 next,
                                 c * CLA_BLOCK_KV / chunks,
                                 (c + 1) * CLA_BLOCK_KV / chunks};
-          cla_chunk(own->query, k_cache + call.k_offset, v_cache + call.v_offset, &tile,
-                    &own->state, own->o);
+          cla_chunk(own->query, k_cache + call.k_offset, CLA_VALUES, &tile, &own->state, own->o);
         }
       }
     }

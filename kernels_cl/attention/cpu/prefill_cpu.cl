@@ -126,7 +126,7 @@ CLA_KERNEL clattn_prefill_cpu(CLA_PARAMS) {
                   call.head_stride, offsets);
       if (!CLA_MAY_BY_DIM || call.key_dim_stride == 1)
         cla_pack_rows(k_cache + call.k_offset, offsets, k_t);
-      cla_pack_values(v_cache + call.v_offset, offsets, v);
+      cla_pack_values(CLA_VALUES, offsets, v);
       while (state.end[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {
 #if CLA_WINDOW

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "shared/write_call.h"
 
 namespace clattn::detail {
 
@@ -23,43 +24,40 @@ std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::in
   return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
 }
 
-/// Checks the tensors, too.
-void bind_inputs(KernelLease& kernel, const KernelShape& shape, const TensorRef& key,
-                 const TensorRef& value) {
+/// What both forms of caches have, checked. The cache's places are still to be filled in.
+template <typename Cache>
+ClaWriteCall write_call(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
+                        const Cache& cache, const SlotSource& slots) {
   const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
-  const cl_long key_stride = checked_token_stride(key, row, "key");
-  const cl_long value_stride = checked_token_stride(value, row, "value");
-  kernel.arg(key.buffer)
-      .arg<cl_long>(key.offset)
-      .arg(key_stride)
-      .arg(value.buffer)
-      .arg<cl_long>(value.offset)
-      .arg(value_stride);
+  ClaWriteCall call{};
+  call.key_offset = key.offset;
+  call.key_token_stride = checked_token_stride(key, row, "key");
+  call.value_offset = value.offset;
+  call.value_token_stride = checked_token_stride(value, row, "value");
+  call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
+  call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
+  call.num_tokens = static_cast<cl_int>(slots.num_tokens);
+  call.num_kv_heads = shape.num_kv_heads;
+  call.scale_stride = scale_stride_of(cache);
+  return call;
 }
 
-/// What follows inputs and cache in the argument lists.
-struct WriteEnd {
-  SlotSource slots;
-  std::int64_t num_slots = 0;
-  cl_mem scales = nullptr;
-  cl_int scale_stride = -1;
+/// The tensors of a write. Values may lie in the keys' buffer.
+struct WriteTensors {
+  cl_mem key, value, k_cache, v_cache, slots, scales;
 };
 
-template <typename Cache>
-WriteEnd write_end(const Cache& cache, const SlotSource& slots) {
-  return {slots, checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots"),
-          cache.scales.handle(), scale_stride_of(cache)};
-}
-
-void finish(KernelLease& lease, const BuiltKernel& kernel, const KernelShape& shape,
-            cl_command_queue queue, const WriteEnd& end, Event* event) {
-  lease.arg(end.slots.buffer)
-      .arg<cl_long>(static_cast<cl_long>(end.slots.offset_bytes / sizeof(std::int64_t)))
-      .arg<cl_int>(static_cast<cl_int>(end.slots.num_tokens))
-      .arg<cl_long>(end.num_slots)
-      .arg<cl_int>(shape.num_kv_heads);
-  if (is_quantized(shape.cache_dtype)) lease.arg(end.scales).arg(end.scale_stride);
-  lease.enqueue(queue, num_groups(*kernel.variant, shape, end.slots.num_tokens),
+void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_queue queue,
+             const ClaWriteCall& call, const WriteTensors& tensors, Event* event) {
+  KernelLease lease = kernel.pool->acquire();
+  lease.arg(call)
+      .arg(tensors.key)
+      .arg(tensors.value)
+      .arg(tensors.k_cache)
+      .arg(tensors.v_cache == tensors.k_cache ? nullptr : tensors.v_cache)
+      .arg(tensors.slots);
+  if (is_quantized(shape.cache_dtype)) lease.arg(tensors.scales);
+  lease.enqueue(queue, num_groups(*kernel.variant, shape, call.num_tokens),
                 static_cast<std::size_t>(kernel.variant->work_group_size), event);
 }
 
@@ -125,34 +123,30 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          const KVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
   check_key_order(cache, kernel.variant->family());
-  const WriteEnd end = write_end(cache, slots);
-  KernelLease lease = kernel.pool->acquire();
-  bind_inputs(lease, shape, key, value);
+  ClaWriteCall call = write_call(shape, key, value, cache, slots);
+  call.k_offset = cache.k_offset;
+  call.v_offset = cache.v_offset;
+  call.block_stride = cache.block_stride;
+  call.token_stride = cache.token_stride;
+  call.head_stride = cache.head_stride;
+  call.key_dim_stride = cache.key_dim_stride;
   if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
-  lease.arg(cache.buffer.handle())
-      .arg<cl_long>(cache.k_offset)
-      .arg(cache.buffer.handle())
-      .arg<cl_long>(cache.v_offset)
-      .arg<cl_long>(cache.block_stride)
-      .arg<cl_long>(cache.token_stride)
-      .arg<cl_long>(cache.head_stride);
-  if (kernel.variant->family() == KernelFamily::kCpu) lease.arg<cl_long>(cache.key_dim_stride);
-  finish(lease, kernel, shape, queue, end, event);
+  const cl_mem pages = cache.buffer.handle();
+  enqueue(kernel, shape, queue, call,
+          {key.buffer, value.buffer, pages, pages, slots.buffer, cache.scales.handle()}, event);
 }
 
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
                                 cl_command_queue queue, TensorRef key, TensorRef value,
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_slots(slots);
-  const WriteEnd end = write_end(cache, slots);
-  KernelLease lease = kernel.pool->acquire();
-  bind_inputs(lease, shape, key, value);
+  ClaWriteCall call = write_call(shape, key, value, cache, slots);
+  call.k_offset = cache.key_offset;
+  call.v_offset = cache.value_offset;
   if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
-  lease.arg(cache.key)
-      .arg<cl_long>(cache.key_offset)
-      .arg(cache.value)
-      .arg<cl_long>(cache.value_offset);
-  finish(lease, kernel, shape, queue, end, event);
+  enqueue(kernel, shape, queue, call,
+          {key.buffer, value.buffer, cache.key, cache.value, slots.buffer, cache.scales.handle()},
+          event);
 }
 
 }  // namespace clattn::detail

@@ -33,17 +33,26 @@ struct Launch {
   std::int64_t groups_each;  ///< tasks that an entry is worth
 };
 
+/// Whether a launch has counters, tensor maps or partial results.
+bool uses_workspace(const PagedStepView& step, const KernelTraits& traits) {
+  return step.recordable || step.planned.num_partial_rows > 0 || traits.tensor_maps ||
+         traits.tasks == Tasks::kQueue;
+}
+
+/// Buffers that a launch does without are null: drivers take time for each that is given.
 void enqueue(const StepCall& call, const Launch& launch, std::size_t groups, Event* event) {
+  const bool one_cache = call.layer.v == call.layer.k;
+  const bool has_workspace = uses_workspace(call.step, launch.kernel.variant->kernel());
   ClaCall args = call.layer.args;
   args.entries_at = launch.entries_at;
   args.num_entries = launch.num_entries;
   KernelLease lease = launch.kernel.pool->acquire();
   lease.arg(args)
       .arg(call.step.meta)
-      .arg(call.step.workspace)
+      .arg(has_workspace ? call.step.workspace : nullptr)
       .arg(call.query.buffer)
       .arg(call.layer.k)
-      .arg(call.layer.v)
+      .arg(one_cache ? nullptr : call.layer.v)
       .arg(call.output.buffer)
       .arg(call.lse);
   for (std::size_t i = 0; i < call.layer.num_option_tensors; ++i)
