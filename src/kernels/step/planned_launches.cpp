@@ -31,7 +31,7 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
     const double keys = item.kv_end - item.kv_begin;
     const double ns = task_ns(tile, keys, item.q_count, is_split);
     runs.push_back({ns, tile.groups_per_item});
-    shared += (ns - task_ns(tile, 0, item.q_count, is_split)) * tile.groups_per_item;
+    shared += keys_ns(tile, keys, item.q_count) * tile.groups_per_item;
     if (is_split) ++launch.splits;
     if (is_split && item.split == 0) ++launch.split_tiles;
   }
