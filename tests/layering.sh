@@ -38,7 +38,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("bench", "oracle")      # likewise
     room_may("oracle", "")           # shares nothing with what it judges
     room_may("include", "")
-    room_may("kernels_cl/shared", "")
+    room_may("kernels_cl/shared", "shared")
     room_may("kernels_cl/core", "core shared")
     room_may("kernels_cl/tile", "tile core shared")    # units, whatever is computed by them
     room_may("kernels_cl/attention", "attention tile core shared")

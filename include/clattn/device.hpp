@@ -52,9 +52,11 @@ struct DeviceCapabilities {
   float native_exp2_error = 1;      ///< largest relative error seen of native_exp2; 1 = no measure
   bool native_builtins = false;     ///< a CPU compiler's prefetch, half vectors, streaming stores
   bool struct_arguments = true;     ///< structs passed to kernels by value arrive as they were
-  bool sub_groups_of_32 = false;  ///< such sub-groups run in step: kernels for NVIDIA's GPUs can be
-                                  ///< executed (family gpu_ptx), slowly; never chosen unasked
-  bool long_loops = true;         ///< a work-item's loops run to their end, be it a million steps
+  std::uint32_t sub_groups_in_step =
+      0;  ///< sizes of sub-groups that were seen to run in step, a bit each: 8 | 16 | 32 | 64. With
+          ///< 32 kernels for NVIDIA's GPUs can be executed (family gpu_ptx), slowly; never chosen
+          ///< unasked
+  bool long_loops = true;  ///< a work-item's loops run to their end, be it a million steps
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };

@@ -1,19 +1,17 @@
-/* Paged attention for many rows per key range on the tensor cores of NVIDIA GPUs: products of
-   16-bit elements, sums and softmax in f32. Probabilities are rounded to the queries' type before
-   they meet V, as the matrix units want it.
+/* Paged attention for many rows per key range on a unit of the contract (tile/CONTRACT.md):
+   products of 16-bit elements, sums and softmax in f32. Probabilities are rounded to the queries'
+   type before they meet V, as the matrix units want it.
 
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
    One work-group serves one work item for one KV head: BLOCK_ROWS rows against tiles of BLOCK_KV
-   keys. A warp owns FRAGMENTS x 16 rows and all their dims; rows never leave their warp, so that
-   the softmax needs shuffles only.
+   keys. A warp owns FRAGMENTS x TILE_ROWS rows and all their dims; rows never leave their warp, so
+   that the softmax needs shuffles only.
 
      for each tile of keys up to the last one that any row sees
        start to copy K and V of the next tile     (in flight during all that follows)
        S = Q K^T
        P = 2^(S - max), O = O * 2^(old max - max) + P V
-
-   A lane holds two rows of each fragment, 2 columns in 8 (tile/sm80.clh).
 
    Bytes and operations of a tile with 128 rows, 64 keys and 128 dims, per work-group: 32 KiB of K
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
@@ -27,16 +25,16 @@
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_PAGE_SIZE        tokens      0: no pages
-   CLA_BLOCK_ROWS       rows        a multiple of 16 * WG_SIZE / 32
-   CLA_BLOCK_KV         keys        a multiple of 16
-   CLA_WG_SIZE          work-items  a multiple of 32
+   CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES
+   CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and B_TILES * TILE_COLUMNS
+   CLA_WG_SIZE          work-items  a multiple of LANES
    CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * STRIDE * 16 B, 103 KiB with 128 rows, 64 keys and
    128 dims.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
-#include "tile/sm80.clh"
+#include "tile/unit.clh"
 
 #define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
@@ -45,7 +43,9 @@
 #define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #include "attention/row_tiles.clh"
+#if CLA_KV_QUANT
 #include "tile/sm80_cache.clh"
+#endif
 
 #define CLA_WARPS (CLA_WG_SIZE / CLA_LANES)
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (CLA_TILE_ROWS * CLA_WARPS))

@@ -1,5 +1,6 @@
 /* Everything that a write of a step's keys and values takes besides memory, passed by value like
-   ClaCall (shared/call.h), whose probe covers it: wide members first, no padding. Elements are
+   ClaCall (shared/call.h), and refused where that one arrives damaged: wide members first, no
+   padding. Elements are
    those of the tensor that a member belongs to. */
 #ifndef CLATTN_SHARED_WRITE_CALL_H
 #define CLATTN_SHARED_WRITE_CALL_H

@@ -302,25 +302,27 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #define CLA_PTX 2
 #include "tile/lanes.clh"
 
-// The functions of tile/lanes.clh by sub-groups of 32, which leave a loop at different times.
-__kernel __attribute__((intel_reqd_sub_group_size(32)))
+// The functions of tile/lanes.clh by sub-groups of CLA_SUB_GROUP, which leave a loop at different
+// times.
+__kernel __attribute__((intel_reqd_sub_group_size(CLA_SUB_GROUP)))
 __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_selftest_lanes(
     __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
     uint seed) {
   const uint lid = (uint)get_local_id(0);
-  const uint lane = lid % 32;
-  const uint warp = lid / 32;
-  int right = get_max_sub_group_size() == 32 && get_sub_group_local_id() == lane;
+  const uint lane = lid % CLA_SUB_GROUP;
+  const uint warp = lid / CLA_SUB_GROUP;
+  int right = get_max_sub_group_size() == CLA_SUB_GROUP && get_sub_group_local_id() == lane;
   for (uint i = 0; i < 3 + 2 * warp; ++i) {
     const uint own = seed + i * CLA_WG_SIZE + lid;
     const ulong wide = (ulong)own << 32 | lid;
-    right &= cla_shuffle_word(own, i % 32) == own - lane + (lane ^ i % 32);
-    right &= cla_shuffle_from(own, (lane + i) % 32) == own - lane + (lane + i) % 32;
+    right &= cla_shuffle_word(own, i % CLA_SUB_GROUP) == own - lane + (lane ^ i % CLA_SUB_GROUP);
+    right &= cla_shuffle_from(own, (lane + i) % CLA_SUB_GROUP) ==
+             own - lane + (lane + i) % CLA_SUB_GROUP;
     right &= cla_shuffle_from_long((long)wide, 7) ==
              (long)((ulong)(own - lane + 7) << 32 | (lid - lane + 7));
     right &= cla_shuffle_slot(as_float(own), 8, 3) == as_float(own - lane % 8 + 3);
-    right &= cla_any_lane(lane == i) && !cla_any_lane(lane > 31);
+    right &= cla_any_lane(lane == i % CLA_SUB_GROUP) && !cla_any_lane(lane >= CLA_SUB_GROUP);
   }
   result[lid] = right ? seed + lid : 0u;
 }

@@ -97,7 +97,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
       const bool foreign = family == KernelFamily::kGpuPtx && !device.inline_ptx;
       if (!runs(family) || (foreign && only_family_.empty())) continue;
       plan_attention(family, plan);
-      if ((foreign && !device.sub_groups_of_32) || !only_backend_.empty())
+      if ((foreign && (device.sub_groups_in_step & 32U) == 0) || !only_backend_.empty())
         continue;  // the rest belongs to no backend
       plan_mla(family, plan);
       plan_packed(family, plan);

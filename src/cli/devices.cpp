@@ -14,6 +14,18 @@
 
 namespace clattn::cli {
 
+namespace {
+
+std::vector<int> sub_groups_of(const DeviceCapabilities& capabilities) {
+  std::vector<int> sizes;
+  for (const int size : {8, 16, 32, 64}) {
+    if ((capabilities.sub_groups_in_step & static_cast<unsigned>(size)) != 0) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+}  // namespace
+
 nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
   return {{"name", capabilities.name},
           {"vendor", capabilities.vendor},
@@ -40,7 +52,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"native_builtins", capabilities.native_builtins},
           {"long_loops", capabilities.long_loops},
           {"struct_arguments", capabilities.struct_arguments},
-          {"sub_groups_of_32", capabilities.sub_groups_of_32},
+          {"sub_groups_in_step", sub_groups_of(capabilities)},
           {"wave_size", capabilities.wave_size}};
 }
 
@@ -118,18 +130,20 @@ void print_capabilities(const json& c) {
              mebibytes(c["global_mem_bytes"]), mebibytes(c["max_alloc_bytes"]),
              c["local_mem_bytes"].get<std::uint64_t>() / 1024,
              c["static_local_mem_bytes"].get<std::uint64_t>() / 1024);
+  const auto in_step = c["sub_groups_in_step"].get<std::vector<int>>();
   const auto yes = [&](const char* key) { return c[key].get<bool>() ? "yes" : "no"; };
   fmt::print(
       "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
       "bf16 products {}, wave {}\n"
       "  native_exp2 off by {:.1e}, CPU built-ins {}, long loops {}, struct arguments {}, "
-      "sub-groups of 32 {}\n",
+      "sub-groups in step {}\n",
       yes("reports_fp16"), yes("reports_subgroups"), yes("inline_ptx"), yes("warpgroup_products"),
       yes("fp8_conversions"), yes("bf16_products"),
       c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found",
       c["native_exp2_error"].get<float>(), yes("native_builtins"),
       c["long_loops"].get<bool>() ? "yes" : "CUT SHORT",
-      c["struct_arguments"].get<bool>() ? "yes" : "DAMAGED", yes("sub_groups_of_32"));
+      c["struct_arguments"].get<bool>() ? "yes" : "DAMAGED",
+      in_step.empty() ? "none" : fmt::format("of {}", fmt::join(in_step, ", ")));
 }
 
 void print_backend(const json& backend) {

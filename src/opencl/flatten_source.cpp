@@ -48,9 +48,11 @@ std::string_view included_name(std::string_view line) {
   return end == std::string_view::npos ? std::string_view{} : line.substr(0, end);
 }
 
+constexpr std::string_view kUnit = "tile/unit.clh";  // no file of its own
+
 class Flattener {
  public:
-  explicit Flattener(const ReadKernelFile& read) : read_(read) {}
+  Flattener(const ReadKernelFile& read, std::string_view unit) : read_(read), unit_(unit) {}
 
   FlatSource flatten(const std::string& file) {
     const std::optional<std::string> text = read_(file);
@@ -91,7 +93,7 @@ class Flattener {
   }
 
   std::pair<std::string, std::string> find(std::string_view name, FlatSource::Origin at) const {
-    const std::filesystem::path relative{std::string(name)};
+    const std::filesystem::path relative{std::string(name == kUnit ? unit_ : name)};
     const auto beside = std::filesystem::path(flat_.files[at.file]).parent_path() / relative;
     for (const auto& candidate : {beside, relative}) {
       std::string path = candidate.lexically_normal().generic_string();
@@ -124,14 +126,16 @@ class Flattener {
   }
 
   const ReadKernelFile& read_;
+  std::string_view unit_;
   FlatSource flat_;
   std::vector<std::string> open_files_;  // from the root to the file being read
 };
 
 }  // namespace
 
-FlatSource flatten_source(const std::string& file, const ReadKernelFile& read) {
-  return Flattener(read).flatten(file);
+FlatSource flatten_source(const std::string& file, const ReadKernelFile& read,
+                          std::string_view unit) {
+  return Flattener(read, unit).flatten(file);
 }
 
 }  // namespace clattn::detail

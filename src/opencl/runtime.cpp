@@ -43,7 +43,7 @@ constexpr const char* kAlone = "alone\n";
 
 /// What a program of a Runtime is known by.
 std::string program_key(const KernelSource& source) {
-  return source.file + '\n' + source.options;
+  return source.file + '\n' + source.unit + '\n' + source.options;
 }
 
 /// What a CPU device's name leaves out where the processor is a virtual machine's: whether it has
@@ -113,14 +113,14 @@ struct Runtime::State {
     capabilities.native_builtins = result.native_builtins != 0;
     capabilities.long_loops = result.long_loops != 0;
     capabilities.struct_arguments = result.struct_arguments != 0;
-    capabilities.sub_groups_of_32 = result.sub_groups_of_32 != 0;
+    capabilities.sub_groups_in_step = result.sub_groups_in_step;
     build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
   }
 
-  std::shared_ptr<Program> build(const std::string& file, const std::string& own_options) {
+  std::shared_ptr<Program> build(const KernelSource& wanted) {
     const std::string options =
-        fmt::format("{}{}{}", build_options, own_options.empty() ? "" : " ", own_options);
-    const FlatSource source = flatten_source(file, read_file);
+        fmt::format("{}{}{}", build_options, wanted.options.empty() ? "" : " ", wanted.options);
+    const FlatSource source = flatten_source(wanted.file, read_file, wanted.unit);
     const CacheKey key = key_of("program", source.text, options);
     if (cache_binaries) {
       if (ProgramHandle cached = load(key, options)) {
@@ -131,7 +131,7 @@ struct Runtime::State {
     Compilation built = compile_program(context.get(), device, source.text, options);
     if (built.status != CL_SUCCESS) {
       const Error error(ErrorCode::kOpenCL,
-                        fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", file,
+                        fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", wanted.file,
                                     options, capabilities.name, status_name(built.status),
                                     built.status, rewrite_build_log(built.log, source)),
                         built.status);
@@ -152,7 +152,7 @@ struct Runtime::State {
   std::shared_ptr<Program> build_bundle(std::span<const KernelSource> sources) {
     std::vector<BundlePart> parts;
     for (const KernelSource& source : sources)
-      parts.push_back({flatten_source(source.file, read_file).text, source.options});
+      parts.push_back({flatten_source(source.file, read_file, source.unit).text, source.options});
     const std::optional<std::string> text = bundle_sources(parts);
     if (!text) return std::make_shared<Program>();
     Compilation built = compile_program(context.get(), device, *text, build_options);
@@ -231,8 +231,7 @@ const DeviceCapabilities& Runtime::capabilities() const noexcept {
 std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
   const std::string key = program_key(source);
   return state_->pools.get(key + '\n' + source.entry, [&] {
-    const auto program =
-        state_->programs.get(key, [&] { return state_->build(source.file, source.options); });
+    const auto program = state_->programs.get(key, [&] { return state_->build(source); });
     if (program->refusal) throw Error(*program->refusal);
     return std::make_shared<KernelPool>(program->handle.get(), state_->device, source.entry);
   });

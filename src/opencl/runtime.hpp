@@ -26,9 +26,10 @@ inline constexpr std::string_view kBuildOptions = "-cl-std=CL1.2 -w";
 /// Which kernel to build: an entry of an embedded (or CLATTN_KERNEL_DIR) file under a set of
 /// options.
 struct KernelSource {
-  std::string file;     ///< "attention/cpu/decode_cpu.cl"
-  std::string entry;    ///< "clattn_decode_cpu"
-  std::string options;  ///< "-DCLA_HEAD_DIM=128 …"; kBuildOptions stand before
+  std::string file;       ///< "attention/cpu/decode_cpu.cl"
+  std::string entry;      ///< "clattn_decode_cpu"
+  std::string options;    ///< "-DCLA_HEAD_DIM=128 …"; kBuildOptions stand before
+  std::string unit = {};  ///< what it includes as tile/unit.clh: "tile/sm80.clh"
 };
 
 class KernelPool;

@@ -25,7 +25,8 @@ constexpr std::uint64_t kLocalBytes[] = {
     63U << 10U,  48U << 10U,  47U << 10U,  32U << 10U,  31U << 10U, 16U << 10U, 8U << 10U};
 constexpr cl_uint kSeed = 0x51ed270bU;
 constexpr int kStructTest = 10;
-constexpr std::size_t kLocalGroups = 4;  // so that groups could disturb one another
+constexpr cl_uint kSubGroups[] = {8, 16, 32, 64};  // that kernels are written for
+constexpr std::size_t kLocalGroups = 4;            // so that groups could disturb one another
 constexpr cl_uint kWarpgroup = 128;
 constexpr int kZmmFloats = 16;  // of a register of AVX-512
 constexpr cl_uint kNvidiaVendorId = 0x10de;
@@ -122,8 +123,9 @@ std::optional<int> probe_sub_groups(Prober& prober) {
 }
 
 /// Whether each lane of a group found its result right.
-bool all_lanes_right(Prober& prober, int test, const char* entry) {
-  const auto result = prober.run(test, entry, 0, 1, prober.group_size());
+bool all_lanes_right(Prober& prober, int test, const char* entry,
+                     std::string_view language = kBuildOptions) {
+  const auto result = prober.run(test, entry, 0, 1, prober.group_size(), language);
   if (!result) return false;
   for (std::size_t lane = 0; lane < result->size(); ++lane) {
     if ((*result)[lane] != kSeed + static_cast<cl_uint>(lane)) return false;
@@ -225,8 +227,13 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   if (result.wave_size == 0 && reported.reports_subgroups) {
     result.wave_size = probe_sub_groups(prober).value_or(0);
   }
-  if (result.inline_ptx == 0 && reported.reports_subgroups && prober.group_size() >= 64) {
-    result.sub_groups_of_32 = all_lanes_right(prober, 11, "clattn_selftest_lanes") ? 1 : 0;
+  Prober several(context, device, text, kWarpgroup);  // sub-groups beside each other
+  for (const cl_uint lanes : kSubGroups) {
+    if (result.inline_ptx != 0 || !reported.reports_subgroups) break;
+    if (reported.max_work_group_size < kWarpgroup) break;
+    const std::string language = fmt::format("{} -DCLA_SUB_GROUP={}", kBuildOptions, lanes);
+    if (all_lanes_right(several, 11, "clattn_selftest_lanes", language))
+      result.sub_groups_in_step |= lanes;
   }
   for (const std::uint64_t bytes : kLocalBytes) {
     // The driver that assembles PTX reports 48 KiB and takes static arrays far beyond; elsewhere
@@ -236,7 +243,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.static_local_mem_bytes = bytes;
     break;
   }
-  return {.result = result, .conclusive = conclusive && prober.conclusive()};
+  return {.result = result,
+          .conclusive = conclusive && several.conclusive() && prober.conclusive()};
 }
 
 }  // namespace clattn::detail

@@ -21,7 +21,7 @@ struct SelfTestResult {
   std::int32_t native_builtins = 0;
   std::int32_t long_loops = 1;
   std::int32_t struct_arguments = 1;
-  std::int32_t sub_groups_of_32 = 0;
+  std::uint32_t sub_groups_in_step = 0;
   float native_exp2_error = 1;
 };
 

@@ -26,8 +26,9 @@ struct FlatSource {
 
 /// Flattens `file`. An include is looked up in the includer's folder, then in the root; every file
 /// counts once, as under `#pragma once`. Throws kIo for a missing file and kInvalidArgument for a
-/// cycle, naming file and line.
-FlatSource flatten_source(const std::string& file, const ReadKernelFile& read);
+/// cycle, naming file and line. `unit` is the file that `#include "tile/unit.clh"` means.
+FlatSource flatten_source(const std::string& file, const ReadKernelFile& read,
+                          std::string_view unit = {});
 
 /// A compiler's log about `source.text` with each position in it (`<kernel>:5:40`,
 /// `/tmp/x/input.cl:5:40`, `1:5:40`, …) replaced by our own file and line. Positions in headers of

@@ -152,11 +152,13 @@ std::vector<const Variant*> attention_variants() {
   return chosen;
 }
 
-/// While it lives, a spare comes first where no tile ever spills, on CPUs.
+/// While it lives, a spare comes first where no tile ever spills, on CPUs, and a tile that is only
+/// taken where it is asked for does everywhere.
 class SpareFirst {
  public:
   SpareFirst(std::shared_ptr<clattn::Context> context, const Variant& variant)
-      : context_(std::move(context)), wanted_(is_spare(variant) && on_cpu()) {
+      : context_(std::move(context)),
+        wanted_(variant.unit().asked_only || (is_spare(variant) && on_cpu())) {
     if (!wanted_) return;
     clattn::TuningRow row;
     row.device = "gpu";  // the class of GPU kernels on a CPU

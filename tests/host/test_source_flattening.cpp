@@ -72,6 +72,22 @@ TEST(Flattening, RepeatedIncludesShareOneGuard) {
             "#ifndef CLA_INCLUDED_1\n#define CLA_INCLUDED_1\nint once;\n#endif\n");
 }
 
+// Kernels are written for any unit, and include the one that their variant names.
+TEST(Flattening, AUnitIsTheOneThatWasAskedFor) {
+  const Files files = {{"main.cl", "#include \"tile/unit.clh\"\n"},
+                       {"tile/a.clh", "int a;\n"},
+                       {"tile/b.clh", "int b;\n"}};
+  const auto read = [&](const std::string& path) -> std::optional<std::string> {
+    const auto file = files.find(path);
+    return file == files.end() ? std::nullopt : std::optional(file->second);
+  };
+  EXPECT_NE(flatten_source("main.cl", read, "tile/a.clh").text.find("int a;"), std::string::npos);
+  const FlatSource other = flatten_source("main.cl", read, "tile/b.clh");
+  EXPECT_NE(other.text.find("int b;"), std::string::npos);
+  EXPECT_EQ(other.text.find("int a;"), std::string::npos);
+  EXPECT_THROW(flatten_source("main.cl", read), clattn::Error);
+}
+
 TEST(Flattening, CommentsAndSystemIncludesAreLeftAlone) {
   const std::string text =
       "/* usage:\n#include \"nothing.clh\"\n*/\n// #include \"nothing.clh\"\n"

@@ -136,9 +136,10 @@ void write(const std::filesystem::path& path, const std::string& text) {
 }
 
 void write_kernel(const std::filesystem::path& directory, const std::string& name,
-                  const std::string& file, const std::string& options, const std::string& kind) {
+                  const std::string& file, const std::string& options, const std::string& kind,
+                  const std::string& unit = {}) {
   const auto read = clattn::detail::kernel_file_reader("");
-  write(directory / (name + ".cl"), clattn::detail::flatten_source(file, read).text);
+  write(directory / (name + ".cl"), clattn::detail::flatten_source(file, read, unit).text);
   write(directory / (name + ".options"), options + "\n");
   write(directory / (name + ".kind"), kind + "\n");
 }
@@ -160,7 +161,8 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
         "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
         clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file,
-                 source.options + clattn::detail::device_macros(device), cpu ? "cpu" : "gpu");
+                 source.options + clattn::detail::device_macros(device), cpu ? "cpu" : "gpu",
+                 source.unit);
   }
 }
 

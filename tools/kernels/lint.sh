@@ -7,9 +7,10 @@ file=$1
 name=$(basename "$file" .cl)
 options=$(cat "${file%.cl}.options")
 case $options in
-  *-DCLA_PTX=1*) inline_ptx=true target="nvptx64-unknown-unknown -fgnu-keywords" ;;
-  *-DCLA_DOT=1*) inline_ptx=false target="x86_64-unknown-linux-gnu -mavx512f -mavx512bw" ;;
-  *) inline_ptx=false target=spir64-unknown-unknown ;;
+  *-DCLA_PTX=1*) tidy=false target="nvptx64-unknown-unknown -fgnu-keywords" ;;
+  *-DCLA_PTX=2*) tidy=false target=spir64-unknown-unknown ;;
+  *-DCLA_DOT=1*) tidy=true target="x86_64-unknown-linux-gnu -mavx512f -mavx512bw" ;;
+  *) tidy=true target=spir64-unknown-unknown ;;
 esac
 language="-x cl -cl-std=CL1.2 --target=$target -Xclang -finclude-default-header"
 reserved="-include $(dirname "$0")/reserved.h"
@@ -20,6 +21,12 @@ strict="-Wall -Wextra -Wno-unused-parameter -Wno-unused-function -Wshadow -Wunde
 core=+cl_khr_byte_addressable_store,+cl_khr_global_int32_base_atomics
 core=$core,+cl_khr_local_int32_base_atomics,+cl_khr_global_int32_extended_atomics
 core=$core,+cl_khr_local_int32_extended_atomics
+case $options in
+  *-DCLA_PTX=2*)  # a probe asks for them
+    core=$core,+cl_khr_subgroups,+cl_intel_subgroups
+    language="$language -include $(dirname "$0")/sub_groups.h"
+    ;;
+esac
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
@@ -33,16 +40,17 @@ failed() {  # STEP
 # clang 19 takes a vector's ?: for a conversion to bool, so conversions are clang 15's.
 for clang in "clang-15 -Wconversion" clang-19; do
   # shellcheck disable=SC2086  # lists of flags
-  $clang $language $reserved $strict -fsyntax-only $options "$file" > "$log" 2>&1 || failed "$clang strict"
+  $clang $language $reserved $strict -fsyntax-only $options "$file" > "$log" 2>&1 ||
+    failed "$clang strict"
   # shellcheck disable=SC2086
   ${clang% *} $language -Xclang -cl-ext=-all,$core -Werror -fsyntax-only $options "$file" \
     > "$log" 2>&1 || failed "$clang without extensions"
 done
 
-# A 32-bit product that becomes a 64-bit offset overflows in a large cache. One that indexes an array
-# directly is mostly a local array's, and those are small: not counted. Inline PTX is beyond this
-# version's target; those kernels exist without it too.
-if ! $inline_ptx; then
+# A 32-bit product that becomes a 64-bit offset overflows in a large cache. One that indexes an
+# array directly is mostly a local array's, and those are small: not counted. Not of kernels on
+# units, whose functions get local arrays by pointers, and inline PTX is beyond this version.
+if $tidy; then
   # shellcheck disable=SC2086
   clang-tidy --quiet --config='{}' \
     --checks=-*,bugprone-implicit-widening-of-multiplication-result \

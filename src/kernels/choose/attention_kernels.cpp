@@ -103,7 +103,7 @@ std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shap
   const bool is_tuned = !kernels.built.empty();
   use_best_family(role, is_tuned ? tuned->family() : family, runtime.capabilities(),
                   [&](const Variant& variant) {
-                    kernels.add(variant);
+                    if (!variant.unit().asked_only) kernels.add(variant);
                     return !kernels.built.empty();
                   });
   return std::move(kernels).take();

@@ -111,7 +111,7 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
   if (config.use_mla) reasons.emplace_back("MLA not supported");
   if (capabilities == nullptr) return;
   if (config.kernel_family == KernelFamily::kGpuPtx) {
-    if (const auto need = unmet_need(Needs::kWarps, *capabilities))
+    if (const auto need = unmet_need(unit_of(UnitId::sm80), *capabilities))
       reasons.push_back(
           fmt::format("kernel family gpu_ptx {}, which {} lacks", *need, capabilities->name));
   }

@@ -1,5 +1,7 @@
 #include "kernels/choose/traits.hpp"
 
+#include <fmt/format.h>
+
 namespace clattn::detail {
 
 namespace {
@@ -8,8 +10,8 @@ using enum Tasks;
 using enum StepKeys;
 
 constexpr auto kUnits = std::to_array<Unit>({
-#define UNIT(name, family, needs, queries, cache, ...) \
-  {KernelFamily::k##family, Needs::k##needs, queries, cache, {__VA_ARGS__}},
+#define UNIT(name, header, family, needs, queries, cache, ...) \
+  {header, KernelFamily::k##family, Needs::k##needs, queries, cache, {__VA_ARGS__}},
 #include "kernels/choose/units.inc"
 });
 
@@ -28,21 +30,25 @@ const Kernel& kernel_of(KernelId id) {
   return kKernels.at(static_cast<std::size_t>(id));
 }
 
-std::optional<std::string_view> unmet_need(Needs needs, const DeviceCapabilities& device) {
+std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device) {
   struct Answer {
     bool has;
     std::string_view reason;
   };
+  const auto lanes = static_cast<std::uint32_t>(unit.traits.lanes);
+  const bool by_ptx = unit.traits.ptx && device.inline_ptx;
+  const std::string no_lanes =
+      fmt::format("needs {}sub-groups of {} that run in step",
+                  unit.traits.ptx ? "inline PTX, or " : "", unit.traits.lanes);
   const Answer answers[] = {
       {true, {}},
       {device.kind != DeviceKind::kGpu,
        "needs a CPU: it keeps its tiles in private memory, which a GPU spills"},
-      {device.inline_ptx || device.sub_groups_of_32,
-       "needs inline PTX, or sub-groups of 32 that run in step"},
+      {by_ptx || (device.sub_groups_in_step & lanes) != 0, no_lanes},
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
       {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"}};
-  const Answer& answer = answers[static_cast<std::size_t>(needs)];
-  return answer.has ? std::nullopt : std::optional(answer.reason);
+  const Answer& answer = answers[static_cast<std::size_t>(unit.needs)];
+  return answer.has ? std::nullopt : std::optional<std::string>(answer.reason);
 }
 
 }  // namespace clattn::detail

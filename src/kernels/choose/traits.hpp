@@ -5,14 +5,19 @@
 #include <clattn/device.hpp>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace clattn::detail {
 
 /// What a unit needs of a device.
-enum class Needs : std::uint8_t { kNothing, kCpu, kWarps, kWarpgroups, kBF16Products };
-/// Why a device does not meet the need; nothing if it does.
-std::optional<std::string_view> unmet_need(Needs needs, const DeviceCapabilities& device);
+enum class Needs : std::uint8_t {
+  kNothing,
+  kCpu,
+  kLanes,  ///< UnitTraits::lanes in step: a warp of inline PTX, or sub-groups
+  kWarpgroups,
+  kBF16Products,
+};
 
 /// A set of element types.
 using TypeSet = std::uint8_t;
@@ -47,7 +52,10 @@ struct UnitTraits {
   /// What a group wrote before a fence is seen by a group that knows of it from an atomic, so
   /// kernels can merge their own splits. OpenCL C 1.2 does not promise that.
   bool fence = false;
-  bool ptx = false;                   ///< kernels are compiled with CLA_PTX 1 or 2
+  std::int32_t lanes = 0;             ///< that run in step; 0 = it knows of none
+  std::int32_t tile_rows = 0;         ///< of a product, of a unit of the contract
+  bool asked_only = false;            ///< kernels are taken where a tuning row names them
+  bool ptx = false;                   ///< by inline PTX where there is any, else by sub-groups
   bool bf16_pairs = false;            ///< kernels are compiled with CLA_DOT=1
   bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
   std::int32_t head_step = 1;         ///< heads are a multiple of it
@@ -55,6 +63,7 @@ struct UnitTraits {
 
 /// A row UNIT of units.inc.
 struct Unit {
+  std::string_view header;  ///< of kernels_cl, that kernels include as tile/unit.clh; empty = none
   KernelFamily family{};
   Needs needs{};
   TypeSet queries = 0, cache = 0;
@@ -90,6 +99,8 @@ enum class UnitId : std::uint8_t {
 #include "kernels/choose/units.inc"
 };
 const Unit& unit_of(UnitId id);
+/// Why a device lacks what the unit needs; nothing if it does not.
+std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
 
 enum class KernelId : std::uint8_t {
 #define KERNEL(name, ...) name,

@@ -26,30 +26,34 @@ bool contains(const Values& values, std::int32_t value) {
 struct TileRange {
   KernelId kernel;
   Values block_rows, block_kv, work_group_size;
-  bool (*tiles)(std::int32_t rows, std::int32_t keys, std::int32_t wg);
+  bool (*tiles)(const Variant& tile);
 };
 
-bool always(std::int32_t /*rows*/, std::int32_t /*keys*/, std::int32_t /*wg*/) {
+bool always(const Variant& /*tile*/) {
   return true;
 }
 // Its lanes sum rows * keys scores at a time: 32 fit the registers.
-bool tiles_decode_gpu(std::int32_t rows, std::int32_t keys, std::int32_t /*wg*/) {
-  return rows * keys <= 32;
+bool tiles_decode_gpu(const Variant& tile) {
+  return tile.block_rows * tile.block_kv <= 32;
 }
 // 8, 16 or 32 columns of work-items, each with one to eight keys.
-bool tiles_prefill_gpu(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
-  const std::int32_t columns = 4 * wg / rows;
-  return wg >= keys && columns >= 8 && columns <= 32 && keys % columns == 0 && keys / columns <= 8;
+bool tiles_prefill_gpu(const Variant& tile) {
+  const std::int32_t keys = tile.block_kv;
+  const std::int32_t columns = 4 * tile.work_group_size / tile.block_rows;
+  return tile.work_group_size >= keys && columns >= 8 && columns <= 32 && keys % columns == 0 &&
+         keys / columns <= 8;
 }
-// A warp owns one or two fragments of 16 rows.
-bool tiles_prefill_mma(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
-  const std::int32_t fragment_rows = 16 * (wg / 32);
-  return rows % fragment_rows == 0 && rows / fragment_rows <= 2 && keys <= 128;
+// A warp owns one or two fragments of the unit's rows.
+bool tiles_prefill_mma(const Variant& tile) {
+  const UnitTraits& unit = tile.unit();
+  const std::int32_t rows = unit.tile_rows * (tile.work_group_size / unit.lanes);
+  return tile.block_rows % rows == 0 && tile.block_rows / rows <= 2 && tile.block_kv <= 128;
 }
 // 32 lanes own one, two or four rows and share their scores evenly.
-bool tiles_mla_gpu(std::int32_t rows, std::int32_t keys, std::int32_t wg) {
-  const std::int32_t each = rows / (wg / 32);
-  return rows % (wg / 32) == 0 && each >= 1 && each <= 4 && each * keys <= 32;
+bool tiles_mla_gpu(const Variant& tile) {
+  const std::int32_t warps = tile.work_group_size / 32;
+  const std::int32_t each = tile.block_rows / warps;
+  return tile.block_rows % warps == 0 && each >= 1 && each <= 4 && each * tile.block_kv <= 32;
 }
 
 constexpr auto kRanges = std::to_array<TileRange>({
@@ -185,8 +189,7 @@ bool is_legal_tile(const Variant& variant) {
   const TileRange* range = range_of(variant);
   return range != nullptr && contains(range->block_rows, variant.block_rows) &&
          contains(range->block_kv, variant.block_kv) &&
-         contains(range->work_group_size, variant.work_group_size) &&
-         range->tiles(variant.block_rows, variant.block_kv, variant.work_group_size);
+         contains(range->work_group_size, variant.work_group_size) && range->tiles(variant);
 }
 
 std::optional<Variant> variant_of(const TuningRow& row, Role role) {

@@ -199,11 +199,11 @@ bool use_best_family(Role role, KernelFamily wanted, const DeviceCapabilities& c
 
 std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities) {
   std::vector<std::string> reasons;
-  if ((attends(variant.role) || variant.role == Role::kMerge) && !capabilities.struct_arguments) {
+  if (!capabilities.struct_arguments) {
     reasons.emplace_back("needs structs passed by value, which this driver was seen to damage");
   }
-  if (const auto reason = unmet_need(unit_of(variant.unit_id).needs, capabilities))
-    reasons.emplace_back(*reason);
+  if (const auto reason = unmet_need(unit_of(variant.unit_id), capabilities))
+    reasons.push_back(*reason);
   if (variant.work_group_size == 1 && !capabilities.long_loops) {
     reasons.emplace_back("needs loops of any length, which this driver was seen to cut short");
   }
@@ -269,8 +269,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const HeadTiling tiling = head_tiling(variant, shape);
   const int vec =
       cpu ? vector_width(shape.head_size + shape.rope_dim, capabilities.float_vector_width) : 0;
-  const int instead = capabilities.inline_ptx ? 1 : 2;  // of PTX: kernels_cl/tile/lanes.clh
-  const int ptx = unit.ptx ? instead : 0;
+  const int by_lanes = unit.lanes > 0 ? 2 : 0;  // kernels_cl/tile/lanes.clh
+  const int ptx = unit.ptx && capabilities.inline_ptx ? 1 : by_lanes;
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
   std::string options = fmt::format(
       "-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
@@ -283,6 +283,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.bf16_pairs ? 1 : 0);
+  if (ptx == 2) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&
@@ -292,9 +293,11 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
   // methods that builds them; PoCL 3.1 and 6.0, an H200 and oclgrind compute the same sources
   // right. On a CPU these families only serve comparison, so right comes before fast.
-  if (!cpu && !unit.ptx && capabilities.kind == DeviceKind::kCpu) options += " -cl-opt-disable";
+  if (!cpu && unit.lanes == 0 && capabilities.kind == DeviceKind::kCpu)
+    options += " -cl-opt-disable";
   const Kernel& kernel = kernel_of(variant.kernel_id);
-  return {std::string(kernel.file), std::string(kernel.entry), std::move(options)};
+  return {std::string(kernel.file), std::string(kernel.entry), std::move(options),
+          std::string(unit_of(variant.unit_id).header)};
 }
 
 bool fits_after_build(const Variant& variant, const KernelPool& pool,
