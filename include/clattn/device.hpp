@@ -53,9 +53,9 @@ struct DeviceCapabilities {
   bool native_builtins = false;     ///< a CPU compiler's prefetch, half vectors, streaming stores
   bool struct_arguments = true;     ///< structs passed to kernels by value arrive as they were
   std::uint32_t sub_groups_in_step =
-      0;  ///< sizes of sub-groups that were seen to run in step, a bit each: 8 | 16 | 32 | 64. With
-          ///< 32 kernels for NVIDIA's GPUs can be executed (family gpu_ptx), slowly; never chosen
-          ///< unasked
+      0;  ///< sizes of sub-groups that were seen to run in step, a bit each: 8 | 16 | 32 | 64. Size
+          ///< 32 also executes kernels for NVIDIA's GPUs (family gpu_ptx): slowly, and only where
+          ///< asked for
   bool long_loops = true;  ///< a work-item's loops run to their end, be it a million steps
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0

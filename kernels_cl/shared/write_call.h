@@ -1,7 +1,6 @@
 /* Everything that a write of a step's keys and values takes besides memory, passed by value like
-   ClaCall (shared/call.h), and refused where that one arrives damaged: wide members first, no
-   padding. Elements are
-   those of the tensor that a member belongs to. */
+   ClaCall (shared/call.h); drivers that damage structs are refused. Wide members come first,
+   without padding. Elements are those of the tensor that a member belongs to. */
 #ifndef CLATTN_SHARED_WRITE_CALL_H
 #define CLATTN_SHARED_WRITE_CALL_H
 
@@ -14,7 +13,7 @@ typedef struct ClaWriteCall {
   CLA_LONG value_token_stride;
   CLA_LONG k_offset; /* of page 0 */
   CLA_LONG v_offset;
-  CLA_LONG block_stride;   /* from page to page; this and the rest are not of x-packed caches */
+  CLA_LONG block_stride;   /* from page to page; x-packed caches have none of these four strides */
   CLA_LONG token_stride;   /* from token to token of a page */
   CLA_LONG head_stride;    /* from KV head to KV head */
   CLA_LONG key_dim_stride; /* of keys from dim to dim; other than 1 on CPUs alone */

@@ -6,7 +6,7 @@
 //                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs,
 //                    7 = accuracy of native_exp2, 8 = built-ins of a processor's compiler,
 //                    9 = loops of many steps, 10 = a struct by value,
-//                    11 = sub-groups of 32 that run in step
+//                    11 = sub-groups of CLA_SUB_GROUP that run in step
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)

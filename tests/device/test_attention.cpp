@@ -152,8 +152,8 @@ std::vector<const Variant*> attention_variants() {
   return chosen;
 }
 
-/// While it lives, a spare comes first where no tile ever spills, on CPUs, and a tile that is only
-/// taken where it is asked for does everywhere.
+/// While it lives, the variant is chosen where it otherwise would not be: on every device if its
+/// unit is used only on request, on CPUs if it is a spare, because no tile ever spills there.
 class SpareFirst {
  public:
   SpareFirst(std::shared_ptr<clattn::Context> context, const Variant& variant)

@@ -48,8 +48,9 @@ for clang in "clang-15 -Wconversion" clang-19; do
 done
 
 # A 32-bit product that becomes a 64-bit offset overflows in a large cache. One that indexes an
-# array directly is mostly a local array's, and those are small: not counted. Not of kernels on
-# units, whose functions get local arrays by pointers, and inline PTX is beyond this version.
+# array directly is mostly a local array's, and those are small: not counted. Kernels by sub-groups
+# are skipped, because their functions get local arrays by pointers, and so is inline PTX, which
+# this version cannot parse.
 if $tidy; then
   # shellcheck disable=SC2086
   clang-tidy --quiet --config='{}' \

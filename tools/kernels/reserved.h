@@ -1,3 +1,3 @@
-/* Words of OpenCL C 2.0 and later that some drivers keep from programs of OpenCL C 1.2, too:
-   NVIDIA's takes none of these for a name. */
+/* Words of OpenCL C 2.0 and later that some drivers also reserve in OpenCL C 1.2: NVIDIA's accepts
+   none of these as a name. */
 #pragma GCC poison pipe generic __generic __pipe uniform

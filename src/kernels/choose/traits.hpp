@@ -54,7 +54,7 @@ struct UnitTraits {
   bool fence = false;
   std::int32_t lanes = 0;             ///< that run in step; 0 = it knows of none
   std::int32_t tile_rows = 0;         ///< of a product, of a unit of the contract
-  bool asked_only = false;            ///< kernels are taken where a tuning row names them
+  bool asked_only = false;            ///< used only where a tuning row names the kernel
   bool ptx = false;                   ///< by inline PTX where there is any, else by sub-groups
   bool bf16_pairs = false;            ///< kernels are compiled with CLA_DOT=1
   bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
@@ -99,7 +99,7 @@ enum class UnitId : std::uint8_t {
 #include "kernels/choose/units.inc"
 };
 const Unit& unit_of(UnitId id);
-/// Why a device lacks what the unit needs; nothing if it does not.
+/// Why the device does not meet the unit's needs; nothing if it does.
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
 
 enum class KernelId : std::uint8_t {
