@@ -177,9 +177,9 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
     ClaRowState* state = own->state + m * CLA_C_ROWS;
     float factors[CLA_C_ROWS];
     if (masked) {
-      cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 1);
+      cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 1, 0);
     } else {
-      cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 0);
+      cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 0, 0);
     }
     cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
   }
@@ -219,8 +219,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 #pragma unroll
   for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r) {
     own.rows[r] = cla_row(&opt, &task, cla_own_row(&own, r, lane), call.causal);
-    own.state[r].base = CLA_NEG_BIG;
-    own.state[r].sum = 0.0f;
+    own.state[r] = cla_no_keys();
   }
 #pragma unroll
   for (uint i = 0; i < CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE; ++i) acc[i] = 0.0f;
