@@ -1,34 +1,22 @@
-/* Paged attention for few rows per key range, decode and short queries, on the tensor cores of
-   NVIDIA GPUs: products of 16-bit elements, sums and softmax in f32. Probabilities are rounded to
+/* Paged attention for few rows per key range, decode and short queries, on a unit of the contract
+   for few rows: products of 16-bit elements, sums and softmax in f32. Probabilities are rounded to
    the queries' type before they meet V, as in prefill_mma.cl.
 
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
-   One work-group serves one work item for one KV head: BLOCK_ROWS rows share every key read. Keys
-   are the rows of the products and queries their columns, so that 8 queries fill a tile:
-
-     S^T[16 keys, 8 rows] = K Q^T          O^T[16 dims, 8 rows] += V^T P^T
-
-   Each warp meets 16 keys at a step, and all warps of the group other ones, without a barrier:
+   One work-group serves one work item for one KV head: BLOCK_ROWS rows share every key read. Each
+   warp meets BLOCK_KV keys at a step, and all warps of the group other ones, without a barrier:
 
      for each step of the warp
-       S = K Q                             load K of the next step (in flight from here on)
+       S = Q K^T                           load K of the next step (in flight from here on)
        P = 2^(S - max), O *= 2^(old max - max)
-       O += V P                            load V of the next step (in flight from here on)
+       O += P V                            load V of the next step (in flight from here on)
 
    and one joining of the warps through local memory ends the item; that of the item's splits, if
    it was split, ends the last group of the tile (core/last_arrival.clh).
 
-   K and V never pass through local memory. A product does not care for the order of the dims that
-   it sums over, nor for that of its rows; so a lane loads 16 bytes at once, 8 dims of a key, and
-   they stand for dims of several tiles. With g = lane / 4 and t = lane % 4 a lane holds
-
-   of K keys g and g + 8, dims 8 (t + 4 j) and on: dims 2 p, 2 p + 1 are column pair 2 t of a tile;
-
-   of V keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, dims 8 (g + 8 m) and on: dim 2 p is row g and dim
-   2 p + 1 row g + 8 of tile (m, p);
-
-   of S keys g and g + 8, rows 2 t and 2 t + 1, transposed in registers on its way to P.
+   K and V never pass through local memory: lanes load 16 bytes at once, 8 dims of a key, and the
+   unit says which (tile/CONTRACT.md, "Few rows"). Below, what sm80 makes of it.
 
    Registers (ptxas for sm_90, f16, no spills) and bytes of K and V that the two resident groups of
    128 have in flight on a multiprocessor: 16 keys a warp, while it works on them.
@@ -45,59 +33,59 @@
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_PAGE_SIZE        tokens      0: no pages
-   CLA_BLOCK_ROWS       rows        a multiple of 8
-   CLA_BLOCK_KV         keys        16: of a warp and step
-   CLA_WG_SIZE          work-items  a multiple of 32
+   CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS
+   CLA_BLOCK_KV         keys        TILE_KEYS: of a warp and step
+   CLA_WG_SIZE          work-items  a multiple of LANES
    CLA_MERGE_TAIL       -           core/last_arrival.clh
    CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
-   Local memory: WG_SIZE / 32 * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS *
-   HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims.
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries, those of 8-bit types on 8-byte ones. */
-#include "attention/decode_columns.clh"
+   Local memory: WG_SIZE / LANES * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS
+   * HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims. Launch: num_items *
+   num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries,
+   those of 8-bit types on 8-byte ones. */
+#include "attention/decode_rows.clh"
 
 CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
-  __local uint4 queries[CLA_ROW_TILES * CLA_K_CHUNKS * 32]; /* units as the lanes want them */
+  __local uint4 queries[CLA_QUERY_LOADS * CLA_LANES]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
   __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];
   __local int last_arrival;
 
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const uint lid = (uint)get_local_id(0);
-  const uint lane = lid % 32;
-  const uint warp = lid / 32;
+  const uint lane = cla_lane();
+  const uint warp = cla_warp();
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
   const int last = keys.end - 1;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
-  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * (lane % 4);
-  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * (lane / 4);
+  __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * cla_k_unit(lane);
+  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * cla_v_unit(lane);
 
   const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
 
   int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)warp * CLA_BLOCK_KV;
   int page = 0; /* of the lane's key in the step after the one being loaded */
-  ClaKvRaw k_raw[CLA_K_UNITS];
-  ClaKvRaw v_raw[CLA_V_UNITS];
+  ClaKvRaw k_raw[CLA_K_LOADS];
+  ClaKvRaw v_raw[CLA_V_LOADS];
   if (first <= last) {
-    const int own = cla_own_key(first, keys, lane);
+    const int own = cla_own_position(first, keys, lane);
     const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own,
                                 call.block_stride, call.token_stride);
     cla_load_k(k_raw, k_lane, at, lane);
     cla_load_v(v_raw, v_lane, at, lane);
-    page = cla_page_of(pages, (uint)cla_own_key(first + CLA_STEP_KEYS, keys, lane));
+    page = cla_page_of(pages, (uint)cla_own_position(first + CLA_STEP_KEYS, keys, lane));
   }
 
   const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
-  for (uint i = warp; i < CLA_ROW_TILES * CLA_K_CHUNKS; i += CLA_WARPS)
-    queries[i * 32 + lane] = cla_query_unit(&task, i, q, call.q_offset, call.q_token_stride, lane);
+  for (uint i = warp; i < CLA_QUERY_LOADS; i += CLA_WARPS)
+    queries[i * CLA_LANES + lane] =
+        cla_load_query(&task, i, q, call.q_offset, call.q_token_stride, lane);
   ClaRow rows[CLA_LANE_ROWS];
-  ClaColumnState state[CLA_LANE_ROWS];
-  float acc[CLA_ROW_TILES * CLA_DIM_TILES * 4];
-  cla_begin_columns(rows, state, acc, &opt, &task, call.causal, lane);
+  ClaRowState state[CLA_LANE_ROWS];
+  float acc[CLA_ROW_TILES * CLA_O_SIZE];
+  cla_begin_rows(rows, state, acc, &opt, &task, call.causal, lane);
 
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
 
@@ -105,16 +93,16 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     const int next = first + CLA_STEP_KEYS;
     const int masked =
         CLA_MASK || first < common.begin || first + CLA_BLOCK_KV > common.end; /* for some row */
-    float scores[CLA_ROW_TILES * 4];
-    cla_multiply_kq(scores, k_raw, queries + lane);
+    float scores[CLA_ROW_TILES * CLA_C_SIZE];
+    cla_multiply_qk(scores, k_raw, queries, lane);
 
-    const int own = cla_own_key(next, keys, lane);
+    const int own = cla_own_position(next, keys, lane);
     const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
     if (next <= last) { /* the same for the warp */
-      page = cla_page_of(pages, (uint)cla_own_key(next + CLA_STEP_KEYS, keys, lane));
+      page = cla_page_of(pages, (uint)cla_own_position(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
     }
-    cla_weigh_columns(scores, acc, state, rows, &opt, scale, first + (int)(lane / 4));
+    cla_to_probabilities(scores, acc, state, rows, &opt, scale, first + (int)cla_c_column(lane));
     cla_add_values(acc, scores, v_raw, rows, &values, masked,
                    cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     if (next <= last) cla_load_v(v_raw, v_lane, at, lane);

@@ -1,5 +1,5 @@
-/* Paged attention for few rows per key range on the tensor cores of NVIDIA GPUs: the products of
-   decode_mma.cl, with keys and values brought to local memory ahead of them. Same meaning, same
+/* Paged attention for few rows per key range on a unit of the contract for few rows: the products
+   of decode_mma.cl, with keys and values brought to local memory ahead of them. Same meaning, same
    registers.
 
    A work-group goes through many tasks (a work item for one KV head and chunk): first the one of
@@ -15,9 +15,6 @@
          P = 2^(S - max), O *= 2^(old max - max), O += V P
        join the warps; the last group of the tile joins its splits (core/last_arrival.clh)
 
-   Units of 16 bytes change places inside 128 bytes of a row, other ones for K and for V, so that
-   the lanes of a load meet all banks.
-
    macro                unit        legal values
    as in decode_mma.cl, but
    CLA_HEAD_DIM         elements    rows of K and V are 128, 256 or 512 bytes
@@ -27,7 +24,7 @@
    BLOCK_ROWS * HEAD_DIM * 2 B for the queries: 163 KiB with 8 rows of 128 dims of 16 bits.
    Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows
    start on 16-byte boundaries. */
-#include "attention/decode_columns.clh"
+#include "attention/decode_rows.clh"
 
 #define CLA_ROW_BYTES (CLA_HEAD_DIM * (CLA_KV_QUANT ? 1 : 2))
 #define CLA_STAGES (CLA_ROW_BYTES <= 256 ? 2 : 1) /* of which eight warps' fit */
@@ -38,11 +35,11 @@
 #error "decode_ring.cl: pages must be multiples of 16 tokens"
 #endif
 #define CLA_ROW_UNITS (CLA_ROW_BYTES / 16)
-#define CLA_PIECE_UNITS (16 * CLA_ROW_UNITS) /* 16 keys or values, in units of 16 bytes */
+#define CLA_PIECE_UNITS (CLA_BLOCK_KV * CLA_ROW_UNITS) /* keys or values, in units of 16 bytes */
 #define CLA_STAGE_UNITS (2 * CLA_PIECE_UNITS)
 
 /* Units of queries that a lane brings: warps take turns, past the last one as well. */
-#define CLA_QUERY_UNITS ((CLA_ROW_TILES * CLA_K_CHUNKS + CLA_WARPS - 1) / CLA_WARPS)
+#define CLA_QUERY_UNITS ((CLA_QUERY_LOADS + CLA_WARPS - 1) / CLA_WARPS)
 
 /* Where a warp's copies stand: its next tile. */
 typedef struct ClaAhead {
@@ -97,13 +94,12 @@ typedef struct ClaCache {
   int halves;                                   /* units do not start on 16-byte boundaries */
 } ClaCache;
 
-/* Where unit `unit` of 16 bytes of a row is in a piece: of a load of K, lanes side by side want
-   neighbouring rows, of one of V every other row. */
+/* Where unit `unit` of 16 bytes of a row is in a piece. */
 static inline uint cla_key_at_unit(uint row, uint unit) {
-  return row * CLA_ROW_UNITS + (unit ^ (CLA_KV_QUANT ? row % 4 * 2 : row % 2 * 4));
+  return row * CLA_ROW_UNITS + (unit ^ cla_k_swizzle(row));
 }
 static inline uint cla_value_at_unit(uint row, uint unit) {
-  return row * CLA_ROW_UNITS + (unit ^ row % 8);
+  return row * CLA_ROW_UNITS + (unit ^ cla_v_swizzle(row));
 }
 
 /* Starts to copy a unit of 16 bytes; a cache of 8 bits may lie on 8. */
@@ -122,17 +118,17 @@ static inline void cla_load_tile(__local uint4* stage, const ClaAhead* ahead, co
   const uint token = (uint)ahead->first % CLA_PAGE_SIZE;
   const long head_at =
       (long)ahead->page * cache->block_stride + (long)ahead->task.kv_head * cache->head_stride;
-  const uint row = lane / CLA_ROW_UNITS;
-  const uint unit = lane % CLA_ROW_UNITS;
-  const long at =
-      head_at + (long)(token + row) * cache->token_stride + (long)unit * (CLA_KV_QUANT ? 16 : 8);
-  const long step = 32 / CLA_ROW_UNITS * cache->token_stride;
+  const ClaUnitAt own = cla_unit_at(lane, CLA_ROW_UNITS);
+  const long at = head_at + (long)(token + own.row) * cache->token_stride +
+                  (long)own.unit * (CLA_KV_QUANT ? 16 : 8);
+  const long step = CLA_LANES / CLA_ROW_UNITS * cache->token_stride;
   __global const CLA_KV_T* k = cache->k + at;
   __global const CLA_KV_T* v = cache->v + at;
 #pragma unroll
-  for (uint first = 0; first < 16; first += 32 / CLA_ROW_UNITS) {
-    cla_copy_unit(stage + cla_key_at_unit(first + row, unit), k, cache->halves);
-    cla_copy_unit(stage + CLA_PIECE_UNITS + cla_value_at_unit(first + row, unit), v, cache->halves);
+  for (uint first = 0; first < CLA_BLOCK_KV; first += CLA_LANES / CLA_ROW_UNITS) {
+    const uint row = first + own.row;
+    cla_copy_unit(stage + cla_key_at_unit(row, own.unit), k, cache->halves);
+    cla_copy_unit(stage + CLA_PIECE_UNITS + cla_value_at_unit(row, own.unit), v, cache->halves);
     k += step;
     v += step;
   }
@@ -162,18 +158,18 @@ static inline ClaKvRaw cla_take_eight(__local const uint4* at, uint eight) {
 /* K of a tile for this lane, and V. */
 static inline void cla_take_k(ClaKvRaw* raw, __local const uint4* stage, uint lane) {
 #pragma unroll
-  for (uint i = 0; i < CLA_K_UNITS; ++i) {
-    const uint eight = lane % 4 + 4 * (i % CLA_K_CHUNKS);
-    const uint row = lane / 4 + 8 * (i / CLA_K_CHUNKS);
+  for (uint i = 0; i < CLA_K_LOADS; ++i) {
+    const uint eight = cla_k_unit(lane) + i % CLA_K_UNITS * CLA_K_SPREAD;
+    const uint row = cla_k_key(lane) + CLA_K_KEY_STEP(i / CLA_K_UNITS);
     raw[i] = cla_take_eight(stage + cla_key_at_unit(row, CLA_KV_QUANT ? eight / 2 : eight), eight);
   }
 }
 
 static inline void cla_take_v(ClaKvRaw* raw, __local const uint4* stage, uint lane) {
 #pragma unroll
-  for (uint i = 0; i < CLA_V_UNITS; ++i) {
-    const uint eight = lane / 4 + 8 * (i % CLA_V_CHUNKS);
-    const uint row = cla_v_key(i / CLA_V_CHUNKS, lane);
+  for (uint i = 0; i < CLA_V_LOADS; ++i) {
+    const uint eight = cla_v_unit(lane) + i % CLA_V_UNITS * CLA_V_SPREAD;
+    const uint row = cla_v_key(lane) + CLA_V_KEY_STEP(i / CLA_V_UNITS);
     raw[i] = cla_take_eight(
         stage + CLA_PIECE_UNITS + cla_value_at_unit(row, CLA_KV_QUANT ? eight / 2 : eight), eight);
   }
@@ -187,22 +183,21 @@ static inline void cla_load_queries(uint4* query, const ClaLaunch* launch, uint 
   const ClaTask task = cla_task_of(launch->meta, launch->items_at, launch->num_kv_heads, number);
 #pragma unroll
   for (uint i = 0; i < CLA_QUERY_UNITS; ++i) {
-    const uint unit = min(i * CLA_WARPS + warp, (uint)(CLA_ROW_TILES * CLA_K_CHUNKS - 1));
-    query[i] = cla_query_unit(&task, unit, q, q_offset, q_token_stride, lane);
+    const uint unit = min(i * CLA_WARPS + warp, (uint)(CLA_QUERY_LOADS - 1));
+    query[i] = cla_load_query(&task, unit, q, q_offset, q_token_stride, lane);
   }
 }
 
 CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
   __local uint4 stages[CLA_WARPS * CLA_STAGES * CLA_STAGE_UNITS] __attribute__((aligned(1024)));
-  __local uint4 queries[CLA_QUERY_UNITS * CLA_WARPS * 32]; /* units as the lanes want them */
+  __local uint4 queries[CLA_QUERY_UNITS * CLA_WARPS * CLA_LANES]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
   __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];
   __local int last_arrival;
 
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const uint lid = (uint)get_local_id(0);
-  const uint lane = lid % 32;
-  const uint warp = lid / 32;
+  const uint lane = cla_lane();
+  const uint warp = cla_warp();
   const ClaLaunch launch = {meta,
                             call.entries_at,
                             call.pages_at,
@@ -238,34 +233,35 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     if (task.item.q_count == 0) break; /* padding: the end */
     const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
     const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
-    const ClaValues values = {&task.item, meta + call.pages_at + task.item.pages_at,
-                              cache.v + (long)task.kv_head * call.head_stride + 8 * (lane / 4),
-                              call.block_stride, call.token_stride};
+    const ClaValues values = {
+        &task.item, meta + call.pages_at + task.item.pages_at,
+        cache.v + (long)task.kv_head * call.head_stride + 8 * cla_v_unit(lane), call.block_stride,
+        call.token_stride};
     const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
 #pragma unroll
     for (uint i = 0; i < CLA_QUERY_UNITS; ++i)
-      queries[(i * CLA_WARPS + warp) * 32 + lane] = query[i];
+      queries[(i * CLA_WARPS + warp) * CLA_LANES + lane] = query[i];
     ClaRow rows[CLA_LANE_ROWS];
-    ClaColumnState state[CLA_LANE_ROWS];
-    float acc[CLA_ROW_TILES * CLA_DIM_TILES * 4];
-    cla_begin_columns(rows, state, acc, &opt, &task, call.causal, lane);
+    ClaRowState state[CLA_LANE_ROWS];
+    float acc[CLA_ROW_TILES * CLA_O_SIZE];
+    cla_begin_rows(rows, state, acc, &opt, &task, call.causal, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read, the task before joined -> shared */
 
     for (int first = cla_first_tile(keys, warp); first < keys.end; first += CLA_STEP_KEYS) {
       const int masked = CLA_MASK || first < common.begin || first + CLA_BLOCK_KV > common.end;
       __local uint4* const stage = ring + stage_at;
-      ClaKvRaw k_raw[CLA_K_UNITS];
-      ClaKvRaw v_raw[CLA_V_UNITS];
-      float scores[CLA_ROW_TILES * 4];
+      ClaKvRaw k_raw[CLA_K_LOADS];
+      ClaKvRaw v_raw[CLA_V_LOADS];
+      float scores[CLA_ROW_TILES * CLA_C_SIZE];
       CLA_WAIT_COPIES_BUT(CLA_STAGES - 1); /* the oldest stage's */
       cla_warp_barrier();                  /* each lane's copies arrived -> read */
       cla_take_k(k_raw, stage, lane);
-      cla_multiply_kq(scores, k_raw, queries + lane);
+      cla_multiply_qk(scores, k_raw, queries, lane);
       cla_take_v(v_raw, stage, lane);
       cla_warp_barrier(); /* read -> overwritten */
       cla_fill_stage(stage, &ahead, &launch, &cache, &opt, warp, lane);
       stage_at = CLA_STAGE_UNITS * (CLA_STAGES - 1) - stage_at;
-      cla_weigh_columns(scores, acc, state, rows, &opt, scale, first + (int)(lane / 4));
+      cla_to_probabilities(scores, acc, state, rows, &opt, scale, first + (int)cla_c_column(lane));
       cla_add_values(acc, scores, v_raw, rows, &values, masked,
                      cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     }

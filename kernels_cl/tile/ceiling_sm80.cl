@@ -3,8 +3,8 @@
 
    macro        | unit       | legal values
    CLA_WG_SIZE  | work-items | a multiple of 32
-   CLA_Q_DTYPE  | -          | 1 f16, 2 bf16 (tile/sm80.clh); CLA_KV_DTYPE the same */
-#include "tile/sm80.clh"
+   CLA_Q_DTYPE  | -          | 1 f16, 2 bf16 (tile/sm80_instructions.clh); CLA_KV_DTYPE the same */
+#include "tile/sm80_instructions.clh"
 
 #ifndef CLA_WG_SIZE
 #error "CLA_WG_SIZE must be defined"
