@@ -80,11 +80,11 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 
   const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
   for (uint i = warp; i < CLA_QUERY_LOADS; i += CLA_WARPS)
-    queries[i * CLA_LANES + lane] =
-        cla_load_query(&task, i, q, call.q_offset, call.q_token_stride, lane);
+    queries[i * CLA_LANES + lane] = cla_signed_query(
+        cla_load_query(&task, i, q, call.q_offset, call.q_token_stride, lane), scale);
   ClaRow rows[CLA_LANE_ROWS];
   ClaRowState state[CLA_LANE_ROWS];
-  float acc[CLA_ROW_TILES * CLA_O_SIZE];
+  float acc[CLA_ACC_SIZE];
   cla_begin_rows(rows, state, acc, &opt, &task, call.causal, lane);
 
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
@@ -102,7 +102,10 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
       page = cla_page_of(pages, (uint)cla_own_position(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
     }
-    cla_to_probabilities(scores, acc, state, rows, &opt, scale, first + (int)cla_c_column(lane));
+    float factors[CLA_LANE_ROWS];
+    cla_rows_to_probabilities(scores, factors, state, rows, &opt, fabs(scale),
+                              first + (int)cla_c_column(lane), masked, 0);
+    cla_rescale_rows(acc, factors);
     cla_add_values(acc, scores, v_raw, rows, &values, masked,
                    cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     if (next <= last) cla_load_v(v_raw, v_lane, at, lane);

@@ -240,10 +240,10 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
 #pragma unroll
     for (uint i = 0; i < CLA_QUERY_UNITS; ++i)
-      queries[(i * CLA_WARPS + warp) * CLA_LANES + lane] = query[i];
+      queries[(i * CLA_WARPS + warp) * CLA_LANES + lane] = cla_signed_query(query[i], scale);
     ClaRow rows[CLA_LANE_ROWS];
     ClaRowState state[CLA_LANE_ROWS];
-    float acc[CLA_ROW_TILES * CLA_O_SIZE];
+    float acc[CLA_ACC_SIZE];
     cla_begin_rows(rows, state, acc, &opt, &task, call.causal, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read, the task before joined -> shared */
 
@@ -261,7 +261,10 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       cla_warp_barrier(); /* read -> overwritten */
       cla_fill_stage(stage, &ahead, &launch, &cache, &opt, warp, lane);
       stage_at = CLA_STAGE_UNITS * (CLA_STAGES - 1) - stage_at;
-      cla_to_probabilities(scores, acc, state, rows, &opt, scale, first + (int)cla_c_column(lane));
+      float factors[CLA_LANE_ROWS];
+      cla_rows_to_probabilities(scores, factors, state, rows, &opt, fabs(scale),
+                                first + (int)cla_c_column(lane), masked, 0);
+      cla_rescale_rows(acc, factors);
       cla_add_values(acc, scores, v_raw, rows, &values, masked,
                      cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     }
