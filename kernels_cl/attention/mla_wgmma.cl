@@ -40,7 +40,13 @@
 #include "core/latent.clh"
 #include "tile/sm90.clh"
 
-#define CLA_VALUE_DIM (CLA_HEAD_DIM / 2) /* of a warpgroup */
+#if CLA_HEAD_DIM == 256
+#define CLA_VALUE_DIM 128 /* of a warpgroup: half of them */
+#elif CLA_HEAD_DIM == 512
+#define CLA_VALUE_DIM 256
+#else
+#error "CLA_HEAD_DIM must be 256 or 512"
+#endif
 #define CLA_QUERY_DIM CLA_KEY_DIM
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)
@@ -56,16 +62,6 @@
 #error "CLA_ROPE_DIM must be 64"
 #endif
 
-#define cla_wgmma_keys_first cla_wgmma_first_n64
-#define cla_wgmma_keys_next cla_wgmma_next_n64
-#if CLA_HEAD_DIM == 256
-#define cla_wgmma_values cla_wgmma_values_n128
-#elif CLA_HEAD_DIM == 512
-#define cla_wgmma_values cla_wgmma_values_n256
-#else
-#error "CLA_HEAD_DIM must be 256 or 512"
-#endif
-
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_KEY_DIM / 8)
 #include "attention/wgmma_results.clh"
 #include "attention/wgmma_rows.clh"
@@ -76,16 +72,20 @@
 #define CLA_STAGES 2                                         /* tiles on their way or in use */
 #define CLA_HALF_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 2 / 8) /* from the front half to the back */
 
-#define CLA_LANE_ROWS 4 /* of a tile, of each of which a lane copies every eighth unit */
-#define CLA_LANE_ROW(i) (warp * 16 + 4 * (i) + lane / 8)
+/* Eight lanes copy a row of a tile, a lane every eighth unit of CLA_LANE_ROWS rows. */
+#define CLA_LANE_ROWS 4
+static inline uint cla_copied_row(uint i, uint warp, uint lane) {
+  return warp * 16 + 4 * i + cla_unit_at(lane, 8).row;
+}
 
 /* Starts to copy the lane's units of a row; zeros where `wanted` is 0. */
 static inline void cla_start_row(__local uint4* tile, uint row, __global const CLA_KV_T* from,
                                  int wanted, uint lane) {
-  __local uint4* to = tile + CLA_TILE_UNIT(row, lane % 8);
+  const uint unit = cla_unit_at(lane, 8).unit;
+  __local uint4* to = tile + CLA_TILE_UNIT(row, unit);
 #pragma unroll
   for (uint block = 0; block < CLA_KEY_DIM / 64; ++block)
-    cla_copy_async(to + block * 64 * 8, from + block * 64 + 8 * (lane % 8), wanted);
+    cla_copy_async(to + block * 64 * 8, from + block * 64 + 8 * unit, wanted);
 }
 
 /* Pages of the own keys in the tile at `tile`; 0 where there is none. */
@@ -93,7 +93,7 @@ static inline void cla_find_pages(int* page, __global const int* pages, int tile
                                   uint warp, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
-    const int position = tile + (int)CLA_LANE_ROW(i);
+    const int position = tile + (int)cla_copied_row(i, warp, lane);
     page[i] = position < end ? cla_page_of(pages, (uint)position) : 0;
   }
 }
@@ -103,9 +103,10 @@ static inline void cla_start_keys(__local uint4* k_tile, __global const CLA_KV_T
                                   const int* page, int tile, int end, uint warp, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
-    const uint position = (uint)tile + CLA_LANE_ROW(i);
+    const uint row = cla_copied_row(i, warp, lane);
+    const uint position = (uint)tile + row;
     const long key = (long)page[i] * CLA_PAGE_SIZE + (long)(position % CLA_PAGE_SIZE);
-    cla_start_row(k_tile, CLA_LANE_ROW(i), cache + key * CLA_KEY_DIM, (int)position < end, lane);
+    cla_start_row(k_tile, row, cache + key * CLA_KEY_DIM, (int)position < end, lane);
   }
 }
 
@@ -114,7 +115,7 @@ static inline void cla_load_latent_queries(__local uint4* q_tile, const ClaTask*
                                            __global const CLA_Q_T* q, long token_stride,
                                            float scale, __local ulong* full, uint warp, uint lane) {
   if (!cla_rows_aligned(q, token_stride) || scale < 0.0f) {
-    const ClaTeam team = {0, CLA_BLOCK_ROWS, warp * 32 + lane, CLA_WARPGROUP};
+    const ClaTeam team = {0, CLA_BLOCK_ROWS, warp * CLA_LANES + lane, CLA_WARPGROUP};
     cla_start_queries(q_tile, task, team, q, 0, token_stride, scale);
     cla_fence_for_products();
     cla_barrier_arrive(full);
@@ -122,9 +123,10 @@ static inline void cla_load_latent_queries(__local uint4* q_tile, const ClaTask*
   }
 #pragma unroll
   for (uint i = 0; i < CLA_LANE_ROWS; ++i) {
-    const int exists = cla_row_exists(task, CLA_LANE_ROW(i));
-    const long at = exists ? cla_row_at(task, CLA_LANE_ROW(i), 0, token_stride, CLA_QUERY_DIM) : 0;
-    cla_start_row(q_tile, CLA_LANE_ROW(i), q + at, exists, lane);
+    const uint row = cla_copied_row(i, warp, lane);
+    const int exists = cla_row_exists(task, row);
+    const long at = exists ? cla_row_at(task, row, 0, token_stride, CLA_QUERY_DIM) : 0;
+    cla_start_row(q_tile, row, q + at, exists, lane);
   }
   cla_barrier_arrive_after_copies(full);
 }
@@ -146,7 +148,7 @@ static inline void cla_hand_over(ClaHandover to, ClaPipeline* pipeline, const ui
     to.factors[CLA_C_ROW_STEP(1)] = factors.y;
   }
   cla_warp_barrier(); /* handed over -> told */
-  if (lid % 32 == 0) cla_barrier_arrive(to.full);
+  if (cla_leads_warp(lid)) cla_barrier_arrive(to.full);
   *pipeline = cla_next_stage(*pipeline, 1);
 }
 
@@ -157,7 +159,7 @@ static inline float2 cla_take_over(ClaHandover from, ClaPipeline* pipeline, uint
   for (uint i = 0; i < num_words; ++i) words[i] = from.words[i * CLA_WARPGROUP + lid];
   const float2 factors = (float2)(from.factors[CLA_C_ROW_STEP(0)], from.factors[CLA_C_ROW_STEP(1)]);
   cla_warp_barrier(); /* taken over -> told */
-  if (lid % 32 == 0) cla_barrier_arrive(from.empty);
+  if (cla_leads_warp(lid)) cla_barrier_arrive(from.empty);
   *pipeline = cla_next_stage(*pipeline, 1);
   return factors;
 }
@@ -336,14 +338,10 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
 
   const ClaShared at = {q_tile, k_tiles, tasks, full_q, empty_q, full_k, empty_k};
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const uint thread = (uint)get_local_id(0);
-  const uint lane = thread % CLA_LANES;
-  const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
-  const uint warp = cla_shuffle_from(thread / CLA_LANES % 4, 0);
-  const uint lid = thread % CLA_WARPGROUP;
+  const ClaThread self = cla_thread();
   const uint num_tasks = (uint)call.num_entries * CLA_HEAD_CHUNKS;
 
-  if (thread == 0) {
+  if (get_local_id(0) == 0) {
     cla_barrier_init(full_q, CLA_WARPGROUP + 1);
     cla_barrier_init(empty_q, 8);
     cla_barrier_init(full_words, 4);
@@ -354,20 +352,20 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
-  if (group == 2) {
+  if (self.group == 2) {
     CLA_KEEP_REGISTERS(40);
-    cla_produce(call, &opt, &at, meta, q, k_cache, num_tasks, warp, lane, lid);
+    cla_produce(call, &opt, &at, meta, q, k_cache, num_tasks, self.warp, self.lane, self.lid);
     return;
   }
 
   CLA_TAKE_REGISTERS(232);
-  const uint warp_row = warp * CLA_TILE_ROWS;
-  const uint own_row = warp_row + cla_c_row(lane);
-  const uint own_dim = group * (CLA_HEAD_DIM / 2);
-  __local uint4* own_q = q_tile + group * CLA_HALF_UNITS; /* where results are staged */
-  __local uint4* own_v = k_tiles + group * CLA_HALF_UNITS;
-  const ClaResults results = {
-      {CLA_PARTIAL_OUT + own_dim, CLA_PARTIAL_LSE2, call.write_lse && group == 0 ? lse : 0},
+  const uint warp_row = self.warp * CLA_TILE_ROWS;
+  const uint own_row = warp_row + cla_c_row(self.lane);
+  const uint own_dim = self.group * (CLA_HEAD_DIM / 2);
+  __local uint4* own_q = q_tile + self.group * CLA_HALF_UNITS; /* where results are staged */
+  __local uint4* own_v = k_tiles + self.group * CLA_HALF_UNITS;
+  const ClaRowResults results = {
+      {CLA_PARTIAL_OUT + own_dim, CLA_PARTIAL_LSE2, call.write_lse && self.group == 0 ? lse : 0},
       out,
       call.out_offset + own_dim,
       call.out_token_stride,
@@ -376,9 +374,9 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
                            &opt,
                            {words, row_factors + own_row, full_words, empty_words},
                            own_v,
-                           lane,
-                           lid,
-                           1 + group,
+                           self.lane,
+                           self.lid,
+                           1 + self.group,
                            cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS),
                            cla_tile_descriptor(k_tiles, CLA_BLOCK_KV),
                            cla_tile_descriptor(own_v, CLA_BLOCK_KV),
@@ -391,12 +389,12 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
     ClaWork work;
     cla_wait_tile(full_q, q_pipe);
     cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
-    if (group == 0) {
+    if (self.group == 0) {
       cla_consume_front(&own, &work, &pipeline, &hand_pipe, acc);
     } else {
       cla_consume_back(&own, &work, &pipeline, &hand_pipe, acc);
     }
-    cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp_row, lane);
+    cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp_row, self.lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
     cla_release(&own, empty_q);

@@ -35,6 +35,7 @@
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #include "tile/unit.clh"
+#include "tile/warps.clh"
 
 #define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
@@ -47,7 +48,6 @@
 #include "tile/sm80_cache.clh"
 #endif
 
-#define CLA_WARPS (CLA_WG_SIZE / CLA_LANES)
 #define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (CLA_TILE_ROWS * CLA_WARPS))
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #if CLA_BLOCK_ROWS % (CLA_TILE_ROWS * CLA_WARPS) != 0 || CLA_WG_SIZE % CLA_LANES != 0 || \
@@ -205,7 +205,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
-  const uint lane = lid % CLA_LANES;
+  const uint lane = cla_lane();
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
@@ -215,7 +215,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   ClaWarpRows own;
   float acc[CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE];
-  own.first_row = lid / CLA_LANES * (CLA_TILE_ROWS * CLA_FRAGMENTS);
+  own.first_row = cla_warp() * (CLA_TILE_ROWS * CLA_FRAGMENTS);
 #pragma unroll
   for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r) {
     own.rows[r] = cla_row(&opt, &task, cla_own_row(&own, r, lane), call.causal);

@@ -58,22 +58,10 @@
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
 #endif
 
-#if CLA_BLOCK_KV == 64
-#define cla_wgmma_keys_first cla_wgmma_first_n64
-#define cla_wgmma_keys_next cla_wgmma_next_n64
-#elif CLA_BLOCK_KV == 128
-#define cla_wgmma_keys_first cla_wgmma_first_n128
-#define cla_wgmma_keys_next cla_wgmma_next_n128
-#else
+#if CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128
 #error "CLA_BLOCK_KV must be 64 or 128"
 #endif
-#if CLA_HEAD_DIM == 64
-#define cla_wgmma_values cla_wgmma_values_n64
-#elif CLA_HEAD_DIM == 128
-#define cla_wgmma_values cla_wgmma_values_n128
-#elif CLA_HEAD_DIM == 256
-#define cla_wgmma_values cla_wgmma_values_n256
-#else
+#if CLA_HEAD_DIM != 64 && CLA_HEAD_DIM != 128 && CLA_HEAD_DIM != 256
 #error "CLA_HEAD_DIM must be 64, 128 or 256"
 #endif
 
@@ -95,13 +83,6 @@ static inline void cla_order_wait(uint group) {
 }
 static inline void cla_order_arrive(uint group) {
   if (CLA_CONSUMERS > 1) cla_named_barrier_arrive(CLA_ORDER_NAME(group + 1), 2 * CLA_WARPGROUP);
-}
-
-/* Stores what the work-item has made of its rows, so that the assembler does not move that behind
-   the wait that follows. */
-static inline void cla_mark_rows_done(__local float* mark, float made) {
-  asm volatile("st.volatile.shared.f32 [%0], %1;" ::"r"(cla_local_address(mark)), "f"(made)
-               : "memory");
 }
 
 /* What the warpgroups share in local memory. */
@@ -204,7 +185,7 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
 typedef struct ClaConsumer {
   const ClaShared* at;
   const ClaOptions* opt;
-  const ClaResults* results;
+  const ClaRowResults* results;
   uint group, lane, lid, warp_row;
   uint q_desc, k_desc, v_desc;
   uint num_tasks;
@@ -309,7 +290,7 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
   const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
                                       cla_first_key(own, now), now->masked);
   factors.x = cla_row_to_probabilities(scores, now->work.state, 0, bases.x, to_logit, 1);
-  cla_mark_rows_done(at->marks + get_local_id(0), now->work.state[0].sum + bases.y);
+  cla_mark_done(at->marks + get_local_id(0), now->work.state[0].sum + bases.y);
   cla_wgmma_wait_all();
   cla_pin_probabilities(probabilities); /* read until now */
   CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
@@ -396,41 +377,38 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                         empty_q, full_k,  full_v,  empty_k, empty_v, maps_made};
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* tensor_maps = workspace + call.tensor_maps_at; /* made by the launch for itself */
-  const uint thread = (uint)get_local_id(0);
-  const uint lane = thread % CLA_LANES;
-  const uint group = cla_shuffle_from(thread / CLA_WARPGROUP, 0); /* the same for a warp */
-  const uint warp = cla_shuffle_from(thread / CLA_LANES % 4, 0);
-  const uint lid = thread % CLA_WARPGROUP;
+  const ClaThread self = cla_thread();
   const uint num_tasks = (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS;
 
-  if (thread == 0) cla_init_barriers(&at);
+  if (get_local_id(0) == 0) cla_init_barriers(&at);
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
-  if (group == CLA_CONSUMERS) {
+  if (self.group == CLA_CONSUMERS) {
     CLA_KEEP_REGISTERS(40);
-    cla_produce(call, &opt, &at, meta, tensor_maps, q, k_cache, v_cache, num_tasks, warp, lane,
-                lid);
+    cla_produce(call, &opt, &at, meta, tensor_maps, q, k_cache, v_cache, num_tasks, self.warp,
+                self.lane, self.lid);
     return;
   }
-  if (CLA_BOXES && thread < 64) { /* beside the first queries' way */
-    const ClaRowsAt rows = {warp == 0 ? k_cache + call.k_offset : CLA_VALUES, call.token_stride,
-                            call.block_stride};
-    cla_make_map(tensor_maps + warp * CLA_MAP_INTS, maps + warp * CLA_MAP_INTS, &rows, lane);
-    if (lane == 0) cla_barrier_arrive(maps_made);
+  if (CLA_BOXES && get_local_id(0) < 2 * CLA_LANES) { /* beside the first queries' way */
+    const ClaRowsAt rows = {self.warp == 0 ? k_cache + call.k_offset : CLA_VALUES,
+                            call.token_stride, call.block_stride};
+    cla_make_map(tensor_maps + self.warp * CLA_MAP_INTS, maps + self.warp * CLA_MAP_INTS, &rows,
+                 self.lane);
+    if (self.lane == 0) cla_barrier_arrive(maps_made);
   }
   CLA_TAKE_REGISTERS(232);
-  const ClaResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
-                              out,
-                              call.out_offset,
-                              call.out_token_stride,
-                              (uint)call.num_kv_heads};
-  const uint first_row = group * 64;
+  const ClaRowResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
+                                 out,
+                                 call.out_offset,
+                                 call.out_token_stride,
+                                 (uint)call.num_kv_heads};
+  const uint first_row = self.group * 64;
   const ClaConsumer own = {&at,
                            &opt,
                            &results,
-                           group,
-                           lane,
-                           lid,
-                           first_row + warp * CLA_TILE_ROWS,
+                           self.group,
+                           self.lane,
+                           self.lid,
+                           first_row + self.warp * CLA_TILE_ROWS,
                            cla_tile_descriptor(q_tiles + CLA_QUERY_UNIT(first_row, 0), 64),
                            cla_tile_descriptor(k_tiles, CLA_KV_ROWS),
                            cla_tile_descriptor(v_tiles, CLA_KV_ROWS),
