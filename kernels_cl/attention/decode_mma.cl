@@ -102,10 +102,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
       page = cla_page_of(pages, (uint)cla_own_position(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
     }
-    float factors[CLA_LANE_ROWS];
-    cla_rows_to_probabilities(scores, factors, state, rows, &opt, fabs(scale),
-                              first + (int)cla_c_column(lane), masked, 0);
-    cla_rescale_rows(acc, factors);
+    cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
     cla_add_values(acc, scores, v_raw, rows, &values, masked,
                    cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     if (next <= last) cla_load_v(v_raw, v_lane, at, lane);

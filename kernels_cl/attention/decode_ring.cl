@@ -94,6 +94,17 @@ typedef struct ClaCache {
   int halves;                                   /* units do not start on 16-byte boundaries */
 } ClaCache;
 
+static inline ClaCache cla_cache_of(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                                    const ClaCall call) {
+  ClaCache cache = {k, v, call.block_stride, call.token_stride, call.head_stride, 0};
+#if CLA_KV_QUANT
+  cache.halves = (((ulong)k | (ulong)v | (ulong)call.block_stride | (ulong)call.token_stride |
+                   (ulong)call.head_stride) &
+                  15) != 0;
+#endif
+  return cache;
+}
+
 /* Where unit `unit` of 16 bytes of a row is in a piece. */
 static inline uint cla_key_at_unit(uint row, uint unit) {
   return row * CLA_ROW_UNITS + (unit ^ cla_k_swizzle(row));
@@ -145,6 +156,19 @@ static inline void cla_fill_stage(__local uint4* stage, ClaAhead* ahead, const C
     cla_find_tile(ahead, launch, opt, warp);
   }
   cla_commit_copies();
+}
+
+/* Starts with the warp's first tiles. */
+static inline void cla_fill_ring(__local uint4* ring, ClaAhead* ahead, const ClaLaunch* launch,
+                                 const ClaCache* cache, const ClaOptions* opt, uint warp,
+                                 uint lane) {
+  ahead->keys = cla_range(0, 0);
+  ahead->first = 0;
+  ahead->deal = cla_first_task();
+  cla_enter_task(ahead, launch, opt, warp);
+  cla_find_tile(ahead, launch, opt, warp);
+  for (uint s = 0; s < CLA_STAGES; ++s)
+    cla_fill_stage(ring + s * CLA_STAGE_UNITS, ahead, launch, cache, opt, warp, lane);
 }
 
 /* Eight elements of a row, of which `at` is the unit of 16 bytes. */
@@ -204,25 +228,12 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
                             (uint)call.num_kv_heads,
                             (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS,
                             call.causal};
-  ClaCache cache = {k_cache + call.k_offset, CLA_VALUES,       call.block_stride,
-                    call.token_stride,       call.head_stride, 0};
-#if CLA_KV_QUANT
-  cache.halves = (((ulong)cache.k | (ulong)cache.v | (ulong)call.block_stride |
-                   (ulong)call.token_stride | (ulong)call.head_stride) &
-                  15) != 0;
-#endif
+  const ClaCache cache = cla_cache_of(k_cache + call.k_offset, CLA_VALUES, call);
   const ClaResults results = CLA_RESULTS;
   __local uint4* const ring = stages + warp * CLA_STAGES * CLA_STAGE_UNITS;
 
   ClaAhead ahead;
-  ahead.keys = cla_range(0, 0);
-  ahead.first = 0;
-  ahead.deal = cla_first_task();
-  cla_enter_task(&ahead, &launch, &opt, warp);
-  cla_find_tile(&ahead, &launch, &opt, warp);
-  for (uint s = 0; s < CLA_STAGES; ++s)
-    cla_fill_stage(ring + s * CLA_STAGE_UNITS, &ahead, &launch, &cache, &opt, warp, lane);
-
+  cla_fill_ring(ring, &ahead, &launch, &cache, &opt, warp, lane);
   uint stage_at = 0;            /* of the next tile, in the ring */
   uint4 query[CLA_QUERY_UNITS]; /* of the task to come */
   cla_load_queries(query, &launch, (uint)get_group_id(0), q, call.q_offset, call.q_token_stride,
@@ -261,10 +272,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
       cla_warp_barrier(); /* read -> overwritten */
       cla_fill_stage(stage, &ahead, &launch, &cache, &opt, warp, lane);
       stage_at = CLA_STAGE_UNITS * (CLA_STAGES - 1) - stage_at;
-      float factors[CLA_LANE_ROWS];
-      cla_rows_to_probabilities(scores, factors, state, rows, &opt, fabs(scale),
-                                first + (int)cla_c_column(lane), masked, 0);
-      cla_rescale_rows(acc, factors);
+      cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
       cla_add_values(acc, scores, v_raw, rows, &values, masked,
                      cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
     }
