@@ -41,7 +41,7 @@ enum class Tasks : std::uint8_t {
 /// How many keys a work-group processes at a time.
 enum class StepKeys : std::uint8_t {
   kTile,     ///< block_kv
-  kPerWarp,  ///< block_kv for each 32 work-items
+  kPerWarp,  ///< block_kv for each warp of the unit's lanes
   kPerSlot,  ///< block_kv for as many lanes as share a key (kernels_cl/attention/slots.clh)
 };
 

@@ -221,7 +221,7 @@ std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
   constexpr std::uint32_t kWarp = 32;
   const std::uint32_t lanes =
       keys == StepKeys::kPerWarp
-          ? kWarp
+          ? static_cast<std::uint32_t>(variant.unit().lanes)
           : std::min(kWarp, std::bit_ceil(static_cast<std::uint32_t>(std::max(head_size / 8, 1))));
   const std::int32_t sharers = variant.work_group_size / static_cast<std::int32_t>(lanes);
   return variant.block_kv * std::max(sharers, 1);
