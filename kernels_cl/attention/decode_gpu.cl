@@ -3,17 +3,17 @@
      out[r, :] = sum_p softmax_p(scale * <q[r, :], k[p, :]>) v[p, :]     p: the keys that row r sees
 
    One work-group serves one work item for one KV head: BLOCK_ROWS rows share every key read.
-   CLA_LPK lanes hold a row's head dims, eight each, and form a slot; WG_SIZE / CLA_LPK slots walk
-   the key range side by side, BLOCK_KV keys at a step:
+   The lanes of a team hold a row's head dims, eight each; the teams walk the key range side by
+   side, BLOCK_KV keys at a step:
 
-     for each step of the group            (as many for every slot: barriers, shuffles are uniform)
+     for each step of the group            (as many for every team: barriers, shuffles are uniform)
        load V of this step                 (in flight during the dots)
        s[row][key] = <q, k> over own dims  (q from local memory)
        load K of the next step             (in flight during all that follows)
-       s = sum of s over the slot's lanes  (the only exchange between lanes)
-       online softmax per slot; acc += p * V
+       s = sum of s over the team's lanes  (the only exchange between lanes)
+       online softmax per team; acc += p * V
 
-   and one tree merge of the slots through local memory ends the item.
+   and one tree merge of the teams through local memory ends the item.
 
    Registers (ptxas for sm_90, 16-bit cache, head size 128, CLA_PTX 1, no spills; clang 19), and
    bytes of K and V that the resident groups of 128 can have in flight on a multiprocessor of 65 536
@@ -34,7 +34,7 @@
    CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_PAGE_SIZE        tokens      0: no pages; multiples of CLA_BLOCK_KV need fewer look-ups
    CLA_BLOCK_ROWS       rows        1, 2, 4, 8
-   CLA_BLOCK_KV         keys        per slot and step: 1, 2, 4, 8
+   CLA_BLOCK_KV         keys        per team and step: 1, 2, 4, 8
    CLA_WG_SIZE          work-items  power of two, 32 ... 256
    CLA_PTX           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
    CLA_MERGE_TAIL       -           core/last_arrival.clh
@@ -45,7 +45,30 @@
 #if !defined(CLA_PTX)
 #error "decode_gpu.cl needs CLA_PTX"
 #endif
-#include "attention/slots.clh"
+
+/* Lanes of a key: HEAD_DIM / 8 rounded up to a power of two; the lanes past the last dim hold
+   zeros. */
+#if CLA_HEAD_DIM <= 8
+#define CLA_TEAM 1
+#elif CLA_HEAD_DIM <= 16
+#define CLA_TEAM 2
+#elif CLA_HEAD_DIM <= 32
+#define CLA_TEAM 4
+#elif CLA_HEAD_DIM <= 64
+#define CLA_TEAM 8
+#elif CLA_HEAD_DIM <= 128
+#define CLA_TEAM 16
+#else
+#define CLA_TEAM 32
+#endif
+#define CLA_TEAM_KEYS 0
+#define CLA_LANE_ROWS CLA_BLOCK_ROWS
+#define CLA_ROW_SCORES CLA_BLOCK_KV
+#define CLA_ACC_QUADS 2
+#include "tile/scalar.clh"
+
+#include "attention/results.clh"
+#include "attention/softmax.clh"
 #include "core/last_arrival.clh"
 
 #if CLA_BLOCK_ROWS != 1 && CLA_BLOCK_ROWS != 2 && CLA_BLOCK_ROWS != 4 && CLA_BLOCK_ROWS != 8
@@ -58,7 +81,15 @@
 #error "CLA_WG_SIZE must be 32, 64, 128 or 256"
 #endif
 
-/* A slot's keys start at a multiple of BLOCK_KV, so with such pages they share one. */
+#define CLA_STEP_KEYS (CLA_TEAMS * CLA_BLOCK_KV)
+/* Local memory for sums and the merge of teams. */
+#if CLA_SUM_FLOATS > CLA_MERGE_FLOATS
+#define CLA_SCRATCH_FLOATS CLA_SUM_FLOATS
+#else
+#define CLA_SCRATCH_FLOATS CLA_MERGE_FLOATS
+#endif
+
+/* A team's keys start at a multiple of BLOCK_KV, so with such pages they share one. */
 #if CLA_PAGE_SIZE % CLA_BLOCK_KV == 0
 #define CLA_PAGES_PER_STEP 1
 #else
@@ -90,13 +121,13 @@ static inline void cla_load_rows(ClaKvRaw* raw, __global const CLA_KV_T* cache, 
   for (int i = 0; i < CLA_BLOCK_KV; ++i) raw[i] = cla_kv_raw_load(cache + row[i]);
 }
 
-/* Scaled queries, else zeros, to q_tile[BLOCK_ROWS][LPK][2]. */
+/* Scaled queries, else zeros, to q_tile[BLOCK_ROWS][TEAM][2]. */
 static inline void cla_load_queries(__local float4* q_tile, const ClaTask* task,
                                     __global const CLA_Q_T* q, long offset, long token_stride,
                                     float scale) {
-  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS * CLA_LPK; i += CLA_WG_SIZE) {
-    const uint row = i / CLA_LPK;
-    const uint dim = i % CLA_LPK * 8;
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS * CLA_TEAM; i += CLA_WG_SIZE) {
+    const uint row = i / CLA_TEAM;
+    const uint dim = i % CLA_TEAM * 8;
     ClaF8 x = cla_zero8();
     if (cla_row_exists(task, row) && dim < CLA_HEAD_DIM)
       x = cla_scale8(CLA_Q_LOAD8(q + cla_query_at(task, row, offset, token_stride) + dim), scale);
@@ -107,90 +138,66 @@ static inline void cla_load_queries(__local float4* q_tile, const ClaTask* task,
 
 /* scores[BLOCK_ROWS][BLOCK_KV] = <q, k> over the lane's dims. */
 static inline void cla_score_rows(float* scores, const ClaKvRaw* k_raw,
-                                  __local const float4* q_tile, uint lane) {
+                                  __local const float4* q_tile) {
   ClaF8 k[CLA_BLOCK_KV];
 #pragma unroll
   for (uint i = 0; i < CLA_BLOCK_KV; ++i) k[i] = cla_kv_expand(k_raw[i]);
 #pragma unroll
   for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
     ClaF8 x;
-    x.lo = q_tile[(row * CLA_LPK + lane) * 2];
-    x.hi = q_tile[(row * CLA_LPK + lane) * 2 + 1];
+    x.lo = q_tile[(row * CLA_TEAM + cla_member()) * 2];
+    x.hi = q_tile[(row * CLA_TEAM + cla_member()) * 2 + 1];
 #pragma unroll
     for (uint i = 0; i < CLA_BLOCK_KV; ++i)
       scores[row * CLA_BLOCK_KV + i] = cla_dot8(x, k[i], 0.0f);
   }
 }
 
-/* Adds the values of a step's keys, times their weights, to the rows that see them. */
-static inline void cla_add_values(ClaState* state, const float* weights, const ClaKvRaw* v_raw) {
+/* Adds the values of a step's keys, times their probabilities, to the rows that see them. */
+static inline void cla_add_values(float4* acc, const float* probabilities, const ClaKvRaw* v_raw) {
 #pragma unroll
   for (uint i = 0; i < CLA_BLOCK_KV; ++i) {
     const ClaF8 v = cla_kv_expand(v_raw[i]);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-      const float weight = weights[row * CLA_BLOCK_KV + i];
-      /* V may hold inf or NaN where this row must not look. */
-      if (cla_is_seen(weight)) state[row].acc = cla_mad8(weight, v, state[row].acc);
+      const float p = probabilities[row * CLA_BLOCK_KV + i];
+      if (!cla_is_seen(p)) continue; /* V may hold inf or NaN where this row must not look */
+      acc[2 * row] = mad((float4)(p), v.lo, acc[2 * row]);
+      acc[2 * row + 1] = mad((float4)(p), v.hi, acc[2 * row + 1]);
     }
   }
 }
 
-/* Stores the lane's dims of a row that exists. */
-static inline void cla_store_row(const ClaOptions* opt, const ClaTask* task,
-                                 const ClaResults* results, __global float* partial_out,
-                                 __global float* partial_lse2, uint row, const ClaState* state,
-                                 uint lane) {
-  const uint num_kv_heads = results->num_heads / CLA_GROUP;
-  const ClaRowEnd end = cla_end_row(opt, task, row, num_kv_heads, state->max, state->sum);
-  const ClaF8 result = cla_scale8(state->acc, end.factor);
-  const ulong result_row = cla_result_row(task, row, num_kv_heads);
-  if (task->item.partial_row >= 0) {
-    cla_partial_store8(result, partial_out + result_row * CLA_HEAD_DIM + 8 * (long)lane);
-    if (lane == 0) partial_lse2[result_row] = end.lse2;
-    return;
-  }
-  __global CLA_Q_T* to =
-      results->out + cla_query_at(task, row, 0, results->out_token_stride) + 8 * (long)lane;
-  const ulong fp8_at = result_row * CLA_HEAD_DIM + 8 * (ulong)lane;
-  cla_store_result(opt, result.lo, to, fp8_at);
-  cla_store_result(opt, result.hi, to + 4, fp8_at + 4);
-  if (lane == 0 && results->write_lse) results->lse[result_row] = cla_natural_lse(end.lse2);
-}
-
 CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
-  __local float4 q_tile[CLA_BLOCK_ROWS * CLA_LPK * 2]; /* scaled queries, else zeros */
+  __local float4 q_tile[CLA_BLOCK_ROWS * CLA_TEAM * 2]; /* scaled queries, else zeros */
   __local float4 scratch[(CLA_SCRATCH_FLOATS + 3) / 4];
 
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const uint lid = (uint)get_local_id(0);
-  const uint lane = lid % CLA_LPK;
-  const uint slot = lid / CLA_LPK;
+  const uint dim = 8 * cla_member();
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
-  const int has_dims = lane * 8 < CLA_HEAD_DIM;
+  const int has_dims = dim < CLA_HEAD_DIM;
   cla_load_queries(q_tile, &task, q, call.q_offset, call.q_token_stride,
                    cla_query_scale(&opt, &task, call.scale_log2e));
   barrier(CLK_LOCAL_MEM_FENCE); /* q_tile written -> read */
 
-  ClaState state[CLA_BLOCK_ROWS];
+  ClaRowState state[CLA_BLOCK_ROWS];
+  float4 acc[2 * CLA_BLOCK_ROWS];
 #pragma unroll
-  for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-    state[row].max = CLA_NEG_BIG;
-    state[row].sum = 0.0f;
-    state[row].acc = cla_zero8();
-  }
+  for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) state[row] = cla_no_keys();
+#pragma unroll
+  for (uint i = 0; i < 2 * CLA_BLOCK_ROWS; ++i) acc[i] = (float4)(0.0f);
 
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const int begin = keys.begin;
   const int last = keys.end - 1;
   const int aligned_begin = begin - begin % CLA_BLOCK_KV;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * call.head_stride + 8 * (long)lane;
+  const long head_at = (long)task.kv_head * call.head_stride + dim;
   __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at;
   __global const CLA_KV_T* v_lane = CLA_VALUES + head_at;
 
-  int first = aligned_begin + (int)slot * CLA_BLOCK_KV; /* the slot's first key of the step */
-  int page[CLA_PAGES_PER_STEP];                         /* of the step after the rows in `at` */
+  int first = aligned_begin + (int)cla_team() * CLA_BLOCK_KV; /* the team's first key of the step */
+  int page[CLA_PAGES_PER_STEP]; /* of the step after the rows in `at` */
   long at[CLA_BLOCK_KV];
   ClaKvRaw k_raw[CLA_BLOCK_KV];
   ClaKvRaw v_raw[CLA_BLOCK_KV];
@@ -211,7 +218,7 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
     if (has_dims) cla_load_rows(v_raw, v_lane, at);
 
     float scores[CLA_SCORES]; /* [BLOCK_ROWS][BLOCK_KV] */
-    cla_score_rows(scores, k_raw, q_tile, lane);
+    cla_score_rows(scores, k_raw, q_tile);
 
     /* The next step's K; behind the last one, the range's last key again. */
     cla_find_rows(at, &task.item, page, first + CLA_STEP_KEYS, begin, last, call.block_stride,
@@ -219,24 +226,26 @@ CLA_KERNEL clattn_decode_gpu(CLA_PARAMS) {
     cla_find_pages(page, pages, first + 2 * CLA_STEP_KEYS, begin, last);
     if (has_dims) cla_load_rows(k_raw, k_lane, at);
 
-    cla_sum_over_slot(scores, (__local float*)scratch);
+    cla_sum_over_team(scores, (__local float*)scratch);
 #pragma unroll
     for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
       const ClaRow sight = cla_row(&opt, &task, row, call.causal);
-      cla_weigh(&state[row], scores + row * CLA_BLOCK_KV, &opt, &sight, first);
+      float factor;
+      cla_rows_to_probabilities(scores + row * CLA_BLOCK_KV, &factor, &state[row], &sight, &opt,
+                                1.0f, first, 1, 0);
+      cla_rescale_rows(acc + 2 * row, &factor);
     }
-    cla_add_values(state, scores, v_raw);
+    cla_add_values(acc, scores, v_raw);
     first += CLA_STEP_KEYS;
   }
 
-  cla_join_slots(state, (__local float*)scratch);
+  cla_merge_teams(state, acc, (__local float*)scratch);
 
   const ClaResults results = CLA_RESULTS;
 #pragma unroll
   for (uint row = 0; row < CLA_BLOCK_ROWS; ++row) {
-    if (slot == 0 && has_dims && cla_row_exists(&task, row))
-      cla_store_row(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, row, &state[row],
-                    lane);
+    if (cla_team() == 0)
+      cla_store_row(&opt, &task, &results, row, state[row], acc + 2 * row, 2, dim, 4);
   }
 #if CLA_MERGE_TAIL
   __local int last_arrival;

@@ -112,7 +112,6 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
                  state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
   const ClaResults results = CLA_RESULTS;
-  cla_end_task(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, sums_of, state_of,
-               (uint)call.num_kv_heads);
+  cla_end_task(&opt, &task, &results, sums_of, state_of);
   cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
 }

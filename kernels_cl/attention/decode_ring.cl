@@ -282,8 +282,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
                    state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
-    cla_end_task(&opt, &task, &results, CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, sums_of, state_of,
-                 (uint)call.num_kv_heads);
+    cla_end_task(&opt, &task, &results, sums_of, state_of);
     cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
   }
 }

@@ -31,9 +31,7 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
     return;
   const ClaSplits splits = {(ulong)item.partial_row * num_heads + head,
                             (ulong)item.split_stride * num_heads, item.num_splits};
-  const ClaResults results = {
-      out + call.out_offset, call.out_token_stride, lse,      call.write_lse,
-      CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      num_heads};
+  const ClaResults results = CLA_RESULTS;
   for (uint dim = work_item % CLA_HEAD_ITEMS * CLA_MERGE_DIMS; dim < CLA_HEAD_DIM;
        dim += CLA_HEAD_ITEMS * CLA_MERGE_DIMS)
     cla_merge_dims(&opt, &results, &splits, item.out_row, head, dim);

@@ -21,6 +21,7 @@
 #error "merge_attn_states.cl needs CLA_LSE_LOG2"
 #endif
 #include "core/raw.clh"
+#include "core/state.clh"
 
 #define CLA_MERGE_UNITS 2 /* of a work-item in flight together */
 
@@ -30,35 +31,20 @@ typedef struct ClaWeights {
   float lse;
 } ClaWeights;
 
-#if CLA_LSE_LOG2
-static inline float cla_power(float x) {
-  return exp2(x);
-}
-static inline float cla_log(float x) {
-  return log2(x);
-}
-#else
-static inline float cla_power(float x) {
-  return exp(x);
-}
-static inline float cla_log(float x) {
-  return log(x);
-}
-#endif
+#define CLA_LSE_UNIT (CLA_LSE_LOG2 ? 1.0f : CLA_LN_2) /* of base 2 */
 
 /* Weights that sum to 1. */
 static inline ClaWeights cla_weigh(float prefix, float suffix) {
-  ClaWeights w;
+  ClaWeights w = {0.0f, 0.0f, -INFINITY};
   prefix = prefix == INFINITY ? -INFINITY : prefix;
   suffix = suffix == INFINITY ? -INFINITY : suffix;
-  const float largest = fmax(prefix, suffix);
-  w.prefix = prefix == -INFINITY ? 0.0f : cla_power(prefix - largest);
-  w.suffix = suffix == -INFINITY ? 0.0f : cla_power(suffix - largest);
-  w.lse = -INFINITY;
   if (prefix == -INFINITY && suffix == -INFINITY) return w;
-  const float sum = w.prefix + w.suffix;
-  w.lse = largest + cla_log(sum);
-  const float share = 1.0f / sum;
+  const float largest = fmax(prefix, suffix);
+  ClaRowState all = {(prefix - largest) * (1.0f / CLA_LSE_UNIT), 1.0f};
+  const ClaRowState other = {(suffix - largest) * (1.0f / CLA_LSE_UNIT), 1.0f};
+  w.prefix = cla_merge_states(&all, &other, &w.suffix, 1);
+  const float share = 1.0f / all.sum;
+  w.lse = largest + log2(all.sum) * CLA_LSE_UNIT;
   w.prefix *= share;
   w.suffix *= share;
   return w;

@@ -3,15 +3,15 @@
      out[r, :] = sum_p softmax_p(scale * <q[r, :], c[p, :]>) c[p, 0 ... HEAD_DIM)
                  p: the keys that row r sees; c[p, :] has KEY_DIM = HEAD_DIM + ROPE_DIM elements
 
-   One work-group serves BLOCK_ROWS rows (query token, head) of a work item. 32 lanes form a group
-   of ROWS_EACH rows: lane `column` keeps, for each of them, the query and the sums of the quads
-   (four dims) column, column + 32, ... in registers, so that neither moves while the keys pass by:
+   One work-group serves BLOCK_ROWS rows (query token, head) of a work item. A team of 32 lanes owns
+   ROWS_EACH rows: member m keeps, for each of them, the query and the accumulator of the quads
+   (four dims) m, m + 32, ... in registers, so that neither moves while the keys pass by:
 
      for each tile of BLOCK_KV keys
        the tile: registers -> local memory, as f32           (read from the cache once)
        the next tile: cache -> registers                     (in flight during all that follows)
        s[row][key] = <q, c> over the own quads               then summed over the 32 lanes
-       online softmax, the same in all lanes of a group
+       online softmax, the same in all lanes of a team
        acc[row] += p * c over the own quads of HEAD_DIM      (the same local tile)
 
    A float4 read from local memory does 4 ROWS_EACH multiply-adds. A row does KEY_DIM + HEAD_DIM
@@ -33,41 +33,38 @@
    CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 fp8_e4m3, 4 fp8_e5m2, 5 int8: cache
    CLA_PAGE_SIZE        tokens      >= 1
    CLA_BLOCK_ROWS       rows        WG_SIZE / 32 times 1, 2 or 4
-   CLA_BLOCK_KV         keys        2, 4 or 8, and at most 32 / ROWS_EACH
+   CLA_BLOCK_KV         keys        2, 4 or 8
    CLA_WG_SIZE          work-items  multiples of 32
 
    Launch: num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
 #include "core/latent.clh"
-#include "core/task.clh"
 
-#define CLA_COLUMNS 32
-#define CLA_ROW_GROUPS (CLA_WG_SIZE / CLA_COLUMNS)
-#define CLA_ROWS_EACH (CLA_BLOCK_ROWS / CLA_ROW_GROUPS)
-#define CLA_SCORES (CLA_ROWS_EACH * CLA_BLOCK_KV)
-#define CLA_PARTS (CLA_COLUMNS / CLA_SCORES) /* lanes that share the sum of a score */
-#if CLA_WG_SIZE % CLA_COLUMNS != 0 || CLA_BLOCK_ROWS % CLA_ROW_GROUPS != 0 || \
-    CLA_SCORES > CLA_COLUMNS || CLA_COLUMNS % CLA_SCORES != 0
+#define CLA_TEAM 32
+#define CLA_TEAM_KEYS 0
+#define CLA_ROWS_EACH (CLA_BLOCK_ROWS * CLA_TEAM / CLA_WG_SIZE)
+#define CLA_LANE_ROWS CLA_ROWS_EACH
+#define CLA_ROW_SCORES CLA_BLOCK_KV
+#define CLA_KEY_QUADS ((CLA_KEY_DIM / 4 + CLA_TEAM - 1) / CLA_TEAM) /* of a lane */
+#define CLA_ACC_QUADS ((CLA_HEAD_DIM / 4 + CLA_TEAM - 1) / CLA_TEAM)
+#include "tile/scalar.clh"
+
+#include "attention/results.clh"
+#include "attention/softmax.clh"
+
+#if CLA_WG_SIZE % CLA_TEAM != 0 || CLA_ROWS_EACH * CLA_TEAMS != CLA_BLOCK_ROWS
 #error "mla_decode_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
-#define CLA_KEY_QUADS ((CLA_KEY_DIM / 4 + CLA_COLUMNS - 1) / CLA_COLUMNS) /* of a lane */
-#define CLA_VALUE_QUADS ((CLA_HEAD_DIM / 4 + CLA_COLUMNS - 1) / CLA_COLUMNS)
-#define CLA_ROW_QUADS                                                             \
-  (CLA_KEY_QUADS * CLA_COLUMNS)     /* of a key in the tile: zeros behind KEY_DIM \
-                                     */
-#define CLA_UNITS (CLA_KEY_DIM / 8) /* loads of eight elements a key */
-#define CLA_LOADS                                                                \
-  ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* of a work-item \
-                                                                */
-#define CLA_PARTIAL_STRIDE (CLA_WG_SIZE + 1) /* odd: lanes that read a column meet all banks */
+#define CLA_ROW_QUADS (CLA_KEY_QUADS * CLA_TEAM) /* of a key in the tile: zeros behind KEY_DIM */
+#define CLA_UNITS (CLA_KEY_DIM / 8)              /* loads of eight elements a key */
+#define CLA_LOADS ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* a work-item's */
 
-/* Where the loads of a work-item lie. Load i is unit (lid + i * WG_SIZE) % UNITS of key
-   (lid + i * WG_SIZE) / UNITS of a tile. */
+/* Load i of a work-item: which key of a tile, which unit of it. */
 static inline uint cla_load_key(uint i) {
-  return ((uint)get_local_id(0) + i * CLA_WG_SIZE) / CLA_UNITS;
+  return CLA_GROUP_DEALT(i) / CLA_UNITS;
 }
 static inline uint cla_load_unit(uint i) {
-  return ((uint)get_local_id(0) + i * CLA_WG_SIZE) % CLA_UNITS;
+  return CLA_GROUP_DEALT(i) % CLA_UNITS;
 }
 
 /* Pages of the own loads in the tile at `first`; keys from `end` on stand for the one before. */
@@ -107,14 +104,12 @@ static inline void cla_store_tile(__local float4* tile, const ClaKvRaw* raw) {
 }
 
 /* The own quads of a row of the query, scaled: q[KEY_QUADS], 0 where there is nothing. */
-static inline void cla_read_row(float4* q, const ClaTask* task, uint row, uint column,
+static inline void cla_read_row(float4* q, const ClaTask* task, uint row,
                                 __global const CLA_Q_T* query, long token_stride, float scale) {
-  const long token = (long)task->item.q_row + cla_row_token(row);
-  __global const CLA_Q_T* from =
-      query + token * token_stride + (long)(task->first_head + cla_row_head(row)) * CLA_KEY_DIM;
+  __global const CLA_Q_T* from = query + cla_row_at(task, row, 0, token_stride, CLA_KEY_DIM);
 #pragma unroll
   for (uint i = 0; i < CLA_KEY_QUADS; ++i) {
-    const uint quad = column + i * CLA_COLUMNS;
+    const uint quad = CLA_DEALT(cla_member(), i);
     q[i] = (float4)(0.0f);
     if (cla_row_exists(task, row) && quad < CLA_KEY_DIM / 4) {
       const ClaF8 x = CLA_Q_LOAD8(from + quad / 2 * 8);
@@ -123,187 +118,106 @@ static inline void cla_read_row(float4* q, const ClaTask* task, uint row, uint c
   }
 }
 
-/* Replaces each score [ROWS_EACH][BLOCK_KV] by its sum over the 32 lanes. partial: [SCORES]
-   [PARTIAL_STRIDE]; sums: [ROW_GROUPS][SCORES][PARTS]. Called again only behind a barrier that
-   every lane passes after its reads of the sums. */
-static inline void cla_sum_over_columns(float* scores, __local float* partial,
-                                        __local float* sums) {
-  const uint lid = (uint)get_local_id(0);
-  const uint column = lid % CLA_COLUMNS;
-  const uint score = column % CLA_SCORES;
-  const uint part = column / CLA_SCORES;
-  __local float* own_sums = sums + lid / CLA_COLUMNS * CLA_COLUMNS;
-#pragma unroll
-  for (uint i = 0; i < CLA_SCORES; ++i) partial[i * CLA_PARTIAL_STRIDE + lid] = scores[i];
-  barrier(CLK_LOCAL_MEM_FENCE); /* partial written -> read */
-  __local const float* from =
-      partial + score * CLA_PARTIAL_STRIDE + (lid - column) + part * CLA_SCORES;
-  float sum = 0.0f;
-#pragma unroll
-  for (uint i = 0; i < CLA_SCORES; ++i) sum += from[i];
-  own_sums[score * CLA_PARTS + part] = sum;
-  barrier(CLK_LOCAL_MEM_FENCE); /* sums written -> read */
-#pragma unroll
-  for (uint i = 0; i < CLA_SCORES; ++i) {
-    scores[i] = 0.0f;
-#pragma unroll
-    for (uint j = 0; j < CLA_PARTS; ++j) scores[i] += own_sums[i * CLA_PARTS + j];
-  }
-}
-
-/* What a row carries from tile to tile, beside its sums. */
-typedef struct ClaRowState {
-  float max; /* largest logit so far, base 2 */
-  float sum; /* the denominator */
-} ClaRowState;
-
-/* One past the last key that the row sees; never below kv_begin. */
-static inline int cla_row_kv_end(const ClaWorkItem* item, uint row, int causal) {
-  const int bound = item->q_pos + (int)cla_row_token(row) + 1;
-  return max(item->kv_begin, causal ? min(item->kv_end, bound) : item->kv_end);
-}
-
-/* Turns a row's logits of a tile into weights relative to its largest logit so far and returns what
-   the sums before count. Keys from `end` on are not seen. */
-static inline float cla_weigh_tile(ClaRowState* state, float* scores, int first, int end) {
-  float new_max = state->max;
-#pragma unroll
-  for (int i = 0; i < CLA_BLOCK_KV; ++i) {
-    scores[i] = first + i < end ? scores[i] : CLA_NEG_BIG;
-    new_max = fmax(new_max, scores[i]);
-  }
-  const float factor = cla_weight_exp2(state->max - new_max);
-  state->max = new_max;
-  state->sum *= factor;
-#pragma unroll
-  for (int i = 0; i < CLA_BLOCK_KV; ++i) {
-    const float weight = cla_weight_exp2(scores[i] - new_max);
-    scores[i] = first + i < end ? weight : CLA_UNSEEN_WEIGHT;
-    state->sum += scores[i];
-  }
-  return factor;
-}
-
-/* acc[ROWS_EACH][VALUE_QUADS] += p * c over the own quads. all_seen: else keys that a row does not
+/* acc[ROWS_EACH][ACC_QUADS] += p * c over the own quads. all_seen: else keys that a row does not
    see are left out, since they may hold inf or NaN; a constant at every call. */
 static inline void cla_add_values(float4* acc, const float* p, __local const float4* tile,
-                                  uint column, int all_seen) {
+                                  int all_seen) {
 #pragma unroll
   for (uint key = 0; key < CLA_BLOCK_KV; ++key) {
 #pragma unroll
-    for (uint i = 0; i < CLA_VALUE_QUADS; ++i) {
-      const float4 value = tile[key * CLA_ROW_QUADS + i * CLA_COLUMNS + column];
+    for (uint i = 0; i < CLA_ACC_QUADS; ++i) {
+      const float4 value = tile[key * CLA_ROW_QUADS + CLA_DEALT(cla_member(), i)];
 #pragma unroll
       for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
-        const float weight = p[r * CLA_BLOCK_KV + key];
-        float4* to = acc + r * CLA_VALUE_QUADS + i;
-        if (all_seen || cla_is_seen(weight)) *to = mad((float4)(weight), value, *to);
+        const float own = p[CLA_SCORE(r, key)];
+        float4* to = acc + r * CLA_ACC_QUADS + i;
+        if (all_seen || cla_is_seen(own)) *to = mad((float4)(own), value, *to);
       }
     }
   }
 }
 
-/* scores[ROWS_EACH][BLOCK_KV] = <q, k> over the own columns. */
-static inline void cla_score_tile(float* scores, const float4* query, __local const float4* tile,
-                                  uint column) {
+/* scores[ROWS_EACH][BLOCK_KV] = <q, k> over the own quads. */
+static inline void cla_score_tile(float* scores, const float4* query, __local const float4* tile) {
 #pragma unroll
   for (uint i = 0; i < CLA_SCORES; ++i) scores[i] = 0.0f;
 #pragma unroll
   for (uint key = 0; key < CLA_BLOCK_KV; ++key) {
 #pragma unroll
     for (uint i = 0; i < CLA_KEY_QUADS; ++i) {
-      const float4 k = tile[key * CLA_ROW_QUADS + i * CLA_COLUMNS + column];
+      const float4 k = tile[key * CLA_ROW_QUADS + CLA_DEALT(cla_member(), i)];
 #pragma unroll
       for (uint r = 0; r < CLA_ROWS_EACH; ++r)
-        scores[r * CLA_BLOCK_KV + key] =
-            cla_dot4(query[r * CLA_KEY_QUADS + i], k, scores[r * CLA_BLOCK_KV + key]);
+        scores[CLA_SCORE(r, key)] =
+            cla_dot4(query[r * CLA_KEY_QUADS + i], k, scores[CLA_SCORE(r, key)]);
     }
   }
 }
 
 CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
   __local float4 tile[CLA_BLOCK_KV * CLA_ROW_QUADS];
-  __local float partial[CLA_SCORES * CLA_PARTIAL_STRIDE];
-  __local float sums[CLA_WG_SIZE];
+  __local float scratch[CLA_SUM_FLOATS];
 
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const float unit = cla_latent_scale(&opt) * CLA_KV_UNIT;
-  const uint lid = (uint)get_local_id(0);
-  const uint column = lid % CLA_COLUMNS;
-  const uint first_row = lid / CLA_COLUMNS * CLA_ROWS_EACH;
+  const uint first_row = cla_team() * CLA_ROWS_EACH;
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
-  const int begin = task.item.kv_begin;
-  const int end =
-      call.causal ? min(task.item.kv_end, task.item.q_pos + task.item.q_count) : task.item.kv_end;
+  const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
+  const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
 
-  for (uint i = lid; i < CLA_BLOCK_KV * CLA_ROW_QUADS; i += CLA_WG_SIZE) tile[i] = (float4)(0.0f);
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * CLA_ROW_QUADS; i += CLA_WG_SIZE)
+    tile[i] = (float4)(0.0f);
   float4 query[CLA_ROWS_EACH * CLA_KEY_QUADS];
-  float4 acc[CLA_ROWS_EACH * CLA_VALUE_QUADS];
+  float4 acc[CLA_ROWS_EACH * CLA_ACC_QUADS];
+  ClaRow rows[CLA_ROWS_EACH];
   ClaRowState state[CLA_ROWS_EACH];
 #pragma unroll
   for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
-    cla_read_row(query + r * CLA_KEY_QUADS, &task, first_row + r, column, q + call.q_offset,
-                 call.q_token_stride, call.scale_log2e * unit);
-    state[r].max = CLA_NEG_BIG;
-    state[r].sum = 0.0f;
+    cla_read_row(query + r * CLA_KEY_QUADS, &task, first_row + r, q + call.q_offset,
+                 call.q_token_stride, cla_query_scale(&opt, &task, call.scale_log2e));
+    rows[r] = cla_row(&opt, &task, first_row + r, call.causal);
+    state[r] = cla_no_keys();
   }
 #pragma unroll
-  for (uint i = 0; i < CLA_ROWS_EACH * CLA_VALUE_QUADS; ++i) acc[i] = (float4)(0.0f);
+  for (uint i = 0; i < CLA_ROWS_EACH * CLA_ACC_QUADS; ++i) acc[i] = (float4)(0.0f);
 
   int page[CLA_LOADS]; /* of the tile behind the one in raw */
   ClaKvRaw raw[CLA_LOADS];
-  if (begin < end) {
-    cla_find_pages(page, pages, begin, end);
-    cla_load_tile(raw, k_cache, page, begin, end);
-    cla_find_pages(page, pages, begin + CLA_BLOCK_KV, end);
+  if (keys.begin < keys.end) {
+    cla_find_pages(page, pages, keys.begin, keys.end);
+    cla_load_tile(raw, k_cache, page, keys.begin, keys.end);
+    cla_find_pages(page, pages, keys.begin + CLA_BLOCK_KV, keys.end);
   }
   barrier(CLK_LOCAL_MEM_FENCE); /* tile's zeros written -> overwritten */
 
-  for (int first = begin; first < end; first += CLA_BLOCK_KV) {
+  for (int first = keys.begin; first < keys.end; first += CLA_BLOCK_KV) {
     cla_store_tile(tile, raw);
     barrier(CLK_LOCAL_MEM_FENCE); /* tile written -> read */
-    cla_load_tile(raw, k_cache, page, first + CLA_BLOCK_KV, end);
-    cla_find_pages(page, pages, first + 2 * CLA_BLOCK_KV, end);
+    cla_load_tile(raw, k_cache, page, first + CLA_BLOCK_KV, keys.end);
+    cla_find_pages(page, pages, first + 2 * CLA_BLOCK_KV, keys.end);
 
     float scores[CLA_SCORES]; /* [ROWS_EACH][BLOCK_KV] */
-    cla_score_tile(scores, query, tile, column);
-    cla_sum_over_columns(scores, partial, sums);
+    const int masked = first < common.begin || first + CLA_BLOCK_KV > common.end;
+    cla_score_tile(scores, query, tile);
+    cla_sum_over_team(scores, scratch);
 #pragma unroll
     for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
-      const float factor = cla_weigh_tile(&state[r], scores + r * CLA_BLOCK_KV, first,
-                                          cla_row_kv_end(&task.item, first_row + r, call.causal));
-#pragma unroll
-      for (uint i = 0; i < CLA_VALUE_QUADS; ++i) acc[r * CLA_VALUE_QUADS + i] *= factor;
+      float factor;
+      cla_rows_to_probabilities(scores + r * CLA_BLOCK_KV, &factor, &state[r], &rows[r], &opt, 1.0f,
+                                first, 1, 0);
+      cla_rescale_rows(acc + r * CLA_ACC_QUADS, &factor);
     }
-    /* Row 0 sees fewest keys: where it sees the whole tile, so do the others. */
-    if (first + CLA_BLOCK_KV <= cla_row_kv_end(&task.item, 0, call.causal)) {
-      cla_add_values(acc, scores, tile, column, 1);
+    if (masked) {
+      cla_add_values(acc, scores, tile, 0);
     } else {
-      cla_add_values(acc, scores, tile, column, 0);
+      cla_add_values(acc, scores, tile, 1);
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* tile and sums read -> overwritten */
+    barrier(CLK_LOCAL_MEM_FENCE); /* tile read -> overwritten */
   }
 
+  const ClaResults results = CLA_RESULTS;
 #pragma unroll
-  for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
-    const uint row = first_row + r;
-    if (cla_row_exists(&task, row)) {
-      const float inverse = cla_inverse_sum(state[r].sum) * unit;
-      const float lse2 = cla_lse2(state[r].max, state[r].sum);
-      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
-      const long out_at = cla_query_at(&task, row, call.out_offset, call.out_token_stride);
-      const int is_partial = task.item.partial_row >= 0;
-#pragma unroll
-      for (uint i = 0; i < CLA_VALUE_QUADS; ++i) {
-        const uint dim = 4 * (column + i * CLA_COLUMNS);
-        const float4 result = acc[r * CLA_VALUE_QUADS + i] * inverse;
-        if (dim < CLA_HEAD_DIM && is_partial)
-          cla_store4_f32(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + dim);
-        if (dim < CLA_HEAD_DIM && !is_partial) CLA_Q_STORE4(result, out + out_at + dim);
-      }
-      if (column == 0 && is_partial) CLA_PARTIAL_LSE2[result_row] = lse2;
-      if (column == 0 && !is_partial && call.write_lse) lse[result_row] = cla_natural_lse(lse2);
-    }
-  }
+  for (uint r = 0; r < CLA_ROWS_EACH; ++r)
+    cla_store_row(&opt, &task, &results, first_row + r, state[r], acc + r * CLA_ACC_QUADS,
+                  CLA_ACC_QUADS, 4 * cla_member(), 4 * CLA_TEAM);
 }

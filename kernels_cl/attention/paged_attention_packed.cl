@@ -9,7 +9,7 @@
 
      for each tile of BLOCK_KV keys
        K: cache -> local memory, as f32 rows        (a run of tokens is what lies together)
-       scores: one (row, key) a work-item and turn
+       S = Q K^T: one (row, key) a work-item and turn
        V: cache -> local memory, turned into rows;  softmax: one row a work-item
        acc[row][quad] += p V                        one (row, quad of dims) a work-item and turn
 
@@ -31,8 +31,15 @@
 
    Local memory at HEAD_DIM 256, BLOCK_KV 16: 17 KiB for the tile and 1 KiB a row.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
-#include "core/options.clh"
-#include "core/task.clh"
+#define CLA_TEAM 1
+#define CLA_TEAM_KEYS 0
+#define CLA_LANE_ROWS 1
+#define CLA_ROW_SCORES CLA_BLOCK_KV
+#define CLA_ACC_QUADS 1 /* not of the row whose scores a lane holds */
+#include "tile/scalar.clh"
+
+#include "attention/results.clh"
+#include "attention/softmax.clh"
 
 #if CLA_HEAD_DIM % CLA_CACHE_X != 0 || CLA_BLOCK_KV % 8 != 0
 #error "paged_attention_packed.cl: CLA_HEAD_DIM, CLA_CACHE_X and CLA_BLOCK_KV do not fit"
@@ -139,71 +146,51 @@ static inline void cla_stage_values(__local float4* tile, const ClaTask* task,
   }
 }
 
-/* A logit in base 2: <q, k>, scaled already, plus what the layer adds. */
-static inline float cla_score(const ClaOptions* opt, const ClaTask* task, __local const float4* q,
-                              __local const float4* k, uint row, int position) {
+/* <q, k> */
+static inline float cla_product(__local const float4* q, __local const float4* k) {
   float4 even = (float4)(0.0f), odd = (float4)(0.0f);
   for (uint d = 0; d < CLA_QUADS; d += 2) {
     even = mad(q[d], k[d], even);
     odd = mad(q[d + 1], k[d + 1], odd);
   }
   const float4 sum = even + odd;
-  float logit = (sum.x + sum.y) + (sum.z + sum.w);
-#if CLA_ALIBI
-  logit += opt->head_params[task->first_head + row] * (float)(position - task->item.q_pos);
-#else
-  (void)opt;
-  (void)task;
-  (void)row;
-  (void)position;
-#endif
-  return position < task->item.kv_end ? logit : CLA_NEG_BIG;
+  return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-/* What rows carry from tile to tile, and the weights of the tile. */
+/* What rows carry from tile to tile, and the probabilities of the tile. */
 typedef struct ClaRowsState {
-  float max[CLA_BLOCK_ROWS];    /* largest logit so far, base 2 */
-  float sum[CLA_BLOCK_ROWS];    /* the denominator */
-  float factor[CLA_BLOCK_ROWS]; /* what the sums before the tile count */
+  ClaRowState state[CLA_BLOCK_ROWS];
+  float factor[CLA_BLOCK_ROWS]; /* of the accumulator before the tile */
   float p[CLA_BLOCK_ROWS * CLA_BLOCK_KV];
 } ClaRowsState;
 
-/* Turns a row's logits into weights; keys from `left` on get the weight 0. */
-static inline void cla_softmax(__local ClaRowsState* state, uint row, int left) {
-  __local float* p = state->p + row * CLA_BLOCK_KV;
-  const float before = state->max[row];
-  float new_max = before;
-  for (int i = 0; i < CLA_BLOCK_KV; ++i) new_max = fmax(new_max, p[i]);
-  const float factor = cla_weight_exp2(before - new_max);
-  float sum = state->sum[row] * factor;
-  for (int i = 0; i < CLA_BLOCK_KV; ++i) {
-    const float weight = i < left ? cla_weight_exp2(p[i] - new_max) : 0.0f;
-    p[i] = weight;
-    sum += weight;
-  }
-  state->max[row] = new_max;
-  state->sum[row] = sum;
-  state->factor[row] = factor;
+/* Turns a row's scores into probabilities. */
+static inline void cla_take_row(__local ClaRowsState* rows, uint r, const ClaTask* task,
+                                const ClaOptions* opt, int tile) {
+  __local float* p = rows->p + r * CLA_BLOCK_KV;
+  const ClaRow row = cla_row(opt, task, r, 0);
+  ClaRowState state = rows->state[r];
+  float scores[CLA_BLOCK_KV];
+  float factor;
+#pragma unroll
+  for (uint i = 0; i < CLA_BLOCK_KV; ++i) scores[i] = p[i];
+  cla_rows_to_probabilities(scores, &factor, &state, &row, opt, 1.0f, tile,
+                            tile + CLA_BLOCK_KV > row.keys.end, 0);
+#pragma unroll
+  for (uint i = 0; i < CLA_BLOCK_KV; ++i) p[i] = scores[i];
+  rows->state[r] = state;
+  rows->factor[r] = factor;
 }
-
-#if CLA_KV_QUANT
-#define CLA_K_UNIT (cla_k_scale(&opt, task.kv_head) * CLA_KV_UNIT)
-#define CLA_V_UNIT (cla_v_scale(&opt, task.kv_head, (uint)call.num_kv_heads) * CLA_KV_UNIT)
-#else
-#define CLA_K_UNIT 1.0f
-#define CLA_V_UNIT 1.0f
-#endif
 
 CLA_KERNEL clattn_paged_attention(CLA_PARAMS) {
   __local float4 q_rows[CLA_BLOCK_ROWS * CLA_QUADS];
   __local float4 tile[CLA_BLOCK_KV * CLA_STRIDE]; /* keys, then values */
-  __local ClaRowsState state;
+  __local ClaRowsState row_states;
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const uint rows = task.item.q_count > 0 ? task.num_heads : 0; /* 0: padding of recorded steps */
-  const int end = task.item.kv_end;
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   v_cache = CLA_VALUES;
   k_cache += call.k_offset;
@@ -213,64 +200,51 @@ CLA_KERNEL clattn_paged_attention(CLA_PARAMS) {
     const uint dim = i % (CLA_QUADS / 2) * 8;
     const ClaF8 x = cla_scale8(
         CLA_Q_LOAD8(q + cla_query_at(&task, row, call.q_offset, call.q_token_stride) + dim),
-        call.scale_log2e * CLA_K_UNIT);
+        cla_query_scale(&opt, &task, call.scale_log2e));
     q_rows[2 * i] = x.lo;
     q_rows[2 * i + 1] = x.hi;
   }
-  for (uint row = lid; row < rows; row += CLA_WG_SIZE) {
-    state.max[row] = CLA_NEG_BIG;
-    state.sum[row] = 0.0f;
-  }
+  for (uint row = lid; row < rows; row += CLA_WG_SIZE) row_states.state[row] = cla_no_keys();
   float4 acc[CLA_ACCS];
   CLA_UNROLL_ACCS
   for (uint i = 0; i < CLA_ACCS; ++i) acc[i] = (float4)(0.0f);
-  barrier(CLK_LOCAL_MEM_FENCE); /* q_rows and state written -> read */
+  barrier(CLK_LOCAL_MEM_FENCE); /* q_rows and states written -> read */
 
-  for (int at = task.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
+  for (int at = task.item.kv_begin; at < task.item.kv_end; at += CLA_BLOCK_KV) {
     cla_stage_keys(tile, &task, pages, k_cache, at, (uint)call.num_kv_heads);
     barrier(CLK_LOCAL_MEM_FENCE); /* keys written -> read */
     for (uint i = lid; i < rows * CLA_BLOCK_KV; i += CLA_WG_SIZE) {
       const uint row = i / CLA_BLOCK_KV;
       const uint key = i % CLA_BLOCK_KV;
-      state.p[i] = cla_score(&opt, &task, q_rows + row * CLA_QUADS, tile + key * CLA_STRIDE, row,
-                             at + (int)key);
+      row_states.p[i] = cla_product(q_rows + row * CLA_QUADS, tile + key * CLA_STRIDE);
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* keys read -> overwritten; logits written -> read */
+    barrier(CLK_LOCAL_MEM_FENCE); /* keys read -> overwritten; products written -> read */
     cla_stage_values(tile, &task, pages, v_cache, at, (uint)call.num_kv_heads);
-    for (uint row = lid; row < rows; row += CLA_WG_SIZE) cla_softmax(&state, row, end - at);
-    barrier(CLK_LOCAL_MEM_FENCE); /* values, weights and factors written -> read */
+    for (uint row = lid; row < rows; row += CLA_WG_SIZE)
+      cla_take_row(&row_states, row, &task, &opt, at);
+    barrier(CLK_LOCAL_MEM_FENCE); /* values, probabilities and factors written -> read */
     CLA_UNROLL_ACCS
     for (uint i = 0; i < CLA_ACCS; ++i) {
-      const uint pair = lid + i * CLA_WG_SIZE;
+      const uint pair = CLA_GROUP_DEALT(i);
       const uint row = pair / CLA_QUADS;
       if (row < rows) {
-        float4 sum = acc[i] * state.factor[row];
+        float4 sum = acc[i] * row_states.factor[row];
         for (uint key = 0; key < CLA_BLOCK_KV; ++key)
-          sum = mad((float4)(state.p[row * CLA_BLOCK_KV + key]),
+          sum = mad((float4)(row_states.p[row * CLA_BLOCK_KV + key]),
                     tile[key * CLA_STRIDE + pair % CLA_QUADS], sum);
         acc[i] = sum;
       }
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* values and weights read -> overwritten */
+    barrier(CLK_LOCAL_MEM_FENCE); /* values and probabilities read -> overwritten */
   }
 
+  const ClaResults results = CLA_RESULTS;
   CLA_UNROLL_ACCS
   for (uint i = 0; i < CLA_ACCS; ++i) {
-    const uint pair = lid + i * CLA_WG_SIZE;
+    const uint pair = CLA_GROUP_DEALT(i);
     const uint row = pair / CLA_QUADS;
-    const uint dim = pair % CLA_QUADS * 4;
-    if (row < rows) {
-      const float4 result = acc[i] * (cla_inverse_sum(state.sum[row]) * CLA_V_UNIT);
-      const float lse2 = cla_lse2(state.max[row], state.sum[row]);
-      const ulong result_row = cla_result_row(&task, row, (uint)call.num_kv_heads);
-      if (task.item.partial_row >= 0) {
-        cla_store4_f32(result, CLA_PARTIAL_OUT + result_row * CLA_HEAD_DIM + dim);
-        if (dim == 0) CLA_PARTIAL_LSE2[result_row] = lse2;
-      } else {
-        CLA_Q_STORE4(result,
-                     out + cla_query_at(&task, row, call.out_offset, call.out_token_stride) + dim);
-        if (dim == 0 && call.write_lse) lse[result_row] = cla_natural_lse(lse2);
-      }
-    }
+    if (row < rows)
+      cla_store_row(&opt, &task, &results, row, row_states.state[row], &acc[i], 1,
+                    pair % CLA_QUADS * 4, 4);
   }
 }

@@ -213,10 +213,10 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* c
   CLA_CAT(vstore, CLA_VEC)(chunk->state.m, 0, m);
   CLA_CAT(vstore, CLA_VEC)(chunk->state.l, 0, l);
   for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
-    float sum = 0.0f;
-    for (int i = r; i < CLA_VEC; i += CLA_CHUNK) sum += l[i];
+    ClaRowState state = {m[r], 0.0f};
+    for (int i = r; i < CLA_VEC; i += CLA_CHUNK) state.sum += l[i];
     cla_order_output(chunk->o + r * CLA_NUM_VECS);
-    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), m[r], sum,
+    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), state,
                   to);
   }
 }

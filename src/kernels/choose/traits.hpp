@@ -42,7 +42,7 @@ enum class Tasks : std::uint8_t {
 enum class StepKeys : std::uint8_t {
   kTile,     ///< block_kv
   kPerWarp,  ///< block_kv for each warp of the unit's lanes
-  kPerSlot,  ///< block_kv for as many lanes as share a key (kernels_cl/attention/slots.clh)
+  kPerSlot,  ///< block_kv for as many lanes as share a key (CLA_TEAM of attention/decode_gpu.cl)
 };
 
 /// Head sizes that a kernel takes; empty = all.
