@@ -190,6 +190,7 @@ static inline void cla_take_k(ClaKvRaw* raw, __local const uint4* stage, uint la
 }
 
 static inline void cla_take_v(ClaKvRaw* raw, __local const uint4* stage, uint lane) {
+  CLA_HIDE(lane); /* worked out at each step, it takes no registers between steps */
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
     const uint eight = cla_v_unit(lane) + i % CLA_V_UNITS * CLA_V_SPREAD;
