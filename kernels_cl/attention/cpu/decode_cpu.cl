@@ -18,7 +18,7 @@
 // BLOCK_KV is a multiple of 16.
 
 #include "attention/cpu/fetch.clh"
-#include "attention/cpu/join.clh"
+#include "attention/cpu/merge.clh"
 #include "attention/cpu/queue.clh"
 #include "attention/cpu/rows.clh"
 #include "attention/cpu/scores.clh"
@@ -48,8 +48,8 @@
 
 // What a chunk of rows carries from tile to tile; lane 4 k + r belongs to row r.
 typedef struct ClaState {
-  cla_vf m;      // largest logit so far (base 2), the same in all lanes of a row
-  cla_vf l;      // the denominator: the sum over a row's lanes
+  cla_vf base;   // largest logit so far (base 2), the same in all lanes of a row
+  cla_vf sum;    // of the probabilities: the sum over a row's lanes
   cla_vi end;    // position that the row's keys end before
   int full_end;  // the smallest of them: tiles before it need no mask
 #if CLA_WINDOW
@@ -78,8 +78,8 @@ CLA_INLINE void cla_init_state(const ClaRows* rows, int first_row, ClaState* sta
     state->mask[r] = cla_row_mask(rows, first_row + r);
 #endif
   }
-  state->m = (cla_vf)(CLA_NEG_BIG);
-  state->l = (cla_vf)(0.0f);
+  state->base = (cla_vf)(CLA_NEG_BIG);
+  state->sum = (cla_vf)(0.0f);
   state->end = CLA_REPEAT_ROWS(vload4(0, end));
   state->full_end = end[0];  // neither end ever falls from row to row
 #if CLA_WINDOW
@@ -137,13 +137,13 @@ CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaOptions* opt, int a
 }
 
 // Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew,
-// the sums of the chunk (l and o) are brought to the new scale; it seldom does after the first
-// tiles. In a masked tile, keys that a row does not see get the weight -0.
+// the sum and the accumulator of the chunk are brought to the new scale; it seldom does after the
+// first tiles. In a masked tile, keys that a row does not see get CLA_UNSEEN_PROBABILITY.
 CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cla_vf* s,
                             cla_vf* o) {
   uchar allowed[CLA_BLOCK_KV * CLA_CHUNK];
   cla_read_masks(state, tile->at, tile->end, allowed);
-  cla_vf largest = state->m;
+  cla_vf largest = state->base;
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
     const int at = tile->at + step * CLA_STEP_KEYS;
@@ -154,12 +154,12 @@ CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cl
   }
 #pragma unroll
   for (int i = CLA_STEP_KEYS; i > 1; --i) largest = cla_max(largest, CLA_ROTATE_KEYS(largest));
-  if (cla_any(largest > state->m)) {
-    const cla_vf factor = cla_exp2(state->m - largest);
+  if (cla_any(largest > state->base)) {
+    const cla_vf factor = cla_exp2(state->base - largest);
     float f[CLA_VEC];
     CLA_CAT(vstore, CLA_VEC)(factor, 0, f);
-    state->m = largest;
-    state->l *= factor;
+    state->base = largest;
+    state->sum *= factor;
 #pragma unroll 1
     for (int r = 0; r < CLA_CHUNK; ++r)
       for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] *= f[r];
@@ -167,9 +167,9 @@ CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cl
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
     cla_vf p = cla_exp2(s[step] - largest);
-    if (masked) p = s[step] == CLA_NEG_BIG ? (cla_vf)(-0.0f) : p;
+    if (masked) p = s[step] == CLA_NEG_BIG ? (cla_vf)(CLA_UNSEEN_PROBABILITY) : p;
     s[step] = p;
-    state->l += p;
+    state->sum += p;
   }
 }
 
@@ -209,12 +209,12 @@ CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global con
 
 CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* chunk,
                                  const ClaOutputs* to) {
-  float m[CLA_VEC], l[CLA_VEC];
-  CLA_CAT(vstore, CLA_VEC)(chunk->state.m, 0, m);
-  CLA_CAT(vstore, CLA_VEC)(chunk->state.l, 0, l);
+  float base[CLA_VEC], sum[CLA_VEC];
+  CLA_CAT(vstore, CLA_VEC)(chunk->state.base, 0, base);
+  CLA_CAT(vstore, CLA_VEC)(chunk->state.sum, 0, sum);
   for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
-    ClaRowState state = {m[r], 0.0f};
-    for (int i = r; i < CLA_VEC; i += CLA_CHUNK) state.sum += l[i];
+    ClaRowState state = {base[r], 0.0f};
+    for (int i = r; i < CLA_VEC; i += CLA_CHUNK) state.sum += sum[i];
     cla_order_output(chunk->o + r * CLA_NUM_VECS);
     cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), state,
                   to);
@@ -286,7 +286,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
       for (int c = 0; c < chunks; ++c)
         cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
     }
-    cla_join_if_last(&rows, &to, CLA_ARRIVALS);
+    cla_merge_if_last(&rows, &to, CLA_ARRIVALS);
   }
   cla_leave_queue(counters);
 }
