@@ -76,7 +76,7 @@ static inline ClaF8 cla_merged(ClaWeights w, ClaRaw prefix, ClaRaw suffix, float
 
 #if CLA_WG_SIZE > 1
 /* Every CLA_WG_SIZE-th unit from `first` on, CLA_MERGE_UNITS in all: the last is on its way before
-   the first is joined. */
+   the first is merged. */
 static inline void cla_merge_units(const ClaSide* prefix, const ClaSide* suffix, int alone,
                                    uint first, uint units, uint head_units, float scale,
                                    __global CLA_KV_T* out) {
