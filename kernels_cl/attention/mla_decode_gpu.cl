@@ -200,6 +200,7 @@ CLA_KERNEL clattn_mla_decode_gpu(CLA_PARAMS) {
     const int masked = first < common.begin || first + CLA_BLOCK_KV > common.end;
     cla_score_tile(scores, query, tile);
     cla_sum_over_team(scores, scratch);
+    /* All tiles as masked ones: fewer registers than two ways. */
 #pragma unroll
     for (uint r = 0; r < CLA_ROWS_EACH; ++r) {
       float factor;

@@ -207,7 +207,8 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
     float factors[4];
     cla_score_tile(scores, stage, &task, q, call.q_offset, call.q_token_stride, query_scale,
                    k_cache + call.k_offset, key_at, first_row);
-    /* Readers of the exchange pass the next barrier before it is rewritten. */
+    /* Readers of the exchange pass the next barrier before it is rewritten. All tiles as masked
+       ones: fewer registers than two ways. */
     cla_rows_to_probabilities(scores, factors, state, rows, &opt, 1.0f, tile + (int)cla_member(), 1,
                               exchange);
     cla_rescale_rows(acc, factors);
