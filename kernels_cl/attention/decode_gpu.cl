@@ -19,26 +19,20 @@
    bytes of K and V that the resident groups of 128 can have in flight on a multiprocessor of 65 536
    registers:
 
-     BLOCK_ROWS 1, BLOCK_KV 4:   109 registers    4 groups     64 KiB
-     BLOCK_ROWS 4, BLOCK_KV 4:   151 registers    3 groups     48 KiB
-     BLOCK_ROWS 8, BLOCK_KV 2:   183 registers    2 groups     16 KiB
+     BLOCK_ROWS 1, BLOCK_KV 4:   118 registers    4 groups     64 KiB
+     BLOCK_ROWS 4, BLOCK_KV 4:   147 registers    3 groups     48 KiB
+     BLOCK_ROWS 8, BLOCK_KV 2:   174 registers    2 groups     16 KiB
 
    Local memory: at most 28 KiB with groups of 128 and BLOCK_ROWS * BLOCK_KV <= 32.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
-   CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_PAGE_SIZE        tokens      0: no pages; multiples of CLA_BLOCK_KV need fewer look-ups
    CLA_BLOCK_ROWS       rows        1, 2, 4, 8
    CLA_BLOCK_KV         keys        per team and step: 1, 2, 4, 8
    CLA_WG_SIZE          work-items  power of two, 32 ... 256
-   CLA_PTX           -           0 local memory, 1 shuffles by inline PTX (32 lanes run in step)
+   CLA_PTX              -           tile/scalar.clh
    CLA_MERGE_TAIL       -           core/last_arrival.clh
-   CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
    16-byte boundaries, those of 8-bit types on 8-byte ones. */

@@ -68,8 +68,6 @@ static inline ClaF8 cla_merged(ClaWeights w, ClaRaw prefix, ClaRaw suffix, float
   if (w.suffix != 0.0f) sum = cla_mad8(w.suffix, cla_raw_expand(suffix), sum);
 #if CLA_KV_DTYPE >= 3
   sum = cla_divide8(sum, scale);
-#else
-  (void)scale;
 #endif
   return sum;
 }

@@ -23,14 +23,9 @@
    Local memory at 512 + 64, BLOCK_KV 4: 10 KiB for the tile, 18 KiB for the sums at WG_SIZE 256 and
    ROWS_EACH 4.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    16 ... 512, steps of 16
    CLA_ROPE_DIM         elements    0 ... 64, steps of 8
-   CLA_GROUP            heads       query heads, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
-   CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 fp8_e4m3, 4 fp8_e5m2, 5 int8: cache
    CLA_PAGE_SIZE        tokens      >= 1
    CLA_BLOCK_ROWS       rows        WG_SIZE / 32 times 1, 2 or 4
    CLA_BLOCK_KV         keys        2, 4 or 8

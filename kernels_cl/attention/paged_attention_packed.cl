@@ -16,13 +16,8 @@
    K and V are read once for all rows: 2 HEAD_DIM multiply-adds a row for 2 HEAD_DIM elements, so
    memory is the limit up to some eight rows. The same code serves CPUs with groups of one.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8 and of X
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
-   CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 fp8_e4m3, 4 fp8_e5m2, 5 int8: caches
    CLA_CACHE_X          elements    4, 8 or 16 for 4, 2 and 1 bytes
    CLA_PAGE_SIZE        tokens      >= 1; multiples of 8 let V be read eight tokens at a time
    CLA_BLOCK_ROWS       rows        >= CLA_HEADS_PER_ITEM
@@ -120,7 +115,6 @@ static inline void cla_load_run(__global const CLA_KV_T* from, int left, float* 
   vstore4(x.hi, 1, values);
   for (int i = 1; i < 8; ++i) values[i] = i < left ? values[i] : 0.0f;
 #else
-  (void)left;
   values[0] = cla_kv_load1(from);
 #endif
 }

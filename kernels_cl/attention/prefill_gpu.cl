@@ -16,18 +16,11 @@
    O, in every slice of CLA_DIMS_PV dims, dims 4 * member + 0 ... 3.
    Per float4 read from local memory S does 16 CLA_KEYS / (4 + CLA_KEYS) multiply-adds and O does 8.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
-   CLA_Q_DTYPE          -           0 f32, 1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           0 f32, 1 f16, 2 bf16, 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
-   CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        multiples of 4
    CLA_BLOCK_KV         keys        32 or 64; a multiple of the columns, 4 * WG_SIZE / BLOCK_ROWS
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV
-   CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: 27 KiB with 64 rows, 32 keys and 256 work-items; 47 KiB with 128 rows and 512.
    Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on

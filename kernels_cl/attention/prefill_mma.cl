@@ -17,18 +17,13 @@
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
    rows (8 warps of 16 rows would read 288 KiB and be bound by it), 8192 exponentials.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
-   CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and B_TILES * TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES
-   CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * STRIDE * 16 B, 103 KiB with 128 rows, 64 keys and
    128 dims.
@@ -113,9 +108,6 @@ static inline void cla_zero_behind(__local uint4* tile, uint num_rows) {
 #if CLA_STEP_UNITS * CLA_QK_STEPS != CLA_DIM_UNITS
   for (uint i = (uint)get_local_id(0); i < num_rows; i += CLA_WG_SIZE)
     tile[i * CLA_STRIDE + CLA_DIM_UNITS] = (uint4)(0u);
-#else
-  (void)tile;
-  (void)num_rows;
 #endif
 }
 

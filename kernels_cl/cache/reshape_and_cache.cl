@@ -43,7 +43,6 @@
 typedef uint4 ClaCells;
 
 static inline ClaCells cla_cells(ClaRaw raw, float scale) {
-  (void)scale;
   return raw;
 }
 static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
@@ -69,7 +68,6 @@ static inline ClaCells cla_cells(ClaRaw raw, float scale) {
 #if CLA_KV_QUANT
   return cla_divide8(cla_raw_expand(raw), scale);
 #else
-  (void)scale;
   return cla_raw_expand(raw);
 #endif
 }
@@ -116,9 +114,6 @@ static inline float2 cla_unit_scales(const ClaOptions* opt, uint unit, uint num_
   const uint head = unit / (CLA_HEAD_DIM / 8);
   return (float2)(cla_k_scale(opt, head), cla_v_scale(opt, head, num_kv_heads));
 #else
-  (void)opt;
-  (void)unit;
-  (void)num_kv_heads;
   return (float2)(1.0f);
 #endif
 }
