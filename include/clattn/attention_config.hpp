@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <clattn/types.hpp>
 #include <cstdint>
 #include <optional>
@@ -12,12 +13,16 @@ namespace clattn {
 /// one is for tests, comparisons and devices that report themselves wrongly.
 enum class KernelFamily : std::uint8_t {
   kAuto,
-  kCpu,     ///< one work-item per group, explicit vectors, no barriers
-  kGpu,     ///< work-groups and local memory: any device
-  kGpuPtx,  ///< as kGpu, with lane shuffles through inline PTX where a kernel has them
+  kCpu,        ///< one work-item per group, explicit vectors, no barriers
+  kGpu,        ///< work-groups and local memory: any device
+  kGpuPtx,     ///< as kGpu, with lane shuffles through inline PTX where a kernel has them
+  kGpuMatrix,  ///< as kGpu, with matrix units that the driver's compiler has built-ins for
 };
+inline constexpr std::array kKernelFamilies = {KernelFamily::kAuto, KernelFamily::kCpu,
+                                               KernelFamily::kGpu, KernelFamily::kGpuPtx,
+                                               KernelFamily::kGpuMatrix};
 
-/// "auto", "cpu", "gpu" or "gpu_ptx".
+/// "auto", "cpu", "gpu", "gpu_ptx" or "gpu_matrix".
 std::string_view to_string(KernelFamily family);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 KernelFamily parse_kernel_family(std::string_view name);

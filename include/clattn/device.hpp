@@ -56,6 +56,10 @@ struct DeviceCapabilities {
       0;  ///< sizes of sub-groups that were seen to run in step, a bit each: 8 | 16 | 32 | 64. Size
           ///< 32 also executes kernels for NVIDIA's GPUs (family gpu_ptx): slowly, and only where
           ///< asked for
+  std::vector<std::string> matrix_units = {};  ///< headers of kernels_cl/ (tile/mfma.clh) whose
+                                               ///< products of matrices were seen to be right
+  std::vector<std::string> wrong_matrix_units =
+      {};  ///< those that the driver builds, but that compute something else: not used
   bool long_loops = true;  ///< a work-item's loops run to their end, be it a million steps
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0

@@ -144,7 +144,7 @@ std::vector<std::string> AttentionBackend::validate_layout(
   }
   if (layout != KVCacheLayout::kHDN) return reasons;
   const bool gpu_kernels =
-      config.kernel_family == KernelFamily::kGpu || config.kernel_family == KernelFamily::kGpuPtx;
+      config.kernel_family != KernelFamily::kAuto && config.kernel_family != KernelFamily::kCpu;
   if (gpu_kernels || (capabilities != nullptr && !detail::takes_single_items(*capabilities))) {
     reasons.emplace_back("layout HDN needs the kernels of CPUs: those of GPUs read keys by token");
   }

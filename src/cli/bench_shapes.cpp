@@ -83,8 +83,7 @@ bool set_sinks(BenchModel& model, std::string_view text) {
 }
 
 bool set_family(BenchModel& model, std::string_view text) {
-  for (const KernelFamily family :
-       {KernelFamily::kAuto, KernelFamily::kCpu, KernelFamily::kGpu, KernelFamily::kGpuPtx}) {
+  for (const KernelFamily family : kKernelFamilies) {
     if (to_string(family) != text) continue;
     model.family = family;
     return true;
@@ -135,7 +134,7 @@ constexpr Option kOptions[] = {
     {"sinks", set_sinks, "yes or no"},
     {"dtype", set_dtype, "f32, f16 or bf16 (before kv_dtype)"},
     {"kv_dtype", set_kv_dtype, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8"},
-    {"family", set_family, "auto, cpu, gpu or gpu_ptx"},
+    {"family", set_family, "auto, cpu, gpu, gpu_ptx or gpu_matrix"},
     {"op", set_op,
      "write, reshape_and_cache, append, copy_blocks, swap_out, swap_in or gather (of latent rows)"},
     {"layout", set_layout, "NHD, HND or HDN"},

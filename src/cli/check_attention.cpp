@@ -101,6 +101,7 @@ const std::vector<Option>& options() {
       {"all options, family cpu", add_all<KernelFamily::kCpu>, true},
       {"all options, family gpu", add_all<KernelFamily::kGpu>, true},
       {"all options, family ptx", add_all<KernelFamily::kGpuPtx>, true},
+      {"all options, family matrix", add_all<KernelFamily::kGpuMatrix>, true},
   };
   return rows;
 }

@@ -93,12 +93,15 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
   void add_to(CheckPlan& plan) {
     const DeviceCapabilities& device = context_->capabilities();
     for (const KernelFamily family : kVariantFamilies) {
-      // Without PTX such kernels can be executed, for those who ask, but are never chosen.
-      const bool foreign = family == KernelFamily::kGpuPtx && !device.inline_ptx;
+      // Kernels of a foreign family are never chosen, but those who ask can execute some.
+      const bool by_ptx = family == KernelFamily::kGpuPtx;
+      const bool by_units = family == KernelFamily::kGpuMatrix;
+      const bool foreign =
+          (by_ptx && !device.inline_ptx) || (by_units && device.matrix_units.empty());
       if (!runs(family) || (foreign && only_family_.empty())) continue;
       plan_attention(family, plan);
-      if ((foreign && (device.sub_groups_in_step & 32U) == 0) || !only_backend_.empty())
-        continue;  // the rest belongs to no backend
+      const bool executed = !foreign || (by_ptx && (device.sub_groups_in_step & 32U) != 0);
+      if (!executed || !only_backend_.empty()) continue;  // the rest belongs to no backend
       plan_mla(family, plan);
       plan_packed(family, plan);
     }

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <array>
 #include <clattn/attention_config.hpp>
 #include <clattn/context.hpp>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "cli/check_plan.hpp"
@@ -11,8 +11,7 @@
 namespace clattn::cli {
 
 /// Families of kernels that variants belong to.
-inline constexpr std::array kVariantFamilies = {KernelFamily::kCpu, KernelFamily::kGpu,
-                                                KernelFamily::kGpuPtx};
+inline constexpr auto kVariantFamilies = std::span(kKernelFamilies).subspan<1>();  // all but kAuto
 
 /// What to run; empty: all.
 struct VariantFilter {

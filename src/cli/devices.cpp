@@ -53,6 +53,8 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"long_loops", capabilities.long_loops},
           {"struct_arguments", capabilities.struct_arguments},
           {"sub_groups_in_step", sub_groups_of(capabilities)},
+          {"matrix_units", capabilities.matrix_units},
+          {"wrong_matrix_units", capabilities.wrong_matrix_units},
           {"wave_size", capabilities.wave_size}};
 }
 
@@ -144,6 +146,12 @@ void print_capabilities(const json& c) {
       c["long_loops"].get<bool>() ? "yes" : "CUT SHORT",
       c["struct_arguments"].get<bool>() ? "yes" : "DAMAGED",
       in_step.empty() ? "none" : fmt::format("of {}", fmt::join(in_step, ", ")));
+  const auto units = c["matrix_units"].get<std::vector<std::string>>();
+  const auto wrong = c["wrong_matrix_units"].get<std::vector<std::string>>();
+  fmt::print("  matrix units {}\n",
+             units.empty() ? "none" : fmt::format("{}", fmt::join(units, ", ")));
+  for (const std::string& unit : wrong)
+    fmt::print("  matrix unit {} computes WRONG and is not used\n", unit);
 }
 
 void print_backend(const json& backend) {

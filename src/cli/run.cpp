@@ -176,8 +176,10 @@ PlanOptions read_plan(CaseFile& file) {
 }
 
 KernelFamily read_kernel_family(CaseFile& file) {
-  constexpr std::array<std::string_view, 4> kFamilies = {"auto", "cpu", "gpu", "gpu_ptx"};
-  return parse_kernel_family(file.choice("kernel_family", kFamilies, "auto"));
+  std::array<std::string_view, kKernelFamilies.size()> names;
+  std::transform(kKernelFamilies.begin(), kKernelFamilies.end(), names.begin(),
+                 [](KernelFamily family) { return to_string(family); });
+  return parse_kernel_family(file.choice("kernel_family", names, "auto"));
 }
 
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {

@@ -13,6 +13,7 @@
 #include "opencl/call_memory.hpp"
 #include "opencl/device_info.hpp"
 #include "opencl/handle.hpp"
+#include "opencl/matrix_units.hpp"
 #include "opencl/once_map.hpp"
 #include "opencl/program.hpp"
 #include "opencl/program_cache.hpp"
@@ -88,7 +89,12 @@ struct Runtime::State {
   }
 
   void self_test() {
-    const std::string text = flatten_source("tile/selftest.cl", read_file).text;
+    SelfTestTexts texts{.device = flatten_source("tile/selftest.cl", read_file).text};
+    std::string text = texts.device;
+    for (const MatrixUnit& unit : kMatrixUnits) {
+      text += texts.units.emplace_back(
+          flatten_source("tile/selftest_unit.cl", read_file, unit.header).text);
+    }
     // Environment variables of some drivers change these two.
     const std::string limits =
         fmt::format("local={} group={} host={}", capabilities.local_mem_bytes,
@@ -99,7 +105,7 @@ struct Runtime::State {
     if (remembered && remembered->size() == sizeof(result)) {
       std::memcpy(&result, remembered->data(), sizeof(result));
     } else {
-      const SelfTestReport report = run_self_tests(context.get(), device, capabilities, text);
+      const SelfTestReport report = run_self_tests(context.get(), device, capabilities, texts);
       result = report.result;
       if (report.conclusive) cache.store(key, std::as_bytes(std::span(&result, 1)));
     }
@@ -114,6 +120,8 @@ struct Runtime::State {
     capabilities.long_loops = result.long_loops != 0;
     capabilities.struct_arguments = result.struct_arguments != 0;
     capabilities.sub_groups_in_step = result.sub_groups_in_step;
+    capabilities.matrix_units = unit_headers(result.right_matrix_units);
+    capabilities.wrong_matrix_units = unit_headers(result.wrong_matrix_units);
     build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
   }
 

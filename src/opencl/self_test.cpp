@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "opencl/device_info.hpp"
+#include "opencl/matrix_units.hpp"
 #include "opencl/program.hpp"
 #include "opencl/queue.hpp"
 #include "shared/call.h"
@@ -158,6 +159,22 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
          (ptx_arch == kLater && all_lanes_right(prober, 5, "clattn_selftest_fp8"));
 }
 
+enum class UnitVerdict : std::uint8_t { kAbsent, kRight, kWrong };
+
+/// A unit whose header the compiler refuses, for one type of elements, is absent.
+UnitVerdict judge_unit(Prober& prober) {
+  constexpr std::size_t kMostWords = std::size_t{1} << 14U;
+  UnitVerdict verdict = UnitVerdict::kRight;
+  for (const int dtype : {1, 2}) {  // f16, bf16
+    const std::string options =
+        fmt::format("{0} -DCLA_PTX=0 -DCLA_Q_DTYPE={1} -DCLA_KV_DTYPE={1}", kBuildOptions, dtype);
+    const auto result = prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, options);
+    if (!result) return UnitVerdict::kAbsent;
+    if (!is_right_unit_result(*result, kSeed)) verdict = UnitVerdict::kWrong;
+  }
+  return verdict;
+}
+
 }  // namespace
 
 bool survives_assembly(std::string_view platform_name, std::string_view driver_version) {
@@ -189,7 +206,8 @@ std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint see
 }
 
 SelfTestReport run_self_tests(cl_context context, cl_device_id device,
-                              const DeviceCapabilities& reported, const std::string& text) {
+                              const DeviceCapabilities& reported, const SelfTestTexts& texts) {
+  const std::string& text = texts.device;
   const auto largest = std::min<std::uint64_t>(64, reported.max_work_group_size);
   Prober prober(context, device, text, static_cast<std::size_t>(std::bit_floor(largest)));
   SelfTestResult result;
@@ -234,6 +252,15 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     const std::string language = fmt::format("{} -DCLA_SUB_GROUP={}", kBuildOptions, lanes);
     if (all_lanes_right(several, 11, "clattn_selftest_lanes", language))
       result.sub_groups_in_step |= lanes;
+  }
+  for (std::size_t i = 0; i < kMatrixUnits.size(); ++i) {
+    const std::size_t group = 2 * kMatrixUnits.at(i).lanes;
+    if (reported.kind != DeviceKind::kGpu || reported.max_work_group_size < group) continue;
+    Prober unit(context, device, texts.units.at(i), group);
+    const UnitVerdict verdict = judge_unit(unit);
+    if (verdict == UnitVerdict::kRight) result.right_matrix_units |= 1U << i;
+    if (verdict == UnitVerdict::kWrong) result.wrong_matrix_units |= 1U << i;
+    conclusive = conclusive && unit.conclusive();
   }
   for (const std::uint64_t bytes : kLocalBytes) {
     // The driver that assembles PTX reports 48 KiB and takes static arrays far beyond; elsewhere

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "opencl/runtime.hpp"
 
@@ -22,6 +23,8 @@ struct SelfTestResult {
   std::int32_t long_loops = 1;
   std::int32_t struct_arguments = 1;
   std::uint32_t sub_groups_in_step = 0;
+  std::uint32_t right_matrix_units = 0;  ///< bit i: kMatrixUnits[i] (opencl/matrix_units.hpp)
+  std::uint32_t wrong_matrix_units = 0;  ///< those that are built, but compute something else
   float native_exp2_error = 1;
 };
 
@@ -32,10 +35,16 @@ struct SelfTestReport {
   bool conclusive = true;
 };
 
-/// Runs the kernels of `text` (selftest.cl) on a queue of its own. What fails to build or computes
-/// wrong is absent in the result.
+/// The sources of self-tests.
+struct SelfTestTexts {
+  std::string device;                   ///< selftest.cl
+  std::vector<std::string> units = {};  ///< selftest_unit.cl for each of kMatrixUnits
+};
+
+/// Runs the kernels of `texts` on a queue of its own. What fails to build or computes wrong is
+/// absent in the result.
 SelfTestReport run_self_tests(cl_context context, cl_device_id device,
-                              const DeviceCapabilities& reported, const std::string& text);
+                              const DeviceCapabilities& reported, const SelfTestTexts& texts);
 
 /// Whether the driver of a CPU lives when a kernel has inline assembly. PoCL from the snapshots of
 /// 3.2 to 6 takes it for a call of its own and crashes (its WorkitemLoops.cc,

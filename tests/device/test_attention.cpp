@@ -475,9 +475,7 @@ TEST(AttentionThreads, ShareOneImplAndGetTheBitsOfOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice,
-                         testing::Values(KernelFamily::kAuto, KernelFamily::kCpu,
-                                         KernelFamily::kGpu, KernelFamily::kGpuPtx),
+INSTANTIATE_TEST_SUITE_P(Families, AttentionOnDevice, testing::ValuesIn(clattn::kKernelFamilies),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 }  // namespace

@@ -371,7 +371,7 @@ TEST_P(Options, SlopesAndSinksOfManyHeads) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Options,
                          testing::Values(KernelFamily::kCpu, KernelFamily::kGpu,
-                                         KernelFamily::kGpuPtx),
+                                         KernelFamily::kGpuPtx, KernelFamily::kGpuMatrix),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
 
 }  // namespace

@@ -110,10 +110,11 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
   }
   if (config.use_mla) reasons.emplace_back("MLA not supported");
   if (capabilities == nullptr) return;
-  if (config.kernel_family == KernelFamily::kGpuPtx) {
-    if (const auto need = unmet_need(unit_of(UnitId::sm80), *capabilities))
-      reasons.push_back(
-          fmt::format("kernel family gpu_ptx {}, which {} lacks", *need, capabilities->name));
+  // Else another family would serve quietly. For that of CPUs there is none.
+  if (config.kernel_family != KernelFamily::kCpu) {
+    if (const auto need = unmet_need(config.kernel_family, *capabilities))
+      reasons.push_back(fmt::format("kernel family {} {}, which {} lacks",
+                                    to_string(config.kernel_family), *need, capabilities->name));
   }
   append_missing_kernels({Role::kPrefill, Role::kMerge, Role::kCacheWrite}, config.kernel_family,
                          *capabilities, reasons);

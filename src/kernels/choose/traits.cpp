@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "opencl/matrix_units.hpp"
+
 namespace clattn::detail {
 
 namespace {
@@ -19,6 +23,20 @@ constexpr auto kKernels = std::to_array<Kernel>({
 #define KERNEL(name, file, entry, ...) {file, entry, {__VA_ARGS__}},
 #include "kernels/choose/units.inc"
 });
+
+constexpr bool has_self_test(const Unit& unit) {
+  return std::any_of(kMatrixUnits.begin(), kMatrixUnits.end(),
+                     [&](const MatrixUnit& tested) { return tested.header == unit.header; });
+}
+static_assert(std::all_of(kUnits.begin(), kUnits.end(),
+                          [](const Unit& unit) {
+                            return unit.needs != Needs::kMatrixUnit || has_self_test(unit);
+                          }),
+              "a unit is missing in opencl/matrix_units.hpp");
+
+bool contains(const std::vector<std::string>& headers, std::string_view header) {
+  return std::find(headers.begin(), headers.end(), header) != headers.end();
+}
 
 }  // namespace
 
@@ -40,15 +58,31 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
   const std::string no_lanes =
       fmt::format("needs {}sub-groups of {} that run in step",
                   unit.traits.ptx ? "inline PTX, or " : "", unit.traits.lanes);
+  const std::string no_unit =
+      fmt::format("needs the matrix unit of {}, which {}", unit.header,
+                  contains(device.wrong_matrix_units, unit.header) ? "was seen to compute wrong"
+                                                                   : "the driver does not build");
   const Answer answers[] = {
       {true, {}},
       {device.kind != DeviceKind::kGpu,
        "needs a CPU: it keeps its tiles in private memory, which a GPU spills"},
       {by_ptx || (device.sub_groups_in_step & lanes) != 0, no_lanes},
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
-      {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"}};
+      {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"},
+      {contains(device.matrix_units, unit.header), no_unit}};
   const Answer& answer = answers[static_cast<std::size_t>(unit.needs)];
   return answer.has ? std::nullopt : std::optional<std::string>(answer.reason);
+}
+
+std::optional<std::string> unmet_need(KernelFamily family, const DeviceCapabilities& device) {
+  std::optional<std::string> first;
+  for (const Unit& unit : kUnits) {
+    if (unit.family != family) continue;
+    const std::optional<std::string> need = unmet_need(unit, device);
+    if (!need) return need;
+    if (!first) first = need;
+  }
+  return first;
 }
 
 }  // namespace clattn::detail

@@ -17,6 +17,7 @@ enum class Needs : std::uint8_t {
   kLanes,  ///< UnitTraits::lanes in step: a warp of inline PTX, or sub-groups
   kWarpgroups,
   kBF16Products,
+  kMatrixUnit,  ///< Unit::header, which its self-test saw compute right
 };
 
 /// A set of element types.
@@ -101,6 +102,8 @@ enum class UnitId : std::uint8_t {
 const Unit& unit_of(UnitId id);
 /// Why the device does not meet the unit's needs; nothing if it does.
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
+/// Why the device meets the needs of no unit of the family; nothing if it does.
+std::optional<std::string> unmet_need(KernelFamily family, const DeviceCapabilities& device);
 
 enum class KernelId : std::uint8_t {
 #define KERNEL(name, ...) name,

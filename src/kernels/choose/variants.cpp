@@ -1,6 +1,7 @@
 #include "kernels/choose/variants.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,8 @@
 namespace clattn {
 
 namespace {
-constexpr std::array<std::string_view, 4> kFamilyNames = {"auto", "cpu", "gpu", "gpu_ptx"};
+constexpr std::array<std::string_view, kKernelFamilies.size()> kFamilyNames = {
+    "auto", "cpu", "gpu", "gpu_ptx", "gpu_matrix"};
 }
 
 std::string_view to_string(KernelFamily family) {
@@ -25,7 +27,7 @@ std::string_view to_string(KernelFamily family) {
 KernelFamily parse_kernel_family(std::string_view name) {
   const auto found = std::find(kFamilyNames.begin(), kFamilyNames.end(), name);
   if (found == kFamilyNames.end()) {
-    detail::throw_invalid("kernel family is '{}', legal: auto, cpu, gpu, gpu_ptx", name);
+    detail::throw_invalid("kernel family is '{}', legal: {}", name, fmt::join(kFamilyNames, ", "));
   }
   return static_cast<KernelFamily>(found - kFamilyNames.begin());
 }
@@ -62,16 +64,20 @@ static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a na
 constexpr std::array kCpuLadder = {KernelFamily::kCpu};
 constexpr std::array kGpuLadder = {KernelFamily::kGpu};
 constexpr std::array kPtxLadder = {KernelFamily::kGpuPtx, KernelFamily::kGpu};
+constexpr std::array kMatrixLadder = {KernelFamily::kGpuMatrix, KernelFamily::kGpu};
+
+/// By KernelFamily; that of kAuto is the device's to say.
+constexpr std::array<std::span<const KernelFamily>, kKernelFamilies.size()> kLadders = {
+    {{}, kCpuLadder, kGpuLadder, kPtxLadder, kMatrixLadder}};
 
 /// The families to look in for a device, best first.
 std::span<const KernelFamily> family_ladder(KernelFamily wanted,
                                             const DeviceCapabilities& capabilities) {
-  if (wanted == KernelFamily::kAuto) {
-    if (takes_single_items(capabilities)) return kCpuLadder;
-    return capabilities.inline_ptx ? std::span<const KernelFamily>(kPtxLadder) : kGpuLadder;
-  }
-  if (wanted == KernelFamily::kGpuPtx) return kPtxLadder;
-  return wanted == KernelFamily::kCpu ? std::span<const KernelFamily>(kCpuLadder) : kGpuLadder;
+  if (wanted != KernelFamily::kAuto) return kLadders.at(static_cast<std::size_t>(wanted));
+  if (takes_single_items(capabilities)) return kCpuLadder;
+  if (capabilities.inline_ptx) return kPtxLadder;
+  return capabilities.matrix_units.empty() ? std::span<const KernelFamily>(kGpuLadder)
+                                           : kMatrixLadder;
 }
 
 bool contains(TypeSet types, DType dtype, DType queries) {
@@ -269,7 +275,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const HeadTiling tiling = head_tiling(variant, shape);
   const int vec =
       cpu ? vector_width(shape.head_size + shape.rope_dim, capabilities.float_vector_width) : 0;
-  const int by_lanes = unit.lanes > 0 ? 2 : 0;  // kernels_cl/tile/lanes.clh
+  // kernels_cl/tile/lanes.clh
+  const int by_lanes = unit_of(variant.unit_id).needs == Needs::kLanes ? 2 : 0;
   const int ptx = unit.ptx && capabilities.inline_ptx ? 1 : by_lanes;
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
   std::string options = fmt::format(

@@ -1,0 +1,119 @@
+/* Asks a unit of the contract (tile/CONTRACT.md) for products of small integers, which are exact,
+   and gives every element to the host to compare. A compiler for another device must refuse the
+   unit's header.
+
+     S = A K^T     of one tile of A, and as many keys as both products want
+     O = S V       S rounded to 16 bits on its way
+     the largest element and the sum of each row of S
+
+   Each of two warps has matrices of its own: element (row, column) of matrix m of warp w is
+   CLA_ELEMENT below.
+
+   CLA_WG_SIZE   2 * CLA_LANES
+   CLA_Q_DTYPE   1 f16, 2 bf16; CLA_KV_DTYPE the same */
+#include "tile/unit.clh"
+
+#if CLA_WG_SIZE != 2 * CLA_LANES
+#error "the unit has other lanes than the host believes"
+#endif
+#if CLA_TILE_DEPTH > CLA_B_TILES * CLA_TILE_COLUMNS
+#define CLA_KEYS CLA_TILE_DEPTH
+#else
+#define CLA_KEYS (CLA_B_TILES * CLA_TILE_COLUMNS)
+#endif
+#define CLA_DIMS (CLA_B_TILES * CLA_TILE_COLUMNS)
+#define CLA_STRIDE (CLA_TILE_DEPTH / 8 | 1) /* units of a row of A or K */
+#define CLA_ELEMENT(warp, matrix, row, column, size) \
+  ((((warp)*64 + (matrix)*16384 + (row)*128 + (column) + seed) * 2654435761u >> 20) % (size))
+
+#ifdef CLA_KEY_PLACE /* values arrive with their keys side by side */
+#define CLA_V_ROWS CLA_DIMS
+#define CLA_V_STRIDE (CLA_KEYS / 8 | 1)
+#else
+#define CLA_V_ROWS CLA_KEYS
+#define CLA_V_STRIDE (CLA_DIMS / 8 | 1)
+#endif
+
+static inline void cla_set_element(__local uint4* tile, uint stride, uint row, uint column,
+                                   uint value) {
+  ((__local ushort*)(tile + row * stride))[column] = (ushort)cla_mma_pair((float)value, 0.0f);
+}
+
+static inline void cla_fill(__local uint4* a, __local uint4* k, __local uint4* v, uint warp,
+                            uint lane, uint seed) {
+  for (uint i = lane; i < CLA_TILE_ROWS * CLA_TILE_DEPTH; i += CLA_LANES) {
+    const uint row = i / CLA_TILE_DEPTH, column = i % CLA_TILE_DEPTH;
+    cla_set_element(a, CLA_STRIDE, row, column, CLA_ELEMENT(warp, 0, row, column, 4));
+  }
+  for (uint i = lane; i < CLA_KEYS * CLA_TILE_DEPTH; i += CLA_LANES) {
+    const uint row = i / CLA_TILE_DEPTH, column = i % CLA_TILE_DEPTH;
+    cla_set_element(k, CLA_STRIDE, row, column, CLA_ELEMENT(warp, 1, row, column, 2));
+  }
+  for (uint i = lane; i < CLA_KEYS * CLA_DIMS; i += CLA_LANES) {
+    const uint key = i / CLA_DIMS, dim = i % CLA_DIMS;
+    const uint value = CLA_ELEMENT(warp, 2, key, dim, 4);
+#ifdef CLA_KEY_PLACE
+    cla_set_element(v, CLA_V_STRIDE, dim, CLA_KEY_PLACE(key), value);
+#else
+    cla_set_element(v, CLA_V_STRIDE, key, dim, value);
+#endif
+  }
+}
+
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_unit(
+    __global float* restrict result,  // TILE_ROWS, KEYS, TILE_DEPTH, DIMS; then for each warp
+                                      // S[ROWS, KEYS], O[ROWS, DIMS], maxima[ROWS], sums[ROWS]
+    uint seed) {
+  __local uint4 a_tile[2][CLA_TILE_ROWS * CLA_STRIDE];
+  __local uint4 k_tile[2][CLA_KEYS * CLA_STRIDE];
+  __local uint4 v_tile[2][CLA_V_ROWS * CLA_V_STRIDE];
+  const uint lane = (uint)get_local_id(0) % CLA_LANES;
+  const uint warp = (uint)get_local_id(0) / CLA_LANES;
+  cla_fill(a_tile[warp], k_tile[warp], v_tile[warp], warp, lane, seed);
+  barrier(CLK_LOCAL_MEM_FENCE); /* matrices written -> read */
+
+  float s[CLA_KEYS / CLA_TILE_COLUMNS * CLA_C_SIZE];
+  float o[CLA_B_TILES * CLA_C_SIZE];
+  for (uint i = 0; i < CLA_KEYS / CLA_TILE_COLUMNS * CLA_C_SIZE; ++i) s[i] = 0.0f;
+  for (uint i = 0; i < CLA_B_TILES * CLA_C_SIZE; ++i) o[i] = 0.0f;
+  ClaB b[CLA_B_TILES];
+  const ClaA a = cla_load_a(a_tile[warp], CLA_STRIDE, lane);
+  for (uint n = 0; n < CLA_KEYS / CLA_TILE_COLUMNS; n += CLA_B_TILES) {
+    cla_load_b_columns(b, k_tile[warp] + n * CLA_TILE_COLUMNS * CLA_STRIDE, CLA_STRIDE, lane);
+    for (uint i = 0; i < CLA_B_TILES; ++i) cla_mma(s + (n + i) * CLA_C_SIZE, a, b[i]);
+  }
+  for (uint step = 0; step < CLA_KEYS / CLA_TILE_DEPTH; ++step) {
+#ifdef CLA_KEY_PLACE
+    cla_load_b_columns(b, v_tile[warp] + step * (CLA_TILE_DEPTH / 8), CLA_V_STRIDE, lane);
+#else
+    cla_load_b_rows(b, v_tile[warp] + step * CLA_TILE_DEPTH * CLA_V_STRIDE, CLA_V_STRIDE, lane);
+#endif
+    const ClaA p = cla_a_of_c(s + step * CLA_TILE_DEPTH * CLA_C_SIZE / CLA_TILE_COLUMNS);
+    for (uint i = 0; i < CLA_B_TILES; ++i) cla_mma(o + i * CLA_C_SIZE, p, b[i]);
+  }
+
+  if (get_local_id(0) == 0)
+    vstore4((float4)(CLA_TILE_ROWS, CLA_KEYS, CLA_TILE_DEPTH, CLA_DIMS), 0, result);
+  __global float* own = result + 4 + warp * CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS + 2);
+  for (uint r = 0; r < CLA_C_ROWS; ++r) {
+    const uint row = cla_c_row(lane) + CLA_C_ROW_STEP(r);
+    const float* elements = s + r * CLA_C_COLUMNS;
+    float largest = 0.0f, sum = 0.0f;
+    for (uint n = 0; n < CLA_KEYS / CLA_TILE_COLUMNS; ++n) {
+      cla_store_c_row(own + row * CLA_KEYS + n * CLA_TILE_COLUMNS, elements + n * CLA_C_SIZE,
+                      CLA_TILE_COLUMNS / 8, 1.0f, lane);
+      for (uint i = 0; i < CLA_C_COLUMNS; ++i) {
+        largest = fmax(largest, elements[n * CLA_C_SIZE + i]);
+        sum += elements[n * CLA_C_SIZE + i];
+      }
+    }
+    for (uint n = 0; n < CLA_B_TILES; ++n)
+      cla_store_c_row(own + CLA_TILE_ROWS * CLA_KEYS + row * CLA_DIMS + n * CLA_TILE_COLUMNS,
+                      o + n * CLA_C_SIZE + r * CLA_C_COLUMNS, CLA_TILE_COLUMNS / 8, 1.0f, lane);
+    largest = cla_row_max(largest);
+    sum = cla_row_sum(sum);
+    if (!cla_leads_row(lane)) continue;
+    own[CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS) + row] = largest;
+    own[CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS + 1) + row] = sum;
+  }
+}

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <clattn/opencl.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn::detail {
+
+/// A unit of the contract (kernels_cl/tile/CONTRACT.md) that a device has where its own self-test,
+/// kernels_cl/tile/selftest_unit.cl over its header, says so.
+struct MatrixUnit {
+  std::string_view header;
+  std::size_t lanes;  ///< of a warp
+};
+inline constexpr auto kMatrixUnits = std::to_array<MatrixUnit>({
+    {"tile/mfma.clh", 64},
+    {"tile/wmma.clh", 32},
+});
+
+/// The headers of a set: bit i is kMatrixUnits[i].
+std::vector<std::string> unit_headers(std::uint32_t set);
+
+/// Whether the result of selftest_unit.cl is what the products of its matrices are.
+bool is_right_unit_result(std::span<const cl_uint> result, cl_uint seed);
+
+}  // namespace clattn::detail
