@@ -49,7 +49,9 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   __local uint4 queries[CLA_QUERY_LOADS * CLA_LANES]; /* units as the lanes want them */
   __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
   __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];
+#if CLA_MERGE_TAIL
   __local int last_arrival;
+#endif
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lane = cla_lane();
@@ -113,5 +115,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
   const ClaResults results = CLA_RESULTS;
   cla_end_task(&opt, &task, &results, sums_of, state_of);
+#if CLA_MERGE_TAIL
   cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
+#endif
 }

@@ -136,9 +136,10 @@ CaseSpec case_for(const Variant& variant, DType dtype, DType cache_dtype) {
     spec.config.num_heads = 2 * variant.block_rows;
     spec.requests = {{1, 0}, {1, 16}, {1, 77}, {1, 600}};
   } else {
-    // The query length decides among prefill tiles; four tokens of four heads exceed decode's.
+    // The query length decides among prefill tiles; tokens of four heads that fill a small one
+    // exceed decode's.
     spec.config.num_heads = 8;
-    const std::int32_t tokens = variant.block_rows > 16 ? 40 : 4;
+    const std::int32_t tokens = variant.block_rows > 32 ? 40 : variant.block_rows / 4;
     spec.requests = {{1, 70}, {tokens, 300}};
   }
   return spec;

@@ -24,9 +24,14 @@ constexpr auto kKernels = std::to_array<Kernel>({
 #include "kernels/choose/units.inc"
 });
 
+constexpr std::string_view tested_header(const Unit& unit) {
+  return unit.traits.tested_by.empty() ? unit.header : unit.traits.tested_by;
+}
+
 constexpr bool has_self_test(const Unit& unit) {
-  return std::any_of(kMatrixUnits.begin(), kMatrixUnits.end(),
-                     [&](const MatrixUnit& tested) { return tested.header == unit.header; });
+  return std::any_of(kMatrixUnits.begin(), kMatrixUnits.end(), [&](const MatrixUnit& tested) {
+    return tested.header == tested_header(unit);
+  });
 }
 static_assert(std::all_of(kUnits.begin(), kUnits.end(),
                           [](const Unit& unit) {
@@ -58,10 +63,10 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
   const std::string no_lanes =
       fmt::format("needs {}sub-groups of {} that run in step",
                   unit.traits.ptx ? "inline PTX, or " : "", unit.traits.lanes);
-  const std::string no_unit =
-      fmt::format("needs the matrix unit of {}, which {}", unit.header,
-                  contains(device.wrong_matrix_units, unit.header) ? "was seen to compute wrong"
-                                                                   : "the driver does not build");
+  const std::string no_unit = fmt::format(
+      "needs the matrix unit of {}, which {}", tested_header(unit),
+      contains(device.wrong_matrix_units, tested_header(unit)) ? "was seen to compute wrong"
+                                                               : "the driver does not build");
   const Answer answers[] = {
       {true, {}},
       {device.kind != DeviceKind::kGpu,
@@ -69,7 +74,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
       {by_ptx || (device.sub_groups_in_step & lanes) != 0, no_lanes},
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
       {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"},
-      {contains(device.matrix_units, unit.header), no_unit}};
+      {contains(device.matrix_units, tested_header(unit)), no_unit}};
   const Answer& answer = answers[static_cast<std::size_t>(unit.needs)];
   return answer.has ? std::nullopt : std::optional<std::string>(answer.reason);
 }

@@ -249,7 +249,8 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
          (kernel.page_step == 0 ||
           (shape.block_size > 0 && shape.block_size % kernel.page_step == 0)) &&
          is_within(variant.block_rows * shape.head_size, kernel.most_row_elements) &&
-         is_within(variant.block_kv * shape.head_size, kernel.most_key_elements);
+         is_within(variant.block_kv * shape.head_size, kernel.most_key_elements) &&
+         is_within(variant.block_kv * shape.head_size, unit.traits.most_key_elements);
 }
 
 bool takes_shape(const Variant& variant, const KernelShape& shape) {
