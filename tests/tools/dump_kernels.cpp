@@ -1,7 +1,7 @@
 // clattn_dump_kernels OUT_DIR: writes what the library would hand to a driver, for offline
 // compilers and lint. For every variant and a covering set of shapes: NAME.cl (flattened source),
 // NAME.options (one line) and NAME.kind
-// ("cpu" or "gpu").
+// ("cpu", "gpu", or "amd" and the chips that have the variant's matrix unit).
 
 #include <fmt/format.h>
 
@@ -106,6 +106,14 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
   return rows;
 }
 
+/// For which devices a variant is.
+std::string_view kind_of(const Variant& variant) {
+  const std::string_view header = clattn::detail::unit_of(variant.unit_id).header;
+  if (header.starts_with("tile/mfma")) return "amd gfx908 gfx90a gfx942";
+  if (header.starts_with("tile/wmma")) return "amd gfx1100 gfx1201";
+  return variant.family() == KernelFamily::kCpu ? "cpu" : "gpu";
+}
+
 /// Decode tiles are filled.
 std::int32_t group_for(const Variant& variant) {
   if (variant.role == Role::kMLADecode) return 16;
@@ -161,8 +169,8 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
         "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
         clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file,
-                 source.options + clattn::detail::device_macros(device), cpu ? "cpu" : "gpu",
-                 source.unit);
+                 source.options + clattn::detail::device_macros(device),
+                 std::string(kind_of(variant)), source.unit);
   }
 }
 

@@ -10,7 +10,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0
 
-for chip in ${AMD_CHIPS:-gfx906 gfx90a gfx942 gfx1030 gfx1100 gfx1201}; do
+chips="gfx906 gfx90a gfx942 gfx1030 gfx1100 gfx1201"
+has=$chips
+case $(cat "${file%.cl}.kind") in
+  amd*) has=$(cut -d' ' -f2- "${file%.cl}.kind") chips=$has ;;  # a matrix unit's chips
+esac
+for chip in ${AMD_CHIPS:-$chips}; do
+  case " $has " in *" $chip "*) ;; *) continue ;; esac
   # shellcheck disable=SC2086  # a list of options
   if ! clang-19 -x cl -cl-std=CL1.2 --target=amdgcn-amd-amdhsa -mcpu="$chip" -O3 \
     --rocm-device-lib-path="${AMD_BITCODE:?}" -Rpass-analysis=kernel-resource-usage $options \

@@ -3,7 +3,7 @@
 # For every variant and representative configuration DIR holds
 #   NAME.cl       the flattened source
 #   NAME.options  its build options, on one line
-#   NAME.kind     cpu, gpu or any: for which devices it is meant
+#   NAME.kind     cpu, gpu or any: for which devices it is meant; amd, and chips that have its unit
 # A CHECK is a script beside this one: lint, intel, amd or nvidia. What each compiler said about
 # registers and spills is left in DIR/CHECK.report.
 # usage: check_all.sh DIR CHECK...      CHIPS=few: of a variant only the first configuration goes to
@@ -21,6 +21,8 @@ chosen_for() {  # CHECK: the files that it is to see
     case $1/$kind/$options in
       lint/*) ;;
       */cpu/*) continue ;;        # vectors and extensions of the CPU compiler
+      amd/amd*) ;;
+      */amd*) continue ;;         # built-ins of clang for those chips
       *-DCLA_PTX=2*) continue ;;  # sub-groups, which CI executes: docs/testing.md
       nvidia/*) ;;
       *-DCLA_PTX=1*) continue ;;  # inline PTX

@@ -12,6 +12,10 @@ case $options in
   *-DCLA_DOT=1*) tidy=true target="x86_64-unknown-linux-gnu -mavx512f -mavx512bw" ;;
   *) tidy=true target=spir64-unknown-unknown ;;
 esac
+case $(cat "${file%.cl}.kind") in
+  "amd gfx9"*) tidy=false target="amdgcn-amd-amdhsa -mcpu=gfx90a -nogpulib" ;;
+  amd*) tidy=false target="amdgcn-amd-amdhsa -mcpu=gfx1201 -nogpulib" ;;
+esac
 language="-x cl -cl-std=CL1.2 --target=$target -Xclang -finclude-default-header"
 reserved="-include $(dirname "$0")/reserved.h"
 # Unused parameters and helpers: every kernel has its family's argument list and includes whole files.
@@ -27,6 +31,13 @@ case $options in
     language="$language -include $(dirname "$0")/sub_groups.h"
     ;;
 esac
+compilers="clang-15 clang-19"
+case $target in
+  amdgcn*)  # a matrix unit's built-ins, which clang 15 does not know, take elements of this type
+    core=$core,+cl_khr_fp16
+    compilers="clang-19"
+    ;;
+esac
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
@@ -38,12 +49,14 @@ failed() {  # STEP
 }
 
 # clang 19 takes a vector's ?: for a conversion to bool, so conversions are clang 15's.
-for clang in "clang-15 -Wconversion" clang-19; do
+for clang in $compilers; do
+  conversion=
+  [ "$clang" = clang-19 ] || conversion=-Wconversion
   # shellcheck disable=SC2086  # lists of flags
-  $clang $language $reserved $strict -fsyntax-only $options "$file" > "$log" 2>&1 ||
+  $clang $conversion $language $reserved $strict -fsyntax-only $options "$file" > "$log" 2>&1 ||
     failed "$clang strict"
   # shellcheck disable=SC2086
-  ${clang% *} $language -Xclang -cl-ext=-all,$core -Werror -fsyntax-only $options "$file" \
+  $clang $language -Xclang -cl-ext=-all,$core -Werror -fsyntax-only $options "$file" \
     > "$log" 2>&1 || failed "$clang without extensions"
 done
 
