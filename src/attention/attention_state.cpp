@@ -6,6 +6,7 @@
 namespace clattn {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 AttentionState::AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
                                AttentionConfig config, BuilderOptions options)
@@ -18,10 +19,9 @@ AttentionState::AttentionState(std::shared_ptr<Context> context, const Attention
 
 AttentionState::AttentionState(MakeBuilder make_builder, BuilderOptions options)
     : make_builder_(std::move(make_builder)), options_(std::move(options)) {
-  if (options_.graph_batch_size != 0) {
-    throw_invalid("graph_batch_size is {}, legal: 0: graph_capture() says it",
-                  options_.graph_batch_size);
-  }
+  throw_invalid_if(options_.graph_batch_size != 0,
+                   "graph_batch_size is {}, legal: 0: graph_capture() says it",
+                   options_.graph_batch_size);
   if (options_.workspace == nullptr) options_.workspace = std::make_shared<AttentionWorkspace>();
 }
 
@@ -58,9 +58,8 @@ const AttentionMetadata& AttentionState::build(cl_command_queue queue, std::int3
 const AttentionMetadata& AttentionState::graph_capture_get_metadata_for_batch(
     cl_command_queue queue, std::int32_t batch_size) {
   require_capturing("graph_capture_get_metadata_for_batch");
-  if (batch_size < 1 || batch_size > max_batch_size_) {
-    throw_invalid("batch_size is {}, legal: 1 … {} (max_batch_size)", batch_size, max_batch_size_);
-  }
+  throw_invalid_if(batch_size < 1 || batch_size > max_batch_size_,
+                   "batch_size is {}, legal: 1 … {} (max_batch_size)", batch_size, max_batch_size_);
   static constexpr std::int32_t kNoQueries[] = {0};
   CommonAttentionMetadata nothing;
   nothing.query_start_loc = kNoQueries;
@@ -80,9 +79,8 @@ AttentionState AttentionState::graph_clone(std::int32_t batch_size) const {
 }
 
 GraphInputBuffers AttentionState::get_graph_input_buffers(const AttentionMetadata& metadata) {
-  if (metadata.step() == nullptr || !metadata.step()->recordable) {
-    throw_invalid("attn_metadata: of a step that is not recorded; legal: of an AttentionState");
-  }
+  throw_invalid_if(metadata.step() == nullptr || !metadata.step()->recordable,
+                   "attn_metadata: of a step that is not recorded; legal: of an AttentionState");
   return {Buffer::adopt(metadata.slot_mapping_buffer()),
           static_cast<std::int64_t>(metadata.slot_mapping().size())};
 }

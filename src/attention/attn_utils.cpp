@@ -14,6 +14,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 KVCacheSpec spec_of(const AttentionConfig& config) {
   KVCacheSpec spec;
@@ -63,10 +64,9 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
                   layer.layer_name(), layer.config().rope_dim, first.config().rope_dim);
   }
   const KVCacheSpec own = spec_of(layer.config());
-  if (own.use_mla != spec.use_mla) {
-    throw_invalid("KVCacheConfig: layer '{}' has use_mla {}, legal: its group's {}",
-                  layer.layer_name(), own.use_mla, spec.use_mla);
-  }
+  throw_invalid_if(own.use_mla != spec.use_mla,
+                   "KVCacheConfig: layer '{}' has use_mla {}, legal: its group's {}",
+                   layer.layer_name(), own.use_mla, spec.use_mla);
   if (own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
       own.head_size != spec.head_size || own.dtype != spec.dtype) {
     throw_invalid(
@@ -192,10 +192,9 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,
                                           std::optional<KVCacheLayout> layout) {
-  if (groups.size() != config.groups.size()) {
-    throw_invalid("groups: {} given, legal: one for each of the configuration's {}", groups.size(),
-                  config.groups.size());
-  }
+  throw_invalid_if(groups.size() != config.groups.size(),
+                   "groups: {} given, legal: one for each of the configuration's {}", groups.size(),
+                   config.groups.size());
   const std::optional<KVCacheLayout> wanted = layout ? layout : get_kv_cache_layout();
   const DeviceCapabilities& device = context.capabilities();
   std::vector<KVCacheLayout> orders;
@@ -227,10 +226,9 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(
     cl_command_queue queue, std::span<const AttentionGroup> groups,
     const CommonAttentionMetadata& common, std::span<const GroupPages> pages) {
-  if (pages.size() != groups.size()) {
-    throw_invalid("pages: {} given, legal: one for each of the {} groups", pages.size(),
-                  groups.size());
-  }
+  throw_invalid_if(pages.size() != groups.size(),
+                   "pages: {} given, legal: one for each of the {} groups", pages.size(),
+                   groups.size());
   std::map<std::string, const AttentionMetadata*> metadata;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     CommonAttentionMetadata batch = common;

@@ -18,6 +18,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 /// The layer for keys that all queries of a sequence see, however many there are of either.
 AttentionConfig cross_config(AttentionConfig config) {
@@ -62,10 +63,9 @@ MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(
     : context_(context), config_(config), limits_(options.limits) {
   require_cascade(backend, config);
   if (num_levels < 1) throw_invalid("num_levels is {}, legal: >= 1", num_levels);
-  if (options.graph_batch_size != 0) {
-    throw_invalid("graph_batch_size is {}, legal: 0: cascades are not recorded",
-                  options.graph_batch_size);
-  }
+  throw_invalid_if(options.graph_batch_size != 0,
+                   "graph_batch_size is {}, legal: 0: cascades are not recorded",
+                   options.graph_batch_size);
   BuilderOptions shared = options;
   shared.decode_threshold = std::numeric_limits<std::int32_t>::max();  // no order of sequences
   if (shared.workspace == nullptr) shared.workspace = std::make_shared<AttentionWorkspace>();
@@ -97,19 +97,16 @@ MultiLevelCascadeAttentionWrapper::~MultiLevelCascadeAttentionWrapper() = defaul
 void MultiLevelCascadeAttentionWrapper::plan(cl_command_queue queue,
                                              std::span<const CascadeLevel> levels) {
   metadata_.clear();
-  if (levels.size() != batches_.size()) {
-    throw_invalid("levels: {} given, legal: {} (num_levels)", levels.size(), batches_.size());
-  }
+  throw_invalid_if(levels.size() != batches_.size(), "levels: {} given, legal: {} (num_levels)",
+                   levels.size(), batches_.size());
   for (std::size_t i = 0; i < levels.size(); ++i) {
     at_level(i, [&] {
-      if (levels[i].causal && i + 1 < levels.size()) {
-        throw_invalid("causal is true, legal: false; the last level may be causal");
-      }
+      throw_invalid_if(levels[i].causal && i + 1 < levels.size(),
+                       "causal is true, legal: false; the last level may be causal");
       batches_[i].set_pages(levels[i], config_.block_size);
-      if (batches_[i].num_tokens() != batches_[0].num_tokens()) {
-        throw_invalid("qo_indptr ends at {}, legal: {} as in level 0", batches_[i].num_tokens(),
-                      batches_[0].num_tokens());
-      }
+      throw_invalid_if(batches_[i].num_tokens() != batches_[0].num_tokens(),
+                       "qo_indptr ends at {}, legal: {} as in level 0", batches_[i].num_tokens(),
+                       batches_[0].num_tokens());
     });
   }
   plan_batches(queue);
@@ -192,10 +189,9 @@ const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
   detail::validate_limits(batch, summary, levels_.limits_);
   detail::validate_page_ids(batch, block_size, levels_.limits_.num_blocks);
   detail::validate_common_prefix(batch, block_size, common_prefix_len);
-  if (common_prefix_len == 0) {
-    throw_invalid("common_prefix_len is 0, legal: multiples of block_size {}, >= {}", block_size,
-                  block_size);
-  }
+  throw_invalid_if(common_prefix_len == 0,
+                   "common_prefix_len is 0, legal: multiples of block_size {}, >= {}", block_size,
+                   block_size);
   if (!batch.causal) throw_invalid("causal is false, legal: true in cascade attention");
   levels_.batches_[0].set_prefix(batch, block_size, common_prefix_len);
   levels_.batches_[1].set_suffix(batch, block_size, common_prefix_len);

@@ -10,17 +10,15 @@ namespace {
 
 /// The one value of a checkpoint's scale times `factor`, -1 when it holds none.
 float single(std::span<const float> values, std::string_view name, float factor) {
-  if (values.size() > 1) {
-    detail::throw_invalid(
-        "Only support per-tensor scaling factor for fp8 KV cache: {} has {} values", name,
-        values.size());
-  }
+  detail::throw_invalid_if(
+      values.size() > 1,
+      "Only support per-tensor scaling factor for fp8 KV cache: {} has {} values", name,
+      values.size());
   if (values.empty()) return -1;
   const float value = values.front() * factor;
-  if (!std::isfinite(value) || value == 0) {
-    detail::throw_invalid("{} is {}, legal: finite numbers > 0, or < 0 for not loaded", name,
-                          value);
-  }
+  detail::throw_invalid_if(!std::isfinite(value) || value == 0,
+                           "{} is {}, legal: finite numbers > 0, or < 0 for not loaded", name,
+                           value);
   return value;
 }
 

@@ -17,6 +17,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 /// The configuration with vLLM's defaults filled in.
 AttentionConfig resolve(const AttentionOptions& options) {
@@ -46,20 +47,15 @@ AttentionConfig resolve(const AttentionOptions& options) {
 
 void check_options(const AttentionOptions& options, const AttentionConfig& config,
                    const LayerRegistry& registry) {
-  if (config.num_kv_heads < 1) {
-    throw_invalid("num_kv_heads is {}, legal: >= 1", config.num_kv_heads);
-  }
-  if (config.num_heads % config.num_kv_heads != 0) {
-    throw_invalid("num_heads ({}) is not divisible by num_kv_heads ({})", config.num_heads,
-                  config.num_kv_heads);
-  }
-  if (options.quant_config && options.quant_config->fp8_checkpoint &&
-      config.kv_cache_dtype == DType::kFp8E5M2) {
-    throw_invalid("fp8_e5m2 kv-cache is not supported with fp8 checkpoints.");
-  }
-  if (registry.find(options.prefix) != nullptr) {
-    throw_invalid("Duplicate layer name: {}", options.prefix);
-  }
+  throw_invalid_if(config.num_kv_heads < 1, "num_kv_heads is {}, legal: >= 1", config.num_kv_heads);
+  throw_invalid_if(config.num_heads % config.num_kv_heads != 0,
+                   "num_heads ({}) is not divisible by num_kv_heads ({})", config.num_heads,
+                   config.num_kv_heads);
+  throw_invalid_if(options.quant_config && options.quant_config->fp8_checkpoint &&
+                       config.kv_cache_dtype == DType::kFp8E5M2,
+                   "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.");
+  throw_invalid_if(registry.find(options.prefix) != nullptr, "Duplicate layer name: {}",
+                   options.prefix);
 }
 
 [[noreturn]] void refuse_target(const AttentionOptions& options, std::string_view why) {
@@ -154,10 +150,8 @@ std::string Attention::extra_repr() const {
 }
 
 void Attention::bind_kv_cache(KVCache cache) {
-  if (shares_kv_cache()) {
-    throw_invalid("layer {}: it uses the cache of {}, bind that layer's", options_.prefix,
-                  options_.kv_sharing_target_layer_name);
-  }
+  throw_invalid_if(shares_kv_cache(), "layer {}: it uses the cache of {}, bind that layer's",
+                   options_.prefix, options_.kv_sharing_target_layer_name);
   if (cache.keys_by_dim()) {
     const auto reasons =
         backend_->validate_layout(KVCacheLayout::kHDN, config_, &context_->capabilities());
@@ -220,21 +214,19 @@ void Attention::warm_up(cl_command_queue queue) {
 void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
                         const AttentionMetadata* metadata, const LayerForwardOptions& options) {
   const bool stores = inputs.key.buffer != nullptr;
-  if (stores != (inputs.value.buffer != nullptr)) {
-    throw_invalid("key, value: only one of them is given, legal: both or none");
-  }
+  throw_invalid_if(stores != (inputs.value.buffer != nullptr),
+                   "key, value: only one of them is given, legal: both or none");
   const bool cached = !config_.contiguous_kv();
   if (metadata == nullptr || (cached && !cache_->buffer)) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
     return zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {0, inputs.num_rows});
   }
-  if (cached && stores && config_.attn_type == AttentionType::kEncoderDecoder) {
-    detail::throw_unsupported(
-        "layer {}: key and value of cross attention over pages; legal: none, after "
-        "reshape_and_cache_flash stored the encoder's",
-        options_.prefix);
-  }
+  detail::throw_unsupported_if(
+      cached && stores && config_.attn_type == AttentionType::kEncoderDecoder,
+      "layer {}: key and value of cross attention over pages; legal: none, after "
+      "reshape_and_cache_flash stored the encoder's",
+      options_.prefix);
   zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, *metadata);
   if (!cached) {
     return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,

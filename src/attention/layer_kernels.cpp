@@ -73,9 +73,8 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
 
 void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
                                 std::int64_t num_tokens, const Buffer& scales, Event* event) const {
-  if (num_tokens < 0 || num_tokens > INT32_MAX) {
-    throw_invalid("num_tokens is {}, legal: 0 … {}", num_tokens, INT32_MAX);
-  }
+  throw_invalid_if(num_tokens < 0 || num_tokens > INT32_MAX, "num_tokens is {}, legal: 0 … {}",
+                   num_tokens, INT32_MAX);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
     const cl_long stride = checked_token_stride(*rows.at(i), tensor.row, tensor.name);

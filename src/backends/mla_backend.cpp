@@ -43,12 +43,11 @@ class LatentImpl final : public AttentionImpl {
     const MLACache rows = checked_rows(cache);
     const PagedStepView* step = metadata.step();
     // Slots mean places only under the block size that they were made for.
-    if (step == nullptr || step->kernels == nullptr ||
-        step->kernels->shape.form != CacheForm::kLatent ||
-        step->kernels->shape.block_size != config_.block_size) {
-      throw_invalid("attn_metadata: built for other caches, legal: {} with block_size {}",
-                    kMLABackendName, config_.block_size);
-    }
+    throw_invalid_if(step == nullptr || step->kernels == nullptr ||
+                         step->kernels->shape.form != CacheForm::kLatent ||
+                         step->kernels->shape.block_size != config_.block_size,
+                     "attn_metadata: built for other caches, legal: {} with block_size {}",
+                     kMLABackendName, config_.block_size);
     recorder_for(queue, *step);
     const SlotSource slots{metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
                            static_cast<std::int64_t>(metadata.slot_mapping().size())};
@@ -58,10 +57,9 @@ class LatentImpl final : public AttentionImpl {
   void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
-    if (options.custom_mask != nullptr || options.output_fp8 != nullptr ||
-        options.output_scale != nullptr) {
-      throw_invalid("custom_mask, output_fp8, output_scale: given, legal: none of them (MLA)");
-    }
+    throw_invalid_if(options.custom_mask != nullptr || options.output_fp8 != nullptr ||
+                         options.output_scale != nullptr,
+                     "custom_mask, output_fp8, output_scale: given, legal: none of them (MLA)");
     impl_->forward(queue, query, checked_rows(cache), metadata, output, lse, event, launches);
   }
 

@@ -40,9 +40,8 @@ void PluginLibrary::open() {
 void PluginLibrary::fill_table() {
   const auto entry =
       reinterpret_cast<ClattnBackendPluginEntry>(dlsym(object_, CLATTN_BACKEND_PLUGIN_ENTRY));
-  if (entry == nullptr) {
-    throw_unsupported("plugin '{}' has no entry point {}", path_, CLATTN_BACKEND_PLUGIN_ENTRY);
-  }
+  throw_unsupported_if(entry == nullptr, "plugin '{}' has no entry point {}", path_,
+                       CLATTN_BACKEND_PLUGIN_ENTRY);
   const ClattnHostApi host{CLATTN_BACKEND_ABI_VERSION, sizeof(ClattnHostApi), CLATTN_VERSION};
   const int answer = entry(&host, &room_.table);
   const ClattnBackendPlugin& table = room_.table;
@@ -51,14 +50,12 @@ void PluginLibrary::fill_table() {
                       table.refusal == nullptr ? "no reason given" : table.refusal);
   }
   // Only the first two fields mean anything before the version is known to be ours.
-  if (table.abi_version != CLATTN_BACKEND_ABI_VERSION) {
-    throw_unsupported("plugin '{}' speaks ABI version {}, legal: {}", path_, table.abi_version,
-                      CLATTN_BACKEND_ABI_VERSION);
-  }
-  if (table.struct_size != sizeof(ClattnBackendPlugin)) {
-    throw_unsupported("plugin '{}': its ClattnBackendPlugin has {} bytes, legal: {}", path_,
-                      table.struct_size, sizeof(ClattnBackendPlugin));
-  }
+  throw_unsupported_if(table.abi_version != CLATTN_BACKEND_ABI_VERSION,
+                       "plugin '{}' speaks ABI version {}, legal: {}", path_, table.abi_version,
+                       CLATTN_BACKEND_ABI_VERSION);
+  throw_unsupported_if(table.struct_size != sizeof(ClattnBackendPlugin),
+                       "plugin '{}': its ClattnBackendPlugin has {} bytes, legal: {}", path_,
+                       table.struct_size, sizeof(ClattnBackendPlugin));
   try {
     check_table();
   } catch (...) {
@@ -83,18 +80,16 @@ void PluginLibrary::check_table() const {
     if (!there) throw_unsupported("plugin '{}' lacks {}", path_, name);
   }
   constexpr std::uint32_t kBoth = 1U << CLATTN_NHD | 1U << CLATTN_HND;
-  if (table.kv_dimension != 0 && table.kv_dimension != 1) {
-    throw_unsupported("plugin '{}': kv_dimension is {}, legal: 0, 1", path_, table.kv_dimension);
-  }
-  if (table.layouts == 0 || (table.layouts & ~kBoth) != 0) {
-    throw_unsupported("plugin '{}': layouts is {}, legal: 1 (NHD), 2 (HND), 3 (both)", path_,
-                      table.layouts);
-  }
-  if ((table.preferred_layout != CLATTN_NHD && table.preferred_layout != CLATTN_HND) ||
-      (table.layouts & 1U << table.preferred_layout) == 0) {
-    throw_unsupported("plugin '{}': preferred_layout is {}, legal: one of its layouts ({})", path_,
-                      table.preferred_layout, table.layouts);
-  }
+  throw_unsupported_if(table.kv_dimension != 0 && table.kv_dimension != 1,
+                       "plugin '{}': kv_dimension is {}, legal: 0, 1", path_, table.kv_dimension);
+  throw_unsupported_if(table.layouts == 0 || (table.layouts & ~kBoth) != 0,
+                       "plugin '{}': layouts is {}, legal: 1 (NHD), 2 (HND), 3 (both)", path_,
+                       table.layouts);
+  throw_unsupported_if(
+      (table.preferred_layout != CLATTN_NHD && table.preferred_layout != CLATTN_HND) ||
+          (table.layouts & 1U << table.preferred_layout) == 0,
+      "plugin '{}': preferred_layout is {}, legal: one of its layouts ({})", path_,
+      table.preferred_layout, table.layouts);
 }
 
 }  // namespace detail

@@ -142,9 +142,9 @@ class PluginImpl final : public AttentionImpl {
   void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
                const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
                std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
-    if (options.custom_mask != nullptr || options.output_fp8 != nullptr) {
-      throw_invalid("custom_mask, output_fp8: given, legal: none under this layer's configuration");
-    }
+    throw_invalid_if(
+        options.custom_mask != nullptr || options.output_fp8 != nullptr,
+        "custom_mask, output_fp8: given, legal: none under this layer's configuration");
     refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
@@ -176,13 +176,11 @@ class PluginImpl final : public AttentionImpl {
 
   const ClattnBatch& batch_of(const AttentionMetadata& metadata, const KVCache& cache) const {
     const auto* step = dynamic_cast<const PluginMetadata*>(&metadata);
-    if (step == nullptr || step->batch().struct_size == 0 ||
-        step->block_size() != config_.block_size) {
-      throw_invalid(
-          "attn_metadata: built for another configuration; legal: metadata of a builder "
-          "of this backend with block_size {}",
-          config_.block_size);
-    }
+    throw_invalid_if(step == nullptr || step->batch().struct_size == 0 ||
+                         step->block_size() != config_.block_size,
+                     "attn_metadata: built for another configuration; legal: metadata of a builder "
+                     "of this backend with block_size {}",
+                     config_.block_size);
     if (cache.block_size != config_.block_size || cache.num_kv_heads != config_.num_kv_heads ||
         cache.head_size != config_.head_size || cache.dtype != config_.cache_dtype()) {
       throw_invalid("kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {}",

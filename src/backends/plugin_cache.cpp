@@ -70,10 +70,9 @@ void check_plugin_order(std::string_view backend, const std::array<std::int32_t,
       fmt::format("{}, {}, {}, {}, {}", order[0], order[1], order[2], order[3], order[4]);
   auto sorted = order;
   std::sort(sorted.begin(), sorted.end());
-  if (sorted != std::array<std::int32_t, 5>{0, 1, 2, 3, 4}) {
-    throw_unsupported("backend {}: kv_cache_stride_order is {}, legal: a permutation of 0 … 4",
-                      backend, text);
-  }
+  throw_unsupported_if(sorted != std::array<std::int32_t, 5>{0, 1, 2, 3, 4},
+                       "backend {}: kv_cache_stride_order is {}, legal: a permutation of 0 … 4",
+                       backend, text);
   if (order.back() == 4) return;
   throw_unsupported(
       "backend {}: kv_cache_stride_order is {}, legal: 4 last (a head's elements are contiguous)",

@@ -38,9 +38,8 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
         "their work themselves",
         backend_->name());
   }
-  if (options.decode_threshold < 1) {
-    throw_invalid("decode_threshold is {}, legal: >= 1", options.decode_threshold);
-  }
+  throw_invalid_if(options.decode_threshold < 1, "decode_threshold is {}, legal: >= 1",
+                   options.decode_threshold);
   metadata_.backend_ = backend_->name();
   metadata_.block_size_ = config.block_size;
 }

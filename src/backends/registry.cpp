@@ -73,20 +73,18 @@ void Registry::changed() {
 void Registry::add(Entry backend, std::size_t position) {
   if (backend == nullptr) throw_invalid("register_backend: null");
   const std::string_view name = backend->name();
-  if (name.empty() || name == "auto" || name == kNoAttention) {
-    throw_invalid("register_backend: the name '{}' is reserved, legal: any but '', 'auto' and '{}'",
-                  name, kNoAttention);
-  }
+  throw_invalid_if(
+      name.empty() || name == "auto" || name == kNoAttention,
+      "register_backend: the name '{}' is reserved, legal: any but '', 'auto' and '{}'", name,
+      kNoAttention);
   const std::scoped_lock lock(mutex_);
   for (const Entry& entry : entries_) {
-    if (entry->name() == name) {
-      throw_invalid("register_backend: a backend named '{}' is registered already", name);
-    }
+    throw_invalid_if(entry->name() == name,
+                     "register_backend: a backend named '{}' is registered already", name);
   }
   if (position == kLowestPriority) position = entries_.size();
-  if (position > entries_.size()) {
-    throw_invalid("register_backend: position is {}, legal: 0 … {}", position, entries_.size());
-  }
+  throw_invalid_if(position > entries_.size(), "register_backend: position is {}, legal: 0 … {}",
+                   position, entries_.size());
   entries_.insert(entries_.begin() + static_cast<std::ptrdiff_t>(position), std::move(backend));
   changed();
 }

@@ -11,9 +11,7 @@ namespace clattn::detail {
 template <std::integral T>
 T checked_mul(T a, T b, std::string_view what) {
   T product{};
-  if (__builtin_mul_overflow(a, b, &product)) {
-    throw_invalid("{}: {} * {} overflows", what, a, b);
-  }
+  throw_invalid_if(__builtin_mul_overflow(a, b, &product), "{}: {} * {} overflows", what, a, b);
   return product;
 }
 

@@ -36,9 +36,8 @@ float positive_number(const char* name, const std::string& text, float unset) {
   float value = 0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || rest != end || !(value > 0) || std::isinf(value)) {
-    throw_invalid("{} is '{}', legal: a finite number > 0", name, text);
-  }
+  throw_invalid_if(error != std::errc{} || rest != end || !(value > 0) || std::isinf(value),
+                   "{} is '{}', legal: a finite number > 0", name, text);
   return value;
 }
 

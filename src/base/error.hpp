@@ -19,4 +19,14 @@ template <typename... Args>
   throw Error(ErrorCode::kUnsupported, fmt::format(format, std::forward<Args>(args)...));
 }
 
+/// Checks: throw what the two above throw where `wrong`. The arguments are evaluated either way.
+template <typename... Args>
+void throw_invalid_if(bool wrong, fmt::format_string<Args...> format, Args&&... args) {
+  if (wrong) throw_invalid(format, std::forward<Args>(args)...);
+}
+template <typename... Args>
+void throw_unsupported_if(bool wrong, fmt::format_string<Args...> format, Args&&... args) {
+  if (wrong) throw_unsupported(format, std::forward<Args>(args)...);
+}
+
 }  // namespace clattn::detail

@@ -83,10 +83,9 @@ class PackedPagedAttention final : public PagedAttention {
 /// One token a request; then the original's choice between one pass and partitions.
 void split_as_the_original(const KernelShape& shape, const CommonAttentionMetadata& batch,
                            const BatchSummary& summary, PlannerConfig& planner) {
-  if (summary.max_query_len > 1) {
-    throw_invalid("query_start_loc: a request has {} query tokens, legal: 0 or 1",
-                  summary.max_query_len);
-  }
+  throw_invalid_if(summary.max_query_len > 1,
+                   "query_start_loc: a request has {} query tokens, legal: 0 or 1",
+                   summary.max_query_len);
   if (planner.num_splits != 0 || planner.split_policy == SplitPolicy::kDeterministic) return;
   if (use_paged_attention_v1(summary.max_seq_len, batch.num_reqs, shape.num_heads)) {
     planner.num_splits = 1;
@@ -163,12 +162,11 @@ std::shared_ptr<const PagedAttention> make_paged_attention(Context& context,
 std::unique_ptr<AttentionMetadataBuilder> make_paged_attention_builder(
     std::shared_ptr<Context> context, const AttentionConfig& config,
     const BuilderOptions& options) {
-  if (options.graph_batch_size > 0) {
-    detail::throw_unsupported(
-        "graph_batch_size is {}, supported by paged_attention: 0 (the number of partitions follows "
-        "the batch)",
-        options.graph_batch_size);
-  }
+  detail::throw_unsupported_if(
+      options.graph_batch_size > 0,
+      "graph_batch_size is {}, supported by paged_attention: 0 (the number of partitions follows "
+      "the batch)",
+      options.graph_batch_size);
   auto kernels = detail::checked_kernels(*context, config);
   BuilderOptions narrowed = options;
   narrowed.limits.max_num_batched_tokens =

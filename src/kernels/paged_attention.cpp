@@ -60,22 +60,20 @@ void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const
         "of {} tokens",
         kernels_->shape.block_size);
   }
-  if (!step->has_slots) {
-    throw_invalid(
-        "attn_metadata: without slots, since its queries are not in the cache; legal: a batch with "
-        "a slot_mapping, or reshape_and_cache_flash()");
-  }
+  throw_invalid_if(
+      !step->has_slots,
+      "attn_metadata: without slots, since its queries are not in the cache; legal: a batch with "
+      "a slot_mapping, or reshape_and_cache_flash()");
 }
 
 /// A plan fits any layer whose tiles hold its items and who sees no key outside its ranges: layers
 /// with other windows, caps, scales or sinks share the metadata of their KV cache group.
 const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metadata) const {
   const PagedStepView& step = checked_step(metadata, *kernels_);
-  if (!step.window.covers(window_)) {
-    throw_invalid(
-        "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
-        "layer's; legal: a builder configured with the widest of its layers");
-  }
+  throw_invalid_if(
+      !step.window.covers(window_),
+      "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
+      "layer's; legal: a builder configured with the widest of its layers");
   if (!causal_ && step.causal != 0 && !step.bidirectional) {
     throw_invalid("attn_metadata: planned for causal attention; legal: a builder with attn_type {}",
                   to_string(config_.attn_type));
@@ -168,10 +166,9 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options, const Page
     throw_invalid("{}: {}, legal: {} this layer's configuration", extra.name,
                   extra.given ? "given" : "missing", extra.wanted ? "required by" : "none under");
   }
-  if (config_.custom_mask && options.custom_mask_stride < step.most_keys) {
-    throw_invalid("custom_mask_stride is {}, legal: >= {} (the longest seq_len)",
-                  options.custom_mask_stride, step.most_keys);
-  }
+  throw_invalid_if(config_.custom_mask && options.custom_mask_stride < step.most_keys,
+                   "custom_mask_stride is {}, legal: >= {} (the longest seq_len)",
+                   options.custom_mask_stride, step.most_keys);
   if (config_.custom_mask) {
     check_rows({options.custom_mask, DType::kInt8},
                {0, tokens, options.custom_mask_stride, step.most_keys}, "custom_mask");

@@ -15,6 +15,7 @@ using detail::KernelLease;
 using detail::op_kernel;
 using detail::OpKernel;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 constexpr std::int32_t kMaxRows = 0x1fffffff;  // what the error word can name
 constexpr const char* kFile = "cache/advance_step.cl";
@@ -23,27 +24,22 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
                   std::string_view name) {
   const std::size_t wanted =
       detail::checked_mul(static_cast<std::size_t>(count), element_bytes, name);
-  if (!buffer || buffer.size_bytes() < wanted) {
-    throw_invalid("advance_step: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
-                  buffer.size_bytes(), wanted, count, element_bytes);
-  }
+  throw_invalid_if(!buffer || buffer.size_bytes() < wanted,
+                   "advance_step: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
+                   buffer.size_bytes(), wanted, count, element_bytes);
 }
 
 void check_step(const AdvanceStep& step) {
-  if (step.num_seqs < 0 || step.num_seqs >= kMaxRows) {
-    throw_invalid("advance_step: num_seqs is {}, legal: 0 … {}", step.num_seqs, kMaxRows - 1);
-  }
-  if (step.num_queries < 0 || step.num_queries > step.num_seqs) {
-    throw_invalid("advance_step: num_queries is {}, legal: 0 … {} (num_seqs)", step.num_queries,
-                  step.num_seqs);
-  }
-  if (step.block_size < 1) {
-    throw_invalid("advance_step: block_size is {}, legal: >= 1", step.block_size);
-  }
-  if (step.num_blocks < 0 || step.block_table_stride < 0) {
-    throw_invalid("advance_step: num_blocks is {}, block_table_stride {}, legal: >= 0",
-                  step.num_blocks, step.block_table_stride);
-  }
+  throw_invalid_if(step.num_seqs < 0 || step.num_seqs >= kMaxRows,
+                   "advance_step: num_seqs is {}, legal: 0 … {}", step.num_seqs, kMaxRows - 1);
+  throw_invalid_if(step.num_queries < 0 || step.num_queries > step.num_seqs,
+                   "advance_step: num_queries is {}, legal: 0 … {} (num_seqs)", step.num_queries,
+                   step.num_seqs);
+  throw_invalid_if(step.block_size < 1, "advance_step: block_size is {}, legal: >= 1",
+                   step.block_size);
+  throw_invalid_if(step.num_blocks < 0 || step.block_table_stride < 0,
+                   "advance_step: num_blocks is {}, block_table_stride {}, legal: >= 0",
+                   step.num_blocks, step.block_table_stride);
   require_size(step.input_tokens, step.num_seqs, 8, "input_tokens");
   require_size(step.sampled_token_ids, step.num_queries, 8, "sampled_token_ids");
   require_size(step.input_positions, step.num_seqs, 8, "input_positions");
@@ -57,10 +53,9 @@ void check_step(const AdvanceStep& step) {
 
 void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
   const std::int64_t most = step.num_queries * step.block_table_stride;
-  if (most > INT32_MAX) {
-    throw_invalid("advance_step: {} rows of {} pages, legal: up to {} pages in all",
-                  step.num_queries, step.block_table_stride, INT32_MAX);
-  }
+  throw_invalid_if(most > INT32_MAX,
+                   "advance_step: {} rows of {} pages, legal: up to {} pages in all",
+                   step.num_queries, step.block_table_stride, INT32_MAX);
   require_size(pages.paged_kv_indices, 0, 4, "paged_kv_indices");
   require_size(pages.paged_kv_indptr, std::int64_t{step.num_seqs} + 1, 4, "paged_kv_indptr");
   require_size(pages.paged_kv_last_page_len, step.num_seqs, 4, "paged_kv_last_page_len");

@@ -9,44 +9,39 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 /// Every layer of the groups must stand in exactly one tensor, and no other layer in any.
 void require_each_layer_once(const KVCacheConfig& config) {
   std::set<std::string> wanted;
   for (const KVCacheGroupSpec& group : config.groups) {
     for (const std::string& layer : group.layer_names) {
-      if (!wanted.insert(layer).second) {
-        throw_invalid("KVCacheConfig: layer '{}' stands in two groups", layer);
-      }
+      throw_invalid_if(!wanted.insert(layer).second,
+                       "KVCacheConfig: layer '{}' stands in two groups", layer);
     }
   }
   std::set<std::string> given;
   for (const KVCacheTensor& tensor : config.tensors) {
     for (const std::string& layer : tensor.shared_by) {
-      if (!wanted.contains(layer)) {
-        throw_invalid("KVCacheConfig: tensor for layer '{}', which is in no group", layer);
-      }
-      if (!given.insert(layer).second) {
-        throw_invalid("KVCacheConfig: layer '{}' is given two tensors", layer);
-      }
+      throw_invalid_if(!wanted.contains(layer),
+                       "KVCacheConfig: tensor for layer '{}', which is in no group", layer);
+      throw_invalid_if(!given.insert(layer).second,
+                       "KVCacheConfig: layer '{}' is given two tensors", layer);
     }
   }
   for (const std::string& layer : wanted) {
-    if (!given.contains(layer)) {
-      throw_invalid("KVCacheConfig: some layers are not correctly initialized: '{}' has no tensor",
-                    layer);
-    }
+    throw_invalid_if(!given.contains(layer),
+                     "KVCacheConfig: some layers are not correctly initialized: '{}' has no tensor",
+                     layer);
   }
 }
 
 /// Where the number of blocks is given, each tensor must hold that many pages of its layers' spec.
 void require_whole_pages(const KVCacheConfig& config) {
   if (config.num_blocks == 0) return;
-  if (config.num_blocks < 0) {
-    throw_invalid("KVCacheConfig: num_blocks is {}, legal: >= 0 (0 = as many as fit)",
-                  config.num_blocks);
-  }
+  throw_invalid_if(config.num_blocks < 0,
+                   "KVCacheConfig: num_blocks is {}, legal: >= 0 (0 = as many as fit)",
+                   config.num_blocks);
   std::map<std::string, std::size_t> wanted;
   for (const KVCacheGroupSpec& group : config.groups) {
     const std::size_t bytes = detail::checked_mul(static_cast<std::size_t>(config.num_blocks),
@@ -55,10 +50,10 @@ void require_whole_pages(const KVCacheConfig& config) {
   }
   for (const KVCacheTensor& tensor : config.tensors) {
     for (const std::string& layer : tensor.shared_by) {
-      if (tensor.size_bytes != wanted[layer]) {
-        throw_invalid("KVCacheConfig: the tensor of layer '{}' has {} bytes, legal: {} ({} blocks)",
-                      layer, tensor.size_bytes, wanted[layer], config.num_blocks);
-      }
+      throw_invalid_if(
+          tensor.size_bytes != wanted[layer],
+          "KVCacheConfig: the tensor of layer '{}' has {} bytes, legal: {} ({} blocks)", layer,
+          tensor.size_bytes, wanted[layer], config.num_blocks);
     }
   }
 }
@@ -67,22 +62,19 @@ void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) 
   std::size_t total = 0;
   for (const KVCacheTensor& tensor : config.tensors) {
     const std::string layer = tensor.shared_by.empty() ? "?" : tensor.shared_by.front();
-    if (tensor.size_bytes == 0) {
-      throw_invalid("KVCacheConfig: the tensor of layer '{}' has 0 bytes", layer);
-    }
-    if (tensor.size_bytes > device.max_alloc_bytes) {
-      detail::throw_unsupported(
-          "KVCacheConfig: the tensor of layer '{}' needs {} bytes, but '{}' allows {} bytes in one "
-          "allocation",
-          layer, tensor.size_bytes, device.name, device.max_alloc_bytes);
-    }
+    throw_invalid_if(tensor.size_bytes == 0, "KVCacheConfig: the tensor of layer '{}' has 0 bytes",
+                     layer);
+    detail::throw_unsupported_if(
+        tensor.size_bytes > device.max_alloc_bytes,
+        "KVCacheConfig: the tensor of layer '{}' needs {} bytes, but '{}' allows {} bytes in one "
+        "allocation",
+        layer, tensor.size_bytes, device.name, device.max_alloc_bytes);
     total = detail::checked_add(total, tensor.size_bytes, "KVCacheConfig: bytes of all tensors");
   }
-  if (total > device.global_mem_bytes) {
-    detail::throw_unsupported(
-        "KVCacheConfig: {} tensors need {} bytes, but '{}' has {} bytes of memory",
-        config.tensors.size(), total, device.name, device.global_mem_bytes);
-  }
+  detail::throw_unsupported_if(
+      total > device.global_mem_bytes,
+      "KVCacheConfig: {} tensors need {} bytes, but '{}' has {} bytes of memory",
+      config.tensors.size(), total, device.name, device.global_mem_bytes);
 }
 
 }  // namespace

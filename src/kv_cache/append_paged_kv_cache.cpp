@@ -26,10 +26,9 @@ struct Append {
 
   void require_ints(const Buffer& buffer, std::int64_t count, std::string_view name) const {
     const auto wanted = static_cast<std::size_t>(count) * sizeof(std::int32_t);
-    if (!buffer || buffer.size_bytes() < wanted) {
-      detail::throw_invalid("{}: {} holds {} bytes, legal: at least {} (i32 [{}])", call, name,
-                            buffer.size_bytes(), wanted, count);
-    }
+    detail::throw_invalid_if(!buffer || buffer.size_bytes() < wanted,
+                             "{}: {} holds {} bytes, legal: at least {} (i32 [{}])", call, name,
+                             buffer.size_bytes(), wanted, count);
   }
 };
 
@@ -39,9 +38,8 @@ detail::CallMemory::Lease find_slots(const Context& context, cl_command_queue qu
   detail::refuse_recording(queue, append.call);
   detail::check_count(append.num_tokens, "num_tokens");
   detail::check_count(append.lists.num_reqs, "num_reqs");
-  if (pages.block_size < 1) {
-    detail::throw_invalid("cache: block_size is {}, legal: >= 1", pages.block_size);
-  }
+  detail::throw_invalid_if(pages.block_size < 1, "cache: block_size is {}, legal: >= 1",
+                           pages.block_size);
   append.require_ints(append.batch_indices, append.num_tokens, "batch_indices");
   append.require_ints(append.positions, append.num_tokens, "positions");
   append.require_ints(append.lists.indices, 0, "indices");

@@ -12,6 +12,7 @@ using detail::BuiltKernel;
 using detail::KernelShape;
 using detail::Role;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 bool is_known(DType dtype) {
   return dtype <= DType::kInt8;
@@ -36,9 +37,8 @@ KernelShape write_shape(std::int32_t num_kv_heads, std::int32_t head_size, std::
   }
   if (num_kv_heads < 1) throw_invalid("cache: num_kv_heads is {}, legal: >= 1", num_kv_heads);
   if (block_size < 1) throw_invalid("cache: block_size is {}, legal: >= 1", block_size);
-  if (head_size < 8 || head_size > 256 || head_size % 8 != 0) {
-    throw_invalid("cache: head_size is {}, legal: 8 … 256 in steps of 8", head_size);
-  }
+  throw_invalid_if(head_size < 8 || head_size > 256 || head_size % 8 != 0,
+                   "cache: head_size is {}, legal: 8 … 256 in steps of 8", head_size);
   return {num_kv_heads, num_kv_heads, head_size, block_size, dtype, cache_dtype, {}};
 }
 

@@ -21,6 +21,7 @@ using detail::checked_mul;
 using detail::Plane;
 using detail::PlaneLayout;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 constexpr std::size_t kMaxPlanes = 16;  // of one launch: CLA_MAX_PLANES
 
@@ -36,9 +37,8 @@ std::int64_t unit_bytes(const PlaneLayout& layout, std::span<const Plane> planes
 }
 
 std::int32_t to_int(std::int64_t value) {
-  if (value > INT32_MAX) {
-    throw_invalid("copy_blocks: {} units or pairs, legal: up to {}", value, INT32_MAX);
-  }
+  throw_invalid_if(value > INT32_MAX, "copy_blocks: {} units or pairs, legal: up to {}", value,
+                   INT32_MAX);
   return static_cast<std::int32_t>(value);
 }
 

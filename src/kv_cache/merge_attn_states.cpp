@@ -14,6 +14,7 @@ namespace {
 
 using detail::KernelLease;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 DType output_type(const MergeAttnStates& config) {
   return config.output_dtype.value_or(config.dtype);
@@ -21,12 +22,10 @@ DType output_type(const MergeAttnStates& config) {
 
 void check_merge(const MergeAttnStates& config) {
   detail::check_count(config.num_tokens, "merge_attn_states: num_tokens");
-  if (config.num_heads < 1) {
-    throw_invalid("merge_attn_states: num_heads is {}, legal: >= 1", config.num_heads);
-  }
-  if (config.head_size < 8 || config.head_size % 8 != 0) {
-    throw_invalid("merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
-  }
+  throw_invalid_if(config.num_heads < 1, "merge_attn_states: num_heads is {}, legal: >= 1",
+                   config.num_heads);
+  throw_invalid_if(config.head_size < 8 || config.head_size % 8 != 0,
+                   "merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
   if (output_type(config) != config.dtype && !is_quantized(output_type(config))) {
     throw_invalid("merge_attn_states: output_dtype is {}, legal: {} (dtype) or an 8-bit type",
                   to_string(output_type(config)), to_string(config.dtype));
@@ -35,10 +34,9 @@ void check_merge(const MergeAttnStates& config) {
     throw_invalid("merge_attn_states: output_scale given, legal: none for {}",
                   to_string(output_type(config)));
   }
-  if (config.output_scale && config.output_scale.size_bytes() < sizeof(float)) {
-    throw_invalid("merge_attn_states: output_scale holds {} bytes, legal: at least 4 (f32 [1])",
-                  config.output_scale.size_bytes());
-  }
+  throw_invalid_if(config.output_scale && config.output_scale.size_bytes() < sizeof(float),
+                   "merge_attn_states: output_scale holds {} bytes, legal: at least 4 (f32 [1])",
+                   config.output_scale.size_bytes());
   (void)detail::checked_mul(config.num_heads, config.head_size,
                             "merge_attn_states: elements of a token");
 }
@@ -59,10 +57,9 @@ void bind_output(KernelLease& lease, const MergeAttnStates& config, const Tensor
 
 void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std::int64_t count,
               std::string_view name) {
-  if (lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0) {
-    throw_invalid("{}: offset {}, token_stride {}, head_stride {}, legal: >= 0", name, lse.offset,
-                  lse.token_stride, lse.head_stride);
-  }
+  throw_invalid_if(lse.offset < 0 || lse.token_stride < 0 || lse.head_stride < 0,
+                   "{}: offset {}, token_stride {}, head_stride {}, legal: >= 0", name, lse.offset,
+                   lse.token_stride, lse.head_stride);
   if (lse.token_stride == 0 && lse.head_stride == 0) {
     lse.token_stride = config.num_heads;
     lse.head_stride = 1;

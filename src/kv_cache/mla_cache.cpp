@@ -14,18 +14,17 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 void check_starts(const MLACache& cache, const MLAGather& gather, std::size_t num_reqs) {
   if (gather.seq_starts.empty()) return;
-  if (gather.seq_starts.size() != num_reqs) {
-    throw_invalid("seq_starts: {} entries, legal: 0 or {}", gather.seq_starts.size(), num_reqs);
-  }
+  throw_invalid_if(gather.seq_starts.size() != num_reqs, "seq_starts: {} entries, legal: 0 or {}",
+                   gather.seq_starts.size(), num_reqs);
   for (std::size_t r = 0; r < num_reqs; ++r) {
     const std::int32_t start = gather.seq_starts[r];
-    if (start < 0 || start % cache.block_size != 0) {
-      throw_invalid("seq_starts: request {} starts at {}, legal: multiples of the block size {}", r,
-                    start, cache.block_size);
-    }
+    throw_invalid_if(start < 0 || start % cache.block_size != 0,
+                     "seq_starts: request {} starts at {}, legal: multiples of the block size {}",
+                     r, start, cache.block_size);
   }
 }
 
@@ -37,18 +36,16 @@ void check_pages(const MLACache& cache, const MLAGather& gather, std::size_t req
   const std::int32_t length = gather.cu_seq_lens[request + 1] - gather.cu_seq_lens[request];
   const std::int64_t begin = first_page(cache, gather, request);
   const std::int64_t end = begin + detail::ceil_div(length, cache.block_size);
-  if (length > 0 && end > gather.block_table_stride) {
-    throw_invalid("block_table: request {} needs {} pages, legal: up to {}", request, end,
-                  gather.block_table_stride);
-  }
+  throw_invalid_if(length > 0 && end > gather.block_table_stride,
+                   "block_table: request {} needs {} pages, legal: up to {}", request, end,
+                   gather.block_table_stride);
   for (std::int64_t c = begin; c < end; ++c) {
     const std::int32_t block =
         gather.block_table[request * static_cast<std::size_t>(gather.block_table_stride) +
                            static_cast<std::size_t>(c)];
-    if (block < 0 || block >= cache.num_blocks) {
-      throw_invalid("block_table: request {}, page {}: block {}, legal: 0 … {}", request, c, block,
-                    cache.num_blocks - 1);
-    }
+    throw_invalid_if(block < 0 || block >= cache.num_blocks,
+                     "block_table: request {}, page {}: block {}, legal: 0 … {}", request, c, block,
+                     cache.num_blocks - 1);
   }
 }
 
@@ -59,19 +56,18 @@ std::size_t check_gather(const MLACache& cache, const MLAGather& gather) {
                   gather.cu_seq_lens.empty() ? "empty" : "begins elsewhere");
   }
   const std::size_t num_reqs = gather.cu_seq_lens.size() - 1;
-  if (gather.block_table_stride < 0 ||
-      gather.block_table.size() !=
-          detail::checked_mul(num_reqs, static_cast<std::size_t>(gather.block_table_stride),
-                              "block_table")) {
-    throw_invalid("block_table: {} entries, legal: {} requests x {} pages",
-                  gather.block_table.size(), num_reqs, gather.block_table_stride);
-  }
+  throw_invalid_if(
+      gather.block_table_stride < 0 ||
+          gather.block_table.size() !=
+              detail::checked_mul(num_reqs, static_cast<std::size_t>(gather.block_table_stride),
+                                  "block_table"),
+      "block_table: {} entries, legal: {} requests x {} pages", gather.block_table.size(), num_reqs,
+      gather.block_table_stride);
   check_starts(cache, gather, num_reqs);
   for (std::size_t r = 0; r < num_reqs; ++r) {
-    if (gather.cu_seq_lens[r + 1] < gather.cu_seq_lens[r]) {
-      throw_invalid("cu_seq_lens: entry {} is {}, legal: at least entry {}'s {}", r + 1,
-                    gather.cu_seq_lens[r + 1], r, gather.cu_seq_lens[r]);
-    }
+    throw_invalid_if(gather.cu_seq_lens[r + 1] < gather.cu_seq_lens[r],
+                     "cu_seq_lens: entry {} is {}, legal: at least entry {}'s {}", r + 1,
+                     gather.cu_seq_lens[r + 1], r, gather.cu_seq_lens[r]);
     check_pages(cache, gather, r);
   }
   return num_reqs;
@@ -134,25 +130,21 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
 }  // namespace detail
 
 MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim) {
-  if (cache.num_kv_heads != 1) {
-    throw_invalid("kv_cache: {} KV heads, legal: 1 (MLA)", cache.num_kv_heads);
-  }
-  if (rope_dim < 8 || rope_dim % 8 != 0 || rope_dim >= cache.head_size) {
-    throw_invalid("rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
-                  cache.head_size);
-  }
-  if (cache.keys_by_dim()) {
-    throw_invalid("kv_cache: key_dim_stride is {}, legal for latent rows: 1", cache.key_dim_stride);
-  }
+  throw_invalid_if(cache.num_kv_heads != 1, "kv_cache: {} KV heads, legal: 1 (MLA)",
+                   cache.num_kv_heads);
+  throw_invalid_if(rope_dim < 8 || rope_dim % 8 != 0 || rope_dim >= cache.head_size,
+                   "rope_dim is {}, legal: multiples of 8 below the cache's head_size {}", rope_dim,
+                   cache.head_size);
+  throw_invalid_if(cache.keys_by_dim(), "kv_cache: key_dim_stride is {}, legal for latent rows: 1",
+                   cache.key_dim_stride);
   const std::int64_t page = std::int64_t{cache.block_size} * cache.head_size;
-  if (cache.k_offset != 0 || cache.v_offset != 0 || cache.token_stride != cache.head_size ||
-      cache.block_stride != page) {
-    throw_invalid(
-        "kv_cache: K at {}, V at {}, tokens {} and blocks {} elements apart; legal for latent "
-        "rows: 0, 0, {} and {}",
-        cache.k_offset, cache.v_offset, cache.token_stride, cache.block_stride, cache.head_size,
-        page);
-  }
+  throw_invalid_if(
+      cache.k_offset != 0 || cache.v_offset != 0 || cache.token_stride != cache.head_size ||
+          cache.block_stride != page,
+      "kv_cache: K at {}, V at {}, tokens {} and blocks {} elements apart; legal for latent "
+      "rows: 0, 0, {} and {}",
+      cache.k_offset, cache.v_offset, cache.token_stride, cache.block_stride, cache.head_size,
+      page);
   return {cache.buffer, cache.dtype, cache.num_blocks, cache.block_size, cache.head_size - rope_dim,
           rope_dim,     cache.scales};
 }

@@ -25,9 +25,8 @@ std::string dtype_options(DType dtype, DType cache_dtype) {
 }
 
 void check_count(std::int64_t count, std::string_view field) {
-  if (count < 0 || count > INT32_MAX) {
-    throw_invalid("{} is {}, legal: 0 … {}", field, count, INT32_MAX);
-  }
+  throw_invalid_if(count < 0 || count > INT32_MAX, "{} is {}, legal: 0 … {}", field, count,
+                   INT32_MAX);
 }
 
 }  // namespace clattn::detail

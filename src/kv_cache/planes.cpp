@@ -50,9 +50,8 @@ std::int64_t block_extent(const PlaneLayout& layout) {
 }
 
 void check(const PlaneLayout& layout, std::span<const Plane> planes) {
-  if (layout.num_blocks < 0) {
-    throw_invalid("cache: num_blocks is {}, legal: >= 0", layout.num_blocks);
-  }
+  throw_invalid_if(layout.num_blocks < 0, "cache: num_blocks is {}, legal: >= 0",
+                   layout.num_blocks);
   for (const Plane& plane : planes) {
     if (!plane.buffer) throw_invalid("cache: no buffer");
     if (layout.num_blocks == 0) continue;
@@ -60,10 +59,9 @@ void check(const PlaneLayout& layout, std::span<const Plane> planes) {
     const std::int64_t last = checked_add(
         plane.offset, checked_mul(layout.num_blocks - 1, layout.block_stride, kWhat), kWhat);
     const std::int64_t end = checked_add(last, block_extent(layout), kWhat);
-    if (std::cmp_greater(end, plane.buffer.size_bytes())) {
-      throw_invalid("cache: {} blocks end at byte {}, legal: the buffer's {} bytes",
-                    layout.num_blocks, end, plane.buffer.size_bytes());
-    }
+    throw_invalid_if(std::cmp_greater(end, plane.buffer.size_bytes()),
+                     "cache: {} blocks end at byte {}, legal: the buffer's {} bytes",
+                     layout.num_blocks, end, plane.buffer.size_bytes());
   }
 }
 
@@ -99,10 +97,9 @@ void check_ids(std::span<const BlockPair> mapping, std::int64_t source_blocks,
                std::int64_t destination_blocks) {
   const auto check = [](std::size_t pair, const char* side, std::int64_t block,
                         std::int64_t blocks) {
-    if (block < 0 || block >= blocks) {
-      throw_invalid("block_mapping: pair {}: {} block {}, legal: 0 … {}", pair, side, block,
-                    blocks - 1);
-    }
+    throw_invalid_if(block < 0 || block >= blocks,
+                     "block_mapping: pair {}: {} block {}, legal: 0 … {}", pair, side, block,
+                     blocks - 1);
   };
   for (std::size_t i = 0; i < mapping.size(); ++i) {
     check(i, "source", mapping[i].source, source_blocks);

@@ -14,6 +14,7 @@ namespace {
 
 using detail::checked_mul;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 /// Strides of the logical dimensions when memory holds them in `order`, slowest first, without
 /// gaps.
@@ -37,17 +38,15 @@ void require_same_form(const KVCacheSpec& spec, const AttentionBackend& backend)
 
 /// What pages may hold that a KVCache cannot say, and why not.
 void require_plain_pages(const KVCacheSpec& spec) {
-  if (spec.head_size_v != 0 && spec.head_size_v != spec.head_size) {
-    detail::throw_unsupported(
-        "KV cache: head_size_v is {}, supported: head_size's {} (kernels read K and V rows of one "
-        "width)",
-        spec.head_size_v, spec.head_size);
-  }
-  if (spec.kv_quant_mode != KVQuantMode::kNone) {
-    detail::throw_unsupported(
-        "KV cache: kv_quant_mode is kPerTokenHead, supported: kNone (kernels read factors per "
-        "tensor or per KV head, outside the pages)");
-  }
+  detail::throw_unsupported_if(
+      spec.head_size_v != 0 && spec.head_size_v != spec.head_size,
+      "KV cache: head_size_v is {}, supported: head_size's {} (kernels read K and V rows of one "
+      "width)",
+      spec.head_size_v, spec.head_size);
+  detail::throw_unsupported_if(
+      spec.kv_quant_mode != KVQuantMode::kNone,
+      "KV cache: kv_quant_mode is kPerTokenHead, supported: kNone (kernels read factors per "
+      "tensor or per KV head, outside the pages)");
 }
 
 /// Elements from page to page of a spec with padding.
@@ -78,10 +77,9 @@ std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
 std::int64_t whole_pages(const Buffer& raw, const KVCacheSpec& spec) {
   const std::size_t page_bytes = spec.page_size_bytes();
   require_plain_pages(spec);
-  if (!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0) {
-    throw_invalid("KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
-                  raw.size_bytes(), page_bytes);
-  }
+  throw_invalid_if(!raw || raw.size_bytes() < page_bytes || raw.size_bytes() % page_bytes != 0,
+                   "KV cache: buffer of {} bytes, legal: a positive multiple of the page size {}",
+                   raw.size_bytes(), page_bytes);
   return static_cast<std::int64_t>(raw.size_bytes() / page_bytes);
 }
 
@@ -112,10 +110,9 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.token_stride = cache.strides[2];
   cache.head_stride = cache.strides[3];
   if (layout == KVCacheLayout::kHDN) {
-    if (spec.block_size % detail::kKeysByDimTokens != 0) {
-      throw_invalid("KV cache: block_size is {}, legal for layout HDN: multiples of {}",
-                    spec.block_size, detail::kKeysByDimTokens);
-    }
+    throw_invalid_if(spec.block_size % detail::kKeysByDimTokens != 0,
+                     "KV cache: block_size is {}, legal for layout HDN: multiples of {}",
+                     spec.block_size, detail::kKeysByDimTokens);
     cache.key_dim_stride = spec.block_size;
   }
   return cache;
@@ -132,13 +129,11 @@ std::array<std::int64_t, 3> get_packed_kv_cache_shape(std::int64_t num_blocks,
 }
 
 PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
-  if (spec.use_mla) {
-    detail::throw_unsupported("KV cache: use_mla is set, supported: false (x-packed pages)");
-  }
-  if (spec.page_size_padded != 0) {
-    detail::throw_unsupported("KV cache: page_size_padded is {}, supported: 0 (x-packed pages)",
-                              spec.page_size_padded);
-  }
+  detail::throw_unsupported_if(spec.use_mla,
+                               "KV cache: use_mla is set, supported: false (x-packed pages)");
+  detail::throw_unsupported_if(spec.page_size_padded != 0,
+                               "KV cache: page_size_padded is {}, supported: 0 (x-packed pages)",
+                               spec.page_size_padded);
   PackedKVCache cache;
   cache.num_blocks = whole_pages(raw, spec);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(spec.dtype));

@@ -12,6 +12,7 @@ using detail::ceil_div;
 using detail::checked_add;
 using detail::checked_mul;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 namespace {
 
@@ -45,24 +46,20 @@ void check(const KVCacheSpec& spec) {
   require_positive(spec.block_size, "block_size");
   require_positive(spec.num_kv_heads, "num_kv_heads");
   require_positive(spec.head_size, "head_size");
-  if (spec.head_size_v < 0) {
-    throw_invalid("KVCacheSpec: head_size_v is {}, legal: >= 0", spec.head_size_v);
-  }
+  throw_invalid_if(spec.head_size_v < 0, "KVCacheSpec: head_size_v is {}, legal: >= 0",
+                   spec.head_size_v);
   if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype)) {
     throw_invalid("KVCacheSpec: dtype is {}, legal: an 8-bit type (kv_quant_mode kPerTokenHead)",
                   to_string(spec.dtype));
   }
   if (!spec.use_mla) return;
-  if (spec.kind == KVCacheKind::kSlidingWindow) {
-    throw_invalid("MLA is not supported for sliding window");
-  }
-  if (spec.num_kv_heads != 1) {
-    throw_invalid("KVCacheSpec: num_kv_heads is {}, legal: 1 (use_mla)", spec.num_kv_heads);
-  }
-  if (spec.head_size_v != 0) {
-    throw_invalid("KVCacheSpec: head_size_v is {}, legal: 0 (use_mla: V is part of K)",
-                  spec.head_size_v);
-  }
+  throw_invalid_if(spec.kind == KVCacheKind::kSlidingWindow,
+                   "MLA is not supported for sliding window");
+  throw_invalid_if(spec.num_kv_heads != 1, "KVCacheSpec: num_kv_heads is {}, legal: 1 (use_mla)",
+                   spec.num_kv_heads);
+  throw_invalid_if(spec.head_size_v != 0,
+                   "KVCacheSpec: head_size_v is {}, legal: 0 (use_mla: V is part of K)",
+                   spec.head_size_v);
 }
 
 std::int64_t value_size(const KVCacheSpec& spec) {
@@ -122,12 +119,11 @@ void require_equal(const CommonField& field, std::span<const KVCacheSpec> specs)
 std::int32_t merge_reach(std::span<const KVCacheSpec> specs, std::int32_t KVCacheSpec::*reach) {
   std::int32_t merged = 0;
   for (const KVCacheSpec& spec : specs) {
-    if (merged != 0 && spec.*reach != 0 && spec.*reach != merged) {
-      throw_invalid(
-          "All attention layers in the same KV cache group must have the same window size. ({} and "
-          "{})",
-          merged, spec.*reach);
-    }
+    throw_invalid_if(
+        merged != 0 && spec.*reach != 0 && spec.*reach != merged,
+        "All attention layers in the same KV cache group must have the same window size. ({} and "
+        "{})",
+        merged, spec.*reach);
     if (spec.*reach != 0) merged = spec.*reach;
   }
   return merged;
@@ -139,10 +135,9 @@ std::size_t KVCacheSpec::page_size_bytes() const {
   check(*this);
   const std::size_t bytes = unpadded_page_bytes(*this);
   if (page_size_padded == 0) return bytes;
-  if (page_size_padded < bytes) {
-    throw_invalid("KVCacheSpec: page_size_padded is {}, legal: 0 or >= {} (the page's own bytes)",
-                  page_size_padded, bytes);
-  }
+  throw_invalid_if(page_size_padded < bytes,
+                   "KVCacheSpec: page_size_padded is {}, legal: 0 or >= {} (the page's own bytes)",
+                   page_size_padded, bytes);
   return page_size_padded;
 }
 
@@ -156,11 +151,10 @@ KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
   }
   merged.sliding_window = merge_reach(specs, &KVCacheSpec::sliding_window);
   merged.attention_chunk_size = merge_reach(specs, &KVCacheSpec::attention_chunk_size);
-  if (merged.sliding_window != 0 && merged.attention_chunk_size != 0) {
-    throw_invalid(
-        "Model with both sliding window layers and chunked local attention layers is not "
-        "supported.");
-  }
+  throw_invalid_if(
+      merged.sliding_window != 0 && merged.attention_chunk_size != 0,
+      "Model with both sliding window layers and chunked local attention layers is not "
+      "supported.");
   return merged;
 }
 
@@ -172,11 +166,10 @@ std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
   if (kind == KVCacheKind::kChunkedLocal) {
     require_positive(attention_chunk_size, "attention_chunk_size");
   }
-  if (max_model_len < 0 || max_num_batched_tokens < 0 || encoder_len < 0) {
-    throw_invalid(
-        "KVCacheSpec: max_model_len {}, max_num_batched_tokens {}, encoder_len {}; legal: >= 0",
-        max_model_len, max_num_batched_tokens, encoder_len);
-  }
+  throw_invalid_if(
+      max_model_len < 0 || max_num_batched_tokens < 0 || encoder_len < 0,
+      "KVCacheSpec: max_model_len {}, max_num_batched_tokens {}, encoder_len {}; legal: >= 0",
+      max_model_len, max_num_batched_tokens, encoder_len);
   const std::int64_t tokens =
       resident_tokens(*this, max_model_len, max_num_batched_tokens, encoder_len);
   std::int64_t pages = ceil_div(tokens, std::int64_t{block_size});

@@ -25,6 +25,7 @@ namespace {
 using detail::CachePlanes;
 using detail::CopyEnd;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 using HostImage = std::span<std::byte>;
 
 /// One side of a swap: where block 0 of each plane starts, and how far blocks are apart.
@@ -116,10 +117,9 @@ Side host_side(HostImage image, const DeviceCache& like) {
   const auto count = static_cast<std::int64_t>(planes.size());
   const std::int64_t page = layout.row * count;
   const auto size = static_cast<std::int64_t>(image.size());
-  if (size % page != 0) {
-    throw_invalid("swap_blocks: host image of {} bytes, legal: multiples of a block's {}", size,
-                  page);
-  }
+  throw_invalid_if(size % page != 0,
+                   "swap_blocks: host image of {} bytes, legal: multiples of a block's {}", size,
+                   page);
   Side side;
   side.num_blocks = size / page;
   side.block_stride = layout.row;

@@ -10,9 +10,8 @@ namespace clattn {
 namespace {
 
 void check_threshold(std::int32_t decode_threshold) {
-  if (decode_threshold < 0) {
-    detail::throw_invalid("decode_threshold is {}, legal: at least 0", decode_threshold);
-  }
+  detail::throw_invalid_if(decode_threshold < 0, "decode_threshold is {}, legal: at least 0",
+                           decode_threshold);
 }
 
 }  // namespace
@@ -27,10 +26,9 @@ CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t
   batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
   batch.num_actual_tokens = query_start_loc.empty() ? 0 : query_start_loc.back();
   const std::size_t rows = std::max<std::size_t>(seq_lens.size(), 1);
-  if (block_table.size() % rows != 0) {
-    detail::throw_invalid("block_table holds {} elements, legal: a multiple of {} (seq_lens)",
-                          block_table.size(), rows);
-  }
+  detail::throw_invalid_if(block_table.size() % rows != 0,
+                           "block_table holds {} elements, legal: a multiple of {} (seq_lens)",
+                           block_table.size(), rows);
   batch.block_table_stride = static_cast<std::int64_t>(block_table.size() / rows);
   return batch;
 }
@@ -68,19 +66,17 @@ bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> n
                                                  std::span<std::int32_t> order) {
   check_threshold(decode_threshold);
   const std::size_t num_reqs = num_scheduled_tokens.size();
-  if (order.size() != num_reqs) {
-    detail::throw_invalid("order holds {} elements, legal: {} (one per request)", order.size(),
-                          num_reqs);
-  }
+  detail::throw_invalid_if(order.size() != num_reqs,
+                           "order holds {} elements, legal: {} (one per request)", order.size(),
+                           num_reqs);
   const auto is_decode = [&](std::size_t request) {
     return num_scheduled_tokens[request] <= decode_threshold;
   };
   std::size_t num_decodes = 0;
   for (std::size_t r = 0; r < num_reqs; ++r) {
-    if (num_scheduled_tokens[r] < 0) {
-      detail::throw_invalid("request {}: num_scheduled_tokens is {}, legal: at least 0", r,
-                            num_scheduled_tokens[r]);
-    }
+    detail::throw_invalid_if(num_scheduled_tokens[r] < 0,
+                             "request {}: num_scheduled_tokens is {}, legal: at least 0", r,
+                             num_scheduled_tokens[r]);
     if (is_decode(r)) ++num_decodes;
   }
 

@@ -11,15 +11,15 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 std::size_t to_size(std::int64_t count) {
   return static_cast<std::size_t>(count);
 }
 
 void check_range(std::string_view name, std::int32_t begin, std::int32_t end, std::int64_t most) {
-  if (begin < 0 || end < begin || end > most) {
-    throw_invalid("{} is [{}, {}), legal: 0 <= begin <= end <= {}", name, begin, end, most);
-  }
+  throw_invalid_if(begin < 0 || end < begin || end > most,
+                   "{} is [{}, {}), legal: 0 <= begin <= end <= {}", name, begin, end, most);
 }
 
 /// Throws unless the first and the last request of the slice own its first and last token.
@@ -27,10 +27,9 @@ void check_slice(const UBatchSlice& slice, const CommonAttentionMetadata& batch)
   const auto& [requests, tokens] = slice;
   check_range("request_slice", requests.begin, requests.end, batch.num_reqs);
   check_range("token_slice", tokens.begin, tokens.end, batch.num_actual_tokens);
-  if (requests.begin == requests.end || tokens.begin == tokens.end) {
-    throw_invalid("slice of requests [{}, {}) and tokens [{}, {}): it is empty", requests.begin,
-                  requests.end, tokens.begin, tokens.end);
-  }
+  throw_invalid_if(requests.begin == requests.end || tokens.begin == tokens.end,
+                   "slice of requests [{}, {}) and tokens [{}, {}): it is empty", requests.begin,
+                   requests.end, tokens.begin, tokens.end);
   const auto& starts = batch.query_start_loc;
   const auto first = to_size(requests.begin);
   const auto last = to_size(requests.end) - 1;
@@ -54,14 +53,12 @@ void check_size(std::string_view name, std::size_t size, std::int64_t needed,
 /// The arrays that a slice takes its part of.
 void check_arrays(const CommonAttentionMetadata& batch) {
   detail::validate_queries(batch);
-  if (!batch.key_start_loc.empty()) {
-    throw_invalid("key_start_loc holds {} elements, legal: 0 (a slice's keys are in the cache)",
-                  batch.key_start_loc.size());
-  }
+  throw_invalid_if(!batch.key_start_loc.empty(),
+                   "key_start_loc holds {} elements, legal: 0 (a slice's keys are in the cache)",
+                   batch.key_start_loc.size());
   check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
-  if (batch.block_table_stride < 0) {
-    throw_invalid("block_table_stride is {}, legal: at least 0", batch.block_table_stride);
-  }
+  throw_invalid_if(batch.block_table_stride < 0, "block_table_stride is {}, legal: at least 0",
+                   batch.block_table_stride);
   check_size("block_table", batch.block_table.size(),
              detail::checked_mul<std::int64_t>(batch.num_reqs, batch.block_table_stride,
                                                "num_reqs x block_table_stride"),
@@ -77,14 +74,12 @@ void check_cut(const CommonAttentionMetadata& batch, std::int32_t request, std::
   const std::int32_t begin = batch.query_start_loc[row];
   const std::int32_t end = batch.query_start_loc[row + 1];
   if (token <= begin || token >= end) return;
-  if (!batch.causal) {
-    throw_invalid("request {}: cut at token {} with causal false, legal: causal true", request,
-                  token);
-  }
-  if (batch.seq_lens[row] < end - begin) {
-    throw_invalid("request {}: seq_lens is {}, legal: at least the query length, {}", request,
-                  batch.seq_lens[row], end - begin);
-  }
+  throw_invalid_if(!batch.causal,
+                   "request {}: cut at token {} with causal false, legal: causal true", request,
+                   token);
+  throw_invalid_if(batch.seq_lens[row] < end - begin,
+                   "request {}: seq_lens is {}, legal: at least the query length, {}", request,
+                   batch.seq_lens[row], end - begin);
 }
 
 }  // namespace
@@ -94,11 +89,10 @@ std::vector<UBatchSlice> create_ubatch_slices(const CommonAttentionMetadata& bat
   detail::validate_queries(batch);
   if (num_ubatches < 1) throw_invalid("num_ubatches is {}, legal: at least 1", num_ubatches);
   const std::int64_t before_last = std::int64_t{num_ubatches - 1} * split_point;
-  if (split_point < 1 || before_last >= batch.num_actual_tokens) {
-    throw_invalid(
-        "split_point is {}, legal: at least 1, and {} times it below num_actual_tokens {}",
-        split_point, num_ubatches - 1, batch.num_actual_tokens);
-  }
+  throw_invalid_if(
+      split_point < 1 || before_last >= batch.num_actual_tokens,
+      "split_point is {}, legal: at least 1, and {} times it below num_actual_tokens {}",
+      split_point, num_ubatches - 1, batch.num_actual_tokens);
   const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
   std::vector<UBatchSlice> slices;
   slices.reserve(to_size(num_ubatches));

@@ -13,7 +13,7 @@ namespace {
 
 using detail::ceil_div;
 using detail::checked_mul;
-using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 // vLLM 76b494444f, flash_attn.py: a shorter prefix or a smaller batch does not pay for the merge;
 // tiles are those of FlashAttention.
@@ -30,14 +30,12 @@ void check(const CascadeQuery& query) {
                 {"num_query_heads", query.num_query_heads, 1},
                 {"num_sms", query.num_sms, 1}};
   for (const auto& field : fields) {
-    if (field.value < field.low) {
-      throw_invalid("{} is {}, legal: at least {}", field.name, field.value, field.low);
-    }
+    throw_invalid_if(field.value < field.low, "{} is {}, legal: at least {}", field.name,
+                     field.value, field.low);
   }
-  if (query.num_query_heads % query.num_kv_heads != 0) {
-    throw_invalid("num_query_heads is {}, legal: a multiple of num_kv_heads {}",
-                  query.num_query_heads, query.num_kv_heads);
-  }
+  throw_invalid_if(query.num_query_heads % query.num_kv_heads != 0,
+                   "num_query_heads is {}, legal: a multiple of num_kv_heads {}",
+                   query.num_query_heads, query.num_kv_heads);
 }
 
 }  // namespace

@@ -23,14 +23,12 @@ void CascadeBatch::set_pages(const CascadeLevel& level, std::int32_t block_size)
   const std::size_t num_seqs = level.qo_indptr.size() - 1;
   check_indptr(level.qo_indptr, "qo_indptr", num_seqs);
   check_indptr(level.paged_kv_indptr, "paged_kv_indptr", num_seqs);
-  if (level.paged_kv_last_page_len.size() != num_seqs) {
-    throw_invalid("paged_kv_last_page_len holds {} elements, legal: {} (num_seqs)",
-                  level.paged_kv_last_page_len.size(), num_seqs);
-  }
-  if (std::cmp_less(level.paged_kv_indices.size(), level.paged_kv_indptr.back())) {
-    throw_invalid("paged_kv_indices holds {} elements, legal: at least {} (paged_kv_indptr[{}])",
-                  level.paged_kv_indices.size(), level.paged_kv_indptr.back(), num_seqs);
-  }
+  throw_invalid_if(level.paged_kv_last_page_len.size() != num_seqs,
+                   "paged_kv_last_page_len holds {} elements, legal: {} (num_seqs)",
+                   level.paged_kv_last_page_len.size(), num_seqs);
+  throw_invalid_if(std::cmp_less(level.paged_kv_indices.size(), level.paged_kv_indptr.back()),
+                   "paged_kv_indices holds {} elements, legal: at least {} (paged_kv_indptr[{}])",
+                   level.paged_kv_indices.size(), level.paged_kv_indptr.back(), num_seqs);
   write_seq_lens(level.paged_kv_indptr, level.paged_kv_last_page_len, block_size, seq_lens_);
   query_start_loc_.assign(level.qo_indptr.begin(), level.qo_indptr.end());
   resize_table(block_size);

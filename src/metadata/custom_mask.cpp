@@ -9,6 +9,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 std::size_t index(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -16,16 +17,14 @@ std::size_t index(std::int64_t i) {
 
 void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
            std::int32_t sliding_window) {
-  if (batch.causal) {
-    throw_invalid("causal is true, legal: false: a mask cannot show keys that causality hides");
-  }
+  throw_invalid_if(batch.causal,
+                   "causal is true, legal: false: a mask cannot show keys that causality hides");
   if (sliding_window < 0) throw_invalid("sliding_window is {}, legal: >= 0", sliding_window);
   if (ranges.max_ranges < 0) throw_invalid("max_ranges is {}, legal: >= 0", ranges.max_ranges);
   const std::size_t wanted = index(batch.num_reqs) * index(ranges.max_ranges) * 2;
-  if (ranges.ranges.size() != wanted) {
-    throw_invalid("ranges holds {} elements, legal: {} (num_reqs {} x max_ranges {} x 2)",
-                  ranges.ranges.size(), wanted, batch.num_reqs, ranges.max_ranges);
-  }
+  throw_invalid_if(ranges.ranges.size() != wanted,
+                   "ranges holds {} elements, legal: {} (num_reqs {} x max_ranges {} x 2)",
+                   ranges.ranges.size(), wanted, batch.num_reqs, ranges.max_ranges);
   for (std::size_t i = 0; i < wanted; i += 2) {
     const std::int32_t start = ranges.ranges[i], end = ranges.ranges[i + 1];
     if (start >= 0 && start <= end) continue;

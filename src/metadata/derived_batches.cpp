@@ -10,6 +10,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 /// Counts each request's logits tokens into starts[request + 1].
 void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int32_t> indices,
@@ -18,10 +19,9 @@ void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int
   for (std::size_t i = 0; i < indices.size(); ++i) {
     const std::int32_t token = indices[i];
     const std::int32_t low = i == 0 ? 0 : indices[i - 1] + 1;
-    if (token < low || token >= batch.num_actual_tokens) {
-      throw_invalid("logits_indices[{}] is {}, legal: {} … {} (ascending tokens of the batch)", i,
-                    token, low, batch.num_actual_tokens - 1);
-    }
+    throw_invalid_if(token < low || token >= batch.num_actual_tokens,
+                     "logits_indices[{}] is {}, legal: {} … {} (ascending tokens of the batch)", i,
+                     token, low, batch.num_actual_tokens - 1);
     while (token >= batch.query_start_loc[request + 1]) ++request;
     const bool is_last = token + 1 == batch.query_start_loc[request + 1];
     if (!is_last && (i + 1 == indices.size() || indices[i + 1] != token + 1)) {
@@ -69,12 +69,10 @@ AdvancedBatch advance_batch(const CommonAttentionMetadata& batch, bool turn_pref
   AdvancedBatch next{{0}, {}, batch};
   for (std::size_t r = 0; r < static_cast<std::size_t>(batch.num_reqs); ++r) {
     const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
-    if (query_len > 1 && !turn_prefills_into_decodes) {
-      throw_invalid(
-          "request {}: its query length is {}, legal: 0 … 1, or any with "
-          "turn_prefills_into_decodes",
-          r, query_len);
-    }
+    throw_invalid_if(query_len > 1 && !turn_prefills_into_decodes,
+                     "request {}: its query length is {}, legal: 0 … 1, or any with "
+                     "turn_prefills_into_decodes",
+                     r, query_len);
     const std::int32_t added = query_len > 0 ? 1 : 0;
     next.query_start_loc.push_back(next.query_start_loc.back() + added);
     next.seq_lens.push_back(
@@ -109,9 +107,8 @@ std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> s
   local.reserve(detail::checked_mul(seq_lens.size(), static_cast<std::size_t>(last - first + 1),
                                     "num_reqs x dcp_size"));
   for (std::size_t r = 0; r < seq_lens.size(); ++r) {
-    if (seq_lens[r] < 0) {
-      throw_invalid("request {}: seq_lens is {}, legal: at least 0", r, seq_lens[r]);
-    }
+    throw_invalid_if(seq_lens[r] < 0, "request {}: seq_lens is {}, legal: at least 0", r,
+                     seq_lens[r]);
     const std::int64_t full = seq_lens[r] / turn / size * turn;  // of every rank
     const std::int64_t rest = seq_lens[r] - full * size;
     for (std::int64_t rank = first; rank <= last; ++rank) {
@@ -126,14 +123,12 @@ MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32
   if (num_reqs < 0) throw_invalid("num_reqs is {}, legal: at least 0", num_reqs);
   std::vector<std::vector<MMSpan>> rows(static_cast<std::size_t>(num_reqs));
   for (const MMSpan& span : spans) {
-    if (span.request < 0 || span.request >= num_reqs) {
-      throw_invalid("multimodal span of request {}, legal: 0 … {} (num_reqs - 1)", span.request,
-                    num_reqs - 1);
-    }
-    if (span.start < 0 || span.end < span.start) {
-      throw_invalid("request {}: multimodal span [{}, {}), legal: 0 <= start <= end", span.request,
-                    span.start, span.end);
-    }
+    throw_invalid_if(span.request < 0 || span.request >= num_reqs,
+                     "multimodal span of request {}, legal: 0 … {} (num_reqs - 1)", span.request,
+                     num_reqs - 1);
+    throw_invalid_if(span.start < 0 || span.end < span.start,
+                     "request {}: multimodal span [{}, {}), legal: 0 <= start <= end", span.request,
+                     span.start, span.end);
     if (span.start < span.end) rows[static_cast<std::size_t>(span.request)].push_back(span);
   }
   std::size_t max_ranges = 0;

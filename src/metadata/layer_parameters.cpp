@@ -23,18 +23,15 @@ LayerParameters get_per_layer_parameters(std::span<const NamedAttentionConfig> l
   LayerParameters result;
   std::set<std::string_view> names;
   for (const NamedAttentionConfig& layer : layers) {
-    if (!names.insert(layer.name).second) {
-      detail::throw_invalid("layer name \"{}\" is given twice, legal: once", layer.name);
-    }
+    detail::throw_invalid_if(!names.insert(layer.name).second,
+                             "layer name \"{}\" is given twice, legal: once", layer.name);
     result.emplace_back(layer.name, parameters_of(layer.config));
   }
   return result;
 }
 
 GlobalHyperparameters infer_global_hyperparameters(const LayerParameters& per_layer_params) {
-  if (per_layer_params.empty()) {
-    detail::throw_invalid("No attention layers found in the model.");
-  }
+  detail::throw_invalid_if(per_layer_params.empty(), "No attention layers found in the model.");
   const PerLayerParameters& first = per_layer_params.front().second;
   GlobalHyperparameters result{first};
   for (const auto& [name, parameters] : per_layer_params) {

@@ -9,19 +9,16 @@ namespace clattn {
 
 using detail::check_indptr;
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 void detail::check_indptr(std::span<const std::int32_t> indptr, std::string_view name,
                           std::size_t num_reqs) {
-  if (indptr.size() != num_reqs + 1) {
-    throw_invalid("{} holds {} elements, legal: {} (num_reqs + 1)", name, indptr.size(),
-                  num_reqs + 1);
-  }
+  throw_invalid_if(indptr.size() != num_reqs + 1, "{} holds {} elements, legal: {} (num_reqs + 1)",
+                   name, indptr.size(), num_reqs + 1);
   if (indptr[0] != 0) throw_invalid("{}[0] is {}, legal: 0", name, indptr[0]);
   for (std::size_t r = 0; r < num_reqs; ++r) {
-    if (indptr[r + 1] < indptr[r]) {
-      throw_invalid("request {}: {}[{}] is {}, legal: at least {}", r, name, r + 1, indptr[r + 1],
-                    indptr[r]);
-    }
+    throw_invalid_if(indptr[r + 1] < indptr[r], "request {}: {}[{}] is {}, legal: at least {}", r,
+                     name, r + 1, indptr[r + 1], indptr[r]);
   }
 }
 
@@ -36,10 +33,9 @@ void detail::write_seq_lens(std::span<const std::int32_t> indptr,
     const std::int32_t pages = indptr[r + 1] - indptr[r];
     const std::int32_t low = pages == 0 ? 0 : 1;
     const std::int32_t high = pages == 0 ? 0 : page_size;
-    if (last_page_len[r] < low || last_page_len[r] > high) {
-      throw_invalid("request {}: last_page_len is {}, legal: {} … {} ({} pages of {})", r,
-                    last_page_len[r], low, high, pages, page_size);
-    }
+    throw_invalid_if(last_page_len[r] < low || last_page_len[r] > high,
+                     "request {}: last_page_len is {}, legal: {} … {} ({} pages of {})", r,
+                     last_page_len[r], low, high, pages, page_size);
     const std::int32_t full =
         pages == 0 ? 0 : detail::checked_mul(pages - 1, page_size, "seq_lens");
     seq_lens.push_back(detail::checked_add(full, last_page_len[r], "seq_lens"));
@@ -58,18 +54,15 @@ BatchIndicesPositions get_batch_indices_positions(std::span<const std::int32_t> 
                                                   std::span<const std::int32_t> seq_lens,
                                                   std::int64_t nnz) {
   check_indptr(append_indptr, "append_indptr", seq_lens.size());
-  if (nnz < append_indptr.back()) {
-    throw_invalid("nnz is {}, legal: at least {} (append_indptr[{}])", nnz, append_indptr.back(),
-                  seq_lens.size());
-  }
+  throw_invalid_if(nnz < append_indptr.back(), "nnz is {}, legal: at least {} (append_indptr[{}])",
+                   nnz, append_indptr.back(), seq_lens.size());
   BatchIndicesPositions result{std::vector<std::int32_t>(static_cast<std::size_t>(nnz), -1),
                                std::vector<std::int32_t>(static_cast<std::size_t>(nnz), 0)};
   for (std::size_t r = 0; r < seq_lens.size(); ++r) {
     const std::int32_t count = append_indptr[r + 1] - append_indptr[r];
-    if (seq_lens[r] < count) {
-      throw_invalid("request {}: seq_lens is {}, legal: at least {} (its new tokens)", r,
-                    seq_lens[r], count);
-    }
+    throw_invalid_if(seq_lens[r] < count,
+                     "request {}: seq_lens is {}, legal: at least {} (its new tokens)", r,
+                     seq_lens[r], count);
     for (std::int32_t i = 0; i < count; ++i) {
       const std::size_t token =
           static_cast<std::size_t>(append_indptr[r]) + static_cast<std::size_t>(i);

@@ -9,6 +9,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 std::size_t index(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -20,16 +21,14 @@ std::size_t check_sizes(std::span<const std::int32_t> q_seqlen,
                         std::span<const std::int32_t> kv_seqlen,
                         std::span<const std::int32_t> block_tables, std::int32_t page_size) {
   const std::size_t num_reqs = q_seqlen.size();
-  if (kv_seqlen.size() != num_reqs || kv_seqstarts.size() != num_reqs) {
-    throw_invalid("kv_seqstarts and kv_seqlen hold {} and {} values, legal: {} each (q_seqlen's)",
-                  kv_seqstarts.size(), kv_seqlen.size(), num_reqs);
-  }
+  throw_invalid_if(kv_seqlen.size() != num_reqs || kv_seqstarts.size() != num_reqs,
+                   "kv_seqstarts and kv_seqlen hold {} and {} values, legal: {} each (q_seqlen's)",
+                   kv_seqstarts.size(), kv_seqlen.size(), num_reqs);
   if (page_size < 1) throw_invalid("page_size is {}, legal: at least 1", page_size);
   const std::size_t rows = std::max<std::size_t>(num_reqs, 1);
-  if (block_tables.size() % rows != 0) {
-    throw_invalid("block_tables holds {} elements, legal: a multiple of the {} requests",
-                  block_tables.size(), num_reqs);
-  }
+  throw_invalid_if(block_tables.size() % rows != 0,
+                   "block_tables holds {} elements, legal: a multiple of the {} requests",
+                   block_tables.size(), num_reqs);
   return block_tables.size() / rows;
 }
 
@@ -39,10 +38,9 @@ void append(PagedBias& bias, std::int32_t queries, std::int32_t start, std::int3
             std::int32_t page_size, std::int64_t slots) {
   const std::size_t r = bias.seq_lens.size();
   const std::int64_t end = std::int64_t{start} + count;
-  if (start < 0 || count < 0 || end > slots) {
-    throw_invalid("request {}: its keys are [{}, {}), legal: within [0, {}) (pages x page_size)", r,
-                  start, end, slots);
-  }
+  throw_invalid_if(start < 0 || count < 0 || end > slots,
+                   "request {}: its keys are [{}, {}), legal: within [0, {}) (pages x page_size)",
+                   r, start, end, slots);
   if (queries < 0 || (bias.causal && queries > count)) {
     throw_invalid("request {}: q_seqlen is {}, legal: {}", r, queries,
                   bias.causal ? fmt::format("0 … {} (kv_seqlen)", count) : ">= 0");
@@ -124,16 +122,15 @@ PagedGappyKeysMask<kCausal> GappyKeysMask<kCausal>::make_paged(
     std::span<const std::int32_t> block_tables, std::int32_t page_size,
     std::int32_t notional_padding) const {
   if (page_size < 1) throw_invalid("page_size is {}, legal: at least 1", page_size);
-  if (notional_padding < 1 || notional_padding % page_size != 0) {
-    throw_invalid(
-        "Notional padding should be divisible by the page size, but got notional_padding={}, "
-        "page_size={}.",
-        notional_padding, page_size);
-  }
-  if (kv_seqstarts.size() != q_seqlen.size() + 1 || kv_seqlen.size() != q_seqlen.size()) {
-    throw_invalid("kv_seqstarts and kv_seqlen hold {} and {} values, legal: {} and {} (q_seqlen's)",
-                  kv_seqstarts.size(), kv_seqlen.size(), q_seqlen.size() + 1, q_seqlen.size());
-  }
+  throw_invalid_if(
+      notional_padding < 1 || notional_padding % page_size != 0,
+      "Notional padding should be divisible by the page size, but got notional_padding={}, "
+      "page_size={}.",
+      notional_padding, page_size);
+  throw_invalid_if(
+      kv_seqstarts.size() != q_seqlen.size() + 1 || kv_seqlen.size() != q_seqlen.size(),
+      "kv_seqstarts and kv_seqlen hold {} and {} values, legal: {} and {} (q_seqlen's)",
+      kv_seqstarts.size(), kv_seqlen.size(), q_seqlen.size() + 1, q_seqlen.size());
   std::vector<std::int32_t> starts;
   for (std::size_t r = 0; r < q_seqlen.size(); ++r) {
     const std::int64_t run = static_cast<std::int64_t>(r) * notional_padding;

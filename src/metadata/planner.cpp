@@ -223,9 +223,8 @@ PlanCounts to_counts(const Tally& tally) {
 
 void check_output(const PlanCounts& counts, const PlanOutput& output) {
   const auto check = [](std::string_view field, std::size_t size, std::int32_t needed) {
-    if (size < static_cast<std::size_t>(needed)) {
-      throw_invalid("{} holds {} elements, legal: at least {}", field, size, needed);
-    }
+    throw_invalid_if(size < static_cast<std::size_t>(needed),
+                     "{} holds {} elements, legal: at least {}", field, size, needed);
   };
   for (std::size_t c = 0; c < output.items.size(); ++c) {
     check("PlanOutput::items", output.items[c].size(), counts.num_items[c]);
@@ -249,9 +248,8 @@ void check_config(const PlannerConfig& config) {
   for (const Field& field : fields) {
     if (field.value < 1) throw_invalid("{} is {}, legal: at least 1", field.name, field.value);
   }
-  if (config.num_tiles > kMaxTileClasses) {
-    throw_invalid("num_tiles is {}, legal: 1 … {}", config.num_tiles, kMaxTileClasses);
-  }
+  throw_invalid_if(config.num_tiles > kMaxTileClasses, "num_tiles is {}, legal: 1 … {}",
+                   config.num_tiles, kMaxTileClasses);
   for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
     const TileClass& tile = config.tiles[c];
     const Field of_tile[] = {{"max_item_tokens", tile.max_item_tokens},
@@ -259,21 +257,18 @@ void check_config(const PlannerConfig& config) {
                              {"step_keys", tile.step_keys},
                              {"workers", tile.workers}};
     for (const Field& field : of_tile) {
-      if (field.value < 1) {
-        throw_invalid("tiles[{}].{} is {}, legal: at least 1", c, field.name, field.value);
-      }
+      throw_invalid_if(field.value < 1, "tiles[{}].{} is {}, legal: at least 1", c, field.name,
+                       field.value);
     }
     // So that a tile's whole time is a number, too.
     constexpr double kMostKeyNs = 1e15;
-    if (!(tile.costs.key_ns > 0 && tile.costs.key_ns <= kMostKeyNs &&
-          tile.costs.token_key_ns >= 0 && tile.costs.token_key_ns <= kMostKeyNs)) {
-      throw_invalid("tiles[{}].costs: a key takes {} ns and {} ns a token, legal: above 0 … {:g}",
-                    c, tile.costs.key_ns, tile.costs.token_key_ns, kMostKeyNs);
-    }
+    throw_invalid_if(!(tile.costs.key_ns > 0 && tile.costs.key_ns <= kMostKeyNs &&
+                       tile.costs.token_key_ns >= 0 && tile.costs.token_key_ns <= kMostKeyNs),
+                     "tiles[{}].costs: a key takes {} ns and {} ns a token, legal: above 0 … {:g}",
+                     c, tile.costs.key_ns, tile.costs.token_key_ns, kMostKeyNs);
   }
-  if (config.num_splits < 0) {
-    throw_invalid("num_splits is {}, legal: at least 0 (0 = planned)", config.num_splits);
-  }
+  throw_invalid_if(config.num_splits < 0, "num_splits is {}, legal: at least 0 (0 = planned)",
+                   config.num_splits);
 }
 
 PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch) {
@@ -316,22 +311,20 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
   }
   Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
   while (tally.rows > max_rows && cuts_.num_splits != 1) {
-    if (!coarsen(config, cuts_)) {
-      throw_unsupported(
-          "deterministic splits of this batch need {} partial rows, legal: at most {} "
-          "(max_partial_rows)",
-          tally.rows, max_rows);
-    }
+    throw_unsupported_if(
+        !coarsen(config, cuts_),
+        "deterministic splits of this batch need {} partial rows, legal: at most {} "
+        "(max_partial_rows)",
+        tally.rows, max_rows);
     tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
   }
   counts_ = to_counts(tally);
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {
-  if (pages_at.size() < static_cast<std::size_t>(batch_.num_reqs)) {
-    throw_invalid("pages_at holds {} elements, legal: at least {} (num_reqs)", pages_at.size(),
-                  batch_.num_reqs);
-  }
+  throw_invalid_if(pages_at.size() < static_cast<std::size_t>(batch_.num_reqs),
+                   "pages_at holds {} elements, legal: at least {} (num_reqs)", pages_at.size(),
+                   batch_.num_reqs);
   check_output(counts_, output);
   cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {

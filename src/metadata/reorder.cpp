@@ -9,7 +9,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 /// In batch order.
 enum class Region : std::uint8_t { kDecode, kShortExtend, kLongExtend, kPrefill };
@@ -25,9 +25,8 @@ Region region_of(const RequestProgress& requests, std::size_t request,
 
 void check(const RequestProgress& requests, std::int32_t decode_threshold,
            std::span<std::int32_t> order) {
-  if (decode_threshold < 0) {
-    throw_invalid("decode_threshold is {}, legal: at least 0", decode_threshold);
-  }
+  throw_invalid_if(decode_threshold < 0, "decode_threshold is {}, legal: at least 0",
+                   decode_threshold);
   const std::size_t num_reqs = requests.num_scheduled_tokens.size();
   const struct {
     std::string_view name;
@@ -37,15 +36,13 @@ void check(const RequestProgress& requests, std::int32_t decode_threshold,
                 {"num_prompt_tokens", requests.num_prompt_tokens},
                 {"order", order}};
   for (const auto& field : fields) {
-    if (field.values.size() != num_reqs) {
-      throw_invalid("{} holds {} elements, legal: {} (one per request)", field.name,
-                    field.values.size(), num_reqs);
-    }
+    throw_invalid_if(field.values.size() != num_reqs,
+                     "{} holds {} elements, legal: {} (one per request)", field.name,
+                     field.values.size(), num_reqs);
     if (field.name == "order") continue;
     for (std::size_t r = 0; r < num_reqs; ++r) {
-      if (field.values[r] < 0) {
-        throw_invalid("request {}: {} is {}, legal: at least 0", r, field.name, field.values[r]);
-      }
+      throw_invalid_if(field.values[r] < 0, "request {}: {} is {}, legal: at least 0", r,
+                       field.name, field.values[r]);
     }
   }
 }
@@ -102,9 +99,8 @@ bool reorder_batch_to_split_decodes_and_prefills(const RequestProgress& requests
 }
 
 std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens, Drafting drafting) {
-  if (num_speculative_tokens < 0) {
-    throw_invalid("num_speculative_tokens is {}, legal: at least 0", num_speculative_tokens);
-  }
+  throw_invalid_if(num_speculative_tokens < 0, "num_speculative_tokens is {}, legal: at least 0",
+                   num_speculative_tokens);
   const auto drafts = detail::checked_mul<std::int32_t>(
       num_speculative_tokens, drafting == Drafting::kParallel ? 2 : 1, "num_speculative_tokens");
   return detail::checked_add<std::int32_t>(drafts, 1, "num_speculative_tokens");

@@ -48,26 +48,25 @@ namespace clattn {
 void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
                           std::span<std::int64_t> slots) {
   validate_batch(batch, block_size, -1);
-  if (slots.size() < static_cast<std::size_t>(batch.num_actual_tokens)) {
-    detail::throw_invalid("slots holds {} elements, legal: at least {} (num_actual_tokens)",
-                          slots.size(), batch.num_actual_tokens);
-  }
+  detail::throw_invalid_if(slots.size() < static_cast<std::size_t>(batch.num_actual_tokens),
+                           "slots holds {} elements, legal: at least {} (num_actual_tokens)",
+                           slots.size(), batch.num_actual_tokens);
   detail::write_slot_mapping(batch, block_size, slots);
 }
 
 void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_t block_size,
                           std::int32_t kernel_block_size,
                           std::span<std::int32_t> kernel_block_table) {
-  if (kernel_block_size < 1 || block_size < 1 || block_size % kernel_block_size != 0) {
-    detail::throw_invalid("kernel_block_size {} must divide kv_manager_block_size size {} evenly",
-                          kernel_block_size, block_size);
-  }
+  detail::throw_invalid_if(
+      kernel_block_size < 1 || block_size < 1 || block_size % kernel_block_size != 0,
+      "kernel_block_size {} must divide kv_manager_block_size size {} evenly", kernel_block_size,
+      block_size);
   const std::int64_t parts = block_size / kernel_block_size;
-  if (kernel_block_table.size() % static_cast<std::size_t>(parts) != 0 ||
-      kernel_block_table.size() / static_cast<std::size_t>(parts) != block_table.size()) {
-    detail::throw_invalid("kernel_block_table holds {} elements, legal: {} for each of {}",
-                          kernel_block_table.size(), parts, block_table.size());
-  }
+  detail::throw_invalid_if(
+      kernel_block_table.size() % static_cast<std::size_t>(parts) != 0 ||
+          kernel_block_table.size() / static_cast<std::size_t>(parts) != block_table.size(),
+      "kernel_block_table holds {} elements, legal: {} for each of {}", kernel_block_table.size(),
+      parts, block_table.size());
   std::int32_t* to = kernel_block_table.data();
   for (const std::int32_t block : block_table) {
     const std::int64_t first = block * parts;
@@ -79,10 +78,10 @@ void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_
 }
 
 void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens) {
-  if (num_actual_tokens < 0 || slot_mapping.size() < static_cast<std::size_t>(num_actual_tokens)) {
-    detail::throw_invalid("num_actual_tokens is {}, legal: 0 … {} (elements of slot_mapping)",
-                          num_actual_tokens, slot_mapping.size());
-  }
+  detail::throw_invalid_if(
+      num_actual_tokens < 0 || slot_mapping.size() < static_cast<std::size_t>(num_actual_tokens),
+      "num_actual_tokens is {}, legal: 0 … {} (elements of slot_mapping)", num_actual_tokens,
+      slot_mapping.size());
   const auto padding = slot_mapping.subspan(static_cast<std::size_t>(num_actual_tokens));
   std::fill(padding.begin(), padding.end(), kPadSlotId);
 }

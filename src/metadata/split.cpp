@@ -9,11 +9,11 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 void check_threshold(std::int32_t decode_threshold) {
-  if (decode_threshold < 0) {
-    throw_invalid("decode_threshold is {}, legal: at least 0", decode_threshold);
-  }
+  throw_invalid_if(decode_threshold < 0, "decode_threshold is {}, legal: at least 0",
+                   decode_threshold);
 }
 
 std::int32_t query_len(const CommonAttentionMetadata& batch, std::int32_t request) {
@@ -53,12 +53,10 @@ std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOpt
 
 void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOptions& options) {
   if (options.treat_short_extends_as_decodes) return;
-  if (options.is_prefilling.size() < static_cast<std::size_t>(batch.num_reqs)) {
-    throw_invalid(
-        "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
-        "treat_short_extends_as_decodes)",
-        options.is_prefilling.size(), batch.num_reqs);
-  }
+  throw_invalid_if(options.is_prefilling.size() < static_cast<std::size_t>(batch.num_reqs),
+                   "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
+                   "treat_short_extends_as_decodes)",
+                   options.is_prefilling.size(), batch.num_reqs);
 }
 
 }  // namespace
@@ -93,19 +91,17 @@ ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& ba
                                                std::int32_t decode_threshold) {
   check_threshold(decode_threshold);
   detail::validate_queries(batch);
-  if (batch.seq_lens.size() < static_cast<std::size_t>(batch.num_reqs)) {
-    throw_invalid("seq_lens holds {} elements, legal: at least {} (num_reqs)",
-                  batch.seq_lens.size(), batch.num_reqs);
-  }
+  throw_invalid_if(batch.seq_lens.size() < static_cast<std::size_t>(batch.num_reqs),
+                   "seq_lens holds {} elements, legal: at least {} (num_reqs)",
+                   batch.seq_lens.size(), batch.num_reqs);
   std::int32_t first_extend = batch.num_reqs;
   std::int32_t first_prefill = batch.num_reqs;
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const std::int32_t length = query_len(batch, r);
     const std::int32_t seq_len = batch.seq_lens[static_cast<std::size_t>(r)];
-    if (seq_len < length) {
-      throw_invalid("request {}: seq_lens is {}, legal: at least {} (the query length)", r, seq_len,
-                    length);
-    }
+    throw_invalid_if(seq_len < length,
+                     "request {}: seq_lens is {}, legal: at least {} (the query length)", r,
+                     seq_len, length);
     const bool has_context = seq_len > length;
     const bool is_long = length > decode_threshold;
     if (is_long) first_extend = std::min(first_extend, r);
@@ -137,10 +133,9 @@ std::vector<RequestRange> split_prefill_chunks(std::span<const std::int32_t> seq
   detail::checked_add(num_reqs, request_offset, "request_offset");
   for (std::int32_t r = 0; r < num_reqs; ++r) {
     const std::int32_t seq_len = seq_lens[static_cast<std::size_t>(r)];
-    if (seq_len < 0 || seq_len > workspace_size) {
-      throw_invalid("request {}: seq_lens is {}, legal: 0 … {} (workspace_size)", r, seq_len,
-                    workspace_size);
-    }
+    throw_invalid_if(seq_len < 0 || seq_len > workspace_size,
+                     "request {}: seq_lens is {}, legal: 0 … {} (workspace_size)", r, seq_len,
+                     workspace_size);
     if (chunks.empty() || used + seq_len > workspace_size) {
       chunks.push_back({r + request_offset, r + request_offset});
       used = 0;

@@ -9,6 +9,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 void check_at_least(std::string_view field, std::int64_t value, std::int64_t low) {
   if (value < low) throw_invalid("{} is {}, legal: at least {}", field, value, low);
@@ -18,14 +19,12 @@ void check_at_least(std::string_view field, std::int64_t value, std::int64_t low
 void check_used_blocks(const V0SlotMappingRequest& request, std::int32_t first) {
   if (first >= request.seq_len) return;
   const auto last = static_cast<std::size_t>((request.seq_len - 1) / request.block_size);
-  if (request.block_table.size() <= last) {
-    throw_invalid("block_table holds {} elements, legal: at least {} (seq_len {}, block_size {})",
-                  request.block_table.size(), last + 1, request.seq_len, request.block_size);
-  }
+  throw_invalid_if(request.block_table.size() <= last,
+                   "block_table holds {} elements, legal: at least {} (seq_len {}, block_size {})",
+                   request.block_table.size(), last + 1, request.seq_len, request.block_size);
   for (auto page = static_cast<std::size_t>(first / request.block_size); page <= last; ++page) {
-    if (request.block_table[page] < 0) {
-      throw_invalid("block_table[{}] is {}, legal: at least 0", page, request.block_table[page]);
-    }
+    throw_invalid_if(request.block_table[page] < 0, "block_table[{}] is {}, legal: at least 0",
+                     page, request.block_table[page]);
   }
 }
 

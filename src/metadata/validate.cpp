@@ -37,9 +37,8 @@ void check_at_least(std::string_view field, std::int64_t value, std::int64_t low
 
 void check_size(std::string_view field, std::size_t size, std::int64_t needed,
                 std::string_view why) {
-  if (size < to_size(needed)) {
-    throw_invalid("{} holds {} elements, legal: at least {} ({})", field, size, needed, why);
-  }
+  throw_invalid_if(size < to_size(needed), "{} holds {} elements, legal: at least {} ({})", field,
+                   size, needed, why);
 }
 
 /// Tokens that a row of the block table can address.
@@ -50,11 +49,10 @@ std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t bloc
   check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
   const auto entries = checked_mul<std::int64_t>(batch.num_reqs, batch.block_table_stride,
                                                  "num_reqs x block_table_stride");
-  if (batch.block_table.size() < to_size(entries)) {
-    throw_invalid(
-        "block_table holds {} elements, legal: at least {} (num_reqs {} x block_table_stride {})",
-        batch.block_table.size(), entries, batch.num_reqs, batch.block_table_stride);
-  }
+  throw_invalid_if(
+      batch.block_table.size() < to_size(entries),
+      "block_table holds {} elements, legal: at least {} (num_reqs {} x block_table_stride {})",
+      batch.block_table.size(), entries, batch.num_reqs, batch.block_table_stride);
   return checked_mul<std::int64_t>(batch.block_table_stride, block_size,
                                    "block_table_stride x block_size");
 }
@@ -88,9 +86,8 @@ BatchSummary check_seq_lens(const CommonAttentionMetadata& batch, std::int32_t b
     summary.max_seq_len = std::max(summary.max_seq_len, seq_len);
     num_pages += page_count(seq_len, block_size);
   }
-  if (num_pages > kMaxInt32) {
-    throw_invalid("the requests use {} pages, legal: at most {}", num_pages, kMaxInt32);
-  }
+  throw_invalid_if(num_pages > kMaxInt32, "the requests use {} pages, legal: at most {}", num_pages,
+                   kMaxInt32);
   summary.num_pages = static_cast<std::int32_t>(num_pages);
   return summary;
 }
@@ -165,10 +162,9 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
     max_query_len = std::max(max_query_len, end - begin);
   }
   const std::int32_t last = starts[to_size(batch.num_reqs)];
-  if (last != batch.num_actual_tokens) {
-    throw_invalid("query_start_loc[{}] is {}, legal: {} (num_actual_tokens)", batch.num_reqs, last,
-                  batch.num_actual_tokens);
-  }
+  throw_invalid_if(last != batch.num_actual_tokens,
+                   "query_start_loc[{}] is {}, legal: {} (num_actual_tokens)", batch.num_reqs, last,
+                   batch.num_actual_tokens);
   return max_query_len;
 }
 
@@ -217,13 +213,11 @@ BatchSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_
 void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
                             std::int32_t common_prefix_len, KeySource source) {
   if (common_prefix_len == 0) return;
-  if (source == KeySource::kContiguous) {
-    throw_invalid("common_prefix_len is {}, legal: 0 (there are no pages)", common_prefix_len);
-  }
-  if (common_prefix_len < 0 || common_prefix_len % block_size != 0) {
-    throw_invalid("common_prefix_len is {}, legal: multiples of block_size {}, >= 0",
-                  common_prefix_len, block_size);
-  }
+  throw_invalid_if(source == KeySource::kContiguous,
+                   "common_prefix_len is {}, legal: 0 (there are no pages)", common_prefix_len);
+  throw_invalid_if(common_prefix_len < 0 || common_prefix_len % block_size != 0,
+                   "common_prefix_len is {}, legal: multiples of block_size {}, >= 0",
+                   common_prefix_len, block_size);
   const auto pages = static_cast<std::ptrdiff_t>(common_prefix_len / block_size);
   const std::int32_t first = first_active_request(batch);
   const auto row = [&](std::int32_t r) {

@@ -10,17 +10,16 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid;
+using detail::throw_invalid_if;
 
 void check(std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch,
            std::int32_t block_size) {
-  if (attn_chunk_size < 1) {
-    throw_invalid("attn_chunk_size is {}, legal: at least 1", attn_chunk_size);
-  }
+  throw_invalid_if(attn_chunk_size < 1, "attn_chunk_size is {}, legal: at least 1",
+                   attn_chunk_size);
   detail::validate_lengths(batch, block_size);
-  if (attn_chunk_size % block_size != 0) {
-    throw_invalid("attn_chunk_size {} is not divisible by block_size {}", attn_chunk_size,
-                  block_size);
-  }
+  throw_invalid_if(attn_chunk_size % block_size != 0,
+                   "attn_chunk_size {} is not divisible by block_size {}", attn_chunk_size,
+                   block_size);
   if (batch.block_table_stride > std::numeric_limits<std::int32_t>::max()) {
     throw_invalid("block_table_stride is {}, legal: at most {}", batch.block_table_stride,
                   std::numeric_limits<std::int32_t>::max());

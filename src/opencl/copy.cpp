@@ -28,9 +28,8 @@ void enqueue_copy(cl_command_queue queue, const CopyEnd& source, const CopyEnd& 
   if (event != nullptr) event->reset();
   cl_event done = nullptr;
   cl_event* const wanted = event == nullptr ? nullptr : &done;
-  if (source.host != nullptr && destination.host != nullptr) {
-    throw_invalid("Invalid device combination");
-  }
+  throw_invalid_if(source.host != nullptr && destination.host != nullptr,
+                   "Invalid device combination");
   if (source.host != nullptr) {
     check(clEnqueueWriteBuffer(queue, destination.device, CL_FALSE, destination.offset_bytes,
                                size_bytes, source.host + source.offset_bytes, 0, nullptr, wanted),

@@ -133,12 +133,11 @@ Recording::~Recording() = default;
 void Recording::check_prepared() const {
   for (const Requirement& required : requirements_) {
     const std::int32_t prepared = required.step->batch_size;
-    if (prepared != required.batch_size) {
-      throw_invalid(
-          "replay: the graph of batch_size {}, legal: that of {}, which its buffers are prepared "
-          "for",
-          required.batch_size, prepared);
-    }
+    throw_invalid_if(
+        prepared != required.batch_size,
+        "replay: the graph of batch_size {}, legal: that of {}, which its buffers are prepared "
+        "for",
+        required.batch_size, prepared);
   }
 }
 

@@ -218,9 +218,8 @@ std::unique_ptr<Runtime> Runtime::adopt(cl_context context, cl_device_id device,
   std::vector<cl_device_id> devices(size / sizeof(cl_device_id));
   check(clGetContextInfo(context, CL_CONTEXT_DEVICES, size, devices.data(), nullptr),
         "CL_CONTEXT_DEVICES");
-  if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
-    throw_invalid("device: not one of the {} devices of the adopted context", devices.size());
-  }
+  throw_invalid_if(std::find(devices.begin(), devices.end(), device) == devices.end(),
+                   "device: not one of the {} devices of the adopted context", devices.size());
   check(clRetainContext(context), "clRetainContext");
   return std::unique_ptr<Runtime>(
       new Runtime(std::make_unique<State>(ContextHandle(context), device, options)));
@@ -291,11 +290,10 @@ Buffer Runtime::allocate_copy(std::span<const std::byte> content) const {
 
 Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void* content) const {
   const DeviceCapabilities& device = state_->capabilities;
-  if (size_bytes > device.max_alloc_bytes) {
-    throw_unsupported(
-        "a buffer of {} bytes was asked for; {} allows at most {} bytes in one buffer", size_bytes,
-        device.name, device.max_alloc_bytes);
-  }
+  throw_unsupported_if(
+      size_bytes > device.max_alloc_bytes,
+      "a buffer of {} bytes was asked for; {} allows at most {} bytes in one buffer", size_bytes,
+      device.name, device.max_alloc_bytes);
   cl_int status = CL_SUCCESS;
   // OpenCL has no empty buffers, callers have empty tensors.
   MemoryHandle memory(clCreateBuffer(state_->context.get(), flags,

@@ -43,9 +43,8 @@ void StagedUpload::grow(cl_command_queue queue, std::size_t size_bytes) {
 }
 
 std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size_bytes) {
-  if (Recorder::of(queue) != nullptr) {
-    throw_invalid("queue: it is being recorded; legal: metadata built before the capture");
-  }
+  throw_invalid_if(Recorder::of(queue) != nullptr,
+                   "queue: it is being recorded; legal: metadata built before the capture");
   if (queue != in_order_) {
     require_in_order(queue);
     in_order_ = queue;

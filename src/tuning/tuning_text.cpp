@@ -57,9 +57,8 @@ void read(std::string& value, const Token& token, std::string_view /*field*/, do
 void read(std::int32_t& value, const Token& token, std::string_view field, double most) {
   const char* end = token.text.data() + token.text.size();
   const auto [rest, error] = std::from_chars(token.text.data(), end, value);
-  if (error != std::errc{} || rest != end || value < 1 || value > most) {
-    detail::throw_invalid("{} is '{}', legal: a number from 1 to {}", field, token.text, most);
-  }
+  detail::throw_invalid_if(error != std::errc{} || rest != end || value < 1 || value > most,
+                           "{} is '{}', legal: a number from 1 to {}", field, token.text, most);
 }
 void read(std::optional<DType>& value, const Token& token, std::string_view /*field*/,
           double /*most*/) {
@@ -68,10 +67,9 @@ void read(std::optional<DType>& value, const Token& token, std::string_view /*fi
 void read(double& value, const Token& token, std::string_view field, double most) {
   const char* end = token.text.data() + token.text.size();
   const auto [rest, error] = std::from_chars(token.text.data(), end, value);
-  if (error != std::errc{} || rest != end || !(value > 0) || value > most) {
-    detail::throw_invalid("{} is '{}', legal: a positive number up to {:g}", field, token.text,
-                          most);
-  }
+  detail::throw_invalid_if(error != std::errc{} || rest != end || !(value > 0) || value > most,
+                           "{} is '{}', legal: a positive number up to {:g}", field, token.text,
+                           most);
 }
 
 // ---- a row: for each kind the one list of its fields in their order ----
@@ -184,9 +182,8 @@ void parse_line(std::string_view line, TuningText& result) {
   }
   auto row = parse_row<TuningRow>(tokens);
   constexpr std::array<std::string_view, 5> kPages = {"", "none", "small", "medium", "large"};
-  if (std::find(kPages.begin(), kPages.end(), row.pages) == kPages.end()) {
-    detail::throw_invalid("pages is '{}', legal: *, none, small, medium, large", row.pages);
-  }
+  detail::throw_invalid_if(std::find(kPages.begin(), kPages.end(), row.pages) == kPages.end(),
+                           "pages is '{}', legal: *, none, small, medium, large", row.pages);
   result.rows.push_back(std::move(row));
 }
 

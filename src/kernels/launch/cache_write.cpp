@@ -65,20 +65,17 @@ void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_que
 
 void check_slots(const SlotSource& slots) {
   if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
-  if (slots.offset_bytes % sizeof(std::int64_t) != 0) {
-    throw_invalid("slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
-  }
-  if (slots.num_tokens < 0 || slots.num_tokens > INT32_MAX) {
-    throw_invalid("num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
-  }
+  throw_invalid_if(slots.offset_bytes % sizeof(std::int64_t) != 0,
+                   "slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
+  throw_invalid_if(slots.num_tokens < 0 || slots.num_tokens > INT32_MAX,
+                   "num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
   if (slots.num_tokens == 0) return;
   const std::size_t end =
       slots.offset_bytes / sizeof(std::int64_t) + static_cast<std::size_t>(slots.num_tokens);
   const std::size_t room = size_bytes_of(slots.buffer) / sizeof(std::int64_t);
-  if (end > room) {
-    throw_invalid("slot_mapping: its {} slots end at element {}, legal: the buffer's {}",
-                  slots.num_tokens, end, room);
-  }
+  throw_invalid_if(end > room,
+                   "slot_mapping: its {} slots end at element {}, legal: the buffer's {}",
+                   slots.num_tokens, end, room);
 }
 
 void capture_write(const KernelShape& shape, cl_command_queue queue, TensorRef key, TensorRef value,
@@ -98,23 +95,20 @@ std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguo
   if (tensor.buffer == nullptr) throw_invalid("{}: no buffer", name);
   if (tensor.offset < 0) throw_invalid("{}: offset is {}, legal: >= 0", name, tensor.offset);
   if (tensor.token_stride == 0) return contiguous;
-  if (tensor.token_stride < contiguous) {
-    throw_invalid("{}: token_stride is {}, legal: 0 or >= {} (a row)", name, tensor.token_stride,
-                  contiguous);
-  }
+  throw_invalid_if(tensor.token_stride < contiguous,
+                   "{}: token_stride is {}, legal: 0 or >= {} (a row)", name, tensor.token_stride,
+                   contiguous);
   return tensor.token_stride;
 }
 
 std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
                                 std::int64_t contiguous) {
   const std::int64_t stride = checked_token_stride(key, contiguous, "key");
-  if (checked_token_stride(value, contiguous, "value") != stride) {
-    throw_invalid("value: token_stride is {}, legal: the key's, {}", value.token_stride, stride);
-  }
-  if ((key.offset | value.offset | stride) % 8 != 0) {
-    throw_invalid("key, value: offsets {}, {} and token_stride {}, legal: multiples of 8 elements",
-                  key.offset, value.offset, stride);
-  }
+  throw_invalid_if(checked_token_stride(value, contiguous, "value") != stride,
+                   "value: token_stride is {}, legal: the key's, {}", value.token_stride, stride);
+  throw_invalid_if((key.offset | value.offset | stride) % 8 != 0,
+                   "key, value: offsets {}, {} and token_stride {}, legal: multiples of 8 elements",
+                   key.offset, value.offset, stride);
   return stride;
 }
 

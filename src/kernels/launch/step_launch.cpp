@@ -110,19 +110,18 @@ void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DTyp
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
                                   const AttentionKernels& kernels) {
   const PagedStepView* step = metadata.step();
-  if (step == nullptr || step->kernels == nullptr || !kernels.runs_plan_of(*step->kernels)) {
-    throw_invalid(
-        "attn_metadata: built for another configuration; legal: metadata of a builder with this "
-        "layer's heads, sizes, block_size, dtypes and context");
-  }
+  throw_invalid_if(
+      step == nullptr || step->kernels == nullptr || !kernels.runs_plan_of(*step->kernels),
+      "attn_metadata: built for another configuration; legal: metadata of a builder with this "
+      "layer's heads, sizes, block_size, dtypes and context");
   return *step;
 }
 
 void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
-  if (step.num_blocks > num_blocks) {
-    throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
-                  step.num_blocks - 1, num_blocks);
-  }
+  throw_invalid_if(
+      step.num_blocks > num_blocks,
+      "attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
+      step.num_blocks - 1, num_blocks);
 }
 
 std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue) {

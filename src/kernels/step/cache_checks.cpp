@@ -22,10 +22,9 @@ void check_scales(const Cache& cache) {
     throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
   }
   const auto heads = static_cast<std::size_t>(cache.scales_per_head ? cache.num_kv_heads : 1);
-  if (cache.scales.size_bytes() < 2 * heads * sizeof(float)) {
-    throw_invalid("kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
-                  cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
-  }
+  throw_invalid_if(cache.scales.size_bytes() < 2 * heads * sizeof(float),
+                   "kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
+                   cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
 }
 
 void check_scale(const MLACache& cache) {
@@ -33,10 +32,9 @@ void check_scale(const MLACache& cache) {
   if (!is_quantized(cache.dtype)) {
     throw_invalid("kv_cache: scale given, legal: none for {}", to_string(cache.dtype));
   }
-  if (cache.scale.size_bytes() < sizeof(float)) {
-    throw_invalid("kv_cache: scale holds {} bytes, legal: at least {} (f32 [1])",
-                  cache.scale.size_bytes(), sizeof(float));
-  }
+  throw_invalid_if(cache.scale.size_bytes() < sizeof(float),
+                   "kv_cache: scale holds {} bytes, legal: at least {} (f32 [1])",
+                   cache.scale.size_bytes(), sizeof(float));
 }
 
 template <typename Cache>
@@ -46,9 +44,8 @@ cl_int stride_of(const Cache& cache) {
 }
 
 void check_num_blocks(std::int64_t num_blocks, std::int64_t fewest) {
-  if (num_blocks < fewest) {
-    throw_invalid("kv_cache: num_blocks is {}, legal: >= {}", num_blocks, fewest);
-  }
+  throw_invalid_if(num_blocks < fewest, "kv_cache: num_blocks is {}, legal: >= {}", num_blocks,
+                   fewest);
 }
 
 /// Throws unless a buffer of `size_bytes` holds num_blocks * block_size * `width` elements from
@@ -62,10 +59,9 @@ void check_room(const Cache& cache, std::int64_t width, std::size_t size_bytes,
       checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, kElements);
   const std::int64_t wanted = checked_add(offset, checked_mul(slots, width, kElements), kElements);
   const std::size_t room = size_bytes / element_size_bytes(cache.dtype);
-  if (std::cmp_less(room, wanted)) {
-    throw_invalid("kv_cache: {} holds {} elements, legal: at least {} (num_blocks {})", buffer,
-                  room, wanted, cache.num_blocks);
-  }
+  throw_invalid_if(std::cmp_less(room, wanted),
+                   "kv_cache: {} holds {} elements, legal: at least {} (num_blocks {})", buffer,
+                   room, wanted, cache.num_blocks);
 }
 
 std::array<std::int64_t, 6> places_of(const KVCache& cache) {
@@ -85,20 +81,17 @@ std::int64_t end_of(std::int64_t offset, const Steps& steps) {
 
 void check_keys_by_dim(const KVCache& cache) {
   if (!cache.keys_by_dim()) return;
-  if (cache.block_size % kKeysByDimTokens != 0) {
-    throw_invalid("kv_cache: block_size is {}, legal where keys lie by dim: multiples of {}",
-                  cache.block_size, kKeysByDimTokens);
-  }
-  if (cache.key_dim_stride < cache.block_size) {
-    throw_invalid("kv_cache: key_dim_stride is {}, legal: 1 or >= {} (block_size)",
-                  cache.key_dim_stride, cache.block_size);
-  }
+  throw_invalid_if(cache.block_size % kKeysByDimTokens != 0,
+                   "kv_cache: block_size is {}, legal where keys lie by dim: multiples of {}",
+                   cache.block_size, kKeysByDimTokens);
+  throw_invalid_if(cache.key_dim_stride < cache.block_size,
+                   "kv_cache: key_dim_stride is {}, legal: 1 or >= {} (block_size)",
+                   cache.key_dim_stride, cache.block_size);
   const std::int64_t head =
       checked_mul(cache.key_dim_stride, std::int64_t{cache.head_size}, kElements);
-  if (cache.num_kv_heads > 1 && cache.head_stride < head) {
-    throw_invalid("kv_cache: head_stride is {}, legal where keys lie by dim: >= {}",
-                  cache.head_stride, head);
-  }
+  throw_invalid_if(cache.num_kv_heads > 1 && cache.head_stride < head,
+                   "kv_cache: head_stride is {}, legal where keys lie by dim: >= {}",
+                   cache.head_stride, head);
 }
 
 template <typename Cache>
@@ -136,10 +129,9 @@ void check_cache(const KVCache& cache) {
   }
   const std::int64_t end = std::max(end_of(cache.k_offset, steps), values_end);
   const std::size_t elems = cache.buffer.size_bytes() / element_size_bytes(cache.dtype);
-  if (std::cmp_greater(end, elems)) {
-    throw_invalid("kv_cache: its last element is number {}, legal: below the buffer's {} elements",
-                  end - 1, elems);
-  }
+  throw_invalid_if(std::cmp_greater(end, elems),
+                   "kv_cache: its last element is number {}, legal: below the buffer's {} elements",
+                   end - 1, elems);
 }
 
 void check_cache(const PackedKVCache& cache) {
@@ -154,13 +146,11 @@ void check_cache(const MLACache& cache) {
   const std::pair<std::string_view, std::int32_t> widths[] = {{"kv_lora_rank", cache.kv_lora_rank},
                                                               {"rope_dim", cache.rope_dim}};
   for (const auto& [name, value] : widths) {
-    if (value < 8 || value % 8 != 0) {
-      throw_invalid("kv_cache: {} is {}, legal: multiples of 8", name, value);
-    }
+    throw_invalid_if(value < 8 || value % 8 != 0, "kv_cache: {} is {}, legal: multiples of 8", name,
+                     value);
   }
-  if (cache.block_size < 1) {
-    throw_invalid("kv_cache: block_size is {}, legal: >= 1", cache.block_size);
-  }
+  throw_invalid_if(cache.block_size < 1, "kv_cache: block_size is {}, legal: >= 1",
+                   cache.block_size);
   if (!cache.buffer) throw_invalid("kv_cache: no buffer");
   check_scale(cache);
   check_room(cache, checked_add(cache.kv_lora_rank, cache.rope_dim, kElements),
@@ -173,10 +163,9 @@ void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_v
       checked_add(checked_add(rows.offset, checked_mul(rows.count - 1, rows.stride, name), name),
                   rows.width, name);
   const std::size_t room = size_bytes_of(memory.buffer) / element_size_bytes(memory.dtype);
-  if (std::cmp_greater(end, room)) {
-    throw_invalid("{}: its {} rows end at element {}, legal: the buffer's {}", name, rows.count,
-                  end, room);
-  }
+  throw_invalid_if(std::cmp_greater(end, room),
+                   "{}: its {} rows end at element {}, legal: the buffer's {}", name, rows.count,
+                   end, room);
 }
 
 void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
@@ -187,20 +176,18 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
     throw_invalid("kv_cache: an offset or stride is {}, legal: multiples of 8 elements, >= 0",
                   place);
   }
-  if (cache.num_blocks > 1 && cache.block_stride == 0) {
-    throw_invalid("kv_cache: block_stride is 0, legal where there are several blocks: > 0");
-  }
+  throw_invalid_if(cache.num_blocks > 1 && cache.block_stride == 0,
+                   "kv_cache: block_stride is 0, legal where there are several blocks: > 0");
   // Kernels find a head by as many blocks and elements, in 32 bits (tile/sm90_tensor_map.clh).
   const std::int64_t most =
       std::numeric_limits<std::int32_t>::max() / 2 / std::max(cache.num_kv_heads, 1);
   const std::int64_t block = std::max<std::int64_t>(cache.block_stride, 1);
-  if (cache.num_kv_heads > 1 &&
-      (cache.head_stride / block > most || cache.head_stride % block > most)) {
-    throw_invalid(
-        "kv_cache: head_stride is {} and block_stride {}, legal: {} blocks and {} elements between "
-        "heads at most",
-        cache.head_stride, cache.block_stride, most, most);
-  }
+  throw_invalid_if(
+      cache.num_kv_heads > 1 &&
+          (cache.head_stride / block > most || cache.head_stride % block > most),
+      "kv_cache: head_stride is {} and block_stride {}, legal: {} blocks and {} elements between "
+      "heads at most",
+      cache.head_stride, cache.block_stride, most, most);
   check_cache(cache);
 }
 

@@ -48,9 +48,9 @@ struct PagedStep::Layout {
     merges = take(counts.num_merges, sizeof(ClaMergeItem));
     pages = take(num_pages, kIntBytes);
     // Kernels index the metadata with 32-bit ints.
-    if (total / kIntBytes > static_cast<std::size_t>(std::numeric_limits<cl_int>::max())) {
-      throw_invalid("{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
-    }
+    throw_invalid_if(
+        total / kIntBytes > static_cast<std::size_t>(std::numeric_limits<cl_int>::max()),
+        "{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
   }
 
  private:
@@ -80,12 +80,10 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   if (options_.workspace == nullptr) options_.workspace = std::make_shared<AttentionWorkspace>();
   const BatchLimits& limits = options_.limits;
   validate_limits(limits);
-  if (options_.num_splits < 0) {
-    throw_invalid("num_splits is {}, legal: >= 0 (0 = planned)", options_.num_splits);
-  }
-  if (options_.decode_threshold < 1) {
-    throw_invalid("decode_threshold is {}, legal: >= 1", options_.decode_threshold);
-  }
+  throw_invalid_if(options_.num_splits < 0, "num_splits is {}, legal: >= 0 (0 = planned)",
+                   options_.num_splits);
+  throw_invalid_if(options_.decode_threshold < 1, "decode_threshold is {}, legal: >= 1",
+                   options_.decode_threshold);
   planner_.split_policy = options_.split_policy;
   planner_.num_splits = options_.num_splits;
   planner_.window = rules_.window;

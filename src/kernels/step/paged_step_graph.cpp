@@ -8,15 +8,13 @@ namespace clattn::detail {
 /// Bounds batches to what recorded launches are made for.
 void PagedStep::limit_to_graphs() {
   const std::int32_t query_len = options_.decode_threshold;
-  if (options_.graph_batch_size < 1) {
-    throw_invalid("graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
-                  options_.graph_batch_size);
-  }
+  throw_invalid_if(options_.graph_batch_size < 1,
+                   "graph_batch_size is {}, legal: >= 0 (0 = steps are not recorded)",
+                   options_.graph_batch_size);
   BatchLimits& limits = options_.limits;
-  if (limits.num_blocks < 0) {
-    throw_invalid("limits: num_blocks is {}, legal with graph_batch_size: the cache's, >= 0",
-                  limits.num_blocks);
-  }
+  throw_invalid_if(limits.num_blocks < 0,
+                   "limits: num_blocks is {}, legal with graph_batch_size: the cache's, >= 0",
+                   limits.num_blocks);
   limits.max_num_reqs = options_.graph_batch_size;
   limits.max_num_batched_tokens =
       checked_mul(options_.graph_batch_size, query_len, "graph_batch_size x decode_threshold");
@@ -48,22 +46,18 @@ bool PagedStep::sees_as_causal(const CommonAttentionMetadata& batch,
 void PagedStep::check_graph(const CommonAttentionMetadata& batch,
                             std::int32_t max_query_len) const {
   const std::int32_t pad_size = batch.graph_pad_size;
-  if (pad_size < 0 || pad_size > options_.graph_batch_size) {
-    throw_invalid("graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
-                  options_.graph_batch_size);
-  }
+  throw_invalid_if(pad_size < 0 || pad_size > options_.graph_batch_size,
+                   "graph_pad_size is {}, legal: 0 … {} (graph_batch_size)", pad_size,
+                   options_.graph_batch_size);
   if (options_.graph_batch_size == 0) return;
-  if (pad_size > 0 && batch.num_reqs > pad_size) {
-    throw_invalid("num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
-  }
-  if (max_query_len > options_.decode_threshold) {
-    throw_invalid("max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
-                  options_.decode_threshold);
-  }
-  if (!sees_as_causal(batch, max_query_len)) {
-    throw_invalid(
-        "causal is false, legal: true: recorded steps of several query tokens are causal");
-  }
+  throw_invalid_if(pad_size > 0 && batch.num_reqs > pad_size,
+                   "num_reqs is {}, legal: 0 … {} (graph_pad_size)", batch.num_reqs, pad_size);
+  throw_invalid_if(max_query_len > options_.decode_threshold,
+                   "max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
+                   options_.decode_threshold);
+  throw_invalid_if(
+      !sees_as_causal(batch, max_query_len),
+      "causal is false, legal: true: recorded steps of several query tokens are causal");
 }
 
 /// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.

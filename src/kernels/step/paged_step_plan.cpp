@@ -19,12 +19,9 @@ void PagedStep::write_plan(const AttentionPlan* own, const PagedStepView* taken,
 
 /// Equal planners and page lists cut equal lengths alike.
 void PagedStep::require_same_planning(const PagedStepView* other) const {
-  if (key_source() == KeySource::kContiguous) {
-    throw_unsupported("update_block_table: this configuration has no block table");
-  }
-  if (other == &view_) {
-    throw_invalid("attn_metadata: this builder's own, legal: another builder's");
-  }
+  throw_unsupported_if(key_source() == KeySource::kContiguous,
+                       "update_block_table: this configuration has no block table");
+  throw_invalid_if(other == &view_, "attn_metadata: this builder's own, legal: another builder's");
   const bool same = other != nullptr && other->kernels == kernels_.get() &&
                     *other->planner == planner_ && other->batch.backend == style_.backend &&
                     other->recordable == (options_.graph_batch_size > 0);
