@@ -5,7 +5,6 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/page_list.hpp"
-#include "metadata/slot_mapping.hpp"
 
 namespace clattn::detail {
 
@@ -28,16 +27,14 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
       decode_threshold_(options.decode_threshold),
       staging_(context_->runtime()) {
   validate_limits(limits_);
-  if (options.graph_batch_size > 0) {
-    throw_unsupported("backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
-                      backend_->name(), options.graph_batch_size);
-  }
-  if (options.split_policy != SplitPolicy::kBalanced || options.num_splits != 0) {
-    throw_unsupported(
-        "backend {}: split_policy and num_splits, legal: balanced and 0: plugins cut "
-        "their work themselves",
-        backend_->name());
-  }
+  throw_unsupported_if(options.graph_batch_size > 0,
+                       "backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
+                       backend_->name(), options.graph_batch_size);
+  throw_unsupported_if(
+      options.split_policy != SplitPolicy::kBalanced || options.num_splits != 0,
+      "backend {}: split_policy and num_splits, legal: balanced and 0: plugins cut "
+      "their work themselves",
+      backend_->name());
   throw_invalid_if(options.decode_threshold < 1, "decode_threshold is {}, legal: >= 1",
                    options.decode_threshold);
   metadata_.backend_ = backend_->name();
@@ -63,18 +60,17 @@ std::size_t PluginMetadataBuilder::largest_step_bytes() const {
   const std::int64_t reqs = limits_.max_num_reqs;
   const std::int64_t pages = reqs * page_count(limits_.max_model_len, metadata_.block_size_);
   const std::int64_t ints = 2 * reqs + 1 + std::min(pages, kPages);
-  return static_cast<std::size_t>(limits_.max_num_batched_tokens) * sizeof(std::int64_t) +
-         static_cast<std::size_t>(ints) * sizeof(std::int32_t);
+  return to_size(limits_.max_num_batched_tokens) * sizeof(std::int64_t) +
+         to_size(ints) * sizeof(std::int32_t);
 }
 
 void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
                                        std::span<std::int32_t> table) const {
-  const auto width = static_cast<std::size_t>(metadata_.batch_.block_table_stride);
-  const auto stride = static_cast<std::size_t>(batch.block_table_stride);
-  std::fill(table.begin(), table.end(), 0);
-  for (std::size_t r = 0; r < static_cast<std::size_t>(batch.num_reqs); ++r) {
-    const auto pages =
-        static_cast<std::size_t>(page_count(batch.seq_lens[r], metadata_.block_size_));
+  const auto width = to_size(metadata_.batch_.block_table_stride);
+  const auto stride = to_size(batch.block_table_stride);
+  std::ranges::fill(table, 0);
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const auto pages = to_size(page_count(batch.seq_lens[r], metadata_.block_size_));
     std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(r * stride), pages,
                 table.begin() + static_cast<std::ptrdiff_t>(r * width));
   }
@@ -92,16 +88,16 @@ void PluginMetadataBuilder::copy_slots(const CommonAttentionMetadata& batch,
 void PluginMetadataBuilder::copy_arrays(const CommonAttentionMetadata& batch,
                                         std::span<std::byte> bytes) {
   ClattnBatch& step = metadata_.batch_;
-  const auto reqs = static_cast<std::size_t>(batch.num_reqs);
-  const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);
+  const auto reqs = to_size(batch.num_reqs);
+  const auto tokens = to_size(batch.num_actual_tokens);
   const auto slots = part<std::int64_t>(bytes, step.slot_mapping_bytes, tokens);
   copy_slots(batch, slots);
   const auto starts = part<std::int32_t>(bytes, step.query_start_loc_bytes, reqs + 1);
   std::copy_n(batch.query_start_loc.begin(), reqs + 1, starts.begin());
   const auto lens = part<std::int32_t>(bytes, step.seq_lens_bytes, reqs);
   std::copy_n(batch.seq_lens.begin(), reqs, lens.begin());
-  const auto table = part<std::int32_t>(bytes, step.block_table_bytes,
-                                        reqs * static_cast<std::size_t>(step.block_table_stride));
+  const auto table =
+      part<std::int32_t>(bytes, step.block_table_bytes, reqs * to_size(step.block_table_stride));
   copy_table(batch, table);
   step.slot_mapping = slots.data();
   step.query_start_loc = starts.data();
@@ -110,8 +106,7 @@ void PluginMetadataBuilder::copy_arrays(const CommonAttentionMetadata& batch,
   metadata_.slots_ = slots;
   metadata_.num_blocks_ = limits_.num_blocks;
   if (limits_.num_blocks < 0) {
-    metadata_.num_blocks_ =
-        table.empty() ? 0 : std::int64_t{*std::max_element(table.begin(), table.end())} + 1;
+    metadata_.num_blocks_ = table.empty() ? 0 : std::int64_t{*std::ranges::max_element(table)} + 1;
   }
 }
 
@@ -134,8 +129,8 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   next.causal = batch.causal ? 1 : 0;
   next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
 
-  const auto reqs = static_cast<std::size_t>(batch.num_reqs);
-  std::size_t total = static_cast<std::size_t>(batch.num_actual_tokens) * sizeof(std::int64_t);
+  const auto reqs = to_size(batch.num_reqs);
+  std::size_t total = to_size(batch.num_actual_tokens) * sizeof(std::int64_t);
   const auto take = [&](std::size_t count) {
     const std::size_t at = total;
     total = checked_add(total, checked_mul(count, sizeof(std::int32_t), "batch"), "batch");
@@ -143,7 +138,7 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   };
   next.query_start_loc_bytes = take(reqs + 1);
   next.seq_lens_bytes = take(reqs);
-  next.block_table_bytes = take(reqs * static_cast<std::size_t>(next.block_table_stride));
+  next.block_table_bytes = take(reqs * to_size(next.block_table_stride));
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, total);
   step = next;

@@ -4,7 +4,6 @@
 
 #include <clattn/attention.hpp>
 #include <memory>
-#include <vector>
 
 #include "metadata/validate.hpp"
 #include "opencl/staging.hpp"

@@ -1,11 +1,23 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "base/error.hpp"
 
 namespace clattn::detail {
+
+/// A number of things that is known not to be negative.
+constexpr std::size_t to_size(std::integral auto count) {
+  return static_cast<std::size_t>(count);
+}
+
+/// Throws kInvalidArgument unless the value of a field is at least `low`.
+inline void check_at_least(std::string_view field, std::int64_t value, std::int64_t low) {
+  throw_invalid_if(value < low, "{} is {}, legal: at least {}", field, value, low);
+}
 
 /// a * b, or kInvalidArgument naming `what` when the product does not fit T.
 template <std::integral T>

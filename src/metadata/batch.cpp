@@ -3,18 +3,11 @@
 #include <numeric>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn {
-namespace {
-
-void check_threshold(std::int32_t decode_threshold) {
-  detail::throw_invalid_if(decode_threshold < 0, "decode_threshold is {}, legal: at least 0",
-                           decode_threshold);
-}
-
-}  // namespace
 
 CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t> query_start_loc,
                                                     std::span<const std::int32_t> seq_lens,
@@ -35,14 +28,12 @@ CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t
 
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold) {
-  check_threshold(decode_threshold);
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
   const std::int32_t longest = detail::validate_queries(batch);
   if (longest <= decode_threshold) return {batch.num_reqs, 0, batch.num_actual_tokens, 0};
 
-  const auto starts = batch.query_start_loc.first(static_cast<std::size_t>(batch.num_reqs) + 1);
   const auto query_len = [&](std::int32_t request) {
-    return starts[static_cast<std::size_t>(request) + 1] -
-           starts[static_cast<std::size_t>(request)];
+    return detail::query_len_of(batch, detail::to_size(request));
   };
   std::int32_t num_decodes = 0;
   while (query_len(num_decodes) <= decode_threshold) ++num_decodes;
@@ -56,7 +47,7 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
           r, query_len(r), decode_threshold + 1, num_decodes, query_len(num_decodes));
     }
   }
-  const std::int32_t num_decode_tokens = starts[static_cast<std::size_t>(num_decodes)];
+  const std::int32_t num_decode_tokens = batch.query_start_loc[detail::to_size(num_decodes)];
   return {num_decodes, batch.num_reqs - num_decodes, num_decode_tokens,
           batch.num_actual_tokens - num_decode_tokens};
 }
@@ -64,7 +55,7 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
 bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
                                                  std::int32_t decode_threshold,
                                                  std::span<std::int32_t> order) {
-  check_threshold(decode_threshold);
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
   const std::size_t num_reqs = num_scheduled_tokens.size();
   detail::throw_invalid_if(order.size() != num_reqs,
                            "order holds {} elements, legal: {} (one per request)", order.size(),

@@ -12,10 +12,7 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
-
-std::size_t to_size(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
+using detail::to_size;
 
 void check_range(std::string_view name, std::int32_t begin, std::int32_t end, std::int64_t most) {
   throw_invalid_if(begin < 0 || end < begin || end > most,
@@ -44,28 +41,21 @@ void check_slice(const UBatchSlice& slice, const CommonAttentionMetadata& batch)
   }
 }
 
-void check_size(std::string_view name, std::size_t size, std::int64_t needed,
-                std::string_view why) {
-  if (size >= to_size(needed)) return;
-  throw_invalid("{} holds {} elements, legal: at least {} ({})", name, size, needed, why);
-}
-
 /// The arrays that a slice takes its part of.
 void check_arrays(const CommonAttentionMetadata& batch) {
   detail::validate_queries(batch);
   throw_invalid_if(!batch.key_start_loc.empty(),
                    "key_start_loc holds {} elements, legal: 0 (a slice's keys are in the cache)",
                    batch.key_start_loc.size());
-  check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
-  throw_invalid_if(batch.block_table_stride < 0, "block_table_stride is {}, legal: at least 0",
-                   batch.block_table_stride);
-  check_size("block_table", batch.block_table.size(),
-             detail::checked_mul<std::int64_t>(batch.num_reqs, batch.block_table_stride,
-                                               "num_reqs x block_table_stride"),
-             "num_reqs x block_table_stride");
+  detail::check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
+  detail::check_at_least("block_table_stride", batch.block_table_stride, 0);
+  detail::check_size("block_table", batch.block_table.size(),
+                     detail::checked_mul<std::int64_t>(batch.num_reqs, batch.block_table_stride,
+                                                       "num_reqs x block_table_stride"),
+                     "num_reqs x block_table_stride");
   if (batch.slot_mapping.empty()) return;
-  check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
-             "num_actual_tokens");
+  detail::check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
+                     "num_actual_tokens");
 }
 
 /// Throws for a batch whose requests do not attend the same way when they are cut.
@@ -87,7 +77,7 @@ void check_cut(const CommonAttentionMetadata& batch, std::int32_t request, std::
 std::vector<UBatchSlice> create_ubatch_slices(const CommonAttentionMetadata& batch,
                                               std::int32_t split_point, std::int32_t num_ubatches) {
   detail::validate_queries(batch);
-  if (num_ubatches < 1) throw_invalid("num_ubatches is {}, legal: at least 1", num_ubatches);
+  detail::check_at_least("num_ubatches", num_ubatches, 1);
   const std::int64_t before_last = std::int64_t{num_ubatches - 1} * split_point;
   throw_invalid_if(
       split_point < 1 || before_last >= batch.num_actual_tokens,

@@ -30,8 +30,7 @@ void check(const CascadeQuery& query) {
                 {"num_query_heads", query.num_query_heads, 1},
                 {"num_sms", query.num_sms, 1}};
   for (const auto& field : fields) {
-    throw_invalid_if(field.value < field.low, "{} is {}, legal: at least {}", field.name,
-                     field.value, field.low);
+    detail::check_at_least(field.name, field.value, field.low);
   }
   throw_invalid_if(query.num_query_heads % query.num_kv_heads != 0,
                    "num_query_heads is {}, legal: a multiple of num_kv_heads {}",
@@ -63,8 +62,8 @@ bool use_cascade_attention(const CascadeQuery& query) {
   }
   const std::int64_t group = query.num_query_heads / query.num_kv_heads;
   const bool flash_decoding =
-      group > 1 && std::all_of(query.query_lens.begin(), query.query_lens.end(),
-                               [](std::int32_t length) { return length == 1; });
+      group > 1 &&
+      std::ranges::all_of(query.query_lens, [](std::int32_t length) { return length == 1; });
   if (!flash_decoding) return true;
 
   const auto num_reqs = static_cast<std::int64_t>(query.query_lens.size());

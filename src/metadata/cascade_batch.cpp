@@ -12,10 +12,10 @@ namespace clattn::detail {
 
 /// Room for the pages of seq_lens_, every entry past a sequence's own of no meaning.
 void CascadeBatch::resize_table(std::int32_t block_size) {
-  const auto longest = std::max_element(seq_lens_.begin(), seq_lens_.end());
+  const auto longest = std::ranges::max_element(seq_lens_);
   stride_ = longest == seq_lens_.end() ? 0 : page_count(*longest, block_size);
-  block_table_.resize(checked_mul(seq_lens_.size(), static_cast<std::size_t>(stride_),
-                                  "entries of a level's block table"));
+  block_table_.resize(
+      checked_mul(seq_lens_.size(), to_size(stride_), "entries of a level's block table"));
 }
 
 void CascadeBatch::set_pages(const CascadeLevel& level, std::int32_t block_size) {
@@ -55,7 +55,7 @@ void CascadeBatch::set_prefix(const CommonAttentionMetadata& batch, std::int32_t
 
 void CascadeBatch::set_suffix(const CommonAttentionMetadata& batch, std::int32_t block_size,
                               std::int32_t prefix_len) {
-  const auto num_reqs = static_cast<std::size_t>(batch.num_reqs);
+  const auto num_reqs = to_size(batch.num_reqs);
   query_start_loc_.assign(batch.query_start_loc.begin(),
                           batch.query_start_loc.begin() + batch.num_reqs + 1);
   seq_lens_.resize(num_reqs);
@@ -65,9 +65,8 @@ void CascadeBatch::set_suffix(const CommonAttentionMetadata& batch, std::int32_t
   }
   resize_table(block_size);
   for (std::size_t r = 0; r < num_reqs; ++r) {
-    const std::int32_t* pages = batch.block_table.data() +
-                                r * static_cast<std::size_t>(batch.block_table_stride) +
-                                prefix_len / block_size;
+    const std::int32_t* pages =
+        batch.block_table.data() + r * to_size(batch.block_table_stride) + prefix_len / block_size;
     std::copy_n(pages, page_count(seq_lens_[r], block_size), row(r));
   }
   slots_ = batch.slot_mapping;

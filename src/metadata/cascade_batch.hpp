@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/checked.hpp"
+
 namespace clattn::detail {
 
 /// One level of a cascade as the batch that its builder takes: sequences instead of requests, and a
@@ -30,7 +32,7 @@ class CascadeBatch {
  private:
   void resize_table(std::int32_t block_size);
   std::int32_t* row(std::size_t sequence) {
-    return block_table_.data() + sequence * static_cast<std::size_t>(stride_);
+    return block_table_.data() + sequence * to_size(stride_);
   }
 
   std::vector<std::int32_t> query_start_loc_ = {0}, seq_lens_, block_table_;

@@ -10,10 +10,7 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
-
-std::size_t index(std::int64_t i) {
-  return static_cast<std::size_t>(i);
-}
+using detail::to_size;
 
 void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
            std::int32_t sliding_window) {
@@ -21,7 +18,7 @@ void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
                    "causal is true, legal: false: a mask cannot show keys that causality hides");
   if (sliding_window < 0) throw_invalid("sliding_window is {}, legal: >= 0", sliding_window);
   if (ranges.max_ranges < 0) throw_invalid("max_ranges is {}, legal: >= 0", ranges.max_ranges);
-  const std::size_t wanted = index(batch.num_reqs) * index(ranges.max_ranges) * 2;
+  const std::size_t wanted = to_size(batch.num_reqs) * to_size(ranges.max_ranges) * 2;
   throw_invalid_if(ranges.ranges.size() != wanted,
                    "ranges holds {} elements, legal: {} (num_reqs {} x max_ranges {} x 2)",
                    ranges.ranges.size(), wanted, batch.num_reqs, ranges.max_ranges);
@@ -29,7 +26,7 @@ void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
     const std::int32_t start = ranges.ranges[i], end = ranges.ranges[i + 1];
     if (start >= 0 && start <= end) continue;
     throw_invalid("request {}: a range is {} … {}, legal: 0 <= start <= end",
-                  i / 2 / index(ranges.max_ranges), start, end);
+                  i / 2 / to_size(ranges.max_ranges), start, end);
   }
 }
 
@@ -40,15 +37,16 @@ CustomMask make_mm_prefix_mask(const CommonAttentionMetadata& batch, const MMPre
   CustomMask mask;
   mask.stride = detail::validate_sequences(batch);
   check(batch, ranges, sliding_window);
-  mask.rows.assign(
-      detail::checked_mul(index(batch.num_actual_tokens), index(mask.stride), "custom_mask: bytes"),
-      0);
+  mask.rows.assign(detail::checked_mul(to_size(batch.num_actual_tokens), to_size(mask.stride),
+                                       "custom_mask: bytes"),
+                   0);
   auto row = mask.rows.begin();
-  for (std::size_t r = 0; r < index(batch.num_reqs); ++r) {
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
     const std::int64_t keys = batch.seq_lens[r];
-    const auto own = std::span(ranges.ranges)
-                         .subspan(r * index(ranges.max_ranges) * 2, index(ranges.max_ranges) * 2);
-    const std::int64_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    const auto own =
+        std::span(ranges.ranges)
+            .subspan(r * to_size(ranges.max_ranges) * 2, to_size(ranges.max_ranges) * 2);
+    const std::int64_t query_len = detail::query_len_of(batch, r);
     for (std::int64_t at = keys - query_len; at < keys; ++at, row += mask.stride) {
       const std::int64_t first =
           sliding_window > 0 ? std::max<std::int64_t>(at + 1 - sliding_window, 0) : 0;

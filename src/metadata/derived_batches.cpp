@@ -11,6 +11,7 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 
 /// Counts each request's logits tokens into starts[request + 1].
 void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int32_t> indices,
@@ -39,7 +40,7 @@ void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int
 FastPrefillBatch make_kv_sharing_fast_prefill_common_attn_metadata(
     const CommonAttentionMetadata& batch, std::span<const std::int32_t> logits_indices) {
   const std::int32_t longest = detail::validate_queries(batch);
-  const std::size_t num_starts = static_cast<std::size_t>(batch.num_reqs) + 1;
+  const std::size_t num_starts = to_size(batch.num_reqs) + 1;
   FastPrefillBatch result{{}, batch};
   if (longest <= 1) {
     const auto starts = batch.query_start_loc.first(num_starts);
@@ -67,8 +68,8 @@ CommonAttentionMetadata FastPrefillBatch::metadata() const {
 AdvancedBatch advance_batch(const CommonAttentionMetadata& batch, bool turn_prefills_into_decodes) {
   detail::validate_sequences(batch);
   AdvancedBatch next{{0}, {}, batch};
-  for (std::size_t r = 0; r < static_cast<std::size_t>(batch.num_reqs); ++r) {
-    const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = detail::query_len_of(batch, r);
     throw_invalid_if(query_len > 1 && !turn_prefills_into_decodes,
                      "request {}: its query length is {}, legal: 0 … 1, or any with "
                      "turn_prefills_into_decodes",
@@ -96,16 +97,16 @@ std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> s
                                                  const DcpOptions& options) {
   const std::int64_t size = options.dcp_size;
   const std::int64_t turn = options.cp_kv_cache_interleave_size;
-  if (size < 1) throw_invalid("dcp_size is {}, legal: at least 1", size);
-  if (turn < 1) throw_invalid("cp_kv_cache_interleave_size is {}, legal: at least 1", turn);
+  detail::check_at_least("dcp_size", size, 1);
+  detail::check_at_least("cp_kv_cache_interleave_size", turn, 1);
   if (options.dcp_rank && (*options.dcp_rank < 0 || *options.dcp_rank >= size)) {
     throw_invalid("dcp_rank is {}, legal: 0 … {}", *options.dcp_rank, size - 1);
   }
   const std::int64_t first = options.dcp_rank.value_or(0);
   const std::int64_t last = options.dcp_rank.value_or(options.dcp_size - 1);
   std::vector<std::int32_t> local;
-  local.reserve(detail::checked_mul(seq_lens.size(), static_cast<std::size_t>(last - first + 1),
-                                    "num_reqs x dcp_size"));
+  local.reserve(
+      detail::checked_mul(seq_lens.size(), to_size(last - first + 1), "num_reqs x dcp_size"));
   for (std::size_t r = 0; r < seq_lens.size(); ++r) {
     throw_invalid_if(seq_lens[r] < 0, "request {}: seq_lens is {}, legal: at least 0", r,
                      seq_lens[r]);
@@ -120,8 +121,8 @@ std::vector<std::int32_t> get_dcp_local_seq_lens(std::span<const std::int32_t> s
 }
 
 MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32_t num_reqs) {
-  if (num_reqs < 0) throw_invalid("num_reqs is {}, legal: at least 0", num_reqs);
-  std::vector<std::vector<MMSpan>> rows(static_cast<std::size_t>(num_reqs));
+  detail::check_at_least("num_reqs", num_reqs, 0);
+  std::vector<std::vector<MMSpan>> rows(to_size(num_reqs));
   for (const MMSpan& span : spans) {
     throw_invalid_if(span.request < 0 || span.request >= num_reqs,
                      "multimodal span of request {}, legal: 0 … {} (num_reqs - 1)", span.request,
@@ -129,12 +130,11 @@ MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32
     throw_invalid_if(span.start < 0 || span.end < span.start,
                      "request {}: multimodal span [{}, {}), legal: 0 <= start <= end", span.request,
                      span.start, span.end);
-    if (span.start < span.end) rows[static_cast<std::size_t>(span.request)].push_back(span);
+    if (span.start < span.end) rows[to_size(span.request)].push_back(span);
   }
   std::size_t max_ranges = 0;
   for (auto& row : rows) {
-    std::sort(row.begin(), row.end(),
-              [](const MMSpan& a, const MMSpan& b) { return a.start < b.start; });
+    std::ranges::sort(row, {}, &MMSpan::start);
     for (std::size_t i = 1; i < row.size(); ++i) {
       if (row[i].start >= row[i - 1].end) continue;
       throw_invalid("request {}: multimodal span [{}, {}) overlaps [{}, {})", row[i].request,

@@ -10,6 +10,7 @@ namespace clattn {
 using detail::check_indptr;
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 
 void detail::check_indptr(std::span<const std::int32_t> indptr, std::string_view name,
                           std::size_t num_reqs) {
@@ -25,7 +26,7 @@ void detail::check_indptr(std::span<const std::int32_t> indptr, std::string_view
 void detail::write_seq_lens(std::span<const std::int32_t> indptr,
                             std::span<const std::int32_t> last_page_len, std::int32_t page_size,
                             std::vector<std::int32_t>& seq_lens) {
-  if (page_size < 1) throw_invalid("page_size is {}, legal: at least 1", page_size);
+  detail::check_at_least("page_size", page_size, 1);
   check_indptr(indptr, "indptr", last_page_len.size());
   seq_lens.clear();
   seq_lens.reserve(last_page_len.size());
@@ -56,16 +57,15 @@ BatchIndicesPositions get_batch_indices_positions(std::span<const std::int32_t> 
   check_indptr(append_indptr, "append_indptr", seq_lens.size());
   throw_invalid_if(nnz < append_indptr.back(), "nnz is {}, legal: at least {} (append_indptr[{}])",
                    nnz, append_indptr.back(), seq_lens.size());
-  BatchIndicesPositions result{std::vector<std::int32_t>(static_cast<std::size_t>(nnz), -1),
-                               std::vector<std::int32_t>(static_cast<std::size_t>(nnz), 0)};
+  BatchIndicesPositions result{std::vector<std::int32_t>(to_size(nnz), -1),
+                               std::vector<std::int32_t>(to_size(nnz), 0)};
   for (std::size_t r = 0; r < seq_lens.size(); ++r) {
     const std::int32_t count = append_indptr[r + 1] - append_indptr[r];
     throw_invalid_if(seq_lens[r] < count,
                      "request {}: seq_lens is {}, legal: at least {} (its new tokens)", r,
                      seq_lens[r], count);
     for (std::int32_t i = 0; i < count; ++i) {
-      const std::size_t token =
-          static_cast<std::size_t>(append_indptr[r]) + static_cast<std::size_t>(i);
+      const std::size_t token = to_size(append_indptr[r]) + to_size(i);
       result.batch_indices[token] = static_cast<std::int32_t>(r);
       result.positions[token] = seq_lens[r] - count + i;
     }

@@ -17,6 +17,10 @@ bool pages_in_range(const std::int32_t* row, std::size_t count, std::int32_t las
 bool append_pages(std::int32_t* dst, const std::int32_t* row, std::size_t count,
                   std::int32_t last_id);
 
+/// compute_slot_mapping() for a batch that is known to be valid. Does not allocate.
+void write_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
+                        std::span<std::int64_t> slots);
+
 /// Throws kInvalidArgument naming `name` unless `indptr` is num_reqs + 1 values from 0 on that
 /// never fall.
 void check_indptr(std::span<const std::int32_t> indptr, std::string_view name,

@@ -10,10 +10,7 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
-
-std::size_t index(std::int64_t i) {
-  return static_cast<std::size_t>(i);
-}
+using detail::to_size;
 
 /// Pages that each request's row of the block table has.
 std::size_t check_sizes(std::span<const std::int32_t> q_seqlen,
@@ -24,7 +21,7 @@ std::size_t check_sizes(std::span<const std::int32_t> q_seqlen,
   throw_invalid_if(kv_seqlen.size() != num_reqs || kv_seqstarts.size() != num_reqs,
                    "kv_seqstarts and kv_seqlen hold {} and {} values, legal: {} each (q_seqlen's)",
                    kv_seqstarts.size(), kv_seqlen.size(), num_reqs);
-  if (page_size < 1) throw_invalid("page_size is {}, legal: at least 1", page_size);
+  detail::check_at_least("page_size", page_size, 1);
   const std::size_t rows = std::max<std::size_t>(num_reqs, 1);
   throw_invalid_if(block_tables.size() % rows != 0,
                    "block_tables holds {} elements, legal: a multiple of the {} requests",
@@ -62,7 +59,7 @@ PagedBias make_paged_bias(std::span<const std::int32_t> q_seqlen,
   const std::size_t columns =
       check_sizes(q_seqlen, kv_seqstarts, kv_seqlen, block_tables, page_size);
   const auto slots = static_cast<std::int64_t>(
-      detail::checked_mul(columns, index(page_size), "pages x page_size"));
+      detail::checked_mul(columns, to_size(page_size), "pages x page_size"));
   PagedBias bias;
   bias.causal = causal;
   bias.query_start_loc.push_back(0);
@@ -71,24 +68,20 @@ PagedBias make_paged_bias(std::span<const std::int32_t> q_seqlen,
     bias.block_table_stride = std::max<std::int64_t>(
         bias.block_table_stride, detail::page_count(bias.seq_lens.back(), page_size));
   }
-  bias.block_table.assign(q_seqlen.size() * index(bias.block_table_stride), 0);
+  bias.block_table.assign(q_seqlen.size() * to_size(bias.block_table_stride), 0);
   for (std::size_t r = 0; r < q_seqlen.size(); ++r) {
     const auto row = block_tables.subspan(r * columns, columns);
-    const std::size_t used = index(detail::page_count(bias.seq_lens[r], page_size));
-    const std::size_t skipped = used > 0 ? index(kv_seqstarts[r] / page_size) : 0;
-    std::copy_n(
-        row.begin() + static_cast<std::ptrdiff_t>(skipped), used,
-        bias.block_table.begin() + static_cast<std::ptrdiff_t>(r * index(bias.block_table_stride)));
+    const std::size_t used = to_size(detail::page_count(bias.seq_lens[r], page_size));
+    const std::size_t skipped = used > 0 ? to_size(kv_seqstarts[r] / page_size) : 0;
+    std::copy_n(row.begin() + static_cast<std::ptrdiff_t>(skipped), used,
+                bias.block_table.begin() +
+                    static_cast<std::ptrdiff_t>(r * to_size(bias.block_table_stride)));
   }
   return bias;
 }
 
 CommonAttentionMetadata PagedBias::metadata(std::span<const std::int64_t> slot_mapping) const {
-  CommonAttentionMetadata batch;
-  batch.query_start_loc = query_start_loc;
-  batch.seq_lens = seq_lens;
-  batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
-  batch.num_actual_tokens = query_start_loc.back();
+  auto batch = CommonAttentionMetadata::of(query_start_loc, seq_lens, {});
   batch.block_table = block_table;
   batch.block_table_stride = block_table_stride;
   batch.slot_mapping = slot_mapping;
@@ -97,16 +90,16 @@ CommonAttentionMetadata PagedBias::metadata(std::span<const std::int64_t> slot_m
 }
 
 bool PagedBias::needs_custom_mask() const {
-  return std::any_of(first_keys.begin(), first_keys.end(), [](std::int32_t k) { return k > 0; });
+  return std::ranges::any_of(first_keys, [](std::int32_t k) { return k > 0; });
 }
 
 CustomMask PagedBias::custom_mask() const {
   CustomMask mask;
   for (const std::int32_t seq_len : seq_lens)
     mask.stride = std::max<std::int64_t>(mask.stride, seq_len);
-  mask.rows.assign(
-      detail::checked_mul(index(query_start_loc.back()), index(mask.stride), "custom_mask: bytes"),
-      1);
+  mask.rows.assign(detail::checked_mul(to_size(query_start_loc.back()), to_size(mask.stride),
+                                       "custom_mask: bytes"),
+                   1);
   auto row = mask.rows.begin();
   for (std::size_t r = 0; r < seq_lens.size(); ++r) {
     for (std::int32_t t = query_start_loc[r]; t < query_start_loc[r + 1]; ++t) {
@@ -121,7 +114,7 @@ template <bool kCausal>
 PagedGappyKeysMask<kCausal> GappyKeysMask<kCausal>::make_paged(
     std::span<const std::int32_t> block_tables, std::int32_t page_size,
     std::int32_t notional_padding) const {
-  if (page_size < 1) throw_invalid("page_size is {}, legal: at least 1", page_size);
+  detail::check_at_least("page_size", page_size, 1);
   throw_invalid_if(
       notional_padding < 1 || notional_padding % page_size != 0,
       "Notional padding should be divisible by the page size, but got notional_padding={}, "

@@ -110,8 +110,8 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
   PlanCounts counts;
   ClassBound all;
   std::int64_t shortest = 1;
-  for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
-    const bool last = c + 1 == static_cast<std::size_t>(config.num_tiles);
+  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
+    const bool last = c + 1 == to_size(config.num_tiles);
     const TileClass& tile = config.tiles.at(c);
     const std::int32_t longest = last ? max_query_len : std::min(max_query_len, tile.max_query_len);
     const ClassBound bound =

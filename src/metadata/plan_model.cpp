@@ -46,8 +46,8 @@ class Dealer {
       }
       const std::int64_t count = std::min(run.tasks, workers_ - at_);
       const std::int64_t first = back_ ? workers_ - at_ - count : at_;
-      steps_[static_cast<std::size_t>(first)] += run.ns;
-      steps_[static_cast<std::size_t>(first + count)] -= run.ns;
+      steps_[to_size(first)] += run.ns;
+      steps_[to_size(first + count)] -= run.ns;
       run.tasks -= count;
       at_ += count;
       if (at_ < workers_) continue;
@@ -60,7 +60,7 @@ class Dealer {
     double load = all_;
     double most = 0;
     for (std::int64_t i = 0; i < workers_; ++i) {
-      load += steps_[static_cast<std::size_t>(i)];
+      load += steps_[to_size(i)];
       most = std::max(most, load);
     }
     return most;
@@ -175,7 +175,7 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
     for (std::uint64_t left = used_[word]; left != 0;) {
       const int bit = 63 - std::countl_zero(left);
       left &= ~(std::uint64_t{1} << bit);
-      const Bucket& bucket = buckets_[word * 64 + static_cast<std::size_t>(bit)];
+      const Bucket& bucket = buckets_[word * 64 + to_size(bit)];
       const auto tiles = static_cast<double>(bucket.tiles);
       const auto most = static_cast<std::int32_t>(bucket.most_splits / bucket.tiles);
       const std::int32_t splits = splits_of(bucket.keys_ns / tiles / share, most);

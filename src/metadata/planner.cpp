@@ -38,8 +38,7 @@ struct Tally {
 
 std::size_t tile_class_of(const PlannerConfig& config, std::int32_t query_len) {
   std::size_t index = 0;
-  while (index + 1 < static_cast<std::size_t>(config.num_tiles) &&
-         query_len > config.tiles[index].max_query_len) {
+  while (index + 1 < to_size(config.num_tiles) && query_len > config.tiles[index].max_query_len) {
     ++index;
   }
   return index;
@@ -69,7 +68,7 @@ template <typename Visit>
 void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                    const Visit& visit) {
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto request = static_cast<std::size_t>(r);
+    const auto request = to_size(r);
     const std::int32_t first_row = batch.query_start_loc[request];
     const std::int32_t query_len = batch.query_start_loc[request + 1] - first_row;
     const std::int32_t seq_len = batch.seq_lens[request];
@@ -151,8 +150,7 @@ bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
 void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, bool merges_splits,
                 const Tally& at, std::int32_t pages_at, const PlanOutput& output) {
   const auto first_row = static_cast<std::int32_t>(at.rows);
-  ClaWorkItem* item =
-      &output.items[tile.tile_class][static_cast<std::size_t>(at.items[tile.tile_class])];
+  ClaWorkItem* item = &output.items[tile.tile_class][to_size(at.items[tile.tile_class])];
   for (std::int32_t piece = 0; piece < pieces; ++piece) {
     *item++ = {.q_row = tile.q_row,
                .q_count = tile.q_count,
@@ -165,7 +163,7 @@ void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, boo
                .num_splits = static_cast<std::uint16_t>(pieces > 1 && merges_splits ? pieces : 0)};
   }
   if (pieces == 1 || merges_splits) return;
-  ClaMergeItem* merge = &output.merges[static_cast<std::size_t>(at.merges)];
+  ClaMergeItem* merge = &output.merges[to_size(at.merges)];
   for (std::int32_t token = 0; token < tile.q_count; ++token) {
     *merge++ = {.out_row = tile.q_row + token,
                 .partial_row = first_row + token,
@@ -183,8 +181,8 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     const std::int32_t pieces = cutter.pieces(tile);
     const bool merges_splits = config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
-      write_tile(tile, cutter, pieces, merges_splits, tally,
-                 pages_at[static_cast<std::size_t>(tile.request)], *output);
+      write_tile(tile, cutter, pieces, merges_splits, tally, pages_at[to_size(tile.request)],
+                 *output);
     }
     tally.items[tile.tile_class] += pieces;
     if (pieces == 1) return;
@@ -204,8 +202,8 @@ void sort_items(const PlannerConfig& config, const TileClass& tile, std::span<Cl
   const auto earlier = [&](const ClaWorkItem& a, const ClaWorkItem& b) {
     return heavy_first ? cost(a) > cost(b) : cost(a) < cost(b);
   };
-  if (std::is_sorted(items.begin(), items.end(), earlier)) return;
-  std::sort(items.begin(), items.end(), [&](const ClaWorkItem& a, const ClaWorkItem& b) {
+  if (std::ranges::is_sorted(items, earlier)) return;
+  std::ranges::sort(items, [&](const ClaWorkItem& a, const ClaWorkItem& b) {
     if (cost(a) != cost(b)) return earlier(a, b);
     return a.q_row != b.q_row ? a.q_row < b.q_row : a.kv_begin < b.kv_begin;
   });
@@ -223,8 +221,8 @@ PlanCounts to_counts(const Tally& tally) {
 
 void check_output(const PlanCounts& counts, const PlanOutput& output) {
   const auto check = [](std::string_view field, std::size_t size, std::int32_t needed) {
-    throw_invalid_if(size < static_cast<std::size_t>(needed),
-                     "{} holds {} elements, legal: at least {}", field, size, needed);
+    throw_invalid_if(size < to_size(needed), "{} holds {} elements, legal: at least {}", field,
+                     size, needed);
   };
   for (std::size_t c = 0; c < output.items.size(); ++c) {
     check("PlanOutput::items", output.items[c].size(), counts.num_items[c]);
@@ -246,11 +244,11 @@ void check_config(const PlannerConfig& config) {
       {"deterministic_split_keys", config.deterministic_split_keys},
   };
   for (const Field& field : fields) {
-    if (field.value < 1) throw_invalid("{} is {}, legal: at least 1", field.name, field.value);
+    check_at_least(field.name, field.value, 1);
   }
   throw_invalid_if(config.num_tiles > kMaxTileClasses, "num_tiles is {}, legal: 1 … {}",
                    config.num_tiles, kMaxTileClasses);
-  for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
+  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
     const TileClass& tile = config.tiles[c];
     const Field of_tile[] = {{"max_item_tokens", tile.max_item_tokens},
                              {"groups_per_item", tile.groups_per_item},
@@ -322,14 +320,11 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {
-  throw_invalid_if(pages_at.size() < static_cast<std::size_t>(batch_.num_reqs),
-                   "pages_at holds {} elements, legal: at least {} (num_reqs)", pages_at.size(),
-                   batch_.num_reqs);
+  check_size("pages_at", pages_at.size(), batch_.num_reqs, "num_reqs");
   check_output(counts_, output);
   cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
-    sort_items(config_, config_.tiles[c],
-               output.items[c].first(static_cast<std::size_t>(counts_.num_items[c])));
+    sort_items(config_, config_.tiles[c], output.items[c].first(to_size(counts_.num_items[c])));
   }
 }
 

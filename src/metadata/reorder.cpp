@@ -10,6 +10,7 @@ namespace clattn {
 namespace {
 
 using detail::throw_invalid_if;
+using detail::to_size;
 
 /// In batch order.
 enum class Region : std::uint8_t { kDecode, kShortExtend, kLongExtend, kPrefill };
@@ -25,8 +26,7 @@ Region region_of(const RequestProgress& requests, std::size_t request,
 
 void check(const RequestProgress& requests, std::int32_t decode_threshold,
            std::span<std::int32_t> order) {
-  throw_invalid_if(decode_threshold < 0, "decode_threshold is {}, legal: at least 0",
-                   decode_threshold);
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
   const std::size_t num_reqs = requests.num_scheduled_tokens.size();
   const struct {
     std::string_view name;
@@ -54,12 +54,12 @@ std::vector<RowSwap> swaps_of(std::span<const std::int32_t> order) {
   std::vector<std::int32_t> from(order.begin(), order.end());
   for (std::int32_t start = 0; start < static_cast<std::int32_t>(from.size()); ++start) {
     std::int32_t place = start;
-    while (from[static_cast<std::size_t>(place)] != start) {
-      const std::int32_t next = std::exchange(from[static_cast<std::size_t>(place)], place);
+    while (from[to_size(place)] != start) {
+      const std::int32_t next = std::exchange(from[to_size(place)], place);
       swaps.push_back({place, next});
       place = next;
     }
-    from[static_cast<std::size_t>(place)] = place;
+    from[to_size(place)] = place;
   }
   return swaps;
 }
@@ -99,8 +99,7 @@ bool reorder_batch_to_split_decodes_and_prefills(const RequestProgress& requests
 }
 
 std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens, Drafting drafting) {
-  throw_invalid_if(num_speculative_tokens < 0, "num_speculative_tokens is {}, legal: at least 0",
-                   num_speculative_tokens);
+  detail::check_at_least("num_speculative_tokens", num_speculative_tokens, 0);
   const auto drafts = detail::checked_mul<std::int32_t>(
       num_speculative_tokens, drafting == Drafting::kParallel ? 2 : 1, "num_speculative_tokens");
   return detail::checked_add<std::int32_t>(drafts, 1, "num_speculative_tokens");

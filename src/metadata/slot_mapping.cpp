@@ -1,7 +1,8 @@
-#include "metadata/slot_mapping.hpp"
+#include "metadata/page_list.hpp"
 
 #include <algorithm>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/validate.hpp"
 
@@ -31,9 +32,8 @@ void write_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block
                         std::span<std::int64_t> slots) {
   std::int64_t* next = slots.data();
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto request = static_cast<std::size_t>(r);
-    const std::int32_t query_len =
-        batch.query_start_loc[request + 1] - batch.query_start_loc[request];
+    const auto request = to_size(r);
+    const std::int32_t query_len = query_len_of(batch, request);
     if (query_len == 0) continue;
     next = write_run(batch.block_table.data() + r * batch.block_table_stride, block_size,
                      batch.seq_lens[request] - query_len, query_len, next);
@@ -48,9 +48,7 @@ namespace clattn {
 void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
                           std::span<std::int64_t> slots) {
   validate_batch(batch, block_size, -1);
-  detail::throw_invalid_if(slots.size() < static_cast<std::size_t>(batch.num_actual_tokens),
-                           "slots holds {} elements, legal: at least {} (num_actual_tokens)",
-                           slots.size(), batch.num_actual_tokens);
+  detail::check_size("slots", slots.size(), batch.num_actual_tokens, "num_actual_tokens");
   detail::write_slot_mapping(batch, block_size, slots);
 }
 
@@ -63,8 +61,8 @@ void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_
       block_size);
   const std::int64_t parts = block_size / kernel_block_size;
   detail::throw_invalid_if(
-      kernel_block_table.size() % static_cast<std::size_t>(parts) != 0 ||
-          kernel_block_table.size() / static_cast<std::size_t>(parts) != block_table.size(),
+      kernel_block_table.size() % detail::to_size(parts) != 0 ||
+          kernel_block_table.size() / detail::to_size(parts) != block_table.size(),
       "kernel_block_table holds {} elements, legal: {} for each of {}", kernel_block_table.size(),
       parts, block_table.size());
   std::int32_t* to = kernel_block_table.data();
@@ -79,11 +77,11 @@ void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_
 
 void pad_slot_mapping(std::span<std::int64_t> slot_mapping, std::int32_t num_actual_tokens) {
   detail::throw_invalid_if(
-      num_actual_tokens < 0 || slot_mapping.size() < static_cast<std::size_t>(num_actual_tokens),
+      num_actual_tokens < 0 || slot_mapping.size() < detail::to_size(num_actual_tokens),
       "num_actual_tokens is {}, legal: 0 … {} (elements of slot_mapping)", num_actual_tokens,
       slot_mapping.size());
-  const auto padding = slot_mapping.subspan(static_cast<std::size_t>(num_actual_tokens));
-  std::fill(padding.begin(), padding.end(), kPadSlotId);
+  const auto padding = slot_mapping.subspan(detail::to_size(num_actual_tokens));
+  std::ranges::fill(padding, kPadSlotId);
 }
 
 }  // namespace clattn

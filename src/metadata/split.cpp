@@ -10,15 +10,10 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
-
-void check_threshold(std::int32_t decode_threshold) {
-  throw_invalid_if(decode_threshold < 0, "decode_threshold is {}, legal: at least 0",
-                   decode_threshold);
-}
+using detail::to_size;
 
 std::int32_t query_len(const CommonAttentionMetadata& batch, std::int32_t request) {
-  const auto row = static_cast<std::size_t>(request);
-  return batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+  return detail::query_len_of(batch, to_size(request));
 }
 
 BatchSplit all_decodes(const CommonAttentionMetadata& batch) {
@@ -26,7 +21,7 @@ BatchSplit all_decodes(const CommonAttentionMetadata& batch) {
 }
 
 BatchSplit split_at(const CommonAttentionMetadata& batch, std::int32_t num_decodes) {
-  const std::int32_t tokens = batch.query_start_loc[static_cast<std::size_t>(num_decodes)];
+  const std::int32_t tokens = batch.query_start_loc[to_size(num_decodes)];
   return {num_decodes, batch.num_reqs - num_decodes, tokens, batch.num_actual_tokens - tokens};
 }
 
@@ -41,7 +36,7 @@ bool is_padded_uniform(const CommonAttentionMetadata& batch) {
 /// Tokens that only the empty rows at the batch's end can own: SplitOptions::require_uniform says
 /// which. 0 for what is no padding, which validation then refuses.
 std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOptions& options) {
-  const auto rows = static_cast<std::size_t>(std::max(batch.num_reqs, 0));
+  const auto rows = to_size(std::max(batch.num_reqs, 0));
   const auto& starts = batch.query_start_loc;
   if (!options.require_uniform || starts.size() <= rows) return 0;
   std::size_t used = rows;
@@ -53,7 +48,7 @@ std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOpt
 
 void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOptions& options) {
   if (options.treat_short_extends_as_decodes) return;
-  throw_invalid_if(options.is_prefilling.size() < static_cast<std::size_t>(batch.num_reqs),
+  throw_invalid_if(options.is_prefilling.size() < to_size(batch.num_reqs),
                    "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
                    "treat_short_extends_as_decodes)",
                    options.is_prefilling.size(), batch.num_reqs);
@@ -64,7 +59,7 @@ void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOpt
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       const SplitOptions& options) {
   const std::int32_t threshold = options.decode_threshold;
-  check_threshold(threshold);
+  detail::check_at_least("decode_threshold", threshold, 0);
   CommonAttentionMetadata unpadded = batch;
   unpadded.num_actual_tokens -= padding_tokens(batch, options);
   const std::int32_t longest = detail::validate_queries(unpadded);
@@ -80,7 +75,7 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
   const auto is_prefill = [&](std::int32_t r) {
     const std::int32_t length = query_len(batch, r);
     return (options.require_uniform ? length != query_len(batch, 0) : length > threshold) ||
-           (!by_length && options.is_prefilling[static_cast<std::size_t>(r)] != 0);
+           (!by_length && options.is_prefilling[to_size(r)] != 0);
   };
   std::int32_t num_decodes = 0;
   while (num_decodes < batch.num_reqs && !is_prefill(num_decodes)) ++num_decodes;
@@ -89,16 +84,14 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
 
 ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& batch,
                                                std::int32_t decode_threshold) {
-  check_threshold(decode_threshold);
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
   detail::validate_queries(batch);
-  throw_invalid_if(batch.seq_lens.size() < static_cast<std::size_t>(batch.num_reqs),
-                   "seq_lens holds {} elements, legal: at least {} (num_reqs)",
-                   batch.seq_lens.size(), batch.num_reqs);
+  detail::check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
   std::int32_t first_extend = batch.num_reqs;
   std::int32_t first_prefill = batch.num_reqs;
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const std::int32_t length = query_len(batch, r);
-    const std::int32_t seq_len = batch.seq_lens[static_cast<std::size_t>(r)];
+    const std::int32_t seq_len = batch.seq_lens[to_size(r)];
     throw_invalid_if(seq_len < length,
                      "request {}: seq_lens is {}, legal: at least {} (the query length)", r,
                      seq_len, length);
@@ -113,9 +106,7 @@ ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& ba
           r, length, seq_len, is_long ? first_prefill : first_extend, decode_threshold);
     }
   }
-  const auto start = [&](std::int32_t r) {
-    return batch.query_start_loc[static_cast<std::size_t>(r)];
-  };
+  const auto start = [&](std::int32_t r) { return batch.query_start_loc[to_size(r)]; };
   return {.num_decodes = first_extend,
           .num_extends = first_prefill - first_extend,
           .num_prefills = batch.num_reqs - first_prefill,
@@ -132,7 +123,7 @@ std::vector<RequestRange> split_prefill_chunks(std::span<const std::int32_t> seq
   const auto num_reqs = static_cast<std::int32_t>(seq_lens.size());
   detail::checked_add(num_reqs, request_offset, "request_offset");
   for (std::int32_t r = 0; r < num_reqs; ++r) {
-    const std::int32_t seq_len = seq_lens[static_cast<std::size_t>(r)];
+    const std::int32_t seq_len = seq_lens[to_size(r)];
     throw_invalid_if(seq_len < 0 || seq_len > workspace_size,
                      "request {}: seq_lens is {}, legal: 0 … {} (workspace_size)", r, seq_len,
                      workspace_size);

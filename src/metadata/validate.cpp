@@ -16,10 +16,6 @@ constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 /// Of a sequence: kernels look some tiles past its end, in 32 bits.
 constexpr std::int32_t kMaxSeqLen = std::numeric_limits<std::int32_t>::max() - 1023;
 
-std::size_t to_size(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
-
 std::string legal_range(std::int64_t low, std::int64_t high) {
   if (high < low) return "none";
   if (high == low) return fmt::format("{}", low);
@@ -29,16 +25,6 @@ std::string legal_range(std::int64_t low, std::int64_t high) {
 [[noreturn]] void throw_request(std::int32_t request, std::string_view field, std::int64_t value,
                                 std::string_view legal) {
   throw_invalid("request {}: {} is {}, legal: {}", request, field, value, legal);
-}
-
-void check_at_least(std::string_view field, std::int64_t value, std::int64_t low) {
-  if (value < low) throw_invalid("{} is {}, legal: at least {}", field, value, low);
-}
-
-void check_size(std::string_view field, std::size_t size, std::int64_t needed,
-                std::string_view why) {
-  throw_invalid_if(size < to_size(needed), "{} holds {} elements, legal: at least {} ({})", field,
-                   size, needed, why);
 }
 
 /// Tokens that a row of the block table can address.
@@ -119,7 +105,7 @@ void check_computed_tokens(const CommonAttentionMetadata& batch) {
   check_size("num_computed_tokens", batch.num_computed_tokens.size(), batch.num_reqs, "num_reqs");
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const auto row = to_size(r);
-    const std::int32_t query_len = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+    const std::int32_t query_len = query_len_of(batch, row);
     const std::int32_t computed = batch.seq_lens[row] - query_len;
     if (batch.num_computed_tokens[row] != computed) {
       throw_request(r, "num_computed_tokens", batch.num_computed_tokens[row],
@@ -130,6 +116,12 @@ void check_computed_tokens(const CommonAttentionMetadata& batch) {
 }
 
 }  // namespace
+
+void check_size(std::string_view field, std::size_t size, std::int64_t needed,
+                std::string_view why) {
+  throw_invalid_if(size < to_size(needed), "{} holds {} elements, legal: at least {} ({})", field,
+                   size, needed, why);
+}
 
 std::int32_t last_block_id(std::int64_t num_blocks) {
   return static_cast<std::int32_t>(num_blocks < 0 ? kMaxInt32
@@ -188,7 +180,7 @@ std::int32_t validate_sequences(const CommonAttentionMetadata& batch) {
   std::int32_t longest = 0;
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const auto row = to_size(r);
-    const std::int32_t query_len = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+    const std::int32_t query_len = query_len_of(batch, row);
     if (batch.seq_lens[row] < query_len) {
       throw_request(r, "seq_lens", batch.seq_lens[row],
                     fmt::format("at least the query length, {}", query_len));
@@ -224,8 +216,7 @@ void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t b
     return batch.block_table.data() + r * batch.block_table_stride;
   };
   for (std::int32_t r = first; r < batch.num_reqs; ++r) {
-    const std::int32_t query_len =
-        batch.query_start_loc[to_size(r) + 1] - batch.query_start_loc[to_size(r)];
+    const std::int32_t query_len = query_len_of(batch, to_size(r));
     if (query_len == 0) continue;
     const std::int32_t own = source == KeySource::kOwnPages ? query_len : 0;
     const std::int32_t computed = batch.seq_lens[to_size(r)] - own;
@@ -317,7 +308,7 @@ void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& s
   }
   const std::int32_t longest_legal = std::min(limits.max_model_len, kMaxSeqLen);
   if (summary.max_seq_len <= longest_legal) return;
-  const auto longest = std::find(batch.seq_lens.begin(), batch.seq_lens.end(), summary.max_seq_len);
+  const auto longest = std::ranges::find(batch.seq_lens, summary.max_seq_len);
   throw_request(static_cast<std::int32_t>(longest - batch.seq_lens.begin()), "seq_lens", *longest,
                 fmt::format("{} ({})", legal_range(0, longest_legal),
                             limits.max_model_len <= kMaxSeqLen ? "max_model_len"

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <clattn/metadata.hpp>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace clattn::detail {
 
@@ -16,6 +18,15 @@ struct BatchSummary {
 constexpr std::int32_t page_count(std::int32_t seq_len, std::int32_t block_size) {
   return seq_len / block_size + (seq_len % block_size != 0 ? 1 : 0);
 }
+
+/// Query tokens of a request.
+inline std::int32_t query_len_of(const CommonAttentionMetadata& batch, std::size_t request) {
+  return batch.query_start_loc[request + 1] - batch.query_start_loc[request];
+}
+
+/// Throws kInvalidArgument unless an array has as many elements as `why` asks for.
+void check_size(std::string_view field, std::size_t size, std::int64_t needed,
+                std::string_view why);
 
 /// The largest legal block id: num_blocks - 1, or the largest int32 when num_blocks is unknown (<
 /// 0) or larger than ids can be. -1 when the cache has no block.

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <clattn/virtual_batches.hpp>
-#include <limits>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -11,19 +10,18 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 
 void check(std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch,
            std::int32_t block_size) {
-  throw_invalid_if(attn_chunk_size < 1, "attn_chunk_size is {}, legal: at least 1",
-                   attn_chunk_size);
+  detail::check_at_least("attn_chunk_size", attn_chunk_size, 1);
   detail::validate_lengths(batch, block_size);
   throw_invalid_if(attn_chunk_size % block_size != 0,
                    "attn_chunk_size {} is not divisible by block_size {}", attn_chunk_size,
                    block_size);
-  if (batch.block_table_stride > std::numeric_limits<std::int32_t>::max()) {
-    throw_invalid("block_table_stride is {}, legal: at most {}", batch.block_table_stride,
-                  std::numeric_limits<std::int32_t>::max());
-  }
+  throw_invalid_if(batch.block_table_stride > INT32_MAX,
+                   "block_table_stride is {}, legal: at most {}", batch.block_table_stride,
+                   INT32_MAX);
 }
 
 }  // namespace
@@ -37,9 +35,9 @@ LocalAttentionVirtualBatches make_local_attention_virtual_batches(
   result.causal = batch.causal;
   result.query_start_loc.push_back(0);
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto row = static_cast<std::size_t>(r);
+    const auto row = to_size(r);
     const std::int32_t seq_len = batch.seq_lens[row];
-    std::int32_t position = seq_len - (batch.query_start_loc[row + 1] - batch.query_start_loc[row]);
+    std::int32_t position = seq_len - detail::query_len_of(batch, row);
     while (position < seq_len) {
       const std::int32_t chunk_begin = position - position % attn_chunk_size;
       // The difference, not the chunk's end: that may lie beyond int32.
@@ -58,22 +56,21 @@ LocalAttentionVirtualBatches make_local_attention_virtual_batches(
 
 std::vector<std::int32_t> LocalAttentionVirtualBatches::gather_block_table(
     std::span<const std::int32_t> other_block_table) const {
-  const auto entries = detail::checked_mul<std::size_t>(
-      seq_lens.size(), static_cast<std::size_t>(blocks_per_chunk), "virtual block table");
+  const auto entries = detail::checked_mul<std::size_t>(seq_lens.size(), to_size(blocks_per_chunk),
+                                                        "virtual block table");
   std::vector<std::int32_t> rows;
   rows.reserve(entries);
   for (std::size_t v = 0; v < seq_lens.size(); ++v) {
-    const std::size_t row = static_cast<std::size_t>(virtual_batch_to_request[v]) *
-                            static_cast<std::size_t>(block_table_columns);
-    if (other_block_table.size() < row + static_cast<std::size_t>(block_table_columns)) {
+    const std::size_t row = to_size(virtual_batch_to_request[v]) * to_size(block_table_columns);
+    if (other_block_table.size() < row + to_size(block_table_columns)) {
       throw_invalid("block_table holds {} elements, legal: at least {} ({} columns of request {})",
-                    other_block_table.size(), row + static_cast<std::size_t>(block_table_columns),
+                    other_block_table.size(), row + to_size(block_table_columns),
                     block_table_columns, virtual_batch_to_request[v]);
     }
     for (std::int64_t i = 0; i < blocks_per_chunk; ++i) {
       const std::int64_t column =
           std::min<std::int64_t>(first_block[v] + i, block_table_columns - 1);
-      rows.push_back(other_block_table[row + static_cast<std::size_t>(column)]);
+      rows.push_back(other_block_table[row + to_size(column)]);
     }
   }
   return rows;
@@ -81,11 +78,7 @@ std::vector<std::int32_t> LocalAttentionVirtualBatches::gather_block_table(
 
 CommonAttentionMetadata LocalAttentionVirtualBatches::metadata(
     std::span<const std::int64_t> slot_mapping) const {
-  CommonAttentionMetadata batch;
-  batch.query_start_loc = query_start_loc;
-  batch.seq_lens = seq_lens;
-  batch.num_reqs = num_virtual();
-  batch.num_actual_tokens = query_start_loc.back();
+  auto batch = CommonAttentionMetadata::of(query_start_loc, seq_lens, {});
   batch.block_table = block_table;
   batch.block_table_stride = blocks_per_chunk;
   batch.slot_mapping = slot_mapping;

@@ -4,7 +4,6 @@
 
 #include "metadata/page_list.hpp"
 #include "metadata/planner.hpp"
-#include "metadata/slot_mapping.hpp"
 #include "metadata/validate.hpp"
 #include "metadata_batch.hpp"
 #include "support/counting_new.hpp"

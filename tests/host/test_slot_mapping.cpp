@@ -1,4 +1,4 @@
-#include "metadata/slot_mapping.hpp"
+#include "metadata/page_list.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -11,7 +10,6 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/page_list.hpp"
-#include "metadata/slot_mapping.hpp"
 
 namespace clattn::detail {
 
@@ -23,7 +21,7 @@ constexpr std::size_t kItemAlign = sizeof(ClaWorkItem);  // kernels read items a
 /// A typed range inside the staging bytes.
 template <typename T>
 std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::int64_t count) {
-  return {reinterpret_cast<T*>(bytes.data() + offset), static_cast<std::size_t>(count)};
+  return {reinterpret_cast<T*>(bytes.data() + offset), to_size(count)};
 }
 
 cl_int in_ints(std::size_t offset_bytes) {
@@ -41,22 +39,21 @@ struct PagedStep::Layout {
 
   Layout(const PlanCounts& counts, std::int64_t num_slots, std::int64_t num_pages,
          std::string_view owner = "batch") {
-    total = static_cast<std::size_t>(num_slots) * sizeof(std::int64_t);
+    total = to_size(num_slots) * sizeof(std::int64_t);
     for (std::size_t i = 0; i < items.size(); ++i) {
       items.at(i) = take(counts.num_items.at(i), sizeof(ClaWorkItem));
     }
     merges = take(counts.num_merges, sizeof(ClaMergeItem));
     pages = take(num_pages, kIntBytes);
     // Kernels index the metadata with 32-bit ints.
-    throw_invalid_if(
-        total / kIntBytes > static_cast<std::size_t>(std::numeric_limits<cl_int>::max()),
-        "{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
+    throw_invalid_if(total / kIntBytes > to_size(std::numeric_limits<cl_int>::max()),
+                     "{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
   }
 
  private:
   std::size_t take(std::int64_t count, std::size_t size) {
     const std::size_t at = round_up(total, kItemAlign);
-    total = at + static_cast<std::size_t>(count) * size;
+    total = at + to_size(count) * size;
     return at;
   }
 };
@@ -90,7 +87,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
   // So that a step of long prompts cannot claim the memory that the cache needs.
   const std::size_t row = bytes_per_partial_row();
-  const std::size_t counters = row / static_cast<std::size_t>(kernels_->shape.head_size + 1);
+  const std::size_t counters = row / to_size(kernels_->shape.head_size + 1);
   const std::size_t device = context_->capabilities().max_alloc_bytes;
   const std::size_t room = device - std::min(device, most_workspace_overhead());
   planner_.max_partial_rows =
@@ -109,7 +106,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   }
   // After the cuts are fixed: a recorded step has the bits of an eager one.
   if (options_.graph_batch_size != 0) limit_to_graphs();
-  const auto reqs = static_cast<std::size_t>(limits.max_num_reqs);
+  const auto reqs = to_size(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.
   static_cast<void>(largest_step_bytes());  // refuses limits that no step could fill
   reserve_workspace(largest_plan(limits.max_num_reqs).num_partial_rows);
@@ -144,14 +141,12 @@ std::size_t PagedStep::largest_step_bytes() const {
 
 std::size_t PagedStep::bytes_per_partial_row() const noexcept {
   const KernelShape& shape = kernels_->shape;
-  return static_cast<std::size_t>(shape.num_heads) * static_cast<std::size_t>(shape.head_size + 1) *
-         sizeof(float);
+  return to_size(shape.num_heads) * to_size(shape.head_size + 1) * sizeof(float);
 }
 
 /// Whether some kernel of the step does.
 bool PagedStep::merges_splits() const noexcept {
-  return std::any_of(planner_.tiles.begin(), planner_.tiles.end(),
-                     [](const TileClass& tile) { return tile.merges_splits; });
+  return std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
 }
 
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
@@ -165,27 +160,27 @@ KeySource PagedStep::key_source() const noexcept {
   return key_source_of(rules_.attn_type, kernels_->shape.block_size == 0);
 }
 
+/// Keeps the small arrays that metadata readers see.
+void PagedStep::keep_lengths(const CommonAttentionMetadata& batch) {
+  num_reqs_ = to_size(batch.num_reqs);
+  const auto starts = batch.query_start_loc.first(num_reqs_ + 1);
+  const auto lens = batch.seq_lens.first(num_reqs_);
+  query_start_loc_.assign(starts.begin(), starts.end());
+  seq_lens_.assign(lens.begin(), lens.end());
+}
+
 /// Without pages, an item's pages_at is the row of its request's first key.
 void PagedStep::place_keys(const CommonAttentionMetadata& batch) {
-  num_reqs_ = static_cast<std::size_t>(batch.num_reqs);
-  const auto rows = static_cast<std::ptrdiff_t>(num_reqs_);
-  const auto& starts = batch.key_start_loc.empty() ? batch.query_start_loc : batch.key_start_loc;
-  query_start_loc_.assign(batch.query_start_loc.begin(), batch.query_start_loc.begin() + rows + 1);
-  seq_lens_.assign(batch.seq_lens.begin(), batch.seq_lens.begin() + rows);
-  pages_at_.assign(starts.begin(), starts.begin() + rows + 1);
+  const auto all = batch.key_start_loc.empty() ? batch.query_start_loc : batch.key_start_loc;
+  const auto starts = all.first(num_reqs_ + 1);
+  pages_at_.assign(starts.begin(), starts.end());
   last_page_len_.assign(num_reqs_, 0);
   table_width_ = 0;
 }
 
-/// Decides where every request's page ids go and keeps the small arrays that metadata readers see.
-void PagedStep::place_pages(const CommonAttentionMetadata& batch) {
+/// Decides where every request's page ids go.
+void PagedStep::place_pages() {
   const std::int32_t block_size = kernels_->shape.block_size;
-  num_reqs_ = static_cast<std::size_t>(batch.num_reqs);
-  query_start_loc_.assign(
-      batch.query_start_loc.begin(),
-      batch.query_start_loc.begin() + static_cast<std::ptrdiff_t>(num_reqs_) + 1);
-  seq_lens_.assign(batch.seq_lens.begin(),
-                   batch.seq_lens.begin() + static_cast<std::ptrdiff_t>(num_reqs_));
   last_page_len_.resize(num_reqs_);
   pages_at_.resize(num_reqs_ + 1);
   table_width_ = page_count(summary_.max_seq_len, block_size);
@@ -209,11 +204,10 @@ void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
   const std::int64_t num_blocks = options_.limits.num_blocks;
   const std::int32_t last_id = last_block_id(num_blocks);
   for (std::size_t r = 0; r < num_reqs_; ++r) {
-    const auto count = static_cast<std::size_t>(page_count(seq_lens_[r], block_size));
-    const auto room = pages.subspan(static_cast<std::size_t>(pages_at_[r]),
-                                    static_cast<std::size_t>(pages_at_[r + 1] - pages_at_[r]));
-    const std::int32_t* row =
-        batch.block_table.data() + r * static_cast<std::size_t>(batch.block_table_stride);
+    const auto count = to_size(page_count(seq_lens_[r], block_size));
+    const auto room =
+        pages.subspan(to_size(pages_at_[r]), to_size(pages_at_[r + 1] - pages_at_[r]));
+    const std::int32_t* row = batch.block_table.data() + r * to_size(batch.block_table_stride);
     if (!append_pages(room.data(), row, count, last_id)) {
       throw_bad_page_id(batch, block_size, num_blocks, static_cast<std::int32_t>(r));
     }
@@ -226,10 +220,11 @@ void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
   const std::int32_t block_size = kernels_->shape.block_size;
   if (batch.slot_mapping.empty()) {
     if (key_source() == KeySource::kOwnPages) return write_slot_mapping(batch, block_size, slots);
-    return std::fill(slots.begin(), slots.end(), kPadSlotId);  // the queries are not in the cache
+    return static_cast<void>(
+        std::ranges::fill(slots, kPadSlotId));  // the queries are not in the cache
   }
   validate_slots(batch, block_size, options_.limits.num_blocks);
-  const auto tokens = static_cast<std::size_t>(batch.num_actual_tokens);
+  const auto tokens = to_size(batch.num_actual_tokens);
   std::copy_n(batch.slot_mapping.begin(), tokens, slots.begin());
   std::fill(slots.begin() + static_cast<std::ptrdiff_t>(tokens), slots.end(), kPadSlotId);
 }
@@ -248,7 +243,7 @@ PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
 std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
   const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
   const std::int64_t rows = AttentionPlan(planner, batch).counts().num_partial_rows;
-  return static_cast<std::size_t>(rows) * bytes_per_partial_row();
+  return to_size(rows) * bytes_per_partial_row();
 }
 
 /// Takes the workspace's buffer, grown to `rows` partial ones where it is smaller. Another builder
@@ -257,16 +252,15 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
   // Recorded launches are bound to the buffer of the first step.
   if (options_.graph_batch_size > 0 && workspace_.buffer) return;
   AttentionWorkspace& shared = *options_.workspace;
-  const std::size_t lse_row = static_cast<std::size_t>(kernels_->shape.num_heads) * sizeof(float);
-  const std::size_t out_row = lse_row * static_cast<std::size_t>(kernels_->shape.head_size);
+  const std::size_t lse_row = to_size(kernels_->shape.num_heads) * sizeof(float);
+  const std::size_t out_row = lse_row * to_size(kernels_->shape.head_size);
   const std::size_t counter_row = merges_splits() ? lse_row : 0;
   const WorkspaceBytes room = room_of(shared);
   std::size_t held = std::min(room.partial_out / out_row, room.partial_lse2 / lse_row);
   if (counter_row > 0) held = std::min(held, room.counters / counter_row);
-  auto wanted = static_cast<std::size_t>(rows);
+  auto wanted = to_size(rows);
   if (wanted > held) {
-    wanted = std::min(std::max(wanted, held * 3 / 2),
-                      static_cast<std::size_t>(planner_.max_partial_rows));
+    wanted = std::min(std::max(wanted, held * 3 / 2), to_size(planner_.max_partial_rows));
   }
   grow_workspace(shared, context_->runtime(),
                  {.counters = wanted * counter_row,
@@ -284,8 +278,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   record_.fast_build = taken != nullptr ? taken->batch.plan.fast_build : options.fast_build;
   const PlannerConfig planner = planner_for(batch, summary_, options.fast_build);
   const bool paged = key_source() != KeySource::kContiguous;
+  keep_lengths(batch);
   if (paged) {
-    place_pages(batch);
+    place_pages();
   } else {
     place_keys(batch);
   }
@@ -353,8 +348,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
                  .pages = pages};
   view_.num_blocks = options_.limits.num_blocks;
   if (view_.num_blocks < 0) {
-    view_.num_blocks =
-        pages.empty() ? 0 : std::int64_t{*std::max_element(pages.begin(), pages.end())} + 1;
+    view_.num_blocks = pages.empty() ? 0 : std::int64_t{*std::ranges::max_element(pages)} + 1;
   }
 }
 

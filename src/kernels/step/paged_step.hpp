@@ -118,8 +118,9 @@ class PagedStep {
                             bool fast) const;
   void write_plan(const AttentionPlan* own, const PagedStepView* taken,
                   const PlanOutput& output) const;
+  void keep_lengths(const CommonAttentionMetadata& batch);
   void place_keys(const CommonAttentionMetadata& batch);
-  void place_pages(const CommonAttentionMetadata& batch);
+  void place_pages();
   void copy_pages(const CommonAttentionMetadata& batch, std::span<std::int32_t> pages) const;
   void copy_slots(const CommonAttentionMetadata& batch, std::span<std::int64_t> slots) const;
   void limit_to_graphs();
