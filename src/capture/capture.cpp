@@ -1,8 +1,6 @@
 #include "capture/capture.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <string>
 #include <variant>
@@ -11,7 +9,6 @@
 #include "base/checked.hpp"
 #include "capture/case_cache.hpp"
 #include "capture/case_writer.hpp"
-#include "capture/read.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -30,63 +27,61 @@ void add_floats(const CaseWriter& writer, std::string_view name, const std::vect
 
 /// The keys of what decides the splits. Those that captures add to the format (docs/cases.md) are
 /// there only where they say something.
-std::string plan_keys(const PlanRecord& plan, KernelFamily family) {
-  std::string keys = fmt::format(",\n  \"num_splits\": {}", plan.num_splits);
-  if (plan.split_policy == SplitPolicy::kDeterministic) {
-    keys += ",\n  \"split_policy\": \"deterministic\"";
-  }
+void add_plan_keys(CaseKeys& keys, const PlanRecord& plan, KernelFamily family) {
+  keys.add("num_splits", plan.num_splits);
+  if (plan.split_policy == SplitPolicy::kDeterministic) keys.text("split_policy", "deterministic");
   if (plan.limits) {
-    keys += fmt::format(
-        ",\n  \"max_num_reqs\": {},\n  \"max_num_batched_tokens\": {},\n  \"max_model_len\": {}",
-        plan.limits->max_num_reqs, plan.limits->max_num_batched_tokens, plan.limits->max_model_len);
+    keys.add("max_num_reqs", plan.limits->max_num_reqs)
+        .add("max_num_batched_tokens", plan.limits->max_num_batched_tokens)
+        .add("max_model_len", plan.limits->max_model_len);
   }
-  if (plan.fast_build) keys += ",\n  \"fast_build\": true";
-  if (family != KernelFamily::kAuto) {
-    keys += fmt::format(",\n  \"kernel_family\": \"{}\"", to_string(family));
-  }
-  return keys;
+  if (plan.fast_build) keys.add("fast_build", true);
+  if (family != KernelFamily::kAuto) keys.text("kernel_family", to_string(family));
 }
 
-std::string attention_json(const CapturedAttention& call, const std::string& cache_keys) {
+CaseKeys attention_keys(const CapturedAttention& call) {
   const AttentionConfig& config = call.config;
-  const PlanRecord& plan = call.batch.plan;
   const auto size = [](std::int32_t value) {
     return value > 0 ? std::to_string(value) : std::string("null");
   };
-  std::string step_keys;
-  if (plan.decode_threshold != 1) {
-    step_keys += fmt::format(",\n  \"decode_threshold\": {}", plan.decode_threshold);
-  }
-  if (call.common_prefix_len != 0) {
-    step_keys += fmt::format(",\n  \"common_prefix_len\": {}", call.common_prefix_len);
-  }
-  return fmt::format(
-      "{{\n  \"op\": \"attention\",\n  \"num_heads\": {},\n  \"num_kv_heads\": {},\n"
-      "  \"head_size\": {},\n  \"block_size\": {},\n  \"dtype\": \"{}\",\n  \"scale\": {},\n"
-      "  \"causal\": {},\n  \"sliding_window\": {},\n  \"attention_chunk_size\": {},\n"
-      "  \"logits_soft_cap\": {},\n  \"attn_type\": \"{}\",\n  \"backend\": \"{}\",\n"
-      "  \"return_lse\": {}{}{}{}\n}}\n",
-      config.num_heads, config.num_kv_heads, config.head_size, std::max(config.block_size, 1),
-      to_string(config.dtype), config.scale ? number(*config.scale) : "null",
-      config.attn_type == AttentionType::kDecoder && call.causal, size(config.sliding_window),
-      size(config.attention_chunk_size), number(config.logits_soft_cap),
-      to_string(config.attn_type), call.batch.backend.empty() ? "auto" : call.batch.backend,
-      call.return_lse, cache_keys, plan_keys(plan, config.kernel_family), step_keys);
+  CaseKeys keys("attention");
+  keys.add("num_heads", config.num_heads)
+      .add("num_kv_heads", config.num_kv_heads)
+      .add("head_size", config.head_size)
+      .add("block_size", std::max(config.block_size, 1))
+      .text("dtype", to_string(config.dtype))
+      .add("scale", config.scale ? CaseKeys::number(*config.scale) : "null")
+      .add("causal", config.attn_type == AttentionType::kDecoder && call.causal)
+      .add("sliding_window", size(config.sliding_window))
+      .add("attention_chunk_size", size(config.attention_chunk_size))
+      .number("logits_soft_cap", config.logits_soft_cap)
+      .text("attn_type", to_string(config.attn_type))
+      .text("backend", call.batch.backend.empty() ? "auto" : call.batch.backend)
+      .add("return_lse", call.return_lse);
+  return keys;
+}
+
+/// The keys behind those of the cache.
+void add_step_keys(CaseKeys& keys, const CapturedAttention& call) {
+  const PlanRecord& plan = call.batch.plan;
+  add_plan_keys(keys, plan, call.config.kernel_family);
+  if (plan.decode_threshold != 1) keys.add("decode_threshold", plan.decode_threshold);
+  if (call.common_prefix_len != 0) keys.add("common_prefix_len", call.common_prefix_len);
 }
 
 /// The step's page ids as a table, and the pages themselves.
 void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
   const BatchRecord& batch = call.batch;
   const std::int32_t block_size = call.config.block_size;
-  const auto longest = std::max_element(batch.seq_lens.begin(), batch.seq_lens.end());
+  const auto longest = std::ranges::max_element(batch.seq_lens);
   const auto pages_of = [&](std::int32_t tokens) {
     return ceil_div(std::int64_t{tokens}, std::int64_t{block_size});
   };
   const std::int64_t width = longest == batch.seq_lens.end() ? 0 : pages_of(*longest);
-  std::vector<std::int32_t> table(batch.seq_lens.size() * size_of(width)), used;
+  std::vector<std::int32_t> table(batch.seq_lens.size() * to_size(width)), used;
   for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
     const auto pages =
-        batch.pages.subspan(size_of(batch.pages_at[r]), size_of(pages_of(batch.seq_lens[r])));
+        batch.pages.subspan(to_size(batch.pages_at[r]), to_size(pages_of(batch.seq_lens[r])));
     std::copy(pages.begin(), pages.end(), table.begin() + static_cast<std::int64_t>(r) * width);
     used.insert(used.end(), pages.begin(), pages.end());
   }
@@ -104,12 +99,12 @@ void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAtt
   }
   if (!call.config.custom_mask) return;
   const std::span<const std::int32_t> lens = call.batch.seq_lens;
-  const std::int64_t width = lens.empty() ? 0 : *std::max_element(lens.begin(), lens.end());
+  const std::int64_t width = lens.empty() ? 0 : *std::ranges::max_element(lens);
   const std::int64_t tokens = call.batch.query_start_loc.back();
   writer.add("custom_mask", {"|u1",
                              {tokens, width},
-                             read_rows(queue, call.options.custom_mask, 0, tokens, size_of(width),
-                                       size_of(call.options.custom_mask_stride))});
+                             read_rows(queue, call.options.custom_mask, 0, tokens, to_size(width),
+                                       to_size(call.options.custom_mask_stride))});
 }
 
 /// A write's slots. Those outside the cache store nothing, and a case may only say so by -1.
@@ -118,10 +113,10 @@ struct WrittenSlots {
   std::vector<std::int32_t> pages;  // of the slots that are in the cache
   std::int64_t num_rows = 0;        // up to the last that is stored: key and value may end there
 
-  template <typename Call, typename Cache>
-  WrittenSlots(const Queue& queue, const Call& call, const Cache& cache)
-      : slots(read_as<std::int64_t>(queue, call.slot_mapping, call.slot_offset_bytes,
-                                    call.num_tokens)) {
+  template <typename Cache>
+  WrittenSlots(const Queue& queue, const SlotSource& written, const Cache& cache)
+      : slots(read_as<std::int64_t>(queue, written.buffer, written.offset_bytes,
+                                    written.num_tokens)) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
       const std::int64_t page = slots[i] / cache.block_size;
       if (slots[i] < 0 || page >= cache.num_blocks) {
@@ -151,7 +146,7 @@ struct TokenRequests {
       for (std::int32_t later = query_len - 1; later >= 0; --later) {
         seq_lens.push_back(batch.seq_lens[r] - (causal ? later : 0));
         const auto count = ceil_div(std::int64_t{seq_lens.back()}, std::int64_t{block_size});
-        const auto own = batch.pages.subspan(size_of(batch.pages_at[r]), size_of(count));
+        const auto own = batch.pages.subspan(to_size(batch.pages_at[r]), to_size(count));
         pages.emplace_back(own.begin(), own.end());
       }
     }
@@ -189,12 +184,46 @@ void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_
   const std::int64_t span =
       count == 0 ? 0 : (count - 1) * token_stride + (heads - 1) * head_stride + 1;
   const auto stored =
-      read_as<float>(queue, state.lse.buffer, size_of(state.lse.offset) * sizeof(float), span);
-  std::vector<float> lse(size_of(tokens * heads));
+      read_as<float>(queue, state.lse.buffer, to_size(state.lse.offset) * sizeof(float), span);
+  std::vector<float> lse(to_size(tokens * heads));
   for (std::int64_t i = 0; i < count * heads; ++i)
-    lse[size_of(i)] = stored[size_of(i / heads * token_stride + i % heads * head_stride)];
+    lse[to_size(i)] = stored[to_size(i / heads * token_stride + i % heads * head_stride)];
   writer.add(fmt::format("{}_lse", name),
              make_array("<f4", {tokens, heads}, std::span<const float>(lse)));
+}
+
+template <typename Cache>
+void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
+  const Queue queue = Queue::adopt(call.queue);
+  CaseWriter writer(environment().capture_dir, "reshape_and_cache");
+  const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.num_kv_heads,
+                                           cache.head_size};
+  const WrittenSlots slots(queue, call.slots, cache);
+  writer.add("key", read_tensor(queue, call.key, call.dtype, shape, slots.num_rows));
+  writer.add("value", read_tensor(queue, call.value, call.dtype, shape, slots.num_rows));
+  add_cache(writer, queue, cache, slots.add_to(writer));
+  CaseKeys keys("reshape_and_cache");
+  add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
+  writer.commit(keys.json());
+}
+
+void add_mapping(const CaseWriter& writer, std::span<const BlockPair> mapping) {
+  std::vector<std::int64_t> ids;
+  for (const BlockPair& pair : mapping) {
+    ids.push_back(pair.source);
+    ids.push_back(pair.destination);
+  }
+  writer.add("block_mapping",
+             make_array("<i8", {std::ssize(mapping), 2}, std::span<const std::int64_t>(ids)));
+}
+
+/// The blocks of one side of a swap, zeros but for those that are read.
+npy::NpyArray blocks_of(const CapturedSwap& call, std::int64_t num_blocks) {
+  const auto [tokens, heads, elements] = call.block_shape;
+  const auto bytes = to_size(tokens * heads * elements) * element_size_bytes(call.dtype);
+  return {std::string(npy::descr_of(call.dtype)),
+          {num_blocks, tokens, heads, elements},
+          std::vector<std::byte>(checked_mul(to_size(num_blocks), bytes, "captured blocks"))};
 }
 
 }  // namespace
@@ -209,36 +238,21 @@ void capture_attention(const CapturedAttention& call) {
   add_indices(writer, "query_start_loc", call.batch.query_start_loc);
   add_indices(writer, "seq_lens", call.batch.seq_lens);
   add_options(writer, queue, call);
+  CaseKeys keys = attention_keys(call);
   if (!config.contiguous_kv()) {
     add_pages(writer, queue, call);
-    return writer.commit(attention_json(
-        call,
-        std::visit([&](const auto* cache) { return cache_keys(queue, *cache); }, call.cache)));
+    std::visit([&](const auto* cache) { add_cache_keys(keys, queue, *cache); }, call.cache);
+    add_step_keys(keys, call);
+    return writer.commit(keys.json());
   }
   const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
                                            config.head_size};
   writer.add("key", read_tensor(queue, call.key, config.dtype, shape));
   writer.add("value", read_tensor(queue, call.value, config.dtype, shape));
   add_indices(writer, "key_start_loc", call.batch.pages_at);
-  writer.commit(attention_json(call, {}));
+  add_step_keys(keys, call);
+  writer.commit(keys.json());
 }
-
-namespace {
-
-template <typename Cache>
-void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
-  const Queue queue = Queue::adopt(call.queue);
-  CaseWriter writer(environment().capture_dir, "reshape_and_cache");
-  const std::vector<std::int64_t> shape = {call.num_tokens, cache.num_kv_heads, cache.head_size};
-  const WrittenSlots slots(queue, call, cache);
-  writer.add("key", read_tensor(queue, call.key, call.dtype, shape, slots.num_rows));
-  writer.add("value", read_tensor(queue, call.value, call.dtype, shape, slots.num_rows));
-  add_cache(writer, queue, cache, slots.add_to(writer));
-  writer.commit(fmt::format("{{\n  \"op\": \"reshape_and_cache\",\n  \"dtype\": \"{}\"{}\n}}\n",
-                            to_string(call.dtype), cache_keys(queue, cache)));
-}
-
-}  // namespace
 
 void capture_cache_write(const CapturedCacheWrite& call) {
   std::visit([&](const auto* cache) { capture_write_to(*cache, call); }, call.cache);
@@ -253,25 +267,28 @@ void capture_mla_decode(const CapturedMLADecode& call) {
                                    std::int64_t{config.kv_lora_rank} + config.rope_dim}));
   const TokenRequests requests(call.batch, call.causal, config.block_size);
   add_cache(writer, queue, call.cache, requests.add_to(writer));
-  writer.commit(
-      fmt::format("{{\n  \"op\": \"mla_decode\",\n  \"dtype\": \"{}\",\n"
-                  "  \"kv_lora_rank\": {},\n  \"scale\": {}{}{}\n}}\n",
-                  to_string(config.dtype), config.kv_lora_rank, number(call.scale),
-                  plan_keys(call.batch.plan, config.kernel_family), cache_keys(queue, call.cache)));
+  CaseKeys keys("mla_decode");
+  keys.text("dtype", to_string(config.dtype))
+      .add("kv_lora_rank", config.kv_lora_rank)
+      .number("scale", call.scale);
+  add_plan_keys(keys, call.batch.plan, config.kernel_family);
+  add_cache_keys(keys, queue, call.cache);
+  writer.commit(keys.json());
 }
 
-void capture_concat_and_cache_mla(const CapturedConcatMLA& call) {
+void capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& call) {
   const MLACache& cache = call.cache;
-  const Queue queue = Queue::adopt(call.queue);
+  const Queue queue = Queue::adopt(handle);
   CaseWriter writer(environment().capture_dir, "concat_and_cache_mla");
-  const WrittenSlots slots(queue, call, cache);
+  const WrittenSlots slots(queue, call.slots, cache);
   writer.add("kv_c", read_tensor(queue, call.kv_c, call.dtype,
-                                 {call.num_tokens, cache.kv_lora_rank}, slots.num_rows));
-  writer.add("k_pe", read_tensor(queue, call.k_pe, call.dtype, {call.num_tokens, cache.rope_dim},
-                                 slots.num_rows));
+                                 {call.slots.num_tokens, cache.kv_lora_rank}, slots.num_rows));
+  writer.add("k_pe", read_tensor(queue, call.k_pe, call.dtype,
+                                 {call.slots.num_tokens, cache.rope_dim}, slots.num_rows));
   add_cache(writer, queue, cache, slots.add_to(writer));
-  writer.commit(fmt::format("{{\n  \"op\": \"concat_and_cache_mla\",\n  \"dtype\": \"{}\"{}\n}}\n",
-                            to_string(call.dtype), cache_keys(queue, cache)));
+  CaseKeys keys("concat_and_cache_mla");
+  add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
+  writer.commit(keys.json());
 }
 
 void capture_merge(const CapturedMerge& call) {
@@ -281,18 +298,84 @@ void capture_merge(const CapturedMerge& call) {
   if (with_context < 0 || with_context > config.num_tokens) with_context = config.num_tokens;
   add_state(writer, call, "prefix", call.prefix, with_context);
   add_state(writer, call, "suffix", call.suffix, config.num_tokens);
-  std::string output;
+  CaseKeys keys("merge_attn_states");
+  keys.text("dtype", to_string(config.dtype))
+      .text("lse_base", config.lse_base == LseBase::k2 ? "2" : "e")
+      .add("prefill_tokens_with_context", with_context);
   if (config.output_dtype && is_quantized(*config.output_dtype)) {
-    output = fmt::format(",\n  \"output_dtype\": \"{}\"", to_string(*config.output_dtype));
+    keys.text("output_dtype", to_string(*config.output_dtype));
     if (config.output_scale) {
       add_floats(writer, "output_scale",
                  read_as<float>(Queue::adopt(call.queue), config.output_scale.handle(), 0, 1));
     }
   }
-  writer.commit(fmt::format(
-      "{{\n  \"op\": \"merge_attn_states\",\n  \"dtype\": \"{}\",\n  \"lse_base\": \"{}\",\n"
-      "  \"prefill_tokens_with_context\": {}{}\n}}\n",
-      to_string(config.dtype), config.lse_base == LseBase::k2 ? "2" : "e", with_context, output));
+  writer.commit(keys.json());
+}
+
+void capture_copy_blocks(cl_command_queue handle, CapturedCache cache,
+                         std::span<const BlockPair> mapping) {
+  const Queue queue = Queue::adopt(handle);
+  CaseWriter writer(environment().capture_dir, "copy_blocks");
+  std::vector<std::int32_t> pages;
+  for (const BlockPair& pair : mapping) {
+    pages.push_back(static_cast<std::int32_t>(pair.source));
+    pages.push_back(static_cast<std::int32_t>(pair.destination));
+  }
+  add_mapping(writer, mapping);
+  std::visit(
+      [&](const auto* each) {
+        add_cache(writer, queue, *each, pages);
+        CaseKeys keys("copy_blocks");
+        add_storage_keys(keys, *each);
+        writer.commit(keys.json());
+      },
+      cache);
+}
+
+void capture_swap_blocks(const CapturedSwap& call) {
+  const Queue queue = Queue::adopt(call.queue);
+  queue.finish();  // what calls before it bring to the host is there then
+  npy::NpyArray source = blocks_of(call, call.source_blocks);
+  const std::size_t bytes =
+      call.source_blocks == 0 ? 0 : source.data.size() / to_size(call.source_blocks);
+  for (const BlockPair& pair : call.mapping) {
+    const std::size_t at = call.offset_bytes + to_size(pair.source * call.block_stride);
+    const auto to = source.data.begin() + static_cast<std::ptrdiff_t>(to_size(pair.source) * bytes);
+    if (call.host != nullptr) {
+      std::copy_n(call.host + at, bytes, to);
+    } else {
+      const std::vector<std::byte> block = read(queue, call.device, at, bytes);
+      std::copy(block.begin(), block.end(), to);
+    }
+  }
+  CaseWriter writer(environment().capture_dir, "swap_blocks");
+  writer.add("src_cache", source);
+  writer.add("dst_cache", blocks_of(call, call.destination_blocks));
+  add_mapping(writer, call.mapping);
+  CaseKeys keys("swap_blocks");
+  keys.text("kv_cache_dtype", to_string(call.dtype)).text("direction", call.direction);
+  writer.commit(keys.json());
+}
+
+void capture_advance_step(cl_command_queue handle, const AdvanceStep& step) {
+  const Queue queue = Queue::adopt(handle);
+  const std::int64_t rows = step.num_seqs, width = step.block_table_stride;
+  CaseWriter writer(environment().capture_dir, "advance_step");
+  writer.add("seq_lens",
+             {"<i4", {rows}, read(queue, step.seq_lens.handle(), 0, to_size(rows) * 4)});
+  writer.add("block_table",
+             {"<i4",
+              {rows, width},
+              read(queue, step.block_tables.handle(), 0, to_size(rows * width) * 4)});
+  writer.add("sampled_token_ids",
+             {"<i8",
+              {step.num_queries},
+              read(queue, step.sampled_token_ids.handle(), 0, to_size(step.num_queries) * 8)});
+  CaseKeys keys("advance_step");
+  keys.add("block_size", step.block_size)
+      .add("num_queries", step.num_queries)
+      .add("num_blocks", std::min<std::int64_t>(step.num_blocks, INT32_MAX));
+  writer.commit(keys.json());
 }
 
 }  // namespace clattn::detail

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <clattn/attention.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/mla.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -72,16 +74,20 @@ struct CapturedAttention {
 };
 void capture_attention(const CapturedAttention& call);
 
-/// A reshape_and_cache_flash() or reshape_and_cache() before it runs: `slot_mapping` holds
-/// num_tokens int64 at `slot_offset_bytes`.
+/// Where a write's slots lie on the device: num_tokens int64 from `offset_bytes` on.
+struct SlotSource {
+  cl_mem buffer = nullptr;
+  std::size_t offset_bytes = 0;
+  std::int64_t num_tokens = 0;
+};
+
+/// A reshape_and_cache_flash() or reshape_and_cache() before it runs.
 struct CapturedCacheWrite {
   cl_command_queue queue = nullptr;
   TensorRef key = {}, value = {};
   DType dtype = DType::kF16;
   CapturedCache cache = {};
-  cl_mem slot_mapping = nullptr;
-  std::size_t slot_offset_bytes = 0;
-  std::int64_t num_tokens = 0;
+  SlotSource slots = {};
 };
 void capture_cache_write(const CapturedCacheWrite& call);
 
@@ -97,17 +103,14 @@ struct CapturedMLADecode {
 };
 void capture_mla_decode(const CapturedMLADecode& call);
 
-/// A concat_and_cache_mla() before it runs.
-struct CapturedConcatMLA {
-  cl_command_queue queue = nullptr;
+/// What a concat_and_cache_mla() stores where, before it runs.
+struct LatentWrite {
   TensorRef kv_c = {}, k_pe = {};
   DType dtype = DType::kF16;
   const MLACache& cache;
-  cl_mem slot_mapping = nullptr;
-  std::size_t slot_offset_bytes = 0;
-  std::int64_t num_tokens = 0;
+  SlotSource slots;
 };
-void capture_concat_and_cache_mla(const CapturedConcatMLA& call);
+void capture_concat_and_cache_mla(cl_command_queue queue, const LatentWrite& write);
 
 /// A merge_attn_states() before it runs.
 struct CapturedMerge {
@@ -117,5 +120,29 @@ struct CapturedMerge {
   const AttnState& suffix;
 };
 void capture_merge(const CapturedMerge& call);
+
+/// A copy_blocks() of one layer before it runs.
+void capture_copy_blocks(cl_command_queue queue, CapturedCache cache,
+                         std::span<const BlockPair> mapping);
+
+/// A swap_blocks() of one plane (keys, values or latent rows) before it runs: blocks as they lie,
+/// because a swap moves them whole.
+struct CapturedSwap {
+  cl_command_queue queue = nullptr;
+  std::string_view direction;
+  DType dtype = DType::kF16;
+  std::array<std::int64_t, 3> block_shape{};  ///< tokens, heads, elements
+  std::span<const BlockPair> mapping;
+  // Block b of the source begins at offset_bytes + b * block_stride of the one that is not null.
+  cl_mem device = nullptr;
+  const std::byte* host = nullptr;
+  std::size_t offset_bytes = 0;
+  std::int64_t block_stride = 0;
+  std::int64_t source_blocks = 0, destination_blocks = 0;
+};
+void capture_swap_blocks(const CapturedSwap& call);
+
+/// An advance_step_…() before it runs.
+void capture_advance_step(cl_command_queue queue, const AdvanceStep& step);
 
 }  // namespace clattn::detail

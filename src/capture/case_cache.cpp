@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <span>
 #include <string_view>
@@ -13,7 +12,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "capture/read.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -22,7 +20,7 @@ using npy::NpyArray;
 
 /// Each page once. Throws unless the cache has all of them.
 std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages, std::int64_t num_blocks) {
-  std::sort(pages.begin(), pages.end());
+  std::ranges::sort(pages);
   pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
   if (!pages.empty() && (pages.front() < 0 || pages.back() >= num_blocks)) {
     throw_invalid("block_table: page {}, legal: 0 … {} (the cache's num_blocks - 1)",
@@ -43,14 +41,14 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
                     ElementAt<Cache> element_at, std::span<const std::int32_t> pages) {
   const std::size_t element = element_size_bytes(cache.dtype);
   const auto at = [&](std::int64_t page, std::int64_t token, std::int64_t head, std::int64_t dim) {
-    return size_of((cache.*element_at)(page, token, head, dim)) * element;
+    return to_size((cache.*element_at)(page, token, head, dim)) * element;
   };
   const std::size_t page_bytes =
-      size_of(cache.block_size) * size_of(cache.num_kv_heads) * size_of(cache.head_size) * element;
+      to_size(cache.block_size) * to_size(cache.num_kv_heads) * to_size(cache.head_size) * element;
   NpyArray array{std::string(npy::descr_of(cache.dtype)),
                  {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
                  std::vector<std::byte>(
-                     checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
+                     checked_mul(to_size(cache.num_blocks), page_bytes, "captured kv_cache"))};
   std::size_t highest = 0;  // place, from the page's first element on
   for (std::int64_t token = 0; token < cache.block_size; ++token) {
     for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
@@ -61,7 +59,7 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
   for (const std::int32_t page : pages) {
     const std::size_t begin = at(page, 0, 0, 0);
     const std::vector<std::byte> stored = read(queue, memory, begin, highest + element);
-    std::byte* to = array.data.data() + size_of(page) * page_bytes;
+    std::byte* to = array.data.data() + to_size(page) * page_bytes;
     for (std::int64_t token = 0; token < cache.block_size; ++token) {
       for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
         for (std::int64_t dim = 0; dim < cache.head_size; ++dim, to += element)
@@ -90,37 +88,47 @@ std::string_view layout_of(const PackedKVCache&) {
   return kPackedLayout;
 }
 
-template <typename Cache>
-std::string storage_of(const Cache& cache) {
-  return fmt::format(",\n  \"kv_cache_dtype\": \"{}\",\n  \"layout\": \"{}\"",
-                     to_string(cache.dtype), layout_of(cache));
-}
-
-/// The keys of a cache of K and V.
-template <typename Cache>
-std::string keys_of(const Queue& queue, const Cache& cache) {
-  std::array<std::string, 2> scales = {"1", "1"};
-  if (cache.scales) {
-    const std::int64_t heads = cache.scales_per_head ? cache.num_kv_heads : 1;
-    std::vector<std::string> factors;
-    for (const float scale : read_as<float>(queue, cache.scales.handle(), 0, 2 * heads)) {
-      factors.push_back(number(scale));
-    }
-    const auto middle = factors.begin() + heads;
-    const bool list = cache.scales_per_head;
-    const auto text = [&](auto begin, auto end) {
-      return list ? fmt::format("[{}]", fmt::join(begin, end, ", ")) : *begin;
-    };
-    scales = {text(factors.begin(), middle), text(middle, factors.end())};
-  }
-  return storage_of(cache) +
-         fmt::format(",\n  \"k_scale\": {},\n  \"v_scale\": {}", scales[0], scales[1]);
-}
-
 }  // namespace
 
-std::string number(float value) {
-  return std::isfinite(value) ? fmt::format("{}", value) : fmt::format("\"{}\"", value);
+std::vector<std::byte> read(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                            std::size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  if (size_bytes > 0) queue.read(Buffer::adopt(memory), bytes, offset_bytes);
+  return bytes;
+}
+
+std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                                 std::int64_t count, std::size_t row_bytes,
+                                 std::size_t stride_bytes) {
+  if (count == 0) return {};
+  const std::vector<std::byte> span =
+      read(queue, memory, offset_bytes, to_size(count - 1) * stride_bytes + row_bytes);
+  std::vector<std::byte> rows;
+  rows.reserve(to_size(count) * row_bytes);
+  for (std::size_t i = 0; i < to_size(count); ++i) {
+    const auto row = span.begin() + static_cast<std::ptrdiff_t>(i * stride_bytes);
+    rows.insert(rows.end(), row, row + static_cast<std::ptrdiff_t>(row_bytes));
+  }
+  return rows;
+}
+
+npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                          std::vector<std::int64_t> shape, std::int64_t num_rows) {
+  const std::size_t element = element_size_bytes(dtype);
+  std::int64_t row = 1;
+  for (std::size_t i = 1; i < shape.size(); ++i) row *= shape[i];
+  const std::int64_t stride = tensor.token_stride == 0 ? row : tensor.token_stride;
+  std::vector<std::byte> rows =
+      read_rows(queue, tensor.buffer, to_size(tensor.offset) * element, num_rows,
+                to_size(row) * element, to_size(stride) * element);
+  rows.resize(to_size(shape[0] * row) * element);
+  return {std::string(npy::descr_of(dtype)), std::move(shape), std::move(rows)};
+}
+
+npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                          std::vector<std::int64_t> shape) {
+  const std::int64_t num_rows = shape[0];
+  return read_tensor(queue, tensor, dtype, std::move(shape), num_rows);
 }
 
 void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
@@ -138,39 +146,51 @@ void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cac
                std::vector<std::int32_t> pages) {
   const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
   const std::size_t page_bytes =
-      size_of(cache.block_size) * size_of(width) * element_size_bytes(cache.dtype);
+      to_size(cache.block_size) * to_size(width) * element_size_bytes(cache.dtype);
   NpyArray array{std::string(npy::descr_of(cache.dtype)),
                  {cache.num_blocks, cache.block_size, width},
                  std::vector<std::byte>(
-                     checked_mul(size_of(cache.num_blocks), page_bytes, "captured kv_cache"))};
+                     checked_mul(to_size(cache.num_blocks), page_bytes, "captured kv_cache"))};
   for (const std::int32_t page : distinct(std::move(pages), cache.num_blocks)) {
-    const std::size_t at = size_of(page) * page_bytes;
+    const std::size_t at = to_size(page) * page_bytes;
     const std::vector<std::byte> rows = read(queue, cache.buffer.handle(), at, page_bytes);
     std::copy(rows.begin(), rows.end(), array.data.begin() + static_cast<std::ptrdiff_t>(at));
   }
   writer.add("kv_cache", array);
 }
 
-std::string storage_keys(const KVCache& cache) {
-  return storage_of(cache);
+template <typename Cache>
+void add_storage_keys(CaseKeys& keys, const Cache& cache) {
+  keys.text("kv_cache_dtype", to_string(cache.dtype)).text("layout", layout_of(cache));
 }
+template void add_storage_keys(CaseKeys& keys, const KVCache& cache);
+template void add_storage_keys(CaseKeys& keys, const PackedKVCache& cache);
 
-std::string storage_keys(const PackedKVCache& cache) {
-  return storage_of(cache);
+template <typename Cache>
+void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache) {
+  add_storage_keys(keys, cache);
+  if (!cache.scales) {
+    keys.add("k_scale", 1).add("v_scale", 1);
+    return;
+  }
+  const std::int64_t heads = cache.scales_per_head ? cache.num_kv_heads : 1;
+  std::vector<std::string> factors;
+  for (const float scale : read_as<float>(queue, cache.scales.handle(), 0, 2 * heads)) {
+    factors.push_back(CaseKeys::number(scale));
+  }
+  const auto text = [&](auto begin) {
+    return cache.scales_per_head ? fmt::format("[{}]", fmt::join(begin, begin + heads, ", "))
+                                 : *begin;
+  };
+  keys.add("k_scale", text(factors.begin())).add("v_scale", text(factors.begin() + heads));
 }
+template void add_cache_keys(CaseKeys& keys, const Queue& queue, const KVCache& cache);
+template void add_cache_keys(CaseKeys& keys, const Queue& queue, const PackedKVCache& cache);
 
-std::string cache_keys(const Queue& queue, const KVCache& cache) {
-  return keys_of(queue, cache);
-}
-
-std::string cache_keys(const Queue& queue, const PackedKVCache& cache) {
-  return keys_of(queue, cache);
-}
-
-std::string cache_keys(const Queue& queue, const MLACache& cache) {
+template <>
+void add_cache_keys(CaseKeys& keys, const Queue& queue, const MLACache& cache) {
   const float scale = cache.scale ? read_as<float>(queue, cache.scale.handle(), 0, 1).front() : 1;
-  return fmt::format(",\n  \"kv_cache_dtype\": \"{}\",\n  \"k_scale\": {}", to_string(cache.dtype),
-                     number(scale));
+  keys.text("kv_cache_dtype", to_string(cache.dtype)).number("k_scale", scale);
 }
 
 }  // namespace clattn::detail

@@ -1,25 +1,78 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/mla.hpp>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/checked.hpp"
 #include "capture/case_writer.hpp"
 
-// A cache as a case keeps it: arrays in logical order, and keys that say how it is stored.
+// Device memory as a case keeps it: all of it waits for what the queue was given before. A cache is
+// arrays in logical order, and keys that say how it is stored.
 
 namespace clattn::detail {
+
+/// A part of any cl_mem; throws for bytes that it does not have.
+std::vector<std::byte> read(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                            std::size_t size_bytes);
+
+template <typename T>
+std::vector<T> read_as(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                       std::int64_t count) {
+  const std::vector<std::byte> bytes =
+      read(queue, memory, offset_bytes, to_size(count) * sizeof(T));
+  std::vector<T> values(to_size(count));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+/// `count` rows of `row_bytes` each, `stride_bytes` apart, packed.
+std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t offset_bytes,
+                                 std::int64_t count, std::size_t row_bytes,
+                                 std::size_t stride_bytes);
+
+/// The rows of a tensor, shape[0] of them; zeros from row `num_rows` on, which may lie past its
+/// end.
+npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                          std::vector<std::int64_t> shape, std::int64_t num_rows);
+/// The rows of a tensor, shape[0] of them.
+npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
+                          std::vector<std::int64_t> shape);
 
 /// What "layout" says of an x-packed cache.
 inline constexpr std::string_view kPackedLayout = "packed";
 
-/// A number of case.json. JSON knows no infinity and no NaN: what is neither legal nor a number
-/// becomes a string, which `clattn run` refuses by name.
-std::string number(float value);
+/// The keys of a case.json in their order.
+class CaseKeys {
+ public:
+  explicit CaseKeys(std::string_view op) { text("op", op); }
+  template <typename Value>
+  CaseKeys& add(std::string_view key, const Value& value) {
+    lines_ += fmt::format("{}\n  \"{}\": {}", lines_.empty() ? "" : ",", key, value);
+    return *this;
+  }
+  CaseKeys& text(std::string_view key, std::string_view value) {
+    return add(key, fmt::format("\"{}\"", value));
+  }
+  CaseKeys& number(std::string_view key, float value) { return add(key, number(value)); }
+  /// JSON knows no infinity and no NaN: what is neither legal nor a number becomes a string, which
+  /// `clattn run` refuses by name.
+  static std::string number(float value) {
+    return std::isfinite(value) ? fmt::format("{}", value) : fmt::format("\"{}\"", value);
+  }
+  std::string json() const { return fmt::format("{{{}\n}}\n", lines_); }
+
+ private:
+  std::string lines_;
+};
 
 /// Adds the arrays of a cache: `pages` as they are, zeros elsewhere. Throws kInvalidArgument for a
 /// page that the cache does not have.
@@ -30,12 +83,13 @@ void add_cache(const CaseWriter& writer, const Queue& queue, const PackedKVCache
 void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
                std::vector<std::int32_t> pages);
 
-/// Element type and order in memory, to stand behind other keys.
-std::string storage_keys(const KVCache& cache);
-std::string storage_keys(const PackedKVCache& cache);
-/// Those and the scales.
-std::string cache_keys(const Queue& queue, const KVCache& cache);
-std::string cache_keys(const Queue& queue, const PackedKVCache& cache);
-std::string cache_keys(const Queue& queue, const MLACache& cache);
+/// Adds the element type and order in memory of a KVCache or a PackedKVCache.
+template <typename Cache>
+void add_storage_keys(CaseKeys& keys, const Cache& cache);
+/// The same and the scales.
+template <typename Cache>
+void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache);
+template <>
+void add_cache_keys(CaseKeys& keys, const Queue& queue, const MLACache& cache);
 
 }  // namespace clattn::detail

@@ -1,10 +1,9 @@
 #include <array>
 #include <clattn/cache_ops.hpp>
-#include <string>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "capture/capture_cache_ops.hpp"
+#include "capture/capture.hpp"
 #include "kv_cache/op_kernel.hpp"
 
 namespace clattn {
@@ -16,14 +15,14 @@ using detail::op_kernel;
 using detail::OpKernel;
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 
 constexpr std::int32_t kMaxRows = 0x1fffffff;  // what the error word can name
 constexpr const char* kFile = "cache/advance_step.cl";
 
 void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
                   std::string_view name) {
-  const std::size_t wanted =
-      detail::checked_mul(static_cast<std::size_t>(count), element_bytes, name);
+  const std::size_t wanted = detail::checked_mul(to_size(count), element_bytes, name);
   throw_invalid_if(!buffer || buffer.size_bytes() < wanted,
                    "advance_step: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
                    buffer.size_bytes(), wanted, count, element_bytes);
@@ -87,7 +86,7 @@ void find_pages(const Context& context, cl_command_queue queue, const AdvanceSte
       .arg<cl_long>(step.num_blocks)
       .arg(errors.word().handle())
       .arg(pages.block_table_bound.handle())
-      .enqueue(queue, static_cast<std::size_t>(step.num_queries), bounds.group_size);
+      .enqueue(queue, to_size(step.num_queries), bounds.group_size);
   const OpKernel indptr = op_kernel(context, "clattn_advance_indptr", kFile);
   indptr.pool->acquire()
       .arg(pages.block_table_bound.handle())
@@ -117,7 +116,7 @@ void DeviceErrors::check(cl_command_queue queue) {
       "its seq_len is outside 0 … 2147483646", "its new token lies past its block table",
       "its block table names a block outside the cache", "its pages do not fit paged_kv_indices"};
   throw_invalid("advance_step: row {} was left out: {}", kMaxRows - (word >> 2),
-                kReasons.at(static_cast<std::size_t>(word & 3)));
+                kReasons.at(to_size(word & 3)));
 }
 
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
@@ -130,7 +129,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
   bind_rows(lease, step)
       .arg<cl_long>(step.num_blocks)
       .arg(errors.word().handle())
-      .enqueue(queue, static_cast<std::size_t>(step.num_seqs), kernel.group_size, event);
+      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, event);
 }
 
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
@@ -150,7 +149,7 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
       .arg(pages.paged_kv_indptr.handle())
       .arg(pages.paged_kv_indices.handle())
       .arg(pages.paged_kv_last_page_len.handle())
-      .enqueue(queue, static_cast<std::size_t>(step.num_seqs), kernel.group_size, event);
+      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, event);
 }
 
 }  // namespace clattn

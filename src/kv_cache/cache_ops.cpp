@@ -64,10 +64,9 @@ void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef
   const KernelShape shape =
       write_shape(cache.num_kv_heads, cache.head_size, cache.block_size, dtype, cache.dtype);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(cache.dtype));
-  if (cache.head_size % x != 0) {
-    throw_invalid("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
-                  cache.head_size, to_string(cache.dtype), x);
-  }
+  throw_invalid_if(cache.head_size % x != 0,
+                   "cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
+                   cache.head_size, to_string(cache.dtype), x);
   detail::check_cache(cache);
   const BuiltKernel kernel = detail::build_first_fitting(
       context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWritePacked);

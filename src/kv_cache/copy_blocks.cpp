@@ -6,7 +6,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "capture/capture_cache_ops.hpp"
+#include "capture/capture.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/call_memory.hpp"

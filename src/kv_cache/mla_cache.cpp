@@ -4,7 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "capture/capture.hpp"
+#include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/call_memory.hpp"
 #include "opencl/recorder.hpp"
@@ -15,6 +15,7 @@ namespace {
 
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 
 void check_starts(const MLACache& cache, const MLAGather& gather, std::size_t num_reqs) {
   if (gather.seq_starts.empty()) return;
@@ -41,8 +42,7 @@ void check_pages(const MLACache& cache, const MLAGather& gather, std::size_t req
                    gather.block_table_stride);
   for (std::int64_t c = begin; c < end; ++c) {
     const std::int32_t block =
-        gather.block_table[request * static_cast<std::size_t>(gather.block_table_stride) +
-                           static_cast<std::size_t>(c)];
+        gather.block_table[request * to_size(gather.block_table_stride) + to_size(c)];
     throw_invalid_if(block < 0 || block >= cache.num_blocks,
                      "block_table: request {}, page {}: block {}, legal: 0 … {}", request, c, block,
                      cache.num_blocks - 1);
@@ -59,8 +59,7 @@ std::size_t check_gather(const MLACache& cache, const MLAGather& gather) {
   throw_invalid_if(
       gather.block_table_stride < 0 ||
           gather.block_table.size() !=
-              detail::checked_mul(num_reqs, static_cast<std::size_t>(gather.block_table_stride),
-                                  "block_table"),
+              detail::checked_mul(num_reqs, to_size(gather.block_table_stride), "block_table"),
       "block_table: {} entries, legal: {} requests x {} pages", gather.block_table.size(), num_reqs,
       gather.block_table_stride);
   check_starts(cache, gather, num_reqs);
@@ -99,16 +98,7 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
   check_slots(write.slots);
   const cl_long kv_c_stride = checked_token_stride(write.kv_c, cache.kv_lora_rank, "kv_c");
   const cl_long k_pe_stride = checked_token_stride(write.k_pe, cache.rope_dim, "k_pe");
-  if (capturing()) {
-    capture_concat_and_cache_mla({.queue = queue,
-                                  .kv_c = write.kv_c,
-                                  .k_pe = write.k_pe,
-                                  .dtype = write.dtype,
-                                  .cache = cache,
-                                  .slot_mapping = write.slots.buffer,
-                                  .slot_offset_bytes = write.slots.offset_bytes,
-                                  .num_tokens = write.slots.num_tokens});
-  }
+  if (capturing()) capture_concat_and_cache_mla(queue, write);
   KernelLease lease = kernel.pool->acquire();
   lease.arg(write.kv_c.buffer)
       .arg<cl_long>(write.kv_c.offset)
@@ -124,7 +114,7 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
       .arg(write.slots.buffer)
       .arg<cl_long>(static_cast<cl_long>(write.slots.offset_bytes / sizeof(std::int64_t)))
       .arg<cl_long>(cache.num_blocks * cache.block_size)
-      .enqueue(queue, static_cast<std::size_t>(write.slots.num_tokens), kernel.group_size, event);
+      .enqueue(queue, to_size(write.slots.num_tokens), kernel.group_size, event);
 }
 
 }  // namespace detail
@@ -188,8 +178,7 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
       .arg(device_meta.buffer().handle())
       .arg<cl_int>(static_cast<cl_int>(num_reqs))
       .arg<cl_long>(gather.block_table_stride)
-      .enqueue(queue, static_cast<std::size_t>(gather.cu_seq_lens.back()), kernel.group_size,
-               &done);
+      .enqueue(queue, to_size(gather.cu_seq_lens.back()), kernel.group_size, &done);
   device_meta.used_until(done, event);
 }
 

@@ -1,6 +1,5 @@
 #include "kv_cache/planes.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -125,8 +124,7 @@ class WrittenBlocks {
   std::size_t place_of(std::int64_t block) const {
     constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // 2^64 / the golden ratio
     const int bits = std::countr_zero(pairs_.size());
-    auto place =
-        static_cast<std::size_t>((static_cast<std::uint64_t>(block) * kGolden) >> (64 - bits));
+    auto place = to_size((static_cast<std::uint64_t>(block) * kGolden) >> (64 - bits));
     while (pairs_[place] != kNone && mapping_[pairs_[place]].destination != block) {
       place = (place + 1) % pairs_.size();
     }

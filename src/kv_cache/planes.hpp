@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <clattn/cache_ops.hpp>
 #include <cstdint>
 #include <span>

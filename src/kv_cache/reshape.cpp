@@ -53,10 +53,10 @@ void require_plain_pages(const KVCacheSpec& spec) {
 std::int64_t padded_stride(const KVCacheSpec& spec) {
   constexpr std::size_t kUnit = 8;  // elements that kernels load at a time
   const std::size_t unit_bytes = kUnit * element_size_bytes(spec.dtype);
-  if (spec.page_size_padded % unit_bytes != 0) {
-    throw_invalid("KVCacheSpec: page_size_padded is {}, legal: multiples of {} ({} elements of {})",
-                  spec.page_size_padded, unit_bytes, kUnit, to_string(spec.dtype));
-  }
+  throw_invalid_if(
+      spec.page_size_padded % unit_bytes != 0,
+      "KVCacheSpec: page_size_padded is {}, legal: multiples of {} ({} elements of {})",
+      spec.page_size_padded, unit_bytes, kUnit, to_string(spec.dtype));
   return static_cast<std::int64_t>(spec.page_size_padded / element_size_bytes(spec.dtype));
 }
 
@@ -66,7 +66,7 @@ std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
                                          const std::array<std::int64_t, 5>& shape,
                                          std::array<std::int32_t, 5> order, std::size_t blocks) {
   if (spec.page_size_padded == 0) return strides_of(shape, order);
-  const auto place = std::find(order.begin(), order.end(), static_cast<std::int32_t>(blocks));
+  const auto place = std::ranges::find(order, static_cast<std::int32_t>(blocks));
   std::rotate(order.begin(), place, place + 1);
   std::array<std::int64_t, 5> strides = strides_of(shape, order);
   strides.at(blocks) = padded_stride(spec);
@@ -98,7 +98,7 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
   cache.shape = backend.get_kv_cache_shape(cache.num_blocks, spec.block_size, spec.num_kv_heads,
                                            spec.head_size);
   const auto layouts = backend.supported_layouts();
-  if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end())
+  if (std::ranges::find(layouts, layout) == layouts.end())
     detail::throw_unsupported("KV cache: layout {} is none of backend {}", to_string(layout),
                               backend.name());
   // Every backend's logical shape is {K/V, blocks in either order} followed by token, head, dim.
@@ -137,10 +137,9 @@ PackedKVCache split_kv_cache(const Buffer& raw, const KVCacheSpec& spec) {
   PackedKVCache cache;
   cache.num_blocks = whole_pages(raw, spec);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(spec.dtype));
-  if (spec.head_size % x != 0) {
-    throw_invalid("cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
-                  spec.head_size, to_string(spec.dtype), x);
-  }
+  throw_invalid_if(spec.head_size % x != 0,
+                   "cache: head_size is {}, legal in an x-packed cache of {}: multiples of {}",
+                   spec.head_size, to_string(spec.dtype), x);
   cache.key = cache.value = raw.handle();
   cache.dtype = spec.dtype;
   cache.block_size = spec.block_size;

@@ -13,6 +13,7 @@ using detail::checked_add;
 using detail::checked_mul;
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 
 namespace {
 
@@ -48,10 +49,9 @@ void check(const KVCacheSpec& spec) {
   require_positive(spec.head_size, "head_size");
   throw_invalid_if(spec.head_size_v < 0, "KVCacheSpec: head_size_v is {}, legal: >= 0",
                    spec.head_size_v);
-  if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype)) {
-    throw_invalid("KVCacheSpec: dtype is {}, legal: an 8-bit type (kv_quant_mode kPerTokenHead)",
-                  to_string(spec.dtype));
-  }
+  throw_invalid_if(spec.kv_quant_mode == KVQuantMode::kPerTokenHead && !is_quantized(spec.dtype),
+                   "KVCacheSpec: dtype is {}, legal: an 8-bit type (kv_quant_mode kPerTokenHead)",
+                   to_string(spec.dtype));
   if (!spec.use_mla) return;
   throw_invalid_if(spec.kind == KVCacheKind::kSlidingWindow,
                    "MLA is not supported for sliding window");
@@ -68,14 +68,13 @@ std::int64_t value_size(const KVCacheSpec& spec) {
 
 /// Bytes of a page's K and V themselves.
 std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
-  const auto elements =
-      static_cast<std::size_t>(spec.head_size + (spec.use_mla ? 0 : value_size(spec)));
+  const auto elements = to_size(spec.head_size + (spec.use_mla ? 0 : value_size(spec)));
   std::size_t bytes = elements * element_size_bytes(spec.dtype);
   if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead) {
     bytes += (spec.use_mla ? 1 : 2) * sizeof(float);
   }
   for (const std::int32_t factor : {spec.block_size, spec.num_kv_heads}) {
-    bytes = checked_mul(bytes, static_cast<std::size_t>(factor), "KVCacheSpec: page_size_bytes");
+    bytes = checked_mul(bytes, to_size(factor), "KVCacheSpec: page_size_bytes");
   }
   return bytes;
 }
@@ -175,8 +174,7 @@ std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
   std::int64_t pages = ceil_div(tokens, std::int64_t{block_size});
   // A window may begin inside a block, so it can touch one block more than its length needs.
   if (kind == KVCacheKind::kSlidingWindow) ++pages;
-  return checked_mul(static_cast<std::size_t>(pages), page_bytes,
-                     "KVCacheSpec: max_memory_usage_bytes");
+  return checked_mul(to_size(pages), page_bytes, "KVCacheSpec: max_memory_usage_bytes");
 }
 
 }  // namespace clattn

@@ -1,12 +1,13 @@
 #include <clattn/spec_decode.hpp>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace clattn {
 
 SpecDecodeTensor reshape_query_for_spec_decode(const TensorRef& query, std::int64_t num_tokens,
                                                std::int64_t batch_size) {
-  if (batch_size < 1) detail::throw_invalid("batch_size is {}, legal: at least 1", batch_size);
+  detail::check_at_least("batch_size", batch_size, 1);
   detail::throw_invalid_if(num_tokens < 0 || num_tokens % batch_size != 0,
                            "num_tokens is {}, legal: a multiple of batch_size {}", num_tokens,
                            batch_size);

@@ -12,7 +12,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "capture/capture_cache_ops.hpp"
+#include "capture/capture.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/copy.hpp"
@@ -26,6 +26,7 @@ using detail::CachePlanes;
 using detail::CopyEnd;
 using detail::throw_invalid;
 using detail::throw_invalid_if;
+using detail::to_size;
 using HostImage = std::span<std::byte>;
 
 /// One side of a swap: where block 0 of each plane starts, and how far blocks are apart.
@@ -35,7 +36,7 @@ struct Side {
   std::int64_t block_stride = 0;
   CopyEnd at(std::size_t plane, std::int64_t block) const {
     CopyEnd end = planes[plane];
-    end.offset_bytes += static_cast<std::size_t>(block * block_stride);
+    end.offset_bytes += to_size(block * block_stride);
     return end;
   }
 };
@@ -104,8 +105,7 @@ Side device_side(const DeviceCache& cache) {
   side.num_blocks = cache.planes.layout.num_blocks;
   side.block_stride = cache.planes.layout.block_stride;
   for (const detail::Plane& plane : cache.planes.planes) {
-    side.planes.push_back(
-        {.device = plane.buffer.handle(), .offset_bytes = static_cast<std::size_t>(plane.offset)});
+    side.planes.push_back({.device = plane.buffer.handle(), .offset_bytes = to_size(plane.offset)});
   }
   return side;
 }
@@ -133,8 +133,7 @@ Side host_side(HostImage image, const DeviceCache& like) {
   const bool last_is_first = one_buffer && apart < 0;
   for (std::int64_t plane = 0; plane < count; ++plane) {
     const std::int64_t place = last_is_first ? count - 1 - plane : plane;
-    side.planes.push_back(
-        {.host = image.data(), .offset_bytes = static_cast<std::size_t>(place * step)});
+    side.planes.push_back({.host = image.data(), .offset_bytes = to_size(place * step)});
   }
   return side;
 }
@@ -145,8 +144,7 @@ std::vector<Piece> pieces_of(const Side& source, const Side& destination,
   for (std::size_t plane = 0; plane < source.planes.size(); ++plane) {
     for (std::size_t pair = 0; pair < mapping.size(); ++pair) {
       pieces.push_back({source.at(plane, mapping[pair].source),
-                        destination.at(plane, mapping[pair].destination),
-                        static_cast<std::size_t>(size), pair});
+                        destination.at(plane, mapping[pair].destination), to_size(size), pair});
     }
   }
   return pieces;
@@ -159,7 +157,7 @@ bool continues(const CopyEnd& end, std::size_t size_bytes, const CopyEnd& next) 
 
 /// Joins pieces that continue each other on both sides.
 void join(std::vector<Piece>& pieces) {
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+  std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
     return a.source.device != b.source.device ? std::less<>{}(a.source.device, b.source.device)
                                               : a.source.offset_bytes < b.source.offset_bytes;
   });
@@ -201,7 +199,7 @@ std::vector<Range> ranges_of(const std::vector<Piece>& pieces) {
 /// or buffer: the copies run in no particular order.
 void require_apart(const std::vector<Piece>& pieces, std::span<const BlockPair> mapping) {
   std::vector<Range> ranges = ranges_of(pieces);
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+  std::ranges::sort(ranges, [](const Range& a, const Range& b) {
     return a.memory != b.memory ? std::less<>{}(a.memory, b.memory) : a.begin < b.begin;
   });
   Range reaches[2];  // what reads and what writes furthest so far

@@ -2,7 +2,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "capture/capture.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "shared/write_call.h"
 
@@ -14,14 +13,14 @@ namespace {
 /// caches, work-items side by side take tokens side by side: CLA_SIDE_TOKENS of
 /// reshape_and_cache.cl.
 std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::int64_t num_tokens) {
-  if (variant.work_group_size == 1) return static_cast<std::size_t>(num_tokens);
+  if (variant.work_group_size == 1) return to_size(num_tokens);
   constexpr std::int64_t kSideTokens = 16;
   const std::int64_t tokens = variant.role == Role::kCacheWritePacked
                                   ? ceil_div(num_tokens, kSideTokens) * kSideTokens
                                   : num_tokens;
   const std::int64_t chunks =
       checked_mul(tokens, std::int64_t{shape.num_kv_heads} * (shape.head_size / 8), "num_tokens");
-  return static_cast<std::size_t>(ceil_div(chunks, std::int64_t{variant.work_group_size}));
+  return to_size(ceil_div(chunks, std::int64_t{variant.work_group_size}));
 }
 
 /// What both forms of caches have, checked. The cache's places are still to be filled in.
@@ -58,7 +57,7 @@ void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_que
       .arg(tensors.slots);
   if (is_quantized(shape.cache_dtype)) lease.arg(tensors.scales);
   lease.enqueue(queue, num_groups(*kernel.variant, shape, call.num_tokens),
-                static_cast<std::size_t>(kernel.variant->work_group_size), event);
+                to_size(kernel.variant->work_group_size), event);
 }
 
 }  // namespace
@@ -70,24 +69,11 @@ void check_slots(const SlotSource& slots) {
   throw_invalid_if(slots.num_tokens < 0 || slots.num_tokens > INT32_MAX,
                    "num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
   if (slots.num_tokens == 0) return;
-  const std::size_t end =
-      slots.offset_bytes / sizeof(std::int64_t) + static_cast<std::size_t>(slots.num_tokens);
+  const std::size_t end = slots.offset_bytes / sizeof(std::int64_t) + to_size(slots.num_tokens);
   const std::size_t room = size_bytes_of(slots.buffer) / sizeof(std::int64_t);
   throw_invalid_if(end > room,
                    "slot_mapping: its {} slots end at element {}, legal: the buffer's {}",
                    slots.num_tokens, end, room);
-}
-
-void capture_write(const KernelShape& shape, cl_command_queue queue, TensorRef key, TensorRef value,
-                   CapturedCache cache, const SlotSource& slots) {
-  capture_cache_write({.queue = queue,
-                       .key = key,
-                       .value = value,
-                       .dtype = shape.dtype,
-                       .cache = cache,
-                       .slot_mapping = slots.buffer,
-                       .slot_offset_bytes = slots.offset_bytes,
-                       .num_tokens = slots.num_tokens});
 }
 
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
@@ -124,7 +110,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
   call.token_stride = cache.token_stride;
   call.head_stride = cache.head_stride;
   call.key_dim_stride = cache.key_dim_stride;
-  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
+  if (capturing()) capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
   const cl_mem pages = cache.buffer.handle();
   enqueue(kernel, shape, queue, call,
           {key.buffer, value.buffer, pages, pages, slots.buffer, cache.scales.handle()}, event);
@@ -137,7 +123,7 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
   ClaWriteCall call = write_call(shape, key, value, cache, slots);
   call.k_offset = cache.key_offset;
   call.v_offset = cache.value_offset;
-  if (capturing()) capture_write(shape, queue, key, value, &cache, slots);
+  if (capturing()) capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
   enqueue(kernel, shape, queue, call,
           {key.buffer, value.buffer, cache.key, cache.value, slots.buffer, cache.scales.handle()},
           event);

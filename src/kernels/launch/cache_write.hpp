@@ -2,16 +2,11 @@
 
 #include <clattn/kv_cache.hpp>
 
+#include "capture/capture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 
 namespace clattn::detail {
 
-/// Where a step's slots lie on the device.
-struct SlotSource {
-  cl_mem buffer = nullptr;
-  std::size_t offset_bytes = 0;
-  std::int64_t num_tokens = 0;
-};
 /// Throws kInvalidArgument without a buffer, for an illegal offset or number of tokens, and for
 /// slots past the buffer's end.
 void check_slots(const SlotSource& slots);

@@ -21,7 +21,7 @@ std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage
   const KernelTraits& traits = stage.variant->kernel();
   if (traits.tasks == Tasks::kOneEach) return tasks;
   const std::int32_t units = std::max(kernels.runtime->capabilities().compute_units, 1);
-  return std::min(tasks, static_cast<std::size_t>(units * traits.groups));
+  return std::min(tasks, to_size(units * traits.groups));
 }
 
 /// One launch of a step: a stage or the merge.
@@ -57,8 +57,7 @@ void enqueue(const StepCall& call, const Launch& launch, std::size_t groups, Eve
       .arg(call.lse);
   for (std::size_t i = 0; i < call.layer.num_option_tensors; ++i)
     lease.arg(call.layer.option_tensors.at(i));
-  lease.enqueue(call.queue, groups,
-                static_cast<std::size_t>(launch.kernel.variant->work_group_size), event);
+  lease.enqueue(call.queue, groups, to_size(launch.kernel.variant->work_group_size), event);
 }
 
 /// Launches one of the step's kernels, with a record if `launches` is given.
@@ -66,7 +65,7 @@ void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorde
                    std::vector<LaunchRecord>* launches) {
   if (launch.num_entries == 0) return;
   const Variant& variant = *launch.kernel.variant;
-  const auto tasks = static_cast<std::size_t>(launch.num_entries * launch.groups_each);
+  const auto tasks = to_size(launch.num_entries * launch.groups_each);
   const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks);
   if (launches == nullptr) {
     enqueue(call, launch, groups, event);
@@ -82,8 +81,7 @@ void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorde
   }
   // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
   if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt) {
-    recorder->limit_last(call.step.prepared->num_used.at(launch.part),
-                         static_cast<std::size_t>(launch.groups_each));
+    recorder->limit_last(call.step.prepared->num_used.at(launch.part), to_size(launch.groups_each));
   }
 }
 
@@ -184,7 +182,7 @@ float softmax_scale(std::optional<float> chosen, std::int32_t width) {
 
 Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
   if (config.alibi_slopes.empty() && config.sinks.empty()) return {};
-  const auto heads = static_cast<std::size_t>(config.num_heads);
+  const auto heads = to_size(config.num_heads);
   std::vector<float> params(2 * heads, 0.0F);
   std::copy(config.alibi_slopes.begin(), config.alibi_slopes.end(), params.begin());
   std::copy(config.sinks.begin(), config.sinks.end(),
