@@ -99,7 +99,7 @@ double rate_of(const Queue& queue, const ReadTarget& target,
   const std::size_t bytes = target.data.size_bytes();
   const std::size_t floats_a_sum = bytes / sizeof(float) / sums.size();
   const auto expected = static_cast<float>(floats_a_sum);
-  if (std::count(sums.begin(), sums.end(), expected) != static_cast<std::ptrdiff_t>(sums.size())) {
+  if (std::ranges::count(sums, expected) != static_cast<std::ptrdiff_t>(sums.size())) {
     throw Error(ErrorCode::kOpenCL, "a read kernel of the ceilings computed wrong sums");
   }
   return static_cast<double>(bytes) * 1e9 / static_cast<double>(nanoseconds);
@@ -303,7 +303,7 @@ double measure_mma(const Context& context, const Queue& queue) {
   });
   std::vector<float> got(groups * kGroupSize);
   queue.read(sums, std::as_writable_bytes(std::span(got)));
-  if (std::count(got.begin(), got.end(), kSum) != static_cast<std::ptrdiff_t>(got.size())) {
+  if (std::ranges::count(got, kSum) != static_cast<std::ptrdiff_t>(got.size())) {
     throw Error(ErrorCode::kOpenCL, "mma.sync computed wrong sums");
   }
   return kFlopPerStep * kSteps * static_cast<double>(warps) * 1e9 /

@@ -96,18 +96,15 @@ void split_as_the_original(const KernelShape& shape, const CommonAttentionMetada
 
 /// The options of a configuration that packed kernels do not have.
 void append_missing_options(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  struct Option {
-    std::string_view name;
-    bool wanted;
-  };
-  const Option options[] = {{"sliding_window", config.sliding_window > 0},
-                            {"attention_chunk_size", config.attention_chunk_size > 0},
-                            {"logits_soft_cap", config.logits_soft_cap != 0},
-                            {"sinks", !config.sinks.empty()},
-                            {"custom_mask", config.custom_mask},
-                            {"output_fp8", config.output_fp8}};
-  for (const Option& option : options) {
-    if (option.wanted) reasons.push_back(fmt::format("{} not supported", option.name));
+  const std::pair<std::string_view, bool> options[] = {
+      {"sliding_window", config.sliding_window > 0},
+      {"attention_chunk_size", config.attention_chunk_size > 0},
+      {"logits_soft_cap", config.logits_soft_cap != 0},
+      {"sinks", !config.sinks.empty()},
+      {"custom_mask", config.custom_mask},
+      {"output_fp8", config.output_fp8}};
+  for (const auto& [name, wanted] : options) {
+    if (wanted) reasons.push_back(fmt::format("{} not supported", name));
   }
   if (config.attn_type != AttentionType::kDecoder) {
     reasons.push_back(

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
@@ -10,11 +11,41 @@
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
-#include "kernels/step/kv_view.hpp"
 #include "kernels/warm_up.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
+
+namespace {
+
+/// A layer's call over pages of a cache. Its options are still to come.
+LayerCall call_over(const KVCache& cache) {
+  LayerCall layer{.k = cache.buffer.handle(), .v = cache.buffer.handle()};
+  layer.args.k_offset = cache.k_offset;
+  layer.args.v_offset = cache.v_offset;
+  layer.args.block_stride = std::max<std::int64_t>(cache.block_stride, 8);  // one block may say 0
+  layer.args.token_stride = cache.token_stride;
+  layer.args.head_stride = cache.head_stride;
+  layer.args.key_dim_stride = cache.key_dim_stride;
+  layer.args.scale_stride = scale_stride_of(cache);
+  return layer;
+}
+
+/// The same over rows of `num_kv_heads` x `head_size`. Throws kInvalidArgument for places that
+/// kernels do not load from.
+LayerCall call_over(const TensorRef& key, const TensorRef& value, std::int32_t num_kv_heads,
+                    std::int32_t head_size) {
+  LayerCall layer{.k = key.buffer, .v = value.buffer};
+  layer.args.k_offset = key.offset;
+  layer.args.v_offset = value.offset;
+  layer.args.token_stride = checked_key_stride(key, value, std::int64_t{num_kv_heads} * head_size);
+  layer.args.head_stride = head_size;
+  layer.args.key_dim_stride = 1;
+  layer.args.scale_stride = -1;
+  return layer;
+}
+
+}  // namespace
 
 std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
                                                               const AttentionConfig& config) {
@@ -104,7 +135,6 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
   check(cache);
   const PagedStepView& step = step_of(metadata);
   check_block_ids(step, cache.num_blocks);
-  const KVView kv(cache);
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
@@ -116,7 +146,8 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                        .options = options,
                        .return_lse = lse != nullptr});
   }
-  launch_step({queue, *kernels_, step, query, output, lse, layer_call(kv, options), !causal_},
+  launch_step({queue, *kernels_, step, query, output, lse,
+               with_options(call_over(cache), cache.scales.handle(), options), !causal_},
               event, launches);
 }
 
@@ -129,10 +160,13 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
     throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
                       to_string(config_.attn_type));
   }
-  const KVView kv(key, value, config_.num_kv_heads, config_.head_size);
+  const LayerCall layer = call_over(key, value, config_.num_kv_heads, config_.head_size);
   const PagedStepView& step = step_of(metadata);
-  kv.check_length(step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back(),
-                  std::int64_t{config_.num_kv_heads} * config_.head_size, config_.dtype);
+  const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
+  const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
+  const std::int64_t stride = layer.args.token_stride;
+  check_rows({key.buffer, config_.dtype}, {key.offset, rows, stride, row}, "key");
+  check_rows({value.buffer, config_.dtype}, {value.offset, rows, stride, row}, "value");
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
@@ -144,8 +178,9 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
                        .options = options,
                        .return_lse = lse != nullptr});
   }
-  launch_step({queue, *kernels_, step, query, output, lse, layer_call(kv, options), !causal_},
-              event, launches);
+  launch_step(
+      {queue, *kernels_, step, query, output, lse, with_options(layer, nullptr, options), !causal_},
+      event, launches);
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.
@@ -180,10 +215,9 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options, const Page
   }
 }
 
-LayerCall PagedAttentionImpl::layer_call(const KVView& kv, const ForwardOptions& extra) const {
+LayerCall PagedAttentionImpl::with_options(LayerCall layer, cl_mem scales,
+                                           const ForwardOptions& extra) const {
   const KernelOptions& options = kernels_->shape.options;
-  LayerCall layer{.k = kv.k, .v = kv.v};
-  kv.describe(layer.args);
   layer.args.scale_log2e = scale_log2e_;
   layer.args.window_left = window_.left;
   layer.args.window_right = window_.right;
@@ -191,7 +225,7 @@ LayerCall PagedAttentionImpl::layer_call(const KVView& kv, const ForwardOptions&
   layer.args.soft_cap_log2e = config_.logits_soft_cap * kLog2E;
   layer.args.mask_stride = extra.custom_mask_stride;
   if (options.alibi || options.sink) layer.add(head_params_.handle());
-  if (is_quantized(kernels_->shape.cache_dtype)) layer.add(kv.scales);
+  if (is_quantized(kernels_->shape.cache_dtype)) layer.add(scales);
   if (options.mask) layer.add(extra.custom_mask);
   if (options.out_fp8) {
     layer.add(extra.output_fp8);
@@ -215,13 +249,13 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
   cache.block_stride = shape.block_size * cache.token_stride;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
-  const KVView kv = config_.contiguous_kv()
-                        ? KVView(rows, rows, shape.num_kv_heads, shape.head_size)
-                        : KVView(cache);
+  const LayerCall layer = config_.contiguous_kv()
+                              ? call_over(rows, rows, shape.num_kv_heads, shape.head_size)
+                              : call_over(cache);
   const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                              .output_fp8 = memory.zeros.handle(),
                              .output_scale = memory.zeros.handle()};
-  launch_idle_step(queue, *kernels_, layer_call(kv, extra), memory);
+  launch_idle_step(queue, *kernels_, with_options(layer, cache.scales.handle(), extra), memory);
   if (kernels_->cache_write.variant) {
     enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, cache,
                         {memory.slots.handle(), 0, 1}, nullptr);

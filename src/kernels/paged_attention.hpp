@@ -8,8 +8,6 @@
 
 namespace clattn::detail {
 
-struct KVView;  // kv_view.hpp
-
 /// The impl behind every backend whose cache is K and V blocks addressed by strides: binds a step's
 /// metadata to the compiled kernels. Immutable; holds no context, so that a context can share it
 /// among layers.
@@ -43,7 +41,8 @@ class PagedAttentionImpl final : public AttentionImpl {
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;
   void check_options(const ForwardOptions& options, const PagedStepView& step,
                      std::int64_t tokens) const;
-  LayerCall layer_call(const KVView& kv, const ForwardOptions& extra) const;
+  /// `scales`: of a quantized cache.
+  LayerCall with_options(LayerCall layer, cl_mem scales, const ForwardOptions& extra) const;
 
   AttentionConfig config_;
   float scale_log2e_;

@@ -21,7 +21,7 @@ void check_scales(const Cache& cache) {
   if (!is_quantized(cache.dtype)) {
     throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
   }
-  const auto heads = static_cast<std::size_t>(cache.scales_per_head ? cache.num_kv_heads : 1);
+  const auto heads = to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
   throw_invalid_if(cache.scales.size_bytes() < 2 * heads * sizeof(float),
                    "kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
                    cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
@@ -35,12 +35,6 @@ void check_scale(const MLACache& cache) {
   throw_invalid_if(cache.scale.size_bytes() < sizeof(float),
                    "kv_cache: scale holds {} bytes, legal: at least {} (f32 [1])",
                    cache.scale.size_bytes(), sizeof(float));
-}
-
-template <typename Cache>
-cl_int stride_of(const Cache& cache) {
-  if (!cache.scales) return -1;
-  return cache.scales_per_head ? 1 : 0;
 }
 
 void check_num_blocks(std::int64_t num_blocks, std::int64_t fewest) {
@@ -220,14 +214,6 @@ void check_key_order(const KVCache& cache, KernelFamily family) {
       "kv_cache: key_dim_stride is {}, supported by kernels of family {}: 1 (those of CPUs alone "
       "take keys by dim, layout HDN)",
       cache.key_dim_stride, to_string(family));
-}
-
-cl_int scale_stride_of(const KVCache& cache) {
-  return stride_of(cache);
-}
-
-cl_int scale_stride_of(const PackedKVCache& cache) {
-  return stride_of(cache);
 }
 
 }  // namespace clattn::detail

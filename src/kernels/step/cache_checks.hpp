@@ -41,7 +41,10 @@ void check_key_order(const KVCache& cache, KernelFamily family);
 
 /// What kernels_cl/core/options.clh calls scale_stride: -1 without scales, 0 per tensor, 1 per
 /// head.
-cl_int scale_stride_of(const KVCache& cache);
-cl_int scale_stride_of(const PackedKVCache& cache);
+template <typename Cache>
+cl_int scale_stride_of(const Cache& cache) {
+  if (!cache.scales) return -1;
+  return cache.scales_per_head ? 1 : 0;
+}
 
 }  // namespace clattn::detail

@@ -63,13 +63,13 @@ void PagedStep::check_graph(const CommonAttentionMetadata& batch,
 /// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
 void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& output) {
   for (std::size_t i = 0; i < output.items.size(); ++i) {
-    const auto used = static_cast<std::size_t>(planned.num_items.at(i));
+    const auto used = to_size(planned.num_items.at(i));
     for (ClaWorkItem& item : output.items.at(i).subspan(used)) {
       item = {};
       item.partial_row = -1;
     }
   }
-  const auto used = static_cast<std::size_t>(planned.num_merges);
+  const auto used = to_size(planned.num_merges);
   for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
 }
 

@@ -35,8 +35,7 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
     if (is_split) ++launch.splits;
     if (is_split && item.split == 0) ++launch.split_tiles;
   }
-  std::sort(runs.begin(), runs.end(),
-            [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
+  std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
   launch.predicted_us = (tile.launch_ns + expected_end_ns(tile, runs, shared)) * kUsPerNs;
   return launch;
 }
