@@ -40,41 +40,30 @@ Attention& layer_of(const LayerRegistry& layers, const std::string& name) {
 }
 
 void check_member(const Attention& layer, const Attention& first, const KVCacheSpec& spec) {
-  if (layer.get_attn_backend() != first.get_attn_backend()) {
-    throw_invalid("KVCacheConfig: layer '{}' has backend {}, legal: its group's, {}",
-                  layer.layer_name(), layer.get_attn_backend()->name(),
-                  first.get_attn_backend()->name());
-  }
-  if (layer.config().num_heads != first.config().num_heads) {
-    throw_invalid("KVCacheConfig: layer '{}' has {} query heads, legal: its group's {}",
-                  layer.layer_name(), layer.config().num_heads, first.config().num_heads);
-  }
-  if (layer.config().dtype != first.config().dtype) {
-    throw_invalid("KVCacheConfig: layer '{}' has dtype {}, legal: its group's {}",
-                  layer.layer_name(), to_string(layer.config().dtype),
-                  to_string(first.config().dtype));
-  }
-  if (layer.config().attn_type != first.config().attn_type) {
-    throw_invalid("KVCacheConfig: layer '{}' has attn_type {}, legal: its group's {}",
-                  layer.layer_name(), to_string(layer.config().attn_type),
-                  to_string(first.config().attn_type));
-  }
-  if (layer.config().use_mla && layer.config().rope_dim != first.config().rope_dim) {
-    throw_invalid("KVCacheConfig: layer '{}' has rope_dim {}, legal: its group's {}",
-                  layer.layer_name(), layer.config().rope_dim, first.config().rope_dim);
-  }
+  throw_invalid_if(layer.get_attn_backend() != first.get_attn_backend(),
+                   "KVCacheConfig: layer '{}' has backend {}, legal: its group's, {}",
+                   layer.layer_name(), layer.get_attn_backend()->name(),
+                   first.get_attn_backend()->name());
+  const AttentionConfig &config = layer.config(), &common = first.config();
+  const auto require_same = [&](std::string_view field, const auto& own, const auto& groups) {
+    throw_invalid_if(own != groups, "KVCacheConfig: layer '{}' has {} {}, legal: its group's {}",
+                     layer.layer_name(), field, own, groups);
+  };
+  throw_invalid_if(config.num_heads != common.num_heads,
+                   "KVCacheConfig: layer '{}' has {} query heads, legal: its group's {}",
+                   layer.layer_name(), config.num_heads, common.num_heads);
+  require_same("dtype", to_string(config.dtype), to_string(common.dtype));
+  require_same("attn_type", to_string(config.attn_type), to_string(common.attn_type));
+  if (config.use_mla) require_same("rope_dim", config.rope_dim, common.rope_dim);
   const KVCacheSpec own = spec_of(layer.config());
-  throw_invalid_if(own.use_mla != spec.use_mla,
-                   "KVCacheConfig: layer '{}' has use_mla {}, legal: its group's {}",
-                   layer.layer_name(), own.use_mla, spec.use_mla);
-  if (own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
-      own.head_size != spec.head_size || own.dtype != spec.dtype) {
-    throw_invalid(
-        "KVCacheConfig: layer '{}' keeps {} tokens x {} heads x {} of {}, legal: its group's {} x "
-        "{} x {} of {}",
-        layer.layer_name(), own.block_size, own.num_kv_heads, own.head_size, to_string(own.dtype),
-        spec.block_size, spec.num_kv_heads, spec.head_size, to_string(spec.dtype));
-  }
+  require_same("use_mla", own.use_mla, spec.use_mla);
+  throw_invalid_if(
+      own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
+          own.head_size != spec.head_size || own.dtype != spec.dtype,
+      "KVCacheConfig: layer '{}' keeps {} tokens x {} heads x {} of {}, legal: its group's {} x "
+      "{} x {} of {}",
+      layer.layer_name(), own.block_size, own.num_kv_heads, own.head_size, to_string(own.dtype),
+      spec.block_size, spec.num_kv_heads, spec.head_size, to_string(spec.dtype));
 }
 
 /// Rows of the layer's largest tile: what its driver spilled may leave it smaller ones than others
@@ -105,13 +94,13 @@ void widen(AttentionConfig& plan, const AttentionConfig& layer) {
 /// whose plan every layer runs. A plan may leave the joining of splits to kernels that another
 /// layer does not have, where its driver spilled them; that layer's plan suits both.
 AttentionConfig shared_plan(std::vector<const Attention*> members, Context& context) {
-  std::stable_sort(members.begin(), members.end(), plans_for_more);
+  std::ranges::stable_sort(members, plans_for_more);
   std::optional<AttentionConfig> likeliest;
   for (const Attention* candidate : members) {
     AttentionConfig plan = candidate->config();
     for (const Attention* layer : members) widen(plan, layer->config());
     if (!likeliest) likeliest = plan;
-    const bool suits = std::all_of(members.begin(), members.end(), [&](const Attention* layer) {
+    const bool suits = std::ranges::all_of(members, [&](const Attention* layer) {
       const auto* paged = dynamic_cast<const detail::PagedAttentionImpl*>(&layer->impl());
       return paged == nullptr || paged->runs_plan_of(context, plan);
     });
@@ -128,10 +117,9 @@ std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
   for (const Attention* layer : layers.layers()) {
     if (!layer->shares_kv_cache()) continue;
     const std::string& target = layer->options().kv_sharing_target_layer_name;
-    const bool ours = std::any_of(members.begin(), members.end(), [&](const Attention* member) {
-      return member->layer_name() == target;
-    });
-    const bool listed = std::find(members.begin(), members.end(), layer) != members.end();
+    const bool ours = std::ranges::any_of(
+        members, [&](const Attention* member) { return member->layer_name() == target; });
+    const bool listed = std::ranges::find(members, layer) != members.end();
     if (ours && !listed) members.push_back(layer);
   }
   return members;
@@ -214,7 +202,7 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
   for (Attention* layer : layers.layers()) {
     if (raw.contains(layer->layer_name())) owners.push_back(layer);
   }
-  std::stable_sort(owners.begin(), owners.end(), [](const Attention* a, const Attention* b) {
+  std::ranges::stable_sort(owners, [](const Attention* a, const Attention* b) {
     return extract_layer_index(a->layer_name()) < extract_layer_index(b->layer_name());
   });
   std::vector<const KVCache*> caches;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -199,10 +198,8 @@ void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRe
 }
 
 void Attention::process_weights_after_loading(DType act_dtype) const {
-  if (act_dtype != config_.dtype) {
-    throw_invalid("act_dtype is {}, legal: the layer's dtype, {}", to_string(act_dtype),
-                  to_string(config_.dtype));
-  }
+  throw_invalid_if(act_dtype != config_.dtype, "act_dtype is {}, legal: the layer's dtype, {}",
+                   to_string(act_dtype), to_string(config_.dtype));
 }
 
 void Attention::warm_up(cl_command_queue queue) {

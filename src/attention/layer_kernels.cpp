@@ -110,11 +110,10 @@ RowZeroer::RowZeroer(Runtime& runtime, const AttentionConfig& config)
       row_elems_(std::int64_t{config.num_heads} * config.output_head_size()),
       grid_(runtime.capabilities()),
       output_(make_output(runtime, "output", config.dtype)) {
-  if (row_elems_ % 8 != 0) {
-    throw_unsupported(
-        "layer: rows of {} elements (num_heads {} x head_size {}), legal: multiples of 8",
-        row_elems_, config.num_heads, config.output_head_size());
-  }
+  throw_unsupported_if(
+      row_elems_ % 8 != 0,
+      "layer: rows of {} elements (num_heads {} x head_size {}), legal: multiples of 8", row_elems_,
+      config.num_heads, config.output_head_size());
   if (config.output_fp8) output_fp8_ = make_output(runtime, "output_fp8", DType::kFp8E4M3);
 }
 
@@ -144,10 +143,9 @@ void RowZeroer::warm_up(cl_command_queue queue) const {
 void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
                         const Rows& rows) const {
   const std::int64_t count = rows.end - rows.first;
-  if (count > std::numeric_limits<cl_int>::max()) {
-    throw_invalid("num_rows: {} rows of padding, legal: up to {}", count,
-                  std::numeric_limits<cl_int>::max());
-  }
+  throw_invalid_if(count > std::numeric_limits<cl_int>::max(),
+                   "num_rows: {} rows of padding, legal: up to {}", count,
+                   std::numeric_limits<cl_int>::max());
   const cl_long stride = checked_token_stride(memory, row_elems_, output.name);
   check_rows({memory.buffer, output.dtype}, {memory.offset, rows.end, stride, row_elems_},
              output.name);

@@ -8,9 +8,8 @@
 namespace clattn {
 
 Attention* LayerRegistry::find(std::string_view name) const noexcept {
-  const auto found = std::find_if(layers_.begin(), layers_.end(), [&](const Attention* layer) {
-    return layer->layer_name() == name;
-  });
+  const auto found = std::ranges::find_if(
+      layers_, [&](const Attention* layer) { return layer->layer_name() == name; });
   return found == layers_.end() ? nullptr : *found;
 }
 

@@ -37,10 +37,9 @@ struct FlashInferStep : FlashInferMetadata {
 
   /// Recorded steps are captured with such slots too, and cross attention has no others.
   void find_profile_run(AttentionType attn_type) {
-    is_profile_run = attn_type == AttentionType::kDecoder && !step()->recordable &&
-                     num_actual_tokens() > 0 &&
-                     std::all_of(slot_mapping().begin(), slot_mapping().end(),
-                                 [](std::int64_t slot) { return slot == kPadSlotId; });
+    is_profile_run =
+        attn_type == AttentionType::kDecoder && !step()->recordable && num_actual_tokens() > 0 &&
+        std::ranges::all_of(slot_mapping(), [](std::int64_t slot) { return slot == kPadSlotId; });
   }
 };
 

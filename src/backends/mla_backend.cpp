@@ -3,8 +3,10 @@
 #include <array>
 #include <clattn/mla.hpp>
 #include <span>
+#include <utility>
 
 #include "backends/registry.hpp"
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/paged_rules.hpp"
@@ -74,8 +76,7 @@ class LatentImpl final : public AttentionImpl {
     const CapturePause pause;  // no call of the application's
     impl_->warm_up(queue);
     const MLAConfig shape = mla_config(config_);
-    const std::size_t elements =
-        static_cast<std::size_t>(config_.block_size) * static_cast<std::size_t>(config_.head_size);
+    const std::size_t elements = to_size(config_.block_size) * to_size(config_.head_size);
     MLACache page{.buffer = runtime_->allocate(elements * sizeof(float)),
                   .dtype = config_.cache_dtype(),
                   .num_blocks = 1,
@@ -95,13 +96,12 @@ class LatentImpl final : public AttentionImpl {
 
  private:
   MLACache checked_rows(const KVCache& cache) const {
-    if (cache.block_size != config_.block_size || cache.head_size != config_.head_size ||
-        cache.dtype != config_.cache_dtype()) {
-      throw_invalid(
-          "kv_cache: {} tokens x {} of {}, legal: {} x {} of {} as this layer was configured",
-          cache.block_size, cache.head_size, to_string(cache.dtype), config_.block_size,
-          config_.head_size, to_string(config_.cache_dtype()));
-    }
+    throw_invalid_if(
+        cache.block_size != config_.block_size || cache.head_size != config_.head_size ||
+            cache.dtype != config_.cache_dtype(),
+        "kv_cache: {} tokens x {} of {}, legal: {} x {} of {} as this layer was configured",
+        cache.block_size, cache.head_size, to_string(cache.dtype), config_.block_size,
+        config_.head_size, to_string(config_.cache_dtype()));
     return make_mla_cache(cache, config_.rope_dim);
   }
 
@@ -113,11 +113,7 @@ class LatentImpl final : public AttentionImpl {
 
 /// What other layers may ask for and latent attention does not compute.
 void append_option_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  struct Option {
-    bool wanted;
-    std::string_view reason;
-  };
-  const Option options[] = {
+  const std::pair<bool, std::string_view> options[] = {
       {config.attn_type != AttentionType::kDecoder, "MLA is not supported for encoders"},
       {config.sliding_window != 0, "MLA is not supported for sliding window"},
       {config.attention_chunk_size != 0, "MLA is not supported for chunked-local attention"},
@@ -127,8 +123,8 @@ void append_option_reasons(const AttentionConfig& config, std::vector<std::strin
       {config.custom_mask, "MLA is not supported for custom_mask"},
       {config.output_fp8, "MLA is not supported for output_fp8"},
   };
-  for (const Option& option : options) {
-    if (option.wanted) reasons.emplace_back(option.reason);
+  for (const auto& [wanted, reason] : options) {
+    if (wanted) reasons.emplace_back(reason);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "backends/plugin_cache.hpp"
 #include "backends/plugin_step.hpp"
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/paged_rules.hpp"
 #include "kernels/launch/cache_write.hpp"
@@ -99,9 +100,8 @@ void check_status(ClattnStatus& status, std::string_view backend, std::string_vi
   constexpr std::array kCodes = {ErrorCode::kInvalidArgument, ErrorCode::kUnsupported,
                                  ErrorCode::kOpenCL};
   const bool known = status.code >= CLATTN_INVALID_ARGUMENT && status.code <= CLATTN_OPENCL;
-  throw Error(
-      known ? kCodes.at(static_cast<std::size_t>(status.code - 1)) : ErrorCode::kUnsupported,
-      fmt::format("backend {}: {}: {}", backend, call, status.message), status.cl_code);
+  throw Error(known ? kCodes.at(to_size(status.code - 1)) : ErrorCode::kUnsupported,
+              fmt::format("backend {}: {}: {}", backend, call, status.message), status.cl_code);
 }
 
 /// A layer of a plugin.
@@ -181,13 +181,12 @@ class PluginImpl final : public AttentionImpl {
                      "attn_metadata: built for another configuration; legal: metadata of a builder "
                      "of this backend with block_size {}",
                      config_.block_size);
-    if (cache.block_size != config_.block_size || cache.num_kv_heads != config_.num_kv_heads ||
-        cache.head_size != config_.head_size || cache.dtype != config_.cache_dtype()) {
-      throw_invalid("kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {}",
-                    cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
-                    config_.block_size, config_.num_kv_heads, config_.head_size,
-                    to_string(config_.cache_dtype()));
-    }
+    throw_invalid_if(
+        cache.block_size != config_.block_size || cache.num_kv_heads != config_.num_kv_heads ||
+            cache.head_size != config_.head_size || cache.dtype != config_.cache_dtype(),
+        "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {}", cache.block_size,
+        cache.num_kv_heads, cache.head_size, to_string(cache.dtype), config_.block_size,
+        config_.num_kv_heads, config_.head_size, to_string(config_.cache_dtype()));
     check_cache(cache);
     places_.check(cache);
     if (step->num_blocks() > cache.num_blocks) {
@@ -271,9 +270,8 @@ class PluginBackend final : public AttentionBackend {
   }
 
   std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const override {
-    if (std::find(layouts_.begin(), layouts_.end(), layout) == layouts_.end()) {
-      throw_unsupported("layout {} not supported by {}", to_string(layout), name_);
-    }
+    throw_unsupported_if(std::ranges::find(layouts_, layout) == layouts_.end(),
+                         "layout {} not supported by {}", to_string(layout), name_);
     std::array<std::int32_t, 5> order{};
     ClattnStatus status{};
     table().kv_cache_stride_order(table().self, static_cast<std::int32_t>(layout), order.data(),

@@ -26,7 +26,7 @@ Strides strides_of(const std::array<std::int64_t, 5>& extents,
   std::array<std::int64_t, 5> strides{};
   std::int64_t step = 1;
   for (std::size_t place = order.size(); place-- > 0;) {
-    const auto dimension = static_cast<std::size_t>(order.at(place));
+    const auto dimension = to_size(order.at(place));
     strides.at(dimension) = step;
     step = checked_mul(step, extents.at(dimension), "kv_cache: elements");
   }
@@ -69,7 +69,7 @@ void check_plugin_order(std::string_view backend, const std::array<std::int32_t,
   const std::string text =
       fmt::format("{}, {}, {}, {}, {}", order[0], order[1], order[2], order[3], order[4]);
   auto sorted = order;
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   throw_unsupported_if(sorted != std::array<std::int32_t, 5>{0, 1, 2, 3, 4},
                        "backend {}: kv_cache_stride_order is {}, legal: a permutation of 0 … 4",
                        backend, text);
@@ -80,7 +80,7 @@ void check_plugin_order(std::string_view backend, const std::array<std::int32_t,
 }
 
 PluginCachePlaces::PluginCachePlaces(const AttentionBackend& backend)
-    : backend_(backend.name()), kv_(static_cast<std::size_t>(backend.kv_dimension())) {
+    : backend_(backend.name()), kv_(to_size(backend.kv_dimension())) {
   for (const KVCacheLayout layout : backend.supported_layouts())
     layouts_.push_back({layout, backend.get_kv_cache_stride_order(layout)});
 }
@@ -95,7 +95,7 @@ void PluginCachePlaces::check(const KVCache& cache) const {
     if (found.field.empty()) return;
     // Padded pages hold K and V together, whatever the order (reshape_kv_cache).
     auto paged = layout.order;
-    const auto blocks = std::find(paged.begin(), paged.end(), static_cast<std::int32_t>(1 - kv_));
+    const auto blocks = std::ranges::find(paged, static_cast<std::int32_t>(1 - kv_));
     std::rotate(paged.begin(), blocks, blocks + 1);
     if (compare(cache, strides_of(extents, paged, kv_), true).field.empty()) return;
     differences += fmt::format("{}{} has {} {}", differences.empty() ? "" : ", ",

@@ -49,7 +49,7 @@ std::vector<AttentionConfig> common_configurations() {
 /// The first common configuration that the backend takes; the very first when it takes none.
 AttentionConfig accepted_configuration(const AttentionBackend& backend) {
   const auto configs = common_configurations();
-  const auto found = std::find_if(configs.begin(), configs.end(), [&](const auto& config) {
+  const auto found = std::ranges::find_if(configs, [&](const auto& config) {
     return backend.validate_configuration(config, nullptr).empty();
   });
   return found == configs.end() ? configs.front() : *found;
@@ -139,7 +139,7 @@ std::vector<std::string> AttentionBackend::validate_layout(
     const DeviceCapabilities* capabilities) const {
   std::vector<std::string> reasons;
   const auto layouts = supported_layouts();
-  if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end()) {
+  if (std::ranges::find(layouts, layout) == layouts.end()) {
     reasons.push_back(detail::unsupported_layout(*this, layout));
   }
   if (layout != KVCacheLayout::kHDN) return reasons;

@@ -91,8 +91,8 @@ void Registry::add(Entry backend, std::size_t position) {
 
 Registry::Entry Registry::remove(std::string_view name) {
   const std::scoped_lock lock(mutex_);
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const Entry& entry) { return entry->name() == name; });
+  const auto found =
+      std::ranges::find_if(entries_, [&](const Entry& entry) { return entry->name() == name; });
   if (found == entries_.end()) {
     throw_invalid("unregister_backend: no backend is named '{}'. Registered are: {}", name,
                   backend_names(BackendList(entries_)));

@@ -9,7 +9,6 @@
 #include <charconv>
 #include <clattn/error.hpp>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <optional>
 #include <system_error>
@@ -104,9 +103,7 @@ class HeaderReader {
   std::string descr() {
     if (peek() == '[') refuse(name_, "structured element types are not accepted");
     std::string result = quoted();
-    const auto* const known =
-        std::find_if(kElementTypes.begin(), kElementTypes.end(),
-                     [&](const ElementType& type) { return type.descr == result; });
+    const auto* const known = std::ranges::find(kElementTypes, result, &ElementType::descr);
     if (known == kElementTypes.end()) {
       refuse(name_,
              "element type '{}' is not accepted; expected little endian <f4, <f2, <u2, <i4, <i8, "
@@ -146,10 +143,8 @@ class HeaderReader {
 
 /// Bytes of an array, or nothing when they overflow.
 std::optional<std::int64_t> size_bytes_of(const NpyArray& array) {
-  if (std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end()) return 0;
-  const auto* const type =
-      std::find_if(kElementTypes.begin(), kElementTypes.end(),
-                   [&](const ElementType& row) { return row.descr == array.descr; });
+  if (std::ranges::find(array.shape, 0) != array.shape.end()) return 0;
+  const auto* const type = std::ranges::find(kElementTypes, array.descr, &ElementType::descr);
   std::int64_t bytes = type->size_bytes;
   for (const std::int64_t extent : array.shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
@@ -270,8 +265,7 @@ std::string_view descr_of(DType dtype) {
   constexpr std::array kRows = {Row{DType::kF32, "<f4"},     Row{DType::kF16, "<f2"},
                                 Row{DType::kBF16, "<u2"},    Row{DType::kFp8E4M3, "|u1"},
                                 Row{DType::kFp8E5M2, "|u1"}, Row{DType::kInt8, "|i1"}};
-  const auto* const row = std::find_if(kRows.begin(), kRows.end(),
-                                       [&](const Row& each) { return each.dtype == dtype; });
+  const auto* const row = std::ranges::find(kRows, dtype, &Row::dtype);
   return row == kRows.end() ? std::string_view{} : row->descr;
 }
 

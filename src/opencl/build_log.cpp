@@ -48,7 +48,7 @@ std::size_t source_name_length(std::string_view text) {
 /// the compiler's own (notes on built-in functions point there); a bare number is a source only as
 /// "1", else it is likely a clock.
 bool may_name_our_source(std::string_view name) {
-  const bool number = std::all_of(name.begin(), name.end(), is_digit);
+  const bool number = std::ranges::all_of(name, is_digit);
   return !name.empty() && !name.ends_with(".h") && (!number || name == "1");
 }
 

@@ -17,8 +17,8 @@ bool is_word(char c) {
 
 bool is_ours(std::string_view word) {
   constexpr std::array<std::string_view, 3> kPrefixes = {"cla_", "CLA_", "CLATTN_"};
-  if (std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                  [&](std::string_view prefix) { return word.starts_with(prefix); })) {
+  if (std::ranges::any_of(kPrefixes,
+                          [&](std::string_view prefix) { return word.starts_with(prefix); })) {
     return true;
   }
   return word.starts_with("Cla") && word.size() > 3 &&
@@ -29,7 +29,7 @@ bool is_ours(std::string_view word) {
 void append_numbered(std::string& result, std::string_view text, std::size_t part) {
   const std::string number = std::to_string(part);
   while (!text.empty()) {
-    const auto at = std::find_if(text.begin(), text.end(), is_word);
+    const auto at = std::ranges::find_if(text, is_word);
     const auto end = std::find_if_not(at, text.end(), is_word);
     const std::string_view word(at, end);
     result.append(text.begin(), at);

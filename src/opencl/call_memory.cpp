@@ -54,8 +54,8 @@ CallMemory::Lease CallMemory::upload(cl_command_queue queue, std::span<const std
 CallMemory::Entries CallMemory::take() {
   Entries entry;
   const std::lock_guard lock(mutex_);
-  const auto ended = std::find_if(free_.begin(), free_.end(),
-                                  [](const Entry& one) { return has_ended(one.last_use); });
+  const auto ended =
+      std::ranges::find_if(free_, [](const Entry& one) { return has_ended(one.last_use); });
   if (ended == free_.end()) {
     entry.emplace_back();
   } else {

@@ -130,14 +130,9 @@ std::string device_macros(const DeviceCapabilities& capabilities) {
 }  // namespace detail
 
 std::string_view to_string(DeviceKind kind) {
-  switch (kind) {
-    case DeviceKind::kGpu:
-      return "gpu";
-    case DeviceKind::kCpu:
-      return "cpu";
-    case DeviceKind::kOther:
-      return "other";
-  }
+  if (kind == DeviceKind::kGpu) return "gpu";
+  if (kind == DeviceKind::kCpu) return "cpu";
+  if (kind == DeviceKind::kOther) return "other";
   detail::throw_invalid("device kind: {} is none", static_cast<int>(kind));
 }
 

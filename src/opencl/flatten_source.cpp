@@ -107,7 +107,7 @@ class Flattener {
   }
 
   void refuse_cycle(const std::string& path, FlatSource::Origin at) const {
-    const auto first = std::find(open_files_.begin(), open_files_.end(), path);
+    const auto first = std::ranges::find(open_files_, path);
     if (first == open_files_.end()) return;
     throw_invalid("{}:{}: kernel files include one another in a cycle: {} -> {}",
                   flat_.files[at.file], at.line, fmt::join(first, open_files_.end(), " -> "), path);
@@ -119,7 +119,7 @@ class Flattener {
   }
 
   std::uint32_t index_of(const std::string& path) {
-    const auto found = std::find(flat_.files.begin(), flat_.files.end(), path);
+    const auto found = std::ranges::find(flat_.files, path);
     const auto index = static_cast<std::uint32_t>(found - flat_.files.begin());
     if (found == flat_.files.end()) flat_.files.push_back(path);
     return index;

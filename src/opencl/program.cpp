@@ -21,6 +21,14 @@ std::string build_log(cl_program program, cl_device_id device) {
   return log;
 }
 
+Compilation build(ProgramHandle program, cl_device_id device, const std::string& options) {
+  Compilation result;
+  result.status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
+  result.log = build_log(program.get(), device);
+  if (result.status == CL_SUCCESS) result.program = std::move(program);
+  return result;
+}
+
 /// The device's binary of a built program; CL_INVALID_BINARY when the driver has none to give.
 cl_int read_binary(cl_program program, cl_device_id device, Bytes& binary) {
   const auto get = [&](cl_program_info what, std::size_t size, void* value) {
@@ -36,8 +44,7 @@ cl_int read_binary(cl_program program, cl_device_id device, Bytes& binary) {
   if (status != CL_SUCCESS) return status;
   status = get(CL_PROGRAM_BINARY_SIZES, count * sizeof(std::size_t), sizes.data());
   if (status != CL_SUCCESS) return status;
-  const auto index =
-      static_cast<std::size_t>(std::find(devices.begin(), devices.end(), device) - devices.begin());
+  const auto index = static_cast<std::size_t>(std::ranges::find(devices, device) - devices.begin());
   if (index == count || sizes[index] == 0) return CL_INVALID_BINARY;
   binary.resize(sizes[index]);
   std::vector<std::byte*> targets(count, nullptr);  // null: not wanted
@@ -71,14 +78,9 @@ Compilation compile_program(cl_context context, cl_device_id device, const std::
   const std::size_t size = text.size();
   ProgramHandle program(clCreateProgramWithSource(context, 1, &string, &size, &status));
   check(status, "creating a program from source");
-  status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
-  Compilation result{.program = {}, .status = status, .log = build_log(program.get(), device)};
-  if (status != CL_SUCCESS) return result;
-  if (text.find(kPtxMark) == std::string::npos) {
-    result.program = std::move(program);
-    return result;
-  }
-  return with_marked_instructions(context, device, program.get(), options);
+  Compilation result = build(std::move(program), device, options);
+  if (!result.program || text.find(kPtxMark) == std::string::npos) return result;
+  return with_marked_instructions(context, device, result.program.get(), options);
 }
 
 std::optional<Bytes> program_binary(cl_program program, cl_device_id device) {
@@ -97,10 +99,7 @@ Compilation load_program(cl_context context, cl_device_id device, const Bytes& b
       clCreateProgramWithBinary(context, 1, &device, &size, &bytes, &binary_status, &status));
   if (status == CL_SUCCESS) status = binary_status;
   if (status != CL_SUCCESS) return {.program = {}, .status = status, .log = {}};
-  status = clBuildProgram(program.get(), 1, &device, options.c_str(), nullptr, nullptr);
-  Compilation result{.program = {}, .status = status, .log = build_log(program.get(), device)};
-  if (status == CL_SUCCESS) result.program = std::move(program);
-  return result;
+  return build(std::move(program), device, options);
 }
 
 }  // namespace clattn::detail

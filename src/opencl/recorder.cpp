@@ -190,9 +190,8 @@ Recorder* Recorder::of(cl_command_queue queue) noexcept {
 }
 
 void Recorder::require(const std::shared_ptr<const PreparedStep>& step) {
-  const bool known =
-      std::any_of(requirements_.begin(), requirements_.end(),
-                  [&](const Recording::Requirement& other) { return other.step == step; });
+  const bool known = std::ranges::any_of(
+      requirements_, [&](const Recording::Requirement& other) { return other.step == step; });
   if (!known) requirements_.push_back({step, step->batch_size});
 }
 

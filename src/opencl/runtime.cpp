@@ -218,7 +218,7 @@ std::unique_ptr<Runtime> Runtime::adopt(cl_context context, cl_device_id device,
   std::vector<cl_device_id> devices(size / sizeof(cl_device_id));
   check(clGetContextInfo(context, CL_CONTEXT_DEVICES, size, devices.data(), nullptr),
         "CL_CONTEXT_DEVICES");
-  throw_invalid_if(std::find(devices.begin(), devices.end(), device) == devices.end(),
+  throw_invalid_if(std::ranges::find(devices, device) == devices.end(),
                    "device: not one of the {} devices of the adopted context", devices.size());
   check(clRetainContext(context), "clRetainContext");
   return std::unique_ptr<Runtime>(

@@ -2,7 +2,6 @@
 
 #include <clattn/opencl.hpp>
 
-#include <array>
 #include <atomic>
 #include <clattn/context.hpp>
 #include <clattn/error.hpp>

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 /// Whether some row is for the same layers as the one of `old`, if that has one.
 template <typename Row>
 bool replaces(std::span<const Row> rows, const std::vector<Row>& old) {
-  return !old.empty() && std::any_of(rows.begin(), rows.end(), [&](const Row& row) {
+  return !old.empty() && std::ranges::any_of(rows, [&](const Row& row) {
     return detail::same_key(row, old.front());
   });
 }

@@ -51,7 +51,7 @@ int device_rank(const std::string& pattern, const TuningQuery& query) {
     if (pattern == query.device) return kWhole;
     if (begins(pattern, query.device)) return kBeginning;
   }
-  const auto found = std::find(query.classes.begin(), query.classes.end(), pattern);
+  const auto found = std::ranges::find(query.classes, pattern);
   return static_cast<int>(query.classes.end() - found);
 }
 

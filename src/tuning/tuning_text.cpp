@@ -156,9 +156,8 @@ std::vector<Token> split_line(std::string_view line) {
 /// Throws kInvalidArgument saying what is wrong.
 template <typename Row>
 Row parse_row(std::span<const Token> tokens) {
-  if (tokens.size() != num_fields<Row>()) {
-    detail::throw_invalid("{} fields, legal: {}", tokens.size(), num_fields<Row>());
-  }
+  detail::throw_invalid_if(tokens.size() != num_fields<Row>(), "{} fields, legal: {}",
+                           tokens.size(), num_fields<Row>());
   Row row;
   std::size_t at = 0;
   each_field(row, [&](auto& value, std::string_view field, std::string_view none, double most) {
@@ -182,7 +181,7 @@ void parse_line(std::string_view line, TuningText& result) {
   }
   auto row = parse_row<TuningRow>(tokens);
   constexpr std::array<std::string_view, 5> kPages = {"", "none", "small", "medium", "large"};
-  detail::throw_invalid_if(std::find(kPages.begin(), kPages.end(), row.pages) == kPages.end(),
+  detail::throw_invalid_if(std::ranges::find(kPages, row.pages) == kPages.end(),
                            "pages is '{}', legal: *, none, small, medium, large", row.pages);
   result.rows.push_back(std::move(row));
 }
