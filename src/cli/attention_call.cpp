@@ -9,13 +9,10 @@
 #include <optional>
 
 #include "cli/elements.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
-
-std::size_t size_of(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
 
 enum class Scaling : std::uint8_t { kStore, kLoad };
 
@@ -24,7 +21,7 @@ void apply_scales(const AttentionCall& call, std::size_t kv, Scaling scaling,
                   std::vector<double>& values) {
   if (call.scales.empty()) return;
   const std::size_t count = call.scales.size() / 2;
-  const std::size_t head_size = size_of(call.config.head_size);
+  const std::size_t head_size = to_size(call.config.head_size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto scale = static_cast<double>(call.scales[kv * count + i / head_size % count]);
     values[i] = scaling == Scaling::kStore ? values[i] / scale : values[i] * scale;
@@ -50,11 +47,11 @@ void store_rows(const AttentionCall& call, std::size_t kv, const std::vector<std
     apply_scales(call, kv, Scaling::kStore, values);
     converted = encode_elements(config.cache_dtype(), values);
   }
-  const std::size_t row_bytes = size_of(config.num_kv_heads) * size_of(config.head_size) *
+  const std::size_t row_bytes = to_size(config.num_kv_heads) * to_size(config.head_size) *
                                 element_size_bytes(config.cache_dtype());
   for (std::size_t t = 0; t < converted.size() / row_bytes; ++t) {
     if (call.slot_mapping[t] < 0) continue;
-    std::memcpy(&cache[size_of(call.slot_mapping[t]) * row_bytes], &converted[t * row_bytes],
+    std::memcpy(&cache[to_size(call.slot_mapping[t]) * row_bytes], &converted[t * row_bytes],
                 row_bytes);
   }
 }
@@ -66,10 +63,9 @@ void validate_key_lengths(const AttentionCall& call) {
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     const std::int64_t keys = std::int64_t{starts[r + 1]} - starts[r];
     if (call.seq_lens[r] == keys) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("request {}: seq_lens is {}, legal: {} ({}[{}] - {}[{}])", r,
-                            call.seq_lens[r], keys, own ? "query_start_loc" : "key_start_loc",
-                            r + 1, own ? "query_start_loc" : "key_start_loc", r));
+    throw_invalid("request {}: seq_lens is {}, legal: {} ({}[{}] - {}[{}])", r, call.seq_lens[r],
+                  keys, own ? "query_start_loc" : "key_start_loc", r + 1,
+                  own ? "query_start_loc" : "key_start_loc", r);
   }
 }
 
@@ -84,27 +80,23 @@ void validate_prefix(const AttentionCall& call) {
   const auto row = [&](std::size_t r) {
     return call.block_table.begin() + static_cast<std::ptrdiff_t>(r) * call.max_blocks;
   };
-  if (prefix % block_size != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("common_prefix_len is {}, legal: multiples of block_size {}", prefix,
-                            block_size));
-  }
+  throw_invalid_if(prefix % block_size != 0,
+                   "common_prefix_len is {}, legal: multiples of block_size {}", prefix,
+                   block_size);
   std::optional<std::size_t> first;
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     if (is_idle(call, r)) continue;
-    if (prefix > call.seq_lens[r]) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("request {}: common_prefix_len is {}, legal: 0 … {} (its seq_len)", r,
-                              prefix, call.seq_lens[r]));
-    }
+    throw_invalid_if(prefix > call.seq_lens[r],
+                     "request {}: common_prefix_len is {}, legal: 0 … {} (its seq_len)", r, prefix,
+                     call.seq_lens[r]);
     if (!first) first = r;
     const auto end = row(*first) + prefix / block_size;
     const auto [shared, own] = std::mismatch(row(*first), end, row(r));
     if (shared == end) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("request {}: block_table[{}] is {}, legal: {} (request {}'s: "
-                            "common_prefix_len {})",
-                            r, own - row(r), *own, *shared, *first, prefix));
+    throw_invalid(
+        "request {}: block_table[{}] is {}, legal: {} (request {}'s: "
+        "common_prefix_len {})",
+        r, own - row(r), *own, *shared, *first, prefix);
   }
 }
 
@@ -121,16 +113,14 @@ std::int32_t AttentionCall::computed_prefix_len() const {
 }
 
 std::int32_t AttentionCall::max_seq_len() const {
-  return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end());
+  return seq_lens.empty() ? 0 : *std::ranges::max_element(seq_lens);
 }
 
 void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
   if (call.config.contiguous_kv()) {
     if (call.common_prefix_len == 0) return validate_key_lengths(call);
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("common_prefix_len is {}, legal: 0 (attn_type {} has no pages to share)",
-                    call.common_prefix_len, to_string(call.config.attn_type)));
+    throw_invalid("common_prefix_len is {}, legal: 0 (attn_type {} has no pages to share)",
+                  call.common_prefix_len, to_string(call.config.attn_type));
   }
   CommonAttentionMetadata batch = call.batch();
   const std::vector<std::int32_t> no_queries(call.query_start_loc.size(), 0);
@@ -143,14 +133,15 @@ void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
   validate_prefix(call);
 }
 
-CommonAttentionMetadata AttentionCall::batch() const {
-  CommonAttentionMetadata batch;
-  batch.query_start_loc = query_start_loc;
-  batch.seq_lens = seq_lens;
-  batch.num_reqs = num_reqs();
-  batch.num_actual_tokens = num_tokens();
+CommonAttentionMetadata BatchArrays::metadata() const {
+  auto batch = CommonAttentionMetadata::of(query_start_loc, seq_lens, {});
   batch.block_table = block_table;
   batch.block_table_stride = max_blocks;
+  return batch;
+}
+
+CommonAttentionMetadata AttentionCall::batch() const {
+  CommonAttentionMetadata batch = metadata();
   batch.key_start_loc = key_start_loc;
   batch.slot_mapping = slot_mapping;
   batch.causal = causal;
@@ -166,7 +157,7 @@ KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCac
   }
   const auto reasons = backend.validate_layout(*wanted, config, capabilities);
   if (!reasons.empty()) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("{}", fmt::join(reasons, "; ")));
+    throw_unsupported("{}", fmt::join(reasons, "; "));
   }
   return *wanted;
 }
@@ -185,10 +176,9 @@ KVCache make_cache(const Context& context, const AttentionBackend& backend, KVCa
                    const KVCacheSpec& spec, std::int64_t num_blocks) {
   const std::size_t page_bytes = spec.page_size_bytes();
   std::size_t bytes = 0;
-  if (__builtin_mul_overflow(page_bytes, size_of(std::max<std::int64_t>(num_blocks, 1)), &bytes)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("num_blocks: {} pages of {} bytes overflow", num_blocks, page_bytes));
-  }
+  throw_invalid_if(
+      __builtin_mul_overflow(page_bytes, to_size(std::max<std::int64_t>(num_blocks, 1)), &bytes),
+      "num_blocks: {} pages of {} bytes overflow", num_blocks, page_bytes);
   return reshape_kv_cache(context.allocate(bytes), spec, backend, layout);
 }
 

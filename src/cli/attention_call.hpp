@@ -3,6 +3,7 @@
 #include <clattn/clattn.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,9 +27,16 @@ struct PlanOptions {
   BuilderOptions builder_options(std::int32_t num_splits, const BatchLimits& needed) const;
 };
 
+/// query_start_loc, seq_lens and block_table as far as the operation has them.
+struct BatchArrays {
+  std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
+  std::int64_t max_blocks = 0;
+  CommonAttentionMetadata metadata() const;
+};
+
 /// One attention call with all its inputs on the host, tensors as element bits in logical order,
 /// requests in any order.
-struct AttentionCall {
+struct AttentionCall : BatchArrays {
   AttentionConfig config;
   bool causal = true;
   std::int32_t num_splits = 0;
@@ -38,10 +46,6 @@ struct AttentionCall {
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
   bool packed = false;                  ///< an x-packed cache instead: execute_packed()
 
-  std::vector<std::int32_t> query_start_loc;  // [num_reqs + 1]
-  std::vector<std::int32_t> seq_lens;         // [num_reqs]
-  std::vector<std::int32_t> block_table;      // [num_reqs, max_blocks]
-  std::int64_t max_blocks = 0;
   std::vector<std::int64_t> slot_mapping;   // [tokens] or empty: from the block table
   std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
 
@@ -97,9 +101,26 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
 /// The builder's options for one call.
 BuilderOptions options_for(const AttentionCall& call);
 
-/// Launches with their roles among an impl's kernels and, of profiled queues, their times.
-std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
-                                 const std::vector<KernelInfo>& kernels);
+/// Fenced outputs of `num_rows` rows of heads. Calls take no offset for the LSE and the fp8 output:
+/// only the band behind these can be guarded.
+class CallOutputs {
+ public:
+  CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size, DType dtype,
+              bool has_fp8 = false);
+
+  TensorRef out() const;
+  cl_mem lse() const { return lse_.handle(); }
+  cl_mem fp8() const { return fp8_.handle(); }
+  /// Runs `forward` so often over freshly poisoned outputs and fills in what it left: outputs,
+  /// launches with their roles among `kernels` and the last run's times.
+  void run(const Queue& queue, int repeat, const std::vector<KernelInfo>& kernels,
+           const std::function<void(std::vector<LaunchRecord>&)>& forward,
+           AttentionOutcome& outcome) const;
+
+ private:
+  DType dtype_;
+  GuardedOutput out_, lse_, fp8_;
+};
 
 /// The cache after the call's keys and values have been stored.
 LogicalCache expected_cache(const AttentionCall& call);

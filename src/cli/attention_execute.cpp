@@ -1,18 +1,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <span>
 
 #include "cli/attention_call.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
-
-std::size_t size_of(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
 
 /// A call whose requests stand in `order`, and where each of its tokens stood before.
 struct Reordered {
@@ -26,7 +22,7 @@ std::vector<std::byte> gather(const std::vector<std::byte>& from, std::size_t ro
   if (from.empty()) return {};
   std::vector<std::byte> to(index.size() * row_bytes);
   for (std::size_t i = 0; i < index.size(); ++i) {
-    std::memcpy(&to[i * row_bytes], &from[size_of(index[i]) * row_bytes], row_bytes);
+    std::memcpy(&to[i * row_bytes], &from[to_size(index[i]) * row_bytes], row_bytes);
   }
   return to;
 }
@@ -39,7 +35,7 @@ void scatter(std::vector<T>& values, std::size_t row_elements,
   std::vector<T> to(values.size());
   for (std::size_t i = 0; i < index.size(); ++i) {
     std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * row_elements), row_elements,
-                to.begin() + static_cast<std::ptrdiff_t>(size_of(index[i]) * row_elements));
+                to.begin() + static_cast<std::ptrdiff_t>(to_size(index[i]) * row_elements));
   }
   values = std::move(to);
 }
@@ -49,7 +45,7 @@ Reordered reorder(const AttentionCall& call, std::span<const std::int32_t> order
   AttentionCall& moved = result.call;
   moved.query_start_loc = {0};
   for (std::size_t place = 0; place < order.size(); ++place) {
-    const std::size_t r = size_of(order[place]);
+    const std::size_t r = to_size(order[place]);
     moved.seq_lens[place] = call.seq_lens[r];
     std::copy_n(call.block_table.begin() + static_cast<std::int64_t>(r) * call.max_blocks,
                 call.max_blocks,
@@ -60,23 +56,19 @@ Reordered reorder(const AttentionCall& call, std::span<const std::int32_t> order
     moved.query_start_loc.push_back(static_cast<std::int32_t>(result.old_token.size()));
   }
   const std::size_t element = element_size_bytes(call.config.dtype);
-  const std::size_t head_bytes = size_of(call.config.head_size) * element;
-  moved.query = gather(call.query, size_of(call.config.num_heads) * head_bytes, result.old_token);
-  moved.key = gather(call.key, size_of(call.config.num_kv_heads) * head_bytes, result.old_token);
+  const std::size_t head_bytes = to_size(call.config.head_size) * element;
+  moved.query = gather(call.query, to_size(call.config.num_heads) * head_bytes, result.old_token);
+  moved.key = gather(call.key, to_size(call.config.num_kv_heads) * head_bytes, result.old_token);
   moved.value =
-      gather(call.value, size_of(call.config.num_kv_heads) * head_bytes, result.old_token);
-  moved.custom_mask = gather(call.custom_mask, size_of(call.max_seq_len()), result.old_token);
+      gather(call.value, to_size(call.config.num_kv_heads) * head_bytes, result.old_token);
+  moved.custom_mask = gather(call.custom_mask, to_size(call.max_seq_len()), result.old_token);
   if (!call.slot_mapping.empty()) {
     moved.slot_mapping.clear();
     for (const std::int32_t t : result.old_token) {
-      moved.slot_mapping.push_back(call.slot_mapping[size_of(t)]);
+      moved.slot_mapping.push_back(call.slot_mapping[to_size(t)]);
     }
   }
   return result;
-}
-
-double microseconds(const Event& event) {
-  return event ? static_cast<double>(event.duration_ns()) * 1e-3 : 0;
 }
 
 /// The call's tensors on the device. Contiguous keys and those to be stored are uploaded alike.
@@ -84,45 +76,13 @@ struct Inputs {
   Buffer query, key, value, custom_mask, output_scale;
 
   Inputs(const Context& context, const Queue& queue, const AttentionCall& call) {
-    const auto up = [&](const std::vector<std::byte>& bytes) {
-      return upload(context, queue, std::span<const std::byte>(bytes));
-    };
-    query = up(call.query);
-    key = up(call.key);
-    value = up(call.value);
-    if (call.config.custom_mask) custom_mask = up(call.custom_mask);
+    query = upload(context, queue, call.query);
+    key = upload(context, queue, call.key);
+    value = upload(context, queue, call.value);
+    if (call.config.custom_mask) custom_mask = upload(context, queue, call.custom_mask);
     if (call.config.output_fp8) {
       output_scale = upload(context, queue, std::span<const float>(&call.output_scale, 1));
     }
-  }
-};
-
-/// Fenced outputs. forward() takes no offset for the LSE and the fp8 output: only the band behind
-/// these can be guarded.
-struct Outputs {
-  GuardedOutput out, lse, out_fp8;
-
-  Outputs(const Context& context, const AttentionCall& call, std::size_t num_rows)
-      : out(context,
-            num_rows * size_of(call.config.head_size) * element_size_bytes(call.config.dtype)),
-        lse(context, num_rows * sizeof(float), 0),
-        out_fp8(context, call.config.output_fp8 ? num_rows * size_of(call.config.head_size) : 0,
-                0) {}
-
-  TensorRef out_tensor(const AttentionCall& call) const {
-    return {.buffer = out.handle(),
-            .offset = static_cast<std::int64_t>(out.offset_bytes() /
-                                                element_size_bytes(call.config.dtype))};
-  }
-  void refill(const Queue& queue) const {
-    for (const GuardedOutput* each : {&out, &lse, &out_fp8}) each->refill(queue);
-  }
-  void read(const Queue& queue, AttentionOutcome& outcome) const {
-    outcome.out = out.read(queue);
-    const std::vector<std::byte> bytes = lse.read(queue);
-    outcome.lse.resize(bytes.size() / sizeof(float));
-    if (!bytes.empty()) std::memcpy(outcome.lse.data(), bytes.data(), bytes.size());
-    outcome.out_fp8 = out_fp8.read(queue);
   }
 };
 
@@ -160,20 +120,19 @@ class Layer {
 
   /// Enqueues the forward once, behind build().
   void forward(const Queue& queue, const AttentionCall& call, const Inputs& inputs,
-               const KVCache& cache, const Outputs& outputs,
+               const KVCache& cache, const CallOutputs& outputs,
                std::vector<LaunchRecord>& launches) const {
     const TensorRef query{.buffer = inputs.query.handle()};
-    const TensorRef out = outputs.out_tensor(call);
-    const cl_mem lse = outputs.lse.handle();
+    const TensorRef out = outputs.out();
+    const cl_mem lse = outputs.lse();
     if (cascade_) {
       return cascade_->forward(queue, *cascade_impl_, cache,
                                {.query = query, .output = out, .lse = lse}, nullptr, &launches);
     }
-    const ForwardOptions options = {
-        .custom_mask = inputs.custom_mask.handle(),
-        .custom_mask_stride = call.max_seq_len(),
-        .output_fp8 = call.config.output_fp8 ? outputs.out_fp8.handle() : nullptr,
-        .output_scale = inputs.output_scale.handle()};
+    const ForwardOptions options = {.custom_mask = inputs.custom_mask.handle(),
+                                    .custom_mask_stride = call.max_seq_len(),
+                                    .output_fp8 = call.config.output_fp8 ? outputs.fp8() : nullptr,
+                                    .output_scale = inputs.output_scale.handle()};
     if (call.config.contiguous_kv()) {
       impl->forward_encoder(queue, query, {.buffer = inputs.key.handle()},
                             {.buffer = inputs.value.handle()}, *metadata_, out, lse, nullptr,
@@ -213,8 +172,8 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
   const Inputs inputs(*context, queue, call);
-  const Outputs outputs(*context, call,
-                        size_of(call.num_tokens()) * size_of(call.config.num_heads));
+  const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(call.config.num_heads),
+                            call.config.head_size, call.config.dtype, call.config.output_fp8);
 
   Event upload_event, write_event;
   const auto start = std::chrono::steady_clock::now();
@@ -227,24 +186,65 @@ AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const 
                                {.buffer = inputs.value.handle()}, cache, metadata, &write_event);
     queue.finish();
   }
-  std::vector<LaunchRecord> launches;
-  for (int i = 0; i < repeat; ++i) {
-    outputs.refill(queue);
-    layer.forward(queue, call, inputs, cache, outputs, launches);
-    queue.finish();
-  }
-  outcome.launches = report(launches, layer.impl->kernels());
-  outcome.rounds_weights = std::any_of(launches.begin(), launches.end(),
-                                       [](const LaunchRecord& l) { return l.rounds_weights; });
-  for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
+  outputs.run(
+      queue, repeat, layer.impl->kernels(),
+      [&](auto& launches) { layer.forward(queue, call, inputs, cache, outputs, launches); },
+      outcome);
   outcome.upload_us = microseconds(upload_event);
   outcome.cache_write_us = microseconds(write_event);
-  outputs.read(queue, outcome);
   if (stores && call.num_blocks > 0) outcome.cache = download_cache(queue, cache);
   return outcome;
 }
 
+std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
+                                 const std::vector<KernelInfo>& kernels) {
+  std::vector<LaunchReport> reports;
+  for (const LaunchRecord& launch : launches) {
+    const auto info = std::ranges::find(kernels, launch.kernel, &KernelInfo::name);
+    const std::string role = info != kernels.end() ? info->role : "";
+    reports.push_back({std::string(launch.kernel),
+                       launch.kernel == "merge_attn_states" ? "cascade" : role, launch.tasks,
+                       launch.work_groups, launch.work_group_size, microseconds(launch.event)});
+  }
+  return reports;
+}
+
+std::vector<float> floats_of(const std::vector<std::byte>& bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
 }  // namespace
+
+CallOutputs::CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size,
+                         DType dtype, bool has_fp8)
+    : dtype_(dtype),
+      out_(context, num_rows * to_size(row_size) * element_size_bytes(dtype)),
+      lse_(context, num_rows * sizeof(float), 0),
+      fp8_(context, has_fp8 ? num_rows * to_size(row_size) : 0, 0) {}
+
+TensorRef CallOutputs::out() const {
+  const std::size_t offset = out_.offset_bytes() / element_size_bytes(dtype_);
+  return {.buffer = out_.handle(), .offset = static_cast<std::int64_t>(offset)};
+}
+
+void CallOutputs::run(const Queue& queue, int repeat, const std::vector<KernelInfo>& kernels,
+                      const std::function<void(std::vector<LaunchRecord>&)>& forward,
+                      AttentionOutcome& outcome) const {
+  std::vector<LaunchRecord> launches;
+  for (int i = 0; i < repeat; ++i) {
+    for (const GuardedOutput* each : {&out_, &lse_, &fp8_}) each->refill(queue);
+    forward(launches);
+    queue.finish();
+  }
+  outcome.launches = report(launches, kernels);
+  outcome.rounds_weights = std::ranges::any_of(launches, &LaunchRecord::rounds_weights);
+  for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
+  outcome.out = out_.read(queue);
+  outcome.lse = floats_of(lse_.read(queue));
+  outcome.out_fp8 = fp8_.read(queue);
+}
 
 BuilderOptions PlanOptions::builder_options(std::int32_t num_splits,
                                             const BatchLimits& needed) const {
@@ -265,22 +265,6 @@ BuilderOptions options_for(const AttentionCall& call) {
                                     .num_blocks = call.num_blocks});
 }
 
-std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
-                                 const std::vector<KernelInfo>& kernels) {
-  std::vector<LaunchReport> reports;
-  for (const LaunchRecord& launch : launches) {
-    const auto info = std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& kernel) {
-      return kernel.name == launch.kernel;
-    });
-    const std::string role = info != kernels.end() ? info->role : "";
-    reports.push_back({std::string(launch.kernel),
-                       launch.kernel == "merge_attn_states" ? "cascade" : role, launch.tasks,
-                       launch.work_groups, launch.work_group_size,
-                       launch.event ? static_cast<double>(launch.event.duration_ns()) * 1e-3 : 0});
-  }
-  return reports;
-}
-
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat) {
   validate_call(call, call.num_blocks);
@@ -297,8 +281,8 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   }
   const Reordered moved = reorder(call, order);
   AttentionOutcome outcome = execute_ordered(context, moved.call, backend, *builder, repeat);
-  const std::size_t heads = size_of(call.config.num_heads);
-  const std::size_t row = heads * size_of(call.config.head_size);
+  const std::size_t heads = to_size(call.config.num_heads);
+  const std::size_t row = heads * to_size(call.config.head_size);
   scatter(outcome.out, row * element_size_bytes(call.config.dtype), moved.old_token);
   scatter(outcome.lse, heads, moved.old_token);
   scatter(outcome.out_fp8, row, moved.old_token);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include "cli/bench_workload.hpp"
 #include "cli/ceilings.hpp"
 #include "cli/commands.hpp"
+#include "cli/error.hpp"
 #include "cli/statistics.hpp"
 #include "npy/npy.hpp"
 
@@ -57,10 +57,10 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
                  const BenchShape& shape, const Effort& effort, const Ceilings& ceilings) {
   BenchRow row{.shape = shape, .rounds = effort.rounds};
   try {
-    const std::unique_ptr<Workload> workload = make_workload(context, options, shape);
+    const std::unique_ptr<Workload> workload = make_workload({context, options, shape});
     row.launches = launches_per_round(*workload, effort.round_seconds);
     std::vector<double> microseconds;
-    microseconds.reserve(static_cast<std::size_t>(effort.rounds));
+    microseconds.reserve(to_size(effort.rounds));
     for (int round = 0; round < effort.rounds; ++round) {
       microseconds.push_back(workload->run(row.launches) * 1e6);
     }
@@ -93,18 +93,11 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
     const std::vector<std::byte> bytes = npy::read_file(path, 1 << 20);
     const std::vector<BenchShape> shapes =
         parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
-    if (shapes.empty()) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("--shapes: {} has no row", path));
-    }
+    throw_invalid_if(shapes.empty(), "--shapes: {} has no row", path);
     for (const BenchShape& shape : shapes) {
-      const bool taken = std::any_of(all.begin(), all.end(), [&](const BenchShape& other) {
-        return other.name() == shape.name();
-      });
-      if (taken) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("{}: row '{}' is one of another file; reports name each once", path,
-                                shape.name()));
-      }
+      throw_invalid_if(std::ranges::find(all, shape.name(), &BenchShape::name) != all.end(),
+                       "{}: row '{}' is one of another file; reports name each once", path,
+                       shape.name());
       models.push_back(shape.model.name);
     }
     all.insert(all.end(), shapes.begin(), shapes.end());
@@ -115,7 +108,7 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
 }
 
 bool names(const std::vector<std::string>& wanted, const std::string& name) {
-  return wanted.empty() || std::any_of(wanted.begin(), wanted.end(), [&](const std::string& one) {
+  return wanted.empty() || std::ranges::any_of(wanted, [&](const std::string& one) {
            return one == "all" || one == name;
          });
 }
@@ -126,9 +119,8 @@ void check_models(const std::vector<BenchShape>& all, const std::vector<std::str
     if (known.back() != shape.model.name) known.push_back(shape.model.name);
   }
   for (const std::string& model : wanted) {
-    if (std::find(known.begin(), known.end(), model) == known.end()) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("--model: '{}' is unknown; one of {}",
-                                                           model, fmt::join(known, ", ")));
+    if (std::ranges::find(known, model) == known.end()) {
+      throw_invalid("--model: '{}' is unknown; one of {}", model, fmt::join(known, ", "));
     }
   }
 }
@@ -150,7 +142,7 @@ std::vector<BenchShape> wanted_shapes(Arguments& arguments, DeviceKind kind) {
   if (!arguments.suites.empty())
     what += fmt::format(", of suites {}", fmt::join(arguments.suites, ", "));
   if (!arguments.filter.empty()) what += fmt::format(", with '{}' in its name", arguments.filter);
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("no row of set {} is {}", set, what));
+  throw_invalid("no row of set {} is {}", set, what);
 }
 
 std::optional<KVCacheLayout> wanted_layout(const Arguments& arguments) {
@@ -163,8 +155,7 @@ void check_backends(const std::vector<std::string>& backends, const BenchShape& 
                     const DeviceCapabilities& device) {
   for (auto name = backends.begin(); name != backends.end(); ++name) {
     if (std::find(backends.begin(), name, *name) != name) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--backend: '{}' stands twice, legal: each once", *name));
+      throw_invalid("--backend: '{}' stands twice, legal: each once", *name);
     }
     try {
       static_cast<void>(get_attn_backend(shape.model.config(), &device, *name));
@@ -234,12 +225,10 @@ void run_bench(Arguments arguments) {
     write_report(report, arguments.json_file);
   }
   const auto& rows = report.rows;
-  if (std::all_of(rows.begin(), rows.end(), [](const BenchRow& r) { return !r.skipped.empty(); })) {
+  if (std::ranges::all_of(rows, [](const BenchRow& r) { return !r.skipped.empty(); })) {
     throw Error(ErrorCode::kUnsupported, "no row fits this device: " + rows.back().skipped);
   }
-  if (!std::all_of(rows.begin(), rows.end(), [](const BenchRow& r) { return r.passed(); })) {
-    throw ExitCode{1};
-  }
+  if (!std::ranges::all_of(rows, &BenchRow::passed)) throw ExitCode{1};
 }
 
 void run(const Arguments& arguments) {

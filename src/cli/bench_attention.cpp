@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <iterator>
 #include <set>
 #include <span>
@@ -10,7 +9,7 @@
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
-#include "cli/statistics.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -18,48 +17,49 @@ namespace {
 /// Decode, prefill and what lies between: forward() of one layer.
 class AttentionWorkload : public Workload {
  public:
-  AttentionWorkload(const std::shared_ptr<Context>& context, RotatingCache cache,
-                    const BenchShape& shape)
-      : config_(shape.model.config()),
-        shape_(shape),
+  /// `packed`: the cache's memory is an x-packed pair.
+  AttentionWorkload(const BenchTask& task, RotatingCache cache, bool packed = false)
+      : config_(task.shape.model.config()),
+        shape_(task.shape),
         cache_(std::move(cache)),
         kv_(config_.cache_dtype(), 1),
         q_(config_.dtype, 2),
-        queue_(context->create_queue()),
-        timed_queue_(context->create_queue(QueueProfiling::kOn)),
-        impl_(cache_.backend->make_impl(context, config_)) {
+        queue_(task.context->create_queue()),
+        timed_queue_(task.context->create_queue(QueueProfiling::kOn)) {
+    const std::shared_ptr<Context>& context = task.context;
     const std::size_t element = element_size_bytes(config_.dtype);
-    const auto tokens = static_cast<std::size_t>(shape.num_tokens());
+    const auto tokens = to_size(shape_.num_tokens());
     query_ = context->allocate(tokens * row_elements(config_.head_size) * element);
     out_ = context->allocate((tokens * row_elements(config_.output_head_size()) * element + 3) / 4 *
                              4);
-    q_.fill(queue_, query_, tokens * row_elements(config_.head_size));
-    const Buffer& kv = cache_.cache.buffer;
-    kv_.fill(queue_, kv, kv.size_bytes() / element_size_bytes(config_.cache_dtype()));
-    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
-      builders_.push_back(cache_.backend->make_builder(
-          context, config_, builder_options(shape, cache_.cache.num_blocks)));
-      batches_.emplace_back(shape, cache_.pages_of_set(set));
+    q_.fill(queue_, query_);
+    kv_.fill(queue_, cache_.cache.buffer);
+    if (packed) {
+      packed_ = split_kv_cache(cache_.cache.buffer, spec_of(config_));
+      packed_impl_ = make_paged_attention(*context, config_);
+    } else {
+      impl_ = cache_.backend->make_impl(context, config_);
+      backend = cache_.backend->name();
+    }
+    const BuilderOptions options = builder_options(shape_, cache_.cache.num_blocks);
+    for (std::size_t set = 0; set < to_size(cache_.num_sets); ++set) {
+      builders_.push_back(packed ? make_paged_attention_builder(context, config_, options)
+                                 : cache_.backend->make_builder(context, config_, options));
+      batches_.emplace_back(shape_, cache_.pages_of_set(set));
       metadata_.push_back(&builders_.back()->build(queue_, batches_.back().metadata()));
     }
-    backend = cache_.backend->name();
-    touched_bytes = kv.size_bytes();
-    if (shape.suite == "warmed_step") impl_->warm_up(queue_);
+    touched_bytes = cache_.cache.buffer.size_bytes();
+    if (shape_.suite == "warmed_step") impl_->warm_up(queue_);
     record_kernels();
     count_work();
   }
 
   double run(int launches) override {
     queue_.fill(out_, kPoison, 0, out_.size_bytes());
-    queue_.finish();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < launches; ++i) {
+    return seconds_each(queue_, launches, [&] {
       set_ = (set_ + 1) % metadata_.size();
-      impl_->forward(queue_, {.buffer = query_.handle()}, cache_.cache, *metadata_[set_],
-                     {.buffer = out_.handle()});
-    }
-    queue_.finish();
-    return seconds_since(start) / launches;
+      forward(queue_);
+    });
   }
 
   std::vector<BenchLaunch> plan() override {
@@ -73,11 +73,10 @@ class AttentionWorkload : public Workload {
     for (int run = 0; run < kRuns; ++run) {
       std::vector<LaunchRecord> launches;
       set_ = (set_ + 1) % metadata_.size();
-      impl_->forward(timed_queue_, {.buffer = query_.handle()}, cache_.cache, *metadata_[set_],
-                     {.buffer = out_.handle()}, nullptr, nullptr, &launches);
+      forward(timed_queue_, &launches);
       timed_queue_.finish();
       for (std::size_t i = 0; i < std::min(launches.size(), times.size()); ++i) {
-        times[i].push_back(static_cast<double>(launches[i].event.duration_ns()) * 1e-3);
+        times[i].push_back(microseconds(launches[i].event));
       }
     }
     for (std::size_t i = 0; i < result.size(); ++i)
@@ -123,7 +122,17 @@ class AttentionWorkload : public Workload {
   static constexpr std::size_t kSampledRequests = 16;
 
   std::size_t row_elements(std::int32_t head_size) const {
-    return static_cast<std::size_t>(config_.num_heads) * static_cast<std::size_t>(head_size);
+    return to_size(config_.num_heads) * to_size(head_size);
+  }
+
+  void forward(const Queue& queue, std::vector<LaunchRecord>* launches = nullptr) const {
+    const TensorRef query{query_.handle()}, out{out_.handle()};
+    const AttentionMetadata& metadata = *metadata_[set_];
+    if (packed_) {
+      packed_impl_->forward(queue, query, *packed_, metadata, out, nullptr, nullptr, launches);
+    } else {
+      impl_->forward(queue, query, cache_.cache, metadata, out, nullptr, nullptr, launches);
+    }
   }
 
   /// The kernels of one forward; also builds them before anything is timed.
@@ -131,18 +140,16 @@ class AttentionWorkload : public Workload {
     std::vector<LaunchRecord> launches;
     queue_.finish();
     const auto start = std::chrono::steady_clock::now();
-    impl_->forward(queue_, {.buffer = query_.handle()}, cache_.cache, *metadata_[0],
-                   {.buffer = out_.handle()}, nullptr, nullptr, &launches);
+    forward(queue_, &launches);
     queue_.finish();
     first_seconds = seconds_since(start);
-    const std::vector<KernelInfo> known = impl_->kernels();
+    const auto known = packed_ ? packed_impl_->kernels() : impl_->kernels();
     for (const LaunchRecord& launch : launches) {
       rounds_weights_ |= launch.rounds_weights;
-      const auto same =
-          std::find_if(kernels.begin(), kernels.end(), [&](const BenchKernel& kernel) {
-            return kernel.name == launch.kernel && kernel.work_groups == launch.work_groups &&
-                   kernel.work_group_size == launch.work_group_size;
-          });
+      const auto same = std::ranges::find_if(kernels, [&](const BenchKernel& kernel) {
+        return kernel.name == launch.kernel && kernel.work_groups == launch.work_groups &&
+               kernel.work_group_size == launch.work_group_size;
+      });
       if (same != kernels.end()) {
         ++same->launches;
         continue;
@@ -150,9 +157,7 @@ class AttentionWorkload : public Workload {
       BenchKernel kernel{.name = std::string(launch.kernel),
                          .work_groups = launch.work_groups,
                          .work_group_size = launch.work_group_size};
-      const auto info = std::find_if(known.begin(), known.end(), [&](const KernelInfo& candidate) {
-        return candidate.name == kernel.name;
-      });
+      const auto info = std::ranges::find(known, kernel.name, &KernelInfo::name);
       if (info != known.end()) {
         kernel.role = info->role;
         kernel.block_rows = info->block_rows;
@@ -184,21 +189,20 @@ class AttentionWorkload : public Workload {
     const std::int32_t group = config_.num_queries_per_kv();
     const std::int32_t heads = std::min(group, kSampledHeads);
     const std::int32_t first = kv_head * group + token % (group - heads + 1);
-    const std::size_t row = row_elements(1) * static_cast<std::size_t>(
-                                                  batches_[set_].query_start_loc[request] + token) +
-                            static_cast<std::size_t>(first);
-    const auto head_size = static_cast<std::size_t>(config_.head_size);
+    const std::size_t row =
+        row_elements(1) * to_size(batches_[set_].query_start_loc[request] + token) + to_size(first);
+    const auto head_size = to_size(config_.head_size);
     oracle::AttentionCase call = oracle_row(request, token, kv_head);
     call.num_heads = heads;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(heads) * head_size; ++i) {
+    for (std::size_t i = 0; i < to_size(heads) * head_size; ++i) {
       call.query.push_back(q_.at(row * head_size + i));
     }
     for (std::int32_t h = first; !config_.sinks.empty() && h < first + heads; ++h) {
-      call.sinks.push_back(static_cast<double>(config_.sinks[static_cast<std::size_t>(h)]));
+      call.sinks.push_back(static_cast<double>(config_.sinks[to_size(h)]));
     }
     const std::size_t head_bytes =
-        static_cast<std::size_t>(config_.output_head_size()) * element_size_bytes(config_.dtype);
-    std::vector<std::byte> got(static_cast<std::size_t>(heads) * head_bytes);
+        to_size(config_.output_head_size()) * element_size_bytes(config_.dtype);
+    std::vector<std::byte> got(to_size(heads) * head_bytes);
     queue_.read(out_, got, row * head_bytes);
     return compare(config_.dtype, got, {},
                    front_of_rows(oracle::attention(call, element_of(config_.dtype)),
@@ -210,27 +214,19 @@ class AttentionWorkload : public Workload {
   oracle::AttentionCase oracle_row(std::size_t request, std::int32_t token,
                                    std::int32_t kv_head) const {
     const auto [query_len, seq_len] = shape_.requests[request];
-    oracle::AttentionCase call;
-    call.num_kv_heads = 1;
-    call.head_size = config_.head_size;
-    call.block_size = 1;
-    call.scale =
-        config_.scale ? static_cast<double>(*config_.scale) : 1 / std::sqrt(config_.head_size);
-    call.soft_cap = static_cast<double>(config_.logits_soft_cap);
-    if (config_.sliding_window > 0) call.window_left = config_.sliding_window - 1;
-    call.query_start_loc = {0, 1};
-    call.seq_lens = {seq_len - query_len + token + 1};
-    call.max_blocks = call.seq_lens[0];
+    oracle::AttentionCase call = row_case(config_, seq_len - query_len + token + 1);
     const KVCache& kv = cache_.cache;
     for (std::int32_t position = 0; position < call.seq_lens[0]; ++position) {
-      call.block_table.push_back(position);
       const std::int64_t slot = batches_[set_].slot(request, position - (seq_len - query_len));
       const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
       for (std::int32_t d = 0; d < config_.head_size; ++d) {
-        const auto key = static_cast<std::size_t>(kv.key_at(block, in_block, kv_head, d));
-        const auto value = static_cast<std::size_t>(kv.value_at(block, in_block, kv_head, d));
-        call.key_cache.push_back(kv_.at(key));
-        call.value_cache.push_back(kv_.at(value));
+        const auto [key, value] = packed_
+                                      ? std::pair(packed_->key_at(block, in_block, kv_head, d),
+                                                  packed_->value_at(block, in_block, kv_head, d))
+                                      : std::pair(kv.key_at(block, in_block, kv_head, d),
+                                                  kv.value_at(block, in_block, kv_head, d));
+        call.key_cache.push_back(kv_.at(to_size(key)));
+        call.value_cache.push_back(kv_.at(to_size(value)));
       }
     }
     return call;
@@ -242,6 +238,8 @@ class AttentionWorkload : public Workload {
   TiledRandom kv_, q_;
   Queue queue_, timed_queue_;
   std::shared_ptr<const AttentionImpl> impl_;
+  std::optional<PackedKVCache> packed_{};  // instead, with the next
+  std::shared_ptr<const PagedAttention> packed_impl_;
   bool rounds_weights_ = false;  // a kernel of the forward does
   Buffer query_, out_;
   std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
@@ -254,9 +252,8 @@ class AttentionWorkload : public Workload {
 /// Proven by what forward() makes of it.
 class MetadataWorkload final : public AttentionWorkload {
  public:
-  MetadataWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
-                   const BenchShape& shape)
-      : AttentionWorkload(context, make_overlapping_cache(context, options, shape), shape) {
+  explicit MetadataWorkload(const BenchTask& task)
+      : AttentionWorkload(task, make_overlapping_cache(task)) {
     kernels = {{.name = "build", .role = "host"}};
     work = {};
     touched_bytes = 0;
@@ -279,13 +276,13 @@ class MetadataWorkload final : public AttentionWorkload {
   /// last attends.
   Deviation verify() override {
     const CommonAttentionMetadata step = batch();
-    std::vector<std::int64_t> wanted(static_cast<std::size_t>(step.num_actual_tokens));
+    std::vector<std::int64_t> wanted(to_size(step.num_actual_tokens));
     BatchSplit split;
     for (std::int32_t r = 0; r < step.num_reqs; ++r) {
-      const auto row = static_cast<std::size_t>(r);
+      const auto row = to_size(r);
       const std::int32_t begin = step.query_start_loc[row], end = step.query_start_loc[row + 1];
       for (std::int32_t token = begin; token < end; ++token)
-        wanted[static_cast<std::size_t>(token)] = slot(row, token - begin);
+        wanted[to_size(token)] = slot(row, token - begin);
       const bool decodes = end - begin <= builder().decode_threshold();
       (decodes ? split.num_decodes : split.num_prefills) += 1;
       (decodes ? split.num_decode_tokens : split.num_prefill_tokens) += end - begin;
@@ -307,17 +304,24 @@ class MetadataWorkload final : public AttentionWorkload {
 
 }  // namespace
 
-std::unique_ptr<Workload> make_metadata_workload(const std::shared_ptr<Context>& context,
-                                                 const BenchOptions& options,
-                                                 const BenchShape& shape) {
-  return std::make_unique<MetadataWorkload>(context, options, shape);
+std::unique_ptr<Workload> make_metadata_workload(const BenchTask& task) {
+  return std::make_unique<MetadataWorkload>(task);
 }
 
-std::unique_ptr<Workload> make_attention_workload(const std::shared_ptr<Context>& context,
-                                                  const BenchOptions& options,
-                                                  const BenchShape& shape) {
-  return std::make_unique<AttentionWorkload>(context, make_rotating_cache(context, options, shape),
-                                             shape);
+std::unique_ptr<Workload> make_attention_workload(const BenchTask& task) {
+  return std::make_unique<AttentionWorkload>(task, make_rotating_cache(task));
+}
+
+std::unique_ptr<Workload> make_packed_workload(const BenchTask& task) {
+  RotatingCache cache;
+  cache.pages_per_set = count_pages(task.shape);
+  cache.pages = shuffled_pages(cache.pages_per_set, 7);
+  const KVCacheSpec spec = spec_of(task.shape.model.config());
+  cache.cache.buffer =
+      task.context->allocate(to_size(cache.pages_per_set) * spec.page_size_bytes());
+  cache.cache.num_blocks = cache.pages_per_set;
+  cache.cache.block_size = spec.block_size;
+  return std::make_unique<AttentionWorkload>(task, std::move(cache), true);
 }
 
 }  // namespace clattn::cli

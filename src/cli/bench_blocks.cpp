@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -8,7 +7,7 @@
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
-#include "cli/statistics.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -25,28 +24,27 @@ std::vector<std::byte> stored(const TiledRandom& source, DType dtype, std::size_
 /// back. Launches take turns with sets of pages, and with their places in the image.
 class BlocksWorkload final : public Workload {
  public:
-  BlocksWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
-                 const BenchShape& shape)
-      : context_(context),
-        op_(shape.model.op),
-        dtype_(shape.model.kv_dtype),
-        cache_(make_rotating_cache(context, options, shape)),
+  explicit BlocksWorkload(const BenchTask& task)
+      : context_(task.context),
+        op_(task.shape.model.op),
+        dtype_(task.shape.model.kv_dtype),
+        cache_(make_rotating_cache(task)),
         source_(dtype_, 1),
-        queue_(context->create_queue()) {
+        queue_(context_->create_queue()) {
     const KVCache& kv = cache_.cache;
-    if (shape.model.rope_dim > 0) latent_ = make_mla_cache(kv, shape.model.rope_dim);
-    block_bytes_ = static_cast<std::size_t>(kv.block_size) *
-                   static_cast<std::size_t>(kv.num_kv_heads) *
-                   static_cast<std::size_t>(kv.head_size) * element_size_bytes(dtype_);
+    const std::int32_t rope_dim = task.shape.model.rope_dim;
+    if (rope_dim > 0) latent_ = make_mla_cache(kv, rope_dim);
+    block_bytes_ = to_size(kv.block_size) * to_size(kv.num_kv_heads) * to_size(kv.head_size) *
+                   element_size_bytes(dtype_);
     planes_ = latent_ ? std::vector{kv.k_offset} : std::vector{kv.k_offset, kv.v_offset};
-    source_.fill(queue_, kv.buffer, kv.buffer.size_bytes() / element_size_bytes(dtype_));
-    const auto half = static_cast<std::size_t>(cache_.pages_per_set / 2);
-    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
+    source_.fill(queue_, kv.buffer);
+    const auto half = to_size(cache_.pages_per_set / 2);
+    for (std::size_t set = 0; set < to_size(cache_.num_sets); ++set) {
       pairs_.push_back(pairs_of(cache_.pages_of_set(set), set * half));
     }
     const std::size_t launch_bytes = half * planes_.size() * block_bytes_;
     if (op_ != CacheOp::kCopyBlocks) {
-      image_.emplace(*context, pairs_.size() * launch_bytes);
+      image_.emplace(*context_, pairs_.size() * launch_bytes);
       if (op_ == CacheOp::kSwapIn) fill_image();
     }
     work.bytes = 2.0 * static_cast<double>(launch_bytes);
@@ -54,23 +52,19 @@ class BlocksWorkload final : public Workload {
     const char* copy = latent_ ? "copy_blocks_mla" : "copy_blocks";
     kernels = {{.name = op_ == CacheOp::kCopyBlocks ? copy : "swap_blocks", .role = "cache"}};
     if (op_ == CacheOp::kCopyBlocks) {
-      kernels[0].work_group_size = cache_op_work_group_size(context->capabilities());
+      kernels[0].work_group_size = cache_op_work_group_size(context_->capabilities());
     } else {
       kernels[0].role = "host";  // copies of the driver's
     }
   }
 
   double run(int launches) override {
-    const std::size_t last = (set_ + static_cast<std::size_t>(launches)) % pairs_.size();
+    const std::size_t last = (set_ + to_size(launches)) % pairs_.size();
     for (const BlockPair& pair : pairs_[last]) poison(pair.destination);
-    queue_.finish();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < launches; ++i) {
+    return seconds_each(queue_, launches, [&] {
       set_ = (set_ + 1) % pairs_.size();
       launch();
-    }
-    queue_.finish();
-    return seconds_since(start) / launches;
+    });
   }
 
   /// Some 16 blocks, bit for bit.
@@ -119,13 +113,12 @@ class BlocksWorkload final : public Workload {
   }
 
   std::size_t cache_byte(std::size_t plane, std::int64_t block) const {
-    return static_cast<std::size_t>(planes_[plane] + block * cache_.cache.block_stride) *
-           element_size_bytes(dtype_);
+    return to_size(planes_[plane] + block * cache_.cache.block_stride) * element_size_bytes(dtype_);
   }
 
   /// The image has the cache's order: all K before all V, or K and V of each block.
   std::size_t image_byte(std::size_t plane, std::int64_t block) const {
-    const auto at = static_cast<std::size_t>(block);
+    const auto at = to_size(block);
     const bool by_block = cache_.cache.v_offset < cache_.cache.block_stride;
     const std::size_t blocks = image_->bytes().size() / (planes_.size() * block_bytes_);
     return (by_block ? at * planes_.size() + plane : plane * blocks + at) * block_bytes_;
@@ -156,7 +149,7 @@ class BlocksWorkload final : public Workload {
   void fill_image() {
     const std::size_t size = image_->bytes().size();
     const Buffer copy = context_->allocate(size);
-    source_.fill(queue_, copy, size / element_size_bytes(dtype_));
+    source_.fill(queue_, copy);
     queue_.read(copy, image_->bytes());
   }
 
@@ -177,30 +170,28 @@ class BlocksWorkload final : public Workload {
 /// All tokens of a batch from latent pages to contiguous rows.
 class GatherWorkload final : public Workload {
  public:
-  GatherWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
-                 const BenchShape& shape)
-      : context_(context),
-        dtype_(shape.model.dtype),
-        cache_(make_rotating_cache(context, options, shape)),
-        latent_(make_mla_cache(cache_.cache, shape.model.rope_dim)),
+  explicit GatherWorkload(const BenchTask& task)
+      : context_(task.context),
+        dtype_(task.shape.model.dtype),
+        cache_(make_rotating_cache(task)),
+        latent_(make_mla_cache(cache_.cache, task.shape.model.rope_dim)),
         source_(cache_.cache.dtype, 1),
-        width_(static_cast<std::size_t>(shape.model.head_size)),
-        queue_(context->create_queue()) {
+        width_(to_size(task.shape.model.head_size)),
+        queue_(context_->create_queue()) {
+    const BenchShape& shape = task.shape;
     const Buffer& kv = cache_.cache.buffer;
-    source_.fill(queue_, kv, kv.size_bytes() / element_size_bytes(cache_.cache.dtype));
+    source_.fill(queue_, kv);
     for (const BenchRequest& request : shape.requests) {
       starts_.push_back(starts_.back() + request.seq_len);
     }
-    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
+    for (std::size_t set = 0; set < to_size(cache_.num_sets); ++set) {
       batches_.emplace_back(shape, cache_.pages_of_set(set));
     }
-    const auto elements = static_cast<std::size_t>(starts_.back()) * width_;
+    const auto elements = to_size(starts_.back()) * width_;
     const std::size_t bytes = elements * element_size_bytes(dtype_);
-    const DeviceCapabilities& device = context->capabilities();
-    const auto room =
-        static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
-    num_outputs_ = std::clamp<std::size_t>(room / bytes, 1, batches_.size());
-    output_ = context->allocate((num_outputs_ * bytes + 3) / 4 * 4);
+    const DeviceCapabilities& device = context_->capabilities();
+    num_outputs_ = std::clamp<std::size_t>(room_of(device, 8) / bytes, 1, batches_.size());
+    output_ = context_->allocate((num_outputs_ * bytes + 3) / 4 * 4);
     work.bytes = static_cast<double>(elements * element_size_bytes(latent_.dtype) + bytes);
     touched_bytes = kv.size_bytes() + num_outputs_ * bytes;
     kernels = {{.name = "gather_and_maybe_dequant_cache",
@@ -210,9 +201,7 @@ class GatherWorkload final : public Workload {
 
   double run(int launches) override {
     queue_.fill(output_, kPoison, 0, output_.size_bytes());
-    queue_.finish();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < launches; ++i) {
+    return seconds_each(queue_, launches, [&] {
       set_ = (set_ + 1) % batches_.size();
       const BenchBatch& batch = batches_[set_];
       gather_and_maybe_dequant_cache(*context_, queue_, latent_,
@@ -222,9 +211,7 @@ class GatherWorkload final : public Workload {
                                       .block_table = batch.block_table,
                                       .block_table_stride = batch.max_blocks,
                                       .seq_starts = {}});
-    }
-    queue_.finish();
-    return seconds_since(start) / launches;
+    });
   }
 
   /// First, middle and last token of some 16 requests, bit for bit.
@@ -241,21 +228,19 @@ class GatherWorkload final : public Workload {
  private:
   std::int64_t first_element() const {
     const std::size_t output = set_ % num_outputs_;
-    return static_cast<std::int64_t>(output * static_cast<std::size_t>(starts_.back()) * width_);
+    return static_cast<std::int64_t>(output * to_size(starts_.back()) * width_);
   }
 
   void compare_row(Deviation& deviation, std::size_t request, std::int32_t token) const {
     const BenchBatch& batch = batches_[set_];
     const std::int64_t block =
-        batch.block_table[request * static_cast<std::size_t>(batch.max_blocks) +
-                          static_cast<std::size_t>(token / batch.block_size)];
+        batch.block_table[request * to_size(batch.max_blocks) + to_size(token / batch.block_size)];
     const std::int64_t from = cache_.cache.key_at(block, token % batch.block_size, 0, 0);
     std::vector<std::byte> got(width_ * element_size_bytes(dtype_));
-    const auto first = static_cast<std::size_t>(first_element()) * element_size_bytes(dtype_);
-    const auto row = static_cast<std::size_t>(starts_[request]) + static_cast<std::size_t>(token);
+    const auto first = to_size(first_element()) * element_size_bytes(dtype_);
+    const auto row = to_size(starts_[request]) + to_size(token);
     queue_.read(output_, got, first + row * got.size());
-    deviation.merge(
-        compare_bytes(got, stored(source_, dtype_, static_cast<std::size_t>(from), width_)));
+    deviation.merge(compare_bytes(got, stored(source_, dtype_, to_size(from), width_)));
   }
 
   std::shared_ptr<Context> context_;
@@ -273,16 +258,12 @@ class GatherWorkload final : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> make_blocks_workload(const std::shared_ptr<Context>& context,
-                                               const BenchOptions& options,
-                                               const BenchShape& shape) {
-  return std::make_unique<BlocksWorkload>(context, options, shape);
+std::unique_ptr<Workload> make_blocks_workload(const BenchTask& task) {
+  return std::make_unique<BlocksWorkload>(task);
 }
 
-std::unique_ptr<Workload> make_gather_workload(const std::shared_ptr<Context>& context,
-                                               const BenchOptions& options,
-                                               const BenchShape& shape) {
-  return std::make_unique<GatherWorkload>(context, options, shape);
+std::unique_ptr<Workload> make_gather_workload(const BenchTask& task) {
+  return std::make_unique<GatherWorkload>(task);
 }
 
 }  // namespace clattn::cli

@@ -1,14 +1,12 @@
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
-#include "cli/statistics.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -18,28 +16,29 @@ namespace {
 /// page sets and with runs of input rows.
 class CacheWorkload final : public Workload {
  public:
-  CacheWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
-                const BenchShape& shape)
-      : config_(shape.model.config()),
-        num_tokens_(static_cast<std::size_t>(shape.num_tokens())),
-        context_(context),
-        op_(shape.model.op),
-        cache_(make_rotating_cache(context, options, shape)),
+  explicit CacheWorkload(const BenchTask& task)
+      : config_(task.shape.model.config()),
+        num_tokens_(to_size(task.shape.num_tokens())),
+        context_(task.context),
+        op_(task.shape.model.op),
+        cache_(make_rotating_cache(task)),
         rows_{{TiledRandom(config_.dtype, 3),
                config_.use_mla ? config_.output_head_size() : config_.head_size},
               {TiledRandom(config_.dtype, 4),
                config_.use_mla ? config_.rope_dim : config_.head_size}},
-        queue_(context->create_queue()),
-        impl_(cache_.backend->make_impl(context, config_)) {
+        queue_(context_->create_queue()),
+        impl_(cache_.backend->make_impl(context_, config_)) {
+    const auto& [context, options, shape] = task;
     const auto elements = num_tokens_ * (row_elements(rows_[0]) + row_elements(rows_[1]));
     const std::size_t bytes = elements * element_size_bytes(config_.dtype);
-    num_inputs_ = input_sets(context->capabilities(), options.rotate_bytes, bytes);
+    const std::size_t room = std::min(options.rotate_bytes, room_of(context->capabilities(), 8));
+    num_inputs_ = std::max<std::size_t>(room / bytes, 1);
     for (Rows& rows : rows_) {
       const std::size_t all = num_inputs_ * num_tokens_ * row_elements(rows);
       rows.buffer = context->allocate(all * element_size_bytes(config_.dtype));
-      rows.source.fill(queue_, rows.buffer, all);
+      rows.source.fill(queue_, rows.buffer);
     }
-    for (std::size_t set = 0; set < static_cast<std::size_t>(cache_.num_sets); ++set) {
+    for (std::size_t set = 0; set < to_size(cache_.num_sets); ++set) {
       builders_.push_back(cache_.backend->make_builder(
           context, config_, builder_options(shape, cache_.cache.num_blocks)));
       const BenchBatch batch(shape, cache_.pages_of_set(set));
@@ -58,7 +57,7 @@ class CacheWorkload final : public Workload {
     }
     const std::size_t stored = elements * element_size_bytes(config_.cache_dtype());
     work.bytes = static_cast<double>(bytes + stored + num_tokens_ * sizeof(std::int64_t));  // slots
-    touched_bytes = num_inputs_ * bytes + static_cast<std::size_t>(cache_.num_sets) * stored;
+    touched_bytes = num_inputs_ * bytes + to_size(cache_.num_sets) * stored;
     if (op_ == CacheOp::kWrite) backend = cache_.backend->name();
     kernels = {{.name = operation(),
                 .role = "cache",
@@ -67,15 +66,11 @@ class CacheWorkload final : public Workload {
 
   double run(int launches) override {
     queue_.fill(cache_.cache.buffer, kPoison, 0, cache_.cache.buffer.size_bytes() / 4 * 4);
-    queue_.finish();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < launches; ++i) {
+    return seconds_each(queue_, launches, [&] {
       set_ = (set_ + 1) % slots_.size();
       input_ = (input_ + 1) % num_inputs_;
       store(input(rows_[0]), input(rows_[1]));
-    }
-    queue_.finish();
-    return seconds_since(start) / launches;
+    });
   }
 
   /// Some 16 tokens, all their heads, bit for bit.
@@ -109,14 +104,6 @@ class CacheWorkload final : public Workload {
     Buffer buffer{};
   };
 
-  /// Runs of rows that together fill `rotate_bytes`, as far as the device has room.
-  static std::size_t input_sets(const DeviceCapabilities& device, std::size_t rotate_bytes,
-                                std::size_t bytes) {
-    const auto room =
-        static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
-    return std::max<std::size_t>(std::min(rotate_bytes, room) / bytes, 1);
-  }
-
   const char* operation() const {
     if (op_ == CacheOp::kReshapeAndCache) return "reshape_and_cache";
     if (op_ == CacheOp::kAppend) return "append_paged_kv_cache";
@@ -143,22 +130,21 @@ class CacheWorkload final : public Workload {
     for (const BenchRequest& request : shape.requests) {
       starts.push_back(starts.back() + (request.seq_len - 1) / config_.block_size + 1);
     }
-    return {upload(*context_, queue_, std::span(pages)),
-            upload(*context_, queue_, std::span<const std::int32_t>(starts)), shape.num_reqs()};
+    return {upload(*context_, queue_, pages), upload(*context_, queue_, starts), shape.num_reqs()};
   }
 
   /// Request and position of every token.
   void upload_places(const BenchShape& shape) {
     std::vector<std::int32_t> requests, positions;
     for (std::int32_t r = 0; r < shape.num_reqs(); ++r) {
-      const auto [query_len, seq_len] = shape.requests[static_cast<std::size_t>(r)];
+      const auto [query_len, seq_len] = shape.requests[to_size(r)];
       for (std::int32_t position = seq_len - query_len; position < seq_len; ++position) {
         requests.push_back(r);
         positions.push_back(position);
       }
     }
-    batch_indices_ = upload(*context_, queue_, std::span<const std::int32_t>(requests));
-    positions_ = upload(*context_, queue_, std::span<const std::int32_t>(positions));
+    batch_indices_ = upload(*context_, queue_, requests);
+    positions_ = upload(*context_, queue_, positions);
   }
 
   std::int32_t group_size(const DeviceCapabilities& device) const {
@@ -169,7 +155,7 @@ class CacheWorkload final : public Workload {
   }
 
   std::size_t row_elements(const Rows& rows) const {
-    return static_cast<std::size_t>(config_.num_kv_heads) * static_cast<std::size_t>(rows.width);
+    return to_size(config_.num_kv_heads) * to_size(rows.width);
   }
 
   /// Where the last launch's input has a token's row.
@@ -187,12 +173,12 @@ class CacheWorkload final : public Workload {
                    At at) const {
     const DType type = config_.cache_dtype();
     const std::size_t size = element_size_bytes(type);
-    const auto width = static_cast<std::size_t>(rows.width);
-    const std::size_t from = element(rows, token) + static_cast<std::size_t>(head) * width;
+    const auto width = to_size(rows.width);
+    const std::size_t from = element(rows, token) + to_size(head) * width;
     std::vector<double> expected(width);
     for (std::size_t d = 0; d < width; ++d) expected[d] = rows.source.at(from + d);
     const auto byte = [&](std::size_t d) {
-      return static_cast<std::size_t>(at(static_cast<std::int32_t>(d))) * size;
+      return to_size(at(static_cast<std::int32_t>(d))) * size;
     };
     const std::size_t first = byte(0);
     std::vector<std::byte> around(byte(width - 1) - first + size), got(width * size);
@@ -223,18 +209,16 @@ class CacheWorkload final : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> make_cache_workload(const std::shared_ptr<Context>& context,
-                                              const BenchOptions& options,
-                                              const BenchShape& shape) {
-  switch (shape.model.op) {
+std::unique_ptr<Workload> make_cache_workload(const BenchTask& task) {
+  switch (task.shape.model.op) {
     case CacheOp::kCopyBlocks:
     case CacheOp::kSwapOut:
     case CacheOp::kSwapIn:
-      return make_blocks_workload(context, options, shape);
+      return make_blocks_workload(task);
     case CacheOp::kGather:
-      return make_gather_workload(context, options, shape);
+      return make_gather_workload(task);
     default:
-      return std::make_unique<CacheWorkload>(context, options, shape);
+      return std::make_unique<CacheWorkload>(task);
   }
 }
 

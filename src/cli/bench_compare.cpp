@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <clattn/error.hpp>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/error.hpp"
 #include "npy/npy.hpp"
 
 namespace clattn::cli {
@@ -19,7 +18,7 @@ using nlohmann::json;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& field,
                          const std::string& legal) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}: expected {}", path, field, legal));
+  throw_invalid("{}: {}: expected {}", path, field, legal);
 }
 
 /// A value as an error shows it: nested ones may be of any depth.

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <random>
 #include <span>
 #include <utility>
 
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -19,8 +19,8 @@ std::int64_t pages_of(std::int32_t seq_len, std::int32_t block_size) {
   return (seq_len + std::int64_t{block_size} - 1) / block_size;
 }
 
-std::optional<KVCacheLayout> layout_of(const BenchOptions& options, const BenchShape& shape) {
-  return shape.model.layout ? shape.model.layout : options.layout;
+std::optional<KVCacheLayout> layout_of(const BenchTask& task) {
+  return task.shape.model.layout ? task.shape.model.layout : task.options.layout;
 }
 
 }  // namespace
@@ -36,11 +36,10 @@ TiledRandom::TiledRandom(DType dtype, std::uint32_t seed) {
   elements_ = elements;
 }
 
-void TiledRandom::fill(const Queue& queue, const Buffer& buffer, std::size_t num_elements) const {
+void TiledRandom::fill(const Queue& queue, const Buffer& buffer) const {
   const std::span<const std::byte> bytes = elements_->bytes;
-  const std::size_t size_bytes = num_elements * (bytes.size() / kPeriod);
-  for (std::size_t at = 0; at < size_bytes; at += bytes.size()) {
-    queue.write(buffer, bytes.first(std::min(bytes.size(), size_bytes - at)), at);
+  for (std::size_t at = 0; at < buffer.size_bytes(); at += bytes.size()) {
+    queue.write(buffer, bytes.first(std::min(bytes.size(), buffer.size_bytes() - at)), at);
   }
 }
 
@@ -49,8 +48,8 @@ std::vector<std::int32_t> RotatingCache::pages_of_set(std::size_t set) const {
   return {begin, begin + pages_per_set};
 }
 
-RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
-                                  const BenchOptions& options, const BenchShape& shape) {
+RotatingCache make_rotating_cache(const BenchTask& task) {
+  const auto& [context, options, shape] = task;
   constexpr std::size_t kMaxSets = 256;  // each has a metadata builder of its own
   const DeviceCapabilities& device = context->capabilities();
   const AttentionConfig config = shape.model.config();
@@ -58,50 +57,43 @@ RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
   result.backend = &get_attn_backend(config, &device, options.backend);
   const KVCacheSpec spec = spec_of(config);
   result.pages_per_set = count_pages(shape);
-  const std::size_t set_bytes =
-      static_cast<std::size_t>(result.pages_per_set) * spec.page_size_bytes();
-  const auto room =
-      static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 2));
+  const std::size_t set_bytes = to_size(result.pages_per_set) * spec.page_size_bytes();
+  const std::size_t room = room_of(device, 2);
   if (set_bytes > room) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("needs {} bytes of KV cache, the device has room for {}", set_bytes, room));
+    throw_unsupported("needs {} bytes of KV cache, the device has room for {}", set_bytes, room);
   }
   const std::size_t wanted = (options.rotate_bytes + set_bytes - 1) / set_bytes;
   result.num_sets = static_cast<std::int32_t>(
       std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
   const std::int64_t num_pages = result.pages_per_set * result.num_sets;
   result.cache = make_kv_cache(*context, context->create_queue(), *result.backend, config,
-                               num_pages, layout_of(options, shape));
-  result.pages.resize(static_cast<std::size_t>(num_pages));
-  std::iota(result.pages.begin(), result.pages.end(), 0);
-  std::shuffle(result.pages.begin(), result.pages.end(), std::mt19937(7));
+                               num_pages, layout_of(task));
+  result.pages = shuffled_pages(num_pages, 7);
   return result;
 }
 
-RotatingCache make_overlapping_cache(const std::shared_ptr<Context>& context,
-                                     const BenchOptions& options, const BenchShape& shape) {
+RotatingCache make_overlapping_cache(const BenchTask& task) {
+  const BenchShape& shape = task.shape;
+  const Context& context = *task.context;
   constexpr std::int64_t kStride = 8;  // what kernels load at a time
   const AttentionConfig config = shape.model.config();
   RotatingCache result;
-  result.backend = &get_attn_backend(config, &context->capabilities(), options.backend);
+  result.backend = &get_attn_backend(config, &context.capabilities(), task.options.backend);
   result.pages_per_set = count_pages(shape);
-  result.pages.resize(static_cast<std::size_t>(result.pages_per_set));
+  result.pages.resize(to_size(result.pages_per_set));
   std::iota(result.pages.rbegin(), result.pages.rend(), 0);
-  const Queue queue = context->create_queue();
+  const Queue queue = context.create_queue();
   const auto make = [&](std::int64_t num_pages) {
-    return make_kv_cache(*context, queue, *result.backend, config, num_pages,
-                         layout_of(options, shape));
+    return make_kv_cache(context, queue, *result.backend, config, num_pages, layout_of(task));
   };
   if (config.use_mla) {
     result.cache = make(result.pages_per_set);
     return result;
   }
   result.cache = make(1);
-  const std::size_t apart =
-      static_cast<std::size_t>(kStride) * element_size_bytes(config.cache_dtype());
-  result.cache.buffer = context->allocate(result.cache.buffer.size_bytes() +
-                                          static_cast<std::size_t>(result.pages_per_set) * apart);
+  const std::size_t apart = to_size(kStride) * element_size_bytes(config.cache_dtype());
+  result.cache.buffer =
+      context.allocate(result.cache.buffer.size_bytes() + to_size(result.pages_per_set) * apart);
   result.cache.num_blocks = result.pages_per_set;
   result.cache.block_stride = kStride;
   return result;
@@ -117,7 +109,7 @@ BenchBatch::BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>&
     seq_lens.push_back(request.seq_len);
     const auto num_pages = pages_of(request.seq_len, block_size);
     block_table.insert(block_table.end(), next, next + num_pages);
-    block_table.resize(seq_lens.size() * static_cast<std::size_t>(max_blocks), -1);
+    block_table.resize(seq_lens.size() * to_size(max_blocks), -1);
     next += num_pages;
   }
 }
@@ -129,8 +121,8 @@ CommonAttentionMetadata BenchBatch::metadata() const {
 std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
   const std::int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
   const std::int32_t position = seq_lens[request] - query_len + token;
-  const std::int64_t block = block_table[request * static_cast<std::size_t>(max_blocks) +
-                                         static_cast<std::size_t>(position / block_size)];
+  const std::int64_t block =
+      block_table[request * to_size(max_blocks) + to_size(position / block_size)];
   return block * block_size + position % block_size;
 }
 
@@ -140,6 +132,10 @@ std::int64_t count_pages(const BenchShape& shape) {
     pages += pages_of(request.seq_len, shape.model.block_size);
   }
   return pages;
+}
+
+std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts) {
+  return std::min(device.max_alloc_bytes, device.global_mem_bytes / parts);
 }
 
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <clattn/clattn.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "cli/bench_shapes.hpp"
 #include "cli/bench_workload.hpp"
+#include "cli/statistics.hpp"
 
 namespace clattn::cli {
 
@@ -17,8 +19,8 @@ namespace clattn::cli {
 class TiledRandom {
  public:
   TiledRandom(DType dtype, std::uint32_t seed);
-  /// A buffer of `num_elements` whose element i is at(i).
-  void fill(const Queue& queue, const Buffer& buffer, std::size_t num_elements) const;
+  /// Makes at(i) of every element i of a buffer.
+  void fill(const Queue& queue, const Buffer& buffer) const;
   double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
 
  private:
@@ -44,14 +46,12 @@ struct RotatingCache {
 };
 
 /// Throws kUnsupported with the numbers when even one set does not fit.
-RotatingCache make_rotating_cache(const std::shared_ptr<Context>& context,
-                                  const BenchOptions& options, const BenchShape& shape);
+RotatingCache make_rotating_cache(const BenchTask& task);
 
 /// One set whose pages overlap, each a few elements behind the one before, so that they take next
 /// to no memory and yet differ: for steps that are to be proven, not timed. Pages stand in the
 /// order of a long-lived allocator, none next to its neighbour. Latent pages cannot overlap.
-RotatingCache make_overlapping_cache(const std::shared_ptr<Context>& context,
-                                     const BenchOptions& options, const BenchShape& shape);
+RotatingCache make_overlapping_cache(const BenchTask& task);
 
 /// A step over a set of pages.
 struct BenchBatch {
@@ -67,6 +67,19 @@ struct BenchBatch {
 };
 
 std::int64_t count_pages(const BenchShape& shape);
+/// Bytes that a buffer may take of a device that gives away one part in `parts` of its memory.
+std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts);
+
+/// Seconds per launch of `launches` calls in a row, which are waited for once.
+template <typename Launch>
+double seconds_each(const Queue& queue, int launches, const Launch& launch) {
+  queue.finish();
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < launches; ++i) launch();
+  queue.finish();
+  return seconds_since(start) / launches;
+}
+
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks);
 
 }  // namespace clattn::cli

@@ -1,8 +1,6 @@
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
@@ -18,8 +16,7 @@ using Clock = std::chrono::steady_clock;
 /// included: first_step; the same behind warm_up(): warmed_step.
 class StartupWorkload final : public Workload {
  public:
-  StartupWorkload(BenchOptions options, BenchShape shape)
-      : options_(std::move(options)), shape_(std::move(shape)) {
+  explicit StartupWorkload(const BenchTask& task) : options_(task.options), shape_(task.shape) {
     options_.rotate_bytes = 0;
     if (shape_.suite != "startup") most_launches = 1;  // what is not measured takes far longer
   }
@@ -28,7 +25,7 @@ class StartupWorkload final : public Workload {
     double seconds = 0;
     for (int i = 0; i < launches; ++i) {
       const auto start = Clock::now();
-      step_ = make_attention_workload(Context::create(options_.device), options_, shape_);
+      step_ = make_attention_workload({Context::create(options_.device), options_, shape_});
       step_->run(1);
       seconds += shape_.suite == "startup" ? seconds_since(start) : step_->first_seconds;
     }
@@ -47,14 +44,11 @@ class StartupWorkload final : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> make_startup_workload(const std::shared_ptr<Context>& /*context*/,
-                                                const BenchOptions& options,
-                                                const BenchShape& shape) {
-  return std::make_unique<StartupWorkload>(options, shape);
+std::unique_ptr<Workload> make_startup_workload(const BenchTask& task) {
+  return std::make_unique<StartupWorkload>(task);
 }
 
-std::unique_ptr<Workload> make_workload(const std::shared_ptr<Context>& context,
-                                        const BenchOptions& options, const BenchShape& shape) {
+std::unique_ptr<Workload> make_workload(const BenchTask& task) {
   static const std::map<std::string, MakeWorkload*> makers = {
       {"decode", make_attention_workload},   {"prefill", make_attention_workload},
       {"mixed", make_attention_workload},    {"spec", make_attention_workload},
@@ -62,7 +56,7 @@ std::unique_ptr<Workload> make_workload(const std::shared_ptr<Context>& context,
       {"metadata", make_metadata_workload},  {"startup", make_startup_workload},
       {"first_step", make_startup_workload}, {"warmed_step", make_startup_workload},
       {"step", make_step_workload},          {"replay", make_replay_workload}};
-  return makers.at(shape.suite)(context, options, shape);
+  return makers.at(task.shape.suite)(task);
 }
 
 }  // namespace clattn::cli

@@ -11,7 +11,7 @@ std::string BenchRow::name() const {
 namespace {
 
 bool uses_warpgroups(const BenchRow& row) {
-  return std::any_of(row.kernels.begin(), row.kernels.end(), [](const BenchKernel& kernel) {
+  return std::ranges::any_of(row.kernels, [](const BenchKernel& kernel) {
     return kernel.name.find("wgmma") != std::string::npos;
   });
 }

@@ -1,13 +1,12 @@
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <vector>
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
 #include "cli/elements.hpp"
-#include "cli/statistics.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -16,30 +15,27 @@ namespace {
 /// turns with runs of rows.
 class MergeWorkload final : public Workload {
  public:
-  MergeWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
-                const BenchShape& shape)
-      : context_(context),
-        queue_(context->create_queue()),
-        config_{.num_tokens = shape.num_tokens(),
-                .num_heads = shape.model.heads,
-                .head_size = shape.model.config().output_head_size(),
-                .dtype = shape.model.dtype},
-        rows_(static_cast<std::size_t>(config_.num_tokens) *
-              static_cast<std::size_t>(config_.num_heads)),
-        width_(static_cast<std::size_t>(config_.head_size)) {
+  explicit MergeWorkload(const BenchTask& task)
+      : context_(task.context),
+        queue_(context_->create_queue()),
+        config_{.num_tokens = task.shape.num_tokens(),
+                .num_heads = task.shape.model.heads,
+                .head_size = task.shape.model.config().output_head_size(),
+                .dtype = task.shape.model.dtype},
+        rows_(to_size(config_.num_tokens) * to_size(config_.num_heads)),
+        width_(to_size(config_.head_size)) {
     const std::size_t row_bytes = width_ * element_size_bytes(config_.dtype) + sizeof(float);
-    const DeviceCapabilities& device = context->capabilities();
-    const auto room =
-        static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 8));
-    num_sets_ =
-        std::max<std::size_t>(std::min(options.rotate_bytes / 3, room) / (rows_ * row_bytes), 1);
+    const DeviceCapabilities& device = context_->capabilities();
+    const std::size_t room = std::min(task.options.rotate_bytes / 3, room_of(device, 8));
+    num_sets_ = std::max<std::size_t>(room / (rows_ * row_bytes), 1);
     for (std::size_t i = 0; i < states_.size(); ++i) {
       State& state = states_[i];
-      state.out = context->allocate(num_sets_ * rows_ * width_ * element_size_bytes(config_.dtype));
-      state.lse = context->allocate(num_sets_ * rows_ * sizeof(float));
+      state.out =
+          context_->allocate(num_sets_ * rows_ * width_ * element_size_bytes(config_.dtype));
+      state.lse = context_->allocate(num_sets_ * rows_ * sizeof(float));
       if (i == 0) continue;  // the merged one
-      source(i).fill(queue_, state.out, num_sets_ * rows_ * width_);
-      lses(i).fill(queue_, state.lse, num_sets_ * rows_);
+      source(i).fill(queue_, state.out);
+      lses(i).fill(queue_, state.lse);
     }
     work.bytes = 3.0 * static_cast<double>(rows_ * row_bytes);
     touched_bytes = 3 * num_sets_ * rows_ * row_bytes;
@@ -51,14 +47,10 @@ class MergeWorkload final : public Workload {
   double run(int launches) override {
     queue_.fill(states_[0].out, kPoison, 0, states_[0].out.size_bytes() / 4 * 4);
     queue_.fill(states_[0].lse, kPoison, 0, states_[0].lse.size_bytes());
-    queue_.finish();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < launches; ++i) {
+    return seconds_each(queue_, launches, [&] {
       set_ = (set_ + 1) % num_sets_;
       merge_attn_states(*context_, queue_, config_, ref(0), ref(1), ref(2));
-    }
-    queue_.finish();
-    return seconds_since(start) / launches;
+    });
   }
 
   /// Some 64 rows by the definition: out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).
@@ -118,10 +110,8 @@ class MergeWorkload final : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> make_merge_workload(const std::shared_ptr<Context>& context,
-                                              const BenchOptions& options,
-                                              const BenchShape& shape) {
-  return std::make_unique<MergeWorkload>(context, options, shape);
+std::unique_ptr<Workload> make_merge_workload(const BenchTask& task) {
+  return std::make_unique<MergeWorkload>(task);
 }
 
 }  // namespace clattn::cli

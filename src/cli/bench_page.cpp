@@ -155,10 +155,9 @@ std::string draw(const Reports& reports, const DotPlot& plot) {
   const double line = std::max(18.0, 6.0 * static_cast<double>(reports.size()) + 10);
   const double bottom = 10 + line * static_cast<double>(names.size());
   if (plot.reference > 0) values.push_back(plot.reference);
-  const Scale x = plot.logarithmic
-                      ? log_scale(values, left, width - 30)
-                      : Scale{0, std::max(100.0, *std::max_element(values.begin(), values.end())),
-                              left, width - 30, false};
+  const Scale x = plot.logarithmic ? log_scale(values, left, width - 30)
+                                   : Scale{0, std::max(100.0, *std::ranges::max_element(values)),
+                                           left, width - 30, false};
   std::string content;
   for (const double tick : x.ticks()) {
     content += grid_line(x.place(tick), 10, x.place(tick), bottom);

@@ -8,10 +8,8 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <numeric>
 
 #include "cli/commit.hpp"
-#include "cli/device_report.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -150,9 +148,9 @@ void print_plan(const BenchRow& row) {
 }  // namespace
 
 double BenchRow::predicted_us() const {
-  return std::accumulate(plan.begin(), plan.end(), 0.0, [](double sum, const BenchLaunch& launch) {
-    return sum + launch.plan.predicted_us;
-  });
+  double us = 0;
+  for (const BenchLaunch& launch : plan) us += launch.plan.predicted_us;
+  return us;
 }
 
 Json to_json(const BenchReport& report) {
@@ -233,8 +231,7 @@ void print_predictions(const BenchReport& report) {
 void print_notes(const BenchReport& report) {
   print_predictions(report);
   const auto any = [&](bool (BenchRow::*doubtful)() const) {
-    return std::any_of(report.rows.begin(), report.rows.end(),
-                       [&](const BenchRow& row) { return (row.*doubtful)(); });
+    return std::ranges::any_of(report.rows, doubtful);
   };
   if (any(&BenchRow::unsteady)) {
     fmt::print("~ rounds differ by more than 20 %: other work on the machine? Do not compare it\n");

@@ -67,6 +67,9 @@ struct BenchReport {
 inline constexpr int kBenchSchemaVersion = 1;
 nlohmann::ordered_json to_json(const BenchReport& report);
 
+/// The capability record as reports carry it: sizes in bytes.
+nlohmann::json capabilities_json(const DeviceCapabilities& capabilities);
+
 void print_header(const BenchReport& report);
 void print_row(const BenchRow& row);
 /// Says what the marks of the rows mean, if any has one.

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <clattn/error.hpp>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
 #include <sstream>
+
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -57,24 +57,32 @@ bool set_real(BenchModel& model, std::string_view text) {
   return value.has_value();
 }
 
-std::optional<DType> find_dtype(std::string_view text, bool is_cache) {
-  for (const DType type :
-       {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
-    if (to_string(type) == text && (is_cache || !is_quantized(type))) return type;
-  }
-  return std::nullopt;
+/// Of `values`, the one that is written so.
+template <typename Value>
+std::optional<Value> find_named(std::initializer_list<Value> values, std::string_view text) {
+  const auto* const found =
+      std::ranges::find_if(values, [&](Value value) { return to_string(value) == text; });
+  return found == values.end() ? std::nullopt : std::optional(*found);
+}
+
+template <auto Field, typename Value>
+bool set_named(BenchModel& model, std::initializer_list<Value> values, std::string_view text) {
+  const std::optional<Value> value = find_named(values, text);
+  if (value) model.*Field = *value;
+  return value.has_value();
 }
 
 bool set_dtype(BenchModel& model, std::string_view text) {
-  const auto type = find_dtype(text, false);
+  const auto type = find_named({DType::kF32, DType::kF16, DType::kBF16}, text);
   if (type) model.dtype = model.kv_dtype = *type;
   return type.has_value();
 }
 
 bool set_kv_dtype(BenchModel& model, std::string_view text) {
-  const auto type = find_dtype(text, true);
-  if (type) model.kv_dtype = *type;
-  return type.has_value();
+  return set_named<&BenchModel::kv_dtype>(
+      model,
+      {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8},
+      text);
 }
 
 bool set_sinks(BenchModel& model, std::string_view text) {
@@ -83,12 +91,11 @@ bool set_sinks(BenchModel& model, std::string_view text) {
 }
 
 bool set_family(BenchModel& model, std::string_view text) {
-  for (const KernelFamily family : kKernelFamilies) {
-    if (to_string(family) != text) continue;
-    model.family = family;
-    return true;
-  }
-  return false;
+  const auto named = [](KernelFamily family) { return to_string(family); };
+  const auto* const family = std::ranges::find(kKernelFamilies, text, named);
+  if (family == kKernelFamilies.end()) return false;
+  model.family = *family;
+  return true;
 }
 
 constexpr std::pair<CacheOp, std::string_view> kOps[] = {
@@ -99,22 +106,15 @@ constexpr std::pair<CacheOp, std::string_view> kOps[] = {
 };
 
 bool set_op(BenchModel& model, std::string_view text) {
-  for (const auto& [op, name] : kOps) {
-    if (name != text) continue;
-    model.op = op;
-    return true;
-  }
-  return false;
+  const auto* const row = std::ranges::find(kOps, text, [](const auto& op) { return op.second; });
+  if (row == std::end(kOps)) return false;
+  model.op = row->first;
+  return true;
 }
 
 bool set_layout(BenchModel& model, std::string_view text) {
-  for (const KVCacheLayout layout :
-       {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}) {
-    if (to_string(layout) != text) continue;
-    model.layout = layout;
-    return true;
-  }
-  return false;
+  return set_named<&BenchModel::layout>(
+      model, {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}, text);
 }
 
 struct Option {
@@ -144,8 +144,7 @@ void apply_options(BenchModel& model, std::span<const std::string> words) {
   for (const std::string& word : words) {
     const std::size_t equals = std::min(word.find('='), word.size());
     const std::string key = word.substr(0, equals);
-    const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
-                                     [&](const Option& known) { return known.key == key; });
+    const auto* const option = std::ranges::find(kOptions, key, &Option::key);
     if (equals == word.size() || option == std::end(kOptions)) {
       std::vector<std::string_view> keys;
       for (const Option& known : kOptions) keys.push_back(known.key);
@@ -178,9 +177,9 @@ BenchModel parse_model(std::span<const std::string> words) {
 }
 
 std::int64_t count_tokens(std::span<const BenchRequest> requests) {
-  return std::accumulate(
-      requests.begin(), requests.end(), std::int64_t{0},
-      [](std::int64_t sum, const BenchRequest& request) { return sum + request.query_len; });
+  std::int64_t tokens = 0;
+  for (const BenchRequest& request : requests) tokens += request.query_len;
+  return tokens;
 }
 
 /// Digits, then perhaps a k, which stands for 1024. Takes them off `text`.
@@ -219,14 +218,9 @@ void add_requests(std::vector<BenchRequest>& requests, const std::string& batch)
     }
     tokens += *count * *query_len;
     if (tokens > kMaxLength) throw fault;
-    requests.insert(requests.end(), static_cast<std::size_t>(*count),
+    requests.insert(requests.end(), to_size(*count),
                     {static_cast<std::int32_t>(*query_len), static_cast<std::int32_t>(*seq_len)});
   }
-}
-
-template <typename Names>
-bool contains(const Names& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 /// A batch that has a name of its own.
@@ -290,7 +284,7 @@ void check_op(const BenchShape& shape) {
 std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batches,
                                    std::span<const std::string> words) {
   const std::string& suite = words[0];
-  if (!contains(bench_suites(), suite)) {
+  if (std::ranges::find(bench_suites(), suite) == bench_suites().end()) {
     throw Fault{"suite", suite, fmt::format("model, batch or {}", fmt::join(bench_suites(), ", "))};
   }
   if (model == nullptr) throw Fault{"suite", suite, "a model line before the first row"};
@@ -304,7 +298,8 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
                      .sets = split(words[1], ','),
                      .requests = requests_of(batches, batch)};
     for (const std::string& set : shape.sets) {
-      if (!contains(kSets, set)) throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
+      if (std::ranges::find(kSets, set) == kSets.end())
+        throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
     }
     apply_options(shape.model, words.subspan(3));
     check_op(shape);
@@ -315,10 +310,52 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
 
 }  // namespace
 
+AttentionConfig BenchModel::config() const {
+  AttentionConfig config;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_size = head_size;
+  config.block_size = block_size;
+  config.dtype = dtype;
+  config.kv_cache_dtype = kv_dtype;
+  config.kernel_family = family;
+  if (scale > 0) config.scale = scale;
+  config.logits_soft_cap = soft_cap;
+  config.sliding_window = window;
+  config.use_mla = rope_dim > 0;
+  if (config.use_mla) config.rope_dim = rope_dim;
+  if (sinks) {
+    for (std::int32_t h = 0; h < heads; ++h) {
+      config.sinks.push_back(0.5F * static_cast<float>(h % 5) - 1.0F);
+    }
+  }
+  return config;
+}
+
+std::string BenchShape::name() const {
+  return fmt::format("{}/{}/{}{}{}", model.name, suite, batch, options.empty() ? "" : "/", options);
+}
+
+bool BenchShape::in_set(std::string_view set) const {
+  return std::ranges::find(sets, set) != sets.end();
+}
+
+std::int32_t BenchShape::num_tokens() const {
+  std::int32_t tokens = 0;
+  for (const BenchRequest& request : requests) tokens += request.query_len;
+  return tokens;
+}
+
+std::int32_t BenchShape::max_query_len() const {
+  return std::ranges::max_element(requests, {}, &BenchRequest::query_len)->query_len;
+}
+
+std::int32_t BenchShape::max_seq_len() const {
+  return std::ranges::max_element(requests, {}, &BenchRequest::seq_len)->seq_len;
+}
+
 std::string_view to_string(CacheOp op) {
-  return std::find_if(std::begin(kOps), std::end(kOps),
-                      [op](const auto& known) { return known.first == op; })
-      ->second;
+  return std::ranges::find(kOps, op, [](const auto& known) { return known.first; })->second;
 }
 
 const std::vector<std::string>& bench_suites() {
@@ -357,9 +394,8 @@ std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view nam
         shapes.push_back(std::move(shape));
       }
     } catch (const Fault& fault) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}:{}: {}: '{}', legal: {}", name, number, fault.field, fault.value,
-                              fault.legal));
+      throw_invalid("{}:{}: {}: '{}', legal: {}", name, number, fault.field, fault.value,
+                    fault.legal);
     }
   }
   return shapes;

@@ -1,17 +1,16 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <clattn/clattn.hpp>
 #include <cstring>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
+#include "cli/error.hpp"
 #include "cli/statistics.hpp"
 
 namespace clattn::cli {
@@ -25,27 +24,23 @@ using Clock = std::chrono::steady_clock;
 /// outside the measure; metadata is the suite of its own.
 class StepWorkload final : public Workload {
  public:
-  StepWorkload(const std::shared_ptr<Context>& context, const BenchOptions& options,
-               const BenchShape& shape, bool replay)
-      : cache_(make_rotating_cache(context, options, shape)),
-        batch_(shape, cache_.pages_of_set(0)),
-        queue_(context->create_queue()),
-        state_(context, *cache_.backend, shape.model.config(),
-               builder_options(shape, cache_.cache.num_blocks)),
-        impl_(cache_.backend->make_impl(context, shape.model.config())),
-        eager_builder_(cache_.backend->make_builder(
-            context, shape.model.config(), builder_options(shape, cache_.cache.num_blocks))),
+  StepWorkload(const BenchTask& task, bool replay)
+      : config_(task.shape.model.config()),
+        cache_(make_rotating_cache(task)),
+        batch_(task.shape, cache_.pages_of_set(0)),
+        queue_(task.context->create_queue()),
+        options_(builder_options(task.shape, cache_.cache.num_blocks)),
+        state_(task.context, *cache_.backend, config_, options_),
+        impl_(cache_.backend->make_impl(task.context, config_)),
+        eager_builder_(cache_.backend->make_builder(task.context, config_, options_)),
         replay_(replay) {
-    const AttentionConfig config = shape.model.config();
-    const auto rows = static_cast<std::size_t>(shape.num_tokens()) *
-                      static_cast<std::size_t>(config.num_heads) *
-                      static_cast<std::size_t>(config.head_size);
-    const std::size_t bytes = rows * element_size_bytes(config.dtype);
+    const auto& [context, options, shape] = task;
+    const auto rows =
+        to_size(shape.num_tokens()) * to_size(config_.num_heads) * to_size(config_.head_size);
+    const std::size_t bytes = rows * element_size_bytes(config_.dtype);
     query_ = context->allocate(bytes);
-    TiledRandom(config.dtype, 5).fill(queue_, query_, rows);
-    TiledRandom(config.cache_dtype(), 6)
-        .fill(queue_, cache_.cache.buffer,
-              cache_.cache.buffer.size_bytes() / element_size_bytes(config.cache_dtype()));
+    TiledRandom(config_.dtype, 5).fill(queue_, query_);
+    TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache.buffer);
     eager_out_ = context->allocate(bytes);
     replay_out_ = context->allocate(bytes);
     const auto capturing = state_.graph_capture(shape.num_reqs());
@@ -133,9 +128,11 @@ class StepWorkload final : public Workload {
     }
   }
 
+  AttentionConfig config_;
   RotatingCache cache_;
   BenchBatch batch_;
   Queue queue_;
+  BuilderOptions options_;
   AttentionState state_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::unique_ptr<AttentionMetadataBuilder> eager_builder_;
@@ -149,15 +146,12 @@ class StepWorkload final : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> make_step_workload(const std::shared_ptr<Context>& context,
-                                             const BenchOptions& options, const BenchShape& shape) {
-  return std::make_unique<StepWorkload>(context, options, shape, false);
+std::unique_ptr<Workload> make_step_workload(const BenchTask& task) {
+  return std::make_unique<StepWorkload>(task, false);
 }
 
-std::unique_ptr<Workload> make_replay_workload(const std::shared_ptr<Context>& context,
-                                               const BenchOptions& options,
-                                               const BenchShape& shape) {
-  return std::make_unique<StepWorkload>(context, options, shape, true);
+std::unique_ptr<Workload> make_replay_workload(const BenchTask& task) {
+  return std::make_unique<StepWorkload>(task, true);
 }
 
 }  // namespace clattn::cli

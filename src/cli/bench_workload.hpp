@@ -60,14 +60,18 @@ class Workload {
   double first_seconds = 0;  ///< of attention's first call in its context, what is built included
 };
 
-/// Throws kUnsupported with the numbers when the shape does not fit the device's memory.
-std::unique_ptr<Workload> make_workload(const std::shared_ptr<Context>& context,
-                                        const BenchOptions& options, const BenchShape& shape);
-
-using MakeWorkload = std::unique_ptr<Workload>(const std::shared_ptr<Context>& context,
-                                               const BenchOptions& options,
-                                               const BenchShape& shape);
+/// What a workload is made for.
+struct BenchTask {
+  const std::shared_ptr<Context>& context;
+  const BenchOptions& options;
+  const BenchShape& shape;
+};
+using MakeWorkload = std::unique_ptr<Workload>(const BenchTask& task);
+/// Of any suite. Throws kUnsupported with the numbers when the shape does not fit the device's
+/// memory.
+MakeWorkload make_workload;
 MakeWorkload make_attention_workload;  ///< decode, prefill, mixed, spec
+MakeWorkload make_packed_workload;     ///< decode over an x-packed cache, of no suite
 MakeWorkload make_cache_workload;      ///< by CacheOp the two below
 MakeWorkload make_blocks_workload;     ///< copy_blocks, swap_blocks
 MakeWorkload make_gather_workload;

@@ -5,21 +5,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <clattn/error.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
 
+#include "cli/error.hpp"
+
 namespace clattn::cli {
 namespace {
 
 using nlohmann::json;
-
-template <typename... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
-}
 
 /// A value for a message: JSON, short, whatever bytes it holds. Of what can be nested only the kind
 /// is told, because dump() calls itself once a level.
@@ -33,7 +29,7 @@ std::string shown(const json& value) {
 
 [[noreturn]] void refuse_value(const std::string& key, std::string_view expected,
                                const json& value) {
-  refuse("case.json: {}: expected {}, got {}", key, expected, shown(value));
+  throw_invalid("case.json: {}: expected {}, got {}", key, expected, shown(value));
 }
 
 /// Notes every key of the outermost object; throws for one that stands there twice.
@@ -41,7 +37,7 @@ json::parser_callback_t refuse_repeated_keys(std::set<std::string>& seen) {
   return [&seen](int depth, json::parse_event_t event, const json& parsed) {
     if (event == json::parse_event_t::key && depth == 1 &&
         !seen.insert(parsed.get<std::string>()).second) {
-      refuse("case.json: {}: given more than once", shown(parsed));
+      throw_invalid("case.json: {}: given more than once", shown(parsed));
     }
     return true;
   };
@@ -54,7 +50,7 @@ bool is_finite_f32(const json& value) {
 
 template <typename From, typename To>
 void widen(const NpyArray& array, std::vector<To>& values) {
-  values.resize(static_cast<std::size_t>(array.num_elements()));
+  values.resize(to_size(array.num_elements()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     From value{};
     std::memcpy(&value, &array.data[i * sizeof(From)], sizeof(From));
@@ -85,16 +81,16 @@ CaseFile::CaseFile(std::filesystem::path directory) : directory_(std::move(direc
   try {
     object_ = json::parse(text, text + bytes.size(), refuse_repeated_keys(seen));
   } catch (const json::exception& error) {
-    refuse("case.json: not valid JSON: {}", error.what());
+    throw_invalid("case.json: not valid JSON: {}", error.what());
   }
-  if (!object_.is_object()) refuse("case.json: expected an object, got {}", shown(object_));
+  if (!object_.is_object()) throw_invalid("case.json: expected an object, got {}", shown(object_));
 }
 
 void CaseFile::refuse_unknown_keys() const {
   for (const auto& item : object_.items()) {
     if (known_.contains(item.key())) continue;
-    refuse("case.json: unknown key {}; this operation knows {}", shown(json(item.key())),
-           fmt::join(known_, ", "));
+    throw_invalid("case.json: unknown key {}; this operation knows {}", shown(json(item.key())),
+                  fmt::join(known_, ", "));
   }
 }
 
@@ -106,7 +102,7 @@ const json* CaseFile::find(const std::string& key) {
 
 const json& CaseFile::require(const std::string& key, std::string_view expected) {
   const json* value = find(key);
-  if (value == nullptr) refuse("case.json: {}: missing; expected {}", key, expected);
+  if (value == nullptr) throw_invalid("case.json: {}: missing; expected {}", key, expected);
   return *value;
 }
 
@@ -157,7 +153,7 @@ std::string CaseFile::text(const std::string& key, const std::string& fallback) 
 std::string CaseFile::choice(const std::string& key, std::span<const std::string_view> names,
                              const std::string& fallback) {
   std::string value = text(key, fallback);
-  if (std::find(names.begin(), names.end(), value) == names.end()) {
+  if (std::ranges::find(names, value) == names.end()) {
     refuse_value(key, fmt::format("one of {}", fmt::join(names, ", ")), json(value));
   }
   return value;
@@ -184,21 +180,19 @@ bool CaseFile::has_array(std::string_view name) const {
 }
 
 NpyArray CaseFile::array(std::string_view name, std::string_view descr,
-                         std::span<const std::int64_t> shape) const {
+                         const Extents& shape) const {
   const auto accept = [&](const NpyArray& array) {
-    if (!descr.empty() && array.descr != descr) {
-      refuse("{}.npy: expected element type {}, got {}", name, descr, array.descr);
-    }
+    throw_invalid_if(!descr.empty() && array.descr != descr,
+                     "{}.npy: expected element type {}, got {}", name, descr, array.descr);
     if (!shape_fits(array.shape, shape)) {
-      refuse("{}.npy: expected shape {}, got {}", name, wanted_text(shape),
-             npy::shape_text(array.shape));
+      throw_invalid("{}.npy: expected shape {}, got {}", name, wanted_text(shape),
+                    npy::shape_text(array.shape));
     }
   };
   return npy::read_npy(directory_ / fmt::format("{}.npy", name), accept);
 }
 
-std::vector<std::int64_t> CaseFile::indices64(std::string_view name,
-                                              std::span<const std::int64_t> shape) const {
+std::vector<std::int64_t> CaseFile::indices64(std::string_view name, const Extents& shape) const {
   const NpyArray array = this->array(name, "", shape);
   std::vector<std::int64_t> values;
   if (array.descr == "<i4") {
@@ -206,14 +200,13 @@ std::vector<std::int64_t> CaseFile::indices64(std::string_view name,
   } else if (array.descr == "<i8") {
     widen<std::int64_t>(array, values);
   } else {
-    refuse("{}.npy: expected element type <i4 or <i8, got {}", name, array.descr);
+    throw_invalid("{}.npy: expected element type <i4 or <i8, got {}", name, array.descr);
   }
   return values;
 }
 
-std::vector<std::int32_t> CaseFile::indices32(std::string_view name,
-                                              std::span<const std::int64_t> shape,
-                                              std::vector<std::int64_t>* actual_shape) const {
+std::vector<std::int32_t> CaseFile::indices32(std::string_view name, const Extents& shape,
+                                              Extents* actual_shape) const {
   if (actual_shape != nullptr) *actual_shape = array(name, "", shape).shape;
   std::vector<std::int32_t> values;
   // Saturation keeps a wrong value wrong, and an unused table entry harmless.
@@ -230,8 +223,7 @@ void CaseOutputs::refuse_obstacles(const std::filesystem::path& target) const {
     std::error_code ignored;
     const fs::path path = target / name;
     if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {
-      throw Error(ErrorCode::kIo,
-                  fmt::format("{}: cannot be written: it is no regular file", path.string()));
+      throw_io("{}: cannot be written: it is no regular file", path.string());
     }
   };
   for (const auto& [name, array] : arrays_) refuse_obstacle(name);

@@ -1,16 +1,16 @@
 #pragma once
 
 #include <clattn/types.hpp>
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "npy/npy.hpp"
@@ -20,6 +20,9 @@ namespace clattn::cli {
 using npy::descr_of;
 using npy::make_array;
 using npy::NpyArray;
+
+/// The shape of an array.
+using Extents = std::vector<std::int64_t>;
 
 /// An inclusive range of legal integers.
 struct Range {
@@ -39,6 +42,13 @@ class CaseFile {
   bool has(const std::string& key);  ///< present and not null
   std::int64_t integer(const std::string& key, Range range);
   std::int64_t integer(const std::string& key, Range range, std::int64_t fallback);
+  /// The same of ranges within 32 bits.
+  std::int32_t int32(const std::string& key, Range range) {
+    return static_cast<std::int32_t>(integer(key, range));
+  }
+  std::int32_t int32(const std::string& key, Range range, std::int64_t fallback) {
+    return static_cast<std::int32_t>(integer(key, range, fallback));
+  }
   double number(const std::string& key);  ///< finite as f32
   bool boolean(const std::string& key, bool fallback);
   std::string text(const std::string& key);
@@ -51,13 +61,11 @@ class CaseFile {
 
   bool has_array(std::string_view name) const;
   /// An array of element type `descr` whose shape fits: -1 stands for any extent.
-  NpyArray array(std::string_view name, std::string_view descr,
-                 std::span<const std::int64_t> shape) const;
+  NpyArray array(std::string_view name, std::string_view descr, const Extents& shape) const;
   /// Indices of type <i4 or <i8 with `shape`; values outside int32 become INT32_MIN or INT32_MAX.
-  std::vector<std::int32_t> indices32(std::string_view name, std::span<const std::int64_t> shape,
-                                      std::vector<std::int64_t>* actual_shape = nullptr) const;
-  std::vector<std::int64_t> indices64(std::string_view name,
-                                      std::span<const std::int64_t> shape) const;
+  std::vector<std::int32_t> indices32(std::string_view name, const Extents& shape,
+                                      Extents* actual_shape = nullptr) const;
+  std::vector<std::int64_t> indices64(std::string_view name, const Extents& shape) const;
 
  private:
   const nlohmann::json* find(const std::string& key);
@@ -72,6 +80,19 @@ class CaseFile {
 class CaseOutputs {
  public:
   void add(const std::string& name, NpyArray array) { arrays_[name + ".npy"] = std::move(array); }
+  /// Numbers in their own type; without `shape` a list.
+  template <typename T>
+  void add_values(const std::string& name, const std::vector<T>& values, Extents shape = {}) {
+    constexpr std::string_view kDescr = std::is_same_v<T, float> ? "<f4"
+                                        : sizeof(T) == 8         ? "<i8"
+                                                                 : "<i4";
+    if (shape.empty()) shape = {std::ssize(values)};
+    add(name, make_array(kDescr, std::move(shape), std::span<const T>(values)));
+  }
+  /// The same in single precision.
+  void add_floats(const std::string& name, const std::vector<double>& values, Extents shape) {
+    add_values(name, std::vector<float>(values.begin(), values.end()), std::move(shape));
+  }
   void add(const std::string& name, const nlohmann::json& object) {
     objects_[name + ".json"] = object;
   }

@@ -10,13 +10,7 @@
 #include <vector>
 
 #include "cli/attention_call.hpp"
-#include "cli/check_attention.hpp"
-#include "cli/check_cache_ops.hpp"
-#include "cli/check_mla.hpp"
-#include "cli/check_packed.hpp"
-#include "cli/check_plan.hpp"
-#include "cli/check_report.hpp"
-#include "cli/check_variants.hpp"
+#include "cli/checks.hpp"
 #include "cli/commands.hpp"
 #include "cli/run.hpp"
 

@@ -1,4 +1,4 @@
-#include "cli/check_attention.hpp"
+#include "cli/checks.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,23 +8,10 @@
 #include <limits>
 #include <string>
 
-#include "cli/check_batches.hpp"
 #include "cli/elements.hpp"
 
 namespace clattn::cli {
 namespace {
-
-AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
-                            std::int32_t block_size, DType dtype, DType cache) {
-  AttentionConfig config;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_size = head_size;
-  config.block_size = block_size;
-  config.dtype = dtype;
-  config.kv_cache_dtype = cache;
-  return config;
-}
 
 /// A layer, and whether the quick check has it too.
 struct Shape {

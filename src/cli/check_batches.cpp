@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
-#include <numeric>
 #include <random>
 
 #include "cli/elements.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 
@@ -27,13 +27,9 @@ namespace {
 
 constexpr std::int32_t kSparePages = 3;
 
-std::size_t size_of(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
-
 /// Bytes of one token's keys or values in the cache.
 std::size_t row_bytes_of(const AttentionConfig& config) {
-  return size_of(config.num_kv_heads) * size_of(config.head_size) *
+  return to_size(config.num_kv_heads) * to_size(config.head_size) *
          element_size_bytes(config.cache_dtype());
 }
 
@@ -49,10 +45,10 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
     call.query_start_loc.push_back(call.query_start_loc.back() + request.query_len);
     call.seq_lens.push_back(config.contiguous_kv() ? request.query_len : request.seq_len);
   }
-  const std::size_t tokens = size_of(call.num_tokens());
-  const std::size_t row = size_of(config.num_kv_heads) * size_of(config.head_size);
+  const std::size_t tokens = to_size(call.num_tokens());
+  const std::size_t row = to_size(config.num_kv_heads) * to_size(config.head_size);
   call.query = random_elements(
-      config.dtype, tokens * size_of(config.num_heads) * size_of(config.head_size), seed + 1);
+      config.dtype, tokens * to_size(config.num_heads) * to_size(config.head_size), seed + 1);
   if (config.attn_type != AttentionType::kEncoderDecoder) {
     call.key = random_elements(config.dtype, tokens * row, seed + 2);
     call.value = random_elements(config.dtype, tokens * row, seed + 3);
@@ -60,7 +56,7 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
   if (config.custom_mask) {
     std::mt19937 random(seed + 5);
     std::bernoulli_distribution visible(0.6);
-    call.custom_mask.resize(tokens * size_of(call.max_seq_len()));
+    call.custom_mask.resize(tokens * to_size(call.max_seq_len()));
     for (std::byte& entry : call.custom_mask) entry = static_cast<std::byte>(visible(random));
   }
   call.output_scale = 0.25F;
@@ -71,7 +67,7 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
 std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
   if (!is_quantized(config.cache_dtype())) return {};
   const float unit = config.cache_dtype() == DType::kInt8 ? 0x1p-5F : 0.5F;
-  const std::size_t count = per_head ? size_of(config.num_kv_heads) : 1;
+  const std::size_t count = per_head ? to_size(config.num_kv_heads) : 1;
   std::vector<float> scales;
   for (std::size_t i = 0; i < 2 * count; ++i) scales.push_back(i % 3 == 1 ? 2 * unit : unit);
   return scales;
@@ -89,14 +85,12 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
     num_pages += pages_of(seq_len);
   }
   call.num_blocks = num_pages + kSparePages;
-  std::vector<std::int32_t> pages(size_of(call.num_blocks));
-  std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), std::mt19937(seed));
-  call.block_table.assign(call.seq_lens.size() * size_of(call.max_blocks), INT_MAX);
+  const std::vector<std::int32_t> pages = shuffled_pages(call.num_blocks, seed);
+  call.block_table.assign(call.seq_lens.size() * to_size(call.max_blocks), INT_MAX);
   auto next = pages.begin();
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     const std::int32_t count = pages_of(call.seq_lens[r]);
-    std::copy_n(next, count, &call.block_table[r * size_of(call.max_blocks)]);
+    std::copy_n(next, count, &call.block_table[r * to_size(call.max_blocks)]);
     next += count;
   }
 }
@@ -105,7 +99,7 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
 void make_cache_image(AttentionCall& call, std::uint32_t seed) {
   const AttentionConfig& config = call.config;
   const std::size_t row_bytes = row_bytes_of(config);
-  std::vector<std::byte> poison(size_of(call.num_blocks * config.block_size) * row_bytes);
+  std::vector<std::byte> poison(to_size(call.num_blocks * config.block_size) * row_bytes);
   for (std::size_t i = 0; i < poison.size(); i += sizeof(kPoison)) {
     std::memcpy(&poison[i], &kPoison, std::min(sizeof(kPoison), poison.size() - i));
   }
@@ -119,7 +113,7 @@ void make_cache_image(AttentionCall& call, std::uint32_t seed) {
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     const std::int32_t stored =
         call.seq_lens[r] - (cross ? 0 : call.query_start_loc[r + 1] - call.query_start_loc[r]);
-    const std::int32_t* table = &call.block_table[r * size_of(call.max_blocks)];
+    const std::int32_t* table = &call.block_table[r * to_size(call.max_blocks)];
     for (std::int32_t p = 0; p < call.seq_lens[r]; ++p) {
       const std::int64_t slot =
           std::int64_t{table[p / config.block_size]} * config.block_size + p % config.block_size;
@@ -128,7 +122,7 @@ void make_cache_image(AttentionCall& call, std::uint32_t seed) {
         continue;
       }
       // Keys and values of one position differ: they start a row apart in the same random pool.
-      const std::size_t at = size_of(slot) * row_bytes;
+      const std::size_t at = to_size(slot) * row_bytes;
       std::memcpy(&call.cache.key[at], &history[next_row * row_bytes], row_bytes);
       const std::size_t other = (next_row + 1) % (history.size() / row_bytes);
       std::memcpy(&call.cache.value[at], &history[other * row_bytes], row_bytes);
@@ -138,6 +132,18 @@ void make_cache_image(AttentionCall& call, std::uint32_t seed) {
 }
 
 }  // namespace
+
+AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
+                            std::int32_t block_size, DType dtype, DType cache) {
+  AttentionConfig config;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_size = head_size;
+  config.block_size = block_size;
+  config.dtype = dtype;
+  config.kv_cache_dtype = cache;
+  return config;
+}
 
 AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
                         std::uint32_t seed) {

@@ -24,6 +24,10 @@ struct BatchFamily {
 };
 const std::vector<BatchFamily>& batch_families();
 
+/// A layer of these sizes and types.
+AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
+                            std::int32_t block_size, DType dtype, DType cache);
+
 /// A call with random tensors over shuffled pages: the history is in the cache, the new tokens are
 /// to be stored, every slot that belongs to no token is NaN, every unused table entry out of range.
 /// Quantized caches have factors that are powers of two, masks are random. Cross attention finds

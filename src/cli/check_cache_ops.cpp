@@ -1,4 +1,4 @@
-#include "cli/check_cache_ops.hpp"
+#include "cli/checks.hpp"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 #include <span>
 #include <string_view>
 
-#include "cli/check_batches.hpp"
 #include "cli/elements.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -18,10 +18,6 @@ namespace {
 using Ints = std::vector<std::int32_t>;
 using Longs = std::vector<std::int64_t>;
 using Bytes = std::vector<std::byte>;
-
-std::size_t size_of(std::int64_t count) {
-  return static_cast<std::size_t>(count);
-}
 
 /// Where an operation runs, and with which types.
 struct Place {
@@ -31,13 +27,11 @@ struct Place {
 
   template <typename T>
   Buffer up(const std::vector<T>& values) const {
-    return upload(*context, queue, std::span<const T>(values));
+    return upload(*context, queue, values);
   }
   template <typename T>
   std::vector<T> down(const Buffer& buffer, std::size_t count) const {
-    std::vector<T> values(count);
-    queue.read(buffer, std::as_writable_bytes(std::span(values)));
-    return values;
+    return download<T>(queue, buffer, count);
   }
 };
 
@@ -51,6 +45,14 @@ Bytes stored(const Place& place, const Bytes& rows, double scale) {
   std::vector<double> values = decode_elements(place.dtype, rows);
   for (double& value : values) value /= scale;
   return encode_elements(place.cache_dtype, values);
+}
+
+/// Blocks of so many bytes by pairs.
+void move_blocks(const Bytes& from, Bytes& to, std::size_t block,
+                 const std::vector<BlockPair>& pairs) {
+  for (const BlockPair& pair : pairs) {
+    std::memcpy(&to[to_size(pair.destination) * block], &from[to_size(pair.source) * block], block);
+  }
 }
 
 /// copy_blocks in every layout of the first backend that has the type.
@@ -68,7 +70,7 @@ Verdict check_copy_blocks(const Place& place) {
                            .num_kv_heads = 2,
                            .head_size = 24,
                            .dtype = place.cache_dtype};
-    const std::size_t bytes = size_of(kBlocks) * spec.page_size_bytes() / 2;
+    const std::size_t bytes = to_size(kBlocks) * spec.page_size_bytes() / 2;
     const LogicalCache before{random_elements(DType::kF32, bytes / 4, 1),
                               random_elements(DType::kF32, bytes / 4, 2)};
     const KVCache cache = make_cache(*place.context, backend, layout, spec, kBlocks);
@@ -79,11 +81,7 @@ Verdict check_copy_blocks(const Place& place) {
     for (const auto& [was, is] :
          {std::pair(&before.key, &after.key), std::pair(&before.value, &after.value)}) {
       Bytes want = *was;
-      const std::size_t block = want.size() / kBlocks;
-      for (const BlockPair& pair : pairs) {
-        std::memcpy(&want[size_of(pair.destination) * block], &(*was)[size_of(pair.source) * block],
-                    block);
-      }
+      move_blocks(*was, want, want.size() / kBlocks, pairs);
       verdict.deviation.merge(compare_bytes(*is, want));
     }
     verdict.launches = one_launch("copy_blocks", event);
@@ -119,14 +117,8 @@ Verdict check_swap_blocks(const Place& place) {
   place.queue.finish();
   swap_blocks(*place.context, place.queue, std::span(image), destination, in, &event);
   place.queue.finish();
-  const auto move = [&](const Bytes& from, Bytes& to, const std::vector<BlockPair>& pairs) {
-    for (const BlockPair& pair : pairs) {
-      std::memcpy(&to[size_of(pair.destination) * block], &from[size_of(pair.source) * block],
-                  block);
-    }
-  };
-  move(first, want_image, out);
-  move(want_image, want, in);
+  move_blocks(first, want_image, block, out);
+  move_blocks(want_image, want, block, in);
   Verdict verdict{compare_bytes(image, want_image), one_launch("swap_blocks", event)};
   verdict.deviation.merge(
       compare_bytes(place.down<std::byte>(destination.buffer, want.size()), want));
@@ -145,11 +137,11 @@ Verdict check_latent_rows(const Place& place) {
   const Bytes k_pe = random_elements(place.dtype, slots.size() * kRope, 6);
   const Bytes latent = stored(place, kv_c, factor), rope = stored(place, k_pe, factor);
   const std::size_t element = element_size_bytes(place.cache_dtype);
-  const Bytes before = random_elements(DType::kF32, size_of(kBlocks) * 4 * kWidth * element / 4, 7);
+  const Bytes before = random_elements(DType::kF32, to_size(kBlocks) * 4 * kWidth * element / 4, 7);
   Bytes want = before;
   for (std::size_t t = 0; t < slots.size(); ++t) {
     if (slots[t] < 0) continue;
-    std::byte* row = &want[size_of(slots[t]) * kWidth * element];
+    std::byte* row = &want[to_size(slots[t]) * kWidth * element];
     std::memcpy(row, &latent[t * kRank * element], kRank * element);
     std::memcpy(row + kRank * element, &rope[t * kRope * element], kRope * element);
   }
@@ -164,7 +156,7 @@ Verdict check_latent_rows(const Place& place) {
 
   std::vector<double> gathered;
   for (const std::size_t t : in_order) {
-    const std::byte* row = &want[size_of(slots[t]) * kWidth * element];
+    const std::byte* row = &want[to_size(slots[t]) * kWidth * element];
     for (const double value : decode_elements(place.cache_dtype, {row, kWidth * element})) {
       gathered.push_back(value * factor);
     }
@@ -190,7 +182,7 @@ Verdict check_append(const Place& place) {
   KVCache cache =
       make_cache(*place.context, backend, backend.supported_layouts().front(), spec, kBlocks);
   const std::size_t element = element_size_bytes(place.cache_dtype);
-  const Bytes before = random_elements(DType::kF32, size_of(kBlocks) * 4 * kRow * element / 4, 8);
+  const Bytes before = random_elements(DType::kF32, to_size(kBlocks) * 4 * kRow * element / 4, 8);
   upload_cache(place.queue, cache, {before, before});
   const std::vector<float> scales = {0.5F, 2};
   if (is_quantized(place.cache_dtype)) set_scales(*place.context, place.queue, scales, cache);

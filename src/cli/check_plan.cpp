@@ -15,7 +15,7 @@ namespace clattn::cli {
 bool CheckPlan::takes(const std::string& kind, const std::string& name, bool representative) {
   if (extent_ == CheckExtent::kAll || representative) return true;
   std::vector<std::string>& names = left_out_[kind];
-  if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   return false;
 }
 

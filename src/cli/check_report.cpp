@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "cli/device_memory.hpp"
 #include "cli/progress.hpp"
 
 namespace clattn::cli {
@@ -17,9 +18,7 @@ std::string types_of(DType dtype, DType cache_dtype) {
 
 std::vector<LaunchReport> one_launch(std::string name, const Event& event) {
   if (!event) return {};
-  return {{.kernel = std::move(name),
-           .role = {},
-           .time_us = static_cast<double>(event.duration_ns()) * 1e-3}};
+  return {{.kernel = std::move(name), .role = {}, .time_us = microseconds(event)}};
 }
 
 void CheckLine::run(const std::string& where, const std::function<Verdict()>& call) {

@@ -1,4 +1,4 @@
-#include "cli/check_variants.hpp"
+#include "cli/checks.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,11 +11,6 @@
 #include <string>
 #include <utility>
 
-#include "cli/check_attention.hpp"
-#include "cli/check_batches.hpp"
-#include "cli/check_mla.hpp"
-#include "cli/check_packed.hpp"
-#include "cli/check_report.hpp"
 #include "cli/elements.hpp"
 #include "cli/verify.hpp"
 
@@ -50,14 +45,8 @@ const std::vector<BatchFamily>& single_kernel_batches() {
   return batches;
 }
 
-AttentionConfig make_config(std::int32_t group, DType dtype, KernelFamily family) {
-  constexpr std::int32_t kKvHeads = 2;
-  AttentionConfig config;
-  config.num_heads = group * kKvHeads;
-  config.num_kv_heads = kKvHeads;
-  config.head_size = 128;
-  config.block_size = 16;
-  config.dtype = dtype;
+AttentionConfig group_config(std::int32_t group, DType dtype, KernelFamily family) {
+  AttentionConfig config = make_config(2 * group, 2, 128, 16, dtype, dtype);
   config.kernel_family = family;
   return config;
 }
@@ -132,7 +121,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
     std::uint32_t seed = 1000;
     for (const auto& [group, dtype] : groups()) {
       seed += 100;
-      const AttentionConfig config = make_config(group, dtype, family);
+      const AttentionConfig config = group_config(group, dtype, family);
       const std::string name = fmt::format("{}, group of {}", kind_of(config).types, group);
       if (!plan.takes(kWhat, name, group == kGroup && dtype == DType::kF16)) continue;
       plan.add({step_name(family, name),
@@ -187,7 +176,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
 
   void plan_packed(KernelFamily family, CheckPlan& plan) {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
-      const AttentionConfig config = make_config(kGroup, dtype, family);
+      const AttentionConfig config = group_config(kGroup, dtype, family);
       const std::string name = fmt::format("x-packed {}", kind_of(config).types);
       if (!plan.takes(kWhat, name, dtype == DType::kF16)) continue;
       plan.add({step_name(family, name), [=, this] { make_paged_attention(*context_, config); },
@@ -299,7 +288,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
   /// The x-packed write takes no family: the device's own runs.
   void check_packed_writes() {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
-      const AttentionConfig config = make_config(kGroup, dtype, KernelFamily::kAuto);
+      const AttentionConfig config = group_config(kGroup, dtype, KernelFamily::kAuto);
       const BatchFamily twice[] = {{"first", {}}, {"second", {}}};
       check_kernels(
           kind_of(config), "cache write, x-packed", [] { return std::vector<KernelInfo>{}; },
@@ -346,7 +335,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
   }
 
   bool any_family_ran() const {
-    return std::any_of(rows_.begin(), rows_.end(), [](const auto& entry) {
+    return std::ranges::any_of(rows_, [](const auto& entry) {
       return entry.second.deviation.compared > 0 && !entry.second.families.contains("auto");
     });
   }

@@ -1,14 +1,13 @@
 #include "cli/cost_bench.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <numeric>
-#include <random>
 #include <utility>
 
 #include "cli/bench_data.hpp"
 #include "cli/device_memory.hpp"
+#include "cli/elements.hpp"
+#include "cli/error.hpp"
 #include "cli/statistics.hpp"
 
 namespace clattn::cli {
@@ -26,8 +25,7 @@ constexpr double kWarmUpGpuUs = 40000;
 
 std::int64_t pool_pages(const DeviceCapabilities& device, const AttentionConfig& config) {
   const std::size_t wanted = device.kind == DeviceKind::kCpu ? kPoolBytesCpu : kPoolBytesGpu;
-  const auto room =
-      static_cast<std::size_t>(std::min(device.max_alloc_bytes, device.global_mem_bytes / 4));
+  const std::size_t room = room_of(device, 4);
   const std::size_t page = spec_of(config).page_size_bytes();
   return static_cast<std::int64_t>(std::max<std::size_t>(std::min(wanted, room) / page, 1));
 }
@@ -48,23 +46,19 @@ CostBench::CostBench(std::shared_ptr<Context> context, const AttentionConfig& co
       events_queue_(context_->create_queue(QueueProfiling::kOn)),
       cache_(make_kv_cache(*context_, queue_, *backend_, config,
                            pool_pages(context_->capabilities(), config))) {
-  TiledRandom(config.cache_dtype(), 1)
-      .fill(queue_, cache_.buffer,
-            cache_.buffer.size_bytes() / element_size_bytes(config.cache_dtype()));
-  pages_.resize(static_cast<std::size_t>(cache_.num_blocks));
-  std::iota(pages_.begin(), pages_.end(), 0);
-  std::shuffle(pages_.begin(), pages_.end(), std::mt19937(7));
+  TiledRandom(config.cache_dtype(), 1).fill(queue_, cache_.buffer);
+  pages_ = shuffled_pages(cache_.num_blocks, 7);
 }
 
 void CostBench::make_tensors(std::int64_t tokens) {
   if (tokens <= most_tokens_) return;
   queue_.finish();
   const std::size_t element = element_size_bytes(config_.dtype);
-  const auto rows = static_cast<std::size_t>(tokens * config_.num_heads);
-  const std::size_t queries = rows * static_cast<std::size_t>(config_.head_size);
+  const auto rows = to_size(tokens * config_.num_heads);
+  const std::size_t queries = rows * to_size(config_.head_size);
   query_ = context_->allocate(queries * element);
-  out_ = context_->allocate(rows * static_cast<std::size_t>(config_.output_head_size()) * element);
-  TiledRandom(config_.dtype, 2).fill(queue_, query_, queries);
+  out_ = context_->allocate(rows * to_size(config_.output_head_size()) * element);
+  TiledRandom(config_.dtype, 2).fill(queue_, query_);
   most_tokens_ = tokens;
 }
 
@@ -78,9 +72,8 @@ CostBench::Steps CostBench::make_steps(const CostBatch& batch) {
                     .num_blocks = cache_.num_blocks};
   options.num_splits = batch.splits;
   options.workspace = std::make_shared<AttentionWorkspace>();
-  const auto requests = static_cast<std::size_t>(batch.requests);
-  const auto blocks =
-      static_cast<std::size_t>((batch.keys + config_.block_size - 1) / config_.block_size);
+  const auto requests = to_size(batch.requests);
+  const auto blocks = to_size((batch.keys + config_.block_size - 1) / config_.block_size);
   std::vector<std::int32_t> starts, lengths(requests, batch.keys), table(requests * blocks);
   for (std::int32_t r = 0; r <= batch.requests; ++r) starts.push_back(r * batch.query_len);
   Steps steps;
@@ -121,7 +114,7 @@ std::vector<CostLaunch> CostBench::launches(const CostBatch& batch) {
     for (std::size_t k = 0; k < records.size(); ++k) {
       launches[k].kernel = records[k].kernel;
       launches[k].tasks = records[k].tasks;
-      if (i > 0) times[k].push_back(static_cast<double>(records[k].event.duration_ns()) * 1e-3);
+      if (i > 0) times[k].push_back(microseconds(records[k].event));
     }
   }
   for (std::size_t k = 0; k < launches.size(); ++k) launches[k].event_us = undisturbed(times[k]);
@@ -129,11 +122,7 @@ std::vector<CostLaunch> CostBench::launches(const CostBatch& batch) {
 }
 
 double CostBench::run_us(Steps& steps, int launches) const {
-  queue_.finish();
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < launches; ++i) forward(steps, queue_, nullptr);
-  queue_.finish();
-  return seconds_since(start) * 1e6 / launches;
+  return seconds_each(queue_, launches, [&] { forward(steps, queue_, nullptr); }) * 1e6;
 }
 
 bool CostBench::agrees(const Steps& steps) {
@@ -159,7 +148,7 @@ CostBench::Steps CostBench::prepare(const CostBatch& batch) {
 /// The batches take turns, so that a disturbance of the machine affects all of them.
 void CostBench::time_in_turns(std::span<Steps> all) const {
   for (int round = 0; round < kMostRounds; ++round) {
-    if (round >= kRounds && round % 2 == 0 && std::all_of(all.begin(), all.end(), agrees)) break;
+    if (round >= kRounds && round % 2 == 0 && std::ranges::all_of(all, agrees)) break;
     for (Steps& steps : all) steps.rounds_us.push_back(run_us(steps, steps.launches));
   }
 }

@@ -32,10 +32,20 @@ Buffer upload(const Context& context, const Queue& queue, std::span<const T> val
 }
 
 template <typename T>
+Buffer upload(const Context& context, const Queue& queue, const std::vector<T>& values) {
+  return upload(context, queue, std::span(values));
+}
+
+template <typename T>
 std::vector<T> download(const Queue& queue, const Buffer& buffer, std::size_t count) {
   std::vector<T> values(count);
   queue.read(buffer, std::as_writable_bytes(std::span(values)));
   return values;
+}
+
+/// What a profiled command took; 0 of none.
+inline double microseconds(const Event& event) {
+  return static_cast<double>(event.duration_ns()) * 1e-3;
 }
 
 /// An output buffer that shows when a kernel writes too little or too much: poison inside before

@@ -3,26 +3,19 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
+#include <utility>
 
 namespace clattn::cli {
 
 oracle::Element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      break;
-    case DType::kF16:
-      return oracle::Element::kF16;
-    case DType::kBF16:
-      return oracle::Element::kBF16;
-    case DType::kFp8E4M3:
-      return oracle::Element::kFp8E4M3;
-    case DType::kFp8E5M2:
-      return oracle::Element::kFp8E5M2;
-    case DType::kInt8:
-      return oracle::Element::kInt8;
-  }
-  return oracle::Element::kF32;
+  using oracle::Element;
+  constexpr std::pair<DType, Element> kElements[] = {
+      {DType::kF32, Element::kF32},         {DType::kF16, Element::kF16},
+      {DType::kBF16, Element::kBF16},       {DType::kFp8E4M3, Element::kFp8E4M3},
+      {DType::kFp8E5M2, Element::kFp8E5M2}, {DType::kInt8, Element::kInt8}};
+  return std::ranges::find(kElements, dtype, &std::pair<DType, Element>::first)->second;
 }
 
 std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values) {
@@ -53,8 +46,15 @@ std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal(0, size);
   std::vector<double> values(count);
-  std::generate(values.begin(), values.end(), [&] { return normal(generator); });
+  std::ranges::generate(values, [&] { return normal(generator); });
   return encode_elements(dtype, values);
+}
+
+std::vector<std::int32_t> shuffled_pages(std::int64_t count, std::uint32_t seed) {
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(count));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), std::mt19937(seed));
+  return pages;
 }
 
 std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes) {

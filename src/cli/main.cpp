@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <array>
 #include <clattn/error.hpp>
 #include <cstdio>
 #include <exception>
@@ -10,7 +8,6 @@
 #include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -34,47 +31,6 @@ std::string staging_of(const std::string& path) {
 [[noreturn]] void throw_unwritable(const std::string& path) {
   throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
 }
-
-}  // namespace
-
-void write_text(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-    if (!written || std::fflush(stdout) != 0) {
-      throw Error(ErrorCode::kIo, "standard output: cannot be written");
-    }
-    return;
-  }
-  const std::string staging = staging_of(path);
-  std::ofstream file(staging, std::ios::binary);
-  file << text;
-  file.close();
-  std::error_code error;
-  if (file && staging != path) std::filesystem::rename(staging, path, error);
-  if (file && !error) return;
-  std::error_code ignored;
-  if (staging != path) std::filesystem::remove(staging, ignored);
-  throw_unwritable(path);
-}
-
-void check_writable(const std::string& path) {
-  std::error_code error;
-  const bool exists = std::filesystem::exists(path, error);
-  const bool named = exists || std::filesystem::is_symlink(path, error);
-  // A pipe's reader would take the trial for the end.
-  if (path == "-" || (exists && !std::filesystem::is_regular_file(path, error) &&
-                      !std::filesystem::is_directory(path, error))) {
-    return;
-  }
-  const std::string staging = staging_of(path);
-  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open() &&
-                     std::ofstream(staging, std::ios::binary | std::ios::app).is_open();
-  if (staging != path) std::filesystem::remove(staging, error);
-  if (opens && !named) std::filesystem::remove(path, error);
-  if (!opens) throw_unwritable(path);
-}
-
-namespace {
 
 enum Status : int {
   kFailed = 1,       ///< a check or verification failed
@@ -122,11 +78,10 @@ int run(int argc, char** argv) {
   CLI::App app{"CLAttn: paged attention for every OpenCL device", "clattn"};
   app.set_version_flag("--version", CLATTN_VERSION);
   app.require_subcommand(1);
-  using AddCommand = void (*)(CLI::App&);
-  constexpr std::array<AddCommand, 6> kCommands = {add_devices_command, add_check_command,
-                                                   add_run_command,     add_replay_command,
-                                                   add_bench_command,   add_tune_command};
-  for (const AddCommand add : kCommands) add(app);
+  for (auto* const add : {add_devices_command, add_check_command, add_run_command,
+                          add_replay_command, add_bench_command, add_tune_command}) {
+    add(app);
+  }
   try {
     app.parse(argc, argv);
     return flushed(0);
@@ -142,6 +97,43 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+
+void write_text(const std::string& path, const std::string& text) {
+  if (path == "-") {
+    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+    if (!written || std::fflush(stdout) != 0) {
+      throw Error(ErrorCode::kIo, "standard output: cannot be written");
+    }
+    return;
+  }
+  const std::string staging = staging_of(path);
+  std::ofstream file(staging, std::ios::binary);
+  file << text;
+  file.close();
+  std::error_code error;
+  if (file && staging != path) std::filesystem::rename(staging, path, error);
+  if (file && !error) return;
+  std::error_code ignored;
+  if (staging != path) std::filesystem::remove(staging, ignored);
+  throw_unwritable(path);
+}
+
+void check_writable(const std::string& path) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(path, error);
+  const bool named = exists || std::filesystem::is_symlink(path, error);
+  // A pipe's reader would take the trial for the end.
+  if (path == "-" || (exists && !std::filesystem::is_regular_file(path, error) &&
+                      !std::filesystem::is_directory(path, error))) {
+    return;
+  }
+  const std::string staging = staging_of(path);
+  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open() &&
+                     std::ofstream(staging, std::ios::binary | std::ios::app).is_open();
+  if (staging != path) std::filesystem::remove(staging, error);
+  if (opens && !named) std::filesystem::remove(path, error);
+  if (!opens) throw_unwritable(path);
+}
 }  // namespace clattn::cli
 
 int main(int argc, char** argv) {

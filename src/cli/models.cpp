@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <clattn/error.hpp>
 #include <string>
+
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -36,8 +37,7 @@ const ModelShape& find_model(std::string_view name) {
     if (model.name == name) return model;
     known += fmt::format("{}{}", known.empty() ? "" : ", ", model.name);
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--model: '{}' is unknown; one of {}", name, known));
+  throw_invalid("--model: '{}' is unknown; one of {}", name, known);
 }
 
 }  // namespace clattn::cli

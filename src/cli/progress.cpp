@@ -6,23 +6,20 @@
 #include <cstdio>
 
 namespace clattn::cli {
-namespace {
 
-bool is_terminal() {
+bool on_terminal() {
   static const bool result = isatty(STDERR_FILENO) == 1;
   return result;
 }
 
-}  // namespace
-
 void show_progress(std::string_view text) {
-  if (!is_terminal()) return;
+  if (!on_terminal()) return;
   fmt::print(stderr, "\r\033[K{}", text);
   std::fflush(stderr);
 }
 
 void show_stage(std::string_view text) {
-  if (is_terminal()) return show_progress(text);
+  if (on_terminal()) return show_progress(text);
   fmt::print(stderr, "{}\n", text);
 }
 

@@ -1,11 +1,8 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,7 +10,9 @@
 
 #include "cli/commands.hpp"
 #include "cli/device_memory.hpp"
+#include "cli/error.hpp"
 #include "cli/html_report.hpp"
+#include "cli/progress.hpp"
 #include "cli/replay_options.hpp"
 #include "cli/replay_report.hpp"
 #include "cli/statistics.hpp"
@@ -26,58 +25,37 @@ using Clock = std::chrono::steady_clock;
 /// One line on standard error: redrawn in place on a terminal, else a new one every few seconds.
 class Progress {
  public:
-  explicit Progress(bool silent)
-      : silent_(silent), terminal_(isatty(fileno(stderr)) != 0), last_(Clock::now()) {}
+  explicit Progress(bool silent) : silent_(silent), last_(Clock::now()) {}
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  bool due() const { return !silent_ && seconds_since(last_) >= (terminal_ ? 0.2 : 5.0); }
+  bool due() const { return !silent_ && seconds_since(last_) >= (on_terminal() ? 0.2 : 5.0); }
   void say(const std::string& text) {
-    clear();
-    fmt::print(stderr, "{}{}", text, terminal_ ? "" : "\n");
-    std::fflush(stderr);
-    drawn_ = terminal_;
+    show_stage(text);
     last_ = Clock::now();
   }
   /// For whoever watches: a log needs no stages.
-  void stage(const std::string& text) {
-    if (terminal_ && !silent_) say(text);
+  void stage(const std::string& text) const {
+    if (!silent_) show_progress(text);
   }
-  void clear() {
-    if (drawn_) fmt::print(stderr, "\r\033[K");
-    drawn_ = false;
-  }
+  void clear() const { stage(""); }
 
  private:
   bool silent_;
-  bool terminal_;
-  bool drawn_ = false;
   Clock::time_point last_;
 };
-
-/// Fails before the work, not after it, when a report could not be written. Leaves what is there as
-/// it is, and nothing where nothing was: the replay may yet be refused.
-void check_writable(const std::string& path) {
-  if (path.empty() || path == "-") return;
-  const bool existed = std::filesystem::exists(path);
-  if (!std::ofstream(path, std::ios::app)) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be opened for writing", path));
-  }
-  if (!existed) std::filesystem::remove(std::filesystem::canonical(path));  // not a link to it
-}
 
 /// Says with numbers what no device memory can hold, before host memory is spent on managing it.
 void check_cache_fits(const EngineConfig& config, const DeviceCapabilities& capabilities) {
   const KVCacheSpec spec = spec_of(config.attention);
   const std::uint64_t most = capabilities.max_alloc_bytes / spec.page_size_bytes();
   if (std::cmp_greater(config.limits.num_blocks, most)) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("a layer's cache of {} blocks of {} bytes exceeds this device's "
-                            "largest allocation, {} bytes: legal is at most {} blocks, see "
-                            "--num-blocks and --kv-memory",
-                            config.limits.num_blocks, spec.page_size_bytes(),
-                            capabilities.max_alloc_bytes, most));
+    throw_unsupported(
+        "a layer's cache of {} blocks of {} bytes exceeds this device's "
+        "largest allocation, {} bytes: legal is at most {} blocks, see "
+        "--num-blocks and --kv-memory",
+        config.limits.num_blocks, spec.page_size_bytes(), capabilities.max_alloc_bytes, most);
   }
 }
 
@@ -199,8 +177,9 @@ void write_reports(const ReplayOptions& options, const ReplayReport& report) {
 void run_replay(const ReplayOptions& options) {
   const Trace trace = options.load_trace();
   const AttentionConfig attention = options.attention();
-  check_writable(options.json_path);
-  check_writable(options.html_path);
+  for (const std::string& path : {options.json_path, options.html_path}) {
+    if (!path.empty()) check_writable(path);
+  }
   const auto start = Clock::now();
   Progress progress(options.no_progress);
   progress.stage("replay: opening the device");

@@ -11,10 +11,74 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/replay_batch.hpp"
-#include "cli/replay_pool.hpp"
+#include "cli/error.hpp"
+#include "cli/scheduler.hpp"
 
 namespace clattn::cli {
+
+/// A scheduled step as the arrays that a metadata builder reads. Memory is taken once for the
+/// largest step.
+class StepBatch {
+ public:
+  StepBatch(std::int32_t max_num_seqs, std::int64_t max_blocks_per_request,
+            std::int32_t block_size);
+
+  /// Lays the step's requests out in `order`: order[i] stands at place i.
+  void assemble(const ScheduledStep& step, std::span<const std::int32_t> order);
+  CommonAttentionMetadata view() const;
+
+  std::int32_t num_reqs() const { return static_cast<std::int32_t>(requests_.size()); }
+  std::int32_t num_tokens() const { return query_start_loc_.back(); }
+  const ScheduledRequest& request(std::int32_t place) const { return requests_[to_size(place)]; }
+  std::int32_t first_token(std::int32_t place) const { return query_start_loc_[to_size(place)]; }
+  std::int32_t seq_len(std::int32_t place) const { return seq_lens_[to_size(place)]; }
+  /// Where the token at `position` of the request at `place` lies in the cache.
+  std::int64_t slot(std::int32_t place, std::int32_t position) const;
+
+ private:
+  std::int64_t max_blocks_;
+  std::int32_t block_size_;
+  std::vector<ScheduledRequest> requests_;
+  std::vector<std::int32_t> query_start_loc_;
+  std::vector<std::int32_t> seq_lens_;
+  std::vector<std::int32_t> num_computed_tokens_;
+  std::vector<std::int32_t> block_table_;
+};
+
+/// k_scale and v_scale of quantized caches: a power of two, so that it rounds nothing itself, with
+/// room in every such type for the pool's keys and values, which lie in [-1, 1].
+inline constexpr float kPoolCacheScale = 1.0F / 64;
+
+enum class PoolTensor : std::uint8_t { kQuery, kKey, kValue };
+
+/// Random query, key and value rows on the device, made once. A step of n tokens uses n consecutive
+/// rows from a random start, so nothing is generated per step, and the host knows every element
+/// without keeping any: each is a function of tensor, row and place.
+class SyntheticPool {
+ public:
+  SyntheticPool(const Context& context, const Queue& queue, const AttentionConfig& config,
+                std::int64_t num_rows, std::uint64_t seed);
+
+  TensorRef rows_from(PoolTensor tensor, std::int64_t row) const;
+  /// An element as kernels meet it: rounded to the input's type, keys and values then to the
+  /// cache's. `element` counts within the row of heads * head_size.
+  double stored(PoolTensor tensor, std::int64_t row, std::int64_t element) const;
+
+ private:
+  struct Tensor {
+    std::int64_t row_elems = 0;
+    std::uint64_t salt = 0;
+    std::vector<std::uint32_t> bits;  // of each value that occurs, as the device gets it
+    std::vector<double> values;       // the same, as kernels meet it
+    Buffer buffer;
+  };
+  static std::size_t value_index(const Tensor& tensor, std::int64_t place);
+  void make_values(Tensor& tensor, const AttentionConfig& config, bool cached, double amplitude);
+  void upload(Tensor& tensor, const Context& context, const Queue& queue, std::int64_t num_rows,
+              std::size_t element_bytes);
+
+  Tensor tensors_[3];
+};
 
 struct EngineConfig {
   AttentionConfig attention;

@@ -11,16 +11,13 @@
 #include <vector>
 
 #include "cli/device_memory.hpp"
+#include "cli/error.hpp"
 #include "cli/models.hpp"
-#include "cli/number_in.hpp"
+#include "cli/options.hpp"
 #include "cli/scheduler.hpp"
 
 namespace clattn::cli {
 namespace {
-
-[[noreturn]] void fail(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
-}
 
 /// As CLI::IsMember, with a message of the same form as the numbers'.
 CLI::Validator one_of(const std::vector<std::string>& names) {
@@ -39,11 +36,6 @@ std::string check_size(std::string& text) {
 
 constexpr std::int32_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::uint64_t kGibibyte = std::uint64_t{1} << 30U;
-
-std::size_t block_bytes(const ReplayOptions& options) {
-  const AttentionConfig config = options.attention();
-  return spec_of(config).page_size_bytes();
-}
 
 }  // namespace
 
@@ -112,8 +104,8 @@ AttentionConfig ReplayOptions::attention() const {
   config.dtype = parse_dtype(dtype);
   if (kv_dtype != "auto") config.kv_cache_dtype = parse_dtype(kv_dtype);
   if (config.num_heads % config.num_kv_heads != 0) {
-    fail(fmt::format("--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
-                     config.num_kv_heads));
+    throw_invalid("--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
+                  config.num_kv_heads);
   }
   return config;
 }
@@ -125,7 +117,7 @@ std::optional<KVCacheLayout> ReplayOptions::kv_cache_layout() const {
 
 Trace ReplayOptions::load_trace() const {
   if (trace_path.empty() && requests == 0) {
-    fail("--requests: 0 is not legal without --trace: the built-in profile has no end");
+    throw_invalid("--requests: 0 is not legal without --trace: the built-in profile has no end");
   }
   Trace trace = trace_path.empty()
                     ? make_builtin_trace(requests, rate, static_cast<std::uint64_t>(seed))
@@ -155,14 +147,14 @@ std::optional<std::uint64_t> parse_size(const std::string& text) {
 std::int32_t choose_num_blocks(const ReplayOptions& options, const Trace& trace,
                                const DeviceCapabilities& capabilities) {
   if (options.num_blocks > 0) return static_cast<std::int32_t>(options.num_blocks);
-  const std::uint64_t per_layer = block_bytes(options);
+  const std::uint64_t per_layer = spec_of(options.attention()).page_size_bytes();
   const std::uint64_t per_block = per_layer * static_cast<std::uint64_t>(options.layers);
   std::uint64_t blocks = 0;
   if (const auto kv_memory_bytes = parse_size(options.kv_memory)) {
     blocks = *kv_memory_bytes / per_block;
     if (blocks == 0) {
-      fail(fmt::format("--kv-memory: {} bytes hold no block, one of {} layers takes {}",
-                       *kv_memory_bytes, options.layers, per_block));
+      throw_invalid("--kv-memory: {} bytes hold no block, one of {} layers takes {}",
+                    *kv_memory_bytes, options.layers, per_block);
     }
   } else {
     // A CPU's global memory is everybody's: take little of it.
@@ -174,10 +166,10 @@ std::int32_t choose_num_blocks(const ReplayOptions& options, const Trace& trace,
     }
     blocks = std::min({needed, memory / per_block, capabilities.max_alloc_bytes / per_layer});
     if (blocks == 0) {
-      fail(
-          fmt::format("--block-size: a block of {} layers takes {} bytes, this device has {} for "
-                      "caches; ask for more with --kv-memory",
-                      options.layers, per_block, memory));
+      throw_invalid(
+          "--block-size: a block of {} layers takes {} bytes, this device has {} for "
+          "caches; ask for more with --kv-memory",
+          options.layers, per_block, memory);
     }
   }
   return static_cast<std::int32_t>(std::min<std::uint64_t>(blocks, kMaxInt32 - 1));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "cli/statistics.hpp"
 
@@ -206,8 +207,9 @@ Json to_json(const ReplayReport& report) {
 
 std::string to_text(const Json& report) {
   std::string text;
-  const auto line = [&](std::string_view title, const std::string& value) {
-    text += fmt::format("{:<18}{}\n", title, value);
+  const auto line = [&]<typename... Args>(std::string_view title,
+                                          fmt::format_string<Args...> format, Args&&... args) {
+    text += fmt::format("{:<18}{}\n", title, fmt::format(format, std::forward<Args>(args)...));
   };
   const auto number = [&](const char* group, const char* field) {
     const Json& value = report[group][field];
@@ -215,34 +217,30 @@ std::string to_text(const Json& report) {
   };
   const auto string = [](const Json& value) { return value.get<std::string>(); };
   const Json& model = report["model"];
-  line("device",
-       fmt::format("{} (driver {}, {})", string(report["device"]["name"]),
-                   string(report["device"]["driver"]), string(report["device"]["platform"])));
-  line("trace", string(report["trace"]));
-  line("model", fmt::format("{}: {} query / {} KV heads x {}, {} layers, {}, cache {} {}",
-                            string(model["name"]), number("model", "num_heads"),
-                            number("model", "num_kv_heads"), number("model", "head_size"),
-                            number("model", "num_layers"), string(model["dtype"]),
-                            string(model["kv_cache_dtype"]), string(report["kv_cache"]["layout"])));
-  line("backend", string(report["backend"]));
+  line("device", "{} (driver {}, {})", string(report["device"]["name"]),
+       string(report["device"]["driver"]), string(report["device"]["platform"]));
+  line("trace", "{}", string(report["trace"]));
+  line("model", "{}: {} query / {} KV heads x {}, {} layers, {}, cache {} {}",
+       string(model["name"]), number("model", "num_heads"), number("model", "num_kv_heads"),
+       number("model", "head_size"), number("model", "num_layers"), string(model["dtype"]),
+       string(model["kv_cache_dtype"]), string(report["kv_cache"]["layout"]));
+  line("backend", "{}", string(report["backend"]));
   for (const Json& kernel : report["kernels"]) {
     if (kernel["launches"] == 0) continue;
-    line("  " + string(kernel["role"]),
-         fmt::format("{} (work-group {}, {} launches, {:.1f} ms)", string(kernel["name"]),
-                     kernel["work_group_size"].get<int>(), kernel["launches"].get<std::int64_t>(),
-                     kernel["time_us"].get<double>() * 1e-3));
+    line("  " + string(kernel["role"]), "{} (work-group {}, {} launches, {:.1f} ms)",
+         string(kernel["name"]), kernel["work_group_size"].get<int>(),
+         kernel["launches"].get<std::int64_t>(), kernel["time_us"].get<double>() * 1e-3);
   }
   text += '\n';
-  line("requests", fmt::format("{} of {} finished, {} preemptions", number("requests", "finished"),
-                               number("requests", "total"), number("requests", "preemptions")));
-  line("prefix hits", fmt::format("{} tokens", number("requests", "prefix_hit_tokens")));
-  line("steps", fmt::format("{} in {:.1f} s of step time, {:.1f} s in all",
-                            report["steps"].get<std::size_t>(), report["step_s"].get<double>(),
-                            report["replay_s"].get<double>()));
-  line("prefill", fmt::format("{:.0f} tokens, {:.0f} tokens/s", number("tokens", "prefill"),
-                              number("tokens", "prefill_per_s")));
-  line("decode", fmt::format("{:.0f} tokens, {:.0f} tokens/s", number("tokens", "decode"),
-                             number("tokens", "decode_per_s")));
+  line("requests", "{} of {} finished, {} preemptions", number("requests", "finished"),
+       number("requests", "total"), number("requests", "preemptions"));
+  line("prefix hits", "{} tokens", number("requests", "prefix_hit_tokens"));
+  line("steps", "{} in {:.1f} s of step time, {:.1f} s in all", report["steps"].get<std::size_t>(),
+       report["step_s"].get<double>(), report["replay_s"].get<double>());
+  line("prefill", "{:.0f} tokens, {:.0f} tokens/s", number("tokens", "prefill"),
+       number("tokens", "prefill_per_s"));
+  line("decode", "{:.0f} tokens, {:.0f} tokens/s", number("tokens", "decode"),
+       number("tokens", "decode_per_s"));
   text += fmt::format("\n{:<18}{:>12}{:>12}{:>9}\n", "step time", "p50 us", "p99 us", "share");
   for (const auto& part : report["step_time_us"]) {
     text += fmt::format("  {:<16}{:>12.1f}{:>12.1f}{:>8.1f}%\n", string(part["title"]),
@@ -261,13 +259,12 @@ std::string to_text(const Json& report) {
                       string(report["ceilings"]["arithmetic"]));
   const double peak = number("kv_cache", "peak_blocks");
   const double blocks = number("kv_cache", "num_blocks");
-  line("blocks", fmt::format("peak {} of {} ({:.1f}%), {} tokens each", peak, blocks,
-                             100 * ratio(peak, blocks), number("kv_cache", "block_size")));
-  line("verified", fmt::format("{} rows in {} steps, {} failed", number("verify", "rows"),
-                               number("verify", "steps"), number("verify", "failed_rows")));
-  line("  worst error",
-       fmt::format("{:.3g}, {:.1f}% of what is allowed", number("verify", "worst_error"),
-                   100 * number("verify", "worst_share_of_allowance")));
+  line("blocks", "peak {} of {} ({:.1f}%), {} tokens each", peak, blocks, 100 * ratio(peak, blocks),
+       number("kv_cache", "block_size"));
+  line("verified", "{} rows in {} steps, {} failed", number("verify", "rows"),
+       number("verify", "steps"), number("verify", "failed_rows"));
+  line("  worst error", "{:.3g}, {:.1f}% of what is allowed", number("verify", "worst_error"),
+       100 * number("verify", "worst_share_of_allowance"));
   return text;
 }
 

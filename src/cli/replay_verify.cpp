@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "cli/elements.hpp"
+#include "cli/error.hpp"
 #include "oracle/oracle.hpp"
 
 namespace clattn::cli {
@@ -34,7 +35,7 @@ Verifier::Verifier(const Engine& engine, double share, std::uint64_t seed)
     : engine_(engine), share_(share), seed_(mix64(~seed)) {
   const std::int64_t slots =
       engine.config().limits.num_blocks * engine.config().attention.block_size;
-  slot_rows_.assign(static_cast<std::size_t>(slots), -1);
+  slot_rows_.assign(to_size(slots), -1);
 }
 
 std::uint64_t Verifier::random(std::int64_t step, std::uint64_t salt) const {
@@ -54,7 +55,7 @@ void Verifier::record(const StepBatch& batch, std::int64_t start_row) {
     const ScheduledRequest& request = batch.request(place);
     for (std::int32_t i = 0; i < request.num_new; ++i) {
       const std::int64_t slot = batch.slot(place, request.num_computed + i);
-      slot_rows_.at(static_cast<std::size_t>(slot)) =
+      slot_rows_.at(to_size(slot)) =
           static_cast<std::int32_t>(start_row + batch.first_token(place) + i);
     }
   }
@@ -110,10 +111,9 @@ std::vector<std::int64_t> Verifier::key_rows(const StepBatch& batch, const Row& 
                                              std::int32_t layer) const {
   const std::int32_t num_keys = batch.request(row.place).num_computed + row.query + 1;
   std::vector<std::int64_t> rows;
-  rows.reserve(static_cast<std::size_t>(num_keys));
+  rows.reserve(to_size(num_keys));
   for (std::int32_t position = 0; position < num_keys; ++position) {
-    const std::int32_t start =
-        slot_rows_.at(static_cast<std::size_t>(batch.slot(row.place, position)));
+    const std::int32_t start = slot_rows_.at(to_size(batch.slot(row.place, position)));
     if (start < 0) throw std::logic_error("replay: a step reads a slot that none wrote");
     rows.push_back(Engine::pool_row(start, layer));
   }
@@ -125,23 +125,14 @@ oracle::AttentionCase Verifier::make_case(std::int32_t kv_head, std::int64_t que
   const AttentionConfig& config = engine_.config().attention;
   const SyntheticPool& pool = engine_.pool();
   const std::int64_t head_size = config.head_size;
-  const auto num_keys = static_cast<std::int32_t>(rows.size());
-  oracle::AttentionCase call;
+  oracle::AttentionCase call = row_case(config, static_cast<std::int32_t>(rows.size()));
   call.num_heads = config.num_heads / config.num_kv_heads;
-  call.num_kv_heads = 1;
-  call.head_size = config.head_size;
-  call.block_size = num_keys;
-  call.scale = config.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_size)));
-  call.query_start_loc = {0, 1};
-  call.seq_lens = {num_keys};
-  call.block_table = {0};
-  call.max_blocks = 1;
   const std::int64_t group_elems = call.num_heads * head_size;
   for (std::int64_t i = 0; i < group_elems; ++i) {
     call.query.push_back(pool.stored(PoolTensor::kQuery, query_row, kv_head * group_elems + i));
   }
-  call.key_cache.reserve(rows.size() * static_cast<std::size_t>(head_size));
-  call.value_cache.reserve(rows.size() * static_cast<std::size_t>(head_size));
+  call.key_cache.reserve(rows.size() * to_size(head_size));
+  call.value_cache.reserve(rows.size() * to_size(head_size));
   for (const std::int64_t row : rows) {
     for (std::int64_t i = kv_head * head_size; i < (kv_head + 1) * head_size; ++i) {
       call.key_cache.push_back(pool.stored(PoolTensor::kKey, row, i));
@@ -179,7 +170,7 @@ void Verifier::check_row(std::int64_t step, std::int32_t layer, const StepBatch&
   const std::vector<std::int64_t> rows = key_rows(batch, row, layer);
   std::vector<std::byte> output(engine_.output_row_bytes());
   engine_.read_captured(token, output);
-  const std::size_t head_bytes = output.size() / static_cast<std::size_t>(config.num_heads);
+  const std::size_t head_bytes = output.size() / to_size(config.num_heads);
   const std::int32_t group = config.num_heads / config.num_kv_heads;
   bool passed = true;
   // One KV head a call keeps the oracle's arrays small for the longest contexts.
@@ -192,9 +183,8 @@ void Verifier::check_row(std::int64_t step, std::int32_t layer, const StepBatch&
       const std::string where =
           fmt::format("step {}, request {}, token {}, layer {}, head {}", step,
                       batch.request(row.place).request->id, rows.size() - 1, layer, head);
-      passed &= judge_head(
-          where, head_of(truth, i, config.head_size),
-          std::span(output).subspan(static_cast<std::size_t>(head) * head_bytes, head_bytes));
+      passed &= judge_head(where, head_of(truth, i, config.head_size),
+                           std::span(output).subspan(to_size(head) * head_bytes, head_bytes));
     }
   }
   ++stats_.rows;

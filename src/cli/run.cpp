@@ -1,17 +1,15 @@
 #include "cli/run.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
-#include <clattn/error.hpp>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -46,15 +44,13 @@ std::vector<double> read_factors(CaseFile& file, const char* key, DType cache_dt
                                  std::int32_t num_heads) {
   std::vector<double> factors = file.numbers(key, num_heads, 1.0);
   for (const double factor : factors) {
-    if (!(static_cast<float>(factor) > 0)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("case.json: {}: expected numbers > 0, got {}", key, factor));
-    }
+    throw_invalid_if(!(static_cast<float>(factor) > 0),
+                     "case.json: {}: expected numbers > 0, got {}", key, factor);
     if (factor != 1 && !is_quantized(cache_dtype)) {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("case.json: {}: {} is not supported with a cache of {}; expected 1 "
-                              "unless kv_cache_dtype is fp8_e4m3, fp8_e5m2 or int8",
-                              key, factor, to_string(cache_dtype)));
+      throw_unsupported(
+          "case.json: {}: {} is not supported with a cache of {}; expected 1 "
+          "unless kv_cache_dtype is fp8_e4m3, fp8_e5m2 or int8",
+          key, factor, to_string(cache_dtype));
     }
   }
   return factors;
@@ -66,8 +62,7 @@ void refuse_own_folder(const std::filesystem::path& directory, const std::filesy
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (!fs::equivalent(directory, fs::weakly_canonical(out, ignored), ignored)) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--out: {} is the case's own folder; expected another", out.string()));
+  throw_invalid("--out: {} is the case's own folder; expected another", out.string());
 }
 
 void run_case(const std::filesystem::path& directory, std::filesystem::path out,
@@ -80,8 +75,7 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   for (const OperationRow& each : kOperations) names.push_back(each.name);
   static_cast<void>(file.text("op"));  // required
   const std::string op = file.choice("op", names, "");
-  const auto* const row = std::find_if(kOperations.begin(), kOperations.end(),
-                                       [&](const OperationRow& each) { return each.name == op; });
+  const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
   CaseOutputs outputs;
   row->run(file, options, outputs);
   outputs.write(out);
@@ -91,7 +85,7 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
 
 void refuse_option(bool set, std::string_view option) {
   if (set) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("{}: not supported yet", option));
+    throw_unsupported("{}: not supported yet", option);
   }
 }
 
@@ -115,8 +109,7 @@ std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t n
   std::vector<float> scales;
   if (!is_quantized(cache_dtype)) return scales;
   for (const std::vector<double>& each : factors) {
-    const std::size_t copies =
-        per_head && each.size() == 1 ? static_cast<std::size_t>(num_kv_heads) : 1;
+    const std::size_t copies = per_head && each.size() == 1 ? to_size(num_kv_heads) : 1;
     for (std::size_t copy = 0; copy < copies; ++copy) {
       for (const double factor : each) scales.push_back(static_cast<float>(factor));
     }
@@ -148,10 +141,10 @@ std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVC
 
 void require_no_backend(const std::string& backend) {
   if (backend.empty() || backend == "auto") return;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("layout: packed is paged_attention's, not backend {}'s; expected backend "
-                          "auto, or layout NHD or HND",
-                          backend));
+  throw_unsupported(
+      "layout: packed is paged_attention's, not backend {}'s; expected backend "
+      "auto, or layout NHD or HND",
+      backend);
 }
 
 PlanOptions read_plan(CaseFile& file) {
@@ -169,7 +162,7 @@ PlanOptions read_plan(CaseFile& file) {
   if (!any) return plan;
   for (std::size_t i = 0; i < limits.size(); ++i) {
     // All or none. What a step within them cannot have, the builder refuses, here as in captures.
-    limits.at(i) = static_cast<std::int32_t>(file.integer(kLimits.at(i), {1, INT32_MAX}));
+    limits.at(i) = file.int32(kLimits.at(i), {1, INT32_MAX});
   }
   plan.limits = {limits[0], limits[1], limits[2]};
   return plan;
@@ -211,28 +204,15 @@ const AttentionBackend& backend_named(const std::string& name) {
   return get_attn_backend(config, nullptr, name);
 }
 
-CommonAttentionMetadata BatchArrays::metadata() const {
-  CommonAttentionMetadata batch;
-  batch.query_start_loc = query_start_loc;
-  batch.seq_lens = seq_lens;
-  batch.num_reqs = static_cast<std::int32_t>(seq_lens.size());
-  batch.num_actual_tokens = query_start_loc.empty() ? 0 : query_start_loc.back();
-  batch.block_table = block_table;
-  batch.block_table_stride = max_blocks;
-  return batch;
-}
-
 std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
                                            std::int64_t num_reqs) {
-  const std::array<std::int64_t, 1> shape = {num_reqs < 0 ? -1 : num_reqs + 1};
+  const Extents shape = {num_reqs < 0 ? -1 : num_reqs + 1};
   std::vector<std::int32_t> starts = file.indices32(name, shape);
   for (std::size_t r = 0; r < std::max<std::size_t>(starts.size(), 1); ++r) {
     const bool right = !starts.empty() && (r == 0 ? starts[0] == 0 : starts[r] >= starts[r - 1]);
     if (right) continue;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}.npy: entry {} is {}; expected prefix sums that start at 0 and never fall",
-                    name, r, starts.empty() ? "missing" : std::to_string(starts[r])));
+    throw_invalid("{}.npy: entry {} is {}; expected prefix sums that start at 0 and never fall",
+                  name, r, starts.empty() ? "missing" : std::to_string(starts[r]));
   }
   return starts;
 }
@@ -240,15 +220,22 @@ std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_vie
 BatchArrays read_batch(const CaseFile& file) {
   BatchArrays arrays;
   std::vector<std::int64_t> shape;
-  arrays.seq_lens = file.indices32("seq_lens", std::array<std::int64_t, 1>{-1}, &shape);
+  arrays.seq_lens = file.indices32("seq_lens", {-1}, &shape);
   const std::int64_t num_reqs = shape[0];
-  arrays.block_table =
-      file.indices32("block_table", std::array<std::int64_t, 2>{num_reqs, -1}, &shape);
+  arrays.block_table = file.indices32("block_table", {num_reqs, -1}, &shape);
   arrays.max_blocks = shape[1];
   if (file.has_array("query_start_loc")) {
     arrays.query_start_loc = read_prefix_sums(file, "query_start_loc", num_reqs);
   }
   return arrays;
+}
+
+BatchArrays read_batch_with_queries(const CaseFile& file) {
+  BatchArrays batch = read_batch(file);
+  throw_invalid_if(batch.query_start_loc.empty(),
+                   "query_start_loc.npy: missing; expected {} prefix sums",
+                   batch.seq_lens.size() + 1);
+  return batch;
 }
 
 void add_run_command(CLI::App& app) {

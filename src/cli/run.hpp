@@ -1,9 +1,7 @@
 #pragma once
 
-#include <array>
 #include <clattn/clattn.hpp>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -85,13 +83,9 @@ const AttentionBackend& backend_named(const std::string& name);
 /// Throws kUnsupported naming the option when `set`.
 void refuse_option(bool set, std::string_view option);
 
-/// query_start_loc, seq_lens and block_table as far as the operation has them.
-struct BatchArrays {
-  std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
-  std::int64_t max_blocks = 0;
-  CommonAttentionMetadata metadata() const;
-};
 BatchArrays read_batch(const CaseFile& file);
+/// The same, which must have query_start_loc.
+BatchArrays read_batch_with_queries(const CaseFile& file);
 
 /// An array [num_reqs + 1] (num_reqs = -1: any number) of prefix sums: they start at 0 and never
 /// fall.

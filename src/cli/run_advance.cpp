@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <array>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <span>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "cli/device_memory.hpp"
+#include "cli/error.hpp"
 #include "cli/run.hpp"
 
 namespace clattn::cli {
@@ -34,16 +34,14 @@ AdvanceCase read_advance(CaseFile& file) {
   AdvanceCase given;
   given.batch = read_batch(file);
   const auto rows = static_cast<std::int64_t>(given.batch.seq_lens.size());
-  given.block_size = static_cast<std::int32_t>(file.integer("block_size", kBlockSize));
-  given.num_queries = static_cast<std::int32_t>(file.integer("num_queries", {0, rows}, rows));
-  given.num_blocks = static_cast<std::int32_t>(file.integer("num_blocks", kCount, INT32_MAX));
+  given.block_size = file.int32("block_size", kBlockSize);
+  given.num_queries = file.int32("num_queries", {0, rows}, rows);
+  given.num_blocks = file.int32("num_blocks", kCount, INT32_MAX);
   file.refuse_unknown_keys();
-  given.sampled = file.indices64("sampled_token_ids", std::array<std::int64_t, 1>{-1});
-  if (std::cmp_less(given.sampled.size(), given.num_queries)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("sampled_token_ids.npy: holds {}; expected at least {} (num_queries)",
-                            given.sampled.size(), given.num_queries));
-  }
+  given.sampled = file.indices64("sampled_token_ids", {-1});
+  throw_invalid_if(std::cmp_less(given.sampled.size(), given.num_queries),
+                   "sampled_token_ids.npy: holds {}; expected at least {} (num_queries)",
+                   given.sampled.size(), given.num_queries);
   return given;
 }
 
@@ -52,8 +50,7 @@ std::int32_t last_page_len(std::int64_t length, std::int32_t block_size) {
 }
 
 [[noreturn]] void refuse_row(std::size_t row, std::string_view why) {
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("advance_step: row {} was left out: {}", row, why));
+  throw_invalid("advance_step: row {} was left out: {}", row, why);
 }
 
 /// Pages of a row of `length` tokens, the new one included, all of which its table must hold.
@@ -63,9 +60,8 @@ std::span<const std::int32_t> pages_of(const AdvanceCase& given, std::size_t row
   if (length < 1 || length > INT32_MAX) refuse_row(row, "its seq_len is outside 0 … 2147483646");
   const std::int64_t pages = (length - 1) / given.block_size + 1;
   if (pages > batch.max_blocks) refuse_row(row, "its new token lies past its block table");
-  const auto table = std::span(batch.block_table)
-                         .subspan(row * static_cast<std::size_t>(batch.max_blocks),
-                                  static_cast<std::size_t>(pages));
+  const auto table =
+      std::span(batch.block_table).subspan(row * to_size(batch.max_blocks), to_size(pages));
   for (const std::int32_t block : table) {
     if (block < 0 || block >= given.num_blocks)
       refuse_row(row, "its block table names a block outside the cache");
@@ -102,13 +98,6 @@ Advanced advance_on_host(const AdvanceCase& given) {
   return step;
 }
 
-template <typename T>
-void add_vector(CaseOutputs& outputs, const std::string& name, const std::vector<T>& values) {
-  outputs.add(name,
-              make_array(sizeof(T) == 4 ? "<i4" : "<i8", {static_cast<std::int64_t>(values.size())},
-                         std::span<const T>(values)));
-}
-
 Advanced advance_on_device(const Context& context, const Queue& queue, const AdvanceCase& given,
                            Event* event) {
   const BatchArrays& batch = given.batch;
@@ -122,16 +111,16 @@ Advanced advance_on_device(const Context& context, const Queue& queue, const Adv
   step.block_size = given.block_size;
   step.num_blocks = given.num_blocks;
   step.block_table_stride = batch.max_blocks;
-  step.seq_lens = upload(context, queue, std::span<const std::int32_t>(batch.seq_lens));
-  step.block_tables = upload(context, queue, std::span<const std::int32_t>(batch.block_table));
-  step.sampled_token_ids = upload(context, queue, std::span<const std::int64_t>(given.sampled));
+  step.seq_lens = upload(context, queue, batch.seq_lens);
+  step.block_tables = upload(context, queue, batch.block_table);
+  step.sampled_token_ids = upload(context, queue, given.sampled);
   step.input_tokens = context.allocate(rows * 8);
   step.input_positions = context.allocate(rows * 8);
   step.slot_mapping = context.allocate(rows * 8);
   AdvanceStepPages pages;
   pages.paged_kv_indices = context.allocate(batch.block_table.size() * 4);
   pages.paged_kv_indptr = context.allocate((rows + 1) * 4);
-  pages.paged_kv_last_page_len = upload(context, queue, std::span<const std::int32_t>(last_page));
+  pages.paged_kv_last_page_len = upload(context, queue, last_page);
   pages.block_table_bound = context.allocate(rows * 4);
   DeviceErrors errors(context, queue);
   advance_step_flashinfer(context, queue, step, pages, errors, event);
@@ -142,8 +131,7 @@ Advanced advance_on_device(const Context& context, const Queue& queue, const Adv
   done.slots = download<std::int64_t>(queue, step.slot_mapping, rows);
   done.seq_lens = download<std::int32_t>(queue, step.seq_lens, rows);
   done.indptr = download<std::int32_t>(queue, pages.paged_kv_indptr, rows + 1);
-  done.indices = download<std::int32_t>(queue, pages.paged_kv_indices,
-                                        static_cast<std::size_t>(done.indptr.back()));
+  done.indices = download<std::int32_t>(queue, pages.paged_kv_indices, to_size(done.indptr.back()));
   done.last_page_len = download<std::int32_t>(queue, pages.paged_kv_last_page_len, rows);
   return done;
 }
@@ -162,13 +150,13 @@ void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& ou
     step = advance_on_device(*context, queue, given, &event);
     outputs.add("info", device_info("advance_step", *context, event));
   }
-  add_vector(outputs, "input_tokens", step.tokens);
-  add_vector(outputs, "input_positions", step.positions);
-  add_vector(outputs, "seq_lens", step.seq_lens);
-  add_vector(outputs, "slot_mapping", step.slots);
-  add_vector(outputs, "paged_kv_indptr", step.indptr);
-  add_vector(outputs, "paged_kv_indices", step.indices);
-  add_vector(outputs, "paged_kv_last_page_len", step.last_page_len);
+  outputs.add_values("input_tokens", step.tokens);
+  outputs.add_values("input_positions", step.positions);
+  outputs.add_values("seq_lens", step.seq_lens);
+  outputs.add_values("slot_mapping", step.slots);
+  outputs.add_values("paged_kv_indptr", step.indptr);
+  outputs.add_values("paged_kv_indices", step.indices);
+  outputs.add_values("paged_kv_last_page_len", step.last_page_len);
 }
 
 }  // namespace clattn::cli

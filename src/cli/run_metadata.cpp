@@ -10,34 +10,21 @@
 #include <string>
 #include <vector>
 
+#include "cli/error.hpp"
 #include "cli/run.hpp"
 
 namespace clattn::cli {
 namespace {
 
 using nlohmann::json;
-constexpr std::array<std::int64_t, 1> kAnyLength = {-1};
-
-template <typename T>
-void add_vector(CaseOutputs& outputs, const std::string& name, const std::vector<T>& values) {
-  const std::string_view descr = sizeof(T) == 8 ? "<i8" : "<i4";
-  outputs.add(name, make_array(descr, {static_cast<std::int64_t>(values.size())},
-                               std::span<const T>(values)));
-}
+const Extents kAnyLength = {-1};
 
 std::int32_t read_block_size(CaseFile& file) {
-  return static_cast<std::int32_t>(file.integer("block_size", kBlockSize));
+  return file.int32("block_size", kBlockSize);
 }
 
 std::int32_t read_threshold(CaseFile& file) {
-  return static_cast<std::int32_t>(file.integer("decode_threshold", {1, INT32_MAX}, 1));
-}
-
-void require_query_start_loc(const BatchArrays& batch) {
-  if (!batch.query_start_loc.empty()) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("query_start_loc.npy: missing; expected {} prefix sums",
-                          batch.seq_lens.size() + 1));
+  return file.int32("decode_threshold", {1, INT32_MAX}, 1);
 }
 
 }  // namespace
@@ -64,15 +51,13 @@ void run_reorder_batch(CaseFile& file, const RunOptions& /*options*/, CaseOutput
   file.refuse_unknown_keys();
   const std::vector<std::int32_t> scheduled = file.indices32("num_scheduled_tokens", kAnyLength);
   for (std::size_t r = 0; r < scheduled.size(); ++r) {
-    if (scheduled[r] < 0) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("num_scheduled_tokens.npy: request {}: {}; expected at least 0", r,
-                              scheduled[r]));
-    }
+    throw_invalid_if(scheduled[r] < 0,
+                     "num_scheduled_tokens.npy: request {}: {}; expected at least 0", r,
+                     scheduled[r]);
   }
   std::vector<std::int32_t> order(scheduled.size());
   const bool modified = reorder_batch_to_split_decodes_and_prefills(scheduled, threshold, order);
-  add_vector(outputs, "order", order);
+  outputs.add_values("order", order);
   outputs.add("result", json{{"modified", modified}});
 }
 
@@ -84,36 +69,32 @@ void run_paged_kv_metadata(CaseFile& file, const RunOptions& /*options*/, CaseOu
   batch.query_start_loc.assign(batch.seq_lens.size() + 1, 0);
   validate_batch(batch.metadata(), block_size, -1);
   const PagedKVMetadata paged = build_paged_kv_metadata(batch.metadata(), block_size);
-  add_vector(outputs, "paged_kv_indptr", paged.indptr);
-  add_vector(outputs, "paged_kv_indices", paged.indices);
-  add_vector(outputs, "paged_kv_last_page_len", paged.last_page_len);
+  outputs.add_values("paged_kv_indptr", paged.indptr);
+  outputs.add_values("paged_kv_indices", paged.indices);
+  outputs.add_values("paged_kv_last_page_len", paged.last_page_len);
 }
 
 void run_compute_slot_mapping(CaseFile& file, const RunOptions& /*options*/, CaseOutputs& outputs) {
   const std::int32_t block_size = read_block_size(file);
   file.refuse_unknown_keys();
-  const BatchArrays batch = read_batch(file);
-  require_query_start_loc(batch);
+  const BatchArrays batch = read_batch_with_queries(file);
   // A handful of numbers can ask for any size of output.
   constexpr std::int32_t kMostTokens = 1 << 28;
-  if (batch.query_start_loc.back() > kMostTokens) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("query_start_loc.npy: the last entry is {}; expected at most {} tokens",
-                            batch.query_start_loc.back(), kMostTokens));
-  }
+  throw_invalid_if(batch.query_start_loc.back() > kMostTokens,
+                   "query_start_loc.npy: the last entry is {}; expected at most {} tokens",
+                   batch.query_start_loc.back(), kMostTokens);
   validate_batch(batch.metadata(), block_size, -1);
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(batch.query_start_loc.back()));
+  std::vector<std::int64_t> slots(to_size(batch.query_start_loc.back()));
   compute_slot_mapping(batch.metadata(), block_size, slots);
-  add_vector(outputs, "slot_mapping", slots);
+  outputs.add_values("slot_mapping", slots);
 }
 
 void run_local_virtual_batches(CaseFile& file, const RunOptions& /*options*/,
                                CaseOutputs& outputs) {
-  const auto chunk = static_cast<std::int32_t>(file.integer("attn_chunk_size", {1, INT32_MAX}));
+  const auto chunk = file.int32("attn_chunk_size", {1, INT32_MAX});
   const std::int32_t block_size = read_block_size(file);
   file.refuse_unknown_keys();
-  const BatchArrays batch = read_batch(file);
-  require_query_start_loc(batch);
+  const BatchArrays batch = read_batch_with_queries(file);
   // A handful of numbers can ask for any size of output: a row for each chunk that tokens touch.
   constexpr std::int64_t kMostEntries = 1 << 28;
   validate_batch(batch.metadata(), block_size, -1);
@@ -124,18 +105,18 @@ void run_local_virtual_batches(CaseFile& file, const RunOptions& /*options*/,
     rows += (batch.seq_lens[r] - 1) / chunk - (batch.seq_lens[r] - query_len) / chunk + 1;
   }
   if (rows > kMostEntries / std::max(chunk / block_size, 1)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} virtual requests of {} blocks; expected at most {} entries of "
-                            "block_table",
-                            rows, chunk / block_size, kMostEntries));
+    throw_invalid(
+        "{} virtual requests of {} blocks; expected at most {} entries of "
+        "block_table",
+        rows, chunk / block_size, kMostEntries);
   }
   const LocalAttentionVirtualBatches local =
       make_local_attention_virtual_batches(chunk, batch.metadata(), block_size);
-  add_vector(outputs, "query_start_loc", local.query_start_loc);
-  add_vector(outputs, "seq_lens", local.seq_lens);
-  add_vector(outputs, "virtual_batch_to_request", local.virtual_batch_to_request);
-  outputs.add("block_table", make_array("<i4", {local.num_virtual(), local.blocks_per_chunk},
-                                        std::span<const std::int32_t>(local.block_table)));
+  outputs.add_values("query_start_loc", local.query_start_loc);
+  outputs.add_values("seq_lens", local.seq_lens);
+  outputs.add_values("virtual_batch_to_request", local.virtual_batch_to_request);
+  outputs.add_values("block_table", local.block_table,
+                     {local.num_virtual(), local.blocks_per_chunk});
 }
 
 void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
@@ -145,8 +126,8 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
   KVCacheSpec spec;
   const std::int64_t num_blocks = file.integer("num_blocks", {0, INT32_MAX});
   spec.block_size = read_block_size(file);
-  spec.num_kv_heads = static_cast<std::int32_t>(file.integer("num_kv_heads", kHeads));
-  spec.head_size = static_cast<std::int32_t>(file.integer("head_size", kHeadSize));
+  spec.num_kv_heads = file.int32("num_kv_heads", kHeads);
+  spec.head_size = file.int32("head_size", kHeadSize);
   const std::optional<KVCacheLayout> wanted = read_layout(file);
   const DType dtype = read_dtype(file, "f16");
   spec.dtype = read_kv_cache_dtype(file).value_or(dtype);
@@ -157,8 +138,8 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
   config.block_size = spec.block_size;
   const KVCacheLayout layout = choose_layout(backend, wanted, config, nullptr);
   if (layout == KVCacheLayout::kHDN) {
-    throw Error(ErrorCode::kUnsupported,
-                "layout: HDN holds keys and values in two orders, which no stride_order tells");
+    throw_unsupported(
+        "layout: HDN holds keys and values in two orders, which no stride_order tells");
   }
   const std::array<std::int64_t, 5> shape =
       backend.get_kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size);
@@ -166,11 +147,10 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
   std::array<std::int64_t, 5> strides{};
   std::int64_t stride = 1;
   for (std::size_t place = order.size(); place-- > 0;) {
-    const auto dimension = static_cast<std::size_t>(order[place]);
+    const auto dimension = to_size(order[place]);
     strides[dimension] = stride;
     if (__builtin_mul_overflow(stride, shape[dimension], &stride)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("a cache of shape {} overflows", npy::shape_text(shape)));
+      throw_invalid("a cache of shape {} overflows", npy::shape_text(shape));
     }
   }
   outputs.add("result", json{{"shape", shape},
@@ -181,9 +161,9 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
 
 void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   AttentionConfig config;
-  config.head_size = static_cast<std::int32_t>(file.integer("head_size", kHeadSize));
+  config.head_size = file.int32("head_size", kHeadSize);
   config.num_heads = config.num_kv_heads = 1;
-  config.block_size = static_cast<std::int32_t>(file.integer("block_size", kBlockSize, 16));
+  config.block_size = file.int32("block_size", kBlockSize, 16);
   config.dtype = read_dtype(file);
   config.kv_cache_dtype = read_kv_cache_dtype(file);
   config.is_attention_free = file.boolean("is_attention_free", false);

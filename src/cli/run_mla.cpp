@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <limits>
@@ -11,7 +10,8 @@
 #include <vector>
 
 #include "cli/elements.hpp"
-#include "cli/mla_call.hpp"
+#include "cli/error.hpp"
+#include "cli/form_calls.hpp"
 #include "cli/run.hpp"
 
 namespace clattn::cli {
@@ -30,9 +30,7 @@ std::string dtype_name(const NpyArray& array) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     if (array.descr == descr_of(dtype)) return std::string(to_string(dtype));
   }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("query.npy: expected element type <f4, <f2 or <u2 (bf16), got {}", array.descr));
+  throw_invalid("query.npy: expected element type <f4, <f2 or <u2 (bf16), got {}", array.descr);
 }
 
 /// Rows of the query whose requests have keys, and the batch made of them.
@@ -56,15 +54,15 @@ MLACase read_mla_case(CaseFile& file) {
   MLACase mla;
   MLACall& call = mla.call;
   MLAConfig& config = call.config;
-  const NpyArray any_query = file.array("query", "", std::array<std::int64_t, 3>{-1, -1, -1});
+  const NpyArray any_query = file.array("query", "", {-1, -1, -1});
   config.dtype = read_dtype(file, dtype_name(any_query));
   config.kv_cache_dtype = read_kv_cache_dtype(file);
   const std::int64_t width = any_query.shape[2];
-  config.kv_lora_rank = static_cast<std::int32_t>(file.integer("kv_lora_rank", {1, width}));
+  config.kv_lora_rank = file.int32("kv_lora_rank", {1, width});
   config.rope_dim = static_cast<std::int32_t>(width - config.kv_lora_rank);
   config.num_heads = static_cast<std::int32_t>(any_query.shape[1]);
   if (file.has("scale")) config.scale = static_cast<float>(file.number("scale"));
-  call.num_splits = static_cast<std::int32_t>(file.integer("num_splits", {0, 65536}, 0));
+  call.num_splits = file.int32("num_splits", {0, 65536}, 0);
   call.plan = read_plan(file);
   config.kernel_family = read_kernel_family(file);
   call.kv_scale = read_scale(file, config.cache_dtype());
@@ -72,10 +70,9 @@ MLACase read_mla_case(CaseFile& file) {
 
   mla.batch = read_batch(file);
   const auto requests = static_cast<std::int64_t>(mla.batch.seq_lens.size());
-  const NpyArray query = file.array("query", descr_of(config.dtype),
-                                    std::array<std::int64_t, 3>{requests, config.num_heads, width});
-  NpyArray cache = file.array("kv_cache", descr_of(config.cache_dtype()),
-                              std::array<std::int64_t, 3>{-1, -1, width});
+  const NpyArray query =
+      file.array("query", descr_of(config.dtype), {requests, config.num_heads, width});
+  NpyArray cache = file.array("kv_cache", descr_of(config.cache_dtype()), {-1, -1, width});
   call.num_blocks = cache.shape[0];
   config.block_size = static_cast<std::int32_t>(
       std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
@@ -93,10 +90,10 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
   const MLACase mla = read_mla_case(file);
   const MLACall& call = mla.call;
   const auto context = Context::create(options.device);
-  const MLAOutcome outcome = execute(context, call);
+  const AttentionOutcome outcome = execute(context, call);
 
-  const auto heads = static_cast<std::size_t>(call.config.num_heads);
-  const std::size_t row = heads * static_cast<std::size_t>(call.config.kv_lora_rank);
+  const auto heads = to_size(call.config.num_heads);
+  const std::size_t row = heads * to_size(call.config.kv_lora_rank);
   const std::size_t requests = mla.batch.seq_lens.size();
   const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);
   std::vector<float> out(requests * row, 0.0F);
@@ -108,10 +105,8 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                 lse.begin() + static_cast<std::ptrdiff_t>(mla.tokens[t] * heads));
   }
   const auto count = static_cast<std::int64_t>(requests);
-  outputs.add("out", make_array("<f4", {count, call.config.num_heads, call.config.kv_lora_rank},
-                                std::span<const float>(out)));
-  outputs.add("lse",
-              make_array("<f4", {count, call.config.num_heads}, std::span<const float>(lse)));
+  outputs.add_values("out", out, {count, call.config.num_heads, call.config.kv_lora_rank});
+  outputs.add_values("lse", lse, {count, call.config.num_heads});
   outputs.add("info", json{{"op", "mla_decode"},
                            {"device", context->capabilities().name},
                            {"driver", context->capabilities().driver_version},

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <clattn/error.hpp>
+
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 
@@ -21,18 +22,15 @@ Scheduler::Scheduler(const SchedulerLimits& limits, const Trace& trace)
   for (const TraceRequest& request : trace.requests) {
     const auto id = static_cast<std::int32_t>(requests_.size());
     const std::int64_t needed = blocks_needed(request, limits.block_size);
-    if (needed > limits.num_blocks) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: request {} ({} + {} tokens) needs {} blocks of {} tokens, the "
-                      "cache has {}: raise --num-blocks or --kv-memory, or shorten requests "
-                      "with --length-scale",
-                      trace.source, id, request.prompt_tokens, request.output_tokens, needed,
-                      limits.block_size, limits.num_blocks));
-    }
+    throw_invalid_if(needed > limits.num_blocks,
+                     "{}: request {} ({} + {} tokens) needs {} blocks of {} tokens, the "
+                     "cache has {}: raise --num-blocks or --kv-memory, or shorten requests "
+                     "with --length-scale",
+                     trace.source, id, request.prompt_tokens, request.output_tokens, needed,
+                     limits.block_size, limits.num_blocks);
     requests_.push_back({.id = id, .trace = &request});
   }
-  running_.reserve(static_cast<std::size_t>(limits.max_num_seqs));
+  running_.reserve(to_size(limits.max_num_seqs));
 }
 
 std::optional<double> Scheduler::next_arrival_s() const {
@@ -48,12 +46,12 @@ void Scheduler::arrive(double now_s) {
 
 BlockHash Scheduler::block_hash(Request& request, std::size_t index) {
   const std::vector<std::int64_t>& ids = request.trace->hash_ids;
-  const auto block_size = static_cast<std::size_t>(limits_.block_size);
+  const auto block_size = to_size(limits_.block_size);
   while (request.hashes.size() <= index) {
     const std::size_t begin = request.hashes.size() * block_size;
     const std::size_t end = begin + block_size;
     BlockHash hash = request.hashes.empty() ? 0 : request.hashes.back();
-    if (ids.empty() || end > static_cast<std::size_t>(request.trace->prompt_tokens)) {
+    if (ids.empty() || end > to_size(request.trace->prompt_tokens)) {
       // Content without a shared name is the request's own; it finds it again after a preemption.
       hash = mix64(hash ^ mix64(~static_cast<std::uint64_t>(request.id)));
     } else {
@@ -74,7 +72,7 @@ void Scheduler::reuse_prefix(Request& request) {
   // The last token is always computed: its query is what samples the next one.
   const std::int32_t most = (request.num_tokens() - 1) / limits_.block_size;
   for (std::int32_t i = 0; i < most; ++i) {
-    const auto block = blocks_.find(block_hash(request, static_cast<std::size_t>(i)));
+    const auto block = blocks_.find(block_hash(request, to_size(i)));
     if (!block) break;
     blocks_.share(*block);
     request.blocks.push_back(*block);
@@ -118,7 +116,7 @@ void Scheduler::add(Request& request, std::int32_t num_new) {
   step_.num_decode_tokens += decode ? 1 : 0;
   const std::int32_t first_full = request.num_computed / limits_.block_size;
   const std::int32_t end_full = (request.num_computed + num_new) / limits_.block_size;
-  for (auto i = static_cast<std::size_t>(first_full); i < static_cast<std::size_t>(end_full); ++i) {
+  for (auto i = to_size(first_full); i < to_size(end_full); ++i) {
     blocks_.publish(request.blocks[i], block_hash(request, i));
   }
 }
@@ -138,7 +136,7 @@ void Scheduler::schedule_running() {
 }
 
 void Scheduler::schedule_waiting() {
-  const auto most = static_cast<std::size_t>(limits_.max_num_seqs);
+  const auto most = to_size(limits_.max_num_seqs);
   while (!waiting_.empty() && running_.size() < most &&
          step_.num_tokens < limits_.max_num_batched_tokens) {
     Request& request = *waiting_.front();
@@ -165,7 +163,7 @@ const ScheduledStep& Scheduler::schedule() {
 
 void Scheduler::complete() {
   for (const ScheduledRequest& scheduled : step_.requests) {
-    Request& request = requests_[static_cast<std::size_t>(scheduled.request->id)];
+    Request& request = requests_[to_size(scheduled.request->id)];
     request.num_computed += scheduled.num_new;
     if (request.num_computed < request.num_tokens()) continue;
     if (++request.num_generated < request.trace->output_tokens) continue;

@@ -23,7 +23,7 @@ inline double percentile(std::vector<double> values, double share) {
 
 /// The middle value, or the mean of the two in the middle; of one value at least.
 inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const std::size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }

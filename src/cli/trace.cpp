@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <clattn/error.hpp>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+
+#include "cli/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -24,8 +25,9 @@ constexpr std::int64_t kMooncakeBlockTokens = 512;
 struct Place {
   const std::string& name;
   std::int64_t line = 0;
-  [[noreturn]] void fail(const std::string& what) const {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}:{}: {}", name, line, what));
+  template <typename... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+    throw_invalid("{}:{}: {}", name, line, fmt::format(format, std::forward<Args>(args)...));
   }
 };
 
@@ -39,7 +41,7 @@ std::optional<std::int64_t> parse_integer(std::string_view text) {
 std::int32_t check_tokens(const Place& place, std::string_view field, std::int64_t value,
                           std::int64_t low) {
   if (value < low || value > kMaxTraceTokens) {
-    place.fail(fmt::format("{} is {}, legal is {} to {}", field, value, low, kMaxTraceTokens));
+    place.fail("{} is {}, legal is {} to {}", field, value, low, kMaxTraceTokens);
   }
   // Every served request samples at least one token, also one that asked for none.
   return static_cast<std::int32_t>(std::max<std::int64_t>(value, 1));
@@ -100,20 +102,18 @@ std::optional<double> parse_timestamp(std::string_view text) {
 TraceRequest parse_azure_line(const Place& place, std::string_view line) {
   const auto columns = std::ranges::count(line, ',') + 1;
   if (columns != 3) {
-    place.fail(fmt::format("{} fields, legal is 3 ({})", columns, kAzureHeader));
+    place.fail("{} fields, legal is 3 ({})", columns, kAzureHeader);
   }
   const std::size_t first = line.find(',');
   const std::size_t second = line.find(',', first + 1);
   const auto arrival = parse_timestamp(line.substr(0, first));
   if (!arrival) {
-    place.fail(fmt::format("TIMESTAMP is '{}', legal is YYYY-MM-DD HH:MM:SS.fraction",
-                           line.substr(0, first)));
+    place.fail("TIMESTAMP is '{}', legal is YYYY-MM-DD HH:MM:SS.fraction", line.substr(0, first));
   }
   const auto tokens = [&](std::string_view field, std::string_view text, std::int64_t low) {
     const auto value = parse_integer(text);
     if (!value) {
-      place.fail(fmt::format("{} is '{}', legal is an integer {} to {}", field, text, low,
-                             kMaxTraceTokens));
+      place.fail("{} is '{}', legal is an integer {} to {}", field, text, low, kMaxTraceTokens);
     }
     return check_tokens(place, field, *value, low);
   };
@@ -130,8 +130,8 @@ bool fits_int64(const Json& value) {
 
 std::int64_t json_integer(const Place& place, const Json& object, const char* field) {
   const auto found = object.find(field);
-  if (found == object.end()) place.fail(fmt::format("field '{}' is missing", field));
-  if (!fits_int64(*found)) place.fail(fmt::format("{} is not an integer of 64 bits", field));
+  if (found == object.end()) place.fail("field '{}' is missing", field);
+  if (!fits_int64(*found)) place.fail("{} is not an integer of 64 bits", field);
   return found->get<std::int64_t>();
 }
 
@@ -141,8 +141,8 @@ std::vector<std::int64_t> parse_hash_ids(const Place& place, const Json& object,
   if (found == object.end()) return {};
   const std::int64_t expected = (prompt_tokens + kMooncakeBlockTokens - 1) / kMooncakeBlockTokens;
   if (!found->is_array() || static_cast<std::int64_t>(found->size()) != expected) {
-    place.fail(fmt::format("hash_ids must list {} ids, one per {} of the {} input tokens", expected,
-                           kMooncakeBlockTokens, prompt_tokens));
+    place.fail("hash_ids must list {} ids, one per {} of the {} input tokens", expected,
+               kMooncakeBlockTokens, prompt_tokens);
   }
   std::vector<std::int64_t> ids;
   ids.reserve(found->size());
@@ -179,7 +179,7 @@ using LineParser = TraceRequest (*)(const Place&, std::string_view);
 LineParser detect_format(const Place& place, std::string_view line) {
   if (line == kAzureHeader) return parse_azure_line;
   if (line.starts_with('{')) return parse_mooncake_line;
-  place.fail(fmt::format("neither the Azure header '{}' nor a JSON object", kAzureHeader));
+  place.fail("neither the Azure header '{}' nor a JSON object", kAzureHeader);
 }
 
 /// std::getline that refuses a line too long to be a request, instead of holding it.
@@ -189,9 +189,9 @@ bool read_line(std::istream& input, std::string& line, const Place& place) {
   for (line.clear();; input.clear()) {  // a part that was filled counts as a failure
     input.getline(part.data(), part.size());
     const bool ended = input.good();  // the last character was the line's end
-    const auto count = static_cast<std::size_t>(input.gcount());
+    const auto count = to_size(input.gcount());
     line.append(part.data(), ended ? count - 1 : count);
-    if (line.size() > kMostBytes) place.fail(fmt::format("longer than {} bytes", kMostBytes));
+    if (line.size() > kMostBytes) place.fail("longer than {} bytes", kMostBytes);
     if (ended) return true;
     if (input.bad()) return false;
     if (input.eof() || count == 0) return !line.empty();
@@ -249,18 +249,16 @@ Trace read_trace(std::istream& input, const std::string& name, std::int64_t max_
     TraceRequest request = parse(place, text);
     if (count == 0) first_s = previous_s = request.arrival_s;
     if (request.arrival_s < previous_s) {
-      place.fail(fmt::format("arrives {} s before the request above; sort the trace by time",
-                             previous_s - request.arrival_s));
+      place.fail("arrives {} s before the request above; sort the trace by time",
+                 previous_s - request.arrival_s);
     }
     previous_s = request.arrival_s;
     request.arrival_s -= first_s;
     if (max_requests == 0 || count < max_requests) trace.requests.push_back(std::move(request));
     ++count;
   }
-  if (input.bad()) throw Error(ErrorCode::kIo, fmt::format("{}: cannot be read", name));
-  if (count == 0) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: holds no request", name));
-  }
+  if (input.bad()) throw_io("{}: cannot be read", name);
+  throw_invalid_if(count == 0, "{}: holds no request", name);
   return trace;
 }
 
@@ -268,7 +266,7 @@ Trace read_trace_file(const std::string& path, std::int64_t max_requests) {
   std::ifstream input(path, std::ios::binary);
   // A directory opens but cannot be read: the first peek tells.
   if (!input || (input.peek(), input.bad())) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be opened for reading", path));
+    throw_io("{}: cannot be opened for reading", path);
   }
   input.clear();
   return read_trace(input, path, max_requests);
@@ -291,11 +289,9 @@ Trace make_builtin_trace(std::int64_t num_requests, double requests_per_s, std::
 void scale_lengths(Trace& trace, double factor) {
   const auto scaled = [&](std::int32_t tokens) {
     const double product = std::round(static_cast<double>(tokens) * factor);
-    if (product > static_cast<double>(kMaxTraceTokens)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--length-scale: {} makes {} tokens longer than {}", factor, tokens,
-                              kMaxTraceTokens));
-    }
+    throw_invalid_if(product > static_cast<double>(kMaxTraceTokens),
+                     "--length-scale: {} makes {} tokens longer than {}", factor, tokens,
+                     kMaxTraceTokens);
     return std::max(1, static_cast<std::int32_t>(product));
   };
   for (TraceRequest& request : trace.requests) {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <istream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace clattn::cli {

@@ -15,10 +15,10 @@
 #include "cli/bench_shapes.hpp"
 #include "cli/commands.hpp"
 #include "cli/commit.hpp"
+#include "cli/error.hpp"
 #include "cli/models.hpp"
-#include "cli/number_in.hpp"
+#include "cli/options.hpp"
 #include "cli/progress.hpp"
-#include "cli/today.hpp"
 #include "cli/tune_costs.hpp"
 #include "cli/tune_search.hpp"
 #include "cli/tune_target.hpp"
@@ -37,7 +37,7 @@ struct Arguments {
 };
 
 bool has(const std::vector<std::string>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 /// The shapes of layers that a model has; a tuning row does not know their number of KV heads.
@@ -78,8 +78,7 @@ void check_models(const std::vector<Model>& known, const std::vector<std::string
   for (const Model& model : known) names.insert(model.name);
   for (const std::string& name : wanted) {
     if (names.contains(name)) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--model: '{}' is unknown; one of {}", name, fmt::join(names, ", ")));
+    throw_invalid("--model: '{}' is unknown; one of {}", name, fmt::join(names, ", "));
   }
 }
 
@@ -105,10 +104,10 @@ std::vector<TuneShape> wanted_shapes(const Arguments& arguments) {
     }
   }
   if (!shapes.empty()) return shapes;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--roles: {} fits no layer of {}; mla_decode is for latent attention, "
-                          "as in deepseek-v3, the other roles are not",
-                          fmt::join(arguments.roles, ", "), fmt::join(arguments.models, ", ")));
+  throw_invalid(
+      "--roles: {} fits no layer of {}; mla_decode is for latent attention, "
+      "as in deepseek-v3, the other roles are not",
+      fmt::join(arguments.roles, ", "), fmt::join(arguments.models, ", "));
 }
 
 void print_costs(const MeasuredCosts& measured) {
@@ -208,10 +207,7 @@ class Session {
     } catch (const Error& error) {
       measured.left_out.emplace_back(error.what());
     }
-    for (CostRow& row : measured.rows) {
-      row.version = CLATTN_VERSION;
-      row.date = today();
-    }
+    for (CostRow& row : measured.rows) stamp(row);
     show_progress("");
     fmt::print("\n{}\n", shape.layer());
     print_costs(measured);
@@ -246,11 +242,9 @@ void print_rows(const DeviceCapabilities& device, const Session& session) {
 
 void run_tune(Arguments arguments) {
   const std::string path = arguments.output.empty() ? tuning_path() : arguments.output;
-  if (path.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "--output: missing, and the environment names no tuning file "
-                "(CLATTN_TUNING, CLATTN_TUNING_FILE)");
-  }
+  throw_invalid_if(path.empty(),
+                   "--output: missing, and the environment names no tuning file "
+                   "(CLATTN_TUNING, CLATTN_TUNING_FILE)");
   if (arguments.costs && arguments.models.empty()) arguments.models = {"llama-3-8b"};
   const std::vector<TuneShape> shapes = wanted_shapes(arguments);
   const std::shared_ptr<Context> context = Context::create(arguments.device);
@@ -277,10 +271,10 @@ void run_tune(Arguments arguments) {
   }
   if (arguments.submit) print_rows(device, session);
   if (arguments.costs) {
-    if (session.costs().empty()) throw Error(ErrorCode::kUnsupported, "no costs were measured");
+    if (session.costs().empty()) throw_unsupported("no costs were measured");
     return;
   }
-  if (session.num_tuned() == 0) throw Error(ErrorCode::kUnsupported, "no target could be tuned");
+  if (session.num_tuned() == 0) throw_unsupported("no target could be tuned");
   if (session.num_tuned() < shapes.size()) throw ExitCode{1};
 }
 

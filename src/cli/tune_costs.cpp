@@ -9,7 +9,6 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
-#include <utility>
 
 namespace clattn::cli {
 namespace {
@@ -339,8 +338,7 @@ MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const Atten
   MeasuredCosts result;
   const DeviceKind kind = context->capabilities().kind;
   const auto has = [&](const std::string& kernel) {
-    return std::any_of(result.rows.begin(), result.rows.end(),
-                       [&](const CostRow& row) { return row.kernel == kernel; });
+    return std::ranges::find(result.rows, kernel, &CostRow::kernel) != result.rows.end();
   };
   std::unique_ptr<CostBench> bench = std::make_unique<CostBench>(context, config);
   for (const Stage& stage : stages_of(*bench)) {

@@ -29,8 +29,8 @@ bool lacks_memory(const Error& error) {
   if (error.code() == ErrorCode::kUnsupported) return true;
   constexpr cl_int kStatuses[] = {CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_RESOURCES,
                                   CL_OUT_OF_HOST_MEMORY, CL_INVALID_BUFFER_SIZE};
-  return error.code() == ErrorCode::kOpenCL && std::find(std::begin(kStatuses), std::end(kStatuses),
-                                                         error.cl_code()) != std::end(kStatuses);
+  return error.code() == ErrorCode::kOpenCL &&
+         std::ranges::find(kStatuses, error.cl_code()) != std::end(kStatuses);
 }
 
 double amount(const Work& work) {

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cstdio>
+#include <functional>
 #include <random>
 #include <string_view>
 #include <utility>
 
 #include "cli/progress.hpp"
-#include "cli/today.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -67,9 +67,7 @@ std::string TuneSearch::why_not_raced() const {
   for (const auto& [number, fate] : fates) {
     if (number > 0) text += fmt::format(", {} {}", number, fate);
   }
-  const auto failed = std::find_if(trials_.begin(), trials_.end(), [](const Trial& trial) {
-    return trial.state == TrialState::kFailed;
-  });
+  const auto failed = std::ranges::find(trials_, TrialState::kFailed, &Trial::state);
   if (failed != trials_.end()) text += fmt::format("; {}: {}", describe(failed->row), failed->note);
   return text;
 }
@@ -144,8 +142,7 @@ std::optional<TuningRow> TuneSearch::confirm() {
 TuningRow TuneSearch::winner(const Proof& proof) {
   verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(proof.row), proof.speed_up);
   TuningRow row = proof.row;
-  row.version = CLATTN_VERSION;
-  row.date = today();
+  stamp(row);
   return row;
 }
 
@@ -155,8 +152,7 @@ std::vector<const Trial*> TuneSearch::by_speed() const {
   for (const Trial& trial : trials_) {
     if (trial.state == TrialState::kTimed) timed.push_back(&trial);
   }
-  std::stable_sort(timed.begin(), timed.end(),
-                   [](const Trial* a, const Trial* b) { return a->speed_up > b->speed_up; });
+  std::ranges::stable_sort(timed, std::greater{}, &Trial::speed_up);
   return timed;
 }
 
@@ -166,8 +162,7 @@ void TuneSearch::print_line(const Trial& trial) const {
 }
 
 std::size_t TuneSearch::count(TrialState state) const {
-  return static_cast<std::size_t>(std::count_if(
-      trials_.begin(), trials_.end(), [&](const Trial& trial) { return trial.state == state; }));
+  return static_cast<std::size_t>(std::ranges::count(trials_, state, &Trial::state));
 }
 
 }  // namespace clattn::cli

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <fmt/chrono.h>
+
 #include <cstddef>
+#include <ctime>
 #include <memory>
 #include <optional>
 #include <set>
@@ -10,6 +13,13 @@
 #include "cli/tune_race.hpp"
 
 namespace clattn::cli {
+
+/// Says of a row by which version, and when (YYYY-MM-DD of the world's time), it was measured.
+template <typename Row>
+void stamp(Row& row) {
+  row.version = CLATTN_VERSION;
+  row.date = fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)));
+}
 
 /// One target's search: the rows of variants.inc as they are, then their other tiles. Ends at its
 /// deadline, but for a step that has begun.

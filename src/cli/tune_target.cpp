@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "cli/attention_call.hpp"
-#include "cli/check_batches.hpp"
-#include "cli/check_mla.hpp"
-#include "cli/check_report.hpp"
+#include "cli/checks.hpp"
 #include "cli/elements.hpp"
 #include "cli/verify.hpp"
 
@@ -46,8 +44,7 @@ const std::vector<BatchFamily>& checked_batches() {
 
 std::optional<KernelInfo> kernel_of(const std::vector<KernelInfo>& kernels, std::string_view role) {
   // Of several tiles the largest, which stands last, is what a row chooses.
-  const auto found = std::find_if(kernels.rbegin(), kernels.rend(),
-                                  [&](const KernelInfo& kernel) { return kernel.role == role; });
+  const auto found = std::ranges::find(kernels.rbegin(), kernels.rend(), role, &KernelInfo::role);
   return found == kernels.rend() ? std::nullopt : std::optional(*found);
 }
 
@@ -78,44 +75,103 @@ Deviation check_all(const std::shared_ptr<Context>& context, const std::vector<T
   return deviation;
 }
 
-}  // namespace
+/// A timed batch of equal requests.
+std::function<std::unique_ptr<Workload>()> timed_batch(MakeWorkload* make,
+                                                       const std::shared_ptr<Context>& context,
+                                                       const TuneShape& shape,
+                                                       std::string_view suite, const Batch& batch) {
+  BenchShape timed;
+  timed.model = shape.model();
+  timed.suite = suite;
+  timed.requests.assign(static_cast<std::size_t>(batch.batch), {batch.query_len, batch.seq_len});
+  const BenchOptions options{
+      .device = {}, .backend = {}, .layout = {}, .rotate_bytes = kRotateBytes};
+  return [=] { return make({context, options, timed}); };
+}
 
-std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Context>& context,
-                                                       const BenchModel& model,
-                                                       std::string_view suite,
-                                                       std::int32_t num_reqs,
-                                                       BenchRequest request) {
-  BenchShape shape;
-  shape.model = model;
-  shape.suite = suite;
-  shape.requests.assign(static_cast<std::size_t>(num_reqs), request);
-  return [=] {
-    return make_attention_workload(
-        context, {.device = {}, .backend = {}, .layout = {}, .rotate_bytes = kRotateBytes}, shape);
-  };
+/// What the targets of all roles have in common. `kernels`: those of the layer under the rows of
+/// the moment.
+TuneTarget make_target(const std::shared_ptr<Context>& context, const TuneShape& shape,
+                       const std::function<std::vector<KernelInfo>()>& kernels) {
+  TuneTarget target;
+  target.key = shape.key(context->capabilities());
+  target.name = shape.name();
+  target.kernel = [kernels, role = shape.role->name] { return kernel_of(kernels(), role); };
+  return target;
+}
+
+/// Two KV heads show what one alone would not, and spare the oracle the rest.
+AttentionConfig with_two_kv_heads(AttentionConfig config) {
+  const std::int32_t group = config.num_queries_per_kv();
+  config.num_kv_heads = std::min(config.num_kv_heads, 2);
+  config.num_heads = config.num_kv_heads * group;
+  return config;
+}
+
+template <typename Compare>
+Deviation check_all(const std::vector<BatchFamily>& batches, const Compare& compare) {
+  Deviation deviation;
+  for (const BatchFamily& batch : batches) deviation.merge(compare(batch).deviation);
+  return deviation;
 }
 
 TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
   const AttentionConfig& config = shape.config;
   const std::string_view role = shape.role->name;
-  TuneTarget target;
-  target.key = shape.key(context->capabilities());
-  target.name = shape.name();
-  target.kernel = [context, config, role] {
-    const AttentionBackend& backend = get_attn_backend(config, &context->capabilities());
-    return kernel_of(backend.make_impl(context, config)->kernels(), role);
+  TuneTarget target = make_target(context, shape, [context, config] {
+    return get_attn_backend(config, &context->capabilities()).make_impl(context, config)->kernels();
+  });
+  target.check = [context, truths = make_truths(with_two_kv_heads(config))] {
+    return check_all(context, truths);
   };
-  // Two KV heads show what one alone would not, and spare the oracle the rest.
-  AttentionConfig small = config;
-  small.num_kv_heads = std::min(config.num_kv_heads, 2);
-  small.num_heads = small.num_kv_heads * target.key.group;
-  target.check = [context, truths = make_truths(small)] { return check_all(context, truths); };
   for (const Batch& batch : timed_batches(context->capabilities().kind, role)) {
-    target.workloads.push_back(
-        timed_batch(context, shape.model(), role, batch.batch, {batch.query_len, batch.seq_len}));
+    target.workloads.push_back(timed_batch(make_attention_workload, context, shape, role, batch));
   }
   return target;
 }
+
+TuneTarget make_mla_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
+  const MLAConfig config{.num_heads = shape.config.num_heads,
+                         .kv_lora_rank = shape.config.output_head_size(),
+                         .rope_dim = shape.config.rope_dim,
+                         .block_size = shape.config.block_size,
+                         .dtype = shape.config.dtype,
+                         .kv_cache_dtype = shape.config.kv_cache_dtype,
+                         .scale = shape.config.scale};
+  TuneTarget target = make_target(
+      context, shape, [context, config] { return make_mla_impl(*context, config)->kernels(); });
+  target.check = [context, config] {
+    return check_all(mla_batches(), [&](const BatchFamily& batch) {
+      return compare_mla(context, config, batch, 7700);
+    });
+  };
+  const bool cpu = context->capabilities().kind == DeviceKind::kCpu;
+  for (const std::int32_t requests : {1, cpu ? 4 : 32}) {
+    target.workloads.push_back(timed_batch(make_attention_workload, context, shape, "decode",
+                                           {requests, 1, cpu ? 256 : 2048}));
+  }
+  return target;
+}
+
+/// No suite of `clattn bench` reads x-packed caches.
+TuneTarget make_packed_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
+  TuneTarget target = make_target(context, shape, [context, config = shape.config] {
+    return make_paged_attention(*context, config)->kernels();
+  });
+  target.check = [context, config = with_two_kv_heads(shape.config)] {
+    return check_all(packed_batches(), [&](const BatchFamily& batch) {
+      return compare_packed_attention(context, config, batch, 8800);
+    });
+  };
+  const bool cpu = context->capabilities().kind == DeviceKind::kCpu;
+  for (const std::int32_t requests : {1, cpu ? 8 : 32}) {
+    target.workloads.push_back(timed_batch(make_packed_workload, context, shape, "decode",
+                                           {requests, 1, cpu ? 1024 : 2048}));
+  }
+  return target;
+}
+
+}  // namespace
 
 std::span<const TuneRole> tune_roles() {
   static constexpr TuneRole kRoles[] = {

@@ -25,12 +25,6 @@ struct TuneTarget {
   std::vector<std::function<std::unique_ptr<Workload>()>> workloads;
 };
 
-/// A timed batch of equal requests.
-std::function<std::unique_ptr<Workload>()> timed_batch(const std::shared_ptr<Context>& context,
-                                                       const BenchModel& model,
-                                                       std::string_view suite,
-                                                       std::int32_t num_reqs, BenchRequest request);
-
 struct TuneRole;
 
 /// The shape of a model's layer in one role.
@@ -48,10 +42,6 @@ struct TuneShape {
 };
 
 using MakeTuneTarget = TuneTarget(const std::shared_ptr<Context>& context, const TuneShape& shape);
-MakeTuneTarget make_attention_target;  ///< decode, prefill
-MakeTuneTarget make_mla_target;
-MakeTuneTarget make_packed_target;
-
 struct TuneRole {
   std::string_view name;
   bool latent;  ///< of layers with latent attention, or of all others

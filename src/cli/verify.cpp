@@ -69,6 +69,21 @@ Deviation compare_fp8(std::span<const std::byte> out, double scale,
   return deviation;
 }
 
+oracle::AttentionCase row_case(const AttentionConfig& config, std::int32_t num_keys) {
+  oracle::AttentionCase call;
+  call.num_kv_heads = 1;
+  call.head_size = config.head_size;
+  call.block_size = num_keys;
+  call.scale = config.scale ? static_cast<double>(*config.scale) : 1 / std::sqrt(config.head_size);
+  call.soft_cap = static_cast<double>(config.logits_soft_cap);
+  if (config.sliding_window > 0) call.window_left = config.sliding_window - 1;
+  call.query_start_loc = {0, 1};
+  call.seq_lens = {num_keys};
+  call.block_table = {0};
+  call.max_blocks = 1;
+  return call;
+}
+
 oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::int32_t width,
                                       std::int32_t kept) {
   oracle::AttentionResult part;

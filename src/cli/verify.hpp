@@ -1,10 +1,8 @@
 #pragma once
 
-#include <algorithm>
-#include <clattn/types.hpp>
+#include <clattn/attention_config.hpp>
 #include <cstddef>
 #include <span>
-#include <string>
 
 #include "oracle/oracle.hpp"
 
@@ -31,6 +29,10 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
 /// type more is allowed.
 Deviation compare_fp8(std::span<const std::byte> out, double scale,
                       const oracle::AttentionResult& truth, bool rounds_weights);
+
+/// One query token over `num_keys` keys of one KV head, as a batch of its own. Its heads, queries,
+/// keys and values are still to come.
+oracle::AttentionCase row_case(const AttentionConfig& config, std::int32_t num_keys);
 
 /// The first `kept` of every `width` elements of a result: what latent attention gives out.
 oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::int32_t width,

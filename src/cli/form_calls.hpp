@@ -1,14 +1,39 @@
 #pragma once
 
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "cli/attention_call.hpp"
 #include "cli/device_memory.hpp"
 
+// Calls over caches of another form than K and V pages: latent rows, and x-packed pairs.
+
 namespace clattn::cli {
+
+/// One call over latent rows, tensors as element bits on the host.
+struct MLACall {
+  MLAConfig config;
+  std::int32_t num_splits = 0;
+  PlanOptions plan;
+  float kv_scale = 1;
+  CommonAttentionMetadata batch;  ///< over arrays of the caller's
+  std::vector<std::byte> query;   // [tokens, num_heads, kv_lora_rank + rope_dim]
+  std::vector<std::byte> cache;   // [num_blocks, block_size, kv_lora_rank + rope_dim]
+  std::int64_t num_blocks = 0;
+};
+
+/// Runs the call `repeat` times over freshly poisoned outputs; times are those of the last. Without
+/// tokens nothing is launched. Throws what the library throws.
+AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call,
+                         int repeat = 1);
+
+/// An x-packed cache of a layer, without memory.
+PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks);
 
 /// A logical cache in the x-packed order of `config`'s cache, and back.
 LogicalCache pack(const AttentionConfig& config, const LogicalCache& logical);
