@@ -8,7 +8,6 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
 
