@@ -8,9 +8,10 @@ packaged=$(dirname "$(dpkg-query -L rocm-device-libs | grep -m 1 '/ockl\.bc$')")
 mkdir -p "$dir"
 ln -sf "$packaged"/*.bc "$dir"/
 
-for chip in 942:9402 1100:11000 1101:11001 1102:11002 1150:11500 1200:12000 1201:12001; do
+for chip in 942:9402 950:9500 1100:11000 1101:11001 1102:11002 1150:11500 1200:12000 1201:12001; do
   module=$dir/oclc_isa_version_${chip%:*}.bc
   if [ -e "$module" ]; then continue; fi
   echo "const __constant int __oclc_ISA_version = ${chip#*:};" |
-    clang-19 -x cl -cl-std=CL2.0 --target=amdgcn-amd-amdhsa -nogpulib -emit-llvm -c -o "$module" -
+    clang-19 -x cl -cl-std=CL2.0 --target=amdgcn-amd-amdhsa -Xclang -mcode-object-version=none \
+      -nogpulib -emit-llvm -c -o "$module" -
 done
