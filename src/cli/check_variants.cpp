@@ -31,14 +31,16 @@ const std::vector<std::pair<std::int32_t, DType>>& groups() {
 constexpr std::int32_t kGroup = 4;
 
 /// Each batch reaches one kernel of every family: two tokens, of four heads a KV head four, are too
-/// many for a GPU's decode tile and fit its small prefill tile; 65 are too many for all but the
-/// largest. Split ones also reach what joins: decode itself or the merge, prefill the merge alone.
+/// many for a GPU's decode tile and fit its small prefill tile, eight where tiles have more rows;
+/// 65 are too many for all but the largest. Split ones also reach what joins: decode itself or the
+/// merge, prefill the merge alone.
 const std::vector<BatchFamily>& single_kernel_batches() {
   static const std::vector<BatchFamily> batches = {
       {"decode", {{1, 1}, {1, 17}, {1, 130}, {1, 300}}, 1},
       {"decode, 4 splits", {{1, 300}, {1, 64}, {1, 130}}, 4},
       {"2 tokens", {{2, 61}, {2, 2}}, 1},
       {"4 tokens", {{4, 61}, {4, 4}}, 1},
+      {"8 tokens", {{8, 61}, {8, 8}}, 1},
       {"prefill", {{65, 65}, {70, 150}}, 1},
       {"prefill, 3 splits", {{65, 400}}, 3},
   };
