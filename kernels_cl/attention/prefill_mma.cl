@@ -38,6 +38,16 @@
 #define CLA_STRIDE (CLA_STEP_UNITS * CLA_QK_STEPS | 1)
 #define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
 #define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
+#ifndef CLA_KEY_UNIT /* keys lie as values do */
+#define CLA_KEY_UNIT(key, unit) CLA_TILE_UNIT(key, unit)
+#define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_STRIDE)
+#endif
+#ifndef CLA_FEW_REGISTERS
+#define CLA_FEW_REGISTERS 0
+#endif
+/* 0, of which the compiler cannot be sure with CLA_FEW_REGISTERS: it computes a lane's addresses
+   anew for each tile, and they take no registers meanwhile. */
+#define CLA_ZERO(tile) (CLA_FEW_REGISTERS ? (uint)((tile) >> 31) : 0u)
 #include "attention/row_tiles.clh"
 #if CLA_KV_QUANT
 #include "tile/sm80_cache.clh"
@@ -65,7 +75,7 @@ static inline void cla_multiply_qk(float* scores, __local const uint4* q_rows,
 #pragma unroll
     for (uint n = 0; n < CLA_SCORE_TILES; n += CLA_B_TILES) {
       ClaB b[CLA_B_TILES];
-      cla_load_b_columns(b, k_tile + n * CLA_TILE_COLUMNS * CLA_STRIDE + step * CLA_STEP_UNITS,
+      cla_load_b_columns(b, k_tile + CLA_KEY_UNIT(n * CLA_TILE_COLUMNS, step * CLA_STEP_UNITS),
                          CLA_STRIDE, lane);
 #pragma unroll
       for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
@@ -88,26 +98,30 @@ static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* ca
 }
 
 /* The tile's keys and values to k_tile and v_tile[BLOCK_KV][STRIDE]; 0 for keys that no row sees,
-   whose rows are not read. */
+   whose rows are not read. `zero`: CLA_ZERO. */
 static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile,
                                     __global const CLA_KV_T* k_cache,
-                                    __global const CLA_KV_T* v_cache, __local const long* key_at) {
+                                    __global const CLA_KV_T* v_cache, __local const long* key_at,
+                                    uint zero) {
 #pragma unroll
-  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * CLA_DIM_UNITS; i += CLA_WG_SIZE) {
+  for (uint i = (uint)get_local_id(0) + zero; i < CLA_BLOCK_KV * CLA_DIM_UNITS + zero;
+       i += CLA_WG_SIZE) {
     const uint key = i / CLA_DIM_UNITS;
     const uint unit = i % CLA_DIM_UNITS;
     const long row = key_at[key];
     const long at = row >= 0 ? row + 8 * unit : -1;
-    cla_start_unit(k_tile + key * CLA_STRIDE + unit, k_cache, at);
-    cla_start_unit(v_tile + key * CLA_STRIDE + unit, v_cache, at);
+    cla_start_unit(k_tile + CLA_KEY_UNIT(key, unit), k_cache, at);
+    cla_start_unit(v_tile + CLA_TILE_UNIT(key, unit), v_cache, at);
   }
 }
 
-/* Zeros the units behind the last dim of a tile's rows that products meet. */
-static inline void cla_zero_behind(__local uint4* tile, uint num_rows) {
+/* Zeros the units behind the last dim that products meet, of queries and of a tile of keys. */
+static inline void cla_zero_behind(__local uint4* q_tile, __local uint4* k_tile) {
 #if CLA_STEP_UNITS * CLA_QK_STEPS != CLA_DIM_UNITS
-  for (uint i = (uint)get_local_id(0); i < num_rows; i += CLA_WG_SIZE)
-    tile[i * CLA_STRIDE + CLA_DIM_UNITS] = (uint4)(0u);
+  for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS; i += CLA_WG_SIZE)
+    q_tile[CLA_QUERY_UNIT(i, CLA_DIM_UNITS)] = (uint4)(0u);
+  for (uint i = (uint)get_local_id(0); i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
+    k_tile[CLA_KEY_UNIT(i, CLA_DIM_UNITS)] = (uint4)(0u);
 #endif
 }
 
@@ -168,11 +182,15 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
     const ClaRow* rows = own->rows + m * CLA_C_ROWS;
     ClaRowState* state = own->state + m * CLA_C_ROWS;
     float factors[CLA_C_ROWS];
+#if CLA_FEW_REGISTERS /* once, not apart for tiles without masks */
+    cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, masked, 0);
+#else
     if (masked) {
       cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 1, 0);
     } else {
       cla_rows_to_probabilities(products, factors, state, rows, opt, scale, first_key, 0, 0);
     }
+#endif
     cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
   }
   if (!masked || !cla_values_overflow(v_tile, lane)) {
@@ -190,7 +208,7 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
 
 CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __local uint4 q_tile[CLA_BLOCK_ROWS * CLA_STRIDE] __attribute__((aligned(128)));
-  __local uint4 k_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
+  __local uint4 k_tile[2][CLA_KEY_TILE_UNITS] __attribute__((aligned(128)));
   __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
   __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
                                            of the next tile and of the one behind it */
@@ -218,13 +236,12 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   const ClaTeam team = {0, CLA_BLOCK_ROWS, lid, CLA_WG_SIZE};
   cla_start_queries(q_tile, &task, team, q, call.q_offset, call.q_token_stride, scale);
-  cla_zero_behind(q_tile, CLA_BLOCK_ROWS);
-  cla_zero_behind(k_tile[0], 2 * CLA_BLOCK_KV);
+  cla_zero_behind(q_tile, k_tile[0]);
   for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
                               call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
-  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, CLA_VALUES, key_at[0]);
+  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, CLA_VALUES, key_at[0], 0);
 
   uint stage = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -232,7 +249,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     cla_wait_copies();
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
-    cla_start_copies(k_tile[next], v_tile[next], k_cache + call.k_offset, CLA_VALUES, key_at[next]);
+    cla_start_copies(k_tile[next], v_tile[next], k_cache + call.k_offset, CLA_VALUES, key_at[next],
+                     CLA_ZERO(tile));
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll
     for (int i = 0; i < CLA_OWN_KEYS; ++i)
@@ -241,7 +259,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
                                call.block_stride, call.token_stride);
 
     float scores[CLA_FRAGMENTS * CLA_SCORE_TILES * CLA_C_SIZE];
-    cla_multiply_qk(scores, q_tile + own.first_row * CLA_STRIDE, k_tile[stage], lane);
+    cla_multiply_qk(scores, q_tile + (own.first_row + CLA_ZERO(tile)) * CLA_STRIDE, k_tile[stage],
+                    lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
     cla_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage], lane);

@@ -34,38 +34,50 @@
 #define CLA_V_STRIDE (CLA_DIMS / 8 | 1)
 #endif
 
-static inline void cla_set_element(__local uint4* tile, uint stride, uint row, uint column,
-                                   uint value) {
-  ((__local ushort*)(tile + row * stride))[column] = (ushort)cla_mma_pair((float)value, 0.0f);
+/* What a unit says of a tile of keys, for one step of BLOCK_KV keys. */
+#define CLA_QK_STEPS 1
+#define CLA_BLOCK_KV CLA_KEYS
+#ifndef CLA_KEY_UNIT
+#define CLA_KEY_UNIT(key, unit) ((key)*CLA_STRIDE + (unit))
+#define CLA_KEY_TILE_UNITS (CLA_KEYS * CLA_STRIDE)
+#endif
+#ifndef CLA_UNIT_ATTRIBUTE
+#define CLA_UNIT_ATTRIBUTE
+#endif
+
+static inline void cla_set_element(__local uint4* row, uint column, uint value) {
+  ((__local ushort*)row)[column] = (ushort)cla_mma_pair((float)value, 0.0f);
 }
 
 static inline void cla_fill(__local uint4* a, __local uint4* k, __local uint4* v, uint warp,
                             uint lane, uint seed) {
   for (uint i = lane; i < CLA_TILE_ROWS * CLA_TILE_DEPTH; i += CLA_LANES) {
     const uint row = i / CLA_TILE_DEPTH, column = i % CLA_TILE_DEPTH;
-    cla_set_element(a, CLA_STRIDE, row, column, CLA_ELEMENT(warp, 0, row, column, 4));
+    cla_set_element(a + row * CLA_STRIDE, column, CLA_ELEMENT(warp, 0, row, column, 4));
   }
   for (uint i = lane; i < CLA_KEYS * CLA_TILE_DEPTH; i += CLA_LANES) {
     const uint row = i / CLA_TILE_DEPTH, column = i % CLA_TILE_DEPTH;
-    cla_set_element(k, CLA_STRIDE, row, column, CLA_ELEMENT(warp, 1, row, column, 2));
+    cla_set_element(k + CLA_KEY_UNIT(row, column / 8), column % 8,
+                    CLA_ELEMENT(warp, 1, row, column, 2));
   }
   for (uint i = lane; i < CLA_KEYS * CLA_DIMS; i += CLA_LANES) {
     const uint key = i / CLA_DIMS, dim = i % CLA_DIMS;
     const uint value = CLA_ELEMENT(warp, 2, key, dim, 4);
 #ifdef CLA_KEY_PLACE
-    cla_set_element(v, CLA_V_STRIDE, dim, CLA_KEY_PLACE(key), value);
+    cla_set_element(v + dim * CLA_V_STRIDE, CLA_KEY_PLACE(key), value);
 #else
-    cla_set_element(v, CLA_V_STRIDE, key, dim, value);
+    cla_set_element(v + key * CLA_V_STRIDE, dim, value);
 #endif
   }
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_unit(
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) CLA_UNIT_ATTRIBUTE void
+clattn_selftest_unit(
     __global float* restrict result,  // TILE_ROWS, KEYS, TILE_DEPTH, DIMS; then for each warp
                                       // S[ROWS, KEYS], O[ROWS, DIMS], maxima[ROWS], sums[ROWS]
     uint seed) {
   __local uint4 a_tile[2][CLA_TILE_ROWS * CLA_STRIDE];
-  __local uint4 k_tile[2][CLA_KEYS * CLA_STRIDE];
+  __local uint4 k_tile[2][CLA_KEY_TILE_UNITS];
   __local uint4 v_tile[2][CLA_V_ROWS * CLA_V_STRIDE];
   const uint lane = (uint)get_local_id(0) % CLA_LANES;
   const uint warp = (uint)get_local_id(0) / CLA_LANES;
@@ -79,7 +91,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
   ClaB b[CLA_B_TILES];
   const ClaA a = cla_load_a(a_tile[warp], CLA_STRIDE, lane);
   for (uint n = 0; n < CLA_KEYS / CLA_TILE_COLUMNS; n += CLA_B_TILES) {
-    cla_load_b_columns(b, k_tile[warp] + n * CLA_TILE_COLUMNS * CLA_STRIDE, CLA_STRIDE, lane);
+    cla_load_b_columns(b, k_tile[warp] + CLA_KEY_UNIT(n * CLA_TILE_COLUMNS, 0), CLA_STRIDE, lane);
     for (uint i = 0; i < CLA_B_TILES; ++i) cla_mma(s + (n + i) * CLA_C_SIZE, a, b[i]);
   }
   for (uint step = 0; step < CLA_KEYS / CLA_TILE_DEPTH; ++step) {

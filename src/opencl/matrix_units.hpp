@@ -21,6 +21,8 @@ struct MatrixUnit {
 inline constexpr auto kMatrixUnits = std::to_array<MatrixUnit>({
     {"tile/mfma.clh", 64},
     {"tile/wmma.clh", 32},
+    {"tile/dpas8.clh", 8},
+    {"tile/dpas16.clh", 16},
 });
 
 /// The headers of a set: bit i is kMatrixUnits[i].

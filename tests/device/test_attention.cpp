@@ -154,12 +154,14 @@ std::vector<const Variant*> attention_variants() {
 }
 
 /// While it lives, the variant is chosen where it otherwise would not be: on every device if its
-/// unit is used only on request, on CPUs if it is a spare, because no tile ever spills there.
+/// unit is used only on request, on CPUs if it is a spare, because no tile ever spills there, or on
+/// one of the units that CPUs execute side by side.
 class SpareFirst {
  public:
   SpareFirst(std::shared_ptr<clattn::Context> context, const Variant& variant)
       : context_(std::move(context)),
-        wanted_(variant.unit().asked_only || (is_spare(variant) && on_cpu())) {
+        wanted_(variant.unit().asked_only ||
+                (on_cpu() && (is_spare(variant) || variant.unit().by_sub_groups))) {
     if (!wanted_) return;
     clattn::TuningRow row;
     row.device = "gpu";  // the class of GPU kernels on a CPU

@@ -19,7 +19,8 @@ chosen_for() {  # CHECK: the files that it is to see
     kind=$(cat "${file%.cl}.kind")
     options=$(cat "${file%.cl}.options")
     case $1/$kind/$options in
-      lint/*) ;;
+      lint/* | intel/*-cl-intel-*) ;;
+      *-cl-intel-*) continue ;;   # on Intel's matrix units
       */cpu/*) continue ;;        # vectors and extensions of the CPU compiler
       amd/amd*) ;;
       */amd*) continue ;;         # built-ins of clang for those chips

@@ -6,6 +6,11 @@ set -eu
 file=$1
 name=$(basename "$file" .cl)
 options=$(cat "${file%.cl}.options")
+on_dpas=false
+case $options in
+  *-cl-intel-256-GRF-per-thread*) on_dpas=true ;;  # Intel's alone
+esac
+options=$(echo "$options" | sed 's/-cl-intel-256-GRF-per-thread//')
 case $options in
   *-DCLA_PTX=1*) tidy=false target="nvptx64-unknown-unknown -fgnu-keywords" ;;
   *-DCLA_PTX=2*) tidy=false target=spir64-unknown-unknown ;;
@@ -25,8 +30,8 @@ strict="-Wall -Wextra -Wno-unused-parameter -Wno-unused-function -Wshadow -Wunde
 core=+cl_khr_byte_addressable_store,+cl_khr_global_int32_base_atomics
 core=$core,+cl_khr_local_int32_base_atomics,+cl_khr_global_int32_extended_atomics
 core=$core,+cl_khr_local_int32_extended_atomics
-case $options in
-  *-DCLA_PTX=2*)  # a probe asks for them
+case $on_dpas$options in
+  *-DCLA_PTX=2* | true*)  # a probe asks for them
     core=$core,+cl_khr_subgroups,+cl_intel_subgroups
     language="$language -include $(dirname "$0")/sub_groups.h"
     ;;
@@ -38,6 +43,10 @@ case $target in
     compilers="clang-19"
     ;;
 esac
+if $on_dpas; then
+  tidy=false
+  language="$language -include $(dirname "$0")/intel_built_ins.h"
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0

@@ -49,6 +49,11 @@ const Unit& unit_of(UnitId id) {
   return kUnits.at(static_cast<std::size_t>(id));
 }
 
+bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device) {
+  if (unit.needs == Needs::kLanes) return !(unit.traits.ptx && device.inline_ptx);
+  return unit.traits.by_sub_groups && device.kind != DeviceKind::kGpu;
+}
+
 const Kernel& kernel_of(KernelId id) {
   return kKernels.at(static_cast<std::size_t>(id));
 }
@@ -60,6 +65,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
   };
   const auto lanes = static_cast<std::uint32_t>(unit.traits.lanes);
   const bool by_ptx = unit.traits.ptx && device.inline_ptx;
+  const bool in_step = (device.sub_groups_in_step & lanes) != 0;
   const std::string no_lanes =
       fmt::format("needs {}sub-groups of {} that run in step",
                   unit.traits.ptx ? "inline PTX, or " : "", unit.traits.lanes);
@@ -71,10 +77,12 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
       {true, {}},
       {device.kind != DeviceKind::kGpu,
        "needs a CPU: it keeps its tiles in private memory, which a GPU spills"},
-      {by_ptx || (device.sub_groups_in_step & lanes) != 0, no_lanes},
+      {by_ptx || in_step, no_lanes},
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
       {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"},
-      {contains(device.matrix_units, tested_header(unit)), no_unit}};
+      {contains(device.matrix_units, tested_header(unit)) ||
+           (runs_by_sub_groups(unit, device) && in_step),
+       no_unit}};
   const Answer& answer = answers[static_cast<std::size_t>(unit.needs)];
   return answer.has ? std::nullopt : std::optional<std::string>(answer.reason);
 }

@@ -53,16 +53,19 @@ struct UnitTraits {
   /// What a group wrote before a fence is seen by a group that knows of it from an atomic, so
   /// kernels can merge their own splits. OpenCL C 1.2 does not promise that.
   bool fence = false;
-  std::int32_t lanes = 0;              ///< that run in step; 0 = it knows of none
-  std::int32_t tile_rows = 0;          ///< of a product, of a unit of the contract
-  bool asked_only = false;             ///< used only where a tuning row names the kernel
-  bool ptx = false;                    ///< by inline PTX where there is any, else by sub-groups
+  std::int32_t lanes = 0;      ///< that run in step; 0 = it knows of none
+  std::int32_t tile_rows = 0;  ///< of a product, of a unit of the contract
+  bool asked_only = false;     ///< used only where a tuning row names the kernel
+  bool ptx = false;            ///< by inline PTX where there is any, else by sub-groups
+  /// On CPUs by sub-groups: its header has a second body, so that kernels can be checked there.
+  bool by_sub_groups = false;
   bool bf16_pairs = false;             ///< kernels are compiled with CLA_DOT=1
   bool rounds_probabilities = false;   ///< to the queries' type, before they meet V
   std::int32_t head_step = 1;          ///< heads are a multiple of it
   std::int32_t most_key_elements = 0;  ///< of a tile, block_kv * head_size; 0 = any
   /// The header of the same instructions whose self-test speaks for this one; empty = its own.
   std::string_view tested_by = {};
+  std::string_view options = {};  ///< of the compiler that has the unit, after a space
 };
 
 /// A row UNIT of units.inc.
@@ -103,6 +106,8 @@ enum class UnitId : std::uint8_t {
 #include "kernels/choose/units.inc"
 };
 const Unit& unit_of(UnitId id);
+/// Whether kernels on the unit are compiled with CLA_PTX=2: kernels_cl/tile/lanes.clh.
+bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device);
 /// Why the device does not meet the unit's needs; nothing if it does.
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
 /// Why the device meets the needs of no unit of the family; nothing if it does.

@@ -276,9 +276,9 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const HeadTiling tiling = head_tiling(variant, shape);
   const int vec =
       cpu ? vector_width(shape.head_size + shape.rope_dim, capabilities.float_vector_width) : 0;
-  // kernels_cl/tile/lanes.clh
-  const int by_lanes = unit_of(variant.unit_id).needs == Needs::kLanes ? 2 : 0;
-  const int ptx = unit.ptx && capabilities.inline_ptx ? 1 : by_lanes;
+  const bool by_sub_groups = runs_by_sub_groups(unit_of(variant.unit_id), capabilities);
+  const int by_ptx = unit.ptx && capabilities.inline_ptx ? 1 : 0;
+  const int ptx = by_sub_groups ? 2 : by_ptx;  // kernels_cl/tile/lanes.clh
   const int x = 16 / static_cast<int>(element_size_bytes(shape.cache_dtype));
   std::string options = fmt::format(
       "-DCLA_HEAD_DIM={} -DCLA_GROUP={} -DCLA_HEADS_PER_ITEM={} "
@@ -291,7 +291,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.bf16_pairs ? 1 : 0);
-  if (ptx == 2) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
+  if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
+  if (!by_sub_groups) options += unit.options;
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&
