@@ -77,11 +77,17 @@ CaseSpec small_case(DType dtype = DType::kF16) {
   return spec;
 }
 
+/// Whether the devices that run one run the other: a unit may have a header for few rows.
+bool runs_where(const Variant& one, const Variant& other) {
+  return one.family() == other.family() && one.unit().lanes == other.unit().lanes &&
+         clattn::detail::unit_of(one.unit_id).needs == clattn::detail::unit_of(other.unit_id).needs;
+}
+
 /// Whether a row before it has the same tile, and is taken unless it spills.
 bool is_spare(const Variant& variant) {
   for (const Variant& other : clattn::detail::variants()) {
     if (&other == &variant) return false;
-    if (other.role == variant.role && other.unit_id == variant.unit_id &&
+    if (other.role == variant.role && runs_where(other, variant) &&
         other.kernel().heads == variant.kernel().heads && other.block_rows == variant.block_rows) {
       return true;
     }
