@@ -74,7 +74,7 @@ struct Matrix {
     std::normal_distribution<double> normal;
     for (std::size_t n = 0; n < count; ++n) {
       unsigned char* to = &bytes[n * bytes_of(f)];
-      do write(to, f, normal(random), random());
+      do write(to, f, normal(random), static_cast<std::uint32_t>(random()));
       while (std::isnan(value_of(to, f, fnuz)));
       values[n] = value_of(to, f, fnuz);
     }
