@@ -8,7 +8,6 @@
 namespace clattn {
 
 using detail::check_indptr;
-using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
 

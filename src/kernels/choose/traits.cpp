@@ -91,7 +91,7 @@ std::optional<std::string> unmet_need(KernelFamily family, const DeviceCapabilit
   std::optional<std::string> first;
   for (const Unit& unit : kUnits) {
     if (unit.family != family) continue;
-    const std::optional<std::string> need = unmet_need(unit, device);
+    std::optional<std::string> need = unmet_need(unit, device);
     if (!need) return need;
     if (!first) first = need;
   }
