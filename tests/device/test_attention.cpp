@@ -104,12 +104,11 @@ std::int32_t head_size_for(const Variant& variant) {
   return is_spare(variant) ? 256 : 128;
 }
 
-/// Whether the device runs a row of the same role and family.
+/// Whether the device runs a row of the same family: other roles take the ladder's next one then.
 bool is_replaced(const Variant& variant, const clattn::DeviceCapabilities& device) {
   const auto rows = clattn::detail::variants();
   return std::any_of(rows.begin(), rows.end(), [&](const Variant& other) {
-    return other.role == variant.role && other.family() == variant.family() &&
-           clattn::detail::why_not(other, device).empty();
+    return other.family() == variant.family() && clattn::detail::why_not(other, device).empty();
   });
 }
 
