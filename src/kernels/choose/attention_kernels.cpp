@@ -148,16 +148,17 @@ PlannerConfig planner_config(const AttentionKernels& kernels) {
         .groups_per_item = stage.tiling.groups_per_item,
         .merges_splits = merges_splits(*stage.variant),
         .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
-        .workers = concurrent_groups(*stage.variant, runtime.capabilities()),
+        .workers =
+            concurrent_groups(*stage.variant, kernels.shape.cache_dtype, runtime.capabilities()),
         .dealing =
             stage.variant->kernel().tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
         .parallel = costs.groups,
         .launch_ns = costs.launch_us * kNsPerUs,
         .costs = task_costs(costs, kernels.shape, stage.tiling)};
   }
-  config.merge =
-      merge_costs(kernel_costs(runtime, kernels.shape, *kernels.merge.variant), kernels.shape,
-                  concurrent_groups(*kernels.merge.variant, runtime.capabilities()));
+  config.merge = merge_costs(
+      kernel_costs(runtime, kernels.shape, *kernels.merge.variant), kernels.shape,
+      concurrent_groups(*kernels.merge.variant, kernels.shape.cache_dtype, runtime.capabilities()));
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
   // Without a queue, CPUs are handed the front of the list.

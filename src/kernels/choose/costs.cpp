@@ -14,10 +14,13 @@ KernelCosts kernel_costs(const Runtime& runtime, const KernelShape& shape, const
   return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
 }
 
-std::int32_t concurrent_groups(const Variant& variant, const DeviceCapabilities& capabilities) {
+std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
+                               const DeviceCapabilities& capabilities) {
   // On a CPU a group keeps a core. Elsewhere four hide each other's waiting for memory.
   constexpr std::int32_t kHidingGroups = 4;
-  const std::int32_t known = variant.kernel().groups;
+  const KernelTraits& traits = variant.kernel();
+  const bool narrow = is_quantized(cache_dtype) && traits.groups_8bit > 0;
+  const std::int32_t known = narrow ? traits.groups_8bit : traits.groups;
   const std::int32_t each = variant.family() == KernelFamily::kCpu ? 1
                             : known > 0                            ? known
                                                                    : kHidingGroups;

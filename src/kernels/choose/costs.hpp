@@ -9,7 +9,8 @@ namespace clattn::detail {
 /// What a kernel costs under a shape: of the closest row of the tuning database.
 KernelCosts kernel_costs(const Runtime& runtime, const KernelShape& shape, const Variant& variant);
 
-/// Work-groups of it that run on a device at once, for all that is known.
-std::int32_t concurrent_groups(const Variant& variant, const DeviceCapabilities& capabilities);
+/// Work-groups of it that run on a device at once over such a cache, for all that is known.
+std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
+                               const DeviceCapabilities& capabilities);
 
 }  // namespace clattn::detail

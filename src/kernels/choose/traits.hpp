@@ -81,6 +81,7 @@ struct KernelTraits {
   Tasks tasks = Tasks::kOneEach;
   /// That a compute unit holds, or with tasks other than kOneEach is given; 0 = not known.
   std::int32_t groups = 0;
+  std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches, which need fewer registers
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes

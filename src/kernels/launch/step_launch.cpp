@@ -85,7 +85,8 @@ void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorde
   }
 }
 
-KernelInfo describe(const BuiltKernel& kernel, const DeviceCapabilities& device) {
+KernelInfo describe(const BuiltKernel& kernel, DType cache_dtype,
+                    const DeviceCapabilities& device) {
   const Variant& v = *kernel.variant;
   return {std::string(v.name),
           std::string(to_string(v.role)),
@@ -93,7 +94,7 @@ KernelInfo describe(const BuiltKernel& kernel, const DeviceCapabilities& device)
           v.block_rows,
           v.block_kv,
           v.unit().rounds_probabilities,
-          concurrent_groups(v, device)};
+          concurrent_groups(v, cache_dtype, device)};
 }
 
 /// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
@@ -192,11 +193,13 @@ Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
 }
 
 std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
-  const DeviceCapabilities& device = kernels.runtime->capabilities();
   std::vector<KernelInfo> infos;
-  for (const BuiltKernel& stage : kernels.stages) infos.push_back(describe(stage, device));
-  infos.push_back(describe(kernels.merge, device));
-  if (kernels.cache_write.variant) infos.push_back(describe(kernels.cache_write, device));
+  const auto add = [&](const BuiltKernel& kernel) {
+    infos.push_back(describe(kernel, kernels.shape.cache_dtype, kernels.runtime->capabilities()));
+  };
+  for (const BuiltKernel& stage : kernels.stages) add(stage);
+  add(kernels.merge);
+  if (kernels.cache_write.variant) add(kernels.cache_write);
   return infos;
 }
 
