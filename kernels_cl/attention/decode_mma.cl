@@ -25,19 +25,14 @@
      HEAD_DIM 128, BLOCK_ROWS 16:    255 registers    64 KiB
      HEAD_DIM 64, BLOCK_ROWS 8:      127 registers    (four groups) 64 KiB
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
-   CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS
    CLA_BLOCK_KV         keys        TILE_KEYS: of a warp and step
    CLA_WG_SIZE          work-items  a multiple of LANES
    CLA_MERGE_TAIL       -           core/last_arrival.clh
-   CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: WG_SIZE / LANES * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS
    * HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims. Launch: num_items *

@@ -22,12 +22,9 @@
    2 176 cycles of products, 4 096 exponentials. Groups of rows that share an item's keys stand next
    to each other in launch order, so that the second one finds them in the last cache.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    256, 512
    CLA_ROPE_DIM         elements    64
-   CLA_GROUP            heads       query heads, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... 64
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE: cache
    CLA_PAGE_SIZE        tokens      >= 1

@@ -23,19 +23,14 @@
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    64, 128, 256
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE: k_cache, v_cache
-   CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        a multiple of 64
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
-   CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 3 KiB of barriers and marks,
    192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries. Launch: up

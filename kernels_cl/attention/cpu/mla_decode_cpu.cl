@@ -96,12 +96,8 @@ CLA_KERNEL clattn_mla_decode_cpu(CLA_PARAMS) {
     cla_vf query[CLA_MAX_ROWS * CLA_ROW_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
     ClaState state;
     const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
-    for (int r = 0; r < padded_rows; ++r) {
-      cla_begin_row(&rows, &state, r);
-      cla_read_query(&rows, r, q + call.q_offset, call.q_token_stride, scale,
-                     query + r * CLA_ROW_VECS);
-      for (int d = 0; d < CLA_NUM_VECS; ++d) o[r * CLA_NUM_VECS + d] = (cla_vf)(0.0f);
-    }
+    cla_begin_rows(&rows, &state, padded_rows, query, CLA_ROW_VECS, o, q + call.q_offset,
+                   call.q_token_stride, scale);
 
     cla_vf row[CLA_BLOCK_KV * CLA_ROW_VECS + 1], column[CLA_BLOCK_KV * CLA_ROW_VECS];
     row[CLA_BLOCK_KV * CLA_ROW_VECS] = (cla_vf)(0.0f);  // behind the last row: see cla_values
