@@ -401,4 +401,5 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
 #pragma unroll
   for (uint n = 0; n < CLA_ACC_TILES; ++n)
     cla_put_c_row(to + n * CLA_TILE_COLUMNS, acc + n * CLA_C_SIZE, CLA_ACC_UNITS(n), factor, lane);
+  cla_store_fp8(&opt, &task, (uint)call.num_kv_heads, own_row, acc, factor, lane);
 }
