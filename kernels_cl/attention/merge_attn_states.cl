@@ -42,7 +42,8 @@ static inline ClaWeights cla_weigh(float prefix, float suffix) {
   const float largest = fmax(prefix, suffix);
   ClaRowState all = {(prefix - largest) * (1.0f / CLA_LSE_UNIT), 1.0f};
   const ClaRowState other = {(suffix - largest) * (1.0f / CLA_LSE_UNIT), 1.0f};
-  w.prefix = cla_merge_states(&all, &other, &w.suffix, 1);
+  w.prefix = cla_raise_base(&all, other.base);
+  w.suffix = cla_add_state(&all, other);
   const float share = 1.0f / all.sum;
   w.lse = largest + log2(all.sum) * CLA_LSE_UNIT;
   w.prefix *= share;
