@@ -25,16 +25,17 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
   BEGIN {
     room_may("base", "")
     room_may("metadata", "base shared")
-    room_may("tuning", "base")
-    room_may("opencl", "base tuning shared")
-    room_may("npy", "")
-    room_may("capture", "base npy")
+    room_may("files", "")
+    room_may("tuning", "base files")
+    room_may("opencl", "base files tuning shared")
+    room_may("npy", "files")
+    room_may("capture", "base files npy")
     room_may("kernels", "base metadata tuning opencl capture shared")
     room_may("kv_cache", "base opencl capture kernels shared")
     room_may("backends", "base metadata opencl capture kernels kv_cache shared")
     room_may("attention", "base metadata opencl capture kernels kv_cache backends shared")
     room_may("c_api", "base metadata opencl kernels kv_cache backends attention shared")
-    room_may("cli", "oracle npy")    # otherwise the public headers
+    room_may("cli", "oracle files npy")    # otherwise the public headers
     room_may("bench", "oracle")      # likewise
     room_may("oracle", "")           # shares nothing with what it judges
     room_may("include", "")
@@ -44,10 +45,10 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels_cl/tile", "tile core shared")    # units, whatever is computed by them
     room_may("kernels_cl/attention", "attention tile core shared")
     room_may("kernels_cl/cache", "cache core shared")
-    only("clattn/", "base metadata tuning opencl npy capture kernels kv_cache backends attention c_api cli bench include")
+    only("clattn/", "base files metadata tuning opencl npy capture kernels kv_cache backends attention c_api cli bench include")
     only("CL/", "opencl include c_api amd-emulator")
     only("clattn/opencl.hpp", "opencl include c_api")
-    only("fmt/", "base metadata tuning opencl npy capture kernels kv_cache backends attention c_api cli bench")
+    only("fmt/", "base files metadata tuning opencl npy capture kernels kv_cache backends attention c_api cli bench")
     only("xxhash", "opencl")
     only("nlohmann/", "cli bench")
     only("CLI/", "cli")

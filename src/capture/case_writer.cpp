@@ -1,14 +1,14 @@
 #include "capture/case_writer.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <clattn/error.hpp>
 #include <system_error>
 #include <utility>
+
+#include "files/files.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -29,9 +29,10 @@ std::int64_t first_free_number(const fs::path& root) {
        entry.increment(failure)) {
     const std::string name = entry->path().filename().string();
     std::int64_t number = 0;
+    constexpr std::int64_t kMost = 1'000'000'000'000;  // somebody's own name, and far from overflow
     const auto [last, status] =
         std::from_chars(name.data(), name.data() + std::min(name.find('-'), name.size()), number);
-    if (status == std::errc{}) next = std::max(next, number + 1);
+    if (status == std::errc{} && number < kMost) next = std::max(next, number + 1);
   }
   require(failure, root, "be read");
   return next;
@@ -48,10 +49,9 @@ CaseWriter::CaseWriter(fs::path root, std::string_view op) : root_(std::move(roo
   std::error_code failure;
   fs::create_directories(root_, failure);
   require(failure, root_, "be created");
+  number_ = take_number(root_);
   do {
-    number_ = take_number(root_);
-    staging_ = root_ / fmt::format(".{:04}-{}.partial-{}", number_, op_, ::getpid());
-    // False: a process of the same id died here, or works here on another machine.
+    staging_ = files::unpredictable(root_ / fmt::format(".{:04}-{}", number_, op_));
   } while (!fs::create_directory(staging_, failure) && !failure);
   require(failure, staging_, "be created");
 }
@@ -66,7 +66,7 @@ void CaseWriter::add(std::string_view name, const npy::NpyArray& array) const {
 }
 
 void CaseWriter::commit(std::string_view case_json) {
-  npy::write_file(staging_ / "case.json", case_json);
+  files::replace_file(staging_ / "case.json", case_json);
   for (;;) {
     const fs::path place = root_ / fmt::format("{:04}-{}", number_, op_);
     std::error_code failure;

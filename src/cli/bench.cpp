@@ -16,7 +16,7 @@
 #include "cli/commands.hpp"
 #include "cli/error.hpp"
 #include "cli/statistics.hpp"
-#include "npy/npy.hpp"
+#include "files/files.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -90,9 +90,7 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
   }
   std::vector<std::string> models;
   for (const std::string& path : arguments.shapes_files) {
-    const std::vector<std::byte> bytes = npy::read_file(path, 1 << 20);
-    const std::vector<BenchShape> shapes =
-        parse_shapes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
+    const std::vector<BenchShape> shapes = parse_shapes(files::read_file(path, 1 << 20), path);
     throw_invalid_if(shapes.empty(), "--shapes: {} has no row", path);
     for (const BenchShape& shape : shapes) {
       throw_invalid_if(std::ranges::find(all, shape.name(), &BenchShape::name) != all.end(),

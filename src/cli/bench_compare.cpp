@@ -9,7 +9,7 @@
 #include <set>
 
 #include "cli/error.hpp"
-#include "npy/npy.hpp"
+#include "files/files.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -86,7 +86,12 @@ std::optional<double> speedup(const std::vector<ComparedReport>& reports, std::s
 
 ComparedReport parse_report(const std::string& text, const std::string& path) {
   constexpr int kVersion = 1;
-  const json document = json::parse(text, nullptr, false);
+  const auto flat = [&](int depth, json::parse_event_t, const json&) {
+    constexpr int kMostLevels = 16;  // each takes memory
+    throw_invalid_if(depth > kMostLevels, "{}: nested deeper than {} levels", path, kMostLevels);
+    return true;
+  };
+  const json document = json::parse(text, flat, false);
   if (document.is_discarded()) refuse(path, "text", "JSON as clattn bench --json writes it");
   const Fields fields(document, path, "");
   if (fields.text("format") != "clattn-bench") refuse(path, "format", "clattn-bench");
@@ -128,9 +133,7 @@ std::vector<ComparedReport> read_reports(const std::vector<std::string>& paths) 
   std::vector<ComparedReport> reports;
   std::set<std::string> labels;
   for (const std::string& path : paths) {
-    const std::vector<std::byte> bytes = npy::read_file(path, std::size_t{64} << 20);
-    reports.push_back(
-        parse_report({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path));
+    reports.push_back(parse_report(files::read_file(path, std::size_t{16} << 20), path));
     // Equal names of files in several folders are told apart by their place.
     if (!labels.insert(reports.back().label).second) {
       reports.back().label += fmt::format(" ({})", reports.size());

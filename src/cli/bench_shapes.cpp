@@ -194,8 +194,24 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
   return value;
 }
 
+/// What a file may take of memory: a few letters stand for many requests.
+struct Budget {
+  static constexpr std::int64_t kRequests = 1 << 20, kRows = 4096;
+  static constexpr std::size_t kLineBytes = 1 << 14;
+  std::int64_t requests = kRequests, rows = kRows;
+
+  void take_requests(std::int64_t count) {
+    requests -= count;
+    if (requests < 0)
+      throw Fault{"requests", "more", fmt::format("{} in all rows and batches", kRequests)};
+  }
+  void take_row() {
+    if (--rows < 0) throw Fault{"rows", "more", fmt::format("{} of a file", kRows)};
+  }
+};
+
 /// Adds [COUNT]qLENGTH[k][sLENGTH[k]], joined by _, as vLLM's benchmarks write batches.
-void add_requests(std::vector<BenchRequest>& requests, const std::string& batch) {
+void add_requests(std::vector<BenchRequest>& requests, const std::string& batch, Budget& budget) {
   const Fault fault{
       "batch", batch,
       "[COUNT]qTOKENS[k][sCONTEXT[k]] joined by _, CONTEXT at least TOKENS (its value "
@@ -218,6 +234,7 @@ void add_requests(std::vector<BenchRequest>& requests, const std::string& batch)
     }
     tokens += *count * *query_len;
     if (tokens > kMaxLength) throw fault;
+    budget.take_requests(*count);
     requests.insert(requests.end(), to_size(*count),
                     {static_cast<std::int32_t>(*query_len), static_cast<std::int32_t>(*seq_len)});
   }
@@ -231,21 +248,23 @@ struct NamedBatch {
 using NamedBatches = std::map<std::string, NamedBatch>;
 
 /// batch NAME BATCH...: the parts make one batch; more lines of the name add to it.
-void add_batch(NamedBatches& batches, std::span<const std::string> words) {
+void add_batch(NamedBatches& batches, std::span<const std::string> words, Budget& budget) {
   if (words.size() < 3) throw Fault{"batch", "", "batch NAME BATCH..."};
   NamedBatch& batch = batches[words[1]];
   if (batch.has_rows) throw Fault{"batch", words[1], "all lines of a batch before its first row"};
-  for (const std::string& part : words.subspan(2)) add_requests(batch.requests, part);
+  for (const std::string& part : words.subspan(2)) add_requests(batch.requests, part, budget);
 }
 
 /// What a row's word for a batch stands for, decodes first.
-std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& batch) {
+std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& batch,
+                                      Budget& budget) {
   std::vector<BenchRequest> requests;
   const auto named = batches.find(batch);
   if (named == batches.end()) {
-    add_requests(requests, batch);
+    add_requests(requests, batch, budget);
   } else {
     named->second.has_rows = true;
+    budget.take_requests(std::ssize(named->second.requests));
     requests = named->second.requests;
   }
   std::stable_partition(requests.begin(), requests.end(),
@@ -282,7 +301,7 @@ void check_op(const BenchShape& shape) {
 
 /// A line's rows, one a batch of its list.
 std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batches,
-                                   std::span<const std::string> words) {
+                                   std::span<const std::string> words, Budget& budget) {
   const std::string& suite = words[0];
   if (std::ranges::find(bench_suites(), suite) == bench_suites().end()) {
     throw Fault{"suite", suite, fmt::format("model, batch or {}", fmt::join(bench_suites(), ", "))};
@@ -291,12 +310,13 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
   if (words.size() < 3) throw Fault{"row", suite, "SUITE SETS BATCH [KEY=VALUE...]"};
   std::vector<BenchShape> shapes;
   for (const std::string& batch : split(words[2], ',')) {
+    budget.take_row();
     BenchShape shape{.model = *model,
                      .suite = suite,
                      .batch = batch,
                      .options = fmt::format("{}", fmt::join(words.subspan(3), "/")),
                      .sets = split(words[1], ','),
-                     .requests = requests_of(batches, batch)};
+                     .requests = requests_of(batches, batch, budget)};
     for (const std::string& set : shape.sets) {
       if (std::ranges::find(kSets, set) == kSets.end())
         throw Fault{"sets", set, "quick, cpu and gpu, joined by commas"};
@@ -370,9 +390,12 @@ std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view nam
   std::set<std::string> names;
   std::optional<BenchModel> model;
   NamedBatches batches;
+  Budget budget;
   std::istringstream lines{std::string(text)};
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
+    throw_invalid_if(line.size() > Budget::kLineBytes, "{}:{}: a line of {} bytes, legal: up to {}",
+                     name, number, line.size(), Budget::kLineBytes);
     line.erase(std::min(line.find('#'), line.size()));
     std::istringstream fields(line);
     std::vector<std::string> words;
@@ -384,10 +407,10 @@ std::vector<BenchShape> parse_shapes(std::string_view text, std::string_view nam
         continue;
       }
       if (words[0] == "batch") {
-        add_batch(batches, words);
+        add_batch(batches, words, budget);
         continue;
       }
-      for (BenchShape& shape : parse_rows(model ? &*model : nullptr, batches, words)) {
+      for (BenchShape& shape : parse_rows(model ? &*model : nullptr, batches, words, budget)) {
         if (!names.insert(shape.name()).second) {
           throw Fault{"row", shape.name(), "each row once; name several sets in one row"};
         }

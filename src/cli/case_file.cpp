@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "cli/error.hpp"
+#include "files/files.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -32,9 +32,12 @@ std::string shown(const json& value) {
   throw_invalid("case.json: {}: expected {}, got {}", key, expected, shown(value));
 }
 
-/// Notes every key of the outermost object; throws for one that stands there twice.
-json::parser_callback_t refuse_repeated_keys(std::set<std::string>& seen) {
+/// Notes every key of the outermost object; throws for one that stands there twice, and for more
+/// levels than a case has, because each takes memory.
+json::parser_callback_t checked_structure(std::set<std::string>& seen) {
   return [&seen](int depth, json::parse_event_t event, const json& parsed) {
+    constexpr int kMostLevels = 16;
+    if (depth > kMostLevels) throw_invalid("case.json: nested deeper than {} levels", kMostLevels);
     if (event == json::parse_event_t::key && depth == 1 &&
         !seen.insert(parsed.get<std::string>()).second) {
       throw_invalid("case.json: {}: given more than once", shown(parsed));
@@ -75,13 +78,12 @@ std::string wanted_text(std::span<const std::int64_t> wanted) {
 
 CaseFile::CaseFile(std::filesystem::path directory) : directory_(std::move(directory)) {
   constexpr std::uintmax_t kLimitBytes = 16 << 20;
-  const std::vector<std::byte> bytes = npy::read_file(directory_ / "case.json", kLimitBytes);
-  const auto* const text = reinterpret_cast<const char*>(bytes.data());
+  const std::string text = files::read_file(directory_ / "case.json", kLimitBytes);
   std::set<std::string> seen;
   try {
-    object_ = json::parse(text, text + bytes.size(), refuse_repeated_keys(seen));
-  } catch (const json::exception& error) {
-    throw_invalid("case.json: not valid JSON: {}", error.what());
+    object_ = json::parse(text, checked_structure(seen));
+  } catch (const json::exception& error) {  // which quotes what it read last, however long
+    throw_invalid("case.json: not valid JSON: {}", std::string_view(error.what()).substr(0, 200));
   }
   if (!object_.is_object()) throw_invalid("case.json: expected an object, got {}", shown(object_));
 }
@@ -231,28 +233,18 @@ void CaseOutputs::refuse_obstacles(const std::filesystem::path& target) const {
 }
 
 void CaseOutputs::write(const std::filesystem::path& directory) const {
-  namespace fs = std::filesystem;
-  const fs::path target = directory.has_filename() ? directory : directory.parent_path();
-  fs::path staging = target;
-  staging += fmt::format(".partial-{}", ::getpid());
-  refuse_obstacles(target);
-  try {
-    fs::create_directories(staging);
-    for (const auto& [name, array] : arrays_) npy::write_npy(staging / name, array);
-    for (const auto& [name, object] : objects_) {
-      npy::write_file(staging / name,
-                      object.dump(2, ' ', false, json::error_handler_t::replace) + '\n');
-    }
-    fs::create_directories(target);
-    for (const auto& entry : fs::directory_iterator(staging)) {
-      fs::rename(entry.path(), target / entry.path().filename());
-    }
-    fs::remove_all(staging);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(staging, ignored);
-    throw;
+  refuse_obstacles(directory);
+  std::filesystem::create_directories(directory);
+  std::vector<files::PendingFile> written;
+  for (const auto& [name, array] : arrays_) {
+    written.emplace_back(directory / name).write(npy::npy_head(array));
+    written.back().write(array.data);
   }
+  for (const auto& [name, object] : objects_) {
+    const std::string text = object.dump(2, ' ', false, json::error_handler_t::replace) + '\n';
+    written.emplace_back(directory / name).write(text);
+  }
+  for (files::PendingFile& file : written) file.commit();
 }
 
 }  // namespace clattn::cli

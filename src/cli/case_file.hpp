@@ -96,7 +96,7 @@ class CaseOutputs {
   void add(const std::string& name, const nlohmann::json& object) {
     objects_[name + ".json"] = object;
   }
-  /// Writes everything beside `directory` first, then moves it in: a failure leaves nothing there.
+  /// Gives files their names once all are written: a failure leaves none in `directory`.
   void write(const std::filesystem::path& directory) const;
 
  private:

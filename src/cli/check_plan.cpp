@@ -42,10 +42,11 @@ void CheckPlan::compile(std::size_t num_threads) const {
       lock.unlock();
       try {
         step.compile();
+        lock.lock();
+        show_progress(fmt::format("compiling {} of {}", ++done, waiting.size()));
       } catch (const std::exception&) {  // run() says why
+        if (!lock.owns_lock()) lock.lock();
       }
-      lock.lock();
-      show_progress(fmt::format("compiling {} of {}", ++done, waiting.size()));
     }
   };
   num_threads = std::clamp<std::size_t>(num_threads, 1, std::max<std::size_t>(waiting.size(), 1));

@@ -14,18 +14,18 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "files/files.hpp"
 
 namespace clattn::cli {
 
 namespace {
 
-/// Where a text is written before it is renamed, so that a program that is ended meanwhile leaves
-/// the file as it was. Pipes and links are written to as they are.
-std::string staging_of(const std::string& path) {
+/// Whether a text replaces the file, so that a program that is ended meanwhile leaves it as it was.
+/// Pipes and links are written to as they are.
+bool is_replaced(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::symlink_status(path, error);
-  const bool renames = std::filesystem::is_regular_file(status) || !std::filesystem::exists(status);
-  return renames ? path + ".tmp" : path;
+  return std::filesystem::is_regular_file(status) || !std::filesystem::exists(status);
 }
 
 [[noreturn]] void throw_unwritable(const std::string& path) {
@@ -54,7 +54,10 @@ int status_of(ErrorCode code) {
 
 /// Whatever the message holds (a build log, bytes of a hostile file), one printable line comes out.
 int complain(std::string_view message, int status) {
+  constexpr std::size_t kMostBytes = 1 << 14;  // a build log's; a file may be quoted at any length
   std::string line = "clattn: ";
+  const bool cut = message.size() > kMostBytes;
+  if (cut) message = message.substr(0, kMostBytes);
   for (const char c : message) {
     if (c == '\n') {
       line += " | ";
@@ -63,7 +66,7 @@ int complain(std::string_view message, int status) {
     }
   }
   line.erase(line.find_last_not_of(" |") + 1);
-  line += '\n';
+  line += cut ? " ...\n" : "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
   return status;
 }
@@ -106,16 +109,11 @@ void write_text(const std::string& path, const std::string& text) {
     }
     return;
   }
-  const std::string staging = staging_of(path);
-  std::ofstream file(staging, std::ios::binary);
+  if (is_replaced(path)) return files::replace_file(path, text);
+  std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  std::error_code error;
-  if (file && staging != path) std::filesystem::rename(staging, path, error);
-  if (file && !error) return;
-  std::error_code ignored;
-  if (staging != path) std::filesystem::remove(staging, ignored);
-  throw_unwritable(path);
+  if (!file) throw_unwritable(path);
 }
 
 void check_writable(const std::string& path) {
@@ -127,12 +125,10 @@ void check_writable(const std::string& path) {
                       !std::filesystem::is_directory(path, error))) {
     return;
   }
-  const std::string staging = staging_of(path);
-  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open() &&
-                     std::ofstream(staging, std::ios::binary | std::ios::app).is_open();
-  if (staging != path) std::filesystem::remove(staging, error);
+  const bool opens = std::ofstream(path, std::ios::binary | std::ios::app).is_open();
   if (opens && !named) std::filesystem::remove(path, error);
   if (!opens) throw_unwritable(path);
+  if (is_replaced(path)) const files::PendingFile trial(path);
 }
 }  // namespace clattn::cli
 

@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <clattn/error.hpp>
-#include <cstdio>
 #include <fstream>
 #include <optional>
-#include <system_error>
 #include <utility>
+
+#include "files/files.hpp"
 
 namespace clattn::npy {
 namespace {
@@ -192,23 +191,6 @@ Head parse_head(std::span<const std::byte> front, std::uintmax_t file_bytes,
   return head;
 }
 
-/// A pipe or a device could block or never end, so only regular files are read.
-std::uintmax_t regular_file_size(const std::filesystem::path& path) {
-  namespace fs = std::filesystem;
-  std::error_code failure;
-  const fs::file_type type = fs::status(path, failure).type();
-  const auto fail = [&](std::string_view why) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: {}", path.string(), why));
-  };
-  if (type == fs::file_type::not_found) fail("no such file");
-  if (type == fs::file_type::none) fail(failure.message());
-  if (type == fs::file_type::directory) fail("a folder; expected a file");
-  if (type != fs::file_type::regular) fail("neither a file nor a link to one");
-  const std::uintmax_t size = fs::file_size(path, failure);
-  if (failure) fail(failure.message());
-  return size;
-}
-
 void read_into(std::ifstream& file, std::span<std::byte> bytes, const std::filesystem::path& path) {
   if (!file.read(reinterpret_cast<char*>(bytes.data()),
                  static_cast<std::streamsize>(bytes.size()))) {
@@ -226,35 +208,6 @@ std::int64_t NpyArray::num_elements() const {
 
 std::string shape_text(std::span<const std::int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
-std::vector<std::byte> read_file(const std::filesystem::path& path, std::uintmax_t limit_bytes) {
-  const std::uintmax_t size = regular_file_size(path);
-  if (size > limit_bytes) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: larger than the {} bytes accepted here",
-                                            path.string(), limit_bytes));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(size));
-  read_into(file, bytes, path);
-  return bytes;
-}
-
-void write_file(const std::filesystem::path& path, std::string_view head,
-                std::span<const std::byte> body) {
-  errno = 0;
-  std::FILE* const file = std::fopen(path.c_str(), "wb");
-  bool written = file != nullptr && std::fwrite(head.data(), 1, head.size(), file) == head.size() &&
-                 (body.empty() || std::fwrite(body.data(), 1, body.size(), file) == body.size());
-  int reason = errno;
-  if (file != nullptr && std::fclose(file) != 0) {  // the last bytes may only fail here
-    if (written) reason = errno;
-    written = false;
-  }
-  if (!written) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written: {}", path.string(),
-                                            std::generic_category().message(reason)));
-  }
 }
 
 std::string_view descr_of(DType dtype) {
@@ -278,7 +231,7 @@ NpyArray parse_npy(std::span<const std::byte> image, std::string_view name) {
 
 NpyArray read_npy(const std::filesystem::path& path,
                   const std::function<void(const NpyArray&)>& accept) {
-  const std::uintmax_t size = regular_file_size(path);
+  const std::uintmax_t size = files::regular_file_size(path);
   std::ifstream file(path, std::ios::binary);
   std::vector<std::byte> front(
       static_cast<std::size_t>(std::min<std::uintmax_t>(size, kLongestPreamble + kLongestHeader)));
@@ -291,7 +244,7 @@ NpyArray read_npy(const std::filesystem::path& path,
   return std::move(head.array);
 }
 
-void write_npy(const std::filesystem::path& path, const NpyArray& array) {
+std::string npy_head(const NpyArray& array) {
   const std::string shape =
       array.shape.size() == 1
           ? fmt::format("({},)", array.shape[0])
@@ -302,7 +255,11 @@ void write_npy(const std::filesystem::path& path, const NpyArray& array) {
   header.push_back('\n');
   const std::string preamble = {'\x01', '\0', static_cast<char>(header.size() & 0xFF),
                                 static_cast<char>(header.size() >> 8)};
-  write_file(path, std::string(kMagic) + preamble + header, array.data);
+  return std::string(kMagic) + preamble + header;
+}
+
+void write_npy(const std::filesystem::path& path, const NpyArray& array) {
+  files::replace_file(path, npy_head(array), array.data);
 }
 
 }  // namespace clattn::npy

@@ -32,7 +32,9 @@ NpyArray read_npy(const std::filesystem::path& path,
 /// Parses a whole .npy image; `name` is what errors call it.
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name);
 
-/// Writes format 1.0. Throws kIo naming path and reason.
+/// What stands before the data, in format 1.0.
+std::string npy_head(const NpyArray& array);
+/// Writes it whole or not at all. Throws kIo naming path and reason.
 void write_npy(const std::filesystem::path& path, const NpyArray& array);
 
 /// "[3, 4]", for messages.
@@ -47,12 +49,5 @@ NpyArray make_array(std::string_view descr, std::vector<std::int64_t> shape,
   const auto bytes = std::as_bytes(values);
   return {std::string(descr), std::move(shape), {bytes.begin(), bytes.end()}};
 }
-
-/// A whole regular file of at most `limit_bytes`; throws kIo naming it.
-std::vector<std::byte> read_file(const std::filesystem::path& path, std::uintmax_t limit_bytes);
-
-/// Writes a file of `head`, then `body`. Throws kIo naming path and reason.
-void write_file(const std::filesystem::path& path, std::string_view head,
-                std::span<const std::byte> body = {});
 
 }  // namespace clattn::npy

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <clattn/error.hpp>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <iterator>
-#include <random>
+
+#include "files/files.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -45,10 +46,7 @@ Bytes make_header(const CacheKey& key, std::span<const std::byte> payload) {
 constexpr std::size_t kHeaderBytes = kMagic.size() + sizeof(std::uint32_t) + sizeof(CacheKey) +
                                      sizeof(std::uint64_t) + sizeof(CacheKey);
 
-std::string unique_suffix() {
-  std::random_device random;
-  return fmt::format(".{:08x}{:08x}.tmp", random(), random());
-}
+constexpr std::uintmax_t kLargestEntry = std::uintmax_t{256} << 20;
 
 }  // namespace
 
@@ -81,29 +79,26 @@ std::filesystem::path ProgramCache::path_of(const CacheKey& key) const {
   return folder_ / (name + ".bin");
 }
 
+bool ProgramCache::usable() const {
+  return !folder_.empty() && files::is_private_folder(folder_);
+}
+
 std::optional<Bytes> ProgramCache::load(const CacheKey& key) const {
-  if (folder_.empty()) return std::nullopt;
-  std::error_code error;
-  const std::filesystem::path path = path_of(key);
-  if (!std::filesystem::is_regular_file(path, error)) return std::nullopt;
-  std::ifstream stream(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(stream), {}};
-  return decode_cache_entry(key, std::as_bytes(std::span(text)));
+  if (!usable()) return std::nullopt;
+  try {
+    const std::string file = files::read_file(path_of(key), kLargestEntry);
+    return decode_cache_entry(key, std::as_bytes(std::span(file)));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 void ProgramCache::store(const CacheKey& key, std::span<const std::byte> payload) const {
-  if (folder_.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  const std::filesystem::path path = path_of(key);
-  const std::filesystem::path temporary = path.string() + unique_suffix();
-  const Bytes file = encode_cache_entry(key, payload);
-  std::ofstream stream(temporary, std::ios::binary);
-  stream.write(reinterpret_cast<const char*>(file.data()),
-               static_cast<std::streamsize>(file.size()));
-  stream.close();
-  if (stream) std::filesystem::rename(temporary, path, error);
-  if (!stream || error) std::filesystem::remove(temporary, error);
+  if (!usable()) return;
+  try {
+    files::replace_file(path_of(key), {}, encode_cache_entry(key, payload));
+  } catch (const Error&) {  // a full disk costs time at the next start, nothing else
+  }
 }
 
 }  // namespace clattn::detail

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <clattn/error.hpp>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <random>
 
 #include "base/environment.hpp"
+#include "files/files.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn {
@@ -33,10 +31,7 @@ std::string kept_lines(const std::string& path, std::span<const TuningRow> rows,
   std::string fresh = format_tuning({});
   std::error_code error;
   if (!fs::exists(path, error)) return fresh;
-  if (!fs::is_regular_file(path, error)) throw_io(path, "not a regular file");
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw_io(path, "cannot be read");
+  const std::string text = files::read_file(path, detail::kLargestTuningFile);
   if (text.empty()) return fresh;
   if (!text.starts_with(fresh)) throw_io(path, "not a tuning file of this version; left as it is");
   std::string kept = fresh;
@@ -67,18 +62,7 @@ void save_tuning(const std::string& path, std::span<const TuningRow> rows,
   std::error_code error;
   const fs::path folder = fs::path(path).parent_path();
   if (!folder.empty()) fs::create_directories(folder, error);
-  std::random_device random;
-  const std::string temporary = fmt::format("{}.{:08x}{:08x}.tmp", path, random(), random());
-  std::ofstream file(temporary, std::ios::binary);
-  file << text;
-  file.close();
-  const bool written = static_cast<bool>(file);
-  if (written) fs::rename(temporary, path, error);
-  if (!written || error) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    throw_io(path, "cannot be written");
-  }
+  files::replace_file(path, text);
 }
 
 }  // namespace clattn

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <clattn/error.hpp>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <tuple>
+
+#include "files/files.hpp"
 
 namespace clattn {
 
@@ -161,16 +162,13 @@ const TuningText& shipped_tuning() {
 TuningTable::TuningTable(TuningText user) : user_(std::move(user)) {}
 
 TuningTable TuningTable::load(const std::string& path) {
-  constexpr std::uintmax_t kMostBytes = std::uintmax_t{16} << 20;
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return TuningTable({});
-  std::ifstream file;  // not of a pipe, which would wait for its other end
-  if (std::filesystem::is_regular_file(path, error)) file.open(path, std::ios::binary);
-  if (!file.is_open() || std::filesystem::file_size(path, error) > kMostBytes) {
-    return TuningTable({.problems = {path + ": not a readable file of at most 16 MiB; ignored"}});
+  try {
+    return TuningTable(parse_tuning(files::read_file(path, kLargestTuningFile), path));
+  } catch (const Error& failure) {
+    return TuningTable({.problems = {fmt::format("{}; ignored", failure.what())}});
   }
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return TuningTable(parse_tuning(text, path));
 }
 
 const TuningRow* TuningTable::find(const TuningQuery& query,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/tuning.hpp>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -48,6 +49,7 @@ class TuningTable {
 };
 
 /// The largest number of what was measured.
+inline constexpr std::uintmax_t kLargestTuningFile = std::uintmax_t{16} << 20;
 inline constexpr double kMostMeasured = 1e12;
 /// Why nothing can be planned by these costs; empty if it can.
 std::string cost_fault(const KernelCosts& costs);

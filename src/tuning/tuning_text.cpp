@@ -22,12 +22,16 @@ namespace {
 constexpr std::string_view kHeader = "clattn-tuning 2";
 constexpr std::string_view kCost = "cost";  // what lines of costs begin with
 constexpr std::size_t kMaxRows = 100000;
+constexpr std::size_t kMaxProblems = 100, kMaxLineBytes = 4096;  // of one row; rows take memory
 
 // ---- one field: how it is written, and what may stand in its place ----
 
-std::string quoted(const std::string& text) {
+/// What no quotes can hold, a quote or the end of a line, becomes a blank: drivers choose names.
+std::string quoted(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return c == '"' || c == '\n' || c == '\r'; }, ' ');
   const bool plain = !text.empty() && text != "*" && text != "-" && text != kCost &&
-                     text.find_first_of(" \t\"#") == std::string::npos;
+                     text.find_first_of(" \t#") == std::string::npos;
   return plain ? text : '"' + text + '"';
 }
 
@@ -207,6 +211,7 @@ std::string format_tuning(std::span<const TuningRow> rows, std::span<const CostR
 TuningText parse_tuning(std::string_view text, const std::string& name) {
   TuningText result;
   const auto complain = [&](std::size_t line, std::string_view what) {
+    if (result.problems.size() == kMaxProblems) return;
     result.problems.push_back(fmt::format("{}:{}: {}; ignored", name, line, what));
   };
   const std::string_view first = text.substr(0, text.find('\n'));
@@ -226,6 +231,8 @@ TuningText parse_tuning(std::string_view text, const std::string& name) {
       break;
     }
     try {
+      detail::throw_invalid_if(end > kMaxLineBytes, "a line of {} bytes, legal: up to {}", end,
+                               kMaxLineBytes);
       parse_line(text.substr(0, end), result);
     } catch (const Error& error) {
       complain(number, error.what());

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "cli/bench_shapes.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -19,6 +21,22 @@ using clattn::cli::CacheOp;
 using clattn::cli::parse_shapes;
 
 const std::string kModel = "model m heads=8 kv_heads=2 head_size=64 dtype=bf16\n";
+
+// F6: a few letters stand for many requests, each of which takes memory.
+TEST(BenchShapes, F6_AFileIsBoundedByWhatItStandsFor) {
+  const auto refusal = [&](const std::string& lines) {
+    return test::error_text([&] { parse_shapes(kModel + lines, "s"); });
+  };
+  std::string batches;
+  for (int i = 0; i < 17; ++i) batches += fmt::format("batch b{} 65536q1\n", i);
+  EXPECT_EQ(refusal(batches), "s:18: requests: 'more', legal: 1048576 in all rows and batches");
+  std::string list = "q1";
+  for (int i = 2; i < 40; ++i) list += fmt::format(",65536q1s{}", i);
+  EXPECT_EQ(refusal("decode quick " + list + "\n"),
+            "s:2: requests: 'more', legal: 1048576 in all rows and batches");
+  EXPECT_EQ(refusal("decode quick q1" + std::string(20000, ' ') + "\n"),
+            "s:2: a line of 20015 bytes, legal: up to 16384");
+}
 
 TEST(BenchShapes, ReadsModelsRowsAndTheirOwnOptions) {
   const auto shapes =

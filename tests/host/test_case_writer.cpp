@@ -86,6 +86,16 @@ TEST_F(CaseWriterTest, ThreadsNeverShareANumber) {
   }
 }
 
+TEST_F(CaseWriterTest, F9_NumbersThatNothingCanFollowAreNobodys) {
+  fs::create_directories(root_ / "9223372036854775807-op");
+  CaseWriter writer(root_, "op");
+  writer.commit("{}\n");
+  for (const auto& entry : fs::directory_iterator(root_)) {
+    EXPECT_NE(entry.path().filename().string()[0], '-');
+  }
+  EXPECT_EQ(entries(), 2);
+}
+
 TEST_F(CaseWriterTest, TakenNumbersAreSkipped) {
   CaseWriter first(root_, "op");
   first.commit("{}\n");

@@ -113,6 +113,26 @@ TEST_F(ProgramCacheFiles, AnUnusableFolderMeansNoCache) {
   EXPECT_EQ(files(), 2U);
 }
 
+// Entries are executed: nobody else may have put them there.
+TEST_F(ProgramCacheFiles, F8_TheFolderIsPrivateAndRefusedWhereOthersCanWrite) {
+  cache_.store(kKey, bytes_of("payload"));
+  EXPECT_EQ(fs::status(folder_).permissions(), fs::perms::owner_all);
+  fs::permissions(folder_, fs::perms::others_write, fs::perm_options::add);
+  EXPECT_FALSE(cache_.load(kKey));
+  fs::remove(cache_.path_of(kKey));
+  cache_.store(kKey, bytes_of("payload"));
+  EXPECT_EQ(files(), 0U);
+  fs::permissions(folder_, fs::perms::others_write, fs::perm_options::remove);
+  cache_.store(kKey, bytes_of("payload"));
+  EXPECT_EQ(cache_.load(kKey), bytes_of("payload"));
+}
+
+TEST_F(ProgramCacheFiles, F8_AnEntryThatIsTooLargeIsNotRead) {
+  cache_.store(kKey, bytes_of("payload"));
+  fs::resize_file(cache_.path_of(kKey), std::uintmax_t{1} << 42);  // without blocks on the disk
+  EXPECT_FALSE(cache_.load(kKey));
+}
+
 TEST_F(ProgramCacheFiles, RacingWritersNeverShowATornEntry) {
   const Bytes payloads[] = {Bytes(100000, std::byte{1}), Bytes(50000, std::byte{2})};
   cache_.store(kKey, payloads[0]);

@@ -244,6 +244,28 @@ TEST_F(TuningFiles, AFileOfAnEarlierVersionIsLeftAsItIs) {
   EXPECT_EQ(read(), old);
 }
 
+// F9: drivers choose the names of devices.
+TEST_F(TuningFiles, F9_NamesThatNoQuotesHoldMakeNoOtherRow) {
+  TuningRow row = full_row();
+  row.device = "GPU \"X\"\ncost * *";
+  const TuningText text = parse_tuning(format_tuning(std::vector<TuningRow>{row}), "t");
+  EXPECT_TRUE(text.problems.empty());
+  EXPECT_TRUE(text.costs.empty());
+  ASSERT_EQ(text.rows.size(), 1U);
+  EXPECT_EQ(text.rows[0].device, "GPU  X  cost * *");
+}
+
+// F6: a small file is no reason to take much memory.
+TEST_F(TuningFiles, F6_ProblemsAndLinesAreBounded) {
+  std::string text = format_tuning({});
+  for (int i = 0; i < 1000; ++i) text += "x\n";
+  EXPECT_EQ(parse_tuning(text, "t").problems.size(), 100U);
+  const std::vector<std::string> problems =
+      parse_tuning(format_tuning({}) + std::string(100000, 'x') + '\n', "t").problems;
+  EXPECT_EQ(problems,
+            std::vector<std::string>{"t:2: a line of 100000 bytes, legal: up to 4096; ignored"});
+}
+
 TEST_F(TuningFiles, AForeignFileIsNeitherReadNorOverwritten) {
   write("my notes\n");
   const auto save = [&] { save_tuning(path_, std::vector<TuningRow>{full_row()}); };
@@ -260,7 +282,7 @@ TEST_F(TuningFiles, WhatCannotBeReadOrWrittenIsToldOrAbsent) {
   fs::create_directories(path_);  // a folder in the file's place
   EXPECT_TRUE(TuningTable::load(path_).user().rows.empty());
   EXPECT_EQ(TuningTable::load(path_).user().problems,
-            std::vector<std::string>{path_ + ": not a readable file of at most 16 MiB; ignored"});
+            std::vector<std::string>{path_ + ": a folder; expected a file; ignored"});
   const auto save = [&] { save_tuning(path_, std::vector<TuningRow>{full_row()}); };
   EXPECT_NE(test::error_text(save, ErrorCode::kIo).find(path_), std::string::npos);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator{}), 1);

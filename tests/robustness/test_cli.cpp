@@ -386,6 +386,22 @@ TEST(Cli, KernelsThatDoNotBuildAreTold) {
   EXPECT_NE(devices.standard_output.find(".cl:1:"), std::string::npos) << devices.standard_output;
 }
 
+TEST(Cli, F6_ErrorsQuoteLittleOfWhatTheyWereGiven) {
+  const ScratchDirectory scratch;
+  const std::string place = (scratch.path() / "case").string(), much(4 << 20, 'x');
+  for (const std::string& json : {"{\"op\": \"" + much, "{\"" + much + "\": 1 2}",
+                                  "{\"op\": \"attention\", \"dtype\": \"" + much + "\"}"}) {
+    CaseImage{json, {}}.write(place);
+    const ProgramResult result = run_program("run " + place);
+    expect_refusal(result, 2, "case.json");
+    EXPECT_LT(result.standard_error.size(), 1000U);
+  }
+  write_bytes(scratch.path() / "shapes", much);
+  EXPECT_LT(run_program("bench --quick --shapes " + (scratch.path() / "shapes").string())
+                .standard_error.size(),
+            20000U);
+}
+
 TEST(Cli, HelpAndVersionSucceed) {
   for (const char* arguments : {"--help", "--version", "run --help", "bench --help"}) {
     const ProgramResult result = run_program(arguments);
