@@ -1,7 +1,12 @@
 #include <clattn/plugin.hpp>
 
 #include <dlfcn.h>
+#include <link.h>
 
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string_view>
 #include <utility>
 
@@ -28,7 +33,36 @@ PluginLibrary::~PluginLibrary() {
   dlclose(object_);
 }
 
+namespace {
+
+/// dlopen() maps what a library's header promises, and a file that ends before ends the process by
+/// SIGBUS. Throws kIo for one; what is no library at all dlopen() refuses.
+void require_whole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  ElfW(Ehdr) header{};
+  const auto read = [&](auto& value) {
+    return static_cast<bool>(file.read(reinterpret_cast<char*>(&value), sizeof(value)));
+  };
+  std::error_code failure;
+  const std::uintmax_t size = std::filesystem::file_size(path, failure);
+  if (failure || !read(header) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return;
+  file.seekg(static_cast<std::streamoff>(header.e_phoff));
+  for (int i = 0; i < header.e_phnum; ++i) {
+    ElfW(Phdr) part{};
+    const bool there = read(part);
+    if (there && (part.p_type != PT_LOAD ||
+                  (part.p_offset <= size && part.p_filesz <= size - part.p_offset)))
+      continue;
+    throw Error(
+        ErrorCode::kIo,
+        fmt::format("plugin '{}' cannot be opened: its file of {} bytes is cut off", path, size));
+  }
+}
+
+}  // namespace
+
 void PluginLibrary::open() {
+  require_whole(path_);
   dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps it per thread
   object_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (object_ != nullptr) return;

@@ -3,6 +3,7 @@
 #include <clattn/clattn.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,23 @@ using test::names;
 using test::plugin_path;
 
 using RegistryPlugins = test::RegistryTest;
+
+// F9: dlopen() would map what the file no longer has, and touching that ends the process.
+TEST_F(RegistryPlugins, F9_APluginThatIsCutOffIsRefused) {
+  const std::string cut = testing::TempDir() + "clattn_cut_plugin.so";
+  const auto whole = std::filesystem::file_size(plugin_path("none"));
+  for (const std::uintmax_t size :
+       {whole / 2, whole / 4, std::uintmax_t{64}, std::uintmax_t{10}, std::uintmax_t{0}}) {
+    std::filesystem::copy_file(plugin_path("none"), cut,
+                               std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::resize_file(cut, size);
+    EXPECT_EQ(error_text([&] { clattn::load_backend_plugin(cut); }, ErrorCode::kIo)
+                  .find("plugin '" + cut + "' cannot be opened: "),
+              0U)
+        << size;
+  }
+  std::filesystem::remove(cut);
+}
 
 TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {
   const std::string path = plugin_path("none");
