@@ -1,8 +1,8 @@
+#include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "base/error.hpp"
+#include "files/files.hpp"
 #include "opencl/embedded_kernels.hpp"
 #include "opencl/source.hpp"
 
@@ -20,10 +20,8 @@ std::optional<std::string> read_from(const std::filesystem::path& folder, const 
   const std::filesystem::path full = folder / path;
   std::error_code error;
   if (path.starts_with("..") || !std::filesystem::is_regular_file(full, error)) return std::nullopt;
-  std::ifstream stream(full, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
-  if (!stream) throw Error(ErrorCode::kIo, fmt::format("cannot read '{}'", full.string()));
-  return text;
+  constexpr std::uintmax_t kMostBytes = std::uintmax_t{1} << 20;
+  return files::read_file(full, kMostBytes);
 }
 
 }  // namespace
