@@ -23,8 +23,8 @@ class Buffer {
   Buffer() = default;
   /// Retains an application's cl_mem.
   static Buffer adopt(cl_mem memory);
-  Buffer(const Buffer& other) noexcept;
-  Buffer& operator=(const Buffer& other) noexcept;
+  Buffer(const Buffer& other);
+  Buffer& operator=(const Buffer& other);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
@@ -44,8 +44,8 @@ class Buffer {
 class Event {
  public:
   Event() = default;
-  Event(const Event& other) noexcept;
-  Event& operator=(const Event& other) noexcept;
+  Event(const Event& other);
+  Event& operator=(const Event& other);
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
   ~Event();
@@ -69,8 +69,8 @@ class Queue {
   Queue() = default;
   /// Retains an application's queue.
   static Queue adopt(cl_command_queue queue);
-  Queue(const Queue& other) noexcept;
-  Queue& operator=(const Queue& other) noexcept;
+  Queue(const Queue& other);
+  Queue& operator=(const Queue& other);
   Queue(Queue&& other) noexcept;
   Queue& operator=(Queue&& other) noexcept;
   ~Queue();

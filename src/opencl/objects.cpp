@@ -20,11 +20,10 @@ Buffer Buffer::adopt(cl_mem memory) {
   return {memory, size};
 }
 
-Buffer::Buffer(const Buffer& other) noexcept
-    : memory_(other.memory_), size_bytes_(other.size_bytes_) {
-  if (memory_ != nullptr) clRetainMemObject(memory_);
+Buffer::Buffer(const Buffer& other) : memory_(other.memory_), size_bytes_(other.size_bytes_) {
+  if (memory_ != nullptr) check(clRetainMemObject(memory_), "clRetainMemObject");
 }
-Buffer& Buffer::operator=(const Buffer& other) noexcept {
+Buffer& Buffer::operator=(const Buffer& other) {
   return *this = Buffer(other);
 }
 Buffer::Buffer(Buffer&& other) noexcept
@@ -39,10 +38,10 @@ Buffer::~Buffer() {
   if (memory_ != nullptr) clReleaseMemObject(memory_);
 }
 
-Event::Event(const Event& other) noexcept : event_(other.event_) {
-  if (event_ != nullptr) clRetainEvent(event_);
+Event::Event(const Event& other) : event_(other.event_) {
+  if (event_ != nullptr) check(clRetainEvent(event_), "clRetainEvent");
 }
-Event& Event::operator=(const Event& other) noexcept {
+Event& Event::operator=(const Event& other) {
   return *this = Event(other);
 }
 Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
@@ -63,13 +62,12 @@ void Event::wait() const {
   if (event_ != nullptr) check(clWaitForEvents(1, &event_), "clWaitForEvents");
 }
 
-bool detail::has_ended(const Event& event) {
+bool detail::has_ended(const Event& event) noexcept {
   if (!event) return true;
   cl_int status = CL_COMPLETE;
-  check(clGetEventInfo(event.handle(), CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof(status), &status,
-                       nullptr),
-        "CL_EVENT_COMMAND_EXECUTION_STATUS");
-  return status <= CL_COMPLETE;  // below: an error
+  return clGetEventInfo(event.handle(), CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof(status), &status,
+                        nullptr) == CL_SUCCESS &&
+         status <= CL_COMPLETE;  // below: an error
 }
 
 std::uint64_t Event::duration_ns() const {

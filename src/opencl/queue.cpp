@@ -76,10 +76,10 @@ Queue Queue::adopt(cl_command_queue queue) {
   return result;
 }
 
-Queue::Queue(const Queue& other) noexcept : queue_(other.queue_) {
-  if (queue_ != nullptr) clRetainCommandQueue(queue_);
+Queue::Queue(const Queue& other) : queue_(other.queue_) {
+  if (queue_ != nullptr) check(clRetainCommandQueue(queue_), "clRetainCommandQueue");
 }
-Queue& Queue::operator=(const Queue& other) noexcept {
+Queue& Queue::operator=(const Queue& other) {
   return *this = Queue(other);
 }
 Queue::Queue(Queue&& other) noexcept : queue_(std::exchange(other.queue_, nullptr)) {}

@@ -39,9 +39,6 @@ bool binaries_pay(cl_device_id device) {
   return !is_pocl(device);
 }
 
-/// Before the keys of sources that did not build together: others are not to wait for them again.
-constexpr const char* kAlone = "alone\n";
-
 /// What a program of a Runtime is known by.
 std::string program_key(const KernelSource& source) {
   return source.file + '\n' + source.unit + '\n' + source.options;
@@ -235,8 +232,10 @@ const DeviceCapabilities& Runtime::capabilities() const noexcept {
   return state_->capabilities;
 }
 
-std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
-  const std::string key = program_key(source);
+std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source, const std::string& bundle) {
+  const std::string own = program_key(source);
+  const bool bundled = bundle.find('\n' + own + '\n') != std::string::npos;
+  const std::string& key = bundled ? bundle : own;
   return state_->pools.get(key + '\n' + source.entry, [&] {
     const auto program = state_->programs.get(key, [&] { return state_->build(source); });
     if (program->refusal) throw Error(*program->refusal);
@@ -244,22 +243,20 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source) {
   });
 }
 
-void Runtime::expect(std::span<const KernelSource> sources) {
-  if (state_->cache_binaries) return;  // programs are kept apart on disk, and load fast
-  std::vector<KernelSource> unknown;
-  std::string key;
+std::string Runtime::expect(std::span<const KernelSource> sources) {
+  if (state_->cache_binaries) return {};  // programs are kept apart on disk, and load fast
+  std::vector<KernelSource> wanted;
+  std::string bundle = "\n";
   for (const KernelSource& source : sources) {
-    const std::string known = program_key(source);
-    if (state_->programs.find(known) || state_->programs.find(kAlone + known)) continue;
-    unknown.push_back(source);
-    key += known + '\n';
+    const std::string key = program_key(source);
+    const auto known = state_->programs.find(key);
+    if (known && known->refusal) continue;
+    wanted.push_back(source);
+    bundle += key + '\n';
   }
-  if (unknown.size() < 2) return;
-  auto bundle = state_->programs.get(key, [&] { return state_->build_bundle(unknown); });
-  for (const KernelSource& source : unknown) {
-    const std::string known = program_key(source);
-    state_->programs.get(bundle->handle ? known : kAlone + known, [&] { return bundle; });
-  }
+  if (wanted.size() < 2) return {};
+  const auto program = state_->programs.get(bundle, [&] { return state_->build_bundle(wanted); });
+  return program->handle ? bundle : std::string{};
 }
 
 BuildCounts Runtime::build_counts() const noexcept {

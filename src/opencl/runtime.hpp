@@ -146,12 +146,13 @@ class Runtime {
   /// The pool of a kernel, built on first use (memory, then disk cache, then the driver's compiler)
   /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
   /// two threads that ask for the same kernel build it once; a source that the compiler refused is
-  /// refused again without asking it.
-  std::shared_ptr<KernelPool> kernel(const KernelSource& source);
+  /// refused again without asking it. `bundle`: what expect() answered, if it did.
+  std::shared_ptr<KernelPool> kernel(const KernelSource& source, const std::string& bundle = {});
   /// Tells that these kernels, of different files, are about to be asked for: where a program costs
-  /// much by itself, those that are not built yet are built as one. What cannot be is left to
-  /// kernel(). Thread-safe.
-  void expect(std::span<const KernelSource> sources);
+  /// much by itself, they are built as one, whose name is the answer. Which that is follows from
+  /// the sources alone, not from what was built before them, so that drivers find in their caches
+  /// what another process left there. What cannot be built so is left to kernel(). Thread-safe.
+  std::string expect(std::span<const KernelSource> sources);
   BuildCounts build_counts() const noexcept;
   /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.
   void note_build_failure(std::string_view kernel, std::string_view why);
@@ -205,8 +206,9 @@ void require_in_order(cl_command_queue queue);
 /// `event`.
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
                    std::size_t size_bytes, Event* event = nullptr);
-/// Whether the work behind an event has ended, well or not; an empty event stands for none.
-bool has_ended(const Event& event);
+/// Whether the work behind an event has ended, well or not; false where the driver does not say. An
+/// empty event stands for none.
+bool has_ended(const Event& event) noexcept;
 /// What `queue` is given from now on waits for the event: of another queue, which was flushed, or
 /// its own.
 void enqueue_wait(cl_command_queue queue, const Event& event);

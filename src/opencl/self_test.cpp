@@ -45,9 +45,14 @@ class Prober {
     const std::string options =
         fmt::format("{} -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", language, test,
                     group_size_, local_bytes);
-    const Compilation built = compile_program(context_, device_, text_, options);
+    Compilation built = compile_program(context_, device_, text_, options);
+    // So some drivers refuse local memory that there is not: each time, not once.
+    if (built.status == CL_OUT_OF_RESOURCES)
+      built = compile_program(context_, device_, text_, options);
     if (built.status != CL_SUCCESS) {
-      if (built.status == CL_OUT_OF_HOST_MEMORY) conclusive_ = false;
+      constexpr std::array kVerdicts = {CL_BUILD_PROGRAM_FAILURE, CL_OUT_OF_RESOURCES,
+                                        CL_INVALID_BUILD_OPTIONS};
+      if (std::ranges::find(kVerdicts, built.status) == kVerdicts.end()) conclusive_ = false;
       return std::nullopt;
     }
     try {

@@ -9,20 +9,62 @@
 static std::atomic<std::size_t> counter = 0;
 static cl_int failure = CL_SUCCESS;
 static std::string failing_part;
-static std::size_t num_spared = 0;
+static std::size_t num_spared = 0, num_failing = 0;
 
 std::size_t test::num_builds() {
   return counter;
 }
 
-test::FailingBuilds::FailingBuilds(cl_int status, std::string part, std::size_t spared) {
+test::FailingBuilds::FailingBuilds(cl_int status, std::string part, std::size_t spared,
+                                   std::size_t most) {
   failure = status;
+  num_failing = most;
   num_spared = spared;
   failing_part = std::move(part);
 }
 
 test::FailingBuilds::~FailingBuilds() {
   failure = CL_SUCCESS;
+}
+
+static std::size_t kernels_not_made = 0;
+static bool retains_fail = false;
+
+test::ShortDriver::ShortDriver(std::size_t kernels, bool retains) {
+  kernels_not_made = kernels;
+  retains_fail = retains;
+}
+
+test::ShortDriver::~ShortDriver() {
+  kernels_not_made = 0;
+  retains_fail = false;
+}
+
+extern "C" cl_kernel clCreateKernel(cl_program program, const char* name, cl_int* status) {
+  static auto* const create =
+      reinterpret_cast<decltype(&clCreateKernel)>(dlsym(RTLD_NEXT, "clCreateKernel"));
+  if (kernels_not_made == 0) return create(program, name, status);
+  --kernels_not_made;
+  *status = CL_OUT_OF_RESOURCES;
+  return nullptr;
+}
+
+extern "C" cl_int clRetainMemObject(cl_mem memory) {
+  static auto* const retain =
+      reinterpret_cast<decltype(&clRetainMemObject)>(dlsym(RTLD_NEXT, "clRetainMemObject"));
+  return retains_fail ? CL_OUT_OF_RESOURCES : retain(memory);
+}
+
+extern "C" cl_int clRetainCommandQueue(cl_command_queue queue) {
+  static auto* const retain =
+      reinterpret_cast<decltype(&clRetainCommandQueue)>(dlsym(RTLD_NEXT, "clRetainCommandQueue"));
+  return retains_fail ? CL_OUT_OF_RESOURCES : retain(queue);
+}
+
+extern "C" cl_int clRetainEvent(cl_event event) {
+  static auto* const retain =
+      reinterpret_cast<decltype(&clRetainEvent)>(dlsym(RTLD_NEXT, "clRetainEvent"));
+  return retains_fail ? CL_OUT_OF_RESOURCES : retain(event);
 }
 
 static std::string spilling_part;
@@ -81,8 +123,12 @@ extern "C" cl_int clBuildProgram(cl_program program, cl_uint num_devices,
   ++counter;
   if (failure != CL_SUCCESS &&
       std::string_view(options).find(failing_part) != std::string_view::npos) {
-    if (num_spared == 0) return failure;
-    --num_spared;
+    if (num_spared > 0) {
+      --num_spared;
+    } else if (num_failing > 0) {
+      --num_failing;
+      return failure;
+    }
   }
   return build(program, num_devices, devices, options, notify, user_data);
 }

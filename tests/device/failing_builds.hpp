@@ -2,6 +2,7 @@
 
 #include <clattn/opencl.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace test {
@@ -11,13 +12,24 @@ namespace test {
 std::size_t num_builds();
 
 /// While it lives, builds whose options hold `part` end with `status` before the driver sees them,
-/// all but the first `spared` of them.
+/// all but the first `spared` of them and no more than `most`.
 class FailingBuilds {
  public:
-  FailingBuilds(cl_int status, std::string part, std::size_t spared = 0);
+  FailingBuilds(cl_int status, std::string part, std::size_t spared = 0,
+                std::size_t most = SIZE_MAX);
   ~FailingBuilds();
   FailingBuilds(const FailingBuilds&) = delete;
   FailingBuilds& operator=(const FailingBuilds&) = delete;
+};
+
+/// While it lives, the driver is short of resources: it makes none of the first `kernels` kernels,
+/// and retains nothing if `retains` says so.
+class ShortDriver {
+ public:
+  explicit ShortDriver(std::size_t kernels, bool retains = false);
+  ~ShortDriver();
+  ShortDriver(const ShortDriver&) = delete;
+  ShortDriver& operator=(const ShortDriver&) = delete;
 };
 
 /// While it lives, devices are GPUs whose kernels say that they need private memory: `bytes` where

@@ -129,6 +129,50 @@ TEST_P(BuildFailures, WhatIsNotTheTilesIsNoReasonForASmallerOne) {
   }
 }
 
+// F10: what failed once is no verdict on a tile, whether the driver said so when it built the
+// program or when it made the kernel.
+TEST_P(BuildFailures, F10_ATileThatADriverWasShortOfResourcesForIsTriedAgain) {
+  options_.kernel_dir.clear();
+  for (const std::size_t kernels : {0U, 1U}) {
+    const auto runtime = make_runtime();
+    const FailingBuilds failing(CL_OUT_OF_RESOURCES, kLargestTile, 0, 1 - kernels);
+    const test::ShortDriver shortage(kernels);
+    EXPECT_EQ(prefill_kernel(*runtime), "prefill_gpu__r64_kv32");
+  }
+}
+
+TEST_P(BuildFailures, F10_SelfTestsAreRunAgainWhereTheDriverWasShortOfResources) {
+  const auto local_bytes = [&] { return make_runtime()->capabilities().static_local_mem_bytes; };
+  const auto with_shortage = [&] {
+    const FailingBuilds failing(CL_OUT_OF_RESOURCES, "-DCLA_SELFTEST=1 ", 0, 1);
+    return local_bytes();
+  };
+  const std::uint64_t bytes = with_shortage();
+  EXPECT_EQ(local_bytes(), bytes);  // what was remembered
+  options_.cache_dir.clear();
+  EXPECT_EQ(local_bytes(), bytes);
+}
+
+// F10: an object that was not retained must not be released.
+TEST(ShortDrivers, F10_ACopyThatCannotBeRetainedThrows) {
+  const auto& context = attention_test::all_contexts().at(0);
+  const Queue queue = context->create_queue();
+  const Buffer buffer = context->allocate(64);
+  Event event;
+  enqueue_write(queue, buffer, "12345678", 8, &event);
+  {
+    const test::ShortDriver shortage(0, true);
+    const auto refusal = [](const auto& object) {
+      return error_text([&] { const auto copy = object; }, ErrorCode::kOpenCL);
+    };
+    EXPECT_EQ(refusal(buffer), "clRetainMemObject failed: CL_OUT_OF_RESOURCES (-5)");
+    EXPECT_EQ(refusal(queue), "clRetainCommandQueue failed: CL_OUT_OF_RESOURCES (-5)");
+    EXPECT_EQ(refusal(event), "clRetainEvent failed: CL_OUT_OF_RESOURCES (-5)");
+  }
+  event.wait();
+  queue.finish();
+}
+
 // What a self-test answers is remembered beyond the process, if the driver could answer it.
 TEST_P(BuildFailures, ASelfTestWithoutHostMemoryIsRunAgain) {
   const auto local_bytes = [&] { return make_runtime()->capabilities().static_local_mem_bytes; };

@@ -7,6 +7,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.hpp"
 #include "kernels/choose/costs.hpp"
@@ -37,25 +38,52 @@ bool lacks_resources(const Error& error) {
 class RoleKernels {
  public:
   RoleKernels(Runtime& runtime, const KernelShape& shape, std::size_t most,
-              std::vector<std::string>* rejected)
-      : runtime_(runtime), shape_(shape), most_(most), rejected_(rejected) {}
+              const std::string& bundle, std::vector<std::string>* rejected)
+      : runtime_(runtime), shape_(shape), most_(most), bundle_(bundle), rejected_(rejected) {}
 
   /// Builds a variant if the device can run it and no earlier one does its work.
   void add(const Variant& variant) {
-    if (built.size() == most_ || !takes_shape(variant, shape_)) return;
-    if (reads_more(variant, shape_, built) || is_spare(variant)) return;
+    if (!takes_shape(variant, shape_) || !is_wanted(variant)) return;
     const DeviceCapabilities& capabilities = runtime_.capabilities();
     const auto reasons = why_not(variant, capabilities);
     if (!reasons.empty()) return reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
-    std::shared_ptr<KernelPool> pool;
+    std::shared_ptr<KernelPool> pool = build(variant);
+    if (pool == nullptr) return;
+    // The driver has resources for this one. For those before it, too, if it was short of them for
+    // a moment; if not, they ask for more than it ever has.
+    for (const Variant& doubtful : std::exchange(doubtful_, {})) {
+      auto again = is_wanted(doubtful) ? build(doubtful) : nullptr;
+      if (again != nullptr) take_in(doubtful, std::move(again));
+    }
+    doubtful_.clear();
+    if (is_wanted(variant)) take_in(variant, std::move(pool));
+  }
+
+  /// The kernels that were built; if all spill, the one that spills least: better slow than none.
+  std::vector<BuiltKernel> take() && {
+    if (built.empty() && spilling_) built.push_back(std::move(*spilling_));
+    return std::move(built);
+  }
+
+  std::vector<BuiltKernel> built;
+
+ private:
+  /// Null for a tile that this driver cannot build, or has no resources for: the next one may do.
+  std::shared_ptr<KernelPool> build(const Variant& variant) {
     try {
-      pool = runtime_.kernel(kernel_source(variant, shape_, capabilities));
-    } catch (const Error& error) {  // a tile that this driver cannot build: the next one may do
+      return runtime_.kernel(kernel_source(variant, shape_, runtime_.capabilities()), bundle_);
+    } catch (const Error& error) {
       const bool refused = is_build_refusal(error);
       if (!refused && !lacks_resources(error)) throw;
       if (refused) runtime_.note_build_failure(variant.name, error.what());
-      return reject(variant, error.what());
+      if (!refused) doubtful_.push_back(variant);
+      reject(variant, error.what());
+      return nullptr;
     }
+  }
+
+  void take_in(const Variant& variant, std::shared_ptr<KernelPool> pool) {
+    const DeviceCapabilities& capabilities = runtime_.capabilities();
     if (!fits_after_build(variant, *pool, capabilities)) {
       return reject(variant,
                     fmt::format("built, but it needs {} B of local and {} B of private memory",
@@ -70,17 +98,13 @@ class RoleKernels {
     }
   }
 
-  /// The kernels that were built; if all spill, the one that spills least: better slow than none.
-  std::vector<BuiltKernel> take() && {
-    if (built.empty() && spilling_) built.push_back(std::move(*spilling_));
-    return std::move(built);
-  }
-
-  std::vector<BuiltKernel> built;
-
- private:
   void reject(const Variant& variant, const std::string& why) {
     rejected_->push_back(fmt::format("{}: {}", variant.name, why));
+  }
+  bool is_wanted(const Variant& variant) const {
+    const bool of_family = built.empty() || built.front().variant->family() == variant.family();
+    return built.size() < most_ && of_family && !reads_more(variant, shape_, built) &&
+           !is_spare(variant);
   }
   /// A tile no smaller than the first is what takes over where the first does not fit.
   bool is_spare(const Variant& variant) const {
@@ -90,14 +114,17 @@ class RoleKernels {
   Runtime& runtime_;
   const KernelShape& shape_;
   std::size_t most_;
+  const std::string& bundle_;
   std::vector<std::string>* rejected_;
   std::optional<BuiltKernel> spilling_;  // the one that spills least
+  std::vector<Variant> doubtful_;        // without resources when they were built
 };
 
 std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
                                        KernelFamily family, Role role, std::size_t most,
+                                       const std::string& bundle,
                                        std::vector<std::string>* rejected) {
-  RoleKernels kernels(runtime, shape, most, rejected);
+  RoleKernels kernels(runtime, shape, most, bundle, rejected);
   const std::optional<Variant> tuned = tuned_variant(runtime, shape, family, role);
   if (tuned) kernels.add(*tuned);
   const bool is_tuned = !kernels.built.empty();
@@ -197,8 +224,8 @@ std::optional<Variant> first_choice(const Runtime& runtime, const KernelShape& s
   return first;
 }
 
-/// Has the kernels built together that compile() is likely to end up with.
-void expect_first_choices(Runtime& runtime, const KernelShape& shape, KernelFamily family) {
+/// Has the kernels built together that compile() is likely to end up with, as this bundle.
+std::string expect_first_choices(Runtime& runtime, const KernelShape& shape, KernelFamily family) {
   const FormRoles roles = roles_of(shape.form);
   std::vector<KernelSource> sources;
   for (const std::optional<Role>& role :
@@ -207,20 +234,21 @@ void expect_first_choices(Runtime& runtime, const KernelShape& shape, KernelFami
     const auto variant = role ? first_choice(runtime, shape, family, *role) : std::nullopt;
     if (variant) sources.push_back(kernel_source(*variant, shape, runtime.capabilities()));
   }
-  runtime.expect(sources);
+  return runtime.expect(sources);
 }
 
 std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
                                           KernelFamily family) {
-  expect_first_choices(runtime, shape, family);
+  const std::string bundle = expect_first_choices(runtime, shape, family);
   auto kernels = std::make_shared<AttentionKernels>();
   kernels->runtime = &runtime;
   kernels->shape = shape;
   std::vector<std::string> rejected;
   auto& stages = kernels->stages;
   const FormRoles roles = roles_of(shape.form);
-  if (roles.shorter) stages = build_fitting(runtime, shape, family, *roles.shorter, 1, &rejected);
-  auto prefill = build_fitting(runtime, shape, family, roles.longer, 2, &rejected);
+  if (roles.shorter)
+    stages = build_fitting(runtime, shape, family, *roles.shorter, 1, bundle, &rejected);
+  auto prefill = build_fitting(runtime, shape, family, roles.longer, 2, bundle, &rejected);
   if (prefill.empty()) {
     throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
                       fmt::join(rejected, "; "));
@@ -236,9 +264,9 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
     const bool shorter = tokens < prefill.back().tiling.item_tokens;
     if (last || (longer && shorter)) stages.push_back(std::move(tile));
   }
-  kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge);
+  kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge, bundle);
   if (shape.block_size > 0 && roles.cache_write) {
-    kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write);
+    kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write, bundle);
   }
   kernels->planner = planner_config(*kernels);
   return kernels;
@@ -247,9 +275,9 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
 }  // namespace
 
 BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
-                                Role role) {
+                                Role role, const std::string& bundle) {
   std::vector<std::string> rejected;
-  auto built = build_fitting(runtime, shape, family, role, 1, &rejected);
+  auto built = build_fitting(runtime, shape, family, role, 1, bundle, &rejected);
   if (built.empty()) {
     throw_unsupported("no {} kernel fits this device: {}", to_string(role),
                       fmt::join(rejected, "; "));
@@ -257,21 +285,37 @@ BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, Kern
   return std::move(built.front());
 }
 
-bool AttentionKernels::runs_plan_of(const AttentionKernels& other) const {
-  if (this == &other) return true;
+std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) const {
+  if (this == &other) return {};
+  if (runtime != other.runtime) return "its context is another than this layer's";
+  if (shape.form != other.shape.form) return "its caches are of another form";
   const KernelShape& a = shape;
   const KernelShape& b = other.shape;
-  if (runtime != other.runtime || a.num_heads != b.num_heads || a.num_kv_heads != b.num_kv_heads ||
-      a.head_size != b.head_size || a.block_size != b.block_size || a.dtype != b.dtype ||
-      a.cache_dtype != b.cache_dtype || a.form != b.form) {
-    return false;
+  const struct {
+    std::string_view field;
+    std::int32_t here, there;
+  } numbers[] = {{"num_heads", a.num_heads, b.num_heads},
+                 {"num_kv_heads", a.num_kv_heads, b.num_kv_heads},
+                 {"head_size", a.head_size, b.head_size},
+                 {"block_size", a.block_size, b.block_size}};
+  for (const auto& [field, here, there] : numbers) {
+    if (here != there) return fmt::format("{} is {}, legal: {}", field, there, here);
   }
-  if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return false;
+  const struct {
+    std::string_view field;
+    DType here, there;
+  } types[] = {{"dtype", a.dtype, b.dtype}, {"kv_cache_dtype", a.cache_dtype, b.cache_dtype}};
+  for (const auto& [field, here, there] : types) {
+    if (here != there)
+      return fmt::format("{} is {}, legal: {}", field, to_string(there), to_string(here));
+  }
+  constexpr const char* kTiles = "its kernels cut work otherwise (kernel_family, options, tuning)";
+  if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return kTiles;
   for (std::size_t i = 0; i < other.stages.size(); ++i) {  // who leaves the merge to the kernel
     const BuiltKernel& own = stages[stage_for(other, i)];
-    if (merges_splits(*other.stages[i].variant) && !merges_splits(*own.variant)) return false;
+    if (merges_splits(*other.stages[i].variant) && !merges_splits(*own.variant)) return kTiles;
   }
-  return true;
+  return {};
 }
 
 std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,

@@ -30,7 +30,9 @@ struct AttentionKernels {
 
   /// Whether items that were cut for `other` fit these kernels: same tensors, a tile that holds
   /// the largest, and splits that are joined where the plan leaves that to the kernels.
-  bool runs_plan_of(const AttentionKernels& other) const;
+  bool runs_plan_of(const AttentionKernels& other) const { return why_not_plan_of(other).empty(); }
+  /// The field that keeps them from it, its value there and here; empty = they run it.
+  std::string why_not_plan_of(const AttentionKernels& other) const;
   /// The stage that runs the items of a plan's tile class, if its plan can be run: the class's own
   /// number where the tiles match, else the first whose tile holds them.
   std::size_t stage_for(const AttentionKernels& planned, std::size_t tile_class) const;
@@ -46,9 +48,9 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family);
 
-/// The first variant of `role` on the ladder that fits shape and device, built. Throws
-/// kUnsupported.
+/// The first variant of `role` on the ladder that fits shape and device, built, in `bundle` if that
+/// has it (Runtime::expect()). Throws kUnsupported.
 BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
-                                Role role);
+                                Role role, const std::string& bundle = {});
 
 }  // namespace clattn::detail
