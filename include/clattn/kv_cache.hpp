@@ -114,7 +114,8 @@ struct KVCache {
   /// kernels read, of blocks of a multiple of 16 tokens.
   std::int64_t key_dim_stride = 1;
   /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
-  /// (real = stored * factor), one per tensor or per KV head. Empty = 1.
+  /// (real = stored * factor), one per tensor or per KV head. Empty = 1; kernels refuse int8 without,
+  /// because it holds whole numbers.
   Buffer scales;
   bool scales_per_head = false;
 
@@ -160,11 +161,10 @@ struct TensorRef {
 /// Stores token i's key and value at slot_mapping[i] (block * block_size + offset; negative = do
 /// not store) for i < num_tokens, divided by the cache's scales where it is quantized, converting
 /// `dtype` to the cache's type (round to nearest even). `slot_mapping` holds int64 at byte offset
-/// `slot_offset_bytes`. A slot past the cache stores nothing. Rows of tokens that are not stored
-/// are not read: `key` and `value` may end before them, so their ends are not checked. Throws
-/// kInvalidArgument for slots past the end of `slot_mapping` and for a cache with blocks outside
-/// its buffer, kUnsupported for one of keys by dim on any device but a CPU. Asynchronous; duplicate
-/// slots: last writer undefined. vLLM: reshape_and_cache_flash.
+/// `slot_offset_bytes`. A slot past the cache stores nothing. Throws kInvalidArgument unless `key`,
+/// `value` and `slot_mapping` hold num_tokens rows and the cache all its blocks, kUnsupported for
+/// a cache of keys by dim on any device but a CPU. Asynchronous; duplicate slots: last writer
+/// undefined. vLLM: reshape_and_cache_flash.
 void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
                              TensorRef value, DType dtype, const KVCache& cache,
                              cl_mem slot_mapping, std::size_t slot_offset_bytes,

@@ -203,14 +203,16 @@ class Attention {
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows (LayerInputs) to the output and zeroes its padding rows, those
-  /// of an output_fp8 too. Null metadata, or no cache where one is needed (a profiling run): zeroes
-  /// all rows. Asynchronous; allocates nothing.
+  /// of an output_fp8 too. Null metadata (a profiling run): zeroes all rows. Asynchronous; allocates
+  /// nothing. Throws kInvalidArgument where a cache is needed and none is bound, and for keys of an
+  /// int8 cache by scales of the layer's own that nobody loaded or calculated.
   void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
                const LayerForwardOptions& options = {});
 
  private:
   void take_cache_of_target();
   bool uses_own_scales() const noexcept;
+  bool lacks_scales() const noexcept;
   void set_scales(const KVScales& scales);
 
   std::shared_ptr<Context> context_;
@@ -221,6 +223,7 @@ class Attention {
   std::shared_ptr<const AttentionImpl> impl_;
   std::shared_ptr<KVCache> cache_;  ///< one object for all layers that share it
   Buffer scales_;                   ///< the layer's own
+  bool scales_loaded_ = false;      ///< by load_kv_scales()
   float prob_scale_ = 1;
   std::unique_ptr<detail::RowZeroer> zeroer_;
   std::unique_ptr<detail::KVScaleCalculator> calculator_;  ///< null = not wanted

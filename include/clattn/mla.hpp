@@ -26,7 +26,8 @@ struct MLACache {
   std::int32_t block_size = 0;    ///< tokens per block, >= 1
   std::int32_t kv_lora_rank = 0;  ///< elements of the latent part
   std::int32_t rope_dim = 0;      ///< elements of the rotary part
-  /// Quantized types only: f32 [1] on the device, real = stored * scale. Empty = 1.
+  /// Quantized types only: f32 [1] on the device, real = stored * scale. Empty = 1; int8 needs one,
+  /// because it holds whole numbers.
   Buffer scale;
 };
 
@@ -39,8 +40,7 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim);
 /// block_size + offset; negative or past the cache = do not store) for i < num_tokens, divided by
 /// the cache's scale where it is quantized, converting `dtype` to the cache's type.
 /// `slot_mapping` holds int64 at byte offset `slot_offset_bytes`. Both widths are multiples of 8.
-/// Rows of tokens that are not stored are not read: `kv_c` and `k_pe` may end before them, so their
-/// ends are not checked. Throws kInvalidArgument for slots past the end of `slot_mapping`.
+/// Throws kInvalidArgument unless `kv_c`, `k_pe` and `slot_mapping` hold num_tokens rows.
 /// Asynchronous; duplicate slots: last writer undefined. vLLM: concat_and_cache_mla.
 void concat_and_cache_mla(const Context& context, cl_command_queue queue, TensorRef kv_c,
                           TensorRef k_pe, DType dtype, const MLACache& cache, cl_mem slot_mapping,

@@ -171,6 +171,13 @@ bool Attention::uses_own_scales() const noexcept {
   return cache_->scales.handle() == scales_.handle();
 }
 
+/// Whether the cache is int8, which holds whole numbers by the scales of 1 that a layer begins
+/// with.
+bool Attention::lacks_scales() const noexcept {
+  return config_.cache_dtype() == DType::kInt8 && uses_own_scales() && !scales_loaded_ &&
+         (calculator_ == nullptr || !calculator_->has_begun());
+}
+
 void Attention::set_scales(const KVScales& scales) {
   const std::array<float, 3> k_v_q = {scales.k_scale, scales.v_scale, scales.q_scale};
   const bool in_use = uses_own_scales();
@@ -182,7 +189,10 @@ std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded)
   KVScales scales = clattn::load_kv_scales(loaded, config_.kv_cache_dtype);
   prob_scale_ = scales.prob_scale;
   if (!is_quantized(config_.cache_dtype()) || shares_kv_cache()) return {};
-  if (calculator_ != nullptr && !calculator_->has_begun()) {
+  const auto given = [](std::span<const float> scale) { return !scale.empty() && scale[0] > 0; };
+  const bool calculated = calculator_ != nullptr && !calculator_->has_begun();
+  scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
+  if (calculated) {
     scales.k_scale = scales.v_scale = 1;
     scales.warnings.clear();
   }
@@ -214,11 +224,15 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
   throw_invalid_if(stores != (inputs.value.buffer != nullptr),
                    "key, value: only one of them is given, legal: both or none");
   const bool cached = !config_.contiguous_kv();
-  if (metadata == nullptr || (cached && !cache_->buffer)) {
+  if (metadata == nullptr) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
     return zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {0, inputs.num_rows});
   }
+  throw_invalid_if(cached && !cache_->buffer,
+                   "layer {}: no cache is bound, legal: bind_kv_cache() first, or null "
+                   "attn_metadata (a profiling run)",
+                   options_.prefix);
   detail::throw_unsupported_if(
       cached && stores && config_.attn_type == AttentionType::kEncoderDecoder,
       "layer {}: key and value of cross attention over pages; legal: none, after "
@@ -235,6 +249,10 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
     if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
       calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, metadata->num_actual_tokens());
     }
+    throw_invalid_if(lacks_scales() && detail::Recorder::of(queue) == nullptr,
+                     "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "
+                     "or v_scale, calculate_kv_scales, or a cache bound with scales",
+                     options_.prefix);
     impl_->write_kv_cache(queue, inputs.key, inputs.value, *cache_, *metadata);
   }
   impl_->forward(queue, inputs.query, *cache_, *metadata, inputs.output, options.lse, options.event,

@@ -44,6 +44,7 @@ std::array<KVScaleCalculator::Tensor, 3> KVScaleCalculator::tensors_of(
 
 KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& config)
     : runtime_(&runtime),
+      dtype_(config.dtype),
       k_v_q_(tensors_of(config)),
       largest_code_(config.cache_dtype() == DType::kInt8 ? 127.0F
                                                          : std::numeric_limits<float>::max()),
@@ -77,7 +78,8 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const T
                    num_tokens, INT32_MAX);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
-    const cl_long stride = checked_token_stride(*rows.at(i), tensor.row, tensor.name);
+    const cl_long stride =
+        bounded_token_stride(*rows.at(i), {num_tokens, tensor.row, dtype_}, tensor.name);
     amax_->acquire()
         .arg(rows.at(i)->buffer)
         .arg<cl_long>(rows.at(i)->offset)
@@ -146,9 +148,8 @@ void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const Tens
   throw_invalid_if(count > std::numeric_limits<cl_int>::max(),
                    "num_rows: {} rows of padding, legal: up to {}", count,
                    std::numeric_limits<cl_int>::max());
-  const cl_long stride = checked_token_stride(memory, row_elems_, output.name);
-  check_rows({memory.buffer, output.dtype}, {memory.offset, rows.end, stride, row_elems_},
-             output.name);
+  const cl_long stride =
+      bounded_token_stride(memory, {rows.end, row_elems_, output.dtype}, output.name);
   output.kernel->acquire()
       .arg(memory.buffer)
       .arg<cl_long>(memory.offset + rows.first * stride)

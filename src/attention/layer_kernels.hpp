@@ -48,6 +48,7 @@ class KVScaleCalculator {
                std::int64_t num_tokens, const Buffer& scales, Event* event) const;
 
   const Runtime* runtime_;
+  DType dtype_;  ///< of the tensors
   std::array<Tensor, 3> k_v_q_;
   float largest_code_;  ///< of the cache's type, where a constant may exceed it
   StreamGrid grid_;

@@ -52,6 +52,7 @@ class FlashInferBackend final : public AttentionBackend {
   std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
     std::vector<std::string> reasons;
+    append_head_size_reason(config.head_size, reasons);
     append_common_reasons(config, capabilities, reasons);
     return reasons;
   }

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/paged_rules.hpp"
+#include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "kv_cache/mla_cache.hpp"
@@ -51,9 +52,8 @@ class LatentImpl final : public AttentionImpl {
                      "attn_metadata: built for other caches, legal: {} with block_size {}",
                      kMLABackendName, config_.block_size);
     recorder_for(queue, *step);
-    const SlotSource slots{metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
-                           static_cast<std::int64_t>(metadata.slot_mapping().size())};
-    enqueue_concat_mla(concat_, queue, {key, value, config_.dtype, rows, slots}, event);
+    enqueue_concat_mla(concat_, queue,
+                       {key, value, config_.dtype, rows, written_slots(metadata, queue)}, event);
   }
 
   void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,

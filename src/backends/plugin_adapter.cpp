@@ -66,9 +66,8 @@ ClattnDevice c_device(const DeviceCapabilities* capabilities) {
 /// A tensor of [num_tokens, heads, head_size] that lies inside its buffer.
 ClattnTensor c_tensor(const TensorRef& tensor, std::int32_t num_tokens, std::int64_t row,
                       DType dtype, std::string_view name) {
-  const std::int64_t stride = checked_token_stride(tensor, row, name);
-  check_rows({tensor.buffer, dtype}, {tensor.offset, num_tokens, stride, row}, name);
-  return {tensor.buffer, tensor.offset, stride};
+  return {tensor.buffer, tensor.offset,
+          bounded_token_stride(tensor, {num_tokens, row, dtype}, name)};
 }
 
 ClattnKVCache c_cache(const KVCache& cache) {
@@ -189,11 +188,7 @@ class PluginImpl final : public AttentionImpl {
         config_.num_kv_heads, config_.head_size, to_string(config_.cache_dtype()));
     check_cache(cache);
     places_.check(cache);
-    if (step->num_blocks() > cache.num_blocks) {
-      throw_invalid(
-          "attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
-          step->num_blocks() - 1, cache.num_blocks);
-    }
+    check_block_ids(step->block_ids(), cache.num_blocks);
     return step->batch();
   }
 

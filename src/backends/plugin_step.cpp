@@ -104,10 +104,7 @@ void PluginMetadataBuilder::copy_arrays(const CommonAttentionMetadata& batch,
   step.seq_lens = lens.data();
   step.block_table = table.data();
   metadata_.slots_ = slots;
-  metadata_.num_blocks_ = limits_.num_blocks;
-  if (limits_.num_blocks < 0) {
-    metadata_.num_blocks_ = table.empty() ? 0 : std::int64_t{*std::ranges::max_element(table)} + 1;
-  }
+  metadata_.block_ids_ = {limits_.num_blocks, table};
 }
 
 const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,

@@ -5,6 +5,7 @@
 #include <clattn/attention.hpp>
 #include <memory>
 
+#include "kernels/step/cache_checks.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/staging.hpp"
 
@@ -15,13 +16,13 @@ class PluginMetadata final : public AttentionMetadata {
  public:
   const ClattnBatch& batch() const noexcept { return batch_; }
   std::int32_t block_size() const noexcept { return block_size_; }
-  std::int64_t num_blocks() const noexcept { return num_blocks_; }  ///< block ids are below this
+  const BlockBound& block_ids() const noexcept { return block_ids_; }
 
  private:
   friend class PluginMetadataBuilder;
   ClattnBatch batch_{};
   std::int32_t block_size_ = 0;
-  std::int64_t num_blocks_ = 0;
+  BlockBound block_ids_;
 };
 
 /// Checks a batch and gives plugins its arrays on the host and, by one upload, on the device.

@@ -30,7 +30,7 @@ class XFormersBackend final : public AttentionBackend {
           fmt::format("kv_cache_dtype {} not supported: auto, the dtype ({}), fp8 and int8 are",
                       to_string(config.cache_dtype()), to_string(config.dtype)));
     }
-    append_head_size_reason(config.head_size, reasons);
+    append_own_head_size_reason(config.head_size, reasons);
     if (!config.contiguous_kv() && config.block_size % 16 != 0)
       reasons.emplace_back("Block size must be a multiple of 16.");
     return reasons;
@@ -83,16 +83,20 @@ class XFormersBackend final : public AttentionBackend {
 
  private:
   /// vLLM's words; FLASHINFER stands where they name FLEX_ATTENTION.
-  static void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons) {
+  static void append_own_head_size_reason(std::int32_t head_size,
+                                          std::vector<std::string>& reasons) {
     std::array<std::int32_t, 29> supported{};  // 32 … 256
     for (std::size_t i = 0; i < supported.size(); ++i) {
       supported.at(i) = 32 + 8 * static_cast<std::int32_t>(i);
       if (supported.at(i) == head_size) return;
     }
     reasons.push_back(fmt::format(
-        "Head size {} is not supported by XFormersAttention. Supported head sizes are: [{}]. Set "
-        "CLATTN_BACKEND=FLASHINFER to use a backend which supports 8 … 256 in steps of 8.",
-        head_size, fmt::join(supported, ", ")));
+        "Head size {} is not supported by XFormersAttention. Supported head sizes are: [{}].{}",
+        head_size, fmt::join(supported, ", "),
+        takes_head_size(head_size)
+            ? " Set CLATTN_BACKEND=FLASHINFER to use a backend which supports "
+              "8 … 256 in steps of 8."
+            : ""));
   }
 
   static void fill(XFormersMetadata& metadata, const PagedStep& step, const AttentionConfig&) {

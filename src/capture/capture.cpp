@@ -111,7 +111,6 @@ void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAtt
 struct WrittenSlots {
   std::vector<std::int64_t> slots;
   std::vector<std::int32_t> pages;  // of the slots that are in the cache
-  std::int64_t num_rows = 0;        // up to the last that is stored: key and value may end there
 
   template <typename Cache>
   WrittenSlots(const Queue& queue, const SlotSource& written, const Cache& cache)
@@ -124,7 +123,6 @@ struct WrittenSlots {
         continue;
       }
       pages.push_back(static_cast<std::int32_t>(page));
-      num_rows = static_cast<std::int64_t>(i) + 1;
     }
   }
   /// Adds the slots; returns the pages that they touch.
@@ -199,8 +197,8 @@ void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
   const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.num_kv_heads,
                                            cache.head_size};
   const WrittenSlots slots(queue, call.slots, cache);
-  writer.add("key", read_tensor(queue, call.key, call.dtype, shape, slots.num_rows));
-  writer.add("value", read_tensor(queue, call.value, call.dtype, shape, slots.num_rows));
+  writer.add("key", read_tensor(queue, call.key, call.dtype, shape));
+  writer.add("value", read_tensor(queue, call.value, call.dtype, shape));
   add_cache(writer, queue, cache, slots.add_to(writer));
   CaseKeys keys("reshape_and_cache");
   add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
@@ -282,9 +280,9 @@ void capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& ca
   CaseWriter writer(environment().capture_dir, "concat_and_cache_mla");
   const WrittenSlots slots(queue, call.slots, cache);
   writer.add("kv_c", read_tensor(queue, call.kv_c, call.dtype,
-                                 {call.slots.num_tokens, cache.kv_lora_rank}, slots.num_rows));
-  writer.add("k_pe", read_tensor(queue, call.k_pe, call.dtype,
-                                 {call.slots.num_tokens, cache.rope_dim}, slots.num_rows));
+                                 {call.slots.num_tokens, cache.kv_lora_rank}));
+  writer.add("k_pe",
+             read_tensor(queue, call.k_pe, call.dtype, {call.slots.num_tokens, cache.rope_dim}));
   add_cache(writer, queue, cache, slots.add_to(writer));
   CaseKeys keys("concat_and_cache_mla");
   add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);

@@ -36,6 +36,7 @@ class AttentionWorkload : public Workload {
     kv_.fill(queue_, cache_.cache.buffer);
     if (packed) {
       packed_ = split_kv_cache(cache_.cache.buffer, spec_of(config_));
+      packed_->scales = cache_.cache.scales;
       packed_impl_ = make_paged_attention(*context, config_);
     } else {
       impl_ = cache_.backend->make_impl(context, config_);

@@ -54,6 +54,7 @@ class CacheWorkload final : public Workload {
     if (op_ == CacheOp::kAppend) upload_places(shape);
     if (op_ == CacheOp::kReshapeAndCache) {
       packed_ = split_kv_cache(cache_.cache.buffer, spec_of(config_));
+      packed_->scales = cache_.cache.scales;
     }
     const std::size_t stored = elements * element_size_bytes(config_.cache_dtype());
     work.bytes = static_cast<double>(bytes + stored + num_tokens_ * sizeof(std::int64_t));  // slots

@@ -66,8 +66,10 @@ RotatingCache make_rotating_cache(const BenchTask& task) {
   result.num_sets = static_cast<std::int32_t>(
       std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
   const std::int64_t num_pages = result.pages_per_set * result.num_sets;
-  result.cache = make_kv_cache(*context, context->create_queue(), *result.backend, config,
-                               num_pages, layout_of(task));
+  const Queue queue = context->create_queue();
+  result.cache =
+      make_kv_cache(*context, queue, *result.backend, config, num_pages, layout_of(task));
+  set_unit_scales(*context, queue, result.cache);
   result.pages = shuffled_pages(num_pages, 7);
   return result;
 }
@@ -84,7 +86,10 @@ RotatingCache make_overlapping_cache(const BenchTask& task) {
   std::iota(result.pages.rbegin(), result.pages.rend(), 0);
   const Queue queue = context.create_queue();
   const auto make = [&](std::int64_t num_pages) {
-    return make_kv_cache(context, queue, *result.backend, config, num_pages, layout_of(task));
+    KVCache cache =
+        make_kv_cache(context, queue, *result.backend, config, num_pages, layout_of(task));
+    set_unit_scales(context, queue, cache);
+    return cache;
   };
   if (config.use_mla) {
     result.cache = make(result.pages_per_set);

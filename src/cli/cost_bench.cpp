@@ -46,6 +46,7 @@ CostBench::CostBench(std::shared_ptr<Context> context, const AttentionConfig& co
       events_queue_(context_->create_queue(QueueProfiling::kOn)),
       cache_(make_kv_cache(*context_, queue_, *backend_, config,
                            pool_pages(context_->capabilities(), config))) {
+  set_unit_scales(*context_, queue_, cache_);
   TiledRandom(config.cache_dtype(), 1).fill(queue_, cache_.buffer);
   pages_ = shuffled_pages(cache_.num_blocks, 7);
 }

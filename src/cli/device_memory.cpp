@@ -1,5 +1,6 @@
 #include "cli/device_memory.hpp"
 
+#include <array>
 #include <clattn/error.hpp>
 #include <cstring>
 
@@ -82,6 +83,10 @@ void set_scales(const Context& context, const Queue& queue, std::span<const floa
   if (scales.empty()) return;
   cache.scales = upload(context, queue, scales);
   cache.scales_per_head = scales.size() > 2;
+}
+
+void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache) {
+  if (cache.dtype == DType::kInt8) set_scales(context, queue, std::array{1.0F, 1.0F}, cache);
 }
 
 }  // namespace clattn::cli

@@ -55,7 +55,7 @@ class PagedMLAImpl final : public MLAImpl {
                std::vector<LaunchRecord>* launches) const override {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
-    check_block_ids(step, cache.num_blocks);
+    check_block_ids(step.block_ids, cache.num_blocks);
     if (capturing()) {
       capture_mla_decode(
           {.queue = queue,

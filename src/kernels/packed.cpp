@@ -55,7 +55,7 @@ class PackedPagedAttention final : public PagedAttention {
                std::vector<LaunchRecord>* launches) const override {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
-    check_block_ids(step, cache.num_blocks);
+    check_block_ids(step.block_ids, cache.num_blocks);
     if (capturing()) {
       capture_attention({.queue = queue,
                          .config = config_,
@@ -135,6 +135,7 @@ bool use_paged_attention_v1(std::int32_t max_seq_len, std::int32_t num_seqs,
 std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                                                   const DeviceCapabilities* capabilities) {
   std::vector<std::string> reasons;
+  detail::append_head_size_reason(config.head_size, reasons);
   detail::append_common_reasons(config, nullptr, reasons);
   detail::append_missing_options(config, reasons);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(config.cache_dtype()));

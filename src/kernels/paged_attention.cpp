@@ -31,15 +31,16 @@ LayerCall call_over(const KVCache& cache) {
   return layer;
 }
 
-/// The same over rows of `num_kv_heads` x `head_size`. Throws kInvalidArgument for places that
-/// kernels do not load from.
-LayerCall call_over(const TensorRef& key, const TensorRef& value, std::int32_t num_kv_heads,
-                    std::int32_t head_size) {
+/// The same over `num_rows` rows of `num_kv_heads` x `head_size`. Throws kInvalidArgument for
+/// places that kernels do not load from.
+LayerCall call_over(const TensorRef& key, const TensorRef& value, std::int64_t num_rows,
+                    const KernelShape& shape) {
   LayerCall layer{.k = key.buffer, .v = value.buffer};
   layer.args.k_offset = key.offset;
   layer.args.v_offset = value.offset;
-  layer.args.token_stride = checked_key_stride(key, value, std::int64_t{num_kv_heads} * head_size);
-  layer.args.head_stride = head_size;
+  layer.args.token_stride = checked_key_stride(
+      key, value, {num_rows, std::int64_t{shape.num_kv_heads} * shape.head_size, shape.dtype});
+  layer.args.head_stride = shape.head_size;
   layer.args.key_dim_stride = 1;
   layer.args.scale_stride = -1;
   return layer;
@@ -123,9 +124,7 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
   check_metadata(metadata);
   recorder_for(queue, *metadata.step());
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
-                      {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
-                       static_cast<std::int64_t>(metadata.slot_mapping().size())},
-                      event);
+                      written_slots(metadata, queue), event);
 }
 
 void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
@@ -134,7 +133,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                                  const ForwardOptions& options) const {
   check(cache);
   const PagedStepView& step = step_of(metadata);
-  check_block_ids(step, cache.num_blocks);
+  check_block_ids(step.block_ids, cache.num_blocks);
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
@@ -160,13 +159,9 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
     throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
                       to_string(config_.attn_type));
   }
-  const LayerCall layer = call_over(key, value, config_.num_kv_heads, config_.head_size);
   const PagedStepView& step = step_of(metadata);
-  const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
   const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
-  const std::int64_t stride = layer.args.token_stride;
-  check_rows({key.buffer, config_.dtype}, {key.offset, rows, stride, row}, "key");
-  check_rows({value.buffer, config_.dtype}, {value.offset, rows, stride, row}, "value");
+  const LayerCall layer = call_over(key, value, rows, kernels_->shape);
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
@@ -249,9 +244,8 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
   cache.block_stride = shape.block_size * cache.token_stride;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
-  const LayerCall layer = config_.contiguous_kv()
-                              ? call_over(rows, rows, shape.num_kv_heads, shape.head_size)
-                              : call_over(cache);
+  const LayerCall layer =
+      config_.contiguous_kv() ? call_over(rows, rows, 0, shape) : call_over(cache);
   const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                              .output_fp8 = memory.zeros.handle(),
                              .output_scale = memory.zeros.handle()};

@@ -96,8 +96,10 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
   const MLACache& cache = write.cache;
   check_cache(cache);
   check_slots(write.slots);
-  const cl_long kv_c_stride = checked_token_stride(write.kv_c, cache.kv_lora_rank, "kv_c");
-  const cl_long k_pe_stride = checked_token_stride(write.k_pe, cache.rope_dim, "k_pe");
+  const cl_long kv_c_stride = bounded_token_stride(
+      write.kv_c, {write.slots.num_tokens, cache.kv_lora_rank, write.dtype}, "kv_c");
+  const cl_long k_pe_stride = bounded_token_stride(
+      write.k_pe, {write.slots.num_tokens, cache.rope_dim, write.dtype}, "k_pe");
   if (capturing()) capture_concat_and_cache_mla(queue, write);
   KernelLease lease = kernel.pool->acquire();
   lease.arg(write.kv_c.buffer)
@@ -155,9 +157,8 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   detail::check_cache(cache);
   const std::size_t num_reqs = check_gather(cache, gather);
   const std::int32_t width = cache.kv_lora_rank + cache.rope_dim;
-  const std::int64_t stride = detail::checked_token_stride(destination, width, "destination");
-  detail::check_rows({destination.buffer, dtype},
-                     {destination.offset, gather.cu_seq_lens.back(), stride, width}, "destination");
+  const std::int64_t stride = detail::bounded_token_stride(
+      destination, {gather.cu_seq_lens.back(), width, dtype}, "destination");
   const detail::OpKernel kernel =
       detail::op_kernel(context, "clattn_gather_mla", "cache/mla_cache.cl",
                         detail::dtype_options(dtype, cache.dtype));

@@ -71,6 +71,32 @@ TEST(Builder, AWarmStepAllocatesNothing) {
   }
 }
 
+// F9: that the host has no memory left is an exception wherever it shows, and passes.
+TEST(Builder, F9_NoFailedAllocationEndsTheProcess) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  for (const auto* backend : clattn::list_attn_backends()) {
+    if (backend->is_mla()) continue;
+    const auto config = small_config();
+    const Decodes decodes(3, 40);
+    const clattn::KVCache cache = make_kv_cache(*context, queue, *backend, config, 9);
+    const clattn::Buffer rows = context->allocate(4096), out = context->allocate(4096);
+    const std::vector<clattn::BlockPair> pairs = {{0, 1}};
+    const auto use = [&] {
+      const auto impl = backend->make_impl(context, config);
+      const auto builder = backend->make_builder(context, config);
+      const auto& metadata = builder->build(queue, decodes.batch);
+      impl->write_kv_cache(queue, {rows.handle()}, {rows.handle()}, cache, metadata);
+      impl->forward(queue, {rows.handle()}, cache, metadata, {out.handle()});
+      copy_blocks(*context, queue, std::span(&cache, 1), pairs);
+      queue.finish();
+    };
+    use();
+    EXPECT_GT(test::fail_each_allocation(use), 20U);
+    use();
+  }
+}
+
 TEST(Builder, FlashInferMetadataHasThePagingArrays) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
@@ -298,6 +324,56 @@ TEST(Builder, AnEmptyBatchLeavesEventsEmpty) {
   impl->forward(queue, {memory.handle()}, cache, nothing, {memory.handle()}, nullptr, &event);
   EXPECT_FALSE(event);
   EXPECT_EQ(empty.num_actual_tokens(), 0);
+  queue.finish();
+}
+
+// F5: the field that differs, and whose number it is.
+TEST(Impl, F5_SaysWhatMetadataWasBuiltFor) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto impl = backend.make_impl(context, small_config());
+  const auto cache = make_kv_cache(*context, queue, backend, small_config(), 3);
+  const clattn::Buffer memory = context->allocate(4096);
+  const auto forward_with = [&](clattn::AttentionConfig config, std::int64_t num_blocks) {
+    clattn::BuilderOptions options;
+    options.limits.num_blocks = num_blocks;
+    const auto builder = backend.make_builder(context, config, options);
+    const auto& metadata = builder->build(queue, Decodes(1, 1).batch);
+    return error_text(
+        [&] { impl->forward(queue, {memory.handle()}, cache, metadata, {memory.handle()}); });
+  };
+  const std::string other = "attn_metadata: built for another configuration: ";
+  clattn::AttentionConfig config = small_config();
+  config.num_heads = 8;
+  EXPECT_EQ(forward_with(config, -1), other + "num_heads is 8, legal: 4");
+  config = small_config();
+  config.block_size = 32;
+  EXPECT_EQ(forward_with(config, -1), other + "block_size is 32, legal: 16");
+  config = small_config();
+  config.dtype = clattn::DType::kBF16;
+  EXPECT_EQ(forward_with(config, -1), other + "dtype is bf16, legal: f16");
+  EXPECT_EQ(forward_with(small_config(), 8),
+            "attn_metadata: limits.num_blocks of its builder is 8, legal: up to the cache's 3");
+  EXPECT_EQ(forward_with(small_config(), 3), "no error");
+  queue.finish();
+}
+
+TEST(Impl, F5_AnEmptyStepNeedsNoTensors) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto impl = backend.make_impl(context, small_config());
+  const auto cache = make_kv_cache(*context, queue, backend, small_config(), 1);
+  const auto builder = backend.make_builder(context, small_config());
+  const auto& empty = builder->build(queue, Decodes(0, 0).batch);
+  EXPECT_EQ(error_text([&] {
+              impl->write_kv_cache(queue, {}, {}, cache, empty);
+              impl->forward(queue, {}, cache, empty, {});
+              clattn::reshape_and_cache_flash(*context, queue, {}, {}, clattn::DType::kF16, cache,
+                                              nullptr, 0, 0);
+            }),
+            "no error");
   queue.finish();
 }
 

@@ -336,6 +336,8 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   config.output_dtype = DType::kBF16;
   EXPECT_EQ(refuse(state, state),
             "merge_attn_states: output_dtype is bf16, legal: f16 (dtype) or an 8-bit type");
+  config.output_dtype = DType::kInt8;  // F2
+  EXPECT_EQ(refuse(state, state), "merge_attn_states: no output_scale, legal for int8: f32 [1]");
   config.output_dtype.reset();
   config.output_scale = memory;
   EXPECT_EQ(refuse(state, state), "merge_attn_states: output_scale given, legal: none for f16");

@@ -61,7 +61,8 @@ void expect_concat(const clattn::Context& context, DType dtype, DType cache_dtyp
   const std::size_t width = clattn::element_size_bytes(cache_dtype);
   std::vector<std::byte> want(kEntries * kWidth * width, std::byte{0x5A});
   clattn::MLACache cache = cache_over(upload(context, queue, want), cache_dtype);
-  if (scale != 1) cache.scale = upload(context, queue, std::vector<float>{scale});
+  if (scale != 1 || cache_dtype == DType::kInt8)
+    cache.scale = upload(context, queue, std::vector<float>{scale});
   const clattn::Buffer latent = upload(context, queue, encode(dtype, kv_c));
   const clattn::Buffer rope = upload(context, queue, encode(dtype, k_pe));
   const clattn::Buffer mapping = upload(context, queue, slots);
@@ -100,7 +101,8 @@ void expect_gather(const clattn::Context& context, DType cache_dtype, DType dtyp
       encode(cache_dtype, random_values(cache_dtype, kEntries * kWidth, 3));
   const std::vector<double> entries = decode(cache_dtype, stored);
   clattn::MLACache cache = cache_over(upload(context, queue, stored), cache_dtype);
-  if (scale != 1) cache.scale = upload(context, queue, std::vector<float>{scale});
+  if (scale != 1 || cache_dtype == DType::kInt8)
+    cache.scale = upload(context, queue, std::vector<float>{scale});
   // Request 1 has nothing to gather; request 2 passes over its first two pages.
   const std::vector<std::int32_t> lengths = {0, 7, 7, 13};
   const std::vector<std::int32_t> starts = {0, 5, 10};
@@ -155,6 +157,7 @@ TEST(MLACache, GatherDecodesEveryCode) {
       cache.num_blocks = 1;
       cache.block_size = 16;
       cache.kv_lora_rank = cache.rope_dim = 8;
+      if (dtype == DType::kInt8) cache.scale = upload(*context, queue, std::vector<float>{1.0F});
       const clattn::Buffer out = context->allocate(256 * 4);
       const std::vector<std::int32_t> lengths = {0, 16};
       const std::vector<std::int32_t> table = {0};

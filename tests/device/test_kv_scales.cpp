@@ -14,6 +14,7 @@
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
 #include "oracle/oracle.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -234,6 +235,35 @@ TEST(KVScales, ACallMayLeaveThemToTheNext) {
   const std::vector<float> found = scales_of(device, model.layer);
   EXPECT_FLOAT_EQ(found[0], largest_of(step.key()) / 200);
   model.expect_stored(device, step, 0, found);
+}
+
+TEST(KVScales, F2_AnInt8LayerRefusesKeysUntilItsScalesAreKnown) {
+  const Device device(all_contexts().at(0));
+  const layer_test::Step step = one_page(11, 0);
+  const std::string refused =
+      "layer layers.0: its int8 cache has no scales, legal: load_kv_scales() with k_scale or "
+      "v_scale, calculate_kv_scales, or a cache bound with scales";
+  for (const bool calculate : {false, true}) {
+    clattn::LayerRegistry layers;
+    Attention layer(device.context, layers, options_of(DType::kF32, DType::kInt8, calculate));
+    const auto& backend = *layer.get_attn_backend();
+    layer.bind_kv_cache(make_kv_cache(*device.context, device.queue, backend, layer.config(), 1));
+    const auto builder = backend.make_builder(device.context, layer.config());
+    const auto& metadata = builder->build(device.queue, step.batch());
+    const auto run = [&](bool enable) {
+      return test::error_text(
+          [&] { step.run(device, layer, &metadata, {.enable_kv_scales_calculation = enable}); });
+    };
+    EXPECT_EQ(run(false), refused);
+    layer.load_kv_scales({});  // a checkpoint without any
+    EXPECT_EQ(run(false), refused);
+    if (!calculate) {
+      const float loaded = 0.03F;
+      layer.load_kv_scales({.k_scale = {&loaded, 1}});
+    }
+    EXPECT_EQ(run(true), "no error");
+  }
+  device.queue.finish();
 }
 
 /// A step of a queue of its own, its tensors on the device, so that forward() is all that is left.

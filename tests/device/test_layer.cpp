@@ -246,10 +246,10 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
     const layer_test::RunOptions padded{
         .padding_rows = kPadding,
         .extra = {.output_fp8 = fp8.handle(), .output_scale = scale.handle()}};
-    for (const bool profiling : {true, false}) {  // without a cache, then with one
+    for (const bool profiling : {true, false}) {
       if (!profiling) layer.bind_kv_cache(poisoned_cache(device, layer, 3));
       device.queue.write(fp8, before);
-      const auto out = step.run(device, layer, &metadata, padded);
+      const auto out = step.run(device, layer, profiling ? nullptr : &metadata, padded);
       std::vector<std::byte> after(before.size()), want = before;
       device.queue.read(fp8, after);
       for (std::size_t i = 0; i < end; ++i) {
@@ -291,7 +291,7 @@ TEST(Layer, VirtualBatchesRunOnAnOrdinaryBuilder) {
   }
 }
 
-TEST(Layer, AProfilingRunZeroesItsOutput) {
+TEST(Layer, F3_ProfilesWithoutMetadataAndRefusesABatchWithoutACache) {
   const Device device(all_contexts().at(0));
   clattn::LayerRegistry layers;
   Attention layer(device.context, layers, layer_options("layers.0"));
@@ -299,7 +299,10 @@ TEST(Layer, AProfilingRunZeroesItsOutput) {
   const auto builder = layer.get_attn_backend()->make_builder(device.context, layer.config());
   const auto& metadata = builder->build(device.queue, step.batch());
   const std::vector<double> zeros(step.tokens() * kHeads * kDims, 0.0);
-  EXPECT_EQ(step.run(device, layer, &metadata).out, zeros);  // no cache is bound
+  EXPECT_EQ(step.run(device, layer, nullptr).out, zeros);
+  EXPECT_EQ(error_text([&] { step.run(device, layer, &metadata); }),
+            "layer layers.0: no cache is bound, legal: bind_kv_cache() first, or null "
+            "attn_metadata (a profiling run)");
   layer.bind_kv_cache(poisoned_cache(device, layer, 3));
   EXPECT_EQ(step.run(device, layer, nullptr).out, zeros);
   device.queue.finish();

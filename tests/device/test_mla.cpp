@@ -406,7 +406,8 @@ TEST(MLARefusals, CacheAndMetadataMustFitTheLayer) {
             "was configured");
   other = cache;
   other.num_blocks = layout.num_blocks - 1;
-  EXPECT_NE(forward(other).find("attn_metadata: its block ids reach up to"), std::string::npos);
+  EXPECT_NE(forward(other).find("attn_metadata: limits.num_blocks of its builder is"),
+            std::string::npos);
   other = cache;
   other.num_blocks = 1000;
   EXPECT_NE(forward(other).find("kv_cache: its buffer holds"), std::string::npos);

@@ -164,7 +164,7 @@ TEST(MLALayer, A3_AHybridModelRunsAStep) {
   }
 }
 
-TEST(MLALayer, AProfilingRunZeroesItsOutput) {
+TEST(MLALayer, F3_AProfilingRunZeroesItsOutputAndABatchNeedsACache) {
   const auto& context = all_contexts().front();
   OneLayer model(context, small_shape(), 1, 2);
   model.requests.step({5}, 1);
@@ -172,7 +172,11 @@ TEST(MLALayer, AProfilingRunZeroesItsOutput) {
   EXPECT_EQ(model.requests.run(*context, model.queue, model.layer, nullptr), zeros);
   clattn::LayerRegistry others;
   Attention unbound(context, others, options_of(small_shape(), "layers.0"));
-  EXPECT_EQ(model.requests.run(*context, model.queue, unbound, &model.build()), zeros);
+  EXPECT_EQ(model.requests.run(*context, model.queue, unbound, nullptr), zeros);
+  EXPECT_EQ(error_text([&] {
+              model.requests.run(*context, model.queue, unbound, &model.build());
+            }).find("layer layers.0: no cache is bound"),
+            0U);
 }
 
 // A2.1: one scale serves the whole row, so the larger part decides, whichever it is.

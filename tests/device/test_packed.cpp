@@ -359,7 +359,8 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
             std::string::npos);
   other = cache;
   other.num_blocks = 2;
-  EXPECT_NE(forward(other).find("attn_metadata: its block ids reach up to"), std::string::npos);
+  EXPECT_NE(forward(other).find("attn_metadata: limits.num_blocks of its builder is"),
+            std::string::npos);
   const std::size_t page = std::size_t{16} * 2 * 64 * 2;
   const clattn::Buffer one_short =
       context->allocate(index(layout.num_blocks) * page - sizeof(std::uint16_t));

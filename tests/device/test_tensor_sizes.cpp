@@ -1,4 +1,5 @@
 // Kernels check no buffer's end: what is smaller than its shape is refused when it is bound.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
@@ -167,6 +168,161 @@ TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
   EXPECT_EQ(forward(few, keys), "key: its 3 rows end at element 384, legal: the buffer's 128");
   EXPECT_EQ(forward(keys, few), "value: its 3 rows end at element 384, legal: the buffer's 128");
   EXPECT_EQ(forward(keys, keys), "no error");
+}
+
+/// What a write of three tokens says when its keys, then its values hold `missing` bytes less than
+/// they must.
+template <typename Write>
+std::vector<std::string> writes_of(const clattn::Context& context, const Write& write,
+                                   std::size_t missing) {
+  const std::size_t bytes = kTokens * kRow / 2 * 2;  // two KV heads of f16
+  const Buffer enough = context.allocate(bytes), few = context.allocate(bytes - missing);
+  return {test::error_text([&] { write({few.handle()}, {enough.handle()}); }),
+          test::error_text([&] { write({enough.handle()}, {few.handle()}); })};
+}
+
+const std::vector<std::string> kWritten = {"no error", "no error"};
+const std::vector<std::string> kTooShort = {
+    "key: its 3 rows end at element 384, legal: the buffer's 382",
+    "value: its 3 rows end at element 384, legal: the buffer's 382"};
+
+TEST(TensorSizes, F1_KeysAndValuesOfACacheWriteThatAreTooShortAreRefused) {
+  for (const char* name : {"FLASHINFER", "XFORMERS"}) {
+    for (const bool recorded : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", name, recorded));
+      const Prompt prompt(clattn::get_attn_backend(small_config(), nullptr, name), small_config(),
+                          recorded);
+      const auto write = [&](TensorRef key, TensorRef value) {
+        std::optional<clattn::GraphCapture> capture;
+        if (recorded) capture.emplace(prompt.queue);
+        prompt.impl->write_kv_cache(prompt.queue, key, value, prompt.cache, *prompt.metadata);
+      };
+      EXPECT_EQ(writes_of(*prompt.context, write, 0), kWritten);
+      EXPECT_EQ(writes_of(*prompt.context, write, 4), kTooShort);
+    }
+  }
+}
+
+TEST(TensorSizes, F1_ReshapeAndCacheRefusesKeysAndValuesThatAreTooShort) {
+  const Prompt prompt(clattn::get_attn_backend(small_config(), nullptr), small_config());
+  const clattn::AttentionConfig config = small_config();
+  const std::vector<std::int64_t> slots = {0, 1, 2};
+  const Buffer device_slots = prompt.context->allocate(slots.size() * 8);
+  prompt.queue.write(device_slots, std::as_bytes(std::span(slots)));
+  const auto flash = [&](TensorRef key, TensorRef value) {
+    clattn::reshape_and_cache_flash(*prompt.context, prompt.queue, key, value, config.dtype,
+                                    prompt.cache, device_slots.handle(), 0, kTokens);
+  };
+  EXPECT_EQ(writes_of(*prompt.context, flash, 0), kWritten);
+  EXPECT_EQ(writes_of(*prompt.context, flash, 4), kTooShort);
+
+  const Buffer pages = prompt.context->allocate(static_cast<std::size_t>(config.block_size) * kRow);
+  const clattn::PackedKVCache packed{.key = pages.handle(),
+                                     .value = pages.handle(),
+                                     .dtype = config.dtype,
+                                     .num_blocks = 1,
+                                     .block_size = config.block_size,
+                                     .num_kv_heads = 2,
+                                     .head_size = 64};
+  const auto write_packed = [&](TensorRef key, TensorRef value) {
+    clattn::reshape_and_cache(*prompt.context, prompt.queue, key, value, config.dtype, packed,
+                              device_slots.handle(), 0, kTokens);
+  };
+  EXPECT_EQ(writes_of(*prompt.context, write_packed, 0), kWritten);
+  EXPECT_EQ(writes_of(*prompt.context, write_packed, 4), kTooShort);
+}
+
+TEST(TensorSizes, F1_LatentRowsThatAreTooShortAreRefused) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const std::vector<std::int64_t> slots = {0, 1, 2};
+  const Buffer device_slots = context->allocate(slots.size() * 8);
+  queue.write(device_slots, std::as_bytes(std::span(slots)));
+  const clattn::MLACache cache{.buffer = context->allocate(4 * 24 * 2),
+                               .num_blocks = 1,
+                               .block_size = 4,
+                               .kv_lora_rank = 16,
+                               .rope_dim = 8,
+                               .scale = {}};
+  const Buffer enough = context->allocate(kTokens * 16 * 2), few = context->allocate(44);
+  const auto write = [&](const Buffer& kv_c, const Buffer& k_pe) {
+    return test::error_text([&] {
+      clattn::concat_and_cache_mla(*context, queue, {kv_c.handle()}, {k_pe.handle()},
+                                   clattn::DType::kF16, cache, device_slots.handle(), 0, kTokens);
+      queue.finish();
+    });
+  };
+  EXPECT_EQ(write(enough, enough), "no error");
+  EXPECT_EQ(write(few, enough), "kv_c: its 3 rows end at element 48, legal: the buffer's 22");
+  EXPECT_EQ(write(enough, few), "k_pe: its 3 rows end at element 24, legal: the buffer's 22");
+}
+
+// By no scale at all int8 would hold whole numbers: zeros, of most models' keys.
+TEST(TensorSizes, F2_Int8CachesWithoutScalesAreRefused) {
+  clattn::AttentionConfig config = small_config();
+  config.kv_cache_dtype = clattn::DType::kInt8;
+  Prompt prompt(clattn::get_attn_backend(config, nullptr), config);
+  const std::string refused =
+      "kv_cache: no scales, legal for int8: f32 [2][1] or [2][num_kv_heads]";
+  EXPECT_EQ(prompt.forward(), refused);
+  const auto write = [&](TensorRef key, TensorRef value) {
+    prompt.impl->write_kv_cache(prompt.queue, key, value, prompt.cache, *prompt.metadata);
+  };
+  EXPECT_EQ(writes_of(*prompt.context, write, 0), (std::vector<std::string>{refused, refused}));
+  prompt.cache.scales = prompt.context->allocate(2 * sizeof(float));
+  EXPECT_EQ(writes_of(*prompt.context, write, 0), kWritten);
+
+  const Buffer pages = prompt.context->allocate(1024), slot = prompt.context->allocate(8);
+  const clattn::PackedKVCache packed{.key = pages.handle(),
+                                     .value = pages.handle(),
+                                     .dtype = clattn::DType::kInt8,
+                                     .num_blocks = 1,
+                                     .block_size = 16,
+                                     .num_kv_heads = 1,
+                                     .head_size = 64};
+  EXPECT_EQ(test::error_text([&] {
+              clattn::reshape_and_cache(*prompt.context, prompt.queue, {pages.handle()},
+                                        {pages.handle()}, config.dtype, packed, slot.handle(), 0,
+                                        1);
+            }),
+            refused);
+  const clattn::MLACache latent{.buffer = pages,
+                                .dtype = clattn::DType::kInt8,
+                                .num_blocks = 1,
+                                .block_size = 16,
+                                .kv_lora_rank = 16,
+                                .rope_dim = 8,
+                                .scale = {}};
+  EXPECT_EQ(test::error_text([&] {
+              clattn::concat_and_cache_mla(*prompt.context, prompt.queue, {pages.handle()},
+                                           {pages.handle()}, config.dtype, latent, slot.handle(), 0,
+                                           1);
+            }),
+            "kv_cache: no scale, legal for int8: f32 [1]");
+  prompt.queue.finish();
+}
+
+// The first batch of a layer that calculates its scales reads all three tensors before any kernel
+// of attention does.
+TEST(TensorSizes, F1_TensorsThatScalesAreCalculatedFromAreBounded) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  clattn::LayerRegistry registry;
+  clattn::AttentionOptions options;
+  options.num_heads = 4;
+  options.num_kv_heads = 2;
+  options.head_size = 64;
+  options.prefix = "layers.0.attn";
+  options.cache_config =
+      clattn::CacheConfig{.cache_dtype = clattn::DType::kFp8E4M3, .calculate_kv_scales = true};
+  clattn::Attention layer(context, registry, options);
+  const Buffer query = context->allocate(kTokens * kRow * 2);
+  const auto calculate = [&](TensorRef key, TensorRef value) {
+    layer.calc_kv_scales(queue, {query.handle()}, key, value, kTokens);
+  };
+  EXPECT_EQ(writes_of(*context, calculate, 4), kTooShort);
+  EXPECT_EQ(writes_of(*context, calculate, 0), kWritten);
+  queue.finish();
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -138,6 +139,23 @@ TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
                 "176, 184, 192, 200, 208, 216, 224, 232, 240, 248, 256]. Set "
                 "CLATTN_BACKEND=FLASHINFER to use a backend which supports 8 … 256 in steps of 8.",
                 "Block size must be a multiple of 16."}));
+}
+
+// F5: one range a backend, and no advice that does not help.
+TEST(Selector, F5_HeadSizesAreRefusedOnceABackend) {
+  for (const std::int32_t head_size : {30, 512}) {
+    AttentionConfig config = llama();
+    config.head_size = head_size;
+    const clattn::BackendChoice choice = clattn::choose_attn_backend(config, nullptr);
+    EXPECT_EQ(choice.backend, nullptr);
+    ASSERT_EQ(choice.rejected.size(), 3U);
+    EXPECT_EQ(choice.rejected[0].reasons,
+              std::vector{
+                  fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", head_size)});
+    ASSERT_EQ(choice.rejected[1].reasons.size(), 1U);
+    const std::string& xformers = choice.rejected[1].reasons[0];
+    EXPECT_TRUE(xformers.ends_with("248, 256].")) << xformers;
+  }
 }
 
 TEST(Selector, AForcedBackendFitsOrIsRefusedWithReasons) {

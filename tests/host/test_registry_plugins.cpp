@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 #include "support/plugin.hpp"
 #include "support/registry_test.hpp"
@@ -40,6 +41,19 @@ TEST_F(RegistryPlugins, F9_APluginThatIsCutOffIsRefused) {
         << size;
   }
   std::filesystem::remove(cut);
+}
+
+TEST_F(RegistryPlugins, F9_NoFailedAllocationEndsTheProcess) {
+  const std::string path = plugin_path("none");
+  EXPECT_GT(test::fail_each_allocation([&] {
+              const clattn::BackendPlugin plugin = clattn::load_backend_plugin(path);
+              AttentionConfig config;
+              config.head_size = 12;
+              static_cast<void>(clattn::choose_attn_backend(config, nullptr));
+            }),
+            10U);
+  EXPECT_EQ(names(), before_);
+  EXPECT_FALSE(is_loaded(path));
 }
 
 TEST_F(RegistryPlugins, APluginIsListedChosenByNameAndUnloaded) {

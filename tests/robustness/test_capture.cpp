@@ -108,9 +108,8 @@ TEST_F(CaptureInProcess, StridedTensorsArePackedAndStraySlotsDropped) {
     queue.write(buffer, std::as_bytes(std::span(values)));
     return buffer;
   };
-  // Rows end behind the last token that is stored, as the call allows.
-  std::vector<float> elements(kOffset + kStride + kRow, NAN), packed(kTokens * kRow, 0);
-  for (std::int64_t i = 0; i < 2 * kRow; ++i) {
+  std::vector<float> elements(kOffset + 2 * kStride + kRow, NAN), packed(kTokens * kRow, 0);
+  for (std::int64_t i = 0; i < kTokens * kRow; ++i) {
     packed[static_cast<std::size_t>(i)] = static_cast<float>(i + 1);
     elements[static_cast<std::size_t>(kOffset + i / kRow * kStride + i % kRow)] =
         static_cast<float>(i + 1);

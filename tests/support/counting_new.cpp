@@ -9,14 +9,21 @@
 namespace {
 
 thread_local std::size_t counter = 0;
+thread_local std::size_t failing = 0;  // 1: the next allocation
+
+/// Counts an allocation; whether it is to be made.
+bool next() {
+  ++counter;
+  return failing == 0 || --failing > 0;
+}
 
 void* allocate(std::size_t size) {
-  ++counter;
+  if (!next()) return nullptr;
   return std::malloc(size == 0 ? 1 : size);
 }
 
 void* allocate(std::size_t size, std::align_val_t alignment) {
-  ++counter;
+  if (!next()) return nullptr;
   const auto unit = static_cast<std::size_t>(alignment);
   return std::aligned_alloc(unit, (size + unit) / unit * unit);
 }
@@ -30,6 +37,18 @@ void* there(void* memory) {
 
 std::size_t test::num_allocations() {
   return counter;
+}
+
+bool test::FailingAllocation::has_failed() {
+  return failing == 0;
+}
+
+test::FailingAllocation::FailingAllocation(std::size_t number) {
+  failing = number;
+}
+
+test::FailingAllocation::~FailingAllocation() {
+  failing = 0;
 }
 
 void* operator new(std::size_t size) {

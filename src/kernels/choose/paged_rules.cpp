@@ -95,13 +95,15 @@ void append_config_reasons(const AttentionConfig& config, std::vector<std::strin
   append_engine_reasons(config, reasons);
 }
 
+void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons) {
+  if (takes_head_size(head_size)) return;
+  reasons.push_back(
+      fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", head_size));
+}
+
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons) {
   append_config_reasons(config, reasons);
-  if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0) {
-    reasons.push_back(
-        fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", config.head_size));
-  }
   if (config.contiguous_kv() && config.cache_dtype() != config.dtype) {
     reasons.push_back(fmt::format(
         "kv_cache_dtype {} with attn_type {} not supported: there is no "

@@ -17,9 +17,15 @@ void append_engine_reasons(const AttentionConfig& config, std::vector<std::strin
 /// of append_engine_reasons().
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
 
-/// Those, and reasons that hold for every backend on the library's own kernels: head size, MLA,
-/// and whether the device has kernels of the wanted family. `reasons` gets a sentence
-/// each.
+/// What the library's own kernels take.
+constexpr bool takes_head_size(std::int32_t head_size) {
+  return head_size >= 8 && head_size <= 256 && head_size % 8 == 0;
+}
+/// The reason against any other.
+void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons);
+
+/// Those, and reasons that hold for every backend on the library's own kernels, head sizes aside:
+/// MLA, and whether the device has kernels of the wanted family. `reasons` gets a sentence each.
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons);
 

@@ -3,6 +3,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "opencl/recorder.hpp"
 #include "shared/write_call.h"
 
 namespace clattn::detail {
@@ -30,9 +31,10 @@ ClaWriteCall write_call(const KernelShape& shape, const TensorRef& key, const Te
   const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
   ClaWriteCall call{};
   call.key_offset = key.offset;
-  call.key_token_stride = checked_token_stride(key, row, "key");
+  call.key_token_stride = bounded_token_stride(key, {slots.num_tokens, row, shape.dtype}, "key");
   call.value_offset = value.offset;
-  call.value_token_stride = checked_token_stride(value, row, "value");
+  call.value_token_stride =
+      bounded_token_stride(value, {slots.num_tokens, row, shape.dtype}, "value");
   call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
   call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
   call.num_tokens = static_cast<cl_int>(slots.num_tokens);
@@ -63,17 +65,27 @@ void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_que
 }  // namespace
 
 void check_slots(const SlotSource& slots) {
-  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
   throw_invalid_if(slots.offset_bytes % sizeof(std::int64_t) != 0,
                    "slot_mapping: offset of {} bytes, legal: multiples of 8", slots.offset_bytes);
   throw_invalid_if(slots.num_tokens < 0 || slots.num_tokens > INT32_MAX,
                    "num_tokens is {}, legal: 0 … {}", slots.num_tokens, INT32_MAX);
   if (slots.num_tokens == 0) return;
+  if (slots.buffer == nullptr) throw_invalid("slot_mapping: no buffer");
   const std::size_t end = slots.offset_bytes / sizeof(std::int64_t) + to_size(slots.num_tokens);
   const std::size_t room = size_bytes_of(slots.buffer) / sizeof(std::int64_t);
   throw_invalid_if(end > room,
                    "slot_mapping: its {} slots end at element {}, legal: the buffer's {}",
                    slots.num_tokens, end, room);
+}
+
+SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue queue) {
+  const std::span<const std::int64_t> slots = metadata.slot_mapping();
+  std::size_t count = slots.size();
+  if (Recorder::of(queue) == nullptr) {  // a replay brings other slots
+    while (count > 0 && slots[count - 1] < 0) --count;
+  }
+  return {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),
+          static_cast<std::int64_t>(count)};
 }
 
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
@@ -87,10 +99,18 @@ std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguo
   return tensor.token_stride;
 }
 
+std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
+                                  std::string_view name) {
+  if (rows.count == 0) return rows.width;  // an empty tensor needs no buffer
+  const std::int64_t stride = checked_token_stride(tensor, rows.width, name);
+  check_rows({tensor.buffer, rows.dtype}, {tensor.offset, rows.count, stride, rows.width}, name);
+  return stride;
+}
+
 std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
-                                std::int64_t contiguous) {
-  const std::int64_t stride = checked_token_stride(key, contiguous, "key");
-  throw_invalid_if(checked_token_stride(value, contiguous, "value") != stride,
+                                const TokenRows& rows) {
+  const std::int64_t stride = bounded_token_stride(key, rows, "key");
+  throw_invalid_if(bounded_token_stride(value, rows, "value") != stride,
                    "value: token_stride is {}, legal: the key's, {}", value.token_stride, stride);
   throw_invalid_if((key.offset | value.offset | stride) % 8 != 0,
                    "key, value: offsets {}, {} and token_stride {}, legal: multiples of 8 elements",

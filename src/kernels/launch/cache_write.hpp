@@ -11,6 +11,9 @@ namespace clattn::detail {
 /// slots past the buffer's end.
 void check_slots(const SlotSource& slots);
 
+/// The slots of a step up to the last that stores something; all of them where `queue` is recorded.
+SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue queue);
+
 /// Binds and enqueues reshape_and_cache_flash. The cache was checked (cache_checks.hpp) and matches
 /// the kernel's shape.
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
@@ -27,9 +30,19 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name);
 
+/// Rows of a tensor, one a token.
+struct TokenRows {
+  std::int64_t count = 0;
+  std::int64_t width = 0;  ///< elements
+  DType dtype = DType::kF16;
+};
+/// The same, and throws unless its buffer holds these rows.
+std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
+                                  std::string_view name);
+
 /// The same of keys and values that are attended directly: one token stride for both, and places
 /// that kernels load eight elements from.
 std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
-                                std::int64_t contiguous);
+                                const TokenRows& rows);
 
 }  // namespace clattn::detail

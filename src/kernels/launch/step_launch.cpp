@@ -97,30 +97,17 @@ KernelInfo describe(const BuiltKernel& kernel, DType cache_dtype,
           concurrent_groups(v, cache_dtype, device)};
 }
 
-/// Checks a tensor of `tokens` rows of `row` elements and fills in its token_stride.
-void check_tensor(TensorRef& tensor, std::int64_t tokens, std::int64_t row, DType dtype,
-                  std::string_view name) {
-  tensor.token_stride = checked_token_stride(tensor, row, name);
-  check_rows({tensor.buffer, dtype}, {tensor.offset, tokens, tensor.token_stride, row}, name);
-}
-
 }  // namespace
 
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
                                   const AttentionKernels& kernels) {
   const PagedStepView* step = metadata.step();
   throw_invalid_if(
-      step == nullptr || step->kernels == nullptr || !kernels.runs_plan_of(*step->kernels),
-      "attn_metadata: built for another configuration; legal: metadata of a builder with this "
-      "layer's heads, sizes, block_size, dtypes and context");
+      step == nullptr || step->kernels == nullptr,
+      "attn_metadata: built for another configuration: its backend is none of this library's");
+  const std::string why = kernels.why_not_plan_of(*step->kernels);
+  throw_invalid_if(!why.empty(), "attn_metadata: built for another configuration: {}", why);
   return *step;
-}
-
-void check_block_ids(const PagedStepView& step, std::int64_t num_blocks) {
-  throw_invalid_if(
-      step.num_blocks > num_blocks,
-      "attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
-      step.num_blocks - 1, num_blocks);
 }
 
 std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue) {
@@ -144,18 +131,19 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
   const KernelShape& shape = kernels.shape;
   const std::int64_t heads = shape.num_heads;
   const std::int64_t tokens = num_rows(step, call.queue);
-  check_tensor(call.query, tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype,
-               "query");
-  check_tensor(call.output, tokens, heads * shape.head_size, shape.dtype, "output");
+  const std::int64_t query_stride = bounded_token_stride(
+      call.query, {tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype}, "query");
+  const std::int64_t output_stride =
+      bounded_token_stride(call.output, {tokens, heads * shape.head_size, shape.dtype}, "output");
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
 
   ClaCall& args = call.layer.args;
   args.q_offset = call.query.offset;
-  args.q_token_stride = call.query.token_stride;
+  args.q_token_stride = query_stride;
   args.out_offset = call.output.offset;
-  args.out_token_stride = call.output.token_stride;
+  args.out_token_stride = output_stride;
   args.pages_at = step.pages_at;
   args.counters_at = step.workspace_layout.counters_at;
   args.tensor_maps_at = step.workspace_layout.tensor_maps_at;

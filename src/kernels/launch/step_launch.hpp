@@ -41,8 +41,6 @@ struct StepCall {
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
                                   const AttentionKernels& kernels);
-/// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
-void check_block_ids(const PagedStepView& step, std::int64_t num_blocks);
 
 /// The rows that a step's query and output must hold: its tokens, or where this thread records the
 /// queue those of the largest batch that replays may bring.

@@ -15,8 +15,16 @@ namespace {
 
 constexpr std::string_view kElements = "kv_cache: elements";
 
+/// By no scale at all int8 holds whole numbers, and most keys and values become 0.
+void require_scale(DType dtype, const Buffer& scale, std::string_view name,
+                   std::string_view shape) {
+  throw_invalid_if(dtype == DType::kInt8 && !scale, "kv_cache: no {}, legal for int8: f32 {}", name,
+                   shape);
+}
+
 template <typename Cache>
 void check_scales(const Cache& cache) {
+  require_scale(cache.dtype, cache.scales, "scales", "[2][1] or [2][num_kv_heads]");
   if (!cache.scales) return;
   if (!is_quantized(cache.dtype)) {
     throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
@@ -28,6 +36,7 @@ void check_scales(const Cache& cache) {
 }
 
 void check_scale(const MLACache& cache) {
+  require_scale(cache.dtype, cache.scale, "scale", "[1]");
   if (!cache.scale) return;
   if (!is_quantized(cache.dtype)) {
     throw_invalid("kv_cache: scale given, legal: none for {}", to_string(cache.dtype));
@@ -206,6 +215,22 @@ void check_layer_cache(const MLACache& cache, const KernelShape& shape) {
   }
   check_num_blocks(cache.num_blocks, 1);
   check_cache(cache);
+}
+
+BlockBound::BlockBound(std::int64_t limit, std::span<const std::int32_t> pages)
+    : below(limit), stated(limit >= 0) {
+  if (!stated) below = pages.empty() ? 0 : std::int64_t{*std::ranges::max_element(pages)} + 1;
+}
+
+void check_block_ids(const BlockBound& ids, std::int64_t num_blocks) {
+  if (ids.below <= num_blocks) return;
+  if (ids.stated) {
+    throw_invalid(
+        "attn_metadata: limits.num_blocks of its builder is {}, legal: up to the cache's {}",
+        ids.below, num_blocks);
+  }
+  throw_invalid("attn_metadata: its block ids reach up to {}, legal: below the cache's {} blocks",
+                ids.below - 1, num_blocks);
 }
 
 void check_key_order(const KVCache& cache, KernelFamily family) {

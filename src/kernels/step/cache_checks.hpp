@@ -2,6 +2,7 @@
 
 #include <clattn/kv_cache.hpp>
 #include <clattn/mla.hpp>
+#include <span>
 
 #include "kernels/choose/variants.hpp"
 
@@ -35,6 +36,17 @@ void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_v
 void check_layer_cache(const KVCache& cache, const KernelShape& shape);
 void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape);
 void check_layer_cache(const MLACache& cache, const KernelShape& shape);
+
+/// What a step's page ids are below: their largest, or what the builder's limits state.
+struct BlockBound {
+  BlockBound() = default;
+  /// `limit` < 0: none is stated.
+  BlockBound(std::int64_t limit, std::span<const std::int32_t> pages);
+  std::int64_t below = 0;
+  bool stated = false;
+};
+/// Throws kInvalidArgument unless a cache of `num_blocks` pages holds every page of the step.
+void check_block_ids(const BlockBound& ids, std::int64_t num_blocks);
 
 /// Throws kUnsupported for keys by dim unless the kernels are those of CPUs.
 void check_key_order(const KVCache& cache, KernelFamily family);

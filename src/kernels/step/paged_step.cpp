@@ -346,10 +346,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
                  .seq_lens = seq_lens(),
                  .pages_at = pages_at(),
                  .pages = pages};
-  view_.num_blocks = options_.limits.num_blocks;
-  if (view_.num_blocks < 0) {
-    view_.num_blocks = pages.empty() ? 0 : std::int64_t{*std::ranges::max_element(pages)} + 1;
-  }
+  view_.block_ids = {options_.limits.num_blocks, pages};
 }
 
 }  // namespace clattn::detail

@@ -9,6 +9,7 @@
 #include "capture/capture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "kernels/launch/workspace.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "metadata/validate.hpp"
 #include "opencl/recorder.hpp"
 #include "opencl/staging.hpp"
@@ -26,7 +27,7 @@ struct PagedStepView {
   cl_int pages_at = 0;
   cl_mem workspace = nullptr;
   WorkspaceLayout workspace_layout;
-  std::int64_t num_blocks = 0;  ///< every page id of the step is below this
+  BlockBound block_ids;
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
   bool bidirectional = false;              ///< items hold later keys too, whatever `causal` says
