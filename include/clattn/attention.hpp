@@ -217,9 +217,10 @@ class AttentionImpl {
   virtual ~AttentionImpl() = default;
   virtual const AttentionConfig& config() const noexcept = 0;
   /// Stores the step's keys and values in the cache at the metadata's slots; those that are
-  /// kPadSlotId store nothing, and rows behind the last that is stored need not be there. With use_mla `key` is kv_c, [num_actual_tokens, kv_lora_rank], and
-  /// `value` k_pe, [num_actual_tokens, rope_dim]. Asynchronous. Throws kInvalidArgument for
-  /// metadata without slots: cross attention's, unless its batch came with a slot_mapping.
+  /// kPadSlotId store nothing, and rows behind the last that is stored need not be there. With
+  /// use_mla `key` is kv_c, [num_actual_tokens, kv_lora_rank], and `value` k_pe,
+  /// [num_actual_tokens, rope_dim]. Asynchronous. Throws kInvalidArgument for metadata without
+  /// slots: cross attention's, unless its batch came with a slot_mapping.
   virtual void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
                               const KVCache& cache, const AttentionMetadata& metadata,
                               Event* event = nullptr) const = 0;

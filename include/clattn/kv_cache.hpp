@@ -114,8 +114,8 @@ struct KVCache {
   /// kernels read, of blocks of a multiple of 16 tokens.
   std::int64_t key_dim_stride = 1;
   /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
-  /// (real = stored * factor), one per tensor or per KV head. Empty = 1; kernels refuse int8 without,
-  /// because it holds whole numbers.
+  /// (real = stored * factor), one per tensor or per KV head. Empty = 1; kernels refuse int8
+  /// without, because it holds whole numbers.
   Buffer scales;
   bool scales_per_head = false;
 

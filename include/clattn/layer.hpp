@@ -203,9 +203,9 @@ class Attention {
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows (LayerInputs) to the output and zeroes its padding rows, those
-  /// of an output_fp8 too. Null metadata (a profiling run): zeroes all rows. Asynchronous; allocates
-  /// nothing. Throws kInvalidArgument where a cache is needed and none is bound, and for keys of an
-  /// int8 cache by scales of the layer's own that nobody loaded or calculated.
+  /// of an output_fp8 too. Null metadata (a profiling run): zeroes all rows. Asynchronous;
+  /// allocates nothing. Throws kInvalidArgument where a cache is needed and none is bound, and for
+  /// keys of an int8 cache by scales of the layer's own that nobody loaded or calculated.
   void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
                const LayerForwardOptions& options = {});
 

@@ -83,7 +83,7 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
 
 const Environment& environment() {
   static const Environment variables = parse_environment([](const char* name) {
-    return secure_getenv(name);  // NOLINT(concurrency-mt-unsafe): read once, under the static's lock
+    return secure_getenv(name);  // NOLINT(concurrency-mt-unsafe): once, under the static's lock
   });
   return variables;
 }
