@@ -9,6 +9,7 @@
 #include "attention/layer_kernels.hpp"
 #include "backends/registry.hpp"
 #include "base/error.hpp"
+#include "capture/capture.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -204,6 +205,14 @@ std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded)
 void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key,
                                TensorRef value, std::int64_t num_tokens) {
   if (num_tokens == 0 || calculator_ == nullptr || !uses_own_scales()) return;
+  if (detail::capturing() && !calculator_->has_begun()) {
+    detail::capture_calc_kv_scales({.queue = queue,
+                                    .config = config_,
+                                    .key = key,
+                                    .value = value,
+                                    .query = query,
+                                    .num_tokens = num_tokens});
+  }
   calculator_->calculate_once(queue, key, value, query, num_tokens, scales_);
 }
 

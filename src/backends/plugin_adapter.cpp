@@ -133,6 +133,10 @@ class PluginImpl final : public AttentionImpl {
     const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
     const auto k = c_tensor(key, batch.num_actual_tokens, row, config_.dtype, "key");
     const auto v = c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value");
+    if (capturing()) {
+      const SlotSource slots{batch.device, batch.slot_mapping_bytes, batch.num_actual_tokens};
+      capture_cache_write({queue, key, value, config_.dtype, &cache, slots});
+    }
     call("write_kv_cache", event, [&](cl_event* done, ClattnStatus* status) {
       table().write_kv_cache(table().self, impl_, queue, &k, &v, &where, &batch, done, status);
     });
@@ -154,6 +158,7 @@ class PluginImpl final : public AttentionImpl {
       const std::int64_t heads = config_.num_heads;
       check_rows({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
     }
+    if (capturing()) capture({queue, query, cache, batch, options, lse != nullptr});
     if (launches != nullptr) launches->clear();  // what a plugin launches is its own affair
     call("forward", event, [&](cl_event* done, ClattnStatus* status) {
       table().forward(table().self, impl_, queue, &q, &where, &batch, &out, lse, done, status);
@@ -172,6 +177,34 @@ class PluginImpl final : public AttentionImpl {
 
  private:
   const ClattnBackendPlugin& table() const noexcept { return library_->table(); }
+
+  struct Forward {
+    cl_command_queue queue;
+    const TensorRef& query;
+    const KVCache& cache;
+    const ClattnBatch& batch;
+    const ForwardOptions& options;
+    bool return_lse;
+  };
+  void capture(const Forward& call) const {
+    const ClattnBatch& batch = call.batch;
+    const auto reqs = to_size(batch.num_reqs), stride = to_size(batch.block_table_stride);
+    std::vector<std::int32_t> pages_at(reqs);
+    for (std::size_t r = 0; r < reqs; ++r) pages_at[r] = static_cast<std::int32_t>(r * stride);
+    const BatchRecord record{.backend = table().name,
+                             .query_start_loc = {batch.query_start_loc, reqs + 1},
+                             .seq_lens = {batch.seq_lens, reqs},
+                             .pages_at = pages_at,
+                             .pages = {batch.block_table, reqs * stride}};
+    capture_attention({.queue = call.queue,
+                       .config = config_,
+                       .batch = record,
+                       .causal = batch.causal != 0,
+                       .query = call.query,
+                       .cache = &call.cache,
+                       .options = call.options,
+                       .return_lse = call.return_lse});
+  }
 
   const ClattnBatch& batch_of(const AttentionMetadata& metadata, const KVCache& cache) const {
     const auto* step = dynamic_cast<const PluginMetadata*>(&metadata);

@@ -166,6 +166,11 @@ void add_storage_keys(CaseKeys& keys, const Cache& cache) {
 template void add_storage_keys(CaseKeys& keys, const KVCache& cache);
 template void add_storage_keys(CaseKeys& keys, const PackedKVCache& cache);
 
+template <>
+void add_storage_keys(CaseKeys& keys, const MLACache& cache) {
+  keys.text("kv_cache_dtype", to_string(cache.dtype));
+}
+
 template <typename Cache>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache) {
   add_storage_keys(keys, cache);
@@ -190,7 +195,8 @@ template void add_cache_keys(CaseKeys& keys, const Queue& queue, const PackedKVC
 template <>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const MLACache& cache) {
   const float scale = cache.scale ? read_as<float>(queue, cache.scale.handle(), 0, 1).front() : 1;
-  keys.text("kv_cache_dtype", to_string(cache.dtype)).number("k_scale", scale);
+  add_storage_keys(keys, cache);
+  keys.number("k_scale", scale);
 }
 
 }  // namespace clattn::detail

@@ -83,9 +83,11 @@ void add_cache(const CaseWriter& writer, const Queue& queue, const PackedKVCache
 void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
                std::vector<std::int32_t> pages);
 
-/// Adds the element type and order in memory of a KVCache or a PackedKVCache.
+/// Adds a cache's element type and, where there are several, its order in memory.
 template <typename Cache>
 void add_storage_keys(CaseKeys& keys, const Cache& cache);
+template <>
+void add_storage_keys(CaseKeys& keys, const MLACache& cache);
 /// The same and the scales.
 template <typename Cache>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache);

@@ -18,7 +18,7 @@ struct OperationRow {
   std::string_view name;
   Operation run;
 };
-constexpr std::array<OperationRow, 15> kOperations = {{
+constexpr std::array<OperationRow, 18> kOperations = {{
     {"attention", run_attention},
     {"reshape_and_cache", run_reshape_and_cache},
     {"split_decodes_and_prefills", run_split_decodes_and_prefills},
@@ -32,6 +32,9 @@ constexpr std::array<OperationRow, 15> kOperations = {{
     {"merge_attn_states", run_merge_attn_states},
     {"concat_and_cache_mla", run_concat_and_cache_mla},
     {"mla_decode", run_mla_decode},
+    {"copy_blocks_mla", run_copy_blocks_mla},
+    {"gather_and_maybe_dequant_cache", run_gather},
+    {"calc_kv_scales", run_calc_kv_scales},
     {"make_local_attention_virtual_batches", run_local_virtual_batches},
     {"advance_step", run_advance_step},
 }};

@@ -27,6 +27,9 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
 void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 /// On the device, or by host loops where there is none and none is named.
 void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
@@ -61,6 +64,10 @@ void require_extent(CaseFile& file, const char* key, Range range, std::int64_t e
 /// Slots must fit the cache, and every slot that stores needs a row: of `num_tokens` the first.
 std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_tokens,
                                      std::int64_t num_slots);
+/// Pairs of block ids, of which the call itself says what is legal.
+std::vector<BlockPair> read_mapping(const CaseFile& file);
+/// The type of a cache: stated, or what its array stands for.
+DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches);

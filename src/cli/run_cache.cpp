@@ -45,6 +45,20 @@ std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_toke
   return slots;
 }
 
+std::vector<BlockPair> read_mapping(const CaseFile& file) {
+  const std::vector<std::int64_t> ids = file.indices64("block_mapping", {-1, 2});
+  std::vector<BlockPair> mapping;
+  for (std::size_t i = 0; i + 1 < ids.size(); i += 2) mapping.push_back({ids[i], ids[i + 1]});
+  return mapping;
+}
+
+DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
+  const std::optional<DType> stated = read_kv_cache_dtype(file);
+  if (stated) return *stated;
+  const DType seen = dtype_of(array, name);
+  return is_quantized(seen) ? seen : read_dtype(file, std::string(to_string(seen)));
+}
+
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event) {
   return {{"op", op},
           {"device", context.capabilities().name},
@@ -179,21 +193,6 @@ LogicalCache write_packed(const Context& context, const WriteCase& given, nlohma
   return stored;
 }
 
-std::vector<BlockPair> read_mapping(const CaseFile& file) {
-  const std::vector<std::int64_t> ids = file.indices64("block_mapping", {-1, 2});
-  std::vector<BlockPair> mapping;
-  for (std::size_t i = 0; i + 1 < ids.size(); i += 2) mapping.push_back({ids[i], ids[i + 1]});
-  return mapping;
-}
-
-/// The type of a cache: stated, or what its array stands for.
-DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
-  const std::optional<DType> stated = read_kv_cache_dtype(file);
-  if (stated) return *stated;
-  const DType seen = dtype_of(array, name);
-  return is_quantized(seen) ? seen : read_dtype(file, std::string(to_string(seen)));
-}
-
 /// One tensor of blocks on the device: a cache of a single plane.
 MLACache upload_blocks(const Context& context, const Queue& queue, const NpyArray& array,
                        DType dtype) {
@@ -288,49 +287,6 @@ void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   if (const auto* device = std::get_if<MLACache>(&to)) queue.read(device->buffer, destination.data);
   outputs.add("dst_cache_out", std::move(destination));
   outputs.add("info", device_info("swap_blocks", *context, event));
-}
-
-void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
-  const Extents any_rows = {-1, -1};
-  NpyArray latent = file.array("kv_c", "", any_rows);
-  NpyArray rope = file.array("k_pe", "", {latent.shape[0], -1});
-  const std::int64_t width = latent.shape[1] + rope.shape[1];
-  const Extents any_cache = {-1, -1, width};
-  const std::vector<std::int64_t> shape = file.array("kv_cache", "", any_cache).shape;
-  const DType dtype = read_dtype(file, std::string(to_string(dtype_of(latent, "kv_c"))));
-  const DType cache_dtype = read_kv_cache_dtype(file).value_or(dtype);
-  require_extent(file, "block_size", kBlockSize, shape[1]);
-  require_extent(file, "kv_lora_rank", kHeadSize, latent.shape[1]);
-  require_extent(file, "rope_dim", kHeadSize, rope.shape[1]);
-  const float scale = read_scale(file, cache_dtype);
-  file.refuse_unknown_keys();
-  latent = file.array("kv_c", descr_of(dtype), latent.shape);
-  rope = file.array("k_pe", descr_of(dtype), rope.shape);
-  NpyArray entries = file.array("kv_cache", descr_of(cache_dtype), shape);
-  const std::vector<std::int64_t> slots = read_slots(file, latent.shape[0], shape[0] * shape[1]);
-
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  MLACache cache;
-  cache.buffer = upload(*context, queue, entries.data);
-  cache.dtype = cache_dtype;
-  cache.num_blocks = shape[0];
-  cache.block_size = static_cast<std::int32_t>(shape[1]);
-  cache.kv_lora_rank = static_cast<std::int32_t>(latent.shape[1]);
-  cache.rope_dim = static_cast<std::int32_t>(rope.shape[1]);
-  if (is_quantized(cache_dtype)) {
-    cache.scale = upload(*context, queue, std::span<const float>(&scale, 1));
-  }
-  const Buffer kv_c = upload(*context, queue, latent.data);
-  const Buffer k_pe = upload(*context, queue, rope.data);
-  const Buffer mapping = upload(*context, queue, slots);
-  Event event;
-  concat_and_cache_mla(*context, queue, {.buffer = kv_c.handle()}, {.buffer = k_pe.handle()}, dtype,
-                       cache, mapping.handle(), 0, static_cast<std::int64_t>(slots.size()), &event);
-  queue.finish();
-  if (!entries.data.empty()) queue.read(cache.buffer, entries.data);
-  outputs.add("kv_cache_out", std::move(entries));
-  outputs.add("info", device_info("concat_and_cache_mla", *context, event));
 }
 
 }  // namespace clattn::cli

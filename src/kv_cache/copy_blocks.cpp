@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #include "base/checked.hpp"
@@ -87,14 +86,6 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
   device_meta.used_until(done, event);
 }
 
-/// A layer's case; latent rows have no operation of cases.
-template <typename Cache>
-void capture_layer(cl_command_queue queue, const Cache& cache, std::span<const BlockPair> mapping) {
-  if constexpr (!std::is_same_v<Cache, MLACache>) {
-    detail::capture_copy_blocks(queue, &cache, mapping);
-  }
-}
-
 template <typename Cache>
 void copy_all(const Context& context, cl_command_queue queue, std::span<const Cache> caches,
               std::span<const BlockPair> mapping, Event* event) {
@@ -119,7 +110,7 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
   detail::require_one_role(mapping);
   if (mapping.empty()) return;
   if (detail::capturing()) {
-    for (const Cache& cache : caches) capture_layer(queue, cache, mapping);
+    for (const Cache& cache : caches) detail::capture_copy_blocks(queue, &cache, mapping);
   }
   Event before;  // the last event speaks for all
   for (std::size_t first = 0; first < planes.size(); first += kMaxPlanes) {

@@ -163,6 +163,7 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
       detail::op_kernel(context, "clattn_gather_mla", "cache/mla_cache.cl",
                         detail::dtype_options(dtype, cache.dtype));
   if (gather.cu_seq_lens.back() == 0) return;
+  if (detail::capturing()) detail::capture_gather(queue, cache, dtype, gather);
   const std::vector<std::int32_t> meta = gather_meta(cache, gather);
   detail::CallMemory::Lease device_meta =
       context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
