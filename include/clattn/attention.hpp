@@ -367,6 +367,12 @@ class BackendList {
 /// and throws what load_backend_plugin() throws. Thread-safe.
 BackendList list_attn_backends();
 
+/// The registered backend of this name. vLLM's names for the built-in ones are taken, too
+/// (XFORMERS_VLLM_V1, class paths); its names for other libraries' backends (FLASH_ATTN) are
+/// refused with the name of what computes the same here. Throws kInvalidArgument with the names
+/// that exist.
+std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name);
+
 /// What the selector decided and why the others were passed over.
 struct BackendChoice {
   std::shared_ptr<const AttentionBackend> backend;  ///< null when every backend was rejected
@@ -383,8 +389,8 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
                                   const DeviceCapabilities* capabilities);
 
 /// The backend for a configuration. `name` (or, when empty, the environment's CLATTN_BACKEND)
-/// forces one; a forced backend that does not fit throws kUnsupported with its reasons, an unknown
-/// name kInvalidArgument with the names that exist. "auto" and "" choose. An attention-free
+/// forces one, by the names of find_attn_backend(), which throws for any other; a forced backend
+/// that does not fit throws kUnsupported with its reasons. "auto" and "" choose. An attention-free
 /// configuration gets NO_ATTENTION, whatever is forced. The reference is good until
 /// unregister_backend(); shared_from_this() of it for longer.
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,

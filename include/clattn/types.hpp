@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace clattn {
@@ -18,8 +19,14 @@ std::size_t element_size_bytes(DType dtype);
 bool is_quantized(DType dtype);
 /// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2" or "int8".
 std::string_view to_string(DType dtype);
-/// Inverse of to_string; throws kInvalidArgument naming the legal values.
+/// The type of a name, nullopt for any other: to_string()'s, or as PyTorch and vLLM spell it, with
+/// or without "torch.": float32, float, float16, half, bfloat16, float8_e4m3fn, float8_e5m2, and
+/// fp8, which is e4m3.
+std::optional<DType> find_dtype(std::string_view name);
+/// The same; throws kInvalidArgument naming the legal values.
 DType parse_dtype(std::string_view name);
+/// The same of a cache, whose "auto" is nullopt: the type of the layer.
+std::optional<DType> parse_kv_cache_dtype(std::string_view name);
 
 /// What attends to what (vLLM's AttentionType). Decoder: causal self-attention over the cache.
 /// Encoder: bidirectional inside an encoder-decoder model; encoder-only: bidirectional, no cache at

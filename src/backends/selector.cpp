@@ -1,6 +1,8 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <clattn/attention.hpp>
+#include <clattn/mla.hpp>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,22 +17,48 @@ namespace clattn {
 
 namespace {
 
+/// A name that vLLM has for a backend, and ours for it or for what computes the same.
+struct VllmName {
+  std::string_view name, ours;
+  bool same;  ///< false: another library's kernels, which nobody should take ours for unawares
+};
+constexpr std::string_view kPaged = "FLASHINFER", kDense = "XFORMERS", kLatent = kMLABackendName;
+constexpr VllmName kVllmNames[] = {
+    {"FLASHINFER_VLLM_V1", kPaged, true},
+    {"vllm.attention.backends.flashinfer.FlashInferBackend", kPaged, true},
+    {"vllm.v1.attention.backends.flashinfer.FlashInferBackend", kPaged, true},
+    {"XFORMERS_VLLM_V1", kDense, true},
+    {"vllm.v1.attention.backends.xformers.XFormersAttentionBackend", kDense, true},
+    {"FLASH_ATTN", kPaged, false},
+    {"FLASH_ATTN_VLLM_V1", kPaged, false},
+    {"TRITON_ATTN", kPaged, false},
+    {"TRITON_ATTN_VLLM_V1", kPaged, false},
+    {"FLEX_ATTENTION", kPaged, false},
+    {"TREE_ATTN", kPaged, false},
+    {"TORCH_SDPA", kPaged, false},
+    {"TORCH_SDPA_VLLM_V1", kPaged, false},
+    {"CPU_ATTN", kPaged, false},
+    {"ROCM_FLASH", kPaged, false},
+    {"ROCM_ATTN", kPaged, false},
+    {"FLASHINFER_MLA", kLatent, false},
+    {"FLASH_ATTN_MLA", kLatent, false},
+    {"FLASHMLA", kLatent, false},
+    {"FLASHMLA_VLLM_V1", kLatent, false},
+    {"TRITON_MLA", kLatent, false},
+    {"TRITON_MLA_VLLM_V1", kLatent, false},
+    {"CUTLASS_MLA", kLatent, false},
+    {"CUTLASS_MLA_VLLM_V1", kLatent, false},
+    {"CPU_MLA", kLatent, false},
+};
+
 std::shared_ptr<const AttentionBackend> forced_backend(std::string_view name,
                                                        const AttentionConfig& config,
                                                        const DeviceCapabilities* capabilities) {
-  const BackendList backends = list_attn_backends();
-  for (const AttentionBackend* backend : backends) {
-    if (backend->name() != name) continue;
-    const auto reasons = backend->validate_configuration(config, capabilities);
-    if (!reasons.empty()) {
-      detail::throw_unsupported(
-          "Selected backend {} is not valid for this configuration. Reason: {}", name,
-          fmt::join(reasons, "; "));
-    }
-    return backend->shared_from_this();
-  }
-  detail::throw_invalid("Invalid attention backend: '{}'. Valid backends are: auto, {}", name,
-                        detail::backend_names(backends));
+  auto backend = find_attn_backend(name);
+  const auto reasons = backend->validate_configuration(config, capabilities);
+  if (reasons.empty()) return backend;
+  detail::throw_unsupported("Selected backend {} is not valid for this configuration. Reason: {}",
+                            backend->name(), fmt::join(reasons, "; "));
 }
 
 /// The configuration for a message: what every layer has, then what this one adds.
@@ -123,6 +151,24 @@ bool is_misfit(const Error& error) {
 }
 
 }  // namespace
+
+std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name) {
+  const BackendList backends = list_attn_backends();
+  const auto registered = [&](std::string_view wanted) {
+    const auto found = std::ranges::find(backends, wanted, &AttentionBackend::name);
+    return found == backends.end() ? nullptr : (*found)->shared_from_this();
+  };
+  if (auto backend = registered(name)) return backend;
+  std::string hint;
+  const auto* const known = std::ranges::find(kVllmNames, name, &VllmName::name);
+  if (known != std::end(kVllmNames)) {
+    auto backend = registered(known->ours);
+    if (backend != nullptr && known->same) return backend;
+    if (backend != nullptr) hint = fmt::format("; {} computes what {} does", known->ours, name);
+  }
+  detail::throw_invalid("Invalid attention backend: '{}'. Valid backends are: auto, {}{}", name,
+                        detail::backend_names(backends), hint);
+}
 
 BackendChoice choose_attn_backend(const AttentionConfig& config,
                                   const DeviceCapabilities* capabilities) {

@@ -19,6 +19,17 @@ constexpr std::array kDTypes{
     DTypeRow{DType::kBF16, "bf16", 2},        DTypeRow{DType::kFp8E4M3, "fp8_e4m3", 1},
     DTypeRow{DType::kFp8E5M2, "fp8_e5m2", 1}, DTypeRow{DType::kInt8, "int8", 1}};
 
+/// Other spellings of the same.
+struct DTypeSpelling {
+  std::string_view name;
+  DType value;
+};
+constexpr std::array kDTypeSpellings{
+    DTypeSpelling{"float32", DType::kF32},   DTypeSpelling{"float", DType::kF32},
+    DTypeSpelling{"float16", DType::kF16},   DTypeSpelling{"half", DType::kF16},
+    DTypeSpelling{"bfloat16", DType::kBF16}, DTypeSpelling{"float8_e4m3fn", DType::kFp8E4M3},
+    DTypeSpelling{"fp8", DType::kFp8E4M3},   DTypeSpelling{"float8_e5m2", DType::kFp8E5M2}};
+
 struct TypeRow {
   AttentionType value;
   std::string_view name;
@@ -44,14 +55,20 @@ const auto& row_of(const Rows& rows, Value value, std::string_view what) {
   detail::throw_invalid("{}: {} is no legal value", what, static_cast<int>(value));
 }
 
+/// "f32, f16"
+template <typename Rows>
+std::string names(const Rows& rows) {
+  std::string list;
+  for (const auto& row : rows) list += fmt::format("{}{}", list.empty() ? "" : ", ", row.name);
+  return list;
+}
+
 template <typename Rows>
 auto parse(const Rows& rows, std::string_view name, std::string_view what) {
-  std::string legal;
   for (const auto& row : rows) {
     if (row.name == name) return row.value;
-    legal += fmt::format("{}{}", legal.empty() ? "" : ", ", row.name);
   }
-  detail::throw_invalid("{}: '{}' is not one of {}", what, name, legal);
+  detail::throw_invalid("{}: '{}' is not one of {}", what, name, names(rows));
 }
 
 }  // namespace
@@ -68,8 +85,29 @@ std::string_view to_string(DType dtype) {
   return row_of(kDTypes, dtype, "dtype").name;
 }
 
+std::optional<DType> find_dtype(std::string_view name) {
+  constexpr std::string_view kTorch = "torch.";
+  if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
+  for (const DTypeRow& row : kDTypes) {
+    if (row.name == name) return row.value;
+  }
+  for (const DTypeSpelling& spelling : kDTypeSpellings) {
+    if (spelling.name == name) return spelling.value;
+  }
+  return std::nullopt;
+}
+
 DType parse_dtype(std::string_view name) {
-  return parse(kDTypes, name, "dtype");
+  const auto found = find_dtype(name);
+  return found ? *found : parse(kDTypes, name, "dtype");
+}
+
+std::optional<DType> parse_kv_cache_dtype(std::string_view name) {
+  if (name == "auto") return std::nullopt;
+  const auto found = find_dtype(name);
+  if (!found)
+    detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}", name, names(kDTypes));
+  return found;
 }
 
 std::string_view to_string(AttentionType type) {

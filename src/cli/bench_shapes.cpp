@@ -73,16 +73,16 @@ bool set_named(BenchModel& model, std::initializer_list<Value> values, std::stri
 }
 
 bool set_dtype(BenchModel& model, std::string_view text) {
-  const auto type = find_named({DType::kF32, DType::kF16, DType::kBF16}, text);
-  if (type) model.dtype = model.kv_dtype = *type;
-  return type.has_value();
+  const auto type = find_dtype(text);
+  if (!type || is_quantized(*type)) return false;
+  model.dtype = model.kv_dtype = *type;
+  return true;
 }
 
 bool set_kv_dtype(BenchModel& model, std::string_view text) {
-  return set_named<&BenchModel::kv_dtype>(
-      model,
-      {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8},
-      text);
+  const auto type = find_dtype(text);
+  if (type) model.kv_dtype = *type;
+  return type.has_value();
 }
 
 bool set_sinks(BenchModel& model, std::string_view text) {

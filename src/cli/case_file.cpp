@@ -153,12 +153,13 @@ std::string CaseFile::text(const std::string& key, const std::string& fallback) 
 }
 
 std::string CaseFile::choice(const std::string& key, std::span<const std::string_view> names,
-                             const std::string& fallback) {
-  std::string value = text(key, fallback);
-  if (std::ranges::find(names, value) == names.end()) {
+                             const std::string& fallback, Spelling* spelt) {
+  const std::string value = text(key, fallback);
+  std::string name = spelt != nullptr ? spelt(value) : value;
+  if (std::ranges::find(names, name) == names.end()) {
     refuse_value(key, fmt::format("one of {}", fmt::join(names, ", ")), json(value));
   }
-  return value;
+  return name;
 }
 
 std::vector<double> CaseFile::numbers(const std::string& key, std::int64_t count, double fallback) {

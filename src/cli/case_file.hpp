@@ -30,6 +30,9 @@ struct Range {
 };
 inline constexpr Range kCount{0, INT32_MAX};
 
+/// The one name of what has several; other text as it is.
+using Spelling = std::string(const std::string& text);
+
 /// A case directory: case.json and its arrays. Every reader throws kInvalidArgument naming field,
 /// value and what was expected.
 class CaseFile {
@@ -53,9 +56,9 @@ class CaseFile {
   bool boolean(const std::string& key, bool fallback);
   std::string text(const std::string& key);
   std::string text(const std::string& key, const std::string& fallback);
-  /// One of `names`; throws listing them.
+  /// One of `names`, `spelt` so before it is looked up; throws listing them.
   std::string choice(const std::string& key, std::span<const std::string_view> names,
-                     const std::string& fallback);
+                     const std::string& fallback, Spelling* spelt = nullptr);
   /// A number, or a list of `count` numbers.
   std::vector<double> numbers(const std::string& key, std::int64_t count, double fallback);
 

@@ -55,7 +55,7 @@ void add_check_command(CLI::App& app) {
   command->add_flag("--all", arguments->all,
                     "Check every variant, type and option, not only what represents them");
   command->callback([arguments] {
-    if (!arguments->backend.empty()) static_cast<void>(backend_named(arguments->backend));
+    if (!arguments->backend.empty()) arguments->backend = backend_named(arguments->backend).name();
     const std::shared_ptr<Context> context = Context::create(arguments->device);
     CheckPlan plan(arguments->all ? CheckExtent::kAll : CheckExtent::kRepresentatives);
     if (arguments->family.empty()) plan_work(context, arguments->backend, plan);

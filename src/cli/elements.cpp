@@ -18,6 +18,11 @@ oracle::Element element_of(DType dtype) {
   return std::ranges::find(kElements, dtype, &std::pair<DType, Element>::first)->second;
 }
 
+std::string dtype_name(const std::string& text) {
+  const auto dtype = find_dtype(text);
+  return dtype ? std::string(to_string(*dtype)) : text;
+}
+
 std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values) {
   const std::size_t size = element_size_bytes(dtype);
   const oracle::Element element = element_of(dtype);

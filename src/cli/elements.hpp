@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "oracle/oracle.hpp"
@@ -12,6 +13,9 @@ namespace clattn::cli {
 
 /// The oracle's name of an element type.
 oracle::Element element_of(DType dtype);
+
+/// The library's own name of an element type, however it is spelt; other text as it is.
+std::string dtype_name(const std::string& text);
 
 /// Rounds values to `dtype` and stores their bits, little endian; and widens them again.
 std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values);

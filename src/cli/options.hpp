@@ -53,7 +53,7 @@ struct ShapeOptions {
     config.head_size = head_size;
     config.block_size = block_size;
     config.dtype = parse_dtype(dtype);
-    if (kv_cache_dtype != "auto") config.kv_cache_dtype = parse_dtype(kv_cache_dtype);
+    config.kv_cache_dtype = parse_kv_cache_dtype(kv_cache_dtype);
     return config;
   }
 };

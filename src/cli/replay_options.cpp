@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/device_memory.hpp"
+#include "cli/elements.hpp"
 #include "cli/error.hpp"
 #include "cli/models.hpp"
 #include "cli/options.hpp"
@@ -67,8 +68,10 @@ void ReplayOptions::add_to(CLI::App& command) {
   number("--head-size", head_size, 1, 65536, "Elements of a head, instead of the model's");
   number("--layers", layers, 1, 256, "Layers that a step runs, each with its own cache (2)");
   text("--dtype", dtype, "Of queries, keys, values and outputs (f16)")
+      ->transform(dtype_name)
       ->check(one_of({"f32", "f16", "bf16"}));
   text("--kv-dtype", kv_dtype, "Of the cache (auto: as --dtype)")
+      ->transform(dtype_name)
       ->check(one_of({"auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"}));
   text("--layout", layout, "Of the cache (auto: the backend's choice)")
       ->check(one_of({"auto", "NHD", "HND", "HDN"}));
@@ -85,7 +88,7 @@ void ReplayOptions::add_to(CLI::App& command) {
   number("--max-batched-tokens", max_num_batched_tokens, 1, 1 << 20,
          "Tokens of a step; longer prompts are chunked (2048)");
   text("--device", device, "gpu, cpu, PLATFORM:DEVICE or part of a name");
-  text("--backend", backend, "Force a backend by its name (auto)");
+  text("--backend", backend, "Force a backend by its name or vLLM's for it (auto)");
 
   group = "Report";
   number("--verify", verify, 0.0, 1.0, "Share of steps whose rows the oracle checks (0.01)");
@@ -102,7 +105,7 @@ AttentionConfig ReplayOptions::attention() const {
   config.head_size = head_size.value_or(shape.head_size);
   config.block_size = block_size;
   config.dtype = parse_dtype(dtype);
-  if (kv_dtype != "auto") config.kv_cache_dtype = parse_dtype(kv_dtype);
+  config.kv_cache_dtype = parse_kv_cache_dtype(kv_dtype);
   if (config.num_heads % config.num_kv_heads != 0) {
     throw_invalid("--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
                   config.num_kv_heads);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/elements.hpp"
 #include "cli/error.hpp"
 
 namespace clattn::cli {
@@ -95,13 +96,11 @@ void refuse_option(bool set, std::string_view option) {
 DType read_dtype(CaseFile& file, const std::string& fallback) {
   constexpr std::array<std::string_view, 3> kTypes = {"f32", "f16", "bf16"};
   if (fallback.empty()) static_cast<void>(file.text("dtype"));  // required
-  return parse_dtype(file.choice("dtype", kTypes, fallback));
+  return parse_dtype(file.choice("dtype", kTypes, fallback, dtype_name));
 }
 
 std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
-  const std::string name = file.choice("kv_cache_dtype", kCacheTypes, "auto");
-  if (name == "auto") return std::nullopt;
-  return parse_dtype(name);
+  return parse_kv_cache_dtype(file.choice("kv_cache_dtype", kCacheTypes, "auto", dtype_name));
 }
 
 std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads) {
@@ -197,9 +196,7 @@ std::string read_backend(CaseFile& file, const RunOptions& options) {
 }
 
 const AttentionBackend& backend_named(const std::string& name) {
-  for (const AttentionBackend* backend : list_attn_backends()) {
-    if (backend->name() == name) return *backend;
-  }
+  if (!name.empty() && name != "auto") return *find_attn_backend(name);
   AttentionConfig config;
   config.num_heads = config.num_kv_heads = 1;
   config.head_size = 64;

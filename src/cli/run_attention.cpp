@@ -64,7 +64,8 @@ MergeAttnStates read_merge(CaseFile& file, const NpyArray& seen) {
       file.integer("prefill_tokens_with_context", {0, config.num_tokens}, config.num_tokens);
   if (file.choice("lse_base", kBases, "e") == "2") config.lse_base = LseBase::k2;
   if (file.has("output_dtype") || file.has_array("output_scale"))
-    config.output_dtype = parse_dtype(file.choice("output_dtype", kOutputTypes, "fp8_e4m3"));
+    config.output_dtype =
+        parse_dtype(file.choice("output_dtype", kOutputTypes, "fp8_e4m3", dtype_name));
   file.refuse_unknown_keys();
   return config;
 }

@@ -84,8 +84,7 @@ MLACase read_mla_case(CaseFile& file) {
 }  // namespace
 
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
-  if (!options.backend.empty()) static_cast<void>(backend_named(options.backend));
-  refuse_option(!options.backend.empty() && options.backend != kMLABackendName,
+  refuse_option(!options.backend.empty() && !backend_named(options.backend).is_mla(),
                 fmt::format("--backend {} for mla_decode", options.backend));
   const MLACase mla = read_mla_case(file);
   const MLACall& call = mla.call;

@@ -15,6 +15,7 @@
 #include "cli/bench_shapes.hpp"
 #include "cli/commands.hpp"
 #include "cli/commit.hpp"
+#include "cli/elements.hpp"
 #include "cli/error.hpp"
 #include "cli/models.hpp"
 #include "cli/options.hpp"
@@ -95,9 +96,7 @@ std::vector<TuneShape> wanted_shapes(const Arguments& arguments) {
         TuneShape shape{.config = model.layer, .role = &role};
         shape.config.block_size = arguments.block_size;
         shape.config.dtype = parse_dtype(dtype);
-        if (arguments.kv_cache_dtype != "auto") {
-          shape.config.kv_cache_dtype = parse_dtype(arguments.kv_cache_dtype);
-        }
+        shape.config.kv_cache_dtype = parse_kv_cache_dtype(arguments.kv_cache_dtype);
         const bool wanted = has(arguments.roles, role.name) && role.latent == shape.config.use_mla;
         if (wanted && seen.insert(shape.name()).second) shapes.push_back(shape);
       }
@@ -295,8 +294,10 @@ void add_tune_command(CLI::App& app) {
   add_list("--roles", arguments->roles, "Kernel roles; default: decode, prefill, mla_decode")
       ->check(CLI::IsMember(roles));
   add_list("--dtype", arguments->dtypes, "Type of the queries")
+      ->transform(dtype_name)
       ->check(CLI::IsMember({"f32", "f16", "bf16"}));
   command->add_option("--kv-dtype", arguments->kv_cache_dtype, "Type of the cache")
+      ->transform(dtype_name)
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"}));
   command->add_option("--block-size", arguments->block_size, "Tokens per cache page")
       ->check(number_in(1, 65536));

@@ -174,6 +174,40 @@ TEST(Selector, AForcedBackendFitsOrIsRefusedWithReasons) {
   }
 }
 
+// M1: vLLM's names for the built-in backends choose them.
+TEST(Selector, M1_VllmsNamesOfTheBuiltInBackends) {
+  const std::pair<std::string_view, std::string_view> rows[] = {
+      {"FLASHINFER_VLLM_V1", "FLASHINFER"},
+      {"vllm.attention.backends.flashinfer.FlashInferBackend", "FLASHINFER"},
+      {"vllm.v1.attention.backends.flashinfer.FlashInferBackend", "FLASHINFER"},
+      {"XFORMERS_VLLM_V1", "XFORMERS"},
+      {"vllm.v1.attention.backends.xformers.XFormersAttentionBackend", "XFORMERS"}};
+  for (const auto& [name, ours] : rows) {
+    EXPECT_EQ(clattn::get_attn_backend(llama(), nullptr, name).name(), ours) << name;
+    EXPECT_EQ(clattn::find_attn_backend(name)->name(), ours) << name;
+  }
+}
+
+// M12: of other libraries' backends vLLM's names are refused with the name to use.
+TEST(Selector, M12_NamesOfOtherLibrariesSayWhatToUse) {
+  for (const std::string name : {"FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN",
+                                 "TREE_ATTN", "TORCH_SDPA", "FLASH_ATTN_VLLM_V1", "ROCM_ATTN"}) {
+    EXPECT_EQ(test::error_text([&] { (void)clattn::get_attn_backend(llama(), nullptr, name); },
+                               clattn::ErrorCode::kInvalidArgument),
+              "Invalid attention backend: '" + name +
+                  "'. Valid backends are: auto, FLASHINFER, XFORMERS, CLATTN_MLA; FLASHINFER "
+                  "computes what " +
+                  name + " does");
+  }
+  for (const std::string name : {"FLASHMLA", "TRITON_MLA", "CUTLASS_MLA", "CPU_MLA"}) {
+    EXPECT_NE(test::error_text([&] { (void)clattn::find_attn_backend(name); },
+                               clattn::ErrorCode::kInvalidArgument)
+                  .find("; CLATTN_MLA computes what " + name + " does"),
+              std::string::npos)
+        << name;
+  }
+}
+
 /// Chooses in a process of its own, whose environment names this backend: prints what happened
 /// without a name, with one and with "auto".
 [[noreturn]] void choose_with_environment(const char* backend_name, std::int32_t block_size) {
@@ -200,6 +234,8 @@ TEST(Selector, A8_TheEnvironmentForcesABackendUnlessOneIsNamed) {
   EXPECT_EXIT(choose_with_environment("XFORMERS", 5), fine,
               "^Selected backend XFORMERS is not valid for this configuration. Reason: Block size "
               "must be a multiple of 16.;FLASHINFER;FLASHINFER;$");
+  EXPECT_EXIT(choose_with_environment("XFORMERS_VLLM_V1", 16), fine,
+              "^XFORMERS;FLASHINFER;FLASHINFER;$");
   EXPECT_EXIT(choose_with_environment("FLASH", 16), fine,
               "^Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, "
               "XFORMERS, CLATTN_MLA;FLASHINFER;FLASHINFER;$");

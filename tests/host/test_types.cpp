@@ -29,6 +29,28 @@ TEST(Types, NamesSizesAndParsersAgree) {
   EXPECT_EQ(to_string(KVCacheLayout::kHND), "HND");
 }
 
+// M2: as PyTorch and vLLM spell them.
+TEST(Types, M2_OtherSpellingsOfElementTypes) {
+  const std::pair<std::string_view, DType> rows[] = {
+      {"float32", DType::kF32},      {"float", DType::kF32},
+      {"float16", DType::kF16},      {"half", DType::kF16},
+      {"bfloat16", DType::kBF16},    {"fp8", DType::kFp8E4M3},
+      {"fp8_e4m3", DType::kFp8E4M3}, {"float8_e4m3fn", DType::kFp8E4M3},
+      {"fp8_e5m2", DType::kFp8E5M2}, {"float8_e5m2", DType::kFp8E5M2},
+      {"int8", DType::kInt8}};
+  for (const auto& [name, dtype] : rows) {
+    EXPECT_EQ(parse_dtype(name), dtype) << name;
+    EXPECT_EQ(parse_dtype("torch." + std::string(name)), dtype) << name;
+    EXPECT_EQ(parse_kv_cache_dtype(name), dtype) << name;
+    EXPECT_EQ(find_dtype(name), dtype) << name;
+  }
+  EXPECT_EQ(parse_kv_cache_dtype("auto"), std::nullopt);
+  for (const char* name : {"", "torch.", "torch.torch.half", "double", "auto"})
+    EXPECT_EQ(find_dtype(name), std::nullopt) << name;
+  EXPECT_EQ(error_text([] { parse_kv_cache_dtype("fp4"); }, ErrorCode::kInvalidArgument),
+            "kv_cache_dtype: 'fp4' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
+}
+
 TEST(Types, UnknownNamesListTheLegalOnes) {
   EXPECT_EQ(error_text([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
             "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");

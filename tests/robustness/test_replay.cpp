@@ -35,6 +35,28 @@ TEST(Replay, OfNoTimeStillRunsAndVerifiesAStep) {
   }
 }
 
+// M1, M2, M12: names as vLLM's users type them.
+TEST(Replay, M12_TakesVllmsNamesOrSaysWhatToUse) {
+  const std::string traffic =
+      "replay --requests 1 --length-scale 0.01 --layers 1 --heads 2 --kv-heads 1 --head-size 64 "
+      "--seconds 1e-9 --no-progress --json - --dtype half --kv-dtype fp8";
+  for (const auto& [name, ours] :
+       {std::pair<std::string, std::string>{"FLASHINFER_VLLM_V1", "FLASHINFER"},
+        {"XFORMERS_VLLM_V1", "XFORMERS"}}) {
+    for (const ProgramResult& result : {run_program(traffic + " --backend " + name),
+                                        run_program(traffic, {}, "CLATTN_BACKEND=" + name)}) {
+      EXPECT_EQ(result.code, 0) << result.standard_error;
+      const std::string& report = result.standard_output;
+      EXPECT_NE(report.find("\"backend\": \"" + ours + '"'), std::string::npos) << report;
+      EXPECT_NE(report.find("\"kv_cache_dtype\": \"fp8_e4m3\""), std::string::npos) << report;
+    }
+  }
+  for (const std::string name : {"FLASH_ATTN", "TORCH_SDPA"}) {
+    expect_refusal(run_program(traffic, {}, "CLATTN_BACKEND=" + name), 2,
+                   "FLASHINFER computes what " + name + " does");
+  }
+}
+
 TEST(Replay, VerifiesRowsOfQuantizedCaches) {
   for (const std::string type : {"fp8_e4m3", "fp8_e5m2", "int8"}) {
     const ProgramResult result = run_program(
