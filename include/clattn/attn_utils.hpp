@@ -38,10 +38,14 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const std::shared_ptr<Context>& context,
                                               const BuilderOptions& options = {});
 
-/// Allocates the caches, shapes them as each group's backend wants (`layout`; nullopt =
-/// get_kv_cache_layout(), else the backend's preference) and binds them. Returns the caches of all
-/// layers that own one, ordered by layer index (equal indices: as in the registry). Blocks until
-/// zeroed.
+/// Binds each cache to the layer of its name. Returns them ordered by layer index (equal indices:
+/// as in the registry). Throws kInvalidArgument for a layer that does not exist.
+std::vector<const KVCache*> bind_kv_cache(std::map<std::string, KVCache> kv_caches,
+                                          const LayerRegistry& layers);
+
+/// Allocates the caches, shapes them (`layout`; nullopt = AttentionState::get_kv_cache_layout();
+/// AttentionBackend::preferred_layout() is faster on CPUs) and binds them, as bind_kv_cache() does.
+/// Blocks until zeroed.
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,

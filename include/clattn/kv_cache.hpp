@@ -17,7 +17,8 @@ namespace clattn {
 class AttentionBackend;
 
 /// The layout that caches shall have when their maker names none: the override of
-/// set_kv_cache_layout(), else CLATTN_KV_CACHE_LAYOUT, else nullopt: the backend's preference.
+/// set_kv_cache_layout(), else CLATTN_KV_CACHE_LAYOUT, else nullopt: NHD of init_kv_cache()
+/// (attn_utils.hpp), the backend's preference of make_kv_cache() (attention.hpp).
 /// Throws for a variable that is no layout. Thread-safe.
 std::optional<KVCacheLayout> get_kv_cache_layout();
 /// Overrides the environment from now on; nullopt takes the override back. Thread-safe.

@@ -85,6 +85,10 @@ GraphInputBuffers AttentionState::get_graph_input_buffers(const AttentionMetadat
           static_cast<std::int64_t>(metadata.slot_mapping().size())};
 }
 
+KVCacheLayout AttentionState::get_kv_cache_layout() {
+  return clattn::get_kv_cache_layout().value_or(KVCacheLayout::kNHD);
+}
+
 ForwardStep AttentionState::begin_forward(cl_command_queue queue,
                                           const CommonAttentionMetadata& batch) {
   if (*capturing_) throw_invalid("begin_forward: called inside of graph_capture(), legal: outside");

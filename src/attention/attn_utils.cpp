@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
+#include <clattn/graph.hpp>
 #include <optional>
 #include <utility>
 
@@ -176,6 +177,21 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
   return groups;
 }
 
+std::vector<const KVCache*> bind_kv_cache(std::map<std::string, KVCache> kv_caches,
+                                          const LayerRegistry& layers) {
+  for (auto& [name, cache] : kv_caches) layer_of(layers, name).bind_kv_cache(std::move(cache));
+  std::vector<Attention*> owners;
+  for (Attention* layer : layers.layers()) {
+    if (kv_caches.contains(layer->layer_name())) owners.push_back(layer);
+  }
+  std::ranges::stable_sort(
+      owners, {}, [](const Attention* layer) { return extract_layer_index(layer->layer_name()); });
+  std::vector<const KVCache*> caches;
+  caches.reserve(owners.size());
+  for (const Attention* layer : owners) caches.push_back(layer->kv_cache());
+  return caches;
+}
+
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,
@@ -183,32 +199,18 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
   throw_invalid_if(groups.size() != config.groups.size(),
                    "groups: {} given, legal: one for each of the configuration's {}", groups.size(),
                    config.groups.size());
-  const std::optional<KVCacheLayout> wanted = layout ? layout : get_kv_cache_layout();
-  const DeviceCapabilities& device = context.capabilities();
-  std::vector<KVCacheLayout> orders;
-  for (const AttentionGroup& group : groups) {  // before memory is taken
-    orders.push_back(wanted.value_or(group.backend->preferred_layout(device)));
-    require_layout(group, orders.back(), device);
-  }
+  const KVCacheLayout order = layout ? *layout : AttentionState::get_kv_cache_layout();
+  for (const AttentionGroup& group : groups)  // before memory is taken
+    require_layout(group, order, context.capabilities());
   const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
-  std::vector<Attention*> owners;
+  std::map<std::string, KVCache> caches;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const AttentionBackend& backend = *groups[i].backend;
     for (const std::string& name : config.groups[i].layer_names) {
-      layer_of(layers, name)
-          .bind_kv_cache(reshape_kv_cache(raw.at(name), config.groups[i].spec, backend, orders[i]));
+      caches.emplace(
+          name, reshape_kv_cache(raw.at(name), config.groups[i].spec, *groups[i].backend, order));
     }
   }
-  for (Attention* layer : layers.layers()) {
-    if (raw.contains(layer->layer_name())) owners.push_back(layer);
-  }
-  std::ranges::stable_sort(owners, [](const Attention* a, const Attention* b) {
-    return extract_layer_index(a->layer_name()) < extract_layer_index(b->layer_name());
-  });
-  std::vector<const KVCache*> caches;
-  caches.reserve(owners.size());
-  for (const Attention* layer : owners) caches.push_back(layer->kv_cache());
-  return caches;
+  return bind_kv_cache(std::move(caches), layers);
 }
 
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(

@@ -126,6 +126,9 @@ TEST(AttnUtils, AModelOfTwoGroupsRunsAStep) {
         model.full.kv_cache(), model.narrow.kv_cache(), model.windowed.kv_cache()};
     EXPECT_EQ(caches, by_index);
     EXPECT_EQ(model.sharer.kv_cache(), model.full.kv_cache());
+    // M3: NHD, unless somebody says otherwise.
+    EXPECT_EQ(clattn::AttentionState::get_kv_cache_layout(), clattn::KVCacheLayout::kNHD);
+    for (const auto* cache : caches) EXPECT_EQ(cache->head_stride, layer_test::kShape.head_size);
 
     Step full(layer_test::kShape, 1);
     full.add_request(1, 0, {5, 99, 99});
@@ -228,6 +231,27 @@ TEST(AttnUtils, LayersOfOneGroupMayHaveOtherTiles) {
       device.queue.finish();
     }
   }
+}
+
+// M11
+TEST(AttnUtils, M11_BindKVCacheBindsByNameAndOrdersByIndex) {
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  clattn::LayerRegistry layers;
+  Attention second(context, layers, options_of("layers.1", 0));
+  Attention first(context, layers, options_of("layers.0", 0));
+  std::map<std::string, clattn::KVCache> caches;
+  for (const Attention* layer : {&first, &second}) {
+    caches.emplace(
+        layer->layer_name(),
+        make_kv_cache(*context, device.queue, *layer->get_attn_backend(), layer->config(), 2));
+  }
+  const auto bound = bind_kv_cache(caches, layers);
+  EXPECT_EQ(bound, (std::vector<const clattn::KVCache*>{first.kv_cache(), second.kv_cache()}));
+  EXPECT_EQ(first.kv_cache()->buffer.handle(), caches.at("layers.0").buffer.handle());
+  caches.emplace("layers.2", clattn::KVCache{});
+  EXPECT_EQ(error_text([&] { bind_kv_cache(caches, layers); }),
+            "KVCacheConfig: there is no layer 'layers.2'");
 }
 
 /// A builder may outgrow the workspace while another one's step is still to run.
