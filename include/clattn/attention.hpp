@@ -68,6 +68,7 @@ class AttentionMetadata {
   virtual ~AttentionMetadata() = default;
   /// Name of the backend whose builder made it; empty for builders outside the registry.
   std::string_view backend() const noexcept { return backend_; }
+  /// Of the requests in any order: at most decode_threshold query tokens make a decode.
   const BatchSplit& split() const noexcept { return split_; }
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
@@ -79,12 +80,16 @@ class AttentionMetadata {
   /// int64 slots of this step, on the device.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
-  /// The host's copy, [num_actual_tokens]; of recorded steps padded with kPadSlotId.
+  /// The host's copy, [num_actual_tokens]; of recorded steps padded with kPadSlotId. Of cross
+  /// attention's eager steps as many as the batch gave.
   std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
 
  protected:
   std::string_view backend_;
   BatchSplit split_;
+  /// First request of each side, -1 where decodes and prefills stand mixed.
+  std::int32_t decodes_at_ = 0;
+  std::int32_t prefills_at_ = 0;
   std::int32_t num_actual_tokens_ = 0;
   std::int32_t max_query_len_ = 0;
   std::int32_t max_seq_len_ = 0;
@@ -125,10 +130,10 @@ class AttentionMetadataBuilder {
  public:
   virtual ~AttentionMetadataBuilder() = default;
   /// Validates the batch, plans the work and uploads everything by one non-blocking write to
-  /// `queue` (in-order). Decodes (at most decode_threshold() query tokens) stand first. Allocates
-  /// nothing once warm; throws kInvalidArgument naming request, field, value and legal range. The
-  /// previous metadata becomes invalid; work already enqueued with it on the same queue stays
-  /// correct.
+  /// `queue` (in-order). Requests may stand in any order, and so do results: the plan hands each to
+  /// the kernel for its length. Allocates nothing once warm; throws kInvalidArgument naming
+  /// request, field, value and legal range. The previous metadata becomes invalid; work already
+  /// enqueued with it on the same queue stays correct.
   virtual const AttentionMetadata& build(cl_command_queue queue,
                                          const CommonAttentionMetadata& batch,
                                          Event* upload = nullptr,
@@ -156,6 +161,9 @@ class AttentionMetadataBuilder {
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                              std::span<std::int32_t> order) const = 0;
   virtual std::int32_t decode_threshold() const noexcept = 0;
+  /// Partial results lie there from the next build() on, as with BuilderOptions::workspace. Throws
+  /// kInvalidArgument for null, kUnsupported where launches are recorded and by default.
+  virtual void set_workspace_buffer(std::shared_ptr<AttentionWorkspace> workspace);
 };
 
 /// What a forward() takes beyond its tensors.
@@ -219,8 +227,9 @@ class AttentionImpl {
   /// Stores the step's keys and values in the cache at the metadata's slots; those that are
   /// kPadSlotId store nothing, and rows behind the last that is stored need not be there. With
   /// use_mla `key` is kv_c, [num_actual_tokens, kv_lora_rank], and `value` k_pe,
-  /// [num_actual_tokens, rope_dim]. Asynchronous. Throws kInvalidArgument for metadata without
-  /// slots: cross attention's, unless its batch came with a slot_mapping.
+  /// [num_actual_tokens, rope_dim]; of cross attention they have a row for each slot of the batch.
+  /// Asynchronous. Throws kInvalidArgument for metadata without slots: cross attention's, unless
+  /// its batch came with a slot_mapping.
   virtual void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
                               const KVCache& cache, const AttentionMetadata& metadata,
                               Event* event = nullptr) const = 0;
@@ -236,7 +245,8 @@ class AttentionImpl {
                        const ForwardOptions& options = {}) const = 0;
   /// As forward() for configurations with contiguous_kv(): `key` and `value`, [tokens,
   /// num_kv_heads, head_size], are attended directly, request r's from row key_start_loc[r] on
-  /// (CommonAttentionMetadata). Bidirectional. Throws kUnsupported under other configurations.
+  /// (CommonAttentionMetadata, whose `causal` counts for encoder_only: causal attention without a
+  /// cache). Throws kUnsupported under other configurations.
   virtual void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
                                TensorRef value, const AttentionMetadata& metadata, TensorRef output,
                                cl_mem lse = nullptr, Event* event = nullptr,

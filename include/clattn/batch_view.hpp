@@ -26,8 +26,9 @@ class BatchMetadata : public AttentionMetadata {
   std::span<const std::int32_t> seq_lens;         ///< [num_reqs]
 
  protected:
-  BatchView decodes() const;
-  BatchView prefills() const;
+  /// Throw kUnsupported where decodes and prefills stand mixed.
+  BatchView decodes() const { return view(decodes_at_, split_.num_decodes); }
+  BatchView prefills() const { return view(prefills_at_, split_.num_prefills); }
   /// Rows [first, first + count) of an array with `width` elements a request.
   template <typename T>
   static std::span<T> rows(std::span<T> array, std::int32_t first, std::int32_t count,

@@ -77,8 +77,7 @@ struct SlicedBatch {
   UBatchSlice slice;
   CommonAttentionMetadata original;
   /// The slice's requests over this object's arrays and its rows of the original's block table and
-  /// slots: valid while they live unchanged. What is left of a request whose end was cut off may
-  /// stand behind longer ones (any_order).
+  /// slots: valid while they live unchanged.
   CommonAttentionMetadata metadata() const;
 };
 

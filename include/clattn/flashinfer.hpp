@@ -38,8 +38,9 @@ class FlashInferMetadata : public BatchMetadata {
   /// memory before there is a cache. The plan is as for any other batch. False of recorded steps.
   bool is_profile_run = false;
 
-  View decode_metadata() const { return with_pages(decodes(), 0); }
-  View prefill_metadata() const { return with_pages(prefills(), split().num_decodes); }
+  /// The sides; throw kUnsupported where decodes and prefills stand mixed.
+  View decode_metadata() const { return with_pages(decodes(), decodes_at_); }
+  View prefill_metadata() const { return with_pages(prefills(), prefills_at_); }
 
  private:
   View with_pages(const BatchView& side, std::int32_t first) const;

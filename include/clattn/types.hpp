@@ -29,9 +29,9 @@ DType parse_dtype(std::string_view name);
 std::optional<DType> parse_kv_cache_dtype(std::string_view name);
 
 /// What attends to what (vLLM's AttentionType). Decoder: causal self-attention over the cache.
-/// Encoder: bidirectional inside an encoder-decoder model; encoder-only: bidirectional, no cache at
-/// all; both attend the given keys and values directly. Encoder-decoder: cross attention, every
-/// query sees all of the encoder's keys.
+/// Encoder: bidirectional inside an encoder-decoder model; encoder-only: no cache at all,
+/// bidirectional unless the batch says causal; both attend the given keys and values directly.
+/// Encoder-decoder: cross attention, every query sees all of the encoder's keys.
 enum class AttentionType : std::uint8_t { kDecoder, kEncoder, kEncoderOnly, kEncoderDecoder };
 
 /// "decoder", "encoder", "encoder_only" or "encoder_decoder".

@@ -22,8 +22,9 @@ class XFormersMetadata : public BatchMetadata {
       block_table;  ///< [num_reqs, block_table_stride]; 0 past a request's last page
   std::int64_t block_table_stride = 0;  ///< most pages of any request of the batch
 
-  View decode_metadata() const { return with_table(decodes(), 0); }
-  View prefill_metadata() const { return with_table(prefills(), split().num_decodes); }
+  /// The sides; throw kUnsupported where decodes and prefills stand mixed.
+  View decode_metadata() const { return with_table(decodes(), decodes_at_); }
+  View prefill_metadata() const { return with_table(prefills(), prefills_at_); }
 
  private:
   View with_table(const BatchView& side, std::int32_t first) const {

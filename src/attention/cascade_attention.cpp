@@ -192,7 +192,7 @@ const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
   throw_invalid_if(common_prefix_len == 0,
                    "common_prefix_len is 0, legal: multiples of block_size {}, >= {}", block_size,
                    block_size);
-  if (!batch.causal) throw_invalid("causal is false, legal: true in cascade attention");
+  if (!batch.is_causal()) throw_invalid("causal is false, legal: true in cascade attention");
   levels_.batches_[0].set_prefix(batch, block_size, common_prefix_len);
   levels_.batches_[1].set_suffix(batch, block_size, common_prefix_len);
   levels_.plan_batches(queue);

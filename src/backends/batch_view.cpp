@@ -2,6 +2,7 @@
 #include <clattn/batch_view.hpp>
 
 #include "base/error.hpp"
+#include "kernels/step/paged_step.hpp"
 
 namespace clattn {
 
@@ -10,23 +11,20 @@ void detail::throw_other_metadata(std::string_view made_by, std::string_view wan
                 made_by.empty() ? "a builder of no backend" : made_by, wanted);
 }
 
-BatchView BatchMetadata::decodes() const {
-  return view(0, split().num_decodes);
-}
-
-BatchView BatchMetadata::prefills() const {
-  return view(split().num_decodes, split().num_prefills);
-}
-
 BatchView BatchMetadata::view(std::int32_t first, std::int32_t count) const {
   BatchView side;
   if (count == 0) return side;
+  detail::throw_unsupported_if(
+      first < 0,
+      "attn_metadata: its decodes and prefills stand mixed, so that neither are rows of "
+      "the batch's arrays; legal: a batch in the order of reorder_batch()");
   side.num_reqs = count;
   side.query_start_loc = rows(query_start_loc, first, count + 1);
   side.seq_lens = rows(seq_lens, first, count);
   const std::int32_t token = side.query_start_loc.front();
   side.num_tokens = side.query_start_loc.back() - token;
-  if (!slot_mapping().empty()) side.slot_mapping = rows(slot_mapping(), token, side.num_tokens);
+  if (step() != nullptr && step()->slots_of_queries)
+    side.slot_mapping = rows(slot_mapping(), token, side.num_tokens);
   for (std::size_t r = 0; r < side.seq_lens.size(); ++r) {
     const std::int32_t query_len = side.query_start_loc[r + 1] - side.query_start_loc[r];
     side.max_query_len = std::max(side.max_query_len, query_len);

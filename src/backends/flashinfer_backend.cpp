@@ -32,7 +32,12 @@ struct FlashInferStep : FlashInferMetadata {
     std::inclusive_scan(seq_lens.begin(), seq_lens.end(), seq_starts.begin() + 1, std::plus<>(),
                         std::int64_t{0});
     seq_start_loc = seq_starts;
-    decode_query_len = std::max(decodes().max_query_len, 1);
+    decode_query_len = 1;
+    const std::int32_t threshold = step()->batch.plan.decode_threshold;
+    for (std::size_t r = 0; split().num_decodes > 0 && r < seq_lens.size(); ++r) {
+      const std::int32_t query_len = query_start_loc[r + 1] - query_start_loc[r];
+      if (query_len <= threshold) decode_query_len = std::max(decode_query_len, query_len);
+    }
   }
 
   /// Recorded steps are captured with such slots too, and cross attention has no others.

@@ -115,15 +115,18 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   const BatchSummary summary = check(batch);
   validate_common_prefix(batch, metadata_.block_size_, options.common_prefix_len);
   metadata_.common_prefix_len_ = options.common_prefix_len;
-  metadata_.split_ = split_step(batch, decode_threshold_, KeySource::kOwnPages);
+  const StepSplit split = split_step(batch, decode_threshold_, KeySource::kOwnPages);
+  metadata_.split_ = split.counts;
+  metadata_.decodes_at_ = split.decodes_at;
+  metadata_.prefills_at_ = split.prefills_at;
   ClattnBatch next{};
   next.struct_size = sizeof(ClattnBatch);
   next.num_reqs = batch.num_reqs;
   next.num_actual_tokens = metadata_.num_actual_tokens_ = batch.num_actual_tokens;
-  next.num_decodes = metadata_.split_.num_decodes;
+  next.num_decodes = split.decodes_at == 0 ? split.counts.num_decodes : 0;
   next.max_query_len = metadata_.max_query_len_ = summary.max_query_len;
   next.max_seq_len = metadata_.max_seq_len_ = summary.max_seq_len;
-  next.causal = batch.causal ? 1 : 0;
+  next.causal = batch.is_causal() ? 1 : 0;
   next.block_table_stride = page_count(summary.max_seq_len, metadata_.block_size_);
 
   const auto reqs = to_size(batch.num_reqs);

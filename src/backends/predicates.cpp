@@ -18,6 +18,10 @@ std::string detail::unsupported_layout(const AttentionBackend& backend, KVCacheL
                      fmt::join(names, ", "), names.size() == 1 ? "is" : "are");
 }
 
+void AttentionMetadataBuilder::set_workspace_buffer(std::shared_ptr<AttentionWorkspace>) {
+  detail::throw_unsupported("set_workspace_buffer: this builder has no workspace to replace");
+}
+
 const AttentionMetadata& AttentionMetadataBuilder::update_block_table(cl_command_queue,
                                                                       const AttentionMetadata&,
                                                                       const GroupPages&, Event*) {

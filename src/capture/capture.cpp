@@ -51,7 +51,7 @@ CaseKeys attention_keys(const CapturedAttention& call) {
       .add("block_size", std::max(config.block_size, 1))
       .text("dtype", to_string(config.dtype))
       .add("scale", config.scale ? CaseKeys::number(*config.scale) : "null")
-      .add("causal", config.attn_type == AttentionType::kDecoder && call.causal)
+      .add("causal", call.causal)
       .add("sliding_window", size(config.sliding_window))
       .add("attention_chunk_size", size(config.attention_chunk_size))
       .number("logits_soft_cap", config.logits_soft_cap)

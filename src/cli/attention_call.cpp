@@ -198,7 +198,7 @@ oracle::AttentionCase oracle_case(const AttentionCall& call) {
   result.head_size = config.head_size;
   result.scale =
       config.scale ? static_cast<double>(*config.scale) : 1.0 / std::sqrt(config.head_size);
-  result.causal = decoder && call.causal;
+  result.causal = call.causal;
   result.query_start_loc = call.query_start_loc;
   result.seq_lens = call.seq_lens;
   result.soft_cap = static_cast<double>(config.logits_soft_cap);

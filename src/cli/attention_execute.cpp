@@ -10,67 +10,6 @@
 namespace clattn::cli {
 namespace {
 
-/// A call whose requests stand in `order`, and where each of its tokens stood before.
-struct Reordered {
-  AttentionCall call;
-  std::vector<std::int32_t> old_token;  // [tokens]
-};
-
-/// Rows of `row_bytes` gathered by index: to[i] = from[index[i]].
-std::vector<std::byte> gather(const std::vector<std::byte>& from, std::size_t row_bytes,
-                              const std::vector<std::int32_t>& index) {
-  if (from.empty()) return {};
-  std::vector<std::byte> to(index.size() * row_bytes);
-  for (std::size_t i = 0; i < index.size(); ++i) {
-    std::memcpy(&to[i * row_bytes], &from[to_size(index[i]) * row_bytes], row_bytes);
-  }
-  return to;
-}
-
-/// The inverse: to[index[i]] = from[i].
-template <typename T>
-void scatter(std::vector<T>& values, std::size_t row_elements,
-             const std::vector<std::int32_t>& index) {
-  if (values.empty()) return;
-  std::vector<T> to(values.size());
-  for (std::size_t i = 0; i < index.size(); ++i) {
-    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * row_elements), row_elements,
-                to.begin() + static_cast<std::ptrdiff_t>(to_size(index[i]) * row_elements));
-  }
-  values = std::move(to);
-}
-
-Reordered reorder(const AttentionCall& call, std::span<const std::int32_t> order) {
-  Reordered result{call, {}};
-  AttentionCall& moved = result.call;
-  moved.query_start_loc = {0};
-  for (std::size_t place = 0; place < order.size(); ++place) {
-    const std::size_t r = to_size(order[place]);
-    moved.seq_lens[place] = call.seq_lens[r];
-    std::copy_n(call.block_table.begin() + static_cast<std::int64_t>(r) * call.max_blocks,
-                call.max_blocks,
-                moved.block_table.begin() + static_cast<std::int64_t>(place) * call.max_blocks);
-    for (std::int32_t t = call.query_start_loc[r]; t < call.query_start_loc[r + 1]; ++t) {
-      result.old_token.push_back(t);
-    }
-    moved.query_start_loc.push_back(static_cast<std::int32_t>(result.old_token.size()));
-  }
-  const std::size_t element = element_size_bytes(call.config.dtype);
-  const std::size_t head_bytes = to_size(call.config.head_size) * element;
-  moved.query = gather(call.query, to_size(call.config.num_heads) * head_bytes, result.old_token);
-  moved.key = gather(call.key, to_size(call.config.num_kv_heads) * head_bytes, result.old_token);
-  moved.value =
-      gather(call.value, to_size(call.config.num_kv_heads) * head_bytes, result.old_token);
-  moved.custom_mask = gather(call.custom_mask, to_size(call.max_seq_len()), result.old_token);
-  if (!call.slot_mapping.empty()) {
-    moved.slot_mapping.clear();
-    for (const std::int32_t t : result.old_token) {
-      moved.slot_mapping.push_back(call.slot_mapping[to_size(t)]);
-    }
-  }
-  return result;
-}
-
 /// The call's tensors on the device. Contiguous keys and those to be stored are uploaded alike.
 struct Inputs {
   Buffer query, key, value, custom_mask, output_scale;
@@ -161,41 +100,6 @@ KVCache upload_call_cache(const Context& context, const Queue& queue, const Atte
   return cache;
 }
 
-/// Everything of a call after its requests have been put in order.
-AttentionOutcome execute_ordered(const std::shared_ptr<Context>& context, const AttentionCall& call,
-                                 const AttentionBackend& backend, AttentionMetadataBuilder& builder,
-                                 int repeat) {
-  AttentionOutcome outcome;
-  outcome.backend = backend.name();
-  outcome.layout = choose_layout(backend, call.layout, call.config, &context->capabilities());
-  Layer layer(context, backend, call);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
-  const Inputs inputs(*context, queue, call);
-  const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(call.config.num_heads),
-                            call.config.head_size, call.config.dtype, call.config.output_fp8);
-
-  Event upload_event, write_event;
-  const auto start = std::chrono::steady_clock::now();
-  const AttentionMetadata& metadata = layer.build(builder, queue, call, &upload_event);
-  outcome.metadata_us =
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  const bool stores = !call.key.empty() && !call.config.contiguous_kv();
-  if (stores) {
-    layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},
-                               {.buffer = inputs.value.handle()}, cache, metadata, &write_event);
-    queue.finish();
-  }
-  outputs.run(
-      queue, repeat, layer.impl->kernels(),
-      [&](auto& launches) { layer.forward(queue, call, inputs, cache, outputs, launches); },
-      outcome);
-  outcome.upload_us = microseconds(upload_event);
-  outcome.cache_write_us = microseconds(write_event);
-  if (stores && call.num_blocks > 0) outcome.cache = download_cache(queue, cache);
-  return outcome;
-}
-
 std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
                                  const std::vector<KernelInfo>& kernels) {
   std::vector<LaunchReport> reports;
@@ -271,21 +175,34 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   const AttentionBackend& backend =
       get_attn_backend(call.config, &context->capabilities(), call.backend);
   const auto builder = backend.make_builder(context, call.config, options_for(call));
-  std::vector<std::int32_t> scheduled(call.seq_lens.size()), order(call.seq_lens.size());
-  for (std::size_t r = 0; r < scheduled.size(); ++r) {
-    scheduled[r] = call.query_start_loc[r + 1] - call.query_start_loc[r];
+  AttentionOutcome outcome;
+  outcome.backend = backend.name();
+  outcome.layout = choose_layout(backend, call.layout, call.config, &context->capabilities());
+  Layer layer(context, backend, call);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
+  const Inputs inputs(*context, queue, call);
+  const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(call.config.num_heads),
+                            call.config.head_size, call.config.dtype, call.config.output_fp8);
+
+  Event upload_event, write_event;
+  const auto start = std::chrono::steady_clock::now();
+  const AttentionMetadata& metadata = layer.build(*builder, queue, call, &upload_event);
+  outcome.metadata_us =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  const bool stores = !call.key.empty() && !call.config.contiguous_kv();
+  if (stores) {
+    layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},
+                               {.buffer = inputs.value.handle()}, cache, metadata, &write_event);
+    queue.finish();
   }
-  // Without a cache there are no decodes to bring forward.
-  if (call.config.contiguous_kv() || !builder->reorder_batch(scheduled, order)) {
-    return execute_ordered(context, call, backend, *builder, repeat);
-  }
-  const Reordered moved = reorder(call, order);
-  AttentionOutcome outcome = execute_ordered(context, moved.call, backend, *builder, repeat);
-  const std::size_t heads = to_size(call.config.num_heads);
-  const std::size_t row = heads * to_size(call.config.head_size);
-  scatter(outcome.out, row * element_size_bytes(call.config.dtype), moved.old_token);
-  scatter(outcome.lse, heads, moved.old_token);
-  scatter(outcome.out_fp8, row, moved.old_token);
+  outputs.run(
+      queue, repeat, layer.impl->kernels(),
+      [&](auto& launches) { layer.forward(queue, call, inputs, cache, outputs, launches); },
+      outcome);
+  outcome.upload_us = microseconds(upload_event);
+  outcome.cache_write_us = microseconds(write_event);
+  if (stores && call.num_blocks > 0) outcome.cache = download_cache(queue, cache);
   return outcome;
 }
 

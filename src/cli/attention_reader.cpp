@@ -20,7 +20,7 @@ AttentionType read_attn_type(CaseFile& file, bool& causal) {
   const std::string name = file.choice("attn_type", kTypes, "decoder");
   const bool decoder = name == "decoder";
   causal = file.boolean("causal", decoder);
-  throw_invalid_if(causal && !decoder,
+  throw_invalid_if(causal && !decoder && name != "encoder_only",
                    "case.json: causal: expected false or nothing with attn_type {}, got true",
                    name);
   return parse_attention_type(name);

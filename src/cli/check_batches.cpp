@@ -38,7 +38,7 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
                            std::uint32_t seed) {
   AttentionCall call;
   call.config = config;
-  call.causal = family.causal;
+  call.causal = family.causal && config.attn_type == AttentionType::kDecoder;
   call.num_splits = family.num_splits;
   call.query_start_loc = {0};
   for (const RequestShape& request : family.requests) {

@@ -146,12 +146,14 @@ AttentionOutcome execute_packed(const std::shared_ptr<Context>& context, const A
   const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(config.num_heads),
                             config.head_size, config.dtype);
 
+  CommonAttentionMetadata batch = call.batch();
+  batch.causal = std::nullopt;  // a request's one query token sees all keys
   AttentionOutcome outcome;
   outcome.backend = "paged_attention";
   Event uploaded;
   const auto start = std::chrono::steady_clock::now();
   const AttentionMetadata& metadata =
-      builder->build(queue, call.batch(), &uploaded, {.fast_build = call.plan.fast_build});
+      builder->build(queue, batch, &uploaded, {.fast_build = call.plan.fast_build});
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   if (!call.key.empty()) {

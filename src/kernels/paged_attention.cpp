@@ -71,7 +71,7 @@ PagedAttentionImpl::PagedAttentionImpl(const Runtime& runtime, const AttentionCo
                                        std::shared_ptr<const AttentionKernels> kernels)
     : config_(config),
       scale_log2e_(softmax_scale(config.scale, config.head_size) * kLog2E),
-      causal_(config.attn_type == AttentionType::kDecoder),
+      causal_(may_be_causal(config.attn_type)),
       window_(window_of(config)),
       head_params_(make_head_params(runtime, config)),
       kernels_(std::move(kernels)) {}
@@ -106,7 +106,7 @@ const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metada
       !step.window.covers(window_),
       "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
       "layer's; legal: a builder configured with the widest of its layers");
-  if (!causal_ && step.causal != 0 && !step.bidirectional) {
+  if (!causal_ && step.causal != 0) {
     throw_invalid("attn_metadata: planned for causal attention; legal: a builder with attn_type {}",
                   to_string(config_.attn_type));
   }
@@ -146,7 +146,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                        .return_lse = lse != nullptr});
   }
   launch_step({queue, *kernels_, step, query, output, lse,
-               with_options(call_over(cache), cache.scales.handle(), options), !causal_},
+               with_options(call_over(cache), cache.scales.handle(), options)},
               event, launches);
 }
 
@@ -167,15 +167,15 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
     capture_attention({.queue = queue,
                        .config = config_,
                        .batch = step.batch,
+                       .causal = step.causal != 0,
                        .query = query,
                        .key = key,
                        .value = value,
                        .options = options,
                        .return_lse = lse != nullptr});
   }
-  launch_step(
-      {queue, *kernels_, step, query, output, lse, with_options(layer, nullptr, options), !causal_},
-      event, launches);
+  launch_step({queue, *kernels_, step, query, output, lse, with_options(layer, nullptr, options)},
+              event, launches);
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.

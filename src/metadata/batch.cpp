@@ -37,8 +37,7 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
   };
   std::int32_t num_decodes = 0;
   while (query_len(num_decodes) <= decode_threshold) ++num_decodes;
-  const std::int32_t last_checked = batch.any_order ? num_decodes : batch.num_reqs;
-  for (std::int32_t r = num_decodes; r < last_checked; ++r) {
+  for (std::int32_t r = num_decodes; r < batch.num_reqs; ++r) {
     // A request without query tokens is nobody's work and may stand anywhere: padding comes last.
     if (query_len(r) > 0 && query_len(r) <= decode_threshold) {
       detail::throw_invalid(

@@ -64,7 +64,7 @@ void check_cut(const CommonAttentionMetadata& batch, std::int32_t request, std::
   const std::int32_t begin = batch.query_start_loc[row];
   const std::int32_t end = batch.query_start_loc[row + 1];
   if (token <= begin || token >= end) return;
-  throw_invalid_if(!batch.causal,
+  throw_invalid_if(!batch.is_causal(),
                    "request {}: cut at token {} with causal false, legal: causal true", request,
                    token);
   throw_invalid_if(batch.seq_lens[row] < end - begin,
@@ -148,7 +148,6 @@ CommonAttentionMetadata SlicedBatch::metadata() const {
   batch.num_actual_tokens = tokens.end - tokens.begin;
   batch.max_query_len = 0;
   batch.graph_pad_size = 0;
-  batch.any_order = batch.any_order || tokens.end < original.query_start_loc[to_size(requests.end)];
   const auto rows = [&](std::int64_t count) { return to_size(count * batch.block_table_stride); };
   batch.block_table = original.block_table.subspan(rows(requests.begin), rows(batch.num_reqs));
   if (!original.slot_mapping.empty()) {

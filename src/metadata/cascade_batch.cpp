@@ -70,7 +70,7 @@ void CascadeBatch::set_suffix(const CommonAttentionMetadata& batch, std::int32_t
     std::copy_n(pages, page_count(seq_lens_[r], block_size), row(r));
   }
   slots_ = batch.slot_mapping;
-  causal_ = batch.causal;
+  causal_ = batch.is_causal();
 }
 
 CommonAttentionMetadata CascadeBatch::batch() const {

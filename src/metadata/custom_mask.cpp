@@ -14,7 +14,7 @@ using detail::to_size;
 
 void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
            std::int32_t sliding_window) {
-  throw_invalid_if(batch.causal,
+  throw_invalid_if(batch.is_causal(),
                    "causal is true, legal: false: a mask cannot show keys that causality hides");
   if (sliding_window < 0) throw_invalid("sliding_window is {}, legal: >= 0", sliding_window);
   if (ranges.max_ranges < 0) throw_invalid("max_ranges is {}, legal: >= 0", ranges.max_ranges);

@@ -61,7 +61,6 @@ CommonAttentionMetadata FastPrefillBatch::metadata() const {
   batch.max_query_len = 0;
   batch.num_computed_tokens = {};
   batch.slot_mapping = {};
-  batch.any_order = true;  // prefills of which few tokens are left may stand behind others
   return batch;
 }
 
@@ -87,7 +86,7 @@ CommonAttentionMetadata AdvancedBatch::metadata() const {
   batch.query_start_loc = query_start_loc;
   batch.seq_lens = seq_lens;
   batch.num_actual_tokens = query_start_loc.back();
-  batch.max_query_len = 0;
+  batch.max_query_len = batch.max_seq_len = 0;
   batch.num_computed_tokens = {};
   batch.slot_mapping = {};
   return batch;

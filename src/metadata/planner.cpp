@@ -78,7 +78,7 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
       const std::int32_t count = std::min(limit, query_len - done);
       Tile tile{tile_class, r, first_row + done, count, seq_len - query_len + done,
                 0,          0, query_len};
-      set_key_range(config, batch.causal && !config.bidirectional, seq_len, tile);
+      set_key_range(config, batch.is_causal() && !config.bidirectional, seq_len, tile);
       visit(tile);
       done += count;
     }

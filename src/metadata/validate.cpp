@@ -27,6 +27,14 @@ std::string legal_range(std::int64_t low, std::int64_t high) {
   throw_invalid("request {}: {} is {}, legal: {}", request, field, value, legal);
 }
 
+/// The longest request is too long.
+[[noreturn]] void throw_longest(const CommonAttentionMetadata& batch, const BatchSummary& summary,
+                                std::string_view legal) {
+  const auto longest = std::ranges::find(batch.seq_lens, summary.max_seq_len);
+  throw_request(static_cast<std::int32_t>(longest - batch.seq_lens.begin()), "seq_lens", *longest,
+                legal);
+}
+
 /// Tokens that a row of the block table can address.
 std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t block_size) {
   check_at_least("num_reqs", batch.num_reqs, 0);
@@ -163,14 +171,21 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
 BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,
                               KeySource source) {
   const std::int32_t max_query_len = validate_queries(batch);
-  if (source == KeySource::kOwnPages) {
-    const BatchSummary summary = check_seq_lens(batch, block_size, batch.query_start_loc);
-    check_computed_tokens(batch);
-    return summary;
+  check_at_least("max_seq_len", batch.max_seq_len, 0);
+  BatchSummary summary;
+  if (source == KeySource::kContiguous) {
+    summary = check_key_starts(batch);
+  } else {
+    const bool own = source == KeySource::kOwnPages;
+    summary = check_seq_lens(batch, block_size,
+                             own ? batch.query_start_loc : std::span<const std::int32_t>());
+    if (own) check_computed_tokens(batch);
   }
-  BatchSummary summary = source == KeySource::kOtherPages ? check_seq_lens(batch, block_size, {})
-                                                          : check_key_starts(batch);
   summary.max_query_len = max_query_len;
+  if (batch.max_seq_len > 0 && summary.max_seq_len > batch.max_seq_len) {
+    throw_longest(batch, summary,
+                  fmt::format("{} (max_seq_len)", legal_range(0, batch.max_seq_len)));
+  }
   return summary;
 }
 
@@ -196,10 +211,30 @@ std::int32_t first_active_request(const CommonAttentionMetadata& batch) {
   return r;
 }
 
-BatchSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
-                      KeySource source) {
-  if (source == KeySource::kContiguous) return {0, batch.num_reqs, 0, batch.num_actual_tokens};
-  return split_decodes_and_prefills(batch, decode_threshold);
+StepSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
+                     KeySource source) {
+  validate_queries(batch);
+  StepSplit split;
+  BatchSplit& counts = split.counts;
+  bool decodes = source != KeySource::kContiguous;
+  bool decodes_first = decodes;
+  int changes = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const std::int32_t query_len = query_len_of(batch, to_size(r));
+    const bool before = decodes;
+    if (query_len > 0 && source != KeySource::kContiguous) decodes = query_len <= decode_threshold;
+    if (r == 0) {
+      decodes_first = decodes;
+    } else if (decodes != before) {
+      ++changes;
+    }
+    ++(decodes ? counts.num_decodes : counts.num_prefills);
+    (decodes ? counts.num_decode_tokens : counts.num_prefill_tokens) += query_len;
+  }
+  const bool mixed = changes > 1;
+  if (mixed || decodes_first) split.prefills_at = mixed ? -1 : counts.num_decodes;
+  if (mixed || !decodes_first) split.decodes_at = mixed ? -1 : counts.num_prefills;
+  return split;
 }
 
 void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -261,12 +296,16 @@ void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_
 }
 
 void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                    std::int64_t num_blocks) {
+                    std::int64_t num_blocks, KeySource source) {
   if (batch.slot_mapping.empty()) return;
-  check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
-             "num_actual_tokens");
+  const bool own = source == KeySource::kOwnPages;
+  if (own) {
+    check_size("slot_mapping", batch.slot_mapping.size(), batch.num_actual_tokens,
+               "num_actual_tokens");
+  }
   const std::int64_t last = (std::int64_t{last_block_id(num_blocks)} + 1) * block_size - 1;
-  const auto slots = batch.slot_mapping.first(to_size(batch.num_actual_tokens));
+  const auto slots =
+      own ? batch.slot_mapping.first(to_size(batch.num_actual_tokens)) : batch.slot_mapping;
   // The top bit of slot + 1 marks a slot below kPadSlotId, that of last - slot one past the last.
   // Unsigned, as hostile values wrap; those that wrap the second term have set the first one's bit.
   std::uint64_t bad = 0;
@@ -279,6 +318,8 @@ void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_siz
       std::find_if(slots.data(), slots.data() + slots.size(),
                    [&](std::int64_t slot) { return slot < kPadSlotId || slot > last; });
   const auto token = static_cast<std::int32_t>(found - slots.data());
+  throw_invalid_if(!own, "slot_mapping[{}] is {}, legal: {}", token, *found,
+                   legal_range(kPadSlotId, last));
   const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
   const auto owner = std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
   throw_request(static_cast<std::int32_t>(owner), fmt::format("slot_mapping[{}]", token), *found,
@@ -308,8 +349,7 @@ void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& s
   }
   const std::int32_t longest_legal = std::min(limits.max_model_len, kMaxSeqLen);
   if (summary.max_seq_len <= longest_legal) return;
-  const auto longest = std::ranges::find(batch.seq_lens, summary.max_seq_len);
-  throw_request(static_cast<std::int32_t>(longest - batch.seq_lens.begin()), "seq_lens", *longest,
+  throw_longest(batch, summary,
                 fmt::format("{} ({})", legal_range(0, longest_legal),
                             limits.max_model_len <= kMaxSeqLen ? "max_model_len"
                                                                : "tiles are counted in 32 bits"));

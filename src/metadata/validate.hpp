@@ -55,9 +55,22 @@ constexpr KeySource key_source_of(AttentionType attn_type, bool contiguous) {
                                                      : KeySource::kOwnPages;
 }
 
-/// Decodes first; without a cache there are none.
-BatchSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
-                      KeySource source);
+/// Whether a batch may be causal: what the others see is fixed.
+constexpr bool may_be_causal(AttentionType attn_type) {
+  return attn_type == AttentionType::kDecoder || attn_type == AttentionType::kEncoderOnly;
+}
+
+/// How a step divides, whatever order its requests stand in.
+struct StepSplit {
+  BatchSplit counts;
+  /// Where each side begins, if its requests stand together; -1 if they are mixed.
+  std::int32_t decodes_at = 0;
+  std::int32_t prefills_at = 0;
+};
+/// A request without query tokens counts with the one before it, at the front with the decodes.
+/// Without a cache there are only prefills.
+StepSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
+                     KeySource source);
 
 /// Everything except the values of block ids and slots.
 BatchSummary validate_lengths(const CommonAttentionMetadata& batch, std::int32_t block_size,
@@ -79,9 +92,10 @@ BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t 
 void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
                        std::int64_t num_blocks);
 
-/// The first num_actual_tokens slots, if slots are given. Lengths must be valid.
+/// The first num_actual_tokens slots, if slots are given; all of them where they are not the query
+/// tokens'. Lengths must be valid.
 void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                    std::int64_t num_blocks);
+                    std::int64_t num_blocks, KeySource source = KeySource::kOwnPages);
 
 /// Throws kInvalidArgument unless a builder's limits leave room for a token.
 void validate_limits(const BatchLimits& limits);

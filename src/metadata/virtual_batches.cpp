@@ -32,7 +32,7 @@ LocalAttentionVirtualBatches make_local_attention_virtual_batches(
   LocalAttentionVirtualBatches result;
   result.blocks_per_chunk = attn_chunk_size / block_size;
   result.block_table_columns = static_cast<std::int32_t>(batch.block_table_stride);
-  result.causal = batch.causal;
+  result.causal = batch.is_causal();
   result.query_start_loc.push_back(0);
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const auto row = to_size(r);
@@ -83,7 +83,6 @@ CommonAttentionMetadata LocalAttentionVirtualBatches::metadata(
   batch.block_table_stride = blocks_per_chunk;
   batch.slot_mapping = slot_mapping;
   batch.causal = causal;
-  batch.any_order = true;
   return batch;
 }
 

@@ -254,6 +254,37 @@ TEST(AttnUtils, M11_BindKVCacheBindsByNameAndOrdersByIndex) {
             "KVCacheConfig: there is no layer 'layers.2'");
 }
 
+// M11: one workspace for all builders, given to them later.
+TEST(AttnUtils, M11_AWorkspaceMayBeSetAfterwards) {
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  clattn::LayerRegistry layers;
+  Attention layer(context, layers, options_of("layers.0", 0));
+  layer.bind_kv_cache(
+      make_kv_cache(*context, device.queue, *layer.get_attn_backend(), layer.config(), 4));
+  clattn::BuilderOptions options;
+  options.limits = {.max_num_reqs = 1, .max_num_batched_tokens = 64, .max_model_len = 64};
+  options.num_splits = 2;  // partial results, so that the workspace is in use
+  const auto builder = layer.get_attn_backend()->make_builder(context, layer.config(), options);
+  const auto workspace = std::make_shared<clattn::AttentionWorkspace>();
+  builder->set_workspace_buffer(workspace);
+  Step step(layer_test::kShape, 3);
+  step.add_request(60, 0, {0, 1, 2, 3});
+  const auto& metadata = builder->build(device.queue, step.batch());
+  EXPECT_GT(workspace->buffer.size_bytes(), 0U);
+  step.expect_truth(step.run(device, layer, &metadata));
+  EXPECT_EQ(error_text([&] { builder->set_workspace_buffer(nullptr); }),
+            "set_workspace_buffer: null, legal: a workspace");
+  options.limits.num_blocks = 4;
+  options.graph_batch_size = 1;
+  const auto recorded = layer.get_attn_backend()->make_builder(context, layer.config(), options);
+  EXPECT_EQ(error_text([&] { recorded->set_workspace_buffer(workspace); },
+                       clattn::ErrorCode::kUnsupported),
+            "set_workspace_buffer: recorded launches are bound to the builder's own; legal: "
+            "BuilderOptions::workspace");
+  device.queue.finish();
+}
+
 /// A builder may outgrow the workspace while another one's step is still to run.
 TEST(AttnUtils, BuildersThatShareAWorkspaceMayGrowIt) {
   const auto& context = all_contexts().at(0);

@@ -135,6 +135,78 @@ TEST(Builder, FlashInferMetadataHasThePagingArrays) {
   queue.finish();
 }
 
+// M4: counts are right in any order; views want each side's requests together.
+TEST(Builder, M4_CountsAndViewsOfOtherOrders) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr, "FLASHINFER");
+  const auto builder = backend.make_builder(context, small_config());
+  const std::vector<std::int32_t> lens = {20, 30, 5, 6}, table = {0, 1, 2, 3, 4, 9, 5, 9};
+  const std::vector<std::int32_t> prefills_first = {0, 20, 30, 31, 32}, mixed = {0, 20, 21, 26, 27};
+  const auto build = [&](const std::vector<std::int32_t>& starts) -> const auto& {
+    return clattn::metadata_as<clattn::FlashInferMetadata>(
+        builder->build(queue, CommonAttentionMetadata::of(starts, lens, table)));
+  };
+  // The order of FlashInfer's first backend in vLLM.
+  const auto& metadata = build(prefills_first);
+  EXPECT_EQ(metadata.split(), (clattn::BatchSplit{2, 2, 2, 30}));
+  EXPECT_EQ(metadata.decode_query_len, 1);
+  EXPECT_EQ(metadata.prefill_metadata().max_seq_len, 30);
+  EXPECT_EQ(metadata.decode_metadata().seq_lens[1], 6);
+  EXPECT_EQ(metadata.decode_metadata().query_start_loc[0], 30);
+  EXPECT_EQ(metadata.decode_metadata().paged_kv_last_page_len[0], 5);
+  build(mixed);
+  EXPECT_EQ(metadata.split(), (clattn::BatchSplit{2, 2, 2, 25}));
+  for (const bool decodes : {false, true}) {
+    EXPECT_EQ(
+        error_text(
+            [&] {
+              static_cast<void>(decodes ? metadata.decode_metadata().num_reqs
+                                        : metadata.prefill_metadata().num_reqs);
+            },
+            clattn::ErrorCode::kUnsupported),
+        "attn_metadata: its decodes and prefills stand mixed, so that neither are rows of the "
+        "batch's arrays; legal: a batch in the order of reorder_batch()");
+  }
+  queue.finish();
+}
+
+// M10: in vLLM's words.
+TEST(Impl, M10_AMissingOutputIsRefused) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto builder = backend.make_builder(context, small_config());
+  const auto impl = backend.make_impl(context, small_config());
+  const auto cache = make_kv_cache(*context, queue, backend, small_config(), 1);
+  const clattn::Buffer rows = context->allocate(4 * 64 * 2);
+  const Decodes step(1, 16);
+  EXPECT_EQ(error_text([&] {
+              impl->forward(queue, {rows.handle()}, cache, builder->build(queue, step.batch), {});
+            }),
+            "Output tensor must be provided.");
+  queue.finish();
+}
+
+// M6: what a layer cannot do is refused, not done otherwise.
+TEST(Builder, M6_CausalOfLayersThatSeeAllKeysIsRefused) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  for (const auto type :
+       {clattn::AttentionType::kEncoderDecoder, clattn::AttentionType::kEncoder}) {
+    clattn::AttentionConfig config = small_config();
+    config.attn_type = type;
+    const auto builder = clattn::get_attn_backend(config, nullptr).make_builder(context, config);
+    Decodes step(2, 1);
+    builder->build(queue, step.batch);
+    step.batch.causal = true;
+    EXPECT_EQ(error_text([&] { builder->build(queue, step.batch); }),
+              "causal is true, legal with attn_type " + std::string(to_string(type)) +
+                  ": false, or not given");
+  }
+  queue.finish();
+}
+
 // A4.3: the two sides are rows of the whole batch's arrays.
 TEST(Builder, A4_3_FlashInferMetadataViewsItsTwoSides) {
   const auto& context = all_contexts().at(0);

@@ -285,8 +285,33 @@ TEST(Layer, VirtualBatchesRunOnAnOrdinaryBuilder) {
     const auto local = make_local_attention_virtual_batches(kChunk, step.batch(), kPage);
     const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
     const auto& metadata = builder->build(device.queue, local.metadata());
-    EXPECT_EQ(metadata.split(), (clattn::BatchSplit{0, 4, 0, 66}));
+    EXPECT_EQ(metadata.split(), (clattn::BatchSplit{2, 2, 2, 64}));
     step.expect_truth(step.run(device, layer, &metadata));
+    device.queue.finish();
+  }
+}
+
+// M4: prompts before decodes, and mixed with them; every row of the output is its own token's.
+TEST(Layer, M4_RequestsMayStandInAnyOrder) {
+  const std::vector<std::vector<std::int32_t>> orders = {
+      {20, 5, 1, 1}, {5, 1, 20, 1}, {1, 20, 1, 5}};
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    Attention layer(context, layers, layer_options("layers.0"));
+    layer.bind_kv_cache(poisoned_cache(device, layer, 5));
+    const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+    for (const auto& query_lens : orders) {
+      Step step(kShape, 12);
+      std::int32_t page = 0;
+      for (const std::int32_t query_len : query_lens) {
+        step.add_request(query_len, 0, {page, query_len > kPage ? page + 1 : 99});
+        page += query_len > kPage ? 2 : 1;
+      }
+      const auto& metadata = builder->build(device.queue, step.batch());
+      EXPECT_EQ(metadata.split(), (clattn::BatchSplit{2, 2, 2, 25}));
+      step.expect_truth(step.run(device, layer, &metadata));
+    }
     device.queue.finish();
   }
 }

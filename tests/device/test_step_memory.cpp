@@ -168,7 +168,6 @@ TEST(StepMemory, WorkspaceQueriesAreWhatStepsUse) {
       int num_split = 0;
       for (int run = 0; run < kRuns; ++run) {
         Batch batch(random_requests(random, 400));
-        batch.view.any_order = true;
         const std::size_t told = builder->workspace_bytes(batch.view);
         const auto rows =
             static_cast<std::size_t>(rows_used(*builder->build(queue, batch.view).step()));

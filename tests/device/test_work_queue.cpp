@@ -54,7 +54,6 @@ struct Batch {
       }
     }
     view = CommonAttentionMetadata::of(starts, lens, table);
-    view.any_order = true;
   }
 };
 

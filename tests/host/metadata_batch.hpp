@@ -23,6 +23,7 @@ struct Batch {
   std::int32_t num_reqs = 0;
   std::int32_t num_actual_tokens = 0;
   std::int32_t max_query_len = 0;
+  std::int32_t max_seq_len = 0;
   std::int64_t block_table_stride = 0;
   bool causal = true;
 
@@ -33,6 +34,7 @@ struct Batch {
             .num_reqs = num_reqs,
             .num_actual_tokens = num_actual_tokens,
             .max_query_len = max_query_len,
+            .max_seq_len = max_seq_len,
             .block_table = block_table,
             .block_table_stride = block_table_stride,
             .slot_mapping = slot_mapping,

@@ -98,7 +98,6 @@ TEST(BatchSlices, A1_10_HalvesOfADecodeBatch) {
     EXPECT_EQ(part.metadata().num_reqs, 16);
     EXPECT_EQ(part.metadata().num_actual_tokens, 16);
     EXPECT_EQ(part.seq_lens, Ints(16, 2048));
-    EXPECT_FALSE(part.metadata().any_order);
   }
   EXPECT_EQ(parts[1].metadata().block_table[0],
             batch.block_table[static_cast<std::size_t>(16 * batch.block_table_stride)]);
@@ -161,7 +160,6 @@ TEST(BatchSlices, A1_10_TogetherTheySeeWhatTheBatchSees) {
     const auto slices = create_ubatch_slices(batch.view(), split_point, num_ubatches);
     for (const SlicedBatch& part : split_attn_metadata(slices, batch.view())) {
       validate_batch(part.metadata(), 16, -1);
-      split_decodes_and_prefills(part.metadata());
       add_sights(part.metadata(), part.slice.token_slice.begin, parts);
     }
     std::sort(whole.begin(), whole.end());

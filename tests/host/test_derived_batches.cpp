@@ -2,6 +2,7 @@
 
 #include <clattn/derived_batches.hpp>
 
+#include "metadata/validate.hpp"
 #include "metadata_batch.hpp"
 
 namespace clattn {
@@ -22,7 +23,8 @@ TEST(FastPrefill, A1_10_KeepsTheTokensOfLogits) {
   EXPECT_EQ(metadata.block_table.data(), batch.block_table.data());
   validate_batch(metadata, 16, -1);
   // Its second prefill is longer than its third: a builder takes it nevertheless.
-  EXPECT_EQ(split_decodes_and_prefills(metadata, 1), (BatchSplit{1, 2, 1, 3}));
+  EXPECT_EQ(detail::split_step(metadata, 1, detail::KeySource::kOwnPages).counts,
+            (BatchSplit{2, 1, 2, 2}));
 }
 
 TEST(FastPrefill, A1_10_DecodesStayAndRequestsMayHaveNoLogits) {

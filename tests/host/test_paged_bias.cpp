@@ -17,16 +17,17 @@ TEST(PagedBias, A5_PaddedKeysAreTheFirstOfTheirPages) {
       Ints{1, 3}, Ints{5, 4}, table, 4);
   EXPECT_FALSE(bias.needs_custom_mask());
   const CommonAttentionMetadata batch = bias.metadata();
-  EXPECT_TRUE(batch.causal);
+  EXPECT_EQ(batch.causal, true);
   EXPECT_EQ(batch.num_reqs, 2);
   EXPECT_EQ(batch.num_actual_tokens, 4);
   EXPECT_EQ(bias.query_start_loc, (Ints{0, 1, 4}));
   EXPECT_EQ(bias.seq_lens, (Ints{5, 4}));
   EXPECT_EQ(bias.block_table, (Ints{7, 8, 3, 0}));
   validate_batch(batch, 4, 9);
-  EXPECT_FALSE(PagedBlockDiagonalPaddedKeysMask::from_seqlens(Ints{1}, Ints{1}, Ints{0}, 1)
-                   .metadata()
-                   .causal);
+  EXPECT_EQ(PagedBlockDiagonalPaddedKeysMask::from_seqlens(Ints{1}, Ints{1}, Ints{0}, 1)
+                .metadata()
+                .causal,
+            false);
 }
 
 // A5: pages before the gap's end are left out, the rest of it is hidden by mask rows.

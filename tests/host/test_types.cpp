@@ -51,6 +51,12 @@ TEST(Types, M2_OtherSpellingsOfElementTypes) {
             "kv_cache_dtype: 'fp4' is not one of auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");
 }
 
+// M10: in vLLM's words.
+TEST(Types, M10_UnknownFp8Types) {
+  EXPECT_EQ(error_text([] { parse_kv_cache_dtype("fp8_e3m4"); }, ErrorCode::kInvalidArgument),
+            "Unrecognized FP8 dtype: fp8_e3m4, legal: fp8, fp8_e4m3, fp8_e5m2");
+}
+
 TEST(Types, UnknownNamesListTheLegalOnes) {
   EXPECT_EQ(error_text([] { parse_dtype("F32"); }, ErrorCode::kInvalidArgument),
             "dtype: 'F32' is not one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8");

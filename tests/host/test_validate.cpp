@@ -44,11 +44,21 @@ TEST(ValidateBatch, AcceptsLegalBatches) {
   EXPECT_EQ(error_of(make_batch({{0, 0}, {0, 0}}, 1, 0), 1, 0), "no error");
 }
 
+// M11: the batch may say how long its sequences are at most.
+TEST(ValidateBatch, M11_MaxSeqLenIsABound) {
+  Batch batch = legal_batch();
+  batch.max_seq_len = 64;
+  EXPECT_EQ(error_of(batch), "no error");
+  batch.max_seq_len = 63;
+  EXPECT_EQ(error_of(batch), "request 3: seq_lens is 64, legal: 0 … 63 (max_seq_len)");
+}
+
 TEST(ValidateBatch, NamesRequestFieldValueAndLegalRange) {
   const Spoilt table[] = {
       {[](Batch& b) { b.num_reqs = -1; }, "num_reqs is -1, legal: at least 0"},
       {[](Batch& b) { b.num_actual_tokens = -9; }, "num_actual_tokens is -9, legal: at least 0"},
       {[](Batch& b) { b.max_query_len = -1; }, "max_query_len is -1, legal: at least 0"},
+      {[](Batch& b) { b.max_seq_len = -1; }, "max_seq_len is -1, legal: at least 0"},
       {[](Batch& b) { b.block_table_stride = -4; }, "block_table_stride is -4, legal: at least 0"},
       {[](Batch& b) { b.num_reqs = 5; },
        "query_start_loc holds 5 elements, legal: at least 6 (num_reqs + 1)"},

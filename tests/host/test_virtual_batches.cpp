@@ -4,6 +4,7 @@
 #include <clattn/virtual_batches.hpp>
 #include <random>
 
+#include "metadata/validate.hpp"
 #include "metadata_batch.hpp"
 
 namespace clattn {
@@ -164,15 +165,19 @@ TEST(VirtualBatches, A1_7_ShortTailsStandWhereTheyAre) {
   const LocalAttentionVirtualBatches local =
       make_local_attention_virtual_batches(4, batch.view(), 2);
   EXPECT_EQ(local.query_start_loc, (Ints{0, 4, 5, 7}));
-  EXPECT_EQ(split_decodes_and_prefills(local.metadata(), 1), (BatchSplit{0, 3, 0, 7}));
-  EXPECT_EQ(split_decodes_and_prefills(local.metadata(), 4), (BatchSplit{3, 0, 7, 0}));
+  // As builders count them.
+  const auto split = [&](std::int32_t threshold) {
+    return detail::split_step(local.metadata(), threshold, detail::KeySource::kOwnPages).counts;
+  };
+  EXPECT_EQ(split(1), (BatchSplit{1, 2, 1, 6}));
+  EXPECT_EQ(split(4), (BatchSplit{3, 0, 7, 0}));
 }
 
 TEST(VirtualBatches, CausalityIsTheBatchs) {
   test::Batch batch = test::make_batch({{5, 5}}, 2);
-  EXPECT_TRUE(make_local_attention_virtual_batches(4, batch.view(), 2).metadata().causal);
+  EXPECT_EQ(make_local_attention_virtual_batches(4, batch.view(), 2).metadata().causal, true);
   batch.causal = false;
-  EXPECT_FALSE(make_local_attention_virtual_batches(4, batch.view(), 2).metadata().causal);
+  EXPECT_EQ(make_local_attention_virtual_batches(4, batch.view(), 2).metadata().causal, false);
 }
 
 /// A pair of token and physical slot for each key that a token of the batch sees.

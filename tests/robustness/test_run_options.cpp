@@ -129,6 +129,14 @@ TEST(RunOptions, EncodersAttendTheirKeysInBothDirections) {
   }
 }
 
+// M6
+TEST(RunOptions, M6_EncoderOnlyMayBeCausal) {
+  AttentionModel model = AttentionModel::encoder("encoder_only", {{7, 7}, {1, 1}, {40, 40}});
+  model.add("\"causal\": true");
+  model.truth.causal = true;
+  expect_right(model);
+}
+
 TEST(RunOptions, EncoderWindowsReachToBothSides) {
   AttentionModel model = AttentionModel::encoder("encoder_only", {{9, 9}, {4, 4}});
   model.add("\"sliding_window\": 3, \"causal\": false");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "metadata/validate.hpp"
 
 namespace clattn::detail {
 
@@ -46,10 +47,10 @@ void check_logit_options(const AttentionConfig& config, std::vector<std::string>
     if (size < 0)
       reasons.push_back(fmt::format("{} is {}, supported: >= 0 (0 = none)", name, size));
   }
-  if (config.attention_chunk_size > 0 && config.attn_type != AttentionType::kDecoder) {
+  if (config.attention_chunk_size > 0 && !may_be_causal(config.attn_type)) {
     reasons.push_back(
         fmt::format("attention_chunk_size with attn_type {} not supported: chunks "
-                    "are for decoders",
+                    "are for decoders and encoder_only",
                     to_string(config.attn_type)));
   }
   check_per_head("alibi_slopes", config.alibi_slopes, config.num_heads, false, reasons);

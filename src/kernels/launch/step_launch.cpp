@@ -133,6 +133,7 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
   const std::int64_t tokens = num_rows(step, call.queue);
   const std::int64_t query_stride = bounded_token_stride(
       call.query, {tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype}, "query");
+  if (call.output.buffer == nullptr) throw_invalid("Output tensor must be provided.");
   const std::int64_t output_stride =
       bounded_token_stride(call.output, {tokens, heads * shape.head_size, shape.dtype}, "output");
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
@@ -150,7 +151,7 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
   args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
   args.partial_out_at = step.workspace_layout.partial_out_at;
   args.num_kv_heads = shape.num_kv_heads;
-  args.causal = call.bidirectional ? 0 : step.causal;
+  args.causal = step.causal;
   args.write_lse = call.lse != nullptr ? 1 : 0;
   for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];

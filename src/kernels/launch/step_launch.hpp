@@ -35,7 +35,6 @@ struct StepCall {
   TensorRef output;  ///< [tokens, num_heads, head_size]
   cl_mem lse = nullptr;
   LayerCall layer;
-  bool bidirectional = false;  ///< whatever the batch says
 };
 
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.

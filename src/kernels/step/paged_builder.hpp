@@ -29,9 +29,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload, const BuildOptions& options) override {
-    const BatchSplit split = split_step(batch, decode_threshold_,
-                                        key_source_of(config_.attn_type, config_.contiguous_kv()));
-    return build_step(queue, batch, split, upload, options, nullptr);
+    return build_step(queue, batch, upload, options, nullptr);
   }
   bool supports_update_block_table() const noexcept override { return !config_.contiguous_kv(); }
   const AttentionMetadata& update_block_table(cl_command_queue queue,
@@ -46,8 +44,8 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
     batch.slot_mapping = pages.slot_mapping;
     batch.causal = step->causal != 0;
     batch.graph_pad_size = step->graph_pad_size;
-    return build_step(queue, batch, metadata.split(), upload,
-                      {.common_prefix_len = metadata.common_prefix_len()}, step);
+    return build_step(queue, batch, upload, {.common_prefix_len = metadata.common_prefix_len()},
+                      step);
   }
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
     return step_.workspace_bytes(batch);
@@ -61,14 +59,19 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
                                                        order);
   }
   std::int32_t decode_threshold() const noexcept override { return decode_threshold_; }
+  void set_workspace_buffer(std::shared_ptr<AttentionWorkspace> workspace) override {
+    step_.set_workspace(std::move(workspace));
+  }
   bool use_cascade_attention(const CascadeQuery& query) const override {
     return cascades_ && clattn::use_cascade_attention(query);
   }
 
  private:
   const AttentionMetadata& build_step(cl_command_queue queue, const CommonAttentionMetadata& batch,
-                                      const BatchSplit& split, Event* upload,
-                                      const BuildOptions& options, const PagedStepView* taken) {
+                                      Event* upload, const BuildOptions& options,
+                                      const PagedStepView* taken) {
+    const StepSplit split = split_step(batch, decode_threshold_,
+                                       key_source_of(config_.attn_type, config_.contiguous_kv()));
     step_.build(queue, batch, upload, options, taken);
     metadata_.refresh(step_, split, batch, options);
     fill_(metadata_, step_, config_);
@@ -77,11 +80,13 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   /// Fills the fields that all backends share.
   struct StepMetadata final : Metadata {
-    void refresh(const PagedStep& step, const BatchSplit& split,
+    void refresh(const PagedStep& step, const StepSplit& split,
                  const CommonAttentionMetadata& batch, const BuildOptions& options) {
       this->backend_ = step.view().batch.backend;
       this->common_prefix_len_ = options.common_prefix_len;
-      this->split_ = split;
+      this->split_ = split.counts;
+      this->decodes_at_ = split.decodes_at;
+      this->prefills_at_ = split.prefills_at;
       this->num_actual_tokens_ = batch.num_actual_tokens;
       this->max_query_len_ = step.max_query_len();
       this->max_seq_len_ = step.max_seq_len();

@@ -84,7 +84,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.split_policy = options_.split_policy;
   planner_.num_splits = options_.num_splits;
   planner_.window = rules_.window;
-  planner_.bidirectional = rules_.attn_type != AttentionType::kDecoder;
+  planner_.bidirectional = !may_be_causal(rules_.attn_type);
   // So that a step of long prompts cannot claim the memory that the cache needs.
   const std::size_t row = bytes_per_partial_row();
   const std::size_t counters = row / to_size(kernels_->shape.head_size + 1);
@@ -147,6 +147,23 @@ std::size_t PagedStep::bytes_per_partial_row() const noexcept {
 /// Whether some kernel of the step does.
 bool PagedStep::merges_splits() const noexcept {
   return std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
+}
+
+/// With what the layer's type makes of a batch that does not say `causal`.
+CommonAttentionMetadata PagedStep::resolve_causal(CommonAttentionMetadata batch) const {
+  throw_invalid_if(planner_.bidirectional && batch.causal == true,
+                   "causal is true, legal with attn_type {}: false, or not given",
+                   to_string(rules_.attn_type));
+  batch.causal = batch.is_causal(rules_.attn_type);
+  return batch;
+}
+
+void PagedStep::set_workspace(std::shared_ptr<AttentionWorkspace> workspace) {
+  throw_invalid_if(workspace == nullptr, "set_workspace_buffer: null, legal: a workspace");
+  throw_unsupported_if(options_.graph_batch_size > 0,
+                       "set_workspace_buffer: recorded launches are bound to the builder's own; "
+                       "legal: BuilderOptions::workspace");
+  options_.workspace = std::move(workspace);
 }
 
 BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) const {
@@ -218,15 +235,16 @@ void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
 void PagedStep::copy_slots(const CommonAttentionMetadata& batch,
                            std::span<std::int64_t> slots) const {
   const std::int32_t block_size = kernels_->shape.block_size;
-  if (batch.slot_mapping.empty()) {
-    if (key_source() == KeySource::kOwnPages) return write_slot_mapping(batch, block_size, slots);
-    return static_cast<void>(
-        std::ranges::fill(slots, kPadSlotId));  // the queries are not in the cache
-  }
-  validate_slots(batch, block_size, options_.limits.num_blocks);
-  const auto tokens = to_size(batch.num_actual_tokens);
-  std::copy_n(batch.slot_mapping.begin(), tokens, slots.begin());
-  std::fill(slots.begin() + static_cast<std::ptrdiff_t>(tokens), slots.end(), kPadSlotId);
+  const bool own = key_source() == KeySource::kOwnPages;
+  if (own && batch.slot_mapping.empty()) return write_slot_mapping(batch, block_size, slots);
+  validate_slots(batch, block_size, options_.limits.num_blocks, key_source());
+  const std::size_t given = own ? to_size(batch.num_actual_tokens) : batch.slot_mapping.size();
+  throw_invalid_if(given > slots.size(),
+                   "slot_mapping holds {} elements, legal: at most {} "
+                   "(graph_batch_size x decode_threshold)",
+                   given, slots.size());
+  std::copy_n(batch.slot_mapping.begin(), given, slots.begin());
+  std::fill(slots.begin() + static_cast<std::ptrdiff_t>(given), slots.end(), kPadSlotId);
 }
 
 PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
@@ -240,7 +258,8 @@ PlannerConfig PagedStep::planner_for(const CommonAttentionMetadata& batch,
   return planner;
 }
 
-std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& batch) const {
+std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& given) const {
+  const CommonAttentionMetadata batch = resolve_causal(given);
   const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
   const std::int64_t rows = AttentionPlan(planner, batch).counts().num_partial_rows;
   return to_size(rows) * bytes_per_partial_row();
@@ -269,9 +288,10 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
   if (workspace_.buffer.handle() != shared.buffer.handle()) workspace_ = shared;
 }
 
-void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
+void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& given, Event* upload,
                       const BuildOptions& options, const PagedStepView* taken) {
   view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
+  const CommonAttentionMetadata batch = resolve_causal(given);
   summary_ = check_lengths(batch);
   validate_common_prefix(batch, kernels_->shape.block_size, options.common_prefix_len,
                          key_source());
@@ -290,7 +310,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   const std::int64_t num_tokens =
       recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
-  const std::int64_t num_slots = paged ? num_tokens : 0;
+  const bool slots_of_queries = key_source() == KeySource::kOwnPages;
+  const std::int64_t num_slots =
+      slots_of_queries || (paged && recorded) ? num_tokens : std::ssize(batch.slot_mapping);
   std::optional<AttentionPlan> own;
   if (taken == nullptr) own.emplace(planner, batch);
   const PlanCounts planned = own ? own->counts() : taken->planned;
@@ -331,10 +353,11 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& bat
   view_.pages_at = in_ints(layout.pages);
   view_.workspace = workspace_.buffer.handle();
   view_.workspace_layout = layout_of(workspace_);
-  view_.causal = recorded || batch.causal ? 1 : 0;  // a launch argument, so for all steps
+  // A launch argument, so one for all recorded steps.
+  view_.causal = recorded ? records_causal() : *batch.causal;
   view_.window = planner_.window;
-  view_.bidirectional = planner_.bidirectional;
-  view_.has_slots = key_source() == KeySource::kOwnPages || !batch.slot_mapping.empty();
+  view_.slots_of_queries = slots_of_queries;
+  view_.has_slots = slots_of_queries || !batch.slot_mapping.empty();
   view_.recordable = recorded;
   view_.graph_pad_size = batch.graph_pad_size;
   if (recorded) publish(pad_size);

@@ -30,8 +30,8 @@ struct PagedStepView {
   BlockBound block_ids;
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
-  bool bidirectional = false;              ///< items hold later keys too, whatever `causal` says
-  bool has_slots = false;                  ///< of its tokens, computed or given
+  bool has_slots = false;                  ///< computed or given
+  bool slots_of_queries = false;           ///< one for each query token
   const PlannerConfig* planner = nullptr;  ///< of the builder
   PlanCounts planned;                      ///< without the padding of recorded steps
   PlanOutput plan;                         ///< on the host, until the builder's next build()
@@ -86,6 +86,9 @@ class PagedStep {
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
 
+  /// The workspace from the next build() on. Throws where launches are recorded.
+  void set_workspace(std::shared_ptr<AttentionWorkspace> workspace);
+
   /// Whether BuilderOptions::graph_batch_size is set and holds the batch.
   bool fits_graph(const CommonAttentionMetadata& batch) const;
 
@@ -111,9 +114,11 @@ class PagedStep {
 
  private:
   struct Layout;
+  CommonAttentionMetadata resolve_causal(CommonAttentionMetadata batch) const;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
   void check_graph(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
-  bool sees_as_causal(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
+  bool records_causal() const noexcept { return rules_.attn_type == AttentionType::kDecoder; }
+  bool fits_recorded(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
   KeySource key_source() const noexcept;
   PlannerConfig planner_for(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                             bool fast) const;

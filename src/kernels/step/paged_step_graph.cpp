@@ -29,17 +29,18 @@ PlanCounts PagedStep::largest_plan(std::int32_t num_reqs) const {
   return plan_upper_bound(planner_, limits, options_.decode_threshold);
 }
 
-bool PagedStep::fits_graph(const CommonAttentionMetadata& batch) const {
+bool PagedStep::fits_graph(const CommonAttentionMetadata& given) const {
+  const CommonAttentionMetadata batch = resolve_causal(given);
   const std::int32_t max_query_len = validate_queries(batch);
   return options_.graph_batch_size > 0 && batch.num_reqs <= options_.graph_batch_size &&
-         max_query_len <= options_.decode_threshold && sees_as_causal(batch, max_query_len);
+         max_query_len <= options_.decode_threshold && fits_recorded(batch, max_query_len);
 }
 
-/// Whether causal launches compute this batch: a request's only query is its last token, and layers
-/// that see in both directions do so in causal batches too.
-bool PagedStep::sees_as_causal(const CommonAttentionMetadata& batch,
-                               std::int32_t max_query_len) const {
-  return batch.causal || planner_.bidirectional || max_query_len <= 1;
+/// Whether launches that are causal or not compute this batch: a request's only query is its last
+/// token.
+bool PagedStep::fits_recorded(const CommonAttentionMetadata& batch,
+                              std::int32_t max_query_len) const {
+  return *batch.causal == records_causal() || max_query_len <= 1;
 }
 
 /// Whether the launches that were recorded for the batch's pad size can run it.
@@ -55,9 +56,9 @@ void PagedStep::check_graph(const CommonAttentionMetadata& batch,
   throw_invalid_if(max_query_len > options_.decode_threshold,
                    "max_query_len is {}, legal: 0 … {} (decode_threshold)", max_query_len,
                    options_.decode_threshold);
-  throw_invalid_if(
-      !sees_as_causal(batch, max_query_len),
-      "causal is false, legal: true: recorded steps of several query tokens are causal");
+  throw_invalid_if(!fits_recorded(batch, max_query_len),
+                   "causal is {}, legal: {}: recorded steps of several query tokens are {}",
+                   *batch.causal, records_causal(), records_causal() ? "causal" : "bidirectional");
 }
 
 /// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
