@@ -121,7 +121,8 @@ KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_ca
 ///     output  [rows, num_heads, kv_lora_rank]: before the up-projection of the values
 struct LayerInputs {
   TensorRef query = {};
-  TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps)
+  TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps). In
+                         ///< cross attention's first step a row for each slot of the batch
   TensorRef value = {};  ///< as key
   TensorRef output = {};
   /// Rows of `output`, and of an output_fp8, padding included; those that belong to no token are
@@ -187,10 +188,10 @@ class Attention {
   /// once: forward() calls it for the first batch where calculate_kv_scales says so; what further
   /// calls enqueue, of other threads on other queues too, comes after it. With use_mla K's scale is
   /// that of the whole row, so that both parts count for it, and V's stays 1, unused. `num_tokens`
-  /// rows are read; 0 leave it for the next call. Does nothing for a cache with scales of the
-  /// engine's.
+  /// rows are read, of key and value `num_keys` where that is given (cross attention); 0 leave it
+  /// for the next call. Does nothing for a cache with scales of the engine's.
   void calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
-                      std::int64_t num_tokens);
+                      std::int64_t num_tokens, std::optional<std::int64_t> num_keys = std::nullopt);
 
   /// After the weights are loaded: throws kInvalidArgument unless activations have the layer's
   /// dtype. Sinks are f32 from the start.
@@ -202,15 +203,21 @@ class Attention {
   void warm_up(cl_command_queue queue);
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
-  /// rows (LayerInputs) to the output and zeroes its padding rows, those
-  /// of an output_fp8 too. Null metadata (a profiling run): zeroes all rows. Asynchronous;
-  /// allocates nothing. Throws kInvalidArgument where a cache is needed and none is bound, and for
-  /// keys of an int8 cache by scales of the layer's own that nobody loaded or calculated.
+  /// rows (LayerInputs) to the output and zeroes its padding rows, those of an output_fp8 too.
+  /// Asynchronous; allocates nothing. Throws kInvalidArgument for keys of an int8 cache by scales of
+  /// the layer's own that nobody loaded or calculated.
+  ///
+  /// Profiling runs: null metadata zeroes all rows. Without a cache where one is needed, the tokens
+  /// attend to the call's own keys, causally in decoders; the batch may have no computed tokens
+  /// then, and the call waits until it has run. Throws kInvalidArgument where there are no keys
+  /// either, with use_mla and with third-party backends.
   void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
                const LayerForwardOptions& options = {});
 
  private:
   void take_cache_of_target();
+  bool attend_own_keys(cl_command_queue queue, const LayerInputs& inputs,
+                       const AttentionMetadata& metadata, const LayerForwardOptions& options) const;
   bool uses_own_scales() const noexcept;
   bool lacks_scales() const noexcept;
   void set_scales(const KVScales& scales);

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "attention/layer_kernels.hpp"
 #include "backends/registry.hpp"
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/step/paged_step.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -203,17 +206,20 @@ std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded)
 }
 
 void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key,
-                               TensorRef value, std::int64_t num_tokens) {
-  if (num_tokens == 0 || calculator_ == nullptr || !uses_own_scales()) return;
+                               TensorRef value, std::int64_t num_tokens,
+                               std::optional<std::int64_t> num_keys) {
+  const std::int64_t keys = num_keys.value_or(num_tokens);
+  if (keys == 0 || calculator_ == nullptr || !uses_own_scales()) return;
   if (detail::capturing() && !calculator_->has_begun()) {
     detail::capture_calc_kv_scales({.queue = queue,
                                     .config = config_,
                                     .key = key,
                                     .value = value,
                                     .query = query,
+                                    .num_keys = keys,
                                     .num_tokens = num_tokens});
   }
-  calculator_->calculate_once(queue, key, value, query, num_tokens, scales_);
+  calculator_->calculate_once(queue, key, value, query, {keys, num_tokens}, scales_);
 }
 
 void Attention::process_weights_after_loading(DType act_dtype) const {
@@ -227,26 +233,69 @@ void Attention::warm_up(cl_command_queue queue) {
   if (calculator_ != nullptr) calculator_->warm_up(queue);
 }
 
+/// What a step without a cache attends to. False if this layer's backend has no kernels for it.
+bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& inputs,
+                                const AttentionMetadata& metadata,
+                                const LayerForwardOptions& options) const {
+  AttentionConfig config = config_;
+  config.kv_cache_dtype = std::nullopt;
+  const bool cross = config.attn_type == AttentionType::kEncoderDecoder;
+  if (cross) {
+    config.block_size = 0;
+  } else {
+    config.attn_type = AttentionType::kEncoderOnly;
+  }
+  if (metadata.step() == nullptr || config.use_mla ||
+      !backend_->validate_configuration(config, &context_->capabilities()).empty()) {
+    return false;
+  }
+  const detail::BatchRecord& step = metadata.step()->batch;
+  auto batch = CommonAttentionMetadata::of(step.query_start_loc, step.seq_lens, {});
+  std::vector<std::int32_t> key_start_loc = {0};
+  for (std::size_t r = 0; r < step.seq_lens.size(); ++r) {
+    const std::int32_t query_len = detail::query_len_of(batch, r);
+    throw_invalid_if(!cross && step.seq_lens[r] != query_len,
+                     "layer {}: request {} has {} computed tokens, legal: 0 as long as no kv_cache "
+                     "is bound",
+                     options_.prefix, r, step.seq_lens[r] - query_len);
+    key_start_loc.push_back(
+        detail::checked_add(key_start_loc.back(), step.seq_lens[r], "key_start_loc"));
+  }
+  batch.key_start_loc = key_start_loc;
+  if (!cross) batch.causal = metadata.step()->causal != 0;
+  BuilderOptions limits;
+  limits.limits = {.max_num_reqs = std::max(batch.num_reqs, 1),
+                   .max_num_batched_tokens = std::max(batch.num_actual_tokens, 1),
+                   .max_model_len = std::max(metadata.max_seq_len(), 1)};
+  const auto builder = backend_->make_builder(context_, config, limits);
+  const AttentionMetadata& own = builder->build(queue, batch);
+  zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, own);
+  backend_->make_impl(context_, config)
+      ->forward_encoder(queue, inputs.query, inputs.key, inputs.value, own, inputs.output,
+                        options.lse, options.event, options.launches, options.extra);
+  return true;
+}
+
 void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
                         const AttentionMetadata* metadata, const LayerForwardOptions& options) {
   const bool stores = inputs.key.buffer != nullptr;
   throw_invalid_if(stores != (inputs.value.buffer != nullptr),
                    "key, value: only one of them is given, legal: both or none");
   const bool cached = !config_.contiguous_kv();
+  const bool lacks_cache = cached && !cache_->buffer;
   if (metadata == nullptr) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
     return zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {0, inputs.num_rows});
   }
-  throw_invalid_if(cached && !cache_->buffer,
-                   "layer {}: no cache is bound, legal: bind_kv_cache() first, or null "
-                   "attn_metadata (a profiling run)",
-                   options_.prefix);
-  detail::throw_unsupported_if(
-      cached && stores && config_.attn_type == AttentionType::kEncoderDecoder,
-      "layer {}: key and value of cross attention over pages; legal: none, after "
-      "reshape_and_cache_flash stored the encoder's",
-      options_.prefix);
+  if (lacks_cache) {
+    if (stores && attend_own_keys(queue, inputs, *metadata, options)) return;
+    throw_invalid(
+        "layer {}: no cache is bound, legal: bind_kv_cache() first, a batch's own key and value, "
+        "or "
+        "null attn_metadata (a profiling run)",
+        options_.prefix);
+  }
   zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, *metadata);
   if (!cached) {
     return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,
@@ -256,7 +305,10 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
   if (stores && !shares_kv_cache()) {
     // A recorded calculation would happen at every replay.
     if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
-      calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, metadata->num_actual_tokens());
+      const bool cross = config_.attn_type == AttentionType::kEncoderDecoder;
+      const std::int64_t tokens = metadata->num_actual_tokens();
+      calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, tokens,
+                     cross ? std::ssize(metadata->slot_mapping()) : tokens);
     }
     throw_invalid_if(lacks_scales() && detail::Recorder::of(queue) == nullptr,
                      "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "

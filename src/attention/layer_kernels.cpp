@@ -57,11 +57,11 @@ KVScaleCalculator::KVScaleCalculator(Runtime& runtime, const AttentionConfig& co
 
 void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& key,
                                        const TensorRef& value, const TensorRef& query,
-                                       std::int64_t num_tokens, const Buffer& scales) {
+                                       const RowCounts& counts, const Buffer& scales) {
   if (state_ == State::kEnded) return;
   const std::lock_guard lock(mutex_);
   if (state_ == State::kWanted) {
-    enqueue(queue, {&key, &value, &query}, num_tokens, scales, &found_);
+    enqueue(queue, {&key, &value, &query}, counts, scales, &found_);
     state_ = State::kEnqueued;
     Queue::adopt(queue).flush();  // other queues may wait for it
   } else if (has_ended(found_)) {
@@ -73,11 +73,12 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
 }
 
 void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
-                                std::int64_t num_tokens, const Buffer& scales, Event* event) const {
-  throw_invalid_if(num_tokens < 0 || num_tokens > INT32_MAX, "num_tokens is {}, legal: 0 … {}",
-                   num_tokens, INT32_MAX);
+                                const RowCounts& counts, const Buffer& scales, Event* event) const {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
+    const std::int64_t num_tokens = i < 2 ? counts.keys : counts.queries;
+    throw_invalid_if(num_tokens < 0 || num_tokens > INT32_MAX, "num_tokens is {}, legal: 0 … {}",
+                     num_tokens, INT32_MAX);
     const cl_long stride =
         bounded_token_stride(*rows.at(i), {num_tokens, tensor.row, dtype_}, tensor.name);
     amax_->acquire()
@@ -103,7 +104,7 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const T
 void KVScaleCalculator::warm_up(cl_command_queue queue) const {
   const Buffer scales = runtime_->allocate(k_v_q_.size() * sizeof(float));
   const TensorRef nothing{scales.handle()};
-  enqueue(queue, {&nothing, &nothing, &nothing}, 0, scales, nullptr);
+  enqueue(queue, {&nothing, &nothing, &nothing}, {}, scales, nullptr);
   Queue::adopt(queue).finish();
 }
 

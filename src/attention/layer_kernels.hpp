@@ -26,11 +26,15 @@ class KVScaleCalculator {
  public:
   KVScaleCalculator(Runtime& runtime, const AttentionConfig& config);
 
+  /// Rows of keys (and of values), and of queries.
+  struct RowCounts {
+    std::int64_t keys = 0, queries = 0;
+  };
   /// The first call enqueues scales[i] = largest magnitude of tensor i / its constant: K, V, Q.
   /// Latent rows have one scale, K's: both parts count for it. As long as that has not ended, later
   /// calls make their queue wait for it; then they do nothing.
   void calculate_once(cl_command_queue queue, const TensorRef& key, const TensorRef& value,
-                      const TensorRef& query, std::int64_t num_tokens, const Buffer& scales);
+                      const TensorRef& query, const RowCounts& counts, const Buffer& scales);
   bool has_begun() const noexcept { return state_ != State::kWanted; }
   /// Launches its kernels over no token, for scales of nobody's.
   void warm_up(cl_command_queue queue) const;
@@ -45,7 +49,7 @@ class KVScaleCalculator {
   static std::array<Tensor, 3> tensors_of(const AttentionConfig& config);
   enum class State : std::uint8_t { kWanted, kEnqueued, kEnded };
   void enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
-               std::int64_t num_tokens, const Buffer& scales, Event* event) const;
+               const RowCounts& counts, const Buffer& scales, Event* event) const;
 
   const Runtime* runtime_;
   DType dtype_;  ///< of the tensors

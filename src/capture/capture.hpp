@@ -135,7 +135,7 @@ struct CapturedScales {
   cl_command_queue queue = nullptr;
   const AttentionConfig& config;
   TensorRef key, value, query;
-  std::int64_t num_tokens = 0;
+  std::int64_t num_keys = 0, num_tokens = 0;
 };
 void capture_calc_kv_scales(const CapturedScales& call);
 

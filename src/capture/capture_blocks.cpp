@@ -92,13 +92,13 @@ void capture_calc_kv_scales(const CapturedScales& call) {
   const AttentionConfig& config = call.config;
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "calc_kv_scales");
-  const std::int64_t tokens = call.num_tokens, heads = config.num_kv_heads;
+  const std::int64_t rows = call.num_keys, heads = config.num_kv_heads;
   const std::int64_t k_width = config.use_mla ? config.output_head_size() : config.head_size;
   const std::int64_t v_width = config.use_mla ? config.rope_dim : config.head_size;
-  writer.add("key", read_tensor(queue, call.key, config.dtype, {tokens, heads, k_width}));
-  writer.add("value", read_tensor(queue, call.value, config.dtype, {tokens, heads, v_width}));
+  writer.add("key", read_tensor(queue, call.key, config.dtype, {rows, heads, k_width}));
+  writer.add("value", read_tensor(queue, call.value, config.dtype, {rows, heads, v_width}));
   writer.add("query", read_tensor(queue, call.query, config.dtype,
-                                  {tokens, config.num_heads, config.head_size}));
+                                  {call.num_tokens, config.num_heads, config.head_size}));
   CaseKeys keys("calc_kv_scales");
   keys.text("dtype", to_string(config.dtype))
       .text("kv_cache_dtype", to_string(config.cache_dtype()))

@@ -131,9 +131,8 @@ void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs)
 void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   const Extents any_rows = {-1, -1, -1};
   const NpyArray query = file.array("query", "", any_rows);
-  const std::int64_t tokens = query.shape[0];
-  const NpyArray key = file.array("key", query.descr, {tokens, -1, -1});
-  const NpyArray value = file.array("value", query.descr, {tokens, key.shape[1], -1});
+  const NpyArray key = file.array("key", query.descr, any_rows);
+  const NpyArray value = file.array("value", query.descr, {key.shape[0], key.shape[1], -1});
   AttentionOptions layer_options;
   layer_options.dtype = read_dtype(file, std::string(to_string(dtype_of(query, "query"))));
   layer_options.cache_config =
@@ -162,7 +161,7 @@ void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& 
   const Buffer q = upload(*context, queue, query.data), k = upload(*context, queue, key.data),
                v = upload(*context, queue, value.data);
   layer.calc_kv_scales(queue, {.buffer = q.handle()}, {.buffer = k.handle()},
-                       {.buffer = v.handle()}, tokens);
+                       {.buffer = v.handle()}, query.shape[0], key.shape[0]);
   outputs.add_values("scales", download<float>(queue, layer.scales(), 3));  // of K, V and Q
   outputs.add("info", device_info("calc_kv_scales", *context, {}));
 }

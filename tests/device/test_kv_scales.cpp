@@ -266,6 +266,21 @@ TEST(KVScales, F2_AnInt8LayerRefusesKeysUntilItsScalesAreKnown) {
   device.queue.finish();
 }
 
+// M8: no kernel rounds queries or probabilities to 8 bits, so their scales change no bit.
+TEST(KVScales, M8_ScalesOfQueriesAndProbabilitiesChangeNothing) {
+  const Device device(all_contexts().at(0));
+  Fp8Layer model(device, false, 1);
+  const layer_test::Step step = one_page(11, 0);
+  const auto builder =
+      model.layer.get_attn_backend()->make_builder(device.context, model.layer.config());
+  const auto& metadata = builder->build(device.queue, step.batch());
+  const auto before = step.run(device, model.layer, &metadata).out;
+  const float q = 3, prob = 0.25F;
+  static_cast<void>(
+      model.layer.load_kv_scales({.q_scale = std::span(&q, 1), .prob_scale = std::span(&prob, 1)}));
+  EXPECT_EQ(step.run(device, model.layer, &metadata).out, before);
+}
+
 /// A step of a queue of its own, its tensors on the device, so that forward() is all that is left.
 struct ReadyStep {
   ReadyStep(const std::shared_ptr<clattn::Context>& context, const Attention& layer,

@@ -325,12 +325,107 @@ TEST(Layer, F3_ProfilesWithoutMetadataAndRefusesABatchWithoutACache) {
   const auto& metadata = builder->build(device.queue, step.batch());
   const std::vector<double> zeros(step.tokens() * kHeads * kDims, 0.0);
   EXPECT_EQ(step.run(device, layer, nullptr).out, zeros);
-  EXPECT_EQ(error_text([&] { step.run(device, layer, &metadata); }),
-            "layer layers.0: no cache is bound, legal: bind_kv_cache() first, or null "
-            "attn_metadata (a profiling run)");
+  // Neither a cache nor keys of its own.
+  EXPECT_EQ(
+      error_text([&] { step.run(device, layer, &metadata, {.omit_key_and_value = true}); }),
+      "layer layers.0: no cache is bound, legal: bind_kv_cache() first, a batch's own key and "
+      "value, or null attn_metadata (a profiling run)");
   layer.bind_kv_cache(poisoned_cache(device, layer, 3));
   EXPECT_EQ(step.run(device, layer, nullptr).out, zeros);
   device.queue.finish();
+}
+
+// M5: as long as no cache is bound, tokens attend to the call's own keys, as they will later.
+TEST(Layer, M5_WithoutACacheTokensAttendToTheirOwnKeys) {
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    for (const bool chunked : {false, true}) {
+      AttentionOptions options = layer_options(chunked ? "layers.1" : "layers.0");
+      Step step = two_prompts(7);
+      if (chunked) {
+        options.attention_chunk_size = 2 * kPage;
+        step.set_chunk(2 * kPage);
+      } else {
+        options.per_layer_sliding_window = 6;
+        step.set_window(6);
+      }
+      // Of an 8-bit cache: it is not there yet, so nothing is rounded.
+      options.cache_config->cache_dtype = DType::kFp8E4M3;
+      Attention layer(context, layers, options);
+      const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+      const auto& metadata = builder->build(device.queue, step.batch());
+      const auto out = step.run(device, layer, &metadata, {.padding_rows = 2, .row_gap = 8});
+      step.expect_truth(out);
+      EXPECT_EQ(out.padding, std::vector<float>(2 * kHeads * kDims, 0.0F));
+      EXPECT_TRUE(out.rest_untouched);
+      Step later(kShape, 1);
+      later.add_request(1, 4, {0});
+      const auto& computed = builder->build(device.queue, later.batch());
+      EXPECT_EQ(error_text([&] { static_cast<void>(later.run(device, layer, &computed)); }),
+                "layer " + options.prefix +
+                    ": request 0 has 4 computed tokens, legal: 0 as long as no kv_cache is bound");
+    }
+    device.queue.finish();
+  }
+}
+
+// M7: the first step of cross attention stores the encoder's keys, later ones bring none. Without a
+// cache its queries attend to the keys that they came with.
+TEST(Layer, M7_CrossAttentionsFirstStepStoresTheEncodersKeys) {
+  const std::vector<std::int32_t> key_starts = {0, 7, 27}, key_lens = {7, 20}, starts = {0, 1, 4},
+                                  table = {2, 99, 0, 1};
+  constexpr std::size_t kKVRow = 2 * 64, kQueryRow = 4 * 64;
+  const std::vector<float> key = layer_test::random_values(27 * kKVRow, 1),
+                           value = layer_test::random_values(27 * kKVRow, 2),
+                           query = layer_test::random_values(4 * kQueryRow, 3);
+  // The encoder's tokens as a batch of their own have the slots.
+  std::vector<std::int64_t> slots(27);
+  compute_slot_mapping(clattn::CommonAttentionMetadata::of(key_starts, key_lens, table), kPage,
+                       slots);
+  auto batch = clattn::CommonAttentionMetadata::of(starts, key_lens, table);
+  oracle::AttentionCase truth;
+  truth.num_heads = kHeads;
+  truth.num_kv_heads = kShape.num_kv_heads;
+  truth.head_size = kDims;
+  truth.scale = 0.125;
+  truth.causal = false;
+  truth.query_start_loc = starts;
+  truth.seq_lens = key_lens;
+  truth.key_start_loc = key_starts;
+  truth.query.assign(query.begin(), query.end());
+  truth.key_cache.assign(key.begin(), key.end());
+  truth.value_cache.assign(value.begin(), value.end());
+  const oracle::AttentionResult want = oracle::attention(truth, oracle::Element::kF32);
+  for (const auto& context : all_contexts()) {
+    const Device device(context);
+    clattn::LayerRegistry layers;
+    AttentionOptions options = layer_options("layers.0.encoder_attn");
+    options.attn_type = clattn::AttentionType::kEncoderDecoder;
+    Attention layer(context, layers, options);
+    const auto builder = layer.get_attn_backend()->make_builder(context, layer.config());
+    const clattn::Buffer keys = device.upload(key), values = device.upload(value),
+                         queries = device.upload(query);
+    for (const char* when : {"without a cache", "first step", "later step"}) {
+      const bool later = when == std::string_view("later step");
+      if (when == std::string_view("first step"))
+        layer.bind_kv_cache(poisoned_cache(device, layer, 3));
+      batch.slot_mapping = later ? std::span<const std::int64_t>() : slots;
+      const clattn::Buffer out = device.upload(std::vector<float>(query.size(), 7.0F));
+      clattn::LayerInputs inputs{.query = {queries.handle()}, .output = {out.handle()}};
+      if (!later) {
+        inputs.key = {keys.handle()};
+        inputs.value = {values.handle()};
+      }
+      const auto& metadata = builder->build(device.queue, batch);
+      EXPECT_EQ(metadata.slot_mapping().size(), later ? 0U : 27U);
+      layer.forward(device.queue, inputs, &metadata);
+      const std::vector<float> got = device.download(out);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_LE(std::abs(got[i] - want.out[i]), 2 * want.bound[i] + 2e-6) << when << " " << i;
+    }
+    device.queue.finish();
+  }
 }
 
 // A2.2: reads the target's cache, stores nothing.
