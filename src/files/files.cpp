@@ -42,12 +42,14 @@ std::uintmax_t regular_file_size(const fs::path& path) {
 }
 
 std::string read_file(const fs::path& path, std::uintmax_t limit_bytes) {
-  const std::uintmax_t size = regular_file_size(path);
-  if (size > limit_bytes)
+  regular_file_size(path);  // says what is wrong, and opening a pipe would wait
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const std::streamoff size = file.tellg();  // of what was opened: others may replace the file
+  if (size < 0) fail(path, "cannot be read");
+  if (std::cmp_greater(size, limit_bytes))
     fail(path, fmt::format("larger than the {} bytes accepted here", limit_bytes));
-  std::ifstream file(path, std::ios::binary);
   std::string text(static_cast<std::size_t>(size), '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(size))) fail(path, "cannot be read");
+  if (!file.seekg(0).read(text.data(), size)) fail(path, "cannot be read");
   return text;
 }
 
