@@ -40,7 +40,7 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
 
 /// Binds each cache to the layer of its name. Returns them ordered by layer index (equal indices:
 /// as in the registry). Throws kInvalidArgument for a layer that does not exist.
-std::vector<const KVCache*> bind_kv_cache(std::map<std::string, KVCache> kv_caches,
+std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers);
 
 /// Allocates the caches, shapes them (`layout`; nullopt = AttentionState::get_kv_cache_layout();

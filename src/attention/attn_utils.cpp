@@ -177,9 +177,9 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
   return groups;
 }
 
-std::vector<const KVCache*> bind_kv_cache(std::map<std::string, KVCache> kv_caches,
+std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers) {
-  for (auto& [name, cache] : kv_caches) layer_of(layers, name).bind_kv_cache(std::move(cache));
+  for (const auto& [name, cache] : kv_caches) layer_of(layers, name).bind_kv_cache(cache);
   std::vector<Attention*> owners;
   for (Attention* layer : layers.layers()) {
     if (kv_caches.contains(layer->layer_name())) owners.push_back(layer);
@@ -210,7 +210,7 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
           name, reshape_kv_cache(raw.at(name), config.groups[i].spec, *groups[i].backend, order));
     }
   }
-  return bind_kv_cache(std::move(caches), layers);
+  return bind_kv_cache(caches, layers);
 }
 
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(

@@ -262,7 +262,8 @@ bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& input
         detail::checked_add(key_start_loc.back(), step.seq_lens[r], "key_start_loc"));
   }
   batch.key_start_loc = key_start_loc;
-  if (!cross) batch.causal = metadata.step()->causal != 0;
+  // A decoder's window has nothing to its right, an encoder's has.
+  if (!cross) batch.causal = metadata.step()->causal != 0 || config.sliding_window > 0;
   BuilderOptions limits;
   limits.limits = {.max_num_reqs = std::max(batch.num_reqs, 1),
                    .max_num_batched_tokens = std::max(batch.num_actual_tokens, 1),

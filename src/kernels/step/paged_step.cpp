@@ -311,8 +311,10 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
       recorded ? std::int64_t{pad_size} * options_.decode_threshold : batch.num_actual_tokens;
   const std::int64_t num_pages = paged ? pages_at_.back() : 0;
   const bool slots_of_queries = key_source() == KeySource::kOwnPages;
-  const std::int64_t num_slots =
-      slots_of_queries || (paged && recorded) ? num_tokens : std::ssize(batch.slot_mapping);
+  std::int64_t num_slots = 0;
+  if (paged) {
+    num_slots = slots_of_queries || recorded ? num_tokens : std::ssize(batch.slot_mapping);
+  }
   std::optional<AttentionPlan> own;
   if (taken == nullptr) own.emplace(planner, batch);
   const PlanCounts planned = own ? own->counts() : taken->planned;
