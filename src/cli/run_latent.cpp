@@ -16,7 +16,7 @@ namespace {
 /// kv_cache.npy, [num_blocks, block_size, kv_lora_rank + rope_dim]: on the host, and what is made
 /// of it on the device.
 struct LatentRows {
-  DType dtype;
+  DType dtype = DType::kF16;
   std::int32_t kv_lora_rank = 0;
   float scale = 1;
   NpyArray array;
