@@ -166,10 +166,8 @@ static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabili
                                                  const ClaOptions* opt, float scale, int first_key,
                                                  int masked) {
   const float2 bases = cla_find_bases(scores, work, opt, scale, first_key, masked);
-  const float upper =
-      cla_row_to_probabilities(scores, work->state, 0, bases.x, cla_to_logit(scale), 1);
-  const float lower =
-      cla_row_to_probabilities(scores, work->state, 1, bases.y, cla_to_logit(scale), 1);
+  const float upper = cla_move_row(scores, work->state, 0, bases.x, cla_to_logit(scale));
+  const float lower = cla_move_row(scores, work->state, 1, bases.y, cla_to_logit(scale));
   cla_round_rows(probabilities, scores);
   return (float2)(upper, lower);
 }

@@ -27,11 +27,11 @@
      registers: accumulator       64                       64
        queries, scores, stage     32 + 16 + 16             32 (RDNA 3: 16) + 16 + 16
 
-   A group of 256 with 128 rows has 19 KiB of local memory and 16 KiB in flight. Clang 19, bf16, no
-   scratch: 207 registers on gfx90a and gfx942 (two waves a SIMD, 32 KiB in flight on a compute
-   unit), 200 on gfx1100, 204 on gfx1201 (seven waves). With 256 dims one wave a SIMD and
+   A group of 256 with 128 rows has 23 KiB of local memory and 16 KiB in flight. Clang 19, bf16, no
+   scratch: 208 registers on gfx90a and gfx942 (two waves a SIMD, 32 KiB in flight on a compute
+   unit), 198 on gfx1100, 204 on gfx1201 (seven waves). With 256 dims one wave a SIMD and
    accumulation registers on MFMA; on WMMA tiles have 16 keys, since an accumulator of 128 registers
-   leaves room for no more.
+   leaves room for no more. What else the loop needs: bench/cards/loops.txt.
 
    macro                unit        legal values
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
@@ -43,12 +43,12 @@
    CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        TILE_ROWS * WG_SIZE / LANES
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and TILE_COLUMNS
-   CLA_WG_SIZE          work-items  a multiple of LANES
+   CLA_WG_SIZE          work-items  a multiple of LANES, and of BLOCK_KV at least twice
    CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: K of BLOCK_KV rows of HEAD_DIM elements, V of HEAD_DIM rows of BLOCK_KV, 16 B more
-   for each row. Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V
-   rows start on 16-byte boundaries, those of 8-bit types on 8-byte ones. */
+   for each row, and 16 B a work-item. Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of
+   CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8-bit types on 8-byte ones. */
 #include "tile/unit.clh"
 
 #include "tile/warps.clh"
@@ -58,6 +58,8 @@
 #define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
 #define CLA_K_STRIDE (CLA_STEP_UNITS * CLA_QK_STEPS | 1)
 #define CLA_V_STRIDE (CLA_BLOCK_KV / 8 | 1)
+/* Maxima are exchanged only where one has grown: after the first tiles few have. */
+#define CLA_EXCHANGES(grows) cla_any_lane(grows)
 #include "attention/row_tiles.clh"
 
 #include "tile/cache_pairs.clh"
@@ -81,13 +83,16 @@
 #endif
 
 #define CLA_V_ROWS (CLA_ACC_TILES * CLA_TILE_COLUMNS)
-#define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
+/* Where keys lie is looked up for so many at a time, each by one work-item, and kept for twice as
+   many. */
+#define CLA_KEY_RING (2 * CLA_WG_SIZE)
 /* A work-item's units of a tile of K, and pairs of units, of two keys, of a tile of V. */
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
 #define CLA_K_LOADS ((CLA_TILE_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #define CLA_V_LOADS ((CLA_TILE_UNITS / 2 + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #if CLA_BLOCK_ROWS != CLA_TILE_ROWS * CLA_WARPS || CLA_WG_SIZE % CLA_LANES != 0 || \
-    CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % CLA_TILE_COLUMNS != 0
+    CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % CLA_TILE_COLUMNS != 0 ||  \
+    CLA_WG_SIZE % CLA_BLOCK_KV != 0 || CLA_WG_SIZE < 2 * CLA_BLOCK_KV
 #error "prefill_staged.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
@@ -99,7 +104,11 @@ typedef struct ClaStage {
 
 /* Load i of K: which unit of which key; row CLA_BLOCK_KV where there is none. */
 static inline ClaUnitAt cla_k_load(uint i) {
-  return cla_unit_at((uint)get_local_id(0) + i * CLA_WG_SIZE, CLA_DIM_UNITS);
+  const uint lid = (uint)get_local_id(0);
+  if (CLA_WG_SIZE % CLA_DIM_UNITS != 0) return cla_unit_at(lid + i * CLA_WG_SIZE, CLA_DIM_UNITS);
+  ClaUnitAt at = cla_unit_at(lid, CLA_DIM_UNITS);
+  at.row += i * (CLA_WG_SIZE / CLA_DIM_UNITS);
+  return at;
 }
 /* Load i of V: which unit of which pair of places of keys. Work-items side by side have pairs side
    by side, which lie so in local memory. */
@@ -108,14 +117,21 @@ static inline ClaUnitAt cla_v_load(uint i) {
   return at;
 }
 
-/* Starts to load a tile. Keys that no row sees get what is at hand. */
+/* Element of a position's row in the cache, or of the first where no row sees it. */
+static inline long cla_readable_key(const ClaWorkItem* item, __global const int* pages, int end,
+                                    int position, long head_at, long block_stride,
+                                    long token_stride) {
+  return max(cla_key_at(item, pages, end, position, head_at, block_stride, token_stride), 0L);
+}
+
+/* Starts to load a tile. */
 static inline void cla_start_stage(ClaStage* stage, __global const CLA_KV_T* k_cache,
                                    __global const CLA_KV_T* v_cache, __local const long* key_at) {
 #pragma unroll
   for (uint i = 0; i < CLA_K_LOADS; ++i) {
     const ClaUnitAt at = cla_k_load(i);
     if (CLA_TILE_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
-    stage->k[i] = cla_kv_raw_load(k_cache + max(key_at[at.row], 0L) + 8 * at.unit);
+    stage->k[i] = cla_kv_raw_load(k_cache + key_at[at.row] + 8 * at.unit);
   }
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
@@ -124,13 +140,21 @@ static inline void cla_start_stage(ClaStage* stage, __global const CLA_KV_T* k_c
 #pragma unroll
     for (uint p = 0; p < 2; ++p)
       stage->v[i][p] =
-          cla_kv_raw_load(v_cache + max(key_at[CLA_KEY_PLACE(2 * at.unit + p)], 0L) + 8 * at.row);
+          cla_kv_raw_load(v_cache + key_at[CLA_KEY_PLACE(2 * at.unit + p)] + 8 * at.row);
   }
 }
 
-static inline uint4 cla_stored_words(ClaKvRaw raw, uint key, int num_keys) {
-  const uint4 words = cla_kv_words(raw);
-  return (int)key < num_keys ? words : (uint4)(0u);
+/* Zeros for all keys but the first num_keys of the tile. */
+static inline void cla_cut_stage(ClaStage* stage, int num_keys) {
+#pragma unroll
+  for (uint i = 0; i < CLA_K_LOADS; ++i)
+    if ((int)cla_k_load(i).row >= num_keys) stage->k[i].bits = 0;
+#pragma unroll
+  for (uint i = 0; i < CLA_V_LOADS; ++i) {
+#pragma unroll
+    for (uint p = 0; p < 2; ++p)
+      if ((int)CLA_KEY_PLACE(2 * cla_v_load(i).unit + p) >= num_keys) stage->v[i][p].bits = 0;
+  }
 }
 
 /* Eight dims of two keys side by side to V^T. */
@@ -147,22 +171,21 @@ static inline void cla_store_pair(__local uint4* v_tile, uint unit, uint pair, u
   }
 }
 
-/* The tile that has arrived goes to local memory; zeros for all keys but the first num_keys. */
+/* The tile that has arrived goes to local memory. */
 static inline void cla_store_stage(const ClaStage* stage, __local uint4* k_tile,
-                                   __local uint4* v_tile, int num_keys) {
+                                   __local uint4* v_tile) {
 #pragma unroll
   for (uint i = 0; i < CLA_K_LOADS; ++i) {
     const ClaUnitAt at = cla_k_load(i);
     if (CLA_TILE_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
-    k_tile[at.row * CLA_K_STRIDE + at.unit] = cla_stored_words(stage->k[i], at.row, num_keys);
+    k_tile[at.row * CLA_K_STRIDE + at.unit] = cla_kv_words(stage->k[i]);
   }
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
     const ClaUnitAt at = cla_v_load(i);
     if (CLA_TILE_UNITS / 2 % CLA_WG_SIZE != 0 && at.row >= CLA_DIM_UNITS) continue;
-    cla_store_pair(v_tile, at.row, at.unit,
-                   cla_stored_words(stage->v[i][0], CLA_KEY_PLACE(2 * at.unit), num_keys),
-                   cla_stored_words(stage->v[i][1], CLA_KEY_PLACE(2 * at.unit + 1), num_keys));
+    cla_store_pair(v_tile, at.row, at.unit, cla_kv_words(stage->v[i][0]),
+                   cla_kv_words(stage->v[i][1]));
   }
 }
 
@@ -332,8 +355,8 @@ static inline void cla_take_tile(float* acc, float* scores, ClaRowState* state, 
 CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   __local uint4 k_tile[CLA_BLOCK_KV * CLA_K_STRIDE];
   __local uint4 v_tile[CLA_V_ROWS * CLA_V_STRIDE];
-  __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
-                                           of the next tile and of the one behind it */
+  __local long key_at[CLA_KEY_RING]; /* element of a key's row in the cache, of another one where no
+                                        row sees it; keys counted from the item's first */
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -360,36 +383,32 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   for (uint i = 0; i < CLA_ACC_SIZE; ++i) acc[i] = 0.0f;
 
   cla_zero_behind(k_tile, v_tile);
-  for (uint i = lid; i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
-    key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
-                              call.block_stride, call.token_stride);
+  key_at[lid] = cla_readable_key(&task.item, pages, keys.end, keys.begin + (int)lid, head_at,
+                                 call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
   ClaStage stage;
-  cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES, key_at[0]);
+  cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES, key_at);
 
-  uint next = 1;
-  for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV, next ^= 1) {
+  for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
+    const uint first = (uint)(tile - keys.begin);
+    const int looks_up = first % CLA_WG_SIZE == 0;
     barrier(CLK_LOCAL_MEM_FENCE); /* K and V of the last tile read -> overwritten */
-    cla_store_stage(&stage, k_tile, v_tile, keys.end - tile);
-    barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read */
-    cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES, key_at[next]);
-    long later_at[CLA_OWN_KEYS]; /* in flight, too */
-#pragma unroll
-    for (int i = 0; i < CLA_OWN_KEYS; ++i)
-      later_at[i] = cla_key_at(&task.item, pages, keys.end,
-                               tile + 2 * CLA_BLOCK_KV + (int)lid + i * CLA_WG_SIZE, head_at,
-                               call.block_stride, call.token_stride);
+    if (keys.end - tile < CLA_BLOCK_KV) cla_cut_stage(&stage, keys.end - tile);
+    cla_store_stage(&stage, k_tile, v_tile);
+    barrier(CLK_LOCAL_MEM_FENCE); /* K, V and later key_at written -> read */
+    cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES,
+                    key_at + (first + CLA_BLOCK_KV) % CLA_KEY_RING);
+    long later_at = 0; /* in flight, too */
+    if (looks_up)
+      later_at = cla_readable_key(&task.item, pages, keys.end, tile + CLA_WG_SIZE + (int)lid,
+                                  head_at, call.block_stride, call.token_stride);
 
     float scores[CLA_SCORE_TILES * CLA_C_SIZE];
     cla_multiply_qk(scores, held, &queries, k_tile, lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
     cla_take_tile(acc, scores, &state, &row, &opt, fabs(scale), tile, masked, v_tile, lane);
-#pragma unroll
-    for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
-      const uint key = lid + i * CLA_WG_SIZE;
-      if (key < CLA_BLOCK_KV) key_at[next ^ 1][key] = later_at[i];
-    }
+    if (looks_up) key_at[(first + CLA_WG_SIZE + lid) % CLA_KEY_RING] = later_at;
   }
 
   const ClaSideResults side = {CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0};

@@ -236,8 +236,8 @@ static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now,
   cla_release(own, own->at->empty_k + now->pipeline.stage);
   const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
                                       cla_first_key(own, now), now->masked);
-  factors.x = cla_row_to_probabilities(scores, now->work.state, 0, bases.x, to_logit, 1);
-  factors.y = cla_row_to_probabilities(scores, now->work.state, 1, bases.y, to_logit, 1);
+  factors.x = cla_move_row(scores, now->work.state, 0, bases.x, to_logit);
+  factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
   cla_rescale_pair(acc, factors);
   cla_round_rows(probabilities, scores);
 }
@@ -284,14 +284,14 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
   cla_release(own, at->empty_k + next.stage);
   const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
                                       cla_first_key(own, now), now->masked);
-  factors.x = cla_row_to_probabilities(scores, now->work.state, 0, bases.x, to_logit, 1);
+  factors.x = cla_move_row(scores, now->work.state, 0, bases.x, to_logit);
   cla_mark_done(at->marks + get_local_id(0), now->work.state[0].sum + bases.y);
   cla_wgmma_wait_all();
   cla_pin_probabilities(probabilities); /* read until now */
   CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
   cla_release(own, at->empty_v + now->pipeline.stage);
   if (last) cla_leave_task(own, &ended, acc);
-  factors.y = cla_row_to_probabilities(scores, now->work.state, 1, bases.y, to_logit, 1);
+  factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
   cla_rescale_pair(acc, factors);
   cla_round_rows(probabilities, scores);
   now->pipeline = next;
