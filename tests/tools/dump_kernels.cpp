@@ -78,6 +78,9 @@ constexpr std::array kRingShapes = {
     ShapeRow{256, 16, DType::kF16, DType::kFp8E5M2},
 };
 
+/// What prefill_staged.cl takes, beside those of 64 and 128 above.
+constexpr std::array kStagedShapes = {ShapeRow{256, 16, DType::kBF16, DType::kBF16}};
+
 /// What products of bf16 pairs take, beside the second of the shapes above.
 constexpr std::array kPairShapes = {
     ShapeRow{64, 5, DType::kBF16, DType::kFp8E4M3, kAllOptions},
@@ -95,6 +98,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
       rows.insert(rows.end(), kWarpgroupShapes.begin(), kWarpgroupShapes.end());
     if (variant.kernel_id == KernelId::decode_ring)
       rows.insert(rows.end(), kRingShapes.begin(), kRingShapes.end());
+    if (variant.kernel_id == KernelId::prefill_staged)
+      rows.insert(rows.end(), kStagedShapes.begin(), kStagedShapes.end());
     if (variant.unit_id == UnitId::cpu_bf16)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {

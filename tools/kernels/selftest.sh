@@ -61,4 +61,33 @@ for last in k__d2 k__d3; do
 done
 rm "$work"/kernels/*
 expect fails lint intel amd nvidia
+
+# A tile loop of one product; then with a move from lane to lane, then with what spills.
+loop() {  # BODY
+  kernel "__kernel void k(__global float16* x, __global half4* y, int n) {
+    float16 sum = x[0];
+    for (int i = 0; i < n; ++i) {
+      $1
+      sum = __builtin_amdgcn_mfma_f32_32x32x8f16(y[i], y[i], sum, 0, 0, 0);
+    }
+    x[0] = sum;
+  }" prefill_k__d128_f16_f16
+  echo "-DCLA_WG_SIZE=64 -DCLA_BLOCK_KV=32" > "$file.options"
+  echo amd gfx942 > "$file.kind"
+}
+loops() {
+  python3 "$tools/loops.py" --table "$work/loops.txt" "$@" "$work/kernels" > "$work/log"
+}
+loop ''
+loops --write
+loops
+for worse in 'sum.x = __builtin_amdgcn_ds_bpermute(4 * i, (int)sum.y);' \
+  'volatile int array[64]; array[i] = i;'; do
+  loop "$worse"
+  if loops; then
+    echo "selftest: loops.py passes a worse loop: $worse"
+    exit 1
+  fi
+  grep -q WORSE "$work/log" || { cat "$work/log"; exit 1; }
+done
 echo "kernel checks: every seeded defect refused"
