@@ -15,6 +15,10 @@
    and one joining of the warps through local memory ends the item; that of the item's splits, if
    it was split, ends the last group of the tile (core/last_arrival.clh).
 
+   With CLA_FEW_REGISTERS no step loads for the next one: K is loaded by its products, V before the
+   softmax. Warps then share keys (CLA_SHARERS), each with one tile of the rows and, of the dims of
+   values, one unit a lane.
+
    K and V never pass through local memory: lanes load 16 bytes at once, 8 dims of a key, and the
    unit says which (tile/CONTRACT.md, "Few rows"). Below, what sm80 makes of it.
 
@@ -31,10 +35,10 @@
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS
    CLA_BLOCK_KV         keys        TILE_KEYS: of a warp and step
-   CLA_WG_SIZE          work-items  a multiple of LANES
+   CLA_WG_SIZE          work-items  a multiple of LANES * SHARERS
    CLA_MERGE_TAIL       -           core/last_arrival.clh
 
-   Local memory: WG_SIZE / LANES * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS
+   Local memory: KEY_WARPS * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS
    * HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims. Launch: num_items *
    num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries,
    those of 8-bit types on 8-byte ones. */
@@ -42,8 +46,8 @@
 
 CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   __local uint4 queries[CLA_QUERY_LOADS * CLA_LANES]; /* units as the lanes want them */
-  __local float4 sums_of[CLA_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
-  __local float2 state_of[CLA_WARPS * CLA_BLOCK_ROWS];
+  __local float4 sums_of[CLA_KEY_WARPS * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4];
+  __local float2 state_of[CLA_KEY_WARPS * CLA_BLOCK_ROWS];
 #if CLA_MERGE_TAIL
   __local int last_arrival;
 #endif
@@ -51,6 +55,8 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lane = cla_lane();
   const uint warp = cla_warp();
+  const uint first_row = cla_warp_row(warp);
+  const uint first_unit = cla_warp_unit(warp);
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
   const ClaRange keys = cla_item_keys(&opt, &task.item, call.causal);
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
@@ -58,12 +64,15 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
   const long head_at = (long)task.kv_head * call.head_stride;
   __global const CLA_KV_T* k_lane = k_cache + call.k_offset + head_at + 8 * cla_k_unit(lane);
-  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * cla_v_unit(lane);
+  __global const CLA_KV_T* v_lane = CLA_VALUES + head_at + 8 * cla_first_v_unit(first_unit, lane);
 
   const ClaValues values = {&task.item, pages, v_lane, call.block_stride, call.token_stride};
 
-  int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)warp * CLA_BLOCK_KV;
-  int page = 0; /* of the lane's key in the step after the one being loaded */
+  int first = keys.begin - keys.begin % CLA_BLOCK_KV + (int)cla_warp_keys(warp) * CLA_BLOCK_KV;
+  int page = 0; /* of the lane's key in the next step to be loaded */
+#if CLA_FEW_REGISTERS
+  if (first <= last) page = cla_page_of(pages, (uint)cla_own_position(first, keys, lane));
+#else
   ClaKvRaw k_raw[CLA_K_LOADS];
   ClaKvRaw v_raw[CLA_V_LOADS];
   if (first <= last) {
@@ -71,9 +80,10 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     const long at = cla_key_row(&task.item, cla_page_of(pages, (uint)own), (uint)own,
                                 call.block_stride, call.token_stride);
     cla_load_k(k_raw, k_lane, at, lane);
-    cla_load_v(v_raw, v_lane, at, lane);
+    cla_load_v(v_raw, v_lane, at, first_unit, lane);
     page = cla_page_of(pages, (uint)cla_own_position(first + CLA_STEP_KEYS, keys, lane));
   }
+#endif
 
   const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
   for (uint i = warp; i < CLA_QUERY_LOADS; i += CLA_WARPS)
@@ -82,7 +92,7 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
   ClaRow rows[CLA_LANE_ROWS];
   ClaRowState state[CLA_LANE_ROWS];
   float acc[CLA_ACC_SIZE];
-  cla_begin_rows(rows, state, acc, &opt, &task, call.causal, lane);
+  cla_begin_rows(rows, state, acc, &opt, &task, call.causal, first_row, lane);
 
   barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read */
 
@@ -91,6 +101,15 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
     const int masked =
         CLA_MASK || first < common.begin || first + CLA_BLOCK_KV > common.end; /* for some row */
     float scores[CLA_ROW_TILES * CLA_C_SIZE];
+#if CLA_FEW_REGISTERS
+    const int own = cla_own_position(first, keys, lane);
+    const long at = cla_key_row(&task.item, page, (uint)own, call.block_stride, call.token_stride);
+    cla_multiply_qk(scores, k_lane + at,
+                    queries + first_row / CLA_TILE_ROWS * CLA_K_UNITS * CLA_LANES, lane);
+    page = cla_page_of(pages, (uint)cla_own_position(next, keys, lane));
+    ClaKvRaw v_raw[CLA_V_LOADS];
+    cla_load_v(v_raw, v_lane, at, first_unit, lane);
+#else
     cla_multiply_qk(scores, k_raw, queries, lane);
 
     const int own = cla_own_position(next, keys, lane);
@@ -99,14 +118,18 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
       page = cla_page_of(pages, (uint)cla_own_position(next + CLA_STEP_KEYS, keys, lane));
       cla_load_k(k_raw, k_lane, at, lane);
     }
+#endif
     cla_to_probabilities(scores, acc, state, rows, &opt, scale, first, masked, lane);
     cla_add_values(acc, scores, v_raw, rows, &values, masked,
                    cla_range(max(first, keys.begin), min(first + CLA_BLOCK_KV, keys.end)), lane);
-    if (next <= last) cla_load_v(v_raw, v_lane, at, lane);
+#if !CLA_FEW_REGISTERS
+    if (next <= last) cla_load_v(v_raw, v_lane, at, first_unit, lane);
+#endif
   }
 
-  cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
-                 state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
+  cla_share_warp(sums_of + (cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row) * CLA_SUM_STRIDE / 4,
+                 state_of + cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row, acc, state,
+                 first_unit, lane);
   barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
   const ClaResults results = CLA_RESULTS;
   cla_end_task(&opt, &task, &results, sums_of, state_of);

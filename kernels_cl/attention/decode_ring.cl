@@ -256,7 +256,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     ClaRow rows[CLA_LANE_ROWS];
     ClaRowState state[CLA_LANE_ROWS];
     float acc[CLA_ACC_SIZE];
-    cla_begin_rows(rows, state, acc, &opt, &task, call.causal, lane);
+    cla_begin_rows(rows, state, acc, &opt, &task, call.causal, 0, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* queries written -> read, the task before joined -> shared */
 
     for (int first = cla_first_tile(keys, warp); first < keys.end; first += CLA_STEP_KEYS) {
@@ -281,7 +281,7 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     cla_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,
                      call.q_token_stride, warp, lane);
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
-                   state_of + warp * CLA_BLOCK_ROWS, acc, state, lane);
+                   state_of + warp * CLA_BLOCK_ROWS, acc, state, 0, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
     cla_end_task(&opt, &task, &results, sums_of, state_of);
     cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);

@@ -21,7 +21,7 @@
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
-   CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES
+   CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES, or a part of it
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and B_TILES * TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES
 
@@ -42,21 +42,33 @@
 #define CLA_KEY_UNIT(key, unit) CLA_TILE_UNIT(key, unit)
 #define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_STRIDE)
 #endif
-#ifndef CLA_FEW_REGISTERS
-#define CLA_FEW_REGISTERS 0
-#endif
 /* 0, of which the compiler cannot be sure with CLA_FEW_REGISTERS: it computes a lane's addresses
    anew for each tile, and they take no registers meanwhile. */
 #define CLA_ZERO(tile) (CLA_FEW_REGISTERS ? (uint)((tile) >> 31) : 0u)
+/* Where there are more warps than tiles of rows, several share the dims of a row: each computes all
+   products with keys, and has of values and results the units from here on. The last part begins
+   earlier instead of ending behind the last dim, so two warps may compute the same units. */
+#if CLA_TILE_ROWS * CLA_WARPS > CLA_BLOCK_ROWS
+#define CLA_DIM_PARTS (CLA_TILE_ROWS * CLA_WARPS / CLA_BLOCK_ROWS)
+#define CLA_FIRST_UNIT(warp) \
+  min((warp) % CLA_DIM_PARTS * CLA_ACC_TILES, (uint)(CLA_DIM_UNITS - CLA_ACC_TILES))
+#if CLA_TILE_COLUMNS != 8
+#error "prefill_mma.cl: dims are shared in units of 8"
+#endif
+#else
+#define CLA_DIM_PARTS 1
+#define CLA_FIRST_UNIT(warp) 0
+#endif
 #include "attention/row_tiles.clh"
 #if CLA_KV_QUANT
-#include "tile/sm80_cache.clh"
+#include "tile/cache_pairs.clh"
 #endif
 
-#define CLA_FRAGMENTS (CLA_BLOCK_ROWS / (CLA_TILE_ROWS * CLA_WARPS))
+#define CLA_FRAGMENTS (CLA_BLOCK_ROWS * CLA_DIM_PARTS / (CLA_TILE_ROWS * CLA_WARPS))
 #define CLA_OWN_KEYS ((CLA_BLOCK_KV + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
-#if CLA_BLOCK_ROWS % (CLA_TILE_ROWS * CLA_WARPS) != 0 || CLA_WG_SIZE % CLA_LANES != 0 || \
-    CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % (CLA_B_TILES * CLA_TILE_COLUMNS) != 0
+#if CLA_BLOCK_ROWS * CLA_DIM_PARTS % (CLA_TILE_ROWS * CLA_WARPS) != 0 ||  \
+    CLA_WG_SIZE % CLA_LANES != 0 || CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || \
+    CLA_BLOCK_KV % (CLA_B_TILES * CLA_TILE_COLUMNS) != 0
 #error "prefill_mma.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
@@ -174,7 +186,7 @@ static inline uint cla_own_row(const ClaWarpRows* own, uint r, uint lane) {
 /* A tile's products with keys become probabilities, and the accumulator takes in its values. */
 static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, const ClaOptions* opt,
                                  float scale, int tile, int masked, __local const uint4* v_tile,
-                                 uint lane) {
+                                 uint first_unit, uint lane) {
   const int first_key = tile + (int)cla_c_column(lane);
 #pragma unroll
   for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
@@ -194,7 +206,7 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
     cla_rescale_rows(acc + m * CLA_ACC_TILES * CLA_C_SIZE, factors);
   }
   if (!masked || !cla_values_overflow(v_tile, lane)) {
-    cla_multiply_pv(acc, scores, v_tile, lane);
+    cla_multiply_pv(acc, scores, v_tile + first_unit, lane);
     return;
   }
 #pragma unroll
@@ -202,7 +214,7 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
     ClaA probabilities[CLA_KEY_STEPS];
     cla_round_rows(probabilities, scores + m * CLA_SCORE_TILES * CLA_C_SIZE);
     cla_add_seen_values(acc + m * CLA_ACC_TILES * CLA_C_SIZE, probabilities,
-                        own->rows + m * CLA_C_ROWS, v_tile, tile, lane);
+                        own->rows + m * CLA_C_ROWS, v_tile + first_unit, tile, lane);
   }
 }
 
@@ -213,7 +225,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
                                            of the next tile and of the one behind it */
 
-  const ClaOptions opt = CLA_OPTION_VALUES;
+  ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
   const uint lane = cla_lane();
   const ClaTask task = cla_task(meta, call.entries_at, (uint)call.num_kv_heads);
@@ -225,7 +237,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
 
   ClaWarpRows own;
   float acc[CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE];
-  own.first_row = cla_warp() * (CLA_TILE_ROWS * CLA_FRAGMENTS);
+  const uint first_unit = CLA_FIRST_UNIT(cla_warp());
+  own.first_row = cla_warp() / CLA_DIM_PARTS * (CLA_TILE_ROWS * CLA_FRAGMENTS);
 #pragma unroll
   for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r) {
     own.rows[r] = cla_row(&opt, &task, cla_own_row(&own, r, lane), call.causal);
@@ -263,7 +276,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
                     lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
-    cla_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage], lane);
+    cla_take_tile(acc, scores, &own, &opt, fabs(scale), tile, masked, v_tile[stage], first_unit,
+                  lane);
 #pragma unroll
     for (uint i = 0; i < CLA_OWN_KEYS; ++i) {
       const uint key = lid + i * CLA_WG_SIZE;
@@ -274,12 +288,16 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   cla_wait_copies();            /* of a tile past the end: zeros */
   barrier(CLK_LOCAL_MEM_FENCE); /* queries copied, even without a key -> overwritten */
 
-  const ClaSideResults side = {CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0};
+#if CLA_OUT_FP8 && CLA_DIM_PARTS > 1
+  opt.out_fp8 += 8 * first_unit;
+#endif
+  const ClaSideResults side = {CLA_PARTIAL_OUT + 8 * first_unit, CLA_PARTIAL_LSE2,
+                               call.write_lse ? lse : 0};
 #pragma unroll
   for (uint r = 0; r < CLA_FRAGMENTS * CLA_C_ROWS; ++r)
     cla_finish_row(
-        &opt, &task, (uint)call.num_kv_heads, &side, q_tile, cla_own_row(&own, r, lane),
-        own.state[r],
+        &opt, &task, (uint)call.num_kv_heads, &side, q_tile + first_unit,
+        cla_own_row(&own, r, lane), own.state[r],
         acc + r / CLA_C_ROWS * CLA_ACC_TILES * CLA_C_SIZE + r % CLA_C_ROWS * CLA_C_COLUMNS, lane);
   if (task.item.partial_row >= 0) return; /* the same for all */
   barrier(CLK_LOCAL_MEM_FENCE);           /* results staged -> stored */

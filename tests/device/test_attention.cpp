@@ -117,9 +117,8 @@ bool is_preceded(const Variant& variant, const clattn::detail::KernelShape& shap
                  const clattn::DeviceCapabilities& device) {
   for (const Variant& other : clattn::detail::variants()) {
     if (&other == &variant) return false;
-    if (variant.role == Role::kDecode && other.role == variant.role &&
-        other.family() == variant.family() && other.block_rows >= variant.block_rows &&
-        clattn::detail::takes_types(other, shape) &&
+    if (variant.role == Role::kDecode && other.role == variant.role && runs_where(other, variant) &&
+        other.block_rows >= variant.block_rows && clattn::detail::takes_types(other, shape) &&
         clattn::detail::why_not(other, device).empty()) {
       return true;
     }
@@ -216,6 +215,34 @@ TEST_P(EveryVariant, IsRight) {
     }
   }
   if (!ran) GTEST_SKIP() << why_not;
+}
+
+// Units of several numbers of lanes run side by side on a CPU, where one of them gets what the
+// tests of its family ask: so each row is asked for the largest heads, 8-bit caches and fp8 output.
+TEST_P(EveryVariant, IsRightWithLargeHeadsAndBytes) {
+  const Variant& variant = *GetParam();
+  if (!variant.unit().by_sub_groups) GTEST_SKIP() << "the tests of its family reach it";
+  bool ran = false;
+  for (const auto& context : all_contexts()) {
+    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
+    const SpareFirst order(context, variant);
+    for (const auto [dtype, cache_dtype] :
+         {TypePair{DType::kF16, DType::kF16}, TypePair{DType::kF16, DType::kInt8},
+          TypePair{DType::kBF16, DType::kFp8E4M3}}) {
+      CaseSpec spec = case_for(variant, dtype, cache_dtype);
+      spec.config.head_size = 256;
+      if (!clattn::detail::takes_shape(variant, clattn::detail::kernel_shape(spec.config)))
+        spec.config.head_size = 128;
+      spec.config.output_fp8 = cache_dtype == DType::kFp8E4M3;
+      spec.last_token_overflows = cache_dtype == DType::kF16;
+      ran = true;
+      const CaseResult result = expect_right(context, spec);
+      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
+                result.kernels.end())
+          << variant.name << " did not run: " << describe(spec);
+    }
+  }
+  if (!ran) GTEST_SKIP() << "no device runs it";
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, EveryVariant, testing::ValuesIn(attention_variants()),

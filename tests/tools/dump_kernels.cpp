@@ -80,6 +80,12 @@ constexpr std::array kRingShapes = {
 
 /// What prefill_staged.cl takes, beside those of 64 and 128 above.
 constexpr std::array kStagedShapes = {ShapeRow{256, 16, DType::kBF16, DType::kBF16}};
+/// Heads for which warps on DPAS share keys and dims.
+constexpr std::array kDpasShapes = {
+    ShapeRow{256, 16, DType::kF16, DType::kF16},
+    ShapeRow{256, 16, DType::kBF16, DType::kFp8E4M3, kAllOptions},
+    ShapeRow{192, 5, DType::kBF16, DType::kInt8},
+};
 
 /// What products of bf16 pairs take, beside the second of the shapes above.
 constexpr std::array kPairShapes = {
@@ -100,6 +106,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
       rows.insert(rows.end(), kRingShapes.begin(), kRingShapes.end());
     if (variant.kernel_id == KernelId::prefill_staged)
       rows.insert(rows.end(), kStagedShapes.begin(), kStagedShapes.end());
+    if (variant.unit_id == UnitId::dpas8 || variant.unit_id == UnitId::dpas16)
+      rows.insert(rows.end(), kDpasShapes.begin(), kDpasShapes.end());
     if (variant.unit_id == UnitId::cpu_bf16)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {

@@ -99,6 +99,20 @@ int vector_width(int head_size, int preferred) {
   return preferred >= 8 ? 8 : 4;
 }
 
+/// Rows of a tile that each warp of its unit has, where they share them out evenly.
+std::int32_t warp_rows(const Variant& variant) {
+  return variant.block_rows * std::max(variant.unit().lanes, 1) / variant.work_group_size;
+}
+
+/// Warps that meet the same keys (UnitTraits::shares_keys).
+std::int32_t key_sharers(const Variant& variant, std::int32_t head_size) {
+  const UnitTraits& unit = variant.unit();
+  if (!unit.shares_keys) return 1;
+  const auto dim_parts =
+      std::bit_ceil(static_cast<std::uint32_t>(ceil_div(head_size, 8 * unit.lanes)));
+  return variant.block_rows / unit.tile_rows * static_cast<std::int32_t>(dim_parts);
+}
+
 int dtype_macro(DType dtype) {
   return static_cast<int>(dtype);
 }
@@ -223,14 +237,14 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
 std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
   const StepKeys keys = variant.kernel().keys;
   if (keys == StepKeys::kTile) return variant.block_kv;
-  // Those that share a key: a warp, or as many lanes as a key has units of eight elements.
+  // Those that share a key: of a warp, or as many lanes as a key has units of eight elements.
   constexpr std::uint32_t kWarp = 32;
   const std::uint32_t lanes =
       keys == StepKeys::kPerWarp
           ? static_cast<std::uint32_t>(variant.unit().lanes)
           : std::min(kWarp, std::bit_ceil(static_cast<std::uint32_t>(std::max(head_size / 8, 1))));
-  const std::int32_t sharers = variant.work_group_size / static_cast<std::int32_t>(lanes);
-  return variant.block_kv * std::max(sharers, 1);
+  const std::int32_t of_a_tile = static_cast<std::int32_t>(lanes) * key_sharers(variant, head_size);
+  return variant.block_kv * std::max(variant.work_group_size / of_a_tile, 1);
 }
 
 std::int32_t merge_heads(const Variant& variant, std::int32_t head_size) {
@@ -250,7 +264,8 @@ bool takes_types(const Variant& variant, const KernelShape& shape) {
           (shape.block_size > 0 && shape.block_size % kernel.page_step == 0)) &&
          is_within(variant.block_rows * shape.head_size, kernel.most_row_elements) &&
          is_within(variant.block_kv * shape.head_size, kernel.most_key_elements) &&
-         is_within(variant.block_kv * shape.head_size, unit.traits.most_key_elements);
+         is_within(variant.block_kv * shape.head_size, unit.traits.most_key_elements) &&
+         is_within(warp_rows(variant) * shape.head_size, unit.traits.most_sums);
 }
 
 bool takes_shape(const Variant& variant, const KernelShape& shape) {
