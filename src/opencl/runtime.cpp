@@ -246,15 +246,18 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source, const st
 std::string Runtime::expect(std::span<const KernelSource> sources) {
   if (state_->cache_binaries) return {};  // programs are kept apart on disk, and load fast
   std::vector<KernelSource> wanted;
-  std::string bundle = "\n";
+  std::string bundle = "\n", all = "\n";
   for (const KernelSource& source : sources) {
     const std::string key = program_key(source);
+    all += key + '\n';
     const auto known = state_->programs.find(key);
     if (known && known->refusal) continue;
     wanted.push_back(source);
     bundle += key + '\n';
   }
   if (wanted.size() < 2) return {};
+  // What did not build together is left apart; who was refused is known since then.
+  if (const auto tried = state_->programs.find(all); tried && !tried->handle) return {};
   const auto program = state_->programs.get(bundle, [&] { return state_->build_bundle(wanted); });
   return program->handle ? bundle : std::string{};
 }
