@@ -1,6 +1,7 @@
 // What attention kernels read from 8-bit caches, code by code.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <clattn/clattn.hpp>
 #include <cmath>
 
@@ -39,6 +40,12 @@ void expect_codes_exact(const std::shared_ptr<clattn::Context>& context, KernelF
     }
   }
   queue.write(cache.buffer, std::as_bytes(std::span(bytes)));
+
+  if (cache_dtype == DType::kInt8) {
+    const std::array<float, 2> ones = {1, 1};
+    cache.scales = context->allocate(sizeof(ones));
+    queue.write(cache.scales, std::as_bytes(std::span(ones)));
+  }
 
   constexpr std::int32_t kLong = 300;  // causal: its row 0 sees one key
   const std::vector<std::int32_t> starts = {0, 1, 1 + kLong}, lens = {1, kLong};

@@ -33,7 +33,7 @@ struct EveryHalf {
 };
 
 struct Scales {
-  std::vector<float> factors;  // [2][1 or kHeads]; empty = all 1
+  std::vector<float> factors;  // [2][1 or kHeads]; empty = all 1, which int8 has to be told
   bool per_head = false;
   float of(std::size_t kv, std::size_t head) const {
     if (factors.empty()) return 1.0F;
@@ -113,7 +113,10 @@ template <typename Run>
 void for_each_quantized(const Run& run) {
   for (const auto& context : all_contexts()) {
     for (const DType dtype : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
-      for (const Scales& scales : kScales) run(*context, dtype, scales);
+      for (Scales scales : kScales) {
+        if (dtype == DType::kInt8 && scales.factors.empty()) scales.factors = {1, 1};
+        run(*context, dtype, scales);
+      }
     }
   }
 }

@@ -153,8 +153,10 @@ TEST(KeysByDim, AWriteStoresEveryTokenInItsPlace) {
       std::vector<std::uint8_t> want(
           96 / static_cast<std::size_t>(spec.block_size) * spec.page_size_bytes(), 0x5A);
       const clattn::Buffer memory = cache_ops_test::upload(*context, queue, want);
-      const KVCache cache =
+      KVCache cache =
           clattn::reshape_kv_cache(memory, spec, backend_named("FLASHINFER"), KVCacheLayout::kHDN);
+      if (dtype == DType::kInt8)
+        cache.scales = cache_ops_test::upload(*context, queue, std::vector<float>{1, 1});
       clattn::reshape_and_cache_flash(*context, queue, {.buffer = k.handle()},
                                       {.buffer = v.handle()}, DType::kF32, cache, mapping.handle(),
                                       0, static_cast<std::int64_t>(slots.size()));
