@@ -133,7 +133,7 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
   const std::int64_t tokens = num_rows(step, call.queue);
   const std::int64_t query_stride = bounded_token_stride(
       call.query, {tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype}, "query");
-  if (call.output.buffer == nullptr) throw_invalid("Output tensor must be provided.");
+  throw_invalid_if(tokens > 0 && call.output.buffer == nullptr, "Output tensor must be provided.");
   const std::int64_t output_stride =
       bounded_token_stride(call.output, {tokens, heads * shape.head_size, shape.dtype}, "output");
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
