@@ -147,7 +147,7 @@ clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostC
   batch.seq_lens = host.truth.seq_lens;
   batch.num_reqs = static_cast<std::int32_t>(spec.requests.size());
   batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
-  batch.causal = spec.causal;
+  if (spec.config.attn_type == clattn::AttentionType::kDecoder) batch.causal = spec.causal;
   if (spec.config.contiguous_kv()) {
     key_start_loc = {0};
     for (const std::int32_t keys : host.truth.seq_lens)

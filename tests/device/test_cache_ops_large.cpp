@@ -87,7 +87,7 @@ void expect_stored(const clattn::Context& context, const LargeWrite& write) {
   cache.buffer = upload(context, queue, want);
   cache.k_offset += write.shift;
   cache.v_offset += write.shift;
-  if (write.scales) {
+  if (write.scales || write.dtype == DType::kInt8) {  // which has to be told
     std::vector<float> scales;
     for (const bool keys : {true, false}) {
       for (std::int32_t head = 0; head < kHeads; ++head)
