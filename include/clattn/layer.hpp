@@ -204,8 +204,8 @@ class Attention {
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows (LayerInputs) to the output and zeroes its padding rows, those of an output_fp8 too.
-  /// Asynchronous; allocates nothing. Throws kInvalidArgument for keys of an int8 cache by scales of
-  /// the layer's own that nobody loaded or calculated.
+  /// Asynchronous; allocates nothing. Throws kInvalidArgument for keys of an int8 cache by scales
+  /// of the layer's own that nobody loaded or calculated.
   ///
   /// Profiling runs: null metadata zeroes all rows. Without a cache where one is needed, the tokens
   /// attend to the call's own keys, causally in decoders; the batch may have no computed tokens

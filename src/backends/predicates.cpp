@@ -18,7 +18,8 @@ std::string detail::unsupported_layout(const AttentionBackend& backend, KVCacheL
                      fmt::join(names, ", "), names.size() == 1 ? "is" : "are");
 }
 
-void AttentionMetadataBuilder::set_workspace_buffer(std::shared_ptr<AttentionWorkspace>) {
+void AttentionMetadataBuilder::set_workspace_buffer(
+    std::shared_ptr<AttentionWorkspace>) {  // NOLINT(*-unnecessary-value-param): overriders keep it
   detail::throw_unsupported("set_workspace_buffer: this builder has no workspace to replace");
 }
 

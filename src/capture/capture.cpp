@@ -116,10 +116,10 @@ struct WrittenSlots {
   WrittenSlots(const Queue& queue, const SlotSource& written, const Cache& cache)
       : slots(read_as<std::int64_t>(queue, written.buffer, written.offset_bytes,
                                     written.num_tokens)) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const std::int64_t page = slots[i] / cache.block_size;
-      if (slots[i] < 0 || page >= cache.num_blocks) {
-        slots[i] = kPadSlotId;
+    for (std::int64_t& slot : slots) {
+      const std::int64_t page = slot / cache.block_size;
+      if (slot < 0 || page >= cache.num_blocks) {
+        slot = kPadSlotId;
         continue;
       }
       pages.push_back(static_cast<std::int32_t>(page));
