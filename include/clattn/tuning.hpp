@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/device.hpp>
 #include <clattn/types.hpp>
@@ -100,6 +101,15 @@ std::string tuning_path();
 /// written or holds another file.
 void save_tuning(const std::string& path, std::span<const TuningRow> rows,
                  std::span<const CostRow> costs = {});
+
+/// What a step of a layer would be planned as on a device that need not be there: `device` says
+/// what it can do, `costs` what kernels cost there, and the shipped rows where these do not. All
+/// that its capabilities allow is taken to build. Of `batch` only the lengths count. Throws
+/// kUnsupported where no kernel fits, and for latent attention and encoders.
+std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
+                                              const DeviceCapabilities& device,
+                                              std::span<const CostRow> costs,
+                                              const CommonAttentionMetadata& batch);
 
 /// Gives a context these rows in place of the user's file. Layers and builders that are made from
 /// now on follow them; a layer takes metadata only of builders made under the same rows.

@@ -119,4 +119,38 @@ TEST(Plans, TellTheLaunchesOfAStep) {
   }
 }
 
+// What is planned for a device's capabilities alone is what the device is given, where it builds
+// the kernels that they ask for.
+TEST(Plans, ArePredictedFromCapabilitiesAlone) {
+  for (const auto& context : all_contexts()) {
+    set_tuning(*context, {});
+    const clattn::AttentionConfig config = attention_test::small_config();
+    const clattn::Queue queue = context->create_queue();
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 2, .max_num_batched_tokens = 64, .max_model_len = 4096};
+    const auto builder =
+        clattn::get_attn_backend(config, nullptr).make_builder(context, config, options);
+    const std::vector<std::int32_t> starts = {0, 1, 41};
+    const std::vector<std::int32_t> lengths = {4096, 60};
+    const std::vector<std::int32_t> pages(2 * std::size_t{4096} /
+                                          static_cast<std::size_t>(config.block_size));
+    const auto batch = clattn::CommonAttentionMetadata::of(starts, lengths, pages);
+    const auto planned = planned_launches(builder->build(queue, batch));
+    const auto predicted = predicted_launches(config, context->capabilities(), {}, batch);
+    ASSERT_EQ(planned.size(), predicted.size());
+    for (std::size_t i = 0; i < planned.size(); ++i) {
+      EXPECT_EQ(planned[i].kernel, predicted[i].kernel);
+      EXPECT_EQ(planned[i].tasks, predicted[i].tasks);
+      EXPECT_EQ(planned[i].splits, predicted[i].splits);
+      EXPECT_DOUBLE_EQ(planned[i].predicted_us, predicted[i].predicted_us);
+    }
+    // Costs that are given count.
+    clattn::CostRow row;
+    row.device = context->capabilities().kind == clattn::DeviceKind::kCpu ? "cpu" : "gpu";
+    row.costs = {.launch_us = 1000, .task_us = 1, .read_gbs = 1};
+    const auto slow = predicted_launches(config, context->capabilities(), {&row, 1}, batch);
+    EXPECT_GT(slow.front().predicted_us, 1000);
+  }
+}
+
 }  // namespace

@@ -240,7 +240,11 @@ class TuningFile : public clattn::detail::RuntimeFixture {
     return shape;
   }
   KernelCosts costs_of(const AttentionKernels& kernels) const {
-    return kernel_costs(*runtime_, shape(), *kernels.stages.front().variant);
+    return costs_of(*kernels.stages.front().variant);
+  }
+  KernelCosts costs_of(const clattn::detail::Variant& variant) const {
+    const clattn::detail::RuntimeTuning tuning = runtime_->tuning();
+    return kernel_costs({runtime_->capabilities(), *tuning.table}, shape(), variant);
   }
   std::unique_ptr<Runtime> runtime_;
 };
@@ -261,8 +265,7 @@ TEST_P(TuningFile, ChoosesKernelAndCosts) {
   EXPECT_EQ(tuned->stages.front().variant->work_group_size, 64);
   EXPECT_EQ(tuned->stages.front().tiling.item_tokens, 2);
   EXPECT_EQ(costs_of(*tuned), (KernelCosts{1, 2, 3, 4, 5, 6}));
-  EXPECT_EQ(kernel_costs(*runtime_, shape(), *tuned->merge.variant),
-            (KernelCosts{.launch_us = 7, .read_gbs = 8}));
+  EXPECT_EQ(costs_of(*tuned->merge.variant), (KernelCosts{.launch_us = 7, .read_gbs = 8}));
 }
 
 TEST_P(TuningFile, StaleForeignAndBrokenFilesChangeNothing) {

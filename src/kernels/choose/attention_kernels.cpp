@@ -34,19 +34,30 @@ bool lacks_resources(const Error& error) {
          std::find(kStatuses.begin(), kStatuses.end(), error.cl_code()) != kStatuses.end();
 }
 
+/// Where kernels are wanted. Without a runtime nothing is built, and all that the device's
+/// capabilities allow is taken to fit.
+struct Target {
+  TunedDevice device;
+  Runtime* runtime;
+  std::string bundle = {};  ///< Runtime::expect()'s
+};
+
 /// The variants of a role that are built, tried one after the other.
 class RoleKernels {
  public:
-  RoleKernels(Runtime& runtime, const KernelShape& shape, std::size_t most,
-              const std::string& bundle, std::vector<std::string>* rejected)
-      : runtime_(runtime), shape_(shape), most_(most), bundle_(bundle), rejected_(rejected) {}
+  RoleKernels(const Target& target, const KernelShape& shape, std::size_t most,
+              std::vector<std::string>* rejected)
+      : target_(target), shape_(shape), most_(most), rejected_(rejected) {}
 
   /// Builds a variant if the device can run it and no earlier one does its work.
   void add(const Variant& variant) {
     if (!takes_shape(variant, shape_) || !is_wanted(variant)) return;
-    const DeviceCapabilities& capabilities = runtime_.capabilities();
+    const DeviceCapabilities& capabilities = target_.device.capabilities;
     const auto reasons = why_not(variant, capabilities);
     if (!reasons.empty()) return reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
+    if (target_.runtime == nullptr) {
+      return built.push_back({variant, nullptr, head_tiling(variant, shape_)});
+    }
     std::shared_ptr<KernelPool> pool = build(variant);
     if (pool == nullptr) return;
     // The driver has resources for this one. For those before it, too, if it was short of them for
@@ -71,11 +82,12 @@ class RoleKernels {
   /// Null for a tile that this driver cannot build, or has no resources for: the next one may do.
   std::shared_ptr<KernelPool> build(const Variant& variant) {
     try {
-      return runtime_.kernel(kernel_source(variant, shape_, runtime_.capabilities()), bundle_);
+      return target_.runtime->kernel(kernel_source(variant, shape_, target_.device.capabilities),
+                                     target_.bundle);
     } catch (const Error& error) {
       const bool refused = is_build_refusal(error);
       if (!refused && !lacks_resources(error)) throw;
-      if (refused) runtime_.note_build_failure(variant.name, error.what());
+      if (refused) target_.runtime->note_build_failure(variant.name, error.what());
       if (!refused) doubtful_.push_back(variant);
       reject(variant, error.what());
       return nullptr;
@@ -83,7 +95,7 @@ class RoleKernels {
   }
 
   void take_in(const Variant& variant, std::shared_ptr<KernelPool> pool) {
-    const DeviceCapabilities& capabilities = runtime_.capabilities();
+    const DeviceCapabilities& capabilities = target_.device.capabilities;
     if (!fits_after_build(variant, *pool, capabilities)) {
       return reject(variant,
                     fmt::format("built, but it needs {} B of local and {} B of private memory",
@@ -111,24 +123,22 @@ class RoleKernels {
     return !built.empty() && variant.block_rows >= built.front().variant->block_rows;
   }
 
-  Runtime& runtime_;
+  const Target& target_;
   const KernelShape& shape_;
   std::size_t most_;
-  const std::string& bundle_;
   std::vector<std::string>* rejected_;
   std::optional<BuiltKernel> spilling_;  // the one that spills least
   std::vector<Variant> doubtful_;        // without resources when they were built
 };
 
-std::vector<BuiltKernel> build_fitting(Runtime& runtime, const KernelShape& shape,
+std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& shape,
                                        KernelFamily family, Role role, std::size_t most,
-                                       const std::string& bundle,
                                        std::vector<std::string>* rejected) {
-  RoleKernels kernels(runtime, shape, most, bundle, rejected);
-  const std::optional<Variant> tuned = tuned_variant(runtime, shape, family, role);
+  RoleKernels kernels(target, shape, most, rejected);
+  const std::optional<Variant> tuned = tuned_variant(target.device, shape, family, role);
   if (tuned) kernels.add(*tuned);
   const bool is_tuned = !kernels.built.empty();
-  use_best_family(role, is_tuned ? tuned->family() : family, runtime.capabilities(),
+  use_best_family(role, is_tuned ? tuned->family() : family, target.device.capabilities,
                   [&](const Variant& variant) {
                     if (!variant.unit().asked_only) kernels.add(variant);
                     return !kernels.built.empty();
@@ -163,12 +173,11 @@ MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::
           .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
 }
 
-PlannerConfig planner_config(const AttentionKernels& kernels) {
-  const Runtime& runtime = *kernels.runtime;
+PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
     const std::int32_t tokens = stage.tiling.item_tokens;
-    const KernelCosts costs = kernel_costs(runtime, kernels.shape, *stage.variant);
+    const KernelCosts costs = kernel_costs(device, kernels.shape, *stage.variant);
     config.tiles.at(static_cast<std::size_t>(config.num_tiles++)) = {
         .max_query_len = tokens,
         .max_item_tokens = tokens,
@@ -176,7 +185,7 @@ PlannerConfig planner_config(const AttentionKernels& kernels) {
         .merges_splits = merges_splits(*stage.variant),
         .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
         .workers =
-            concurrent_groups(*stage.variant, kernels.shape.cache_dtype, runtime.capabilities()),
+            concurrent_groups(*stage.variant, kernels.shape.cache_dtype, device.capabilities),
         .dealing =
             stage.variant->kernel().tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
         .parallel = costs.groups,
@@ -184,8 +193,8 @@ PlannerConfig planner_config(const AttentionKernels& kernels) {
         .costs = task_costs(costs, kernels.shape, stage.tiling)};
   }
   config.merge = merge_costs(
-      kernel_costs(runtime, kernels.shape, *kernels.merge.variant), kernels.shape,
-      concurrent_groups(*kernels.merge.variant, kernels.shape.cache_dtype, runtime.capabilities()));
+      kernel_costs(device, kernels.shape, *kernels.merge.variant), kernels.shape,
+      concurrent_groups(*kernels.merge.variant, kernels.shape.cache_dtype, device.capabilities));
   // Without pages any cut will do; this one keeps items apart by whole cache lines.
   config.block_size = kernels.shape.block_size > 0 ? kernels.shape.block_size : 16;
   // Without a queue, CPUs are handed the front of the list.
@@ -212,43 +221,54 @@ FormRoles roles_of(CacheForm form) {
 }
 
 /// The variant that is tried first for a role; nothing where none runs.
-std::optional<Variant> first_choice(const Runtime& runtime, const KernelShape& shape,
+std::optional<Variant> first_choice(const TunedDevice& device, const KernelShape& shape,
                                     KernelFamily family, Role role) {
-  if (const auto tuned = tuned_variant(runtime, shape, family, role)) return tuned;
+  if (const auto tuned = tuned_variant(device, shape, family, role)) return tuned;
   std::optional<Variant> first;
-  const DeviceCapabilities& device = runtime.capabilities();
-  use_best_family(role, family, device, [&](const Variant& variant) {
-    if (!first && takes_shape(variant, shape) && why_not(variant, device).empty()) first = variant;
+  use_best_family(role, family, device.capabilities, [&](const Variant& variant) {
+    if (!first && takes_shape(variant, shape) && why_not(variant, device.capabilities).empty())
+      first = variant;
     return first.has_value();
   });
   return first;
 }
 
 /// Has the kernels built together that compile() is likely to end up with, as this bundle.
-std::string expect_first_choices(Runtime& runtime, const KernelShape& shape, KernelFamily family) {
+std::string expect_first_choices(const Target& target, const KernelShape& shape,
+                                 KernelFamily family) {
   const FormRoles roles = roles_of(shape.form);
   std::vector<KernelSource> sources;
   for (const std::optional<Role>& role :
        {roles.shorter, std::optional(roles.longer), std::optional(Role::kMerge),
         shape.block_size > 0 ? roles.cache_write : std::nullopt}) {
-    const auto variant = role ? first_choice(runtime, shape, family, *role) : std::nullopt;
-    if (variant) sources.push_back(kernel_source(*variant, shape, runtime.capabilities()));
+    const auto variant = role ? first_choice(target.device, shape, family, *role) : std::nullopt;
+    if (variant) sources.push_back(kernel_source(*variant, shape, target.device.capabilities));
   }
-  return runtime.expect(sources);
+  return target.runtime->expect(sources);
 }
 
-std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& shape,
+BuiltKernel first_fitting(const Target& target, const KernelShape& shape, KernelFamily family,
+                          Role role) {
+  std::vector<std::string> rejected;
+  auto built = build_fitting(target, shape, family, role, 1, &rejected);
+  if (built.empty()) {
+    throw_unsupported("no {} kernel fits this device: {}", to_string(role),
+                      fmt::join(rejected, "; "));
+  }
+  return std::move(built.front());
+}
+
+std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shape,
                                           KernelFamily family) {
-  const std::string bundle = expect_first_choices(runtime, shape, family);
+  if (target.runtime != nullptr) target.bundle = expect_first_choices(target, shape, family);
   auto kernels = std::make_shared<AttentionKernels>();
-  kernels->runtime = &runtime;
+  kernels->runtime = target.runtime;
   kernels->shape = shape;
   std::vector<std::string> rejected;
   auto& stages = kernels->stages;
   const FormRoles roles = roles_of(shape.form);
-  if (roles.shorter)
-    stages = build_fitting(runtime, shape, family, *roles.shorter, 1, bundle, &rejected);
-  auto prefill = build_fitting(runtime, shape, family, roles.longer, 2, bundle, &rejected);
+  if (roles.shorter) stages = build_fitting(target, shape, family, *roles.shorter, 1, &rejected);
+  auto prefill = build_fitting(target, shape, family, roles.longer, 2, &rejected);
   if (prefill.empty()) {
     throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
                       fmt::join(rejected, "; "));
@@ -264,25 +284,20 @@ std::shared_ptr<AttentionKernels> compile(Runtime& runtime, const KernelShape& s
     const bool shorter = tokens < prefill.back().tiling.item_tokens;
     if (last || (longer && shorter)) stages.push_back(std::move(tile));
   }
-  kernels->merge = build_first_fitting(runtime, shape, family, Role::kMerge, bundle);
+  kernels->merge = first_fitting(target, shape, family, Role::kMerge);
   if (shape.block_size > 0 && roles.cache_write) {
-    kernels->cache_write = build_first_fitting(runtime, shape, family, *roles.cache_write, bundle);
+    kernels->cache_write = first_fitting(target, shape, family, *roles.cache_write);
   }
-  kernels->planner = planner_config(*kernels);
+  kernels->planner = planner_config(*kernels, target.device);
   return kernels;
 }
 
 }  // namespace
 
 BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
-                                Role role, const std::string& bundle) {
-  std::vector<std::string> rejected;
-  auto built = build_fitting(runtime, shape, family, role, 1, bundle, &rejected);
-  if (built.empty()) {
-    throw_unsupported("no {} kernel fits this device: {}", to_string(role),
-                      fmt::join(rejected, "; "));
-  }
-  return std::move(built.front());
+                                Role role) {
+  const RuntimeTuning tuning = runtime.tuning();
+  return first_fitting({{runtime.capabilities(), *tuning.table}, &runtime}, shape, family, role);
 }
 
 std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) const {
@@ -340,13 +355,21 @@ KeyWindow window_of(const AttentionConfig& config) {
 std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family) {
+  const RuntimeTuning tuning = runtime.tuning();
   const std::string key = fmt::format(
       "attention form {} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
       shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim, shape.block_size,
       to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
-      option_macros(shape.options, Role::kPrefill), runtime.tuning().revision);
+      option_macros(shape.options, Role::kPrefill), tuning.revision);
+  const Target target{{runtime.capabilities(), *tuning.table}, &runtime};
   return std::static_pointer_cast<const AttentionKernels>(
-      runtime.shared_object(key, [&] { return compile(runtime, shape, family); }));
+      runtime.shared_object(key, [&] { return compile(target, shape, family); }));
+}
+
+std::shared_ptr<const AttentionKernels> imagined_kernels(const TunedDevice& device,
+                                                         const KernelShape& shape,
+                                                         KernelFamily family) {
+  return compile({device, nullptr}, shape, family);
 }
 
 }  // namespace clattn::detail

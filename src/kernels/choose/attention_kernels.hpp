@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/choose/variants.hpp"
+#include "kernels/choose/tuned.hpp"
 #include "metadata/planner.hpp"
 #include "opencl/runtime.hpp"
 
@@ -48,9 +48,15 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family);
 
-/// The first variant of `role` on the ladder that fits shape and device, built, in `bundle` if that
-/// has it (Runtime::expect()). Throws kUnsupported.
+/// Those that a device would get which takes all that its capabilities allow: nothing is built, and
+/// there is no runtime.
+std::shared_ptr<const AttentionKernels> imagined_kernels(const TunedDevice& device,
+                                                         const KernelShape& shape,
+                                                         KernelFamily family);
+
+/// The first variant of `role` on the ladder that fits shape and device, built. Throws
+/// kUnsupported.
 BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
-                                Role role, const std::string& bundle = {});
+                                Role role);
 
 }  // namespace clattn::detail

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 
-#include "kernels/choose/tuned.hpp"
-
 namespace clattn::detail {
 
-KernelCosts kernel_costs(const Runtime& runtime, const KernelShape& shape, const Variant& variant) {
-  TuningQuery query = tuning_query(runtime, shape, variant.family());
+KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
+                         const Variant& variant) {
+  TuningQuery query = tuning_query(device.capabilities, shape, variant.family());
   query.kernel = variant.name;
-  const RuntimeTuning tuning = runtime.tuning();
-  const CostRow* row = tuning.table->find_costs(query);
+  const CostRow* row = device.table.find_costs(query);
   return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
 }
 

@@ -164,8 +164,8 @@ std::vector<Variant> tiles_for(Role role, const KernelShape& shape,
 
 }  // namespace
 
-TuningQuery tuning_query(const Runtime& runtime, const KernelShape& shape, KernelFamily family) {
-  const DeviceCapabilities& device = runtime.capabilities();
+TuningQuery tuning_query(const DeviceCapabilities& device, const KernelShape& shape,
+                         KernelFamily family) {
   TuningQuery query{.device = device.name,
                     .driver = device.driver_version,
                     .classes = device_classes(device),
@@ -204,15 +204,14 @@ std::optional<Variant> variant_of(const TuningRow& row, Role role) {
   return std::nullopt;
 }
 
-std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& shape,
+std::optional<Variant> tuned_variant(const TunedDevice& device, const KernelShape& shape,
                                      KernelFamily family, Role role) {
-  const RuntimeTuning tuning = runtime.tuning();
-  TuningQuery query = tuning_query(runtime, shape, family);
+  TuningQuery query = tuning_query(device.capabilities, shape, family);
   query.role = to_string(role);
-  const TuningRow* row = tuning.table->find(query, [&](const TuningRow& candidate) {
+  const TuningRow* row = device.table.find(query, [&](const TuningRow& candidate) {
     const std::optional<Variant> variant = variant_of(candidate, role);
     return variant && takes_shape(*variant, shape) &&
-           serves_family(family, variant->family(), runtime.capabilities());
+           serves_family(family, variant->family(), device.capabilities);
   });
   return row == nullptr ? std::nullopt : variant_of(*row, role);
 }

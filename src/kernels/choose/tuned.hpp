@@ -16,12 +16,19 @@ bool is_legal_tile(const Variant& variant);
 /// the kernel does not take them.
 std::optional<Variant> variant_of(const TuningRow& row, Role role);
 
+/// A device, be it there or not, and the rows that it is tuned by.
+struct TunedDevice {
+  const DeviceCapabilities& capabilities;
+  const TuningTable& table;
+};
+
 /// The variant to try first for a role of a shape; nothing = as variants.inc orders them.
-std::optional<Variant> tuned_variant(const Runtime& runtime, const KernelShape& shape,
+std::optional<Variant> tuned_variant(const TunedDevice& device, const KernelShape& shape,
                                      KernelFamily family, Role role);
 
 /// What the rows for a layer are found by, but for role and kernel. `family`: of the kernels that
 /// are wanted; a device of another kind is then but a host for them.
-TuningQuery tuning_query(const Runtime& runtime, const KernelShape& shape, KernelFamily family);
+TuningQuery tuning_query(const DeviceCapabilities& device, const KernelShape& shape,
+                         KernelFamily family);
 
 }  // namespace clattn::detail

@@ -28,7 +28,19 @@ cl_int in_ints(std::size_t offset_bytes) {
   return static_cast<cl_int>(offset_bytes / kIntBytes);
 }
 
+std::size_t bytes_per_partial_row(const KernelShape& shape) {
+  return to_size(shape.num_heads) * to_size(shape.head_size + 1) * sizeof(float);
+}
+
 }  // namespace
+
+std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilities& capabilities) {
+  const std::size_t row = bytes_per_partial_row(shape);
+  const std::size_t counters = row / to_size(shape.head_size + 1);
+  const std::size_t device = capabilities.max_alloc_bytes;
+  const std::size_t room = device - std::min(device, most_workspace_overhead());
+  return static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
+}
 
 /// Byte offsets of a step's parts: slots first, then items by class, merges, page ids.
 struct PagedStep::Layout {
@@ -85,13 +97,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.num_splits = options_.num_splits;
   planner_.window = rules_.window;
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
-  // So that a step of long prompts cannot claim the memory that the cache needs.
-  const std::size_t row = bytes_per_partial_row();
-  const std::size_t counters = row / to_size(kernels_->shape.head_size + 1);
-  const std::size_t device = context_->capabilities().max_alloc_bytes;
-  const std::size_t room = device - std::min(device, most_workspace_overhead());
-  planner_.max_partial_rows =
-      static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
+  planner_.max_partial_rows = most_partial_rows(kernels_->shape, context_->capabilities());
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
     // only single queries are split, else the bound would make their cuts too long to help.
@@ -137,11 +143,6 @@ std::size_t PagedStep::largest_step_bytes() const {
   return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
                 recorded ? pages : std::min(pages, kPages), owner + ": the largest step")
       .total;
-}
-
-std::size_t PagedStep::bytes_per_partial_row() const noexcept {
-  const KernelShape& shape = kernels_->shape;
-  return to_size(shape.num_heads) * to_size(shape.head_size + 1) * sizeof(float);
 }
 
 /// Whether some kernel of the step does.
@@ -262,7 +263,7 @@ std::size_t PagedStep::workspace_bytes(const CommonAttentionMetadata& given) con
   const CommonAttentionMetadata batch = resolve_causal(given);
   const PlannerConfig planner = planner_for(batch, check_lengths(batch), false);
   const std::int64_t rows = AttentionPlan(planner, batch).counts().num_partial_rows;
-  return to_size(rows) * bytes_per_partial_row();
+  return to_size(rows) * bytes_per_partial_row(kernels_->shape);
 }
 
 /// Takes the workspace's buffer, grown to `rows` partial ones where it is smaller. Another builder

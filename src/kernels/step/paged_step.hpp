@@ -69,6 +69,9 @@ struct StepRules {
   SplitRule split = nullptr;  ///< null = the builder's policy
 };
 
+/// Of a step, so that one of long prompts cannot claim the memory that the cache needs.
+std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilities& capabilities);
+
 /// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
 /// grows. Not thread-safe.
 class PagedStep {
@@ -135,7 +138,6 @@ class PagedStep {
   static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_workspace(std::int64_t rows);
   std::size_t largest_step_bytes() const;
-  std::size_t bytes_per_partial_row() const noexcept;
   bool merges_splits() const noexcept;
 
   std::shared_ptr<Context> context_;

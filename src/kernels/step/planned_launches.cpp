@@ -1,25 +1,38 @@
 #include <algorithm>
 #include <clattn/attention.hpp>
+#include <clattn/tuning.hpp>
 #include <vector>
 
+#include "base/error.hpp"
 #include "kernels/step/paged_step.hpp"
 
 namespace clattn {
 namespace {
 
-using detail::BuiltKernel;
+using detail::AttentionKernels;
 using detail::PagedStepView;
+using detail::PlanCounts;
+using detail::PlannerConfig;
+using detail::PlanOutput;
 using detail::TaskRun;
 using detail::TileClass;
 
 constexpr double kUsPerNs = 1e-3;
 
-PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
-  const TileClass& tile = step.planner->tiles.at(index);
+/// A plan, the kernels that it is for, and the planner that made it.
+struct MadePlan {
+  const AttentionKernels& kernels;
+  const PlannerConfig& planner;
+  const PlanCounts& counts;
+  const PlanOutput& output;
+};
+
+PlannedLaunch planned_attention(const MadePlan& plan, std::size_t index) {
+  const TileClass& tile = plan.planner.tiles.at(index);
   const auto items =
-      step.plan.items.at(index).first(static_cast<std::size_t>(step.planned.num_items.at(index)));
+      plan.output.items.at(index).first(static_cast<std::size_t>(plan.counts.num_items.at(index)));
   PlannedLaunch launch;
-  launch.kernel = step.kernels->stages.at(index).variant->name;
+  launch.kernel = plan.kernels.stages.at(index).variant->name;
   launch.items = static_cast<std::int64_t>(items.size());
   launch.tasks = launch.items * tile.groups_per_item;
   launch.concurrent_groups = tile.workers;
@@ -40,15 +53,14 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
   return launch;
 }
 
-PlannedLaunch planned_merge(const PagedStepView& step) {
-  const detail::MergeCosts& costs = step.planner->merge;
-  const BuiltKernel& merge = step.kernels->merge;
+PlannedLaunch planned_merge(const MadePlan& plan) {
+  const detail::MergeCosts& costs = plan.planner.merge;
   PlannedLaunch launch;
-  launch.kernel = merge.variant->name;
-  launch.items = step.planned.num_merges;
-  launch.tasks = launch.items * step.kernels->shape.num_heads;
-  for (std::int32_t i = 0; i < step.planned.num_merges; ++i) {
-    launch.splits += step.plan.merges[static_cast<std::size_t>(i)].num_splits;
+  launch.kernel = plan.kernels.merge.variant->name;
+  launch.items = plan.counts.num_merges;
+  launch.tasks = launch.items * plan.kernels.shape.num_heads;
+  for (std::int32_t i = 0; i < plan.counts.num_merges; ++i) {
+    launch.splits += plan.output.merges[static_cast<std::size_t>(i)].num_splits;
   }
   launch.predicted_us = (costs.launch_ns + merge_ns(costs, static_cast<double>(launch.items),
                                                     static_cast<double>(launch.splits))) *
@@ -56,17 +68,47 @@ PlannedLaunch planned_merge(const PagedStepView& step) {
   return launch;
 }
 
+std::vector<PlannedLaunch> launches_of(const MadePlan& plan) {
+  std::vector<PlannedLaunch> launches;
+  for (std::size_t i = 0; i < plan.kernels.stages.size(); ++i) {
+    if (plan.counts.num_items.at(i) > 0) launches.push_back(planned_attention(plan, i));
+  }
+  if (plan.counts.num_merges > 0) launches.push_back(planned_merge(plan));
+  return launches;
+}
+
 }  // namespace
 
 std::vector<PlannedLaunch> planned_launches(const AttentionMetadata& metadata) {
   const PagedStepView* step = metadata.step();
-  std::vector<PlannedLaunch> launches;
-  if (step == nullptr || step->kernels == nullptr) return launches;
-  for (std::size_t i = 0; i < step->kernels->stages.size(); ++i) {
-    if (step->planned.num_items.at(i) > 0) launches.push_back(planned_attention(*step, i));
+  if (step == nullptr || step->kernels == nullptr) return {};
+  return launches_of({*step->kernels, *step->planner, step->planned, step->plan});
+}
+
+std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
+                                              const DeviceCapabilities& device,
+                                              std::span<const CostRow> costs,
+                                              const CommonAttentionMetadata& batch) {
+  detail::throw_unsupported_if(config.use_mla || config.attn_type != AttentionType::kDecoder,
+                               "only a decoder's attention over keys and values is predicted");
+  detail::validate_sequences(batch);
+  const detail::TuningTable table({.costs = {costs.begin(), costs.end()}});
+  const auto kernels =
+      detail::imagined_kernels({device, table}, detail::kernel_shape(config), config.kernel_family);
+  PlannerConfig planner = kernels->planner;
+  planner.window = detail::window_of(config);
+  planner.max_partial_rows = detail::most_partial_rows(kernels->shape, device);
+  const detail::AttentionPlan plan(planner, batch);
+  std::array<std::vector<ClaWorkItem>, detail::kMaxTileClasses> items;
+  std::vector<ClaMergeItem> merges(static_cast<std::size_t>(plan.counts().num_merges));
+  PlanOutput output;
+  output.merges = merges;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    items.at(i).resize(static_cast<std::size_t>(plan.counts().num_items.at(i)));
+    output.items.at(i) = items.at(i);
   }
-  if (step->planned.num_merges > 0) launches.push_back(planned_merge(*step));
-  return launches;
+  plan.write(std::vector<std::int32_t>(static_cast<std::size_t>(batch.num_reqs)), output);
+  return launches_of({*kernels, planner, plan.counts(), output});
 }
 
 }  // namespace clattn
