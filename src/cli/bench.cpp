@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/bench_compare.hpp"
+#include "cli/bench_predict.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/bench_shapes.hpp"
 #include "cli/bench_workload.hpp"
@@ -23,7 +24,7 @@ namespace {
 
 struct Arguments {
   std::vector<std::string> suites, models, shapes_files, compared, backends;
-  std::string json_file, html_file, device, filter, layout;
+  std::string json_file, html_file, device, filter, layout, card;
   bool quick = false, plan = false;
 };
 
@@ -84,7 +85,7 @@ BenchRow measure(const std::shared_ptr<Context>& context, const BenchOptions& op
 /// The built-in shapes and those of --shapes, whose models are wanted unless --model names others.
 std::vector<BenchShape> all_shapes(Arguments& arguments) {
   std::vector<BenchShape> all;
-  for (const ShapesFile& file : built_in_shapes()) {
+  for (const TextFile& file : built_in_shapes()) {
     const std::vector<BenchShape> shapes = parse_shapes(file.text, file.name);
     all.insert(all.end(), shapes.begin(), shapes.end());
   }
@@ -187,8 +188,7 @@ bool is_file(const std::string& path) {
          (!std::filesystem::exists(path) || std::filesystem::is_regular_file(path));
 }
 
-void run_bench(Arguments arguments) {
-  const std::shared_ptr<Context> context = Context::create(arguments.device);
+void run_bench(Arguments arguments, const std::shared_ptr<Context>& context) {
   const Effort& effort = arguments.quick ? kQuick : kFull;
   BenchOptions options{.device = arguments.device,
                        .backend = {},
@@ -229,8 +229,36 @@ void run_bench(Arguments arguments) {
   if (!std::ranges::all_of(rows, &BenchRow::passed)) throw ExitCode{1};
 }
 
+/// The card where it is at hand; null where it is not.
+std::shared_ptr<Context> find_card(const Card& card, const std::string& device) {
+  try {
+    auto context = Context::create(device.empty() ? card.device : device);
+    return card_of(built_in_cards(), context->capabilities()) == &card ? context : nullptr;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument || !device.empty()) throw;
+    return nullptr;
+  }
+}
+
+/// On the card itself the rows are measured too, planned by the predicted costs.
+void run_prediction(Arguments arguments) {
+  const Card& card = card_named(arguments.card);
+  const std::shared_ptr<Context> context = find_card(card, arguments.device);
+  throw_invalid_if(context == nullptr && !arguments.json_file.empty(),
+                   "--json: '{}' with --predict, legal: where the card is there to be measured",
+                   arguments.json_file);
+  print_predictions(card, wanted_shapes(arguments, DeviceKind::kGpu));
+  if (context == nullptr) return;
+  const std::vector<CostRow> costs = predicted_rows(card, built_in_loops());
+  if (!costs.empty()) set_tuning(*context, {}, costs);
+  arguments.plan = true;
+  fmt::print("\nMEASURED, planned and predicted by the same costs:\n");
+  run_bench(arguments, context);
+}
+
 void run(const Arguments& arguments) {
-  if (arguments.compared.empty()) return run_bench(arguments);
+  if (!arguments.card.empty()) return run_prediction(arguments);
+  if (arguments.compared.empty()) return run_bench(arguments, Context::create(arguments.device));
   if (!arguments.html_file.empty()) check_writable(arguments.html_file);
   const std::vector<ComparedReport> reports = read_reports(arguments.compared);
   print_comparison(reports);
@@ -266,6 +294,8 @@ void add_bench_command(CLI::App& app) {
       ->check(CLI::IsMember({"NHD", "HND", "HDN"}));
   command->add_flag("--plan", arguments->plan,
                     "Also print how each step was cut, and predicted times beside measured ones");
+  command->add_option("--predict", arguments->card,
+                      "Predict the rows for a card of bench/cards/; measure them too where it is");
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
   auto* const compare = command
                             ->add_option("--compare", arguments->compared,

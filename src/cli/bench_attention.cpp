@@ -52,7 +52,7 @@ class AttentionWorkload : public Workload {
     touched_bytes = cache_.cache.buffer.size_bytes();
     if (shape_.suite == "warmed_step") impl_->warm_up(queue_);
     record_kernels();
-    count_work();
+    work = attention_work(config_, shape_.requests);
   }
 
   double run(int launches) override {
@@ -165,24 +165,6 @@ class AttentionWorkload : public Workload {
         kernel.block_kv = info->block_kv;
       }
       kernels.push_back(kernel);
-    }
-  }
-
-  /// Each visible key and value once, and the multiply-adds of each query with each key that it
-  /// sees. Latent rows are keys and values at once.
-  void count_work() {
-    const double key_width = config_.head_size, value_width = config_.output_head_size();
-    const double row_bytes = config_.num_kv_heads *
-                             (config_.use_mla ? key_width : key_width + value_width) *
-                             static_cast<double>(element_size_bytes(config_.cache_dtype()));
-    for (const auto& [query_len, seq_len] : shape_.requests) {
-      const double window = config_.sliding_window > 0 ? config_.sliding_window : seq_len;
-      work.bytes += row_bytes * std::min<double>(seq_len, window + query_len - 1);
-      double pairs = 0;
-      for (std::int32_t i = 0; i < query_len; ++i) {
-        pairs += std::min<double>(seq_len - query_len + i + 1, window);
-      }
-      work.flops += 2 * (key_width + value_width) * config_.num_heads * pairs;
     }
   }
 

@@ -131,6 +131,24 @@ std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
   return block * block_size + position % block_size;
 }
 
+Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests) {
+  Work work;
+  const double key_width = config.head_size, value_width = config.output_head_size();
+  const double row_bytes = config.num_kv_heads *
+                           (config.use_mla ? key_width : key_width + value_width) *
+                           static_cast<double>(element_size_bytes(config.cache_dtype()));
+  for (const auto& [query_len, seq_len] : requests) {
+    const double window = config.sliding_window > 0 ? config.sliding_window : seq_len;
+    work.bytes += row_bytes * std::min<double>(seq_len, window + query_len - 1);
+    double pairs = 0;
+    for (std::int32_t i = 0; i < query_len; ++i) {
+      pairs += std::min<double>(seq_len - query_len + i + 1, window);
+    }
+    work.flops += 2 * (key_width + value_width) * config.num_heads * pairs;
+  }
+  return work;
+}
+
 std::int64_t count_pages(const BenchShape& shape) {
   std::int64_t pages = 0;
   for (const BenchRequest& request : shape.requests) {

@@ -66,6 +66,10 @@ struct BenchBatch {
   std::int32_t block_size;
 };
 
+/// Each visible key and value once, and the multiply-adds of each query with each key that it sees.
+/// Latent rows are keys and values at once.
+Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests);
+
 std::int64_t count_pages(const BenchShape& shape);
 /// Bytes that a buffer may take of a device that gives away one part in `parts` of its memory.
 std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts);

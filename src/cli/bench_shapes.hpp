@@ -61,12 +61,13 @@ struct BenchShape {
 /// "write", "reshape_and_cache", ...: the values of option op.
 std::string_view to_string(CacheOp op);
 
-/// A shapes file by name.
-struct ShapesFile {
+/// A file that was built in.
+struct TextFile {
   std::string_view name, text;
 };
-/// Those of bench/shapes/ as they were built in.
-std::vector<ShapesFile> built_in_shapes();
+/// Those of bench/shapes/ and of bench/cards/.
+std::vector<TextFile> built_in_shapes();
+std::vector<TextFile> card_files();
 
 /// The suites in the order of reports.
 const std::vector<std::string>& bench_suites();

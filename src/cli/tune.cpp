@@ -68,7 +68,7 @@ std::vector<Model> known_models() {
     model.head_size = shape.head_size;
     add(shape.name, model);
   }
-  for (const ShapesFile& file : built_in_shapes()) {
+  for (const TextFile& file : built_in_shapes()) {
     for (const BenchShape& row : parse_shapes(file.text, file.name)) add(row.model.name, row.model);
   }
   return models;

@@ -222,6 +222,9 @@ TEST(Bench, BackendsStandSideBySide) {
 }
 
 TEST(Bench, RefusesWithOneLine) {
+  expect_refusal(run_program("bench --predict no-such-card"), 2,
+                 "--predict: 'no-such-card', legal: mi100, ");
+  expect_refusal(run_program("bench decode --predict mi300x --json -"), 2, "--json: ");
   expect_refusal(run_program("bench --quick --model no-such-model"), 2,
                  "--model: 'no-such-model' is unknown; one of all, aims, deepseek-v3");
   expect_refusal(run_program("bench --quick --filter no-such-row"), 2,
@@ -253,6 +256,19 @@ TEST(Bench, SaysWhyNoRowFits) {
   expect_refusal(
       run_program("bench --quick --json - --shapes " + (scratch.path() / "huge.txt").string()), 3,
       "no row fits this device: needs ");
+}
+
+/// A card that no machine of these tests has: predictions, and the rows that they were made from.
+TEST(Bench, PredictsForACardThatIsNotThere) {
+  const ProgramResult result = run_program("bench decode prefill --predict mi300x");
+  ASSERT_EQ(result.code, 0) << result.standard_error;
+  const std::string& text = result.standard_output;
+  EXPECT_TRUE(text.starts_with("PREDICTED, not measured: AMD Instinct MI300X")) << text;
+  for (const char* part : {"llama-3-8b/decode/64q1s8k ", "llama-3-8b/prefill/4q4k ",
+                           "prefill_mfma__r128_kv32", "\ncost gfx942* * decode_mfma__r16 "}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
+  }
+  EXPECT_EQ(text.find("MEASURED"), std::string::npos);
 }
 
 }  // namespace

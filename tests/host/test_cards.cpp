@@ -1,0 +1,144 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/error.hpp>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "cli/cards.hpp"
+#include "support/error_text.hpp"
+
+namespace {
+
+using clattn::CostRow;
+using clattn::DType;
+using clattn::cli::Card;
+using clattn::cli::LoopCount;
+
+std::string file_text(const char* name) {
+  std::ifstream file(std::string(CLATTN_SOURCE_DIR) + "/bench/cards/" + name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+std::vector<Card> all_cards() {
+  return clattn::cli::parse_cards(file_text("cards.txt"), "cards.txt");
+}
+std::vector<LoopCount> all_loops() {
+  return clattn::cli::parse_loops(file_text("loops.txt"), "loops.txt");
+}
+const Card& card_named(const std::vector<Card>& cards, std::string_view name) {
+  return *std::ranges::find(cards, name, &Card::name);
+}
+
+/// 10 cores of 4 SIMDs, 1 GHz: a slot of 4 clocks takes 4 ns.
+constexpr const char* kCard =
+    "card toy A toy\n"
+    "  device=toy chip=toy unit=tile/mfma.clh compute_units=10 cores=10 simds=4 slot=4\n"
+    "  mhz=1000 tflops=1 gbs=100 local_kib=64 latency_ns=500\n";
+
+TEST(Cards, EveryChipHasItsLoops) {
+  const std::vector<LoopCount> loops = all_loops();
+  for (const Card& card : all_cards()) {
+    const bool counted = std::ranges::find(loops, card.chip, &LoopCount::chip) != loops.end();
+    EXPECT_TRUE(counted || card.chip == "sm_90") << card.name;
+    const std::vector<CostRow> rows = predicted_rows(card, loops);
+    EXPECT_EQ(rows.empty(), !counted) << card.name;
+    const clattn::TuningText read = clattn::parse_tuning(clattn::format_tuning({}, rows), "rows");
+    EXPECT_THAT(read.problems, testing::IsEmpty());
+    EXPECT_EQ(read.costs.size(), rows.size());
+  }
+}
+
+/// A step of a lone group waits for memory; of many, the memory's rate or the slots bound them.
+TEST(Cards, CostsFollowFromSlotsAndMemory) {
+  const Card card = clattn::cli::parse_cards(kCard, "text").front();
+  LoopCount loop{.chip = "toy", .variant = "decode_mfma__r16", .head_size = 128};
+  loop.waves = 2;
+  loop.slots = 50;  // 200 ns
+  loop.group_waves = 2;
+  loop.keys = 32;  // 16384 bytes
+  clattn::KernelCosts costs = predicted_costs(card, loop, 20);
+  EXPECT_DOUBLE_EQ(costs.read_gbs, 16384 / 500.0);
+  // All 20 together get 90 % of the memory: 20 * 32.8 / (1 + 20 / groups) = 90.
+  EXPECT_NEAR(20 * costs.read_gbs / (1 + 20 / costs.groups), 90, 1e-6);
+  EXPECT_DOUBLE_EQ(costs.task_us, 2);
+  loop.slots = 5000;  // 20 us a step: then a wave's slots decide, alone and together
+  costs = predicted_costs(card, loop, 20);
+  EXPECT_DOUBLE_EQ(costs.read_gbs, 16384 / 20000.0);
+  EXPECT_DOUBLE_EQ(costs.groups, 0);
+  EXPECT_NEAR(clattn::cli::decode_in_flight(card, {loop}), 10 * 4 * 16384 / 50000.0, 1e-9);
+}
+
+/// Loads in flight cover the way to memory with half as much to spare.
+TEST(Cards, DecodeHasEnoughInFlight) {
+  const std::vector<LoopCount> loops = all_loops();
+  for (const Card& card : all_cards()) {
+    const double in_flight = decode_in_flight(card, loops);
+    if (in_flight > 0) {
+      EXPECT_GE(in_flight, 1.5) << card.name;
+    }
+  }
+}
+
+/// A large decode batch comes to 70 to 90 % of the memory's rate, a long prompt to the slots'
+/// share.
+TEST(Cards, LargeStepsComeToTheBoundsOfTheCard) {
+  const std::vector<Card> cards = all_cards();
+  const Card& card = card_named(cards, "mi300x");
+  const std::vector<CostRow> costs = predicted_rows(card, all_loops());
+  const clattn::AttentionConfig config{
+      .num_heads = 32, .num_kv_heads = 8, .head_size = 128, .dtype = DType::kF16};
+  std::vector<std::int32_t> starts = {0};
+  for (int i = 0; i < 256; ++i) starts.push_back(i + 1);
+  const std::vector<std::int32_t> lengths(256, 8192);
+  clattn::CommonAttentionMetadata batch{
+      .query_start_loc = starts, .seq_lens = lengths, .num_reqs = 256, .num_actual_tokens = 256};
+  const auto time_us = [&] {
+    double sum = 0;
+    for (const auto& launch : predicted_launches(config, card.capabilities(), costs, batch))
+      sum += launch.predicted_us;
+    return sum;
+  };
+  const double gbs = 256.0 * 8192 * 8 * 512 * 1e-3 / time_us();
+  EXPECT_GT(gbs, 0.7 * card.gbs);
+  EXPECT_LE(gbs, 0.9 * card.gbs);
+  starts = {0, 8192};
+  const std::vector<std::int32_t> one = {8192};
+  batch = {.query_start_loc = starts, .seq_lens = one, .num_reqs = 1, .num_actual_tokens = 8192};
+  const double tflops = 2.0 * 8192 * 8193 * 128 * 32 * 1e-6 / time_us();
+  EXPECT_GT(tflops, 0.4 * card.tflops);
+  EXPECT_LT(tflops, 0.65 * card.tflops);
+}
+
+TEST(Cards, ADeviceIsTheCardOfItsNameAndSize) {
+  const std::vector<Card> cards = all_cards();
+  clattn::DeviceCapabilities device;
+  device.name = "gfx942:sramecc+:xnack-";
+  device.compute_units = 304;
+  EXPECT_EQ(card_of(cards, device), &card_named(cards, "mi300x"));
+  device.compute_units = 220;
+  EXPECT_EQ(card_of(cards, device), &card_named(cards, "mi300a"));
+  device.name = "pthread";
+  EXPECT_EQ(card_of(cards, device), nullptr);
+}
+
+TEST(Cards, BadLinesAreNamed) {
+  const auto fault = [](const std::string& text) {
+    return test::error_text([&] { static_cast<void>(clattn::cli::parse_cards(text, "f")); });
+  };
+  EXPECT_THAT(fault("mhz=1\n"), testing::HasSubstr("f:1: 'mhz=1' before the first card"));
+  EXPECT_THAT(fault("card a\n"), testing::HasSubstr("f:1: card:"));
+  EXPECT_THAT(fault(std::string(kCard) + " mhz=fast\n"), testing::HasSubstr("f:4: mhz: 'fast'"));
+  EXPECT_THAT(fault(std::string(kCard) + " weight=3\n"), testing::HasSubstr("f:4: weight"));
+  EXPECT_THAT(fault("card a A card\n chip=x\n"), testing::HasSubstr("card a: compute_units"));
+  const auto loop_fault = [](const std::string& text) {
+    return test::error_text([&] { static_cast<void>(clattn::cli::parse_loops(text, "f")); });
+  };
+  EXPECT_THAT(loop_fault("gfx942 k d128_f16_f16 1\n"), testing::HasSubstr("f:1: 4 columns"));
+  EXPECT_THAT(loop_fault("gfx942 k d128_f64_f16 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15\n"),
+              testing::HasSubstr("shape: 'd128_f64_f16'"));
+}
+
+}  // namespace
