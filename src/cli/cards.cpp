@@ -110,8 +110,8 @@ void set_shape(LoopCount& loop, const std::string& shape, const std::string& whe
   };
   throw_invalid_if(first == second || shape.front() != 'd', "{}: shape: '{}'", where, shape);
   loop.head_size = static_cast<std::int32_t>(number(shape.substr(1, first - 1), where));
-  loop.dtype = type_of(std::string_view(shape).substr(first + 1, second - first - 1));
-  loop.cache_dtype = type_of(std::string_view(shape).substr(second + 1));
+  loop.dtype = type_of(std::string_view{shape}.substr(first + 1, second - first - 1));
+  loop.cache_dtype = type_of(std::string_view{shape}.substr(second + 1));
 }
 
 bool is_decode(std::string_view variant) {
@@ -227,7 +227,7 @@ std::vector<Card> parse_cards(std::string_view text, std::string_view name) {
       const std::size_t at = word.find('=');
       throw_invalid_if(at == std::string::npos, "{}: '{}', legal: FIELD=VALUE", where, word);
       const std::string field = word.substr(0, at);
-      set_field(cards.back(), field, word.substr(at + 1), where + ": " + field);
+      set_field(cards.back(), field, word.substr(at + 1), fmt::format("{}: {}", where, field));
     }
   });
   for (const Card& card : cards) check_card(card, name);
