@@ -150,9 +150,13 @@ double slowdown_groups(double alone_gbs, double all_gbs, double concurrent_group
   return slowdown > 1e-3 ? concurrent_groups / slowdown : 0;
 }
 
-/// Tasks that plans take to run at once: of queries of a type, decode or not.
-double concurrent_groups(const Card& card, DType dtype, bool decode) {
-  AttentionConfig config{.num_heads = 4, .num_kv_heads = 1, .head_size = 128, .dtype = dtype};
+/// Tasks that plans take to run at once: of queries and a cache of these types, decode or not.
+double concurrent_groups(const Card& card, DType dtype, DType cache_dtype, bool decode) {
+  const AttentionConfig config{.num_heads = 4,
+                               .num_kv_heads = 1,
+                               .head_size = 128,
+                               .dtype = dtype,
+                               .kv_cache_dtype = cache_dtype};
   const std::array<std::int32_t, 2> starts = {0, decode ? 1 : 4096};
   const std::array<std::int32_t, 1> lengths = {4096};
   const CommonAttentionMetadata batch{.query_start_loc = starts,
@@ -175,7 +179,7 @@ CostRow uncounted_decode(const Card& card) {
   KernelCosts costs = trips_to_memory(card);
   costs.read_gbs = kReadAlone;
   costs.groups = slowdown_groups(kReadAlone, kReadShare * card.gbs,
-                                 concurrent_groups(card, DType::kF32, true));
+                                 concurrent_groups(card, DType::kF32, DType::kF32, true));
   return row_of(card, "decode_gpu*", costs);
 }
 
@@ -274,7 +278,8 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
   for (const LoopCount& loop : loops) {
     if (loop.chip != card.chip) continue;
     if (rows.empty()) rows.push_back(uncounted_decode(card));
-    const double groups = concurrent_groups(card, loop.dtype, is_decode(loop.variant));
+    const double groups =
+        concurrent_groups(card, loop.dtype, loop.cache_dtype, is_decode(loop.variant));
     CostRow row = row_of(card, loop.variant, predicted_costs(card, loop, groups));
     if (loop.cache_dtype != loop.dtype) {  // one of 8 bits stands for all of them
       for (const DType cache : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
