@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 TOOLS = pathlib.Path(__file__).resolve().parent
 TABLE = pathlib.Path(os.path.relpath(TOOLS.parent.parent / "bench" / "cards" / "loops.txt"))
-SHAPES = ("d128_f16_f16", "d128_bf16_bf16", "d256_bf16_bf16", "d64_f16_fp8_e5m2")
+SHAPES = ("d128_f16_f16", "d128_bf16_bf16", "d256_f16_f16", "d256_bf16_bf16", "d64_f16_fp8_e5m2")
 
 
 class Chip(NamedTuple):
@@ -344,13 +344,19 @@ def measure(job):
     name, variant, shape, source = job
     options = source.with_suffix(".options").read_text().split()
     by = by_ocloc if CHIPS[name].compiler == "ocloc" else by_clang
-    sizes = dict(re.findall(r"-DCLA_(WG_SIZE|BLOCK_KV)=(\d+)", " ".join(options)))
+    sizes = {size: int(value) for size, value in
+             re.findall(r"-DCLA_(WG_SIZE|BLOCK_KV|BLOCK_ROWS|HEAD_DIM)=(\d+)", " ".join(options))}
     try:
         sums = by(str(source), options, name)
-        sums["w"] = max(1, int(sizes["WG_SIZE"]) // CHIPS[name].wave)
-        # Waves of decode have keys of their own (kernels_cl/attention/decode_mma.cl).
+        wave = CHIPS[name].wave
+        sums["w"] = max(1, sizes["WG_SIZE"] // wave)
+        # Waves of decode have keys of their own; Intel's share them with those of other rows and
+        # dims (CLA_SHARERS of kernels_cl/tile/decode_sizes.clh).
         own = sums["w"] if variant.startswith("decode") else 1
-        sums["key"] = int(sizes["BLOCK_KV"]) * own
+        if variant.startswith("decode_dpas"):
+            dim_parts = next(n for n in (1, 2, 4) if sizes["HEAD_DIM"] <= 8 * wave * n)
+            own //= sizes["BLOCK_ROWS"] // 8 * dim_parts
+        sums["key"] = sizes["BLOCK_KV"] * own
         return (name, variant, shape), sums
     except (RuntimeError, TypeError, ValueError) as error:
         raise RuntimeError(f"{name} {variant} {shape}: {error}") from error
