@@ -179,6 +179,14 @@ TEST(Oracle, ARowWithoutKeysIsZeroWithLseMinusInfinity) {
   EXPECT_EQ(got.lse[5], -kInfinity);
 }
 
+TEST(Oracle, ARowWithoutALogitThatIsANumberIsNaN) {
+  oracle::AttentionCase call = small_case();
+  call.key_cache[2] = std::numeric_limits<double>::quiet_NaN();  // all that request 1 has
+  const oracle::AttentionResult got = oracle::attention(call, Element::kF32);
+  EXPECT_TRUE(std::isnan(got.out[4]));
+  EXPECT_TRUE(std::isnan(got.lse[4]));
+}
+
 TEST(Oracle, BoundCoversOneRoundingOfTheResult) {
   for (const Element element : {Element::kF32, Element::kF16, Element::kBF16}) {
     const oracle::AttentionResult got = oracle::attention(small_case(), element);
