@@ -68,7 +68,8 @@ class AttentionMetadata {
   virtual ~AttentionMetadata() = default;
   /// Name of the backend whose builder made it; empty for builders outside the registry.
   std::string_view backend() const noexcept { return backend_; }
-  /// Of the requests in any order: at most decode_threshold query tokens make a decode.
+  /// How many requests and tokens are decodes (at most decode_threshold query tokens) and prefills,
+  /// whatever the order of the requests.
   const BatchSplit& split() const noexcept { return split_; }
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
@@ -80,14 +81,14 @@ class AttentionMetadata {
   /// int64 slots of this step, on the device.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
-  /// The host's copy, [num_actual_tokens]; of recorded steps padded with kPadSlotId. Of cross
-  /// attention's eager steps as many as the batch gave.
+  /// The host's copy, [num_actual_tokens]; in recorded steps padded with kPadSlotId. In eager steps
+  /// of cross attention it has as many slots as the batch gave.
   std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
 
  protected:
   std::string_view backend_;
   BatchSplit split_;
-  /// First request of each side, -1 where decodes and prefills stand mixed.
+  /// Index of the first decode and of the first prefill; -1 if the two are interleaved.
   std::int32_t decodes_at_ = 0;
   std::int32_t prefills_at_ = 0;
   std::int32_t num_actual_tokens_ = 0;
@@ -130,10 +131,10 @@ class AttentionMetadataBuilder {
  public:
   virtual ~AttentionMetadataBuilder() = default;
   /// Validates the batch, plans the work and uploads everything by one non-blocking write to
-  /// `queue` (in-order). Requests may stand in any order, and so do results: the plan hands each to
-  /// the kernel for its length. Allocates nothing once warm; throws kInvalidArgument naming
-  /// request, field, value and legal range. The previous metadata becomes invalid; work already
-  /// enqueued with it on the same queue stays correct.
+  /// `queue` (in-order). Requests may come in any order, and results keep that order: the plan
+  /// gives each request to the kernel for its query length. Allocates nothing once warm; throws
+  /// kInvalidArgument naming request, field, value and legal range. The previous metadata becomes
+  /// invalid; work already enqueued with it on the same queue stays correct.
   virtual const AttentionMetadata& build(cl_command_queue queue,
                                          const CommonAttentionMetadata& batch,
                                          Event* upload = nullptr,
@@ -161,8 +162,9 @@ class AttentionMetadataBuilder {
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                              std::span<std::int32_t> order) const = 0;
   virtual std::int32_t decode_threshold() const noexcept = 0;
-  /// Partial results lie there from the next build() on, as with BuilderOptions::workspace. Throws
-  /// kInvalidArgument for null, kUnsupported where launches are recorded and by default.
+  /// From the next build() on, partial results go to `workspace`, as with
+  /// BuilderOptions::workspace. Throws kInvalidArgument if it is null, and kUnsupported if the
+  /// builder records launches (graph_batch_size) or, as this default does, has no workspace.
   virtual void set_workspace_buffer(std::shared_ptr<AttentionWorkspace> workspace);
 };
 
@@ -225,9 +227,9 @@ class AttentionImpl {
   virtual ~AttentionImpl() = default;
   virtual const AttentionConfig& config() const noexcept = 0;
   /// Stores the step's keys and values in the cache at the metadata's slots; those that are
-  /// kPadSlotId store nothing, and rows behind the last that is stored need not be there. With
-  /// use_mla `key` is kv_c, [num_actual_tokens, kv_lora_rank], and `value` k_pe,
-  /// [num_actual_tokens, rope_dim]; of cross attention they have a row for each slot of the batch.
+  /// kPadSlotId store nothing, and `key` and `value` may end after the last row that is stored.
+  /// With use_mla `key` is kv_c, [num_actual_tokens, kv_lora_rank], and `value` k_pe,
+  /// [num_actual_tokens, rope_dim]. In cross attention both have one row per slot of the batch.
   /// Asynchronous. Throws kInvalidArgument for metadata without slots: cross attention's, unless
   /// its batch came with a slot_mapping.
   virtual void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
@@ -245,8 +247,8 @@ class AttentionImpl {
                        const ForwardOptions& options = {}) const = 0;
   /// As forward() for configurations with contiguous_kv(): `key` and `value`, [tokens,
   /// num_kv_heads, head_size], are attended directly, request r's from row key_start_loc[r] on
-  /// (CommonAttentionMetadata, whose `causal` counts for encoder_only: causal attention without a
-  /// cache). Throws kUnsupported under other configurations.
+  /// (CommonAttentionMetadata). Bidirectional, except that encoder_only follows the batch's
+  /// `causal`. Throws kUnsupported under other configurations.
   virtual void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
                                TensorRef value, const AttentionMetadata& metadata, TensorRef output,
                                cl_mem lse = nullptr, Event* event = nullptr,
@@ -377,10 +379,10 @@ class BackendList {
 /// and throws what load_backend_plugin() throws. Thread-safe.
 BackendList list_attn_backends();
 
-/// The registered backend of this name. vLLM's names for the built-in ones are taken, too
-/// (XFORMERS_VLLM_V1, class paths); its names for other libraries' backends (FLASH_ATTN) are
-/// refused with the name of what computes the same here. Throws kInvalidArgument with the names
-/// that exist.
+/// The registered backend of this name. Also accepts vLLM's names for the built-in ones
+/// (XFORMERS_VLLM_V1, class paths). Throws kInvalidArgument listing the registered names for any
+/// other; for vLLM's name of another library's backend (FLASH_ATTN) the message also says which
+/// backend computes the same here.
 std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name);
 
 /// What the selector decided and why the others were passed over.
@@ -399,7 +401,7 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
                                   const DeviceCapabilities* capabilities);
 
 /// The backend for a configuration. `name` (or, when empty, the environment's CLATTN_BACKEND)
-/// forces one, by the names of find_attn_backend(), which throws for any other; a forced backend
+/// forces one; it is looked up, and refused if unknown, by find_attn_backend(). A forced backend
 /// that does not fit throws kUnsupported with its reasons. "auto" and "" choose. An attention-free
 /// configuration gets NO_ATTENTION, whatever is forced. The reference is good until
 /// unregister_backend(); shared_from_this() of it for longer.

@@ -38,14 +38,14 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const std::shared_ptr<Context>& context,
                                               const BuilderOptions& options = {});
 
-/// Binds each cache to the layer of its name. Returns them ordered by layer index (equal indices:
-/// as in the registry). Throws kInvalidArgument for a layer that does not exist.
+/// Binds each cache to the layer of that name. Returns the bound caches ordered by layer index
+/// (equal indices: as in the registry). Throws kInvalidArgument for a name that no layer has.
 std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers);
 
-/// Allocates the caches, shapes them (`layout`; nullopt = AttentionState::get_kv_cache_layout();
-/// AttentionBackend::preferred_layout() is faster on CPUs) and binds them, as bind_kv_cache() does.
-/// Blocks until zeroed.
+/// Allocates the caches in `layout` and binds them as bind_kv_cache() does, with the same result.
+/// nullopt = AttentionState::get_kv_cache_layout(); AttentionBackend::preferred_layout() is faster
+/// on CPUs. Blocks until the caches are zeroed.
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,

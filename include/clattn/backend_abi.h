@@ -115,7 +115,7 @@ typedef struct ClattnKVCache {
 
 /* One step's batch, validated: the same arrays on the host and, from the named byte offsets on, in
    one device buffer. The first num_decodes requests are decodes (few query tokens: one, unless
-   speculating); 0 where these do not stand first. */
+   speculating); 0 if decodes do not come first. */
 typedef struct ClattnBatch {
   uint32_t struct_size; /* bytes of this struct */
   int32_t num_reqs;

@@ -26,7 +26,7 @@ class BatchMetadata : public AttentionMetadata {
   std::span<const std::int32_t> seq_lens;         ///< [num_reqs]
 
  protected:
-  /// Throw kUnsupported where decodes and prefills stand mixed.
+  /// Both throw kUnsupported if decodes and prefills are interleaved.
   BatchView decodes() const { return view(decodes_at_, split_.num_decodes); }
   BatchView prefills() const { return view(prefills_at_, split_.num_prefills); }
   /// Rows [first, first + count) of an array with `width` elements a request.

@@ -104,7 +104,7 @@ struct MergeAttnStates {
   /// Of the merged output: nullopt = dtype, or an 8-bit type, which holds type(out / output_scale)
   /// rounded to nearest even and saturated, in memory of its own.
   std::optional<DType> output_dtype = std::nullopt;
-  Buffer output_scale = {};  ///< 8-bit types only: f32 [1] on the device. Empty = 1; int8 needs one
+  Buffer output_scale = {};  ///< 8-bit types only: f32 [1] on the device. Empty = 1; int8 needs it
 };
 
 /// Joins attention over a prefix and over a suffix of the keys into attention over both (vLLM:

@@ -77,7 +77,7 @@ struct SlicedBatch {
   UBatchSlice slice;
   CommonAttentionMetadata original;
   /// The slice's requests over this object's arrays and its rows of the original's block table and
-  /// slots: valid while they live unchanged.
+  /// slots; valid while both live unchanged.
   CommonAttentionMetadata metadata() const;
 };
 

@@ -38,7 +38,7 @@ class FlashInferMetadata : public BatchMetadata {
   /// memory before there is a cache. The plan is as for any other batch. False of recorded steps.
   bool is_profile_run = false;
 
-  /// The sides; throw kUnsupported where decodes and prefills stand mixed.
+  /// The decodes and the prefills; both throw kUnsupported if the two are interleaved.
   View decode_metadata() const { return with_pages(decodes(), decodes_at_); }
   View prefill_metadata() const { return with_pages(prefills(), prefills_at_); }
 

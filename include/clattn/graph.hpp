@@ -161,7 +161,7 @@ class AttentionState {
   const AttentionMetadata& prepare_graph_input_buffers(cl_command_queue queue,
                                                        std::int32_t batch_size,
                                                        const CommonAttentionMetadata& batch);
-  /// The layout of caches whose maker names none, as init_kv_cache() makes them: the override or
+  /// The layout that init_kv_cache() gives caches when it is passed none: the override or
   /// CLATTN_KV_CACHE_LAYOUT (kv_cache.hpp), else NHD (vLLM: FlashInferState.get_kv_cache_layout).
   static KVCacheLayout get_kv_cache_layout();
   /// The smallest captured batch size that this step can be replayed with; 0 = none: run it

@@ -16,10 +16,10 @@ namespace clattn {
 
 class AttentionBackend;
 
-/// The layout that caches shall have when their maker names none: the override of
-/// set_kv_cache_layout(), else CLATTN_KV_CACHE_LAYOUT, else nullopt: NHD of init_kv_cache()
-/// (attn_utils.hpp), the backend's preference of make_kv_cache() (attention.hpp).
-/// Throws for a variable that is no layout. Thread-safe.
+/// The layout for caches that are made without naming one: the override of set_kv_cache_layout(),
+/// else CLATTN_KV_CACHE_LAYOUT, else nullopt. For nullopt init_kv_cache() (attn_utils.hpp) takes
+/// NHD and make_kv_cache() (attention.hpp) the backend's preference. Throws if the variable does
+/// not name a layout. Thread-safe.
 std::optional<KVCacheLayout> get_kv_cache_layout();
 /// Overrides the environment from now on; nullopt takes the override back. Thread-safe.
 void set_kv_cache_layout(std::optional<KVCacheLayout> layout);
@@ -115,8 +115,8 @@ struct KVCache {
   /// kernels read, of blocks of a multiple of 16 tokens.
   std::int64_t key_dim_stride = 1;
   /// Quantized types only: f32 [2][1 or num_kv_heads], the factors of K, then those of V
-  /// (real = stored * factor), one per tensor or per KV head. Empty = 1; kernels refuse int8
-  /// without, because it holds whole numbers.
+  /// (real = stored * factor), one per tensor or per KV head. Empty = 1, except that int8 requires
+  /// factors: with 1 it could hold whole numbers only.
   Buffer scales;
   bool scales_per_head = false;
 
@@ -162,10 +162,11 @@ struct TensorRef {
 /// Stores token i's key and value at slot_mapping[i] (block * block_size + offset; negative = do
 /// not store) for i < num_tokens, divided by the cache's scales where it is quantized, converting
 /// `dtype` to the cache's type (round to nearest even). `slot_mapping` holds int64 at byte offset
-/// `slot_offset_bytes`. A slot past the cache stores nothing. Throws kInvalidArgument unless `key`,
-/// `value` and `slot_mapping` hold num_tokens rows and the cache all its blocks, kUnsupported for
-/// a cache of keys by dim on any device but a CPU. Asynchronous; duplicate slots: last writer
-/// undefined. vLLM: reshape_and_cache_flash.
+/// `slot_offset_bytes`. A slot past the cache stores nothing. Throws kInvalidArgument unless the
+/// buffers of `key`, `value` and `slot_mapping` hold num_tokens rows and the cache's buffer all its
+/// blocks, and kUnsupported for a cache of keys by dim on any device but a CPU. Asynchronous; if
+/// two tokens have the same slot, which of them is stored is undefined. vLLM:
+/// reshape_and_cache_flash.
 void reshape_and_cache_flash(const Context& context, cl_command_queue queue, TensorRef key,
                              TensorRef value, DType dtype, const KVCache& cache,
                              cl_mem slot_mapping, std::size_t slot_offset_bytes,

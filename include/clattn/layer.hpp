@@ -122,7 +122,7 @@ KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_ca
 struct LayerInputs {
   TensorRef query = {};
   TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps). In
-                         ///< cross attention's first step a row for each slot of the batch
+                         ///< cross attention's first step, one row per slot of the batch
   TensorRef value = {};  ///< as key
   TensorRef output = {};
   /// Rows of `output`, and of an output_fp8, padding included; those that belong to no token are
@@ -188,8 +188,9 @@ class Attention {
   /// once: forward() calls it for the first batch where calculate_kv_scales says so; what further
   /// calls enqueue, of other threads on other queues too, comes after it. With use_mla K's scale is
   /// that of the whole row, so that both parts count for it, and V's stays 1, unused. `num_tokens`
-  /// rows are read, of key and value `num_keys` where that is given (cross attention); 0 leave it
-  /// for the next call. Does nothing for a cache with scales of the engine's.
+  /// rows are read; of key and value `num_keys` rows if given (cross attention). A call with
+  /// num_tokens 0 leaves the calculation to the next one. Does nothing if the cache came with the
+  /// engine's own scales.
   void calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
                       std::int64_t num_tokens, std::optional<std::int64_t> num_keys = std::nullopt);
 
@@ -204,13 +205,14 @@ class Attention {
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows (LayerInputs) to the output and zeroes its padding rows, those of an output_fp8 too.
-  /// Asynchronous; allocates nothing. Throws kInvalidArgument for keys of an int8 cache by scales
-  /// of the layer's own that nobody loaded or calculated.
+  /// Asynchronous; allocates nothing. Throws kInvalidArgument when it would store keys in an int8
+  /// cache with the layer's own scales before these were loaded or calculated.
   ///
-  /// Profiling runs: null metadata zeroes all rows. Without a cache where one is needed, the tokens
-  /// attend to the call's own keys, causally in decoders; the batch may have no computed tokens
-  /// then, and the call waits until it has run. Throws kInvalidArgument where there are no keys
-  /// either, with use_mla and with third-party backends.
+  /// Profiling runs: with null metadata all rows are zeroed. If a cache is needed and none is
+  /// bound, the tokens attend to the call's own keys, causally in decoders; then requests must
+  /// have 0 computed tokens (cross attention aside), and the call blocks until the work has run.
+  /// Throws kInvalidArgument if the call has no keys either, with use_mla, and with third-party
+  /// backends.
   void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
                const LayerForwardOptions& options = {});
 

@@ -21,20 +21,21 @@ struct CommonAttentionMetadata {
   std::int32_t num_reqs = 0;
   std::int32_t num_actual_tokens = 0;
   std::int32_t max_query_len = 0;  ///< an upper bound; 0 = derive it
-  std::int32_t max_seq_len = 0;    ///< the same of seq_lens
+  std::int32_t max_seq_len = 0;    ///< of seq_lens: an upper bound; 0 = derive it
   std::span<const std::int32_t> block_table =
       {};  ///< [num_reqs, block_table_stride], physical block ids
   std::int64_t block_table_stride =
       0;  ///< columns of a row; those past ceil(seq_len / block_size) are unused
-  /// [>= num_actual_tokens], or empty: computed from the block table. Cross attention over pages:
-  /// one for each of the encoder's tokens that this step stores, empty where it stores none.
+  /// [>= num_actual_tokens], or empty: computed from the block table. In cross attention over
+  /// pages: one slot per encoder token that this step stores; empty if it stores none.
   std::span<const std::int64_t> slot_mapping = {};
   /// [num_reqs + 1], encoder types without a cache only: where each request's keys stand in the key
   /// and value tensors, prefix sums of seq_lens. Empty = query_start_loc (self-attention). Such
   /// batches have no block table and no slots.
   std::span<const std::int32_t> key_start_loc = {};
-  /// A query sees no later key. nullopt = true for decoders, false for the other attn_types.
-  /// Decoders and encoder_only take either; with encoder and encoder_decoder true is refused.
+  /// Whether a query sees only keys up to its own position. nullopt = true for decoders, false for
+  /// the other attn_types. Decoders and encoder_only accept both values; encoder and
+  /// encoder_decoder refuse true.
   std::optional<bool> causal = std::nullopt;
   /// Of builders with graph_batch_size: the batch size whose recorded launches run this step, which
   /// is filled up to it (vLLM: cuda_graph_pad_size). 0 = graph_batch_size.
@@ -85,9 +86,10 @@ struct BatchSplit {
 };
 
 /// Requests with at most `decode_threshold` query tokens are decodes and must stand before the
-/// others; a batch in another order is refused naming the request (builders take any). A request
-/// without query tokens may stand anywhere (padding stands last) and counts with the side it stands
-/// on. Reads query_start_loc, max_query_len (0 = unknown), num_reqs and num_actual_tokens.
+/// others; another order throws kInvalidArgument naming the request (builders accept any order). A
+/// request without query tokens may stand anywhere (padding comes last) and is counted with the
+/// requests around it. Reads query_start_loc, max_query_len (0 = unknown), num_reqs and
+/// num_actual_tokens.
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold = 1);
 

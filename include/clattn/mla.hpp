@@ -26,8 +26,8 @@ struct MLACache {
   std::int32_t block_size = 0;    ///< tokens per block, >= 1
   std::int32_t kv_lora_rank = 0;  ///< elements of the latent part
   std::int32_t rope_dim = 0;      ///< elements of the rotary part
-  /// Quantized types only: f32 [1] on the device, real = stored * scale. Empty = 1; int8 needs one,
-  /// because it holds whole numbers.
+  /// Quantized types only: f32 [1] on the device, real = stored * scale. Empty = 1, except that
+  /// int8 requires a scale: with 1 it could hold whole numbers only.
   Buffer scale;
 };
 
@@ -40,8 +40,9 @@ MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim);
 /// block_size + offset; negative or past the cache = do not store) for i < num_tokens, divided by
 /// the cache's scale where it is quantized, converting `dtype` to the cache's type.
 /// `slot_mapping` holds int64 at byte offset `slot_offset_bytes`. Both widths are multiples of 8.
-/// Throws kInvalidArgument unless `kv_c`, `k_pe` and `slot_mapping` hold num_tokens rows.
-/// Asynchronous; duplicate slots: last writer undefined. vLLM: concat_and_cache_mla.
+/// Throws kInvalidArgument unless the buffers of `kv_c`, `k_pe` and `slot_mapping` hold num_tokens
+/// rows. Asynchronous; if two tokens have the same slot, which of them is stored is undefined.
+/// vLLM: concat_and_cache_mla.
 void concat_and_cache_mla(const Context& context, cl_command_queue queue, TensorRef kv_c,
                           TensorRef k_pe, DType dtype, const MLACache& cache, cl_mem slot_mapping,
                           std::size_t slot_offset_bytes, std::int64_t num_tokens,

@@ -102,10 +102,11 @@ std::string tuning_path();
 void save_tuning(const std::string& path, std::span<const TuningRow> rows,
                  std::span<const CostRow> costs = {});
 
-/// What a step of a layer would be planned as on a device that need not be there: `device` says
-/// what it can do, `costs` what kernels cost there, and the shipped rows where these do not. All
-/// that its capabilities allow is taken to build. Of `batch` only the lengths count. Throws
-/// kUnsupported where no kernel fits, and for latent attention and encoders.
+/// The launches that a layer's step would be planned as on a device that need not be present.
+/// `device` says what it can do; `costs`, and the shipped rows where `costs` has none, what kernels
+/// cost there. Every kernel that the capabilities allow is assumed to compile. Only the lengths of
+/// `batch` are read. Throws kUnsupported if no kernel fits, and for latent attention and any
+/// attn_type but decoder.
 std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
                                               const DeviceCapabilities& device,
                                               std::span<const CostRow> costs,

@@ -19,18 +19,18 @@ std::size_t element_size_bytes(DType dtype);
 bool is_quantized(DType dtype);
 /// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2" or "int8".
 std::string_view to_string(DType dtype);
-/// The type of a name, nullopt for any other: to_string()'s, or as PyTorch and vLLM spell it, with
-/// or without "torch.": float32, float, float16, half, bfloat16, float8_e4m3fn, float8_e5m2, and
-/// fp8, which is e4m3.
+/// The type of a name, or nullopt if there is none. Names are those of to_string() and those of
+/// PyTorch and vLLM, with or without "torch.": float32, float, float16, half, bfloat16,
+/// float8_e4m3fn, float8_e5m2, and fp8 (e4m3).
 std::optional<DType> find_dtype(std::string_view name);
-/// The same; throws kInvalidArgument naming the legal values.
+/// As find_dtype(), but throws kInvalidArgument listing the legal names instead.
 DType parse_dtype(std::string_view name);
-/// The same of a cache, whose "auto" is nullopt: the type of the layer.
+/// As parse_dtype(), for caches: "auto" gives nullopt, the layer's type.
 std::optional<DType> parse_kv_cache_dtype(std::string_view name);
 
 /// What attends to what (vLLM's AttentionType). Decoder: causal self-attention over the cache.
-/// Encoder: bidirectional inside an encoder-decoder model; encoder-only: no cache at all,
-/// bidirectional unless the batch says causal; both attend the given keys and values directly.
+/// Encoder: bidirectional, inside an encoder-decoder model. Encoder-only: no cache at all,
+/// bidirectional unless the batch says causal. Both attend to the given keys and values directly.
 /// Encoder-decoder: cross attention, every query sees all of the encoder's keys.
 enum class AttentionType : std::uint8_t { kDecoder, kEncoder, kEncoderOnly, kEncoderDecoder };
 

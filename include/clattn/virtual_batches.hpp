@@ -21,8 +21,8 @@ struct LocalAttentionVirtualBatches {
 
   std::int32_t num_virtual() const { return static_cast<std::int32_t>(seq_lens.size()); }
   /// The virtual requests as a batch over these arrays, valid while they live unchanged. Tokens
-  /// keep their order, so the slots of the real batch are theirs too (empty = computed anew). A
-  /// builder needs limits for num_virtual() requests.
+  /// keep their order, so the real batch's slots are valid for them too (empty = computed anew).
+  /// The builder's limits must allow num_virtual() requests.
   CommonAttentionMetadata metadata(std::span<const std::int64_t> slot_mapping = {}) const;
   /// The rows [num_virtual, blocks_per_chunk] of another KV cache group's table of the same shape,
   /// [num_reqs, block_table_columns].

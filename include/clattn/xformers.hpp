@@ -22,7 +22,7 @@ class XFormersMetadata : public BatchMetadata {
       block_table;  ///< [num_reqs, block_table_stride]; 0 past a request's last page
   std::int64_t block_table_stride = 0;  ///< most pages of any request of the batch
 
-  /// The sides; throw kUnsupported where decodes and prefills stand mixed.
+  /// The decodes and the prefills; both throw kUnsupported if the two are interleaved.
   View decode_metadata() const { return with_table(decodes(), decodes_at_); }
   View prefill_metadata() const { return with_table(prefills(), prefills_at_); }
 

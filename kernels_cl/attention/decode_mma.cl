@@ -15,9 +15,9 @@
    and one joining of the warps through local memory ends the item; that of the item's splits, if
    it was split, ends the last group of the tile (core/last_arrival.clh).
 
-   With CLA_FEW_REGISTERS no step loads for the next one: K is loaded by its products, V before the
-   softmax. Warps then share keys (CLA_SHARERS), each with one tile of the rows and, of the dims of
-   values, one unit a lane.
+   With CLA_FEW_REGISTERS no step loads for the next one: K is loaded right before its products, V
+   before the softmax. CLA_SHARERS warps then share their keys; each has one tile of the rows and
+   one unit of V's dims per lane.
 
    K and V never pass through local memory: lanes load 16 bytes at once, 8 dims of a key, and the
    unit says which (tile/CONTRACT.md, "Few rows"). Below, what sm80 makes of it.

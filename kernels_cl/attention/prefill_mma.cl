@@ -21,7 +21,7 @@
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
-   CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES, or a part of it
+   CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES, or a divisor of it
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and B_TILES * TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES
 
@@ -45,9 +45,9 @@
 /* 0, of which the compiler cannot be sure with CLA_FEW_REGISTERS: it computes a lane's addresses
    anew for each tile, and they take no registers meanwhile. */
 #define CLA_ZERO(tile) (CLA_FEW_REGISTERS ? (uint)((tile) >> 31) : 0u)
-/* Where there are more warps than tiles of rows, several share the dims of a row: each computes all
-   products with keys, and has of values and results the units from here on. The last part begins
-   earlier instead of ending behind the last dim, so two warps may compute the same units. */
+/* If there are more warps than row tiles, several warps share a row: each computes all of Q K^T,
+   but only its own part of the dims of V and O, from unit FIRST_UNIT on. The last part starts
+   earlier rather than running past the last dim, so two warps may compute the same units. */
 #if CLA_TILE_ROWS * CLA_WARPS > CLA_BLOCK_ROWS
 #define CLA_DIM_PARTS (CLA_TILE_ROWS * CLA_WARPS / CLA_BLOCK_ROWS)
 #define CLA_FIRST_UNIT(warp) \

@@ -58,7 +58,7 @@
 #define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
 #define CLA_K_STRIDE (CLA_STEP_UNITS * CLA_QK_STEPS | 1)
 #define CLA_V_STRIDE (CLA_BLOCK_KV / 8 | 1)
-/* Maxima are exchanged only where one has grown: after the first tiles few have. */
+/* Maxima are exchanged only if one has grown, which is rare after the first tiles. */
 #define CLA_EXCHANGES(grows) cla_any_lane(grows)
 #include "attention/row_tiles.clh"
 
@@ -83,8 +83,8 @@
 #endif
 
 #define CLA_V_ROWS (CLA_ACC_TILES * CLA_TILE_COLUMNS)
-/* Where keys lie is looked up for so many at a time, each by one work-item, and kept for twice as
-   many. */
+/* Cache addresses are looked up for WG_SIZE keys at a time, one per work-item, into a ring of twice
+   that length. */
 #define CLA_KEY_RING (2 * CLA_WG_SIZE)
 /* A work-item's units of a tile of K, and pairs of units, of two keys, of a tile of V. */
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
@@ -117,14 +117,14 @@ static inline ClaUnitAt cla_v_load(uint i) {
   return at;
 }
 
-/* Element of a position's row in the cache, or of the first where no row sees it. */
+/* Element offset of a position's row in the cache; 0, which is readable, if no row sees it. */
 static inline long cla_readable_key(const ClaWorkItem* item, __global const int* pages, int end,
                                     int position, long head_at, long block_stride,
                                     long token_stride) {
   return max(cla_key_at(item, pages, end, position, head_at, block_stride, token_stride), 0L);
 }
 
-/* Starts to load a tile. */
+/* Starts loading a tile of K and V from the cache into registers. */
 static inline void cla_start_stage(ClaStage* stage, __global const CLA_KV_T* k_cache,
                                    __global const CLA_KV_T* v_cache, __local const long* key_at) {
 #pragma unroll
@@ -144,7 +144,7 @@ static inline void cla_start_stage(ClaStage* stage, __global const CLA_KV_T* k_c
   }
 }
 
-/* Zeros for all keys but the first num_keys of the tile. */
+/* Zeroes all keys of the tile after the first num_keys. */
 static inline void cla_cut_stage(ClaStage* stage, int num_keys) {
 #pragma unroll
   for (uint i = 0; i < CLA_K_LOADS; ++i)
@@ -171,7 +171,7 @@ static inline void cla_store_pair(__local uint4* v_tile, uint unit, uint pair, u
   }
 }
 
-/* The tile that has arrived goes to local memory. */
+/* Stores the loaded tile to local memory, V transposed. */
 static inline void cla_store_stage(const ClaStage* stage, __local uint4* k_tile,
                                    __local uint4* v_tile) {
 #pragma unroll
@@ -355,8 +355,8 @@ static inline void cla_take_tile(float* acc, float* scores, ClaRowState* state, 
 CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   __local uint4 k_tile[CLA_BLOCK_KV * CLA_K_STRIDE];
   __local uint4 v_tile[CLA_V_ROWS * CLA_V_STRIDE];
-  __local long key_at[CLA_KEY_RING]; /* element of a key's row in the cache, of another one where no
-                                        row sees it; keys counted from the item's first */
+  __local long key_at[CLA_KEY_RING]; /* cla_readable_key() of each key, counted from the item's
+                                        first */
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -398,7 +398,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and later key_at written -> read */
     cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES,
                     key_at + (first + CLA_BLOCK_KV) % CLA_KEY_RING);
-    long later_at = 0; /* in flight, too */
+    long later_at = 0; /* loads in flight, too */
     if (looks_up)
       later_at = cla_readable_key(&task.item, pages, keys.end, tile + CLA_WG_SIZE + (int)lid,
                                   head_at, call.block_stride, call.token_stride);

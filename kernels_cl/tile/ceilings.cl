@@ -85,8 +85,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ce
   }
 }
 
-/* Enough chains to cover the latency of a multiply-add on the CPUs and GPUs known, and few enough
-   registers. */
+/* Enough independent chains to hide the latency of a multiply-add on known CPUs and GPUs, and few
+   enough not to spill. */
 #define CLA_CHAINS 12
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ceiling_fma(

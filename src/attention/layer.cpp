@@ -175,8 +175,8 @@ bool Attention::uses_own_scales() const noexcept {
   return cache_->scales.handle() == scales_.handle();
 }
 
-/// Whether the cache is int8, which holds whole numbers by the scales of 1 that a layer begins
-/// with.
+/// Whether the cache is int8 and still has the scales of 1 that a layer starts with, by which it
+/// could hold whole numbers only.
 bool Attention::lacks_scales() const noexcept {
   return config_.cache_dtype() == DType::kInt8 && uses_own_scales() && !scales_loaded_ &&
          (calculator_ == nullptr || !calculator_->has_begun());
@@ -233,7 +233,8 @@ void Attention::warm_up(cl_command_queue queue) {
   if (calculator_ != nullptr) calculator_->warm_up(queue);
 }
 
-/// What a step without a cache attends to. False if this layer's backend has no kernels for it.
+/// Attends to the call's own keys, for a step without a cache. False if this layer's backend has
+/// no kernels for that.
 bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& inputs,
                                 const AttentionMetadata& metadata,
                                 const LayerForwardOptions& options) const {
@@ -262,7 +263,7 @@ bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& input
         detail::checked_add(key_start_loc.back(), step.seq_lens[r], "key_start_loc"));
   }
   batch.key_start_loc = key_start_loc;
-  // A decoder's window has nothing to its right, an encoder's has.
+  // A decoder's window reaches back only; without causal, encoder_only's would reach both ways.
   if (!cross) batch.causal = metadata.step()->causal != 0 || config.sliding_window > 0;
   BuilderOptions limits;
   limits.limits = {.max_num_reqs = std::max(batch.num_reqs, 1),
@@ -293,8 +294,7 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
     if (stores && attend_own_keys(queue, inputs, *metadata, options)) return;
     throw_invalid(
         "layer {}: no cache is bound, legal: bind_kv_cache() first, a batch's own key and value, "
-        "or "
-        "null attn_metadata (a profiling run)",
+        "or null attn_metadata (a profiling run)",
         options_.prefix);
   }
   zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, *metadata);

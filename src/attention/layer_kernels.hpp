@@ -26,7 +26,7 @@ class KVScaleCalculator {
  public:
   KVScaleCalculator(Runtime& runtime, const AttentionConfig& config);
 
-  /// Rows of keys (and of values), and of queries.
+  /// Number of rows of keys (and of values), and of queries.
   struct RowCounts {
     std::int64_t keys = 0, queries = 0;
   };

@@ -35,8 +35,9 @@ PluginLibrary::~PluginLibrary() {
 
 namespace {
 
-/// dlopen() maps what a library's header promises, and a file that ends before ends the process by
-/// SIGBUS. Throws kIo for one; what is no library at all dlopen() refuses.
+/// Throws kIo for a truncated library: dlopen() maps the segments that its header lists, and
+/// touching one past the end of the file would kill the process with SIGBUS. A file that is not a
+/// library at all is left to dlopen(), which refuses it.
 void require_whole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   ElfW(Ehdr) header{};

@@ -17,10 +17,11 @@ namespace clattn {
 
 namespace {
 
-/// A name that vLLM has for a backend, and ours for it or for what computes the same.
+/// One of vLLM's backend names, and our name for the same backend or for one that computes the
+/// same.
 struct VllmName {
   std::string_view name, ours;
-  bool same;  ///< false: another library's kernels, which nobody should take ours for unawares
+  bool same;  ///< false: another library's kernels, for which ours must not be used silently
 };
 constexpr std::string_view kPaged = "FLASHINFER", kDense = "XFORMERS", kLatent = kMLABackendName;
 constexpr VllmName kVllmNames[] = {

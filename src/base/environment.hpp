@@ -7,8 +7,8 @@
 namespace clattn::detail {
 
 /// Every environment variable that the library reads: once per process, here and nowhere else.
-/// Unset = empty. A process that runs with more rights than its caller's (set-user-id,
-/// set-group-id, capabilities of its file) reads none: several name code that it would execute.
+/// Unset = empty. A process with more privileges than its caller (set-user-ID, set-group-ID, file
+/// capabilities) reads none of them, because several name code that it would execute.
 struct Environment {
   std::string device;           ///< CLATTN_DEVICE: selector of select_device()
   std::string backend;          ///< CLATTN_BACKEND: name forced in get_attn_backend()

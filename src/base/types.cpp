@@ -19,7 +19,7 @@ constexpr std::array kDTypes{
     DTypeRow{DType::kBF16, "bf16", 2},        DTypeRow{DType::kFp8E4M3, "fp8_e4m3", 1},
     DTypeRow{DType::kFp8E5M2, "fp8_e5m2", 1}, DTypeRow{DType::kInt8, "int8", 1}};
 
-/// Other spellings of the same.
+/// Other spellings of these names.
 struct DTypeSpelling {
   std::string_view name;
   DType value;

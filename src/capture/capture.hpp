@@ -121,16 +121,16 @@ struct CapturedMerge {
 };
 void capture_merge(const CapturedMerge& call);
 
-/// A copy_blocks() or copy_blocks_mla() of one layer before it runs.
+/// Writes a copy_blocks() or copy_blocks_mla() of one layer, before it runs.
 void capture_copy_blocks(cl_command_queue queue,
                          std::variant<const KVCache*, const PackedKVCache*, const MLACache*> cache,
                          std::span<const BlockPair> mapping);
 
-/// A gather_and_maybe_dequant_cache() before it runs.
+/// Writes a gather_and_maybe_dequant_cache(), before it runs.
 void capture_gather(cl_command_queue queue, const MLACache& cache, DType dtype,
                     const MLAGather& gather);
 
-/// A layer's calc_kv_scales() before it runs. Latent rows: key is kv_c, value k_pe.
+/// A layer's calc_kv_scales(), before it runs. With use_mla, key is kv_c and value k_pe.
 struct CapturedScales {
   cl_command_queue queue = nullptr;
   const AttentionConfig& config;

@@ -9,7 +9,7 @@
 #include "capture/case_cache.hpp"
 #include "capture/case_writer.hpp"
 
-// Operations on whole blocks, on metadata of the device, and on tensors alone.
+// Operations on whole blocks, on metadata on the device, and on tensors without a cache.
 
 namespace clattn::detail {
 namespace {
@@ -26,7 +26,7 @@ void add_mapping(const CaseWriter& writer, std::span<const BlockPair> mapping) {
              make_array("<i8", {std::ssize(mapping), 2}, std::span<const std::int64_t>(ids)));
 }
 
-/// The blocks of one side of a swap, zeros but for those that are read.
+/// The blocks of one side of a swap, all zero: the caller fills in those that are read.
 npy::NpyArray blocks_of(const CapturedSwap& call, std::int64_t num_blocks) {
   const auto [tokens, heads, elements] = call.block_shape;
   const auto bytes = to_size(tokens * heads * elements) * element_size_bytes(call.dtype);
@@ -68,7 +68,7 @@ void capture_gather(cl_command_queue handle, const MLACache& cache, DType dtype,
     writer.add(name, make_array("<i4", {std::ssize(values)}, values));
   };
   const auto num_reqs = std::ssize(gather.cu_seq_lens) - 1;
-  // Entries that no request reaches may be anything; the kernel does not see them either.
+  // Entries past a request's keys may hold anything and are never read: they stay 0.
   std::vector<std::int32_t> table(gather.block_table.size(), 0), used;
   for (std::int64_t r = 0; r < num_reqs; ++r) {
     const std::int32_t start = gather.seq_starts.empty() ? 0 : gather.seq_starts[to_size(r)];
@@ -108,7 +108,7 @@ void capture_calc_kv_scales(const CapturedScales& call) {
 
 void capture_swap_blocks(const CapturedSwap& call) {
   const Queue queue = Queue::adopt(call.queue);
-  queue.finish();  // what calls before it bring to the host is there then
+  queue.finish();  // earlier calls may still be writing the host's blocks
   npy::NpyArray source = blocks_of(call, call.source_blocks);
   const std::size_t bytes =
       call.source_blocks == 0 ? 0 : source.data.size() / to_size(call.source_blocks);

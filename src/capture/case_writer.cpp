@@ -29,7 +29,7 @@ std::int64_t first_free_number(const fs::path& root) {
        entry.increment(failure)) {
     const std::string name = entry->path().filename().string();
     std::int64_t number = 0;
-    constexpr std::int64_t kMost = 1'000'000'000'000;  // somebody's own name, and far from overflow
+    constexpr std::int64_t kMost = 1'000'000'000'000;  // larger ones are not captures' names
     const auto [last, status] =
         std::from_chars(name.data(), name.data() + std::min(name.find('-'), name.size()), number);
     if (status == std::errc{} && number < kMost) next = std::max(next, number + 1);

@@ -229,7 +229,7 @@ void run_bench(Arguments arguments, const std::shared_ptr<Context>& context) {
   if (!std::ranges::all_of(rows, &BenchRow::passed)) throw ExitCode{1};
 }
 
-/// The card where it is at hand; null where it is not.
+/// A context on the card itself, or null if this machine does not have it.
 std::shared_ptr<Context> find_card(const Card& card, const std::string& device) {
   try {
     auto context = Context::create(device.empty() ? card.device : device);
@@ -240,12 +240,13 @@ std::shared_ptr<Context> find_card(const Card& card, const std::string& device) 
   }
 }
 
-/// On the card itself the rows are measured too, planned by the predicted costs.
+/// Prints predictions; if this machine has the card, also measures the rows, planned by the
+/// predicted costs.
 void run_prediction(Arguments arguments) {
   const Card& card = card_named(arguments.card);
   const std::shared_ptr<Context> context = find_card(card, arguments.device);
   throw_invalid_if(context == nullptr && !arguments.json_file.empty(),
-                   "--json: '{}' with --predict, legal: where the card is there to be measured",
+                   "--json: '{}' with --predict, legal: on a machine that has the card",
                    arguments.json_file);
   print_predictions(card, wanted_shapes(arguments, DeviceKind::kGpu));
   if (context == nullptr) return;
@@ -295,7 +296,7 @@ void add_bench_command(CLI::App& app) {
   command->add_flag("--plan", arguments->plan,
                     "Also print how each step was cut, and predicted times beside measured ones");
   command->add_option("--predict", arguments->card,
-                      "Predict the rows for a card of bench/cards/; measure them too where it is");
+                      "Predict times on a card of bench/cards/, and measure on that card");
   command->add_flag("--quick", arguments->quick, "Small shapes and short measurements");
   auto* const compare = command
                             ->add_option("--compare", arguments->compared,

@@ -87,7 +87,7 @@ std::optional<double> speedup(const std::vector<ComparedReport>& reports, std::s
 ComparedReport parse_report(const std::string& text, const std::string& path) {
   constexpr int kVersion = 1;
   const auto flat = [&](int depth, json::parse_event_t, const json&) {
-    constexpr int kMostLevels = 16;  // each takes memory
+    constexpr int kMostLevels = 16;  // bounds the parser's memory
     throw_invalid_if(depth > kMostLevels, "{}: nested deeper than {} levels", path, kMostLevels);
     return true;
   };

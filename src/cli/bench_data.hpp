@@ -66,8 +66,8 @@ struct BenchBatch {
   std::int32_t block_size;
 };
 
-/// Each visible key and value once, and the multiply-adds of each query with each key that it sees.
-/// Latent rows are keys and values at once.
+/// Bytes: each visible key and value read once. Flops: the multiply-adds of each query with each
+/// key that it sees. A latent row is key and value at once and is counted once.
 Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests);
 
 std::int64_t count_pages(const BenchShape& shape);

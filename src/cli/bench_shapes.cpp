@@ -194,7 +194,7 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
   return value;
 }
 
-/// What a file may take of memory: a few letters stand for many requests.
+/// Bounds the memory that a file can ask for: a few characters can stand for many requests.
 struct Budget {
   static constexpr std::int64_t kRequests = 1 << 20, kRows = 4096;
   static constexpr std::size_t kLineBytes = 1 << 14;

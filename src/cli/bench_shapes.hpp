@@ -61,7 +61,7 @@ struct BenchShape {
 /// "write", "reshape_and_cache", ...: the values of option op.
 std::string_view to_string(CacheOp op);
 
-/// A file that was built in.
+/// A file that is built into the program.
 struct TextFile {
   std::string_view name, text;
 };

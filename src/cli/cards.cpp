@@ -15,17 +15,17 @@
 namespace clattn::cli {
 namespace {
 
-/// Trips to memory that a task takes before and behind its keys (item, pages, queries, results),
-/// and a split more than it (partial results, the counter): 2.9 and 2.5 us on an H200, whose memory
-/// is 0.7 us away (src/tuning/shipped.inc).
+/// Memory latencies that a task takes before and after its keys (item, pages, queries, results),
+/// and that a split adds (partial results, the counter): 2.9 and 2.5 us on an H200, whose memory
+/// latency is 0.7 us (src/tuning/shipped.inc).
 constexpr double kTaskTrips = 4, kSplitTrips = 3.5;
-/// An estimate, as of shipped.inc's for all GPUs: no card's facts tell it.
+/// An estimate, as in shipped.inc for all GPUs: it does not follow from a card's facts.
 constexpr double kLaunchUs = 8;
-/// Of its peak rate a memory is read at so much in the end: the H200 is (docs/performance.md).
+/// Share of the peak memory rate that reads reach, as measured on an H200 (docs/performance.md).
 constexpr double kReadShare = 0.9;
-/// What a group without a counted loop reads, alone: shipped.inc's estimate for all GPUs.
+/// GB/s that a group without a counted loop reads alone: shipped.inc's estimate for all GPUs.
 constexpr double kReadAlone = 10;
-/// The head size whose loops stand for all up to it.
+/// The loops of this head size stand for all smaller ones too.
 constexpr std::int32_t kCommonHead = 128;
 
 double number(const std::string& text, const std::string& where) {
@@ -69,7 +69,7 @@ void set_field(Card& card, std::string_view name, std::string value, const std::
     card.*field.at = std::move(value);
     return;
   }
-  throw_invalid("{}: unknown, legal: those that the head of the file explains", where);
+  throw_invalid("{}: unknown, legal: the fields that the head of the file explains", where);
 }
 
 void check_card(const Card& card, std::string_view file) {
@@ -83,7 +83,7 @@ void check_card(const Card& card, std::string_view file) {
   }
 }
 
-/// Calls back with the words of each line that has any, and "NAME:LINE".
+/// Calls `take` with the words of each line that is neither empty nor a comment, and "NAME:LINE".
 template <typename Take>
 void each_line(std::string_view text, std::string_view name, const Take& take) {
   std::istringstream lines{std::string(text)};
@@ -97,7 +97,7 @@ void each_line(std::string_view text, std::string_view name, const Take& take) {
   }
 }
 
-/// "d128_f16_e5m2": head size, queries, cache.
+/// Parses "d128_f16_e5m2": head size, type of queries, type of the cache.
 void set_shape(LoopCount& loop, const std::string& shape, const std::string& where) {
   constexpr std::array<std::pair<std::string_view, DType>, 3> kTypes = {
       {{"f16", DType::kF16}, {"bf16", DType::kBF16}, {"e5m2", DType::kFp8E5M2}}};
@@ -118,13 +118,13 @@ bool is_decode(std::string_view variant) {
   return variant.starts_with("decode");
 }
 
-/// Whether a group's keys serve few query rows, so that they come from memory; others find them in
-/// a cache, where their neighbours' keys are.
+/// Whether few query rows use each key, so that keys come from memory. With more rows, neighbouring
+/// groups share keys and find them in a cache.
 bool reads_memory(const LoopCount& loop) {
   return is_decode(loop.variant) || loop.variant.find("__r16_") != std::string::npos;
 }
 
-/// Of a group's step: its keys and their values for one KV head.
+/// Bytes that a group reads per step: its keys and values for one KV head.
 double step_bytes(const LoopCount& loop) {
   return 2.0 * loop.keys * loop.head_size *
          static_cast<double>(element_size_bytes(loop.cache_dtype));
@@ -143,14 +143,14 @@ KernelCosts trips_to_memory(const Card& card) {
           .split_us = kSplitTrips * card.latency_ns * 1e-3};
 }
 
-/// KernelCosts::groups of groups that read alone_gbs each alone and all_gbs all together; 0 where
-/// that slows them down by less than a thousandth.
+/// KernelCosts::groups, if a group alone reads `alone_gbs` and all of them together `all_gbs`; 0
+/// if sharing the memory slows them down by less than a thousandth.
 double slowdown_groups(double alone_gbs, double all_gbs, double concurrent_groups) {
   const double slowdown = concurrent_groups * alone_gbs / all_gbs - 1;
   return slowdown > 1e-3 ? concurrent_groups / slowdown : 0;
 }
 
-/// Tasks that plans take to run at once: of queries and a cache of these types, decode or not.
+/// Tasks that plans assume to run at once, for these types of queries and cache.
 double concurrent_groups(const Card& card, DType dtype, DType cache_dtype, bool decode) {
   const AttentionConfig config{.num_heads = 4,
                                .num_kv_heads = 1,
@@ -174,7 +174,7 @@ CostRow row_of(const Card& card, std::string kernel, const KernelCosts& costs) {
   return row;
 }
 
-/// Of kernels without counted loops that only read: what the memory gives.
+/// The row for decode kernels without a counted loop, which the memory bounds.
 CostRow uncounted_decode(const Card& card) {
   KernelCosts costs = trips_to_memory(card);
   costs.read_gbs = kReadAlone;
@@ -267,7 +267,7 @@ KernelCosts predicted_costs(const Card& card, const LoopCount& loop, double conc
   if (reads_memory(loop)) all_gbs = std::min(all_gbs, kReadShare * card.gbs);
   const double alone_gbs = bytes / alone_ns;
   KernelCosts costs = trips_to_memory(card);
-  // Plans may know of fewer groups at once than there are: then each stands for more than itself.
+  // Plans may assume fewer concurrent groups than fit: each then stands for more than one.
   costs.read_gbs = std::max(alone_gbs, all_gbs / concurrent_groups);
   costs.groups = slowdown_groups(costs.read_gbs, all_gbs, concurrent_groups);
   return costs;
@@ -281,7 +281,7 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
     const double groups =
         concurrent_groups(card, loop.dtype, loop.cache_dtype, is_decode(loop.variant));
     CostRow row = row_of(card, loop.variant, predicted_costs(card, loop, groups));
-    if (loop.cache_dtype != loop.dtype) {  // one of 8 bits stands for all of them
+    if (loop.cache_dtype != loop.dtype) {  // one 8-bit type stands for all of them
       for (const DType cache : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
         row.cache_dtype = cache;
         rows.push_back(row);

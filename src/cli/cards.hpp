@@ -9,21 +9,22 @@
 
 namespace clattn::cli {
 
-/// Public facts of a card, as bench/cards/cards.txt has and explains them.
+/// Public facts of a card; bench/cards/cards.txt explains the fields and their units.
 struct Card {
   std::string name{}, title{}, device{}, chip{}, unit{};
   double compute_units = 0, cores = 0, simds = 0, slot = 0, mhz = 0;
   double tflops = 0, gbs = 0, local_kib = 0, latency_ns = 0;
 
-  /// What OpenCL would say of it, as far as kernels are chosen by that.
+  /// What OpenCL would report, as far as the choice of kernels depends on it.
   DeviceCapabilities capabilities() const;
   double slot_ns() const { return slot * 1e3 / mhz; }
 };
-/// Throws kInvalidArgument "NAME:LINE: field: value, legal: ...".
+/// Parses cards.txt; `name` is what errors call it. Throws kInvalidArgument
+/// "NAME:LINE: field: value, legal: ...".
 std::vector<Card> parse_cards(std::string_view text, std::string_view name);
 
-/// The card that a device is by its name, of those of one name the one whose number of compute
-/// units is closest; null: none.
+/// The card whose name matches the device's; of several, the one whose number of compute units is
+/// closest. Null if there is none.
 const Card* card_of(const std::vector<Card>& cards, const DeviceCapabilities& capabilities);
 
 /// A row of bench/cards/loops.txt: what a kernel's tile loop needs on a chip.
@@ -32,22 +33,22 @@ struct LoopCount {
   std::int32_t head_size = 0;
   DType dtype = DType::kF16, cache_dtype = DType::kF16;
   double local_bytes = 0, waves = 0, slots = 0;
-  double group_waves = 0, keys = 0;  ///< waves of a group, keys that it goes through at once
+  double group_waves = 0, keys = 0;  ///< of a group: its waves, and its keys per step
 };
 std::vector<LoopCount> parse_loops(std::string_view text, std::string_view name);
 
-/// What a loop makes of a card. A step of a group that has the device to itself takes the longer of
-/// its slots and of the way to memory; many groups at once get what slots, loads in flight and,
-/// with few rows a key, the memory's rate allow. `concurrent_groups`: tasks that plans take to run
-/// at once.
+/// A kernel's costs on a card, from its loop. A step of a group alone on the device takes its issue
+/// slots or the memory latency, whichever is longer. Many groups together are bounded by issue
+/// slots, by loads in flight and, with few query rows per key, by the memory's rate.
+/// `concurrent_groups`: tasks that plans assume to run at once.
 KernelCosts predicted_costs(const Card& card, const LoopCount& loop, double concurrent_groups);
 
-/// The rows of a tuning file that stand for a card: of its chip's loops, and of decode kernels that
-/// have none. Empty for chips without loops, whose costs are measured.
+/// Tuning-file rows for a card: one or more per loop of its chip, and one for the decode kernels
+/// without a counted loop. Empty for chips without loops: their costs were measured.
 std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCount>& loops);
 
-/// Bytes of f16 keys and values of 128 dims that decode keeps in flight, over what the rate and
-/// latency of the card's memory ask for; 0: its chip has no such loop.
+/// Bytes in flight of decode with f16 keys and values of 128 dims, as a multiple of memory rate *
+/// latency; 0 if the chip has no such loop.
 double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops);
 
 }  // namespace clattn::cli

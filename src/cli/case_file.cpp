@@ -32,8 +32,8 @@ std::string shown(const json& value) {
   throw_invalid("case.json: {}: expected {}, got {}", key, expected, shown(value));
 }
 
-/// Notes every key of the outermost object; throws for one that stands there twice, and for more
-/// levels than a case has, because each takes memory.
+/// Notes every key of the outermost object; throws for a duplicate key, and for nesting deeper than
+/// a case has, which would let a file take any amount of memory.
 json::parser_callback_t checked_structure(std::set<std::string>& seen) {
   return [&seen](int depth, json::parse_event_t event, const json& parsed) {
     constexpr int kMostLevels = 16;
@@ -82,7 +82,7 @@ CaseFile::CaseFile(std::filesystem::path directory) : directory_(std::move(direc
   std::set<std::string> seen;
   try {
     object_ = json::parse(text, checked_structure(seen));
-  } catch (const json::exception& error) {  // which quotes what it read last, however long
+  } catch (const json::exception& error) {  // its message quotes the last token, however long
     throw_invalid("case.json: not valid JSON: {}", std::string_view(error.what()).substr(0, 200));
   }
   if (!object_.is_object()) throw_invalid("case.json: expected an object, got {}", shown(object_));

@@ -30,7 +30,7 @@ struct Range {
 };
 inline constexpr Range kCount{0, INT32_MAX};
 
-/// The one name of what has several; other text as it is.
+/// Maps every spelling of a name to one; returns other text unchanged.
 using Spelling = std::string(const std::string& text);
 
 /// A case directory: case.json and its arrays. Every reader throws kInvalidArgument naming field,
@@ -56,7 +56,7 @@ class CaseFile {
   bool boolean(const std::string& key, bool fallback);
   std::string text(const std::string& key);
   std::string text(const std::string& key, const std::string& fallback);
-  /// One of `names`, `spelt` so before it is looked up; throws listing them.
+  /// One of `names`, after `spelt` has normalized the text; throws listing them for any other.
   std::string choice(const std::string& key, std::span<const std::string_view> names,
                      const std::string& fallback, Spelling* spelt = nullptr);
   /// A number, or a list of `count` numbers.
@@ -99,7 +99,7 @@ class CaseOutputs {
   void add(const std::string& name, const nlohmann::json& object) {
     objects_[name + ".json"] = object;
   }
-  /// Gives files their names once all are written: a failure leaves none in `directory`.
+  /// Renames the files into place once all are written, so a failure leaves none in `directory`.
   void write(const std::filesystem::path& directory) const;
 
  private:

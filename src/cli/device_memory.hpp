@@ -81,8 +81,8 @@ LogicalCache download_cache(const Queue& queue, const KVCache& cache);
 /// Gives a cache its factors, [2][1 or num_kv_heads]: of K, then of V; none = 1.
 void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
                 KVCache& cache);
-/// The factors without which an int8 cache is refused, all 1: for codes that nobody reads as
-/// numbers.
+/// Gives an int8 cache, which is refused without scales, scales of 1: for bytes whose values do not
+/// matter.
 void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache);
 
 }  // namespace clattn::cli

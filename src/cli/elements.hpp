@@ -14,7 +14,7 @@ namespace clattn::cli {
 /// The oracle's name of an element type.
 oracle::Element element_of(DType dtype);
 
-/// The library's own name of an element type, however it is spelt; other text as it is.
+/// The library's own name of an element type, from any spelling of it; other text unchanged.
 std::string dtype_name(const std::string& text);
 
 /// Rounds values to `dtype` and stores their bits, little endian; and widens them again.

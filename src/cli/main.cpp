@@ -20,8 +20,8 @@ namespace clattn::cli {
 
 namespace {
 
-/// Whether a text replaces the file, so that a program that is ended meanwhile leaves it as it was.
-/// Pipes and links are written to as they are.
+/// Whether output replaces the file in one step, so that an interrupted run leaves the old one
+/// intact. Pipes, devices and links are written to in place.
 bool is_replaced(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::symlink_status(path, error);

@@ -64,9 +64,9 @@ void require_extent(CaseFile& file, const char* key, Range range, std::int64_t e
 /// Slots must fit the cache, and every slot that stores needs a row: of `num_tokens` the first.
 std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_tokens,
                                      std::int64_t num_slots);
-/// Pairs of block ids, of which the call itself says what is legal.
+/// Pairs of block ids, unchecked: the library call itself checks them.
 std::vector<BlockPair> read_mapping(const CaseFile& file);
-/// The type of a cache: stated, or what its array stands for.
+/// The element type of a cache: as stated in the case, else as its array's dtype implies.
 DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);

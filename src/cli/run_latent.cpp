@@ -13,8 +13,8 @@
 namespace clattn::cli {
 namespace {
 
-/// kv_cache.npy, [num_blocks, block_size, kv_lora_rank + rope_dim]: on the host, and what is made
-/// of it on the device.
+/// kv_cache.npy, [num_blocks, block_size, kv_lora_rank + rope_dim], on the host, and its upload to
+/// the device.
 struct LatentRows {
   DType dtype = DType::kF16;
   std::int32_t kv_lora_rank = 0;
@@ -79,7 +79,7 @@ void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs&
   LatentRows rows{.dtype = read_cache_dtype(file, any, "kv_cache"), .array = {}};
   file.refuse_unknown_keys();
   rows.array = file.array("kv_cache", descr_of(rows.dtype), any.shape);
-  rows.kv_lora_rank = static_cast<std::int32_t>(any.shape[2]);  // which part it is copies don't ask
+  rows.kv_lora_rank = static_cast<std::int32_t>(any.shape[2]);  // copies ignore the two parts
   const std::vector<BlockPair> mapping = read_mapping(file);
 
   const auto context = Context::create(options.device);
@@ -150,8 +150,8 @@ void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& 
   throw_invalid_if(
       key.shape[2] + latent != query.shape[2] ||
           (!layer_options.use_mla && value.shape[2] != query.shape[2]),
-      "key.npy, value.npy: rows of {} and {}, query.npy of {}; expected equal ones, or "
-      "with use_mla two that are one of the query's together",
+      "key.npy, value.npy: rows of {} and {} elements, query.npy of {}; expected equal widths, or "
+      "with use_mla two that add up to the query's",
       key.shape[2], value.shape[2], query.shape[2]);
 
   const auto context = Context::create(options.device);

@@ -42,9 +42,9 @@ std::uintmax_t regular_file_size(const fs::path& path) {
 }
 
 std::string read_file(const fs::path& path, std::uintmax_t limit_bytes) {
-  regular_file_size(path);  // says what is wrong, and opening a pipe would wait
+  regular_file_size(path);  // throws the reason; opening a pipe would block
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = file.tellg();  // of what was opened: others may replace the file
+  const std::streamoff size = file.tellg();  // of the open file: the path may be replaced meanwhile
   if (size < 0) fail(path, "cannot be read");
   if (std::cmp_greater(size, limit_bytes))
     fail(path, fmt::format("larger than the {} bytes accepted here", limit_bytes));
@@ -97,7 +97,7 @@ void PendingFile::commit() {
       fail_writing(path_);
     temporary_ = std::move(temporary);
   }
-  // The last bytes may only fail here.
+  // A failed write may be reported only here.
   if (::close(std::exchange(descriptor_, -1)) != 0) fail_writing(path_);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_writing(path_);
   temporary_.clear();

@@ -7,21 +7,21 @@
 #include <string>
 #include <string_view>
 
-// Files of other processes and users: no more is read than a caller bounds, and what is written
-// stands under its own name whole or not at all.
+// Safe file access where other processes and users may interfere: reads are bounded by the caller,
+// and a file appears under its name only when it is completely written.
 
 namespace clattn::files {
 
-/// The size of a regular file, the only kind that is read: a pipe or a device could block or never
-/// end. Throws kIo naming path and reason.
+/// The size in bytes of a regular file. Throws kIo naming path and reason for anything else: a pipe
+/// or a device could block or never end.
 std::uintmax_t regular_file_size(const std::filesystem::path& path);
 
-/// A whole regular file of at most `limit_bytes`; throws kIo naming it.
+/// The content of a regular file of at most `limit_bytes`; throws kIo naming path and reason.
 std::string read_file(const std::filesystem::path& path, std::uintmax_t limit_bytes);
 
-/// A file that nobody sees before commit() and that is gone if that is not reached, even where the
-/// process is ended. File systems that know no files without a name give it one that cannot be
-/// guessed. No link is followed. Every failure throws kIo naming `path` and the reason.
+/// A file that is invisible until commit() and vanishes without it, even if the process is killed.
+/// Where the file system has no unnamed files (O_TMPFILE), it has an unpredictable temporary name
+/// instead. Links are not followed. Every failure throws kIo naming `path` and the reason.
 class PendingFile {
  public:
   explicit PendingFile(std::filesystem::path path);
@@ -31,7 +31,7 @@ class PendingFile {
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  /// Puts it in its place, instead of what is there.
+  /// Moves the file to `path`, replacing what is there.
   void commit();
 
  private:
@@ -39,15 +39,15 @@ class PendingFile {
   int descriptor_ = -1;
 };
 
-/// A PendingFile of `head` and `body`, committed.
+/// Writes `head` and `body` to a PendingFile and commits it.
 void replace_file(const std::filesystem::path& path, std::string_view head,
                   std::span<const std::byte> body = {});
 
-/// `path` with a suffix that cannot be guessed, for what is renamed later.
+/// `path` with an unpredictable suffix, for a file that is renamed later.
 std::filesystem::path unpredictable(const std::filesystem::path& path);
 
-/// Makes the folder, for its owner alone, if it is not there. Whether it is this process's user's
-/// and nobody else can write to it.
+/// Creates the folder with mode 0700 if it does not exist. Returns whether it belongs to this
+/// process's user and nobody else can write to it.
 bool is_private_folder(const std::filesystem::path& folder);
 
 }  // namespace clattn::files

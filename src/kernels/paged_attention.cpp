@@ -31,8 +31,8 @@ LayerCall call_over(const KVCache& cache) {
   return layer;
 }
 
-/// The same over `num_rows` rows of `num_kv_heads` x `head_size`. Throws kInvalidArgument for
-/// places that kernels do not load from.
+/// The same over `key` and `value` tensors, [num_rows, num_kv_heads, head_size], instead of a
+/// cache. Throws kInvalidArgument for offsets and strides that kernels cannot load from.
 LayerCall call_over(const TensorRef& key, const TensorRef& value, std::int64_t num_rows,
                     const KernelShape& shape) {
   LayerCall layer{.k = key.buffer, .v = value.buffer};

@@ -27,7 +27,7 @@ std::string legal_range(std::int64_t low, std::int64_t high) {
   throw_invalid("request {}: {} is {}, legal: {}", request, field, value, legal);
 }
 
-/// The longest request is too long.
+/// Reports that the longest request is too long.
 [[noreturn]] void throw_longest(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                                 std::string_view legal) {
   const auto longest = std::ranges::find(batch.seq_lens, summary.max_seq_len);

@@ -55,20 +55,20 @@ constexpr KeySource key_source_of(AttentionType attn_type, bool contiguous) {
                                                      : KeySource::kOwnPages;
 }
 
-/// Whether a batch may be causal: what the others see is fixed.
+/// Whether a batch may be causal. The other types always see all keys.
 constexpr bool may_be_causal(AttentionType attn_type) {
   return attn_type == AttentionType::kDecoder || attn_type == AttentionType::kEncoderOnly;
 }
 
-/// How a step divides, whatever order its requests stand in.
+/// How many decodes and prefills a step has, whatever the order of its requests.
 struct StepSplit {
   BatchSplit counts;
-  /// Where each side begins, if its requests stand together; -1 if they are mixed.
+  /// First request of each side, if its requests are consecutive; -1 if they are interleaved.
   std::int32_t decodes_at = 0;
   std::int32_t prefills_at = 0;
 };
-/// A request without query tokens counts with the one before it, at the front with the decodes.
-/// Without a cache there are only prefills.
+/// A request without query tokens counts with the one before it, and with the decodes if it is
+/// first. Without a cache all requests are prefills.
 StepSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_threshold,
                      KeySource source);
 
@@ -92,8 +92,8 @@ BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t 
 void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
                        std::int64_t num_blocks);
 
-/// The first num_actual_tokens slots, if slots are given; all of them where they are not the query
-/// tokens'. Lengths must be valid.
+/// Checks the first num_actual_tokens slots, if slots are given; all of them if they are not one
+/// per query token. Lengths must be valid.
 void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_size,
                     std::int64_t num_blocks, KeySource source = KeySource::kOwnPages);
 

@@ -32,9 +32,9 @@ NpyArray read_npy(const std::filesystem::path& path,
 /// Parses a whole .npy image; `name` is what errors call it.
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name);
 
-/// What stands before the data, in format 1.0.
+/// The header that precedes the data, in format 1.0.
 std::string npy_head(const NpyArray& array);
-/// Writes it whole or not at all. Throws kIo naming path and reason.
+/// Writes the file completely or not at all. Throws kIo naming path and reason.
 void write_npy(const std::filesystem::path& path, const NpyArray& array);
 
 /// "[3, 4]", for messages.

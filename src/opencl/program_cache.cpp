@@ -97,7 +97,7 @@ void ProgramCache::store(const CacheKey& key, std::span<const std::byte> payload
   if (!usable()) return;
   try {
     files::replace_file(path_of(key), {}, encode_cache_entry(key, payload));
-  } catch (const Error&) {  // a full disk costs time at the next start, nothing else
+  } catch (const Error&) {  // not stored: the next start compiles again
   }
 }
 

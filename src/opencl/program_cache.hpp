@@ -26,9 +26,9 @@ std::optional<Bytes> decode_cache_entry(const CacheKey& key, std::span<const std
 
 /// One folder of entries, one file a key. It never fails: what cannot be read is absent, what
 /// cannot be written is dropped. Entries appear whole, by a rename, so processes may race. Nothing
-/// is evicted: an entry is some kilobytes, and deleting the folder is always safe. What it holds is
-/// executed, so it is made for its owner alone (0700), and one that is another user's or that
-/// others can write to is not used at all.
+/// is evicted: an entry is some kilobytes, and deleting the folder is always safe. Entries are
+/// executed, so the folder is created with mode 0700 and is not used if it belongs to another user
+/// or others can write to it.
 class ProgramCache {
  public:
   /// An empty `folder` makes a cache that holds nothing.

@@ -244,7 +244,7 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source, const st
 }
 
 std::string Runtime::expect(std::span<const KernelSource> sources) {
-  if (state_->cache_binaries) return {};  // programs are kept apart on disk, and load fast
+  if (state_->cache_binaries) return {};  // single programs load fast from disk
   std::vector<KernelSource> wanted;
   std::string bundle = "\n", all = "\n";
   for (const KernelSource& source : sources) {
@@ -256,7 +256,8 @@ std::string Runtime::expect(std::span<const KernelSource> sources) {
     bundle += key + '\n';
   }
   if (wanted.size() < 2) return {};
-  // What did not build together is left apart; who was refused is known since then.
+  // If these kernels failed to build together before, build them separately; the ones that were
+  // refused are known since then.
   if (const auto tried = state_->programs.find(all); tried && !tried->handle) return {};
   const auto program = state_->programs.get(bundle, [&] { return state_->build_bundle(wanted); });
   return program->handle ? bundle : std::string{};

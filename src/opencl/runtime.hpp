@@ -146,12 +146,13 @@ class Runtime {
   /// The pool of a kernel, built on first use (memory, then disk cache, then the driver's compiler)
   /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
   /// two threads that ask for the same kernel build it once; a source that the compiler refused is
-  /// refused again without asking it. `bundle`: what expect() answered, if it did.
+  /// refused again without asking it. `bundle`: the result of expect(), if it was called.
   std::shared_ptr<KernelPool> kernel(const KernelSource& source, const std::string& bundle = {});
-  /// Tells that these kernels, of different files, are about to be asked for: where a program costs
-  /// much by itself, they are built as one, whose name is the answer. Which that is follows from
-  /// the sources alone, not from what was built before them, so that drivers find in their caches
-  /// what another process left there. What cannot be built so is left to kernel(). Thread-safe.
+  /// Announces kernels, of different files, that are about to be requested. Where every program
+  /// adds a fixed cost (PoCL), builds them as one program and returns its name for kernel(); else
+  /// returns "". The program depends on the sources alone, not on what was built before, so that
+  /// drivers find it in the cache that another process filled. Kernels that do not build together
+  /// are left to kernel(). Thread-safe.
   std::string expect(std::span<const KernelSource> sources);
   BuildCounts build_counts() const noexcept;
   /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.
@@ -206,8 +207,8 @@ void require_in_order(cl_command_queue queue);
 /// `event`.
 void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
                    std::size_t size_bytes, Event* event = nullptr);
-/// Whether the work behind an event has ended, well or not; false where the driver does not say. An
-/// empty event stands for none.
+/// Whether an event's work has ended, with success or an error; false if the driver cannot tell. An
+/// empty event stands for no work, which has ended.
 bool has_ended(const Event& event) noexcept;
 /// What `queue` is given from now on waits for the event: of another queue, which was flushed, or
 /// its own.

@@ -46,7 +46,8 @@ class Prober {
         fmt::format("{} -DCLA_SELFTEST={} -DCLA_WG_SIZE={} -DCLA_LOCAL_BYTES={}", language, test,
                     group_size_, local_bytes);
     Compilation built = compile_program(context_, device_, text_, options);
-    // So some drivers refuse local memory that there is not: each time, not once.
+    // Some drivers say this when the device has too little local memory. Then it fails each time;
+    // a driver that is short of resources for a moment succeeds on the second try.
     if (built.status == CL_OUT_OF_RESOURCES)
       built = compile_program(context_, device_, text_, options);
     if (built.status != CL_SUCCESS) {

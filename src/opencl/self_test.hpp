@@ -27,7 +27,7 @@ struct SelfTestResult {
   std::uint32_t wrong_matrix_units = 0;  ///< those that are built, but compute something else
   float native_exp2_error = 1;
 };
-static_assert(sizeof(SelfTestResult) == 8 + 12 * 4, "padding would be written as it lies there");
+static_assert(sizeof(SelfTestResult) == 8 + 12 * 4, "padding bytes would be written uninitialized");
 
 struct SelfTestReport {
   SelfTestResult result;

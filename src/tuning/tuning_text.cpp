@@ -22,11 +22,12 @@ namespace {
 constexpr std::string_view kHeader = "clattn-tuning 2";
 constexpr std::string_view kCost = "cost";  // what lines of costs begin with
 constexpr std::size_t kMaxRows = 100000;
-constexpr std::size_t kMaxProblems = 100, kMaxLineBytes = 4096;  // of one row; rows take memory
+constexpr std::size_t kMaxProblems = 100, kMaxLineBytes = 4096;  // bytes of one row
 
 // ---- one field: how it is written, and what may stand in its place ----
 
-/// What no quotes can hold, a quote or the end of a line, becomes a blank: drivers choose names.
+/// Quotes a name if needed. A quote or line end inside it becomes a blank: drivers choose names,
+/// and the format has no escapes.
 std::string quoted(std::string text) {
   std::ranges::replace_if(
       text, [](char c) { return c == '"' || c == '\n' || c == '\r'; }, ' ');

@@ -111,7 +111,7 @@ Row score(const double* query, const Cursor& cursor, std::int32_t seq_len) {
     row.keys.push_back(p);
     row.logits.push_back(logit);
     row.logit_size.push_back(size);
-    row.largest = std::isnan(logit) ? logit : std::max(row.largest, logit);  // which keeps NaN
+    row.largest = std::isnan(logit) ? logit : std::max(row.largest, logit);  // max() keeps a NaN
   }
   if (!call.sinks.empty()) row.sink = call.sinks[head];
   row.largest = std::max(row.largest, row.sink);

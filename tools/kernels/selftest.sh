@@ -62,7 +62,7 @@ done
 rm "$work"/kernels/*
 expect fails lint intel amd nvidia
 
-# A tile loop of one product; then with a move from lane to lane, then with what spills.
+# A tile loop of one product; then the same with a move between lanes, and with scratch memory.
 loop() {  # BODY
   kernel "__kernel void k(__global float16* x, __global half4* y, int n) {
     float16 sum = x[0];
@@ -85,7 +85,7 @@ for worse in 'sum.x = __builtin_amdgcn_ds_bpermute(4 * i, (int)sum.y);' \
   'volatile int array[64]; array[i] = i;'; do
   loop "$worse"
   if loops; then
-    echo "selftest: loops.py passes a worse loop: $worse"
+    echo "selftest: loops.py accepted a worse loop: $worse"
     exit 1
   fi
   grep -q WORSE "$work/log" || { cat "$work/log"; exit 1; }

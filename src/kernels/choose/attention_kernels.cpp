@@ -34,12 +34,12 @@ bool lacks_resources(const Error& error) {
          std::find(kStatuses.begin(), kStatuses.end(), error.cl_code()) != kStatuses.end();
 }
 
-/// Where kernels are wanted. Without a runtime nothing is built, and all that the device's
-/// capabilities allow is taken to fit.
+/// The device that kernels are for. Without a runtime nothing is built, and every variant that the
+/// capabilities allow is assumed to fit.
 struct Target {
   TunedDevice device;
   Runtime* runtime;
-  std::string bundle = {};  ///< Runtime::expect()'s
+  std::string bundle = {};  ///< result of Runtime::expect()
 };
 
 /// The variants of a role that are built, tried one after the other.
@@ -60,8 +60,8 @@ class RoleKernels {
     }
     std::shared_ptr<KernelPool> pool = build(variant);
     if (pool == nullptr) return;
-    // The driver has resources for this one. For those before it, too, if it was short of them for
-    // a moment; if not, they ask for more than it ever has.
+    // This one built, so earlier ones may have failed only because the driver was short of
+    // resources for a moment: try them again. Those that fail again need more than it ever has.
     for (const Variant& doubtful : std::exchange(doubtful_, {})) {
       auto again = is_wanted(doubtful) ? build(doubtful) : nullptr;
       if (again != nullptr) take_in(doubtful, std::move(again));
@@ -79,7 +79,7 @@ class RoleKernels {
   std::vector<BuiltKernel> built;
 
  private:
-  /// Null for a tile that this driver cannot build, or has no resources for: the next one may do.
+  /// Null if the driver cannot build this tile or lacks the resources: a later one may work.
   std::shared_ptr<KernelPool> build(const Variant& variant) {
     try {
       return target_.runtime->kernel(kernel_source(variant, shape_, target_.device.capabilities),
@@ -128,7 +128,7 @@ class RoleKernels {
   std::size_t most_;
   std::vector<std::string>* rejected_;
   std::optional<BuiltKernel> spilling_;  // the one that spills least
-  std::vector<Variant> doubtful_;        // without resources when they were built
+  std::vector<Variant> doubtful_;        // the driver lacked resources when they were built
 };
 
 std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& shape,
@@ -233,7 +233,7 @@ std::optional<Variant> first_choice(const TunedDevice& device, const KernelShape
   return first;
 }
 
-/// Has the kernels built together that compile() is likely to end up with, as this bundle.
+/// Builds, as one program, the kernels that compile() will probably choose; returns its name.
 std::string expect_first_choices(const Target& target, const KernelShape& shape,
                                  KernelFamily family) {
   const FormRoles roles = roles_of(shape.form);
@@ -302,7 +302,7 @@ BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, Kern
 
 std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) const {
   if (this == &other) return {};
-  if (runtime != other.runtime) return "its context is another than this layer's";
+  if (runtime != other.runtime) return "its context is not this layer's";
   if (shape.form != other.shape.form) return "its caches are of another form";
   const KernelShape& a = shape;
   const KernelShape& b = other.shape;
@@ -324,7 +324,8 @@ std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) con
     if (here != there)
       return fmt::format("{} is {}, legal: {}", field, to_string(there), to_string(here));
   }
-  constexpr const char* kTiles = "its kernels cut work otherwise (kernel_family, options, tuning)";
+  constexpr const char* kTiles =
+      "its kernels split work otherwise (kernel_family, options, tuning)";
   if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return kTiles;
   for (std::size_t i = 0; i < other.stages.size(); ++i) {  // who leaves the merge to the kernel
     const BuiltKernel& own = stages[stage_for(other, i)];

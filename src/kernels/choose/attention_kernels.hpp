@@ -31,7 +31,7 @@ struct AttentionKernels {
   /// Whether items that were cut for `other` fit these kernels: same tensors, a tile that holds
   /// the largest, and splits that are joined where the plan leaves that to the kernels.
   bool runs_plan_of(const AttentionKernels& other) const { return why_not_plan_of(other).empty(); }
-  /// The field that keeps them from it, its value there and here; empty = they run it.
+  /// Why they do not: the field that differs, its value in `other` and the legal one. Empty = fits.
   std::string why_not_plan_of(const AttentionKernels& other) const;
   /// The stage that runs the items of a plan's tile class, if its plan can be run: the class's own
   /// number where the tiles match, else the first whose tile holds them.
@@ -48,8 +48,8 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           const KernelShape& shape,
                                                           KernelFamily family);
 
-/// Those that a device would get which takes all that its capabilities allow: nothing is built, and
-/// there is no runtime.
+/// The kernels that attention_kernels() would choose for `device` if every variant that its
+/// capabilities allow compiled. Nothing is built, and their `runtime` is null.
 std::shared_ptr<const AttentionKernels> imagined_kernels(const TunedDevice& device,
                                                          const KernelShape& shape,
                                                          KernelFamily family);

@@ -10,7 +10,8 @@ namespace clattn::detail {
 KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
                          const Variant& variant);
 
-/// Work-groups of it that run on a device at once over such a cache, for all that is known.
+/// Work-groups of a variant that run on the device at once with a cache of this type, as far as is
+/// known.
 std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
                                const DeviceCapabilities& capabilities);
 

@@ -17,15 +17,16 @@ void append_engine_reasons(const AttentionConfig& config, std::vector<std::strin
 /// of append_engine_reasons().
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
 
-/// What the library's own kernels take.
+/// Head sizes that the library's own kernels support.
 constexpr bool takes_head_size(std::int32_t head_size) {
   return head_size >= 8 && head_size <= 256 && head_size % 8 == 0;
 }
-/// The reason against any other.
+/// Appends why a head size is not supported, if it is not.
 void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons);
 
-/// Those, and reasons that hold for every backend on the library's own kernels, head sizes aside:
-/// MLA, and whether the device has kernels of the wanted family. `reasons` gets a sentence each.
+/// append_config_reasons(), and what every backend on the library's own kernels refuses apart from
+/// head sizes: MLA, a kv_cache_dtype of its own where there is no cache, and devices without
+/// kernels of the wanted family. Appends one sentence each.
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons);
 

@@ -63,9 +63,11 @@ struct UnitTraits {
   bool rounds_probabilities = false;   ///< to the queries' type, before they meet V
   std::int32_t head_step = 1;          ///< heads are a multiple of it
   std::int32_t most_key_elements = 0;  ///< of a tile, block_kv * head_size; 0 = any
-  std::int32_t most_sums = 0;  ///< of a warp, rows * head_size where warps share them out; 0 = any
-  /// In kernels whose warps meet keys of their own (kPerWarp), so many do so together that each
-  /// has tile_rows rows and eight dims a lane (CLA_SHARERS of kernels_cl/tile/decode_sizes.clh).
+  /// Most accumulators of a warp, rows * head_size, if warps divide them among themselves; 0 = any.
+  std::int32_t most_sums = 0;
+  /// In kernels whose warps have keys of their own (kPerWarp), several warps share the same keys,
+  /// so that each has tile_rows rows and eight dims per lane (CLA_SHARERS of
+  /// kernels_cl/tile/decode_sizes.clh).
   bool shares_keys = false;
   /// The header of the same instructions whose self-test speaks for this one; empty = its own.
   std::string_view tested_by = {};

@@ -16,7 +16,7 @@ bool is_legal_tile(const Variant& variant);
 /// the kernel does not take them.
 std::optional<Variant> variant_of(const TuningRow& row, Role role);
 
-/// A device, be it there or not, and the rows that it is tuned by.
+/// A device, present or not, and its tuning rows.
 struct TunedDevice {
   const DeviceCapabilities& capabilities;
   const TuningTable& table;

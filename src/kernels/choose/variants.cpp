@@ -99,12 +99,12 @@ int vector_width(int head_size, int preferred) {
   return preferred >= 8 ? 8 : 4;
 }
 
-/// Rows of a tile that each warp of its unit has, where they share them out evenly.
+/// Rows per warp, if the warps divide the tile's rows evenly.
 std::int32_t warp_rows(const Variant& variant) {
   return variant.block_rows * std::max(variant.unit().lanes, 1) / variant.work_group_size;
 }
 
-/// Warps that meet the same keys (UnitTraits::shares_keys).
+/// Warps that share the same keys (UnitTraits::shares_keys).
 std::int32_t key_sharers(const Variant& variant, std::int32_t head_size) {
   const UnitTraits& unit = variant.unit();
   if (!unit.shares_keys) return 1;

@@ -81,7 +81,7 @@ void check_slots(const SlotSource& slots) {
 SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue queue) {
   const std::span<const std::int64_t> slots = metadata.slot_mapping();
   std::size_t count = slots.size();
-  if (Recorder::of(queue) == nullptr) {  // a replay brings other slots
+  if (Recorder::of(queue) == nullptr) {  // a replay may have other slots
     while (count > 0 && slots[count - 1] < 0) --count;
   }
   return {metadata.slot_mapping_buffer(), metadata.slot_mapping_offset_bytes(),

@@ -11,7 +11,8 @@ namespace clattn::detail {
 /// slots past the buffer's end.
 void check_slots(const SlotSource& slots);
 
-/// The slots of a step up to the last that stores something; all of them where `queue` is recorded.
+/// The slots of a step up to the last one that stores something; all of them if `queue` is
+/// recorded.
 SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue queue);
 
 /// Binds and enqueues reshape_and_cache_flash. The cache was checked (cache_checks.hpp) and matches
@@ -30,18 +31,18 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name);
 
-/// Rows of a tensor, one a token.
+/// Rows of a tensor, one per token: [count, width] of dtype.
 struct TokenRows {
   std::int64_t count = 0;
   std::int64_t width = 0;  ///< elements
   DType dtype = DType::kF16;
 };
-/// The same, and throws unless its buffer holds these rows.
+/// As checked_token_stride(); also throws kInvalidArgument unless the buffer holds these rows.
 std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
                                   std::string_view name);
 
-/// The same of keys and values that are attended directly: one token stride for both, and places
-/// that kernels load eight elements from.
+/// As bounded_token_stride(), for keys and values that are attended to directly: both must have the
+/// same token stride, and every row must be aligned for loads of eight elements.
 std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
                                 const TokenRows& rows);
 

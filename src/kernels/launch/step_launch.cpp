@@ -104,7 +104,7 @@ const PagedStepView& checked_step(const AttentionMetadata& metadata,
   const PagedStepView* step = metadata.step();
   throw_invalid_if(
       step == nullptr || step->kernels == nullptr,
-      "attn_metadata: built for another configuration: its backend is none of this library's");
+      "attn_metadata: built for another configuration: its backend is not one of this library's");
   const std::string why = kernels.why_not_plan_of(*step->kernels);
   throw_invalid_if(!why.empty(), "attn_metadata: built for another configuration: {}", why);
   return *step;

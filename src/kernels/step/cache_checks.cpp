@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kElements = "kv_cache: elements";
 
-/// By no scale at all int8 holds whole numbers, and most keys and values become 0.
+/// Without a scale, int8 would hold whole numbers only, and most keys and values would become 0.
 void require_scale(DType dtype, const Buffer& scale, std::string_view name,
                    std::string_view shape) {
   throw_invalid_if(dtype == DType::kInt8 && !scale, "kv_cache: no {}, legal for int8: f32 {}", name,

@@ -37,10 +37,11 @@ void check_layer_cache(const KVCache& cache, const KernelShape& shape);
 void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape);
 void check_layer_cache(const MLACache& cache, const KernelShape& shape);
 
-/// What a step's page ids are below: their largest, or what the builder's limits state.
+/// Exclusive upper bound of a step's page ids: from the builder's limits if stated, else from the
+/// ids.
 struct BlockBound {
   BlockBound() = default;
-  /// `limit` < 0: none is stated.
+  /// `limit` < 0: not stated.
   BlockBound(std::int64_t limit, std::span<const std::int32_t> pages);
   std::int64_t below = 0;
   bool stated = false;

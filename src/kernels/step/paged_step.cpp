@@ -150,7 +150,7 @@ bool PagedStep::merges_splits() const noexcept {
   return std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
 }
 
-/// With what the layer's type makes of a batch that does not say `causal`.
+/// The batch with `causal` set: to the layer's default, if the batch leaves it open.
 CommonAttentionMetadata PagedStep::resolve_causal(CommonAttentionMetadata batch) const {
   throw_invalid_if(planner_.bidirectional && batch.causal == true,
                    "causal is true, legal with attn_type {}: false, or not given",
@@ -356,7 +356,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.pages_at = in_ints(layout.pages);
   view_.workspace = workspace_.buffer.handle();
   view_.workspace_layout = layout_of(workspace_);
-  // A launch argument, so one for all recorded steps.
+  // A kernel argument, so it must be the same in all recorded steps.
   view_.causal = recorded ? records_causal() : *batch.causal;
   view_.window = planner_.window;
   view_.slots_of_queries = slots_of_queries;

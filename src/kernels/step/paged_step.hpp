@@ -30,8 +30,8 @@ struct PagedStepView {
   BlockBound block_ids;
   cl_int causal = 1;
   KeyWindow window;                        ///< keys outside it are in no item
-  bool has_slots = false;                  ///< computed or given
-  bool slots_of_queries = false;           ///< one for each query token
+  bool has_slots = false;                  ///< whether the step has slots, computed or given
+  bool slots_of_queries = false;           ///< one slot per query token
   const PlannerConfig* planner = nullptr;  ///< of the builder
   PlanCounts planned;                      ///< without the padding of recorded steps
   PlanOutput plan;                         ///< on the host, until the builder's next build()
@@ -69,7 +69,8 @@ struct StepRules {
   SplitRule split = nullptr;  ///< null = the builder's policy
 };
 
-/// Of a step, so that one of long prompts cannot claim the memory that the cache needs.
+/// Upper bound of a step's partial rows, so that long prompts cannot take the memory that the cache
+/// needs.
 std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilities& capabilities);
 
 /// Turns a batch into one upload: slots, work items, merges and page ids. Allocates only while it
@@ -89,7 +90,7 @@ class PagedStep {
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
 
-  /// The workspace from the next build() on. Throws where launches are recorded.
+  /// Takes effect at the next build(). Throws kUnsupported if launches are recorded.
   void set_workspace(std::shared_ptr<AttentionWorkspace> workspace);
 
   /// Whether BuilderOptions::graph_batch_size is set and holds the batch.

@@ -36,8 +36,8 @@ bool PagedStep::fits_graph(const CommonAttentionMetadata& given) const {
          max_query_len <= options_.decode_threshold && fits_recorded(batch, max_query_len);
 }
 
-/// Whether launches that are causal or not compute this batch: a request's only query is its last
-/// token.
+/// Whether the recorded launches' `causal` suits this batch. Either value does if no request has
+/// more than one query token: that one is the last and sees all keys.
 bool PagedStep::fits_recorded(const CommonAttentionMetadata& batch,
                               std::int32_t max_query_len) const {
   return *batch.causal == records_causal() || max_query_len <= 1;

@@ -19,7 +19,7 @@ using detail::TileClass;
 
 constexpr double kUsPerNs = 1e-3;
 
-/// A plan, the kernels that it is for, and the planner that made it.
+/// A plan, the kernels that it is for, and the configuration that it was made with.
 struct MadePlan {
   const AttentionKernels& kernels;
   const PlannerConfig& planner;
