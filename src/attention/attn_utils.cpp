@@ -150,6 +150,13 @@ void require_layout(const AttentionGroup& group, KVCacheLayout layout,
   if (!reasons.empty()) detail::throw_unsupported("KVCacheConfig: {}", fmt::join(reasons, "; "));
 }
 
+/// What was set, else NHD, or what the backend prefers where it does not take that.
+KVCacheLayout usual_layout(const AttentionGroup& group, const DeviceCapabilities& capabilities) {
+  const KVCacheLayout order = AttentionState::get_kv_cache_layout();
+  const bool takes = group.backend->validate_layout(order, group.config, &capabilities).empty();
+  return takes || get_kv_cache_layout() ? order : group.backend->preferred_layout(capabilities);
+}
+
 }  // namespace
 
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers) {
@@ -199,15 +206,17 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
   throw_invalid_if(groups.size() != config.groups.size(),
                    "groups: {} given, legal: one for each of the configuration's {}", groups.size(),
                    config.groups.size());
-  const KVCacheLayout order = layout ? *layout : AttentionState::get_kv_cache_layout();
-  for (const AttentionGroup& group : groups)  // before memory is taken
-    require_layout(group, order, context.capabilities());
+  std::vector<KVCacheLayout> orders;
+  for (const AttentionGroup& group : groups) {  // before memory is taken
+    orders.push_back(layout ? *layout : usual_layout(group, context.capabilities()));
+    require_layout(group, orders.back(), context.capabilities());
+  }
   const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
   std::map<std::string, KVCache> caches;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (const std::string& name : config.groups[i].layer_names) {
-      caches.emplace(
-          name, reshape_kv_cache(raw.at(name), config.groups[i].spec, *groups[i].backend, order));
+      caches.emplace(name, reshape_kv_cache(raw.at(name), config.groups[i].spec, *groups[i].backend,
+                                            orders[i]));
     }
   }
   return bind_kv_cache(caches, layers);

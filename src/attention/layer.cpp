@@ -246,7 +246,8 @@ bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& input
   } else {
     config.attn_type = AttentionType::kEncoderOnly;
   }
-  if (metadata.step() == nullptr || config.use_mla ||
+  // Without kernels it is what a refused batch left.
+  if (metadata.step() == nullptr || metadata.step()->kernels == nullptr || config.use_mla ||
       !backend_->validate_configuration(config, &context_->capabilities()).empty()) {
     return false;
   }
@@ -311,7 +312,8 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
       calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, tokens,
                      cross ? std::ssize(metadata->slot_mapping()) : tokens);
     }
-    throw_invalid_if(lacks_scales() && detail::Recorder::of(queue) == nullptr,
+    const bool empty = metadata->num_actual_tokens() == 0;
+    throw_invalid_if(!empty && lacks_scales() && detail::Recorder::of(queue) == nullptr,
                      "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "
                      "or v_scale, calculate_kv_scales, or a cache bound with scales",
                      options_.prefix);

@@ -74,18 +74,22 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
 
 void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
                                 const RowCounts& counts, const Buffer& scales, Event* event) const {
+  const std::array num_tokens = {counts.keys, counts.keys, counts.queries};
+  std::array<cl_long, 3> strides{};
+  for (std::size_t i = 0; i < rows.size(); ++i) {  // all before any leaves its maxima
+    throw_invalid_if(num_tokens.at(i) < 0 || num_tokens.at(i) > INT32_MAX,
+                     "num_tokens is {}, legal: 0 … {}", num_tokens.at(i), INT32_MAX);
+    const Tensor& tensor = k_v_q_.at(i);
+    strides.at(i) =
+        bounded_token_stride(*rows.at(i), {num_tokens.at(i), tensor.row, dtype_}, tensor.name);
+  }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
-    const std::int64_t num_tokens = i < 2 ? counts.keys : counts.queries;
-    throw_invalid_if(num_tokens < 0 || num_tokens > INT32_MAX, "num_tokens is {}, legal: 0 … {}",
-                     num_tokens, INT32_MAX);
-    const cl_long stride =
-        bounded_token_stride(*rows.at(i), {num_tokens, tensor.row, dtype_}, tensor.name);
     amax_->acquire()
         .arg(rows.at(i)->buffer)
         .arg<cl_long>(rows.at(i)->offset)
-        .arg(stride)
-        .arg<cl_int>(static_cast<cl_int>(num_tokens))
+        .arg(strides.at(i))
+        .arg<cl_int>(static_cast<cl_int>(num_tokens.at(i)))
         .arg<cl_int>(static_cast<cl_int>(tensor.row / 8))
         .arg(largest_.handle())
         .arg<cl_int>(static_cast<cl_int>(tensor.scale))

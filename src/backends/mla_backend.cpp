@@ -84,6 +84,9 @@ class LatentImpl final : public AttentionImpl {
                   .kv_lora_rank = shape.kv_lora_rank,
                   .rope_dim = shape.rope_dim,
                   .scale = {}};
+    constexpr std::array kUnit = {1.0F};
+    if (is_quantized(page.dtype))
+      page.scale = runtime_->allocate_copy(std::as_bytes(std::span(kUnit)));
     constexpr std::array kNoSlot = {kPadSlotId};
     const Buffer slots = runtime_->allocate_copy(std::as_bytes(std::span(kNoSlot)));
     const TensorRef row{page.buffer.handle()};

@@ -235,7 +235,9 @@ std::shared_ptr<Context> find_card(const Card& card, const std::string& device) 
     auto context = Context::create(device.empty() ? card.device : device);
     return card_of(built_in_cards(), context->capabilities()) == &card ? context : nullptr;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalidArgument || !device.empty()) throw;
+    const bool absent = error.code() == ErrorCode::kInvalidArgument ||
+                        error.cl_code() == CL_DEVICE_NOT_FOUND;  // no device at all
+    if (!absent || !device.empty()) throw;
     return nullptr;
   }
 }

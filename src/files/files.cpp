@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr mode_t kAsUmaskHasIt = 0666;
+constexpr const char* kOwnDescriptors = "/proc/self/fd";
 
 [[noreturn]] void fail(const fs::path& path, std::string_view why) {
   throw Error(ErrorCode::kIo, fmt::format("{}: {}", path.string(), why));
@@ -60,8 +61,10 @@ fs::path unpredictable(const fs::path& path) {
 
 PendingFile::PendingFile(fs::path path) : path_(std::move(path)) {
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
-  descriptor_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kAsUmaskHasIt);
-  if (descriptor_ >= 0) return;
+  if (::access(kOwnDescriptors, X_OK) == 0) {  // by which such a file gets its name
+    descriptor_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kAsUmaskHasIt);
+    if (descriptor_ >= 0) return;
+  }
   fs::path temporary = unpredictable(path_);
   descriptor_ = ::open(temporary.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC,
                        kAsUmaskHasIt);
@@ -91,7 +94,7 @@ void PendingFile::write(std::span<const std::byte> bytes) {
 
 void PendingFile::commit() {
   if (temporary_.empty()) {
-    const std::string self = fmt::format("/proc/self/fd/{}", descriptor_);
+    const std::string self = fmt::format("{}/{}", kOwnDescriptors, descriptor_);
     fs::path temporary = unpredictable(path_);
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, temporary.c_str(), AT_SYMLINK_FOLLOW) != 0)
       fail_writing(path_);
@@ -110,7 +113,8 @@ void replace_file(const fs::path& path, std::string_view head, std::span<const s
   file.commit();
 }
 
-bool is_private_folder(const fs::path& folder) {
+bool is_private_folder(const fs::path& path) {
+  const fs::path folder = path.has_filename() ? path : path.parent_path();  // "a/" is "a"
   std::error_code ignored;
   if (folder.has_parent_path()) fs::create_directories(folder.parent_path(), ignored);
   ::mkdir(folder.c_str(), S_IRWXU);

@@ -255,6 +255,16 @@ TEST(KVScales, F2_AnInt8LayerRefusesKeysUntilItsScalesAreKnown) {
           [&] { step.run(device, layer, &metadata, {.enable_kv_scales_calculation = enable}); });
     };
     EXPECT_EQ(run(false), refused);
+    const auto idle = backend.make_builder(device.context, layer.config());
+    const clattn::Buffer row = device.context->allocate(4096);
+    const clattn::TensorRef none{row.handle()};
+    const std::vector<std::int32_t> start = {0};
+    EXPECT_EQ(test::error_text([&] {  // stores no key
+                layer.forward(
+                    device.queue, {none, none, none, none, 0},
+                    &idle->build(device.queue, clattn::CommonAttentionMetadata::of(start, {}, {})));
+              }),
+              "no error");
     layer.load_kv_scales({});  // a checkpoint without any
     EXPECT_EQ(run(false), refused);
     if (!calculate) {

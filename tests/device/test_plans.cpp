@@ -150,6 +150,11 @@ TEST(Plans, ArePredictedFromCapabilitiesAlone) {
     row.costs = {.launch_us = 1000, .task_us = 1, .read_gbs = 1};
     const auto slow = predicted_launches(config, context->capabilities(), {&row, 1}, batch);
     EXPECT_GT(slow.front().predicted_us, 1000);
+    // What nothing can be planned by is refused.
+    row.costs.read_gbs = -1;
+    EXPECT_THROW(predicted_launches(config, context->capabilities(), {&row, 1}, batch),
+                 clattn::Error);
+    EXPECT_THROW(predicted_launches({}, context->capabilities(), {}, batch), clattn::Error);
   }
 }
 

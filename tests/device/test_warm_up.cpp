@@ -91,6 +91,9 @@ std::vector<AttentionOptions> all_options() {
   all.back().use_mla = true;
   all.back().num_kv_heads = 1;
   all.back().head_size = 576;
+  all.push_back(all.back());
+  all.back().cache_config->cache_dtype = DType::kInt8;
+  all.back().cache_config->calculate_kv_scales = true;
   return all;
 }
 

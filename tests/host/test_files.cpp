@@ -88,7 +88,9 @@ TEST_F(Files, F8_APrivateFolderIsItsOwnersAlone) {
   const fs::path folder = folder_ / "below" / "cache";
   EXPECT_TRUE(is_private_folder(folder));
   EXPECT_EQ(fs::status(folder).permissions(), fs::perms::owner_all);
-  EXPECT_TRUE(is_private_folder(folder));
+  EXPECT_TRUE(is_private_folder(folder / ""));
+  EXPECT_TRUE(is_private_folder(folder_ / "other" / ""));
+  EXPECT_EQ(fs::status(folder_ / "other").permissions(), fs::perms::owner_all);
   for (const mode_t open : {0770U, 0707U, 01777U}) {
     ASSERT_EQ(::chmod(folder.c_str(), open), 0);
     EXPECT_FALSE(is_private_folder(folder)) << open;

@@ -130,7 +130,7 @@ const std::vector<BadCase>& bad_cases() {
       {"negative cap", json_more("\"logits_soft_cap\": -1"), 2,
        "logits_soft_cap: expected a number >= 0 (0 = none), got -1"},
       {"cap of another type", json_more("\"logits_soft_cap\": \"30\""), 2, "logits_soft_cap"},
-      {"unknown cache type", json_more("\"kv_cache_dtype\": \"fp8\""), 2,
+      {"unknown cache type", json_more("\"kv_cache_dtype\": \"fp7\""), 2,
        "kv_cache_dtype: expected one of auto"},
       {"cache of another type", json_more("\"kv_cache_dtype\": \"fp8_e4m3\""), 2,
        "key_cache.npy: expected element type |u1, got <f4"},
@@ -212,8 +212,11 @@ const std::vector<BadCase>& bad_cases() {
        "request 1: seq_lens is 5, legal: 2 (query_start_loc[2] - query_start_loc[1])"},
       {"encoder's key starts", encoder_with(file("key_start_loc.npy", npy_i32({0, 2, 1}))), 2,
        "key_start_loc.npy: entry 2 is 1; expected prefix sums"},
-      {"encoder with chunks", encoder_with(json_more("\"attention_chunk_size\": 2")), 3,
-       "attention_chunk_size with attn_type encoder_only"},
+      {"encoder with chunks", encoder_with([](CaseImage& image) {
+         image.json = replaced(image.json, "\"encoder_only\"", "\"encoder\"");
+         json_more("\"attention_chunk_size\": 2")(image);
+       }),
+       3, "attention_chunk_size with attn_type encoder not supported"},
       {"encoder with a cache type", encoder_with(json_more("\"kv_cache_dtype\": \"f16\"")), 3,
        "kv_cache_dtype f16 with attn_type encoder_only"},
       // arrays

@@ -1,10 +1,14 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <clattn/attention.hpp>
 #include <clattn/tuning.hpp>
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/choose/paged_rules.hpp"
 #include "kernels/step/paged_step.hpp"
+#include "tuning/tuning_table.hpp"
 
 namespace clattn {
 namespace {
@@ -91,6 +95,14 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
                                               const CommonAttentionMetadata& batch) {
   detail::throw_unsupported_if(config.use_mla || config.attn_type != AttentionType::kDecoder,
                                "only a decoder's attention over keys and values is predicted");
+  std::vector<std::string> reasons;
+  detail::append_config_reasons(config, reasons);
+  detail::append_head_size_reason(config.head_size, reasons);
+  for (const CostRow& row : costs) {
+    const std::string fault = detail::cost_fault(row.costs);
+    if (!fault.empty()) reasons.push_back(fault);
+  }
+  detail::throw_invalid_if(!reasons.empty(), "{}", fmt::join(reasons, "; "));
   detail::validate_sequences(batch);
   const detail::TuningTable table({.costs = {costs.begin(), costs.end()}});
   const auto kernels =
