@@ -1,4 +1,3 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 #include "cli/cards.hpp"
 #include "support/error_text.hpp"
@@ -46,7 +46,7 @@ TEST(Cards, EveryChipHasItsLoops) {
     const std::vector<CostRow> rows = predicted_rows(card, loops);
     EXPECT_EQ(rows.empty(), !counted) << card.name;
     const clattn::TuningText read = clattn::parse_tuning(clattn::format_tuning({}, rows), "rows");
-    EXPECT_THAT(read.problems, testing::IsEmpty());
+    EXPECT_TRUE(read.problems.empty());
     EXPECT_EQ(read.costs.size(), rows.size());
   }
 }
@@ -131,21 +131,25 @@ TEST(Cards, ADeviceIsTheCardOfItsNameAndSize) {
   EXPECT_EQ(card_of(cards, device), nullptr);
 }
 
+void expect_says(const std::string& error, std::string_view what) {
+  EXPECT_NE(error.find(what), std::string::npos) << error;
+}
+
 TEST(Cards, BadLinesAreNamed) {
   const auto fault = [](const std::string& text) {
     return test::error_text([&] { static_cast<void>(clattn::cli::parse_cards(text, "f")); });
   };
-  EXPECT_THAT(fault("mhz=1\n"), testing::HasSubstr("f:1: 'mhz=1' before the first card"));
-  EXPECT_THAT(fault("card a\n"), testing::HasSubstr("f:1: card:"));
-  EXPECT_THAT(fault(std::string(kCard) + " mhz=fast\n"), testing::HasSubstr("f:4: mhz: 'fast'"));
-  EXPECT_THAT(fault(std::string(kCard) + " weight=3\n"), testing::HasSubstr("f:4: weight"));
-  EXPECT_THAT(fault("card a A card\n chip=x\n"), testing::HasSubstr("card a: compute_units"));
+  expect_says(fault("mhz=1\n"), "f:1: 'mhz=1' before the first card");
+  expect_says(fault("card a\n"), "f:1: card:");
+  expect_says(fault(std::string(kCard) + " mhz=fast\n"), "f:4: mhz: 'fast'");
+  expect_says(fault(std::string(kCard) + " weight=3\n"), "f:4: weight");
+  expect_says(fault("card a A card\n chip=x\n"), "card a: compute_units");
   const auto loop_fault = [](const std::string& text) {
     return test::error_text([&] { static_cast<void>(clattn::cli::parse_loops(text, "f")); });
   };
-  EXPECT_THAT(loop_fault("gfx942 k d128_f16_f16 1\n"), testing::HasSubstr("f:1: 4 columns"));
-  EXPECT_THAT(loop_fault("gfx942 k d128_f64_f16 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15\n"),
-              testing::HasSubstr("shape: 'd128_f64_f16'"));
+  expect_says(loop_fault("gfx942 k d128_f16_f16 1\n"), "f:1: 4 columns");
+  expect_says(loop_fault("gfx942 k d128_f64_f16 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15\n"),
+              "shape: 'd128_f64_f16'");
 }
 
 }  // namespace
