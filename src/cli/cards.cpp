@@ -97,18 +97,17 @@ void each_line(std::string_view text, std::string_view name, const Take& take) {
   }
 }
 
-/// Parses "d128_f16_e5m2": head size, type of queries, type of the cache.
+/// Parses "d128_f16_fp8_e5m2": head size, type of queries, type of the cache.
 void set_shape(LoopCount& loop, const std::string& shape, const std::string& where) {
-  constexpr std::array<std::pair<std::string_view, DType>, 3> kTypes = {
-      {{"f16", DType::kF16}, {"bf16", DType::kBF16}, {"e5m2", DType::kFp8E5M2}}};
-  const std::size_t first = shape.find('_'), second = shape.rfind('_');
+  const std::size_t first = shape.find('_'), second = shape.find('_', first + 1);
   const auto type_of = [&](std::string_view text) {
-    const auto found = std::ranges::find(kTypes, text, &decltype(kTypes)::value_type::first);
-    throw_invalid_if(found == kTypes.end(), "{}: shape: '{}', legal: dHEAD_f16|bf16_f16|bf16|e5m2",
+    const std::optional<DType> found = find_dtype(text);
+    throw_invalid_if(!found, "{}: shape: '{}', legal: dHEAD_QUERIES_CACHE, the last two types",
                      where, shape);
-    return found->second;
+    return *found;
   };
-  throw_invalid_if(first == second || shape.front() != 'd', "{}: shape: '{}'", where, shape);
+  throw_invalid_if(second == std::string::npos || shape.front() != 'd', "{}: shape: '{}'", where,
+                   shape);
   loop.head_size = static_cast<std::int32_t>(number(shape.substr(1, first - 1), where));
   loop.dtype = type_of(std::string_view{shape}.substr(first + 1, second - first - 1));
   loop.cache_dtype = type_of(std::string_view{shape}.substr(second + 1));

@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "capture/case_writer.hpp"
+#include "support/scratch_directory.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -20,16 +20,10 @@ namespace fs = std::filesystem;
 
 class CaseWriterTest : public testing::Test {
  protected:
-  CaseWriterTest() {
-    std::string pattern = (fs::temp_directory_path() / "clattn_cases_XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    root_ = pattern;
-  }
-  ~CaseWriterTest() override { fs::remove_all(root_); }
+  std::ptrdiff_t entries() const { return scratch_.entries(); }
 
-  std::ptrdiff_t entries() const { return std::distance(fs::directory_iterator(root_), {}); }
-
-  fs::path root_;
+  const test::ScratchDirectory scratch_;
+  const fs::path root_ = scratch_.path();
 };
 
 const npy::NpyArray kArray{"|u1", {3}, std::vector<std::byte>(3)};

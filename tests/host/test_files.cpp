@@ -5,11 +5,11 @@
 
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
 #include <string>
 
 #include "files/files.hpp"
 #include "support/error_text.hpp"
+#include "support/scratch_directory.hpp"
 
 namespace clattn::files {
 namespace {
@@ -18,15 +18,10 @@ namespace fs = std::filesystem;
 
 class Files : public testing::Test {
  protected:
-  Files() {
-    std::string pattern = (fs::temp_directory_path() / "clattn_files_XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    folder_ = pattern;
-  }
-  ~Files() override { fs::remove_all(folder_); }
-  std::ptrdiff_t entries() const { return std::distance(fs::directory_iterator(folder_), {}); }
+  std::ptrdiff_t entries() const { return scratch_.entries(); }
 
-  fs::path folder_;
+  const test::ScratchDirectory scratch_;
+  const fs::path folder_ = scratch_.path();
 };
 
 TEST_F(Files, F7_AFileHasNoNameUntilItIsWholeAndThenReplacesTheOld) {

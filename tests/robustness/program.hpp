@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "support/scratch_directory.hpp"
+
 /// What running the program said and did.
 struct ProgramResult {
   int code = -1;  ///< exit status; 128 + signal when it was killed
@@ -24,18 +26,7 @@ ProgramResult run_program(const std::string& arguments, const std::string& stdou
 /// trouble.
 void expect_refusal(const ProgramResult& result, int code, std::string_view says);
 
-/// A directory under the test's temporary folder, removed with everything in it at the end.
-class ScratchDirectory {
- public:
-  ScratchDirectory();
-  ~ScratchDirectory();
-  ScratchDirectory(const ScratchDirectory&) = delete;
-  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using test::ScratchDirectory;
 
 void write_bytes(const std::filesystem::path& path, std::string_view bytes);
 std::string read_bytes(const std::filesystem::path& path);

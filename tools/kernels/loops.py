@@ -337,7 +337,7 @@ def jobs_of(directory):
         if "-cl-intel-256-GRF" in options:
             chips = ["dg2"] if "dpas8" in variant else ["pvc", "xe2"]
         if "d" + shape in SHAPES:
-            yield from ((chip, variant, "d" + shape.replace("fp8_", ""), source) for chip in chips)
+            yield from ((chip, variant, "d" + shape, source) for chip in chips)
 
 
 def measure(job):
@@ -374,7 +374,7 @@ def read_table(path):
 def table_of(rows):
     def line(key, values):
         cells = [f"{value:>{width}}" for value, width in zip(values, COLUMNS.values())]
-        return f"{key[0]:<7} {key[1]:<25} {key[2]:<14} " + " ".join(cells) + "\n"
+        return f"{key[0]:<7} {key[1]:<25} {key[2]:<16} " + " ".join(cells) + "\n"
     lines = [HEAD, line(("#chip", "variant", "shape"), COLUMNS)]
     lines += [line(key, [round(row[c]) for c in COLUMNS]) for key, row in sorted(rows.items())]
     return "".join(lines)
