@@ -16,7 +16,7 @@ BatchView BatchMetadata::view(std::int32_t first, std::int32_t count) const {
   if (count == 0) return side;
   detail::throw_unsupported_if(
       first < 0,
-      "attn_metadata: its decodes and prefills stand mixed, so that neither are rows of "
+      "attn_metadata: its decodes and prefills are interleaved, so neither is a range of rows of "
       "the batch's arrays; legal: a batch in the order of reorder_batch()");
   side.num_reqs = count;
   side.query_start_loc = rows(query_start_loc, first, count + 1);

@@ -18,7 +18,7 @@ namespace {
 /// Memory latencies that a task takes before and after its keys (item, pages, queries, results),
 /// and that a split adds (partial results, the counter): 2.9 and 2.5 us on an H200, whose memory
 /// latency is 0.7 us (src/tuning/shipped.inc).
-constexpr double kTaskTrips = 4, kSplitTrips = 3.5;
+constexpr double kTaskLatencies = 4, kSplitLatencies = 3.5;
 /// An estimate, as in shipped.inc for all GPUs: it does not follow from a card's facts.
 constexpr double kLaunchUs = 8;
 /// Share of the peak memory rate that reads reach, as measured on an H200 (docs/performance.md).
@@ -136,10 +136,10 @@ double resident_groups(const Card& card, const LoopCount& loop) {
   return std::max(1.0, std::min(by_registers, by_memory));
 }
 
-KernelCosts trips_to_memory(const Card& card) {
+KernelCosts fixed_costs(const Card& card) {
   return {.launch_us = kLaunchUs,
-          .task_us = kTaskTrips * card.latency_ns * 1e-3,
-          .split_us = kSplitTrips * card.latency_ns * 1e-3};
+          .task_us = kTaskLatencies * card.latency_ns * 1e-3,
+          .split_us = kSplitLatencies * card.latency_ns * 1e-3};
 }
 
 /// KernelCosts::groups, if a group alone reads `alone_gbs` and all of them together `all_gbs`; 0
@@ -175,7 +175,7 @@ CostRow row_of(const Card& card, std::string kernel, const KernelCosts& costs) {
 
 /// The row for decode kernels without a counted loop, which the memory bounds.
 CostRow uncounted_decode(const Card& card) {
-  KernelCosts costs = trips_to_memory(card);
+  KernelCosts costs = fixed_costs(card);
   costs.read_gbs = kReadAlone;
   costs.groups = slowdown_groups(kReadAlone, kReadShare * card.gbs,
                                  concurrent_groups(card, DType::kF32, DType::kF32, true));
@@ -265,7 +265,7 @@ KernelCosts predicted_costs(const Card& card, const LoopCount& loop, double conc
   double all_gbs = std::min(by_slots, by_loads) * bytes;
   if (reads_memory(loop)) all_gbs = std::min(all_gbs, kReadShare * card.gbs);
   const double alone_gbs = bytes / alone_ns;
-  KernelCosts costs = trips_to_memory(card);
+  KernelCosts costs = fixed_costs(card);
   // Plans may assume fewer concurrent groups than fit: each then stands for more than one.
   costs.read_gbs = std::max(alone_gbs, all_gbs / concurrent_groups);
   costs.groups = slowdown_groups(costs.read_gbs, all_gbs, concurrent_groups);

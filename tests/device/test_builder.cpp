@@ -158,15 +158,14 @@ TEST(Builder, M4_CountsAndViewsOfOtherOrders) {
   build(mixed);
   EXPECT_EQ(metadata.split(), (clattn::BatchSplit{2, 2, 2, 25}));
   for (const bool decodes : {false, true}) {
-    EXPECT_EQ(
-        error_text(
-            [&] {
-              static_cast<void>(decodes ? metadata.decode_metadata().num_reqs
-                                        : metadata.prefill_metadata().num_reqs);
-            },
-            clattn::ErrorCode::kUnsupported),
-        "attn_metadata: its decodes and prefills stand mixed, so that neither are rows of the "
-        "batch's arrays; legal: a batch in the order of reorder_batch()");
+    EXPECT_EQ(error_text(
+                  [&] {
+                    static_cast<void>(decodes ? metadata.decode_metadata().num_reqs
+                                              : metadata.prefill_metadata().num_reqs);
+                  },
+                  clattn::ErrorCode::kUnsupported),
+              "attn_metadata: its decodes and prefills are interleaved, so neither is a range of "
+              "rows of the batch's arrays; legal: a batch in the order of reorder_batch()");
   }
   queue.finish();
 }
