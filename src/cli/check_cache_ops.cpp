@@ -40,11 +40,8 @@ Deviation compare_exactly(const std::vector<T>& got, const std::vector<T>& expec
   return compare_bytes(std::as_bytes(std::span(got)), std::as_bytes(std::span(expected)));
 }
 
-/// Elements of `dtype` as a cache with one factor stores them.
 Bytes stored(const Place& place, const Bytes& rows, double scale) {
-  std::vector<double> values = decode_elements(place.dtype, rows);
-  for (double& value : values) value /= scale;
-  return encode_elements(place.cache_dtype, values);
+  return convert_elements(place.dtype, place.cache_dtype, rows, scale);
 }
 
 /// Blocks of so many bytes by pairs.

@@ -134,8 +134,12 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   const std::size_t row_bytes = row * element_size_bytes(type);
   const std::vector<std::byte> key = random_elements(config.dtype, slots.size() * row, 91);
   const std::vector<std::byte> value = random_elements(config.dtype, slots.size() * row, 92);
-  const std::vector<std::byte> stored_key = convert_elements(config.dtype, type, key);
-  const std::vector<std::byte> stored_value = convert_elements(config.dtype, type, value);
+  const std::vector<float> scales =
+      is_quantized(type) ? std::vector<float>{0.5F, 2} : std::vector<float>{1, 1};
+  const std::vector<std::byte> stored_key =
+      convert_elements(config.dtype, type, key, static_cast<double>(scales[0]));
+  const std::vector<std::byte> stored_value =
+      convert_elements(config.dtype, type, value, static_cast<double>(scales[1]));
 
   const std::size_t cache_bytes = to_size(kNumBlocks * block_size) * row_bytes;
   std::vector<std::byte> keys = poisoned(cache_bytes + GuardedOutput::kGuardBytes), values = keys;
@@ -160,6 +164,7 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   PackedKVCache cache = packed_shape(config, kNumBlocks);
   cache.key = key_cache.handle();
   cache.value = value_cache.handle();
+  if (is_quantized(type)) cache.scales = upload(context, queue, std::span<const float>(scales));
   Event event;
   reshape_and_cache(context, queue, {.buffer = key_rows.handle()}, {.buffer = value_rows.handle()},
                     config.dtype, cache, mapping.handle(), 0,

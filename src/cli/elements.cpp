@@ -62,9 +62,12 @@ std::vector<std::int32_t> shuffled_pages(std::int64_t count, std::uint32_t seed)
   return pages;
 }
 
-std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes) {
-  if (from == to) return {bytes.begin(), bytes.end()};
-  return encode_elements(to, decode_elements(from, bytes));
+std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes,
+                                        double scale) {
+  if (from == to && scale == 1) return {bytes.begin(), bytes.end()};
+  std::vector<double> values = decode_elements(from, bytes);
+  for (double& value : values) value /= scale;
+  return encode_elements(to, values);
 }
 
 }  // namespace clattn::cli

@@ -28,7 +28,8 @@ std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint
 /// The numbers below `count` in any order.
 std::vector<std::int32_t> shuffled_pages(std::int64_t count, std::uint32_t seed);
 
-/// Casts host elements from one type to another as the cache write does: nearest even.
-std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes);
+/// Host elements over `scale`, as a cache write stores them: rounded to nearest even.
+std::vector<std::byte> convert_elements(DType from, DType to, std::span<const std::byte> bytes,
+                                        double scale = 1);
 
 }  // namespace clattn::cli
