@@ -76,7 +76,7 @@ for commit in old new; do
   expect 2 "trees/$commit holds another source than that of $commit: remove it" \
     "$bench/checkperf" old new -- decode
   echo "$commit" > "$work/trees/$commit/.git"
-  echo ' M src/cli/bench.cpp' > "$work/trees/$commit/changes"
+  echo ' M src/cli/bench/bench.cpp' > "$work/trees/$commit/changes"
   expect 2 "trees/$commit holds another source" "$bench/checkperf" old new -- decode
   : > "$work/trees/$commit/changes"
 done

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_report.hpp"
+#include "cli/bench/report.hpp"
 #include "cli/commands.hpp"
-#include "cli/options.hpp"
+#include "cli/common/options.hpp"
 
 namespace clattn::cli {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/tune_costs.hpp"
+#include "cli/tune/costs.hpp"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/tune_race.hpp"
+#include "cli/tune/race.hpp"
 #include "device/attention_case.hpp"
 #include "support/error_text.hpp"
 

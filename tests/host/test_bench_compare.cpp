@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_compare.hpp"
+#include "cli/bench/compare.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "cli/bench_report.hpp"
+#include "cli/bench/report.hpp"
 
 namespace {
 

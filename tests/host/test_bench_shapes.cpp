@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_shapes.hpp"
+#include "cli/bench/shapes.hpp"
 #include "support/error_text.hpp"
 
 namespace {

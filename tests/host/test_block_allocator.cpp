@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "cli/block_allocator.hpp"
+#include "cli/replay/block_allocator.hpp"
 
 namespace {
 

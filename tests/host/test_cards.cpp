@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/cards.hpp"
+#include "cli/bench/cards.hpp"
 #include "support/error_text.hpp"
 
 namespace {

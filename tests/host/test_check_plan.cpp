@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/check_plan.hpp"
+#include "cli/check/plan.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/scheduler.hpp"
+#include "cli/replay/scheduler.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/trace.hpp"
+#include "cli/replay/trace.hpp"
 
 namespace {
 

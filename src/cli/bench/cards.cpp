@@ -1,0 +1,307 @@
+#include "cli/bench/cards.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "cli/common/error.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// Memory latencies that a task takes before and after its keys (item, pages, queries, results),
+/// and that a split adds (partial results, the counter): 2.9 and 2.5 us on an H200, whose memory
+/// latency is 0.7 us (src/tuning/shipped.inc).
+constexpr double kTaskLatencies = 4, kSplitLatencies = 3.5;
+/// An estimate, as in shipped.inc for all GPUs: it does not follow from a card's facts.
+constexpr double kLaunchUs = 8;
+/// Share of the peak memory rate that reads reach, as measured on an H200 (docs/performance.md).
+constexpr double kReadShare = 0.9;
+/// GB/s that a group without a counted loop reads alone: shipped.inc's estimate for all GPUs.
+constexpr double kReadAlone = 10;
+/// The loops of this head size stand for all smaller ones too.
+constexpr std::int32_t kCommonHead = 128;
+
+double number(const std::string& text, const std::string& where) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  throw_invalid_if(error != std::errc() || rest != end || !(value >= 0 && value <= 1e9),
+                   "{}: '{}', legal: a number of 0 to 1e9", where, text);
+  return value;
+}
+
+struct NumberField {
+  std::string_view name;
+  double Card::*at;
+};
+constexpr std::array kNumbers = {NumberField{"compute_units", &Card::compute_units},
+                                 NumberField{"cores", &Card::cores},
+                                 NumberField{"simds", &Card::simds},
+                                 NumberField{"slot", &Card::slot},
+                                 NumberField{"mhz", &Card::mhz},
+                                 NumberField{"tflops", &Card::tflops},
+                                 NumberField{"gbs", &Card::gbs},
+                                 NumberField{"local_kib", &Card::local_kib},
+                                 NumberField{"latency_ns", &Card::latency_ns}};
+struct TextField {
+  std::string_view name;
+  std::string Card::*at;
+};
+constexpr std::array kTexts = {TextField{"device", &Card::device}, TextField{"chip", &Card::chip},
+                               TextField{"unit", &Card::unit}};
+
+void set_field(Card& card, std::string_view name, std::string value, const std::string& where) {
+  for (const NumberField& field : kNumbers) {
+    if (field.name != name) continue;
+    card.*field.at = number(value, where);
+    return;
+  }
+  for (const TextField& field : kTexts) {
+    if (field.name != name) continue;
+    std::ranges::replace(value, '_', field.at == &Card::device ? ' ' : '_');
+    card.*field.at = std::move(value);
+    return;
+  }
+  throw_invalid("{}: unknown, legal: the fields that the head of the file explains", where);
+}
+
+void check_card(const Card& card, std::string_view file) {
+  for (const NumberField& field : kNumbers) {
+    throw_invalid_if(card.*field.at <= 0, "{}: card {}: {} is {}, legal: above 0", file, card.name,
+                     field.name, card.*field.at);
+  }
+  for (const TextField& field : kTexts) {
+    throw_invalid_if((card.*field.at).empty(), "{}: card {}: {} is missing", file, card.name,
+                     field.name);
+  }
+}
+
+/// Calls `take` with the words of each line that is neither empty nor a comment, and "NAME:LINE".
+template <typename Take>
+void each_line(std::string_view text, std::string_view name, const Take& take) {
+  std::istringstream lines{std::string(text)};
+  std::string line;
+  for (int n = 1; std::getline(lines, line); ++n) {
+    if (line.starts_with('#')) continue;
+    std::istringstream words(line);
+    std::vector<std::string> found;
+    for (std::string word; words >> word;) found.push_back(word);
+    if (!found.empty()) take(found, fmt::format("{}:{}", name, n));
+  }
+}
+
+/// Parses "d128_f16_fp8_e5m2": head size, type of queries, type of the cache.
+void set_shape(LoopCount& loop, const std::string& shape, const std::string& where) {
+  const std::size_t first = shape.find('_'), second = shape.find('_', first + 1);
+  const auto type_of = [&](std::string_view text) {
+    const std::optional<DType> found = find_dtype(text);
+    throw_invalid_if(!found, "{}: shape: '{}', legal: dHEAD_QUERIES_CACHE, the last two types",
+                     where, shape);
+    return *found;
+  };
+  throw_invalid_if(second == std::string::npos || shape.front() != 'd', "{}: shape: '{}'", where,
+                   shape);
+  loop.head_size = static_cast<std::int32_t>(number(shape.substr(1, first - 1), where));
+  loop.dtype = type_of(std::string_view{shape}.substr(first + 1, second - first - 1));
+  loop.cache_dtype = type_of(std::string_view{shape}.substr(second + 1));
+}
+
+bool is_decode(std::string_view variant) {
+  return variant.starts_with("decode");
+}
+
+/// Whether few query rows use each key, so that keys come from memory. With more rows, neighbouring
+/// groups share keys and find them in a cache.
+bool reads_memory(const LoopCount& loop) {
+  return is_decode(loop.variant) || loop.variant.find("__r16_") != std::string::npos;
+}
+
+/// Bytes that a group reads per step: its keys and values for one KV head.
+double step_bytes(const LoopCount& loop) {
+  return 2.0 * loop.keys * loop.head_size *
+         static_cast<double>(element_size_bytes(loop.cache_dtype));
+}
+
+/// Groups that a core holds at once.
+double resident_groups(const Card& card, const LoopCount& loop) {
+  const double by_registers = std::floor(loop.waves * card.simds / loop.group_waves);
+  const double by_memory = std::floor(card.local_kib * 1024 / std::max(loop.local_bytes, 1.0));
+  return std::max(1.0, std::min(by_registers, by_memory));
+}
+
+KernelCosts fixed_costs(const Card& card) {
+  return {.launch_us = kLaunchUs,
+          .task_us = kTaskLatencies * card.latency_ns * 1e-3,
+          .split_us = kSplitLatencies * card.latency_ns * 1e-3};
+}
+
+/// KernelCosts::groups, if a group alone reads `alone_gbs` and all of them together `all_gbs`; 0
+/// if sharing the memory slows them down by less than a thousandth.
+double slowdown_groups(double alone_gbs, double all_gbs, double concurrent_groups) {
+  const double slowdown = concurrent_groups * alone_gbs / all_gbs - 1;
+  return slowdown > 1e-3 ? concurrent_groups / slowdown : 0;
+}
+
+/// Tasks that plans assume to run at once, for these types of queries and cache.
+double concurrent_groups(const Card& card, DType dtype, DType cache_dtype, bool decode) {
+  const AttentionConfig config{.num_heads = 4,
+                               .num_kv_heads = 1,
+                               .head_size = 128,
+                               .dtype = dtype,
+                               .kv_cache_dtype = cache_dtype};
+  const std::array<std::int32_t, 2> starts = {0, decode ? 1 : 4096};
+  const std::array<std::int32_t, 1> lengths = {4096};
+  const CommonAttentionMetadata batch{.query_start_loc = starts,
+                                      .seq_lens = lengths,
+                                      .num_reqs = 1,
+                                      .num_actual_tokens = starts[1]};
+  return predicted_launches(config, card.capabilities(), {}, batch).front().concurrent_groups;
+}
+
+CostRow row_of(const Card& card, std::string kernel, const KernelCosts& costs) {
+  CostRow row;
+  row.device = card.device + "*";
+  row.kernel = std::move(kernel);
+  row.costs = costs;
+  return row;
+}
+
+/// The row for decode kernels without a counted loop, which the memory bounds.
+CostRow uncounted_decode(const Card& card) {
+  KernelCosts costs = fixed_costs(card);
+  costs.read_gbs = kReadAlone;
+  costs.groups = slowdown_groups(kReadAlone, kReadShare * card.gbs,
+                                 concurrent_groups(card, DType::kF32, DType::kF32, true));
+  return row_of(card, "decode_gpu*", costs);
+}
+
+}  // namespace
+
+const Card* card_of(const std::vector<Card>& cards, const DeviceCapabilities& capabilities) {
+  const Card* closest = nullptr;
+  const auto distance = [&](const Card& card) {
+    return std::abs(card.compute_units - capabilities.compute_units);
+  };
+  for (const Card& card : cards) {
+    if (!capabilities.name.starts_with(card.device)) continue;
+    if (closest == nullptr || distance(card) < distance(*closest)) closest = &card;
+  }
+  return closest;
+}
+
+DeviceCapabilities Card::capabilities() const {
+  const bool nvidia = unit == "-";
+  DeviceCapabilities result;
+  result.name = device;
+  result.kind = DeviceKind::kGpu;
+  result.compute_units = static_cast<int>(compute_units);
+  result.max_work_group_size = nvidia ? 1024 : 256;
+  result.local_mem_bytes = static_cast<std::uint64_t>(local_kib * 1024);
+  result.max_alloc_bytes = std::uint64_t{4} << 30;
+  if (nvidia) {
+    result.driver_version = "580";
+    result.inline_ptx = result.warpgroup_products = result.fp8_conversions = true;
+    result.ptx_arch = 90;
+  } else {
+    result.matrix_units = {unit};
+  }
+  return result;
+}
+
+std::vector<Card> parse_cards(std::string_view text, std::string_view name) {
+  std::vector<Card> cards;
+  each_line(text, name, [&](const std::vector<std::string>& words, const std::string& where) {
+    if (words[0] == "card") {
+      throw_invalid_if(words.size() < 3, "{}: card: its name and its title are missing", where);
+      cards.push_back({.name = words[1], .title = words[2]});
+      for (std::size_t i = 3; i < words.size(); ++i)
+        cards.back().title.append(" ").append(words[i]);
+      return;
+    }
+    throw_invalid_if(cards.empty(), "{}: '{}' before the first card", where, words[0]);
+    for (const std::string& word : words) {
+      const std::size_t at = word.find('=');
+      throw_invalid_if(at == std::string::npos, "{}: '{}', legal: FIELD=VALUE", where, word);
+      const std::string field = word.substr(0, at);
+      set_field(cards.back(), field, word.substr(at + 1), fmt::format("{}: {}", where, field));
+    }
+  });
+  for (const Card& card : cards) check_card(card, name);
+  return cards;
+}
+
+std::vector<LoopCount> parse_loops(std::string_view text, std::string_view name) {
+  constexpr std::size_t kColumns = 18;
+  std::vector<LoopCount> loops;
+  each_line(text, name, [&](const std::vector<std::string>& words, const std::string& where) {
+    throw_invalid_if(words.size() != kColumns, "{}: {} columns, legal: {}", where, words.size(),
+                     kColumns);
+    LoopCount loop{.chip = words[0], .variant = words[1]};
+    set_shape(loop, words[2], where);
+    loop.local_bytes = number(words[5], where);
+    loop.waves = number(words[6], where);
+    loop.slots = number(words[13], where);
+    loop.group_waves = number(words[16], where);
+    loop.keys = number(words[17], where);
+    loops.push_back(std::move(loop));
+  });
+  return loops;
+}
+
+KernelCosts predicted_costs(const Card& card, const LoopCount& loop, double concurrent_groups) {
+  const double bytes = step_bytes(loop);
+  const double issue_ns = std::ceil(loop.group_waves / card.simds) * loop.slots * card.slot_ns();
+  const double alone_ns = std::max(issue_ns, card.latency_ns);
+  const double by_slots =
+      card.cores * card.simds / (loop.group_waves * loop.slots * card.slot_ns());
+  const double by_loads = card.cores * resident_groups(card, loop) / alone_ns;
+  double all_gbs = std::min(by_slots, by_loads) * bytes;
+  if (reads_memory(loop)) all_gbs = std::min(all_gbs, kReadShare * card.gbs);
+  const double alone_gbs = bytes / alone_ns;
+  KernelCosts costs = fixed_costs(card);
+  // Plans may assume fewer concurrent groups than fit: each then stands for more than one.
+  costs.read_gbs = std::max(alone_gbs, all_gbs / concurrent_groups);
+  costs.groups = slowdown_groups(costs.read_gbs, all_gbs, concurrent_groups);
+  return costs;
+}
+
+std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCount>& loops) {
+  std::vector<CostRow> rows;
+  for (const LoopCount& loop : loops) {
+    if (loop.chip != card.chip) continue;
+    if (rows.empty()) rows.push_back(uncounted_decode(card));
+    const double groups =
+        concurrent_groups(card, loop.dtype, loop.cache_dtype, is_decode(loop.variant));
+    CostRow row = row_of(card, loop.variant, predicted_costs(card, loop, groups));
+    if (loop.cache_dtype != loop.dtype) {  // one 8-bit type stands for all of them
+      for (const DType cache : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+        row.cache_dtype = cache;
+        rows.push_back(row);
+      }
+      continue;
+    }
+    if (loop.head_size > kCommonHead) row.head_size = loop.head_size;
+    if (loop.dtype != DType::kF16 && row.head_size == 0) row.dtype = loop.dtype;
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops) {
+  for (const LoopCount& loop : loops) {
+    if (loop.chip != card.chip || !is_decode(loop.variant) || loop.head_size != kCommonHead)
+      continue;
+    return card.cores * resident_groups(card, loop) * step_bytes(loop) /
+           (card.gbs * card.latency_ns);
+  }
+  return 0;
+}
+
+}  // namespace clattn::cli

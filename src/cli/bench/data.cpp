@@ -1,0 +1,174 @@
+#include "cli/bench/data.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "cli/common/device_memory.hpp"
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+
+namespace clattn::cli {
+namespace {
+
+std::int64_t pages_of(std::int32_t seq_len, std::int32_t block_size) {
+  return (seq_len + std::int64_t{block_size} - 1) / block_size;
+}
+
+std::optional<KVCacheLayout> layout_of(const BenchTask& task) {
+  return task.shape.model.layout ? task.shape.model.layout : task.options.layout;
+}
+
+}  // namespace
+
+TiledRandom::TiledRandom(DType dtype, std::uint32_t seed) {
+  static std::map<std::pair<DType, std::uint32_t>, std::shared_ptr<const Elements>> made;
+  std::shared_ptr<const Elements>& elements = made[{dtype, seed}];
+  if (!elements) {
+    std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed);
+    std::vector<double> values = decode_elements(dtype, bytes);
+    elements = std::make_shared<Elements>(Elements{std::move(bytes), std::move(values)});
+  }
+  elements_ = elements;
+}
+
+void TiledRandom::fill(const Queue& queue, const Buffer& buffer) const {
+  const std::span<const std::byte> bytes = elements_->bytes;
+  for (std::size_t at = 0; at < buffer.size_bytes(); at += bytes.size()) {
+    queue.write(buffer, bytes.first(std::min(bytes.size(), buffer.size_bytes() - at)), at);
+  }
+}
+
+std::vector<std::int32_t> RotatingCache::pages_of_set(std::size_t set) const {
+  const auto begin = pages.begin() + static_cast<std::ptrdiff_t>(set) * pages_per_set;
+  return {begin, begin + pages_per_set};
+}
+
+RotatingCache make_rotating_cache(const BenchTask& task) {
+  const auto& [context, options, shape] = task;
+  constexpr std::size_t kMaxSets = 256;  // each has a metadata builder of its own
+  const DeviceCapabilities& device = context->capabilities();
+  const AttentionConfig config = shape.model.config();
+  RotatingCache result;
+  result.backend = &get_attn_backend(config, &device, options.backend);
+  const KVCacheSpec spec = spec_of(config);
+  result.pages_per_set = count_pages(shape);
+  const std::size_t set_bytes = to_size(result.pages_per_set) * spec.page_size_bytes();
+  const std::size_t room = room_of(device, 2);
+  if (set_bytes > room) {
+    throw_unsupported("needs {} bytes of KV cache, the device has room for {}", set_bytes, room);
+  }
+  const std::size_t wanted = (options.rotate_bytes + set_bytes - 1) / set_bytes;
+  result.num_sets = static_cast<std::int32_t>(
+      std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
+  const std::int64_t num_pages = result.pages_per_set * result.num_sets;
+  const Queue queue = context->create_queue();
+  result.cache =
+      make_kv_cache(*context, queue, *result.backend, config, num_pages, layout_of(task));
+  set_unit_scales(*context, queue, result.cache);
+  result.pages = shuffled_pages(num_pages, 7);
+  return result;
+}
+
+RotatingCache make_overlapping_cache(const BenchTask& task) {
+  const BenchShape& shape = task.shape;
+  const Context& context = *task.context;
+  constexpr std::int64_t kStride = 8;  // what kernels load at a time
+  const AttentionConfig config = shape.model.config();
+  RotatingCache result;
+  result.backend = &get_attn_backend(config, &context.capabilities(), task.options.backend);
+  result.pages_per_set = count_pages(shape);
+  result.pages.resize(to_size(result.pages_per_set));
+  std::iota(result.pages.rbegin(), result.pages.rend(), 0);
+  const Queue queue = context.create_queue();
+  const auto make = [&](std::int64_t num_pages) {
+    KVCache cache =
+        make_kv_cache(context, queue, *result.backend, config, num_pages, layout_of(task));
+    set_unit_scales(context, queue, cache);
+    return cache;
+  };
+  if (config.use_mla) {
+    result.cache = make(result.pages_per_set);
+    return result;
+  }
+  result.cache = make(1);
+  const std::size_t apart = to_size(kStride) * element_size_bytes(config.cache_dtype());
+  result.cache.buffer =
+      context.allocate(result.cache.buffer.size_bytes() + to_size(result.pages_per_set) * apart);
+  result.cache.num_blocks = result.pages_per_set;
+  result.cache.block_stride = kStride;
+  return result;
+}
+
+BenchBatch::BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages)
+    : query_start_loc{0},
+      max_blocks(pages_of(shape.max_seq_len(), shape.model.block_size)),
+      block_size(shape.model.block_size) {
+  auto next = pages.begin();
+  for (const BenchRequest& request : shape.requests) {
+    query_start_loc.push_back(query_start_loc.back() + request.query_len);
+    seq_lens.push_back(request.seq_len);
+    const auto num_pages = pages_of(request.seq_len, block_size);
+    block_table.insert(block_table.end(), next, next + num_pages);
+    block_table.resize(seq_lens.size() * to_size(max_blocks), -1);
+    next += num_pages;
+  }
+}
+
+CommonAttentionMetadata BenchBatch::metadata() const {
+  return CommonAttentionMetadata::of(query_start_loc, seq_lens, block_table);
+}
+
+std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
+  const std::int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
+  const std::int32_t position = seq_lens[request] - query_len + token;
+  const std::int64_t block =
+      block_table[request * to_size(max_blocks) + to_size(position / block_size)];
+  return block * block_size + position % block_size;
+}
+
+Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests) {
+  Work work;
+  const double key_width = config.head_size, value_width = config.output_head_size();
+  const double row_bytes = config.num_kv_heads *
+                           (config.use_mla ? key_width : key_width + value_width) *
+                           static_cast<double>(element_size_bytes(config.cache_dtype()));
+  for (const auto& [query_len, seq_len] : requests) {
+    const double window = config.sliding_window > 0 ? config.sliding_window : seq_len;
+    work.bytes += row_bytes * std::min<double>(seq_len, window + query_len - 1);
+    double pairs = 0;
+    for (std::int32_t i = 0; i < query_len; ++i) {
+      pairs += std::min<double>(seq_len - query_len + i + 1, window);
+    }
+    work.flops += 2 * (key_width + value_width) * config.num_heads * pairs;
+  }
+  return work;
+}
+
+std::int64_t count_pages(const BenchShape& shape) {
+  std::int64_t pages = 0;
+  for (const BenchRequest& request : shape.requests) {
+    pages += pages_of(request.seq_len, shape.model.block_size);
+  }
+  return pages;
+}
+
+std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts) {
+  return std::min(device.max_alloc_bytes, device.global_mem_bytes / parts);
+}
+
+BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks) {
+  BuilderOptions options;
+  options.limits = {.max_num_reqs = shape.num_reqs(),
+                    .max_num_batched_tokens = shape.num_tokens(),
+                    .max_model_len = shape.max_seq_len(),
+                    .num_blocks = num_blocks};
+  if (shape.suite == "spec") options.decode_threshold = shape.max_query_len();
+  return options;
+}
+
+}  // namespace clattn::cli

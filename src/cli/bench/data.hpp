@@ -1,0 +1,89 @@
+#pragma once
+
+#include <chrono>
+#include <clattn/clattn.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cli/bench/shapes.hpp"
+#include "cli/bench/workload.hpp"
+#include "cli/common/statistics.hpp"
+
+namespace clattn::cli {
+
+/// Random elements that tile device memory of any size: element i of a buffer is at(i). The period
+/// is a prime, so that no two rows of a cache are alike; no host copy of the buffer is needed.
+/// Elements of one type and seed are made once.
+class TiledRandom {
+ public:
+  TiledRandom(DType dtype, std::uint32_t seed);
+  /// Makes at(i) of every element i of a buffer.
+  void fill(const Queue& queue, const Buffer& buffer) const;
+  double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
+
+ private:
+  static constexpr std::size_t kPeriod = 1000003;
+  struct Elements {
+    std::vector<std::byte> bytes;
+    std::vector<double> values;
+  };
+  std::shared_ptr<const Elements> elements_;
+};
+
+/// A cache large enough for several independent page sets, so that a launch does not find its pages
+/// in a cache of the device.
+struct RotatingCache {
+  const AttentionBackend* backend = nullptr;
+  KVCache cache;
+  std::int32_t num_sets = 1;
+  std::int64_t pages_per_set = 0;
+  std::vector<std::int32_t> pages;  ///< all pages, shuffled; set s owns a consecutive run
+
+  /// The pages of a set: those of the first request, then those of the next.
+  std::vector<std::int32_t> pages_of_set(std::size_t set) const;
+};
+
+/// Throws kUnsupported with the numbers when even one set does not fit.
+RotatingCache make_rotating_cache(const BenchTask& task);
+
+/// One set whose pages overlap, each a few elements behind the one before, so that they take next
+/// to no memory and yet differ: for steps that are to be proven, not timed. Pages stand in the
+/// order of a long-lived allocator, none next to its neighbour. Latent pages cannot overlap.
+RotatingCache make_overlapping_cache(const BenchTask& task);
+
+/// A step over a set of pages.
+struct BenchBatch {
+  /// `pages`: one after the other, request by request.
+  BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages);
+  CommonAttentionMetadata metadata() const;
+  /// The slot of a token by the definition.
+  std::int64_t slot(std::size_t request, std::int32_t token) const;
+
+  std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
+  std::int64_t max_blocks;
+  std::int32_t block_size;
+};
+
+/// Bytes: each visible key and value read once. Flops: the multiply-adds of each query with each
+/// key that it sees. A latent row is key and value at once and is counted once.
+Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests);
+
+std::int64_t count_pages(const BenchShape& shape);
+/// Bytes that a buffer may take of a device that gives away one part in `parts` of its memory.
+std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts);
+
+/// Seconds per launch of `launches` calls in a row, which are waited for once.
+template <typename Launch>
+double seconds_each(const Queue& queue, int launches, const Launch& launch) {
+  queue.finish();
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < launches; ++i) launch();
+  queue.finish();
+  return seconds_since(start) / launches;
+}
+
+BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks);
+
+}  // namespace clattn::cli

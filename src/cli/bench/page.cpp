@@ -1,0 +1,312 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+
+#include "cli/bench/compare.hpp"
+#include "cli/common/html_report.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using Reports = std::vector<ComparedReport>;
+
+// Okabe and Ito's colours, which colour-blind readers tell apart, lighter ones on dark ground;
+// shapes say the same once more.
+constexpr std::string_view kStyle = R"html(<style>
+:root { --s0: #0072b2; --s1: #d55e00; --s2: #009e73; --s3: #cc79a7; --s4: #b88600; --s5: #56606b; }
+@media (prefers-color-scheme: dark) { :root { --s0: #56b4e9; --s1: #f28b4b; --s2: #35c79c;
+  --s3: #e6a5c8; --s4: #f0e442; --s5: #b6bfc9; } }
+svg { height: auto; max-width: 100%; } svg text.name { font: 12px ui-monospace, monospace; }
+.axis { stroke: var(--dim); } .scroll { overflow-x: auto; } td, th { white-space: nowrap; }
+</style>
+)html";
+constexpr std::size_t kColors = 6;
+
+std::string escape(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '<') {
+      result += "&lt;";
+    } else if (c == '&') {
+      result += "&amp;";
+    } else if (c == '"') {
+      result += "&quot;";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+/// A marker of a report: circle, square, triangle or diamond in its colour.
+std::string marker(std::size_t report, double x, double y, std::string_view tip) {
+  constexpr std::array<std::string_view, 4> kPaths = {
+      "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "m-3.6 -3.6h7.2v7.2h-7.2z", "m0 -4.6l4.6 8h-9.2z",
+      "m0 -5l5 5l-5 5l-5 -5z"};
+  return fmt::format("<path d=\"M{:.1f} {:.1f}{}\" fill=\"var(--s{})\"><title>{}</title></path>\n",
+                     x, y, kPaths[report % kPaths.size()], report % kColors, escape(tip));
+}
+
+/// A range of values along a side of a plot.
+struct Scale {
+  double low, high;  ///< values
+  double from, to;   ///< places
+  bool logarithmic = true;
+
+  double place(double value) const {
+    const double share =
+        logarithmic ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
+    return from + share * (to - from);
+  }
+  /// 1, 2 and 5 of every decade where there are few, else whole decades; tenths of linear ones.
+  std::vector<double> ticks() const {
+    std::vector<double> result;
+    if (!logarithmic) {
+      const int step = high > 200 ? 50 : 20;
+      for (int tick = static_cast<int>(low); tick <= static_cast<int>(high); tick += step) {
+        result.push_back(tick);
+      }
+      return result;
+    }
+    const bool few = std::log10(high / low) < 3;
+    for (int decade = static_cast<int>(std::floor(std::log10(low)));
+         std::pow(10, decade) <= high * 1.0001; ++decade) {
+      for (const double digit : {1.0, 2.0, 5.0}) {
+        const double tick = digit * std::pow(10, decade);
+        if ((digit == 1 || few) && tick >= low * 0.9999 && tick <= high * 1.0001) {
+          result.push_back(tick);
+        }
+      }
+    }
+    return result;
+  }
+};
+
+/// The least range of whole decades or 1-2-5 steps around values, at least a factor of four.
+Scale log_scale(const std::vector<double>& values, double from, double to) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const auto step = [](double value, bool up) {
+    const double decade = std::pow(10, std::floor(std::log10(value)));
+    double best = up ? 10 * decade : decade;
+    for (const double digit : {2.0, 5.0}) {
+      const double at = digit * decade;
+      if (up ? at >= value && at < best : at <= value && at > best) best = at;
+    }
+    return up && decade >= value ? decade : best;
+  };
+  Scale scale{step(*least, false), step(*most, true), from, to};
+  if (scale.high / scale.low < 4) {
+    scale.low = step(scale.low / 1.5, false);
+    scale.high = step(scale.high * 1.5, true);
+  }
+  return scale;
+}
+
+std::string grid_line(double x1, double y1, double x2, double y2) {
+  return fmt::format(
+      "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", x1, y1,
+      x2, y2);
+}
+
+std::string text(double x, double y, std::string_view anchor, std::string_view content,
+                 std::string_view more = "") {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y,
+                     anchor, more, escape(content));
+}
+
+std::string svg(double width, double height, std::string_view title, const std::string& content) {
+  return fmt::format(
+      "<h2>{0}</h2>\n<div class=\"scroll\"><svg viewBox=\"0 0 {1:.0f} {2:.0f}\" width=\"{1:.0f}\" "
+      "role=\"img\" aria-label=\"{0}\">\n{3}</svg></div>\n",
+      escape(title), width, height, content);
+}
+
+/// A line a row name, on it a marker a report.
+struct DotPlot {
+  std::string_view title, axis;
+  std::function<std::optional<double>(const ComparedRow&, const std::string& name)> value;
+  bool logarithmic;
+  double reference = 0;  ///< a line to hold the markers against; 0 = none
+};
+
+std::string draw(const Reports& reports, const DotPlot& plot) {
+  std::vector<std::string> names;
+  std::vector<double> values;
+  std::size_t longest = 0;
+  for (const std::string& name : all_names(reports)) {
+    bool any = false;
+    for (const ComparedReport& report : reports) {
+      const auto row = report.rows.find(name);
+      if (row == report.rows.end()) continue;
+      if (const auto value = plot.value(row->second, name)) {
+        values.push_back(*value);
+        any = true;
+      }
+    }
+    if (!any) continue;
+    names.push_back(name);
+    longest = std::max(longest, name.size());
+  }
+  if (names.empty()) return "";
+  const double left = 7.4 * static_cast<double>(longest) + 16, width = std::max(1080.0, left + 480);
+  const double line = std::max(18.0, 6.0 * static_cast<double>(reports.size()) + 10);
+  const double bottom = 10 + line * static_cast<double>(names.size());
+  if (plot.reference > 0) values.push_back(plot.reference);
+  const Scale x = plot.logarithmic ? log_scale(values, left, width - 30)
+                                   : Scale{0, std::max(100.0, *std::ranges::max_element(values)),
+                                           left, width - 30, false};
+  std::string content;
+  for (const double tick : x.ticks()) {
+    content += grid_line(x.place(tick), 10, x.place(tick), bottom);
+    content += text(x.place(tick), bottom + 16, "middle", fmt::format("{:g}", tick));
+  }
+  if (plot.reference > 0) {
+    content += fmt::format(
+        "<line class=\"axis\" x1=\"{0:.1f}\" y1=\"10\" x2=\"{0:.1f}\" y2=\"{1:.1f}\"/>\n",
+        x.place(plot.reference), bottom);
+  }
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    const double middle = 10 + line * (static_cast<double>(n) + 0.5);
+    content += grid_line(left, middle, width - 30, middle);
+    content += text(left - 10, middle + 4, "end", names[n], "class=\"name\"");
+    for (std::size_t r = 0; r < reports.size(); ++r) {
+      const auto row = reports[r].rows.find(names[n]);
+      if (row == reports[r].rows.end()) continue;
+      const auto value = plot.value(row->second, names[n]);
+      if (!value) continue;
+      const double shift = static_cast<double>(r) - static_cast<double>(reports.size() - 1) / 2;
+      content +=
+          marker(r, x.place(*value), middle + 6 * shift,
+                 fmt::format("{}, {}: {:.4g} {}", names[n], reports[r].label, *value, plot.axis));
+    }
+  }
+  content += text((left + width - 30) / 2, bottom + 36, "middle", plot.axis);
+  return svg(width, bottom + 44, plot.title, content);
+}
+
+/// What a report's device reaches at so many operations a byte.
+double roof(const ComparedReport& report, double intensity) {
+  return std::min(
+      report.read_gb_per_s * intensity,
+      std::max({report.fma_gflop_per_s, report.mma_gflop_per_s, report.wgmma_gflop_per_s}));
+}
+
+std::string draw_roofline(const Reports& reports) {
+  constexpr double kWidth = 1080, kHeight = 520, kLeft = 90, kBottom = 460;
+  std::vector<double> intensities, rates;
+  const auto points = [&](const auto& visit) {
+    for (std::size_t r = 0; r < reports.size(); ++r) {
+      for (const std::string& name : reports[r].names) {
+        const ComparedRow& row = reports[r].rows.at(name);
+        if (row.bytes > 0 && row.flops > 0) {
+          visit(r, name, row.flops / row.bytes, row.flops * 1e-3 / row.median_us);
+        }
+      }
+    }
+  };
+  points([&](std::size_t, const std::string&, double intensity, double rate) {
+    intensities.push_back(intensity);
+    rates.push_back(rate);
+  });
+  if (intensities.empty()) return "";
+  for (const ComparedReport& report : reports) {
+    rates.push_back(roof(report, 1e30));
+    intensities.push_back(2 * roof(report, 1e30) / report.read_gb_per_s);
+  }
+  const Scale x = log_scale(intensities, kLeft, kWidth - 20), y = log_scale(rates, kBottom, 12);
+  std::string content;
+  for (const double tick : x.ticks()) {
+    content += grid_line(x.place(tick), 12, x.place(tick), kBottom);
+    content += text(x.place(tick), kBottom + 18, "middle", fmt::format("{:g}", tick));
+  }
+  for (const double tick : y.ticks()) {
+    content += grid_line(kLeft, y.place(tick), kWidth - 20, y.place(tick));
+    content += text(kLeft - 8, y.place(tick) + 4, "end", fmt::format("{:g}", tick));
+  }
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    const double peak = roof(reports[r], 1e30), ridge = peak / reports[r].read_gb_per_s;
+    const double start = std::max(x.low, y.low / reports[r].read_gb_per_s);
+    content += fmt::format(
+        "<path class=\"roof\" d=\"M{:.1f} {:.1f}L{:.1f} {:.1f}L{:.1f} {:.1f}\" fill=\"none\" "
+        "stroke=\"var(--s{})\" stroke-width=\"1.5\"><title>{}: {:.4g} GB/s, {:.4g} "
+        "GFLOP/s</title></path>\n",
+        x.place(start), y.place(roof(reports[r], start)), x.place(ridge), y.place(peak), x.to,
+        y.place(peak), r % kColors, escape(reports[r].label), reports[r].read_gb_per_s, peak);
+  }
+  points([&](std::size_t r, const std::string& name, double intensity, double rate) {
+    content += marker(r, x.place(intensity), y.place(rate),
+                      fmt::format("{}, {}: {:.4g} GFLOP/s at {:.3g} flop/byte", name,
+                                  reports[r].label, rate, intensity));
+  });
+  content += text((kLeft + kWidth - 20) / 2, kBottom + 42, "middle",
+                  "operations per byte of keys and values, flop/byte");
+  content += text(0, 0, "middle", "GFLOP/s", "transform=\"translate(20 236) rotate(-90)\"");
+  return svg(kWidth, kHeight, "Roofline: each report under its own ceilings", content);
+}
+
+std::string legend(const Reports& reports) {
+  std::string html =
+      "<table><tr><th></th><th>report</th><th>device, driver</th><th>commit</th>"
+      "<th>date</th><th class=\"n\">read</th><th class=\"n\">pages</th><th class=\"n\">copy</th>"
+      "<th class=\"n\">multiply-add</th><th class=\"n\">mma.sync</th>"
+      "<th class=\"n\">wgmma</th></tr>\n";
+  const auto cell = [](double value, std::string_view unit) {
+    const std::string text =
+        value > 0 ? fmt::format("{:.{}f} {}", value, unit == "GB/s" ? 1 : 0, unit) : "-";
+    return fmt::format("<td class=\"n\">{}</td>", text);
+  };
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    const ComparedReport& report = reports[r];
+    html += fmt::format(
+        "<tr><td><svg viewBox=\"0 0 12 12\" "
+        "style=\"width:12px;max-width:none\">{}</svg></td><td>{}</td><td>{}, "
+        "{}</td><td>{}</td>"
+        "<td>{}</td>",
+        marker(r, 6, 6, report.label), escape(report.label), escape(report.device),
+        escape(report.driver), escape(report.commit), escape(report.date));
+    for (const double rate :
+         {report.read_gb_per_s, report.page_read_gb_per_s, report.copy_gb_per_s}) {
+      html += cell(rate, "GB/s");
+    }
+    for (const double rate :
+         {report.fma_gflop_per_s, report.mma_gflop_per_s, report.wgmma_gflop_per_s}) {
+      html += cell(rate, "GFLOP/s");
+    }
+    html += "</tr>\n";
+  }
+  return html + "</table></div>\n";
+}
+
+}  // namespace
+
+std::string comparison_page(const std::vector<ComparedReport>& reports) {
+  const ComparedReport& first = reports[0];
+  const DotPlot share{"Share of the ceiling", "% of the report's own ceiling",
+                      [](const ComparedRow& row, const std::string&) -> std::optional<double> {
+                        if (!row.share) return std::nullopt;
+                        return *row.share * 100;
+                      },
+                      false, 100};
+  const DotPlot time{
+      "Median time of a launch", "us (logarithmic)",
+      [](const ComparedRow& row, const std::string&) { return std::optional(row.median_us); },
+      true};
+  const std::string base = "times as fast as " + first.label + " (logarithmic)";
+  const DotPlot speed{
+      "Speed", base,
+      [&](const ComparedRow& row, const std::string& name) -> std::optional<double> {
+        const auto found = first.rows.find(name);
+        const bool comparable = found != first.rows.end() && &found->second != &row;
+        return comparable ? std::optional(found->second.median_us / row.median_us) : std::nullopt;
+      },
+      true, 1};
+  return html_head("clattn bench") + std::string(kStyle) + legend(reports) + draw(reports, share) +
+         (reports.size() > 1 ? draw(reports, speed) : "") + draw(reports, time) +
+         draw_roofline(reports) + "<h2>Numbers</h2>\n<div class=\"scroll\"><pre>" +
+         escape(comparison_table(reports)) + "</pre></div>\n</body></html>\n";
+}
+
+}  // namespace clattn::cli

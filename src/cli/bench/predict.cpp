@@ -1,0 +1,104 @@
+#include "cli/bench/predict.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cli/bench/data.hpp"
+#include "cli/common/error.hpp"
+
+namespace clattn::cli {
+namespace {
+
+bool attends(const BenchShape& shape) {
+  constexpr std::array<std::string_view, 4> kSuites = {"decode", "prefill", "mixed", "spec"};
+  return std::ranges::find(kSuites, shape.suite) != kSuites.end();
+}
+
+const TextFile& card_file(std::string_view name) {
+  static const std::vector<TextFile> files = card_files();
+  return *std::ranges::find(files, name, &TextFile::name);
+}
+
+}  // namespace
+
+const std::vector<Card>& built_in_cards() {
+  static const std::vector<Card> cards = parse_cards(card_file("cards.txt").text, "cards.txt");
+  return cards;
+}
+
+const std::vector<LoopCount>& built_in_loops() {
+  static const std::vector<LoopCount> loops = parse_loops(card_file("loops.txt").text, "loops.txt");
+  return loops;
+}
+
+const Card& card_named(const std::string& name) {
+  const std::vector<Card>& cards = built_in_cards();
+  const auto found = std::ranges::find(cards, name, &Card::name);
+  if (found != cards.end()) return *found;
+  std::vector<std::string> names;
+  names.reserve(cards.size());
+  for (const Card& card : cards) names.push_back(card.name);
+  throw_invalid("--predict: '{}', legal: {}", name, fmt::join(names, ", "));
+}
+
+Prediction predict(const Card& card, const std::vector<CostRow>& costs, const BenchShape& shape) {
+  Prediction result;
+  const AttentionConfig config = shape.model.config();
+  if (config.dtype == DType::kF32) {
+    result.skipped = "the card's rate of f32 products is not listed";
+    return result;
+  }
+  try {
+    const std::vector<std::int32_t> pages(to_size(count_pages(shape)));
+    const BenchBatch batch(shape, pages);
+    for (const PlannedLaunch& launch :
+         predicted_launches(config, card.capabilities(), costs, batch.metadata())) {
+      result.expected_us += launch.predicted_us;
+      result.kernels.push_back(launch.kernel);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    result.skipped = error.what();
+    return result;
+  }
+  const Work work = attention_work(config, shape.requests);
+  const double memory_us = work.bytes * 1e-3 / card.gbs;
+  const double products_us = work.flops * 1e-6 / card.tflops;
+  result.moves = memory_us >= products_us;
+  result.floor_us = std::max(memory_us, products_us);
+  result.expected_us = std::max(result.expected_us, result.floor_us);
+  return result;
+}
+
+void print_predictions(const Card& card, const std::vector<BenchShape>& shapes) {
+  const std::vector<CostRow> costs = predicted_rows(card, built_in_loops());
+  fmt::print(
+      "PREDICTED, not measured: {}, {:.0f} GB/s, {:.0f} TFLOP/s of 16-bit products "
+      "(bench/cards/)\n",
+      card.title, card.gbs, card.tflops);
+  const double in_flight = decode_in_flight(card, built_in_loops());
+  if (in_flight > 0)
+    fmt::print("decode keeps {:.1f} times the bytes in flight that its memory asks for\n",
+               in_flight);
+  fmt::print("\n{:44} {:>12} {:>12} {:>17}  {}\n", "model/suite/batch", "floor us", "predicted us",
+             "floor's share, of", "kernels");
+  for (const BenchShape& shape : shapes) {
+    if (!attends(shape)) continue;
+    const Prediction row = predict(card, costs, shape);
+    if (!row.skipped.empty()) {
+      fmt::print("{:44} not predicted: {}\n", shape.name(), row.skipped);
+      continue;
+    }
+    fmt::print("{:44} {:12.1f} {:12.1f} {:8.0f}% {:>8}  {}\n", shape.name(), row.floor_us,
+               row.expected_us, 100 * row.floor_us / row.expected_us,
+               row.moves ? "memory" : "products", fmt::join(row.kernels, " + "));
+  }
+  if (costs.empty()) return;
+  fmt::print("\n# Predicted for {}, by the rules of docs/tuning.md\n", card.title);
+  for (const CostRow& row : costs) fmt::print("{}", format_cost_row(row));
+}
+
+}  // namespace clattn::cli

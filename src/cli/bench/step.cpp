@@ -1,0 +1,157 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <clattn/clattn.hpp>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/bench/data.hpp"
+#include "cli/common/device_memory.hpp"
+#include "cli/common/error.hpp"
+#include "cli/common/statistics.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The host's cost of launching a decode step of 32 layers, by calls (suite step) or by replaying
+/// their recording (suite replay). Steps of all kinds take turns, so that what disturbs the
+/// machine disturbs all; the row says what the others took. The device's time is waited for
+/// outside the measure; metadata is the suite of its own.
+class StepWorkload final : public Workload {
+ public:
+  StepWorkload(const BenchTask& task, bool replay)
+      : config_(task.shape.model.config()),
+        cache_(make_rotating_cache(task)),
+        batch_(task.shape, cache_.pages_of_set(0)),
+        queue_(task.context->create_queue()),
+        options_(builder_options(task.shape, cache_.cache.num_blocks)),
+        state_(task.context, *cache_.backend, config_, options_),
+        impl_(cache_.backend->make_impl(task.context, config_)),
+        eager_builder_(cache_.backend->make_builder(task.context, config_, options_)),
+        replay_(replay) {
+    const auto& [context, options, shape] = task;
+    const auto rows =
+        to_size(shape.num_tokens()) * to_size(config_.num_heads) * to_size(config_.head_size);
+    const std::size_t bytes = rows * element_size_bytes(config_.dtype);
+    query_ = context->allocate(bytes);
+    TiledRandom(config_.dtype, 5).fill(queue_, query_);
+    TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache.buffer);
+    eager_out_ = context->allocate(bytes);
+    replay_out_ = context->allocate(bytes);
+    const auto capturing = state_.graph_capture(shape.num_reqs());
+    const auto& recorded = state_.graph_capture_get_metadata_for_batch(queue_, shape.num_reqs());
+    graph_ = record(recorded, ReplayMode::kAuto);
+    listed_ = record(recorded, ReplayMode::kLaunchList);
+    try {
+      buffered_ = record(recorded, ReplayMode::kCommandBuffer);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+    }
+    state_.prepare_graph_input_buffers(queue_, shape.num_reqs(), batch_.metadata());
+    eager_ = &eager_builder_->build(queue_, batch_.metadata());
+    std::vector<LaunchRecord> records;
+    impl_->forward(queue_, {query_.handle()}, cache_.cache, *eager_, {eager_out_.handle()}, nullptr,
+                   nullptr, &records);
+    eager_launches_ = kLayers * (records.size() + 1);  // and the cache's
+    queue_.finish();
+    backend = cache_.backend->name();
+    fewest_launches = 70;  // of each kind: three rounds make 200
+  }
+
+  double run(int launches) override {
+    for (const Buffer* out : {&replay_out_, &eager_out_})
+      queue_.fill(*out, kPoison, 0, out->size_bytes() / 4 * 4);
+    queue_.finish();
+    std::vector<double> by_calls, by_list, by_buffer;
+    for (int i = 0; i < launches; ++i) {
+      by_calls.push_back(seconds_of([&] { launch(*eager_, eager_out_); }));
+      by_list.push_back(seconds_of([&] { listed_.replay(queue_); }));
+      if (buffered_) by_buffer.push_back(seconds_of([&] { buffered_->replay(queue_); }));
+    }
+    const double calls = median(by_calls), list = median(by_list);
+    const bool chosen = graph_.uses_command_buffer();
+    std::string how = fmt::format(
+        "{} layers: {} launches by calls {:.1f} us, replayed as a launch list of {} {:.1f} us{}",
+        kLayers, eager_launches_, calls * 1e6, listed_.num_launches(), list * 1e6,
+        chosen ? "" : " (chosen)");
+    double buffer = 0;
+    if (buffered_) {
+      buffer = median(by_buffer);
+      how +=
+          fmt::format(", as a command buffer {:.1f} us{}", buffer * 1e6, chosen ? " (chosen)" : "");
+    }
+    const double replay = chosen ? buffer : list;
+    kernels = {{.name = std::move(how), .role = "host"}};
+    return replay_ ? replay : calls;
+  }
+
+  /// Both ways must write every word, and give the same bits.
+  Deviation verify() override {
+    std::vector<std::byte> eager(eager_out_.size_bytes()), replayed(replay_out_.size_bytes());
+    queue_.read(eager_out_, eager);
+    queue_.read(replay_out_, replayed);
+    Deviation deviation;
+    deviation.add(eager == replayed ? 0 : 1, 0, 0.5);
+    for (std::size_t at = 0; at + sizeof(kPoison) <= eager.size(); at += sizeof(kPoison)) {
+      deviation.add(std::memcmp(&eager[at], &kPoison, sizeof(kPoison)) == 0 ? 1 : 0, 0, 0.5);
+    }
+    return deviation;
+  }
+
+ private:
+  static constexpr int kLayers = 32;
+
+  template <typename Action>
+  double seconds_of(const Action& action) const {
+    const auto start = Clock::now();
+    action();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    queue_.finish();
+    return seconds;
+  }
+
+  Graph record(const AttentionMetadata& metadata, ReplayMode mode) const {
+    GraphCapture capture(queue_, mode);
+    launch(metadata, replay_out_);
+    return capture.end();
+  }
+
+  void launch(const AttentionMetadata& metadata, const Buffer& out) const {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      impl_->write_kv_cache(queue_, {query_.handle()}, {query_.handle()}, cache_.cache, metadata);
+      impl_->forward(queue_, {query_.handle()}, cache_.cache, metadata, {out.handle()});
+    }
+  }
+
+  AttentionConfig config_;
+  RotatingCache cache_;
+  BenchBatch batch_;
+  Queue queue_;
+  BuilderOptions options_;
+  AttentionState state_;
+  std::shared_ptr<const AttentionImpl> impl_;
+  std::unique_ptr<AttentionMetadataBuilder> eager_builder_;
+  Buffer query_, eager_out_, replay_out_;
+  const AttentionMetadata* eager_ = nullptr;
+  std::size_t eager_launches_ = 0;
+  Graph graph_, listed_;
+  std::optional<Graph> buffered_;
+  bool replay_;
+};
+
+}  // namespace
+
+std::unique_ptr<Workload> make_step_workload(const BenchTask& task) {
+  return std::make_unique<StepWorkload>(task, false);
+}
+
+std::unique_ptr<Workload> make_replay_workload(const BenchTask& task) {
+  return std::make_unique<StepWorkload>(task, true);
+}
+
+}  // namespace clattn::cli

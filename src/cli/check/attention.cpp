@@ -1,0 +1,256 @@
+#include "cli/check/checks.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "cli/common/elements.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// A layer, and whether the quick check has it too.
+struct Shape {
+  AttentionConfig config;
+  bool representative;
+};
+/// Small shapes that reach every path: all element types, a cache in another type than the queries,
+/// a large head, a page size that is no power of two.
+const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> shapes = {
+      {make_config(8, 2, 64, 16, DType::kF32, DType::kF32), false},
+      {make_config(8, 2, 64, 16, DType::kF16, DType::kF16), true},
+      {make_config(8, 2, 64, 16, DType::kBF16, DType::kBF16), true},
+      {make_config(4, 2, 64, 16, DType::kF32, DType::kF16), false},
+      {make_config(6, 1, 128, 48, DType::kF16, DType::kF16), false},
+  };
+  return shapes;
+}
+
+using Change = void (*)(AttentionConfig&);
+
+void add_alibi(AttentionConfig& config) {
+  for (int h = 0; h < config.num_heads; ++h)
+    config.alibi_slopes.push_back(std::ldexp(1.0F, -1 - h));
+}
+/// Logits small and large against those of the keys, and one that means "no sink".
+void add_sinks(AttentionConfig& config) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  for (int h = 0; h < config.num_heads; ++h) {
+    config.sinks.push_back(h % 4 == 3 ? kNone : static_cast<float>(4 * (h % 4) - 3));
+  }
+}
+template <DType type>
+void set_cache(AttentionConfig& config) {
+  config.kv_cache_dtype = type;
+}
+/// All that go together, which is also what a forced family must take.
+template <KernelFamily family>
+void add_all(AttentionConfig& config) {
+  add_alibi(config);
+  add_sinks(config);
+  config.logits_soft_cap = 2.5F;
+  config.sliding_window = 90;
+  config.attention_chunk_size = 160;
+  config.custom_mask = config.output_fp8 = true;
+  config.kv_cache_dtype = DType::kFp8E4M3;
+  config.kernel_family = family;
+}
+
+struct Option {
+  std::string_view name;
+  Change change;
+  bool representative = false;
+};
+const std::vector<Option>& options() {
+  static const std::vector<Option> rows = {
+      {"soft cap", [](AttentionConfig& c) { c.logits_soft_cap = 2.5F; }},
+      {"ALiBi", add_alibi},
+      {"sinks", add_sinks},
+      {"sliding window", [](AttentionConfig& c) { c.sliding_window = 33; }},
+      {"chunked-local", [](AttentionConfig& c) { c.attention_chunk_size = 48; }},
+      {"custom mask", [](AttentionConfig& c) { c.custom_mask = true; }},
+      {"fp8 output", [](AttentionConfig& c) { c.output_fp8 = true; }},
+      {"fp8 e4m3 cache", set_cache<DType::kFp8E4M3>},
+      {"fp8 e5m2 cache", set_cache<DType::kFp8E5M2>},
+      {"int8 cache", set_cache<DType::kInt8>},
+      {"cross attention", [](AttentionConfig& c) { c.attn_type = AttentionType::kEncoderDecoder; }},
+      {"encoder, no pages",
+       [](AttentionConfig& c) {
+         c.attn_type = AttentionType::kEncoderOnly;
+         c.block_size = 0;
+       },
+       true},
+      {"all options, family cpu", add_all<KernelFamily::kCpu>, true},
+      {"all options, family gpu", add_all<KernelFamily::kGpu>, true},
+      {"all options, family ptx", add_all<KernelFamily::kGpuPtx>, true},
+      {"all options, family matrix", add_all<KernelFamily::kGpuMatrix>, true},
+  };
+  return rows;
+}
+
+/// Every stage in one batch, then again with its keys split, so that the merge has its part, and a
+/// scale for each head.
+const std::vector<BatchFamily>& option_batches() {
+  static const std::vector<BatchFamily> batches = {
+      {"unsplit", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 1},
+      {"3 splits", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 3, true, true},
+  };
+  return batches;
+}
+
+class AttentionCheck {
+ public:
+  AttentionCheck(std::shared_ptr<Context> context, std::string_view only_backend,
+                 CheckReport& report)
+      : context_(std::move(context)), only_backend_(only_backend), report_(report) {}
+
+  void check_batches(const AttentionConfig& config) {
+    CheckLine writes = line_of("cache write", config);
+    for (const BatchFamily& family : batch_families()) {
+      CheckLine line = line_of(family.name, config);
+      check(family, config, line, writes);
+      if (line.kernels.empty() && line.failures.empty()) {
+        report_.skip(line.what, line.types, "the backend cuts its work itself");
+      } else {
+        report_.add(line);
+      }
+    }
+    report_.add(writes);
+  }
+
+  void check_option(std::string_view option, const AttentionConfig& config) {
+    CheckLine line = line_of(option, config);
+    if (backends_of(config).empty()) {
+      return report_.skip(line.what, line.types,
+                          refusal_of(context_->capabilities(), config, only_backend_));
+    }
+    for (const BatchFamily& family : option_batches()) {
+      check(family, config, line, line);
+    }
+    report_.add(line);
+  }
+
+ private:
+  static CheckLine line_of(std::string_view what, const AttentionConfig& config) {
+    return {.what = std::string(what), .types = types_of(config.dtype, config.cache_dtype())};
+  }
+
+  std::vector<const AttentionBackend*> backends_of(const AttentionConfig& config) const {
+    return usable_backends(context_->capabilities(), config, only_backend_);
+  }
+
+  /// One batch through every backend and layout; what it stored goes to `writes`.
+  void check(const BatchFamily& family, const AttentionConfig& config, CheckLine& line,
+             CheckLine& writes) {
+    AttentionCall call = make_call(family, config, seed_ += 10);
+    const oracle::AttentionResult truth =
+        oracle::attention(oracle_case(call), element_of(call.config.dtype));
+    const bool stores = !call.key.empty() && !call.config.contiguous_kv();
+    const LogicalCache cache = stores ? expected_cache(call) : LogicalCache{};
+    for (const AttentionBackend* backend : backends_of(call.config)) {
+      const bool cuts_itself = !backend->supports_batch_invariance().empty();
+      if (family.num_splits > 1 && cuts_itself) continue;
+      for (const KVCacheLayout layout :
+           usable_layouts(*backend, call.config, context_->capabilities())) {
+        call.backend = backend->name();
+        call.layout = layout;
+        const std::string where =
+            fmt::format("{}, {} {}", family.name, call.backend, to_string(layout));
+        line.run(where, [&] {
+          AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
+          if (stores) judge_cache(outcome, cache, where, writes);
+          return judge_output(call, outcome, truth);
+        });
+      }
+    }
+  }
+
+  static Verdict judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
+                              const oracle::AttentionResult& truth) {
+    Deviation deviation =
+        compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
+    if (deviation.passed() && call.config.output_fp8) {
+      deviation.merge(compare_fp8(outcome.out_fp8, static_cast<double>(call.output_scale), truth,
+                                  outcome.rounds_weights));
+    }
+    return {deviation, outcome.launches};
+  }
+
+  static void judge_cache(const AttentionOutcome& outcome, const LogicalCache& cache,
+                          const std::string& where, CheckLine& writes) {
+    Deviation stored = compare_bytes(outcome.cache.key, cache.key);
+    stored.merge(compare_bytes(outcome.cache.value, cache.value));
+    if (!stored.passed()) writes.failures.push_back(where + ": the cache holds other bytes");
+    writes.deviation.merge(stored);
+    writes.latency_us = std::max(writes.latency_us, outcome.cache_write_us);
+    writes.kernels.insert("cache write");
+  }
+
+  std::shared_ptr<Context> context_;
+  std::string_view only_backend_;
+  CheckReport& report_;
+  std::uint32_t seed_ = 1;
+};
+
+}  // namespace
+
+std::vector<const AttentionBackend*> usable_backends(const DeviceCapabilities& capabilities,
+                                                     const AttentionConfig& config,
+                                                     std::string_view only_backend) {
+  std::vector<const AttentionBackend*> usable;
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    const bool wanted = only_backend.empty() || backend->name() == only_backend;
+    if (wanted && backend->validate_configuration(config, &capabilities).empty()) {
+      usable.push_back(backend);
+    }
+  }
+  return usable;
+}
+
+std::string refusal_of(const DeviceCapabilities& capabilities, const AttentionConfig& config,
+                       std::string_view only_backend) {
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    if (!only_backend.empty() && backend->name() != only_backend) continue;
+    return fmt::format("{}",
+                       fmt::join(backend->validate_configuration(config, &capabilities), "; "));
+  }
+  return "there is no backend";
+}
+
+void compile_attention(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                       std::string_view only_backend) {
+  const Queue queue = context->create_queue();
+  for (const AttentionBackend* backend :
+       usable_backends(context->capabilities(), config, only_backend)) {
+    backend->make_impl(context, config)->warm_up(queue);
+  }
+}
+
+void plan_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
+                    CheckReport& report, CheckPlan& plan) {
+  const auto check = std::make_shared<AttentionCheck>(context, only_backend, report);
+  const auto add = [&](const std::string& name, const AttentionConfig& config, auto run) {
+    plan.add({name, [=] { compile_attention(context, config, only_backend); }, run});
+  };
+  for (const auto& [config, representative] : shapes()) {
+    if (usable_backends(context->capabilities(), config, only_backend).empty()) continue;
+    const std::string name = fmt::format(
+        "{}, heads of {}", types_of(config.dtype, config.cache_dtype()), config.head_size);
+    if (!plan.takes("batches", name, representative)) continue;
+    add("batches, " + name, config, [check, config = config] { check->check_batches(config); });
+  }
+  for (const Option& option : options()) {
+    const std::string name(option.name);
+    if (!plan.takes("options", name, option.representative)) continue;
+    AttentionConfig config = make_config(8, 2, 64, 16, DType::kF16, DType::kF16);
+    option.change(config);
+    add(name, config, [=] { check->check_option(name, config); });
+  }
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,158 @@
+#include "cli/check/batches.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <random>
+
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+
+namespace clattn::cli {
+
+const std::vector<BatchFamily>& batch_families() {
+  static const std::vector<BatchFamily> families = {
+      {"decode", {{1, 1}, {1, 15}, {1, 16}, {1, 17}, {1, 130}, {1, 513}}},
+      {"decode, 4 splits", {{1, 300}, {1, 9}, {1, 64}, {1, 1000}}, 4},
+      {"decode, 2-16 tokens", {{4, 4}, {2, 61}, {16, 257}, {5, 700}}},
+      {"prefill", {{33, 33}, {128, 128}, {17, 17}}},
+      {"chunk over history", {{40, 150}, {64, 513}, {17, 65}}},
+      {"mixed, some empty", {{1, 20}, {50, 50}, {0, 0}, {0, 33}, {1, 200}, {20, 90}, {3, 3}}},
+      {"not causal", {{20, 60}, {1, 40}, {7, 7}}, 0, false},
+  };
+  return families;
+}
+
+namespace {
+
+constexpr std::int32_t kSparePages = 3;
+
+/// Bytes of one token's keys or values in the cache.
+std::size_t row_bytes_of(const AttentionConfig& config) {
+  return to_size(config.num_kv_heads) * to_size(config.head_size) *
+         element_size_bytes(config.cache_dtype());
+}
+
+/// Lengths and tensors; no cache yet.
+AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& config,
+                           std::uint32_t seed) {
+  AttentionCall call;
+  call.config = config;
+  call.causal = family.causal && config.attn_type == AttentionType::kDecoder;
+  call.num_splits = family.num_splits;
+  call.query_start_loc = {0};
+  for (const RequestShape& request : family.requests) {
+    call.query_start_loc.push_back(call.query_start_loc.back() + request.query_len);
+    call.seq_lens.push_back(config.contiguous_kv() ? request.query_len : request.seq_len);
+  }
+  const std::size_t tokens = to_size(call.num_tokens());
+  const std::size_t row = to_size(config.num_kv_heads) * to_size(config.head_size);
+  call.query = random_elements(
+      config.dtype, tokens * to_size(config.num_heads) * to_size(config.head_size), seed + 1);
+  if (config.attn_type != AttentionType::kEncoderDecoder) {
+    call.key = random_elements(config.dtype, tokens * row, seed + 2);
+    call.value = random_elements(config.dtype, tokens * row, seed + 3);
+  }
+  if (config.custom_mask) {
+    std::mt19937 random(seed + 5);
+    std::bernoulli_distribution visible(0.6);
+    call.custom_mask.resize(tokens * to_size(call.max_seq_len()));
+    for (std::byte& entry : call.custom_mask) entry = static_cast<std::byte>(visible(random));
+  }
+  call.output_scale = 0.25F;
+  return call;
+}
+
+/// Factors of K, then of V, that spread the values of a quantized cache over its codes.
+std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
+  if (!is_quantized(config.cache_dtype())) return {};
+  const float unit = config.cache_dtype() == DType::kInt8 ? 0x1p-5F : 0.5F;
+  const std::size_t count = per_head ? to_size(config.num_kv_heads) : 1;
+  std::vector<float> scales;
+  for (std::size_t i = 0; i < 2 * count; ++i) scales.push_back(i % 3 == 1 ? 2 * unit : unit);
+  return scales;
+}
+
+/// Shuffled pages for all requests, and a table with a column too many.
+void make_table(AttentionCall& call, std::uint32_t seed) {
+  const std::int32_t block_size = call.config.block_size;
+  const auto pages_of = [&](std::int32_t seq_len) {
+    return (seq_len + block_size - 1) / block_size;
+  };
+  std::int64_t num_pages = 0;
+  for (const std::int32_t seq_len : call.seq_lens) {
+    call.max_blocks = std::max<std::int64_t>(call.max_blocks, pages_of(seq_len) + 1);
+    num_pages += pages_of(seq_len);
+  }
+  call.num_blocks = num_pages + kSparePages;
+  const std::vector<std::int32_t> pages = shuffled_pages(call.num_blocks, seed);
+  call.block_table.assign(call.seq_lens.size() * to_size(call.max_blocks), INT_MAX);
+  auto next = pages.begin();
+  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+    const std::int32_t count = pages_of(call.seq_lens[r]);
+    std::copy_n(next, count, &call.block_table[r * to_size(call.max_blocks)]);
+    next += count;
+  }
+}
+
+/// The history's rows in a cache of poison, and the slots of the new tokens.
+void make_cache_image(AttentionCall& call, std::uint32_t seed) {
+  const AttentionConfig& config = call.config;
+  const std::size_t row_bytes = row_bytes_of(config);
+  std::vector<std::byte> poison(to_size(call.num_blocks * config.block_size) * row_bytes);
+  for (std::size_t i = 0; i < poison.size(); i += sizeof(kPoison)) {
+    std::memcpy(&poison[i], &kPoison, std::min(sizeof(kPoison), poison.size() - i));
+  }
+  call.cache = {poison, poison};
+  const double size = config.cache_dtype() == DType::kInt8 ? 16 : 1;
+  const std::vector<std::byte> history =
+      random_elements(config.cache_dtype(),
+                      poison.size() / element_size_bytes(config.cache_dtype()), seed + 4, size);
+  const bool cross = config.attn_type == AttentionType::kEncoderDecoder;
+  std::size_t next_row = 0;
+  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+    const std::int32_t stored =
+        call.seq_lens[r] - (cross ? 0 : call.query_start_loc[r + 1] - call.query_start_loc[r]);
+    const std::int32_t* table = &call.block_table[r * to_size(call.max_blocks)];
+    for (std::int32_t p = 0; p < call.seq_lens[r]; ++p) {
+      const std::int64_t slot =
+          std::int64_t{table[p / config.block_size]} * config.block_size + p % config.block_size;
+      if (p >= stored) {
+        call.slot_mapping.push_back(slot);
+        continue;
+      }
+      // Keys and values of one position differ: they start a row apart in the same random pool.
+      const std::size_t at = to_size(slot) * row_bytes;
+      std::memcpy(&call.cache.key[at], &history[next_row * row_bytes], row_bytes);
+      const std::size_t other = (next_row + 1) % (history.size() / row_bytes);
+      std::memcpy(&call.cache.value[at], &history[other * row_bytes], row_bytes);
+      ++next_row;
+    }
+  }
+}
+
+}  // namespace
+
+AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
+                            std::int32_t block_size, DType dtype, DType cache) {
+  AttentionConfig config;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_size = head_size;
+  config.block_size = block_size;
+  config.dtype = dtype;
+  config.kv_cache_dtype = cache;
+  return config;
+}
+
+AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
+                        std::uint32_t seed) {
+  AttentionCall call = make_tensors(family, config, seed);
+  if (config.contiguous_kv()) return call;
+  call.scales = make_scales(config, family.scales_per_head);
+  make_table(call, seed);
+  make_cache_image(call, seed);
+  return call;
+}
+
+}  // namespace clattn::cli

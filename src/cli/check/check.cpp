@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <clattn/clattn.hpp>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "cli/check/checks.hpp"
+#include "cli/commands.hpp"
+#include "cli/common/attention_call.hpp"
+#include "cli/run/run.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// The first table: every kind of work through the kernels that the device is given.
+void plan_work(const std::shared_ptr<Context>& context, std::string_view backend, CheckPlan& plan) {
+  const auto report = std::make_shared<CheckReport>();
+  plan_attention(context, backend, *report, plan);
+  if (backend.empty()) {  // what belongs to no backend
+    plan_packed(context, *report, plan);
+    plan_mla(context, *report, plan);
+    plan_cache_ops(context, *report, plan);
+  }
+  plan.add({"", {}, [=, &plan] {
+              if (report->num_lines() == 0)
+                fmt::print("nothing ran: no backend takes any of the shapes\n");
+              fmt::print("{} of {} passed on {}\n", report->num_passed(), report->num_lines(),
+                         context->capabilities().name);
+              if (!report->passed()) plan.fail();
+            }});
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app) {
+  struct Arguments {
+    std::string device, backend, family;
+    bool all = false;
+  };
+  auto* command = app.add_subcommand("check", "Test a device's kernels against a double oracle");
+  const auto arguments = std::make_shared<Arguments>();
+  command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
+  command->add_option("--backend", arguments->backend, "Check this backend only");
+  std::vector<std::string> families(kVariantFamilies.size());
+  std::transform(kVariantFamilies.begin(), kVariantFamilies.end(), families.begin(),
+                 [](KernelFamily family) { return std::string(to_string(family)); });
+  command
+      ->add_option("--family", arguments->family, "Check the variants of this kernel family only")
+      ->check(CLI::IsMember(families));
+  command->add_flag("--all", arguments->all,
+                    "Check every variant, type and option, not only what represents them");
+  command->callback([arguments] {
+    if (!arguments->backend.empty()) arguments->backend = backend_named(arguments->backend).name();
+    const std::shared_ptr<Context> context = Context::create(arguments->device);
+    CheckPlan plan(arguments->all ? CheckExtent::kAll : CheckExtent::kRepresentatives);
+    if (arguments->family.empty()) plan_work(context, arguments->backend, plan);
+    plan_variants(context, {arguments->backend, arguments->family}, plan);
+    const bool passed = plan.run(std::thread::hardware_concurrency());
+    if (!plan.left_out().empty()) {
+      fmt::print("these are representatives; --all checks every variant, type and option:\n");
+      for (const auto& [kind, names] : plan.left_out())
+        fmt::print("  left out of {}: {}\n", kind, fmt::join(names, "; "));
+    }
+    if (!passed) throw ExitCode{1};
+  });
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/check/batches.hpp"
+#include "cli/check/plan.hpp"
+#include "cli/check/report.hpp"
+
+// The parts of `clattn check`. Each plan_…() adds what it would run to a plan.
+
+namespace clattn::cli {
+
+/// The backends that take a configuration on a device, of all or (unless empty) of one name.
+std::vector<const AttentionBackend*> usable_backends(const DeviceCapabilities& capabilities,
+                                                     const AttentionConfig& config,
+                                                     std::string_view only_backend);
+
+/// Why none of them takes it: the reasons of the first, for what they share is the same in all.
+std::string refusal_of(const DeviceCapabilities& capabilities, const AttentionConfig& config,
+                       std::string_view only_backend);
+
+/// Has the kernels made that these backends run a configuration with.
+void compile_attention(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                       std::string_view only_backend);
+
+/// Attention over paged caches, through every backend and layout: each kind of batch with each pair
+/// of types, then each option that a layer may add.
+void plan_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
+                    CheckReport& report, CheckPlan& plan);
+
+/// Attention over latent rows, on a batch like those of attention, against the oracle.
+Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& config,
+                    const BatchFamily& family, std::uint32_t seed);
+/// A small DeepSeek-like layer with these types.
+MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family = KernelFamily::kAuto);
+/// Batches that reach every stage of its kernels, and the merge.
+const std::vector<BatchFamily>& mla_batches();
+/// Has the kernels of a configuration made.
+void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config);
+/// A line for each pair of types.
+void plan_mla(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
+
+/// Writes rows to an x-packed cache (reshape_and_cache) full of poison and compares all its bytes,
+/// and those behind it, with what must be there.
+Verdict compare_packed_write(const Context& context, const AttentionConfig& config);
+/// Decode over an x-packed cache (paged_attention_v1 and v2) against the oracle.
+Verdict compare_packed_attention(const std::shared_ptr<Context>& context,
+                                 const AttentionConfig& config, const BatchFamily& family,
+                                 std::uint32_t seed);
+/// Decodes alone, unsplit and split.
+const std::vector<BatchFamily>& packed_batches();
+/// The lines of x-packed caches: writes and decodes, with every kind of type.
+void plan_packed(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
+
+/// A line for each operation on caches and attention states: copying and swapping blocks, latent
+/// rows in and out, appending by page lists, merging states, advancing a step.
+void plan_cache_ops(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
+
+/// Families of kernels that variants belong to.
+inline constexpr auto kVariantFamilies = std::span(kKernelFamilies).subspan<1>();  // all but kAuto
+/// What to run; empty: all.
+struct VariantFilter {
+  std::string_view backend, family;
+};
+/// Runs kernel variants that the device takes and prints a line of error and latency for each. One
+/// that was built but never ran fails.
+void plan_variants(const std::shared_ptr<Context>& context, VariantFilter only, CheckPlan& plan);
+
+}  // namespace clattn::cli

@@ -1,0 +1,215 @@
+// Caches of another form than K and V pages: latent rows, and x-packed pairs.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "cli/check/checks.hpp"
+#include "cli/common/device_memory.hpp"
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+#include "cli/common/form_calls.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// Latent attention is attention of one KV head whose keys and values are the same rows.
+AttentionCall as_attention(const MLAConfig& config, const BatchFamily& family, std::uint32_t seed) {
+  AttentionConfig plain;
+  plain.num_heads = config.num_heads;
+  plain.num_kv_heads = 1;
+  plain.head_size = config.kv_lora_rank + config.rope_dim;
+  plain.block_size = config.block_size;
+  plain.dtype = config.dtype;
+  plain.kv_cache_dtype = config.kv_cache_dtype;
+  plain.scale = config.scale;
+  AttentionCall call = make_call(family, plain, seed);
+  call.value = call.key;
+  call.cache.value = call.cache.key;
+  if (!call.scales.empty()) call.scales[1] = call.scales[0];
+  return call;
+}
+
+void check_mla_types(const std::shared_ptr<Context>& context, const MLAConfig& config,
+                     std::uint32_t seed, CheckReport& report) {
+  CheckLine line{.what = "MLA", .types = types_of(config.dtype, config.cache_dtype())};
+  const auto reasons = validate_mla_configuration(config, &context->capabilities());
+  if (!reasons.empty()) {
+    return report.skip(line.what, line.types, fmt::format("{}", fmt::join(reasons, "; ")));
+  }
+  for (const BatchFamily& family : mla_batches()) {
+    line.run(std::string(family.name),
+             [&] { return compare_mla(context, config, family, seed += 10); });
+  }
+  report.add(line);
+}
+
+constexpr std::int64_t kNumBlocks = 3;
+
+std::vector<std::byte> poisoned(std::size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  for (std::size_t i = 0; i < size_bytes; ++i) {
+    bytes[i] = static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF);
+  }
+  return bytes;
+}
+
+void check_packed_types(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                        std::uint32_t seed, CheckReport& report) {
+  CheckLine line{.what = "x-packed cache", .types = types_of(config.dtype, config.cache_dtype())};
+  line.run("write", [&] { return compare_packed_write(*context, config); });
+  for (const BatchFamily& family : packed_batches()) {
+    line.run(std::string(family.name),
+             [&] { return compare_packed_attention(context, config, family, seed += 10); });
+  }
+  report.add(line);
+}
+
+}  // namespace
+
+MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family) {
+  MLAConfig config;
+  config.num_heads = 16;
+  config.block_size = 16;
+  config.dtype = dtype;
+  config.kv_cache_dtype = cache_dtype;
+  config.scale = 0.0721687836F;  // 1 / sqrt(128 + 64)
+  config.kernel_family = family;
+  return config;
+}
+
+const std::vector<BatchFamily>& mla_batches() {
+  static const std::vector<BatchFamily> batches = {
+      {"MLA decode", {{1, 1}, {1, 17}, {1, 150}}, 1},
+      {"MLA, 2-9 tokens", {{2, 40}, {0, 20}, {9, 33}}, 1},
+      {"MLA decode, 3 splits", {{1, 130}, {1, 64}}, 3},
+  };
+  return batches;
+}
+
+Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& config,
+                    const BatchFamily& family, std::uint32_t seed) {
+  const AttentionCall attention = as_attention(config, family, seed);
+  MLACall call;
+  call.config = config;
+  call.num_splits = attention.num_splits;
+  if (!attention.scales.empty()) call.kv_scale = attention.scales[0];
+  call.batch = attention.batch();
+  call.query = attention.query;
+  call.cache = expected_cache(attention).key;
+  call.num_blocks = attention.num_blocks;
+  AttentionOutcome outcome = execute(context, call, kCheckRepeats);
+  const oracle::AttentionResult truth =
+      front_of_rows(oracle::attention(oracle_case(attention), element_of(config.dtype)),
+                    config.kv_lora_rank + config.rope_dim, config.kv_lora_rank);
+  return {compare(config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights),
+          std::move(outcome.launches)};
+}
+
+void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config) {
+  make_mla_impl(*context, config)->warm_up(context->create_queue());
+}
+
+void plan_mla(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
+  std::uint32_t seed = 5000;
+  for (const auto& [dtype, cache_dtype] : kCacheTypes) {
+    seed += 100;
+    const std::string types = types_of(dtype, cache_dtype);
+    if (!plan.takes("MLA", types, is_representative(dtype, cache_dtype))) continue;
+    const MLAConfig config = mla_config(dtype, cache_dtype);
+    plan.add({"MLA, " + types, [=] { compile_mla(context, config); },
+              [=, &report] { check_mla_types(context, config, seed, report); }});
+  }
+}
+
+Verdict compare_packed_write(const Context& context, const AttentionConfig& config) {
+  const std::int64_t block_size = config.block_size;
+  const std::vector<std::int64_t> slots = {
+      2 * block_size + 1, kPadSlotId, 0, block_size - 1, 5, kNumBlocks * block_size - 1};
+  const DType type = config.cache_dtype();
+  const std::size_t row = to_size(config.num_kv_heads) * to_size(config.head_size);
+  const std::size_t row_bytes = row * element_size_bytes(type);
+  const std::vector<std::byte> key = random_elements(config.dtype, slots.size() * row, 91);
+  const std::vector<std::byte> value = random_elements(config.dtype, slots.size() * row, 92);
+  const std::vector<float> scales =
+      is_quantized(type) ? std::vector<float>{0.5F, 2} : std::vector<float>{1, 1};
+  const std::vector<std::byte> stored_key =
+      convert_elements(config.dtype, type, key, static_cast<double>(scales[0]));
+  const std::vector<std::byte> stored_value =
+      convert_elements(config.dtype, type, value, static_cast<double>(scales[1]));
+
+  const std::size_t cache_bytes = to_size(kNumBlocks * block_size) * row_bytes;
+  std::vector<std::byte> keys = poisoned(cache_bytes + GuardedOutput::kGuardBytes), values = keys;
+  const Queue queue = context.create_queue(QueueProfiling::kOn);
+  const Buffer key_cache = upload(context, queue, std::span<const std::byte>(keys));
+  const Buffer value_cache = upload(context, queue, std::span<const std::byte>(values));
+  const auto end = keys.begin() + static_cast<std::ptrdiff_t>(cache_bytes);
+  LogicalCache wanted = unpack(config, {{keys.begin(), end}, {keys.begin(), end}});
+  for (std::size_t t = 0; t < slots.size(); ++t) {
+    if (slots[t] < 0) continue;
+    const std::size_t at = to_size(slots[t]) * row_bytes;
+    std::memcpy(&wanted.key[at], &stored_key[t * row_bytes], row_bytes);
+    std::memcpy(&wanted.value[at], &stored_value[t * row_bytes], row_bytes);
+  }
+  wanted = pack(config, wanted);
+  std::copy(wanted.key.begin(), wanted.key.end(), keys.begin());
+  std::copy(wanted.value.begin(), wanted.value.end(), values.begin());
+
+  const Buffer key_rows = upload(context, queue, std::span<const std::byte>(key));
+  const Buffer value_rows = upload(context, queue, std::span<const std::byte>(value));
+  const Buffer mapping = upload(context, queue, std::span<const std::int64_t>(slots));
+  PackedKVCache cache = packed_shape(config, kNumBlocks);
+  cache.key = key_cache.handle();
+  cache.value = value_cache.handle();
+  if (is_quantized(type)) cache.scales = upload(context, queue, std::span<const float>(scales));
+  Event event;
+  reshape_and_cache(context, queue, {.buffer = key_rows.handle()}, {.buffer = value_rows.handle()},
+                    config.dtype, cache, mapping.handle(), 0,
+                    static_cast<std::int64_t>(slots.size()), &event);
+  event.wait();
+  std::vector<std::byte> got(keys.size());
+  queue.read(key_cache, got);
+  Deviation deviation = compare_bytes(got, keys);
+  queue.read(value_cache, got);
+  deviation.merge(compare_bytes(got, values));
+  return {deviation, one_launch("reshape_and_cache (x-packed)", event)};
+}
+
+Verdict compare_packed_attention(const std::shared_ptr<Context>& context,
+                                 const AttentionConfig& config, const BatchFamily& family,
+                                 std::uint32_t seed) {
+  AttentionCall call = make_call(family, config, seed);
+  const oracle::AttentionResult truth =
+      oracle::attention(oracle_case(call), element_of(config.dtype));
+  call.cache = expected_cache(call);  // packed here, so that a wrong write shows in its own line
+  call.key.clear();
+  call.value.clear();
+  call.packed = true;
+  const AttentionOutcome outcome = execute_packed(context, call, kCheckRepeats);
+  return {compare(config.dtype, outcome.out, outcome.lse, truth), outcome.launches};
+}
+
+const std::vector<BatchFamily>& packed_batches() {
+  static const std::vector<BatchFamily> batches = {
+      {"paged_attention_v1", {{1, 1}, {1, 17}, {1, 130}, {1, 16}}, 1},
+      {"paged_attention_v2", {{1, 300}, {1, 9}, {1, 64}}, 3, true, true},
+  };
+  return batches;
+}
+
+void plan_packed(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
+  std::uint32_t seed = 6000;
+  for (const auto& [dtype, cache_dtype] : kCacheTypes) {
+    seed += 100;
+    const std::string types = types_of(dtype, cache_dtype);
+    if (!plan.takes("x-packed cache", types, is_representative(dtype, cache_dtype))) continue;
+    const AttentionConfig config = make_config(8, 2, 64, 16, dtype, cache_dtype);
+    plan.add({"x-packed cache, " + types, [=] { make_paged_attention(*context, config); },
+              [=, &report] { check_packed_types(context, config, seed, report); }});
+  }
+}
+
+}  // namespace clattn::cli

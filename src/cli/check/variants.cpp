@@ -1,0 +1,360 @@
+#include "cli/check/checks.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "cli/common/elements.hpp"
+#include "cli/common/verify.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
+/// tiles decode too. One shape in f32, one in bf16, the rest in f16: each is its own program to
+/// compile.
+const std::vector<std::pair<std::int32_t, DType>>& groups() {
+  static const std::vector<std::pair<std::int32_t, DType>> groups = {
+      {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
+      {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
+  return groups;
+}
+
+/// What represents them, and the form that x-packed caches are checked in.
+constexpr std::int32_t kGroup = 4;
+
+/// Each batch reaches one kernel of every family: two tokens, of four heads a KV head four, are too
+/// many for a GPU's decode tile and fit its small prefill tile, eight where tiles have more rows;
+/// 65 are too many for all but the largest. Split ones also reach what joins: decode itself or the
+/// merge, prefill the merge alone.
+const std::vector<BatchFamily>& single_kernel_batches() {
+  static const std::vector<BatchFamily> batches = {
+      {"decode", {{1, 1}, {1, 17}, {1, 130}, {1, 300}}, 1},
+      {"decode, 4 splits", {{1, 300}, {1, 64}, {1, 130}}, 4},
+      {"2 tokens", {{2, 61}, {2, 2}}, 1},
+      {"4 tokens", {{4, 61}, {4, 4}}, 1},
+      {"8 tokens", {{8, 61}, {8, 8}}, 1},
+      {"prefill", {{65, 65}, {70, 150}}, 1},
+      {"prefill, 3 splits", {{65, 400}}, 3},
+  };
+  return batches;
+}
+
+AttentionConfig group_config(std::int32_t group, DType dtype, KernelFamily family) {
+  AttentionConfig config = make_config(2 * group, 2, 128, 16, dtype, dtype);
+  config.kernel_family = family;
+  return config;
+}
+
+/// Types of queries and cache, and the family that was asked for.
+struct Kind {
+  std::string types;
+  KernelFamily family;
+};
+Kind kind_of(const AttentionConfig& config) {
+  return {types_of(config.dtype, config.cache_dtype()), config.kernel_family};
+}
+
+/// What is known about one variant with one pair of types.
+struct Row {
+  std::set<std::string_view> families{};  ///< that were asked for when it ran
+  Deviation deviation{};                  ///< of the batches that it had a part in
+  double latency_us = 0;                  ///< of its slowest batch, the best of that batch's runs
+};
+
+/// The best time of every kernel that a batch launched, over backends, layouts and repeats.
+using Times = std::map<std::string, double>;
+void keep_best(Times& times, const std::string& kernel, double time_us) {
+  const auto [entry, is_new] = times.emplace(kernel, time_us);
+  if (!is_new) entry->second = std::min(entry->second, time_us);
+}
+
+class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
+ public:
+  VariantCheck(std::shared_ptr<Context> context, VariantFilter only)
+      : context_(std::move(context)), only_backend_(only.backend), only_family_(only.family) {}
+
+  void add_to(CheckPlan& plan) {
+    const DeviceCapabilities& device = context_->capabilities();
+    for (const KernelFamily family : kVariantFamilies) {
+      // Kernels of a foreign family are never chosen, but those who ask can execute some.
+      const bool by_ptx = family == KernelFamily::kGpuPtx;
+      const bool by_units = family == KernelFamily::kGpuMatrix;
+      const bool foreign =
+          (by_ptx && !device.inline_ptx) || (by_units && device.matrix_units.empty());
+      if (!runs(family) || (foreign && only_family_.empty())) continue;
+      plan_attention(family, plan);
+      const bool executed = !foreign || (by_ptx && (device.sub_groups_in_step & 32U) != 0);
+      if (!executed || !only_backend_.empty()) continue;  // the rest belongs to no backend
+      plan_mla(family, plan);
+      plan_packed(family, plan);
+    }
+    if (only_backend_.empty() && runs(own_family())) {
+      plan.add({"variants: x-packed writes", {}, [this] { check_packed_writes(); }});
+    }
+    plan.add({"", {}, [self = shared_from_this(), &plan] {
+                if (!self->print()) plan.fail();
+              }});
+  }
+
+ private:
+  bool runs(KernelFamily family) const {
+    return only_family_.empty() || to_string(family) == only_family_;
+  }
+  /// Of the device's x-packed writes.
+  KernelFamily own_family() const {
+    return cache_op_work_group_size(context_->capabilities()) == 1 ? KernelFamily::kCpu
+                                                                   : KernelFamily::kGpu;
+  }
+
+  static constexpr const char* kWhat = "variants";
+  static std::string step_name(KernelFamily family, const std::string& name) {
+    return fmt::format("{}: family {}, {}", kWhat, to_string(family), name);
+  }
+
+  void plan_attention(KernelFamily family, CheckPlan& plan) {
+    std::uint32_t seed = 1000;
+    for (const auto& [group, dtype] : groups()) {
+      seed += 100;
+      const AttentionConfig config = group_config(group, dtype, family);
+      const std::string name = fmt::format("{}, group of {}", kind_of(config).types, group);
+      if (!plan.takes(kWhat, name, group == kGroup && dtype == DType::kF16)) continue;
+      plan.add({step_name(family, name),
+                [=, this] { compile_attention(context_, config, only_backend_); },
+                [=, this] { check_attention(config, seed); }});
+    }
+  }
+
+  void check_attention(const AttentionConfig& config, std::uint32_t seed) {
+    const auto backends = usable_backends(context_->capabilities(), config, only_backend_);
+    if (backends.empty()) {
+      return note_refusal(kind_of(config),
+                          refusal_of(context_->capabilities(), config, only_backend_));
+    }
+    try {
+      const auto impl = backends.front()->make_impl(context_, config);
+      // A row for each, so that one that no batch reaches shows up, and fails.
+      for (const KernelInfo& kernel : impl->kernels()) row_of(kernel.name, kind_of(config));
+      for (const BatchFamily& batch : single_kernel_batches()) {
+        check_batch(batch, config, backends, cache_kernel(*impl), seed += 10);
+      }
+    } catch (const Error& error) {
+      note_failure(config, error.what());
+    }
+  }
+
+  /// Latent attention in two types; 40 heads fill more than one of a GPU's tiles.
+  void plan_mla(KernelFamily family, CheckPlan& plan) {
+    for (const DType dtype : {DType::kF16, DType::kF32}) {
+      for (const std::int32_t heads : {16, 40}) {
+        MLAConfig config = mla_config(dtype, dtype, family);
+        config.num_heads = heads;
+        const std::string name = fmt::format("MLA {}, {} heads", types_of(dtype, dtype), heads);
+        if (!plan.takes(kWhat, name, dtype == DType::kF16 && heads == 16)) continue;
+        plan.add({step_name(family, name), [=, this] { compile_mla(context_, config); },
+                  [=, this] { check_mla(config); }});
+      }
+    }
+  }
+
+  void check_mla(const MLAConfig& config) {
+    const Kind kind{types_of(config.dtype, config.cache_dtype()), config.kernel_family};
+    const auto reasons = validate_mla_configuration(config, &context_->capabilities());
+    if (!reasons.empty()) return note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
+    check_kernels(
+        kind, fmt::format("MLA, {} heads", config.num_heads),
+        [&] { return make_mla_impl(*context_, config)->kernels(); }, mla_batches(),
+        [&](const BatchFamily& batch) {
+          return compare_mla(context_, config, batch, seed_ += 10);
+        });
+  }
+
+  void plan_packed(KernelFamily family, CheckPlan& plan) {
+    for (const DType dtype : {DType::kF16, DType::kF32}) {
+      const AttentionConfig config = group_config(kGroup, dtype, family);
+      const std::string name = fmt::format("x-packed {}", kind_of(config).types);
+      if (!plan.takes(kWhat, name, dtype == DType::kF16)) continue;
+      plan.add({step_name(family, name), [=, this] { make_paged_attention(*context_, config); },
+                [=, this] { check_packed(config); }});
+    }
+  }
+
+  void check_packed(const AttentionConfig& config) {
+    const auto reasons = validate_paged_attention(config, &context_->capabilities());
+    if (!reasons.empty()) {
+      return note_refusal(kind_of(config), fmt::format("{}", fmt::join(reasons, "; ")));
+    }
+    check_kernels(
+        kind_of(config), "x-packed",
+        [&] { return make_paged_attention(*context_, config)->kernels(); }, packed_batches(),
+        [&](const BatchFamily& batch) {
+          return compare_packed_attention(context_, config, batch, seed_ += 10);
+        });
+  }
+
+  /// Rows for all kernels of a layer, then batches that shall reach them.
+  template <typename Kernels, typename Compare>
+  void check_kernels(const Kind& kind, const std::string& what, Kernels kernels,
+                     const std::vector<BatchFamily>& batches, Compare compare) {
+    try {
+      for (const KernelInfo& kernel : kernels()) row_of(kernel.name, kind);
+      for (const BatchFamily& batch : batches) {
+        const Verdict verdict = compare(batch);
+        if (!verdict.deviation.passed()) {
+          note_failure(kind, fmt::format("{}, {}: differs from the oracle", what, batch.name));
+        }
+        for (const LaunchReport& launch : verdict.launches) {
+          Row& row = row_of(launch.kernel, kind);
+          row.deviation.merge(verdict.deviation);
+          row.latency_us = std::max(row.latency_us, launch.time_us);
+        }
+      }
+    } catch (const Error& error) {
+      note_failure(kind, fmt::format("{}: {}", what, error.what()));
+    }
+  }
+
+  void note_refusal(const Kind& kind, const std::string& why) {
+    refusals_[{to_string(kind.family), why}].insert(kind.types);
+  }
+
+  void note_failure(const Kind& kind, const std::string& what) {
+    failures_.push_back(fmt::format("family {}, {}: {}", to_string(kind.family), kind.types, what));
+  }
+  void note_failure(const AttentionConfig& config, const std::string& what) {
+    note_failure(kind_of(config), fmt::format("{} heads a KV head: {}",
+                                              config.num_heads / config.num_kv_heads, what));
+  }
+
+  static std::string cache_kernel(const AttentionImpl& impl) {
+    for (const KernelInfo& kernel : impl.kernels()) {
+      if (kernel.role == "cache") return kernel.name;
+    }
+    return "cache write";
+  }
+
+  void check_batch(const BatchFamily& batch, const AttentionConfig& config,
+                   const std::vector<const AttentionBackend*>& backends,
+                   const std::string& cache_writer, std::uint32_t seed) {
+    AttentionCall call = make_call(batch, config, seed);
+    const oracle::AttentionResult truth =
+        oracle::attention(oracle_case(call), element_of(config.dtype));
+    const LogicalCache cache = expected_cache(call);
+    Times times;
+    for (const AttentionBackend* backend : backends) {
+      for (const KVCacheLayout layout :
+           usable_layouts(*backend, config, context_->capabilities())) {
+        call.backend = backend->name();
+        call.layout = layout;
+        const std::string where =
+            fmt::format("{}, {} {}", batch.name, backend->name(), to_string(layout));
+        try {
+          check_call(call, truth, cache, cache_writer, where, times);
+        } catch (const Error& error) {
+          note_failure(config, fmt::format("{}: {}", where, error.what()));
+        }
+      }
+    }
+    for (const auto& [kernel, time_us] : times) {
+      double& slowest = row_of(kernel, kind_of(config)).latency_us;
+      slowest = std::max(slowest, time_us);
+    }
+  }
+
+  void check_call(const AttentionCall& call, const oracle::AttentionResult& truth,
+                  const LogicalCache& cache, const std::string& cache_writer,
+                  const std::string& where, Times& times) {
+    const AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
+    const Deviation attention =
+        compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
+    if (!attention.passed()) note_failure(call.config, where + ": differs from the oracle");
+    if (outcome.launches.empty()) note_failure(call.config, where + ": launched no kernel");
+    for (const LaunchReport& launch : outcome.launches) {
+      row_of(launch.kernel, kind_of(call.config)).deviation.merge(attention);
+      keep_best(times, launch.kernel, launch.time_us);
+    }
+    Deviation stored = compare_bytes(outcome.cache.key, cache.key);
+    stored.merge(compare_bytes(outcome.cache.value, cache.value));
+    if (!stored.passed()) note_failure(call.config, where + ": the cache holds other bytes");
+    row_of(cache_writer, kind_of(call.config)).deviation.merge(stored);
+    keep_best(times, cache_writer, outcome.cache_write_us);
+  }
+
+  /// The x-packed write takes no family: the device's own runs.
+  void check_packed_writes() {
+    for (const DType dtype : {DType::kF16, DType::kF32}) {
+      const AttentionConfig config = group_config(kGroup, dtype, KernelFamily::kAuto);
+      const BatchFamily twice[] = {{"first", {}}, {"second", {}}};
+      check_kernels(
+          kind_of(config), "cache write, x-packed", [] { return std::vector<KernelInfo>{}; },
+          {std::begin(twice), std::end(twice)},
+          [&](const BatchFamily&) { return compare_packed_write(*context_, config); });
+    }
+  }
+
+  Row& row_of(const std::string& kernel, const Kind& kind) {
+    Row& row = rows_[{kernel, kind.types}];
+    row.families.insert(to_string(kind.family));
+    return row;
+  }
+
+  /// Returns whether there are rows and all of them passed.
+  bool print() const {
+    fmt::print("\n{:34} {:12} {:10} {:>10} {:>8} {:>10}\n", "variant", "family", "types",
+               "max error", "share", "time us");
+    std::size_t num_passed = 0;
+    for (const auto& [key, row] : rows_) {
+      const bool passed = row.deviation.passed();
+      num_passed += passed ? 1 : 0;
+      const char* verdict = passed ? "ok" : "FAILED";
+      if (row.deviation.compared == 0) verdict = "FAILED: never ran";
+      fmt::print("{:34} {:12} {:10} {:10.2e} {:7.1f}% {:10.1f}  {}\n", key.first,
+                 fmt::format("{}", fmt::join(row.families, "+")), key.second,
+                 row.deviation.max_error, std::min(row.deviation.worst_share * 100, 999.9),
+                 row.latency_us, verdict);
+    }
+    for (const auto& [refusal, types] : refusals_) {
+      fmt::print("family {} not run with {}: {}\n", refusal.first, fmt::join(types, ", "),
+                 refusal.second);
+    }
+    for (const std::string& failure : failures_) fmt::print("FAILED: {}\n", failure);
+    const std::vector<std::string> not_built = context_->build_failures();
+    for (const std::string& kernel : not_built) fmt::print("FAILED to build: {}\n", kernel);
+    fmt::print("{} of {} variants passed on {}\n", num_passed, rows_.size(),
+               context_->capabilities().name);
+    std::fflush(stdout);
+    // A backend on kernels of others has no variants.
+    const bool none_to_run = !only_backend_.empty() && only_family_.empty() && rows_.empty();
+    return (any_family_ran() || none_to_run) && num_passed == rows_.size() && failures_.empty() &&
+           not_built.empty();
+  }
+
+  bool any_family_ran() const {
+    return std::ranges::any_of(rows_, [](const auto& entry) {
+      return entry.second.deviation.compared > 0 && !entry.second.families.contains("auto");
+    });
+  }
+
+  std::shared_ptr<Context> context_;
+  std::string_view only_backend_, only_family_;
+  std::map<std::pair<std::string, std::string>, Row> rows_;  // by variant and types
+  /// Types that were refused, by family and reasons.
+  std::map<std::pair<std::string_view, std::string>, std::set<std::string>> refusals_;
+  std::vector<std::string> failures_;
+  std::uint32_t seed_ = 7000;
+};
+
+}  // namespace
+
+void plan_variants(const std::shared_ptr<Context>& context, VariantFilter only, CheckPlan& plan) {
+  std::make_shared<VariantCheck>(context, only)->add_to(plan);
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/common/device_memory.hpp"
+#include "oracle/oracle.hpp"
+
+namespace clattn::cli {
+
+/// What decides how a builder splits keys, beside num_splits.
+struct PlanOptions {
+  SplitPolicy split_policy = SplitPolicy::kBalanced;
+  bool fast_build = false;
+  std::int32_t decode_threshold = 1;
+  /// Those of the call's builder: they decide how long deterministic cuts are. nullopt = as narrow
+  /// as the batch.
+  std::optional<BatchLimits> limits = {};
+
+  /// A builder's options for a batch of `needed` limits.
+  BuilderOptions builder_options(std::int32_t num_splits, const BatchLimits& needed) const;
+};
+
+/// query_start_loc, seq_lens and block_table as far as the operation has them.
+struct BatchArrays {
+  std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
+  std::int64_t max_blocks = 0;
+  CommonAttentionMetadata metadata() const;
+};
+
+/// One attention call with all its inputs on the host, tensors as element bits in logical order,
+/// requests in any order.
+struct AttentionCall : BatchArrays {
+  AttentionConfig config;
+  bool causal = true;
+  std::int32_t num_splits = 0;
+  PlanOptions plan;
+  std::int32_t common_prefix_len = 0;   ///< tokens that all requests share, in the same pages
+  std::string backend;                  ///< registry name; "" and "auto" choose
+  std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
+  bool packed = false;                  ///< an x-packed cache instead: execute_packed()
+
+  std::vector<std::int64_t> slot_mapping;   // [tokens] or empty: from the block table
+  std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
+
+  std::vector<std::byte> query;  // [tokens, num_heads, head_size]
+  /// [tokens, num_kv_heads, head_size] to be stored, or empty; contiguous keys: attended directly.
+  std::vector<std::byte> key, value;
+  std::int64_t num_blocks = 0;
+  LogicalCache cache;
+  std::vector<float> scales;           // of a quantized cache, [2][1 or num_kv_heads]; or empty: 1
+  std::vector<std::byte> custom_mask;  // [tokens, max_seq_len()] under config.custom_mask
+  float output_scale = 1;              ///< under config.output_fp8
+
+  std::int32_t num_reqs() const { return static_cast<std::int32_t>(seq_lens.size()); }
+  std::int32_t num_tokens() const { return query_start_loc.empty() ? 0 : query_start_loc.back(); }
+  std::int32_t max_seq_len() const;
+  /// As much of the common prefix as is computed already in every request with query tokens: what
+  /// a cascade can read once.
+  std::int32_t computed_prefix_len() const;
+  CommonAttentionMetadata batch() const;
+};
+
+/// Throws kInvalidArgument naming request, field and value unless the batch's arrays fit each other
+/// and the cache (num_blocks = -1: of any size).
+void validate_call(const AttentionCall& call, std::int64_t num_blocks);
+
+struct LaunchReport {
+  std::string kernel, role;
+  std::int64_t tasks = 0;
+  std::int64_t work_groups = 0;
+  std::int32_t work_group_size = 0;
+  double time_us = 0;
+};
+
+struct AttentionOutcome {
+  std::vector<std::byte> out;      // [tokens, num_heads, head_size] in config.dtype
+  std::vector<float> lse;          // [tokens, num_heads]
+  std::vector<std::byte> out_fp8;  // [tokens, num_heads, head_size] under config.output_fp8
+  LogicalCache cache;              ///< after the write; empty when nothing was stored
+  std::string_view backend;
+  KVCacheLayout layout = KVCacheLayout::kNHD;
+  std::vector<LaunchReport> launches;
+  bool rounds_weights = false;  ///< KernelInfo::rounds_weights of one of them
+  double metadata_us = 0;       ///< host time of build()
+  double upload_us = 0, cache_write_us = 0, attention_us = 0;
+};
+
+/// Runs the call on the context's device through the backend that it asks for: decodes are brought
+/// to the front and the outputs put back in the call's order. The forward runs `repeat` times over
+/// freshly poisoned outputs; times are those of the last. Throws what the library throws.
+AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                         int repeat = 1);
+
+/// The builder's options for one call.
+BuilderOptions options_for(const AttentionCall& call);
+
+/// Fenced outputs of `num_rows` rows of heads. Calls take no offset for the LSE and the fp8 output:
+/// only the band behind these can be guarded.
+class CallOutputs {
+ public:
+  CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size, DType dtype,
+              bool has_fp8 = false);
+
+  TensorRef out() const;
+  cl_mem lse() const { return lse_.handle(); }
+  cl_mem fp8() const { return fp8_.handle(); }
+  /// Runs `forward` so often over freshly poisoned outputs and fills in what it left: outputs,
+  /// launches with their roles among `kernels` and the last run's times.
+  void run(const Queue& queue, int repeat, const std::vector<KernelInfo>& kernels,
+           const std::function<void(std::vector<LaunchRecord>&)>& forward,
+           AttentionOutcome& outcome) const;
+
+ private:
+  DType dtype_;
+  GuardedOutput out_, lse_, fp8_;
+};
+
+/// The cache after the call's keys and values have been stored.
+LogicalCache expected_cache(const AttentionCall& call);
+
+/// The same call for the oracle: stored keys and values applied, everything widened to double.
+oracle::AttentionCase oracle_case(const AttentionCall& call);
+
+/// The layout to use: the wanted one if validate_layout() has no reasons against it (kUnsupported
+/// with them otherwise), else the backend's own.
+KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
+                            const AttentionConfig& config, const DeviceCapabilities* capabilities);
+
+/// The layouts that serve a configuration on a device.
+std::vector<KVCacheLayout> usable_layouts(const AttentionBackend& backend,
+                                          const AttentionConfig& config,
+                                          const DeviceCapabilities& capabilities);
+
+/// A cache of at least one page in the backend's order, and the fields that its pages imply.
+KVCache make_cache(const Context& context, const AttentionBackend& backend, KVCacheLayout layout,
+                   const KVCacheSpec& spec, std::int64_t num_blocks);
+
+}  // namespace clattn::cli

@@ -1,0 +1,92 @@
+#include "cli/common/device_memory.hpp"
+
+#include <array>
+#include <clattn/error.hpp>
+#include <cstring>
+
+namespace clattn::cli {
+namespace {
+
+/// Calls visit(logical byte, stored key byte, stored value byte) for the first byte of each
+/// element.
+template <typename Visit>
+void for_each_element(const KVCache& cache, Visit visit) {
+  const std::size_t element = element_size_bytes(cache.dtype);
+  const auto byte = [&](std::int64_t at) { return static_cast<std::size_t>(at) * element; };
+  std::size_t logical = 0;
+  for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
+    for (std::int64_t token = 0; token < cache.block_size; ++token) {
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
+        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, logical += element) {
+          visit(logical, byte(cache.key_at(block, token, head, dim)),
+                byte(cache.value_at(block, token, head, dim)));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+GuardedOutput::GuardedOutput(const Context& context, std::size_t size_bytes,
+                             std::size_t front_bytes)
+    : buffer_(context.allocate((size_bytes + 3) / 4 * 4 + front_bytes + kGuardBytes)),
+      size_bytes_(size_bytes),
+      front_bytes_(front_bytes) {}
+
+void GuardedOutput::refill(const Queue& queue) const {
+  queue.fill(buffer_, kPoison, 0, buffer_.size_bytes());
+}
+
+std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
+  std::vector<std::byte> all(buffer_.size_bytes());
+  queue.read(buffer_, all);
+  const std::size_t end = front_bytes_ + size_bytes_;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i >= front_bytes_ && i < end) continue;
+    if (all[i] != static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF)) {
+      throw Error(ErrorCode::kOpenCL, "a kernel wrote outside its output");
+    }
+  }
+  return {all.begin() + static_cast<std::ptrdiff_t>(front_bytes_),
+          all.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {
+  std::vector<std::byte> stored(cache.buffer.size_bytes());
+  const std::size_t size = element_size_bytes(cache.dtype);
+  for_each_element(cache, [&](std::size_t from, std::size_t key, std::size_t value) {
+    std::memcpy(&stored[key], &logical.key[from], size);
+    std::memcpy(&stored[value], &logical.value[from], size);
+  });
+  if (!stored.empty()) queue.write(cache.buffer, stored);
+}
+
+LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
+  std::vector<std::byte> stored(cache.buffer.size_bytes());
+  if (!stored.empty()) queue.read(cache.buffer, stored);
+  const std::size_t size_bytes =
+      static_cast<std::size_t>(cache.num_blocks) * static_cast<std::size_t>(cache.block_size) *
+      static_cast<std::size_t>(cache.num_kv_heads) * static_cast<std::size_t>(cache.head_size) *
+      element_size_bytes(cache.dtype);
+  LogicalCache logical{std::vector<std::byte>(size_bytes), std::vector<std::byte>(size_bytes)};
+  const std::size_t size = element_size_bytes(cache.dtype);
+  for_each_element(cache, [&](std::size_t to, std::size_t key, std::size_t value) {
+    std::memcpy(&logical.key[to], &stored[key], size);
+    std::memcpy(&logical.value[to], &stored[value], size);
+  });
+  return logical;
+}
+
+void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
+                KVCache& cache) {
+  if (scales.empty()) return;
+  cache.scales = upload(context, queue, scales);
+  cache.scales_per_head = scales.size() > 2;
+}
+
+void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache) {
+  if (cache.dtype == DType::kInt8) set_scales(context, queue, std::array{1.0F, 1.0F}, cache);
+}
+
+}  // namespace clattn::cli

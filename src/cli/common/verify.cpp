@@ -1,0 +1,107 @@
+#include "cli/common/verify.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cli/common/elements.hpp"
+
+namespace clattn::cli {
+namespace {
+
+constexpr double kOutFloor = 1e-7;  // below the last bit of f32 at the size of any real output
+// An LSE is a logit plus a logarithm in f32: its error grows with its size.
+constexpr double kLseAbsolute = 2e-5, kLseRelative = 2e-6;
+
+}  // namespace
+
+void Deviation::add(double got, double truth, double allowed) {
+  ++compared;
+  if (got == truth) return;  // infinities included
+  double error = std::abs(got - truth);
+  if (std::isnan(error)) error = std::numeric_limits<double>::infinity();  // as far as any
+  const double share = std::isinf(error) ? error : error / allowed;
+  worst_share = std::max(worst_share, share);
+  if (error > max_error) {
+    max_error = error;
+    allowance = allowed;
+  }
+}
+
+void Deviation::merge(const Deviation& other) {
+  compared += other.compared;
+  worst_share = std::max(worst_share, other.worst_share);
+  if (other.max_error > max_error) {
+    max_error = other.max_error;
+    allowance = other.allowance;
+  }
+}
+
+Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const float> lse,
+                  const oracle::AttentionResult& truth, bool rounds_weights) {
+  Deviation deviation;
+  const std::vector<double> got = decode_elements(dtype, out);
+  if (got.size() != truth.out.size()) return {};
+  if (!lse.empty() && lse.size() != truth.lse.size()) return {};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    deviation.add(got[i], truth.out[i], truth.allowed(i, rounds_weights) + kOutFloor);
+  }
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    const double allowed = kLseAbsolute + kLseRelative * std::abs(truth.lse[i]);
+    deviation.add(static_cast<double>(lse[i]), truth.lse[i], allowed);
+  }
+  return deviation;
+}
+
+Deviation compare_fp8(std::span<const std::byte> out, double scale,
+                      const oracle::AttentionResult& truth, bool rounds_weights) {
+  constexpr int kFraction = 3, kLowestExponent = -6;
+  Deviation deviation;
+  const std::vector<double> got = decode_elements(DType::kFp8E4M3, out);
+  if (got.size() != truth.out.size()) return {};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double exact = truth.allowed(i, rounds_weights) + kOutFloor;
+    const double most = (std::abs(truth.out[i]) + exact) / scale;
+    const int exponent = most > 0 ? std::max(std::ilogb(most), kLowestExponent) : kLowestExponent;
+    deviation.add(got[i] * scale, truth.out[i],
+                  exact + std::ldexp(scale, exponent - kFraction - 1));
+  }
+  return deviation;
+}
+
+oracle::AttentionCase row_case(const AttentionConfig& config, std::int32_t num_keys) {
+  oracle::AttentionCase call;
+  call.num_kv_heads = 1;
+  call.head_size = config.head_size;
+  call.block_size = num_keys;
+  call.scale = config.scale ? static_cast<double>(*config.scale) : 1 / std::sqrt(config.head_size);
+  call.soft_cap = static_cast<double>(config.logits_soft_cap);
+  if (config.sliding_window > 0) call.window_left = config.sliding_window - 1;
+  call.query_start_loc = {0, 1};
+  call.seq_lens = {num_keys};
+  call.block_table = {0};
+  call.max_blocks = 1;
+  return call;
+}
+
+oracle::AttentionResult front_of_rows(const oracle::AttentionResult& all, std::int32_t width,
+                                      std::int32_t kept) {
+  oracle::AttentionResult part;
+  part.lse = all.lse;
+  for (std::size_t i = 0; i < all.out.size(); ++i) {
+    if (i % static_cast<std::size_t>(width) >= static_cast<std::size_t>(kept)) continue;
+    part.out.push_back(all.out[i]);
+    part.bound.push_back(all.bound[i]);
+    part.weight_rounding.push_back(all.weight_rounding[i]);
+  }
+  return part;
+}
+
+Deviation compare_bytes(std::span<const std::byte> got, std::span<const std::byte> expected) {
+  Deviation deviation;
+  if (got.size() != expected.size()) return deviation;
+  for (std::size_t i = 0; i < got.size(); ++i) deviation.add(got[i] == expected[i] ? 0 : 1, 0, 0.5);
+  return deviation;
+}
+
+}  // namespace clattn::cli

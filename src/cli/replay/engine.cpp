@@ -1,0 +1,306 @@
+#include "cli/replay/engine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "cli/common/attention_call.hpp"
+#include "cli/common/device_memory.hpp"
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+#include "cli/replay/trace.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double elapsed_us(Clock::time_point from) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
+}
+
+// A pattern of set bits is a NaN in f32, f16, bf16 and fp8 alike.
+constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
+constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: twice what the pool holds
+
+constexpr std::size_t kNumValues = 1U << 16U;  // one 16-bit draw chooses a value
+// Queries of +-6 against keys of +-1 give logits a standard deviation of 6/3 = 2 whatever the head
+// size: weights differ enough that a lost key shows, and no single key takes all.
+constexpr double kQueryAmplitude = 6.0;
+constexpr std::int64_t kUploadRows = 256;
+
+}  // namespace
+
+SyntheticPool::SyntheticPool(const Context& context, const Queue& queue,
+                             const AttentionConfig& config, std::int64_t num_rows,
+                             std::uint64_t seed) {
+  for (const PoolTensor name : {PoolTensor::kQuery, PoolTensor::kKey, PoolTensor::kValue}) {
+    const bool query = name == PoolTensor::kQuery;
+    const auto index = static_cast<std::size_t>(name);
+    Tensor& tensor = tensors_[index];
+    tensor.salt = mix64(seed ^ mix64(index + 1));
+    tensor.row_elems =
+        std::int64_t{query ? config.num_heads : config.num_kv_heads} * config.head_size;
+    make_values(tensor, config, !query, query ? kQueryAmplitude : 1.0);
+    upload(tensor, context, queue, num_rows, element_size_bytes(config.dtype));
+  }
+}
+
+std::size_t SyntheticPool::value_index(const Tensor& tensor, std::int64_t place) {
+  const auto number = static_cast<std::uint64_t>(place);
+  return (mix64(tensor.salt + number / 4) >> (number % 4 * 16)) & (kNumValues - 1);
+}
+
+void SyntheticPool::make_values(Tensor& tensor, const AttentionConfig& config, bool cached,
+                                double amplitude) {
+  const oracle::Element input = element_of(config.dtype);
+  const oracle::Element cache = element_of(config.cache_dtype());
+  const double scale = is_quantized(config.cache_dtype()) ? kPoolCacheScale : 1.0;
+  tensor.bits.resize(kNumValues);
+  tensor.values.resize(kNumValues);
+  for (std::size_t i = 0; i < kNumValues; ++i) {
+    const double uniform = static_cast<double>(mix64(~tensor.salt + i) >> 11U) * 0x1p-53;
+    tensor.bits[i] = oracle::encode(input, amplitude * (2 * uniform - 1));
+    const double value = oracle::decode(input, tensor.bits[i]);
+    tensor.values[i] = cached ? scale * oracle::round_to(cache, value / scale) : value;
+  }
+}
+
+void SyntheticPool::upload(Tensor& tensor, const Context& context, const Queue& queue,
+                           std::int64_t num_rows, std::size_t element_bytes) {
+  const std::size_t row_bytes = static_cast<std::size_t>(tensor.row_elems) * element_bytes;
+  tensor.buffer = context.allocate(static_cast<std::size_t>(num_rows) * row_bytes);
+  std::vector<std::byte> staging;
+  for (std::int64_t row = 0; row < num_rows; row += kUploadRows) {
+    const std::int64_t count = std::min(kUploadRows, num_rows - row);
+    staging.resize(static_cast<std::size_t>(count) * row_bytes);
+    std::byte* out = staging.data();
+    for (std::int64_t place = row * tensor.row_elems; place < (row + count) * tensor.row_elems;
+         ++place, out += element_bytes) {
+      std::memcpy(out, &tensor.bits[value_index(tensor, place)], element_bytes);
+    }
+    queue.write(tensor.buffer, staging, static_cast<std::size_t>(row) * row_bytes);
+  }
+}
+
+TensorRef SyntheticPool::rows_from(PoolTensor tensor, std::int64_t row) const {
+  const Tensor& source = tensors_[static_cast<std::size_t>(tensor)];
+  return {.buffer = source.buffer.handle(), .offset = row * source.row_elems};
+}
+
+double SyntheticPool::stored(PoolTensor tensor, std::int64_t row, std::int64_t element) const {
+  const Tensor& source = tensors_[static_cast<std::size_t>(tensor)];
+  return source.values[value_index(source, row * source.row_elems + element)];
+}
+
+StepBatch::StepBatch(std::int32_t max_num_seqs, std::int64_t max_blocks_per_request,
+                     std::int32_t block_size)
+    : max_blocks_(max_blocks_per_request), block_size_(block_size) {
+  const auto rows = to_size(max_num_seqs);
+  requests_.reserve(rows);
+  query_start_loc_.reserve(rows + 1);
+  seq_lens_.reserve(rows);
+  num_computed_tokens_.reserve(rows);
+  // Entries past a request's blocks hold no legal block, at first, and stale ones later: nobody may
+  // use them.
+  block_table_.assign(rows * to_size(max_blocks_), std::numeric_limits<std::int32_t>::max());
+}
+
+void StepBatch::assemble(const ScheduledStep& step, std::span<const std::int32_t> order) {
+  requests_.clear();
+  seq_lens_.clear();
+  num_computed_tokens_.clear();
+  query_start_loc_.assign(1, 0);
+  auto row = block_table_.begin();
+  for (const std::int32_t index : order) {
+    const ScheduledRequest& scheduled = step.requests[to_size(index)];
+    requests_.push_back(scheduled);
+    query_start_loc_.push_back(query_start_loc_.back() + scheduled.num_new);
+    seq_lens_.push_back(scheduled.num_computed + scheduled.num_new);
+    num_computed_tokens_.push_back(scheduled.num_computed);
+    std::ranges::copy(scheduled.request->blocks, row);
+    row += max_blocks_;
+  }
+}
+
+CommonAttentionMetadata StepBatch::view() const {
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = query_start_loc_;
+  batch.seq_lens = seq_lens_;
+  batch.num_computed_tokens = num_computed_tokens_;
+  batch.num_reqs = num_reqs();
+  batch.num_actual_tokens = num_tokens();
+  for (const ScheduledRequest& request : requests_) {
+    batch.max_query_len = std::max(batch.max_query_len, request.num_new);
+  }
+  batch.block_table = {block_table_.data(), requests_.size() * to_size(max_blocks_)};
+  batch.block_table_stride = max_blocks_;
+  return batch;
+}
+
+std::int64_t StepBatch::slot(std::int32_t place, std::int32_t position) const {
+  const auto block = to_size(position / block_size_);
+  return std::int64_t{request(place).request->blocks[block]} * block_size_ + position % block_size_;
+}
+
+Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
+    : context_(std::move(context)),
+      config_(config),
+      backend_(get_attn_backend(config.attention, &context_->capabilities(), config.backend)),
+      layout_(choose_layout(backend_, config.layout, config.attention, &context_->capabilities())),
+      queue_(context_->create_queue(QueueProfiling::kOn)),
+      impl_(backend_.make_impl(context_, config.attention)),
+      builder_(backend_.make_builder(context_, config.attention, {.limits = config.limits})) {
+  const auto layers = to_size(config.num_layers);
+  const std::int64_t tokens = config.limits.max_num_batched_tokens;
+  make_caches();
+  pool_ = std::make_unique<SyntheticPool>(*context_, queue_, config.attention,
+                                          pool_row(kStartRows, config.num_layers) + tokens,
+                                          config.seed);
+  const std::size_t output_bytes = to_size(tokens) * output_row_bytes();
+  output_ = context_->allocate(output_bytes);
+  if (config.capture) captured_ = context_->allocate(output_bytes);
+  for (const KernelInfo& kernel : impl_->kernels()) {
+    if (kernel.role == "cache") cache_kernel_ = kernel.name;
+  }
+  write_events_.resize(layers);
+  launches_.resize(layers);
+  scheduled_tokens_.reserve(to_size(config.limits.max_num_reqs));
+  order_.reserve(to_size(config.limits.max_num_reqs));
+}
+
+void Engine::make_caches() {
+  const AttentionConfig& attention = config_.attention;
+  const KVCacheSpec spec{.block_size = attention.block_size,
+                         .num_kv_heads = attention.num_kv_heads,
+                         .head_size = attention.head_size,
+                         .dtype = attention.cache_dtype()};
+  KVCacheConfig caches;
+  caches.num_blocks = config_.limits.num_blocks;
+  caches.groups.push_back({.layer_names = {}, .spec = spec});
+  for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    const std::string name = fmt::format("layer.{}", layer);
+    caches.groups[0].layer_names.push_back(name);
+    caches.tensors.push_back({to_size(caches.num_blocks) * spec.page_size_bytes(), {name}});
+  }
+  cache_buffers_ = allocate_kv_cache(*context_, queue_, caches);
+  for (const std::string& name : caches.groups[0].layer_names) {
+    caches_.push_back(reshape_kv_cache(cache_buffers_.at(name), spec, backend_, layout_));
+    if (is_quantized(spec.dtype)) {
+      set_scales(*context_, queue_, std::array{kPoolCacheScale, kPoolCacheScale}, caches_.back());
+    }
+  }
+}
+
+void Engine::poison(const Buffer& buffer, std::uint32_t bits) const {
+  queue_.fill(buffer, bits, 0, buffer.size_bytes() / 4 * 4);
+}
+
+void Engine::warm_up_and_poison() {
+  const BatchLimits& limits = config_.limits;
+  const std::int64_t room = limits.num_blocks * config_.attention.block_size;
+  const auto longest =
+      static_cast<std::int32_t>(std::min<std::int64_t>({room, limits.max_model_len, 4096}));
+  const std::int32_t chunk = std::min({longest, limits.max_num_batched_tokens, 64});
+  const TraceRequest trace{.prompt_tokens = longest};
+  Request request{.trace = &trace};
+  request.blocks.resize(to_size(blocks_needed(trace, config_.attention.block_size)));
+  std::iota(request.blocks.begin(), request.blocks.end(), 0);
+  StepBatch batch(1, static_cast<std::int64_t>(request.blocks.size()),
+                  config_.attention.block_size);
+  // A short decode, a split decode with what joins it, a prefill over history.
+  const std::pair<std::int32_t, std::int32_t> shapes[] = {
+      {0, 1}, {longest - 1, 1}, {longest - chunk, chunk}};
+  for (const auto& [computed, fresh] : shapes) {
+    ScheduledStep step;
+    step.requests.push_back({&request, computed, fresh, fresh == 1});
+    batch.assemble(step, order(step));
+    run(batch, 0);
+  }
+  kernel_use_.clear();
+  const bool has_nan = config_.attention.cache_dtype() != DType::kInt8;
+  for (const auto& [name, buffer] : cache_buffers_) {
+    poison(buffer, has_nan ? kNanPattern : kFarCodes);
+  }
+  queue_.finish();
+}
+
+std::span<const std::int32_t> Engine::order(const ScheduledStep& step) {
+  scheduled_tokens_.clear();
+  for (const ScheduledRequest& request : step.requests) {
+    scheduled_tokens_.push_back(request.num_new);
+  }
+  order_.resize(scheduled_tokens_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  builder_->reorder_batch(scheduled_tokens_, order_);
+  return order_;
+}
+
+StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
+                      std::optional<std::int32_t> capture_layer) {
+  if (capture_layer) {
+    poison(captured_, kNanPattern);
+    queue_.finish();
+  }
+  StepTimes times;
+  Event upload;
+  const auto start = Clock::now();
+  const CommonAttentionMetadata view = batch.view();
+  const AttentionMetadata& metadata = builder_->build(queue_, view, &upload);
+  times.metadata_us = elapsed_us(start);
+  for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    const auto index = to_size(layer);
+    const std::int64_t row = pool_row(start_row, layer);
+    const Buffer& output = capture_layer == layer ? captured_ : output_;
+    impl_->write_kv_cache(queue_, pool_->rows_from(PoolTensor::kKey, row),
+                          pool_->rows_from(PoolTensor::kValue, row), caches_[index], metadata,
+                          &write_events_[index]);
+    impl_->forward(queue_, pool_->rows_from(PoolTensor::kQuery, row), caches_[index], metadata,
+                   {.buffer = output.handle()}, nullptr, nullptr, &launches_[index]);
+  }
+  queue_.finish();
+  times.total_us = elapsed_us(start);
+
+  times.upload_us = microseconds(upload);
+  for (const Event& event : write_events_) {
+    times.cache_write_us += count_launch(cache_kernel_, event);
+  }
+  for (const auto& layer : launches_) {
+    for (const LaunchRecord& launch : layer) {
+      times.attention_us += count_launch(launch.kernel, launch.event);
+    }
+  }
+  return times;
+}
+
+bool Engine::rounds_weights() const {
+  return std::ranges::any_of(launches_, [](const auto& layer) {
+    return std::ranges::any_of(layer, &LaunchRecord::rounds_weights);
+  });
+}
+
+double Engine::count_launch(std::string_view kernel, const Event& event) {
+  const double launch_us = microseconds(event);
+  auto use = kernel_use_.find(kernel);
+  if (use == kernel_use_.end()) use = kernel_use_.emplace(kernel, KernelUse{}).first;
+  ++use->second.launches;
+  use->second.time_us += launch_us;
+  return launch_us;
+}
+
+std::size_t Engine::output_row_bytes() const {
+  return to_size(config_.attention.num_heads) * to_size(config_.attention.head_size) *
+         element_size_bytes(config_.attention.dtype);
+}
+
+void Engine::read_captured(std::int32_t token, std::span<std::byte> row) const {
+  queue_.read(captured_, row, to_size(token) * output_row_bytes());
+}
+
+}  // namespace clattn::cli

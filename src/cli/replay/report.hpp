@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/common/ceilings.hpp"
+#include "cli/replay/engine.hpp"
+#include "cli/replay/verify.hpp"
+
+namespace clattn::cli {
+
+/// One step as it was measured.
+struct StepRecord {
+  double start_s = 0;      ///< on the replay's clock, which leaps over idle time
+  double schedule_us = 0;  ///< host: scheduler and batch arrays, the part an engine would play
+  StepTimes times;         ///< total_us does not hold schedule_us
+  std::int32_t num_reqs = 0;
+  std::int32_t decode_tokens = 0;
+  std::int32_t prefill_tokens = 0;
+  std::int32_t blocks_used = 0;
+  std::int32_t preemptions = 0;
+  std::int64_t prefix_hit_tokens = 0;
+  double kv_bytes = 0;  ///< keys and values that attention must read at least once, all layers
+  double flops = 0;     ///< 4 * head_size per query head and visible key, all layers
+};
+
+/// What attention must read and compute for a batch in one layer.
+struct AttentionWork {
+  double kv_bytes = 0;
+  double flops = 0;
+};
+AttentionWork attention_work(const StepBatch& batch, const AttentionConfig& config);
+
+struct ReplayReport {
+  std::string trace_source;
+  std::string model;
+  AttentionConfig attention;
+  std::int32_t num_layers = 0;
+  DeviceCapabilities device;
+  std::string backend;
+  std::string layout;
+  std::vector<KernelInfo> kernels;
+  std::map<std::string, KernelUse, std::less<>> kernel_use;
+  Ceilings ceilings;
+  std::int64_t requests = 0;
+  std::int64_t finished = 0;
+  std::int32_t num_blocks = 0;
+  std::int32_t peak_blocks = 0;
+  std::vector<StepRecord> steps;
+  VerifyStats verify;
+  double replay_s = 0;  ///< wall-clock, verification included
+};
+
+/// The report's numbers and, under "series", one array a column with one entry a step.
+nlohmann::ordered_json to_json(const ReplayReport& report);
+/// The same for people, as an aligned table.
+std::string to_text(const nlohmann::ordered_json& report);
+
+}  // namespace clattn::cli

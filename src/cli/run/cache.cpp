@@ -1,0 +1,292 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cli/common/error.hpp"
+#include "cli/common/form_calls.hpp"
+#include "cli/run/run.hpp"
+
+namespace clattn::cli {
+
+DType dtype_of(const NpyArray& array, std::string_view file) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kFp8E4M3, DType::kInt8}) {
+    if (array.descr == descr_of(dtype)) return dtype;
+  }
+  throw_invalid("{}.npy: expected element type <f4, <f2, <u2 (bf16), |u1 (fp8) or |i1, got {}",
+                file, array.descr);
+}
+
+void require_extent(CaseFile& file, const char* key, Range range, std::int64_t extent) {
+  const std::int64_t stated = file.integer(key, range, extent);
+  throw_invalid_if(stated != extent, "case.json: {}: {}; the arrays say {}", key, stated, extent);
+}
+
+std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_tokens,
+                                     std::int64_t num_slots) {
+  std::vector<std::int64_t> slots = file.indices64("slot_mapping", {-1});
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    throw_invalid_if(slots[i] < -1 || slots[i] >= num_slots,
+                     "slot_mapping.npy: token {}: slot {}; expected [-1, {})", i, slots[i],
+                     num_slots);
+    throw_invalid_if(std::cmp_greater_equal(i, num_tokens) && slots[i] >= 0,
+                     "slot_mapping.npy: token {} stores, but there are {} tokens", i, num_tokens);
+  }
+  slots.resize(std::min(slots.size(), to_size(num_tokens)));
+  return slots;
+}
+
+std::vector<BlockPair> read_mapping(const CaseFile& file) {
+  const std::vector<std::int64_t> ids = file.indices64("block_mapping", {-1, 2});
+  std::vector<BlockPair> mapping;
+  for (std::size_t i = 0; i + 1 < ids.size(); i += 2) mapping.push_back({ids[i], ids[i + 1]});
+  return mapping;
+}
+
+DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
+  const std::optional<DType> stated = read_kv_cache_dtype(file);
+  if (stated) return *stated;
+  const DType seen = dtype_of(array, name);
+  return is_quantized(seen) ? seen : read_dtype(file, std::string(to_string(seen)));
+}
+
+nlohmann::json device_info(std::string_view op, const Context& context, const Event& event) {
+  return {{"op", op},
+          {"device", context.capabilities().name},
+          {"driver", context.capabilities().driver_version},
+          {"times_us", {{op, microseconds(event)}}}};
+}
+
+namespace {
+
+const Extents any_cache = {-1, -1, -1, -1};
+
+/// What cases over caches of K and V have in common.
+struct CacheCase {
+  AttentionConfig config;
+  Extents shape;  // of the caches
+  LogicalCache cache;
+  std::string backend;
+  std::optional<KVCacheLayout> layout;
+  bool packed = false;
+};
+
+/// The extents of a cache, which the case may state too.
+void require_extents(CaseFile& file, const Extents& shape) {
+  require_extent(file, "block_size", kBlockSize, shape[1]);
+  require_extent(file, "num_kv_heads", kHeads, shape[2]);
+  require_extent(file, "head_size", kHeadSize, shape[3]);
+}
+
+/// Everything of a CacheCase but its types, which are there, and its caches.
+void read_place(CaseFile& file, const RunOptions& options, const Extents& shape, CacheCase& given) {
+  require_extents(file, shape);
+  given.shape = shape;
+  given.config.block_size = static_cast<std::int32_t>(shape[1]);
+  given.config.num_kv_heads = given.config.num_heads = static_cast<std::int32_t>(shape[2]);
+  given.config.head_size = static_cast<std::int32_t>(shape[3]);
+  given.backend = read_backend(file, options);
+  given.layout = read_layout(file, &given.packed);
+  if (given.packed) require_no_backend(given.backend);
+}
+
+void read_caches(const CaseFile& file, CacheCase& given) {
+  const std::string_view type = descr_of(given.config.cache_dtype());
+  given.cache = {file.array("key_cache", type, given.shape).data,
+                 file.array("value_cache", type, given.shape).data};
+}
+
+KVCacheLayout layout_of(const Context& context, const AttentionBackend& backend,
+                        const CacheCase& given) {
+  return choose_layout(backend, layout_on(context, given.layout), given.config,
+                       &context.capabilities());
+}
+
+void add_caches(CaseOutputs& outputs, const CacheCase& given, LogicalCache cache) {
+  const std::string type(descr_of(given.config.cache_dtype()));
+  outputs.add("key_cache_out", NpyArray{type, given.shape, std::move(cache.key)});
+  outputs.add("value_cache_out", NpyArray{type, given.shape, std::move(cache.value)});
+}
+
+/// A reshape_and_cache case, checked.
+struct WriteCase : CacheCase {
+  std::vector<std::byte> key, value;
+  std::vector<std::int64_t> slots;
+  std::vector<float> scales;
+};
+
+WriteCase read_write(CaseFile& file, const RunOptions& options) {
+  WriteCase given;
+  AttentionConfig& config = given.config;
+  const NpyArray key = file.array("key", "", {-1, -1, -1});
+  const Extents shape = file.array("key_cache", "", any_cache).shape;
+  config.dtype = read_dtype(file, std::string(to_string(dtype_of(key, "key"))));
+  config.kv_cache_dtype = read_kv_cache_dtype(file).value_or(config.dtype);
+  read_place(file, options, shape, given);
+  given.scales = read_scales(file, config.cache_dtype(), config.num_kv_heads);
+  file.refuse_unknown_keys();
+
+  const Extents key_shape = {key.shape[0], shape[2], shape[3]};
+  given.key = file.array("key", descr_of(config.dtype), key_shape).data;
+  given.value = file.array("value", descr_of(config.dtype), key_shape).data;
+  read_caches(file, given);
+  given.slots = read_slots(file, key.shape[0], shape[0] * shape[1]);
+  return given;
+}
+
+/// The rows of a write on the device.
+struct Rows {
+  Buffer key, value, slots;
+  Rows(const Context& context, const Queue& queue, const WriteCase& given)
+      : key(upload(context, queue, given.key)),
+        value(upload(context, queue, given.value)),
+        slots(upload(context, queue, given.slots)) {}
+};
+
+/// Runs the write; gives back the cache and says in `info` where it ran.
+LogicalCache write(const Context& context, const WriteCase& given, nlohmann::json& info) {
+  const AttentionConfig& config = given.config;
+  const AttentionBackend& backend =
+      get_attn_backend(config, &context.capabilities(), given.backend);
+  const KVCacheLayout layout = layout_of(context, backend, given);
+  const Queue queue = context.create_queue(QueueProfiling::kOn);
+  KVCache cache = make_cache(context, backend, layout, spec_of(config), given.shape[0]);
+  set_scales(context, queue, given.scales, cache);
+  LogicalCache stored = given.cache;
+  Event event;
+  if (given.shape[0] > 0) {
+    upload_cache(queue, cache, given.cache);
+    const Rows rows(context, queue, given);
+    reshape_and_cache_flash(context, queue, {.buffer = rows.key.handle()},
+                            {.buffer = rows.value.handle()}, config.dtype, cache,
+                            rows.slots.handle(), 0, std::ssize(given.slots), &event);
+    stored = download_cache(queue, cache);
+  }
+  info = device_info("reshape_and_cache", context, event);
+  info["backend"] = backend.name();
+  info["layout"] = to_string(layout);
+  return stored;
+}
+
+/// The same into an x-packed cache.
+LogicalCache write_packed(const Context& context, const WriteCase& given, nlohmann::json& info) {
+  const Queue queue = context.create_queue(QueueProfiling::kOn);
+  const PackedMemory memory(context, queue, given.config, given.shape[0], given.cache,
+                            given.scales);
+  const Rows rows(context, queue, given);
+  Event event;
+  reshape_and_cache(context, queue, {.buffer = rows.key.handle()}, {.buffer = rows.value.handle()},
+                    given.config.dtype, memory.cache, rows.slots.handle(), 0,
+                    std::ssize(given.slots), &event);
+  LogicalCache stored = memory.download(queue, given.config, given.cache.key.size());
+  info = device_info("reshape_and_cache", context, event);
+  info["layout"] = "packed";
+  return stored;
+}
+
+/// One tensor of blocks on the device: a cache of a single plane.
+MLACache upload_blocks(const Context& context, const Queue& queue, const NpyArray& array,
+                       DType dtype) {
+  MLACache blocks;
+  blocks.buffer = upload(context, queue, array.data);
+  blocks.dtype = dtype;
+  blocks.num_blocks = array.shape[0];
+  blocks.block_size = static_cast<std::int32_t>(array.shape[1]);
+  blocks.kv_lora_rank = static_cast<std::int32_t>(array.shape[2] * array.shape[3]);
+  return blocks;
+}
+
+/// A copy_blocks case, checked but for its ids.
+struct CopyCase : CacheCase {
+  std::vector<BlockPair> mapping;
+};
+
+CopyCase read_copy(CaseFile& file, const RunOptions& options) {
+  const NpyArray key = file.array("key_cache", "", any_cache);
+  CopyCase given;
+  given.config.kv_cache_dtype = read_cache_dtype(file, key, "key_cache");
+  read_place(file, options, key.shape, given);
+  file.refuse_unknown_keys();
+  read_caches(file, given);
+  given.mapping = read_mapping(file);
+  return given;
+}
+
+LogicalCache copy(const Context& context, const CopyCase& given, Event& event) {
+  const AttentionConfig& config = given.config;
+  const Queue queue = context.create_queue(QueueProfiling::kOn);
+  if (given.packed) {
+    const PackedMemory memory(context, queue, config, given.shape[0], given.cache, {});
+    copy_blocks(context, queue, std::span<const PackedKVCache>(&memory.cache, 1), given.mapping,
+                &event);
+    return memory.download(queue, config, given.cache.key.size());
+  }
+  const AttentionBackend& backend = backend_named(given.backend);
+  const KVCacheLayout layout = layout_of(context, backend, given);
+  KVCache cache = make_cache(context, backend, layout, spec_of(config), given.shape[0]);
+  cache.num_blocks = given.shape[0];
+  upload_cache(queue, cache, given.cache);
+  copy_blocks(context, queue, std::span<const KVCache>(&cache, 1), given.mapping, &event);
+  return download_cache(queue, cache);
+}
+
+}  // namespace
+
+void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const WriteCase given = read_write(file, options);
+  const auto context = Context::create(options.device);
+  nlohmann::json info;
+  LogicalCache stored =
+      given.packed ? write_packed(*context, given, info) : write(*context, given, info);
+  add_caches(outputs, given, std::move(stored));
+  outputs.add("info", info);
+}
+
+void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const CopyCase given = read_copy(file, options);
+  const auto context = Context::create(options.device);
+  Event event;
+  add_caches(outputs, given, copy(*context, given, event));
+  outputs.add("info", device_info("copy_blocks", *context, event));
+}
+
+void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  constexpr std::array<std::string_view, 3> kDirections = {"device_to_host", "host_to_device",
+                                                           "device_to_device"};
+  static_cast<void>(file.text("direction"));  // required
+  const std::string direction = file.choice("direction", kDirections, "");
+  NpyArray source = file.array("src_cache", "", any_cache);
+  const DType dtype = read_cache_dtype(file, source, "src_cache");
+  require_extents(file, source.shape);
+  file.refuse_unknown_keys();
+  source = file.array("src_cache", descr_of(dtype), any_cache);
+  NpyArray destination = file.array("dst_cache", descr_of(dtype),
+                                    {-1, source.shape[1], source.shape[2], source.shape[3]});
+  const std::vector<BlockPair> mapping = read_mapping(file);
+
+  const auto context = Context::create(options.device);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const auto side = [&](NpyArray& array, bool on_host) -> SwapSpace {
+    if (on_host) return std::span<std::byte>(array.data);
+    return upload_blocks(*context, queue, array, dtype);
+  };
+  const SwapSpace from = side(source, direction == "host_to_device");
+  const SwapSpace to = side(destination, direction == "device_to_host");
+  Event event;
+  swap_blocks(*context, queue, from, to, mapping, &event);
+  queue.finish();
+  if (const auto* device = std::get_if<MLACache>(&to)) queue.read(device->buffer, destination.data);
+  outputs.add("dst_cache_out", std::move(destination));
+  outputs.add("info", device_info("swap_blocks", *context, event));
+}
+
+}  // namespace clattn::cli

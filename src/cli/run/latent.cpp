@@ -1,0 +1,169 @@
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cli/common/device_memory.hpp"
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+#include "cli/run/run.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// kv_cache.npy, [num_blocks, block_size, kv_lora_rank + rope_dim], on the host, and its upload to
+/// the device.
+struct LatentRows {
+  DType dtype = DType::kF16;
+  std::int32_t kv_lora_rank = 0;
+  float scale = 1;
+  NpyArray array;
+
+  MLACache upload_to(const Context& context, const Queue& queue) const {
+    MLACache cache;
+    cache.buffer = upload(context, queue, array.data);
+    cache.dtype = dtype;
+    cache.num_blocks = array.shape[0];
+    cache.block_size = static_cast<std::int32_t>(array.shape[1]);
+    cache.kv_lora_rank = kv_lora_rank;
+    cache.rope_dim = static_cast<std::int32_t>(array.shape[2]) - kv_lora_rank;
+    if (is_quantized(dtype))
+      cache.scale = upload(context, queue, std::span<const float>(&scale, 1));
+    return cache;
+  }
+  void add_to(CaseOutputs& outputs, const Queue& queue, const MLACache& cache) {
+    queue.finish();
+    if (!array.data.empty()) queue.read(cache.buffer, array.data);
+    outputs.add("kv_cache_out", std::move(array));
+  }
+};
+
+}  // namespace
+
+void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const Extents any_rows = {-1, -1};
+  NpyArray latent = file.array("kv_c", "", any_rows);
+  NpyArray rope = file.array("k_pe", "", {latent.shape[0], -1});
+  const Extents any_cache = {-1, -1, latent.shape[1] + rope.shape[1]};
+  const std::vector<std::int64_t> shape = file.array("kv_cache", "", any_cache).shape;
+  const DType dtype = read_dtype(file, std::string(to_string(dtype_of(latent, "kv_c"))));
+  LatentRows rows{.dtype = read_kv_cache_dtype(file).value_or(dtype), .array = {}};
+  require_extent(file, "block_size", kBlockSize, shape[1]);
+  require_extent(file, "kv_lora_rank", kHeadSize, latent.shape[1]);
+  require_extent(file, "rope_dim", kHeadSize, rope.shape[1]);
+  rows.kv_lora_rank = static_cast<std::int32_t>(latent.shape[1]);
+  rows.scale = read_scale(file, rows.dtype);
+  file.refuse_unknown_keys();
+  latent = file.array("kv_c", descr_of(dtype), latent.shape);
+  rope = file.array("k_pe", descr_of(dtype), rope.shape);
+  rows.array = file.array("kv_cache", descr_of(rows.dtype), shape);
+  const std::vector<std::int64_t> slots = read_slots(file, latent.shape[0], shape[0] * shape[1]);
+
+  const auto context = Context::create(options.device);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const MLACache cache = rows.upload_to(*context, queue);
+  const Buffer kv_c = upload(*context, queue, latent.data);
+  const Buffer k_pe = upload(*context, queue, rope.data);
+  const Buffer mapping = upload(*context, queue, slots);
+  Event event;
+  concat_and_cache_mla(*context, queue, {.buffer = kv_c.handle()}, {.buffer = k_pe.handle()}, dtype,
+                       cache, mapping.handle(), 0, static_cast<std::int64_t>(slots.size()), &event);
+  rows.add_to(outputs, queue, cache);
+  outputs.add("info", device_info("concat_and_cache_mla", *context, event));
+}
+
+void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const NpyArray any = file.array("kv_cache", "", {-1, -1, -1});
+  LatentRows rows{.dtype = read_cache_dtype(file, any, "kv_cache"), .array = {}};
+  file.refuse_unknown_keys();
+  rows.array = file.array("kv_cache", descr_of(rows.dtype), any.shape);
+  rows.kv_lora_rank = static_cast<std::int32_t>(any.shape[2]);  // copies ignore the two parts
+  const std::vector<BlockPair> mapping = read_mapping(file);
+
+  const auto context = Context::create(options.device);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const MLACache cache = rows.upload_to(*context, queue);
+  Event event;
+  copy_blocks_mla(*context, queue, std::span(&cache, 1), mapping, &event);
+  rows.add_to(outputs, queue, cache);
+  outputs.add("info", device_info("copy_blocks_mla", *context, event));
+}
+
+void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const NpyArray any = file.array("kv_cache", "", {-1, -1, -1});
+  const DType dtype = read_dtype(file);
+  LatentRows rows{.dtype = read_kv_cache_dtype(file).value_or(dtype), .array = {}};
+  rows.kv_lora_rank = file.int32("kv_lora_rank", {1, any.shape[2]});
+  rows.scale = read_scale(file, rows.dtype);
+  file.refuse_unknown_keys();
+  rows.array = file.array("kv_cache", descr_of(rows.dtype), any.shape);
+  const std::vector<std::int32_t> starts = read_prefix_sums(file, "cu_seq_lens", -1);
+  const std::int64_t num_reqs = std::ssize(starts) - 1;
+  Extents table_shape;
+  const std::vector<std::int32_t> table =
+      file.indices32("block_table", {num_reqs, -1}, &table_shape);
+  std::vector<std::int32_t> first;
+  if (file.has_array("seq_starts")) first = file.indices32("seq_starts", {num_reqs});
+
+  const auto context = Context::create(options.device);
+  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const MLACache cache = rows.upload_to(*context, queue);
+  const std::int64_t width = any.shape[2];
+  NpyArray out{std::string(descr_of(dtype)),
+               {starts.back(), width},
+               std::vector<std::byte>(to_size(starts.back() * width) * element_size_bytes(dtype))};
+  const Buffer destination = upload(*context, queue, out.data);
+  Event event;
+  gather_and_maybe_dequant_cache(*context, queue, cache, {.buffer = destination.handle()}, dtype,
+                                 {.cu_seq_lens = starts,
+                                  .block_table = table,
+                                  .block_table_stride = table_shape[1],
+                                  .seq_starts = first},
+                                 &event);
+  queue.finish();
+  if (!out.data.empty()) queue.read(destination, out.data);
+  outputs.add("dst", std::move(out));
+  outputs.add("info", device_info("gather_and_maybe_dequant_cache", *context, event));
+}
+
+void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  const Extents any_rows = {-1, -1, -1};
+  const NpyArray query = file.array("query", "", any_rows);
+  const NpyArray key = file.array("key", query.descr, any_rows);
+  const NpyArray value = file.array("value", query.descr, {key.shape[0], key.shape[1], -1});
+  AttentionOptions layer_options;
+  layer_options.dtype = read_dtype(file, std::string(to_string(dtype_of(query, "query"))));
+  layer_options.cache_config =
+      CacheConfig{.cache_dtype = read_kv_cache_dtype(file), .calculate_kv_scales = true};
+  layer_options.use_mla = file.boolean("use_mla", false);
+  file.refuse_unknown_keys();
+  if (!is_quantized(layer_options.cache_config->cache_dtype.value_or(layer_options.dtype)))
+    throw_invalid("case.json: kv_cache_dtype: expected fp8_e4m3, fp8_e5m2 or int8");
+  layer_options.prefix = "layer.0";
+  layer_options.num_heads = static_cast<std::int32_t>(query.shape[1]);
+  layer_options.num_kv_heads = static_cast<std::int32_t>(key.shape[1]);
+  layer_options.head_size = static_cast<std::int32_t>(query.shape[2]);
+  if (layer_options.use_mla) layer_options.rope_dim = static_cast<std::int32_t>(value.shape[2]);
+  const std::int64_t latent = layer_options.use_mla ? value.shape[2] : 0;
+  throw_invalid_if(
+      key.shape[2] + latent != query.shape[2] ||
+          (!layer_options.use_mla && value.shape[2] != query.shape[2]),
+      "key.npy, value.npy: rows of {} and {} elements, query.npy of {}; expected equal widths, or "
+      "with use_mla two that add up to the query's",
+      key.shape[2], value.shape[2], query.shape[2]);
+
+  const auto context = Context::create(options.device);
+  const Queue queue = context->create_queue();
+  LayerRegistry registry;
+  Attention layer(context, registry, layer_options);
+  const Buffer q = upload(*context, queue, query.data), k = upload(*context, queue, key.data),
+               v = upload(*context, queue, value.data);
+  layer.calc_kv_scales(queue, {.buffer = q.handle()}, {.buffer = k.handle()},
+                       {.buffer = v.handle()}, query.shape[0], key.shape[0]);
+  outputs.add_values("scales", download<float>(queue, layer.scales(), 3));  // of K, V and Q
+  outputs.add("info", device_info("calc_kv_scales", *context, {}));
+}
+
+}  // namespace clattn::cli

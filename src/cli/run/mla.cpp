@@ -1,0 +1,117 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+#include "cli/common/form_calls.hpp"
+#include "cli/run/run.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using nlohmann::json;
+
+/// An mla_decode case: one query token a request. Those without keys are left out.
+struct MLACase {
+  MLACall call;
+  BatchArrays batch;
+  std::vector<std::size_t> tokens;  ///< requests that have keys, which alone are run
+};
+
+std::string dtype_name(const NpyArray& array) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    if (array.descr == descr_of(dtype)) return std::string(to_string(dtype));
+  }
+  throw_invalid("query.npy: expected element type <f4, <f2 or <u2 (bf16), got {}", array.descr);
+}
+
+/// Rows of the query whose requests have keys, and the batch made of them.
+void compact(MLACase& mla, const std::vector<std::byte>& query) {
+  const std::size_t requests = mla.batch.seq_lens.size();
+  const std::size_t row_bytes = requests == 0 ? 0 : query.size() / requests;
+  mla.batch.query_start_loc = {0};
+  for (std::size_t r = 0; r < requests; ++r) {
+    if (mla.batch.seq_lens[r] > 0) {
+      mla.tokens.push_back(r);
+      const auto from = query.begin() + static_cast<std::ptrdiff_t>(r * row_bytes);
+      mla.call.query.insert(mla.call.query.end(), from,
+                            from + static_cast<std::ptrdiff_t>(row_bytes));
+    }
+    mla.batch.query_start_loc.push_back(static_cast<std::int32_t>(mla.tokens.size()));
+  }
+  mla.call.batch = mla.batch.metadata();
+}
+
+MLACase read_mla_case(CaseFile& file) {
+  MLACase mla;
+  MLACall& call = mla.call;
+  MLAConfig& config = call.config;
+  const NpyArray any_query = file.array("query", "", {-1, -1, -1});
+  config.dtype = read_dtype(file, dtype_name(any_query));
+  config.kv_cache_dtype = read_kv_cache_dtype(file);
+  const std::int64_t width = any_query.shape[2];
+  config.kv_lora_rank = file.int32("kv_lora_rank", {1, width});
+  config.rope_dim = static_cast<std::int32_t>(width - config.kv_lora_rank);
+  config.num_heads = static_cast<std::int32_t>(any_query.shape[1]);
+  if (file.has("scale")) config.scale = static_cast<float>(file.number("scale"));
+  call.num_splits = file.int32("num_splits", {0, 65536}, 0);
+  call.plan = read_plan(file);
+  config.kernel_family = read_kernel_family(file);
+  call.kv_scale = read_scale(file, config.cache_dtype());
+  file.refuse_unknown_keys();
+
+  mla.batch = read_batch(file);
+  const auto requests = static_cast<std::int64_t>(mla.batch.seq_lens.size());
+  const NpyArray query =
+      file.array("query", descr_of(config.dtype), {requests, config.num_heads, width});
+  NpyArray cache = file.array("kv_cache", descr_of(config.cache_dtype()), {-1, -1, width});
+  call.num_blocks = cache.shape[0];
+  config.block_size = static_cast<std::int32_t>(
+      std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
+  call.cache = std::move(cache.data);
+  compact(mla, query.data);
+  return mla;
+}
+
+}  // namespace
+
+void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
+  refuse_option(!options.backend.empty() && !backend_named(options.backend).is_mla(),
+                fmt::format("--backend {} for mla_decode", options.backend));
+  const MLACase mla = read_mla_case(file);
+  const MLACall& call = mla.call;
+  const auto context = Context::create(options.device);
+  const AttentionOutcome outcome = execute(context, call);
+
+  const auto heads = to_size(call.config.num_heads);
+  const std::size_t row = heads * to_size(call.config.kv_lora_rank);
+  const std::size_t requests = mla.batch.seq_lens.size();
+  const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);
+  std::vector<float> out(requests * row, 0.0F);
+  std::vector<float> lse(requests * heads, -std::numeric_limits<float>::infinity());
+  for (std::size_t t = 0; t < mla.tokens.size(); ++t) {
+    for (std::size_t i = 0; i < row; ++i)
+      out[mla.tokens[t] * row + i] = static_cast<float>(got[t * row + i]);
+    std::copy_n(outcome.lse.begin() + static_cast<std::ptrdiff_t>(t * heads), heads,
+                lse.begin() + static_cast<std::ptrdiff_t>(mla.tokens[t] * heads));
+  }
+  const auto count = static_cast<std::int64_t>(requests);
+  outputs.add_values("out", out, {count, call.config.num_heads, call.config.kv_lora_rank});
+  outputs.add_values("lse", lse, {count, call.config.num_heads});
+  outputs.add("info", json{{"op", "mla_decode"},
+                           {"device", context->capabilities().name},
+                           {"driver", context->capabilities().driver_version},
+                           {"backend", kMLABackendName},
+                           {"kernels", launches_info(outcome.launches)},
+                           {"build_failures", context->build_failures()}});
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,257 @@
+#include "cli/run/run.hpp"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+
+namespace clattn::cli {
+namespace {
+
+struct OperationRow {
+  std::string_view name;
+  Operation run;
+};
+constexpr std::array<OperationRow, 18> kOperations = {{
+    {"attention", run_attention},
+    {"reshape_and_cache", run_reshape_and_cache},
+    {"split_decodes_and_prefills", run_split_decodes_and_prefills},
+    {"reorder_batch_to_split_decodes_and_prefills", run_reorder_batch},
+    {"paged_kv_metadata", run_paged_kv_metadata},
+    {"compute_slot_mapping", run_compute_slot_mapping},
+    {"kv_cache_shape", run_kv_cache_shape},
+    {"select_backend", run_select_backend},
+    {"copy_blocks", run_copy_blocks},
+    {"swap_blocks", run_swap_blocks},
+    {"merge_attn_states", run_merge_attn_states},
+    {"concat_and_cache_mla", run_concat_and_cache_mla},
+    {"mla_decode", run_mla_decode},
+    {"copy_blocks_mla", run_copy_blocks_mla},
+    {"gather_and_maybe_dequant_cache", run_gather},
+    {"calc_kv_scales", run_calc_kv_scales},
+    {"make_local_attention_virtual_batches", run_local_virtual_batches},
+    {"advance_step", run_advance_step},
+}};
+
+constexpr std::array<std::string_view, 7> kCacheTypes = {"auto",     "f32",      "f16", "bf16",
+                                                         "fp8_e4m3", "fp8_e5m2", "int8"};
+
+/// Factors of a scale: one, or one a head, each > 0 as f32; of caches that are not quantized 1.
+std::vector<double> read_factors(CaseFile& file, const char* key, DType cache_dtype,
+                                 std::int32_t num_heads) {
+  std::vector<double> factors = file.numbers(key, num_heads, 1.0);
+  for (const double factor : factors) {
+    throw_invalid_if(!(static_cast<float>(factor) > 0),
+                     "case.json: {}: expected numbers > 0, got {}", key, factor);
+    if (factor != 1 && !is_quantized(cache_dtype)) {
+      throw_unsupported(
+          "case.json: {}: {} is not supported with a cache of {}; expected 1 "
+          "unless kv_cache_dtype is fp8_e4m3, fp8_e5m2 or int8",
+          key, factor, to_string(cache_dtype));
+    }
+  }
+  return factors;
+}
+
+/// Outputs may have inputs' names: in the case's own folder, however it is spelt, they would
+/// replace them.
+void refuse_own_folder(const std::filesystem::path& directory, const std::filesystem::path& out) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::equivalent(directory, fs::weakly_canonical(out, ignored), ignored)) return;
+  throw_invalid("--out: {} is the case's own folder; expected another", out.string());
+}
+
+void run_case(const std::filesystem::path& directory, std::filesystem::path out,
+              const RunOptions& options) {
+  if (out.empty()) out = directory / "out";
+  refuse_own_folder(directory, out);
+  CaseFile file(directory);
+  std::vector<std::string_view> names;
+  names.reserve(kOperations.size());
+  for (const OperationRow& each : kOperations) names.push_back(each.name);
+  static_cast<void>(file.text("op"));  // required
+  const std::string op = file.choice("op", names, "");
+  const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
+  CaseOutputs outputs;
+  row->run(file, options, outputs);
+  outputs.write(out);
+}
+
+}  // namespace
+
+void refuse_option(bool set, std::string_view option) {
+  if (set) {
+    throw_unsupported("{}: not supported yet", option);
+  }
+}
+
+DType read_dtype(CaseFile& file, const std::string& fallback) {
+  constexpr std::array<std::string_view, 3> kTypes = {"f32", "f16", "bf16"};
+  if (fallback.empty()) static_cast<void>(file.text("dtype"));  // required
+  return parse_dtype(file.choice("dtype", kTypes, fallback, dtype_name));
+}
+
+std::optional<DType> read_kv_cache_dtype(CaseFile& file) {
+  return parse_kv_cache_dtype(file.choice("kv_cache_dtype", kCacheTypes, "auto", dtype_name));
+}
+
+std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads) {
+  const std::array<std::vector<double>, 2> factors = {
+      read_factors(file, "k_scale", cache_dtype, num_kv_heads),
+      read_factors(file, "v_scale", cache_dtype, num_kv_heads)};
+  const bool per_head = factors[0].size() > 1 || factors[1].size() > 1;
+  std::vector<float> scales;
+  if (!is_quantized(cache_dtype)) return scales;
+  for (const std::vector<double>& each : factors) {
+    const std::size_t copies = per_head && each.size() == 1 ? to_size(num_kv_heads) : 1;
+    for (std::size_t copy = 0; copy < copies; ++copy) {
+      for (const double factor : each) scales.push_back(static_cast<float>(factor));
+    }
+  }
+  return scales;
+}
+
+float read_scale(CaseFile& file, DType cache_dtype) {
+  return static_cast<float>(read_factors(file, "k_scale", cache_dtype, 1).front());
+}
+
+std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {
+  constexpr std::array<std::string_view, 4> kLayouts = {"NHD", "HND", "HDN", "packed"};
+  if (!file.has("layout")) return std::nullopt;
+  const std::string name =
+      file.choice("layout", std::span(kLayouts).first(packed != nullptr ? 4 : 3), "");
+  if (packed == nullptr || name != "packed") return parse_kv_cache_layout(name);
+  *packed = true;
+  return std::nullopt;
+}
+
+std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
+                                       KernelFamily family) {
+  const DeviceCapabilities& device = context.capabilities();
+  const bool any = family == KernelFamily::kAuto;
+  const bool reads_hdn = device.kind == DeviceKind::kCpu && (any || family == KernelFamily::kCpu);
+  return stated == KVCacheLayout::kHDN && !reads_hdn ? std::nullopt : stated;
+}
+
+void require_no_backend(const std::string& backend) {
+  if (backend.empty() || backend == "auto") return;
+  throw_unsupported(
+      "layout: packed is paged_attention's, not backend {}'s; expected backend "
+      "auto, or layout NHD or HND",
+      backend);
+}
+
+PlanOptions read_plan(CaseFile& file) {
+  constexpr std::array<std::string_view, 2> kPolicies = {"balanced", "deterministic"};
+  constexpr std::array<const char*, 3> kLimits = {"max_num_reqs", "max_num_batched_tokens",
+                                                  "max_model_len"};
+  PlanOptions plan;
+  if (file.choice("split_policy", kPolicies, "balanced") == "deterministic") {
+    plan.split_policy = SplitPolicy::kDeterministic;
+  }
+  plan.fast_build = file.boolean("fast_build", false);
+  std::array<std::int32_t, 3> limits{};
+  bool any = false;
+  for (const char* limit : kLimits) any = file.has(limit) || any;
+  if (!any) return plan;
+  for (std::size_t i = 0; i < limits.size(); ++i) {
+    // All or none. What a step within them cannot have, the builder refuses, here as in captures.
+    limits.at(i) = file.int32(kLimits.at(i), {1, INT32_MAX});
+  }
+  plan.limits = {limits[0], limits[1], limits[2]};
+  return plan;
+}
+
+KernelFamily read_kernel_family(CaseFile& file) {
+  std::array<std::string_view, kKernelFamilies.size()> names;
+  std::transform(kKernelFamilies.begin(), kKernelFamilies.end(), names.begin(),
+                 [](KernelFamily family) { return to_string(family); });
+  return parse_kernel_family(file.choice("kernel_family", names, "auto"));
+}
+
+nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {
+  nlohmann::json kernels = nlohmann::json::array();
+  for (const LaunchReport& launch : launches) {
+    kernels.push_back({{"name", launch.kernel},
+                       {"role", launch.role},
+                       {"tasks", launch.tasks},
+                       {"work_groups", launch.work_groups},
+                       {"work_group_size", launch.work_group_size},
+                       {"time_us", launch.time_us}});
+  }
+  return kernels;
+}
+
+std::string read_backend(CaseFile& file, const RunOptions& options) {
+  const std::string named = file.text("backend", "");
+  return options.backend.empty() ? named : options.backend;
+}
+
+const AttentionBackend& backend_named(const std::string& name) {
+  if (!name.empty() && name != "auto") return *find_attn_backend(name);
+  AttentionConfig config;
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = 64;
+  config.block_size = 16;
+  return get_attn_backend(config, nullptr, name);
+}
+
+std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
+                                           std::int64_t num_reqs) {
+  const Extents shape = {num_reqs < 0 ? -1 : num_reqs + 1};
+  std::vector<std::int32_t> starts = file.indices32(name, shape);
+  for (std::size_t r = 0; r < std::max<std::size_t>(starts.size(), 1); ++r) {
+    const bool right = !starts.empty() && (r == 0 ? starts[0] == 0 : starts[r] >= starts[r - 1]);
+    if (right) continue;
+    throw_invalid("{}.npy: entry {} is {}; expected prefix sums that start at 0 and never fall",
+                  name, r, starts.empty() ? "missing" : std::to_string(starts[r]));
+  }
+  return starts;
+}
+
+BatchArrays read_batch(const CaseFile& file) {
+  BatchArrays arrays;
+  std::vector<std::int64_t> shape;
+  arrays.seq_lens = file.indices32("seq_lens", {-1}, &shape);
+  const std::int64_t num_reqs = shape[0];
+  arrays.block_table = file.indices32("block_table", {num_reqs, -1}, &shape);
+  arrays.max_blocks = shape[1];
+  if (file.has_array("query_start_loc")) {
+    arrays.query_start_loc = read_prefix_sums(file, "query_start_loc", num_reqs);
+  }
+  return arrays;
+}
+
+BatchArrays read_batch_with_queries(const CaseFile& file) {
+  BatchArrays batch = read_batch(file);
+  throw_invalid_if(batch.query_start_loc.empty(),
+                   "query_start_loc.npy: missing; expected {} prefix sums",
+                   batch.seq_lens.size() + 1);
+  return batch;
+}
+
+void add_run_command(CLI::App& app) {
+  struct Arguments {
+    std::string directory, out;
+    RunOptions options;
+  };
+  auto* command = app.add_subcommand("run", "Execute a case directory and write its outputs");
+  const auto arguments = std::make_shared<Arguments>();
+  command->add_option("case_dir", arguments->directory, "Directory with case.json and arrays")
+      ->required();
+  command->add_option("--out", arguments->out, "Directory of the outputs (default CASE_DIR/out)");
+  command->add_option("--device", arguments->options.device, "gpu, cpu, P:D or part of a name");
+  command->add_option("--backend", arguments->options.backend, "Force a backend by name");
+  command->callback(
+      [arguments] { run_case(arguments->directory, arguments->out, arguments->options); });
+}
+
+}  // namespace clattn::cli

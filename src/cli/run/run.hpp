@@ -1,0 +1,105 @@
+#pragma once
+
+#include <clattn/clattn.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/common/attention_call.hpp"
+#include "cli/run/case_file.hpp"
+
+namespace clattn::cli {
+
+/// What the command line adds to a case.
+struct RunOptions {
+  std::string device;   ///< selector; empty = the default device
+  std::string backend;  ///< replaces the case's own when not empty
+};
+
+/// One operation of a case directory: reads parameters and arrays, checks all of it, runs, and adds
+/// its outputs.
+using Operation = void (*)(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+
+void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+/// On the device, or by host loops where there is none and none is named.
+void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_compute_slot_mapping(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_local_virtual_batches(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
+void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+
+// What several operations read.
+
+/// Legal values of the shape fields: generous, but far from overflow.
+inline constexpr Range kHeads{1, 65536};
+inline constexpr Range kHeadSize{1, 65536};
+inline constexpr Range kBlockSize{1, 1 << 24};
+
+/// The element types of a case.
+DType read_dtype(CaseFile& file, const std::string& fallback = {});
+std::optional<DType> read_kv_cache_dtype(CaseFile& file);
+/// k_scale and v_scale as KVCache::scales has them, [2][1 or num_kv_heads]; empty for caches that
+/// are not quantized, where any factor but 1 throws kUnsupported.
+std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads);
+/// One factor of a cache that is shared by all heads: k_scale, 1 if not given; checked as those.
+float read_scale(CaseFile& file, DType cache_dtype);
+/// The type that an array of a tensor or cache stands for; <u2 is bf16, |u1 fp8 e4m3.
+DType dtype_of(const NpyArray& array, std::string_view file);
+/// A parameter that repeats what the arrays say, if stated.
+void require_extent(CaseFile& file, const char* key, Range range, std::int64_t extent);
+/// Slots must fit the cache, and every slot that stores needs a row: of `num_tokens` the first.
+std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_tokens,
+                                     std::int64_t num_slots);
+/// Pairs of block ids, unchecked: the library call itself checks them.
+std::vector<BlockPair> read_mapping(const CaseFile& file);
+/// The element type of a cache: as stated in the case, else as its array's dtype implies.
+DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
+/// What ran where, for info.json.
+nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
+nlohmann::json launches_info(const std::vector<LaunchReport>& launches);
+/// Where `packed` is given, a case may also ask for an x-packed cache.
+std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed = nullptr);
+/// What a case's layout becomes on a device: HDN is for the kernels of CPUs, and a case from
+/// there runs elsewhere in the backend's order, because the order changes no result.
+std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
+                                       KernelFamily family = KernelFamily::kAuto);
+/// Throws kUnsupported unless the backend of an x-packed case is left open.
+void require_no_backend(const std::string& backend);
+/// The keys that captures add for what decides the splits: split_policy, fast_build and limits.
+PlanOptions read_plan(CaseFile& file);
+KernelFamily read_kernel_family(CaseFile& file);
+std::string read_backend(CaseFile& file, const RunOptions& options);
+/// The backend of a name, for what no configuration restricts; of "" and "auto" the selector's
+/// choice for a common shape, which CLATTN_BACKEND forces. Throws as get_attn_backend().
+const AttentionBackend& backend_named(const std::string& name);
+
+/// Throws kUnsupported naming the option when `set`.
+void refuse_option(bool set, std::string_view option);
+
+BatchArrays read_batch(const CaseFile& file);
+/// The same, which must have query_start_loc.
+BatchArrays read_batch_with_queries(const CaseFile& file);
+
+/// An array [num_reqs + 1] (num_reqs = -1: any number) of prefix sums: they start at 0 and never
+/// fall.
+std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
+                                           std::int64_t num_reqs);
+
+/// All of an attention case but its output options, checked.
+AttentionCall read_attention_call(CaseFile& file, const RunOptions& options);
+
+}  // namespace clattn::cli
