@@ -108,7 +108,7 @@ class Ours {
   }
 
   void decode() const {
-    impl_->forward(queue_, {query_.handle()}, cache_, *step_, {out_.handle()});
+    impl_->forward(queue_, {.query = {query_.handle()}, .output = {out_.handle()}}, cache_, *step_);
     queue_.finish();
   }
   void read(std::vector<float>& out) const {

@@ -16,7 +16,7 @@ int main() {  // Two requests decode one token each over a paged KV cache of 4 p
   const auto ones = context->allocate(4096), out = context->allocate(4096);
   queue.write(ones, std::as_bytes(std::span(result)));
   impl->write_kv_cache(queue, {ones.handle()}, {ones.handle()}, cache, step);  // Every layer.
-  impl->forward(queue, {ones.handle()}, cache, step, {out.handle()});
+  impl->forward(queue, {.query = {ones.handle()}, .output = {out.handle()}}, cache, step);
   queue.read(out, std::as_writable_bytes(std::span(result)));
   std::printf("%.4f %.4f\n", result.front(), result.back());  // e^8 / (e^8 + 19) = 0.9937
 }

@@ -141,7 +141,8 @@ Floats run(const Device& device, const Layer& layer, const Step& step) {
   const std::vector<int> starts = {0, 1, 2, 3};
   const auto& metadata =
       builder->build(device.queue, clattn::CommonAttentionMetadata::of(starts, kSeqLens, kBlocks));
-  attention->forward(device.queue, {query.handle()}, cache, metadata, {latent.handle()});
+  attention->forward(device.queue, {.query = {query.handle()}, .output = {latent.handle()}}, cache,
+                     metadata);
   device.project(kValue, kLatent, latent, device.upload(layer.w_uv), clblast::Transpose::kYes, out,
                  kValue);
   Floats result(rows * kValue);

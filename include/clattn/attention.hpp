@@ -168,19 +168,6 @@ class AttentionMetadataBuilder {
   virtual void set_workspace_buffer(std::shared_ptr<AttentionWorkspace> workspace);
 };
 
-/// What a forward() takes beyond its tensors.
-struct ForwardOptions {
-  /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
-  /// position of its request; joins causality, window and chunk. Required if and only if the
-  /// configuration says custom_mask. custom_mask.hpp and paged_bias.hpp make some on the host.
-  cl_mem custom_mask = nullptr;
-  std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
-  /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
-  /// unrounded output. Both required if and only if the configuration says output_fp8.
-  cl_mem output_fp8 = nullptr;
-  cl_mem output_scale = nullptr;  ///< f32 [1]
-};
-
 /// A kernel that an impl launches, for reports.
 struct KernelInfo {
   std::string name;  ///< variant, XNNPACK-style: what__how
@@ -203,6 +190,36 @@ struct LaunchRecord {
   std::int32_t work_group_size = 0;
   bool rounds_weights = false;  ///< see KernelInfo
   Event event;
+};
+
+/// The tensors of a forward(), each of the shape that the function gives.
+struct AttentionTensors {
+  TensorRef query = {};
+  TensorRef key = {};    ///< where the call has keys of its own
+  TensorRef value = {};  ///< as key
+  TensorRef output = {};
+  cl_mem lse = nullptr;  ///< f32, or null: not wanted
+};
+
+/// What a forward() takes beyond its tensors.
+struct ForwardOptions {
+  Event* event = nullptr;                         ///< completes with the last kernel
+  std::vector<LaunchRecord>* launches = nullptr;  ///< cleared, then given one record a kernel
+  /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
+  /// position of its request; joins causality, window and chunk. Required if and only if the
+  /// configuration says custom_mask. custom_mask.hpp and paged_bias.hpp make some on the host.
+  cl_mem custom_mask = nullptr;
+  std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
+  /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
+  /// unrounded output. Both required if and only if the configuration says output_fp8.
+  cl_mem output_fp8 = nullptr;
+  cl_mem output_scale = nullptr;  ///< f32 [1]
+  /// Attention::forward() alone: rows of the output, and of an output_fp8, padding included; those
+  /// that belong to no token are zeroed. 0 = the metadata's num_actual_tokens.
+  std::int64_t num_rows = 0;
+  /// Attention::forward() alone: false while profiling. While a step is recorded, nothing is
+  /// calculated either.
+  bool enable_kv_scales_calculation = true;
 };
 
 /// One launch of a forward() as the step's plan has it, in the order of the launches.
@@ -239,20 +256,16 @@ class AttentionImpl {
   /// [num_actual_tokens, num_heads, head_size], of the output with use_mla [num_actual_tokens,
   /// num_heads, kv_lora_rank] (MLAImpl::forward() says what is computed). `lse`, if given, receives
   /// f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf where a
-  /// query sees no key (its output is 0). `launches`, if given, is cleared and gets one record a
-  /// kernel. Asynchronous; `event` completes with the last kernel.
-  virtual void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
-                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
-                       Event* event = nullptr, std::vector<LaunchRecord>* launches = nullptr,
+  /// query sees no key (its output is 0). Asynchronous.
+  virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
+                       const KVCache& cache, const AttentionMetadata& metadata,
                        const ForwardOptions& options = {}) const = 0;
   /// As forward() for configurations with contiguous_kv(): `key` and `value`, [tokens,
   /// num_kv_heads, head_size], are attended directly, request r's from row key_start_loc[r] on
   /// (CommonAttentionMetadata). Bidirectional, except that encoder_only follows the batch's
   /// `causal`. Throws kUnsupported under other configurations.
-  virtual void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
-                               TensorRef value, const AttentionMetadata& metadata, TensorRef output,
-                               cl_mem lse = nullptr, Event* event = nullptr,
-                               std::vector<LaunchRecord>* launches = nullptr,
+  virtual void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
+                               const AttentionMetadata& metadata,
                                const ForwardOptions& options = {}) const = 0;
   /// Launches every kernel that the calls above can need once, over no token and in memory of its
   /// own, and waits: what a driver leaves to a kernel's first launch (PoCL compiles it then) does

@@ -86,7 +86,7 @@ struct LseRef {
 };
 
 /// An attention result over part of the keys: output [tokens, heads, head_size] and its LSE.
-struct AttnState {
+struct OutputWithLSE {
   TensorRef output;
   LseRef lse;
 };
@@ -114,8 +114,9 @@ struct MergeAttnStates {
 /// output 0, LSE -inf. Without a buffer `merged.lse` is not written. `merged` may be one of the
 /// inputs itself, but not overlap one otherwise; an output of 8 bits overlaps none. Asynchronous.
 void merge_attn_states(const Context& context, cl_command_queue queue,
-                       const MergeAttnStates& config, const AttnState& merged,
-                       const AttnState& prefix, const AttnState& suffix, Event* event = nullptr);
+                       const MergeAttnStates& config, const OutputWithLSE& merged,
+                       const OutputWithLSE& prefix, const OutputWithLSE& suffix,
+                       Event* event = nullptr);
 
 /// Work-items a group of concat_and_cache_mla() and merge_attn_states() on a device, for reports.
 std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);

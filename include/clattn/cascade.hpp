@@ -67,13 +67,6 @@ struct CascadeLevel {
   bool causal = false;  ///< queries are the sequence's newest tokens; the last level only
 };
 
-/// The tensors of one layer's run().
-struct CascadeTensors {
-  TensorRef query;       ///< [num_tokens, num_heads, head_size]
-  TensorRef output;      ///< the same; not overlapping query
-  cl_mem lse = nullptr;  ///< f32 [num_tokens, num_heads] as forward()'s, or null
-};
-
 /// Attention over keys that requests share in levels, such as a system prompt, then a document,
 /// then each request's own tokens: every level is attended by itself and merged into the levels
 /// before (merge_attn_states), so that the result is attention over the levels' keys one behind the
@@ -100,18 +93,19 @@ class MultiLevelCascadeAttentionWrapper {
   /// One upload a level. Throws kInvalidArgument naming level, sequence, field, value and legal
   /// range. Allocates nothing once warm.
   void plan(cl_command_queue queue, std::span<const CascadeLevel> levels);
-  /// Writes output and, if given, the LSE over all levels (FlashInfer returns none). Asynchronous:
+  /// Writes output [num_tokens, num_heads, head_size], which must not overlap query (the same
+  /// shape), and, if given, the LSE over all levels (FlashInfer returns none). Asynchronous:
   /// `event` completes with the last launch. `launches` gets a record a kernel; merges of levels,
   /// [num_tokens] groups, have no work_group_size. Throws as forward() does.
-  void run(cl_command_queue queue, const CascadeImpl& impl, const KVCache& cache,
-           const CascadeTensors& tensors, Event* event = nullptr,
+  void run(cl_command_queue queue, const CascadeImpl& impl, const AttentionTensors& tensors,
+           const KVCache& cache, Event* event = nullptr,
            std::vector<LaunchRecord>* launches = nullptr) const;
 
  private:
   friend class CascadeAttention;
   void plan_batches(cl_command_queue queue);
   const AttentionImpl& layer_of(const CascadeImpl& impl, std::size_t level) const;
-  void merge_level(cl_command_queue queue, const CascadeTensors& merged, Event* event,
+  void merge_level(cl_command_queue queue, const AttentionTensors& merged, Event* event,
                    std::vector<LaunchRecord>* launches) const;
 
   std::shared_ptr<Context> context_;  ///< outlives merge_
@@ -135,7 +129,7 @@ class MultiLevelCascadeAttentionWrapper {
 ///     // every step for which builder->use_cascade_attention() says so:
 ///     const auto& metadata = cascade.build(queue, batch, common_prefix_len);
 ///     … impl->write_kv_cache(queue, key, value, cache, metadata) and
-///       cascade.forward(queue, layer, cache, {query, output}) of every layer …
+///       cascade.forward(queue, layer, {.query = q, .output = o}, cache) of every layer …
 ///
 /// Threads and queues as MultiLevelCascadeAttentionWrapper.
 class CascadeAttention {
@@ -148,13 +142,13 @@ class CascadeAttention {
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  std::int32_t common_prefix_len);
   /// As AttentionImpl::forward() of the whole batch; see MultiLevelCascadeAttentionWrapper::run().
-  void forward(cl_command_queue queue, const CascadeImpl& impl, const KVCache& cache,
-               const CascadeTensors& tensors, Event* event = nullptr,
+  void forward(cl_command_queue queue, const CascadeImpl& impl, const AttentionTensors& tensors,
+               const KVCache& cache, Event* event = nullptr,
                std::vector<LaunchRecord>* launches = nullptr) const;
 
  private:
   void capture(cl_command_queue queue, const CascadeImpl& impl, const KVCache& cache,
-               const CascadeTensors& tensors) const;
+               const AttentionTensors& tensors) const;
 
   MultiLevelCascadeAttentionWrapper levels_;
 };

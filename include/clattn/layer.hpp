@@ -111,34 +111,6 @@ struct KVScales {
 /// kInvalidArgument for more than one value, and for values that are 0 or not finite.
 KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
 
-/// What a layer's forward() takes. Shapes [rows, heads, head_size]; use_mla:
-///
-///     query   [rows, num_heads, kv_lora_rank + rope_dim]: q_nope times the up-projection of the
-///             keys (the absorbed form), then q_pe. Prefills take this form, too: right,
-///             but more arithmetic than attending to keys that were projected up
-///     key     [rows, kv_lora_rank]: the normed latents, vLLM's kv_c_normed
-///     value   [rows, rope_dim]: k_pe, the rotary part that all heads share
-///     output  [rows, num_heads, kv_lora_rank]: before the up-projection of the values
-struct LayerInputs {
-  TensorRef query = {};
-  TensorRef key = {};    ///< no buffer: nothing new to store (cross attention's later steps). In
-                         ///< cross attention's first step, one row per slot of the batch
-  TensorRef value = {};  ///< as key
-  TensorRef output = {};
-  /// Rows of `output`, and of an output_fp8, padding included; those that belong to no token are
-  /// zeroed. 0 = the metadata's num_actual_tokens.
-  std::int64_t num_rows = 0;
-};
-
-struct LayerForwardOptions {
-  cl_mem lse = nullptr;                           ///< as in AttentionImpl::forward()
-  Event* event = nullptr;                         ///< of the last kernel
-  std::vector<LaunchRecord>* launches = nullptr;  ///< of the attention itself
-  ForwardOptions extra = {};
-  bool enable_kv_scales_calculation = true;  ///< false while profiling; while a step is recorded
-                                             ///< nothing is calculated either
-};
-
 /// One attention layer of a model (vLLM: Attention): its backend's impl, its cache and scales.
 /// forward() may be called by several threads on different outputs; the rest is for one at a time.
 class Attention {
@@ -204,22 +176,34 @@ class Attention {
   void warm_up(cl_command_queue queue);
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
-  /// rows (LayerInputs) to the output and zeroes its padding rows, those of an output_fp8 too.
-  /// Asynchronous; allocates nothing. Throws kInvalidArgument when it would store keys in an int8
-  /// cache with the layer's own scales before these were loaded or calculated.
+  /// rows to the output and zeroes its padding rows, those of an output_fp8 too. Tensors have the
+  /// shape [rows, heads, head_size]; with use_mla:
+  ///
+  ///     query   [rows, num_heads, kv_lora_rank + rope_dim]: q_nope times the up-projection of
+  ///             the keys (the absorbed form), then q_pe. Prefills take this form, too: right,
+  ///             but more arithmetic than attending to keys that were projected up
+  ///     key     [rows, kv_lora_rank]: the normed latents, vLLM's kv_c_normed
+  ///     value   [rows, rope_dim]: k_pe, the rotary part that all heads share
+  ///     output  [rows, num_heads, kv_lora_rank]: before the up-projection of the values
+  ///
+  /// No key and no value: nothing new to store (cross attention's later steps). In cross
+  /// attention's first step they have one row per slot of the batch. `lse` as in
+  /// AttentionImpl::forward(). Asynchronous; allocates nothing. Throws kInvalidArgument when it
+  /// would store keys in an int8 cache with the layer's own scales before these were loaded or
+  /// calculated.
   ///
   /// Profiling runs: with null metadata all rows are zeroed. If a cache is needed and none is
   /// bound, the tokens attend to the call's own keys, causally in decoders; then requests must
   /// have 0 computed tokens (cross attention aside), and the call blocks until the work has run.
   /// Throws kInvalidArgument if the call has no keys either, with use_mla, and with third-party
   /// backends.
-  void forward(cl_command_queue queue, const LayerInputs& inputs, const AttentionMetadata* metadata,
-               const LayerForwardOptions& options = {});
+  void forward(cl_command_queue queue, const AttentionTensors& tensors,
+               const AttentionMetadata* metadata, const ForwardOptions& options = {});
 
  private:
   void take_cache_of_target();
-  bool attend_own_keys(cl_command_queue queue, const LayerInputs& inputs,
-                       const AttentionMetadata& metadata, const LayerForwardOptions& options) const;
+  bool attend_own_keys(cl_command_queue queue, const AttentionTensors& tensors,
+                       const AttentionMetadata& metadata, const ForwardOptions& options) const;
   bool uses_own_scales() const noexcept;
   bool lacks_scales() const noexcept;
   void set_scales(const KVScales& scales);

@@ -107,8 +107,8 @@ class MLAImpl {
   /// receives f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf
   /// where a query sees no key (its output is 0). `launches`, if given, is cleared and gets one
   /// record a kernel. Asynchronous, allocates nothing; `event` completes with the last kernel.
-  virtual void forward(cl_command_queue queue, TensorRef query, const MLACache& cache,
-                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
+  virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
+                       const MLACache& cache, const AttentionMetadata& metadata,
                        Event* event = nullptr,
                        std::vector<LaunchRecord>* launches = nullptr) const = 0;
   /// As AttentionImpl::warm_up().

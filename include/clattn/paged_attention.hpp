@@ -39,8 +39,8 @@ class PagedAttention {
   /// `launches`, if given, is cleared and gets one record a kernel. Asynchronous, allocates
   /// nothing; `event` completes with the last kernel. Throws kInvalidArgument for caches that are
   /// smaller than they say.
-  virtual void forward(cl_command_queue queue, TensorRef query, const PackedKVCache& cache,
-                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse = nullptr,
+  virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
+                       const PackedKVCache& cache, const AttentionMetadata& metadata,
                        Event* event = nullptr,
                        std::vector<LaunchRecord>* launches = nullptr) const = 0;
   virtual std::vector<KernelInfo> kernels() const = 0;

@@ -129,7 +129,7 @@ const AttentionImpl& MultiLevelCascadeAttentionWrapper::layer_of(const CascadeIm
 }
 
 void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const CascadeImpl& impl,
-                                            const KVCache& cache, const CascadeTensors& tensors,
+                                            const AttentionTensors& tensors, const KVCache& cache,
                                             Event* event,
                                             std::vector<LaunchRecord>* launches) const {
   if (metadata_.size() != batches_.size()) {  // refused levels leave nothing to run by
@@ -137,14 +137,15 @@ void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const Cascad
                   batches_.size());
   }
   if (launches != nullptr) launches->clear();
-  CascadeTensors merged = tensors;
+  AttentionTensors merged = tensors;
   if (metadata_.size() > 1 && merged.lse == nullptr) merged.lse = merged_lse_.handle();
   std::vector<LaunchRecord> of_level;
   for (std::size_t i = 0; i < metadata_.size(); ++i) {
     const TensorRef output = i == 0 ? merged.output : TensorRef{level_output_.handle()};
     const cl_mem lse = i == 0 ? merged.lse : level_lse_.handle();
-    layer_of(impl, i).forward(queue, tensors.query, cache, *metadata_[i], output, lse, event,
-                              launches == nullptr ? nullptr : &of_level);
+    layer_of(impl, i).forward(
+        queue, {.query = tensors.query, .output = output, .lse = lse}, cache, *metadata_[i],
+        {.event = event, .launches = launches == nullptr ? nullptr : &of_level});
     if (launches != nullptr) std::move(of_level.begin(), of_level.end(), back_inserter(*launches));
     if (i > 0) merge_level(queue, merged, event, launches);
   }
@@ -152,11 +153,11 @@ void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const Cascad
 
 /// Merges the level just run into what stands in `merged`.
 void MultiLevelCascadeAttentionWrapper::merge_level(cl_command_queue queue,
-                                                    const CascadeTensors& merged, Event* event,
+                                                    const AttentionTensors& merged, Event* event,
                                                     std::vector<LaunchRecord>* launches) const {
   const std::int32_t num_tokens = batches_.front().num_tokens();
   if (num_tokens == 0) return;
-  const AttnState so_far{merged.output, {merged.lse}};
+  const OutputWithLSE so_far{merged.output, {merged.lse}};
   Event done;
   Event* const wanted = launches == nullptr ? event : &done;
   detail::enqueue_merge(*merge_, queue,
@@ -200,19 +201,19 @@ const AttentionMetadata& CascadeAttention::build(cl_command_queue queue,
 }
 
 void CascadeAttention::forward(cl_command_queue queue, const CascadeImpl& impl,
-                               const KVCache& cache, const CascadeTensors& tensors, Event* event,
+                               const AttentionTensors& tensors, const KVCache& cache, Event* event,
                                std::vector<LaunchRecord>* launches) const {
   const bool captures = detail::capturing() && levels_.metadata_.size() == 2;
   if (captures) capture(queue, impl, cache, tensors);
   std::optional<detail::CapturePause> pause;  // the case is the whole, not its levels
   if (captures) pause.emplace();
-  levels_.run(queue, impl, cache, tensors, event, launches);
+  levels_.run(queue, impl, tensors, cache, event, launches);
 }
 
 /// The batch as build() was given it, from its levels: prefix and suffix of every request with
 /// query tokens, nothing of the others.
 void CascadeAttention::capture(cl_command_queue queue, const CascadeImpl& impl,
-                               const KVCache& cache, const CascadeTensors& tensors) const {
+                               const KVCache& cache, const AttentionTensors& tensors) const {
   detail::check_cache(cache);
   const CommonAttentionMetadata prefix = levels_.batches_[0].batch();
   const CommonAttentionMetadata suffix = levels_.batches_[1].batch();

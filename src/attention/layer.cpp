@@ -74,17 +74,17 @@ bool same_cache(const AttentionConfig& a, const AttentionConfig& b) {
 
 /// Zeroes the output's rows of no token. Which they are differs from replay to replay: a recorded
 /// step zeroes all of them, before those of tokens are written.
-void zero_padding(const detail::RowZeroer& zeroer, cl_command_queue queue,
-                  const LayerInputs& inputs, cl_mem output_fp8, const AttentionMetadata& metadata) {
+void zero_padding(const detail::RowZeroer& zeroer, cl_command_queue queue, TensorRef output,
+                  const ForwardOptions& options, const AttentionMetadata& metadata) {
   const bool recording = detail::Recorder::of(queue) != nullptr;
   const std::int64_t tokens = metadata.num_actual_tokens();
   const std::int64_t most =
       recording ? static_cast<std::int64_t>(metadata.slot_mapping().size()) : tokens;
-  if (inputs.num_rows != 0 && inputs.num_rows < most) {
-    throw_invalid("num_rows is {}, legal: 0, or at least the {}'s {} tokens", inputs.num_rows,
+  if (options.num_rows != 0 && options.num_rows < most) {
+    throw_invalid("num_rows is {}, legal: 0, or at least the {}'s {} tokens", options.num_rows,
                   recording ? "recorded step" : "batch", most);
   }
-  zeroer.enqueue(queue, inputs.output, output_fp8, {recording ? 0 : tokens, inputs.num_rows});
+  zeroer.enqueue(queue, output, options.output_fp8, {recording ? 0 : tokens, options.num_rows});
 }
 
 }  // namespace
@@ -235,9 +235,9 @@ void Attention::warm_up(cl_command_queue queue) {
 
 /// Attends to the call's own keys, for a step without a cache. False if this layer's backend has
 /// no kernels for that.
-bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& inputs,
+bool Attention::attend_own_keys(cl_command_queue queue, const AttentionTensors& tensors,
                                 const AttentionMetadata& metadata,
-                                const LayerForwardOptions& options) const {
+                                const ForwardOptions& options) const {
   AttentionConfig config = config_;
   config.kv_cache_dtype = std::nullopt;
   const bool cross = config.attn_type == AttentionType::kEncoderDecoder;
@@ -272,44 +272,40 @@ bool Attention::attend_own_keys(cl_command_queue queue, const LayerInputs& input
                    .max_model_len = std::max(metadata.max_seq_len(), 1)};
   const auto builder = backend_->make_builder(context_, config, limits);
   const AttentionMetadata& own = builder->build(queue, batch);
-  zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, own);
-  backend_->make_impl(context_, config)
-      ->forward_encoder(queue, inputs.query, inputs.key, inputs.value, own, inputs.output,
-                        options.lse, options.event, options.launches, options.extra);
+  zero_padding(*zeroer_, queue, tensors.output, options, own);
+  backend_->make_impl(context_, config)->forward_encoder(queue, tensors, own, options);
   return true;
 }
 
-void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
-                        const AttentionMetadata* metadata, const LayerForwardOptions& options) {
-  const bool stores = inputs.key.buffer != nullptr;
-  throw_invalid_if(stores != (inputs.value.buffer != nullptr),
+void Attention::forward(cl_command_queue queue, const AttentionTensors& tensors,
+                        const AttentionMetadata* metadata, const ForwardOptions& options) {
+  const bool stores = tensors.key.buffer != nullptr;
+  throw_invalid_if(stores != (tensors.value.buffer != nullptr),
                    "key, value: only one of them is given, legal: both or none");
   const bool cached = !config_.contiguous_kv();
   const bool lacks_cache = cached && !cache_->buffer;
   if (metadata == nullptr) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
-    return zeroer_->enqueue(queue, inputs.output, options.extra.output_fp8, {0, inputs.num_rows});
+    return zeroer_->enqueue(queue, tensors.output, options.output_fp8, {0, options.num_rows});
   }
   if (lacks_cache) {
-    if (stores && attend_own_keys(queue, inputs, *metadata, options)) return;
+    if (stores && attend_own_keys(queue, tensors, *metadata, options)) return;
     throw_invalid(
         "layer {}: no cache is bound, legal: bind_kv_cache() first, a batch's own key and value, "
         "or null attn_metadata (a profiling run)",
         options_.prefix);
   }
-  zero_padding(*zeroer_, queue, inputs, options.extra.output_fp8, *metadata);
+  zero_padding(*zeroer_, queue, tensors.output, options, *metadata);
   if (!cached) {
-    return impl_->forward_encoder(queue, inputs.query, inputs.key, inputs.value, *metadata,
-                                  inputs.output, options.lse, options.event, options.launches,
-                                  options.extra);
+    return impl_->forward_encoder(queue, tensors, *metadata, options);
   }
   if (stores && !shares_kv_cache()) {
     // A recorded calculation would happen at every replay.
     if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
       const bool cross = config_.attn_type == AttentionType::kEncoderDecoder;
       const std::int64_t tokens = metadata->num_actual_tokens();
-      calc_kv_scales(queue, inputs.query, inputs.key, inputs.value, tokens,
+      calc_kv_scales(queue, tensors.query, tensors.key, tensors.value, tokens,
                      cross ? std::ssize(metadata->slot_mapping()) : tokens);
     }
     const bool empty = metadata->num_actual_tokens() == 0;
@@ -317,10 +313,9 @@ void Attention::forward(cl_command_queue queue, const LayerInputs& inputs,
                      "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "
                      "or v_scale, calculate_kv_scales, or a cache bound with scales",
                      options_.prefix);
-    impl_->write_kv_cache(queue, inputs.key, inputs.value, *cache_, *metadata);
+    impl_->write_kv_cache(queue, tensors.key, tensors.value, *cache_, *metadata);
   }
-  impl_->forward(queue, inputs.query, *cache_, *metadata, inputs.output, options.lse, options.event,
-                 options.launches, options.extra);
+  impl_->forward(queue, tensors, *cache_, *metadata, options);
 }
 
 }  // namespace clattn

@@ -56,17 +56,15 @@ class LatentImpl final : public AttentionImpl {
                        {key, value, config_.dtype, rows, written_slots(metadata, queue)}, event);
   }
 
-  void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
-               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
-               std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
+  void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+               const AttentionMetadata& metadata, const ForwardOptions& options) const override {
     throw_invalid_if(options.custom_mask != nullptr || options.output_fp8 != nullptr ||
                          options.output_scale != nullptr,
                      "custom_mask, output_fp8, output_scale: given, legal: none of them (MLA)");
-    impl_->forward(queue, query, checked_rows(cache), metadata, output, lse, event, launches);
+    impl_->forward(queue, tensors, checked_rows(cache), metadata, options.event, options.launches);
   }
 
-  void forward_encoder(cl_command_queue, TensorRef, TensorRef, TensorRef, const AttentionMetadata&,
-                       TensorRef, cl_mem, Event*, std::vector<LaunchRecord>*,
+  void forward_encoder(cl_command_queue, const AttentionTensors&, const AttentionMetadata&,
                        const ForwardOptions&) const override {
     throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
                       to_string(config_.attn_type));

@@ -142,9 +142,8 @@ class PluginImpl final : public AttentionImpl {
     });
   }
 
-  void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
-               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
-               std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override {
+  void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+               const AttentionMetadata& metadata, const ForwardOptions& options) const override {
     throw_invalid_if(
         options.custom_mask != nullptr || options.output_fp8 != nullptr,
         "custom_mask, output_fp8: given, legal: none under this layer's configuration");
@@ -152,21 +151,23 @@ class PluginImpl final : public AttentionImpl {
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
     const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
-    const auto q = c_tensor(query, batch.num_actual_tokens, row, config_.dtype, "query");
-    const auto out = c_tensor(output, batch.num_actual_tokens, row, config_.dtype, "output");
+    const auto q = c_tensor(tensors.query, batch.num_actual_tokens, row, config_.dtype, "query");
+    const auto out =
+        c_tensor(tensors.output, batch.num_actual_tokens, row, config_.dtype, "output");
+    const cl_mem lse = tensors.lse;
     if (lse != nullptr) {
       const std::int64_t heads = config_.num_heads;
       check_rows({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
     }
-    if (capturing()) capture({queue, query, cache, batch, options, lse != nullptr});
-    if (launches != nullptr) launches->clear();  // what a plugin launches is its own affair
-    call("forward", event, [&](cl_event* done, ClattnStatus* status) {
+    if (capturing()) capture({queue, tensors.query, cache, batch, options, lse != nullptr});
+    if (options.launches != nullptr)
+      options.launches->clear();  // what a plugin launches is its own affair
+    call("forward", options.event, [&](cl_event* done, ClattnStatus* status) {
       table().forward(table().self, impl_, queue, &q, &where, &batch, &out, lse, done, status);
     });
   }
 
-  void forward_encoder(cl_command_queue, TensorRef, TensorRef, TensorRef, const AttentionMetadata&,
-                       TensorRef, cl_mem, Event*, std::vector<LaunchRecord>*,
+  void forward_encoder(cl_command_queue, const AttentionTensors&, const AttentionMetadata&,
                        const ForwardOptions&) const override {
     throw_unsupported(
         "backend {}: attn_type {}: keys and values come from the cache, use forward()",

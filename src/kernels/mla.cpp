@@ -50,8 +50,8 @@ class PagedMLAImpl final : public MLAImpl {
 
   const MLAConfig& config() const noexcept override { return config_; }
 
-  void forward(cl_command_queue queue, TensorRef query, const MLACache& cache,
-               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
+  void forward(cl_command_queue queue, const AttentionTensors& tensors, const MLACache& cache,
+               const AttentionMetadata& metadata, Event* event,
                std::vector<LaunchRecord>* launches) const override {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
@@ -62,11 +62,12 @@ class PagedMLAImpl final : public MLAImpl {
            .config = config_,
            .batch = step.batch,
            .causal = step.causal != 0,
-           .query = query,
+           .query = tensors.query,
            .cache = cache,
            .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim)});
     }
-    launch_step({queue, *kernels_, step, query, output, lse, layer_call(cache, scale_log2e_)},
+    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
+                 layer_call(cache, scale_log2e_)},
                 event, launches);
   }
 

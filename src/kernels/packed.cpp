@@ -50,8 +50,8 @@ class PackedPagedAttention final : public PagedAttention {
 
   const AttentionConfig& config() const noexcept override { return config_; }
 
-  void forward(cl_command_queue queue, TensorRef query, const PackedKVCache& cache,
-               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
+  void forward(cl_command_queue queue, const AttentionTensors& tensors, const PackedKVCache& cache,
+               const AttentionMetadata& metadata, Event* event,
                std::vector<LaunchRecord>* launches) const override {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
@@ -61,12 +61,12 @@ class PackedPagedAttention final : public PagedAttention {
                          .config = config_,
                          .batch = step.batch,
                          .causal = step.causal != 0,
-                         .query = query,
+                         .query = tensors.query,
                          .cache = &cache,
                          .options = ForwardOptions{},
-                         .return_lse = lse != nullptr});
+                         .return_lse = tensors.lse != nullptr});
     }
-    launch_step({queue, *kernels_, step, query, output, lse,
+    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
                  layer_call(cache, slopes_.handle(), scale_log2e_)},
                 event, launches);
   }

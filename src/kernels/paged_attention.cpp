@@ -127,9 +127,8 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
                       written_slots(metadata, queue), event);
 }
 
-void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
-                                 const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
-                                 Event* event, std::vector<LaunchRecord>* launches,
+void PagedAttentionImpl::forward(cl_command_queue queue, const AttentionTensors& tensors,
+                                 const KVCache& cache, const AttentionMetadata& metadata,
                                  const ForwardOptions& options) const {
   check(cache);
   const PagedStepView& step = step_of(metadata);
@@ -140,20 +139,18 @@ void PagedAttentionImpl::forward(cl_command_queue queue, TensorRef query, const 
                        .config = config_,
                        .batch = step.batch,
                        .causal = step.causal != 0,
-                       .query = query,
+                       .query = tensors.query,
                        .cache = &cache,
                        .options = options,
-                       .return_lse = lse != nullptr});
+                       .return_lse = tensors.lse != nullptr});
   }
-  launch_step({queue, *kernels_, step, query, output, lse,
+  launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
                with_options(call_over(cache), cache.scales.handle(), options)},
-              event, launches);
+              options.event, options.launches);
 }
 
-void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key,
-                                         TensorRef value, const AttentionMetadata& metadata,
-                                         TensorRef output, cl_mem lse, Event* event,
-                                         std::vector<LaunchRecord>* launches,
+void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
+                                         const AttentionMetadata& metadata,
                                          const ForwardOptions& options) const {
   if (!config_.contiguous_kv()) {
     throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
@@ -161,21 +158,22 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, TensorRef query
   }
   const PagedStepView& step = step_of(metadata);
   const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
-  const LayerCall layer = call_over(key, value, rows, kernels_->shape);
+  const LayerCall layer = call_over(tensors.key, tensors.value, rows, kernels_->shape);
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
     capture_attention({.queue = queue,
                        .config = config_,
                        .batch = step.batch,
                        .causal = step.causal != 0,
-                       .query = query,
-                       .key = key,
-                       .value = value,
+                       .query = tensors.query,
+                       .key = tensors.key,
+                       .value = tensors.value,
                        .options = options,
-                       .return_lse = lse != nullptr});
+                       .return_lse = tensors.lse != nullptr});
   }
-  launch_step({queue, *kernels_, step, query, output, lse, with_options(layer, nullptr, options)},
-              event, launches);
+  launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
+               with_options(layer, nullptr, options)},
+              options.event, options.launches);
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.

@@ -22,12 +22,10 @@ class PagedAttentionImpl final : public AttentionImpl {
   const AttentionConfig& config() const noexcept override { return config_; }
   void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
                       const AttentionMetadata& metadata, Event* event) const override;
-  void forward(cl_command_queue queue, TensorRef query, const KVCache& cache,
-               const AttentionMetadata& metadata, TensorRef output, cl_mem lse, Event* event,
-               std::vector<LaunchRecord>* launches, const ForwardOptions& options) const override;
-  void forward_encoder(cl_command_queue queue, TensorRef query, TensorRef key, TensorRef value,
-                       const AttentionMetadata& metadata, TensorRef output, cl_mem lse,
-                       Event* event, std::vector<LaunchRecord>* launches,
+  void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+               const AttentionMetadata& metadata, const ForwardOptions& options) const override;
+  void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
+                       const AttentionMetadata& metadata,
                        const ForwardOptions& options) const override;
   void warm_up(cl_command_queue queue) const override;
   std::vector<KernelInfo> kernels() const override;

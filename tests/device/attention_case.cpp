@@ -274,16 +274,21 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   extra.output_fp8 = outputs.fp8_buffer.handle();
   extra.output_scale = outputs.fp8_scale.handle();
   std::vector<clattn::LaunchRecord> launches;
+  extra.launches = &launches;
   const clattn::TensorRef in{q.handle(), 0, query_stride};
   const clattn::TensorRef out{outputs.out_buffer.handle(), kGuardElems, 0};
   if (c.contiguous_kv()) {
     const std::int64_t first = cache.token_stride;  // behind the unused row
-    impl->forward_encoder(queue, in, {cache.buffer.handle(), first, 0},
-                          {cache.buffer.handle(), cache.v_offset + first, 0}, metadata, out,
-                          outputs.lse_buffer.handle(), nullptr, &launches, extra);
+    impl->forward_encoder(queue,
+                          {.query = in,
+                           .key = {cache.buffer.handle(), first, 0},
+                           .value = {cache.buffer.handle(), cache.v_offset + first, 0},
+                           .output = out,
+                           .lse = outputs.lse_buffer.handle()},
+                          metadata, extra);
   } else {
-    impl->forward(queue, in, cache, metadata, out, outputs.lse_buffer.handle(), nullptr, &launches,
-                  extra);
+    impl->forward(queue, {.query = in, .output = out, .lse = outputs.lse_buffer.handle()}, cache,
+                  metadata, extra);
   }
   queue.read(cache.buffer, image.bits().bytes());
 

@@ -124,13 +124,13 @@ class Runner {
     }
   }
   void run(const clattn::Queue& queue, const clattn::CascadeImpl& impl,
-           const clattn::KVCache& cache, const clattn::CascadeTensors& tensors,
+           const clattn::AttentionTensors& tensors, const clattn::KVCache& cache,
            std::vector<clattn::LaunchRecord>* launches) const {
     clattn::Event done;
     if (batch_ != nullptr) {
-      batch_->forward(queue, impl, cache, tensors, &done, launches);
+      batch_->forward(queue, impl, tensors, cache, &done, launches);
     } else {
-      levels_->run(queue, impl, cache, tensors, &done, launches);
+      levels_->run(queue, impl, tensors, cache, &done, launches);
     }
     if (done) done.wait();
   }
@@ -211,11 +211,11 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Cascade& c) {
       FencedOutput lse(*context, queue, DType::kF32,
                        std::int64_t{model.num_tokens} * config.num_heads, 0);
       std::vector<clattn::LaunchRecord> launches;
-      runner.run(queue, impl, cache,
-                 {{q.handle(), 0, stride},
-                  {out.buffer.handle(), FencedOutput::kGuard},
-                  with_lse ? lse.buffer.handle() : nullptr},
-                 with_lse ? &launches : nullptr);
+      runner.run(queue, impl,
+                 {.query = {q.handle(), 0, stride},
+                  .output = {out.buffer.handle(), FencedOutput::kGuard},
+                  .lse = with_lse ? lse.buffer.handle() : nullptr},
+                 cache, with_lse ? &launches : nullptr);
       const std::string what = describe(c, layer);
       step_test::expect_close(out.read(queue), want.out, &want.bound, what + " out");
       if (!with_lse) continue;

@@ -84,9 +84,8 @@ struct Layer : Device {
                       {.query = {query.handle()},
                        .key = {key.handle()},
                        .value = {key.handle()},
-                       .output = {out.handle()},
-                       .num_rows = num_rows},
-                      &metadata);
+                       .output = {out.handle()}},
+                      &metadata, {.num_rows = num_rows});
   }
   clattn::Graph record(const clattn::AttentionMetadata& metadata, std::int64_t num_rows = 0) {
     clattn::GraphCapture capture(queue);

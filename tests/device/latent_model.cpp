@@ -93,9 +93,8 @@ std::vector<double> Requests::run(const clattn::Context& context, const clattn::
                 {.query = {query.handle()},
                  .key = {kv_c.handle()},
                  .value = {k_pe.handle()},
-                 .output = {out.buffer.handle(), FencedOutput::kGuard},
-                 .num_rows = rows},
-                metadata);
+                 .output = {out.buffer.handle(), FencedOutput::kGuard}},
+                metadata, {.num_rows = rows});
   return out.read(queue);
 }
 

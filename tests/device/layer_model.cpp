@@ -88,15 +88,15 @@ Output Step::run(const Device& device, clattn::Attention& layer,
   const std::vector<float> poison(key_.size(), std::numeric_limits<float>::quiet_NaN());
   const clattn::Buffer key = device.upload(options.poison_key_and_value ? poison : key_);
   const clattn::Buffer value = device.upload(options.poison_key_and_value ? poison : value_);
-  clattn::LayerInputs inputs{.query = {query.handle()}, .output = {out.handle(), kGuard, stride}};
-  inputs.num_rows = num_rows;
+  clattn::AttentionTensors tensors{.query = {query.handle()},
+                                   .output = {out.handle(), kGuard, stride}};
   if (!options.omit_key_and_value) {
-    inputs.key = {key.handle()};
-    inputs.value = {value.handle()};
+    tensors.key = {key.handle()};
+    tensors.value = {value.handle()};
   }
-  layer.forward(device.queue, inputs, metadata,
-                {.extra = options.extra,
-                 .enable_kv_scales_calculation = options.enable_kv_scales_calculation});
+  clattn::ForwardOptions forward = options.forward;
+  forward.num_rows = num_rows;
+  layer.forward(device.queue, tensors, metadata, forward);
 
   std::vector<float> after = device.download(out);
   Output result;

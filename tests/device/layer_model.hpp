@@ -38,8 +38,7 @@ struct RunOptions {
   std::int64_t row_gap = 0;           ///< elements between output rows
   bool poison_key_and_value = false;  ///< the layer must not read them
   bool omit_key_and_value = false;
-  clattn::ForwardOptions extra = {};
-  bool enable_kv_scales_calculation = true;
+  clattn::ForwardOptions forward = {};
 };
 
 struct Output {

@@ -167,7 +167,8 @@ struct Forward {
   /// Bits of output, LSE and the written cache.
   std::vector<std::byte> operator()(const clattn::AttentionMetadata& metadata) const {
     for (const clattn::Buffer& b : {out, lse}) queue.fill(b, 0x12345678, 0, b.size_bytes());
-    impl->forward(queue, {rows.handle()}, cache, metadata, {out.handle()}, lse.handle());
+    impl->forward(queue, {.query = {rows.handle()}, .output = {out.handle()}, .lse = lse.handle()},
+                  cache, metadata);
     impl->write_kv_cache(queue, {rows.handle()}, {rows.handle()}, cache, metadata);
     std::vector<std::byte> all;
     for (const clattn::Buffer& buffer : {out, lse, cache.buffer}) {

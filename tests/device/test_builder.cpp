@@ -57,7 +57,7 @@ TEST(Builder, AWarmStepAllocatesNothing) {
       const auto step = [&] {
         const auto& metadata = builder->build(queue, decodes.batch);
         impl->write_kv_cache(queue, {rows.handle()}, {rows.handle()}, cache, metadata);
-        impl->forward(queue, {rows.handle()}, cache, metadata, {out.handle()});
+        impl->forward(queue, {.query = {rows.handle()}, .output = {out.handle()}}, cache, metadata);
       };
       for (int warm = 0; warm < 4; ++warm) step();
       queue.finish();
@@ -87,7 +87,7 @@ TEST(Builder, F9_NoFailedAllocationEndsTheProcess) {
       const auto builder = backend->make_builder(context, config);
       const auto& metadata = builder->build(queue, decodes.batch);
       impl->write_kv_cache(queue, {rows.handle()}, {rows.handle()}, cache, metadata);
-      impl->forward(queue, {rows.handle()}, cache, metadata, {out.handle()});
+      impl->forward(queue, {.query = {rows.handle()}, .output = {out.handle()}}, cache, metadata);
       copy_blocks(*context, queue, std::span(&cache, 1), pairs);
       queue.finish();
     };
@@ -181,7 +181,8 @@ TEST(Impl, M10_AMissingOutputIsRefused) {
   const clattn::Buffer rows = context->allocate(4 * 64 * 2);
   const Decodes step(1, 16);
   EXPECT_EQ(error_text([&] {
-              impl->forward(queue, {rows.handle()}, cache, builder->build(queue, step.batch), {});
+              impl->forward(queue, {.query = {rows.handle()}, .output = {}}, cache,
+                            builder->build(queue, step.batch));
             }),
             "Output tensor must be provided.");
   queue.finish();
@@ -392,7 +393,8 @@ TEST(Builder, AnEmptyBatchLeavesEventsEmpty) {
   EXPECT_FALSE(event);
   builder->build(queue, Decodes(1, 16).batch, &event);
   const auto& nothing = builder->build(queue, Decodes(0, 16).batch);
-  impl->forward(queue, {memory.handle()}, cache, nothing, {memory.handle()}, nullptr, &event);
+  impl->forward(queue, {.query = {memory.handle()}, .output = {memory.handle()}}, cache, nothing,
+                {.event = &event});
   EXPECT_FALSE(event);
   EXPECT_EQ(empty.num_actual_tokens(), 0);
   queue.finish();
@@ -411,8 +413,10 @@ TEST(Impl, F5_SaysWhatMetadataWasBuiltFor) {
     options.limits.num_blocks = num_blocks;
     const auto builder = backend.make_builder(context, config, options);
     const auto& metadata = builder->build(queue, Decodes(1, 1).batch);
-    return error_text(
-        [&] { impl->forward(queue, {memory.handle()}, cache, metadata, {memory.handle()}); });
+    return error_text([&] {
+      impl->forward(queue, {.query = {memory.handle()}, .output = {memory.handle()}}, cache,
+                    metadata);
+    });
   };
   const std::string other = "attn_metadata: built for another configuration: ";
   clattn::AttentionConfig config = small_config();
@@ -440,7 +444,7 @@ TEST(Impl, F5_AnEmptyStepNeedsNoTensors) {
   const auto& empty = builder->build(queue, Decodes(0, 0).batch);
   EXPECT_EQ(error_text([&] {
               impl->write_kv_cache(queue, {}, {}, cache, empty);
-              impl->forward(queue, {}, cache, empty, {});
+              impl->forward(queue, {.query = {}, .output = {}}, cache, empty);
               clattn::reshape_and_cache_flash(*context, queue, {}, {}, clattn::DType::kF16, cache,
                                               nullptr, 0, 0);
             }),
@@ -459,8 +463,10 @@ TEST(Impl, RefusesBlocksThatTheCacheDoesNotHold) {
   const auto cache = clattn::reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
   const auto& metadata = builder->build(queue, Decodes(1, 33).batch);  // blocks 0, 1, 2
   const auto forward = [&](const clattn::KVCache& where) {
-    return error_text(
-        [&] { impl->forward(queue, {memory.handle()}, where, metadata, {memory.handle()}); });
+    return error_text([&] {
+      impl->forward(queue, {.query = {memory.handle()}, .output = {memory.handle()}}, where,
+                    metadata);
+    });
   };
   EXPECT_EQ(forward(cache),
             "attn_metadata: its block ids reach up to 2, legal: below the cache's 2 blocks");
@@ -499,7 +505,8 @@ TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
   const clattn::Buffer memory = context->allocate(spec.page_size_bytes());
   const auto cache = clattn::reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
   EXPECT_NE(error_text([&] {
-              impl->forward(queue, {memory.handle()}, cache, metadata, {memory.handle()});
+              impl->forward(queue, {.query = {memory.handle()}, .output = {memory.handle()}}, cache,
+                            metadata);
             }).find("attn_metadata"),
             std::string::npos);
   clattn::AttentionConfig longer = small_config();
@@ -513,7 +520,8 @@ TEST(Impl, EqualConfigurationsShareOneAndStrangersAreRefused) {
   clattn::KVCache wrong = cache;
   wrong.block_size = 32;
   EXPECT_NE(error_text([&] {
-              impl->forward(queue, {memory.handle()}, wrong, metadata, {memory.handle()});
+              impl->forward(queue, {.query = {memory.handle()}, .output = {memory.handle()}}, wrong,
+                            metadata);
             }).find("kv_cache: 32 tokens"),
             std::string::npos);
   queue.finish();

@@ -69,8 +69,8 @@ void expect_codes_exact(const std::shared_ptr<clattn::Context>& context, KernelF
   const clattn::Buffer q = query.upload(*context, queue);
   const clattn::Buffer out = result.upload(*context, queue);
   std::vector<clattn::LaunchRecord> launches;
-  impl->forward(queue, {q.handle()}, cache, builder->build(queue, batch), {out.handle()}, nullptr,
-                nullptr, &launches);
+  impl->forward(queue, {.query = {q.handle()}, .output = {out.handle()}}, cache,
+                builder->build(queue, batch), {.launches = &launches});
   queue.read(out, result.bytes());
 
   ASSERT_EQ(launches.size(), 2U) << "a decode and a prefill";

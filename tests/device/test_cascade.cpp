@@ -171,7 +171,7 @@ TEST(Cascade, AWarmStepAllocatesNothing) {
   const clattn::Buffer out = made.context->allocate(rows.size_bytes());
   const auto step = [&] {
     cascade.build(made.queue, shared.batch(), shared.prefix_len);
-    cascade.forward(made.queue, impl, cache, {{rows.handle()}, {out.handle()}});
+    cascade.forward(made.queue, impl, {.query = {rows.handle()}, .output = {out.handle()}}, cache);
   };
   for (int warm = 0; warm < 4; ++warm) step();
   made.queue.finish();

@@ -108,8 +108,10 @@ Result attend(const std::shared_ptr<clattn::Context>& context, const Odd& odd, K
   const auto builder = backend.make_builder(context, config, layout.options(num_splits));
   std::vector<clattn::LaunchRecord> launches;
   backend.make_impl(context, config)
-      ->forward(queue, {q.handle()}, cache, builder->build(queue, layout.batch()),
-                {out.buffer.handle()}, lse.buffer.handle(), nullptr, &launches);
+      ->forward(
+          queue,
+          {.query = {q.handle()}, .output = {out.buffer.handle()}, .lse = lse.buffer.handle()},
+          cache, builder->build(queue, layout.batch()), {.launches = &launches});
   EXPECT_GE(launches.front().tasks, num_splits);
   // Kernels of inline PTX and of CPUs join the splits of short queries themselves.
   const std::string_view last = launches.back().kernel;

@@ -102,8 +102,10 @@ struct Side {
               const clattn::AttentionMetadata& metadata) const {
     for (std::size_t i = 0; i < caches.size(); ++i) {
       impl.write_kv_cache(queue, {rows[i].handle()}, {rows[i].handle()}, caches[i], metadata);
-      impl.forward(queue, {rows[i].handle()}, caches[i], metadata, {outs[i].handle()},
-                   lses[i].handle());
+      impl.forward(
+          queue,
+          {.query = {rows[i].handle()}, .output = {outs[i].handle()}, .lse = lses[i].handle()},
+          caches[i], metadata);
     }
   }
 };
@@ -286,8 +288,10 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
         "graph capture: metadata of a builder without graph_batch_size cannot be recorded";
     EXPECT_EQ(error_text(
                   [&] {
-                    impl->forward(queue, {side.rows[0].handle()}, side.caches[0], metadata,
-                                  {side.outs[0].handle()});
+                    impl->forward(
+                        queue,
+                        {.query = {side.rows[0].handle()}, .output = {side.outs[0].handle()}},
+                        side.caches[0], metadata);
                   },
                   unsupported),
               fixed);
@@ -364,8 +368,9 @@ TEST(Graph, ACausalPlanIsRefusedByACrossAttentionLayer) {
   std::mt19937 random(3);
   const Step step(random, 1, 1);
   EXPECT_EQ(error_text([&] {
-              impl->forward(queue, {side.rows[0].handle()}, side.caches[0],
-                            builder->build(queue, step.batch), {side.outs[0].handle()});
+              impl->forward(queue,
+                            {.query = {side.rows[0].handle()}, .output = {side.outs[0].handle()}},
+                            side.caches[0], builder->build(queue, step.batch));
             }),
             "attn_metadata: planned for causal attention; legal: a builder with attn_type "
             "encoder_decoder");

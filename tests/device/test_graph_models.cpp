@@ -151,14 +151,14 @@ class Model {
     std::size_t i = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       for (Attention* layer : groups_[g].layers) {
-        clattn::LayerInputs inputs{.query = {i == 0 ? query_.handle() : outs_[i - 1].handle()},
-                                   .output = {outs_[i].handle()},
-                                   .num_rows = kSize};
+        clattn::AttentionTensors tensors{
+            .query = {i == 0 ? query_.handle() : outs_[i - 1].handle()},
+            .output = {outs_[i].handle()}};
         if (!groups_[g].crosses()) {  // the encoder's keys are there already
-          inputs.key = {key_.handle()};
-          inputs.value = {value_.handle()};
+          tensors.key = {key_.handle()};
+          tensors.value = {value_.handle()};
         }
-        layer->forward(device_.queue, inputs, metadata[g]);
+        layer->forward(device_.queue, tensors, metadata[g], {.num_rows = kSize});
         ++i;
       }
     }
@@ -333,7 +333,8 @@ TEST(GraphModel, AnMLALayerIsRecorded) {
       },
       builder_options());
   const auto launch = [&](const clattn::AttentionMetadata& metadata) {
-    impl->forward(device.queue, {query.handle()}, cache, metadata, {out.handle()});
+    impl->forward(device.queue, {.query = {query.handle()}, .output = {out.handle()}}, cache,
+                  metadata);
   };
   clattn::Graph graph;
   {

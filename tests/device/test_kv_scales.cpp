@@ -227,8 +227,8 @@ TEST(KVScales, ACallMayLeaveThemToTheNext) {
   const auto builder =
       model.layer.get_attn_backend()->make_builder(device.context, model.layer.config());
   const auto& metadata = builder->build(device.queue, step.batch());
-  static_cast<void>(
-      step.run(device, model.layer, &metadata, {.enable_kv_scales_calculation = false}));
+  static_cast<void>(step.run(device, model.layer, &metadata,
+                             {.forward = {.enable_kv_scales_calculation = false}}));
   EXPECT_EQ(scales_of(device, model.layer), (std::vector<float>{1, 1, 1}));
   model.expect_stored(device, step, 0, {1, 1});
   static_cast<void>(step.run(device, model.layer, &metadata));
@@ -251,8 +251,9 @@ TEST(KVScales, F2_AnInt8LayerRefusesKeysUntilItsScalesAreKnown) {
     const auto builder = backend.make_builder(device.context, layer.config());
     const auto& metadata = builder->build(device.queue, step.batch());
     const auto run = [&](bool enable) {
-      return test::error_text(
-          [&] { step.run(device, layer, &metadata, {.enable_kv_scales_calculation = enable}); });
+      return test::error_text([&] {
+        step.run(device, layer, &metadata, {.forward = {.enable_kv_scales_calculation = enable}});
+      });
     };
     EXPECT_EQ(run(false), refused);
     const auto idle = backend.make_builder(device.context, layer.config());
@@ -261,7 +262,7 @@ TEST(KVScales, F2_AnInt8LayerRefusesKeysUntilItsScalesAreKnown) {
     const std::vector<std::int32_t> start = {0};
     EXPECT_EQ(test::error_text([&] {  // stores no key
                 layer.forward(
-                    device.queue, {none, none, none, none, 0},
+                    device.queue, {none, none, none, none},
                     &idle->build(device.queue, clattn::CommonAttentionMetadata::of(start, {}, {})));
               }),
               "no error");

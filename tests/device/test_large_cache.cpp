@@ -90,8 +90,9 @@ void expect_attention(const std::shared_ptr<clattn::Context>& context, const cla
   const clattn::Buffer out =
       context->allocate(query.given.size() * clattn::element_size_bytes(DType::kF16));
   const auto impl = backend.make_impl(context, config);
-  impl->forward(queue, {.buffer = query.buffer.handle()}, cache, builder->build(queue, batch),
-                {.buffer = out.handle()});
+  impl->forward(queue,
+                {.query = {.buffer = query.buffer.handle()}, .output = {.buffer = out.handle()}},
+                cache, builder->build(queue, batch));
   const std::vector<double> got =
       cache_ops_test::decode(DType::kF16, cache_ops_test::download<std::byte>(queue, out));
   oracle::AttentionResult want = oracle::attention(truth, oracle::Element::kF16);

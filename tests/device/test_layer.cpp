@@ -245,7 +245,7 @@ TEST(Layer, ZeroesPaddingRowsOfTheFp8Output) {
     const clattn::Buffer fp8 = context->allocate(before.size());
     const layer_test::RunOptions padded{
         .padding_rows = kPadding,
-        .extra = {.output_fp8 = fp8.handle(), .output_scale = scale.handle()}};
+        .forward = {.output_fp8 = fp8.handle(), .output_scale = scale.handle()}};
     for (const bool profiling : {true, false}) {
       if (!profiling) layer.bind_kv_cache(poisoned_cache(device, layer, 3));
       device.queue.write(fp8, before);
@@ -417,14 +417,14 @@ TEST(Layer, M7_CrossAttentionsFirstStepStoresTheEncodersKeys) {
         layer.bind_kv_cache(poisoned_cache(device, layer, 3));
       batch.slot_mapping = later ? std::span<const std::int64_t>() : slots;
       const clattn::Buffer out = device.upload(std::vector<float>(query.size(), 7.0F));
-      clattn::LayerInputs inputs{.query = {queries.handle()}, .output = {out.handle()}};
+      clattn::AttentionTensors tensors{.query = {queries.handle()}, .output = {out.handle()}};
       if (!later) {
-        inputs.key = {keys.handle()};
-        inputs.value = {values.handle()};
+        tensors.key = {keys.handle()};
+        tensors.value = {values.handle()};
       }
       const auto& metadata = builder->build(device.queue, batch);
       EXPECT_EQ(metadata.slot_mapping().size(), later ? 0U : 27U);
-      layer.forward(device.queue, inputs, &metadata);
+      layer.forward(device.queue, tensors, &metadata);
       const std::vector<float> got = device.download(out);
       for (std::size_t i = 0; i < got.size(); ++i)
         ASSERT_LE(std::abs(got[i] - want.out[i]), 2 * want.bound[i] + 2e-6) << when << " " << i;

@@ -54,8 +54,11 @@ class KeyRuns {
     const std::int64_t heads = truth.query_start_loc.back() * config_.num_heads;
     step_test::FencedOutput out(*context_, queue_, config_.dtype, heads * config_.head_size, 64);
     step_test::FencedOutput lse(*context_, queue_, DType::kF32, heads, 0);
-    impl->forward(queue_, {query.handle()}, cache_, builder->build(queue_, batch),
-                  {out.buffer.handle(), out.front}, lse.buffer.handle(), nullptr, nullptr, extra);
+    impl->forward(queue_,
+                  {.query = {query.handle()},
+                   .output = {out.buffer.handle(), out.front},
+                   .lse = lse.buffer.handle()},
+                  cache_, builder->build(queue_, batch), extra);
     queue_.finish();
     auto want = oracle::attention(truth, step_test::element(config_.dtype));
     if (step_test::rounds_weights(impl->kernels())) want.add_weight_rounding();

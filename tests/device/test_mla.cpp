@@ -159,9 +159,11 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
   const auto& metadata = builder->build(queue, layout.batch());
   const std::int64_t stride = std::int64_t{c.config.num_heads} * truth.head_size + c.query_padding;
   std::vector<clattn::LaunchRecord> launches;
-  impl->forward(queue, {q.handle(), 0, stride}, cache, metadata,
-                {out.buffer.handle(), FencedOutput::kGuard}, lse.buffer.handle(), nullptr,
-                &launches);
+  impl->forward(queue,
+                {.query = {q.handle(), 0, stride},
+                 .output = {out.buffer.handle(), FencedOutput::kGuard},
+                 .lse = lse.buffer.handle()},
+                cache, metadata, nullptr, &launches);
   const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue),
                         step_test::rounds_weights(impl->kernels())};
 
@@ -396,8 +398,9 @@ TEST(MLARefusals, CacheAndMetadataMustFitTheLayer) {
   const clattn::Buffer any = context->allocate(std::size_t{1} << 20);
   clattn::MLACache cache{any, DType::kF16, layout.num_blocks, 16, 64, 16, {}};
   const auto forward = [&](const clattn::MLACache& given) {
-    return error_text(
-        [&] { impl->forward(queue, {any.handle()}, given, metadata, {any.handle()}); });
+    return error_text([&] {
+      impl->forward(queue, {.query = {any.handle()}, .output = {any.handle()}}, given, metadata);
+    });
   };
   clattn::MLACache other = cache;
   other.rope_dim = 24;

@@ -225,9 +225,8 @@ TEST(MLALayer, A2_7_AReplayAttendsToTheNextBatch) {
                         {.query = {query.handle()},
                          .key = {kv_c.handle()},
                          .value = {k_pe.handle()},
-                         .output = {out.buffer.handle(), out.front},
-                         .num_rows = kRows},
-                        &metadata);
+                         .output = {out.buffer.handle(), out.front}},
+                        &metadata, {.num_rows = kRows});
     const clattn::Graph graph = capture.end();
     for (std::uint32_t i = 1; i <= 3; ++i) {
       model.requests.step({1, i == 2 ? 0 : 1, 1}, i);
@@ -256,9 +255,8 @@ TEST(MLALayer, AWarmStepAllocatesNothing) {
                         {.query = {rows.handle()},
                          .key = {rows.handle()},
                          .value = {rows.handle()},
-                         .output = {rows.handle()},
-                         .num_rows = 2},
-                        &metadata);
+                         .output = {rows.handle()}},
+                        &metadata, {.num_rows = 2});
   };
   for (int warm = 0; warm < 4; ++warm) step();
   EXPECT_EQ(test::allocations_of([&] {
@@ -332,7 +330,7 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
   const clattn::TensorRef rows{any.handle()};
   const auto refused = [&](auto call) { return error_text(call); };
   const auto forward = [&](const clattn::KVCache& cache, const clattn::ForwardOptions& options) {
-    impl.forward(model.queue, rows, cache, metadata, rows, nullptr, nullptr, nullptr, options);
+    impl.forward(model.queue, {.query = rows, .output = rows}, cache, metadata, options);
   };
   const clattn::KVCache& own = *model.layer.kv_cache();
   EXPECT_EQ(refused([&] { forward(own, {.custom_mask = any.handle()}); }),
@@ -365,11 +363,16 @@ TEST(MLALayer, WhatDoesNotFitTheLayerIsRefused) {
   EXPECT_EQ(refused([&] { impl.write_kv_cache(model.queue, rows, rows, own, slots); }),
             "attn_metadata: built for other caches, legal: CLATTN_MLA with block_size 4");
   EXPECT_NE(refused([&] {
-              impl.forward(model.queue, rows, own, slots, rows);
+              impl.forward(model.queue, {.query = rows, .output = rows}, own, slots);
             }).find("attn_metadata: built for another configuration"),
             std::string::npos);
-  EXPECT_EQ(error_text([&] { impl.forward_encoder(model.queue, rows, rows, rows, slots, rows); },
-                       ErrorCode::kUnsupported),
+  EXPECT_EQ(error_text(
+                [&] {
+                  impl.forward_encoder(model.queue,
+                                       {.query = rows, .key = rows, .value = rows, .output = rows},
+                                       slots);
+                },
+                ErrorCode::kUnsupported),
             "attn_type decoder: keys and values come from the cache, use forward()");
   const clattn::KVCacheSpec spec = model.groups[0].spec;
   EXPECT_EQ(error_text(

@@ -159,9 +159,11 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
       clattn::make_paged_attention_builder(context, c.config, layout.options(c.num_splits));
   const auto& metadata = builder->build(queue, layout.batch());
   std::vector<clattn::LaunchRecord> launches;
-  attention->forward(queue, {q.handle()}, cache, metadata,
-                     {out.buffer.handle(), FencedOutput::kGuard}, lse.buffer.handle(), nullptr,
-                     &launches);
+  attention->forward(queue,
+                     {.query = {q.handle()},
+                      .output = {out.buffer.handle(), FencedOutput::kGuard},
+                      .lse = lse.buffer.handle()},
+                     cache, metadata, nullptr, &launches);
   const oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
   step_test::expect_close(out.read(queue), want.out, &want.bound, describe(c) + " out");
   step_test::expect_close(lse.read(queue), want.lse, nullptr, describe(c) + " lse");
@@ -350,7 +352,10 @@ TEST(PackedRefusals, QueriesCachesAndMetadataMustFit) {
       any.handle(), any.handle(), DType::kF16, layout.num_blocks, 16, 2, 64, {}, false};
   const auto forward = [&](const clattn::PackedKVCache& given) {
     return error_text(
-        [&] { attention->forward(queue, {any.handle()}, given, metadata, {any.handle()}); },
+        [&] {
+          attention->forward(queue, {.query = {any.handle()}, .output = {any.handle()}}, given,
+                             metadata);
+        },
         invalid);
   };
   clattn::PackedKVCache other = cache;

@@ -94,8 +94,10 @@ TEST(Plugin, ChecksWhatItsCallsAreGiven) {
   step.add_request(7, 0, {1, 0});
   const auto& metadata = builder->build(device.queue, step.batch());
   const auto forward = [&](const clattn::AttentionMetadata& built, const clattn::KVCache& where) {
-    return error_text(
-        [&] { impl->forward(device.queue, {memory.handle()}, where, built, {memory.handle()}); });
+    return error_text([&] {
+      impl->forward(device.queue, {.query = {memory.handle()}, .output = {memory.handle()}}, where,
+                    built);
+    });
   };
   EXPECT_EQ(forward(metadata, cache),
             "attn_metadata: its block ids reach up to 1, legal: below the cache's 1 blocks");
@@ -174,8 +176,9 @@ TEST(Plugin, B3_CachesOfOtherStridesAndShortTensorsAreRefused) {
   const auto forward = [&](const clattn::Buffer& output, const clattn::Buffer& lse) {
     const auto cache = reshape_kv_cache(memory, spec, backend, clattn::KVCacheLayout::kNHD);
     return error_text([&] {
-      impl->forward(device.queue, {rows.handle()}, cache, metadata, {output.handle()},
-                    lse.handle());
+      impl->forward(device.queue,
+                    {.query = {rows.handle()}, .output = {output.handle()}, .lse = lse.handle()},
+                    cache, metadata);
     });
   };
   const auto& flashinfer = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
@@ -219,8 +222,11 @@ TEST(Plugin, ItsCallsAreNotRecorded) {
   const clattn::TensorRef tensor{memory.handle()};
   clattn::GraphCapture capture(device.queue);
   const std::string expected = "graph capture: backend REFERENCE cannot be recorded";
-  EXPECT_EQ(error_text([&] { impl->forward(device.queue, tensor, cache, metadata, tensor); },
-                       clattn::ErrorCode::kUnsupported),
+  EXPECT_EQ(error_text(
+                [&] {
+                  impl->forward(device.queue, {.query = tensor, .output = tensor}, cache, metadata);
+                },
+                clattn::ErrorCode::kUnsupported),
             expected);
   EXPECT_EQ(error_text([&] { impl->write_kv_cache(device.queue, tensor, tensor, cache, metadata); },
                        clattn::ErrorCode::kUnsupported),

@@ -81,8 +81,11 @@ struct Prompt {
     return test::error_text([&] {
       std::optional<clattn::GraphCapture> capture;
       if (is_recorded) capture.emplace(queue);
-      impl->forward(queue, {query.handle(), 8, kStride}, cache, *metadata,
-                    {output.handle(), 8, kStride}, lse.handle(), nullptr, nullptr, options);
+      impl->forward(queue,
+                    {.query = {query.handle(), 8, kStride},
+                     .output = {output.handle(), 8, kStride},
+                     .lse = lse.handle()},
+                    cache, *metadata, options);
       queue.finish();
     });
   }
@@ -160,8 +163,12 @@ TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
   const Buffer keys = context->allocate(kTokens * kRow), few = context->allocate(kRow);
   const auto forward = [&](const Buffer& key, const Buffer& value) {
     return test::error_text([&] {
-      impl->forward_encoder(queue, {rows.handle()}, {key.handle()}, {value.handle()}, metadata,
-                            {rows.handle()});
+      impl->forward_encoder(queue,
+                            {.query = {rows.handle()},
+                             .key = {key.handle()},
+                             .value = {value.handle()},
+                             .output = {rows.handle()}},
+                            metadata);
       queue.finish();
     });
   };

@@ -56,12 +56,11 @@ struct Model {
       for (std::int32_t p = 0; p < kMostTokens / kPage + 8; ++p) table.push_back(p);
     }
     const auto& metadata = builder->build(queue, CommonAttentionMetadata::of(starts, lens, table));
-    clattn::LayerInputs inputs{.query = {rows.handle()},
-                               .key = {rows.handle()},
-                               .value = {rows.handle()},
-                               .output = {out.handle()},
-                               .num_rows = starts.back() + 1};
-    layer.forward(queue, inputs, &metadata);
+    const clattn::AttentionTensors tensors{.query = {rows.handle()},
+                                           .key = {rows.handle()},
+                                           .value = {rows.handle()},
+                                           .output = {out.handle()}};
+    layer.forward(queue, tensors, &metadata, {.num_rows = starts.back() + 1});
     queue.finish();
   }
 };

@@ -89,7 +89,7 @@ struct Layer {
     return options;
   }
   void launch(const clattn::AttentionMetadata& step) const {
-    impl->forward(queue, {q.handle()}, cache, step, {out.handle()});
+    impl->forward(queue, {.query = {q.handle()}, .output = {out.handle()}}, cache, step);
   }
   void forget() const { queue.fill(out, 0x12345678, 0, out.size_bytes()); }
   std::vector<std::byte> result() const {

@@ -237,7 +237,7 @@ TEST_F(CaptureInProcess, LevelsOfACascadeAndTheirMerge) {
   const clattn::CascadeImpl layer(context, backend, config);
   const clattn::CascadeLevel levels[] = {{both, one, prefix, full}, {each, each, own, last, true}};
   cascade.plan(queue, levels);
-  cascade.run(queue, layer, cache, {.query = {query.handle()}, .output = {out.handle()}});
+  cascade.run(queue, layer, {.query = {query.handle()}, .output = {out.handle()}}, cache);
   std::vector<float> want(kOut);
   queue.read(out, std::as_writable_bytes(std::span(want)));
 

@@ -101,7 +101,8 @@ TEST_F(CaptureOfCalls, PlansOfEveryPolicy) {
         const auto& metadata =
             builder->build(queue_, arrays.batch(), nullptr, {.fast_build = fast});
         const clattn::Buffer out = make_rows(arrays.starts.back());
-        impl->forward(queue_, {query.handle()}, cache, metadata, {out.handle()});
+        impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache,
+                      metadata);
         expect_again(out, row.name + (fast ? ", fast" : "") +
                               (policy == SplitPolicy::kBalanced ? "" : ", deterministic"));
       }
@@ -122,7 +123,7 @@ TEST_F(CaptureOfCalls, APlanThatWasTakenOver) {
   const auto& metadata = second->update_block_table(
       queue_, planned,
       {.block_table = batch.block_table, .block_table_stride = batch.block_table_stride});
-  impl->forward(queue_, {query.handle()}, cache, metadata, {out.handle()});
+  impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache, metadata);
   expect_again(out, "taken over");
 }
 
@@ -133,8 +134,8 @@ TEST_F(CaptureOfCalls, KernelsOfAForcedFamily) {
   const auto builder = backend_.make_builder(context_, config_, {});
   const Arrays arrays(kMixed);
   const clattn::Buffer query = make_rows(9), out = make_rows(9);
-  impl->forward(queue_, {query.handle()}, cache, builder->build(queue_, arrays.batch()),
-                {out.handle()});
+  impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache,
+                builder->build(queue_, arrays.batch()));
   expect_again(out, "kernels of GPUs");
 }
 
@@ -161,7 +162,7 @@ TEST_F(CaptureOfCalls, LatentDecodes) {
       options.split_policy = policy;
       const auto builder = make_mla_builder(context_, config, options);
       const auto& metadata = builder->build(queue_, arrays.batch(), nullptr, {.fast_build = fast});
-      impl->forward(queue_, {query.handle()}, cache, metadata, {out.handle()});
+      impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache, metadata);
       expect_again(out, "latent rows");
     }
   }
@@ -183,7 +184,7 @@ TEST_F(CaptureOfCalls, ACascadeIsOneCase) {
       const clattn::Buffer out = make_rows(arrays.starts.back());
       const std::size_t before = cases().size();
       cascade.build(queue_, arrays.batch(), 640);
-      cascade.forward(queue_, layer, cache, {.query = {query.handle()}, .output = {out.handle()}});
+      cascade.forward(queue_, layer, {.query = {query.handle()}, .output = {out.handle()}}, cache);
       ASSERT_EQ(cases().size(), before + 1);
       EXPECT_NE(read_bytes(newest() / "case.json").find("\"common_prefix_len\": 640"),
                 std::string::npos);
@@ -231,8 +232,8 @@ TEST_P(CaptureOfPackedCalls, GiveTheirBitsAgain) {
     options.num_splits = num_splits;
     const auto builder = make_paged_attention_builder(context_, config_, options);
     const clattn::Buffer query = make_rows(3), out = make_rows(3);
-    attention->forward(queue_, {query.handle()}, cache, builder->build(queue_, arrays.batch()),
-                       {out.handle()});
+    attention->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache,
+                       builder->build(queue_, arrays.batch()));
     expect_again(out, "splits " + std::to_string(num_splits));
   }
   // The replayed writes left in their pages what the writes did.

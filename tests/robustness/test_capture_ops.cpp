@@ -156,7 +156,7 @@ TEST_F(CaptureOfOperations, F12_StepsOfPlugins) {
       builder->build(queue_, clattn::CommonAttentionMetadata::of(starts, lens, table));
   const std::size_t before = cases().size();
   impl->write_kv_cache(queue_, tensor, tensor, cache, metadata);
-  impl->forward(queue_, tensor, cache, metadata, {.buffer = out.handle()});
+  impl->forward(queue_, {.query = tensor, .output = {.buffer = out.handle()}}, cache, metadata);
   const auto made = cases();
   ASSERT_EQ(made.size(), before + 2);
   EXPECT_EQ(made[before].filename().string().substr(5), "reshape_and_cache");

@@ -130,9 +130,11 @@ class AttentionWorkload : public Workload {
     const TensorRef query{query_.handle()}, out{out_.handle()};
     const AttentionMetadata& metadata = *metadata_[set_];
     if (packed_) {
-      packed_impl_->forward(queue, query, *packed_, metadata, out, nullptr, nullptr, launches);
+      packed_impl_->forward(queue, {.query = query, .output = out}, *packed_, metadata, nullptr,
+                            launches);
     } else {
-      impl_->forward(queue, query, cache_.cache, metadata, out, nullptr, nullptr, launches);
+      impl_->forward(queue, {.query = query, .output = out}, cache_.cache, metadata,
+                     {.launches = launches});
     }
   }
 

@@ -93,7 +93,7 @@ class MergeWorkload final : public Workload {
   static TiledRandom lses(std::size_t state) {
     return {DType::kF32, 20 + static_cast<std::uint32_t>(state)};
   }
-  AttnState ref(std::size_t state) const {
+  OutputWithLSE ref(std::size_t state) const {
     const auto at = static_cast<std::int64_t>(set_ * rows_);
     return {.output = {.buffer = states_[state].out.handle(),
                        .offset = at * static_cast<std::int64_t>(width_)},

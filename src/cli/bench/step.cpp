@@ -55,8 +55,8 @@ class StepWorkload final : public Workload {
     state_.prepare_graph_input_buffers(queue_, shape.num_reqs(), batch_.metadata());
     eager_ = &eager_builder_->build(queue_, batch_.metadata());
     std::vector<LaunchRecord> records;
-    impl_->forward(queue_, {query_.handle()}, cache_.cache, *eager_, {eager_out_.handle()}, nullptr,
-                   nullptr, &records);
+    impl_->forward(queue_, {.query = {query_.handle()}, .output = {eager_out_.handle()}},
+                   cache_.cache, *eager_, {.launches = &records});
     eager_launches_ = kLayers * (records.size() + 1);  // and the cache's
     queue_.finish();
     backend = cache_.backend->name();
@@ -124,7 +124,8 @@ class StepWorkload final : public Workload {
   void launch(const AttentionMetadata& metadata, const Buffer& out) const {
     for (int layer = 0; layer < kLayers; ++layer) {
       impl_->write_kv_cache(queue_, {query_.handle()}, {query_.handle()}, cache_.cache, metadata);
-      impl_->forward(queue_, {query_.handle()}, cache_.cache, metadata, {out.handle()});
+      impl_->forward(queue_, {.query = {query_.handle()}, .output = {out.handle()}}, cache_.cache,
+                     metadata);
     }
   }
 

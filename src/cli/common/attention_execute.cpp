@@ -61,23 +61,23 @@ class Layer {
   void forward(const Queue& queue, const AttentionCall& call, const Inputs& inputs,
                const KVCache& cache, const CallOutputs& outputs,
                std::vector<LaunchRecord>& launches) const {
-    const TensorRef query{.buffer = inputs.query.handle()};
-    const TensorRef out = outputs.out();
-    const cl_mem lse = outputs.lse();
+    const AttentionTensors tensors{.query = {.buffer = inputs.query.handle()},
+                                   .key = {.buffer = inputs.key.handle()},
+                                   .value = {.buffer = inputs.value.handle()},
+                                   .output = outputs.out(),
+                                   .lse = outputs.lse()};
     if (cascade_) {
-      return cascade_->forward(queue, *cascade_impl_, cache,
-                               {.query = query, .output = out, .lse = lse}, nullptr, &launches);
+      return cascade_->forward(queue, *cascade_impl_, tensors, cache, nullptr, &launches);
     }
-    const ForwardOptions options = {.custom_mask = inputs.custom_mask.handle(),
+    const ForwardOptions options = {.launches = &launches,
+                                    .custom_mask = inputs.custom_mask.handle(),
                                     .custom_mask_stride = call.max_seq_len(),
                                     .output_fp8 = call.config.output_fp8 ? outputs.fp8() : nullptr,
                                     .output_scale = inputs.output_scale.handle()};
     if (call.config.contiguous_kv()) {
-      impl->forward_encoder(queue, query, {.buffer = inputs.key.handle()},
-                            {.buffer = inputs.value.handle()}, *metadata_, out, lse, nullptr,
-                            &launches, options);
+      impl->forward_encoder(queue, tensors, *metadata_, options);
     } else {
-      impl->forward(queue, query, cache, *metadata_, out, lse, nullptr, &launches, options);
+      impl->forward(queue, tensors, cache, *metadata_, options);
     }
   }
 

@@ -90,8 +90,10 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall&
   outputs.run(
       queue, repeat, impl->kernels(),
       [&](auto& launches) {
-        impl->forward(queue, {.buffer = query.handle()}, cache, metadata, outputs.out(),
-                      outputs.lse(), nullptr, &launches);
+        impl->forward(
+            queue,
+            {.query = {.buffer = query.handle()}, .output = outputs.out(), .lse = outputs.lse()},
+            cache, metadata, nullptr, &launches);
       },
       outcome);
   return outcome;
@@ -164,8 +166,10 @@ AttentionOutcome execute_packed(const std::shared_ptr<Context>& context, const A
   outputs.run(
       queue, repeat, layer->kernels(),
       [&](auto& launches) {
-        layer->forward(queue, {.buffer = query.handle()}, memory.cache, metadata, outputs.out(),
-                       outputs.lse(), nullptr, &launches);
+        layer->forward(
+            queue,
+            {.query = {.buffer = query.handle()}, .output = outputs.out(), .lse = outputs.lse()},
+            memory.cache, metadata, nullptr, &launches);
       },
       outcome);
   return outcome;

@@ -261,8 +261,10 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
     impl_->write_kv_cache(queue_, pool_->rows_from(PoolTensor::kKey, row),
                           pool_->rows_from(PoolTensor::kValue, row), caches_[index], metadata,
                           &write_events_[index]);
-    impl_->forward(queue_, pool_->rows_from(PoolTensor::kQuery, row), caches_[index], metadata,
-                   {.buffer = output.handle()}, nullptr, nullptr, &launches_[index]);
+    impl_->forward(
+        queue_,
+        {.query = pool_->rows_from(PoolTensor::kQuery, row), .output = {.buffer = output.handle()}},
+        caches_[index], metadata, {.launches = &launches_[index]});
   }
   queue_.finish();
   times.total_us = elapsed_us(start);

@@ -97,8 +97,8 @@ CostBench::Steps CostBench::make_steps(const CostBatch& batch) {
 void CostBench::forward(Steps& steps, const Queue& queue,
                         std::vector<LaunchRecord>* records) const {
   const AttentionMetadata& metadata = *steps.metadata[steps.next++ % steps.metadata.size()];
-  impl_->forward(queue, {.buffer = query_.handle()}, cache_, metadata, {.buffer = out_.handle()},
-                 nullptr, nullptr, records);
+  impl_->forward(queue, {.query = {.buffer = query_.handle()}, .output = {.buffer = out_.handle()}},
+                 cache_, metadata, {.launches = records});
 }
 
 std::vector<CostLaunch> CostBench::launches(const CostBatch& batch) {
