@@ -52,5 +52,14 @@ if [ -s "$work/lost" ]; then
   status=1
 fi
 
+# clattn.hpp brings what an engine needs: 12 headers of ours at most.
+echo clattn/clattn.hpp > "$work/reached"
+while sed 's/^/include\//' "$work/reached" | xargs grep -ohE '<clattn/[^>]+' | tr -d '<' |
+    sort -u - "$work/reached" > "$work/further" && ! cmp -s "$work/reached" "$work/further"; do
+  mv "$work/further" "$work/reached"
+done
+headers=$(($(wc -l < "$work/reached") - 1))
+[ "$headers" -le 12 ] || complain "include/clattn/clattn.hpp reaches $headers headers, legal: <= 12"
+
 [ $status != 0 ] || echo "docs: README, variables, links, headers and tests agree with the sources"
 exit $status

@@ -86,7 +86,7 @@ struct LseRef {
 };
 
 /// An attention result over part of the keys: output [tokens, heads, head_size] and its LSE.
-struct OutputWithLSE {
+struct OutputWithLse {
   TensorRef output;
   LseRef lse;
 };
@@ -114,8 +114,8 @@ struct MergeAttnStates {
 /// output 0, LSE -inf. Without a buffer `merged.lse` is not written. `merged` may be one of the
 /// inputs itself, but not overlap one otherwise; an output of 8 bits overlaps none. Asynchronous.
 void merge_attn_states(const Context& context, cl_command_queue queue,
-                       const MergeAttnStates& config, const OutputWithLSE& merged,
-                       const OutputWithLSE& prefix, const OutputWithLSE& suffix,
+                       const MergeAttnStates& config, const OutputWithLse& merged,
+                       const OutputWithLse& prefix, const OutputWithLse& suffix,
                        Event* event = nullptr);
 
 /// Work-items a group of concat_and_cache_mla() and merge_attn_states() on a device, for reports.

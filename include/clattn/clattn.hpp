@@ -1,35 +1,17 @@
 #pragma once
 
-/// CLAttn: paged attention for every OpenCL device. See README.md for a first program.
+/// CLAttn: paged attention for every OpenCL device. This header is what an engine needs to serve a
+/// model; README.md has a first program. The other headers of this folder are included by name:
+/// cache operations, cascades, MLA's own calls, plug-ins, tuning. `compat/` holds what mirrors
+/// names of older or particular engines.
 
 #include <clattn/attention.hpp>
 #include <clattn/attention_config.hpp>
-#include <clattn/attn_utils.hpp>
-#include <clattn/batch_view.hpp>
-#include <clattn/cache_ops.hpp>
-#include <clattn/cascade.hpp>
-#include <clattn/ceilings.hpp>
 #include <clattn/context.hpp>
-#include <clattn/custom_mask.hpp>
-#include <clattn/derived_batches.hpp>
 #include <clattn/device.hpp>
 #include <clattn/error.hpp>
-#include <clattn/flashinfer.hpp>
 #include <clattn/graph.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer.hpp>
-#include <clattn/layer_parameters.hpp>
 #include <clattn/metadata.hpp>
-#include <clattn/mla.hpp>
-#include <clattn/page.hpp>
-#include <clattn/paged_attention.hpp>
-#include <clattn/paged_bias.hpp>
-#include <clattn/plugin.hpp>
-#include <clattn/registry.hpp>
-#include <clattn/reorder.hpp>
-#include <clattn/spec_decode.hpp>
-#include <clattn/tuning.hpp>
 #include <clattn/types.hpp>
-#include <clattn/v0_slot_mapping.hpp>
-#include <clattn/virtual_batches.hpp>
-#include <clattn/xformers.hpp>

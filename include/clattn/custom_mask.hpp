@@ -1,11 +1,29 @@
 #pragma once
 
-#include <clattn/derived_batches.hpp>
 #include <clattn/metadata.hpp>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace clattn {
+
+/// Positions [start, end) of a request that attend to one another in both directions, such as the
+/// tokens of an image.
+struct MMSpan {
+  std::int32_t request = 0;
+  std::int32_t start = 0;
+  std::int32_t end = 0;
+};
+
+/// Each request's ranges, padded with the empty range (0, 0). Ends are exclusive.
+struct MMPrefixRanges {
+  std::vector<std::int32_t> ranges;  ///< [num_reqs, max_ranges, 2]: start, end
+  std::int32_t max_ranges = 0;       ///< 0 = no request has a range
+};
+
+/// Groups spans by request, ascending. Spans without a position are dropped; spans of a request
+/// that overlap are refused. vLLM: compute_mm_prefix_range_tensor.
+MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32_t num_reqs);
 
 /// What ForwardOptions::custom_mask takes, made on the host.
 struct CustomMask {

@@ -157,7 +157,7 @@ void MultiLevelCascadeAttentionWrapper::merge_level(cl_command_queue queue,
                                                     std::vector<LaunchRecord>* launches) const {
   const std::int32_t num_tokens = batches_.front().num_tokens();
   if (num_tokens == 0) return;
-  const OutputWithLSE so_far{merged.output, {merged.lse}};
+  const OutputWithLse so_far{merged.output, {merged.lse}};
   Event done;
   Event* const wanted = launches == nullptr ? event : &done;
   detail::enqueue_merge(*merge_, queue,

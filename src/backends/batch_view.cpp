@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <clattn/batch_view.hpp>
+#include <clattn/compat/batch_view.hpp>
 
 #include "base/error.hpp"
 #include "kernels/step/paged_step.hpp"

@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <array>
-#include <clattn/flashinfer.hpp>
+#include <clattn/compat/flashinfer.hpp>
 #include <numeric>
 #include <vector>
 

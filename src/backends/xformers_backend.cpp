@@ -1,7 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <array>
-#include <clattn/xformers.hpp>
+#include <clattn/compat/xformers.hpp>
 
 #include "backends/registry.hpp"
 #include "base/error.hpp"

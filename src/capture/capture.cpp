@@ -169,7 +169,7 @@ struct TokenRequests {
 
 /// `count` of the `num_tokens` rows of one side of a merge, zeros behind them.
 void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_view name,
-               const OutputWithLSE& state, std::int64_t count) {
+               const OutputWithLse& state, std::int64_t count) {
   const Queue queue = Queue::adopt(call.queue);
   const std::int64_t heads = call.config.num_heads, tokens = call.config.num_tokens;
   writer.add(fmt::format("{}_output", name),

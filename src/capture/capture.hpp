@@ -116,8 +116,8 @@ void capture_concat_and_cache_mla(cl_command_queue queue, const LatentWrite& wri
 struct CapturedMerge {
   cl_command_queue queue = nullptr;
   const MergeAttnStates& config;
-  const OutputWithLSE& prefix;
-  const OutputWithLSE& suffix;
+  const OutputWithLse& prefix;
+  const OutputWithLse& suffix;
 };
 void capture_merge(const CapturedMerge& call);
 

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include <clattn/paged_attention.hpp>
+#include <clattn/compat/paged_attention.hpp>
 
 #include <fmt/format.h>
 

@@ -78,7 +78,7 @@ void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std
       .arg<cl_long>(lse.head_stride);
 }
 
-void bind_state(KernelLease& lease, const MergeAttnStates& config, const OutputWithLSE& state,
+void bind_state(KernelLease& lease, const MergeAttnStates& config, const OutputWithLse& state,
                 const Rows& rows, std::string_view name) {
   bind_output(lease, config, state.output, rows, fmt::format("{}.output", name));
   bind_lse(lease, config, state.lse, rows.count, fmt::format("{}.lse", name));
@@ -95,8 +95,8 @@ detail::OpKernel detail::merge_kernel(const Context& context, const MergeAttnSta
 }
 
 void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
-                           const MergeAttnStates& config, const OutputWithLSE& merged,
-                           const OutputWithLSE& prefix, const OutputWithLSE& suffix, Event* event) {
+                           const MergeAttnStates& config, const OutputWithLse& merged,
+                           const OutputWithLse& prefix, const OutputWithLse& suffix, Event* event) {
   check_merge(config);
   if (prefix.lse.buffer == nullptr) throw_invalid("prefix.lse: no buffer");
   if (suffix.lse.buffer == nullptr) throw_invalid("suffix.lse: no buffer");
@@ -119,8 +119,8 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
 }
 
 void merge_attn_states(const Context& context, cl_command_queue queue,
-                       const MergeAttnStates& config, const OutputWithLSE& merged,
-                       const OutputWithLSE& prefix, const OutputWithLSE& suffix, Event* event) {
+                       const MergeAttnStates& config, const OutputWithLse& merged,
+                       const OutputWithLse& prefix, const OutputWithLse& suffix, Event* event) {
   detail::enqueue_merge(detail::merge_kernel(context, config), queue, config, merged, prefix,
                         suffix, event);
 }

@@ -12,7 +12,7 @@ namespace clattn::detail {
 /// `config`: dtype, output_dtype and lse_base count.
 OpKernel merge_kernel(const Context& context, const MergeAttnStates& config);
 void enqueue_merge(const OpKernel& kernel, cl_command_queue queue, const MergeAttnStates& config,
-                   const OutputWithLSE& merged, const OutputWithLSE& prefix,
-                   const OutputWithLSE& suffix, Event* event);
+                   const OutputWithLse& merged, const OutputWithLse& prefix,
+                   const OutputWithLse& suffix, Event* event);
 
 }  // namespace clattn::detail

@@ -1,4 +1,4 @@
-#include <clattn/spec_decode.hpp>
+#include <clattn/compat/spec_decode.hpp>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"

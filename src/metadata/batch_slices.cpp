@@ -1,6 +1,6 @@
 // Parts of a batch as batches, requests cut where a part ends.
 #include <algorithm>
-#include <clattn/derived_batches.hpp>
+#include <clattn/compat/derived_batches.hpp>
 #include <string_view>
 
 #include "base/checked.hpp"

@@ -32,6 +32,38 @@ void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
 
 }  // namespace
 
+MMPrefixRanges compute_mm_prefix_range(std::span<const MMSpan> spans, std::int32_t num_reqs) {
+  detail::check_at_least("num_reqs", num_reqs, 0);
+  std::vector<std::vector<MMSpan>> rows(to_size(num_reqs));
+  for (const MMSpan& span : spans) {
+    throw_invalid_if(span.request < 0 || span.request >= num_reqs,
+                     "multimodal span of request {}, legal: 0 … {} (num_reqs - 1)", span.request,
+                     num_reqs - 1);
+    throw_invalid_if(span.start < 0 || span.end < span.start,
+                     "request {}: multimodal span [{}, {}), legal: 0 <= start <= end", span.request,
+                     span.start, span.end);
+    if (span.start < span.end) rows[to_size(span.request)].push_back(span);
+  }
+  std::size_t max_ranges = 0;
+  for (auto& row : rows) {
+    std::ranges::sort(row, {}, &MMSpan::start);
+    for (std::size_t i = 1; i < row.size(); ++i) {
+      if (row[i].start >= row[i - 1].end) continue;
+      throw_invalid("request {}: multimodal span [{}, {}) overlaps [{}, {})", row[i].request,
+                    row[i].start, row[i].end, row[i - 1].start, row[i - 1].end);
+    }
+    max_ranges = std::max(max_ranges, row.size());
+  }
+  MMPrefixRanges result{{}, static_cast<std::int32_t>(max_ranges)};
+  for (const auto& row : rows) {
+    for (const MMSpan& span : row) {
+      result.ranges.insert(result.ranges.end(), {span.start, span.end});
+    }
+    result.ranges.resize(result.ranges.size() + 2 * (max_ranges - row.size()), 0);
+  }
+  return result;
+}
+
 CustomMask make_mm_prefix_mask(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
                                std::int32_t sliding_window) {
   CustomMask mask;

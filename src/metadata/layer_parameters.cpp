@@ -1,4 +1,4 @@
-#include <clattn/layer_parameters.hpp>
+#include <clattn/compat/layer_parameters.hpp>
 #include <cmath>
 #include <set>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include <clattn/page.hpp>
+#include <clattn/compat/page.hpp>
 #include <string_view>
 
 #include "base/checked.hpp"

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <clattn/paged_bias.hpp>
+#include <clattn/compat/paged_bias.hpp>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"

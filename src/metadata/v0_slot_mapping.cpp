@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <clattn/compat/v0_slot_mapping.hpp>
 #include <clattn/types.hpp>
-#include <clattn/v0_slot_mapping.hpp>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <clattn/virtual_batches.hpp>
+#include <clattn/compat/virtual_batches.hpp>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"

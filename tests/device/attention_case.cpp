@@ -1,3 +1,4 @@
+
 #include "device/attention_case.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+
 #include "device/attention_host.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/cache_ops.hpp>
 #include <stdexcept>
 
 #include "device/cache_ops_support.hpp"

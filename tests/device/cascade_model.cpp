@@ -1,3 +1,5 @@
+#include <clattn/cascade.hpp>
+
 #include "device/cascade_model.hpp"
 
 #include <cmath>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <limits>

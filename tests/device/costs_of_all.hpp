@@ -2,6 +2,7 @@
 
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 
 namespace test {
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
 #include <functional>
 #include <string>

@@ -1,3 +1,4 @@
+
 #include "device/layer_model.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <clattn/attn_utils.hpp>
 
 #include <cstdint>
 #include <memory>

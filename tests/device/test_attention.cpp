@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <memory>
 #include <span>
 #include <thread>

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <clattn/attn_utils.hpp>
+#include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
 #include <numeric>
 #include <string>

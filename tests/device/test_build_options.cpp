@@ -2,6 +2,7 @@
 // by another KV cache group, and what a builder says before a step is built.
 #include <gtest/gtest.h>
 
+#include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
 #include <cstring>
 #include <memory>

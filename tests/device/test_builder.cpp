@@ -1,7 +1,11 @@
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS  // clCreateCommandQueue: every platform has it
 #include <gtest/gtest.h>
 
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/flashinfer.hpp>
+#include <clattn/compat/paged_attention.hpp>
+#include <clattn/compat/xformers.hpp>
 #include <functional>
 #include <limits>
 #include <numeric>

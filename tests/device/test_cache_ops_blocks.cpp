@@ -1,4 +1,6 @@
 #include <fmt/format.h>
+#include <clattn/cache_ops.hpp>
+#include <clattn/mla.hpp>
 
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+#include <clattn/cache_ops.hpp>
 #include <cmath>
 
 #include "device/cache_blocks.hpp"

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <clattn/cache_ops.hpp>
 
 #include <cmath>
 #include <limits>
@@ -105,8 +106,8 @@ struct Merger {
   std::size_t group_size = 0;  // 0: the device's
 
   void operator()(const clattn::Queue& queue, const clattn::MergeAttnStates& config,
-                  const clattn::OutputWithLSE& merged, const clattn::OutputWithLSE& prefix,
-                  const clattn::OutputWithLSE& suffix) const {
+                  const clattn::OutputWithLse& merged, const clattn::OutputWithLse& prefix,
+                  const clattn::OutputWithLse& suffix) const {
     if (group_size == 0) {
       return clattn::merge_attn_states(context, queue, config, merged, prefix, suffix);
     }
@@ -164,8 +165,8 @@ void run(const clattn::Context& context, const MergeCase& c) {
   config.dtype = c.dtype;
   config.lse_base = c.base;
   config.prefill_tokens_with_context = c.with_context;
-  const clattn::OutputWithLSE p{{.buffer = prefix.handle()}, lse(prefix_lse)};
-  const clattn::OutputWithLSE s{{.buffer = suffix.handle()}, lse(suffix_lse)};
+  const clattn::OutputWithLse p{{.buffer = prefix.handle()}, lse(prefix_lse)};
+  const clattn::OutputWithLse s{{.buffer = suffix.handle()}, lse(suffix_lse)};
   const Want want = merge(states, c.base == LseBase::kE ? std::exp(1.0) : 2.0,
                           c.with_context < 0 ? kTokens : c.with_context);
 
@@ -319,11 +320,11 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();
   const clattn::Buffer memory = context.allocate(4096);
-  const clattn::OutputWithLSE state{{.buffer = memory.handle()}, {.buffer = memory.handle()}};
+  const clattn::OutputWithLse state{{.buffer = memory.handle()}, {.buffer = memory.handle()}};
   clattn::MergeAttnStates config;
   config.num_tokens = 1;
-  const auto refuse = [&](const clattn::OutputWithLSE& merged,
-                          const clattn::OutputWithLSE& prefix) {
+  const auto refuse = [&](const clattn::OutputWithLse& merged,
+                          const clattn::OutputWithLse& prefix) {
     return error_text(
         [&] { clattn::merge_attn_states(context, queue, config, merged, prefix, state); });
   };
@@ -355,7 +356,7 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   EXPECT_EQ(refuse({state.output, {memory.handle(), 8, 8, 1}}, state),
             "merged.lse: its 128 rows end at element 1025, legal: the buffer's 1024");
   const clattn::Buffer half = context.allocate(2048);
-  const clattn::OutputWithLSE few{{.buffer = half.handle()}, {.buffer = memory.handle()}};
+  const clattn::OutputWithLse few{{.buffer = half.handle()}, {.buffer = memory.handle()}};
   EXPECT_EQ(refuse(state, few),
             "prefix.output: its 128 rows end at element 1024, legal: the buffer's 512");
   config.prefill_tokens_with_context = 64;  // the others have no prefix
@@ -374,7 +375,7 @@ TEST(MergeAttnStates, ANaNLseIsNotTakenForAnEmptySide) {
     const clattn::Buffer p = upload(*context, queue, ones), s = upload(*context, queue, ones);
     const clattn::Buffer p_lse = upload(*context, queue, prefix_lse);
     const clattn::Buffer s_lse = upload(*context, queue, suffix_lse);
-    const clattn::OutputWithLSE prefix{{.buffer = p.handle()}, {.buffer = p_lse.handle()}};
+    const clattn::OutputWithLse prefix{{.buffer = p.handle()}, {.buffer = p_lse.handle()}};
     clattn::merge_attn_states(
         *context, queue, {.num_tokens = 4, .num_heads = 1, .head_size = 8, .dtype = DType::kF32},
         prefix, prefix, {{.buffer = s.handle()}, {.buffer = s_lse.handle()}});

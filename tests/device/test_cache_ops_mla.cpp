@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <clattn/mla.hpp>
 
 #include <array>
 #include <cmath>

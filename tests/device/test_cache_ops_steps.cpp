@@ -1,4 +1,7 @@
 #include <fmt/format.h>
+#include <clattn/cache_ops.hpp>
+#include <clattn/compat/derived_batches.hpp>
+#include <clattn/mla.hpp>
 
 #include "device/cache_ops_support.hpp"
 

@@ -1,4 +1,6 @@
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS  // clCreateCommandQueue: every platform has it
+#include <clattn/cache_ops.hpp>
+
 #include "opencl/call_memory.hpp"
 
 #include <array>

@@ -1,5 +1,6 @@
 // Cascades (A6.8, A6.11) against the oracle over the levels' keys one behind the other.
 #include <gmock/gmock.h>
+#include <clattn/cascade.hpp>
 
 #include <array>
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstring>
 #include <functional>

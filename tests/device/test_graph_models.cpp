@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
 #include <cmath>
 #include <cstring>
 #include <map>

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstring>
 #include <functional>

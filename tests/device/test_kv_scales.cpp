@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
 #include <cmath>
 #include <latch>

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <clattn/cache_ops.hpp>
 
 #include <cmath>
 

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/virtual_batches.hpp>
+#include <clattn/registry.hpp>
 #include <cmath>
 #include <functional>
 #include <limits>

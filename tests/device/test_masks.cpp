@@ -1,5 +1,8 @@
 // Batches and masks that the library makes on the host from other descriptions of attention, run by
 // the ordinary builder and judged by the oracle over the keys that the description means.
+#include <clattn/compat/paged_bias.hpp>
+#include <clattn/custom_mask.hpp>
+
 #include "device/step_case.hpp"
 
 namespace {

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <clattn/attn_utils.hpp>
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
 #include <cmath>
 #include <limits>
 #include <string>

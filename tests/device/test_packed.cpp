@@ -1,5 +1,5 @@
 // Decode over x-packed caches against the oracle (A6.3 layouts, A6.7 semantics).
-#include <clattn/paged_attention.hpp>
+#include <clattn/compat/paged_attention.hpp>
 
 #include "device/runtime_fixture.hpp"
 #include "device/step_case.hpp"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <string>
 #include <vector>
 

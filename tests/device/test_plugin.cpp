@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <clattn/attn_utils.hpp>
+#include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/plugin.hpp>
 #include <memory>
 #include <string>
 

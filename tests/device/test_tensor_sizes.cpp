@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
 #include <functional>
 #include <optional>
 #include <string>

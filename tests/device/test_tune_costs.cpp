@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <cmath>
 #include <memory>
 #include <span>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <cmath>
 #include <span>
 

@@ -1,6 +1,7 @@
 // What warm_up() leaves for the first step: nothing to build, and no kernel's first launch.
 #include <gtest/gtest.h>
 
+#include <clattn/attn_utils.hpp>
 #include <clattn/clattn.hpp>
 #include <memory>
 #include <vector>

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <clattn/reorder.hpp>
 
 #include <numeric>
 #include <random>

@@ -1,7 +1,8 @@
 #include <gtest/gtest.h>
+#include <clattn/reorder.hpp>
 
 #include <algorithm>
-#include <clattn/derived_batches.hpp>
+#include <clattn/compat/derived_batches.hpp>
 #include <random>
 #include <utility>
 

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <clattn/tuning.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
+#include <clattn/custom_mask.hpp>
+#include <clattn/reorder.hpp>
 
-#include <clattn/derived_batches.hpp>
+#include <clattn/compat/derived_batches.hpp>
 
 #include "metadata/validate.hpp"
 #include "metadata_batch.hpp"

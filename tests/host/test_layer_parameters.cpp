@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <clattn/layer_parameters.hpp>
+#include <clattn/compat/layer_parameters.hpp>
 #include <vector>
 
 #include "metadata_batch.hpp"

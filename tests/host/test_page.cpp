@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <clattn/page.hpp>
+#include <clattn/compat/page.hpp>
 
 #include "metadata_batch.hpp"
 

@@ -1,3 +1,4 @@
+
 #include "metadata/page_list.hpp"
 
 #include <gtest/gtest.h>

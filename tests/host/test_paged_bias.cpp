@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
+#include <clattn/custom_mask.hpp>
 
-#include <clattn/paged_bias.hpp>
+#include <clattn/compat/paged_bias.hpp>
 
 #include "metadata_batch.hpp"
 

@@ -1,3 +1,4 @@
+
 #include "metadata/plan_model.hpp"
 
 #include <gtest/gtest.h>

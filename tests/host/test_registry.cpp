@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
+#include <clattn/plugin.hpp>
+#include <clattn/registry.hpp>
 #include <string>
 #include <thread>
 #include <vector>

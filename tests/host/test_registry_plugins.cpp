@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <clattn/clattn.hpp>
+#include <clattn/plugin.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

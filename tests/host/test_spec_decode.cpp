@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <clattn/spec_decode.hpp>
+#include <clattn/compat/spec_decode.hpp>
 
 #include "metadata_batch.hpp"
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <clattn/tuning.hpp>
 
 #include <filesystem>
 #include <fstream>

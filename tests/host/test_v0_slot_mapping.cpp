@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <clattn/v0_slot_mapping.hpp>
+#include <clattn/compat/v0_slot_mapping.hpp>
 
 #include "metadata_batch.hpp"
 

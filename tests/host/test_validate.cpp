@@ -1,3 +1,4 @@
+
 #include "metadata/validate.hpp"
 
 #include <gtest/gtest.h>

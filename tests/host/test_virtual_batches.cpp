@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <clattn/virtual_batches.hpp>
+#include <clattn/compat/virtual_batches.hpp>
 #include <random>
 
 #include "metadata/validate.hpp"

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clattn/attn_utils.hpp>
+#include <clattn/cache_ops.hpp>
+#include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
 #include <cmath>
 #include <filesystem>

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <filesystem>

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/paged_attention.hpp>
+#include <clattn/mla.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <numeric>

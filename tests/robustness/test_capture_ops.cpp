@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
+#include <clattn/plugin.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <numeric>

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <clattn/cache_ops.hpp>
 
 #include <cmath>
 #include <cstdint>

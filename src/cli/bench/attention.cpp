@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <clattn/compat/paged_attention.hpp>
 #include <iterator>
 #include <set>
 #include <span>

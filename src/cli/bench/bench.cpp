@@ -2,7 +2,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <clattn/ceilings.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <filesystem>
 #include <memory>
 #include <string>

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <clattn/cache_ops.hpp>
+#include <clattn/mla.hpp>
 #include <cstring>
 #include <optional>
 #include <span>

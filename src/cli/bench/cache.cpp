@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <clattn/cache_ops.hpp>
 #include <cstring>
 #include <optional>
 #include <vector>

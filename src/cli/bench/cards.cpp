@@ -1,3 +1,5 @@
+#include <clattn/tuning.hpp>
+
 #include "cli/bench/cards.hpp"
 
 #include <fmt/format.h>

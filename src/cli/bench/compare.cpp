@@ -1,3 +1,4 @@
+
 #include "cli/bench/compare.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <clattn/cache_ops.hpp>
 #include <cmath>
 #include <vector>
 
@@ -93,7 +94,7 @@ class MergeWorkload final : public Workload {
   static TiledRandom lses(std::size_t state) {
     return {DType::kF32, 20 + static_cast<std::uint32_t>(state)};
   }
-  OutputWithLSE ref(std::size_t state) const {
+  OutputWithLse ref(std::size_t state) const {
     const auto at = static_cast<std::int64_t>(set_ * rows_);
     return {.output = {.buffer = states_[state].out.handle(),
                        .offset = at * static_cast<std::int64_t>(width_)},

@@ -1,3 +1,5 @@
+#include <clattn/tuning.hpp>
+
 #include "cli/bench/predict.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/tuning.hpp>
 #include <string>
 #include <vector>
 

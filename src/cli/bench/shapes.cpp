@@ -1,3 +1,4 @@
+
 #include "cli/bench/shapes.hpp"
 
 #include <fmt/format.h>

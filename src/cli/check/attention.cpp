@@ -1,3 +1,4 @@
+
 #include "cli/check/checks.hpp"
 
 #include <fmt/format.h>

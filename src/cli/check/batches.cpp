@@ -1,3 +1,4 @@
+
 #include "cli/check/batches.hpp"
 
 #include <algorithm>

@@ -1,6 +1,8 @@
 // Caches of another form than K and V pages: latent rows, and x-packed pairs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <clattn/compat/paged_attention.hpp>
+#include <clattn/mla.hpp>
 
 #include <algorithm>
 #include <cstring>

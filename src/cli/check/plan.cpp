@@ -1,3 +1,4 @@
+
 #include "cli/check/plan.hpp"
 
 #include <fmt/format.h>

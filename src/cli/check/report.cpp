@@ -1,3 +1,4 @@
+
 #include "cli/check/report.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+#include <clattn/cache_ops.hpp>
+#include <clattn/compat/paged_attention.hpp>
+#include <clattn/mla.hpp>
+
 #include "cli/check/checks.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+
 #include "cli/common/attention_call.hpp"
 
 #include <fmt/format.h>

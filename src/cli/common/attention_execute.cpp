@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <clattn/cascade.hpp>
 #include <cstring>
 #include <optional>
 #include <span>

@@ -1,3 +1,6 @@
+#include <clattn/compat/paged_attention.hpp>
+#include <clattn/mla.hpp>
+
 #include "cli/common/form_calls.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+
 #include "cli/common/html_report.hpp"
 
 #include <string_view>

@@ -1,3 +1,4 @@
+
 #include "cli/common/verify.hpp"
 
 #include <cmath>

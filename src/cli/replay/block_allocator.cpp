@@ -1,3 +1,4 @@
+
 #include "cli/replay/block_allocator.hpp"
 
 #include <algorithm>

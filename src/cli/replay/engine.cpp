@@ -1,3 +1,4 @@
+
 #include "cli/replay/engine.hpp"
 
 #include <fmt/format.h>

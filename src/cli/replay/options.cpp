@@ -1,3 +1,4 @@
+
 #include "cli/replay/options.hpp"
 
 #include <fmt/format.h>

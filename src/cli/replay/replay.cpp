@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <clattn/ceilings.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+
 #include "cli/replay/report.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+
 #include "cli/replay/trace.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <span>

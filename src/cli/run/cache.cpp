@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
 #include <cstdint>
 #include <iterator>
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+
 #include "cli/run/case_file.hpp"
 
 #include <fmt/format.h>

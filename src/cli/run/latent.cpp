@@ -1,4 +1,6 @@
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <span>

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <clattn/clattn.hpp>
+#include <clattn/compat/virtual_batches.hpp>
+#include <clattn/reorder.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <span>

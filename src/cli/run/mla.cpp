@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/mla.hpp>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>

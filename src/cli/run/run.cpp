@@ -1,3 +1,4 @@
+
 #include "cli/run/run.hpp"
 
 #include <fmt/format.h>

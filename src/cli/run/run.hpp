@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <optional>

@@ -1,3 +1,4 @@
+
 #include "cli/tune/cost_bench.hpp"
 
 #include <algorithm>

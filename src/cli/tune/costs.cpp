@@ -1,5 +1,7 @@
 // Each cost is the difference between two batches that differ in little else, so that what all
 // launches have in common cancels out.
+#include <clattn/tuning.hpp>
+
 #include "cli/tune/costs.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>

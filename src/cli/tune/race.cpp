@@ -1,3 +1,5 @@
+#include <clattn/tuning.hpp>
+
 #include "cli/tune/race.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <clattn/tuning.hpp>
 #include <memory>
 #include <string>
 #include <vector>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <fmt/chrono.h>
+#include <clattn/tuning.hpp>
 
 #include <cstddef>
 #include <ctime>

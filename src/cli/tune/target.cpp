@@ -1,3 +1,7 @@
+#include <clattn/compat/paged_attention.hpp>
+#include <clattn/mla.hpp>
+#include <clattn/tuning.hpp>
+
 #include "cli/tune/target.hpp"
 
 #include <fmt/format.h>

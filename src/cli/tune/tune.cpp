@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>

@@ -1,5 +1,8 @@
 #pragma once
 
+// For engines that cut chunked-local attention into virtual requests, as vLLM V1 does; layers
+// with attention_chunk_size need no such batch.
+
 #include <clattn/metadata.hpp>
 #include <cstdint>
 #include <span>

@@ -1,5 +1,8 @@
 #pragma once
 
+// For backends whose metadata shows decodes and prefills apart, as vLLM's FlashInfer and xFormers
+// backends do; engines take AttentionMetadata (attention.hpp).
+
 #include <clattn/attention.hpp>
 #include <cstdint>
 #include <span>

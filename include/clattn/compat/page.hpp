@@ -1,5 +1,7 @@
 #pragma once
 
+// For engines that keep FlashInfer's page lists instead of block tables.
+
 #include <cstdint>
 #include <span>
 #include <vector>

@@ -1,5 +1,8 @@
 #pragma once
 
+// For planners that allow one window, cap and scale for all layers, as FlashInfer's; CLAttn's
+// builders need no such check.
+
 #include <clattn/attention.hpp>
 #include <cstdint>
 #include <optional>

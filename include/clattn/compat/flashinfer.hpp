@@ -1,6 +1,9 @@
 #pragma once
 
-#include <clattn/batch_view.hpp>
+// For engines that read the FLASHINFER backend's page lists. Its kernels are those of every other
+// built-in backend; what differs is the metadata's form, the cache's default layout and refusals.
+
+#include <clattn/compat/batch_view.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>

@@ -1,5 +1,7 @@
 #pragma once
 
+// For code that describes batches by xFormers' paged biases instead of start locations and lengths.
+
 #include <clattn/custom_mask.hpp>
 #include <clattn/metadata.hpp>
 #include <cstdint>

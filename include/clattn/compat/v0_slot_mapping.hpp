@@ -1,5 +1,8 @@
 #pragma once
 
+// For engines that compute slots a request at a time, as vLLM V0 did; compute_slot_mapping()
+// (metadata.hpp) does the whole batch.
+
 #include <cstdint>
 #include <optional>
 #include <span>

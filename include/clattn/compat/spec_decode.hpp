@@ -1,5 +1,8 @@
 #pragma once
 
+// For speculative decoding written against vLLM's helpers that reshape queries; CLAttn's forward()
+// takes the ragged tensor as it is.
+
 #include <clattn/kv_cache.hpp>
 #include <cstdint>
 

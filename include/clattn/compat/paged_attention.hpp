@@ -1,5 +1,8 @@
 #pragma once
 
+// For caches whose keys are packed by x elements, as vLLM V0's paged_attention_v1 and v2 read
+// them; new engines use AttentionImpl, which takes more options and is faster.
+
 #include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>

@@ -1,6 +1,9 @@
 #pragma once
 
-#include <clattn/batch_view.hpp>
+// For engines that read the XFORMERS backend's block tables. Its kernels are those of every other
+// built-in backend; what differs is the metadata's form and what is refused.
+
+#include <clattn/compat/batch_view.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>
