@@ -222,6 +222,16 @@ struct ForwardOptions {
   bool enable_kv_scales_calculation = true;
 };
 
+/// A backend or a kernel that was considered for a layer, and what became of it.
+struct Candidate {
+  std::string role;  ///< "backend", or a kernel's, as KernelInfo::role
+  std::string name;
+  bool chosen = false;
+  std::string reason;  ///< why it was not chosen; empty otherwise, or "tuned"
+};
+/// A line for each, in columns.
+std::string to_string(std::span<const Candidate> candidates);
+
 /// One launch of a forward() as the step's plan has it, in the order of the launches.
 struct PlannedLaunch {
   std::string kernel;            ///< KernelInfo::name
@@ -273,6 +283,8 @@ class AttentionImpl {
   /// Backends that leave it out do nothing.
   virtual void warm_up(cl_command_queue) const {}
   virtual std::vector<KernelInfo> kernels() const = 0;
+  /// Every kernel of the roles that it needs, chosen or not. Empty for third-party backends.
+  virtual std::vector<Candidate> candidates() const { return {}; }
 };
 
 /// A page size that a backend's kernels take: exactly `size` tokens, or every multiple of it.

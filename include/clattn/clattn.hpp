@@ -13,5 +13,6 @@
 #include <clattn/graph.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer.hpp>
+#include <clattn/log.hpp>
 #include <clattn/metadata.hpp>
 #include <clattn/types.hpp>

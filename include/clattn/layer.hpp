@@ -175,6 +175,11 @@ class Attention {
   /// not wait for them. Touches neither cache nor scales.
   void warm_up(cl_command_queue queue);
 
+  /// Why the layer runs as it does: every backend of the registry, then the kernels of the chosen
+  /// one (AttentionImpl::candidates()). to_string() makes text of it; planned_launches() adds a
+  /// step's tiles and splits.
+  std::vector<Candidate> explain() const;
+
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows to the output and zeroes its padding rows, those of an output_fp8 too. Tensors have the
   /// shape [rows, heads, head_size]; with use_mla:

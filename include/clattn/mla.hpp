@@ -114,6 +114,8 @@ class MLAImpl {
   /// As AttentionImpl::warm_up().
   virtual void warm_up(cl_command_queue queue) const = 0;
   virtual std::vector<KernelInfo> kernels() const = 0;
+  /// As AttentionImpl::candidates().
+  virtual std::vector<Candidate> candidates() const = 0;
 };
 
 /// Compiles a configuration. Throws kUnsupported with the reasons that

@@ -227,6 +227,20 @@ void Attention::process_weights_after_loading(DType act_dtype) const {
                    to_string(act_dtype), to_string(config_.dtype));
 }
 
+std::vector<Candidate> Attention::explain() const {
+  std::vector<Candidate> all;
+  for (const AttentionBackend* backend : list_attn_backends()) {
+    const auto reasons = backend->validate_configuration(config_, &context_->capabilities());
+    const bool chosen = backend == backend_.get();
+    all.push_back({"backend", std::string(backend->name()), chosen,
+                   !reasons.empty() ? fmt::format("{}", fmt::join(reasons, ", "))
+                   : chosen         ? ""
+                                    : "comes after the chosen one"});
+  }
+  for (Candidate& candidate : impl_->candidates()) all.push_back(std::move(candidate));
+  return all;
+}
+
 void Attention::warm_up(cl_command_queue queue) {
   impl_->warm_up(queue);
   zeroer_->warm_up(queue);

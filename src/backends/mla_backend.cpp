@@ -94,6 +94,7 @@ class LatentImpl final : public AttentionImpl {
   }
 
   std::vector<KernelInfo> kernels() const override { return impl_->kernels(); }
+  std::vector<Candidate> candidates() const override { return impl_->candidates(); }
 
  private:
   MLACache checked_rows(const KVCache& cache) const {

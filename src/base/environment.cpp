@@ -1,10 +1,12 @@
 #include "base/environment.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -52,6 +54,19 @@ bool is_on(const char* name, std::string_view text) {
   throw_invalid("{} is '{}', legal: 0, off, false, no, 1, on, true, yes", name, text);
 }
 
+LogLevel log_level(const std::string& text) {
+  constexpr std::array<std::pair<std::string_view, LogLevel>, 5> kLevels = {
+      {{"", LogLevel::kOff},
+       {"off", LogLevel::kOff},
+       {"info", LogLevel::kInfo},
+       {"debug", LogLevel::kDebug},
+       {"trace", LogLevel::kTrace}}};
+  for (const auto& [name, level] : kLevels) {
+    if (text == name) return level;
+  }
+  throw_invalid("CLATTN_LOG is '{}', legal: off, info, debug, trace", text);
+}
+
 }  // namespace
 
 Environment parse_environment(const std::function<const char*(const char*)>& get) {
@@ -77,6 +92,7 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   number("CLATTN_K_SCALE_CONSTANT", result.k_scale_constant);
   number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
   result.cache_enabled = is_on("CLATTN_CACHE", text("CLATTN_CACHE"));
+  result.log_level = log_level(text("CLATTN_LOG"));
   result.tuning_enabled = is_on("CLATTN_TUNING", text("CLATTN_TUNING"));
   return result;
 }

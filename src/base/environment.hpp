@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/log.hpp>
 #include <functional>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct Environment {
   bool cache_enabled = true;         ///< CLATTN_CACHE=0 (or off) turns the disk cache off
   std::string tuning_file;  ///< CLATTN_TUNING_FILE, else $XDG_CONFIG_HOME/clattn/tuning.txt, else
                             ///< $HOME/.config/clattn/tuning.txt; empty = none
+  LogLevel log_level = LogLevel::kOff;  ///< CLATTN_LOG=info, debug or trace
   bool tuning_enabled = true;  ///< CLATTN_TUNING=0 (or off): the user's tuning file is not used
 };
 const Environment& environment();

@@ -51,7 +51,9 @@ json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig&
     if (reasons.empty()) {
       row["layout"] = to_string(backend->preferred_layout(capabilities));
       row["kernels"] = json::array();
-      for (const KernelInfo& kernel : backend->make_impl(context, config)->kernels()) {
+      const auto impl = backend->make_impl(context, config);
+      row["candidates"] = to_string(impl->candidates());
+      for (const KernelInfo& kernel : impl->kernels()) {
         row["kernels"].push_back({{"role", kernel.role},
                                   {"name", kernel.name},
                                   {"work_group_size", kernel.work_group_size},
@@ -119,7 +121,7 @@ void print_capabilities(const json& c) {
     fmt::print("  matrix unit {} computes WRONG and is not used\n", unit);
 }
 
-void print_backend(const json& backend) {
+void print_backend(const json& backend, bool explain) {
   const auto name = backend["name"].get<std::string>();
   const auto reasons = backend["rejected_because"].get<std::vector<std::string>>();
   if (!reasons.empty()) {
@@ -134,9 +136,11 @@ void print_backend(const json& backend) {
                kernel["work_group_size"].get<int>(), kernel["block_rows"].get<int>(),
                kernel["block_kv"].get<int>());
   }
+  if (explain && backend["chosen"].get<bool>())
+    fmt::print("{}\n", backend["candidates"].get<std::string>());
 }
 
-void print_report(const json& devices, const AttentionConfig& config) {
+void print_report(const json& devices, const AttentionConfig& config, bool explain) {
   fmt::print("Shape: {} heads, {} KV heads, head size {}, block size {}, {}, KV cache {}\n",
              config.num_heads, config.num_kv_heads, config.head_size, config.block_size,
              to_string(config.dtype), to_string(config.cache_dtype()));
@@ -149,7 +153,7 @@ void print_report(const json& devices, const AttentionConfig& config) {
                       : "does not open");
     if (opened) print_capabilities(device["capabilities"]);
     if (device.contains("backends")) {
-      for (const json& backend : device["backends"]) print_backend(backend);
+      for (const json& backend : device["backends"]) print_backend(backend, explain);
     }
     for (const json& problem : device.value("tuning_problems", json::array())) {
       fmt::print("  tuning: {}\n", problem.get<std::string>());
@@ -199,12 +203,15 @@ void add_devices_command(CLI::App& app) {
   struct Arguments {
     ShapeOptions shape;
     bool as_json = false;
+    bool explain = false;
   };
   auto* command = app.add_subcommand(
       "devices", "List devices, their capabilities and the kernels that a model shape would get");
   const auto arguments = std::make_shared<Arguments>();
   arguments->shape.add_to(*command);
   command->add_flag("--json", arguments->as_json, "Print JSON");
+  command->add_flag("--explain", arguments->explain,
+                    "Print every kernel that was considered, and why it was not chosen");
   command->callback([arguments] {
     const AttentionConfig config = arguments->shape.config();
     std::string ignored;  // what matters here is that a wrong CLATTN_BACKEND throws
@@ -214,7 +221,7 @@ void add_devices_command(CLI::App& app) {
     if (arguments->as_json) {
       write_text("-", devices.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
     } else {
-      print_report(devices, config);
+      print_report(devices, config, arguments->explain);
     }
   });
 }

@@ -82,6 +82,7 @@ class PagedMLAImpl final : public MLAImpl {
   }
 
   std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }
+  std::vector<Candidate> candidates() const override { return kernels_->candidates; }
 
  private:
   MLAConfig config_;

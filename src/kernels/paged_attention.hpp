@@ -29,6 +29,7 @@ class PagedAttentionImpl final : public AttentionImpl {
                        const ForwardOptions& options) const override;
   void warm_up(cl_command_queue queue) const override;
   std::vector<KernelInfo> kernels() const override;
+  std::vector<Candidate> candidates() const override { return kernels_->candidates; }
   /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
   /// kernels.
   bool runs_plan_of(Context& context, const AttentionConfig& planned) const;

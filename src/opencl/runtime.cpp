@@ -9,6 +9,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "opencl/bundle.hpp"
 #include "opencl/call_memory.hpp"
 #include "opencl/device_info.hpp"
@@ -119,6 +120,8 @@ struct Runtime::State {
     capabilities.sub_groups_in_step = result.sub_groups_in_step;
     capabilities.matrix_units = unit_headers(result.right_matrix_units);
     capabilities.wrong_matrix_units = unit_headers(result.wrong_matrix_units);
+    for (const std::string& unit : capabilities.wrong_matrix_units)
+      log(LogLevel::kInfo, "{}: {} computes wrong and is not used", capabilities.name, unit);
     build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
   }
 
@@ -320,7 +323,8 @@ Queue Runtime::create_queue(QueueProfiling profiling) const {
 
 void Runtime::note_build_failure(std::string_view kernel, std::string_view why) {
   const std::lock_guard lock(state_->failures_mutex);
-  state_->failures.emplace(kernel, why);
+  if (state_->failures.emplace(kernel, why).second)
+    log(LogLevel::kInfo, "{} is not used: {}", kernel, why);
 }
 
 std::vector<std::string> Runtime::build_failures() const {

@@ -79,6 +79,7 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_CAPTURE_DIR", "/calls"},
                                     {"CLATTN_CACHE", "0"},
                                     {"CLATTN_TUNING_FILE", "/t.txt"},
+                                    {"CLATTN_LOG", "debug"},
                                     {"CLATTN_TUNING", "off"},
                                     {"CLATTN_PLUGINS", ":/a.so::b.so:"},
                                     {"CLATTN_Q_SCALE_CONSTANT", "2.5"},
@@ -96,6 +97,7 @@ TEST(Environment, EveryVariableHasItsField) {
   EXPECT_EQ(result.capture_dir, "/calls");
   EXPECT_FALSE(result.cache_enabled);
   EXPECT_EQ(result.tuning_file, "/t.txt");
+  EXPECT_EQ(result.log_level, clattn::LogLevel::kDebug);
   EXPECT_FALSE(result.tuning_enabled);
 }
 

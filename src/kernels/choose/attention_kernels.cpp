@@ -6,23 +6,20 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
+#include "kernels/choose/candidates.hpp"
 #include "kernels/choose/costs.hpp"
 #include "kernels/choose/tuned.hpp"
 
 namespace clattn::detail {
 
 namespace {
-
-/// Whether a smaller tile would read the keys of a KV head more often than a larger one.
-bool reads_more(const Variant& variant, const KernelShape& shape,
-                const std::vector<BuiltKernel>& larger) {
-  return !larger.empty() &&
-         head_tiling(variant, shape).head_chunks > larger.front().tiling.head_chunks;
-}
 
 /// How some drivers refuse a tile of more local memory or registers than there are: when they build
 /// it, or when they make its kernel. What else a driver may say, that it has no memory or no device
@@ -46,15 +43,19 @@ struct Target {
 class RoleKernels {
  public:
   RoleKernels(const Target& target, const KernelShape& shape, std::size_t most,
-              std::vector<std::string>* rejected)
-      : target_(target), shape_(shape), most_(most), rejected_(rejected) {}
+              Considered* considered)
+      : target_(target), shape_(shape), most_(most), considered_(considered) {}
 
   /// Builds a variant if the device can run it and no earlier one does its work.
   void add(const Variant& variant) {
-    if (!takes_shape(variant, shape_) || !is_wanted(variant)) return;
+    if (std::string why = why_not_shape(variant, shape_); !why.empty())
+      return considered_->pass(variant, std::move(why));
+    if (std::string why = why_unwanted(variant); !why.empty())
+      return considered_->pass(variant, std::move(why));
     const DeviceCapabilities& capabilities = target_.device.capabilities;
     const auto reasons = why_not(variant, capabilities);
-    if (!reasons.empty()) return reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
+    if (!reasons.empty())
+      return considered_->reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
     if (target_.runtime == nullptr) {
       return built.push_back({variant, nullptr, head_tiling(variant, shape_)});
     }
@@ -63,11 +64,13 @@ class RoleKernels {
     // This one built, so earlier ones may have failed only because the driver was short of
     // resources for a moment: try them again. Those that fail again need more than it ever has.
     for (const Variant& doubtful : std::exchange(doubtful_, {})) {
-      auto again = is_wanted(doubtful) ? build(doubtful) : nullptr;
+      auto again = why_unwanted(doubtful).empty() ? build(doubtful) : nullptr;
       if (again != nullptr) take_in(doubtful, std::move(again));
     }
     doubtful_.clear();
-    if (is_wanted(variant)) take_in(variant, std::move(pool));
+    if (std::string why = why_unwanted(variant); !why.empty())
+      return considered_->pass(variant, std::move(why));
+    take_in(variant, std::move(pool));
   }
 
   /// The kernels that were built; if all spill, the one that spills least: better slow than none.
@@ -89,7 +92,7 @@ class RoleKernels {
       if (!refused && !lacks_resources(error)) throw;
       if (refused) target_.runtime->note_build_failure(variant.name, error.what());
       if (!refused) doubtful_.push_back(variant);
-      reject(variant, error.what());
+      considered_->reject(variant, error.what());
       return nullptr;
     }
   }
@@ -97,50 +100,56 @@ class RoleKernels {
   void take_in(const Variant& variant, std::shared_ptr<KernelPool> pool) {
     const DeviceCapabilities& capabilities = target_.device.capabilities;
     if (!fits_after_build(variant, *pool, capabilities)) {
-      return reject(variant,
-                    fmt::format("built, but it needs {} B of local and {} B of private memory",
-                                pool->local_mem_bytes(), pool->private_mem_bytes()));
+      return considered_->reject(
+          variant, fmt::format("built, but it needs {} B of local and {} B of private memory",
+                               pool->local_mem_bytes(), pool->private_mem_bytes()));
     }
     BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_)};
     if (!spills(*kernel.pool, capabilities)) {
-      built.push_back(std::move(kernel));
-    } else if (!spilling_ ||
-               kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes()) {
-      spilling_ = std::move(kernel);
+      return built.push_back(std::move(kernel));
     }
+    considered_->pass(variant, fmt::format("spills {} B", kernel.pool->private_mem_bytes()));
+    if (!spilling_ || kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes())
+      spilling_ = std::move(kernel);
   }
 
-  void reject(const Variant& variant, const std::string& why) {
-    rejected_->push_back(fmt::format("{}: {}", variant.name, why));
-  }
-  bool is_wanted(const Variant& variant) const {
-    const bool of_family = built.empty() || built.front().variant->family() == variant.family();
-    return built.size() < most_ && of_family && !reads_more(variant, shape_, built) &&
-           !is_spare(variant);
-  }
-  /// A tile no smaller than the first is what takes over where the first does not fit.
-  bool is_spare(const Variant& variant) const {
-    return !built.empty() && variant.block_rows >= built.front().variant->block_rows;
+  /// Why what is built makes it unnecessary; empty = it does not.
+  std::string why_unwanted(const Variant& variant) const {
+    if (built.empty()) return {};
+    const Variant& first = *built.front().variant;
+    if (first.family() != variant.family())
+      return fmt::format("{} is of another family", first.name);
+    if (built.size() >= most_) return fmt::format("{} comes before it", first.name);
+    if (head_tiling(variant, shape_).head_chunks > built.front().tiling.head_chunks)
+      return fmt::format("would read keys more often than {}", first.name);
+    // A tile no smaller than the first is what takes over where the first does not fit.
+    if (variant.block_rows >= first.block_rows)
+      return fmt::format("is no smaller than {}", first.name);
+    return {};
   }
 
   const Target& target_;
   const KernelShape& shape_;
   std::size_t most_;
-  std::vector<std::string>* rejected_;
+  Considered* considered_;
   std::optional<BuiltKernel> spilling_;  // the one that spills least
   std::vector<Variant> doubtful_;        // the driver lacked resources when they were built
 };
 
 std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& shape,
                                        KernelFamily family, Role role, std::size_t most,
-                                       std::vector<std::string>* rejected) {
-  RoleKernels kernels(target, shape, most, rejected);
+                                       Considered* considered) {
+  RoleKernels kernels(target, shape, most, considered);
   const std::optional<Variant> tuned = tuned_variant(target.device, shape, family, role);
   if (tuned) kernels.add(*tuned);
   const bool is_tuned = !kernels.built.empty();
   use_best_family(role, is_tuned ? tuned->family() : family, target.device.capabilities,
                   [&](const Variant& variant) {
-                    if (!variant.unit().asked_only) kernels.add(variant);
+                    if (variant.unit().asked_only) {
+                      considered->pass(variant, "taken only where a tuning row names it");
+                    } else {
+                      kernels.add(variant);
+                    }
                     return !kernels.built.empty();
                   });
   return std::move(kernels).take();
@@ -248,14 +257,59 @@ std::string expect_first_choices(const Target& target, const KernelShape& shape,
 }
 
 BuiltKernel first_fitting(const Target& target, const KernelShape& shape, KernelFamily family,
-                          Role role) {
-  std::vector<std::string> rejected;
-  auto built = build_fitting(target, shape, family, role, 1, &rejected);
+                          Role role, Considered& considered) {
+  const std::size_t before = considered.rejected.size();
+  auto built = build_fitting(target, shape, family, role, 1, &considered);
   if (built.empty()) {
+    const auto rejected = std::span(considered.rejected).subspan(before);
     throw_unsupported("no {} kernel fits this device: {}", to_string(role),
                       fmt::join(rejected, "; "));
   }
+  finish_role(role, std::array{*built.front().variant}, target.device, shape, family, considered);
   return std::move(built.front());
+}
+
+/// The stages of a shape, short queries first.
+std::vector<BuiltKernel> build_stages(const Target& target, const KernelShape& shape,
+                                      KernelFamily family, const FormRoles& roles,
+                                      Considered& considered) {
+  std::vector<BuiltKernel> stages;
+  if (roles.shorter) stages = build_fitting(target, shape, family, *roles.shorter, 1, &considered);
+  auto longer = build_fitting(target, shape, family, roles.longer, 2, &considered);
+  if (longer.empty()) {
+    throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
+                      fmt::join(considered.rejected, "; "));
+  }
+  // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
+  // is kept only where it takes queries that the decode kernel does not, and leaves the longer
+  // ones.
+  std::reverse(longer.begin(), longer.end());
+  for (BuiltKernel& tile : longer) {
+    const bool last = &tile == &longer.back();
+    const std::int32_t tokens = tile.tiling.item_tokens;
+    const bool more = stages.empty() || tokens > stages.back().tiling.item_tokens;
+    const bool fewer = tokens < longer.back().tiling.item_tokens;
+    if (last || (more && fewer)) stages.push_back(std::move(tile));
+  }
+  std::vector<Variant> chosen;
+  for (const BuiltKernel& stage : stages) chosen.push_back(*stage.variant);
+  if (roles.shorter) finish_role(*roles.shorter, chosen, target.device, shape, family, considered);
+  finish_role(roles.longer, chosen, target.device, shape, family, considered);
+  return stages;
+}
+
+void log_choice(const AttentionKernels& kernels, const TunedDevice& device) {
+  if (!logs(LogLevel::kInfo)) return;
+  const KernelShape& shape = kernels.shape;
+  std::vector<std::string_view> names;
+  for (const Candidate& candidate : kernels.candidates) {
+    if (candidate.chosen) names.push_back(candidate.name);
+  }
+  log(LogLevel::kInfo, "{}: {}/{} heads of {}, {} over {} in pages of {}{}: {}",
+      device.capabilities.name, shape.num_heads, shape.num_kv_heads, shape.head_size,
+      to_string(shape.dtype), to_string(shape.cache_dtype), shape.block_size,
+      option_macros(shape.options, Role::kPrefill), fmt::join(names, " + "));
+  log(LogLevel::kDebug, "considered:\n{}", to_string(kernels.candidates));
 }
 
 std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shape,
@@ -264,31 +318,16 @@ std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shap
   auto kernels = std::make_shared<AttentionKernels>();
   kernels->runtime = target.runtime;
   kernels->shape = shape;
-  std::vector<std::string> rejected;
-  auto& stages = kernels->stages;
+  Considered considered;
   const FormRoles roles = roles_of(shape.form);
-  if (roles.shorter) stages = build_fitting(target, shape, family, *roles.shorter, 1, &rejected);
-  auto prefill = build_fitting(target, shape, family, roles.longer, 2, &rejected);
-  if (prefill.empty()) {
-    throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
-                      fmt::join(rejected, "; "));
-  }
-  // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
-  // is kept only where it takes queries that the decode kernel does not, and leaves the longer
-  // ones.
-  std::reverse(prefill.begin(), prefill.end());
-  for (BuiltKernel& tile : prefill) {
-    const bool last = &tile == &prefill.back();
-    const std::int32_t tokens = tile.tiling.item_tokens;
-    const bool longer = stages.empty() || tokens > stages.back().tiling.item_tokens;
-    const bool shorter = tokens < prefill.back().tiling.item_tokens;
-    if (last || (longer && shorter)) stages.push_back(std::move(tile));
-  }
-  kernels->merge = first_fitting(target, shape, family, Role::kMerge);
+  kernels->stages = build_stages(target, shape, family, roles, considered);
+  kernels->merge = first_fitting(target, shape, family, Role::kMerge, considered);
   if (shape.block_size > 0 && roles.cache_write) {
-    kernels->cache_write = first_fitting(target, shape, family, *roles.cache_write);
+    kernels->cache_write = first_fitting(target, shape, family, *roles.cache_write, considered);
   }
   kernels->planner = planner_config(*kernels, target.device);
+  kernels->candidates = std::move(considered.all);
+  if (target.runtime != nullptr) log_choice(*kernels, target.device);
   return kernels;
 }
 
@@ -297,7 +336,9 @@ std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shap
 BuiltKernel build_first_fitting(Runtime& runtime, const KernelShape& shape, KernelFamily family,
                                 Role role) {
   const RuntimeTuning tuning = runtime.tuning();
-  return first_fitting({{runtime.capabilities(), *tuning.table}, &runtime}, shape, family, role);
+  Considered considered;
+  return first_fitting({{runtime.capabilities(), *tuning.table}, &runtime}, shape, family, role,
+                       considered);
 }
 
 std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) const {

@@ -25,8 +25,9 @@ struct AttentionKernels {
   KernelShape shape;
   std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first
   BuiltKernel merge;
-  BuiltKernel cache_write;  ///< none where keys and values are contiguous
-  PlannerConfig planner;    ///< device and tile facts; the builder adds its own options
+  BuiltKernel cache_write;            ///< none where keys and values are contiguous
+  std::vector<Candidate> candidates;  ///< for every role, in the order of the table
+  PlannerConfig planner;              ///< device and tile facts; the builder adds its own options
 
   /// Whether items that were cut for `other` fit these kernels: same tensors, a tile that holds
   /// the largest, and splits that are joined where the plan leaves that to the kernels.

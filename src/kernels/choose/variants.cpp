@@ -252,25 +252,35 @@ std::int32_t merge_heads(const Variant& variant, std::int32_t head_size) {
   return std::max(1, variant.work_group_size * kDims / head_size);
 }
 
-bool takes_types(const Variant& variant, const KernelShape& shape) {
+std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   const Unit& unit = unit_of(variant.unit_id);
   const KernelTraits& kernel = variant.kernel();
-  return contains(unit.queries, shape.dtype, shape.dtype) &&
-         contains(unit.cache, shape.cache_dtype, shape.dtype) &&
-         contains(kernel.cache, shape.cache_dtype, shape.dtype) &&
-         contains(kernel.heads, shape.head_size) && shape.head_size % unit.traits.head_step == 0 &&
-         (kernel.rope_dim == 0 || kernel.rope_dim == shape.rope_dim) &&
-         (kernel.page_step == 0 ||
-          (shape.block_size > 0 && shape.block_size % kernel.page_step == 0)) &&
-         is_within(variant.block_rows * shape.head_size, kernel.most_row_elements) &&
-         is_within(variant.block_kv * shape.head_size, kernel.most_key_elements) &&
-         is_within(variant.block_kv * shape.head_size, unit.traits.most_key_elements) &&
-         is_within(warp_rows(variant) * shape.head_size, unit.traits.most_sums);
+  if (!contains(unit.queries, shape.dtype, shape.dtype))
+    return fmt::format("its unit does not take {}", to_string(shape.dtype));
+  if (!contains(unit.cache, shape.cache_dtype, shape.dtype) ||
+      !contains(kernel.cache, shape.cache_dtype, shape.dtype))
+    return fmt::format("does not take {} caches under {}", to_string(shape.cache_dtype),
+                       to_string(shape.dtype));
+  const std::int32_t head = shape.head_size;
+  if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0)
+    return fmt::format("does not take heads of {}", head);
+  if (kernel.rope_dim != 0 && kernel.rope_dim != shape.rope_dim)
+    return fmt::format("takes rotary parts of {} only", kernel.rope_dim);
+  if (kernel.page_step != 0 && (shape.block_size == 0 || shape.block_size % kernel.page_step != 0))
+    return fmt::format("takes pages of multiples of {} only", kernel.page_step);
+  if (!is_within(variant.block_rows * head, kernel.most_row_elements) ||
+      !is_within(variant.block_kv * head, kernel.most_key_elements) ||
+      !is_within(variant.block_kv * head, unit.traits.most_key_elements) ||
+      !is_within(warp_rows(variant) * head, unit.traits.most_sums))
+    return fmt::format("its tile is too large for heads of {}", head);
+  return {};
 }
 
-bool takes_shape(const Variant& variant, const KernelShape& shape) {
-  return takes_types(variant, shape) &&
-         (variant.role != Role::kDecode || variant.block_rows >= shape.group());
+std::string why_not_shape(const Variant& variant, const KernelShape& shape) {
+  std::string types = why_not_types(variant, shape);
+  if (!types.empty() || variant.role != Role::kDecode || variant.block_rows >= shape.group())
+    return types;
+  return fmt::format("has {} rows for {} query heads a KV head", variant.block_rows, shape.group());
 }
 
 std::string why_none_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {

@@ -114,11 +114,17 @@ std::int32_t step_keys(const Variant& variant, std::int32_t head_size);
 /// Heads of a token that a group of a merge kernel merges (kernels_cl/attention/merge.cl).
 std::int32_t merge_heads(const Variant& variant, std::int32_t head_size);
 
-/// Whether it takes the element types and the sizes of a shape.
-bool takes_types(const Variant& variant, const KernelShape& shape);
+/// Why it does not take the element types and the sizes of a shape; empty = it does.
+std::string why_not_types(const Variant& variant, const KernelShape& shape);
+inline bool takes_types(const Variant& variant, const KernelShape& shape) {
+  return why_not_types(variant, shape).empty();
+}
 
-/// Whether it takes a shape: its types and, as a decode tile, all query heads of a KV head.
-bool takes_shape(const Variant& variant, const KernelShape& shape);
+/// The same of a whole shape: its types and, as a decode tile, all query heads of a KV head.
+std::string why_not_shape(const Variant& variant, const KernelShape& shape);
+inline bool takes_shape(const Variant& variant, const KernelShape& shape) {
+  return why_not_shape(variant, shape).empty();
+}
 
 /// Why no variant of `role` in the family, or its ladder, runs on a device: the first variant's
 /// reason; empty if one runs.

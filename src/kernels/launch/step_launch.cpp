@@ -6,6 +6,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "kernels/choose/costs.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
@@ -67,6 +68,7 @@ void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorde
   const Variant& variant = *launch.kernel.variant;
   const auto tasks = to_size(launch.num_entries * launch.groups_each);
   const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks);
+  log(LogLevel::kTrace, "{}: {} tasks, {} groups", variant.name, tasks, groups);
   if (launches == nullptr) {
     enqueue(call, launch, groups, event);
   } else {

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <clattn/log.hpp>
+#include <string_view>
+#include <utility>
+
+namespace clattn::detail {
+
+/// Whether messages of the level are wanted.
+bool logs(LogLevel level);
+
+void write_log(LogLevel level, std::string_view message);
+
+/// Formats only what is wanted.
+template <typename... Args>
+void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  if (logs(level)) write_log(level, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace clattn::detail

@@ -1,0 +1,63 @@
+#include "kernels/choose/candidates.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace clattn {
+
+std::string to_string(std::span<const Candidate> candidates) {
+  std::string text;
+  for (const Candidate& candidate : candidates) {
+    fmt::format_to(std::back_inserter(text), "{}{:12} {:32} {}{}{}", text.empty() ? "" : "\n",
+                   candidate.role, candidate.name, candidate.chosen ? "chosen" : "",
+                   candidate.chosen && !candidate.reason.empty() ? ", " : "", candidate.reason);
+  }
+  return text;
+}
+
+namespace detail {
+namespace {
+
+std::string why_never_tried(const Variant& variant, const DeviceCapabilities& device,
+                            KernelFamily family) {
+  if (auto unmet = unmet_need(unit_of(variant.unit_id), device)) return *std::move(unmet);
+  return serves_family(family, variant.family(), device)
+             ? fmt::format("a faster family than {} serves the shape", to_string(variant.family()))
+             : fmt::format("family {} was not asked for", to_string(variant.family()));
+}
+
+}  // namespace
+
+void Considered::pass(const Variant& variant, std::string why) {
+  all.push_back({.role = std::string(to_string(variant.role)),
+                 .name = std::string(variant.name),
+                 .reason = std::move(why)});
+}
+
+void Considered::reject(const Variant& variant, const std::string& why) {
+  rejected.push_back(fmt::format("{}: {}", variant.name, why));
+  pass(variant, why);
+}
+
+void finish_role(Role role, std::span<const Variant> chosen, const TunedDevice& device,
+                 const KernelShape& shape, KernelFamily family, Considered& considered) {
+  const auto tuned = tuned_variant(device, shape, family, role);
+  for (const Variant& variant : variants()) {
+    if (variant.role != role) continue;
+    const bool is_chosen = std::ranges::find(chosen, variant.name, &Variant::name) != chosen.end();
+    auto candidate = std::ranges::find(considered.all, variant.name, &Candidate::name);
+    if (candidate == considered.all.end()) {
+      considered.pass(variant,
+                      is_chosen ? "" : why_never_tried(variant, device.capabilities, family));
+      candidate = std::prev(considered.all.end());
+    }
+    candidate->chosen = is_chosen;
+    if (is_chosen && tuned && tuned->name == variant.name) candidate->reason = "tuned";
+  }
+}
+
+}  // namespace detail
+}  // namespace clattn
