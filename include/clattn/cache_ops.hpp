@@ -41,20 +41,10 @@ void copy_blocks_mla(const Context& context, cl_command_queue queue,
 class PinnedMemory {
  public:
   PinnedMemory(const Context& context, std::size_t size_bytes);
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-  PinnedMemory(PinnedMemory&& other) noexcept;
-  PinnedMemory& operator=(PinnedMemory&&) = delete;
-  ~PinnedMemory();
-
-  std::span<std::byte> bytes() const noexcept {
-    return {static_cast<std::byte*>(mapped_), buffer_.size_bytes()};
-  }
+  std::span<std::byte> bytes() const noexcept { return view_.bytes(); }
 
  private:
-  Buffer buffer_;
-  Queue queue_;  ///< that mapped the memory
-  void* mapped_ = nullptr;
+  HostView view_;
 };
 
 /// Where swap_blocks takes blocks from or puts them: a cache on the device, or a host image of one.

@@ -62,6 +62,10 @@ class Event {
   cl_event event_ = nullptr;
 };
 
+enum class HostAccess : std::uint8_t { kRead, kWrite, kReadWrite };
+
+class HostView;
+
 /// An in-order command queue, counted by reference. Converts to the cl_command_queue that every
 /// call takes.
 class Queue {
@@ -84,6 +88,15 @@ class Queue {
              std::size_t offset_bytes = 0) const;
   void read(const Buffer& source, std::span<std::byte> destination,
             std::size_t offset_bytes = 0) const;
+  /// The same without waiting. The host memory must stay alive, and unchanged by others, until
+  /// `event` or a later synchronisation of the queue.
+  void write_async(const Buffer& destination, std::span<const std::byte> source,
+                   std::size_t offset_bytes = 0, Event* event = nullptr) const;
+  void read_async(const Buffer& source, std::span<std::byte> destination,
+                  std::size_t offset_bytes = 0, Event* event = nullptr) const;
+  /// Lets the host see a whole buffer in place, after the queue's earlier commands; blocks. Devices
+  /// whose memory the host cannot reach copy it here and back.
+  HostView map(const Buffer& buffer, HostAccess access) const;
   /// Fills a range with a repeated 4-byte pattern; offset and size are multiples of 4.
   /// Asynchronous.
   void fill(const Buffer& destination, std::uint32_t pattern, std::size_t offset_bytes,
@@ -92,6 +105,30 @@ class Queue {
  private:
   friend class detail::Runtime;
   cl_command_queue queue_ = nullptr;
+};
+
+/// A buffer's bytes, mapped for the host while this object lives; ending it gives them back to the
+/// queue's later commands. Kernels must not use the buffer meanwhile. Not for several threads at
+/// once.
+class HostView {
+ public:
+  HostView() = default;
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+  HostView(HostView&& other) noexcept;
+  HostView& operator=(HostView&& other) noexcept;
+  ~HostView();
+
+  /// HostAccess::kRead: not to be written to; kWrite: its content is undefined at first.
+  std::span<std::byte> bytes() const noexcept {
+    return {static_cast<std::byte*>(mapped_), mapped_ == nullptr ? 0 : buffer_.size_bytes()};
+  }
+
+ private:
+  friend class Queue;
+  Queue queue_;
+  Buffer buffer_;
+  void* mapped_ = nullptr;
 };
 
 enum class QueueProfiling : std::uint8_t { kOff, kOn };
@@ -122,6 +159,11 @@ class Context {
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;
   /// Uninitialised device memory. Refused with the numbers when larger than the device allows.
   Buffer allocate(std::size_t size_bytes) const;
+  /// A buffer over memory of the application, which must outlive it. CPUs and GPUs that share the
+  /// host's memory work on it in place, some only if it begins at a page and ends at a cache line;
+  /// others on a copy. Either way the host reads and writes it through Queue::map() only. Throws
+  /// kInvalidArgument if it is empty.
+  Buffer share(std::span<std::byte> memory) const;
 
   /// For the library's own rooms.
   detail::Runtime& runtime() const noexcept { return *runtime_; }

@@ -45,7 +45,7 @@ CallMemory::Lease CallMemory::upload(cl_command_queue queue, std::span<const std
   Lease lease = reserve(content.size());
   Entry& entry = lease.entry_.front();
   entry.host.assign(content.begin(), content.end());
-  enqueue_write(queue, entry.device, entry.host.data(), content.size(), &entry.last_use);
+  enqueue_write(queue, entry.device, entry.host, {.event = &entry.last_use});
   keep_order(queue, entry.last_use);
   return lease;
 }

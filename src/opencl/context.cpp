@@ -38,5 +38,8 @@ Queue Context::create_queue(QueueProfiling profiling) const {
 Buffer Context::allocate(std::size_t size_bytes) const {
   return runtime_->allocate(size_bytes);
 }
+Buffer Context::share(std::span<std::byte> memory) const {
+  return runtime_->share(memory);
+}
 
 }  // namespace clattn

@@ -49,23 +49,7 @@ void enqueue_copy(cl_command_queue queue, const CopyEnd& source, const CopyEnd& 
 }  // namespace detail
 
 PinnedMemory::PinnedMemory(const Context& context, std::size_t size_bytes)
-    : buffer_(context.runtime().allocate_pinned(size_bytes)), queue_(context.create_queue()) {
-  if (size_bytes == 0) return;
-  cl_int status = CL_SUCCESS;
-  mapped_ = clEnqueueMapBuffer(queue_, buffer_.handle(), CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
-                               size_bytes, 0, nullptr, nullptr, &status);
-  detail::check(status, "clEnqueueMapBuffer of pinned memory");
-}
-
-PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
-    : buffer_(std::move(other.buffer_)),
-      queue_(std::move(other.queue_)),
-      mapped_(std::exchange(other.mapped_, nullptr)) {}
-
-PinnedMemory::~PinnedMemory() {
-  if (mapped_ == nullptr) return;
-  clEnqueueUnmapMemObject(queue_, buffer_.handle(), mapped_, 0, nullptr, nullptr);
-  clFinish(queue_);
-}
+    : view_(context.create_queue().map(context.runtime().allocate_pinned(size_bytes),
+                                       HostAccess::kReadWrite)) {}
 
 }  // namespace clattn

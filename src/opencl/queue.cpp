@@ -3,6 +3,8 @@
 #include "opencl/queue.hpp"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -28,19 +30,34 @@ cl_command_queue create_command_queue(cl_context context, cl_device_id device,
   return queue;
 }
 
-void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
-                   std::size_t size_bytes, Event* event) {
-  if (event != nullptr) event->reset();
-  if (size_bytes == 0) return;
-  check_range(buffer, 0, size_bytes, "write");
+void enqueue_write(cl_command_queue queue, const Buffer& buffer, std::span<const std::byte> source,
+                   const Transfer& transfer) {
+  if (transfer.event != nullptr) transfer.event->reset();
+  check_range(buffer, transfer.offset_bytes, source.size(), "write");
+  if (source.empty()) return;
   cl_event done = nullptr;
-  check(clEnqueueWriteBuffer(queue, buffer.handle(), CL_FALSE, 0, size_bytes, source, 0, nullptr,
-                             event == nullptr ? nullptr : &done),
+  check(clEnqueueWriteBuffer(queue, buffer.handle(), transfer.blocking, transfer.offset_bytes,
+                             source.size(), source.data(), 0, nullptr,
+                             transfer.event == nullptr ? nullptr : &done),
         "clEnqueueWriteBuffer");
-  if (event != nullptr) event->reset(done);
+  if (transfer.event != nullptr) transfer.event->reset(done);
 }
 
 namespace {
+
+void enqueue_read(cl_command_queue queue, const Buffer& buffer, std::span<std::byte> destination,
+                  const Transfer& transfer) {
+  if (transfer.event != nullptr) transfer.event->reset();
+  check_range(buffer, transfer.offset_bytes, destination.size(), "read");
+  if (destination.empty()) return;
+  cl_event done = nullptr;
+  check(clEnqueueReadBuffer(queue, buffer.handle(), transfer.blocking, transfer.offset_bytes,
+                            destination.size(), destination.data(), 0, nullptr,
+                            transfer.event == nullptr ? nullptr : &done),
+        "clEnqueueReadBuffer");
+  if (transfer.event != nullptr) transfer.event->reset(done);
+}
+
 bool is_out_of_order(cl_command_queue queue) {
   cl_command_queue_properties properties = 0;
   check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
@@ -100,20 +117,50 @@ void Queue::finish() const {
 
 void Queue::write(const Buffer& destination, std::span<const std::byte> source,
                   std::size_t offset_bytes) const {
-  detail::check_range(destination, offset_bytes, source.size(), "write");
-  if (source.empty()) return;
-  check(clEnqueueWriteBuffer(queue_, destination.handle(), CL_TRUE, offset_bytes, source.size(),
-                             source.data(), 0, nullptr, nullptr),
-        "clEnqueueWriteBuffer");
+  detail::enqueue_write(queue_, destination, source, {offset_bytes, CL_TRUE});
+}
+void Queue::write_async(const Buffer& destination, std::span<const std::byte> source,
+                        std::size_t offset_bytes, Event* event) const {
+  detail::enqueue_write(queue_, destination, source, {offset_bytes, CL_FALSE, event});
 }
 
 void Queue::read(const Buffer& source, std::span<std::byte> destination,
                  std::size_t offset_bytes) const {
-  detail::check_range(source, offset_bytes, destination.size(), "read");
-  if (destination.empty()) return;
-  check(clEnqueueReadBuffer(queue_, source.handle(), CL_TRUE, offset_bytes, destination.size(),
-                            destination.data(), 0, nullptr, nullptr),
-        "clEnqueueReadBuffer");
+  detail::enqueue_read(queue_, source, destination, {offset_bytes, CL_TRUE});
+}
+void Queue::read_async(const Buffer& source, std::span<std::byte> destination,
+                       std::size_t offset_bytes, Event* event) const {
+  detail::enqueue_read(queue_, source, destination, {offset_bytes, CL_FALSE, event});
+}
+
+HostView Queue::map(const Buffer& buffer, HostAccess access) const {
+  constexpr std::array<cl_map_flags, 3> kFlags = {CL_MAP_READ, CL_MAP_WRITE_INVALIDATE_REGION,
+                                                  CL_MAP_READ | CL_MAP_WRITE};
+  HostView view;
+  view.queue_ = *this;
+  view.buffer_ = buffer;
+  if (buffer.size_bytes() == 0) return view;
+  cl_int status = CL_SUCCESS;
+  view.mapped_ = clEnqueueMapBuffer(queue_, buffer.handle(), CL_TRUE,
+                                    kFlags.at(static_cast<std::size_t>(access)), 0,
+                                    buffer.size_bytes(), 0, nullptr, nullptr, &status);
+  check(status, "clEnqueueMapBuffer");
+  return view;
+}
+
+HostView::HostView(HostView&& other) noexcept
+    : queue_(std::move(other.queue_)),
+      buffer_(std::move(other.buffer_)),
+      mapped_(std::exchange(other.mapped_, nullptr)) {}
+HostView& HostView::operator=(HostView&& other) noexcept {
+  std::swap(queue_, other.queue_);
+  std::swap(buffer_, other.buffer_);
+  std::swap(mapped_, other.mapped_);
+  return *this;
+}
+HostView::~HostView() {
+  if (mapped_ != nullptr)
+    clEnqueueUnmapMemObject(queue_, buffer_.handle(), mapped_, 0, nullptr, nullptr);
 }
 
 void Queue::fill(const Buffer& destination, std::uint32_t pattern, std::size_t offset_bytes,

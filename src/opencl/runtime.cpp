@@ -288,6 +288,11 @@ Buffer Runtime::allocate_pinned(std::size_t size_bytes) const {
   return allocate(size_bytes, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR);
 }
 
+Buffer Runtime::share(std::span<std::byte> memory) const {
+  if (memory.empty()) throw_invalid("memory: 0 bytes, legal: at least 1");
+  return allocate(memory.size(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory.data());
+}
+
 Buffer Runtime::allocate_copy(std::span<const std::byte> content) const {
   return allocate(content.size(), CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, content.data());
 }
@@ -301,8 +306,8 @@ Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void*
   cl_int status = CL_SUCCESS;
   // OpenCL has no empty buffers, callers have empty tensors.
   MemoryHandle memory(clCreateBuffer(state_->context.get(), flags,
-                                     std::max<std::size_t>(size_bytes, 4),
-                                     const_cast<void*>(content),  // NOLINT: only read
+                                     std::max<std::size_t>(size_bytes, content != nullptr ? 1 : 4),
+                                     const_cast<void*>(content),  // NOLINT: OpenCL's signature
                                      &status));
   if (status != CL_SUCCESS) {
     check(status, fmt::format("allocating {} bytes on {} ({} bytes of memory)", size_bytes,

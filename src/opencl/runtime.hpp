@@ -167,6 +167,7 @@ class Runtime {
   /// A buffer that starts out with a copy of `content`.
   Buffer allocate_copy(std::span<const std::byte> content) const;
   /// Host memory that the device reaches fastest (CL_MEM_ALLOC_HOST_PTR); to be mapped.
+  Buffer share(std::span<std::byte> memory) const;
   Buffer allocate_pinned(std::size_t size_bytes) const;
   /// Where single calls upload their host arrays.
   CallMemory& call_memory() const noexcept;
@@ -203,10 +204,15 @@ std::string_view status_name(cl_int status);
 std::size_t size_bytes_of(cl_mem memory);
 /// Refuses out-of-order queues: uploads and kernels of one call rely on the queue's order alone.
 void require_in_order(cl_command_queue queue);
-/// Non-blocking write of `size` bytes to the start of `buffer`; `source` must stay unchanged until
-/// `event`.
-void enqueue_write(cl_command_queue queue, const Buffer& buffer, const void* source,
-                   std::size_t size_bytes, Event* event = nullptr);
+/// Where a copy lies in the buffer, whether the call waits for it, and the event that it gets.
+struct Transfer {
+  std::size_t offset_bytes = 0;
+  cl_bool blocking = CL_FALSE;
+  Event* event = nullptr;
+};
+/// Queue::write() and write_async() of a queue that need not be retained.
+void enqueue_write(cl_command_queue queue, const Buffer& buffer, std::span<const std::byte> source,
+                   const Transfer& transfer);
 /// Whether an event's work has ended, with success or an error; false if the driver cannot tell. An
 /// empty event stands for no work, which has ended.
 bool has_ended(const Event& event) noexcept;

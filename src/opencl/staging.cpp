@@ -60,7 +60,8 @@ void StagedUpload::upload(cl_command_queue queue, std::size_t size_bytes, Event*
   if (event != nullptr) event->reset();
   if (size_bytes == 0) return;  // an empty batch
   Slot& slot = slots_.at(current_);
-  enqueue_write(queue, device_, slot.mapped, size_bytes, &slot.uploaded);
+  enqueue_write(queue, device_, {static_cast<const std::byte*>(slot.mapped), size_bytes},
+                {.event = &slot.uploaded});
   if (event != nullptr) *event = slot.uploaded;
 }
 

@@ -2,6 +2,7 @@
 // the next kernel; that it has no memory or no device is an error of its own.
 #include <gmock/gmock.h>
 
+#include <array>
 #include <clattn/layer.hpp>
 #include <set>
 
@@ -159,7 +160,8 @@ TEST(ShortDrivers, F10_ACopyThatCannotBeRetainedThrows) {
   const Queue queue = context->create_queue();
   const Buffer buffer = context->allocate(64);
   Event event;
-  enqueue_write(queue, buffer, "12345678", 8, &event);
+  const std::array<std::byte, 8> bytes{};
+  queue.write_async(buffer, bytes, 0, &event);
   {
     const test::ShortDriver shortage(0, true);
     const auto refusal = [](const auto& object) {

@@ -2,6 +2,8 @@
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -239,18 +241,69 @@ TEST_P(RuntimeDevice, CopiesStayInsideTheBuffer) {
   queue.fill(buffer, 0x99U, 12, 4);
   Event done;
   const std::uint32_t first = 8;
-  enqueue_write(queue, buffer, &first, sizeof(first), &done);
+  queue.write_async(buffer, std::as_bytes(std::span(&first, 1)), 0, &done);
   done.wait();
   std::vector<std::uint32_t> all(4, 0xdeadbeefU);
-  queue.read(buffer, std::as_writable_bytes(std::span(all)));
+  queue.read_async(buffer, std::as_writable_bytes(std::span(all)), 0, &done);
+  done.wait();
   EXPECT_EQ(all, (std::vector<std::uint32_t>{8, 5, 6, 0x99}));
   const auto bytes = std::as_writable_bytes(std::span(words));
   EXPECT_EQ(error_text([&] { queue.write(buffer, bytes, 12); }),
             "write: bytes 12 to 20 are not inside a buffer of 16 bytes");
   EXPECT_EQ(error_text([&] { queue.read(buffer, bytes, 17); }),
             "read: bytes 17 to 25 are not inside a buffer of 16 bytes");
+  EXPECT_EQ(error_text([&] { queue.read_async(buffer, bytes, 17, &done); }),
+            "read: bytes 17 to 25 are not inside a buffer of 16 bytes");
+  EXPECT_FALSE(done);
   EXPECT_EQ(error_text([&] { queue.fill(buffer, 0, 2, 4); }),
             "fill: offset 2 and size 4 must be multiples of 4");
+}
+
+// P1: what the application wrote before is there, and what the device writes is seen while mapped;
+// CPUs work on the memory itself.
+TEST_P(RuntimeDevice, P1_ABufferCanLieInTheApplicationsMemory) {
+  const auto runtime = make_runtime();
+  const Queue queue = runtime->create_queue(QueueProfiling::kOff);
+  constexpr std::size_t kPage = 4096;
+  alignas(kPage) static std::array<std::uint32_t, kPage / 4> words;
+  words.fill(7);
+  const Buffer shared = runtime->share(std::as_writable_bytes(std::span(words)));
+  ASSERT_EQ(shared.size_bytes(), kPage);
+  std::array<std::uint32_t, 2> got{};
+  queue.read(shared, std::as_writable_bytes(std::span(got)), kPage - sizeof(got));
+  EXPECT_EQ(got[1], 7U);
+  queue.fill(shared, 9, 4, kPage - 4);
+  {
+    const clattn::HostView view = queue.map(shared, clattn::HostAccess::kReadWrite);
+    EXPECT_EQ(view.bytes().data(), reinterpret_cast<std::byte*>(words.data()));
+    EXPECT_EQ(words[0], 7U);
+    EXPECT_EQ(words[1], 9U);
+    EXPECT_EQ(words.back(), 9U);
+    words[0] = 11;
+  }
+  queue.read(shared, std::as_writable_bytes(std::span(got)));
+  EXPECT_EQ(got, (std::array<std::uint32_t, 2>{11, 9}));
+  EXPECT_EQ(error_text([&] { static_cast<void>(runtime->share({})); }),
+            "memory: 0 bytes, legal: at least 1");
+}
+
+TEST_P(RuntimeDevice, AViewEndsWithItsLastOwner) {
+  const auto runtime = make_runtime();
+  const Queue queue = runtime->create_queue(QueueProfiling::kOff);
+  const Buffer buffer = runtime->allocate(8);
+  clattn::HostView kept;
+  EXPECT_TRUE(kept.bytes().empty());
+  {
+    clattn::HostView view = queue.map(buffer, clattn::HostAccess::kWrite);
+    ASSERT_EQ(view.bytes().size(), 8U);
+    std::ranges::fill(view.bytes(), std::byte{5});
+    kept = std::move(view);
+  }
+  EXPECT_EQ(kept.bytes()[7], std::byte{5});
+  kept = {};
+  std::array<std::byte, 8> got{};
+  queue.read(buffer, got);
+  EXPECT_EQ(got[7], std::byte{5});
 }
 
 TEST_P(RuntimeDevice, SharedObjectsLiveAsLongAsTheirUsers) {

@@ -292,6 +292,7 @@ std::vector<BuiltKernel> build_stages(const Target& target, const KernelShape& s
     if (last || (more && fewer)) stages.push_back(std::move(tile));
   }
   std::vector<Variant> chosen;
+  chosen.reserve(stages.size());
   for (const BuiltKernel& stage : stages) chosen.push_back(*stage.variant);
   if (roles.shorter) finish_role(*roles.shorter, chosen, target.device, shape, family, considered);
   finish_role(roles.longer, chosen, target.device, shape, family, considered);
