@@ -29,7 +29,7 @@ cmp -s "$work/read" "$work/documented" || {
   diff "$work/read" "$work/documented" || true
 }
 
-for page in README.md docs/*.md tools/*/README.md; do
+for page in ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md tools/*/README.md; do
   # shellcheck disable=SC2013  # links have no blanks
   for link in $(grep -o '](\([^)]*\))' "$page" | sed 's/^](//; s/)$//; s/#.*//'); do
     case $link in http*) continue ;; esac
