@@ -1,14 +1,17 @@
 #pragma once
 
+#include <array>
 #include <clattn/attn_utils.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 // What fragments of C++ in the documents may use (tests/snippets.sh): the names of README.md's
