@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fails when a document says what the sources do not: the README's program, the table of environment
-# variables, links between files, the headers and tests that docs/vllm-map.md names.
+# variables, links between files, docs/vllm-map.md (tests/map.sh).
 # usage: tests/docs.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -30,27 +30,14 @@ cmp -s "$work/read" "$work/documented" || {
 }
 
 for page in ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md tools/*/README.md; do
-  # shellcheck disable=SC2013  # links have no blanks
+  # shellcheck disable=SC2013,SC2016  # links have no blanks; Markdown's backticks
   for link in $(sed '/^```/,/^```$/d' "$page" | grep -o '](\([^)]*\))' | sed 's/^](//; s/)$//; s/#.*//'); do
     case $link in http*) continue ;; esac
     [ -e "$(dirname "$page")/$link" ] || complain "$page: broken link $link"
   done
 done
 
-# Tests as TEST*(Suite, Name), files as they are; names of headers alone stand in include/clattn/.
-grep -rhE '^ *(TEST|TEST_[FP]|TYPED_TEST)\(' tests | sed 's/^ *[A-Z_]*(\([^,]*\), *\([^)]*\)).*/\1.\2/' | sort -u > "$work/tests"
-# shellcheck disable=SC2016
-grep -oE '`[A-Z][A-Za-z0-9]*\.[A-Z][A-Za-z0-9_]*`' docs/vllm-map.md | tr -d '`' | sort -u > "$work/cited"
-[ -s "$work/cited" ] || complain "docs/vllm-map.md names no test"
-comm -23 "$work/cited" "$work/tests" | sed 's/^/docs: docs\/vllm-map.md: no test /' > "$work/lost"
-# shellcheck disable=SC2013,SC2016
-for file in $(grep -oE '`[a-z0-9_/]+\.(hpp|h|cpp)`' docs/vllm-map.md | tr -d '`' | sort -u); do
-  [ -e "$file" ] || [ -e "include/clattn/$file" ] || echo "docs: docs/vllm-map.md: no file $file" >> "$work/lost"
-done
-if [ -s "$work/lost" ]; then
-  cat "$work/lost"
-  status=1
-fi
+sh tests/map.sh || status=1
 
 # clattn.hpp brings what an engine needs: 12 headers of ours at most.
 echo clattn/clattn.hpp > "$work/reached"
@@ -61,5 +48,5 @@ done
 headers=$(($(wc -l < "$work/reached") - 1))
 [ "$headers" -le 12 ] || complain "include/clattn/clattn.hpp reaches $headers headers, legal: <= 12"
 
-[ $status != 0 ] || echo "docs: README, variables, links, headers and tests agree with the sources"
+[ $status != 0 ] || echo "docs: README, variables, links and the map agree with the sources"
 exit $status

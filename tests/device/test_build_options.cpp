@@ -41,6 +41,23 @@ struct SharedPrefix {
   CommonAttentionMetadata batch() const { return CommonAttentionMetadata::of(starts, lens, table); }
 };
 
+// A1.1: the order that brings decodes first, and whether anything moves.
+TEST(BuildOptions, A1_1_ReorderBatchBringsDecodesFirst) {
+  const auto& context = all_contexts().front();
+  const auto& backend = clattn::get_attn_backend(small_config(), nullptr);
+  const auto order_of = [&](std::vector<std::int32_t> lengths, std::int32_t threshold) {
+    clattn::BuilderOptions options;
+    options.decode_threshold = threshold;
+    std::vector<std::int32_t> order(lengths.size());
+    const bool moved =
+        backend.make_builder(context, small_config(), options)->reorder_batch(lengths, order);
+    return std::pair(moved, order);
+  };
+  using Order = std::vector<std::int32_t>;
+  EXPECT_EQ(order_of({5, 1, 1, 7, 1}, 1), std::pair(true, Order{4, 1, 2, 3, 0}));
+  EXPECT_EQ(order_of({5, 1, 1, 7, 1}, 7), std::pair(false, Order{0, 1, 2, 3, 4}));
+}
+
 // common_prefix_len: a multiple of bs, computed and in the cache, shared by all requests; 0 = none.
 TEST(BuildOptions, A1_1_TheCommonPrefixIsCheckedAndKept) {
   const auto& context = all_contexts().front();

@@ -131,6 +131,14 @@ TEST(Builder, FlashInferMetadataHasThePagingArrays) {
   EXPECT_EQ(metadata.slot_mapping()[21], 4 * 16 + 3);
   EXPECT_EQ(list(metadata.seq_start_loc), (std::vector<std::int64_t>{0, 40, 88, 108}));
   EXPECT_EQ(metadata.decode_query_len, 1);
+  EXPECT_EQ(metadata.num_qo_heads, small_config().num_heads);
+  EXPECT_EQ(metadata.num_kv_heads, small_config().num_kv_heads);
+  EXPECT_EQ(metadata.head_dim, small_config().head_size);
+  EXPECT_EQ(metadata.page_size, small_config().block_size);
+  EXPECT_EQ(metadata.data_type, small_config().cache_dtype());
+  EXPECT_EQ(metadata.q_data_type, small_config().dtype);
+  EXPECT_EQ(list(metadata.query_start_loc), starts);
+  EXPECT_NE(metadata.slot_mapping_buffer(), nullptr);
   EXPECT_FALSE(metadata.is_profile_run);
   const std::vector<std::int64_t> nowhere(22, clattn::kPadSlotId);
   batch.slot_mapping = nowhere;

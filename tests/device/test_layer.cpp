@@ -78,6 +78,39 @@ TEST(Layer, ResolvesItsOptionsAsVLLMDoes) {
   EXPECT_EQ(layers.layers().size(), 2U);  // those two are gone again
 }
 
+// A2.1: and the others reach the kernels' configuration as they are.
+TEST(Layer, A2_1_EveryOptionReachesTheConfiguration) {
+  const auto& context = all_contexts().at(0);
+  clattn::LayerRegistry layers;
+  AttentionOptions options = layer_options("layers.0");
+  options.num_heads = 4;
+  options.num_kv_heads = 2;
+  options.alibi_slopes = {1, 2, 3, 4};
+  options.logits_soft_cap = 30;
+  options.attention_chunk_size = 64;
+  options.custom_mask = options.output_fp8 = true;
+  options.attn_backend = clattn::find_attn_backend("FLASHINFER");
+  const Attention layer(context, layers, options);
+  EXPECT_EQ(layer.layer_name(), "layers.0");
+  EXPECT_EQ(layer.get_attn_backend(), options.attn_backend);
+  EXPECT_EQ(layer.config().num_kv_heads, 2);
+  EXPECT_EQ(layer.config().alibi_slopes, options.alibi_slopes);
+  EXPECT_EQ(layer.config().logits_soft_cap, 30);
+  EXPECT_EQ(layer.config().attention_chunk_size, 64);
+  EXPECT_TRUE(layer.config().custom_mask);
+  EXPECT_TRUE(layer.config().output_fp8);
+  options = layer_options("layers.1");
+  options.attn_type = clattn::AttentionType::kEncoderOnly;
+  EXPECT_EQ(Attention(context, layers, options).config().attn_type,
+            clattn::AttentionType::kEncoderOnly);
+  options = {.num_heads = 4, .head_size = 64 + 64, .use_mla = true, .prefix = "layers.2"};
+  const Attention latent(context, layers, options);
+  EXPECT_TRUE(latent.config().use_mla);
+  EXPECT_EQ(latent.config().num_kv_heads, 1);
+  EXPECT_EQ(latent.config().rope_dim, 64);
+  EXPECT_EQ(latent.config().output_head_size(), 64);
+}
+
 TEST(Layer, RefusesWithVLLMsWords) {
   clattn::LayerRegistry layers;
   AttentionOptions options = layer_options("layers.0");
@@ -446,6 +479,8 @@ TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
     options.kv_sharing_target_layer_name = "layers.0";
     Attention sharer(context, layers, options);
     owner.bind_kv_cache(poisoned_cache(device, owner, 3));
+    EXPECT_TRUE(sharer.shares_kv_cache());
+    EXPECT_FALSE(owner.shares_kv_cache());
     EXPECT_EQ(sharer.kv_cache(), owner.kv_cache());
     EXPECT_NE(error_text([&] { sharer.bind_kv_cache({}); }).find("bind that layer's"),
               std::string::npos);

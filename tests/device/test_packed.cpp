@@ -298,6 +298,7 @@ TEST(Tiny, PackedCacheOfOddPages) {
 }
 
 TEST(PackedChooser, A6_7) {
+  EXPECT_EQ(clattn::kPagedAttentionPartitionSize, 512);
   EXPECT_TRUE(clattn::use_paged_attention_v1(0, 0, 1));
   EXPECT_TRUE(clattn::use_paged_attention_v1(512, 1, 1));
   EXPECT_FALSE(clattn::use_paged_attention_v1(513, 1, 1));

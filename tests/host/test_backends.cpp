@@ -282,6 +282,12 @@ TEST(Selector, UnknownNamesAndImpossibleShapesAreClear) {
         "Invalid attention backend: 'FLASH'. Valid backends are: auto, FLASHINFER, XFORMERS, "
         "CLATTN_MLA");
   }
+  for (const std::string name : {"DUAL_CHUNK_FLASH_ATTN", "TURBOQUANT"}) {
+    EXPECT_EQ(test::error_text([&] { (void)clattn::find_attn_backend(name); },
+                               clattn::ErrorCode::kInvalidArgument)
+                  .find("Invalid attention backend: '" + name + "'. Valid backends are: "),
+              0U);
+  }
   AttentionConfig config = llama();
   config.num_kv_heads = 5;
   config.head_size = 12;

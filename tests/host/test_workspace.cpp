@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/launch/workspace.hpp"
+#include "kernels/step/paged_step.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -19,6 +20,17 @@ TEST(Workspace, GrowsForBothUnlessTheDeviceHasNoBufferForBoth) {
   EXPECT_EQ(one.counters, large_rows.counters);
   EXPECT_EQ(one.partial_lse2, large_rows.partial_lse2);
   EXPECT_EQ(one.partial_out, large_rows.partial_out);
+}
+
+// vLLM's FLASHINFER_WORKSPACE_BUFFER_SIZE, as a bound.
+TEST(Workspace, A4_PartialResultsAreBounded) {
+  EXPECT_EQ(kMaxWorkspaceBytes, 256U * 1024 * 1024);
+  KernelShape shape;
+  shape.num_heads = 32;
+  shape.head_size = 127;
+  DeviceCapabilities device;
+  device.max_alloc_bytes = std::size_t{1} << 40;
+  EXPECT_EQ(most_partial_rows(shape, device), (256 << 20) / (32 * 128 * 4));
 }
 
 }  // namespace
