@@ -39,7 +39,8 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const BuilderOptions& options = {});
 
 /// Binds each cache to the layer of that name. Returns the bound caches ordered by layer index
-/// (equal indices: as in the registry). Throws kInvalidArgument for a name that no layer has.
+/// (equal indices: as in the registry). Throws kInvalidArgument for a name that no layer has, and
+/// what Attention::bind_kv_cache() throws; then no layer has been bound.
 std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers);
 

@@ -155,6 +155,9 @@ class Context {
   /// so far, each once, with the driver's reason, file and line. Where others do their work, it
   /// takes longer.
   std::vector<std::string> build_failures() const;
+  /// Why compiled programs and self-test results are not kept in CLATTN_CACHE_DIR, although it is
+  /// set; empty = they are. The start takes longer.
+  std::string program_cache_problem() const;
 
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;
   /// Uninitialised device memory. Refused with the numbers when larger than the device allows.

@@ -144,6 +144,8 @@ class Attention {
   /// see the same. Throws for a layer that shares another's, and for an order that its kernels do
   /// not read: HDN without those of CPUs.
   void bind_kv_cache(KVCache cache);
+  /// Throws what bind_kv_cache() would.
+  void check_kv_cache(const KVCache& cache) const;
 
   /// Sets the layer's own scales from a checkpoint, before or after the cache is bound; returns
   /// warnings for the engine's log. With calculate_kv_scales K and V are left to the first batch.

@@ -186,6 +186,7 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
 
 std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers) {
+  for (const auto& [name, cache] : kv_caches) layer_of(layers, name).check_kv_cache(cache);
   for (const auto& [name, cache] : kv_caches) layer_of(layers, name).bind_kv_cache(cache);
   std::vector<Attention*> owners;
   for (Attention* layer : layers.layers()) {

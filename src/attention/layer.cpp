@@ -152,7 +152,7 @@ std::string Attention::extra_repr() const {
                      backend_->name());
 }
 
-void Attention::bind_kv_cache(KVCache cache) {
+void Attention::check_kv_cache(const KVCache& cache) const {
   throw_invalid_if(shares_kv_cache(), "layer {}: it uses the cache of {}, bind that layer's",
                    options_.prefix, options_.kv_sharing_target_layer_name);
   if (cache.keys_by_dim()) {
@@ -163,6 +163,10 @@ void Attention::bind_kv_cache(KVCache cache) {
                                 fmt::join(reasons, "; "));
     }
   }
+}
+
+void Attention::bind_kv_cache(KVCache cache) {
+  check_kv_cache(cache);
   if (!cache.scales) {
     cache.scales = scales_;
     cache.scales_per_head = false;

@@ -77,6 +77,7 @@ json device_json(const Device& device, const AttentionConfig& config) {
     row["backends"] = choice_json(context, config, chosen);
     row["tuning_problems"] = tuning_problems(*context);
     row["build_failures"] = context->build_failures();
+    row["program_cache_problem"] = context->program_cache_problem();
     if (chosen == nullptr) row["error"] = why_none;
   } catch (const Error& error) {
     row["error"] = error.what();
@@ -161,6 +162,8 @@ void print_report(const json& devices, const AttentionConfig& config, bool expla
     for (const json& failure : device.value("build_failures", json::array())) {
       fmt::print("  not built: {}\n", failure.get<std::string>());
     }
+    if (const auto problem = device.value("program_cache_problem", ""); !problem.empty())
+      fmt::print("  program cache: {}\n", problem);
     if (device.contains("error")) fmt::print("  error: {}\n", device["error"].get<std::string>());
   }
 }

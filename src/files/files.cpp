@@ -100,7 +100,9 @@ void PendingFile::commit() {
       fail_writing(path_);
     temporary_ = std::move(temporary);
   }
-  // A failed write may be reported only here.
+  // A failed write may be reported only by these two. After a power cut the name must not stand for
+  // an empty file.
+  if (::fsync(descriptor_) != 0) fail_writing(path_);
   if (::close(std::exchange(descriptor_, -1)) != 0) fail_writing(path_);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_writing(path_);
   temporary_.clear();

@@ -31,6 +31,9 @@ const DeviceCapabilities& Context::capabilities() const noexcept {
 std::vector<std::string> Context::build_failures() const {
   return runtime_->build_failures();
 }
+std::string Context::program_cache_problem() const {
+  return runtime_->program_cache_problem();
+}
 
 Queue Context::create_queue(QueueProfiling profiling) const {
   return runtime_->create_queue(profiling);

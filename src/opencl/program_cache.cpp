@@ -83,6 +83,14 @@ bool ProgramCache::usable() const {
   return !folder_.empty() && files::is_private_folder(folder_);
 }
 
+std::string ProgramCache::problem() const {
+  if (folder_.empty() || usable()) return {};
+  return fmt::format(
+      "{}: not used: no folder of this user's that nobody else can write to; legal after a look at "
+      "its files: chmod go-w",
+      folder_.string());
+}
+
 std::optional<Bytes> ProgramCache::load(const CacheKey& key) const {
   if (!usable()) return std::nullopt;
   try {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,9 @@ class ProgramCache {
   void store(const CacheKey& key, std::span<const std::byte> payload) const;
   /// Where the entry of `key` lies.
   std::filesystem::path path_of(const CacheKey& key) const;
+
+  /// Why the folder is not used; empty = it is, or there is none.
+  std::string problem() const;
 
  private:
   bool usable() const;

@@ -340,6 +340,10 @@ std::vector<std::string> Runtime::build_failures() const {
   return sentences;
 }
 
+std::string Runtime::program_cache_problem() const {
+  return state_->cache.problem();
+}
+
 std::shared_ptr<void> Runtime::shared_object(const std::string& key,
                                              const std::function<std::shared_ptr<void>()>& make) {
   return state_->shared_objects.get(key, make);

@@ -158,6 +158,7 @@ class Runtime {
   /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.
   void note_build_failure(std::string_view kernel, std::string_view why);
   std::vector<std::string> build_failures() const;
+  std::string program_cache_problem() const;
 
   /// What kernels are chosen by; thread-safe.
   RuntimeTuning tuning() const;

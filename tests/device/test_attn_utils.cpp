@@ -248,12 +248,20 @@ TEST(AttnUtils, M11_BindKVCacheBindsByNameAndOrdersByIndex) {
         layer->layer_name(),
         make_kv_cache(*context, device.queue, *layer->get_attn_backend(), layer->config(), 2));
   }
-  const auto bound = bind_kv_cache(caches, layers);
-  EXPECT_EQ(bound, (std::vector<const clattn::KVCache*>{first.kv_cache(), second.kv_cache()}));
-  EXPECT_EQ(first.kv_cache()->buffer.handle(), caches.at("layers.0").buffer.handle());
   caches.emplace("layers.2", clattn::KVCache{});
   EXPECT_EQ(error_text([&] { bind_kv_cache(caches, layers); }),
             "KVCacheConfig: there is no layer 'layers.2'");
+  clattn::AttentionOptions sharing = options_of("layers.2", 0);
+  sharing.kv_sharing_target_layer_name = "layers.1";
+  const Attention sharer(context, layers, sharing);
+  EXPECT_EQ(error_text([&] { bind_kv_cache(caches, layers); }),
+            "layer layers.2: it uses the cache of layers.1, bind that layer's");
+  EXPECT_EQ(first.kv_cache(), nullptr);  // all or none
+  EXPECT_EQ(second.kv_cache(), nullptr);
+  caches.erase("layers.2");
+  const auto bound = bind_kv_cache(caches, layers);
+  EXPECT_EQ(bound, (std::vector<const clattn::KVCache*>{first.kv_cache(), second.kv_cache()}));
+  EXPECT_EQ(first.kv_cache()->buffer.handle(), caches.at("layers.0").buffer.handle());
 }
 
 // M11: one workspace for all builders, given to them later.

@@ -386,6 +386,20 @@ TEST(Cli, KernelsThatDoNotBuildAreTold) {
   EXPECT_NE(devices.standard_output.find(".cl:1:"), std::string::npos) << devices.standard_output;
 }
 
+TEST(Cli, AProgramCacheThatIsNotUsedIsTold) {
+  const ScratchDirectory cache;
+  const std::string variables = "CLATTN_CACHE_DIR=" + cache.path().string();
+  namespace fs = std::filesystem;
+  for (const bool open : {false, true}) {
+    if (open) fs::permissions(cache.path(), fs::perms::group_write, fs::perm_options::add);
+    const ProgramResult devices = run_program("devices", {}, variables);
+    EXPECT_EQ(devices.code, 0);
+    const bool told = devices.standard_output.find("  program cache: " + cache.path().string() +
+                                                   ": not used: ") != std::string::npos;
+    EXPECT_EQ(told, open) << devices.standard_output;
+  }
+}
+
 TEST(Cli, F6_ErrorsQuoteLittleOfWhatTheyWereGiven) {
   const ScratchDirectory scratch;
   const std::string place = (scratch.path() / "case").string(), much(4 << 20, 'x');

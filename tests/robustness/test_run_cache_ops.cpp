@@ -250,4 +250,18 @@ TEST(RunCacheOps, NonsenseExitsWithOneLine) {
   EXPECT_NE(full.result().standard_error.find("row 0 was left out"), std::string::npos);
 }
 
+// What cu_seq_lens asks for is checked before memory is taken for it: here 100 GB.
+TEST(RunGather, TokensThatTheTableDoesNotHoldAreRefusedFirst) {
+  CaseImage image = {R"({"op": "gather_and_maybe_dequant_cache", "dtype": "f32",
+                         "kv_lora_rank": 16})",
+                     {{"kv_cache.npy", npy_f32(std::vector<float>(2 * 4 * 24), "(2, 4, 24)")},
+                      {"cu_seq_lens.npy", npy_i32({0, 8})},
+                      {"block_table.npy", npy_i32({0, 1}, "(1, 2)")}}};
+  EXPECT_EQ(CacheCase(image).result().code, 0);
+  image.files["cu_seq_lens.npy"] = npy_i32({0, 1'000'000'000});
+  expect_refusal(CacheCase(image).result(), 2,
+                 "cu_seq_lens.npy: request 0 has 1000000000 tokens; expected at most 8 (2 pages of "
+                 "4 in block_table.npy)");
+}
+
 }  // namespace

@@ -108,6 +108,13 @@ void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs)
       file.indices32("block_table", {num_reqs, -1}, &table_shape);
   std::vector<std::int32_t> first;
   if (file.has_array("seq_starts")) first = file.indices32("seq_starts", {num_reqs});
+  for (std::size_t r = 0; r + 1 < starts.size(); ++r) {  // before memory is taken for them
+    throw_invalid_if(starts[r + 1] - starts[r] > table_shape[1] * any.shape[1],
+                     "cu_seq_lens.npy: request {} has {} tokens; expected at most {} ({} pages of "
+                     "{} in block_table.npy)",
+                     r, starts[r + 1] - starts[r], table_shape[1] * any.shape[1], table_shape[1],
+                     any.shape[1]);
+  }
 
   const auto context = Context::create(options.device);
   const Queue queue = context->create_queue(QueueProfiling::kOn);
