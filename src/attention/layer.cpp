@@ -215,6 +215,7 @@ void Attention::calc_kv_scales(cl_command_queue queue, TensorRef query, TensorRe
   const std::int64_t keys = num_keys.value_or(num_tokens);
   if (keys == 0 || calculator_ == nullptr || !uses_own_scales()) return;
   if (detail::capturing() && !calculator_->has_begun()) {
+    calculator_->checked_strides({&key, &value, &query}, {keys, num_tokens});
     detail::capture_calc_kv_scales({.queue = queue,
                                     .config = config_,
                                     .key = key,

@@ -72,23 +72,30 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
   }
 }
 
-void KVScaleCalculator::enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
-                                const RowCounts& counts, const Buffer& scales, Event* event) const {
+std::array<std::int64_t, 3> KVScaleCalculator::checked_strides(const Rows& rows,
+                                                               const RowCounts& counts) const {
   const std::array num_tokens = {counts.keys, counts.keys, counts.queries};
-  std::array<cl_long, 3> strides{};
-  for (std::size_t i = 0; i < rows.size(); ++i) {  // all before any leaves its maxima
+  std::array<std::int64_t, 3> strides{};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
     throw_invalid_if(num_tokens.at(i) < 0 || num_tokens.at(i) > INT32_MAX,
                      "num_tokens is {}, legal: 0 … {}", num_tokens.at(i), INT32_MAX);
     const Tensor& tensor = k_v_q_.at(i);
     strides.at(i) =
         bounded_token_stride(*rows.at(i), {num_tokens.at(i), tensor.row, dtype_}, tensor.name);
   }
+  return strides;
+}
+
+void KVScaleCalculator::enqueue(cl_command_queue queue, const Rows& rows, const RowCounts& counts,
+                                const Buffer& scales, Event* event) const {
+  const std::array num_tokens = {counts.keys, counts.keys, counts.queries};
+  const auto strides = checked_strides(rows, counts);  // of all before any leaves its maxima
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
     amax_->acquire()
         .arg(rows.at(i)->buffer)
         .arg<cl_long>(rows.at(i)->offset)
-        .arg(strides.at(i))
+        .arg<cl_long>(strides.at(i))
         .arg<cl_int>(static_cast<cl_int>(num_tokens.at(i)))
         .arg<cl_int>(static_cast<cl_int>(tensor.row / 8))
         .arg(largest_.handle())

@@ -35,6 +35,9 @@ class KVScaleCalculator {
   /// calls make their queue wait for it; then they do nothing.
   void calculate_once(cl_command_queue queue, const TensorRef& key, const TensorRef& value,
                       const TensorRef& query, const RowCounts& counts, const Buffer& scales);
+  using Rows = std::array<const TensorRef*, 3>;  ///< K, V, Q
+  /// Elements from row to row. Throws kInvalidArgument unless the buffers hold the rows.
+  std::array<std::int64_t, 3> checked_strides(const Rows& rows, const RowCounts& counts) const;
   bool has_begun() const noexcept { return state_ != State::kWanted; }
   /// Launches its kernels over no token, for scales of nobody's.
   void warm_up(cl_command_queue queue) const;
@@ -48,8 +51,8 @@ class KVScaleCalculator {
   };
   static std::array<Tensor, 3> tensors_of(const AttentionConfig& config);
   enum class State : std::uint8_t { kWanted, kEnqueued, kEnded };
-  void enqueue(cl_command_queue queue, const std::array<const TensorRef*, 3>& rows,
-               const RowCounts& counts, const Buffer& scales, Event* event) const;
+  void enqueue(cl_command_queue queue, const Rows& rows, const RowCounts& counts,
+               const Buffer& scales, Event* event) const;
 
   const Runtime* runtime_;
   DType dtype_;  ///< of the tensors

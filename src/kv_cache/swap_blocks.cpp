@@ -278,7 +278,8 @@ void capture_swap(cl_command_queue queue, const Side& read, const Side& written,
                             .source_blocks = read.num_blocks,
                             .destination_blocks = written.num_blocks};
   if (cache.planes.planes.size() == 1) {  // latent rows, of both their parts
-    call.block_shape = {traits[0].value, 1, traits[1].value + traits[2].value};
+    const auto element = static_cast<std::int64_t>(element_size_bytes(cache.dtype));
+    call.block_shape = {traits[0].value, 1, cache.planes.layout.row / element / traits[0].value};
   }
   for (const CopyEnd& plane : read.planes) {
     call.device = plane.device;

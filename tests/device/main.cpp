@@ -3,6 +3,7 @@
 #include <clattn/device.hpp>
 #include <cstdio>
 
+#include "device/captured_tests.hpp"
 #include "opencl/runtime.hpp"
 
 // A device suite proves something only when kernels ran: it fails without a device, and when
@@ -13,6 +14,9 @@ int main(int argc, char** argv) {
     std::fputs("no OpenCL device was found: nothing can be tested\n", stderr);
     return 1;
   }
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): no other thread yet
+  if (const char* folder = std::getenv("CLATTN_CAPTURE_DIR"); folder != nullptr && *folder != '\0')
+    testing::UnitTest::GetInstance()->listeners().Append(new CapturedTests(folder));
   const int failed = RUN_ALL_TESTS();
   const auto dispatched = clattn::detail::dispatch_count();
   std::printf("%llu kernels dispatched\n", static_cast<unsigned long long>(dispatched));

@@ -6,6 +6,7 @@
 #include <array>
 #include <thread>
 
+#include "capture/capture.hpp"
 #include "device/cache_blocks.hpp"
 #include "opencl/runtime.hpp"
 #include "support/error_text.hpp"
@@ -82,6 +83,7 @@ TEST(CallMemory, ManyCallsDoNotWaitForAQueueThatIsHeldBack) {
     const cl_event gate = clCreateUserEvent(context->runtime().context(), &status);
     ASSERT_EQ(status, CL_SUCCESS);
     ASSERT_EQ(clEnqueueBarrierWithWaitList(queue, 1, &gate, nullptr), CL_SUCCESS);
+    const clattn::detail::CapturePause paused;  // captures wait for the queue
     for (std::int64_t call = 0; call < 32; ++call) {
       const clattn::BlockPair pair{call, 32 + call};
       clattn::copy_blocks(*context, queue, std::span(&layer.cache, 1), std::span(&pair, 1));

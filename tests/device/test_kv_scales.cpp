@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "capture/capture.hpp"
 #include "device/attention_case.hpp"
 #include "device/layer_model.hpp"
 #include "oracle/oracle.hpp"
@@ -334,6 +335,7 @@ TEST(KVScales, AnotherQueueWaitsForThem) {
     cl_event gate = clCreateUserEvent(context->handle(), &status);
     ASSERT_EQ(status, CL_SUCCESS);
     ASSERT_EQ(clEnqueueBarrierWithWaitList(first.device.queue, 1, &gate, nullptr), CL_SUCCESS);
+    const clattn::detail::CapturePause paused;  // captures wait for the queue
     first.forward(model.layer);
     second.forward(model.layer);
     second.device.queue.flush();

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <exception>
 
+#include "capture/capture.hpp"
+
 namespace test {
 
 /// Calls of operator new so far on this thread: counting_new.cpp replaces it in every program that
@@ -35,6 +37,7 @@ std::size_t fail_each_allocation(const Call& call) {
 
 template <typename Call>
 std::size_t allocations_of(const Call& call) {
+  const clattn::detail::CapturePause paused;  // captures allocate
   const std::size_t before = num_allocations();
   call();
   return num_allocations() - before;

@@ -125,34 +125,39 @@ Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
   return recorder;
 }
 
-void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches) {
-  const AttentionKernels& kernels = call.kernels;
-  const PagedStepView& step = call.step;
-  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
-  Recorder* const recorder = recorder_for(call.queue, step);
-  const KernelShape& shape = kernels.shape;
+TokenStrides check_tensors(const StepCall& call) {
+  const KernelShape& shape = call.kernels.shape;
   const std::int64_t heads = shape.num_heads;
-  const std::int64_t tokens = num_rows(step, call.queue);
+  const std::int64_t tokens = num_rows(call.step, call.queue);
   const std::int64_t query_stride = bounded_token_stride(
       call.query, {tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype}, "query");
   throw_invalid_if(tokens > 0 && call.output.buffer == nullptr, "Output tensor must be provided.");
   const std::int64_t output_stride =
       bounded_token_stride(call.output, {tokens, heads * shape.head_size, shape.dtype}, "output");
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
+  return {query_stride, output_stride};
+}
+
+void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches) {
+  const AttentionKernels& kernels = call.kernels;
+  const PagedStepView& step = call.step;
+  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
+  Recorder* const recorder = recorder_for(call.queue, step);
+  const TokenStrides strides = check_tensors(call);
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
 
   ClaCall& args = call.layer.args;
   args.q_offset = call.query.offset;
-  args.q_token_stride = query_stride;
+  args.q_token_stride = strides.query;
   args.out_offset = call.output.offset;
-  args.out_token_stride = output_stride;
+  args.out_token_stride = strides.output;
   args.pages_at = step.pages_at;
   args.counters_at = step.workspace_layout.counters_at;
   args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
   args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
   args.partial_out_at = step.workspace_layout.partial_out_at;
-  args.num_kv_heads = shape.num_kv_heads;
+  args.num_kv_heads = kernels.shape.num_kv_heads;
   args.causal = step.causal;
   args.write_lse = call.lse != nullptr ? 1 : 0;
   for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
@@ -161,10 +166,10 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
         call, {stage, i, step.items_at.at(i), step.num_items.at(i), stage.tiling.groups_per_item},
         recorder, event, launches);
   }
-  const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, shape.head_size);
+  const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, kernels.shape.head_size);
   launch_kernel(call,
                 {kernels.merge, kMaxTileClasses, step.merges_at, step.num_merges,
-                 ceil_div(heads, heads_at_once)},
+                 ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},
                 recorder, event, launches);
 }
 

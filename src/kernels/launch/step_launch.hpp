@@ -37,6 +37,12 @@ struct StepCall {
   LayerCall layer;
 };
 
+struct TokenStrides {
+  std::int64_t query = 0, output = 0;  ///< elements
+};
+/// Throws kInvalidArgument unless query, output and, if given, lse hold the step's rows.
+TokenStrides check_tensors(const StepCall& call);
+
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
                                   const AttentionKernels& kernels);
