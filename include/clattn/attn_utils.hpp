@@ -20,14 +20,16 @@ std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers
 
 /// The layers of one KV cache group: one backend, one builder, one metadata a step.
 struct AttentionGroup {
-  std::shared_ptr<const AttentionBackend> backend;
+  std::shared_ptr<const AttentionBackend> backend;  ///< null of states, as builder
   AttentionConfig config;  ///< what the builder plans for; also what an AttentionState is made for
   std::unique_ptr<AttentionMetadataBuilder> builder;
   KVCacheSpec spec;
   std::vector<std::string> layer_names;  ///< and those that share a cache of the group
 };
 
-/// One group for each of `config`, in its order. A builder plans for the widest window and the
+/// One group for each of `config`, in its order; of kMamba only spec and names, which need not be
+/// layers of the registry. Blocks of a group may be several of its layers' blocks, if not padded.
+/// A builder plans for the widest window and the
 /// smallest tile among its layers, whose other options (soft cap, ALiBi, sinks) may differ; all
 /// builders share one workspace (`options.workspace`, or a new one), so that forward() calls of all
 /// layers must run in order on one queue. A builder recommends a cascade only where every layer of
@@ -44,18 +46,25 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
 std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& kv_caches,
                                           const LayerRegistry& layers);
 
+/// The states of layers that keep some (KVCacheKind::kMamba), in the order of their specs.
+using StatesByLayer = std::map<std::string, std::vector<StateView>>;
+
 /// Allocates the caches in `layout` and binds them as bind_kv_cache() does, with the same result.
 /// nullopt = AttentionState::get_kv_cache_layout(); AttentionBackend::preferred_layout() is faster
-/// on CPUs. Blocks until the caches are zeroed.
+/// on CPUs. Blocks until the caches are zeroed. Views of kMamba groups go to `states`, for the
+/// application's kernels; layers may share tensors with them if their pages are in one piece, as
+/// those of FLASHINFER, CLATTN_MLA and all padded pages are.
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,
-                                          std::optional<KVCacheLayout> layout = std::nullopt);
+                                          std::optional<KVCacheLayout> layout = std::nullopt,
+                                          StatesByLayer* states = nullptr);
 
 /// A step's metadata by layer name, valid until the next call: one object a group, the same for all
 /// its layers. `common` says what all groups share; its block table and slots are not read and
-/// max_query_len is the true maximum, whatever it says. `pages` has one entry a group. Throws what
-/// build() throws.
+/// max_query_len is the true maximum, whatever it says. `pages` has one entry a group, in its
+/// layers' blocks (map_to_kernel_blocks() where the group's are larger); of states it is not read.
+/// Throws what build() throws.
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(
     cl_command_queue queue, std::span<const AttentionGroup> groups,
     const CommonAttentionMetadata& common, std::span<const GroupPages> pages);

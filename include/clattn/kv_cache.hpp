@@ -25,13 +25,21 @@ std::optional<KVCacheLayout> get_kv_cache_layout();
 void set_kv_cache_layout(std::optional<KVCacheLayout> layout);
 
 /// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
-/// element). Layers with a constant state instead of a cache (Mamba) have no spec here.
+/// element), or per request: kMamba.
 enum class KVCacheKind : std::uint8_t {
   kFull,
   kSlidingWindow,
   kChunkedLocal,
   kEncoderOnly,
-  kCross
+  kCross,
+  kMamba  ///< a constant state, which the application's kernels read and write: a page a request
+};
+
+/// One tensor of a constant state.
+struct StateTensor {
+  std::vector<std::int64_t> shape = {};  ///< of one request, each >= 1
+  DType dtype = DType::kF32;
+  bool operator==(const StateTensor&) const = default;
 };
 
 /// Where the factors of a quantized cache stand.
@@ -54,15 +62,17 @@ struct KVCacheSpec {
   std::int32_t head_size_v = 0;                    ///< of V where it differs; 0 = head_size
   KVQuantMode kv_quant_mode = KVQuantMode::kNone;  ///< kPerTokenHead: 8-bit types only
   std::size_t page_size_padded = 0;  ///< bytes that a page takes, at least its own; 0 = its own
+  /// kMamba: what a page holds, one behind the other; the fields of keys and values are not used.
+  std::vector<StateTensor> states = {};
 
   /// block_size * num_kv_heads * ((head_size + head_size_v) * e + 8 if kPerTokenHead), with MLA
-  /// block_size * (head_size * e + 4 if kPerTokenHead), or page_size_padded. Throws on overflow or
-  /// an illegal field.
+  /// block_size * (head_size * e + 4 if kPerTokenHead), of kMamba the bytes of all states; or
+  /// page_size_padded. Throws on overflow or an illegal field.
   std::size_t page_size_bytes() const;
   /// Most bytes that one request of up to `max_model_len` tokens holds, by the formulas of vLLM's
   /// specs (full: every page; window: the pages of window - 1 + max_num_batched_tokens tokens, plus
   /// one; chunked-local: those of chunk + max_num_batched_tokens; cross: those of encoder_len;
-  /// encoder-only: 0).
+  /// encoder-only: 0; kMamba: one page).
   std::size_t max_memory_usage_bytes(std::int64_t max_model_len,
                                      std::int64_t max_num_batched_tokens,
                                      std::int64_t encoder_len = 0) const;
@@ -71,6 +81,14 @@ struct KVCacheSpec {
   static KVCacheSpec merge(std::span<const KVCacheSpec> specs);
   bool operator==(const KVCacheSpec&) const = default;
 };
+
+/// Makes all pages equally large, so that layers of any kind may share tensors page by page. Pages
+/// of keys and values, latent ones too, become as large as the largest of them, or the smallest
+/// multiple of it that holds every state: by more tokens a block where their own size divides that,
+/// else by padding. States are padded. A block_size that has grown counts for the allocator's
+/// blocks; kernels keep the layer's (map_to_kernel_blocks()). Throws kInvalidArgument, with `specs`
+/// as they were, for latent pages that would need padding. vLLM: unify_kv_cache_spec_page_size.
+void unify_kv_cache_spec_page_size(std::map<std::string, KVCacheSpec>& specs);
 
 /// One zeroed buffer of `size_bytes`, aliased by every layer of `shared_by`.
 struct KVCacheTensor {
@@ -150,6 +168,21 @@ std::map<std::string, Buffer> allocate_kv_cache(const Context& context, cl_comma
 /// token.
 KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
                          const AttentionBackend& backend, KVCacheLayout layout);
+
+/// A state tensor in a buffer's pages: that of page b is contiguous from element offset + b *
+/// block_stride of `tensor.dtype` on.
+struct StateView {
+  Buffer buffer;
+  StateTensor tensor;
+  std::int64_t num_blocks = 0;
+  std::int64_t offset = 0;
+  std::int64_t block_stride = 0;
+};
+
+/// Views a raw buffer of kMamba pages, one view for each of `spec.states`. Throws kInvalidArgument
+/// unless the bytes are a multiple of the page size, and unless that and the bytes of the states in
+/// front of each are multiples of its element.
+std::vector<StateView> view_state_pages(const Buffer& raw, const KVCacheSpec& spec);
 
 /// A [tokens, heads, head_size] tensor on the device: heads and dims are contiguous, tokens may be
 /// strided.

@@ -58,13 +58,17 @@ void check_member(const Attention& layer, const Attention& first, const KVCacheS
   if (config.use_mla) require_same("rope_dim", config.rope_dim, common.rope_dim);
   const KVCacheSpec own = spec_of(layer.config());
   require_same("use_mla", own.use_mla, spec.use_mla);
+  // The allocator's blocks may be several of the kernels'.
+  const bool whole_blocks = own.block_size == spec.block_size ||
+                            (spec.page_size_padded == 0 && spec.block_size % own.block_size == 0);
   throw_invalid_if(
-      own.block_size != spec.block_size || own.num_kv_heads != spec.num_kv_heads ||
-          own.head_size != spec.head_size || own.dtype != spec.dtype,
+      !whole_blocks || own.num_kv_heads != spec.num_kv_heads || own.head_size != spec.head_size ||
+          own.dtype != spec.dtype,
       "KVCacheConfig: layer '{}' keeps {} tokens x {} heads x {} of {}, legal: its group's {} x "
       "{} x {} of {}",
       layer.layer_name(), own.block_size, own.num_kv_heads, own.head_size, to_string(own.dtype),
       spec.block_size, spec.num_kv_heads, spec.head_size, to_string(spec.dtype));
+  require_same("block_size", config.block_size, common.block_size);
 }
 
 /// Rows of the layer's largest tile: what its driver spilled may leave it smaller ones than others
@@ -128,10 +132,14 @@ std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
 
 AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& layers,
                           const std::shared_ptr<Context>& context, BuilderOptions options) {
-  const auto members = members_of(wanted, layers);
-  if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
   AttentionGroup group;
   group.spec = wanted.spec;
+  if (wanted.spec.kind == KVCacheKind::kMamba) {
+    group.layer_names = wanted.layer_names;
+    return group;
+  }
+  const auto members = members_of(wanted, layers);
+  if (members.empty()) throw_invalid("KVCacheConfig: a group without layers");
   group.backend = members.front()->get_attn_backend();
   for (const Attention* layer : members) {
     check_member(*layer, *members.front(), wanted.spec);
@@ -142,6 +150,33 @@ AttentionGroup make_group(const KVCacheGroupSpec& wanted, const LayerRegistry& l
   group.config = shared_plan(members, *context);
   group.builder = group.backend->make_builder(context, group.config, options);
   return group;
+}
+
+/// The group's pages as its kernels read them.
+KVCacheSpec kernel_pages(const AttentionGroup& group) {
+  KVCacheSpec spec = group.spec;
+  spec.block_size = group.config.block_size;
+  return spec;
+}
+
+/// A tensor's pages must be in one piece where states lie beside the layer's keys and values.
+void require_pages_in_one_piece(const KVCacheTensor& tensor, const StatesByLayer& states,
+                                const std::map<std::string, KVCache>& caches) {
+  const auto has = [&](const auto& map) {
+    return [&map](const std::string& name) { return map.contains(name); };
+  };
+  if (std::ranges::none_of(tensor.shared_by, has(states))) return;
+  for (const std::string& name : tensor.shared_by) {
+    if (!caches.contains(name)) continue;
+    const KVCache& cache = caches.at(name);
+    const std::int64_t values =
+        std::int64_t{cache.block_size} * cache.num_kv_heads * cache.head_size;
+    const bool latent = cache.k_offset == cache.v_offset;
+    throw_invalid_if(cache.block_stride < (latent ? values : 2 * values),
+                     "KVCacheConfig: layer '{}' shares a tensor with states, but keeps all keys in "
+                     "front of all values; legal: a spec with page_size_padded",
+                     name);
+  }
 }
 
 void require_layout(const AttentionGroup& group, KVCacheLayout layout,
@@ -203,23 +238,36 @@ std::vector<const KVCache*> bind_kv_cache(const std::map<std::string, KVCache>& 
 std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const LayerRegistry& layers,
                                           std::span<const AttentionGroup> groups,
                                           const Context& context, cl_command_queue queue,
-                                          std::optional<KVCacheLayout> layout) {
+                                          std::optional<KVCacheLayout> layout,
+                                          StatesByLayer* states) {
   throw_invalid_if(groups.size() != config.groups.size(),
                    "groups: {} given, legal: one for each of the configuration's {}", groups.size(),
                    config.groups.size());
-  std::vector<KVCacheLayout> orders;
-  for (const AttentionGroup& group : groups) {  // before memory is taken
-    orders.push_back(layout ? *layout : usual_layout(group, context.capabilities()));
-    require_layout(group, orders.back(), context.capabilities());
+  std::vector<KVCacheLayout> orders(groups.size());
+  for (std::size_t i = 0; i < groups.size(); ++i) {  // before memory is taken
+    throw_invalid_if(groups[i].backend == nullptr && states == nullptr,
+                     "states: null, legal: where to put the states of '{}'",
+                     fmt::join(groups[i].layer_names, "', '"));
+    if (groups[i].backend == nullptr) continue;
+    orders[i] = layout ? *layout : usual_layout(groups[i], context.capabilities());
+    require_layout(groups[i], orders[i], context.capabilities());
   }
   const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
   std::map<std::string, KVCache> caches;
+  StatesByLayer views;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (const std::string& name : config.groups[i].layer_names) {
-      caches.emplace(name, reshape_kv_cache(raw.at(name), config.groups[i].spec, *groups[i].backend,
-                                            orders[i]));
+      if (groups[i].backend == nullptr) {
+        views.emplace(name, view_state_pages(raw.at(name), groups[i].spec));
+        continue;
+      }
+      caches.emplace(name, reshape_kv_cache(raw.at(name), kernel_pages(groups[i]),
+                                            *groups[i].backend, orders[i]));
     }
   }
+  for (const KVCacheTensor& tensor : config.tensors)
+    require_pages_in_one_piece(tensor, views, caches);
+  if (states != nullptr) *states = std::move(views);
   return bind_kv_cache(caches, layers);
 }
 
@@ -231,6 +279,7 @@ std::map<std::string, const AttentionMetadata*> build_attn_metadata(
                    groups.size());
   std::map<std::string, const AttentionMetadata*> metadata;
   for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i].builder == nullptr) continue;  // states
     CommonAttentionMetadata batch = common;
     batch.max_query_len = 0;  // derived: an upper bound would hide that all requests are decodes
     batch.block_table = pages[i].block_table;

@@ -38,6 +38,8 @@ void require_same_form(const KVCacheSpec& spec, const AttentionBackend& backend)
 
 /// What pages may hold that a KVCache cannot say, and why not.
 void require_plain_pages(const KVCacheSpec& spec) {
+  throw_invalid_if(spec.kind == KVCacheKind::kMamba,
+                   "KV cache: pages of states, legal: keys and values (view_state_pages)");
   detail::throw_unsupported_if(
       spec.head_size_v != 0 && spec.head_size_v != spec.head_size,
       "KV cache: head_size_v is {}, supported: head_size's {} (kernels read K and V rows of one "

@@ -5,6 +5,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kv_cache/state_pages.hpp"
 
 namespace clattn {
 
@@ -38,13 +39,24 @@ std::int64_t resident_tokens(const KVCacheSpec& spec, std::int64_t max_model_len
     case KVCacheKind::kCross:
       return encoder_len;
     case KVCacheKind::kEncoderOnly:
+    case KVCacheKind::kMamba:
       break;
   }
   return 0;
 }
 
+void check_states(const KVCacheSpec& spec) {
+  const bool wanted = spec.kind == KVCacheKind::kMamba;
+  throw_invalid_if(spec.states.empty() == wanted, "KVCacheSpec: {} states, legal: {}",
+                   spec.states.size(), wanted ? "at least 1 (kMamba)" : "0 (other kinds)");
+  for (const StateTensor& state : spec.states)
+    for (const std::int64_t extent : state.shape) require_positive(extent, "states: shape");
+}
+
 void check(const KVCacheSpec& spec) {
   require_positive(spec.block_size, "block_size");
+  check_states(spec);
+  if (spec.kind == KVCacheKind::kMamba) return;
   require_positive(spec.num_kv_heads, "num_kv_heads");
   require_positive(spec.head_size, "head_size");
   throw_invalid_if(spec.head_size_v < 0, "KVCacheSpec: head_size_v is {}, legal: >= 0",
@@ -66,8 +78,14 @@ std::int64_t value_size(const KVCacheSpec& spec) {
   return spec.head_size_v != 0 ? spec.head_size_v : spec.head_size;
 }
 
-/// Bytes of a page's K and V themselves.
+/// Bytes of a page's K and V, or states, themselves.
 std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
+  if (spec.kind == KVCacheKind::kMamba) {
+    std::size_t all = 0;
+    for (const StateTensor& state : spec.states)
+      all = checked_add(all, detail::state_bytes(state), "KVCacheSpec: page_size_bytes");
+    return all;
+  }
   const auto elements = to_size(spec.head_size + (spec.use_mla ? 0 : value_size(spec)));
   std::size_t bytes = elements * element_size_bytes(spec.dtype);
   if (spec.kv_quant_mode == KVQuantMode::kPerTokenHead) {
@@ -130,6 +148,13 @@ std::int32_t merge_reach(std::span<const KVCacheSpec> specs, std::int32_t KVCach
 
 }  // namespace
 
+std::size_t detail::state_bytes(const StateTensor& state) {
+  std::size_t bytes = element_size_bytes(state.dtype);
+  for (const std::int64_t extent : state.shape)
+    bytes = checked_mul(bytes, to_size(extent), "KVCacheSpec: bytes of a state");
+  return bytes;
+}
+
 std::size_t KVCacheSpec::page_size_bytes() const {
   check(*this);
   const std::size_t bytes = unpadded_page_bytes(*this);
@@ -143,6 +168,9 @@ std::size_t KVCacheSpec::page_size_bytes() const {
 KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
   if (specs.empty()) throw_invalid("KVCacheSpec: merge of no specs, legal: at least one");
   for (const CommonField& field : kCommonFields) require_equal(field, specs);
+  for (const KVCacheSpec& spec : specs)
+    throw_invalid_if(spec.states != specs[0].states,
+                     "All layers in the same KV cache group must be the same. (states)");
   KVCacheSpec merged = specs[0];
   if (merged.kind != KVCacheKind::kFull) {
     for (const CommonField& field : kReachFields) require_equal(field, specs);
@@ -171,6 +199,7 @@ std::size_t KVCacheSpec::max_memory_usage_bytes(std::int64_t max_model_len,
       max_model_len, max_num_batched_tokens, encoder_len);
   const std::int64_t tokens =
       resident_tokens(*this, max_model_len, max_num_batched_tokens, encoder_len);
+  if (kind == KVCacheKind::kMamba) return page_bytes;
   std::int64_t pages = ceil_div(tokens, std::int64_t{block_size});
   // A window may begin inside a block, so it can touch one block more than its length needs.
   if (kind == KVCacheKind::kSlidingWindow) ++pages;

@@ -167,6 +167,91 @@ TEST(MLALayer, A3_AHybridModelRunsAStep) {
   }
 }
 
+// A7: full, windowed and latent attention and a state share one tensor page by page.
+TEST(MLALayer, A7_LayersOfEveryKindShareATensor) {
+  for (const auto& context : all_contexts()) {
+    const layer_test::Device device(context);
+    const Shape shape = small_shape();
+    clattn::LayerRegistry layers;
+    clattn::AttentionOptions plain;
+    plain.num_heads = 4;
+    plain.num_kv_heads = 2;
+    plain.head_size = 80;
+    plain.prefix = "layers.0";
+    plain.dtype = DType::kF32;
+    Attention full(context, layers, plain);
+    plain.prefix = "layers.1";
+    plain.num_kv_heads = 1;  // half a page
+    plain.per_layer_sliding_window = 5;
+    Attention windowed(context, layers, plain);
+    Attention latent(context, layers, options_of(shape, "layers.2"));
+
+    auto specs = get_kv_cache_spec(layers);
+    clattn::KVCacheSpec state;
+    state.kind = clattn::KVCacheKind::kMamba;
+    state.states = {{{4, 5}, DType::kF16}, {{2, 8}, DType::kF16}, {{4, 4}, DType::kF32}};
+    specs["layers.3"] = state;
+    unify_kv_cache_spec_page_size(specs);
+    const std::size_t page = specs.at("layers.0").page_size_bytes();
+    EXPECT_EQ(specs.at("layers.1").block_size, 32);
+    EXPECT_EQ(specs.at("layers.2").block_size, 64);  // 16 of its kernels' blocks
+    clattn::KVCacheConfig config;
+    config.num_blocks = 8;
+    config.tensors = {{8 * page, {}}};
+    for (const auto& [name, spec] : specs) {
+      config.groups.push_back({{name}, spec});
+      config.tensors[0].shared_by.push_back(name);
+    }
+    const auto groups = init_attn_backend(config, layers, context);
+    EXPECT_EQ(groups[3].backend, nullptr);
+    EXPECT_EQ(error_text([&] { init_kv_cache(config, layers, groups, *context, device.queue); }),
+              "states: null, legal: where to put the states of 'layers.3'");
+    clattn::StatesByLayer states;
+    ASSERT_EQ(
+        init_kv_cache(config, layers, groups, *context, device.queue, std::nullopt, &states).size(),
+        3U);
+    const std::vector<clattn::StateView>& views = states.at("layers.3");
+    ASSERT_EQ(views.size(), 3U);
+    EXPECT_EQ(views[0].buffer.handle(), full.kv_cache()->buffer.handle());
+    EXPECT_EQ(views[1].offset, 20);
+    EXPECT_EQ(views[2].offset, 18);  // floats
+    EXPECT_EQ(views[2].block_stride * 4, static_cast<std::int64_t>(page));
+    EXPECT_EQ(windowed.kv_cache()->num_blocks, 16);
+    EXPECT_EQ(latent.kv_cache()->num_blocks, 8 * 16);
+
+    // Page 7 is the state's, 6 the full layer's, 5 the windowed one's; the latent one's stand in
+    // front.
+    poison(device.queue, full);
+    const std::vector<std::byte> kept(page, std::byte{0x5A});
+    device.queue.write(views[0].buffer, kept, 7 * page);
+    Requests requests(shape, 1, 3);
+    ASSERT_LE(requests.num_blocks(), 5 * 16);
+    requests.step({9}, 1);
+    layer_test::Step wide({4, 2, 80, 16}, 2), narrow({4, 1, 80, 16}, 3);
+    wide.add_request(9, 0, {6});
+    const std::vector<std::int32_t> block = {5};
+    std::vector<std::int32_t> kernel_blocks(2);
+    clattn::map_to_kernel_blocks(block, 32, 16, kernel_blocks);
+    EXPECT_EQ(kernel_blocks, (std::vector<std::int32_t>{10, 11}));
+    narrow.add_request(9, 0, {kernel_blocks[0]});
+    const auto pages_of = [](const auto& batch) {
+      return clattn::GroupPages{batch.block_table, batch.block_table_stride};
+    };
+    const std::vector<clattn::GroupPages> pages = {
+        pages_of(wide.batch()), pages_of(narrow.batch()), pages_of(requests.batch()), {}};
+    const auto metadata = build_attn_metadata(device.queue, groups, wide.batch(), pages);
+    EXPECT_FALSE(metadata.contains("layers.3"));
+    wide.expect_truth(wide.run(device, full, metadata.at("layers.0")));
+    narrow.set_window(5);
+    narrow.expect_truth(narrow.run(device, windowed, metadata.at("layers.1")));
+    requests.expect_truth(requests.run(*context, device.queue, latent, metadata.at("layers.2")),
+                          latent, "latent");
+    std::vector<std::byte> after(page);
+    device.queue.read(views[0].buffer, after, 7 * page);
+    EXPECT_EQ(after, kept);
+  }
+}
+
 TEST(MLALayer, F3_AProfilingRunZeroesItsOutputAndABatchNeedsACache) {
   const auto& context = all_contexts().front();
   OneLayer model(context, small_shape(), 1, 2);

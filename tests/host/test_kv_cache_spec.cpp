@@ -225,4 +225,81 @@ TEST(KVCacheSpec, PagesThatKernelsCannotViewAreRefused) {
       "buffer of 0 bytes");
 }
 
+// A7: a Mamba layer's page holds its states, one behind the other.
+KVCacheSpec states(std::vector<clattn::StateTensor> tensors) {
+  KVCacheSpec s;
+  s.kind = KVCacheKind::kMamba;
+  s.states = std::move(tensors);
+  return s;
+}
+
+TEST(KVCacheSpec, A7_PagesOfStates) {
+  KVCacheSpec mamba = states({{{3, 96}, clattn::DType::kBF16}, {{4, 8, 16}, clattn::DType::kF32}});
+  constexpr std::size_t kStates = 3 * 96 * 2 + 4 * 8 * 16 * 4;
+  EXPECT_EQ(mamba.page_size_bytes(), kStates);
+  EXPECT_EQ(mamba.max_memory_usage_bytes(1 << 20, 8192), kStates);
+  mamba.page_size_padded = 4096;
+  EXPECT_EQ(mamba.page_size_bytes(), 4096U);
+  EXPECT_EQ(mamba.max_memory_usage_bytes(1, 1), 4096U);
+  EXPECT_EQ(KVCacheSpec::merge(std::vector{mamba, mamba}), mamba);
+  KVCacheSpec other = mamba;
+  other.states[0].shape[0] = 4;
+  expect_error(
+      [&] {
+        KVCacheSpec::merge(std::vector{mamba, other});
+      },
+      "All layers in the same KV cache group must be the same. (states)");
+  mamba.page_size_padded = 100;
+  expect_error([&] { (void)mamba.page_size_bytes(); }, "page_size_padded is 100, legal: 0 or >= ");
+  expect_error([&] { (void)states({}).page_size_bytes(); }, "0 states, legal: at least 1 (kMamba)");
+  expect_error([&] { (void)states({{{2, 0}}}).page_size_bytes(); }, "states: shape is 0");
+  KVCacheSpec keys = spec(KVCacheKind::kFull);
+  keys.states = other.states;
+  expect_error([&] { (void)keys.page_size_bytes(); }, "2 states, legal: 0 (other kinds)");
+}
+
+// The unification of vLLM's kv_cache_utils: more tokens a block, or padding.
+TEST(UnifyPages, A7_PagesOfAHybridModelBecomeEquallyLarge) {
+  KVCacheSpec full = spec(KVCacheKind::kFull), window = spec(KVCacheKind::kSlidingWindow);
+  window.sliding_window = 64;
+  window.num_kv_heads = 4;  // half a page
+  KVCacheSpec odd = full;
+  odd.head_size = 96;  // three quarters
+  KVCacheSpec latent = full;
+  latent.use_mla = true;
+  latent.num_kv_heads = 1;
+  latent.head_size = 512;  // a quarter
+  std::map<std::string, KVCacheSpec> specs = {{"full", full},
+                                              {"window", window},
+                                              {"odd", odd},
+                                              {"latent", latent},
+                                              {"state", states({{{1000}}})}};
+  auto unified = specs;
+  unify_kv_cache_spec_page_size(unified);
+  for (const auto& [name, s] : unified) EXPECT_EQ(s.page_size_bytes(), kPage) << name;
+  EXPECT_EQ(unified["full"], full);
+  EXPECT_EQ(unified["window"].block_size, 32);
+  EXPECT_EQ(unified["odd"].page_size_padded, kPage);
+  EXPECT_EQ(unified["odd"].block_size, 16);
+  EXPECT_EQ(unified["latent"].block_size, 64);
+  EXPECT_EQ(unified["state"].page_size_padded, kPage);
+
+  specs["state"] = states({{{50000}}});  // more than three pages of keys and values
+  unified = specs;
+  unify_kv_cache_spec_page_size(unified);
+  for (const auto& [name, s] : unified) EXPECT_EQ(s.page_size_bytes(), 4 * kPage) << name;
+  EXPECT_EQ(unified["full"].block_size, 64);
+  EXPECT_EQ(unified["window"].block_size, 128);
+
+  specs["latent"].head_size = 576;
+  unified = specs;
+  expect_error([&] { unify_kv_cache_spec_page_size(unified); },
+               "layer 'latent' has latent pages of 18432 bytes, legal: a divisor of the largest "
+               "page's 262144");
+  EXPECT_EQ(unified, specs);
+  std::map<std::string, KVCacheSpec> alone = {{"a", states({{{8}}})}, {"b", states({{{10}}})}};
+  unify_kv_cache_spec_page_size(alone);
+  EXPECT_EQ(alone["a"].page_size_bytes(), 40U);
+}
+
 }  // namespace
