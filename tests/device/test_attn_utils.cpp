@@ -264,6 +264,39 @@ TEST(AttnUtils, M11_BindKVCacheBindsByNameAndOrdersByIndex) {
   EXPECT_EQ(first.kv_cache()->buffer.handle(), caches.at("layers.0").buffer.handle());
 }
 
+// A7: a backend that keeps all keys in front of all values shares no page with a state unless
+// padded.
+TEST(AttnUtils, A7_PagesBesideStatesAreInOnePiece) {
+  const auto& context = all_contexts().at(0);
+  const Device device(context);
+  clattn::LayerRegistry layers;
+  clattn::AttentionOptions options = options_of("layers.0", 0);
+  options.dtype = clattn::DType::kF16;
+  options.attn_backend = clattn::find_attn_backend("XFORMERS");
+  const Attention layer(context, layers, options);
+  auto specs = get_kv_cache_spec(layers);
+  specs["layers.1"].kind = KVCacheKind::kMamba;
+  specs["layers.1"].states = {{{4, 8}, clattn::DType::kF32}};
+  unify_kv_cache_spec_page_size(specs);
+  const auto init = [&] {
+    const std::size_t page = specs.at("layers.0").page_size_bytes();
+    const clattn::KVCacheConfig config{
+        3,
+        {{3 * page, {"layers.0", "layers.1"}}},
+        {{{"layers.0"}, specs.at("layers.0")}, {{"layers.1"}, specs.at("layers.1")}}};
+    const auto groups = init_attn_backend(config, layers, context);
+    clattn::StatesByLayer states;
+    init_kv_cache(config, layers, groups, *context, device.queue, std::nullopt, &states);
+  };
+  EXPECT_EQ(error_text(init),
+            "KVCacheConfig: layer 'layers.0' shares a tensor with states, but keeps all keys in "
+            "front of all values; legal: a spec with page_size_padded");
+  EXPECT_EQ(layer.kv_cache(), nullptr);
+  specs["layers.0"].page_size_padded = specs["layers.0"].page_size_bytes();
+  init();
+  EXPECT_NE(layer.kv_cache(), nullptr);
+}
+
 // M11: one workspace for all builders, given to them later.
 TEST(AttnUtils, M11_AWorkspaceMayBeSetAfterwards) {
   const auto& context = all_contexts().at(0);
