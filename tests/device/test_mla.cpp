@@ -5,6 +5,7 @@
 
 #include "device/runtime_fixture.hpp"
 #include "device/step_case.hpp"
+#include "kernels/choose/variants.hpp"
 #include "support/error_text.hpp"
 
 namespace {
@@ -12,6 +13,7 @@ namespace {
 using attention_test::all_contexts;
 using clattn::DType;
 using clattn::KernelFamily;
+using clattn::detail::Variant;
 using step_test::Elements;
 using step_test::FencedOutput;
 using step_test::index;
@@ -352,6 +354,93 @@ INSTANTIATE_TEST_SUITE_P(Families, MLA,
                                          Kernels{KernelFamily::kAuto, kTiledRow},
                                          Kernels{KernelFamily::kGpu, kSmallRow}),
                          kernels_name);
+
+/// While it lives, layers get this row of variants.inc, if it fits them.
+class Forced {
+ public:
+  Forced(std::shared_ptr<clattn::Context> context, const Variant& variant)
+      : context_(std::move(context)) {
+    const bool cpu = variant.family() == KernelFamily::kCpu;
+    clattn::TuningRow row;
+    row.device = cpu ? "cpu" : "gpu";
+    row.role = clattn::detail::to_string(variant.role);
+    row.variant = variant.name;
+    clattn::set_tuning(*context_, std::span(&row, 1));
+  }
+  ~Forced() { clattn::set_tuning(*context_, {}); }
+  Forced(const Forced&) = delete;
+  Forced& operator=(const Forced&) = delete;
+
+ private:
+  std::shared_ptr<clattn::Context> context_;
+};
+
+std::vector<const Variant*> latent_variants() {
+  std::vector<const Variant*> chosen;
+  for (const Variant& variant : clattn::detail::variants()) {
+    if (variant.role == clattn::detail::Role::kMLADecode) chosen.push_back(&variant);
+  }
+  return chosen;
+}
+
+class EveryLatentVariant : public testing::TestWithParam<const Variant*> {};
+
+/// On every device that runs it: heads that fill a part of its tile, all of it and more, queries of
+/// several tokens, splits, pages, infinite values and 8-bit caches.
+TEST_P(EveryLatentVariant, IsRight) {
+  const Variant& variant = *GetParam();
+  const std::int32_t rows = std::min(variant.block_rows, 64);
+  Case filled = small_case();
+  filled.config.num_heads = rows;
+  filled.requests = {{1, 70}, {0, 0}, {2, 5}, {1, 0}, {1, 47}};
+  filled.num_splits = 2;
+  Case more = small_case(DType::kBF16);
+  more.config.num_heads = rows + 8;
+  more.config.block_size = 5;
+  more.config.kv_cache_dtype = DType::kFp8E4M3;
+  more.config.scale = -0.05F;
+  more.cache_scale = 0.5;
+  more.num_splits = 3;
+  Case part = small_case();
+  part.config.num_heads = 5;
+  part.config.kv_cache_dtype = DType::kInt8;
+  part.cache_scale = 0x1p-5;
+  Case infinite = small_case(DType::kBF16);
+  infinite.config.num_heads = rows / 2;
+  infinite.config.block_size = 1;
+  infinite.requests = {{2, 40}, {7, 20}, {4, 62}};
+  infinite.last_token_overflows = true;
+  bool ran = false;
+  std::string why_not = "no device";
+  for (const auto& context : all_contexts()) {
+    const auto reasons = clattn::detail::why_not(variant, context->capabilities());
+    if (!reasons.empty()) why_not = reasons.front();
+    if (!reasons.empty()) continue;
+    const Forced choice(context, variant);
+    for (Case c : {filled, more, part, infinite}) {
+      if (variant.kernel().rope_dim != 0) {
+        c.config.rope_dim = variant.kernel().rope_dim;
+        c.config.kv_lora_rank = variant.kernel().heads.front();
+      }
+      c.config.kernel_family = variant.family();
+      clattn::detail::KernelShape shape;
+      shape.head_size = c.config.kv_lora_rank;
+      shape.rope_dim = c.config.rope_dim;
+      shape.dtype = c.config.dtype;
+      shape.cache_dtype = c.config.cache_dtype();
+      if (!clattn::detail::takes_types(variant, shape)) continue;
+      ran = true;
+      const Outcome outcome = run(context, c);
+      EXPECT_NE(std::find(outcome.kernels.begin(), outcome.kernels.end(), variant.name),
+                outcome.kernels.end())
+          << variant.name << " did not run: " << describe(c);
+    }
+  }
+  if (!ran) GTEST_SKIP() << why_not;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, EveryLatentVariant, testing::ValuesIn(latent_variants()),
+                         [](const auto& tested) { return std::string(tested.param->name); });
 
 /// Small enough for an interpreter of kernels that watches every access (test_tiny.cpp).
 TEST(Tiny, LatentRows) {

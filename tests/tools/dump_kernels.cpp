@@ -80,8 +80,8 @@ constexpr std::array kRingShapes = {
 
 /// What prefill_staged.cl takes, beside those of 64 and 128 above.
 constexpr std::array kStagedShapes = {ShapeRow{256, 16, DType::kBF16, DType::kBF16}};
-/// Heads for which warps on DPAS share keys and dims.
-constexpr std::array kDpasShapes = {
+/// Heads for which warps on DPAS and WMMA share keys and dims.
+constexpr std::array kSharedShapes = {
     ShapeRow{256, 16, DType::kF16, DType::kF16},
     ShapeRow{256, 16, DType::kBF16, DType::kFp8E4M3, kAllOptions},
     ShapeRow{192, 5, DType::kBF16, DType::kInt8},
@@ -106,8 +106,9 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
       rows.insert(rows.end(), kRingShapes.begin(), kRingShapes.end());
     if (variant.kernel_id == KernelId::prefill_staged)
       rows.insert(rows.end(), kStagedShapes.begin(), kStagedShapes.end());
-    if (variant.unit_id == UnitId::dpas8 || variant.unit_id == UnitId::dpas16)
-      rows.insert(rows.end(), kDpasShapes.begin(), kDpasShapes.end());
+    if (variant.family() == KernelFamily::kGpuMatrix &&
+        variant.kernel_id != KernelId::prefill_staged)
+      rows.insert(rows.end(), kSharedShapes.begin(), kSharedShapes.end());
     if (variant.unit_id == UnitId::cpu_bf16)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {

@@ -95,7 +95,8 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
           (by_ptx && !device.inline_ptx) || (by_units && device.matrix_units.empty());
       if (!runs(family) || (foreign && only_family_.empty())) continue;
       plan_attention(family, plan);
-      const bool executed = !foreign || (by_ptx && (device.sub_groups_in_step & 32U) != 0);
+      const std::uint32_t lanes = by_ptx ? 32U : 8U | 16U;  // of families that sub-groups execute
+      const bool executed = !foreign || (device.sub_groups_in_step & lanes) != 0;
       if (!executed || !only_backend_.empty()) continue;  // the rest belongs to no backend
       plan_mla(family, plan);
       plan_packed(family, plan);

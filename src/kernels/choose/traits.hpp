@@ -66,9 +66,12 @@ struct UnitTraits {
   /// Most accumulators of a warp, rows * head_size, if warps divide them among themselves; 0 = any.
   std::int32_t most_sums = 0;
   /// In kernels whose warps have keys of their own (kPerWarp), several warps share the same keys,
-  /// so that each has tile_rows rows and eight dims per lane (CLA_SHARERS of
-  /// kernels_cl/tile/decode_sizes.clh).
-  bool shares_keys = false;
+  /// so that each has tile_rows rows and so many of their dims (CLA_WARP_DIMS of
+  /// kernels_cl/tile/decode_sizes.clh); 0 = each has all rows and dims.
+  std::int32_t warp_dims = 0;
+  /// Most accumulators of a group in such kernels, warps with keys of their own * rows * head_size,
+  /// which are joined through local memory; 0 = any.
+  std::int32_t most_joined = 0;
   /// The header of the same instructions whose self-test speaks for this one; empty = its own.
   std::string_view tested_by = {};
   std::string_view options = {};  ///< of the compiler that has the unit, after a space

@@ -104,13 +104,19 @@ std::int32_t warp_rows(const Variant& variant) {
   return variant.block_rows * std::max(variant.unit().lanes, 1) / variant.work_group_size;
 }
 
-/// Warps that share the same keys (UnitTraits::shares_keys).
+/// Warps that share the same keys (UnitTraits::warp_dims).
 std::int32_t key_sharers(const Variant& variant, std::int32_t head_size) {
   const UnitTraits& unit = variant.unit();
-  if (!unit.shares_keys) return 1;
+  if (unit.warp_dims == 0) return 1;
   const auto dim_parts =
-      std::bit_ceil(static_cast<std::uint32_t>(ceil_div(head_size, 8 * unit.lanes)));
+      std::bit_ceil(static_cast<std::uint32_t>(ceil_div(head_size, unit.warp_dims)));
   return variant.block_rows / unit.tile_rows * static_cast<std::int32_t>(dim_parts);
+}
+
+/// UnitTraits::most_joined bounds it.
+std::int32_t joined_sums(const Variant& variant, std::int32_t head_size) {
+  if (variant.kernel().keys != StepKeys::kPerWarp) return 0;
+  return step_keys(variant, head_size) / variant.block_kv * variant.block_rows * head_size;
 }
 
 int dtype_macro(DType dtype) {
@@ -271,6 +277,7 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   if (!is_within(variant.block_rows * head, kernel.most_row_elements) ||
       !is_within(variant.block_kv * head, kernel.most_key_elements) ||
       !is_within(variant.block_kv * head, unit.traits.most_key_elements) ||
+      !is_within(joined_sums(variant, head), unit.traits.most_joined) ||
       !is_within(warp_rows(variant) * head, unit.traits.most_sums))
     return fmt::format("its tile is too large for heads of {}", head);
   return {};
