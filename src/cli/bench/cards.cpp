@@ -23,7 +23,7 @@ namespace {
 constexpr double kTaskLatencies = 4, kSplitLatencies = 3.5;
 /// An estimate, as in shipped.inc for all GPUs: it does not follow from a card's facts.
 constexpr double kLaunchUs = 8;
-/// Share of the peak memory rate that reads reach, as measured on an H200 (docs/performance.md).
+/// Share of the peak memory rate that reads reach, as measured on an H200 (docs/results.md).
 constexpr double kReadShare = 0.9;
 /// GB/s that a group without a counted loop reads alone: shipped.inc's estimate for all GPUs.
 constexpr double kReadAlone = 10;
