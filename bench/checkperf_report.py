@@ -19,8 +19,8 @@ def times(path):
     with open(path, encoding="utf-8") as file:
         rows = json.load(file)["rows"]
     # Reports of before the names were there are told apart by their fields.
-    names = [r.get("name") or "/".join(str(r[k]) for k in ("suite", "batch", "query_len", "seq_len"))
-             for r in rows]
+    fields = ("suite", "batch", "query_len", "seq_len")
+    names = [r.get("name") or "/".join(str(r[k]) for k in fields) for r in rows]
     return {name: row["median_us"] for name, row in zip(names, rows) if "median_us" in row}
 
 
@@ -42,13 +42,15 @@ def verdict_of(low, high, threshold):
 
 def main():
     work, runs, threshold = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) / 100
-    a, b = ([times(os.path.join(work, f"{side}{run}.json")) for run in range(runs)] for side in "ab")
+    a, b = ([times(os.path.join(work, f"{side}{run}.json")) for run in range(runs)]
+            for side in "ab")
     names = [name for name in a[0] if all(name in report for report in a + b)]
     if not names:
         print("checkperf: the two have no row in common", file=sys.stderr)
         return 2
     width = max(map(len, names))
-    print(f"time of {sys.argv[5]} / time of {sys.argv[4]}, {runs} pairs\n{'':{width}}   ratio   95 % interval")
+    print(f"time of {sys.argv[5]} / time of {sys.argv[4]}, {runs} pairs")
+    print(f"{'':{width}}   ratio   95 % interval")
     verdicts = []
     for name in names:
         ratio, low, high = interval([report[name] for report in a], [report[name] for report in b])

@@ -30,7 +30,8 @@ class Problem:
         self.name, self.options, self.device = row["name"], options, device
         if options["kv_dtype"] != options["dtype"]:
             raise Unsupported(f"a cache of {options['kv_dtype']} under {options['dtype']}")
-        self.dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[options["dtype"]]
+        dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+        self.dtype = dtypes[options["dtype"]]
         self.heads, self.kv_heads = options["heads"], options["kv_heads"]
         self.head_size, self.page = options["head_size"], options["block_size"]
         self.rope_dim = options["rope_dim"]
@@ -244,7 +245,9 @@ def peers_of(device, flashinfer):
         for backend in ("fa3", "fa2"):
             peers.append((f"flashinfer-mla-{backend}",
                           lambda p, b=backend: prepare_flashinfer_mla(flashinfer, p, b)))
-    backends = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"] if device == "cuda" else []
+    backends = []
+    if device == "cuda":
+        backends = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"]
     from torch.nn.attention import SDPBackend
     for name in backends:
         backend = getattr(SDPBackend, name, None)

@@ -33,7 +33,8 @@ def print_table(rows, entries, peers):
         ratios = [e["ratio"] for (_, p), e in entries.items() if p == peer and "ratio" in e]
         if ratios:
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            print(f"geometric mean over {len(ratios)} rows: clattn is {mean:.2f} times as fast as {peer}")
+            print(f"geometric mean over {len(ratios)} rows: "
+                  f"clattn is {mean:.2f} times as fast as {peer}")
     for (peer, reason), names in reasons.items():
         print(f"no time of {peer} in {len(names)} rows ({names[0]}, ...): {reason}")
 
@@ -50,7 +51,8 @@ def write_reports(folder, report, rows, entries, peers, commit):
         files[peer] = {**{key: value for key, value in report.items() if key != "rows"},
                        "commit": commit, "rows": []}
         for entry in timed:
-            row = {**by_name[entry["name"]], **{k: entry[k] for k in ("median_us", "p10_us", "p90_us")},
+            row = {**by_name[entry["name"]],
+                   **{key: entry[key] for key in ("median_us", "p10_us", "p90_us")},
                    "correct": True, "backend": peer, "kernels": []}
             row["rate"] /= entry["ratio"]
             if "share_of_ceiling" in row:

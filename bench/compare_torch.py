@@ -67,10 +67,12 @@ def parse_arguments():
                         help="on CPUs, of PyTorch and of clattn through PoCL")
     parser.add_argument("--budget-seconds", type=positive(float), default=600,
                         help="for everything; clattn has at most 60 %% of it")
-    parser.add_argument("--no-graphs", action="store_true", help="time CUDA by plain launches alone")
+    parser.add_argument("--no-graphs", action="store_true",
+                        help="time CUDA by plain launches alone")
     parser.add_argument("--verbose", action="store_true", help="say where the seconds go")
     parser.add_argument("--json", help="write everything that was measured")
-    parser.add_argument("--reports", help="folder for one file a peer that clattn bench --compare reads")
+    parser.add_argument("--reports",
+                        help="folder for one file per peer that clattn bench --compare reads")
     return parser.parse_args()
 
 
@@ -105,9 +107,11 @@ def run_clattn(arguments, seconds):
                 text = file.read().rstrip()  # what it had measured by then
             if not os.path.exists(path):
                 print(text)
-                leave(f"clattn bench took its {seconds:g} s of --budget-seconds before a row was done, so "
-                      "there is nothing to compare; give more, or fewer rows by --suite, --filter or --quick")
-            print(f"clattn bench took its {seconds:g} s of --budget-seconds; its rows by then:\n{text}")
+                leave(f"clattn bench took its {seconds:g} s of --budget-seconds before a row was "
+                      "done, so there is nothing to compare; give more, or fewer rows by --suite, "
+                      "--filter or --quick")
+            print(f"clattn bench took its {seconds:g} s of --budget-seconds; its rows by then:\n"
+                  f"{text}")
             return read_report(path)
         except OSError as error:
             leave(f"--clattn: {error}")
@@ -232,15 +236,19 @@ def main():
     rows = [row for row in report["rows"] if "skipped" not in row]
     if not rows:
         reasons = {row["skipped"] for row in report["rows"]} or {"it has no rows"}
-        leave(f"clattn bench measured no row, so there is nothing to compare: {'; '.join(sorted(reasons))}")
+        leave("clattn bench measured no row, so there is nothing to compare: "
+              f"{'; '.join(sorted(reasons))}")
     entries = measure_all(peers, rows, wanted, arguments,
                           arguments.budget_seconds - (time.monotonic() - start), say)
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads} threads"
+    name = f"{arguments.threads} threads"
+    if arguments.device == "cuda":
+        name = torch.cuda.get_device_name()
     print(f"clattn {report['commit']} on {report['device']['name']}; torch {torch.__version__} on "
           f"{name}; flashinfer {getattr(flashinfer, '__version__', 'not there')}")
     print_table(rows, entries, names)
     if arguments.json:
-        everything = {"format": "clattn-compare-torch", "schema_version": 1, "torch": torch.__version__,
+        everything = {"format": "clattn-compare-torch", "schema_version": 1,
+                      "torch": torch.__version__,
                       "flashinfer": getattr(flashinfer, "__version__", None), "device": name,
                       "clattn": report, "peers": list(entries.values())}
         with open(arguments.json, "w", encoding="utf-8") as file:

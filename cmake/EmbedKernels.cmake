@@ -1,4 +1,5 @@
-# Embeds every file of kernels_cl/ in a target as bytes, by CMake alone. Touching a kernel rebuilds its file only.
+# Embeds every file of kernels_cl/ in a target as bytes, by CMake alone. Touching a kernel rebuilds
+# its file only.
 set(CLATTN_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/embed_file.cmake)
 
 function(clattn_embed_kernels target)
@@ -16,7 +17,8 @@ function(clattn_embed_kernels target)
               -P ${CLATTN_EMBED_SCRIPT}
       DEPENDS ${root}/${file} ${CLATTN_EMBED_SCRIPT} VERBATIM)
     list(APPEND generated ${output})
-    string(APPEND declarations "extern const unsigned char ${symbol}[];\nextern const std::size_t ${symbol}_size;\n")
+    string(APPEND declarations "extern const unsigned char ${symbol}[];\n"
+           "extern const std::size_t ${symbol}_size;\n")
     string(APPEND rows "    {\"${file}\", ${symbol}, ${symbol}_size},\n")
   endforeach()
   list(LENGTH files count)

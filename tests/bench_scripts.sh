@@ -1,6 +1,6 @@
 #!/bin/sh
-# bench/checkperf and bench/compare_torch.py: what they refuse, what they count, how they exit. Needs no
-# device, no PyTorch, no git: small scripts stand in for those.
+# bench/checkperf and bench/compare_torch.py: what they refuse, what they count, how they exit.
+# Needs no device, no PyTorch, no git: small scripts stand in for those.
 # usage: tests/bench_scripts.sh
 set -eu
 bench=$(cd "$(dirname "$0")/../bench" && pwd)
@@ -70,7 +70,8 @@ echo 'clattn: of another time' >&2 && exit 2
 TEXT
 mkdir -p "$work/here/bench"
 cp "$bench/checkperf" "$bench/checkperf_report.py" "$work/here/bench"
-expect 2 'no worktree for old' env CHECKPERF_DIR="$work/none" "$work/here/bench/checkperf" old new -- decode
+expect 2 'no worktree for old' \
+  env CHECKPERF_DIR="$work/none" "$work/here/bench/checkperf" old new -- decode
 for commit in old new; do
   echo other > "$work/trees/$commit/.git"
   expect 2 "trees/$commit holds another source than that of $commit: remove it" \
@@ -120,12 +121,15 @@ case $* in
 esac
 while [ "$1" != --json ]; do shift; done
 if [ -n "${skips:-}" ]; then
-  echo '{"commit": "abc", "device": {"name": "d"}, "rows": [{"name": "row", "skipped": "too large"}]}' > "$2"
+  cat > "$2" <<JSON
+{"commit": "abc", "device": {"name": "d"}, "rows": [{"name": "row", "skipped": "too large"}]}
+JSON
   exec sleep 60
 fi
 cat > "$2" <<JSON
-{"commit": "abc$POCL_MAX_PTHREAD_COUNT", "device": {"name": "d"}, "rows": [{"name": "row", "median_us": 200,
- "p10_us": 190, "p90_us": 220, "correct": $correct, "options": {"dtype": "f16", "kv_dtype": "int8"}}]}
+{"commit": "abc$POCL_MAX_PTHREAD_COUNT", "device": {"name": "d"},
+ "rows": [{"name": "row", "median_us": 200, "p10_us": 190, "p90_us": 220, "correct": $correct,
+           "options": {"dtype": "f16", "kv_dtype": "int8"}}]}
 JSON
 [ -z "${late:-}" ] || exec sleep 60
 [ $correct = true ]
@@ -144,13 +148,16 @@ torch 2 'compare_torch: --clattn: ' --clattn /nowhere
 torch 2 'finds no CUDA device' --device cuda
 torch 2 'exit code 2: ' --filter bad
 torch 2 'a measured row' --filter slow --budget-seconds 1
-torch 2 'clattn bench took its 0.6 s of --budget-seconds before a row' --filter slow --budget-seconds 1
+torch 2 'clattn bench took its 0.6 s of --budget-seconds before a row' \
+  --filter slow --budget-seconds 1
 torch 0 'clattn bench took its 0.6 s of --budget-seconds; its rows' --filter late --budget-seconds 1
 torch 0 '200.0 -5..+10%' --filter late --budget-seconds 1 --json "$work/late.json"
 grep -q '"median_us": 200' "$work/late.json" || fail 'nothing written when time was over'
-torch 2 'measured no row, so there is nothing to compare: too large' --filter skips --budget-seconds 1
+torch 2 'measured no row, so there is nothing to compare: too large' \
+  --filter skips --budget-seconds 1
 torch 2 "--peer: none with cudnn in its name, there are sdpa, sdpa-folded, sdpa-gather" --peer cudnn
-torch 0 'row, sdpa-gather: 0.0 s, 0.0 of them before timing: a cache of int8' --verbose --peer gather
+torch 0 'row, sdpa-gather: 0.0 s, 0.0 of them before timing: a cache of int8' \
+  --verbose --peer gather
 grep -q 'row, sdpa:' "$work/log" && fail 'measured a peer that --peer leaves out'
 torch 1 'clattn WRONG' --filter wrong
 torch 0 'torch threads 3' --threads 3
@@ -165,14 +172,16 @@ import json, sys
 from compare_report import print_table, write_reports
 def row(name): return {"name": name, "median_us": 100, "p10_us": 90, "p90_us": 130, "rate": 8.0,
                        "share_of_ceiling": 0.5, "correct": True, "kernels": ["k"]}
-def entry(name, ratio): return {"name": name, "peer": "p", "median_us": 100 * ratio, "p10_us": 100 * ratio,
-                                "p90_us": 150 * ratio, "ratio": ratio}
+def entry(name, ratio): return {"name": name, "peer": "p", "median_us": 100 * ratio,
+                                "p10_us": 100 * ratio, "p90_us": 150 * ratio, "ratio": ratio}
 rows = [row("a"), row("b"), row("c")]
-entries = {("a", "p"): entry("a", 2), ("b", "p"): entry("b", 8), ("c", "p"): {"name": "c", "reason": "cannot"}}
+entries = {("a", "p"): entry("a", 2), ("b", "p"): entry("b", 8),
+           ("c", "p"): {"name": "c", "reason": "cannot"}}
 print_table(rows, entries, ["p"])
 write_reports(sys.argv[1], {"format": "f", "rows": rows}, rows, entries, ["p", "q"], "torch 0")
 peer = json.load(open(sys.argv[1] + "/p.json"))
-print([(r["name"], r["median_us"], r["rate"], r["share_of_ceiling"], r["kernels"]) for r in peer["rows"]])
+fields = ("name", "median_us", "rate", "share_of_ceiling", "kernels")
+print([tuple(row[field] for field in fields) for row in peer["rows"]])
 TEXT
 report() { expect 0 "$1" env PYTHONPATH="$bench" python3 "$work/report.py" "$work/reports"; }
 report '100.0 -10..+30%'

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Proves that layering.sh catches what it is for: a clean tree passes, and each seeded line fails it.
+# Proves that layering.sh catches what it is for: a clean tree passes, each seeded line fails it.
 # usage: tests/layering_selftest.sh
 set -eu
 check=$(cd "$(dirname "$0")" && pwd)/layering.sh

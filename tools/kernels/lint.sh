@@ -23,7 +23,8 @@ case $(cat "${file%.cl}.kind") in
 esac
 language="-x cl -cl-std=CL1.2 --target=$target -Xclang -finclude-default-header"
 reserved="-include $(dirname "$0")/reserved.h"
-# Unused parameters and helpers: every kernel has its family's argument list and includes whole files.
+# Unused parameters and helpers: every kernel has its family's argument list and includes whole
+# files.
 strict="-Wall -Wextra -Wno-unused-parameter -Wno-unused-function -Wshadow -Wundef
   -Wdouble-promotion -Werror"
 # What OpenCL C 1.2 has without asking; the front end lists it as extensions.

@@ -47,7 +47,8 @@ for arch in ${NVIDIA_ARCHS:-sm_75 sm_80 sm_90 sm_120}; do
   # shellcheck disable=SC2086  # a list of options
   if ! clang-19 -x cl -cl-std=CL1.2 -fgnu-keywords --target=nvptx64--nvidiacl -march=$front -O3 \
     -include "$tools/nvidia_shim.h" -Xclang -finclude-default-header \
-    -Xclang -mlink-builtin-bitcode -Xclang $libclc ${marked:+"$marked"} $chosen -S -o "$work/k.ptx" "$file" \
+    -Xclang -mlink-builtin-bitcode -Xclang $libclc ${marked:+"$marked"} $chosen \
+    -S -o "$work/k.ptx" "$file" \
     2> "$work/log"; then
     failed "$arch" "$(grep -m 1 error "$work/log" || tail -1 "$work/log")"
     continue

@@ -1,6 +1,6 @@
-/* Only for the offline check with clang: libclc turns these functions into LLVM intrinsics for which
-   the NVPTX back end has no instruction. NVIDIA's own compiler, which runs the kernels, needs none
-   of this. */
+/* Only for the offline check with clang: libclc turns these functions into LLVM intrinsics for
+   which the NVPTX back end has no instruction. NVIDIA's own compiler, which runs the kernels, needs
+   none of this. */
 #define CLA_SHIM static inline __attribute__((overloadable, always_inline))
 CLA_SHIM float cla_shim_exp2(float x) { return __nvvm_ex2_approx_ftz_f(x); }
 CLA_SHIM float cla_shim_log2(float x) { return __nvvm_lg2_approx_ftz_f(x); }

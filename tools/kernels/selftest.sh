@@ -40,7 +40,10 @@ __kernel void k(__global half* x) { x[0] = x[1] * x[2]; }'
 expect fails lint
 kernel '__kernel void k(__global float* x) { x[0] *= 0.5; }'
 expect fails lint
-kernel '__kernel void k(__global float* x, int page, int stride) { const long at = page * stride; x[at] = 0.0f; }'
+kernel '__kernel void k(__global float* x, int page, int stride) {
+  const long at = page * stride;
+  x[at] = 0.0f;
+}'
 expect fails lint
 kernel '__kernel void k(__global float* x) { int unused = 1; x[0] = 0.0f; }'
 expect fails lint

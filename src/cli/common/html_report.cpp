@@ -93,11 +93,13 @@ function plot({title, unit, lines, stacked = false, limit = null}) {
   const columns = Math.min(steps, 540);
   const data = lines.map(line => average(line.values, columns));
   const tops = data.map(values => values.slice());
-  if (stacked) for (let s = 1; s < tops.length; ++s) tops[s] = tops[s].map((v, i) => v + tops[s - 1][i]);
+  if (stacked)
+    for (let s = 1; s < tops.length; ++s) tops[s] = tops[s].map((v, i) => v + tops[s - 1][i]);
   const highest = Math.max(...tops.flat(), limit ? limit.value : 0) * 1.04 || 1;
   const x = i => LEFT + (WIDTH - LEFT - RIGHT) * (columns > 1 ? i / (columns - 1) : 0.5);
   const y = v => HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * v / highest;
-  const svg = element(page, "svg", {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title});
+  const svg = element(page, "svg",
+    {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title});
   for (let v = 0, gap = niceStep(highest); v <= highest; v += gap) {
     element(svg, "line", {x1: LEFT, x2: WIDTH - RIGHT, y1: y(v), y2: y(v), class: "grid"});
     element(svg, "text", {x: LEFT - 6, y: y(v) + 4, "text-anchor": "end"}, format(v));
@@ -115,7 +117,8 @@ function plot({title, unit, lines, stacked = false, limit = null}) {
     const top = tops[s].map(point).join("L");
     if (stacked) {
       const base = (s ? tops[s - 1] : tops[s].map(() => 0)).map(point).reverse().join("L");
-      element(svg, "path", {d: `M${top}L${base}Z`, fill: color, stroke: color, "stroke-width": 0.5});
+      element(svg, "path",
+        {d: `M${top}L${base}Z`, fill: color, stroke: color, "stroke-width": 0.5});
     } else {
       element(svg, "path", {d: "M" + top, fill: "none", stroke: color, "stroke-width": 1.5});
     }
@@ -129,7 +132,8 @@ function plot({title, unit, lines, stacked = false, limit = null}) {
     element(keys, "span", {class: "key bad"}, "- - " + limit.title);
   }
   const tip = element(page, "div", {class: "tip dim"});
-  const cursor = element(svg, "line", {y1: TOP, y2: HEIGHT - BOTTOM, stroke: "var(--dim)", opacity: 0});
+  const cursor = element(svg, "line",
+    {y1: TOP, y2: HEIGHT - BOTTOM, stroke: "var(--dim)", opacity: 0});
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect();
     const at = (event.clientX - box.left) / box.width * WIDTH;
@@ -147,8 +151,8 @@ table(null, [
   ["device", `${device.name}, driver ${device.driver}, ${device.platform}`],
   ["trace", report.trace],
   ["model", `${model.name}: ${model.num_heads} query / ${model.num_kv_heads} KV heads x ` +
-    `${model.head_size}, ${model.num_layers} layers, ${model.dtype}, cache ${model.kv_cache_dtype} ` +
-    cache.layout],
+    `${model.head_size}, ${model.num_layers} layers, ${model.dtype}, ` +
+    `cache ${model.kv_cache_dtype} ${cache.layout}`],
   ["backend", report.backend],
   ["requests", `${requests.finished} of ${requests.total} finished, ${requests.preemptions} ` +
     `preemptions, ${format(requests.prefix_hit_tokens)} tokens found in the cache`],
@@ -156,9 +160,10 @@ table(null, [
   ["prefill", `${format(tokens.prefill)} tokens, ${format(tokens.prefill_per_s)} tokens/s`],
   ["decode", `${format(tokens.decode)} tokens, ${format(tokens.decode_per_s)} tokens/s`],
   ["blocks", `peak ${cache.peak_blocks} of ${cache.num_blocks}, ${cache.block_size} tokens each`],
-  ["verified", `${verify.rows} rows in ${verify.steps} steps, ${verify.failed_rows} failed; worst ` +
-    `error ${format(verify.worst_error)}, ` + (verify.worst_share_of_allowance === null ? "not finite" :
-    `${percent(verify.worst_share_of_allowance)} of what is allowed`)],
+  ["verified", `${verify.rows} rows in ${verify.steps} steps, ${verify.failed_rows} failed; ` +
+    `worst error ${format(verify.worst_error)}, ` +
+    (verify.worst_share_of_allowance === null ? "not finite" :
+     `${percent(verify.worst_share_of_allowance)} of what is allowed`)],
 ]);
 for (const failure of verify.failures) element(page, "div", {class: "bad"}, failure);
 table(["step time", "p50 us", "p99 us", "share"], Object.values(report.step_time_us).map(
@@ -166,7 +171,8 @@ table(["step time", "p50 us", "p99 us", "share"], Object.values(report.step_time
 table(["attention", "achieved", "ceiling", "share"], [
   ["decode steps, GB/s", achieved.decode_steps_gb_per_s, ceilings.read_gb_per_s,
     percent(achieved.decode_steps_share_of_read)],
-  [`prefill steps, GFLOP/s, of ${ceilings.arithmetic}`, achieved.prefill_steps_gflop_per_s, ceilings.arithmetic_gflop_per_s,
+  [`prefill steps, GFLOP/s, of ${ceilings.arithmetic}`,
+    achieved.prefill_steps_gflop_per_s, ceilings.arithmetic_gflop_per_s,
     percent(achieved.prefill_steps_share_of_arithmetic)]]);
 table(["kernel", "work-group", "launches", "ms"], report.kernels.map(
   kernel => [`${kernel.role}: ${kernel.name}`, kernel.work_group_size, kernel.launches,
@@ -185,10 +191,12 @@ plot({title: "Cache blocks held", unit: "blocks", stacked: true,
   limit: {title: "all blocks", value: cache.num_blocks},
   lines: [{title: "held", color: 3, values: series.blocks_used}]});
 const share = (values, ceiling) => values.map(value => ceiling > 0 ? 100 * value / ceiling : 0);
-plot({title: "Attention's share of the ceilings", unit: "%", limit: {title: "ceiling", value: 100}, lines: [
+plot({title: "Attention's share of the ceilings", unit: "%",
+  limit: {title: "ceiling", value: 100}, lines: [
   {title: `KV bytes read, of ${format(ceilings.read_gb_per_s)} GB/s`, color: 4,
     values: share(series.gb_per_s, ceilings.read_gb_per_s)},
-  {title: `arithmetic, of ${ceilings.arithmetic}'s ${format(ceilings.arithmetic_gflop_per_s)} GFLOP/s`, color: 1,
+  {title: `arithmetic, of ${ceilings.arithmetic}'s ` +
+      `${format(ceilings.arithmetic_gflop_per_s)} GFLOP/s`, color: 1,
     values: share(series.gflop_per_s, ceilings.arithmetic_gflop_per_s)}]});
 </script></body></html>
 )html";
