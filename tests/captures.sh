@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # "header name" of every public function with a cl_command_queue among its parameters.
-for header in "$headers"/*.hpp; do
+for header in "$headers"/*.hpp "$headers"/compat/*.hpp; do
   awk '
     FNR == 1 { file = FILENAME; sub(/.*\//, "", file) }
     /^ *private:/ { hidden = 1 }
@@ -30,7 +30,8 @@ for header in "$headers"/*.hpp; do
       text = part[parts]
     }' "$header"
 done | sort -u > "$work/calls"
-[ -s "$work/calls" ] || echo "captures: $headers has no call that takes a queue" > "$work/complaints"
+[ -s "$work/calls" ] ||
+  echo "captures: $headers has no call that takes a queue" > "$work/complaints"
 
 sed -n 's/^\([a-z_]*\.hpp [A-Za-z_]*\): .*/\1/p' "$table" | sort > "$work/entries"
 {
@@ -38,11 +39,13 @@ sed -n 's/^\([a-z_]*\.hpp [A-Za-z_]*\): .*/\1/p' "$table" | sort > "$work/entrie
   comm -13 "$work/calls" "$work/entries" | sed 's/^/no header has /'
   sed -n 's/^[a-z_]*\.hpp [A-Za-z_]*: \([a-z_]*\)$/\1/p' "$table" | sort -u | while read -r op; do
     grep -rqF "\"$op\"" src/capture src/kv_cache || echo "captures do not write $op"
-    grep -qF "{\"$op\", run_" src/cli/run.cpp || echo "clattn run does not execute $op"
+    grep -qF "{\"$op\", run_" src/cli/run/run.cpp ||
+      echo "clattn run does not execute $op"
   done
-  sed -n 's/^  \([A-Za-z]*\)\.\([A-Za-z0-9_]*\)$/\1, \2/p' "$table" | sort -u | while read -r test; do
-    grep -rqE "^TEST(_[FP])?\($test\)" tests || echo "no test $test"
-  done
+  sed -n 's/^  \([A-Za-z]*\)\.\([A-Za-z0-9_]*\)$/\1, \2/p' "$table" | sort -u |
+    while read -r test; do
+      grep -rqE "^TEST(_[FP])?\($test\)" tests || echo "no test $test"
+    done
 } | sed 's/^/captures: /' >> "$work/complaints"
 cat "$work/complaints"
 [ ! -s "$work/complaints" ] || exit 1

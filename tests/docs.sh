@@ -31,7 +31,8 @@ cmp -s "$work/read" "$work/documented" || {
 
 for page in ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md tools/*/README.md; do
   # shellcheck disable=SC2013,SC2016  # links have no blanks; Markdown's backticks
-  for link in $(sed '/^```/,/^```$/d' "$page" | grep -o '](\([^)]*\))' | sed 's/^](//; s/)$//; s/#.*//'); do
+  for link in $(sed '/^```/,/^```$/d' "$page" | grep -o '](\([^)]*\))' |
+    sed 's/^](//; s/)$//; s/#.*//'); do
     case $link in http*) continue ;; esac
     [ -e "$(dirname "$page")/$link" ] || complain "$page: broken link $link"
   done

@@ -1,7 +1,8 @@
 # Tests of the house itself, by scripts: rooms, documents, the width of lines.
 foreach(script layering layering_selftest docs columns snippets captures)
   add_test(NAME host.${script} COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/${script}.sh)
-  set_tests_properties(host.${script} PROPERTIES LABELS host ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")
+  set_tests_properties(host.${script} PROPERTIES
+                       LABELS host ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")
 endforeach()
 
 # Where there is Python, which the scripts of bench/ are written in.

@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "base/environment.hpp"
+#include "capture/capture_pause.hpp"
 
 // CLATTN_CAPTURE_DIR: calls as case directories that `clattn run` executes. Capturing reads device
 // memory through the call's queue and so waits for all that was enqueued before. Of what its format
@@ -19,19 +20,6 @@
 // layer's window.
 
 namespace clattn::detail {
-
-/// In its lifetime the calls of its thread are parts of one that has been captured.
-class CapturePause {
- public:
-  CapturePause() { ++depth; }
-  ~CapturePause() { --depth; }
-  CapturePause(const CapturePause&) = delete;
-  CapturePause& operator=(const CapturePause&) = delete;
-  static bool active() { return depth > 0; }
-
- private:
-  static inline thread_local int depth = 0;
-};
 
 inline bool capturing() {
   return !environment().capture_dir.empty() && !CapturePause::active();

@@ -57,7 +57,7 @@ class PagedMLAImpl final : public MLAImpl {
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
     if (capturing()) {
-      check_tensors({queue, *kernels_, step, query, output, lse, {}});
+      check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
       capture_mla_decode(
           {.queue = queue,
            .config = config_,

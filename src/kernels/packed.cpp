@@ -57,7 +57,7 @@ class PackedPagedAttention final : public PagedAttention {
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
     if (capturing()) {
-      check_tensors({queue, *kernels_, step, query, output, lse, {}});
+      check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
       capture_attention({.queue = queue,
                          .config = config_,
                          .batch = step.batch,

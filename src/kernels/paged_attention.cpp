@@ -135,7 +135,7 @@ void PagedAttentionImpl::forward(cl_command_queue queue, const AttentionTensors&
   check_block_ids(step.block_ids, cache.num_blocks);
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
-    check_tensors({queue, *kernels_, step, query, output, lse, {}});
+    check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
     capture_attention({.queue = queue,
                        .config = config_,
                        .batch = step.batch,
@@ -162,7 +162,7 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const Attention
   const LayerCall layer = call_over(tensors.key, tensors.value, rows, kernels_->shape);
   check_options(options, step, num_rows(step, queue));
   if (capturing()) {
-    check_tensors({queue, *kernels_, step, query, output, lse, {}});
+    check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
     capture_attention({.queue = queue,
                        .config = config_,
                        .batch = step.batch,

@@ -1,6 +1,7 @@
 // Latent decode against the oracle: MLA is attention whose keys and values are the same rows, of
 // which the output keeps the latent part.
 #include <clattn/mla.hpp>
+#include <clattn/tuning.hpp>
 #include <utility>
 
 #include "device/runtime_fixture.hpp"

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <exception>
 
-#include "capture/capture.hpp"
+#include "capture/capture_pause.hpp"
 
 namespace test {
 
