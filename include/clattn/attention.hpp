@@ -227,7 +227,7 @@ struct Candidate {
   std::string role;  ///< "backend", or a kernel's, as KernelInfo::role
   std::string name;
   bool chosen = false;
-  std::string reason;  ///< why it was not chosen; empty otherwise, or "tuned"
+  std::string reason = {};  ///< why it was not chosen; otherwise empty, or "tuned"
 };
 /// A line for each, in columns.
 std::string to_string(std::span<const Candidate> candidates);

@@ -28,13 +28,12 @@ struct AttentionGroup {
 };
 
 /// One group for each of `config`, in its order; of kMamba only spec and names, which need not be
-/// layers of the registry. Blocks of a group may be several of its layers' blocks, if not padded.
-/// A builder plans for the widest window and the
-/// smallest tile among its layers, whose other options (soft cap, ALiBi, sinks) may differ; all
-/// builders share one workspace (`options.workspace`, or a new one), so that forward() calls of all
-/// layers must run in order on one queue. A builder recommends a cascade only where every layer of
-/// its group can. Throws kInvalidArgument for a layer that does not exist,
-/// or whose backend, heads, dtype or cache differs from its group's.
+/// layers of the registry. Blocks of a group may be several of its layers' blocks, if not padded. A
+/// builder plans for the widest window and the smallest tile among its layers, whose other options
+/// (soft cap, ALiBi, sinks) may differ; all builders share one workspace (`options.workspace`, or a
+/// new one), so that forward() calls of all layers must run in order on one queue. A builder
+/// recommends a cascade only where every layer of its group can. Throws kInvalidArgument for a
+/// layer that does not exist, or whose backend, heads, dtype or cache differs from its group's.
 std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const LayerRegistry& layers,
                                               const std::shared_ptr<Context>& context,

@@ -9,7 +9,7 @@ namespace clattn {
 enum class LogLevel : std::uint8_t {
   kOff,
   kInfo,   ///< which kernels a layer's shape got, and what did not work; once each
-  kDebug,  ///< why other kernels were not taken, and what was compiled
+  kDebug,  ///< why other kernels were not taken
   kTrace,  ///< every launch
 };
 

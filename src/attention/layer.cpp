@@ -234,13 +234,18 @@ void Attention::process_weights_after_loading(DType act_dtype) const {
 
 std::vector<Candidate> Attention::explain() const {
   std::vector<Candidate> all;
+  std::string_view fitting = "not asked for, or not built";  // of those in front of the chosen one
   for (const AttentionBackend* backend : list_attn_backends()) {
+    Candidate candidate{.role = "backend", .name = std::string(backend->name())};
+    candidate.chosen = backend == backend_.get();
     const auto reasons = backend->validate_configuration(config_, &context_->capabilities());
-    const bool chosen = backend == backend_.get();
-    all.push_back({"backend", std::string(backend->name()), chosen,
-                   !reasons.empty() ? fmt::format("{}", fmt::join(reasons, ", "))
-                   : chosen         ? ""
-                                    : "comes after the chosen one"});
+    if (candidate.chosen) {
+      fitting = "the chosen one is preferred";
+    } else {
+      candidate.reason =
+          reasons.empty() ? std::string(fitting) : fmt::format("{}", fmt::join(reasons, ", "));
+    }
+    all.push_back(std::move(candidate));
   }
   for (Candidate& candidate : impl_->candidates()) all.push_back(std::move(candidate));
   return all;

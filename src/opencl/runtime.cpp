@@ -327,9 +327,11 @@ Queue Runtime::create_queue(QueueProfiling profiling) const {
 }
 
 void Runtime::note_build_failure(std::string_view kernel, std::string_view why) {
-  const std::lock_guard lock(state_->failures_mutex);
-  if (state_->failures.emplace(kernel, why).second)
-    log(LogLevel::kInfo, "{} is not used: {}", kernel, why);
+  const bool is_new = [&] {
+    const std::lock_guard lock(state_->failures_mutex);
+    return state_->failures.emplace(kernel, why).second;
+  }();
+  if (is_new) log(LogLevel::kInfo, "{} is not used: {}", kernel, why);
 }
 
 std::vector<std::string> Runtime::build_failures() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,15 @@ namespace {
 using attention_test::all_contexts;
 using clattn::Candidate;
 using clattn::LogLevel;
+
+clattn::AttentionOptions options_of(std::int32_t num_heads, std::int32_t num_kv_heads,
+                                    std::int32_t head_size) {
+  auto options = layer_test::layer_options("layers.0");
+  options.num_heads = num_heads;
+  options.num_kv_heads = num_kv_heads;
+  options.head_size = head_size;
+  return options;
+}
 
 /// Collects the library's messages while it lives.
 class Messages {
@@ -59,11 +69,9 @@ TEST(Explain, NamesWhatRunsAndWhyNothingElseDoes) {
 
 TEST(Explain, SaysWhichSizesAKernelDoesNotTake) {
   const auto& context = all_contexts().front();
-  auto options = layer_test::layer_options("layers.0");
-  options.num_heads = 34;
-  options.num_kv_heads = 2;  // 17 query heads a KV head are more than a decode tile has rows
   clattn::LayerRegistry layers;
-  const clattn::Attention layer(context, layers, options);
+  // 17 query heads a KV head are more than a decode tile has rows.
+  const clattn::Attention layer(context, layers, options_of(34, 2, layer_test::kShape.head_size));
   const auto candidates = layer.explain();
   EXPECT_TRUE(std::ranges::any_of(candidates, [](const Candidate& candidate) {
     return candidate.role == "decode" &&
@@ -74,10 +82,7 @@ TEST(Explain, SaysWhichSizesAKernelDoesNotTake) {
 // A shape that no other test uses is named once, whatever the number of its layers.
 TEST(Log, NamesTheChoiceOncePerShape) {
   const auto& context = all_contexts().front();
-  auto options = layer_test::layer_options("layers.0");
-  options.num_heads = 6;
-  options.num_kv_heads = 3;
-  options.head_size = 40;
+  auto options = options_of(6, 3, 40);
   Messages messages(LogLevel::kDebug);
   clattn::LayerRegistry layers;
   const clattn::Attention first(context, layers, options);
@@ -89,13 +94,9 @@ TEST(Log, NamesTheChoiceOncePerShape) {
 
 TEST(Log, IsQuietUntilAsked) {
   const auto& context = all_contexts().front();
-  auto options = layer_test::layer_options("layers.0");
-  options.num_heads = 9;
-  options.num_kv_heads = 3;
-  options.head_size = 56;
   Messages messages(LogLevel::kOff);
   clattn::LayerRegistry layers;
-  const clattn::Attention layer(context, layers, options);
+  const clattn::Attention layer(context, layers, options_of(9, 3, 56));
   EXPECT_EQ(messages.count(""), 0);
 }
 

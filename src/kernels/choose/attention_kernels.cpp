@@ -118,13 +118,13 @@ class RoleKernels {
     if (built.empty()) return {};
     const Variant& first = *built.front().variant;
     if (first.family() != variant.family())
-      return fmt::format("{} is of another family", first.name);
-    if (built.size() >= most_) return fmt::format("{} comes before it", first.name);
+      return fmt::format("{} of another family serves the shape", first.name);
+    if (built.size() >= most_) return fmt::format("{} is preferred", first.name);
     if (head_tiling(variant, shape_).head_chunks > built.front().tiling.head_chunks)
       return fmt::format("would read keys more often than {}", first.name);
     // A tile no smaller than the first is what takes over where the first does not fit.
     if (variant.block_rows >= first.block_rows)
-      return fmt::format("is no smaller than {}", first.name);
+      return fmt::format("its tile is no smaller than that of {}", first.name);
     return {};
   }
 
@@ -153,33 +153,6 @@ std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& 
                     return !kernels.built.empty();
                   });
   return std::move(kernels).take();
-}
-
-constexpr double kNsPerUs = 1000;
-
-/// What a task of a stage costs: rates of bytes and products, times what a key has of them.
-TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
-  const bool latent = shape.form == CacheForm::kLatent;
-  const double heads = tiling.heads_per_item * tiling.kv_heads;
-  const double elements = latent ? shape.head_size + shape.rope_dim : 2.0 * shape.head_size;
-  const double bytes =
-      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
-  const double flops =
-      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 4.0 * shape.head_size);
-  // Bytes and products a nanosecond are GB and GFLOP a second.
-  return {.task_ns = costs.task_us * kNsPerUs,
-          .split_ns = costs.split_us * kNsPerUs,
-          .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
-          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0};
-}
-
-/// Of a whole row of heads, as many of which are merged at once as the device does.
-MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
-  const double at_once = costs.groups > 0 ? costs.groups : workers;
-  const double bytes = 4.0 * (shape.head_size + 1);
-  return {.launch_ns = costs.launch_us * kNsPerUs,
-          .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
-          .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
 }
 
 PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {

@@ -55,7 +55,7 @@ void finish_role(Role role, std::span<const Variant> chosen, const TunedDevice& 
       candidate = std::prev(considered.all.end());
     }
     candidate->chosen = is_chosen;
-    if (is_chosen && tuned && tuned->name == variant.name) candidate->reason = "tuned";
+    if (is_chosen) candidate->reason = tuned && tuned->name == variant.name ? "tuned" : "";
   }
 }
 

@@ -25,4 +25,27 @@ std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
   return std::max(capabilities.compute_units, 1) * each;
 }
 
+TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
+  const bool latent = shape.form == CacheForm::kLatent;
+  const double heads = tiling.heads_per_item * tiling.kv_heads;
+  const double elements = latent ? shape.head_size + shape.rope_dim : 2.0 * shape.head_size;
+  const double bytes =
+      elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
+  const double flops =
+      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 4.0 * shape.head_size);
+  // Bytes and products a nanosecond are GB and GFLOP a second.
+  return {.task_ns = costs.task_us * kNsPerUs,
+          .split_ns = costs.split_us * kNsPerUs,
+          .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
+          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0};
+}
+
+MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
+  const double at_once = costs.groups > 0 ? costs.groups : workers;
+  const double bytes = 4.0 * (shape.head_size + 1);
+  return {.launch_ns = costs.launch_us * kNsPerUs,
+          .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
+          .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};
+}
+
 }  // namespace clattn::detail
