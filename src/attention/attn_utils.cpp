@@ -267,8 +267,9 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
   }
   for (const KVCacheTensor& tensor : config.tensors)
     require_pages_in_one_piece(tensor, views, caches);
+  auto bound = bind_kv_cache(caches, layers);
   if (states != nullptr) *states = std::move(views);
-  return bind_kv_cache(caches, layers);
+  return bound;
 }
 
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(

@@ -7,11 +7,13 @@
 #include <clattn/clattn.hpp>
 #include <clattn/tuning.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
 
 #include "device/attention_case.hpp"
+#include "device/forced_variant.hpp"
 #include "kernels/choose/variants.hpp"
 
 namespace {
@@ -158,33 +160,13 @@ std::vector<const Variant*> attention_variants() {
   return chosen;
 }
 
-/// While it lives, the variant is chosen where it otherwise would not be: on every device if its
-/// unit is used only on request, or is one of those that CPUs execute side by side, and on CPUs if
-/// it is a spare, because no tile ever spills there.
-class SpareFirst {
- public:
-  SpareFirst(std::shared_ptr<clattn::Context> context, const Variant& variant)
-      : context_(std::move(context)),
-        wanted_(variant.unit().asked_only || variant.unit().by_sub_groups ||
-                (on_cpu() && is_spare(variant))) {
-    if (!wanted_) return;
-    clattn::TuningRow row;
-    row.device = "gpu";  // the class of GPU kernels on a CPU
-    row.role = clattn::detail::to_string(variant.role);
-    row.variant = variant.name;
-    clattn::set_tuning(*context_, std::span(&row, 1));
-  }
-  ~SpareFirst() {
-    if (wanted_) clattn::set_tuning(*context_, {});
-  }
-  SpareFirst(const SpareFirst&) = delete;
-  SpareFirst& operator=(const SpareFirst&) = delete;
-
- private:
-  bool on_cpu() const { return context_->capabilities().kind == clattn::DeviceKind::kCpu; }
-  std::shared_ptr<clattn::Context> context_;
-  bool wanted_;
-};
+/// Whether a device would otherwise not take the variant: its unit is used only on request, or is
+/// one of those that CPUs execute side by side, or it is a spare on a CPU, where no tile ever
+/// spills.
+bool must_be_forced(const Variant& variant, const clattn::Context& context) {
+  const bool on_cpu = context.capabilities().kind == clattn::DeviceKind::kCpu;
+  return variant.unit().asked_only || variant.unit().by_sub_groups || (on_cpu && is_spare(variant));
+}
 
 class EveryVariant : public testing::TestWithParam<const Variant*> {};
 
@@ -197,7 +179,8 @@ TEST_P(EveryVariant, IsRight) {
   for (const auto& context : all_contexts()) {
     const clattn::DeviceCapabilities& device = context->capabilities();
     const auto reasons = clattn::detail::why_not(variant, device);
-    const SpareFirst order(context, variant);
+    std::optional<attention_test::ForcedVariant> forced;
+    if (must_be_forced(variant, *context)) forced.emplace(context, variant);
     for (const auto [dtype, cache_dtype] : kTypePairs) {
       const CaseSpec spec = case_for(variant, dtype, cache_dtype);
       const auto shape = clattn::detail::kernel_shape(spec.config);
@@ -228,7 +211,8 @@ TEST_P(EveryVariant, IsRightWithLargeHeadsAndBytes) {
   bool ran = false;
   for (const auto& context : all_contexts()) {
     if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
-    const SpareFirst order(context, variant);
+    std::optional<attention_test::ForcedVariant> forced;
+    if (must_be_forced(variant, *context)) forced.emplace(context, variant);
     for (const auto [dtype, cache_dtype] :
          {TypePair{DType::kF16, DType::kF16}, TypePair{DType::kF16, DType::kInt8},
           TypePair{DType::kBF16, DType::kFp8E4M3}}) {

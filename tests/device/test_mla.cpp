@@ -1,9 +1,9 @@
 // Latent decode against the oracle: MLA is attention whose keys and values are the same rows, of
 // which the output keeps the latent part.
 #include <clattn/mla.hpp>
-#include <clattn/tuning.hpp>
 #include <utility>
 
+#include "device/forced_variant.hpp"
 #include "device/runtime_fixture.hpp"
 #include "device/step_case.hpp"
 #include "kernels/choose/variants.hpp"
@@ -356,26 +356,6 @@ INSTANTIATE_TEST_SUITE_P(Families, MLA,
                                          Kernels{KernelFamily::kGpu, kSmallRow}),
                          kernels_name);
 
-/// While it lives, layers get this row of variants.inc, if it fits them.
-class Forced {
- public:
-  Forced(std::shared_ptr<clattn::Context> context, const Variant& variant)
-      : context_(std::move(context)) {
-    const bool cpu = variant.family() == KernelFamily::kCpu;
-    clattn::TuningRow row;
-    row.device = cpu ? "cpu" : "gpu";
-    row.role = clattn::detail::to_string(variant.role);
-    row.variant = variant.name;
-    clattn::set_tuning(*context_, std::span(&row, 1));
-  }
-  ~Forced() { clattn::set_tuning(*context_, {}); }
-  Forced(const Forced&) = delete;
-  Forced& operator=(const Forced&) = delete;
-
- private:
-  std::shared_ptr<clattn::Context> context_;
-};
-
 std::vector<const Variant*> latent_variants() {
   std::vector<const Variant*> chosen;
   for (const Variant& variant : clattn::detail::variants()) {
@@ -417,7 +397,7 @@ TEST_P(EveryLatentVariant, IsRight) {
     const auto reasons = clattn::detail::why_not(variant, context->capabilities());
     if (!reasons.empty()) why_not = reasons.front();
     if (!reasons.empty()) continue;
-    const Forced choice(context, variant);
+    const attention_test::ForcedVariant choice(context, variant);
     for (Case c : {filled, more, part, infinite}) {
       if (variant.kernel().rope_dim != 0) {
         c.config.rope_dim = variant.kernel().rope_dim;

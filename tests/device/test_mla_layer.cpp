@@ -115,19 +115,24 @@ TEST(MLALayer, A2_1_StepsStoreAndAttendInEveryType) {
   }
 }
 
+/// A layer of four heads over two KV heads, in f32.
+clattn::AttentionOptions plain_options(std::int32_t head_size) {
+  clattn::AttentionOptions plain;
+  plain.num_heads = 4;
+  plain.num_kv_heads = 2;
+  plain.head_size = head_size;
+  plain.prefix = "layers.0";
+  plain.dtype = DType::kF32;
+  return plain;
+}
+
 // A3: full and latent attention side by side, and a layer that shares the latent cache.
 TEST(MLALayer, A3_AHybridModelRunsAStep) {
   for (const auto& context : all_contexts()) {
     const layer_test::Device device(context);
     const Shape shape = small_shape();
     clattn::LayerRegistry layers;
-    clattn::AttentionOptions plain;
-    plain.num_heads = 4;
-    plain.num_kv_heads = 2;
-    plain.head_size = 64;
-    plain.prefix = "layers.0";
-    plain.dtype = DType::kF32;
-    Attention full(context, layers, plain);
+    Attention full(context, layers, plain_options(64));
     Attention latent(context, layers, options_of(shape, "layers.1"));
     clattn::AttentionOptions shares = options_of(shape, "layers.2");
     shares.kv_sharing_target_layer_name = "layers.1";
@@ -173,12 +178,7 @@ TEST(MLALayer, A7_LayersOfEveryKindShareATensor) {
     const layer_test::Device device(context);
     const Shape shape = small_shape();
     clattn::LayerRegistry layers;
-    clattn::AttentionOptions plain;
-    plain.num_heads = 4;
-    plain.num_kv_heads = 2;
-    plain.head_size = 80;
-    plain.prefix = "layers.0";
-    plain.dtype = DType::kF32;
+    clattn::AttentionOptions plain = plain_options(80);
     Attention full(context, layers, plain);
     plain.prefix = "layers.1";
     plain.num_kv_heads = 1;  // half a page
