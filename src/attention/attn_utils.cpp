@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "kernels/paged_attention.hpp"
+#include "kernels/paged_impl.hpp"
 
 namespace clattn {
 

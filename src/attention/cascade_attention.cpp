@@ -6,7 +6,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/choose/paged_rules.hpp"
+#include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "kv_cache/merge_attn_states.hpp"

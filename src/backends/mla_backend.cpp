@@ -9,7 +9,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/choose/paged_rules.hpp"
+#include "kernels/choose/config_reasons.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/paged_step.hpp"

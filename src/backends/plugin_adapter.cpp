@@ -10,7 +10,7 @@
 #include "backends/plugin_step.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/choose/paged_rules.hpp"
+#include "kernels/choose/config_reasons.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"

@@ -5,7 +5,7 @@
 
 #include "backends/registry.hpp"
 #include "base/error.hpp"
-#include "kernels/choose/paged_rules.hpp"
+#include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/paged_builder.hpp"
 
 namespace clattn::detail {

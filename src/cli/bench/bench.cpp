@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <clattn/ceilings.hpp>
 #include <clattn/clattn.hpp>
 #include <clattn/tuning.hpp>
 #include <filesystem>
@@ -15,8 +14,8 @@
 #include "cli/bench/report.hpp"
 #include "cli/bench/shapes.hpp"
 #include "cli/bench/workload.hpp"
+#include "cli/ceilings/ceilings.hpp"
 #include "cli/commands.hpp"
-#include "cli/common/ceilings.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/statistics.hpp"
 #include "files/files.hpp"
@@ -199,7 +198,7 @@ void run_bench(Arguments arguments, const std::shared_ptr<Context>& context) {
                        .plan = arguments.plan};
   const Wanted wanted = check(arguments, context->capabilities());
   BenchReport report{.device = context->capabilities(),
-                     .ceilings = measure_ceilings(context),
+                     .ceilings = measure_ceilings(*context),
                      .quick = arguments.quick,
                      .layout = options.layout,
                      .rows = {}};

@@ -8,7 +8,7 @@
 
 #include "cli/bench/shapes.hpp"
 #include "cli/bench/workload.hpp"
-#include "cli/common/ceilings.hpp"
+#include "cli/ceilings/ceilings.hpp"
 
 namespace clattn::cli {
 

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <clattn/ceilings.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -196,7 +195,7 @@ void run_replay(const ReplayOptions& options) {
   Engine engine(context, config);
   engine.warm_up_and_poison();
   progress.stage("replay: measuring the device's ceilings");
-  const Ceilings ceilings = measure_ceilings(context);
+  const Ceilings ceilings = measure_ceilings(*context);
 
   Replay replay(options, trace, scheduler, engine);
   replay.serve(progress);

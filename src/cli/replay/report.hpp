@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/common/ceilings.hpp"
+#include "cli/ceilings/ceilings.hpp"
 #include "cli/replay/engine.hpp"
 #include "cli/replay/verify.hpp"
 

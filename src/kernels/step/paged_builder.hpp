@@ -3,7 +3,7 @@
 #include <clattn/attention.hpp>
 #include <clattn/cascade.hpp>
 
-#include "kernels/paged_attention.hpp"
+#include "kernels/paged_impl.hpp"
 #include "kernels/step/paged_step.hpp"
 
 namespace clattn::detail {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/choose/paged_rules.hpp"
+#include "kernels/choose/config_reasons.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "tuning/tuning_table.hpp"
 

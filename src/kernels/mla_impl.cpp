@@ -1,0 +1,149 @@
+#include <clattn/mla.hpp>
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "capture/capture.hpp"
+#include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/step_launch.hpp"
+#include "kernels/step/cache_checks.hpp"
+#include "kernels/step/paged_builder.hpp"
+#include "kernels/warm_up.hpp"
+
+namespace clattn::detail {
+
+namespace {
+
+constexpr std::int32_t kMaxHeads = 4096;  // as other backends: work-group counts stay below 2^31
+
+KernelShape shape_of(const MLAConfig& config) {
+  KernelShape shape;
+  shape.num_heads = config.num_heads;
+  shape.num_kv_heads = 1;
+  shape.head_size = config.kv_lora_rank;
+  shape.rope_dim = config.rope_dim;
+  shape.block_size = config.block_size;
+  shape.dtype = config.dtype;
+  shape.cache_dtype = config.cache_dtype();
+  shape.form = CacheForm::kLatent;
+  return shape;
+}
+
+LayerCall layer_call(const MLACache& cache, float scale_log2e) {
+  const cl_mem rows = cache.buffer.handle();
+  LayerCall layer{.k = rows, .v = rows};
+  layer.args.scale_log2e = scale_log2e;
+  layer.args.scale_stride = cache.scale ? 0 : -1;
+  if (is_quantized(cache.dtype)) layer.add(cache.scale.handle());
+  return layer;
+}
+
+class PagedMLAImpl final : public MLAImpl {
+ public:
+  PagedMLAImpl(const MLAConfig& config, std::shared_ptr<const AttentionKernels> kernels)
+      : config_(config),
+        scale_log2e_(softmax_scale(config.scale, config.kv_lora_rank + config.rope_dim) * kLog2E),
+        kernels_(std::move(kernels)) {}
+
+  const MLAConfig& config() const noexcept override { return config_; }
+
+  void forward(cl_command_queue queue, const AttentionTensors& tensors, const MLACache& cache,
+               const AttentionMetadata& metadata, Event* event,
+               std::vector<LaunchRecord>* launches) const override {
+    check_layer_cache(cache, kernels_->shape);
+    const PagedStepView& step = checked_step(metadata, *kernels_);
+    check_block_ids(step.block_ids, cache.num_blocks);
+    if (capturing()) {
+      check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
+      capture_mla_decode(
+          {.queue = queue,
+           .config = config_,
+           .batch = step.batch,
+           .causal = step.causal != 0,
+           .query = tensors.query,
+           .cache = cache,
+           .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim)});
+    }
+    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
+                 layer_call(cache, scale_log2e_)},
+                event, launches);
+  }
+
+  void warm_up(cl_command_queue queue) const override {
+    const IdleMemory memory(queue, *kernels_);
+    MLACache cache;
+    cache.buffer = memory.zeros;
+    if (is_quantized(kernels_->shape.cache_dtype)) cache.scale = memory.zeros;
+    cache.dtype = kernels_->shape.cache_dtype;
+    launch_idle_step(queue, *kernels_, layer_call(cache, scale_log2e_), memory);
+    Queue::adopt(queue).finish();
+  }
+
+  std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }
+  std::vector<Candidate> candidates() const override { return kernels_->candidates; }
+
+ private:
+  MLAConfig config_;
+  float scale_log2e_;
+  std::shared_ptr<const AttentionKernels> kernels_;
+};
+
+std::shared_ptr<const AttentionKernels> checked_kernels(Context& context, const MLAConfig& config) {
+  require_valid(kMLABackendName, validate_mla_configuration(config, &context.capabilities()));
+  return attention_kernels(context.runtime(), shape_of(config), config.kernel_family);
+}
+
+}  // namespace
+
+}  // namespace clattn::detail
+
+namespace clattn {
+
+std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
+                                                    const DeviceCapabilities* capabilities) {
+  struct Field {
+    std::string_view name;
+    std::int32_t value, low, high, step;
+  };
+  const Field fields[] = {
+      {"num_heads", config.num_heads, 1, detail::kMaxHeads, 1},
+      {"kv_lora_rank", config.kv_lora_rank, kKVLoraRankStep, kMaxKVLoraRank, kKVLoraRankStep},
+      {"rope_dim", config.rope_dim, 8, 64, 8},
+      {"block_size", config.block_size, 1, 1 << 24, 1}};
+  std::vector<std::string> reasons;
+  for (const Field& field : fields) {
+    if (field.value >= field.low && field.value <= field.high && field.value % field.step == 0)
+      continue;
+    reasons.push_back(fmt::format("{} is {}, supported: {} … {} in steps of {}", field.name,
+                                  field.value, field.low, field.high, field.step));
+  }
+  if (is_quantized(config.dtype)) {
+    reasons.push_back(
+        fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
+  }
+  if (config.scale && !std::isfinite(*config.scale)) {
+    reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
+  }
+  if (capabilities == nullptr) return reasons;
+  detail::append_missing_kernels({detail::Role::kMLADecode, detail::Role::kMerge},
+                                 config.kernel_family, *capabilities, reasons);
+  return reasons;
+}
+
+std::shared_ptr<const MLAImpl> make_mla_impl(Context& context, const MLAConfig& config) {
+  return std::make_shared<detail::PagedMLAImpl>(config, detail::checked_kernels(context, config));
+}
+
+std::unique_ptr<AttentionMetadataBuilder> make_mla_builder(std::shared_ptr<Context> context,
+                                                           const MLAConfig& config,
+                                                           const BuilderOptions& options) {
+  auto kernels = detail::checked_kernels(*context, config);
+  return std::make_unique<detail::PagedMetadataBuilder<AttentionMetadata>>(
+      std::move(context), std::move(kernels), detail::StepRules{}, options,
+      std::numeric_limits<std::int32_t>::max(), kMLABackendName);
+}
+
+}  // namespace clattn

@@ -1,0 +1,162 @@
+// What a step computes does not depend on how its plan cuts it, and a plan follows what kernels
+// cost.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/clattn.hpp>
+#include <clattn/tuning.hpp>
+#include <string>
+#include <vector>
+
+#include "device/attention_case.hpp"
+#include "device/costs_of_all.hpp"
+
+namespace {
+
+using attention_test::all_contexts;
+using attention_test::CaseResult;
+using attention_test::CaseSpec;
+using attention_test::describe;
+using attention_test::run_case;
+using clattn::KernelFamily;
+using test::CostsOfAll;
+using test::kCutsCostAll;
+using test::kCutsCostNothing;
+
+std::vector<CaseSpec> specs(KernelFamily family) {
+  CaseSpec decodes;
+  decodes.config = attention_test::small_config();
+  decodes.config.kernel_family = family;
+  decodes.requests = {{1, 700, 1}, {1, 5, 2}, {1, 90, 3}};
+  CaseSpec mixed = decodes;
+  mixed.requests.insert(mixed.requests.end(), {{3, 200, 4}, {70, 300, 5}, {33, 0, 6}});
+  CaseSpec windowed = mixed;
+  windowed.config.sliding_window = 150;
+  return {decodes, mixed, windowed};
+}
+
+std::int64_t all_tasks(const CaseResult& result) {
+  std::int64_t tasks = 0;
+  for (const std::int64_t each : result.tasks) tasks += each;
+  return tasks;
+}
+
+class Plans : public testing::TestWithParam<KernelFamily> {};
+
+// Each is also judged by the oracle, by run_case().
+TEST_P(Plans, AnyCutsComputeTheSame) {
+  for (const auto& context : all_contexts()) {
+    std::int64_t more_tasks = 0;
+    for (const CaseSpec& spec : specs(GetParam())) {
+      SCOPED_TRACE(describe(spec));
+      CaseResult whole, cut;
+      {
+        const CostsOfAll costs(*context, kCutsCostAll);
+        whole = run_case(context, spec);
+      }
+      {
+        const CostsOfAll costs(*context, kCutsCostNothing);
+        cut = run_case(context, spec);
+      }
+      for (const CaseResult* result : {&whole, &cut}) {
+        EXPECT_LE(result->worst_share, 1) << result->worst_place;
+        EXPECT_EQ(result->fault, "");
+      }
+      more_tasks += all_tasks(cut) - all_tasks(whole);
+      ASSERT_EQ(whole.out.size(), cut.out.size());
+      for (std::size_t i = 0; i < cut.out.size(); ++i) {
+        EXPECT_NEAR(whole.out[i], cut.out[i], 4e-3) << i;
+      }
+      for (std::size_t i = 0; i < cut.lse.size(); ++i) {
+        if (whole.lse[i] != cut.lse[i]) {  // infinities among them
+          EXPECT_NEAR(whole.lse[i], cut.lse[i], 1e-4) << i;
+        }
+      }
+    }
+    if (context->capabilities().compute_units > 1) {
+      EXPECT_GT(more_tasks, 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Plans, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
+                         attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
+
+// Every tile in two splits; run_case() holds plans against launches.
+TEST(Plans, TellTheLaunchesOfAStep) {
+  for (const auto& context : all_contexts()) {
+    const clattn::AttentionConfig config = attention_test::small_config();
+    const clattn::AttentionBackend& backend = clattn::get_attn_backend(config, nullptr);
+    const clattn::Queue queue = context->create_queue();
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 2, .max_num_batched_tokens = 64, .max_model_len = 64};
+    options.num_splits = 2;
+    const auto builder = backend.make_builder(context, config, options);
+    const std::vector<std::int32_t> starts = {0, 1, 41};
+    const std::vector<std::int32_t> lengths = {64, 60};
+    const std::vector<std::int32_t> pages = {0, 1, 2, 3, 4, 5, 6, 7};
+    const auto& metadata =
+        builder->build(queue, clattn::CommonAttentionMetadata::of(starts, lengths, pages));
+    const std::vector<clattn::PlannedLaunch> launches = planned_launches(metadata);
+    ASSERT_GE(launches.size(), 2U);
+    const std::vector<clattn::KernelInfo> kernels = backend.make_impl(context, config)->kernels();
+    for (const clattn::PlannedLaunch& launch : launches) {
+      const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const auto& known) {
+        return known.name == launch.kernel;
+      });
+      ASSERT_NE(kernel, kernels.end()) << launch.kernel;
+      EXPECT_GT(launch.predicted_us, 0);
+      EXPECT_GE(launch.tasks, launch.items);
+      if (kernel->role == "merge") {
+        EXPECT_EQ(launch.concurrent_groups, 0);
+        EXPECT_EQ(launch.splits, 2 * launch.items);
+      } else {
+        EXPECT_EQ(launch.concurrent_groups, kernel->concurrent_groups);
+        EXPECT_EQ(launch.splits, 2 * launch.split_tiles);
+        EXPECT_EQ(launch.items, launch.splits);  // every tile here has two pages or more
+      }
+    }
+  }
+}
+
+// What is planned for a device's capabilities alone is what the device is given, where it builds
+// the kernels that they ask for.
+TEST(Plans, ArePredictedFromCapabilitiesAlone) {
+  for (const auto& context : all_contexts()) {
+    set_tuning(*context, {});
+    const clattn::AttentionConfig config = attention_test::small_config();
+    const clattn::Queue queue = context->create_queue();
+    clattn::BuilderOptions options;
+    options.limits = {.max_num_reqs = 2, .max_num_batched_tokens = 64, .max_model_len = 4096};
+    const auto builder =
+        clattn::get_attn_backend(config, nullptr).make_builder(context, config, options);
+    const std::vector<std::int32_t> starts = {0, 1, 41};
+    const std::vector<std::int32_t> lengths = {4096, 60};
+    const std::vector<std::int32_t> pages(2 * std::size_t{4096} /
+                                          static_cast<std::size_t>(config.block_size));
+    const auto batch = clattn::CommonAttentionMetadata::of(starts, lengths, pages);
+    const auto planned = planned_launches(builder->build(queue, batch));
+    const auto predicted = predicted_launches(config, context->capabilities(), {}, batch);
+    ASSERT_EQ(planned.size(), predicted.size());
+    for (std::size_t i = 0; i < planned.size(); ++i) {
+      EXPECT_EQ(planned[i].kernel, predicted[i].kernel);
+      EXPECT_EQ(planned[i].tasks, predicted[i].tasks);
+      EXPECT_EQ(planned[i].splits, predicted[i].splits);
+      EXPECT_DOUBLE_EQ(planned[i].predicted_us, predicted[i].predicted_us);
+    }
+    // Costs that are given count.
+    clattn::CostRow row;
+    row.device = context->capabilities().kind == clattn::DeviceKind::kCpu ? "cpu" : "gpu";
+    row.costs = {.launch_us = 1000, .task_us = 1, .read_gbs = 1};
+    const auto slow = predicted_launches(config, context->capabilities(), {&row, 1}, batch);
+    EXPECT_GT(slow.front().predicted_us, 1000);
+    // What nothing can be planned by is refused.
+    row.costs.read_gbs = -1;
+    EXPECT_THROW(predicted_launches(config, context->capabilities(), {&row, 1}, batch),
+                 clattn::Error);
+    EXPECT_THROW(predicted_launches({}, context->capabilities(), {}, batch), clattn::Error);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,305 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "host/metadata_batch.hpp"
+#include "metadata/planner.hpp"
+
+namespace test {
+
+using clattn::detail::kMaxTileClasses;
+using clattn::detail::PlanCounts;
+using clattn::detail::PlannerConfig;
+
+/// A written plan, one list of items per tile class.
+struct Plan {
+  PlanCounts counts;
+  clattn::detail::PlanCuts cuts;
+  std::vector<ClaWorkItem> items[kMaxTileClasses];
+  std::vector<ClaMergeItem> merges;
+};
+
+constexpr int kPoisonByte = 0xa5;
+
+template <typename T>
+bool is_poison(const T& value) {
+  T poison;
+  std::memset(&poison, kPoisonByte, sizeof(poison));
+  return std::memcmp(&value, &poison, sizeof(poison)) == 0;
+}
+
+template <typename T>
+void resize_with_poison(std::vector<T>& values, std::int32_t count) {
+  values.resize(static_cast<std::size_t>(count) + 1);  // one guard element
+  std::memset(values.data(), kPoisonByte, values.size() * sizeof(T));
+}
+
+/// False if the guard was written or an element was not.
+template <typename T>
+bool take_written(std::vector<T>& values) {
+  const bool guarded = is_poison(values.back());
+  values.pop_back();
+  return guarded && std::none_of(values.begin(), values.end(), is_poison<T>);
+}
+
+constexpr std::int32_t kFirstPage = 1000;
+
+/// pages_at of a test batch: any distinct numbers do.
+inline std::vector<std::int32_t> pages_at_of(std::size_t num_reqs) {
+  std::vector<std::int32_t> pages_at(num_reqs);
+  std::iota(pages_at.begin(), pages_at.end(), kFirstPage);
+  return pages_at;
+}
+inline std::int32_t request_of(const ClaWorkItem& item) {
+  return item.pages_at - kFirstPage;
+}
+
+/// Counts, then writes into poisoned memory of exactly that size. `problem` says what was wrong.
+inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::string* problem) {
+  const auto pages_at = pages_at_of(static_cast<std::size_t>(batch.num_reqs));
+  const auto view = batch.view();
+  const clattn::detail::AttentionPlan cut(config, view);
+  Plan plan;
+  plan.counts = cut.counts();
+  plan.cuts = cut.cuts();
+  clattn::detail::PlanOutput output;
+  for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+    resize_with_poison(plan.items[c], plan.counts.num_items[c]);
+    output.items[c] = plan.items[c];
+  }
+  resize_with_poison(plan.merges, plan.counts.num_merges);
+  output.merges = plan.merges;
+  cut.write(pages_at, output);
+  bool clean = take_written(plan.merges);
+  for (auto& items : plan.items) clean = take_written(items) && clean;
+  if (!clean) *problem = "an element was left unwritten or one past the end was written";
+  return plan;
+}
+
+/// Why a plan is not a correct plan of the batch; empty = it is. Plain loops over tokens.
+class PlanChecker {
+ public:
+  PlanChecker(const PlannerConfig& config, const Batch& batch, const Plan& plan)
+      : config_(config), batch_(batch), plan_(plan) {}
+
+  std::string problem() {
+    pieces_.resize(static_cast<std::size_t>(batch_.num_actual_tokens));
+    for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+      for (const ClaWorkItem& item : plan_.items[c]) check_item(c, item);
+    }
+    for (std::int32_t r = 0; r < batch_.num_reqs; ++r) check_request(r);
+    check_merges();
+    check_order();
+    return problem_;
+  }
+
+ private:
+  void expect(bool holds, const char* problem) {
+    if (!holds && problem_.empty()) problem_ = problem;
+  }
+
+  // Put into words only where it fails: most of a checker's time would go into names.
+  template <typename Subject>
+  void expect(bool holds, const Subject& subject, const char* problem) {
+    if (!holds && problem_.empty()) problem_ = text(subject) + problem;
+  }
+
+  struct Token {
+    std::size_t row;
+  };
+  static std::string text(Token token) { return "token " + std::to_string(token.row); }
+  static std::string text(const ClaWorkItem& item) {
+    return "item {q_row " + std::to_string(item.q_row) + ", q_count " +
+           std::to_string(item.q_count) + ", keys " + std::to_string(item.kv_begin) + ".." +
+           std::to_string(item.kv_end) + ", partial_row " + std::to_string(item.partial_row) + "}";
+  }
+
+  std::int32_t start(std::int32_t request) const {
+    return batch_.query_start_loc[static_cast<std::size_t>(request)];
+  }
+
+  std::size_t expected_class(std::int32_t query_len) const {
+    std::size_t c = 0;
+    while (c + 1 < static_cast<std::size_t>(config_.num_tiles) &&
+           query_len > config_.tiles[c].max_query_len) {
+      ++c;
+    }
+    return c;
+  }
+
+  struct Keys {
+    std::int64_t begin, end;
+  };
+
+  /// The keys that a query at `position` sees, by the definition.
+  Keys seen_by(std::int64_t position, std::int64_t seq_len) const {
+    const auto& window = config_.window;
+    Keys keys{0, seq_len};
+    if (batch_.causal && !config_.bidirectional) keys.end = std::min(keys.end, position + 1);
+    if (window.left >= 0) keys.begin = std::max(keys.begin, position - window.left);
+    if (window.right >= 0) keys.end = std::min(keys.end, position + window.right + 1);
+    if (window.chunk > 0) {
+      keys.begin = std::max(keys.begin, position / window.chunk * window.chunk);
+      keys.end = std::min(keys.end, (position / window.chunk + 1) * window.chunk);
+    }
+    return keys;
+  }
+
+  void check_item(std::size_t tile_class, const ClaWorkItem& item) {
+    const std::int32_t request = request_of(item);
+    if (request < 0 || request >= batch_.num_reqs) {
+      return expect(false, item, " has no request");
+    }
+    const std::int32_t begin = start(request);
+    const std::int32_t end = start(request + 1);
+    const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(request)];
+    expect(expected_class(end - begin) == tile_class, item, " is in another tile class");
+    expect(item.q_count >= 1 && item.q_count <= config_.tiles[tile_class].max_item_tokens, item,
+           " exceeds its tile");
+    if (item.q_row < begin || item.q_row + item.q_count > end) {
+      return expect(false, item, " leaves its request");
+    }
+    expect(item.q_pos == seq_len - (end - item.q_row), item, " has another q_pos");
+    expect(item.kv_begin >= 0 && item.kv_begin % config_.block_size == 0, item,
+           " begins inside a page");
+    const Keys seen{seen_by(item.q_pos, seq_len).begin,
+                    seen_by(item.q_pos + item.q_count - 1, seq_len).end};
+    const bool nothing = seen.end <= seen.begin;
+    expect(nothing || item.kv_end <= seen.end, item, " reads keys that nobody sees");
+    expect(nothing || item.kv_begin > seen.begin - config_.block_size, item,
+           " reads a page that nobody sees");
+    expect((item.kv_end > item.kv_begin) != nothing, item,
+           " has no keys, or keys that nobody sees");
+    expect(nothing || item.kv_end == seen.end || item.kv_end % config_.block_size == 0, item,
+           " ends inside a page");
+    for (std::int32_t i = 0; i < item.q_count; ++i) {
+      pieces_[static_cast<std::size_t>(item.q_row + i)].push_back(
+          {item.kv_begin, item.kv_end, item.partial_row < 0 ? -1 : item.partial_row + i, tile_class,
+           item});
+      if (item.partial_row >= 0) partial_rows_.push_back(std::int64_t{item.partial_row} + i);
+    }
+  }
+
+  // The pieces of each token follow each other from before the first key that it sees past the
+  // last.
+  void check_request(std::int32_t request) {
+    const std::int32_t seq_len = batch_.seq_lens[static_cast<std::size_t>(request)];
+    for (std::int32_t row = start(request); row < start(request + 1); ++row) {
+      auto& pieces = pieces_[static_cast<std::size_t>(row)];
+      std::sort(pieces.begin(), pieces.end());
+      const Token token{static_cast<std::size_t>(row)};
+      if (pieces.empty()) return expect(false, token, " is in no item");
+      const Keys seen = seen_by(seq_len - (start(request + 1) - row), seq_len);
+      std::int32_t covered = pieces.front().begin;
+      expect(seen.end <= seen.begin || covered <= seen.begin, token, " misses its first keys");
+      for (const Piece& piece : pieces) {
+        expect(piece.begin == covered, token, " has a gap or an overlap in its keys");
+        covered = piece.end;
+        expect((piece.partial_row < 0) == (pieces.size() == 1), token,
+               " has partial rows without a split, or a split without them");
+      }
+      expect(seen.end <= seen.begin || covered >= seen.end, token, " misses visible keys");
+    }
+  }
+
+  // What the kernel that joins a tile's splits itself goes by: how many, which one this is, and
+  // rows that follow each other; 0 where a launch of its own does.
+  void check_splits(std::size_t row, bool joined) {
+    const auto& pieces = pieces_[row];
+    const Token token{row};
+    for (std::size_t s = 0; s < pieces.size(); ++s) {
+      const ClaWorkItem& item = pieces[s].item;
+      const std::int32_t first_row = pieces.front().item.partial_row;
+      expect(item.num_splits == (joined ? pieces.size() : 0), token, " has another num_splits");
+      expect(item.split == s, token, " has its splits in another order");
+      expect(!joined || item.partial_row == first_row + static_cast<std::int32_t>(s) * item.q_count,
+             token, " has splits whose rows do not follow each other");
+    }
+  }
+
+  void check_merges() {
+    std::map<std::int32_t, const ClaMergeItem*> by_row;
+    for (const ClaMergeItem& merge : plan_.merges) {
+      expect(by_row.emplace(merge.out_row, &merge).second, "a token has two merges");
+    }
+    std::size_t num_split = 0;
+    for (std::size_t row = 0; row < pieces_.size(); ++row) {
+      const auto& pieces = pieces_[row];
+      const bool joined =
+          pieces.size() > 1 && config_.tiles[pieces.front().tile_class].merges_splits;
+      check_splits(row, joined);
+      if (pieces.size() < 2 || joined) continue;
+      ++num_split;
+      const auto found = by_row.find(static_cast<std::int32_t>(row));
+      const Token token{row};
+      if (found == by_row.end()) return expect(false, token, " is split but not merged");
+      const ClaMergeItem& merge = *found->second;
+      expect(merge.num_splits == static_cast<std::int32_t>(pieces.size()), token,
+             " merges another number of pieces");
+      for (std::size_t s = 0; s < pieces.size(); ++s) {
+        expect(merge.partial_row + static_cast<std::int32_t>(s) * merge.split_stride ==
+                   pieces[s].partial_row,
+               token, " merges rows that are not its own");
+      }
+    }
+    expect(num_split == plan_.merges.size(), "a merge belongs to no split token");
+    std::sort(partial_rows_.begin(), partial_rows_.end());
+    for (std::size_t i = 0; i < partial_rows_.size(); ++i) {
+      expect(partial_rows_[i] == static_cast<std::int64_t>(i), "partial rows overlap or have gaps");
+    }
+    const auto num_rows = static_cast<std::int64_t>(partial_rows_.size());
+    expect(num_rows == plan_.counts.num_partial_rows, "num_partial_rows is another");
+    expect(num_rows <= std::max<std::int64_t>(0, config_.max_partial_rows),
+           "max_partial_rows is exceeded");
+  }
+
+  void check_order() {
+    using clattn::detail::ItemOrder;
+    const bool heavy_first = config_.item_order == ItemOrder::kHeavyFirst;
+    const bool as_cut = config_.item_order == ItemOrder::kAsCut;
+    for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+      const auto& items = plan_.items[c];
+      for (std::size_t i = 1; i < items.size(); ++i) {
+        const auto place = [&](const ClaWorkItem& item) {
+          const double cost = keys_ns(config_.tiles[c], item.kv_end - item.kv_begin, item.q_count);
+          const double first = as_cut ? 0 : heavy_first ? -cost : cost;
+          return std::tuple(first, item.q_row, item.kv_begin);
+        };
+        expect(place(items[i - 1]) < place(items[i]), "items are out of order");
+      }
+    }
+  }
+
+  struct Piece {
+    std::int32_t begin, end, partial_row;
+    std::size_t tile_class;
+    ClaWorkItem item;
+    bool operator<(const Piece& other) const {
+      return std::tie(begin, end) < std::tie(other.begin, other.end);
+    }
+  };
+
+  const PlannerConfig& config_;
+  const Batch& batch_;
+  const Plan& plan_;
+  std::vector<std::vector<Piece>> pieces_;  // of each token
+  std::vector<std::int64_t> partial_rows_;
+  std::string problem_;
+};
+
+/// Plans and checks; empty = correct.
+inline std::string plan_problem(const PlannerConfig& config, const Batch& batch,
+                                Plan* result = nullptr) {
+  std::string problem;
+  const Plan plan = make_plan(config, batch, &problem);
+  if (result != nullptr) *result = plan;
+  return problem.empty() ? PlanChecker(config, batch, plan).problem() : problem;
+}
+
+}  // namespace test

@@ -1,0 +1,232 @@
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <numeric>
+
+#include "host/metadata/plan_checker.hpp"
+
+// Random batches against the plain checks of plan_checker.hpp. A failure prints the smallest batch
+// that RapidCheck finds.
+
+namespace clattn::detail {
+namespace {
+
+using test::Batch;
+using test::make_batch;
+using test::Plan;
+using test::plan_problem;
+
+constexpr int kRuns = 10000;
+
+/// Runs `property` on random inputs of a fixed seed.
+template <typename Property>
+void expect_property(const Property& property, int runs = kRuns) {
+  rc::detail::TestParams params;
+  params.seed = 20240611;
+  params.maxSuccess = runs;
+  const rc::detail::TestResult result =
+      rc::detail::checkTestable(property, rc::detail::TestMetadata(), params);
+  if (result.is<rc::detail::SuccessResult>()) return;
+  std::ostringstream text;
+  rc::detail::printResultMessage(result, text);
+  ADD_FAILURE() << text.str();
+}
+
+std::int32_t between(std::int32_t low, std::int32_t high) {
+  return *rc::gen::inRange(low, high + 1);
+}
+
+template <typename T>
+T one_of(std::initializer_list<T> values) {
+  return *rc::gen::elementOf(std::vector<T>(values));
+}
+
+/// Empty, decoding, speculating, extending and prefilling requests over short and long histories.
+test::Request any_request() {
+  const std::int32_t query_len = between(0, one_of({1, 1, 5, 16, 17, 150}));
+  return {query_len, query_len + between(0, one_of({0, 20, 300, 5000}))};
+}
+
+std::vector<test::Request> any_requests(std::int32_t most) {
+  std::vector<test::Request> requests(static_cast<std::size_t>(between(0, most)));
+  for (auto& request : requests) request = any_request();
+  return requests;
+}
+
+PlannerConfig any_config() {
+  PlannerConfig config;
+  config.num_tiles = between(1, 3);
+  const std::int32_t short_limit = one_of({1, 4, 16});
+  config.tiles = {TileClass{short_limit, one_of({1, 3, 16})},
+                  TileClass{short_limit + between(1, 60), between(1, 40)},
+                  TileClass{0, one_of({16, 64, 128})}};
+  for (TileClass& tile : config.tiles) {
+    tile.merges_splits = *rc::gen::arbitrary<bool>();
+    tile.step_keys = one_of({1, 32, 33, 128});
+    tile.workers = one_of({1, 2, 7, 64, 132, 1500});
+    tile.dealing = one_of({Dealing::kTaken, Dealing::kDealt});
+    tile.parallel = one_of({0.0, 0.0, 0.4, 0.9}) * tile.workers;
+    tile.launch_ns = one_of({0, 3000});
+    tile.costs = {.task_ns = one_of({0.0, 10.0, 2000.0}),
+                  .split_ns = one_of({0.0, 0.5, 1500.0}),
+                  .key_ns = one_of({0.5, 6.0, 900.0}),
+                  .token_key_ns = one_of({0.0, 0.0, 3.0})};
+  }
+  config.merge = {.launch_ns = one_of({0.0, 50.0, 5000.0}),
+                  .token_ns = one_of({0.0, 20.0}),
+                  .row_ns = one_of({0.0, 1.0, 30.0})};
+  config.block_size = one_of({1, 2, 3, 7, 16, 17, 32, 128});
+  for (TileClass& tile : config.tiles) tile.groups_per_item = between(1, 9);
+  config.max_split_query_len = one_of({1, 16, 64});
+  config.deterministic_split_keys = one_of({1, 50, 512});
+  config.max_partial_rows = one_of<std::int64_t>({0, 1, 2, 17, 300, 1 << 20});
+  config.num_splits = one_of({0, 0, 0, 1, 2, 7, 1000});
+  config.window = {one_of({-1, -1, 0, 5, 33, 1000}), one_of({-1, -1, 0, 7}),
+                   one_of({0, 0, 0, 1, 4, 64, 1000})};
+  config.bidirectional = one_of({false, false, true});
+  config.item_order = one_of({ItemOrder::kHeavyFirst, ItemOrder::kLightFirst, ItemOrder::kAsCut});
+  return config;
+}
+
+std::int32_t longest_query(const Batch& batch) {
+  std::int32_t longest = 0;
+  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
+    const auto row = static_cast<std::size_t>(r);
+    longest = std::max(longest, batch.query_start_loc[row + 1] - batch.query_start_loc[row]);
+  }
+  return longest;
+}
+
+TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
+  expect_property([] {
+    const PlannerConfig config = any_config();
+    Batch batch = make_batch(any_requests(12), config.block_size);
+    batch.causal = *rc::gen::arbitrary<bool>();
+    Plan plan;
+    RC_ASSERT(plan_problem(config, batch, &plan) == "");
+
+    BatchLimits limits;
+    limits.max_num_reqs = batch.num_reqs;
+    limits.max_num_batched_tokens = batch.num_actual_tokens;
+    limits.max_model_len = 0;
+    for (const std::int32_t length : batch.seq_lens) {
+      limits.max_model_len = std::max(limits.max_model_len, length);
+    }
+    const PlanCounts bound = plan_upper_bound(config, limits, longest_query(batch));
+    for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+      RC_ASSERT(plan.counts.num_items[c] <= bound.num_items[c]);
+    }
+    RC_ASSERT(plan.counts.num_merges <= bound.num_merges);
+    RC_ASSERT(plan.counts.num_partial_rows <= bound.num_partial_rows);
+  });
+}
+
+/// What a request's own part of a plan looks like, free of its place in the batch.
+using Part = std::vector<std::array<std::int32_t, 6>>;
+Part part_of(const Plan& plan, const Batch& batch, std::int32_t request) {
+  Part part;
+  const std::int32_t start = batch.query_start_loc[static_cast<std::size_t>(request)];
+  std::int32_t first_row = std::numeric_limits<std::int32_t>::max();
+  for (const auto& items : plan.items) {
+    for (const ClaWorkItem& item : items) {
+      if (test::request_of(item) == request && item.partial_row >= 0) {
+        first_row = std::min(first_row, item.partial_row);
+      }
+    }
+  }
+  for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+    for (const ClaWorkItem& item : plan.items[c]) {
+      if (test::request_of(item) != request) continue;
+      part.push_back({static_cast<std::int32_t>(c), item.q_row - start, item.q_count, item.kv_begin,
+                      item.kv_end, item.partial_row < 0 ? -1 : item.partial_row - first_row});
+    }
+  }
+  std::sort(part.begin(), part.end());
+  return part;
+}
+
+TEST(PlannerProperties, DeterministicPlansAreFreeOfTheBatch) {
+  expect_property([] {
+    PlannerConfig config = any_config();
+    config.split_policy = SplitPolicy::kDeterministic;
+    config.max_partial_rows = std::numeric_limits<std::int64_t>::max();
+    const std::vector<test::Request> requests = any_requests(8);
+    const Batch batch = make_batch(requests, config.block_size);
+    Plan together;
+    RC_ASSERT(plan_problem(config, batch, &together) == "");
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      const Batch own = make_batch({requests[r]}, config.block_size);
+      Plan alone;
+      RC_ASSERT(plan_problem(config, own, &alone) == "");
+      RC_ASSERT(part_of(together, batch, static_cast<std::int32_t>(r)) == part_of(alone, own, 0));
+    }
+  });
+}
+
+TEST(PlannerProperties, FittedDeterministicPlansAreNeverRefused) {
+  expect_property([] {
+    PlannerConfig config = any_config();
+    config.split_policy = SplitPolicy::kDeterministic;
+    config.num_splits = 0;
+    config.max_partial_rows = between(0, 5000);
+    const Batch batch = make_batch(any_requests(12), config.block_size);
+    BatchLimits limits;
+    limits.max_num_reqs = batch.num_reqs + between(0, 3);
+    limits.max_num_batched_tokens = batch.num_actual_tokens + between(0, 50);
+    limits.max_model_len = between(0, 100);
+    for (const std::int32_t length : batch.seq_lens) {
+      limits.max_model_len = std::max(limits.max_model_len, length);
+    }
+    config.deterministic_split_keys = fit_deterministic_split_keys(config, limits);
+    Plan plan;
+    RC_ASSERT(plan_problem(config, batch, &plan) == "");
+    const PlanCounts bound = plan_upper_bound(config, limits);
+    RC_ASSERT(plan.counts.num_partial_rows <= bound.num_partial_rows);
+    RC_ASSERT(plan.counts.num_items[0] <= bound.num_items[0]);
+  });
+}
+
+/// The longest a plan is expected to take: its launches one after the other, and the merge.
+double expected_ns(const PlannerConfig& config,
+                   const std::array<CutChoice, kMaxTileClasses>& cuts) {
+  double ns = 0;
+  bool merges = false;
+  for (const CutChoice& cut : cuts) {
+    ns += cut.total_ns();
+    merges = merges || cut.merges;
+  }
+  return ns + (merges ? config.merge.launch_ns : 0.0);
+}
+
+// Each candidate of each class, with what is best of the others.
+TEST(PlannerProperties, NoBetterCutIsPassedOver) {
+  constexpr int kPlans = kRuns / 5;  // each is judged some 50 times
+  int num_cut = 0;
+  expect_property(
+      [&] {
+        PlannerConfig config = any_config();
+        config.num_splits = 0;
+        config.max_partial_rows = 1 << 28;
+        const Batch batch = make_batch(any_requests(30), config.block_size);
+        const auto view = batch.view();
+        const AttentionPlan plan(config, view);
+        const PlanTiles tiles = count_tiles(config, view);
+        const double chosen = expected_ns(config, plan.cuts().classes);
+        if (plan.counts().num_partial_rows > 0) ++num_cut;
+        for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
+          if (tiles[c].empty()) continue;
+          for (int candidate = -1; candidate < TileCounts::kCandidates; ++candidate) {
+            auto other = plan.cuts().classes;
+            const double share = candidate < 0 ? CutChoice{}.share_ns
+                                               : tiles[c].share_ns(config.tiles[c], candidate);
+            other[c] = tiles[c].judge(config.tiles[c], config.merge, share);
+            RC_ASSERT(chosen <= 1.03 * expected_ns(config, other));
+          }
+        }
+      },
+      kPlans);
+  EXPECT_GT(num_cut, kPlans / 20);
+}
+
+}  // namespace
+}  // namespace clattn::detail
