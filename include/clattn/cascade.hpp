@@ -3,6 +3,7 @@
 #include <clattn/attention.hpp>
 #include <clattn/metadata.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -147,8 +148,9 @@ class CascadeAttention {
                std::vector<LaunchRecord>* launches = nullptr) const;
 
  private:
-  void capture(cl_command_queue queue, const CascadeImpl& impl, const KVCache& cache,
-               const AttentionTensors& tensors) const;
+  /// Writes the case; returns what adds the result to it.
+  std::function<void()> capture(cl_command_queue queue, const CascadeImpl& impl,
+                                const KVCache& cache, const AttentionTensors& tensors) const;
 
   MultiLevelCascadeAttentionWrapper levels_;
 };

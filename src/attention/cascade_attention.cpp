@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "kv_cache/merge_attn_states.hpp"
@@ -204,16 +205,19 @@ void CascadeAttention::forward(cl_command_queue queue, const CascadeImpl& impl,
                                const AttentionTensors& tensors, const KVCache& cache, Event* event,
                                std::vector<LaunchRecord>* launches) const {
   const bool captures = detail::capturing() && levels_.metadata_.size() == 2;
-  if (captures) capture(queue, impl, cache, tensors);
+  detail::AddResults add;
+  if (captures) add = capture(queue, impl, cache, tensors);
   std::optional<detail::CapturePause> pause;  // the case is the whole, not its levels
   if (captures) pause.emplace();
   levels_.run(queue, impl, tensors, cache, event, launches);
+  detail::add_results(add, queue);
 }
 
 /// The batch as build() was given it, from its levels: prefix and suffix of every request with
 /// query tokens, nothing of the others.
-void CascadeAttention::capture(cl_command_queue queue, const CascadeImpl& impl,
-                               const KVCache& cache, const AttentionTensors& tensors) const {
+std::function<void()> CascadeAttention::capture(cl_command_queue queue, const CascadeImpl& impl,
+                                                const KVCache& cache,
+                                                const AttentionTensors& tensors) const {
   detail::check_cache(cache);
   const CommonAttentionMetadata prefix = levels_.batches_[0].batch();
   const CommonAttentionMetadata suffix = levels_.batches_[1].batch();
@@ -239,15 +243,16 @@ void CascadeAttention::capture(cl_command_queue queue, const CascadeImpl& impl,
       .seq_lens = seq_lens,
       .pages_at = pages_at,
       .pages = pages};
-  detail::capture_attention({.queue = queue,
-                             .config = impl.config(),
-                             .batch = batch,
-                             .causal = true,
-                             .query = tensors.query,
-                             .cache = &cache,
-                             .options = ForwardOptions{},
-                             .return_lse = tensors.lse != nullptr,
-                             .common_prefix_len = prefix_len});
+  return detail::capture_attention({.queue = queue,
+                                    .config = impl.config(),
+                                    .batch = batch,
+                                    .causal = true,
+                                    .query = tensors.query,
+                                    .cache = &cache,
+                                    .options = ForwardOptions{},
+                                    .common_prefix_len = prefix_len,
+                                    .output = tensors.output,
+                                    .lse = tensors.lse});
 }
 
 }  // namespace clattn

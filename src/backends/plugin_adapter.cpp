@@ -11,6 +11,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
@@ -133,13 +134,15 @@ class PluginImpl final : public AttentionImpl {
     const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
     const auto k = c_tensor(key, batch.num_actual_tokens, row, config_.dtype, "key");
     const auto v = c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value");
+    AddResults add;
     if (capturing()) {
       const SlotSource slots{batch.device, batch.slot_mapping_bytes, batch.num_actual_tokens};
-      capture_cache_write({queue, key, value, config_.dtype, &cache, slots});
+      add = capture_cache_write({queue, key, value, config_.dtype, &cache, slots});
     }
     call("write_kv_cache", event, [&](cl_event* done, ClattnStatus* status) {
       table().write_kv_cache(table().self, impl_, queue, &k, &v, &where, &batch, done, status);
     });
+    add_results(add, queue);
   }
 
   void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
@@ -159,12 +162,14 @@ class PluginImpl final : public AttentionImpl {
       const std::int64_t heads = config_.num_heads;
       check_rows({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
     }
-    if (capturing()) capture({queue, tensors.query, cache, batch, options, lse != nullptr});
+    AddResults add;
+    if (capturing()) add = capture({queue, tensors, cache, batch, options});
     if (options.launches != nullptr)
       options.launches->clear();  // what a plugin launches is its own affair
     call("forward", options.event, [&](cl_event* done, ClattnStatus* status) {
       table().forward(table().self, impl_, queue, &q, &where, &batch, &out, lse, done, status);
     });
+    add_results(add, queue);
   }
 
   void forward_encoder(cl_command_queue, const AttentionTensors&, const AttentionMetadata&,
@@ -181,13 +186,12 @@ class PluginImpl final : public AttentionImpl {
 
   struct Forward {
     cl_command_queue queue;
-    const TensorRef& query;
+    const AttentionTensors& tensors;
     const KVCache& cache;
     const ClattnBatch& batch;
     const ForwardOptions& options;
-    bool return_lse;
   };
-  void capture(const Forward& call) const {
+  AddResults capture(const Forward& call) const {
     const ClattnBatch& batch = call.batch;
     const auto reqs = to_size(batch.num_reqs), stride = to_size(batch.block_table_stride);
     std::vector<std::int32_t> pages_at(reqs);
@@ -197,14 +201,15 @@ class PluginImpl final : public AttentionImpl {
                              .seq_lens = {batch.seq_lens, reqs},
                              .pages_at = pages_at,
                              .pages = {batch.block_table, reqs * stride}};
-    capture_attention({.queue = call.queue,
-                       .config = config_,
-                       .batch = record,
-                       .causal = batch.causal != 0,
-                       .query = call.query,
-                       .cache = &call.cache,
-                       .options = call.options,
-                       .return_lse = call.return_lse});
+    return capture_attention({.queue = call.queue,
+                              .config = config_,
+                              .batch = record,
+                              .causal = batch.causal != 0,
+                              .query = call.tensors.query,
+                              .cache = &call.cache,
+                              .options = call.options,
+                              .output = call.tensors.output,
+                              .lse = call.tensors.lse});
   }
 
   const ClattnBatch& batch_of(const AttentionMetadata& metadata, const KVCache& cache) const {

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -57,7 +59,7 @@ CaseKeys attention_keys(const CapturedAttention& call) {
       .number("logits_soft_cap", config.logits_soft_cap)
       .text("attn_type", to_string(config.attn_type))
       .text("backend", call.batch.backend.empty() ? "auto" : call.batch.backend)
-      .add("return_lse", call.return_lse);
+      .add("return_lse", call.lse != nullptr);
   return keys;
 }
 
@@ -167,6 +169,22 @@ struct TokenRequests {
   }
 };
 
+/// [tokens, heads]: the first `count` rows of LSEs, zeros behind them.
+npy::NpyArray read_lse(const Queue& queue, const LseRef& from, std::int64_t tokens,
+                       std::int64_t heads, std::int64_t count) {
+  const bool packed = from.token_stride == 0 && from.head_stride == 0;
+  const std::int64_t token_stride = packed ? heads : from.token_stride;
+  const std::int64_t head_stride = packed ? 1 : from.head_stride;
+  const std::int64_t span =
+      count == 0 ? 0 : (count - 1) * token_stride + (heads - 1) * head_stride + 1;
+  const auto stored =
+      read_as<float>(queue, from.buffer, to_size(from.offset) * sizeof(float), span);
+  std::vector<float> lse(to_size(tokens * heads));
+  for (std::int64_t i = 0; i < count * heads; ++i)
+    lse[to_size(i)] = stored[to_size(i / heads * token_stride + i % heads * head_stride)];
+  return make_array("<f4", {tokens, heads}, std::span<const float>(lse));
+}
+
 /// `count` of the `num_tokens` rows of one side of a merge, zeros behind them.
 void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_view name,
                const OutputWithLse& state, std::int64_t count) {
@@ -175,23 +193,62 @@ void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_
   writer.add(fmt::format("{}_output", name),
              read_tensor(queue, state.output, call.config.dtype,
                          {tokens, heads, call.config.head_size}, count));
+  writer.add(fmt::format("{}_lse", name), read_lse(queue, state.lse, tokens, heads, count));
+}
 
-  const bool packed = state.lse.token_stride == 0 && state.lse.head_stride == 0;
-  const std::int64_t token_stride = packed ? heads : state.lse.token_stride;
-  const std::int64_t head_stride = packed ? 1 : state.lse.head_stride;
-  const std::int64_t span =
-      count == 0 ? 0 : (count - 1) * token_stride + (heads - 1) * head_stride + 1;
-  const auto stored =
-      read_as<float>(queue, state.lse.buffer, to_size(state.lse.offset) * sizeof(float), span);
-  std::vector<float> lse(to_size(tokens * heads));
-  for (std::int64_t i = 0; i < count * heads; ++i)
-    lse[to_size(i)] = stored[to_size(i / heads * token_stride + i % heads * head_stride)];
-  writer.add(fmt::format("{}_lse", name),
-             make_array("<f4", {tokens, heads}, std::span<const float>(lse)));
+/// A queue whose work is done.
+Queue finished(cl_command_queue handle) {
+  Queue queue = Queue::adopt(handle);
+  queue.finish();
+  return queue;
+}
+
+/// What an attention or a merge gave: rows [tokens, heads, width], as the array `name`.
+struct ResultRows {
+  const char* name;
+  TensorRef output;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  LseRef lse;            ///< no buffer: none
+  cl_mem fp8 = nullptr;  ///< the rows once more, as e4m3; null: not wanted
+};
+
+AddResults row_results(std::filesystem::path place, cl_command_queue handle, ResultRows rows) {
+  return [place = std::move(place), handle, rows = std::move(rows)] {
+    const Queue queue = finished(handle);
+    const CaseResults results(place);
+    results.add(rows.name, read_tensor(queue, rows.output, rows.dtype, rows.shape));
+    if (rows.fp8 != nullptr) {
+      results.add("out_fp8", read_tensor(queue, {.buffer = rows.fp8}, DType::kFp8E4M3, rows.shape));
+    }
+    if (rows.lse.buffer == nullptr) return;
+    const std::int64_t tokens = rows.shape[0];
+    results.add("lse", read_lse(queue, rows.lse, tokens, rows.shape[1], tokens));
+  };
+}
+
+AddResults attention_results(std::filesystem::path place, const CapturedAttention& call) {
+  const AttentionConfig& config = call.config;
+  return row_results(
+      std::move(place), call.queue,
+      {.name = "out",
+       .output = call.output,
+       .dtype = config.dtype,
+       .shape = {call.batch.query_start_loc.back(), config.num_heads, config.output_head_size()},
+       .lse = {.buffer = call.lse},
+       .fp8 = config.output_fp8 ? call.options.output_fp8 : nullptr});
 }
 
 template <typename Cache>
-void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
+AddResults cache_results(std::filesystem::path place, cl_command_queue handle, const Cache& cache,
+                         std::vector<std::int32_t> pages) {
+  return [place = std::move(place), handle, &cache, pages = std::move(pages)] {
+    add_cache(CaseResults(place), finished(handle), cache, pages);
+  };
+}
+
+template <typename Cache>
+AddResults capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "reshape_and_cache");
   const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.num_kv_heads,
@@ -202,12 +259,12 @@ void capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
   add_cache(writer, queue, cache, slots.add_to(writer));
   CaseKeys keys("reshape_and_cache");
   add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
-  writer.commit(keys.json());
+  return cache_results(writer.commit(keys.json()), call.queue, cache, slots.pages);
 }
 
 }  // namespace
 
-void capture_attention(const CapturedAttention& call) {
+AddResults capture_attention(const CapturedAttention& call) {
   const AttentionConfig& config = call.config;
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "attention");
@@ -222,7 +279,7 @@ void capture_attention(const CapturedAttention& call) {
     add_pages(writer, queue, call);
     std::visit([&](const auto* cache) { add_cache_keys(keys, queue, *cache); }, call.cache);
     add_step_keys(keys, call);
-    return writer.commit(keys.json());
+    return attention_results(writer.commit(keys.json()), call);
   }
   const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
                                            config.head_size};
@@ -230,14 +287,14 @@ void capture_attention(const CapturedAttention& call) {
   writer.add("value", read_tensor(queue, call.value, config.dtype, shape));
   add_indices(writer, "key_start_loc", call.batch.pages_at);
   add_step_keys(keys, call);
-  writer.commit(keys.json());
+  return attention_results(writer.commit(keys.json()), call);
 }
 
-void capture_cache_write(const CapturedCacheWrite& call) {
-  std::visit([&](const auto* cache) { capture_write_to(*cache, call); }, call.cache);
+AddResults capture_cache_write(const CapturedCacheWrite& call) {
+  return std::visit([&](const auto* cache) { return capture_write_to(*cache, call); }, call.cache);
 }
 
-void capture_mla_decode(const CapturedMLADecode& call) {
+AddResults capture_mla_decode(const CapturedMLADecode& call) {
   const MLAConfig& config = call.config;
   const Queue queue = Queue::adopt(call.queue);
   CaseWriter writer(environment().capture_dir, "mla_decode");
@@ -252,10 +309,19 @@ void capture_mla_decode(const CapturedMLADecode& call) {
       .number("scale", call.scale);
   add_plan_keys(keys, call.batch.plan, config.kernel_family);
   add_cache_keys(keys, queue, call.cache);
-  writer.commit(keys.json());
+  std::filesystem::path place = writer.commit(keys.json());
+  // Requests of several tokens become others, which may be cut otherwise and so give other bits.
+  if (requests.seq_lens.size() != call.batch.seq_lens.size()) return {};
+  return row_results(
+      std::move(place), call.queue,
+      {.name = "out",
+       .output = call.output,
+       .dtype = config.dtype,
+       .shape = {call.batch.query_start_loc.back(), config.num_heads, config.kv_lora_rank},
+       .lse = {.buffer = call.lse}});
 }
 
-void capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& call) {
+AddResults capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& call) {
   const MLACache& cache = call.cache;
   const Queue queue = Queue::adopt(handle);
   CaseWriter writer(environment().capture_dir, "concat_and_cache_mla");
@@ -267,10 +333,10 @@ void capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& ca
   add_cache(writer, queue, cache, slots.add_to(writer));
   CaseKeys keys("concat_and_cache_mla");
   add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
-  writer.commit(keys.json());
+  return cache_results(writer.commit(keys.json()), handle, cache, slots.pages);
 }
 
-void capture_merge(const CapturedMerge& call) {
+AddResults capture_merge(const CapturedMerge& call) {
   const MergeAttnStates& config = call.config;
   CaseWriter writer(environment().capture_dir, "merge_attn_states");
   std::int64_t with_context = config.prefill_tokens_with_context;
@@ -288,7 +354,14 @@ void capture_merge(const CapturedMerge& call) {
                  read_as<float>(Queue::adopt(call.queue), config.output_scale.handle(), 0, 1));
     }
   }
-  writer.commit(keys.json());
+  const DType dtype = config.output_dtype.value_or(config.dtype);
+  const char* const name = dtype == DType::kInt8 ? "out_int8" : "out_fp8";
+  return row_results(writer.commit(keys.json()), call.queue,
+                     {.name = is_quantized(dtype) ? name : "out",
+                      .output = call.merged.output,
+                      .dtype = dtype,
+                      .shape = {config.num_tokens, config.num_heads, config.head_size},
+                      .lse = call.merged.lse});
 }
 
 }  // namespace clattn::detail

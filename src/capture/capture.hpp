@@ -6,6 +6,7 @@
 #include <clattn/mla.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -24,6 +25,11 @@ namespace clattn::detail {
 inline bool capturing() {
   return !environment().capture_dir.empty() && !CapturePause::active();
 }
+
+/// Adds to a case what its call gave, for `clattn run` to compare; empty where a case keeps no
+/// results. Waits for all that the queue was given. To be called once the call is enqueued, but
+/// not where it was only recorded; what the capture was given must still be there.
+using AddResults = std::function<void()>;
 
 /// What decides how a step's keys are split, as its builder was told.
 struct PlanRecord {
@@ -57,10 +63,11 @@ struct CapturedAttention {
   CapturedCache cache = {};
   TensorRef key = {}, value = {};  ///< contiguous ones
   const ForwardOptions& options;
-  bool return_lse = false;
   std::int32_t common_prefix_len = 0;  ///< of a cascade
+  TensorRef output = {};
+  cl_mem lse = nullptr;
 };
-void capture_attention(const CapturedAttention& call);
+[[nodiscard]] AddResults capture_attention(const CapturedAttention& call);
 
 /// Where a write's slots lie on the device: num_tokens int64 from `offset_bytes` on.
 struct SlotSource {
@@ -77,7 +84,7 @@ struct CapturedCacheWrite {
   CapturedCache cache = {};
   SlotSource slots = {};
 };
-void capture_cache_write(const CapturedCacheWrite& call);
+[[nodiscard]] AddResults capture_cache_write(const CapturedCacheWrite& call);
 
 /// An MLAImpl::forward() before it runs. Its case has a request of one token for every query token.
 struct CapturedMLADecode {
@@ -88,8 +95,10 @@ struct CapturedMLADecode {
   TensorRef query;
   const MLACache& cache;
   float scale = 1;
+  TensorRef output = {};
+  cl_mem lse = nullptr;
 };
-void capture_mla_decode(const CapturedMLADecode& call);
+[[nodiscard]] AddResults capture_mla_decode(const CapturedMLADecode& call);
 
 /// What a concat_and_cache_mla() stores where, before it runs.
 struct LatentWrite {
@@ -98,7 +107,8 @@ struct LatentWrite {
   const MLACache& cache;
   SlotSource slots;
 };
-void capture_concat_and_cache_mla(cl_command_queue queue, const LatentWrite& write);
+[[nodiscard]] AddResults capture_concat_and_cache_mla(cl_command_queue queue,
+                                                      const LatentWrite& write);
 
 /// A merge_attn_states() before it runs.
 struct CapturedMerge {
@@ -106,17 +116,19 @@ struct CapturedMerge {
   const MergeAttnStates& config;
   const OutputWithLse& prefix;
   const OutputWithLse& suffix;
+  const OutputWithLse& merged;
 };
-void capture_merge(const CapturedMerge& call);
+[[nodiscard]] AddResults capture_merge(const CapturedMerge& call);
 
+using AnyCache = std::variant<const KVCache*, const PackedKVCache*, const MLACache*>;
 /// Writes a copy_blocks() or copy_blocks_mla() of one layer, before it runs.
-void capture_copy_blocks(cl_command_queue queue,
-                         std::variant<const KVCache*, const PackedKVCache*, const MLACache*> cache,
-                         std::span<const BlockPair> mapping);
+[[nodiscard]] AddResults capture_copy_blocks(cl_command_queue queue, AnyCache cache,
+                                             std::span<const BlockPair> mapping);
 
 /// Writes a gather_and_maybe_dequant_cache(), before it runs.
-void capture_gather(cl_command_queue queue, const MLACache& cache, DType dtype,
-                    const MLAGather& gather);
+[[nodiscard]] AddResults capture_gather(cl_command_queue queue, const MLACache& cache,
+                                        TensorRef destination, DType dtype,
+                                        const MLAGather& gather);
 
 /// A layer's calc_kv_scales(), before it runs. With use_mla, key is kv_c and value k_pe.
 struct CapturedScales {
@@ -145,6 +157,6 @@ struct CapturedSwap {
 void capture_swap_blocks(const CapturedSwap& call);
 
 /// An advance_step_…() before it runs.
-void capture_advance_step(cl_command_queue queue, const AdvanceStep& step);
+[[nodiscard]] AddResults capture_advance_step(cl_command_queue queue, const AdvanceStep& step);
 
 }  // namespace clattn::detail

@@ -37,9 +37,8 @@ npy::NpyArray blocks_of(const CapturedSwap& call, std::int64_t num_blocks) {
 
 }  // namespace
 
-void capture_copy_blocks(cl_command_queue handle,
-                         std::variant<const KVCache*, const PackedKVCache*, const MLACache*> cache,
-                         std::span<const BlockPair> mapping) {
+AddResults capture_copy_blocks(cl_command_queue handle, AnyCache cache,
+                               std::span<const BlockPair> mapping) {
   const Queue queue = Queue::adopt(handle);
   const bool latent = std::holds_alternative<const MLACache*>(cache);
   const std::string_view op = latent ? "copy_blocks_mla" : "copy_blocks";
@@ -50,18 +49,21 @@ void capture_copy_blocks(cl_command_queue handle,
     pages.push_back(static_cast<std::int32_t>(pair.destination));
   }
   add_mapping(writer, mapping);
-  std::visit(
-      [&](const auto* each) {
+  return std::visit(
+      [&](const auto* each) -> AddResults {
         add_cache(writer, queue, *each, pages);
         CaseKeys keys(op);
         add_storage_keys(keys, *each);
-        writer.commit(keys.json());
+        return [place = writer.commit(keys.json()), queue, each, pages = std::move(pages)] {
+          queue.finish();
+          add_cache(CaseResults(place), queue, *each, pages);
+        };
       },
       cache);
 }
 
-void capture_gather(cl_command_queue handle, const MLACache& cache, DType dtype,
-                    const MLAGather& gather) {
+AddResults capture_gather(cl_command_queue handle, const MLACache& cache, TensorRef destination,
+                          DType dtype, const MLAGather& gather) {
   const Queue queue = Queue::adopt(handle);
   CaseWriter writer(environment().capture_dir, "gather_and_maybe_dequant_cache");
   const auto add_indices = [&](std::string_view name, std::span<const std::int32_t> values) {
@@ -85,7 +87,12 @@ void capture_gather(cl_command_queue handle, const MLACache& cache, DType dtype,
   CaseKeys keys("gather_and_maybe_dequant_cache");
   keys.text("dtype", to_string(dtype)).add("kv_lora_rank", cache.kv_lora_rank);
   add_cache_keys(keys, queue, cache);
-  writer.commit(keys.json());
+  const std::vector<std::int64_t> shape = {gather.cu_seq_lens.back(),
+                                           std::int64_t{cache.kv_lora_rank} + cache.rope_dim};
+  return [place = writer.commit(keys.json()), queue, destination, dtype, shape] {
+    queue.finish();
+    CaseResults(place).add("dst", read_tensor(queue, destination, dtype, shape));
+  };
 }
 
 void capture_calc_kv_scales(const CapturedScales& call) {
@@ -131,7 +138,7 @@ void capture_swap_blocks(const CapturedSwap& call) {
   writer.commit(keys.json());
 }
 
-void capture_advance_step(cl_command_queue handle, const AdvanceStep& step) {
+AddResults capture_advance_step(cl_command_queue handle, const AdvanceStep& step) {
   const Queue queue = Queue::adopt(handle);
   const std::int64_t rows = step.num_seqs, width = step.block_table_stride;
   CaseWriter writer(environment().capture_dir, "advance_step");
@@ -149,7 +156,20 @@ void capture_advance_step(cl_command_queue handle, const AdvanceStep& step) {
   keys.add("block_size", step.block_size)
       .add("num_queries", step.num_queries)
       .add("num_blocks", std::min<std::int64_t>(step.num_blocks, INT32_MAX));
-  writer.commit(keys.json());
+  return [place = writer.commit(keys.json()), queue, step, rows] {
+    queue.finish();
+    const CaseResults results(place);
+    const auto add = [&](std::string_view name, const Buffer& buffer, std::string_view descr,
+                         std::size_t element_bytes) {
+      results.add(name, {std::string(descr),
+                         {rows},
+                         read(queue, buffer.handle(), 0, to_size(rows) * element_bytes)});
+    };
+    add("input_tokens", step.input_tokens, "<i8", 8);
+    add("input_positions", step.input_positions, "<i8", 8);
+    add("seq_lens", step.seq_lens, "<i4", 4);
+    add("slot_mapping", step.slot_mapping, "<i8", 8);
+  };
 }
 
 }  // namespace clattn::detail

@@ -71,11 +71,11 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
 }
 
 template <typename Cache>
-void add_pages(const CaseWriter& writer, const Queue& queue, const Cache& cache, cl_mem key,
-               cl_mem value, std::vector<std::int32_t> pages) {
+void read_planes(const Queue& queue, const Cache& cache, cl_mem key, cl_mem value,
+                 std::vector<std::int32_t> pages, const TakeArray& take) {
   pages = distinct(std::move(pages), cache.num_blocks);
-  writer.add("key_cache", read_pages(queue, cache, key, &Cache::key_at, pages));
-  writer.add("value_cache", read_pages(queue, cache, value, &Cache::value_at, pages));
+  take("key_cache", read_pages(queue, cache, key, &Cache::key_at, pages));
+  take("value_cache", read_pages(queue, cache, value, &Cache::value_at, pages));
 }
 
 std::string_view layout_of(const KVCache& cache) {
@@ -131,19 +131,20 @@ npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dty
   return read_tensor(queue, tensor, dtype, std::move(shape), num_rows);
 }
 
-void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
-               std::vector<std::int32_t> pages) {
-  add_pages(writer, queue, cache, cache.buffer.handle(), cache.buffer.handle(), std::move(pages));
+void read_cache(const Queue& queue, const KVCache& cache, std::vector<std::int32_t> pages,
+                const TakeArray& take) {
+  const cl_mem memory = cache.buffer.handle();
+  read_planes(queue, cache, memory, memory, std::move(pages), take);
 }
 
-void add_cache(const CaseWriter& writer, const Queue& queue, const PackedKVCache& cache,
-               std::vector<std::int32_t> pages) {
-  add_pages(writer, queue, cache, cache.key, cache.value, std::move(pages));
+void read_cache(const Queue& queue, const PackedKVCache& cache, std::vector<std::int32_t> pages,
+                const TakeArray& take) {
+  read_planes(queue, cache, cache.key, cache.value, std::move(pages), take);
 }
 
 /// Latent rows stand without gaps: [num_blocks, block_size, kv_lora_rank + rope_dim].
-void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
-               std::vector<std::int32_t> pages) {
+void read_cache(const Queue& queue, const MLACache& cache, std::vector<std::int32_t> pages,
+                const TakeArray& take) {
   const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
   const std::size_t page_bytes =
       to_size(cache.block_size) * to_size(width) * element_size_bytes(cache.dtype);
@@ -156,7 +157,7 @@ void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cac
     const std::vector<std::byte> rows = read(queue, cache.buffer.handle(), at, page_bytes);
     std::copy(rows.begin(), rows.end(), array.data.begin() + static_cast<std::ptrdiff_t>(at));
   }
-  writer.add("kv_cache", array);
+  take("kv_cache", array);
 }
 
 template <typename Cache>

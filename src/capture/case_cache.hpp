@@ -8,8 +8,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/checked.hpp"
@@ -74,14 +76,34 @@ class CaseKeys {
   std::string lines_;
 };
 
-/// Adds the arrays of a cache: `pages` as they are, zeros elsewhere. Throws kInvalidArgument for a
+/// Receives the arrays of a cache, one after the other, because caches are large.
+using TakeArray = std::function<void(std::string_view name, const npy::NpyArray& array)>;
+
+/// Reads the arrays of a cache: `pages` as they are, zeros elsewhere. Throws kInvalidArgument for a
 /// page that the cache does not have.
-void add_cache(const CaseWriter& writer, const Queue& queue, const KVCache& cache,
-               std::vector<std::int32_t> pages);
-void add_cache(const CaseWriter& writer, const Queue& queue, const PackedKVCache& cache,
-               std::vector<std::int32_t> pages);
-void add_cache(const CaseWriter& writer, const Queue& queue, const MLACache& cache,
-               std::vector<std::int32_t> pages);
+void read_cache(const Queue& queue, const KVCache& cache, std::vector<std::int32_t> pages,
+                const TakeArray& take);
+void read_cache(const Queue& queue, const PackedKVCache& cache, std::vector<std::int32_t> pages,
+                const TakeArray& take);
+void read_cache(const Queue& queue, const MLACache& cache, std::vector<std::int32_t> pages,
+                const TakeArray& take);
+
+/// Adds them to a case.
+template <typename Cache>
+void add_cache(const CaseWriter& writer, const Queue& queue, const Cache& cache,
+               std::vector<std::int32_t> pages) {
+  read_cache(queue, cache, std::move(pages),
+             [&](std::string_view name, const npy::NpyArray& array) { writer.add(name, array); });
+}
+/// Adds them to what a call gave.
+template <typename Cache>
+void add_cache(const CaseResults& results, const Queue& queue, const Cache& cache,
+               std::vector<std::int32_t> pages) {
+  read_cache(queue, cache, std::move(pages),
+             [&](std::string_view name, const npy::NpyArray& array) {
+               results.add(fmt::format("{}_out", name), array);
+             });
+}
 
 /// Adds a cache's element type and, where there are several, its order in memory.
 template <typename Cache>

@@ -65,7 +65,7 @@ void CaseWriter::add(std::string_view name, const npy::NpyArray& array) const {
   npy::write_npy(staging_ / fmt::format("{}.npy", name), array);
 }
 
-void CaseWriter::commit(std::string_view case_json) {
+fs::path CaseWriter::commit(std::string_view case_json) {
   files::replace_file(staging_ / "case.json", case_json);
   for (;;) {
     const fs::path place = root_ / fmt::format("{:04}-{}", number_, op_);
@@ -76,10 +76,20 @@ void CaseWriter::commit(std::string_view case_json) {
     if (!taken) {
       require(failure, place, "be written");
       staging_.clear();
-      return;
+      return place;
     }
     number_ = take_number(root_);  // another process was faster
   }
+}
+
+CaseResults::CaseResults(const fs::path& place) : folder_(place / "captured") {
+  std::error_code failure;
+  fs::create_directories(folder_, failure);
+  require(failure, folder_, "be created");
+}
+
+void CaseResults::add(std::string_view name, const npy::NpyArray& array) const {
+  npy::write_npy(folder_ / fmt::format("{}.npy", name), array);
 }
 
 }  // namespace clattn::detail

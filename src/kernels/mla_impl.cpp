@@ -8,6 +8,7 @@
 
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_builder.hpp"
@@ -56,20 +57,24 @@ class PagedMLAImpl final : public MLAImpl {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
+    AddResults add;
     if (capturing()) {
       check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
-      capture_mla_decode(
+      add = capture_mla_decode(
           {.queue = queue,
            .config = config_,
            .batch = step.batch,
            .causal = step.causal != 0,
            .query = tensors.query,
            .cache = cache,
-           .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim)});
+           .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim),
+           .output = tensors.output,
+           .lse = tensors.lse});
     }
     launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
                  layer_call(cache, scale_log2e_)},
                 event, launches);
+    add_results(add, queue);
   }
 
   void warm_up(cl_command_queue queue) const override {

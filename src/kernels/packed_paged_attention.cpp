@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_builder.hpp"
@@ -56,20 +57,23 @@ class PackedPagedAttention final : public PagedAttention {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
+    AddResults add;
     if (capturing()) {
       check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
-      capture_attention({.queue = queue,
-                         .config = config_,
-                         .batch = step.batch,
-                         .causal = step.causal != 0,
-                         .query = tensors.query,
-                         .cache = &cache,
-                         .options = ForwardOptions{},
-                         .return_lse = tensors.lse != nullptr});
+      add = capture_attention({.queue = queue,
+                               .config = config_,
+                               .batch = step.batch,
+                               .causal = step.causal != 0,
+                               .query = tensors.query,
+                               .cache = &cache,
+                               .options = ForwardOptions{},
+                               .output = tensors.output,
+                               .lse = tensors.lse});
     }
     launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
                  layer_call(cache, slopes_.handle(), scale_log2e_)},
                 event, launches);
+    add_results(add, queue);
   }
 
   std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }

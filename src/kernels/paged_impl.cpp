@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
@@ -134,20 +135,23 @@ void PagedAttentionImpl::forward(cl_command_queue queue, const AttentionTensors&
   const PagedStepView& step = step_of(metadata);
   check_block_ids(step.block_ids, cache.num_blocks);
   check_options(options, step, num_rows(step, queue));
+  AddResults add;
   if (capturing()) {
     check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
-    capture_attention({.queue = queue,
-                       .config = config_,
-                       .batch = step.batch,
-                       .causal = step.causal != 0,
-                       .query = tensors.query,
-                       .cache = &cache,
-                       .options = options,
-                       .return_lse = tensors.lse != nullptr});
+    add = capture_attention({.queue = queue,
+                             .config = config_,
+                             .batch = step.batch,
+                             .causal = step.causal != 0,
+                             .query = tensors.query,
+                             .cache = &cache,
+                             .options = options,
+                             .output = tensors.output,
+                             .lse = tensors.lse});
   }
   launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
                with_options(call_over(cache), cache.scales.handle(), options)},
               options.event, options.launches);
+  add_results(add, queue);
 }
 
 void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
@@ -161,21 +165,24 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const Attention
   const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
   const LayerCall layer = call_over(tensors.key, tensors.value, rows, kernels_->shape);
   check_options(options, step, num_rows(step, queue));
+  AddResults add;
   if (capturing()) {
     check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
-    capture_attention({.queue = queue,
-                       .config = config_,
-                       .batch = step.batch,
-                       .causal = step.causal != 0,
-                       .query = tensors.query,
-                       .key = tensors.key,
-                       .value = tensors.value,
-                       .options = options,
-                       .return_lse = tensors.lse != nullptr});
+    add = capture_attention({.queue = queue,
+                             .config = config_,
+                             .batch = step.batch,
+                             .causal = step.causal != 0,
+                             .query = tensors.query,
+                             .key = tensors.key,
+                             .value = tensors.value,
+                             .options = options,
+                             .output = tensors.output,
+                             .lse = tensors.lse});
   }
   launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
                with_options(layer, nullptr, options)},
               options.event, options.launches);
+  add_results(add, queue);
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.

@@ -4,6 +4,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kv_cache/op_kernel.hpp"
 
 namespace clattn {
@@ -123,13 +124,15 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
                             DeviceErrors& errors, Event* event) {
   detail::require_in_order(queue);
   check_step(step);
-  if (detail::capturing()) detail::capture_advance_step(queue, step);
+  detail::AddResults add;
+  if (detail::capturing()) add = detail::capture_advance_step(queue, step);
   const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
   KernelLease lease = kernel.pool->acquire();
   bind_rows(lease, step)
       .arg<cl_long>(step.num_blocks)
       .arg(errors.word().handle())
       .enqueue(queue, to_size(step.num_seqs), kernel.group_size, event);
+  detail::add_results(add, queue);
 }
 
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
@@ -138,7 +141,8 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
   detail::require_in_order(queue);
   check_step(step);
   check_pages(step, pages);
-  if (detail::capturing()) detail::capture_advance_step(queue, step);
+  detail::AddResults add;
+  if (detail::capturing()) add = detail::capture_advance_step(queue, step);
   const bool any = step.num_seqs > 0;
   find_pages(context, queue, step, pages, errors, any ? nullptr : event);
   if (!any) return;
@@ -150,6 +154,7 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
       .arg(pages.paged_kv_indices.handle())
       .arg(pages.paged_kv_last_page_len.handle())
       .enqueue(queue, to_size(step.num_seqs), kernel.group_size, event);
+  detail::add_results(add, queue);
 }
 
 }  // namespace clattn

@@ -6,6 +6,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "kv_cache/planes.hpp"
 #include "opencl/call_memory.hpp"
@@ -109,8 +110,10 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
   detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks);
   detail::require_one_role(mapping);
   if (mapping.empty()) return;
+  std::vector<detail::AddResults> results;
   if (detail::capturing()) {
-    for (const Cache& cache : caches) detail::capture_copy_blocks(queue, &cache, mapping);
+    for (const Cache& cache : caches)
+      results.push_back(detail::capture_copy_blocks(queue, &cache, mapping));
   }
   Event before;  // the last event speaks for all
   for (std::size_t first = 0; first < planes.size(); first += kMaxPlanes) {
@@ -120,6 +123,7 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
     copy_planes(context, queue, layout, std::span(planes).subspan(first, count), mapping,
                 last ? event : &before);
   }
+  for (const detail::AddResults& add : results) detail::add_results(add, queue);
 }
 
 }  // namespace

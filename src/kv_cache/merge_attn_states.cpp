@@ -5,6 +5,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 
@@ -108,7 +109,8 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
   bind_state(lease, config, merged, {config.num_tokens, output_type(config)}, "merged");
   bind_state(lease, config, prefix, {with_context, config.dtype}, "prefix");
   bind_state(lease, config, suffix, {config.num_tokens, config.dtype}, "suffix");
-  if (capturing()) capture_merge({queue, config, prefix, suffix});
+  AddResults add;
+  if (capturing()) add = capture_merge({queue, config, prefix, suffix, merged});
   lease.arg<cl_int>(config.num_heads)
       .arg<cl_int>(config.head_size)
       .arg<cl_long>(with_context)
@@ -116,6 +118,7 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
       .arg(config.output_scale.handle())
       .arg<cl_int>(config.output_scale ? 1 : 0)
       .enqueue(queue, static_cast<std::size_t>(config.num_tokens), kernel.group_size, event);
+  add_results(add, queue);
 }
 
 void merge_attn_states(const Context& context, cl_command_queue queue,

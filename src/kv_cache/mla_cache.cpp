@@ -4,6 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/call_memory.hpp"
@@ -100,7 +101,8 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
       write.kv_c, {write.slots.num_tokens, cache.kv_lora_rank, write.dtype}, "kv_c");
   const cl_long k_pe_stride = bounded_token_stride(
       write.k_pe, {write.slots.num_tokens, cache.rope_dim, write.dtype}, "k_pe");
-  if (capturing()) capture_concat_and_cache_mla(queue, write);
+  AddResults add;
+  if (capturing()) add = capture_concat_and_cache_mla(queue, write);
   KernelLease lease = kernel.pool->acquire();
   lease.arg(write.kv_c.buffer)
       .arg<cl_long>(write.kv_c.offset)
@@ -117,6 +119,7 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
       .arg<cl_long>(static_cast<cl_long>(write.slots.offset_bytes / sizeof(std::int64_t)))
       .arg<cl_long>(cache.num_blocks * cache.block_size)
       .enqueue(queue, to_size(write.slots.num_tokens), kernel.group_size, event);
+  add_results(add, queue);
 }
 
 }  // namespace detail
@@ -163,7 +166,8 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
       detail::op_kernel(context, "clattn_gather_mla", "cache/mla_cache.cl",
                         detail::dtype_options(dtype, cache.dtype));
   if (gather.cu_seq_lens.back() == 0) return;
-  if (detail::capturing()) detail::capture_gather(queue, cache, dtype, gather);
+  detail::AddResults add;
+  if (detail::capturing()) add = detail::capture_gather(queue, cache, destination, dtype, gather);
   const std::vector<std::int32_t> meta = gather_meta(cache, gather);
   detail::CallMemory::Lease device_meta =
       context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
@@ -182,6 +186,7 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
       .arg<cl_long>(gather.block_table_stride)
       .enqueue(queue, to_size(gather.cu_seq_lens.back()), kernel.group_size, &done);
   device_meta.used_until(done, event);
+  detail::add_results(add, queue);
 }
 
 }  // namespace clattn

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -14,7 +15,8 @@
 #include "support/plugin.hpp"
 
 /// Where CLATTN_CAPTURE_DIR is set, every call of every test is captured. After each test `clattn
-/// run` executes the last case, and all are deleted: of the whole suite they would fill a disk.
+/// run` executes the last case, which must give what the call gave, and all are deleted: of the
+/// whole suite they would fill a disk.
 class CapturedTests : public testing::EmptyTestEventListener {
  public:
   explicit CapturedTests(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -48,6 +50,8 @@ class CapturedTests : public testing::EmptyTestEventListener {
                       said.find("scale: expected numbers > 0") != std::string::npos ||
                       said.find("scale.npy: entry 0 is ") != std::string::npos;
     EXPECT_TRUE(status == 0 || told) << said << text_of(directory / "case.json");
+    const std::regex different("[1-9][0-9]* of [0-9]+ elements differ");
+    EXPECT_FALSE(std::regex_search(said, different)) << said << text_of(directory / "case.json");
   }
 
   std::filesystem::path folder_;

@@ -7,6 +7,7 @@
 #include <clattn/clattn.hpp>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <span>
@@ -38,12 +39,11 @@ inline Names names_in(const std::filesystem::path& directory) {
   return names;
 }
 
-/// Where and how a case ran: the info without device and times.
+/// Where and how a case ran: the info without device, times and comparisons.
 inline std::string circumstances(const RunCase& run) {
-  const std::string info = run.text("info");
-  const std::size_t layout = info.find("\"layout\"");
-  return info.substr(0, info.find("\"device\"")) +
-         info.substr(layout, info.find("\"times_us\"") - layout);
+  nlohmann::json info = nlohmann::json::parse(run.bytes("info.json"));
+  for (const char* key : {"captured", "device", "driver", "kernels", "times_us"}) info.erase(key);
+  return info.dump();
 }
 
 /// Runs a case, then the case that the library made of it: the outputs must be the same bytes.

@@ -21,7 +21,8 @@ class RunCase {
  public:
   explicit RunCase(const CaseImage& image, const std::string& options = {});
   struct InPlace {};
-  /// A case directory that is there already; outputs go elsewhere.
+  /// A case directory that is there already; outputs go elsewhere. They must be what the captured
+  /// call gave, where the case holds that.
   RunCase(InPlace, const std::filesystem::path& directory);
 
   template <typename T>

@@ -1,6 +1,6 @@
 // CLATTN_CAPTURE_DIR: calls become cases, and the cases give the calls' bits again.
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <clattn/attn_utils.hpp>
@@ -31,6 +31,28 @@ TEST(Capture, PlainDecode) {
   model.add("\"scale\": 0.3, \"layout\": \"NHD\", \"num_splits\": 3, \"causal\": false");
   const RoundTrip trip(model.image);
   EXPECT_EQ(names_in(trip.calls()), Names{"0000-attention"});
+}
+
+// A case that is not its call is found: `clattn run` compares with what the call gave.
+TEST(Capture, AWrongResultIsCounted) {
+  AttentionModel model = AttentionModel::paged({{1, 21}, {1, 6}});
+  const RoundTrip trip(model.image);
+  const fs::path place = trip.calls() / "0000-attention";
+  ASSERT_EQ(names_in(place / "captured"), (Names{"lse.npy", "out.npy"}));
+
+  std::string query = read_bytes(place / "query.npy");
+  query.back() = static_cast<char>(query.back() ^ 0x40);  // of the last head of the last token
+  write_bytes(place / "query.npy", query);
+  const ProgramResult changed = run_program("run " + place.string());
+  EXPECT_EQ(changed.code, 0) << changed.standard_error;
+  EXPECT_THAT(changed.standard_output, testing::HasSubstr("lse: 1 of 8 elements differ"));
+  EXPECT_THAT(changed.standard_output, testing::HasSubstr("out: 16 of 128 elements differ"));
+
+  write_bytes(place / "captured" / "sum.npy", npy_f32({1}, "(1,)"));
+  expect_refusal(run_program("run " + place.string()), 2, "captured/sum.npy: the operation gives");
+  fs::remove(place / "captured" / "sum.npy");
+  write_bytes(place / "captured" / "lse.npy", npy_f32({1}, "(1,)"));
+  expect_refusal(run_program("run " + place.string()), 2, "captured/lse.npy: <f4 [1]; expected");
 }
 
 TEST(Capture, EveryLogitOption) {

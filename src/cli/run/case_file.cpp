@@ -234,6 +234,11 @@ void CaseOutputs::refuse_obstacles(const std::filesystem::path& target) const {
   for (const auto& [name, object] : objects_) refuse_obstacle(name);
 }
 
+const NpyArray* CaseOutputs::find(const std::string& name) const {
+  const auto found = arrays_.find(name + ".npy");
+  return found == arrays_.end() ? nullptr : &found->second;
+}
+
 void CaseOutputs::write(const std::filesystem::path& directory) const {
   refuse_obstacles(directory);
   std::filesystem::create_directories(directory);

@@ -99,6 +99,12 @@ class CaseOutputs {
   void add(const std::string& name, const nlohmann::json& object) {
     objects_[name + ".json"] = object;
   }
+  /// The array of a name, or null.
+  const NpyArray* find(const std::string& name) const;
+  /// Adds a key to info.json.
+  void add_info(const std::string& key, const nlohmann::json& value) {
+    objects_["info.json"][key] = value;
+  }
   /// Renames the files into place once all are written, so a failure leaves none in `directory`.
   void write(const std::filesystem::path& directory) const;
 

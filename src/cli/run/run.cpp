@@ -12,6 +12,7 @@
 #include "cli/commands.hpp"
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
+#include "cli/run/captured.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -72,6 +73,7 @@ void refuse_own_folder(const std::filesystem::path& directory, const std::filesy
 
 void run_case(const std::filesystem::path& directory, std::filesystem::path out,
               const RunOptions& options) {
+  namespace fs = std::filesystem;
   if (out.empty()) out = directory / "out";
   refuse_own_folder(directory, out);
   CaseFile file(directory);
@@ -83,7 +85,15 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
   CaseOutputs outputs;
   row->run(file, options, outputs);
+  const fs::path captured = directory / "captured";
+  if (!fs::is_directory(captured)) return outputs.write(out);
+  const nlohmann::json compared = compare_with_captured(outputs, captured);
+  outputs.add_info("captured", compared);
   outputs.write(out);
+  for (const auto& [name, result] : compared.items()) {
+    fmt::print("{}: {} of {} elements differ from what the captured call gave\n", name,
+               result["different"].get<std::int64_t>(), result["elements"].get<std::int64_t>());
+  }
 }
 
 }  // namespace

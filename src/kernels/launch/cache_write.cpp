@@ -2,6 +2,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/launch/add_results.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
 #include "shared/write_call.h"
@@ -130,10 +131,12 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
   call.token_stride = cache.token_stride;
   call.head_stride = cache.head_stride;
   call.key_dim_stride = cache.key_dim_stride;
-  if (capturing()) capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
+  AddResults add;
+  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
   const cl_mem pages = cache.buffer.handle();
   enqueue(kernel, shape, queue, call,
           {key.buffer, value.buffer, pages, pages, slots.buffer, cache.scales.handle()}, event);
+  add_results(add, queue);
 }
 
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
@@ -143,10 +146,12 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
   ClaWriteCall call = write_call(shape, key, value, cache, slots);
   call.k_offset = cache.key_offset;
   call.v_offset = cache.value_offset;
-  if (capturing()) capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
+  AddResults add;
+  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
   enqueue(kernel, shape, queue, call,
           {key.buffer, value.buffer, cache.key, cache.value, slots.buffer, cache.scales.handle()},
           event);
+  add_results(add, queue);
 }
 
 }  // namespace clattn::detail
