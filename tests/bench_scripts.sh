@@ -1,5 +1,6 @@
 #!/bin/sh
-# bench/checkperf and bench/compare_torch.py: what they refuse, what they count, how they exit.
+# bench/checkperf, bench/compare_torch.py and bench/results_tables.py: what they refuse, what they
+# count, how they exit.
 # Needs no device, no PyTorch, no git: small scripts stand in for those.
 # usage: tests/bench_scripts.sh
 set -eu
@@ -20,7 +21,7 @@ expect() {  # CODE TEXT COMMAND...: it exits with CODE and says TEXT
   shift 2
   "$@" > "$work/log" 2>&1 || code=$?
   [ "$code" = "$wanted" ] || fail "exit code $code, not $wanted: $*"
-  grep -qF -- "$text" "$work/log" || fail "does not say '$text': $*"
+  [ -z "$text" ] || grep -qF -- "$text" "$work/log" || fail "does not say '$text': $*"
 }
 
 program() {  # FILE: a program of the lines on standard input
@@ -190,5 +191,72 @@ report 'geometric mean over 2 rows: clattn is 4.00 times as fast as p'
 report 'no time of p in 1 rows (c, ...): cannot'
 report "[('a', 200, 4.0, 0.25, []), ('b', 800, 1.0, 0.0625, [])]"
 [ ! -e "$work/reports/q.json" ] || fail 'a report of a peer without a time'
+
+# Tables of kept reports: one file, and a folder of peers.
+results() {  # CODE TEXT [--check]
+  code=$1 text=$2
+  shift 2
+  expect "$code" "$text" python3 "$bench/results_tables.py" --results "$work/results" \
+    --page "$work/page.md" "$@"
+}
+page_says() { grep -qxF -- "$1" "$work/page.md" || fail "the page lacks '$1'"; }
+mkdir -p "$work/results/peers"
+begin=$(sed -n 's/^BEGIN = "\(.*\)"$/\1/p' "$bench/results_tables.py")
+end=$(sed -n 's/^END = "\(.*\)"$/\1/p' "$bench/results_tables.py")
+printf 'before\n\n%s\n%s\n\nafter\n' "$begin" "$end" > "$work/page.md"
+cat > "$work/kept.py" <<'TEXT'
+import json, sys
+def row(name, us, **more):
+    return {"name": name, "suite": "decode", "median_us": us, "p10_us": 0.9 * us,
+            "p90_us": 1.3 * us, "rate": 4380.4, "rate_unit": "GB/s", "ceiling": "read",
+            "share_of_ceiling": 0.984, "correct": True, "error_share_of_allowance": 0.31,
+            "unsteady": False, "above_ceiling": False, **more}
+def write(path, rows):
+    json.dump({"format": "clattn-bench", "schema_version": 1, "commit": "abc1234",
+               "date": "2026-11-25T06:00:00Z", "quick": False, "rows": rows,
+               "device": {"name": "D", "driver_version": "1.2"},
+               "ceilings": {"read_gb_per_s": 4451.2, "fma_gflop_per_s": 99.94}},
+              open(path, "w", encoding="utf-8"))
+folder = sys.argv[1]
+write(folder + "/d.json", [
+    row("a", 1234.4, unsteady=True), row("b", 8.927, correct=False, above_ceiling=True),
+    {"name": "c", "suite": "decode", "skipped": "no such kernel"}])
+write(folder + "/peers/clattn.json", [row("a", 100), row("b", 10), row("alone", 1)])
+write(folder + "/peers/p.json", [row("a", 250)])
+write(folder + "/peers/q.json", [row("b", 5), row("a", 100)])
+TEXT
+python3 "$work/kept.py" "$work/results"
+results 1 'is not what' --check
+results 0 ''
+results 0 '' --check
+page_says '### d'
+# shellcheck disable=SC2016  # Markdown's backticks
+page_says 'D, driver 1.2, commit abc1234, 2026-11-25; `bench/results/d.json`.'
+page_says '| streaming read | 4 451 GB/s |'
+page_says '| f32 multiply-add | 99.9 GFLOP/s |'
+page_says '| a | 1 234~ | −10..+30 % | 4 380 GB/s | 98 % of read | 31 % |'
+page_says '| b | 8.93! | −10..+30 % | 4 380 GB/s | 98 % of read | WRONG |'
+page_says 'c was skipped: no such kernel'
+page_says '|  | clattn | p | q |'
+page_says '| a | 100.0 | 250.0 (2.50) | 100.0 (1.00) |'
+page_says '| b | 10 | - | 5 (0.50) |'
+grep -q alone "$work/page.md" && fail 'compares a row that no peer has'
+[ "$(head -n 1 "$work/page.md") $(tail -n 1 "$work/page.md")" = 'before after' ] ||
+  fail 'changes what stands outside of the marks'
+sed -i 's/1 234/1 233/' "$work/page.md"
+results 1 'run bench/results_tables.py' --check
+results 0 ''
+page_says '| a | 1 234~ | −10..+30 % | 4 380 GB/s | 98 % of read | 31 % |'
+echo '{"format": "clattn-bench", "schema_version": 2}' > "$work/results/e.json"
+results 2 'e.json: format clattn-bench, schema_version 2, legal: clattn-bench, 1' --check
+echo '{"format": "clattn-bench", "schema_version": 1}' > "$work/results/e.json"
+results 2 "e.json: lacks 'device'" --check
+echo '[' > "$work/results/e.json"
+results 2 'e.json: Expecting' --check
+rm "$work/results/e.json" "$work/results/peers/clattn.json"
+results 2 'peers: no clattn.json' --check
+echo 'no marks' > "$work/page.md"
+rm -r "$work/results/peers"
+results 2 'expected each mark once' --check
 
 echo 'bench_scripts: arguments, exit codes and arithmetic are right'

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Fails when a document says what the sources do not: the README's program, the table of environment
-# variables, links between files, docs/vllm-map.md (tests/map.sh).
+# variables, links between files, docs/vllm-map.md (tests/map.sh), the tables that are made from
+# bench/results/.
 # usage: tests/docs.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -39,6 +40,12 @@ for page in ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md tools/*/README.md
 done
 
 sh tests/map.sh || status=1
+
+if command -v python3 > /dev/null; then
+  python3 bench/results_tables.py --check || status=1
+else
+  echo "docs: no python3 here, so the tables of docs/results.md are not compared with their reports"
+fi
 
 # clattn.hpp brings what an engine needs: 12 headers of ours at most.
 echo clattn/clattn.hpp > "$work/reached"

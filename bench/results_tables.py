@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/results.md from the reports in bench/results/.
+
+usage: bench/results_tables.py [--check] [--results FOLDER] [--page FILE]
+
+FOLDER/NAME.json, written by `clattn bench --json`, becomes a section with a table for each suite.
+FOLDER/NAME/*.json, written by `bench/compare_torch.py --reports FOLDER/NAME`, becomes one table:
+clattn.json beside each peer. Both stand between the page's two marks. --check changes nothing and
+exits with 1 if the page does not say what the reports say. Exits with 2 for reports and pages that
+it cannot read.
+"""
+import argparse
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BEGIN = "<!-- tables of bench/results/: written by bench/results_tables.py, do not edit -->"
+END = "<!-- end of the tables of bench/results/ -->"
+CEILINGS = {
+    "read_gb_per_s": ("streaming read", "GB/s"),
+    "page_read_gb_per_s": ("pages in random order", "GB/s"),
+    "copy_gb_per_s": ("copy, read and written", "GB/s"),
+    "fma_gflop_per_s": ("f32 multiply-add", "GFLOP/s"),
+    "mma_gflop_per_s": ("`mma.sync`", "GFLOP/s"),
+    "wgmma_gflop_per_s": ("`wgmma`", "GFLOP/s"),
+}
+
+
+class Refused(Exception):
+    """A report or a page that cannot be used; says which and why."""
+
+
+def number(value):
+    """Three to four digits, thousands apart: 4 380, 490.1, 8.93, 0.0412."""
+    if value >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.1f}" if value >= 100 else f"{value:.3g}"
+
+
+def read_report(path):
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        kind = report.get("format"), report.get("schema_version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise Refused(f"{path}: {error}") from error
+    if kind != ("clattn-bench", 1):
+        raise Refused(f"{path}: format {kind[0]}, schema_version {kind[1]}, "
+                      "legal: clattn-bench, 1")
+    return report
+
+
+def table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines] + [""]
+
+
+def provenance(report):
+    device = report["device"]
+    quick = ", `--quick`" if report["quick"] else ""
+    return (f"{device['name']}, driver {device['driver_version']}, commit {report['commit']}, "
+            f"{report['date'][:10]}{quick}")
+
+
+def wrapped(text, width=100):
+    """Lines of at most `width` columns."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return lines
+
+
+def spread(row):
+    low, high = (100 * (row[key] / row["median_us"] - 1) for key in ("p10_us", "p90_us"))
+    return f"{low:+.0f}..{high:+.0f} %".replace("-", "−")
+
+
+def row_cells(row):
+    marks = ("~" if row["unsteady"] else "") + ("!" if row.get("above_ceiling") else "")
+    rate = share = "-"
+    if "rate" in row:
+        rate = f"{number(row['rate'])} {row['rate_unit']}"
+        share = f"of {row['ceiling']}"
+        if "share_of_ceiling" in row:
+            share = f"{100 * row['share_of_ceiling']:.0f} % {share}"
+    error = f"{100 * row['error_share_of_allowance']:.0f} %" if row["correct"] else "WRONG"
+    return [row["name"], number(row["median_us"]) + marks, spread(row), rate, share, error]
+
+
+def report_lines(title, report):
+    lines = [f"### {title}", "", *wrapped(f"{provenance(report)}; `bench/results/{title}.json`."),
+             ""]
+    ceilings = [[name, f"{number(report['ceilings'][key])} {unit}"]
+                for key, (name, unit) in CEILINGS.items() if key in report["ceilings"]]
+    lines += table(["ceiling", ""], ceilings)
+    measured = [row for row in report["rows"] if "skipped" not in row]
+    for suite in dict.fromkeys(row["suite"] for row in measured):
+        lines += table([suite, "µs", "p10..p90", "rate", "share", "error, of allowance"],
+                       [row_cells(row) for row in measured if row["suite"] == suite])
+    for row in report["rows"]:
+        if "skipped" in row:
+            lines += [*wrapped(f"{row['name']} was skipped: {row['skipped']}"), ""]
+    return lines
+
+
+def comparison_lines(folder):
+    reports = {path.stem: read_report(path) for path in sorted(folder.glob("*.json"))}
+    if "clattn" not in reports:
+        raise Refused(f"{folder}: no clattn.json")
+    own = reports.pop("clattn")
+    times = {peer: {row["name"]: row["median_us"] for row in report["rows"]}
+             for peer, report in reports.items()}
+    rows = []
+    for row in own["rows"]:
+        if "skipped" in row or not any(row["name"] in peer for peer in times.values()):
+            continue
+        cells = [row["name"], number(row["median_us"]) if row["correct"] else "WRONG"]
+        for peer in times.values():
+            time = peer.get(row["name"])
+            cells.append("-" if time is None
+                         else f"{number(time)} ({time / row['median_us']:.2f})")
+        rows.append(cells)
+    text = (f"{provenance(own)}; µs, and in brackets how many times as fast clattn is; "
+            f"`bench/results/{folder.name}/`.")
+    return [f"### {folder.name}", "", *wrapped(text), ""] + table(
+        ["", "clattn", *reports], rows)
+
+
+def tables(results):
+    if not results.is_dir():
+        raise Refused(f"{results}: no such folder")
+    lines = []
+    for path in sorted(results.iterdir()):
+        try:
+            if path.is_dir():
+                lines += comparison_lines(path)
+            elif path.suffix == ".json":
+                lines += report_lines(path.stem, read_report(path))
+        except KeyError as error:
+            raise Refused(f"{path}: lacks {error}") from error
+    return lines or ["No report is kept there yet.", ""]
+
+
+def with_tables(page, text, lines):
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise Refused(f"{page}: expected each mark once:\n{BEGIN}\n{END}")
+    head, rest = text.split(BEGIN)
+    return "\n".join([head + BEGIN, "", *lines]) + END + rest.split(END)[1]
+
+
+def fail(code, message):
+    print(f"results_tables: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results")
+    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "results.md")
+    arguments = parser.parse_args()
+    try:
+        text = arguments.page.read_text(encoding="utf-8")
+        wanted = with_tables(arguments.page, text, tables(arguments.results))
+    except (OSError, Refused) as error:
+        fail(2, error)
+    if wanted == text:
+        return
+    if arguments.check:
+        fail(1, f"{arguments.page} is not what {arguments.results} says; "
+             "run bench/results_tables.py")
+    arguments.page.write_text(wanted, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
