@@ -77,22 +77,30 @@ def spread(row):
     return f"{low:+.0f}..{high:+.0f} %".replace("-", "−")
 
 
+def rate_of(rate, unit):
+    """Rates of products in TFLOP/s where they have thousands of GFLOP/s."""
+    if unit == "GFLOP/s" and rate >= 1000:
+        rate, unit = rate / 1000, "TFLOP/s"
+    return f"{number(rate)} {unit}"
+
+
 def row_cells(row):
     marks = ("~" if row["unsteady"] else "") + ("!" if row.get("above_ceiling") else "")
     rate = share = "-"
     if "rate" in row:
-        rate = f"{number(row['rate'])} {row['rate_unit']}"
+        rate = rate_of(row["rate"], row["rate_unit"])
         share = f"of {row['ceiling']}"
         if "share_of_ceiling" in row:
             share = f"{100 * row['share_of_ceiling']:.0f} % {share}"
     error = f"{100 * row['error_share_of_allowance']:.0f} %" if row["correct"] else "WRONG"
-    return [row["name"], number(row["median_us"]) + marks, spread(row), rate, share, error]
+    name = row["name"].replace(f"/{row['suite']}/", " ")
+    return [name, number(row["median_us"]) + marks, spread(row), rate, share, error]
 
 
 def report_lines(title, report):
     lines = [f"### {title}", "", *wrapped(f"{provenance(report)}; `bench/results/{title}.json`."),
              ""]
-    ceilings = [[name, f"{number(report['ceilings'][key])} {unit}"]
+    ceilings = [[name, rate_of(report['ceilings'][key], unit)]
                 for key, (name, unit) in CEILINGS.items() if key in report["ceilings"]]
     lines += table(["ceiling", ""], ceilings)
     measured = [row for row in report["rows"] if "skipped" not in row]
