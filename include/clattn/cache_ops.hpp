@@ -179,7 +179,8 @@ struct AdvanceStepPages {
 /// seq_len, its position and slot; padding rows get token 0, position 0, slot -1 (vLLM:
 /// advance_step_flashattn). A row whose token would lie past its table, or whose table names a
 /// block outside the cache, becomes padding, keeps its seq_len and is noted in `errors`.
-/// Asynchronous. Throws kInvalidArgument for out-of-order queues.
+/// Asynchronous. Throws kInvalidArgument for out-of-order queues, and if a buffer that is written
+/// overlaps another one.
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
                             DeviceErrors& errors, Event* event = nullptr);
 /// The same, and the page lists with it: indptr, indices, last page lengths, and the pages of each

@@ -6,6 +6,7 @@
 #include "capture/capture.hpp"
 #include "kernels/launch/add_results.hpp"
 #include "kv_cache/op_kernel.hpp"
+#include "opencl/copy.hpp"
 
 namespace clattn {
 
@@ -27,6 +28,40 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
   throw_invalid_if(!buffer || buffer.size_bytes() < wanted,
                    "advance_step: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
                    buffer.size_bytes(), wanted, count, element_bytes);
+}
+
+/// Throws if a buffer that is written overlaps another one: kernels check the numbers that they
+/// find, and one that changes under them could lead anywhere.
+void require_apart(const AdvanceStep& step, const AdvanceStepPages* pages) {
+  constexpr std::array<std::string_view, 10> kNames = {
+      "sampled_token_ids", "block_tables",          "input_tokens",     "input_positions",
+      "seq_lens",          "slot_mapping",          "paged_kv_indices", "paged_kv_indptr",
+      "block_table_bound", "paged_kv_last_page_len"};
+  constexpr std::size_t kNumRead = 2, kNumOfStep = 6;
+  std::array<const Buffer*, kNames.size()> buffers = {
+      &step.sampled_token_ids, &step.block_tables, &step.input_tokens,
+      &step.input_positions,   &step.seq_lens,     &step.slot_mapping};
+  if (pages != nullptr) {
+    buffers[6] = &pages->paged_kv_indices;
+    buffers[7] = &pages->paged_kv_indptr;
+    buffers[8] = &pages->block_table_bound;
+    buffers[9] = &pages->paged_kv_last_page_len;
+  }
+  std::array<detail::MemoryPlace, kNames.size()> places;
+  for (std::size_t i = 0; i < (pages == nullptr ? kNumOfStep : kNames.size()); ++i) {
+    places.at(i) = detail::place_of(buffers.at(i)->handle());
+    for (std::size_t k = 0; k < i && i >= kNumRead; ++k) {
+      // Unsigned: what begins in front of the other is far behind it.
+      const auto begins_in = [&](std::size_t one, std::size_t other) {
+        return places.at(one).offset_bytes - places.at(other).offset_bytes <
+               buffers.at(other)->size_bytes();
+      };
+      throw_invalid_if(
+          places.at(i).memory == places.at(k).memory && (begins_in(i, k) || begins_in(k, i)),
+          "advance_step: {} and {} overlap, legal: memory of its own for each", kNames.at(k),
+          kNames.at(i));
+    }
+  }
 }
 
 void check_step(const AdvanceStep& step) {
@@ -124,6 +159,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
                             DeviceErrors& errors, Event* event) {
   detail::require_in_order(queue);
   check_step(step);
+  require_apart(step, nullptr);
   detail::AddResults add;
   if (detail::capturing()) add = detail::capture_advance_step(queue, step);
   const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
@@ -141,6 +177,7 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
   detail::require_in_order(queue);
   check_step(step);
   check_pages(step, pages);
+  require_apart(step, &pages);
   detail::AddResults add;
   if (detail::capturing()) add = detail::capture_advance_step(queue, step);
   const bool any = step.num_seqs > 0;

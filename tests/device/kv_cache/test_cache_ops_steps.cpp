@@ -274,6 +274,30 @@ TEST(AdvanceStep, SizesAreChecked) {
             "advance_step: paged_kv_indptr holds 12 bytes, legal: at least 16 (4 elements of 4)");
 }
 
+// Kernels that check numbers in one buffer while another of theirs writes it could be led anywhere.
+TEST(AdvanceStep, BuffersMayNotOverlap) {
+  const auto& context = *all_contexts().at(0);
+  DeviceStep device(context, Step(3, 2, 5, 4));
+  const auto refuse = [&] {
+    return error_text([&] {
+      clattn::advance_step_flashinfer(context, device.queue, device.step, device.pages,
+                                      device.errors);
+    });
+  };
+  device.pages.block_table_bound = device.pages.paged_kv_indptr;
+  EXPECT_EQ(refuse(),
+            "advance_step: paged_kv_indptr and block_table_bound overlap, legal: memory "
+            "of its own for each");
+  device.pages.block_table_bound = context.allocate(64);
+  const cl_buffer_region behind = {.origin = 0, .size = 12};
+  const cl_mem part = clCreateSubBuffer(device.step.slot_mapping.handle(), 0,
+                                        CL_BUFFER_CREATE_TYPE_REGION, &behind, nullptr);
+  device.step.seq_lens = clattn::Buffer::adopt(part);
+  clReleaseMemObject(part);
+  EXPECT_EQ(refuse(),
+            "advance_step: seq_lens and slot_mapping overlap, legal: memory of its own for each");
+}
+
 // A6.10: by batch index and position; what lies outside the lists or the cache is not stored.
 TEST(AppendPagedKVCache, StoresEveryTokenWhereItsListSays) {
   constexpr std::int32_t kHeads = 2, kDims = 8, kBlock = 16;

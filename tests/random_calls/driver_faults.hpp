@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+
+/// driver_faults.cpp stands before the loader's OpenCL functions: calls of this process, the
+/// library's included, fail at random before the driver sees them, and objects are counted.
+namespace test::driver {
+
+/// From now on about one call in `one_in` fails, with a status that the function may return; 0 =
+/// none does. Waits, too, fail only once the work has ended: the host's memory is in use till then.
+void set_faults(std::uint64_t one_in, std::uint64_t seed = 0);
+std::uint64_t num_calls();
+std::uint64_t num_faults();
+/// References to OpenCL objects that were created or retained and not released.
+std::int64_t num_references();
+
+}  // namespace test::driver
