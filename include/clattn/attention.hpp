@@ -311,6 +311,7 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual ~AttentionBackend() = default;
   /// Upper-case identifier, unique in the registry.
   virtual std::string_view name() const noexcept = 0;
+  /// Where it was found, for messages and logs.
   virtual BackendOrigin full_cls_name() const { return {{}, std::string(name())}; }
   /// Whether configurations with use_mla are what it takes, and none else; its caches hold one
   /// latent row a token instead of K and V.
@@ -348,6 +349,8 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   /// Throws kUnsupported with the reasons of supports_head_size(), if there are any.
   void validate_head_size(std::int32_t head_size) const;
 
+  /// Tokens a page that its kernels read; an allocator's larger blocks are parts of such pages
+  /// (map_to_kernel_blocks()).
   virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
     return {SupportedBlockSize{}};
   }
@@ -365,6 +368,7 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
   /// The logical dimension that holds K (0) and V (1); of size 1 where one row is both (MLA).
   virtual std::int32_t kv_dimension() const noexcept = 0;
+  /// The layouts that get_kv_cache_stride_order() takes, good as long as the backend.
   virtual std::span<const KVCacheLayout> supported_layouts() const noexcept = 0;
   /// Why caches of `layout` do not serve layers of this configuration here, one sentence each;
   /// empty = they do. `capabilities` may be null: then the device is not judged.
@@ -377,8 +381,13 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   }
   /// The layout that is fastest on this device.
   virtual KVCacheLayout preferred_layout(const DeviceCapabilities& capabilities) const noexcept = 0;
+  /// The kernels of a configuration, compiled or taken from the program cache: seconds at first
+  /// use. Layers of one configuration can share it. Throws kUnsupported with the reasons of
+  /// validate_configuration(), and kOpenCL if the driver builds none of the kernels.
   virtual std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
                                                          const AttentionConfig& config) const = 0;
+  /// Plans steps for layers of this configuration; takes device memory at its first build(). Throws
+  /// what make_impl() throws, and kInvalidArgument for options out of range.
   virtual std::unique_ptr<AttentionMetadataBuilder> make_builder(
       std::shared_ptr<Context> context, const AttentionConfig& config,
       const BuilderOptions& options = {}) const = 0;

@@ -40,6 +40,7 @@ void copy_blocks_mla(const Context& context, cl_command_queue queue,
 /// Host memory that the device copies from and to fastest; uninitialised.
 class PinnedMemory {
  public:
+  /// Throws kOpenCL where the driver has none left.
   PinnedMemory(const Context& context, std::size_t size_bytes);
   std::span<std::byte> bytes() const noexcept { return view_.bytes(); }
 
@@ -141,10 +142,12 @@ void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, T
 /// place here.
 class DeviceErrors {
  public:
+  /// Allocates and clears the word; asynchronous on `queue`.
   DeviceErrors(const Context& context, cl_command_queue queue);
   /// Waits for the queue and throws kInvalidArgument for the lowest row that was found wrong since
   /// the last call, naming row and reason.
   void check(cl_command_queue queue);
+  /// i32 [1], 0 = nothing was found; for kernels of the library alone.
   const Buffer& word() const noexcept { return word_; }
 
  private:

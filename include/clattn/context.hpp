@@ -52,6 +52,8 @@ class Event {
 
   cl_event handle() const noexcept { return event_; }
   explicit operator bool() const noexcept { return event_ != nullptr; }
+  /// Blocks until the command has ended; an empty event has. Throws kOpenCL, also if the command
+  /// failed.
   void wait() const;
   /// Device time from start to end; the queue must have been created with profiling.
   std::uint64_t duration_ns() const;
@@ -81,7 +83,9 @@ class Queue {
 
   // NOLINTNEXTLINE(google-explicit-constructor): every call takes a cl_command_queue
   operator cl_command_queue() const noexcept { return queue_; }
+  /// Hands what was enqueued to the device, without waiting.
   void flush() const;
+  /// Blocks until everything enqueued has ended. Throws kOpenCL.
   void finish() const;
   /// Blocking copies between host and device; the range must lie inside the buffer.
   void write(const Buffer& destination, std::span<const std::byte> source,
@@ -159,6 +163,7 @@ class Context {
   /// set; empty = they are. The start takes longer.
   std::string program_cache_problem() const;
 
+  /// An in-order queue on the device; with profiling, events of its commands know their times.
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;
   /// Uninitialised device memory. Refused with the numbers when larger than the device allows.
   Buffer allocate(std::size_t size_bytes) const;

@@ -55,6 +55,7 @@ enum class ReplayMode : std::uint8_t {
 /// queues are not affected. Destroyed without end(): nothing was recorded.
 class GraphCapture {
  public:
+  /// Throws kInvalidArgument if this thread records already.
   explicit GraphCapture(cl_command_queue queue, ReplayMode mode = ReplayMode::kAuto);
   ~GraphCapture();
   GraphCapture(const GraphCapture&) = delete;
