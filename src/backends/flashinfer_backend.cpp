@@ -1,3 +1,5 @@
+// FLASHINFER runs the kernels of every other built-in backend. Its own are the form of its metadata
+// (page lists), NHD as its caches' default order, and which configurations it refuses.
 #include <algorithm>
 #include <array>
 #include <clattn/compat/flashinfer.hpp>

@@ -1,3 +1,5 @@
+// XFORMERS runs the kernels of every other built-in backend. Its own are the form of its metadata
+// (start positions, no page lists), and which configurations it refuses.
 #include <fmt/ranges.h>
 
 #include <array>
