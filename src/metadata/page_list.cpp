@@ -5,13 +5,11 @@
 namespace clattn::detail {
 namespace {
 
-/// Ids handled by one straight-line block: a fixed count, so that compilers vectorise it at -O2.
-constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000U;
 
 /// The top bit is set when id is outside [0, last_id]: id has it when negative, last_id - id when
-/// id is larger. Unsigned, so that nothing overflows. Two integer operations, no compare: any SIMD
-/// instruction set has them.
+/// id is larger. Unsigned, so that nothing overflows, and without a compare, so that compilers make
+/// vectors of the plain loops below.
 std::uint32_t range_bits(std::int32_t id, std::int32_t last_id) {
   const auto bits = static_cast<std::uint32_t>(id);
   return bits | (static_cast<std::uint32_t>(last_id) - bits);
@@ -21,25 +19,14 @@ std::uint32_t range_bits(std::int32_t id, std::int32_t last_id) {
 
 bool pages_in_range(const std::int32_t* row, std::size_t count, std::int32_t last_id) {
   std::uint32_t bad = 0;
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) bad |= range_bits(row[i + lane], last_id);
-  }
-  for (; i < count; ++i) bad |= range_bits(row[i], last_id);
+  for (std::size_t i = 0; i < count; ++i) bad |= range_bits(row[i], last_id);
   return (bad & kSignBit) == 0;
 }
 
 bool append_pages(std::int32_t* __restrict dst, const std::int32_t* __restrict row,
                   std::size_t count, std::int32_t last_id) {
   std::uint32_t bad = 0;
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      bad |= range_bits(row[i + lane], last_id);
-      dst[i + lane] = row[i + lane];
-    }
-  }
-  for (; i < count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     bad |= range_bits(row[i], last_id);
     dst[i] = row[i];
   }
