@@ -16,14 +16,13 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn {
+namespace clattn::detail {
+struct PagedStepView;
+}  // namespace clattn::detail
+
+namespace CLATTN_API clattn {
 
 struct CascadeQuery;  // cascade.hpp
-
-namespace detail {
-struct PagedStepView;
-[[noreturn]] void throw_other_metadata(std::string_view made_by, std::string_view wanted);
-}  // namespace detail
 
 /// Most bytes of partial results that a step claims, where the device allocates as much; the work
 /// is cut coarser below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is claimed whole).
@@ -84,6 +83,8 @@ class AttentionMetadata {
   /// The host's copy, [num_actual_tokens]; in recorded steps padded with kPadSlotId. In eager steps
   /// of cross attention it has as many slots as the batch gave.
   std::span<const std::int64_t> slot_mapping() const noexcept { return slots_; }
+  /// Throws kInvalidArgument naming this metadata's backend and `wanted`, the legal one.
+  [[noreturn]] void throw_not_of(std::string_view wanted) const;
 
  protected:
   std::string_view backend_;
@@ -106,7 +107,7 @@ class AttentionMetadata {
 template <typename Metadata>
 const Metadata& metadata_as(const AttentionMetadata& metadata) {
   const auto* const own = dynamic_cast<const Metadata*>(&metadata);
-  if (own == nullptr) detail::throw_other_metadata(metadata.backend(), Metadata::kBackend);
+  if (own == nullptr) metadata.throw_not_of(Metadata::kBackend);
   return *own;
 }
 

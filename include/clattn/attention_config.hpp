@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Families of kernels that compute the same. kAuto chooses by the device's capabilities; forcing
 /// one is for tests, comparisons and devices that report themselves wrongly.

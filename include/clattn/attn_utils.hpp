@@ -3,6 +3,7 @@
 #include <clattn/attention.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 // vLLM's v1.worker.gpu.attn_utils: from a model's layers to their caches and a step's metadata.
 

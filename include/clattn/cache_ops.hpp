@@ -12,7 +12,7 @@
 #include <span>
 #include <variant>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Block `source` is copied to block `destination`.
 struct BlockPair {

@@ -2,6 +2,7 @@
 
 #include <clattn/attention.hpp>
 #include <clattn/metadata.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,12 +10,12 @@
 #include <string>
 #include <vector>
 
-namespace clattn {
-
-namespace detail {
+namespace clattn::detail {
 class CascadeBatch;
 struct OpKernel;
-}  // namespace detail
+}  // namespace clattn::detail
+
+namespace CLATTN_API clattn {
 
 /// What the choice between one pass and a shared-prefix cascade depends on.
 struct CascadeQuery {

@@ -3,6 +3,7 @@
 #include <clattn/opencl.hpp>
 
 #include <clattn/device.hpp>
+#include <clattn/types.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,11 +12,11 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn {
-
-namespace detail {
+namespace clattn::detail {
 class Runtime;
-}
+}  // namespace clattn::detail
+
+namespace CLATTN_API clattn {
 
 /// A buffer of device memory, counted by reference: copies share the cl_mem.
 class Buffer {

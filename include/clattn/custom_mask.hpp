@@ -1,11 +1,12 @@
 #pragma once
 
 #include <clattn/metadata.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Positions [start, end) of a request that attend to one another in both directions, such as the
 /// tokens of an image.

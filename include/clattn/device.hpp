@@ -2,12 +2,13 @@
 
 #include <clattn/opencl.hpp>
 
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
 

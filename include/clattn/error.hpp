@@ -2,10 +2,11 @@
 
 #include <clattn/opencl.hpp>
 
+#include <clattn/types.hpp>
 #include <stdexcept>
 #include <string>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// What kind of failure an Error reports.
 enum class ErrorCode {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,12 +9,12 @@
 #include <string_view>
 #include <utility>
 
-namespace clattn {
-
-namespace detail {
+namespace clattn::detail {
 class Recorder;
 class Recording;
-}  // namespace detail
+}  // namespace clattn::detail
+
+namespace CLATTN_API clattn {
 
 /// A recorded step: the launches of every layer, enqueued again with the arguments that they were
 /// bound to. It reads whatever its buffers hold by then: new queries, new metadata in place

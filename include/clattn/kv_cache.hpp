@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 class AttentionBackend;
 

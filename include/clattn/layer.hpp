@@ -3,6 +3,7 @@
 #include <array>
 #include <clattn/attention.hpp>
 #include <clattn/kv_cache.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,12 +12,12 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn {
-
-namespace detail {
+namespace clattn::detail {
 class KVScaleCalculator;
 class RowZeroer;
-}  // namespace detail
+}  // namespace clattn::detail
+
+namespace CLATTN_API clattn {
 
 class Attention;
 

@@ -1,10 +1,11 @@
 #pragma once
 
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <functional>
 #include <string_view>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 enum class LogLevel : std::uint8_t {
   kOff,

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// One batch step, described once for all layers of a KV cache group (vLLM:
 /// CommonAttentionMetadata). All arrays are host memory that the caller keeps until build()

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// The cache of one multi-head latent attention layer: [num_blocks, block_size, kv_lora_rank +
 /// rope_dim], contiguous; an entry is a token's latent vector followed by its rotary key part.

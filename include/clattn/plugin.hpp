@@ -1,10 +1,11 @@
 #pragma once
 
 #include <clattn/registry.hpp>
+#include <clattn/types.hpp>
 #include <memory>
 #include <string>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// A backend out of a shared object (clattn/backend_abi.h), registered for as long as this handle
 /// lives. The code is unloaded when the handle and every user (impls, builders, layers, snapshots

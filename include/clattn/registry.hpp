@@ -1,12 +1,13 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <clattn/types.hpp>
 #include <cstddef>
 #include <limits>
 #include <memory>
 #include <string_view>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Behind every backend that is registered.
 inline constexpr std::size_t kLowestPriority = std::numeric_limits<std::size_t>::max();

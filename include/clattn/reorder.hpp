@@ -2,11 +2,12 @@
 
 #include <array>
 #include <clattn/metadata.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// How far each request of a batch is, in batch order; all spans [num_reqs].
 struct RequestProgress {

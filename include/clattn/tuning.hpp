@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// One row of a tuning file that chooses a kernel: the layers that it is for, what they use, and
 /// what was measured. Empty texts, zeros and empty optionals stand for any layer in the first part,

@@ -5,7 +5,11 @@
 #include <optional>
 #include <string_view>
 
-namespace clattn {
+/// Stands at the namespace of every public header: what the shared library exports. The rest of it
+/// is hidden.
+#define CLATTN_API [[gnu::visibility("default")]]
+
+namespace CLATTN_API clattn {
 
 /// Element types of tensors and caches. All but f32 are storage types: arithmetic is f32. The 8-bit
 /// ones are for caches, with real = stored * scale: fp8 e4m3 (finite, up to 448) and e5m2 (up to

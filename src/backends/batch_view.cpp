@@ -6,9 +6,9 @@
 
 namespace clattn {
 
-void detail::throw_other_metadata(std::string_view made_by, std::string_view wanted) {
-  throw_invalid("attn_metadata: made by {}, legal: metadata of {}",
-                made_by.empty() ? "a builder of no backend" : made_by, wanted);
+void AttentionMetadata::throw_not_of(std::string_view wanted) const {
+  detail::throw_invalid("attn_metadata: made by {}, legal: metadata of {}",
+                        backend_.empty() ? "a builder of no backend" : backend_, wanted);
 }
 
 BatchView BatchMetadata::view(std::int32_t first, std::int32_t count) const {

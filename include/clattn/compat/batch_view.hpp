@@ -4,10 +4,11 @@
 // backends do; engines take AttentionMetadata (attention.hpp).
 
 #include <clattn/attention.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// One side of a step's batch, its decodes or its prefills: parts of the whole batch's arrays,
 /// nothing copied. Empty when the side has no request.

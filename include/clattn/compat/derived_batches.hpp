@@ -5,12 +5,13 @@
 
 #include <clattn/metadata.hpp>
 #include <clattn/reorder.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// What layers that share another layer's KV cache need to compute: the tokens whose logits are
 /// wanted.

@@ -4,11 +4,12 @@
 // built-in backend; what differs is the metadata's form, the cache's default layout and refusals.
 
 #include <clattn/compat/batch_view.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// What the FLASHINFER backend's builder makes (metadata_as<FlashInferMetadata>() of its build()).
 /// Host arrays, valid until the next build(); page lists are CSR: the pages of request r are

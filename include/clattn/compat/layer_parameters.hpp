@@ -4,6 +4,7 @@
 // builders need no such check.
 
 #include <clattn/attention.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -11,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// What a plan of the kernels depends on, layer by layer.
 struct PerLayerParameters {

@@ -2,11 +2,12 @@
 
 // For engines that keep FlashInfer's page lists instead of block tables.
 
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 // Host arithmetic on FlashInfer's page lists (flashinfer.page); PagedKVMetadata of metadata.hpp
 // makes them.

@@ -6,12 +6,13 @@
 #include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Keys of a partition of paged_attention_v2.
 inline constexpr std::int32_t kPagedAttentionPartitionSize = 512;

@@ -4,11 +4,12 @@
 
 #include <clattn/custom_mask.hpp>
 #include <clattn/metadata.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// One of xFormers' paged biases (xformers.ops.fmha.attn_bias) as what a builder takes. Request r
 /// attends to kv_seqlen[r] keys that stand in a row among the slots of its pages: slot s is token

@@ -4,9 +4,10 @@
 // takes the ragged tensor as it is.
 
 #include <clattn/kv_cache.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Rows [batch_size, query_len, heads, head_size] of speculating requests: the same memory as
 /// [batch_size * query_len, heads, head_size].

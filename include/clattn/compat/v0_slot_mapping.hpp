@@ -3,12 +3,13 @@
 // For engines that compute slots a request at a time, as vLLM V0 did; compute_slot_mapping()
 // (metadata.hpp) does the whole batch.
 
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 // Slots as vLLM's first engine computed them, one request at a time; compute_slot_mapping() of
 // metadata.hpp is the whole batch's.

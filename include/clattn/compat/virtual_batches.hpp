@@ -4,11 +4,12 @@
 // with attention_chunk_size need no such batch.
 
 #include <clattn/metadata.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// Chunked-local attention as plain causal attention over more requests: each chunk of a request
 /// that new tokens touch is a virtual request of its own, with that chunk's keys.

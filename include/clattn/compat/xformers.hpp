@@ -4,11 +4,12 @@
 // built-in backend; what differs is the metadata's form and what is refused.
 
 #include <clattn/compat/batch_view.hpp>
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// What the XFORMERS backend's builder makes (metadata_as<XFormersMetadata>() of its build()). Host
 /// arrays, valid until the next build().

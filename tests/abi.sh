@@ -1,0 +1,37 @@
+#!/bin/sh
+# Fails when the shared library exports what is not public, when a public header does not export
+# what it declares, or when the library needs more than its packages say.
+# usage: tests/abi.sh LIBRARY
+set -eu
+export LC_ALL=C
+cd "$(dirname "$0")/.."
+library=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+
+complain() {
+  echo "abi: $*"
+  status=1
+}
+
+nm -DC --defined-only "$library" | cut -d ' ' -f 3- | sort -u > "$work/exported"
+[ -s "$work/exported" ] || complain "$library exports nothing"
+# Functions, and what classes need across the border: exceptions are caught by their type.
+grep -vE '^((vtable|typeinfo|typeinfo name) for |(non-)?virtual thunk to )?clattn::' \
+  "$work/exported" > "$work/foreign" || true
+grep -E '^([^(]* )?clattn::detail::' "$work/exported" >> "$work/foreign" || true
+[ ! -s "$work/foreign" ] || complain "exported, but not public: $(cat "$work/foreign")"
+
+grep -n '^namespace clattn {' include/clattn/*.hpp include/clattn/*/*.hpp > "$work/hidden" &&
+  complain "without CLATTN_API, so that what it declares is hidden: $(cat "$work/hidden")"
+
+readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort > "$work/needed"
+grep -vE '^(libOpenCL|libfmt|libstdc\+\+|libm|libgcc_s|libc|ld-linux[-_a-z0-9]*)\.so' \
+  "$work/needed" > "$work/further" &&
+  complain "needs more than OpenCL, fmt and the C++ runtime: $(cat "$work/further")"
+size=$(wc -c < "$library")
+[ "$size" -le 10000000 ] || complain "$library has $size bytes, legal: <= 10 000 000"
+
+[ $status != 0 ] || echo "abi: $(wc -l < "$work/exported") symbols are exported, all public"
+exit $status
