@@ -1,6 +1,8 @@
 #!/bin/sh
 # Fails when the shared library exports what is not public, when a public header does not export
-# what it declares, or when the library needs more than its packages say.
+# what it declares, or when the library needs more than its packages say. The functions of the C API
+# are those of tests/abi/c_symbols.txt: one that is gone, or means something else, is another
+# CLATTN_ABI_VERSION.
 # usage: tests/abi.sh LIBRARY
 set -eu
 export LC_ALL=C
@@ -17,8 +19,19 @@ complain() {
 
 nm -DC --defined-only "$library" | cut -d ' ' -f 3- | sort -u > "$work/exported"
 [ -s "$work/exported" ] || complain "$library exports nothing"
+grep '^clattn_' "$work/exported" > "$work/c_exported" || true
+diff tests/abi/c_symbols.txt "$work/c_exported" ||
+  complain "the C functions of tests/abi/c_symbols.txt (<) and of $library (>) differ"
+grep -ohE 'clattn_[a-z_]+\(' include/clattn/clattn.h | tr -d '(' | sort -u > "$work/c_declared"
+diff "$work/c_declared" "$work/c_exported" ||
+  complain "the C functions of clattn.h (<) and of $library (>) differ"
+while read -r function; do
+  grep -qE "EXPECT.*$function\(|^ *$function\(" tests/c_api/*.c ||
+    complain "tests/c_api/ does not call $function"
+done < "$work/c_exported"
+
 # Functions, and what classes need across the border: exceptions are caught by their type.
-grep -vE '^((vtable|typeinfo|typeinfo name) for |(non-)?virtual thunk to )?clattn::' \
+grep -vE '^((vtable|typeinfo|typeinfo name) for |(non-)?virtual thunk to )?clattn(::|_)' \
   "$work/exported" > "$work/foreign" || true
 grep -E '^([^(]* )?clattn::detail::' "$work/exported" >> "$work/foreign" || true
 [ ! -s "$work/foreign" ] || complain "exported, but not public: $(cat "$work/foreign")"

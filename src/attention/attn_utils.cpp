@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "kernels/paged_impl.hpp"
+#include "kv_cache/spec.hpp"
 
 namespace clattn {
 
@@ -18,12 +19,7 @@ using detail::throw_invalid;
 using detail::throw_invalid_if;
 
 KVCacheSpec spec_of(const AttentionConfig& config) {
-  KVCacheSpec spec;
-  spec.block_size = config.block_size;
-  spec.num_kv_heads = config.num_kv_heads;
-  spec.head_size = config.head_size;
-  spec.dtype = config.cache_dtype();
-  spec.use_mla = config.use_mla;
+  KVCacheSpec spec = detail::page_spec(config);
   if (config.sliding_window > 0) {
     spec.kind = KVCacheKind::kSlidingWindow;
     spec.sliding_window = config.sliding_window;

@@ -7,6 +7,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "kv_cache/spec.hpp"
 
 namespace clattn {
 
@@ -159,11 +160,7 @@ KVCache make_kv_cache(const Context& context, cl_command_queue queue,
   const KVCacheLayout order = layout.value_or(backend.preferred_layout(context.capabilities()));
   const auto reasons = backend.validate_layout(order, config, &context.capabilities());
   if (!reasons.empty()) detail::throw_unsupported("KV cache: {}", fmt::join(reasons, "; "));
-  const KVCacheSpec spec{.block_size = config.block_size,
-                         .num_kv_heads = config.num_kv_heads,
-                         .head_size = config.head_size,
-                         .dtype = config.cache_dtype(),
-                         .use_mla = config.use_mla};
+  const KVCacheSpec spec = detail::page_spec(config);
   if (num_blocks < 1) throw_invalid("num_blocks is {}, legal: >= 1", num_blocks);
   const std::size_t bytes =
       checked_mul(static_cast<std::size_t>(num_blocks), spec.page_size_bytes(), "KV cache: bytes");

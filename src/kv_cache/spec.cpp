@@ -1,3 +1,5 @@
+#include "kv_cache/spec.hpp"
+
 #include <algorithm>
 #include <array>
 #include <clattn/kv_cache.hpp>
@@ -15,6 +17,14 @@ using detail::checked_mul;
 using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
+
+KVCacheSpec detail::page_spec(const AttentionConfig& config) {
+  return {.block_size = config.block_size,
+          .num_kv_heads = config.num_kv_heads,
+          .head_size = config.head_size,
+          .dtype = config.cache_dtype(),
+          .use_mla = config.use_mla};
+}
 
 namespace {
 

@@ -1,0 +1,145 @@
+#include <clattn/attention.hpp>
+#include <clattn/layer.hpp>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/log.hpp"
+#include "c_api/handles.hpp"
+
+using clattn::Attention;
+using clattn::AttentionOptions;
+using clattn::CacheConfig;
+using clattn::LayerRegistry;
+using clattn::c_api::deref;
+using clattn::c_api::guarded;
+using clattn::c_api::make_handle;
+using clattn::c_api::memory_of;
+using clattn::c_api::read;
+using clattn::c_api::tensor_of;
+using clattn::c_api::text_or;
+
+namespace {
+
+std::vector<float> floats(const float* values, std::int32_t count) {
+  if (values == nullptr || count <= 0) return {};
+  return {values, values + count};
+}
+
+AttentionOptions options_of(const ClattnLayerConfig& config) {
+  AttentionOptions options;
+  options.num_heads = config.num_heads;
+  options.head_size = config.head_size;
+  if (config.num_kv_heads != 0) options.num_kv_heads = config.num_kv_heads;
+  CacheConfig cache;
+  if (config.block_size != 0) cache.block_size = config.block_size;
+  cache.cache_dtype = clattn::parse_kv_cache_dtype(text_or(config.kv_cache_dtype, "auto"));
+  cache.calculate_kv_scales = config.calculate_kv_scales != 0;
+  options.cache_config = cache;
+  options.prefix = text_or(config.name, "");
+  options.dtype = clattn::parse_dtype(text_or(config.dtype, "f16"));
+  options.attn_type = clattn::parse_attention_type(text_or(config.attn_type, "decoder"));
+  options.kernel_family = clattn::parse_kernel_family(text_or(config.kernel_family, "auto"));
+  if (config.backend != nullptr) options.attn_backend = clattn::find_attn_backend(config.backend);
+  options.kv_sharing_target_layer_name = text_or(config.kv_sharing_target_layer_name, "");
+  options.alibi_slopes = floats(config.alibi_slopes, config.num_heads);
+  options.sinks = floats(config.sinks, config.num_heads);
+  if (config.scale != 0) options.scale = config.scale;
+  options.logits_soft_cap = config.logits_soft_cap;
+  options.per_layer_sliding_window = config.sliding_window;
+  options.attention_chunk_size = config.attention_chunk_size;
+  options.use_mla = config.use_mla != 0;
+  if (config.rope_dim != 0) options.rope_dim = config.rope_dim;
+  options.custom_mask = config.custom_mask != 0;
+  options.output_fp8 = config.output_fp8 != 0;
+  return options;
+}
+
+/// A checkpoint's value, or none.
+std::span<const float> loaded(const float& value) {
+  return value <= 0 ? std::span<const float>{} : std::span(&value, 1);
+}
+
+}  // namespace
+
+ClattnStatus clattn_model_create(ClattnModel** model) {
+  return make_handle(model, "model", [] { return ClattnModel{std::make_shared<LayerRegistry>()}; });
+}
+
+void clattn_model_destroy(ClattnModel* model) {
+  delete model;
+}
+
+ClattnStatus clattn_layer_create(const ClattnContext* context, ClattnModel* model,
+                                 const ClattnLayerConfig* config, ClattnLayer** layer) {
+  return make_handle(layer, "layer", [&] {
+    const auto& on = deref(context, "context").context;
+    const auto registry = model == nullptr ? std::make_shared<LayerRegistry>() : model->registry;
+    return ClattnLayer{on, registry, Attention(on, *registry, options_of(read(config, "config")))};
+  });
+}
+
+void clattn_layer_destroy(ClattnLayer* layer) {
+  delete layer;
+}
+
+ClattnStatus clattn_layer_explain(const ClattnLayer* layer, char* text, size_t capacity,
+                                  size_t* size) {
+  return guarded([&] {
+    clattn::c_api::copy_text(to_string(deref(layer, "layer").layer.explain()), text, capacity,
+                             size);
+  });
+}
+
+ClattnStatus clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScales* scales) {
+  return guarded([&] {
+    Attention& to = deref(layer, "layer").layer;
+    const ClattnKVScales& given = read(scales, "scales");
+    const auto warnings = to.load_kv_scales({.k_scale = loaded(given.k_scale),
+                                             .v_scale = loaded(given.v_scale),
+                                             .q_scale = loaded(given.q_scale),
+                                             .prob_scale = loaded(given.prob_scale)});
+    for (const std::string& warning : warnings) {
+      clattn::detail::log(clattn::LogLevel::kInfo, "{}", warning);
+    }
+  });
+}
+
+ClattnStatus clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache) {
+  return guarded([&] { deref(layer, "layer").layer.bind_kv_cache(deref(cache, "cache").cache); });
+}
+
+ClattnStatus clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const ClattnQueue* queue,
+                            ClattnProgress progress, void* user) {
+  return guarded([&] {
+    const std::span all(&deref(layers, "layers"), num_layers);
+    const clattn::Queue& on = deref(queue, "queue").queue;
+    for (ClattnLayer* const layer : all) deref(layer, "layers: an element");
+    for (std::size_t done = 0; done < num_layers; ++done) {
+      all[done]->layer.warm_up(on);
+      if (progress != nullptr) progress(user, done + 1, num_layers);
+    }
+  });
+}
+
+ClattnStatus clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
+                                  const ClattnTensors* tensors, const ClattnStep* step) {
+  return guarded([&] {
+    Attention& of = deref(layer, "layer").layer;
+    const clattn::Queue& on = deref(queue, "queue").queue;
+    const ClattnTensors& given = read(tensors, "tensors");
+    of.forward(on,
+               {.query = tensor_of(given.query),
+                .key = tensor_of(given.key),
+                .value = tensor_of(given.value),
+                .output = tensor_of(given.output),
+                .lse = memory_of(given.lse)},
+               &clattn::c_api::metadata_of(step),
+               {.event = clattn::c_api::event_of(given.event),
+                .custom_mask = memory_of(given.custom_mask),
+                .custom_mask_stride = given.custom_mask_stride,
+                .output_fp8 = memory_of(given.output_fp8),
+                .output_scale = memory_of(given.output_scale),
+                .num_rows = given.num_rows});
+  });
+}

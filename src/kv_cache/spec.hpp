@@ -1,0 +1,11 @@
+#pragma once
+
+#include <clattn/attention_config.hpp>
+#include <clattn/kv_cache.hpp>
+
+namespace clattn::detail {
+
+/// What a page of such a layer holds, whichever pages it may give back.
+KVCacheSpec page_spec(const AttentionConfig& config);
+
+}  // namespace clattn::detail

@@ -1,0 +1,136 @@
+/* KV caches and the operations on them. */
+#include "expect.h"
+
+enum { kPageBytes = 2 * 16 * 2 * 64 * 4, kPages = 4 };
+
+static void test_cache_handles(const Fixture* fixture) {
+  ClattnCache* cache = NULL;
+  ClattnCacheInfo info = {.struct_size = sizeof info},
+                  adopted_info = {.struct_size = sizeof adopted_info};
+  ClattnBuffer *memory = NULL, *odd = NULL;
+  ClattnLayer* layer = fixture->layer;
+  EXPECT_OK(clattn_cache_info(fixture->cache, &info));
+  EXPECT(info.num_blocks == kPages && info.block_size == 16 && info.num_kv_heads == 2);
+  EXPECT(info.head_size == 64 && strcmp(info.dtype, "f32") == 0 && info.buffer != NULL);
+  EXPECT(info.page_size_bytes == kPageBytes);
+  EXPECT(info.shape[0] * info.shape[1] * info.shape[2] * info.shape[3] * info.shape[4] ==
+         kPages * kPageBytes / 4);
+
+  EXPECT_OK(clattn_buffer_create(fixture->context, kPages * kPageBytes, &memory));
+  EXPECT_OK(clattn_cache_adopt(layer, memory, "NHD", &cache));
+  EXPECT_OK(clattn_cache_info(cache, &adopted_info));
+  EXPECT(adopted_info.num_blocks == kPages && adopted_info.token_stride == 2 * 64);
+  EXPECT_INVALID(clattn_cache_info(NULL, &info), "cache is null");
+  EXPECT_INVALID(clattn_cache_info(cache, NULL), "info is null");
+  clattn_cache_destroy(cache);
+
+  EXPECT_INVALID(clattn_cache_adopt(NULL, memory, NULL, &cache), "layer is null");
+  EXPECT_INVALID(clattn_cache_adopt(layer, NULL, NULL, &cache), "buffer is null");
+  EXPECT_INVALID(clattn_cache_adopt(layer, memory, "NHDX", &cache), "NHDX");
+  EXPECT_INVALID(clattn_cache_adopt(layer, memory, NULL, NULL), "cache is null");
+  EXPECT_OK(clattn_buffer_create(fixture->context, kPageBytes + 8, &odd));
+  EXPECT_INVALID(clattn_cache_adopt(layer, odd, NULL, &cache), "page");
+  clattn_buffer_destroy(odd);
+  clattn_buffer_destroy(memory);
+
+  EXPECT_INVALID(clattn_cache_create(NULL, fixture->queue, 1, NULL, &cache), "layer is null");
+  EXPECT_INVALID(clattn_cache_create(layer, NULL, 1, NULL, &cache), "queue is null");
+  EXPECT_INVALID(clattn_cache_create(layer, fixture->queue, 0, NULL, &cache), "num_blocks is 0");
+  EXPECT_INVALID(clattn_cache_create(layer, fixture->queue, 1, "DNH", &cache), "DNH");
+  EXPECT_INVALID(clattn_cache_create(layer, fixture->queue, 1, NULL, NULL), "cache is null");
+  EXPECT_INVALID(clattn_layer_bind_cache(NULL, fixture->cache), "layer is null");
+  EXPECT_INVALID(clattn_layer_bind_cache(layer, NULL), "cache is null");
+  clattn_cache_destroy(NULL);
+}
+
+/* Writes one token to block 1 and copies the block to block 3. */
+static void test_write_and_copy(const Fixture* fixture) {
+  ClattnCache* cache = NULL;
+  ClattnBuffer *memory = NULL, *slots = NULL;
+  const ClattnCache *caches[1], *none[] = {NULL};
+  const int64_t slot = 16 + 5, pairs[] = {1, 3}, wrong[] = {1, 4};
+  float row[128], stored[128];
+  ClattnCacheInfo info = {.struct_size = sizeof info};
+  ClattnCacheWrite write = {.struct_size = sizeof write};
+  for (int i = 0; i < 128; ++i) row[i] = (float)i;
+  EXPECT_OK(clattn_buffer_create(fixture->context, kPages * kPageBytes, &memory));
+  EXPECT_OK(clattn_cache_adopt(fixture->layer, memory, "NHD", &cache));
+  EXPECT_OK(clattn_cache_info(cache, &info));
+  EXPECT_OK(clattn_buffer_create(fixture->context, sizeof slot, &slots));
+  EXPECT_OK(clattn_buffer_write(slots, fixture->queue, 0, &slot, sizeof slot));
+  EXPECT_OK(clattn_buffer_write(fixture->buffer, fixture->queue, 0, row, sizeof row));
+  write.dtype = "f32";
+  write.key.buffer = fixture->buffer;
+  write.value.buffer = fixture->buffer;
+  write.slot_mapping = slots;
+  write.num_tokens = 1;
+  EXPECT_OK(clattn_event_create(&write.event));
+  EXPECT_OK(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write));
+  caches[0] = cache;
+  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, pairs, 1));
+  EXPECT_OK(clattn_event_wait(write.event));
+  EXPECT_OK(clattn_buffer_read(
+      memory, fixture->queue,
+      4 * (size_t)(info.v_offset + 3 * info.block_stride + 5 * info.token_stride), stored,
+      sizeof stored));
+  EXPECT(memcmp(row, stored, sizeof row) == 0);
+
+  EXPECT_INVALID(clattn_reshape_and_cache(NULL, fixture->queue, cache, &write), "context is null");
+  EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, NULL, cache, &write), "queue is null");
+  EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, fixture->queue, NULL, &write),
+                 "cache is null");
+  EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, NULL),
+                 "write is null");
+  write.num_tokens = 1000;
+  EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write), "1000");
+  clattn_event_destroy(write.event);
+  EXPECT_INVALID(clattn_copy_blocks(NULL, fixture->queue, caches, 1, pairs, 1), "context is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, NULL, caches, 1, pairs, 1), "queue is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 1, pairs, 1),
+                 "caches is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, none, 1, pairs, 1),
+                 "caches: an element is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, NULL, 1),
+                 "pairs is null");
+  EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, wrong, 1), "4");
+  clattn_buffer_destroy(slots);
+  clattn_buffer_destroy(memory);
+  clattn_cache_destroy(cache);
+}
+
+/* int8 caches are refused without scales. */
+static void test_scales_of_cache(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  ClattnCache* cache = NULL;
+  ClattnStep* step = NULL;
+  const ClattnBatchInfo batch = decode_batch();
+  const float ones[] = {1, 1};
+  ClattnTensors tensors = {.struct_size = sizeof tensors};
+  tensors.query.buffer = tensors.key.buffer = tensors.value.buffer = fixture->buffer;
+  EXPECT_OK(clattn_buffer_create(fixture->context, 4096, (ClattnBuffer**)&tensors.output.buffer));
+  config.kv_cache_dtype = "int8";
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  EXPECT_OK(clattn_cache_create(layer, fixture->queue, 4, NULL, &cache));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_OK(clattn_step_create(layer, NULL, &step));
+  EXPECT_OK(clattn_step_build(step, fixture->queue, &batch));
+  EXPECT_INVALID(clattn_layer_forward(layer, fixture->queue, &tensors, step), "int8");
+  EXPECT_OK(clattn_buffer_write(fixture->buffer, fixture->queue, 0, ones, sizeof ones));
+  EXPECT_OK(clattn_cache_set_scales(cache, fixture->buffer, 0));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_OK(clattn_layer_forward(layer, fixture->queue, &tensors, step));
+  EXPECT_OK(clattn_queue_finish(fixture->queue));
+  EXPECT_OK(clattn_cache_set_scales(cache, NULL, 0));
+  EXPECT_INVALID(clattn_cache_set_scales(NULL, fixture->buffer, 0), "cache is null");
+  clattn_step_destroy(step);
+  clattn_cache_destroy(cache);
+  clattn_layer_destroy(layer);
+  clattn_buffer_destroy((ClattnBuffer*)tensors.output.buffer);
+}
+
+void test_caches(const Fixture* fixture) {
+  test_cache_handles(fixture);
+  test_write_and_copy(fixture);
+  test_scales_of_cache(fixture);
+}
