@@ -53,7 +53,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     only("CL/", "opencl include c_api amd-emulator")
     only("clattn/opencl.hpp", "opencl include c_api")
     only("fmt/", own " ceilings")
-    only("xxhash", "opencl")
+    only("xxhash", "metadata opencl")
     only("nlohmann/", "cli bench")
     only("CLI/", "cli")
   }

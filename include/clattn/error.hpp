@@ -15,6 +15,8 @@ enum class ErrorCode {
   kUnsupported,  ///< legal, but this backend or device cannot do it: the message lists the reasons
   kOpenCL,       ///< the driver said no: cl_code() holds its code, the message its name
   kIo,           ///< a file could not be read or written: the message names it
+  kOutOfBlocks,  ///< too few blocks of a KV cache are free: the message has the numbers. Nothing
+                 ///< changed; it works once a request gives up its own
 };
 
 /// The only exception type that the library throws on purpose.

@@ -48,6 +48,8 @@ int status_of(ErrorCode code) {
       return kUnsupported;
     case ErrorCode::kOpenCL:
       return kOpenCL;
+    case ErrorCode::kOutOfBlocks:
+      return kFailed;
   }
   return kFailed;
 }

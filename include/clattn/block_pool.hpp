@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace clattn {
+
+/// The hash of a full block's token ids and of `parent`, the number that the pool gave to all that
+/// comes before them (0 at the start of a sequence).
+using BlockHash = std::uint64_t (*)(std::uint64_t parent, std::span<const std::int32_t> token_ids);
+/// XXH3, what pools use unless told otherwise.
+std::uint64_t hash_block(std::uint64_t parent, std::span<const std::int32_t> token_ids);
+
+/// Hands out the blocks of a KV cache by reference count, and finds those that hold the beginning
+/// of a sequence already (vLLM: BlockPool and its prefix caching). Full blocks alone are found. A
+/// block that nobody holds keeps its content until it is handed out anew, the least recently
+/// released first. A block is found by its token ids and all that come before, compared one by one:
+/// hashes that collide cost time, never a wrong block. Host arithmetic without a device; for one
+/// thread at a time.
+class BlockPool {
+ public:
+  /// Blocks 0 … num_blocks - 1 of `block_size` tokens, all free. Throws kInvalidArgument unless
+  /// both are at least 1.
+  BlockPool(std::int32_t num_blocks, std::int32_t block_size, BlockHash hash = hash_block);
+
+  std::int32_t num_blocks() const noexcept { return static_cast<std::int32_t>(blocks_.size()) - 1; }
+  std::int32_t block_size() const noexcept { return block_size_; }
+  /// Blocks that nobody holds, those with content that can be found included.
+  std::int32_t num_free() const noexcept { return num_free_; }
+  std::int32_t num_used() const noexcept { return num_blocks() - num_free_; }
+  /// The most that were held at once so far.
+  std::int32_t peak_used() const noexcept { return peak_used_; }
+  /// How many hold the block. Throws kInvalidArgument for a block that is not the pool's.
+  std::int32_t reference_count(std::int32_t block) const;
+
+  /// `count` free blocks, whose old content is forgotten; each has one holder now. Throws
+  /// kOutOfBlocks, and takes none, if fewer are free.
+  std::vector<std::int32_t> allocate(std::int32_t count);
+  /// The published blocks with the longest beginning of `token_ids`, in its order, held or free;
+  /// they stay as they are until share(). Less than a full block is not looked for.
+  std::vector<std::int32_t> find_prefix(std::span<const std::int32_t> token_ids) const;
+  /// One holder more for each: blocks that are held, or free ones that find_prefix() named. Throws
+  /// kInvalidArgument for others, and shares none.
+  void share(std::span<const std::int32_t> blocks);
+  /// Lets find_prefix() find the full blocks of a sequence: blocks[i] holds token_ids[i *
+  /// block_size] and those behind it, and must not be written again. A part of a block at the end
+  /// is left out, and what is published already stays so: call it as a sequence grows. Throws
+  /// kInvalidArgument for full blocks that are missing or that nobody holds.
+  void publish(std::span<const std::int32_t> token_ids, std::span<const std::int32_t> blocks);
+  /// One holder less for each. Those without any become free, the last first, so that the beginning
+  /// of a sequence is found for longest. Throws kInvalidArgument for a block that nobody holds,
+  /// after those behind it.
+  void release(std::span<const std::int32_t> blocks);
+
+ private:
+  struct Block {
+    std::int32_t references = 0;
+    std::int32_t previous = 0;  // in the ring of free blocks, whose head is the extra last element
+    std::int32_t next = 0;
+    std::uint64_t content = 0;  // one number for equal tokens after equal ones; 0 = unpublished
+    std::uint64_t parent = 0;   // the content before it
+    std::uint64_t hash = 0;
+  };
+  Block& at(std::int32_t block) { return blocks_[static_cast<std::size_t>(block)]; }
+  const Block& at(std::int32_t block) const { return blocks_[static_cast<std::size_t>(block)]; }
+  void check_block(std::int32_t block, std::int32_t fewest_holders) const;
+  std::span<const std::int32_t> tokens_of(std::int32_t block) const;
+  std::int32_t find(std::uint64_t parent, std::uint64_t hash,
+                    std::span<const std::int32_t> token_ids) const;
+  void hold(std::int32_t block);
+  void forget(std::int32_t block);
+
+  std::int32_t block_size_;
+  BlockHash hash_;
+  std::vector<Block> blocks_;
+  std::vector<std::int32_t> tokens_;  // [num_blocks, block_size], of published blocks
+  std::unordered_multimap<std::uint64_t, std::int32_t> by_hash_;
+  std::uint64_t num_contents_ = 0;  // numbers given out so far
+  std::int32_t num_free_;
+  std::int32_t peak_used_ = 0;
+};
+
+}  // namespace clattn

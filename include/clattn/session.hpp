@@ -1,0 +1,191 @@
+#pragma once
+
+#include <clattn/attention.hpp>
+#include <clattn/attn_utils.hpp>
+#include <clattn/block_pool.hpp>
+#include <clattn/cache_ops.hpp>
+#include <clattn/context.hpp>
+#include <clattn/kv_cache.hpp>
+#include <clattn/layer.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace clattn {
+
+/// What a Session is made for.
+struct SessionConfig {
+  /// One for each layer of the model, of one backend, KV heads, head size, types and block size;
+  /// windows, scales, soft caps and sinks may differ. Layers without a prefix are named "layers.N".
+  std::vector<AttentionOptions> layers = {};
+  std::int64_t num_blocks = 0;  ///< of each layer's cache; 0 = as many as cache_bytes hold
+  std::size_t cache_bytes = 0;  ///< of the caches of all layers; not read if num_blocks is given
+  bool prefix_caching = true;   ///< requests that begin alike share full blocks
+  std::optional<KVCacheLayout> layout = std::nullopt;  ///< nullopt: as make_kv_cache()
+  /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
+  BuilderOptions builder = {};
+};
+
+/// A request of a session; no number is used twice.
+using RequestId = std::int64_t;
+
+/// A request's part of a step.
+struct StepRequest {
+  RequestId id = 0;
+  std::vector<std::int32_t> new_tokens = {};  ///< token ids that join the request's
+  /// Of the tokens that are not computed yet, compute this many, the first ones; the others are for
+  /// later steps (a chunk of a prompt).
+  std::int32_t max_tokens = std::numeric_limits<std::int32_t>::max();
+};
+
+/// The rows of a step, request after request in the caller's order.
+struct Step {
+  std::vector<std::int32_t> token_ids = {};  ///< [rows]: whose query, key and value to compute
+  std::vector<std::int32_t> positions = {};  ///< [rows], in their request, for rotary embeddings
+  std::vector<std::int32_t> query_start_loc = {};  ///< [requests + 1]: a request's first row
+  std::vector<std::int32_t> seq_lens = {};         ///< [requests]: tokens computed after the step
+  const AttentionMetadata* metadata = nullptr;     ///< what attend() uses, for reports
+
+  std::int32_t num_tokens() const { return static_cast<std::int32_t>(token_ids.size()); }
+  /// The row of the last token of request `i` of the step, whose logits give its next token.
+  std::int32_t last_row(std::size_t i) const { return query_start_loc.at(i + 1) - 1; }
+};
+
+/// From a model's shape to decoded tokens: owns the KV caches, the layers (layer.hpp), the metadata
+/// builder and a BlockPool, and keeps each request's tokens and blocks. Everything else of a model
+/// (embedding, projections, sampling) is the application's, and so is the choice of who runs next;
+/// an engine with a block table of its own uses the layers directly. For one thread at a time.
+///
+///     Session session({.layers = std::vector(32, layer), .cache_bytes = 4ULL << 30});
+///     const RequestId id = session.add(prompt);
+///     const Step& step = session.step({{id}});               // the prompt
+///     for (int l = 0; l < 32; ++l) session.attend(l, {.query = q, .key = k, .value = v, ...});
+///     session.step({{id, {sampled}}});                       // and so on, then
+///     session.finish(id);
+class Session {
+ public:
+  /// Allocates the caches (blocks until they are zeroed) and compiles what the layers need. An
+  /// empty `queue` stands for one of the session's own; queues are in-order. Throws
+  /// kInvalidArgument for no layers, no size of the cache, a cache without room for a block, and
+  /// what Attention, init_attn_backend() and init_kv_cache() throw.
+  Session(std::shared_ptr<Context> context, Queue queue, SessionConfig config);
+  /// On the device that select_device(device) chooses; empty = the best one.
+  explicit Session(SessionConfig config, std::string_view device = {});
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const std::shared_ptr<Context>& context() const noexcept { return context_; }
+  const Queue& queue() const noexcept { return queue_; }
+  /// Who holds which blocks, and how many are free.
+  const BlockPool& blocks() const noexcept { return pool_; }
+  std::int32_t num_layers() const noexcept { return static_cast<std::int32_t>(layers_.size()); }
+  /// A layer, to load scales, for reports, or to read its cache.
+  Attention& layer(std::int32_t index) const;
+
+  /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
+  /// a compiler, and the copy of blocks that fork() leads to if two blocks are free. Calls
+  /// `progress` with the layers done so far and their number. Before the first request; blocks.
+  void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
+
+  /// A request with the token ids of its prompt, at least one. It holds the published blocks with
+  /// the prompt's beginning from now on: num_computed_tokens() says how many tokens they spare. The
+  /// last token is always computed. Throws kInvalidArgument for an empty prompt.
+  RequestId add(std::span<const std::int32_t> prompt);
+  RequestId add(std::initializer_list<std::int32_t> prompt) {
+    return add(std::span(prompt.begin(), prompt.size()));
+  }
+  /// Another request with the same tokens and, so far, the same blocks (parallel sampling, beams).
+  /// Where one of the two would write into a block that is shared and partly full, its next step
+  /// copies that block first.
+  RequestId fork(RequestId id);
+  /// Gives up the request's blocks but keeps its tokens: a later step computes them again, save
+  /// what is still found in published blocks (preemption). In the current step its rows no longer
+  /// count.
+  void evict(RequestId id);
+  /// Ends the request. Its blocks become free; published ones can be found until they are reused.
+  void finish(RequestId id);
+
+  /// All token ids of the request, in a step or not; valid until its next step.
+  std::span<const std::int32_t> tokens(RequestId id) const { return request(id).tokens; }
+  /// How many of them have keys and values in the cache.
+  std::int32_t num_computed_tokens(RequestId id) const { return request(id).num_computed; }
+  /// Its row of the block table.
+  std::span<const std::int32_t> block_table(RequestId id) const { return request(id).blocks; }
+
+  /// Begins a step: adds the new tokens, finds room for what is to be computed, uploads the step's
+  /// metadata. Requests may stand in any order, each once, with a token to compute. Published
+  /// blocks spare a request that stands at the end of a block further tokens; Step says which are
+  /// left. A step whose layers have not all been attended is given up by the next one, which
+  /// computes its tokens again. The result is valid until then. Throws kOutOfBlocks if too few
+  /// blocks are free (evict() or finish() some request and try again), kInvalidArgument for unknown
+  /// or repeated requests, for max_tokens below 1 and for nothing to compute, and what
+  /// AttentionMetadataBuilder::build() throws: then no request and no block has changed, but there
+  /// is no current step.
+  const Step& step(std::span<const StepRequest> requests);
+  const Step& step(std::initializer_list<StepRequest> requests) {
+    return step(std::span(requests.begin(), requests.size()));
+  }
+
+  /// Attention::forward() of a layer over the current step: stores the rows' keys and values in the
+  /// cache, then attends; tensors are [rows, heads, head_size]. Each layer once, in any order; with
+  /// the last one the step's tokens count as computed, and blocks that they fill are published.
+  /// Asynchronous on queue(). Throws kInvalidArgument outside of a step and for a layer that has
+  /// been attended in this one.
+  void attend(std::int32_t layer, const AttentionTensors& tensors,
+              const ForwardOptions& options = {});
+
+ private:
+  struct Request {
+    std::vector<std::int32_t> tokens = {};
+    std::vector<std::int32_t> blocks = {};
+    std::int32_t num_computed = 0;
+  };
+  /// What a request becomes by a step.
+  struct Scheduled {
+    RequestId id = 0;
+    Request* request = nullptr;  ///< its tokens are the new ones already
+    std::vector<std::int32_t> blocks = {};
+    std::int32_t num_computed = 0;
+    std::int32_t num_new = 0;
+  };
+  class Attempt;
+  const Request& request(RequestId id) const;
+  std::vector<std::unique_ptr<Attention>> make_layers();
+  std::int32_t count_blocks() const;
+  std::optional<KVCacheLayout> choose_layout() const;
+  std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
+  void share_known(Scheduled& part, Attempt& attempt) const;
+  std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, Attempt& attempt) const;
+  void build(std::span<const Scheduled> scheduled);
+  void leave_step(RequestId id);
+  void complete_step();
+
+  std::shared_ptr<Context> context_;
+  Queue queue_;
+  SessionConfig config_;
+  LayerRegistry registry_;
+  std::vector<std::unique_ptr<Attention>> layers_;
+  KVCacheSpec spec_;
+  BlockPool pool_;
+  std::vector<AttentionGroup> groups_;  ///< one, of all layers
+  std::vector<KVCache> caches_;
+  std::map<RequestId, Request> requests_;
+  RequestId next_id_ = 0;
+  Step step_;
+  /// Of the current step: the requests that advance by it, and the layers to be attended; of both
+  /// none outside of a step.
+  std::vector<std::pair<RequestId, std::int32_t>> advancing_;
+  std::vector<bool> attended_;
+};
+
+}  // namespace clattn
