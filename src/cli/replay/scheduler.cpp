@@ -17,7 +17,9 @@ std::int64_t blocks_needed(const TraceRequest& request, std::int32_t block_size)
 }
 
 Scheduler::Scheduler(const SchedulerLimits& limits, const Trace& trace)
-    : limits_(limits), hash_block_tokens_(trace.hash_block_tokens), blocks_(limits.num_blocks) {
+    : limits_(limits),
+      hash_block_tokens_(trace.hash_block_tokens),
+      blocks_(limits.num_blocks, limits.block_size) {
   requests_.reserve(trace.requests.size());
   for (const TraceRequest& request : trace.requests) {
     const auto id = static_cast<std::int32_t>(requests_.size());
@@ -44,39 +46,26 @@ void Scheduler::arrive(double now_s) {
   }
 }
 
-BlockHash Scheduler::block_hash(Request& request, std::size_t index) {
-  const std::vector<std::int64_t>& ids = request.trace->hash_ids;
-  const auto block_size = to_size(limits_.block_size);
-  while (request.hashes.size() <= index) {
-    const std::size_t begin = request.hashes.size() * block_size;
-    const std::size_t end = begin + block_size;
-    BlockHash hash = request.hashes.empty() ? 0 : request.hashes.back();
-    if (ids.empty() || end > to_size(request.trace->prompt_tokens)) {
-      // Content without a shared name is the request's own; it finds it again after a preemption.
-      hash = mix64(hash ^ mix64(~static_cast<std::uint64_t>(request.id)));
-    } else {
-      const auto id_of = [&](std::size_t position) {
-        const double place = static_cast<double>(position) / hash_block_tokens_;
-        return std::min(static_cast<std::size_t>(place), ids.size() - 1);
-      };
-      for (std::size_t i = id_of(begin); i <= id_of(end - 1); ++i) {
-        hash = mix64(hash ^ mix64(static_cast<std::uint64_t>(ids[i])));
-      }
-    }
-    request.hashes.push_back(hash);
+/// Tokens of one hash id are alike; those without a shared name are the request's own, which finds
+/// them again after a preemption.
+void Scheduler::name_contents(Request& request) {
+  const TraceRequest& trace = *request.trace;
+  request.contents.assign(to_size(trace.prompt_tokens + trace.output_tokens), -1 - request.id);
+  if (trace.hash_ids.empty()) return;
+  for (std::size_t i = 0; i < to_size(trace.prompt_tokens); ++i) {
+    const double place = static_cast<double>(i) / hash_block_tokens_;
+    const std::size_t id = std::min(static_cast<std::size_t>(place), trace.hash_ids.size() - 1);
+    const auto number = static_cast<std::int32_t>(number_of_.size());
+    request.contents[i] = number_of_.emplace(trace.hash_ids[id], number).first->second;
   }
-  return request.hashes[index];
 }
 
 void Scheduler::reuse_prefix(Request& request) {
+  if (request.contents.empty()) name_contents(request);
   // The last token is always computed: its query is what samples the next one.
-  const std::int32_t most = (request.num_tokens() - 1) / limits_.block_size;
-  for (std::int32_t i = 0; i < most; ++i) {
-    const auto block = blocks_.find(block_hash(request, to_size(i)));
-    if (!block) break;
-    blocks_.share(*block);
-    request.blocks.push_back(*block);
-  }
+  const auto known = to_size(request.num_tokens() - 1);
+  request.blocks = blocks_.find_prefix(std::span(request.contents).first(known));
+  blocks_.share(request.blocks);
   request.num_computed = static_cast<std::int32_t>(request.blocks.size()) * limits_.block_size;
 }
 
@@ -84,15 +73,14 @@ bool Scheduler::hold_blocks(Request& request, std::int32_t num_tokens) {
   const std::int32_t needed = (num_tokens + limits_.block_size - 1) / limits_.block_size;
   const std::int32_t missing = needed - static_cast<std::int32_t>(request.blocks.size());
   if (missing > blocks_.num_free()) return false;
-  for (std::int32_t i = 0; i < missing; ++i) request.blocks.push_back(*blocks_.allocate());
+  const std::vector<std::int32_t> fresh = blocks_.allocate(std::max(missing, 0));
+  request.blocks.insert(request.blocks.end(), fresh.begin(), fresh.end());
   return true;
 }
 
 void Scheduler::release_blocks(Request& request) {
-  // The tail first: it is then reused first, and the shareable head of the prompt lives longest.
-  for (; !request.blocks.empty(); request.blocks.pop_back()) {
-    blocks_.release(request.blocks.back());
-  }
+  blocks_.release(request.blocks);
+  request.blocks.clear();
   request.num_computed = 0;
 }
 
@@ -114,11 +102,8 @@ void Scheduler::add(Request& request, std::int32_t num_new) {
   step_.requests.push_back({&request, request.num_computed, num_new, decode});
   step_.num_tokens += num_new;
   step_.num_decode_tokens += decode ? 1 : 0;
-  const std::int32_t first_full = request.num_computed / limits_.block_size;
-  const std::int32_t end_full = (request.num_computed + num_new) / limits_.block_size;
-  for (auto i = to_size(first_full); i < to_size(end_full); ++i) {
-    blocks_.publish(request.blocks[i], block_hash(request, i));
-  }
+  const auto named = std::span(request.contents).first(to_size(request.num_computed + num_new));
+  blocks_.publish(named, request.blocks);
 }
 
 void Scheduler::schedule_running() {
@@ -168,6 +153,7 @@ void Scheduler::complete() {
     if (request.num_computed < request.num_tokens()) continue;
     if (++request.num_generated < request.trace->output_tokens) continue;
     release_blocks(request);
+    request.contents = {};
     std::erase(running_, &request);
     ++num_finished_;
   }

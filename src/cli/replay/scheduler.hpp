@@ -1,11 +1,12 @@
 #pragma once
 
+#include <clattn/block_pool.hpp>
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
-#include "cli/replay/block_allocator.hpp"
 #include "cli/replay/trace.hpp"
 
 namespace clattn::cli {
@@ -24,7 +25,7 @@ struct Request {
   std::int32_t num_generated = 0;  ///< tokens sampled so far
   std::int32_t num_computed = 0;   ///< tokens whose keys and values are in the cache
   std::vector<std::int32_t> blocks{};
-  std::vector<BlockHash> hashes{};  ///< of its full blocks, as far as needed so far
+  std::vector<std::int32_t> contents{};  ///< a number for what each token is; once admitted
 
   std::int32_t num_tokens() const { return trace->prompt_tokens + num_generated; }
 };
@@ -64,7 +65,7 @@ class Scheduler {
   std::size_t num_finished() const { return num_finished_; }
   std::size_t num_running() const { return running_.size(); }
   std::size_t num_waiting() const { return waiting_.size(); }
-  const BlockAllocator& blocks() const { return blocks_; }
+  const BlockPool& blocks() const { return blocks_; }
 
   /// When the next request arrives that is not here yet; nothing when all came.
   std::optional<double> next_arrival_s() const;
@@ -77,7 +78,7 @@ class Scheduler {
   void complete();
 
  private:
-  BlockHash block_hash(Request& request, std::size_t index);
+  void name_contents(Request& request);
   void reuse_prefix(Request& request);
   bool hold_blocks(Request& request, std::int32_t num_tokens);
   void release_blocks(Request& request);
@@ -94,7 +95,8 @@ class Scheduler {
   std::size_t num_finished_ = 0;
   std::deque<Request*> waiting_;
   std::vector<Request*> running_;  // oldest first
-  BlockAllocator blocks_;
+  BlockPool blocks_;
+  std::unordered_map<std::int64_t, std::int32_t> number_of_;  // by the trace's hash id
   ScheduledStep step_;
 };
 

@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
 
 #include <numeric>
 
 #include "host/metadata/plan_checker.hpp"
+#include "support/properties.hpp"
 
 // Random batches against the plain checks of plan_checker.hpp. A failure prints the smallest batch
 // that RapidCheck finds.
@@ -12,34 +12,12 @@ namespace clattn::detail {
 namespace {
 
 using test::Batch;
+using test::between;
+using test::expect_property;
 using test::make_batch;
+using test::one_of;
 using test::Plan;
 using test::plan_problem;
-
-constexpr int kRuns = 10000;
-
-/// Runs `property` on random inputs of a fixed seed.
-template <typename Property>
-void expect_property(const Property& property, int runs = kRuns) {
-  rc::detail::TestParams params;
-  params.seed = 20240611;
-  params.maxSuccess = runs;
-  const rc::detail::TestResult result =
-      rc::detail::checkTestable(property, rc::detail::TestMetadata(), params);
-  if (result.is<rc::detail::SuccessResult>()) return;
-  std::ostringstream text;
-  rc::detail::printResultMessage(result, text);
-  ADD_FAILURE() << text.str();
-}
-
-std::int32_t between(std::int32_t low, std::int32_t high) {
-  return *rc::gen::inRange(low, high + 1);
-}
-
-template <typename T>
-T one_of(std::initializer_list<T> values) {
-  return *rc::gen::elementOf(std::vector<T>(values));
-}
 
 /// Empty, decoding, speculating, extending and prefilling requests over short and long histories.
 test::Request any_request() {
@@ -200,7 +178,7 @@ double expected_ns(const PlannerConfig& config,
 
 // Each candidate of each class, with what is best of the others.
 TEST(PlannerProperties, NoBetterCutIsPassedOver) {
-  constexpr int kPlans = kRuns / 5;  // each is judged some 50 times
+  constexpr int kPlans = 2000;  // each is judged some 50 times
   int num_cut = 0;
   expect_property(
       [&] {
