@@ -1,0 +1,140 @@
+#include "device/session_client.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "oracle/oracle.hpp"
+
+namespace session_test {
+
+using clattn::Step;
+using clattn::StepRequest;
+
+namespace {
+
+constexpr int kQuery = 0, kKey = 1, kValue = 2, kOutput = 3;
+
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+}  // namespace
+
+clattn::SessionConfig small_config() {
+  clattn::SessionConfig config;
+  config.layers = {layer_test::layer_options(""), layer_test::layer_options("")};
+  config.layers[1].per_layer_sliding_window = 20;
+  config.num_blocks = 16;
+  return config;
+}
+
+Tokens counting(std::int32_t first, std::int32_t count) {
+  Tokens tokens(index(count));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+std::size_t Client::row_size(std::int32_t layer, int tensor) const {
+  const clattn::AttentionConfig& config = session.layer(layer).config();
+  const std::int32_t latent = config.output_head_size();
+  if (tensor == kQuery) return index(config.num_heads) * index(config.head_size);
+  if (tensor == kOutput) return index(config.num_heads) * index(latent);
+  if (!config.use_mla) return index(config.num_kv_heads) * index(config.head_size);
+  return index(tensor == kKey ? latent : config.rope_dim);
+}
+
+std::vector<float> Client::row(std::int32_t layer, int tensor,
+                               std::span<const std::int32_t> tokens) const {
+  auto seed = static_cast<std::uint32_t>(layer * 3 + tensor + 1);
+  for (const std::int32_t token : tokens)
+    seed = seed * 1664525U + static_cast<std::uint32_t>(token) + 1013904223U;
+  return layer_test::random_values(row_size(layer, tensor), seed);
+}
+
+std::vector<float> Client::attend(std::int32_t layer, const std::vector<StepRequest>& requests,
+                                  const Step& step) {
+  std::vector<float> tensors[3];
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const auto tokens = session.tokens(requests[r].id);
+    for (std::int32_t i = step.query_start_loc[r]; i < step.query_start_loc[r + 1]; ++i) {
+      const auto seen = tokens.first(index(step.positions[index(i)]) + 1);
+      for (const int tensor : {kQuery, kKey, kValue}) {
+        const std::vector<float> values = row(layer, tensor, seen);
+        tensors[tensor].insert(tensors[tensor].end(), values.begin(), values.end());
+      }
+    }
+  }
+  const clattn::Buffer query = device_.upload(tensors[kQuery]), key = device_.upload(tensors[kKey]),
+                       value = device_.upload(tensors[kValue]);
+  const clattn::Buffer output =
+      device_.upload(std::vector<float>(index(step.num_tokens()) * row_size(layer, kOutput)));
+  session.attend(layer, {.query = {query.handle()},
+                         .key = {key.handle()},
+                         .value = {value.handle()},
+                         .output = {output.handle()}});
+  return device_.download(output);
+}
+
+void Client::expect_truth(std::int32_t layer, const std::vector<StepRequest>& requests,
+                          const Step& step, const std::vector<float>& output) const {
+  const clattn::AttentionConfig& config = session.layer(layer).config();
+  oracle::AttentionCase truth;
+  truth.num_heads = config.num_heads;
+  truth.num_kv_heads = config.num_kv_heads;
+  truth.head_size = config.head_size;
+  truth.scale = 1.0 / std::sqrt(double(config.head_size));
+  if (config.sliding_window > 0) truth.window_left = config.sliding_window - 1;
+  truth.query_start_loc = step.query_start_loc;
+  truth.seq_lens = step.seq_lens;
+  truth.key_start_loc = {0};
+  const auto append = [&](std::vector<double>& all, int tensor, std::span<const int> tokens) {
+    for (const float x : row(layer, tensor, tokens)) all.push_back(x);
+  };
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const auto tokens = session.tokens(requests[r].id);
+    const std::int32_t end = step.seq_lens[r];
+    const std::int32_t rows = step.query_start_loc[r + 1] - step.query_start_loc[r];
+    for (std::int32_t i = 0; i < end; ++i) {
+      append(truth.key_cache, kKey, tokens.first(index(i) + 1));
+      append(truth.value_cache, kValue, tokens.first(index(i) + 1));
+      if (i >= end - rows) append(truth.query, kQuery, tokens.first(index(i) + 1));
+    }
+    truth.key_start_loc.push_back(truth.key_start_loc.back() + end);
+  }
+  const oracle::AttentionResult want = oracle::attention(truth, oracle::Element::kF32);
+  ASSERT_EQ(output.size(), want.out.size());
+  constexpr double kFloor = 2e-6;  // f32 sums of values of size about 1
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    ASSERT_LE(std::abs(output[i] - want.out[i]), want.allowed(i, false) + kFloor)
+        << "layer " << layer << ", element " << i;
+  }
+}
+
+std::map<clattn::RequestId, Rows> Client::run(const std::vector<StepRequest>& requests) {
+  const Step& step = session.step(requests);
+  std::map<clattn::RequestId, Rows> rows;
+  for (std::int32_t layer = 0; layer < session.num_layers(); ++layer) {
+    const std::vector<float> output = attend(layer, requests, step);
+    if (!session.layer(layer).config().use_mla) expect_truth(layer, requests, step, output);
+    const auto width = static_cast<std::ptrdiff_t>(row_size(layer, kOutput));
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      Rows& own = rows[requests[r].id];
+      own.insert(own.end(), output.begin() + step.query_start_loc[r] * width,
+                 output.begin() + step.query_start_loc[r + 1] * width);
+    }
+  }
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const auto tokens = session.tokens(requests[r].id);
+    EXPECT_EQ(session.num_computed_tokens(requests[r].id), step.seq_lens[r]);
+    for (std::int32_t i = step.query_start_loc[r]; i < step.query_start_loc[r + 1]; ++i) {
+      const std::int32_t position = step.seq_lens[r] - step.query_start_loc[r + 1] + i;
+      EXPECT_EQ(step.positions[index(i)], position);
+      EXPECT_EQ(step.token_ids[index(i)], tokens[index(position)]);
+    }
+  }
+  return rows;
+}
+
+}  // namespace session_test
