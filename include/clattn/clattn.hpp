@@ -2,8 +2,8 @@
 
 /// CLAttn: paged attention for every OpenCL device. This header is what an engine needs to serve a
 /// model; README.md has a first program. The other headers of this folder are included by name:
-/// cache operations, cascades, MLA's own calls, plug-ins, tuning. `compat/` holds what mirrors
-/// names of older or particular engines.
+/// sessions, the pool of blocks, cache operations, cascades, MLA's own calls, plug-ins, tuning.
+/// `compat/` holds what mirrors names of older or particular engines.
 
 #include <clattn/attention.hpp>
 #include <clattn/attention_config.hpp>
