@@ -7,7 +7,7 @@ export LC_ALL=C
 cd "${1:-$(dirname "$0")/..}"
 
 folders=
-for folder in include src kernels_cl bench tests/oracle tools/amd-emulator; do
+for folder in include src kernels_cl bench python tests/oracle tools/amd-emulator; do
   if [ -d "$folder" ]; then folders="$folders $folder"; fi
 done
 if [ -z "$folders" ]; then
@@ -39,6 +39,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("cli", "ceilings oracle files npy")    # otherwise the public headers
     room_may("ceilings", "base opencl")  # src/cli/ceilings/: launches kernels of its own
     room_may("bench", "oracle")      # likewise
+    room_may("python", "")           # the public headers
     room_may("oracle", "")           # shares nothing with what it judges
     room_may("include", "")
     room_may("amd-emulator", "machine decode exec driver")  # its own folders: a project apart
@@ -48,7 +49,7 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
     room_may("kernels_cl/attention", "attention tile core shared")
     room_may("kernels_cl/cache", "cache core shared")
     own = "base files metadata tuning opencl npy capture kernels kv_cache backends attention"
-    own = own " c_api cli bench"
+    own = own " c_api cli bench python"
     only("clattn/", own " ceilings include")
     only("CL/", "opencl include c_api amd-emulator")
     only("clattn/opencl.hpp", "opencl include c_api")
