@@ -14,6 +14,7 @@ struct ExitCode {
 /// standard output and throws to fail; main() turns exceptions into one line and an exit code.
 void add_devices_command(CLI::App& app);
 void add_check_command(CLI::App& app);
+void add_fuzz_command(CLI::App& app);
 void add_run_command(CLI::App& app);
 void add_replay_command(CLI::App& app);
 void add_bench_command(CLI::App& app);

@@ -83,7 +83,7 @@ int run(int argc, char** argv) {
   CLI::App app{"CLAttn: paged attention for every OpenCL device", "clattn"};
   app.set_version_flag("--version", CLATTN_VERSION);
   app.require_subcommand(1);
-  for (auto* const add : {add_devices_command, add_check_command, add_run_command,
+  for (auto* const add : {add_devices_command, add_check_command, add_fuzz_command, add_run_command,
                           add_replay_command, add_bench_command, add_tune_command}) {
     add(app);
   }

@@ -13,14 +13,6 @@ namespace {
 using clattn::AttentionConfig;
 using clattn::DType;
 
-double half_ulp(DType dtype, double value) {
-  const int digits = dtype == DType::kF32 ? 24 : dtype == DType::kF16 ? 11 : 8;
-  const int smallest = dtype == DType::kF16 ? -24 : -149;
-  int exponent = 0;
-  std::frexp(value, &exponent);
-  return std::ldexp(0.5, std::max(exponent - digits, smallest));
-}
-
 /// Random keys and values where sequences keep theirs, poison elsewhere.
 Elements fill_cache(const Cascade& c, const Model& model, const clattn::KVCache& cache,
                     oracle::AttentionCase& truth) {
@@ -93,7 +85,7 @@ oracle::AttentionResult expected(const Cascade& c, const Model& model, const Att
       const double lse = part.lse[i / dims];
       if (std::isinf(lse)) continue;
       const double share = std::exp(lse - want.lse[i / dims]);
-      bound[i] += share * (merge ? half_ulp(layer.dtype, part.out[i]) : part.bound[i]);
+      bound[i] += share * (merge ? oracle::half_ulp(type, part.out[i]) : part.bound[i]);
       if (!merge && rounds_weights) bound[i] += share * part.weight_rounding[i];
     }
   };

@@ -39,13 +39,6 @@ Format format_of(Element element) {
 }
 
 /// Half a unit in the last place of `value` in the element type: what one rounding may cost.
-double half_ulp(Element element, double value) {
-  const Format format = format_of(element);
-  int exponent = 0;
-  std::frexp(value, &exponent);
-  return std::ldexp(0.5, std::max(exponent - format.precision, format.smallest_exponent()));
-}
-
 /// One query row of one head: the plain softmax over the keys it sees.
 struct Row {
   std::vector<std::int32_t> keys;  // positions
@@ -159,6 +152,13 @@ double attend(const Row& row, const Cursor& cursor, Element element, double* out
 }
 
 }  // namespace
+
+double half_ulp(Element element, double value) {
+  const Format format = format_of(element);
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return std::ldexp(0.5, std::max(exponent - format.precision, format.smallest_exponent()));
+}
 
 double round_to(Element element, double value) {
   if (std::isnan(value)) return element == Element::kInt8 ? 0.0 : value;

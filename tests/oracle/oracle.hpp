@@ -63,6 +63,8 @@ AttentionResult attention(const AttentionCase& call, Element element);
 /// Rounds to the element type (nearest even) and widens again; NaN stays NaN (int8: 0), f16
 /// overflows to infinity, the 8-bit types saturate (e4m3 at 448, e5m2 at 57344, int8 at 127).
 double round_to(Element element, double value);
+/// The largest error of rounding to the element type at a value of this size.
+double half_ulp(Element element, double value);
 /// Bit pattern of a value in the element type, in the low bits; and back.
 std::uint32_t encode(Element element, double value);
 double decode(Element element, std::uint32_t bits);

@@ -5,11 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <string>
 
 #include "cli/common/elements.hpp"
+#include "cli/common/judge.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -34,17 +33,6 @@ const std::vector<Shape>& shapes() {
 
 using Change = void (*)(AttentionConfig&);
 
-void add_alibi(AttentionConfig& config) {
-  for (int h = 0; h < config.num_heads; ++h)
-    config.alibi_slopes.push_back(std::ldexp(1.0F, -1 - h));
-}
-/// Logits small and large against those of the keys, and one that means "no sink".
-void add_sinks(AttentionConfig& config) {
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  for (int h = 0; h < config.num_heads; ++h) {
-    config.sinks.push_back(h % 4 == 3 ? kNone : static_cast<float>(4 * (h % 4) - 3));
-  }
-}
 template <DType type>
 void set_cache(AttentionConfig& config) {
   config.kv_cache_dtype = type;
@@ -164,28 +152,16 @@ class AttentionCheck {
             fmt::format("{}, {} {}", family.name, call.backend, to_string(layout));
         line.run(where, [&] {
           AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
-          if (stores) judge_cache(outcome, cache, where, writes);
-          return judge_output(call, outcome, truth);
+          if (stores) add_write(outcome, cache, where, writes);
+          return Verdict{judge_output(call, outcome, truth), outcome.launches};
         });
       }
     }
   }
 
-  static Verdict judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
-                              const oracle::AttentionResult& truth) {
-    Deviation deviation =
-        compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
-    if (deviation.passed() && call.config.output_fp8) {
-      deviation.merge(compare_fp8(outcome.out_fp8, static_cast<double>(call.output_scale), truth,
-                                  outcome.rounds_weights));
-    }
-    return {deviation, outcome.launches};
-  }
-
-  static void judge_cache(const AttentionOutcome& outcome, const LogicalCache& cache,
-                          const std::string& where, CheckLine& writes) {
-    Deviation stored = compare_bytes(outcome.cache.key, cache.key);
-    stored.merge(compare_bytes(outcome.cache.value, cache.value));
+  static void add_write(const AttentionOutcome& outcome, const LogicalCache& cache,
+                        const std::string& where, CheckLine& writes) {
+    const Deviation stored = judge_cache(outcome, cache);
     if (!stored.passed()) writes.failures.push_back(where + ": the cache holds other bytes");
     writes.deviation.merge(stored);
     writes.latency_us = std::max(writes.latency_us, outcome.cache_write_us);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "cli/common/elements.hpp"
@@ -51,8 +53,8 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
   call.query = random_elements(
       config.dtype, tokens * to_size(config.num_heads) * to_size(config.head_size), seed + 1);
   if (config.attn_type != AttentionType::kEncoderDecoder) {
-    call.key = random_elements(config.dtype, tokens * row, seed + 2);
-    call.value = random_elements(config.dtype, tokens * row, seed + 3);
+    call.key = random_elements(config.dtype, tokens * row, seed + 2, family.size);
+    call.value = random_elements(config.dtype, tokens * row, seed + 3, family.size);
   }
   if (config.custom_mask) {
     std::mt19937 random(seed + 5);
@@ -74,7 +76,8 @@ std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
   return scales;
 }
 
-/// Shuffled pages for all requests, and a table with a column too many.
+/// Shuffled pages for all requests, and a table with a column too many. A common prefix stands in
+/// the first request's pages.
 void make_table(AttentionCall& call, std::uint32_t seed) {
   const std::int32_t block_size = call.config.block_size;
   const auto pages_of = [&](std::int32_t seq_len) {
@@ -92,12 +95,14 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     const std::int32_t count = pages_of(call.seq_lens[r]);
     std::copy_n(next, count, &call.block_table[r * to_size(call.max_blocks)]);
+    const std::int32_t shared = std::min(call.common_prefix_len / block_size, count);
+    std::copy_n(call.block_table.begin(), shared, &call.block_table[r * to_size(call.max_blocks)]);
     next += count;
   }
 }
 
 /// The history's rows in a cache of poison, and the slots of the new tokens.
-void make_cache_image(AttentionCall& call, std::uint32_t seed) {
+void make_cache_image(AttentionCall& call, double family_size, std::uint32_t seed) {
   const AttentionConfig& config = call.config;
   const std::size_t row_bytes = row_bytes_of(config);
   std::vector<std::byte> poison(to_size(call.num_blocks * config.block_size) * row_bytes);
@@ -105,7 +110,7 @@ void make_cache_image(AttentionCall& call, std::uint32_t seed) {
     std::memcpy(&poison[i], &kPoison, std::min(sizeof(kPoison), poison.size() - i));
   }
   call.cache = {poison, poison};
-  const double size = config.cache_dtype() == DType::kInt8 ? 16 : 1;
+  const double size = family_size * (config.cache_dtype() == DType::kInt8 ? 16 : 1);
   const std::vector<std::byte> history =
       random_elements(config.cache_dtype(),
                       poison.size() / element_size_bytes(config.cache_dtype()), seed + 4, size);
@@ -146,13 +151,35 @@ AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int3
   return config;
 }
 
+void add_alibi(AttentionConfig& config) {
+  for (int h = 0; h < config.num_heads; ++h)
+    config.alibi_slopes.push_back(std::ldexp(1.0F, -1 - h));
+}
+
+void add_sinks(AttentionConfig& config) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  for (int h = 0; h < config.num_heads; ++h) {
+    config.sinks.push_back(h % 4 == 3 ? kNone : static_cast<float>(4 * (h % 4) - 3));
+  }
+}
+
 AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
                         std::uint32_t seed) {
   AttentionCall call = make_tensors(family, config, seed);
   if (config.contiguous_kv()) return call;
   call.scales = make_scales(config, family.scales_per_head);
+  call.common_prefix_len = family.common_prefix_len;
   make_table(call, seed);
-  make_cache_image(call, seed);
+  make_cache_image(call, family.size, seed);
+  return call;
+}
+
+AttentionCall make_latent_call(const BatchFamily& family, const MLAConfig& config,
+                               std::uint32_t seed) {
+  AttentionCall call = make_call(family, plain_config(config), seed);
+  call.value = call.key;
+  call.cache.value = call.cache.key;
+  if (!call.scales.empty()) call.scales[1] = call.scales[0];
   return call;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/common/attention_call.hpp"
+#include "cli/common/form_calls.hpp"
 
 namespace clattn::cli {
 
@@ -21,6 +22,9 @@ struct BatchFamily {
   std::int32_t num_splits = 0;
   bool causal = true;
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
+  /// Tokens, whole pages, that the histories of all requests begin with, in the same pages.
+  std::int32_t common_prefix_len = 0;
+  double size = 1;  ///< standard deviation of keys and values, times what int8 holds
 };
 const std::vector<BatchFamily>& batch_families();
 
@@ -28,12 +32,21 @@ const std::vector<BatchFamily>& batch_families();
 AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
                             std::int32_t block_size, DType dtype, DType cache);
 
+/// Falling slopes; and logits small and large against those of the keys, with one of four that
+/// means "no sink": a value for each query head.
+void add_alibi(AttentionConfig& config);
+void add_sinks(AttentionConfig& config);
+
 /// A call with random tensors over shuffled pages: the history is in the cache, the new tokens are
 /// to be stored, every slot that belongs to no token is NaN, every unused table entry out of range.
 /// Quantized caches have factors that are powers of two, masks are random. Cross attention finds
 /// all of its keys in the cache, encoders have no cache and as many keys as queries.
 AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
                         std::uint32_t seed);
+
+/// The same of latent rows, as attention of one KV head (form_calls.hpp).
+AttentionCall make_latent_call(const BatchFamily& family, const MLAConfig& config,
+                               std::uint32_t seed);
 
 /// Types of queries and of a cache that has kernels of its own.
 inline constexpr std::pair<DType, DType> kCacheTypes[] = {{DType::kF32, DType::kF32},

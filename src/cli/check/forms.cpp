@@ -14,26 +14,10 @@
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/form_calls.hpp"
+#include "cli/common/judge.hpp"
 
 namespace clattn::cli {
 namespace {
-
-/// Latent attention is attention of one KV head whose keys and values are the same rows.
-AttentionCall as_attention(const MLAConfig& config, const BatchFamily& family, std::uint32_t seed) {
-  AttentionConfig plain;
-  plain.num_heads = config.num_heads;
-  plain.num_kv_heads = 1;
-  plain.head_size = config.kv_lora_rank + config.rope_dim;
-  plain.block_size = config.block_size;
-  plain.dtype = config.dtype;
-  plain.kv_cache_dtype = config.kv_cache_dtype;
-  plain.scale = config.scale;
-  AttentionCall call = make_call(family, plain, seed);
-  call.value = call.key;
-  call.cache.value = call.cache.key;
-  if (!call.scales.empty()) call.scales[1] = call.scales[0];
-  return call;
-}
 
 void check_mla_types(const std::shared_ptr<Context>& context, const MLAConfig& config,
                      std::uint32_t seed, CheckReport& report) {
@@ -94,21 +78,10 @@ const std::vector<BatchFamily>& mla_batches() {
 
 Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& config,
                     const BatchFamily& family, std::uint32_t seed) {
-  const AttentionCall attention = as_attention(config, family, seed);
-  MLACall call;
-  call.config = config;
-  call.num_splits = attention.num_splits;
-  if (!attention.scales.empty()) call.kv_scale = attention.scales[0];
-  call.batch = attention.batch();
-  call.query = attention.query;
-  call.cache = expected_cache(attention).key;
-  call.num_blocks = attention.num_blocks;
-  AttentionOutcome outcome = execute(context, call, kCheckRepeats);
-  const oracle::AttentionResult truth =
-      front_of_rows(oracle::attention(oracle_case(attention), element_of(config.dtype)),
-                    config.kv_lora_rank + config.rope_dim, config.kv_lora_rank);
-  return {compare(config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights),
-          std::move(outcome.launches)};
+  const AttentionCall attention = make_latent_call(family, config, seed);
+  AttentionOutcome outcome = execute(context, latent_call(config, attention), kCheckRepeats);
+  const oracle::AttentionResult truth = oracle_result(attention, config.kv_lora_rank);
+  return {judge_output(attention, outcome, truth), std::move(outcome.launches)};
 }
 
 void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config) {

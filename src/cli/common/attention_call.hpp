@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/common/device_memory.hpp"
@@ -70,6 +71,9 @@ struct AttentionCall : BatchArrays {
 /// Throws kInvalidArgument naming request, field and value unless the batch's arrays fit each other
 /// and the cache (num_blocks = -1: of any size).
 void validate_call(const AttentionCall& call, std::int64_t num_blocks);
+
+/// The role of launches that merge a cascade's levels.
+inline constexpr std::string_view kCascadeRole = "cascade";
 
 struct LaunchReport {
   std::string kernel, role;

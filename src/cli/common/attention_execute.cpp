@@ -108,8 +108,9 @@ std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
     const auto info = std::ranges::find(kernels, launch.kernel, &KernelInfo::name);
     const std::string role = info != kernels.end() ? info->role : "";
     reports.push_back({std::string(launch.kernel),
-                       launch.kernel == "merge_attn_states" ? "cascade" : role, launch.tasks,
-                       launch.work_groups, launch.work_group_size, microseconds(launch.event)});
+                       launch.kernel == "merge_attn_states" ? std::string(kCascadeRole) : role,
+                       launch.tasks, launch.work_groups, launch.work_group_size,
+                       microseconds(launch.event)});
   }
   return reports;
 }

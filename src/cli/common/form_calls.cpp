@@ -76,6 +76,48 @@ Event store(const Context& context, const Queue& queue, const AttentionCall& cal
 
 }  // namespace
 
+AttentionConfig plain_config(const MLAConfig& config) {
+  AttentionConfig plain;
+  plain.num_heads = config.num_heads;
+  plain.num_kv_heads = 1;
+  plain.head_size = config.kv_lora_rank + config.rope_dim;
+  plain.block_size = config.block_size;
+  plain.dtype = config.dtype;
+  plain.kv_cache_dtype = config.kv_cache_dtype;
+  plain.scale = config.scale;
+  plain.kernel_family = config.kernel_family;
+  return plain;
+}
+
+MLACall latent_call(const MLAConfig& config, const AttentionCall& call) {
+  MLACall latent;
+  latent.config = config;
+  latent.num_splits = call.num_splits;
+  latent.plan = call.plan;
+  if (!call.scales.empty()) latent.kv_scale = call.scales[0];
+  latent.batch = call.batch();
+  latent.query = call.query;
+  latent.cache = expected_cache(call).key;
+  latent.num_blocks = call.num_blocks;
+  return latent;
+}
+
+AttentionCall attention_call(const MLACall& call) {
+  AttentionCall plain;
+  plain.config = plain_config(call.config);
+  plain.causal = call.batch.causal.value_or(true);
+  plain.query_start_loc.assign(call.batch.query_start_loc.begin(),
+                               call.batch.query_start_loc.end());
+  plain.seq_lens.assign(call.batch.seq_lens.begin(), call.batch.seq_lens.end());
+  plain.block_table.assign(call.batch.block_table.begin(), call.batch.block_table.end());
+  plain.max_blocks = call.batch.block_table_stride;
+  plain.query = call.query;
+  plain.num_blocks = call.num_blocks;
+  plain.cache = {call.cache, call.cache};
+  if (is_quantized(call.config.cache_dtype())) plain.scales = {call.kv_scale, call.kv_scale};
+  return plain;
+}
+
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call, int repeat) {
   const MLAConfig& config = call.config;
   const auto impl = make_mla_impl(*context, config);

@@ -27,6 +27,13 @@ struct MLACall {
   std::int64_t num_blocks = 0;
 };
 
+/// Latent attention is attention of one KV head whose keys and values are the same rows: the layer,
+/// the call over rows that a call of such a layer finds in its cache, and the other way round. The
+/// batch of the former views the arrays of the latter.
+AttentionConfig plain_config(const MLAConfig& config);
+MLACall latent_call(const MLAConfig& config, const AttentionCall& call);
+AttentionCall attention_call(const MLACall& call);
+
 /// Runs the call `repeat` times over freshly poisoned outputs; times are those of the last. Without
 /// tokens nothing is launched. Throws what the library throws.
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call,

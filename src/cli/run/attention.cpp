@@ -24,7 +24,7 @@ using nlohmann::json;
 json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
   std::int64_t attention_tasks = 0, merge_tasks = 0;
   for (const LaunchReport& launch : outcome.launches) {
-    if (launch.role == "cascade") continue;  // joins levels
+    if (launch.role == kCascadeRole) continue;  // joins levels
     (launch.role == "merge" ? merge_tasks : attention_tasks) += launch.tasks;
   }
   return {{"requested", call.num_splits},
@@ -86,17 +86,18 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
   outputs.add_floats("out", decode_elements(config.dtype, outcome.out), out_shape);
   if (return_lse) outputs.add_values("lse", outcome.lse, {call.num_tokens(), config.num_heads});
   if (config.output_fp8) {
-    outputs.add("out_fp8", NpyArray{"|u1", out_shape, std::move(outcome.out_fp8)});
+    outputs.add("out_fp8", NpyArray{"|u1", out_shape, outcome.out_fp8});
   }
   if (!config.contiguous_kv() && file.has_array("key")) {
     if (outcome.cache.key.empty()) outcome.cache = call.cache;
     const std::string type(descr_of(config.cache_dtype()));
     const std::vector<std::int64_t> shape = {call.num_blocks, config.block_size,
                                              config.num_kv_heads, config.head_size};
-    outputs.add("key_cache_out", NpyArray{type, shape, std::move(outcome.cache.key)});
-    outputs.add("value_cache_out", NpyArray{type, shape, std::move(outcome.cache.value)});
+    outputs.add("key_cache_out", NpyArray{type, shape, outcome.cache.key});
+    outputs.add("value_cache_out", NpyArray{type, shape, outcome.cache.value});
   }
   outputs.add("info", info(*context, call, outcome));
+  if (options.verify) verify_outcome(call, outcome, config.head_size, outputs);
 }
 
 void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {

@@ -105,6 +105,10 @@ class CaseOutputs {
   void add_info(const std::string& key, const nlohmann::json& value) {
     objects_["info.json"][key] = value;
   }
+  /// What add_info() was given.
+  const nlohmann::json& info(const std::string& key) const {
+    return objects_.at("info.json").at(key);
+  }
   /// Renames the files into place once all are written, so a failure leaves none in `directory`.
   void write(const std::filesystem::path& directory) const;
 

@@ -113,6 +113,9 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                            {"backend", kMLABackendName},
                            {"kernels", launches_info(outcome.launches)},
                            {"build_failures", context->build_failures()}});
+  if (options.verify) {
+    verify_outcome(attention_call(call), outcome, call.config.kv_lora_rank, outputs);
+  }
 }
 
 }  // namespace clattn::cli

@@ -12,6 +12,7 @@
 #include "cli/commands.hpp"
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
+#include "cli/common/judge.hpp"
 #include "cli/run/captured.hpp"
 
 namespace clattn::cli {
@@ -20,9 +21,10 @@ namespace {
 struct OperationRow {
   std::string_view name;
   Operation run;
+  bool has_oracle = false;  ///< takes RunOptions::verify
 };
 constexpr std::array<OperationRow, 18> kOperations = {{
-    {"attention", run_attention},
+    {"attention", run_attention, true},
     {"reshape_and_cache", run_reshape_and_cache},
     {"split_decodes_and_prefills", run_split_decodes_and_prefills},
     {"reorder_batch_to_split_decodes_and_prefills", run_reorder_batch},
@@ -34,7 +36,7 @@ constexpr std::array<OperationRow, 18> kOperations = {{
     {"swap_blocks", run_swap_blocks},
     {"merge_attn_states", run_merge_attn_states},
     {"concat_and_cache_mla", run_concat_and_cache_mla},
-    {"mla_decode", run_mla_decode},
+    {"mla_decode", run_mla_decode, true},
     {"copy_blocks_mla", run_copy_blocks_mla},
     {"gather_and_maybe_dequant_cache", run_gather},
     {"calc_kv_scales", run_calc_kv_scales},
@@ -71,6 +73,17 @@ void refuse_own_folder(const std::filesystem::path& directory, const std::filesy
   throw_invalid("--out: {} is the case's own folder; expected another", out.string());
 }
 
+/// Prints how far the outputs are from the oracle's, and ends the program with 1 if that is too
+/// far.
+void say_verdict(const nlohmann::json& verdict) {
+  const bool passed = verdict["passed"];
+  const nlohmann::json& error = verdict["max_error"];  // JSON has no infinity
+  fmt::print("{}: {} elements compared with the oracle, largest error {}, {} allowed there\n",
+             passed ? "passed" : "FAILED", verdict["elements"].dump(),
+             error.is_null() ? "infinite" : error.dump(), verdict["allowed"].dump());
+  if (!passed) throw ExitCode{1};
+}
+
 void run_case(const std::filesystem::path& directory, std::filesystem::path out,
               const RunOptions& options) {
   namespace fs = std::filesystem;
@@ -83,20 +96,34 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   static_cast<void>(file.text("op"));  // required
   const std::string op = file.choice("op", names, "");
   const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
+  refuse_option(options.verify && !row->has_oracle, fmt::format("--verify for op {}", op));
   CaseOutputs outputs;
   row->run(file, options, outputs);
-  const fs::path captured = directory / "captured";
-  if (!fs::is_directory(captured)) return outputs.write(out);
-  const nlohmann::json compared = compare_with_captured(outputs, captured);
-  outputs.add_info("captured", compared);
+  nlohmann::json compared = nlohmann::json::object();
+  if (const fs::path captured = directory / "captured"; fs::is_directory(captured)) {
+    compared = compare_with_captured(outputs, captured);
+    outputs.add_info("captured", compared);
+  }
   outputs.write(out);
   for (const auto& [name, result] : compared.items()) {
     fmt::print("{}: {} of {} elements differ from what the captured call gave\n", name,
                result["different"].get<std::int64_t>(), result["elements"].get<std::int64_t>());
   }
+  if (options.verify) say_verdict(outputs.info("oracle"));
 }
 
 }  // namespace
+
+void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
+                    std::int32_t output_size, CaseOutputs& outputs) {
+  Deviation deviation = judge_output(call, outcome, oracle_result(call, output_size));
+  if (!outcome.cache.key.empty()) deviation.merge(judge_cache(outcome, expected_cache(call)));
+  outputs.add_info("oracle", {{"passed", deviation.passed() || call.num_tokens() == 0},
+                              {"elements", deviation.compared},
+                              {"max_error", deviation.max_error},
+                              {"allowed", deviation.allowance},
+                              {"worst_share", deviation.worst_share}});
+}
 
 void refuse_option(bool set, std::string_view option) {
   if (set) {
@@ -261,6 +288,8 @@ void add_run_command(CLI::App& app) {
   command->add_option("--out", arguments->out, "Directory of the outputs (default CASE_DIR/out)");
   command->add_option("--device", arguments->options.device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->options.backend, "Force a backend by name");
+  command->add_flag("--verify", arguments->options.verify,
+                    "Compare the outputs with the oracle; exit code 1 where they are wrong");
   command->callback(
       [arguments] { run_case(arguments->directory, arguments->out, arguments->options); });
 }

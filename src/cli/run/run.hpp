@@ -17,6 +17,7 @@ namespace clattn::cli {
 struct RunOptions {
   std::string device;   ///< selector; empty = the default device
   std::string backend;  ///< replaces the case's own when not empty
+  bool verify = false;  ///< compare with the oracle
 };
 
 /// One operation of a case directory: reads parameters and arrays, checks all of it, runs, and adds
@@ -99,6 +100,11 @@ BatchArrays read_batch_with_queries(const CaseFile& file);
 /// fall.
 std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
                                            std::int64_t num_reqs);
+
+/// Adds to info.json how far an outcome is from the oracle's (`oracle`), with what attention stored
+/// in its cache.
+void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
+                    std::int32_t output_size, CaseOutputs& outputs);
 
 /// All of an attention case but its output options, checked.
 AttentionCall read_attention_call(CaseFile& file, const RunOptions& options);

@@ -1,0 +1,77 @@
+#include "cli/common/judge.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
+
+namespace clattn::cli {
+namespace {
+
+/// Attention over the `prefix` tokens that all requests share, or over all others.
+oracle::AttentionCase level_of(oracle::AttentionCase call, std::int32_t prefix, bool shared) {
+  for (std::int32_t& seq_len : call.seq_lens)
+    seq_len = shared ? std::min(seq_len, prefix) : std::max(seq_len - prefix, 0);
+  if (shared) {
+    call.causal = false;
+    call.sinks.clear();
+    return call;
+  }
+  const std::ptrdiff_t pages = prefix / call.block_size;
+  std::rotate(call.block_table.begin(), call.block_table.begin() + pages, call.block_table.end());
+  return call;
+}
+
+/// Bounds of what a cascade rounds: each level's result, weighted with the level's share of the
+/// denominator, and the merged one.
+void bound_cascade(const AttentionCall& call, oracle::AttentionResult& truth) {
+  const oracle::Element element = element_of(call.config.dtype);
+  const oracle::AttentionCase whole = oracle_case(call);
+  const std::size_t width = to_size(call.config.head_size);
+  truth.weight_rounding.assign(truth.out.size(), 0);
+  for (std::size_t i = 0; i < truth.out.size(); ++i)
+    truth.bound[i] = oracle::half_ulp(element, truth.out[i]);
+  for (const bool shared : {true, false}) {
+    const oracle::AttentionResult level =
+        oracle::attention(level_of(whole, call.computed_prefix_len(), shared), element);
+    for (std::size_t i = 0; i < truth.out.size(); ++i) {
+      if (std::isinf(level.lse[i / width])) continue;  // no key
+      const double share = std::exp(level.lse[i / width] - truth.lse[i / width]);
+      truth.bound[i] += share * level.bound[i];
+      truth.weight_rounding[i] += share * level.weight_rounding[i];
+    }
+  }
+}
+
+}  // namespace
+
+Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
+                       const oracle::AttentionResult& one_pass) {
+  oracle::AttentionResult truth = one_pass;
+  if (std::ranges::find(outcome.launches, kCascadeRole, &LaunchReport::role) !=
+      outcome.launches.end())
+    bound_cascade(call, truth);
+  Deviation deviation =
+      compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
+  if (deviation.passed() && call.config.output_fp8) {
+    deviation.merge(compare_fp8(outcome.out_fp8, static_cast<double>(call.output_scale), truth,
+                                outcome.rounds_weights));
+  }
+  return deviation;
+}
+
+Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expected) {
+  Deviation stored = compare_bytes(outcome.cache.key, expected.key);
+  stored.merge(compare_bytes(outcome.cache.value, expected.value));
+  return stored;
+}
+
+oracle::AttentionResult oracle_result(const AttentionCall& call, std::int32_t kept) {
+  oracle::AttentionResult result =
+      oracle::attention(oracle_case(call), element_of(call.config.dtype));
+  if (kept == call.config.head_size) return result;
+  return front_of_rows(result, call.config.head_size, kept);
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "cli/common/attention_call.hpp"
+#include "cli/common/verify.hpp"
+
+// Outcomes of calls against the oracle.
+
+namespace clattn::cli {
+
+/// The outputs of a call, in its own type and (under config.output_fp8) as fp8. A call that ran as
+/// a cascade may also be off by the rounding of its levels to the output's type.
+Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
+                       const oracle::AttentionResult& truth);
+
+/// Every byte of the cache after the call's keys and values were stored.
+Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expected);
+
+/// The first `kept` elements of every row of a call's result.
+oracle::AttentionResult oracle_result(const AttentionCall& call, std::int32_t kept);
+
+}  // namespace clattn::cli

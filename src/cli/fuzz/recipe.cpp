@@ -1,0 +1,121 @@
+#include "cli/fuzz/recipe.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace clattn::cli {
+namespace {
+
+/// Words for what is set.
+std::string set_of(std::initializer_list<std::pair<bool, std::string>> options) {
+  std::string text;
+  for (const auto& [set, name] : options) {
+    if (set) text += ", " + name;
+  }
+  return text;
+}
+
+}  // namespace
+
+void normalise(Recipe& recipe) {
+  AttentionConfig& config = recipe.config;
+  BatchFamily& batch = recipe.batch;
+  config.num_heads = config.num_heads / config.num_kv_heads * config.num_kv_heads;
+  for (const auto& [values, add] :
+       {std::pair{&config.alibi_slopes, &add_alibi}, std::pair{&config.sinks, &add_sinks}}) {
+    if (values->empty()) continue;
+    values->clear();
+    add(config);
+  }
+  if (config.attn_type != AttentionType::kDecoder || recipe.order == CacheOrder::kPacked)
+    batch.common_prefix_len = 0;
+  if (config.block_size > 0) batch.common_prefix_len -= batch.common_prefix_len % config.block_size;
+  const bool in_cache = config.attn_type == AttentionType::kDecoder;
+  for (RequestShape& request : batch.requests) {
+    if (recipe.order == CacheOrder::kPacked) request.query_len = 1;
+    if (!in_cache) continue;
+    request.seq_len = std::max(request.seq_len, request.query_len + batch.common_prefix_len);
+  }
+}
+
+AttentionCall make_call(const Recipe& recipe) {
+  AttentionCall call = recipe.order == CacheOrder::kLatent
+                           ? make_latent_call(recipe.batch, latent_config(recipe), recipe.seed)
+                           : make_call(recipe.batch, recipe.config, recipe.seed);
+  call.plan = recipe.plan;
+  call.backend = recipe.backend;
+  call.layout = recipe.layout;
+  call.packed = recipe.order == CacheOrder::kPacked;
+  if (recipe.stores || call.config.contiguous_kv()) return call;
+  call.cache = expected_cache(call);
+  call.key.clear();
+  call.value.clear();
+  return call;
+}
+
+MLAConfig latent_config(const Recipe& recipe) {
+  const AttentionConfig& config = recipe.config;
+  return {.num_heads = config.num_heads,
+          .kv_lora_rank = recipe.output_size(),
+          .rope_dim = config.rope_dim,
+          .block_size = config.block_size,
+          .dtype = config.dtype,
+          .kv_cache_dtype = config.kv_cache_dtype,
+          .scale = config.scale,
+          .kernel_family = config.kernel_family};
+}
+
+std::string describe_layer(const Recipe& recipe) {
+  const AttentionConfig& config = recipe.config;
+  const std::string head = recipe.order == CacheOrder::kLatent
+                               ? fmt::format("{}+{}", recipe.output_size(), config.rope_dim)
+                               : std::to_string(config.head_size);
+  return fmt::format(
+      "{}/{}, {} heads on {} of {}, pages of {}{}", to_string(config.dtype),
+      to_string(config.cache_dtype()), config.num_heads, config.num_kv_heads, head,
+      config.block_size,
+      set_of(
+          {{recipe.order == CacheOrder::kPacked, "x-packed"},
+           {recipe.order == CacheOrder::kLatent, "latent rows"},
+           {config.attn_type != AttentionType::kDecoder, std::string(to_string(config.attn_type))},
+           {config.scale.has_value(), fmt::format("scale {}", config.scale.value_or(0))},
+           {config.logits_soft_cap > 0, fmt::format("soft cap {}", config.logits_soft_cap)},
+           {config.sliding_window > 0, fmt::format("window {}", config.sliding_window)},
+           {config.attention_chunk_size > 0,
+            fmt::format("chunks of {}", config.attention_chunk_size)},
+           {!config.alibi_slopes.empty(), "ALiBi"},
+           {!config.sinks.empty(), "sinks"},
+           {config.custom_mask, "mask"},
+           {config.output_fp8, "fp8 output"},
+           {config.kernel_family != KernelFamily::kAuto,
+            fmt::format("family {}", to_string(config.kernel_family))}}));
+}
+
+std::string describe_batch(const Recipe& recipe) {
+  const BatchFamily& batch = recipe.batch;
+  const PlanOptions& plan = recipe.plan;
+  std::vector<std::string> requests;
+  for (const RequestShape& request : batch.requests)
+    requests.push_back(fmt::format("{} of {}", request.query_len, request.seq_len));
+  return fmt::format(
+      "queries {}{}", fmt::join(requests, ", "),
+      set_of(
+          {{!batch.causal, "not causal"},
+           {batch.num_splits > 0, fmt::format("{} splits", batch.num_splits)},
+           {plan.split_policy == SplitPolicy::kDeterministic, "deterministic"},
+           {plan.fast_build, "fast build"},
+           {plan.decode_threshold > 1, fmt::format("decode threshold {}", plan.decode_threshold)},
+           {plan.limits.has_value(), "wide limits"},
+           {batch.common_prefix_len > 0, fmt::format("common prefix {}", batch.common_prefix_len)},
+           {batch.scales_per_head, "scales per head"},
+           {batch.size != 1, fmt::format("values of size {}", batch.size)},
+           {!recipe.backend.empty(), recipe.backend},
+           {recipe.layout.has_value(),
+            std::string(to_string(recipe.layout.value_or(KVCacheLayout::kNHD)))},
+           {!recipe.stores, "filled cache"}}));
+}
+
+}  // namespace clattn::cli

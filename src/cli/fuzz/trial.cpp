@@ -1,0 +1,106 @@
+#include "cli/fuzz/trial.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <clattn/error.hpp>
+#include <limits>
+#include <utility>
+
+#include "cli/common/judge.hpp"
+
+namespace clattn::cli {
+namespace {
+
+Trial failure(std::string why, std::vector<LaunchReport> launches = {},
+              double severity = std::numeric_limits<double>::infinity()) {
+  return {TrialState::kFailed, std::move(why), severity, std::move(launches)};
+}
+
+Trial judge(const Recipe& recipe, const AttentionCall& call, const AttentionOutcome& outcome) {
+  const bool stores = !call.key.empty() && !call.config.contiguous_kv() &&
+                      recipe.order != CacheOrder::kLatent && call.num_blocks > 0;
+  if (stores && !judge_cache(outcome, expected_cache(call)).passed())
+    return failure("the cache holds other bytes", outcome.launches);
+  const Deviation deviation =
+      judge_output(call, outcome, oracle_result(call, recipe.output_size()));
+  if (deviation.passed() || call.num_tokens() == 0) return {.launches = outcome.launches};
+  if (deviation.compared == 0) return failure("the output has another size", outcome.launches);
+  return failure(fmt::format("{:.3g} times the allowed error", deviation.worst_share),
+                 outcome.launches, deviation.worst_share);
+}
+
+}  // namespace
+
+Execute execute_on(std::shared_ptr<Context> context) {
+  return [context = std::move(context)](const Recipe& recipe, const AttentionCall& call) {
+    switch (recipe.order) {
+      case CacheOrder::kLatent:
+        return execute(context, latent_call(latent_config(recipe), call), recipe.repeat);
+      case CacheOrder::kPacked:
+        return execute_packed(context, call, recipe.repeat);
+      case CacheOrder::kPages:
+        break;
+    }
+    return execute(context, call, recipe.repeat);
+  };
+}
+
+std::string_view refused_field(std::string_view message) {
+  // A message of the selector lists the whole configuration first.
+  constexpr std::string_view kReasons = "Reasons: ";
+  if (const auto reasons = message.find(kReasons); reasons != std::string_view::npos)
+    message.remove_prefix(reasons + kReasons.size());
+  constexpr auto kFields = std::to_array<std::string_view>({"head_size",
+                                                            "Head size",
+                                                            "block_size",
+                                                            "Block size",
+                                                            "kv_cache_dtype",
+                                                            "num_heads",
+                                                            "num_kv_heads",
+                                                            "kv_lora_rank",
+                                                            "rope_dim",
+                                                            "attention_chunk_size",
+                                                            "sliding_window",
+                                                            "logits_soft_cap",
+                                                            "alibi_slopes",
+                                                            "sinks",
+                                                            "custom_mask",
+                                                            "output_fp8",
+                                                            "attn_type",
+                                                            "layout",
+                                                            "kernel family",
+                                                            "of family",
+                                                            "num_splits",
+                                                            "split_policy",
+                                                            "fast_build",
+                                                            "max_model_len",
+                                                            "max_num_batched_tokens",
+                                                            "max_num_reqs",
+                                                            "dtype",
+                                                            "scale"});
+  std::string_view first;
+  std::size_t place = std::string_view::npos;
+  for (const std::string_view field : kFields) {
+    const std::size_t at = message.find(field);
+    if (at >= place) continue;
+    place = at;
+    first = field;
+  }
+  return first;
+}
+
+Trial try_recipe(const Recipe& recipe, const Execute& execute) {
+  try {
+    const AttentionCall call = make_call(recipe);
+    return judge(recipe, call, execute(recipe, call));
+  } catch (const Error& error) {
+    const std::string_view field = refused_field(error.what());
+    if (error.code() == ErrorCode::kUnsupported && !field.empty())
+      return {.state = TrialState::kRefused, .why = std::string(field)};
+    return failure(error.what());
+  }
+}
+
+}  // namespace clattn::cli

@@ -1,0 +1,155 @@
+#include "cli/run/write_case.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/common/error.hpp"
+#include "cli/common/judge.hpp"
+#include "cli/run/case_file.hpp"
+
+namespace clattn::cli {
+namespace {
+
+using nlohmann::json;
+
+/// The keys of the types and of what decides the splits.
+json step_keys(std::string_view op, DType dtype, DType cache_dtype, std::int32_t num_splits,
+               const PlanOptions& plan, KernelFamily family) {
+  json keys = {{"op", op},
+               {"dtype", to_string(dtype)},
+               {"kv_cache_dtype", to_string(cache_dtype)},
+               {"num_splits", num_splits},
+               {"fast_build", plan.fast_build},
+               {"kernel_family", to_string(family)}};
+  if (plan.split_policy == SplitPolicy::kDeterministic) keys["split_policy"] = "deterministic";
+  if (plan.limits) {
+    keys["max_num_reqs"] = plan.limits->max_num_reqs;
+    keys["max_num_batched_tokens"] = plan.limits->max_num_batched_tokens;
+    keys["max_model_len"] = plan.limits->max_model_len;
+  }
+  return keys;
+}
+
+json attention_keys(const AttentionCall& call) {
+  const AttentionConfig& config = call.config;
+  const auto or_null = [](bool set, const auto& value) { return set ? json(value) : json(); };
+  json keys = step_keys("attention", config.dtype, config.cache_dtype(), call.num_splits, call.plan,
+                        config.kernel_family);
+  keys.update({{"num_heads", config.num_heads},
+               {"num_kv_heads", config.num_kv_heads},
+               {"head_size", config.head_size},
+               {"block_size", std::max(config.block_size, 1)},
+               {"scale", or_null(config.scale.has_value(), config.scale.value_or(0))},
+               {"causal", call.causal},
+               {"sliding_window", or_null(config.sliding_window > 0, config.sliding_window)},
+               {"attention_chunk_size",
+                or_null(config.attention_chunk_size > 0, config.attention_chunk_size)},
+               {"logits_soft_cap", config.logits_soft_cap},
+               {"attn_type", to_string(config.attn_type)},
+               {"backend", call.backend.empty() ? "auto" : call.backend},
+               {"return_lse", true},
+               {"decode_threshold", call.plan.decode_threshold},
+               {"common_prefix_len", call.common_prefix_len}});
+  if (call.layout) keys["layout"] = to_string(*call.layout);
+  if (call.packed) keys["layout"] = "packed";
+  if (call.scales.empty()) return keys;
+  const auto half = call.scales.begin() + static_cast<std::ptrdiff_t>(call.scales.size() / 2);
+  const auto factors = [](auto begin, auto end) {
+    return end - begin == 1 ? json(*begin) : json(std::vector<float>(begin, end));
+  };
+  keys["k_scale"] = factors(call.scales.begin(), half);
+  keys["v_scale"] = factors(half, call.scales.end());
+  return keys;
+}
+
+/// Lengths and pages; a batch without pages has none.
+void add_batch(CaseOutputs& files, const BatchArrays& batch, bool paged) {
+  files.add_values("query_start_loc", batch.query_start_loc);
+  files.add_values("seq_lens", batch.seq_lens);
+  if (!paged) return;
+  files.add_values("block_table", batch.block_table,
+                   {std::ssize(batch.seq_lens), batch.max_blocks});
+}
+
+void add_elements(CaseOutputs& files, const std::string& name, DType dtype, Extents shape,
+                  const std::vector<std::byte>& elements) {
+  files.add(name, NpyArray{std::string(descr_of(dtype)), std::move(shape), elements});
+}
+
+void add_tensors(CaseOutputs& files, const AttentionCall& call) {
+  const AttentionConfig& config = call.config;
+  const std::int64_t tokens = call.num_tokens();
+  const Extents rows = {tokens, config.num_kv_heads, config.head_size};
+  const Extents pages = {call.num_blocks, config.block_size, config.num_kv_heads, config.head_size};
+  add_elements(files, "query", config.dtype, {tokens, config.num_heads, config.head_size},
+               call.query);
+  if (!call.key.empty() || config.contiguous_kv()) {
+    add_elements(files, "key", config.dtype, rows, call.key);
+    add_elements(files, "value", config.dtype, rows, call.value);
+  }
+  if (!config.contiguous_kv()) {
+    if (!call.key.empty()) files.add_values("slot_mapping", call.slot_mapping);
+    add_elements(files, "key_cache", config.cache_dtype(), pages, call.cache.key);
+    add_elements(files, "value_cache", config.cache_dtype(), pages, call.cache.value);
+  }
+  if (!config.alibi_slopes.empty()) files.add_values("alibi_slopes", config.alibi_slopes);
+  if (!config.sinks.empty()) files.add_values("sinks", config.sinks);
+  if (config.output_fp8) files.add_values("output_scale", std::vector<float>{call.output_scale});
+  if (config.custom_mask)
+    files.add("custom_mask", NpyArray{"|u1", {tokens, call.max_seq_len()}, call.custom_mask});
+}
+
+void write_with_expected(CaseOutputs& files, const json& keys, const AttentionCall& call,
+                         std::int32_t output_size, const std::filesystem::path& directory) {
+  files.add("case", keys);
+  files.write(directory);
+  const oracle::AttentionResult truth = oracle_result(call, output_size);
+  const Extents rows = {call.num_tokens(), call.config.num_heads};
+  CaseOutputs expected;
+  expected.add_floats("out", truth.out, {rows[0], rows[1], output_size});
+  expected.add_floats("lse", truth.lse, rows);
+  expected.write(directory / "expected");
+}
+
+}  // namespace
+
+void write_case(const AttentionCall& call, const std::filesystem::path& directory) {
+  CaseOutputs files;
+  add_batch(files, call, !call.config.contiguous_kv());
+  add_tensors(files, call);
+  write_with_expected(files, attention_keys(call), call, call.config.head_size, directory);
+}
+
+void write_case(const MLACall& call, const std::filesystem::path& directory) {
+  const MLAConfig& config = call.config;
+  const AttentionCall plain = attention_call(call);
+  BatchArrays tokens;
+  tokens.query_start_loc = {0};
+  tokens.max_blocks = plain.max_blocks;
+  for (std::size_t r = 0; r < plain.seq_lens.size(); ++r) {
+    const auto row = plain.block_table.begin() + static_cast<std::ptrdiff_t>(r) * plain.max_blocks;
+    for (std::int32_t left = plain.query_start_loc[r + 1] - plain.query_start_loc[r]; left > 0;) {
+      --left;
+      tokens.seq_lens.push_back(plain.seq_lens[r] - (plain.causal ? left : 0));
+      tokens.block_table.insert(tokens.block_table.end(), row, row + plain.max_blocks);
+      tokens.query_start_loc.push_back(tokens.query_start_loc.back() + 1);
+    }
+  }
+  const std::int64_t width = std::int64_t{config.kv_lora_rank} + config.rope_dim;
+  CaseOutputs files;
+  add_batch(files, tokens, true);
+  add_elements(files, "query", config.dtype, {plain.num_tokens(), config.num_heads, width},
+               call.query);
+  add_elements(files, "kv_cache", config.cache_dtype(), {call.num_blocks, config.block_size, width},
+               call.cache);
+  json keys = step_keys("mla_decode", config.dtype, config.cache_dtype(), call.num_splits,
+                        call.plan, config.kernel_family);
+  keys["kv_lora_rank"] = config.kv_lora_rank;
+  if (config.scale) keys["scale"] = *config.scale;
+  if (is_quantized(config.cache_dtype())) keys["k_scale"] = call.kv_scale;
+  write_with_expected(files, keys, plain, config.kv_lora_rank, directory);
+}
+
+}  // namespace clattn::cli

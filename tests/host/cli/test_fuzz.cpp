@@ -1,0 +1,187 @@
+// `clattn fuzz` on a device that is the oracle itself, right or with a fault planted in its calls.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/common/elements.hpp"
+#include "cli/common/judge.hpp"
+#include "cli/fuzz/draw.hpp"
+#include "cli/fuzz/shrink.hpp"
+#include "cli/fuzz/trial.hpp"
+
+namespace {
+
+using namespace clattn;       // NOLINT(google-build-using-namespace): all of it is under test
+using namespace clattn::cli;  // NOLINT(google-build-using-namespace)
+
+AttentionOutcome answer(const Recipe& recipe, const AttentionCall& call) {
+  const oracle::AttentionResult result = oracle_result(call, recipe.output_size());
+  AttentionOutcome outcome;
+  outcome.out = encode_elements(call.config.dtype, result.out);
+  outcome.lse.assign(result.lse.begin(), result.lse.end());
+  if (call.config.output_fp8) {
+    std::vector<double> scaled = result.out;
+    for (double& value : scaled) value /= static_cast<double>(call.output_scale);
+    outcome.out_fp8 = encode_elements(DType::kFp8E4M3, scaled);
+  }
+  if (!call.key.empty() && !call.config.contiguous_kv()) outcome.cache = expected_cache(call);
+  return outcome;
+}
+
+/// Changes a call to one whose result is another; false where there is nothing to change.
+using Plant = bool (*)(AttentionCall& call);
+struct Fault {
+  const char* name;
+  Plant plant;
+};
+
+template <typename Value>
+bool clear(Value& value) {
+  const bool had = value != Value();
+  value = Value();
+  return had;
+}
+
+constexpr Fault kFaults[] = {
+    {"scale 5 % too large",
+     [](AttentionCall& c) {
+       const float usual = 1 / std::sqrt(static_cast<float>(c.config.head_size));
+       c.config.scale = 1.05F * c.config.scale.value_or(usual);
+       return true;
+     }},
+    {"window one token too wide",
+     [](AttentionCall& c) { return c.config.sliding_window > 0 && ++c.config.sliding_window > 0; }},
+    {"chunk one token too long",
+     [](AttentionCall& c) {
+       return c.config.attention_chunk_size > 0 && ++c.config.attention_chunk_size > 0;
+     }},
+    {"last token dropped",
+     [](AttentionCall& c) {
+       if (c.config.contiguous_kv() || c.seq_lens.empty() || c.seq_lens.back() == 0) return false;
+       return --c.seq_lens.back() >= 0;
+     }},
+    {"soft cap ignored", [](AttentionCall& c) { return clear(c.config.logits_soft_cap); }},
+    {"sinks ignored", [](AttentionCall& c) { return clear(c.config.sinks); }},
+    {"ALiBi ignored", [](AttentionCall& c) { return clear(c.config.alibi_slopes); }},
+    {"causal mask ignored", [](AttentionCall& c) { return clear(c.causal); }},
+    {"mask one key off",
+     [](AttentionCall& c) {
+       if (c.custom_mask.empty()) return false;
+       std::rotate(c.custom_mask.begin(), c.custom_mask.begin() + 1, c.custom_mask.end());
+       return true;
+     }},
+    {"values scaled as keys",
+     [](AttentionCall& c) {
+       const auto half = static_cast<std::ptrdiff_t>(c.scales.size() / 2);
+       std::copy(c.scales.begin(), c.scales.begin() + half, c.scales.begin() + half);
+       return half > 0;
+     }},
+    {"fp8 output scaled twice",
+     [](AttentionCall& c) {
+       c.output_scale *= c.output_scale;
+       return c.config.output_fp8;
+     }},
+    {"last token stored in the first slot",
+     [](AttentionCall& c) {
+       if (c.key.empty() || c.slot_mapping.empty()) return false;
+       c.slot_mapping.back() = 0;
+       return true;
+     }},
+    {"first pages of two requests exchanged",
+     [](AttentionCall& c) {
+       if (c.seq_lens.size() < 2 || c.max_blocks == 0) return false;
+       if (*std::ranges::min_element(c.seq_lens) == 0) return false;
+       std::swap(c.block_table[0], c.block_table[static_cast<std::size_t>(c.max_blocks)]);
+       return true;
+     }},
+};
+
+void PrintTo(const Fault& fault, std::ostream* out) {
+  *out << fault.name;
+}
+
+constexpr DrawOptions kSmall{.seed = 1, .most_tokens = 24};
+
+TEST(Fuzz, ARightDeviceFailsInNoCase) {
+  for (std::uint64_t index = 0; index < 120; ++index) {
+    const Recipe recipe = draw(kSmall, index);
+    EXPECT_EQ(try_recipe(recipe, answer).state, TrialState::kPassed)
+        << index << ": " << describe_layer(recipe) << "; " << describe_batch(recipe) << ": "
+        << try_recipe(recipe, answer).why;
+  }
+}
+
+TEST(Fuzz, ACaseDependsOnSeedAndNumberAlone) {
+  const auto text = [](const Recipe& r) { return describe_layer(r) + describe_batch(r); };
+  DrawOptions other = kSmall;
+  other.seed = 2;
+  int different = 0;
+  for (std::uint64_t index = 0; index < 64; ++index) {
+    const Recipe recipe = draw(kSmall, index);
+    EXPECT_EQ(text(draw(kSmall, index)), text(recipe));
+    EXPECT_EQ(make_call(draw(kSmall, index)).query, make_call(recipe).query);
+    if (text(draw(other, index)) != text(recipe)) ++different;
+    EXPECT_EQ(describe_layer(draw(kSmall, index / kCasesPerLayer * kCasesPerLayer)),
+              describe_layer(recipe));
+  }
+  EXPECT_GT(different, 60);
+}
+
+class PlantedFault : public testing::TestWithParam<Fault> {};
+
+TEST_P(PlantedFault, IsFoundAndMadeSmall) {
+  constexpr std::uint64_t kMostCases = 400;
+  const auto fails = [](const Recipe& recipe) {
+    AttentionCall changed = make_call(recipe);
+    if (!GetParam().plant(changed)) return false;
+    const auto execute = [&](const Recipe& of, const AttentionCall&) {
+      return answer(of, changed);
+    };
+    return try_recipe(recipe, execute).state == TrialState::kFailed;
+  };
+  std::uint64_t index = 0;
+  while (index < kMostCases && !fails(draw(kSmall, index))) ++index;
+  ASSERT_LT(index, kMostCases) << "not found";
+  const Recipe small = shrink(draw(kSmall, index), fails, 400);
+  SCOPED_TRACE(describe_layer(small) + "; " + describe_batch(small));
+  EXPECT_TRUE(fails(small));
+  EXPECT_LE(small.batch.requests.size(), 2U);
+  for (const RequestShape& request : small.batch.requests) EXPECT_LE(request.seq_len, 12);
+  EXPECT_LE(small.output_size(), 16);
+  EXPECT_LE(small.config.num_heads, 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PlantedFault, testing::ValuesIn(kFaults));
+
+TEST(Fuzz, ARefusalNamesAFieldOfTheReasons) {
+  EXPECT_EQ(
+      refused_field("No valid attention backend found for X with AttentionConfig(num_heads=4, "
+                    "dtype=f16). Reasons: FLASHINFER: head_size 4 not supported"),
+      "head_size");
+  EXPECT_EQ(refused_field("kv_cache_dtype f16 not supported; dtype f32"), "kv_cache_dtype");
+  EXPECT_EQ(refused_field("not today"), "");
+}
+
+TEST(Fuzz, WhatIsThrownIsAFailureUnlessItIsARefusalThatNamesAField) {
+  struct Row {
+    ErrorCode code;
+    const char* message;
+    TrialState state;
+  };
+  for (const Row& row : {Row{ErrorCode::kUnsupported, "layout HDN", TrialState::kRefused},
+                         Row{ErrorCode::kUnsupported, "not today", TrialState::kFailed},
+                         Row{ErrorCode::kInvalidArgument, "layout HDN", TrialState::kFailed},
+                         Row{ErrorCode::kOpenCL, "layout HDN", TrialState::kFailed}}) {
+    const Trial trial =
+        try_recipe(draw(kSmall, 0), [&](const Recipe&, const AttentionCall&) -> AttentionOutcome {
+          throw Error(row.code, row.message);
+        });
+    EXPECT_EQ(trial.state, row.state) << row.message;
+  }
+}
+
+}  // namespace
