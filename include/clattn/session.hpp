@@ -30,7 +30,8 @@ struct SessionConfig {
   std::int64_t num_blocks = 0;  ///< of each layer's cache; 0 = as many as cache_bytes hold
   std::size_t cache_bytes = 0;  ///< of the caches of all layers; not read if num_blocks is given
   bool prefix_caching = true;   ///< requests that begin alike share full blocks
-  std::optional<KVCacheLayout> layout = std::nullopt;  ///< nullopt: as make_kv_cache()
+  /// nullopt: get_kv_cache_layout(), else the fastest one that the layers take.
+  std::optional<KVCacheLayout> layout = std::nullopt;
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
   BuilderOptions builder = {};
 };
@@ -129,8 +130,8 @@ class Session {
   /// computes its tokens again. The result is valid until then. Throws kOutOfBlocks if too few
   /// blocks are free (evict() or finish() some request and try again), kInvalidArgument for unknown
   /// or repeated requests, for max_tokens below 1 and for nothing to compute, and what
-  /// AttentionMetadataBuilder::build() throws: then no request and no block has changed, but there
-  /// is no current step.
+  /// AttentionMetadataBuilder::build() throws: then every request has the tokens and blocks that it
+  /// had, but there is no current step.
   const Step& step(std::span<const StepRequest> requests);
   const Step& step(std::initializer_list<StepRequest> requests) {
     return step(std::span(requests.begin(), requests.size()));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <clattn/block_pool.hpp>
+#include <ranges>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -142,14 +143,14 @@ void BlockPool::publish(std::span<const std::int32_t> token_ids,
 }
 
 void BlockPool::release(std::span<const std::int32_t> blocks) {
-  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
-    check_block(*block, 1);
-    if (--at(*block).references > 0) continue;
-    const std::int32_t head = num_blocks();
-    at(*block).previous = at(head).previous;
-    at(*block).next = head;
-    at(at(head).previous).next = *block;
-    at(head).previous = *block;
+  const std::int32_t head = num_blocks();
+  for (const std::int32_t block : std::views::reverse(blocks)) {
+    check_block(block, 1);
+    if (--at(block).references > 0) continue;
+    at(block).previous = at(head).previous;
+    at(block).next = head;
+    at(at(head).previous).next = block;
+    at(head).previous = block;
     ++num_free_;
   }
 }
