@@ -1,11 +1,12 @@
 #pragma once
 
+#include <clattn/types.hpp>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// The hash of a full block's token ids and of `parent`, the number that the pool gave to all that
 /// comes before them (0 at the start of a sequence).

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace clattn {
+namespace CLATTN_API clattn {
 
 /// What a Session is made for.
 struct SessionConfig {
