@@ -24,22 +24,23 @@ namespace CLATTN_API clattn {
 
 struct CascadeQuery;  // cascade.hpp
 
-/// Most bytes of partial results that a step claims, where the device allocates as much; the work
-/// is cut coarser below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is claimed whole).
+/// The most bytes of partial results that a step may take, if the device can allocate that much;
+/// work is cut more coarsely to stay below it (vLLM: FLASHINFER_WORKSPACE_BUFFER_SIZE, which is
+/// allocated whole).
 inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 
-/// Device memory that launches share and that the builders which share it grow. Launches that use
-/// it must not overlap.
+/// Device memory for counters and partial results, shared by launches and grown by the builders
+/// that share it. Launches that use it must not overlap.
 struct AttentionWorkspace {
   /// Counters, then tensor maps (how NVIDIA's copy engine finds keys and values; each launch writes
   /// its own before it reads), then partial results: LSE, accumulators.
   Buffer buffer;
-  /// Counters are 0 between launches; kernels use them that take their work from a queue (CPUs) or
-  /// merge splits themselves. Launches that overlapped on one workspace, or were torn down, leave
-  /// others: a new workspace is needed then.
+  /// Counters are 0 between launches. They are used by kernels that take their work from a queue
+  /// (CPUs) or merge splits themselves. Launches that overlapped on one workspace, or were aborted,
+  /// leave other values; a new workspace is needed then.
   std::size_t counter_bytes = 0;
   std::size_t partial_lse2_bytes = 0;
-  bool counters_ready = false;  ///< they are 0; some kernels count nothing
+  bool counters_ready = false;  ///< they were set to 0; some kernels need none
 };
 
 struct BuilderOptions {
@@ -54,8 +55,9 @@ struct BuilderOptions {
   /// Shared by builders whose forward() calls run in order on one queue and whose build() calls do
   /// not overlap: memory for the largest of them instead of the sum. Null = the builder's own.
   std::shared_ptr<AttentionWorkspace> workspace = nullptr;
-  /// use_cascade_attention() says no: some layer that shares the metadata cannot cascade. vLLM's
-  /// model configuration has it by this name; init_attn_backend() sets it for such groups.
+  /// use_cascade_attention() always says no, because some layer that shares the metadata cannot
+  /// cascade. The name is that of vLLM's model configuration; init_attn_backend() sets it for such
+  /// groups.
   bool disable_cascade_attn = false;
 };
 
@@ -140,18 +142,19 @@ class AttentionMetadataBuilder {
                                          const CommonAttentionMetadata& batch,
                                          Event* upload = nullptr,
                                          const BuildOptions& options = {}) = 0;
-  /// Whether update_block_table() is there.
+  /// Whether update_block_table() is supported.
   virtual bool supports_update_block_table() const noexcept { return false; }
   /// What build() would make of `metadata`'s batch with another block table and other slots, for
-  /// the step's further KV cache groups: the plan is taken over instead of made again, `metadata`
-  /// stays valid. It must be of another builder with this one's configuration and options
-  /// (num_blocks aside) and not rebuilt since. Throws what build() throws; kUnsupported by default.
+  /// the step's further KV cache groups: the plan is taken over instead of being made again, and
+  /// `metadata` stays valid. It must come from another builder with this one's configuration and
+  /// options (num_blocks aside) that has not built since. Throws what build() throws; kUnsupported
+  /// by default.
   virtual const AttentionMetadata& update_block_table(cl_command_queue queue,
                                                       const AttentionMetadata& metadata,
                                                       const GroupPages& pages,
                                                       Event* upload = nullptr);
   /// Exactly the bytes of partial results in device workspace that build() would use for this batch
-  /// without fast_build; counters add 4 bytes a partial row and head, and 64, tensor maps 256.
+  /// without fast_build; counters add 4 bytes per partial row and head plus 64, tensor maps 256.
   virtual std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const = 0;
   /// Whether a recorded step of this builder can run the batch (vLLM: can_run_in_cudagraph).
   virtual bool can_run_in_graph(const CommonAttentionMetadata& batch) const = 0;
@@ -176,8 +179,8 @@ struct KernelInfo {
   std::int32_t work_group_size = 0;
   std::int32_t block_rows = 0;  ///< query rows (tokens x heads of a KV head) per work item
   std::int32_t block_kv = 0;    ///< keys per tile
-  /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units
-  /// and products of bf16 pairs want it; the other kernels keep them in f32.
+  /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units and
+  /// products of bf16 pairs require; the other kernels keep them in f32.
   bool rounds_weights = false;
   std::int32_t concurrent_groups = 0;  ///< work-groups that the planner assumes to run at once
 };
@@ -185,7 +188,8 @@ struct KernelInfo {
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
 struct LaunchRecord {
   std::string_view kernel;
-  /// That the groups share: more than groups where these are persistent. Of a merge, its groups.
+  /// Tasks that the groups share: more than there are groups if these are persistent. For a merge,
+  /// its groups.
   std::int64_t tasks = 0;
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
@@ -205,20 +209,21 @@ struct AttentionTensors {
 /// What a forward() takes beyond its tensors.
 struct ForwardOptions {
   Event* event = nullptr;                         ///< completes with the last kernel
-  std::vector<LaunchRecord>* launches = nullptr;  ///< cleared, then given one record a kernel
+  std::vector<LaunchRecord>* launches = nullptr;  ///< cleared, then one record per kernel
   /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
   /// position of its request; joins causality, window and chunk. Required if and only if the
-  /// configuration says custom_mask. custom_mask.hpp and paged_bias.hpp make some on the host.
+  /// configuration says custom_mask. custom_mask.hpp and paged_bias.hpp make such masks on the
+  /// host.
   cl_mem custom_mask = nullptr;
   std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
   /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
   /// unrounded output. Both required if and only if the configuration says output_fp8.
   cl_mem output_fp8 = nullptr;
   cl_mem output_scale = nullptr;  ///< f32 [1]
-  /// Attention::forward() alone: rows of the output, and of an output_fp8, padding included; those
-  /// that belong to no token are zeroed. 0 = the metadata's num_actual_tokens.
+  /// For Attention::forward() only: rows of the output, and of an output_fp8, padding included;
+  /// those that belong to no token are zeroed. 0 = the metadata's num_actual_tokens.
   std::int64_t num_rows = 0;
-  /// Attention::forward() alone: false while profiling. While a step is recorded, nothing is
+  /// For Attention::forward() only: false while profiling. While a step is recorded, no scales are
   /// calculated either.
   bool enable_kv_scales_calculation = true;
 };
@@ -278,10 +283,10 @@ class AttentionImpl {
   virtual void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
                                const AttentionMetadata& metadata,
                                const ForwardOptions& options = {}) const = 0;
-  /// Launches every kernel that the calls above can need once, over no token and in memory of its
-  /// own, and waits: what a driver leaves to a kernel's first launch (PoCL compiles it then) does
-  /// not delay the first step (vLLM: compile_or_warm_up_model). Once a configuration is enough.
-  /// Backends that leave it out do nothing.
+  /// Launches each kernel that the calls above can need once, over no token and in memory of its
+  /// own, and waits, so that what a driver leaves to a kernel's first launch (PoCL compiles it
+  /// then) does not delay the first step (vLLM: compile_or_warm_up_model). One call per
+  /// configuration is enough. Backends that do not override it do nothing.
   virtual void warm_up(cl_command_queue) const {}
   virtual std::vector<KernelInfo> kernels() const = 0;
   /// Every kernel of the roles that it needs, chosen or not. Empty for third-party backends.
@@ -312,10 +317,10 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual ~AttentionBackend() = default;
   /// Upper-case identifier, unique in the registry.
   virtual std::string_view name() const noexcept = 0;
-  /// Where it was found, for messages and logs.
+  /// Where the backend was found, for messages and logs.
   virtual BackendOrigin full_cls_name() const { return {{}, std::string(name())}; }
-  /// Whether configurations with use_mla are what it takes, and none else; its caches hold one
-  /// latent row a token instead of K and V.
+  /// Whether it takes configurations with use_mla, and only those; its caches hold one latent row
+  /// per token instead of K and V.
   virtual bool is_mla() const noexcept { return false; }
   /// Whether forward() writes to the caller's tensor instead of making one.
   virtual bool accept_output_buffer() const noexcept { return true; }
@@ -324,8 +329,8 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const = 0;
 
-  // vLLM's capability predicates: what validate_configuration() says about one field beside others
-  // that this backend takes. Empty = supported.
+  // vLLM's capability predicates: what validate_configuration() says about one field when this
+  // backend supports all the others. Empty = supported.
   std::vector<std::string> supports_head_size(std::int32_t head_size) const;
   std::vector<std::string> supports_dtype(DType dtype) const;
   std::vector<std::string> supports_kv_cache_dtype(std::optional<DType> kv_cache_dtype) const;
@@ -350,8 +355,8 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   /// Throws kUnsupported with the reasons of supports_head_size(), if there are any.
   void validate_head_size(std::int32_t head_size) const;
 
-  /// Tokens a page that its kernels read; an allocator's larger blocks are parts of such pages
-  /// (map_to_kernel_blocks()).
+  /// The page sizes, in tokens, that its kernels read; an allocator's larger blocks consist of
+  /// several such pages (map_to_kernel_blocks()).
   virtual std::vector<SupportedBlockSize> get_supported_kernel_block_sizes() const {
     return {SupportedBlockSize{}};
   }
@@ -364,12 +369,12 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
                                                          std::int32_t block_size,
                                                          std::int32_t num_kv_heads,
                                                          std::int32_t head_size) const = 0;
-  /// Which logical dimension stands at each place in memory, slowest first; of kHDN, for V.
+  /// Which logical dimension stands at each place in memory, slowest first; for kHDN, that of V.
   /// Throws kUnsupported for a layout that is not among supported_layouts().
   virtual std::array<std::int32_t, 5> get_kv_cache_stride_order(KVCacheLayout layout) const = 0;
   /// The logical dimension that holds K (0) and V (1); of size 1 where one row is both (MLA).
   virtual std::int32_t kv_dimension() const noexcept = 0;
-  /// The layouts that get_kv_cache_stride_order() takes, good as long as the backend.
+  /// The layouts that get_kv_cache_stride_order() takes; the span is valid as long as the backend.
   virtual std::span<const KVCacheLayout> supported_layouts() const noexcept = 0;
   /// Why caches of `layout` do not serve layers of this configuration here, one sentence each;
   /// empty = they do. `capabilities` may be null: then the device is not judged.
@@ -382,9 +387,9 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   }
   /// The layout that is fastest on this device.
   virtual KVCacheLayout preferred_layout(const DeviceCapabilities& capabilities) const noexcept = 0;
-  /// The kernels of a configuration, compiled or taken from the program cache: seconds at first
-  /// use. Layers of one configuration can share it. Throws kUnsupported with the reasons of
-  /// validate_configuration(), and kOpenCL if the driver builds none of the kernels.
+  /// The kernels of a configuration, compiled, which takes seconds at first use, or taken from the
+  /// program cache. Layers of one configuration can share it. Throws kUnsupported with the reasons
+  /// of validate_configuration(), and kOpenCL if the driver builds none of the kernels.
   virtual std::shared_ptr<const AttentionImpl> make_impl(std::shared_ptr<Context> context,
                                                          const AttentionConfig& config) const = 0;
   /// Plans steps for layers of this configuration; takes device memory at its first build(). Throws
@@ -438,8 +443,8 @@ BackendChoice choose_attn_backend(const AttentionConfig& config,
 /// The backend for a configuration. `name` (or, when empty, the environment's CLATTN_BACKEND)
 /// forces one; it is looked up, and refused if unknown, by find_attn_backend(). A forced backend
 /// that does not fit throws kUnsupported with its reasons. "auto" and "" choose. An attention-free
-/// configuration gets NO_ATTENTION, whatever is forced. The reference is good until
-/// unregister_backend(); shared_from_this() of it for longer.
+/// configuration gets NO_ATTENTION, whatever is forced. The reference is valid until
+/// unregister_backend(); its shared_from_this() keeps the backend for longer.
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name = {});

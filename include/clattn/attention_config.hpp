@@ -37,7 +37,7 @@ struct AttentionConfig {
   std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
   std::optional<float> scale = std::nullopt;  ///< softmax scale; nullopt = 1 / sqrt(head_size)
   // Logit of query position i and key position j: x = scale * <q, k>; then c * tanh(x / c); then
-  // + slope * (j - i); then masks; a sink joins the denominator. All of it combines.
+  // + slope * (j - i); then masks; a sink joins the denominator. All of these can be combined.
   float logits_soft_cap = 0;        ///< c; 0 = none
   std::int32_t sliding_window = 0;  ///< keys seen, the own one included (encoder types: to either
                                     ///< side); 0 = all. Keys outside are skipped, not masked
@@ -52,7 +52,7 @@ struct AttentionConfig {
   std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those
                                ///< before them are the latent part. vLLM: qk_rope_head_dim
   bool is_attention_free = false;  ///< no attention at all: selects NO_ATTENTION
-  // What the engine will do with the layer. None of it changes the kernels; it decides which
+  // What the engine will do with the layer. None of this changes the kernels; it decides which
   // backends fit.
   bool use_non_causal = false;             ///< batches with causal = false
   bool use_batch_invariant = false;        ///< builders with SplitPolicy::kDeterministic

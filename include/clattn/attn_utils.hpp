@@ -19,22 +19,24 @@ namespace CLATTN_API clattn {
 /// full (latent rows with use_mla). Throws kInvalidArgument for a layer that is not a decoder.
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers);
 
-/// The layers of one KV cache group: one backend, one builder, one metadata a step.
+/// The layers of one KV cache group, with one backend, one builder and one metadata object per
+/// step.
 struct AttentionGroup {
   std::shared_ptr<const AttentionBackend> backend;  ///< null of states, as builder
   AttentionConfig config;  ///< what the builder plans for; also what an AttentionState is made for
   std::unique_ptr<AttentionMetadataBuilder> builder;
   KVCacheSpec spec;
-  std::vector<std::string> layer_names;  ///< and those that share a cache of the group
+  std::vector<std::string> layer_names;  ///< including those that share a cache of the group
 };
 
-/// One group for each of `config`, in its order; of kMamba only spec and names, which need not be
-/// layers of the registry. Blocks of a group may be several of its layers' blocks, if not padded. A
-/// builder plans for the widest window and the smallest tile among its layers, whose other options
-/// (soft cap, ALiBi, sinks) may differ; all builders share one workspace (`options.workspace`, or a
-/// new one), so that forward() calls of all layers must run in order on one queue. A builder
-/// recommends a cascade only where every layer of its group can. Throws kInvalidArgument for a
-/// layer that does not exist, or whose backend, heads, dtype or cache differs from its group's.
+/// One group for each of `config`, in its order; for kMamba with spec and names only, which need
+/// not be layers of the registry. Blocks of a group may be several of its layers' blocks, if not
+/// padded. A builder plans for the widest window and the smallest tile among its layers, whose
+/// other options (soft cap, ALiBi, sinks) may differ; all builders share one workspace
+/// (`options.workspace`, or a new one), so that forward() calls of all layers must run in order on
+/// one queue. A builder recommends a cascade only where every layer of its group can. Throws
+/// kInvalidArgument for a layer that does not exist, or whose backend, heads, dtype or cache
+/// differs from its group's.
 std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
                                               const LayerRegistry& layers,
                                               const std::shared_ptr<Context>& context,
@@ -60,10 +62,10 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
                                           std::optional<KVCacheLayout> layout = std::nullopt,
                                           StatesByLayer* states = nullptr);
 
-/// A step's metadata by layer name, valid until the next call: one object a group, the same for all
-/// its layers. `common` says what all groups share; its block table and slots are not read and
-/// max_query_len is the true maximum, whatever it says. `pages` has one entry a group, in its
-/// layers' blocks (map_to_kernel_blocks() where the group's are larger); of states it is not read.
+/// A step's metadata by layer name, valid until the next call: one object per group, the same for
+/// all its layers. `common` says what all groups share; its block table and slots are not read and
+/// max_query_len is the true maximum, whatever it says. `pages` has one entry per group, in its
+/// layers' blocks (map_to_kernel_blocks() where the group's are larger); for states it is not read.
 /// Throws what build() throws.
 std::map<std::string, const AttentionMetadata*> build_attn_metadata(
     cl_command_queue queue, std::span<const AttentionGroup> groups,

@@ -10,9 +10,9 @@
    clattn::load_backend_plugin() or the environment's CLATTN_PLUGINS.
 
    Units: tensors' offsets and strides count elements, *_bytes bytes. Pointers that a call is given
-   are good until it returns, those in ClattnBatch for as long as the batch is (the next one's
-   build). Functions may be called by several threads at once; none may throw. A plugin in
-   C++ that shall be unloadable is compiled with GCC's -fno-gnu-unique. */
+   are valid until it returns, those in ClattnBatch for as long as the batch (until the next one is
+   built). Functions may be called by several threads at once; none may throw. A plugin in
+   C++ has to be compiled with GCC's -fno-gnu-unique to be unloadable. */
 
 /* NOLINTBEGIN(modernize-*,readability-identifier-naming): C */
 
@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-/* Changes with every change of what stands below; a plugin of another version is refused. */
+/* Changes with every change of what follows; a plugin of another version is refused. */
 #define CLATTN_BACKEND_ABI_VERSION 1u
 #define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v1"
 
@@ -136,7 +136,7 @@ typedef struct ClattnBatch {
   uint64_t slot_mapping_bytes;
 } ClattnBatch;
 
-/* Takes one sentence a call. */
+/* Takes one sentence per call. */
 typedef void (*ClattnAddReason)(void* sink, const char* reason);
 
 /* What the plugin fills in. `self` and `impl` are the plugin's own. No function may be NULL. */
@@ -145,7 +145,7 @@ typedef struct ClattnBackendPlugin {
   uint32_t struct_size; /* bytes of this struct, as the plugin was compiled */
   const char* name;     /* upper case, unique in the registry */
   const char* version;  /* of the plugin, for reports */
-  const char* refusal;  /* why the entry point returned another number than 0 */
+  const char* refusal;  /* why the entry point returned a number other than 0 */
   void* self;
   int32_t kv_dimension;     /* logical dimension of K (0) and V (1): 0 or 1 */
   uint32_t layouts;         /* supported layouts: bit CLATTN_NHD, bit CLATTN_HND; at least one */

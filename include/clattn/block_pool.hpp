@@ -14,8 +14,8 @@ using BlockHash = std::uint64_t (*)(std::uint64_t parent, std::span<const std::i
 /// XXH3, what pools use unless told otherwise.
 std::uint64_t hash_block(std::uint64_t parent, std::span<const std::int32_t> token_ids);
 
-/// Hands out the blocks of a KV cache by reference count, and finds those that hold the beginning
-/// of a sequence already (vLLM: BlockPool and its prefix caching). Full blocks alone are found. A
+/// Hands out the blocks of a KV cache by reference count, and finds those that already hold the
+/// beginning of a sequence (vLLM: BlockPool and its prefix caching). Only full blocks are found. A
 /// block that nobody holds keeps its content until it is handed out anew, the least recently
 /// released first. A block is found by its token ids and all that come before, compared one by one:
 /// hashes that collide cost time, never a wrong block. Host arithmetic without a device; for one
@@ -33,26 +33,26 @@ class BlockPool {
   std::int32_t num_used() const noexcept { return num_blocks() - num_free_; }
   /// The most that were held at once so far.
   std::int32_t peak_used() const noexcept { return peak_used_; }
-  /// How many hold the block. Throws kInvalidArgument for a block that is not the pool's.
+  /// How many holders the block has. Throws kInvalidArgument for a block that is not the pool's.
   std::int32_t reference_count(std::int32_t block) const;
 
   /// `count` free blocks, whose old content is forgotten; each has one holder now. Throws
   /// kOutOfBlocks, and takes none, if fewer are free.
   std::vector<std::int32_t> allocate(std::int32_t count);
   /// The published blocks with the longest beginning of `token_ids`, in its order, held or free;
-  /// they stay as they are until share(). Less than a full block is not looked for.
+  /// they stay as they are until share(). A part of a block at the end is not looked for.
   std::vector<std::int32_t> find_prefix(std::span<const std::int32_t> token_ids) const;
-  /// One holder more for each: blocks that are held, or free ones that find_prefix() named. Throws
-  /// kInvalidArgument for others, and shares none.
+  /// Adds a holder to each block, which must be held already or be a free one that find_prefix()
+  /// named. Throws kInvalidArgument for others, and then shares none.
   void share(std::span<const std::int32_t> blocks);
   /// Lets find_prefix() find the full blocks of a sequence: blocks[i] holds token_ids[i *
   /// block_size] and those behind it, and must not be written again. A part of a block at the end
   /// is left out, and what is published already stays so: call it as a sequence grows. Throws
   /// kInvalidArgument for full blocks that are missing or that nobody holds.
   void publish(std::span<const std::int32_t> token_ids, std::span<const std::int32_t> blocks);
-  /// One holder less for each. Those without any become free, the last first, so that the beginning
-  /// of a sequence is found for longest. Throws kInvalidArgument for a block that nobody holds,
-  /// after those behind it.
+  /// Removes a holder from each block. Those left without one become free, the last first, so that
+  /// the beginning of a sequence can be found for longest. Throws kInvalidArgument for a block that
+  /// nobody holds, after it has released the blocks behind that one.
   void release(std::span<const std::int32_t> blocks);
 
  private:

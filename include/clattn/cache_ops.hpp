@@ -59,10 +59,11 @@ using SwapSpace = std::variant<KVCache, MLACache, std::span<std::byte>, PackedKV
 /// copy. Asynchronous: `mapping` is read before the call returns, but a host image must stay alive,
 /// and on the way to the device unchanged, until `event` or a later synchronisation of the queue;
 /// copies overlap with the host's work only from and to PinnedMemory. No pairs: nothing happens and
-/// `event` is left empty. Throws kInvalidArgument for out-of-order queues, for two host
-/// images (`Invalid device combination`), for caches of two contexts (`src and dst must be on the
-/// same GPU`) or of differing shape, for ids out of range, a destination named twice, and for a
-/// destination whose bytes a pair reads too, be it through another cache, offset or sub-buffer.
+/// `event` is left empty. Throws kInvalidArgument for out-of-order queues, for two host images
+/// (`Invalid device combination`), for caches of two contexts
+/// (`src and dst must be on the same GPU`) or of differing shape, for ids out of range, a
+/// destination named twice, and for a destination whose bytes a pair also reads, even through
+/// another cache, offset or sub-buffer.
 void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace& source,
                  const SwapSpace& destination, std::span<const BlockPair> mapping,
                  Event* event = nullptr);
@@ -90,7 +91,7 @@ struct MergeAttnStates {
   std::int32_t head_size = 128;    ///< a multiple of 8
   DType dtype = DType::kF16;       ///< of the outputs that are joined: f32, f16 or bf16
   LseBase lse_base = LseBase::kE;  ///< of all LSEs
-  /// Tokens from this one on have no prefix: they take over the suffix. Negative = all have one.
+  /// Tokens from this one on have no prefix: their result is the suffix's. Negative = all have one.
   std::int64_t prefill_tokens_with_context = -1;
   /// Of the merged output: nullopt = dtype, or an 8-bit type, which holds type(out / output_scale)
   /// rounded to nearest even and saturated, in memory of its own.
@@ -101,15 +102,16 @@ struct MergeAttnStates {
 /// Joins attention over a prefix and over a suffix of the keys into attention over both (vLLM:
 /// merge_attn_states), in f32:
 ///   out = (e^p P + e^s S) / (e^p + e^s), lse = ln(e^p + e^s).
-/// An LSE of +inf counts as -inf. A side of LSE -inf adds nothing, whatever its output holds; both:
-/// output 0, LSE -inf. Without a buffer `merged.lse` is not written. `merged` may be one of the
-/// inputs itself, but not overlap one otherwise; an output of 8 bits overlaps none. Asynchronous.
+/// An LSE of +inf counts as -inf. A side with LSE -inf adds nothing, whatever its output holds; if
+/// both have it, the output is 0 and the LSE -inf. If `merged.lse` has no buffer, it is not
+/// written. `merged` may be one of the inputs itself, but not overlap one otherwise; an output of 8
+/// bits overlaps none. Asynchronous.
 void merge_attn_states(const Context& context, cl_command_queue queue,
                        const MergeAttnStates& config, const OutputWithLse& merged,
                        const OutputWithLse& prefix, const OutputWithLse& suffix,
                        Event* event = nullptr);
 
-/// Work-items a group of concat_and_cache_mla() and merge_attn_states() on a device, for reports.
+/// Work-items per group of concat_and_cache_mla() and merge_attn_states() on a device, for reports.
 std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);
 
 /// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
@@ -121,7 +123,7 @@ struct PagedKVLists {
 
 /// Stores token i's key and value at position positions[i] of request batch_indices[i], both i32 on
 /// the device, in the pages that the lists name; they must include the new tokens (FlashInfer:
-/// append_paged_kv_cache). A negative batch index stores nothing, nor does a place outside the
+/// append_paged_kv_cache). A negative batch index stores nothing, nor does a position outside the
 /// lists or the cache. Converts and divides as reshape_and_cache_flash. Asynchronous.
 void append_paged_kv_cache(const Context& context, cl_command_queue queue, TensorRef key,
                            TensorRef value, DType dtype, const KVCache& cache,
@@ -138,8 +140,8 @@ void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, T
                                std::int64_t num_tokens, const PagedKVLists& lists,
                                Event* event = nullptr);
 
-/// What kernels found wrong in metadata that lives on the device: they skip it and note the first
-/// place here.
+/// Errors that kernels found in metadata on the device: they skip the row and note the lowest one
+/// here.
 class DeviceErrors {
  public:
   /// Allocates and clears the word; asynchronous on `queue`.
@@ -154,8 +156,8 @@ class DeviceErrors {
   Buffer word_;
 };
 
-/// A decode batch whose metadata lives on the device, one query token a row. Rows from num_queries
-/// on are padding.
+/// A decode batch whose metadata lives on the device, one query token per row. Rows from
+/// num_queries on are padding.
 struct AdvanceStep {
   std::int32_t num_seqs = 0;
   std::int32_t num_queries = 0;  ///< 0 … num_seqs

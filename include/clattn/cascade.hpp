@@ -30,8 +30,8 @@ struct CascadeQuery {
 };
 
 /// vLLM's heuristic: no for prefixes below 256 tokens, fewer than 8 requests, ALiBi, windows or
-/// chunks; else yes, except that a batch of single tokens with several query heads a KV head takes
-/// it only if the waves of 128-key tiles are fewer than those of split decoding.
+/// chunks; else yes, except that a batch of single tokens with several query heads per KV head
+/// takes it only if the waves of 128-key tiles are fewer than those of split decoding.
 bool use_cascade_attention(const CascadeQuery& query);
 
 /// Why layers of this configuration cannot cascade, one sentence each; empty = they can. ALiBi,
@@ -70,11 +70,11 @@ struct CascadeLevel {
 };
 
 /// Attention over keys that requests share in levels, such as a system prompt, then a document,
-/// then each request's own tokens: every level is attended by itself and merged into the levels
-/// before (merge_attn_states), so that the result is attention over the levels' keys one behind the
-/// other. A level's sequence reads its keys once for each tile of its query tokens, as many as fill
-/// KernelInfo::block_rows with the heads of a KV head, whereas plain attention reads them at least
-/// once a request. Levels round to `dtype` before they merge. vLLM and FlashInfer:
+/// then each request's own tokens: every level is attended separately and merged into the levels
+/// before (merge_attn_states), so that the result is attention over the levels' keys one after
+/// another. A level's sequence reads its keys once for each tile of its query tokens, as many as
+/// fill KernelInfo::block_rows with the heads of a KV head, whereas plain attention reads them at
+/// least once per request. Levels round to `dtype` before they merge. vLLM and FlashInfer:
 /// MultiLevelCascadeAttentionWrapper.
 ///
 /// Not thread-safe; run() calls between two plan() calls must go to one in-order queue, in order.
@@ -92,13 +92,13 @@ class MultiLevelCascadeAttentionWrapper {
   MultiLevelCascadeAttentionWrapper& operator=(MultiLevelCascadeAttentionWrapper&&) noexcept;
   ~MultiLevelCascadeAttentionWrapper();
 
-  /// One upload a level. Throws kInvalidArgument naming level, sequence, field, value and legal
+  /// One upload per level. Throws kInvalidArgument naming level, sequence, field, value and legal
   /// range. Allocates nothing once warm.
   void plan(cl_command_queue queue, std::span<const CascadeLevel> levels);
   /// Writes output [num_tokens, num_heads, head_size], which must not overlap query (the same
   /// shape), and, if given, the LSE over all levels (FlashInfer returns none). Asynchronous:
-  /// `event` completes with the last launch. `launches` gets a record a kernel; merges of levels,
-  /// [num_tokens] groups, have no work_group_size. Throws as forward() does.
+  /// `event` completes with the last launch. `launches` gets one record per kernel; merges of
+  /// levels, [num_tokens] groups, have no work_group_size. Throws as forward() does.
   void run(cl_command_queue queue, const CascadeImpl& impl, const AttentionTensors& tensors,
            const KVCache& cache, Event* event = nullptr,
            std::vector<LaunchRecord>* launches = nullptr) const;

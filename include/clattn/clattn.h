@@ -3,18 +3,18 @@
 
 /* CLAttn's C API, in C99: devices, contexts, queues and buffers, attention layers, their paged KV
    caches, and steps. docs/howto.md has a program. What a call computes, and which values are legal,
-   stands at the C++ function of nearly the same name (clattn/layer.hpp, clattn/attention.hpp,
+   is described at the C++ function of nearly the same name (clattn/layer.hpp, clattn/attention.hpp,
    clattn/kv_cache.hpp).
 
    Every function that can fail returns a ClattnStatus. Where it is not CLATTN_SUCCESS, nothing was
    made or enqueued, and clattn_last_error() has the reason: field, value and what is legal. No C++
    exception leaves a function.
 
-   Handles are opaque. A _create or _adopt function makes one, which its _destroy function ends;
+   Handles are opaque. A _create or _adopt function makes one, and its _destroy function ends it;
    NULL may be destroyed. Handles keep alive what they were made from, so the order does not matter.
    An adopted OpenCL object is retained; the application may release its own reference.
 
-   Structs begin with struct_size, bytes of the struct as the application was compiled: later
+   Structs begin with struct_size, their size in bytes when the application was compiled: later
    versions may add fields at the end. A field that is 0 or NULL has its default, so
 
      ClattnLayerConfig config = {.struct_size = sizeof config};
@@ -46,7 +46,7 @@
 extern "C" {
 #endif
 
-/* Of this header: grows with every incompatible change. clattn_abi_version() is the library's. */
+/* This header's version, raised by incompatible changes; clattn_abi_version() is the library's. */
 #define CLATTN_ABI_VERSION 1u
 CLATTN_C_API uint32_t clattn_abi_version(void);
 /* "0.1.0"; never freed. */
@@ -64,7 +64,7 @@ typedef enum ClattnStatus {
 
 /* "CLATTN_ERROR_UNSUPPORTED"; never freed. */
 CLATTN_C_API const char* clattn_status_name(ClattnStatus status);
-/* Why this thread's last call that failed did so; good until its next one fails. */
+/* Why this thread's last failed call failed; valid until its next one fails. */
 CLATTN_C_API const char* clattn_last_error(void);
 /* The OpenCL status behind it, CL_SUCCESS unless it was CLATTN_ERROR_OPENCL. */
 CLATTN_C_API cl_int clattn_last_cl_error(void);
@@ -89,7 +89,7 @@ CLATTN_C_API ClattnStatus clattn_device_count(size_t* count);
 /* `index` in [0, count), in the drivers' order. */
 CLATTN_C_API ClattnStatus clattn_device_at(size_t index, ClattnDeviceId* device);
 
-/* What is slow and shared about one cl_context and device: keep one for as long as possible. */
+/* Everything slow and shared about one cl_context and device; keep it for as long as possible. */
 typedef struct ClattnContext ClattnContext;
 
 /* On the device of a selector: "gpu", "cpu", "P:D" or part of a name; NULL = the best one. */
@@ -103,7 +103,7 @@ typedef struct ClattnContextInfo {
   uint32_t struct_size;
   int32_t compute_units;
   cl_context
-      context; /* not retained for the caller; as all of this, good while the context lives */
+      context; /* not retained for the caller; like all fields, valid while the context lives */
   cl_device_id device;
   const char* name;
   const char* vendor;
@@ -126,7 +126,7 @@ CLATTN_C_API ClattnStatus clattn_queue_adopt(cl_command_queue handle, ClattnQueu
 CLATTN_C_API void clattn_queue_destroy(ClattnQueue* queue);
 CLATTN_C_API ClattnStatus clattn_queue_handle(const ClattnQueue* queue, cl_command_queue* handle);
 CLATTN_C_API ClattnStatus clattn_queue_flush(const ClattnQueue* queue);
-/* Blocks until all that was enqueued has run. */
+/* Blocks until everything that was enqueued has run. */
 CLATTN_C_API ClattnStatus clattn_queue_finish(const ClattnQueue* queue);
 
 typedef struct ClattnBuffer ClattnBuffer;
@@ -259,8 +259,8 @@ typedef struct ClattnCacheInfo {
   int64_t key_dim_stride;
 } ClattnCacheInfo;
 CLATTN_C_API ClattnStatus clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);
-/* Of an 8-bit cache: f32 [2][1 or num_kv_heads], the factors of K, then those of V; `per_head`
-   other than 0: num_kv_heads of each. Before the cache is bound. NULL takes them back. */
+/* For an 8-bit cache: f32 [2][1 or num_kv_heads], the factors of K, then those of V; `per_head`
+   other than 0: num_kv_heads of each. Call it before the cache is bound. NULL removes them. */
 CLATTN_C_API ClattnStatus clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
                                                   int32_t per_head);
 /* Binds the cache to a layer, which keeps it alive. Several layers of a model have one each, or
@@ -312,7 +312,7 @@ typedef struct ClattnStepOptions {
 /* The metadata of the last batch that it was built for; for one queue. */
 typedef struct ClattnStep ClattnStep;
 
-/* For the layers that are like this one and share its block table. `options` may be NULL. */
+/* Serves the layers that are like this one and share its block table. `options` may be NULL. */
 CLATTN_C_API ClattnStatus clattn_step_create(const ClattnLayer* layer,
                                              const ClattnStepOptions* options, ClattnStep** step);
 CLATTN_C_API void clattn_step_destroy(ClattnStep* step);
@@ -331,7 +331,7 @@ typedef struct ClattnBatchInfo {
   int32_t causal;               /* 1 = yes, -1 = no, 0 = as attn_type says */
   int32_t common_prefix_len;    /* tokens in pages that all requests share; 0 = none known */
 } ClattnBatchInfo;
-/* Checks the batch, plans its work and uploads both. What was enqueued before stays right. */
+/* Checks the batch, plans its work and uploads both. Work enqueued before stays correct. */
 CLATTN_C_API ClattnStatus clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
                                             const ClattnBatchInfo* batch);
 

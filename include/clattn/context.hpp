@@ -53,8 +53,8 @@ class Event {
 
   cl_event handle() const noexcept { return event_; }
   explicit operator bool() const noexcept { return event_ != nullptr; }
-  /// Blocks until the command has ended; an empty event has. Throws kOpenCL, also if the command
-  /// failed.
+  /// Blocks until the command has ended; returns at once for an empty event. Throws kOpenCL, also
+  /// if the command failed.
   void wait() const;
   /// Device time from start to end; the queue must have been created with profiling.
   std::uint64_t duration_ns() const;
@@ -112,7 +112,7 @@ class Queue {
   cl_command_queue queue_ = nullptr;
 };
 
-/// A buffer's bytes, mapped for the host while this object lives; ending it gives them back to the
+/// A buffer's bytes, mapped for the host while this object lives; destroying it returns them to the
 /// queue's later commands. Kernels must not use the buffer meanwhile. Not for several threads at
 /// once.
 class HostView {
@@ -156,25 +156,25 @@ class Context {
   cl_device_id device() const noexcept;
   const DeviceCapabilities& capabilities() const noexcept;
 
-  /// Kernels made for this device, and backends in want of theirs, that its driver failed to build
-  /// so far, each once, with the driver's reason, file and line. Where others do their work, it
-  /// takes longer.
+  /// Kernels for this device that its driver has failed to build so far, and backends that cannot
+  /// run without theirs; each once, with the driver's reason, file and line. Where other kernels do
+  /// their work instead, it takes longer.
   std::vector<std::string> build_failures() const;
   /// Why compiled programs and self-test results are not kept in CLATTN_CACHE_DIR, although it is
-  /// set; empty = they are. The start takes longer.
+  /// set; empty = they are. Without them, start-up takes longer.
   std::string program_cache_problem() const;
 
-  /// An in-order queue on the device; with profiling, events of its commands know their times.
+  /// An in-order queue on the device; with profiling, Event::duration_ns() works for its commands.
   Queue create_queue(QueueProfiling profiling = QueueProfiling::kOff) const;
   /// Uninitialised device memory. Refused with the numbers when larger than the device allows.
   Buffer allocate(std::size_t size_bytes) const;
   /// A buffer over memory of the application, which must outlive it. CPUs and GPUs that share the
-  /// host's memory work on it in place, some only if it begins at a page and ends at a cache line;
-  /// others on a copy. Either way the host reads and writes it through Queue::map() only. Throws
-  /// kInvalidArgument if it is empty.
+  /// host's memory work on it in place, some only if it begins at a page boundary and ends at that
+  /// of a cache line; others work on a copy. Either way the host reads and writes it through
+  /// Queue::map() only. Throws kInvalidArgument if it is empty.
   Buffer share(std::span<std::byte> memory) const;
 
-  /// For the library's own rooms.
+  /// For the library's own sources.
   detail::Runtime& runtime() const noexcept { return *runtime_; }
 
  private:

@@ -44,13 +44,12 @@ struct DeviceCapabilities {
   bool reports_fp16 = false;          ///< cl_khr_fp16 (arithmetic; storage needs nothing)
   bool reports_subgroups = false;     ///< cl_khr_subgroups or cl_intel_subgroups
 
-  std::uint64_t static_local_mem_bytes =
-      0;                            ///< largest static __local array that a kernel used right
-  bool inline_ptx = false;          ///< inline PTX assembles and computes
+  std::uint64_t static_local_mem_bytes = 0;  ///< largest static __local array seen to work
+  bool inline_ptx = false;                   ///< inline PTX assembles and computes
   bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
   bool fp8_conversions = false;     ///< PTX's conversions of fp8, of compute capability 8.9 on
   bool bf16_products = false;       ///< x86's products of bf16 pairs, no slower than multiply-adds
-  float native_exp2_error = 1;      ///< largest relative error seen of native_exp2; 1 = no measure
+  float native_exp2_error = 1;      ///< largest relative error seen of native_exp2; 1 = unknown
   bool native_builtins = false;     ///< a CPU compiler's prefetch, half vectors, streaming stores
   bool struct_arguments = true;     ///< structs passed to kernels by value arrive as they were
   std::uint32_t sub_groups_in_step =
@@ -61,7 +60,7 @@ struct DeviceCapabilities {
                                                ///< products of matrices were seen to be right
   std::vector<std::string> wrong_matrix_units =
       {};  ///< those that the driver builds, but that compute something else: not used
-  bool long_loops = true;  ///< a work-item's loops run to their end, be it a million steps
+  bool long_loops = true;  ///< a work-item's loops run to their end, even if long
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0
 };
@@ -70,8 +69,8 @@ struct DeviceCapabilities {
 std::vector<Device> list_devices();
 
 /// Chooses a device: "gpu", "cpu", "P:D" (indices), or part of a device or platform name (any
-/// case). Empty: the environment's CLATTN_DEVICE, and without that the GPU with most compute units,
-/// else a CPU. Throws kInvalidArgument listing what there is when nothing fits. Thread-safe.
+/// case). Empty: the environment's CLATTN_DEVICE, and without that the GPU with the most compute
+/// units, else a CPU. Throws kInvalidArgument listing the devices if none fits. Thread-safe.
 Device select_device(std::string_view selector = {});
 
 }  // namespace clattn

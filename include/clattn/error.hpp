@@ -13,7 +13,7 @@ enum class ErrorCode {
   kInvalidArgument,  ///< the caller passed nonsense: the message names field, value and what is
                      ///< legal
   kUnsupported,  ///< legal, but this backend or device cannot do it: the message lists the reasons
-  kOpenCL,       ///< the driver said no: cl_code() holds its code, the message its name
+  kOpenCL,       ///< the driver refused: cl_code() holds its code, the message its name
   kIo,           ///< a file could not be read or written: the message names it
   kOutOfBlocks,  ///< too few blocks of a KV cache are free: the message has the numbers. Nothing
                  ///< changed; it works once a request gives up its own

@@ -17,11 +17,11 @@ class Recording;
 namespace CLATTN_API clattn {
 
 /// A recorded step: the launches of every layer, enqueued again with the arguments that they were
-/// bound to. It reads whatever its buffers hold by then: new queries, new metadata in place
-/// (AttentionState). It keeps kernels and buffers that were bound alive and goes on using them: a
-/// layer that is bound to another cache later has to be recorded anew. Immutable; replays on
-/// different queues may run at once where nothing that they write, the state's workspace included,
-/// is the same.
+/// bound to. It reads whatever its buffers hold at that time: new queries, new metadata in place
+/// (AttentionState). It keeps the kernels and buffers that were bound alive and goes on using them:
+/// a layer that is later bound to another cache has to be recorded anew. Immutable; replays on
+/// different queues may run at once if nothing that they write, the state's workspace included, is
+/// shared.
 class Graph {
  public:
   Graph() noexcept;
@@ -53,10 +53,10 @@ enum class ReplayMode : std::uint8_t {
 /// Between construction and end(), launches that this thread makes on `queue` (write_kv_cache,
 /// forward, cache operations) are recorded instead of run; their events stay empty. Copies, fills
 /// and metadata builders are not recorded and must not use the queue meanwhile. Other threads and
-/// queues are not affected. Destroyed without end(): nothing was recorded.
+/// queues are not affected. If it is destroyed without end(), nothing was recorded.
 class GraphCapture {
  public:
-  /// Throws kInvalidArgument if this thread records already.
+  /// Throws kInvalidArgument if this thread is recording already.
   explicit GraphCapture(cl_command_queue queue, ReplayMode mode = ReplayMode::kAuto);
   ~GraphCapture();
   GraphCapture(const GraphCapture&) = delete;
@@ -78,7 +78,7 @@ struct GraphInputBuffers {
   std::int64_t num_slots = 0;  ///< batch_size * decode_threshold
 };
 
-/// What a step runs by.
+/// How to run a step.
 struct ForwardStep {
   const AttentionMetadata* metadata = nullptr;  ///< valid until the state's next call
   std::int32_t graph_batch_size = 0;  ///< replay this size's graph; 0 = launch the layers eagerly
@@ -136,7 +136,7 @@ class AttentionState {
     }
     std::shared_ptr<bool> capturing_;
   };
-  /// Takes memory for steps of up to `max_batch_size` requests. Sizes can be captured while the
+  /// Allocates memory for steps of up to `max_batch_size` requests. Sizes can be captured while the
   /// result lives. Throws kInvalidArgument while another one does, and for more requests than the
   /// first time: recorded launches are bound to that memory.
   [[nodiscard]] CaptureScope graph_capture(std::int32_t max_batch_size);
@@ -159,7 +159,7 @@ class AttentionState {
   /// Rows past the batch's requests are padding: slots -1, nothing attended, outputs untouched
   /// (zeroed where Attention::forward() was recorded with num_rows). Until the next such call only
   /// graphs of `batch_size` may be replayed. Throws kInvalidArgument if the batch does not fit or
-  /// the size was never captured; then what was there stays.
+  /// the size was never captured; then the previous metadata stays.
   const AttentionMetadata& prepare_graph_input_buffers(cl_command_queue queue,
                                                        std::int32_t batch_size,
                                                        const CommonAttentionMetadata& batch);

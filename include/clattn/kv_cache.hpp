@@ -21,7 +21,7 @@ class AttentionBackend;
 /// NHD and make_kv_cache() (attention.hpp) the backend's preference. Throws if the variable does
 /// not name a layout. Thread-safe.
 std::optional<KVCacheLayout> get_kv_cache_layout();
-/// Overrides the environment from now on; nullopt takes the override back. Thread-safe.
+/// Overrides the environment from now on; nullopt removes the override. Thread-safe.
 void set_kv_cache_layout(std::optional<KVCacheLayout> layout);
 
 /// What one layer keeps per token (vLLM's AttentionSpec family; sizes in bytes, e = bytes per
@@ -32,7 +32,7 @@ enum class KVCacheKind : std::uint8_t {
   kChunkedLocal,
   kEncoderOnly,
   kCross,
-  kMamba  ///< a constant state, which the application's kernels read and write: a page a request
+  kMamba  ///< a constant state for the application's own kernels: one page per request
 };
 
 /// One tensor of a constant state.
@@ -42,7 +42,7 @@ struct StateTensor {
   bool operator==(const StateTensor&) const = default;
 };
 
-/// Where the factors of a quantized cache stand.
+/// Where the factors of a quantized cache are stored.
 enum class KVQuantMode : std::uint8_t {
   kNone,         ///< outside the pages: one per tensor or per KV head, if any (KVCache::scales)
   kPerTokenHead  ///< in the pages: one f32 for each head vector of each token
@@ -62,7 +62,7 @@ struct KVCacheSpec {
   std::int32_t head_size_v = 0;                    ///< of V where it differs; 0 = head_size
   KVQuantMode kv_quant_mode = KVQuantMode::kNone;  ///< kPerTokenHead: 8-bit types only
   std::size_t page_size_padded = 0;  ///< bytes that a page takes, at least its own; 0 = its own
-  /// kMamba: what a page holds, one behind the other; the fields of keys and values are not used.
+  /// kMamba: what a page holds, one after another; the fields of keys and values are not used.
   std::vector<StateTensor> states = {};
 
   /// block_size * num_kv_heads * ((head_size + head_size_v) * e + 8 if kPerTokenHead), with MLA
@@ -84,8 +84,8 @@ struct KVCacheSpec {
 
 /// Makes all pages equally large, so that layers of any kind may share tensors page by page. Pages
 /// of keys and values, latent ones too, become as large as the largest of them, or the smallest
-/// multiple of it that holds every state: by more tokens a block where their own size divides that,
-/// else by padding. States are padded. A block_size that has grown counts for the allocator's
+/// multiple of it that holds every state: by more tokens per block where their own size divides
+/// that, else by padding. States are padded. A block_size that has grown counts for the allocator's
 /// blocks; kernels keep the layer's (map_to_kernel_blocks()). Throws kInvalidArgument, with `specs`
 /// as they were, for latent pages that would need padding. vLLM: unify_kv_cache_spec_page_size.
 void unify_kv_cache_spec_page_size(std::map<std::string, KVCacheSpec>& specs);
@@ -111,10 +111,10 @@ struct KVCacheConfig {
 /// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape
 /// lies at {k,v}_offset + block * block_stride + token * token_stride + head * head_stride + dim,
 /// but K's at k_offset + block * block_stride + head * head_stride + dim * key_dim_stride + token
-/// where keys lie by dim (key_dim_stride not 1). The strides say the layout, results never depend
-/// on it. Offsets and strides count elements of `dtype`; layers take multiples of 8, a block_stride
-/// above 0 where there are several blocks, and heads that lie less than 2^30 / num_kv_heads blocks
-/// and as many elements apart.
+/// where keys lie by dim (key_dim_stride not 1). The strides determine the layout; results never
+/// depend on it. Offsets and strides count elements of `dtype`; layers take multiples of 8, a
+/// block_stride above 0 where there are several blocks, and heads that lie less than 2^30 /
+/// num_kv_heads blocks and as many elements apart.
 struct KVCache {
   Buffer buffer;
   DType dtype = DType::kF16;

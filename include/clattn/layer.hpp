@@ -107,13 +107,15 @@ struct KVScales {
 };
 
 /// vLLM's BaseKVCacheMethod: which scales a cache of `kv_cache_dtype` gets from what a checkpoint
-/// holds. Caches that are not quantised ("auto" too): K and V 1. Both there: as they are. None: 1.
-/// Only one: that one for both. q and prob: as loaded, else 1. FNUZ doubles what was loaded. Throws
-/// kInvalidArgument for more than one value, and for values that are 0 or not finite.
+/// holds. In caches that are not quantised ("auto" included) K and V get 1. Otherwise both are used
+/// as loaded; if only one was, it serves for both; if none was, both are 1. q and prob are as
+/// loaded, else 1. FNUZ doubles what was loaded. Throws kInvalidArgument for more than one value,
+/// and for values that are 0 or not finite.
 KVScales load_kv_scales(const LoadedKVScales& loaded, std::optional<DType> kv_cache_dtype);
 
 /// One attention layer of a model (vLLM: Attention): its backend's impl, its cache and scales.
-/// forward() may be called by several threads on different outputs; the rest is for one at a time.
+/// forward() may be called by several threads on different outputs; everything else by one at a
+/// time.
 class Attention {
  public:
   /// Registers the layer. Throws kInvalidArgument (a duplicate prefix, an illegal sharing target, a
@@ -139,11 +141,11 @@ class Attention {
 
   /// The layer's cache, the target's if it shares one; null until bound.
   const KVCache* kv_cache() const noexcept { return cache_->buffer ? cache_.get() : nullptr; }
-  /// Binds the cache. Where it is quantised and `cache` brings no scales, it gets this layer's:
-  /// those that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the
-  /// engine's: the layer reads them and never changes or replaces them. Layers that share the cache
-  /// see the same. Throws for a layer that shares another's, and for an order that its kernels do
-  /// not read: HDN without those of CPUs.
+  /// Binds the cache. If it is quantised and `cache` brings no scales, it gets this layer's: those
+  /// that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the engine's:
+  /// the layer reads them and never changes or replaces them. Layers that share the cache see the
+  /// same. Throws for a layer that shares another's, and for an order that its kernels do not read:
+  /// HDN, unless they are the kernels for CPUs.
   void bind_kv_cache(KVCache cache);
   /// Throws what bind_kv_cache() would.
   void check_kv_cache(const KVCache& cache) const;
@@ -160,8 +162,8 @@ class Attention {
   float prob_scale() const noexcept { return prob_scale_; }
   /// scale = largest magnitude / constant (CLATTN_K_SCALE_CONSTANT …) of each whole tensor, on the
   /// device and without waiting; elements that are not finite do not count, zeros give 1. Happens
-  /// once: forward() calls it for the first batch where calculate_kv_scales says so; what further
-  /// calls enqueue, of other threads on other queues too, comes after it. With use_mla K's scale is
+  /// once: forward() calls it for the first batch if calculate_kv_scales says so; what later calls
+  /// enqueue, also from other threads on other queues, comes after it. With use_mla K's scale is
   /// that of the whole row, so that both parts count for it, and V's stays 1, unused. `num_tokens`
   /// rows are read; of key and value `num_keys` rows if given (cross attention). A call with
   /// num_tokens 0 leaves the calculation to the next one. Does nothing if the cache came with the
@@ -194,7 +196,7 @@ class Attention {
   ///     value   [rows, rope_dim]: k_pe, the rotary part that all heads share
   ///     output  [rows, num_heads, kv_lora_rank]: before the up-projection of the values
   ///
-  /// No key and no value: nothing new to store (cross attention's later steps). In cross
+  /// Without key and value there is nothing new to store (cross attention's later steps). In cross
   /// attention's first step they have one row per slot of the batch. `lse` as in
   /// AttentionImpl::forward(). Asynchronous; allocates nothing. Throws kInvalidArgument when it
   /// would store keys in an int8 cache with the layer's own scales before these were loaded or

@@ -17,10 +17,10 @@ enum class LogLevel : std::uint8_t {
 /// Takes a message of one or more lines, without a newline at the end.
 using LogSink = std::function<void(LogLevel level, std::string_view message)>;
 
-/// Sends messages up to `level` to `sink`, or to standard error if it is null. Until the first call
-/// CLATTN_LOG says the level, for standard error; unset, the library is quiet. The sink is called
-/// by the thread whose call had something to say, one message at a time; it must not throw or call
-/// the library. Thread-safe.
+/// Sends messages up to `level` to `sink`, or to standard error if it is null. Until the first
+/// call, CLATTN_LOG sets the level for standard error; if it is unset, the library is quiet. The
+/// sink is called by the thread whose call logs the message, one message at a time; it must not
+/// throw or call the library. Thread-safe.
 void set_log(LogLevel level, LogSink sink = nullptr);
 
 }  // namespace clattn

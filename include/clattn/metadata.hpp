@@ -93,10 +93,10 @@ struct BatchSplit {
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       std::int32_t decode_threshold = 1);
 
-/// Fewest swaps that bring decodes (scheduled tokens <= threshold) to the front: writes to `order`
-/// which old index stands at each new place and returns whether anything moved. Order inside a
-/// class is not kept (vLLM: reorder_batch_to_split_decodes_and_prefills). `order` has one element
-/// per request. Does not allocate.
+/// Brings decodes (scheduled tokens <= threshold) to the front with the fewest swaps: writes to
+/// `order` which old index stands at each new place and returns whether anything moved. The order
+/// inside a class is not kept (vLLM: reorder_batch_to_split_decodes_and_prefills). `order` has one
+/// element per request. Does not allocate.
 bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,
                                                  std::int32_t decode_threshold,
                                                  std::span<std::int32_t> order);
@@ -110,10 +110,9 @@ void compute_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t blo
 /// The block table of kernels whose pages are parts of the allocator's blocks: logical block b is
 /// kernel blocks b * k .. b * k + k - 1 with k = block_size / kernel_block_size, so every token
 /// keeps its slot and the same buffer is a cache of k times as many blocks. Entry i becomes entries
-/// i * k
-/// .. i * k + k - 1 of `kernel_block_table`, which has k times the elements (a row's stride grows
-/// by k). Entries that are no block, negative or with parts past INT32_MAX, become -1. Throws
-/// kInvalidArgument unless kernel_block_size divides block_size. vLLM:
+/// i * k .. i * k + k - 1 of `kernel_block_table`, which has k times the elements (a row's stride
+/// grows by k). Entries that name no block, negative or with parts past INT32_MAX, become -1.
+/// Throws kInvalidArgument unless kernel_block_size divides block_size. vLLM:
 /// BlockTable.map_to_kernel_blocks.
 void map_to_kernel_blocks(std::span<const std::int32_t> block_table, std::int32_t block_size,
                           std::int32_t kernel_block_size,

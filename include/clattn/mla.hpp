@@ -33,7 +33,7 @@ struct MLACache {
 
 /// The cache of a layer with AttentionConfig::use_mla as the calls here and copy_blocks_mla() take
 /// it, the same memory; K's scale is the row's. Throws kInvalidArgument unless it has one KV head,
-/// its rows stand without gaps and `rope_dim` leaves some of them.
+/// its rows lie without gaps and `rope_dim` is a multiple of 8 below the row's size.
 MLACache make_mla_cache(const KVCache& cache, std::int32_t rope_dim);
 
 /// Stores kv_c[i] [kv_lora_rank] followed by k_pe[i] [rope_dim] at slot_mapping[i] (block *
@@ -57,7 +57,7 @@ struct MLAGather {
   std::span<const std::int32_t> seq_starts;
 };
 
-/// Copies the requests' tokens, one request behind the other, to destination [cu_seq_lens.back(),
+/// Copies the requests' tokens, one request after another, to destination [cu_seq_lens.back(),
 /// kv_lora_rank + rope_dim] of `dtype`, times the cache's scale where it is quantized.
 /// Asynchronous. Throws kInvalidArgument for prefix sums that fall, a start inside a page, and
 /// pages that the table or the cache does not have. vLLM: gather_and_maybe_dequant_cache.
@@ -106,7 +106,7 @@ class MLAImpl {
   /// config().dtype. `metadata` comes from make_mla_builder() for an equal shape. `lse`, if given,
   /// receives f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf
   /// where a query sees no key (its output is 0). `launches`, if given, is cleared and gets one
-  /// record a kernel. Asynchronous, allocates nothing; `event` completes with the last kernel.
+  /// record per kernel. Asynchronous, allocates nothing; `event` completes with the last kernel.
   virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
                        const MLACache& cache, const AttentionMetadata& metadata,
                        Event* event = nullptr,

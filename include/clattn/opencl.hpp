@@ -1,7 +1,7 @@
 #pragma once
 
-// The one way in which this library's headers reach OpenCL's: an application that targets another
-// version says so before.
+// All headers of this library include OpenCL's through this one. An application that targets
+// another version defines the macro first.
 #ifndef CL_TARGET_OPENCL_VERSION
 #define CL_TARGET_OPENCL_VERSION 300
 #endif

@@ -9,7 +9,7 @@
 
 namespace CLATTN_API clattn {
 
-/// How far each request of a batch is, in batch order; all spans [num_reqs].
+/// How far each request of a batch has got, in batch order; all spans are [num_reqs].
 struct RequestProgress {
   std::span<const std::int32_t> num_scheduled_tokens;  ///< query tokens of this step
   std::span<const std::int32_t> num_computed_tokens;   ///< tokens in the cache before this step
@@ -47,7 +47,7 @@ struct SplitOptions {
   /// without query tokens, up to decode_threshold of them for each such row, and count with the
   /// side those rows stand on. Without require_uniform they are refused.
   bool require_uniform = false;
-  /// false: requests of `is_prefilling` are prefills however short their queries are.
+  /// false: requests marked in `is_prefilling` are prefills however short their queries are.
   bool treat_short_extends_as_decodes = true;
   /// [num_reqs], 1 = the prompt is not computed yet; needed unless treat_short_extends_as_decodes.
   std::span<const std::uint8_t> is_prefilling = {};

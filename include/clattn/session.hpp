@@ -22,7 +22,7 @@
 
 namespace CLATTN_API clattn {
 
-/// What a Session is made for.
+/// What a Session is made from.
 struct SessionConfig {
   /// One for each layer of the model, of one backend, KV heads, head size, types and block size;
   /// windows, scales, soft caps and sinks may differ. Layers without a prefix are named "layers.N".
@@ -43,8 +43,8 @@ using RequestId = std::int64_t;
 struct StepRequest {
   RequestId id = 0;
   std::vector<std::int32_t> new_tokens = {};  ///< token ids that join the request's
-  /// Of the tokens that are not computed yet, compute this many, the first ones; the others are for
-  /// later steps (a chunk of a prompt).
+  /// Compute at most this many of the tokens that are not computed yet, the first ones; the others
+  /// are for later steps (a chunk of a prompt).
   std::int32_t max_tokens = std::numeric_limits<std::int32_t>::max();
 };
 
@@ -63,8 +63,9 @@ struct Step {
 
 /// From a model's shape to decoded tokens: owns the KV caches, the layers (layer.hpp), the metadata
 /// builder and a BlockPool, and keeps each request's tokens and blocks. Everything else of a model
-/// (embedding, projections, sampling) is the application's, and so is the choice of who runs next;
-/// an engine with a block table of its own uses the layers directly. For one thread at a time.
+/// (embedding, projections, sampling) is the application's, and so is the choice of which requests
+/// run next; an engine with a block table of its own uses the layers directly. For one thread at a
+/// time.
 ///
 ///     Session session({.layers = std::vector(32, layer), .cache_bytes = 4ULL << 30});
 ///     const RequestId id = session.add(prompt);
@@ -94,13 +95,14 @@ class Session {
   Attention& layer(std::int32_t index) const;
 
   /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
-  /// a compiler, and the copy of blocks that fork() leads to if two blocks are free. Calls
+  /// a compiler, and, if two blocks are free, the copy of blocks that fork() leads to. Calls
   /// `progress` with the layers done so far and their number. Before the first request; blocks.
   void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
 
-  /// A request with the token ids of its prompt, at least one. It holds the published blocks with
-  /// the prompt's beginning from now on: num_computed_tokens() says how many tokens they spare. The
-  /// last token is always computed. Throws kInvalidArgument for an empty prompt.
+  /// Adds a request with the token ids of its prompt, at least one. From now on it holds the
+  /// published blocks with the prompt's beginning: num_computed_tokens() says how many tokens need
+  /// not be computed. The last token is always computed. Throws kInvalidArgument for an empty
+  /// prompt.
   RequestId add(std::span<const std::int32_t> prompt);
   RequestId add(std::initializer_list<std::int32_t> prompt) {
     return add(std::span(prompt.begin(), prompt.size()));
@@ -110,7 +112,7 @@ class Session {
   /// copies that block first.
   RequestId fork(RequestId id);
   /// Gives up the request's blocks but keeps its tokens: a later step computes them again, save
-  /// what is still found in published blocks (preemption). In the current step its rows no longer
+  /// what is still found in published blocks (preemption). Its rows in the current step no longer
   /// count.
   void evict(RequestId id);
   /// Ends the request. Its blocks become free; published ones can be found until they are reused.
@@ -124,24 +126,24 @@ class Session {
   std::span<const std::int32_t> block_table(RequestId id) const { return request(id).blocks; }
 
   /// Begins a step: adds the new tokens, finds room for what is to be computed, uploads the step's
-  /// metadata. Requests may stand in any order, each once, with a token to compute. Published
-  /// blocks spare a request that stands at the end of a block further tokens; Step says which are
-  /// left. A step whose layers have not all been attended is given up by the next one, which
-  /// computes its tokens again. The result is valid until then. Throws kOutOfBlocks if too few
-  /// blocks are free (evict() or finish() some request and try again), kInvalidArgument for unknown
-  /// or repeated requests, for max_tokens below 1 and for nothing to compute, and what
-  /// AttentionMetadataBuilder::build() throws: then every request has the tokens and blocks that it
-  /// had, but there is no current step.
+  /// metadata. Requests may stand in any order, each once and with at least one token to compute. A
+  /// request that has reached the end of a block skips further tokens that published blocks hold;
+  /// Step says which are left. A step whose layers have not all been attended is given up by the
+  /// next one, which computes its tokens again. The result is valid until then. Throws kOutOfBlocks
+  /// if too few blocks are free (evict() or finish() some request and try again), kInvalidArgument
+  /// for unknown or repeated requests, for max_tokens below 1 and for nothing to compute, and what
+  /// AttentionMetadataBuilder::build() throws: then every request has the tokens and blocks
+  /// that it had, but there is no current step.
   const Step& step(std::span<const StepRequest> requests);
   const Step& step(std::initializer_list<StepRequest> requests) {
     return step(std::span(requests.begin(), requests.size()));
   }
 
   /// Attention::forward() of a layer over the current step: stores the rows' keys and values in the
-  /// cache, then attends; tensors are [rows, heads, head_size]. Each layer once, in any order; with
-  /// the last one the step's tokens count as computed, and blocks that they fill are published.
-  /// Asynchronous on queue(). Throws kInvalidArgument outside of a step and for a layer that has
-  /// been attended in this one.
+  /// cache, then attends; tensors are [rows, heads, head_size]. Call it once for each layer, in any
+  /// order; after the last one the step's tokens count as computed, and blocks that they fill are
+  /// published. Asynchronous on queue(). Throws kInvalidArgument outside of a step and for a layer
+  /// that has already been attended in this one.
   void attend(std::int32_t layer, const AttentionTensors& tensors,
               const ForwardOptions& options = {});
 

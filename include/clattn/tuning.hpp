@@ -14,9 +14,9 @@
 namespace CLATTN_API clattn {
 
 /// One row of a tuning file that chooses a kernel: the layers that it is for, what they use, and
-/// what was measured. Empty texts, zeros and empty optionals stand for any layer in the first part,
-/// for the library's own choice in the second and for not known in the third; the file writes them
-/// as *, - and -. docs/tuning.md describes the file.
+/// what was measured. Empty texts, zeros and empty optionals mean any layer in the first part, the
+/// library's own choice in the second and unknown in the third; the file writes them as *, - and -.
+/// docs/tuning.md describes the file.
 struct TuningRow {
   /// A device's name, the beginning of one with '*' behind it, or one of device_classes().
   std::string device;
@@ -40,10 +40,10 @@ struct TuningRow {
   bool operator==(const TuningRow&) const = default;
 };
 
-/// What a kernel costs on a device; plans are chosen by it (docs/performance.md). A launch takes
-/// launch_us plus the time of its busiest work-group. A group spends on each task task_us plus the
-/// time of its keys: their bytes at read_gbs, and the products of its rows at math_gflops. Zero
-/// stands for free or unknown.
+/// What a kernel costs on a device; the planner chooses by these costs (docs/performance.md). A
+/// launch takes launch_us plus the time of its busiest work-group. A group spends on each task
+/// task_us plus the time of its keys: their bytes at read_gbs, and the products of its rows at
+/// math_gflops. Zero stands for free or unknown.
 struct KernelCosts {
   double launch_us = 0;    ///< of one more launch in a queue, without its tasks
   double task_us = 0;      ///< fixed part of every task
@@ -79,8 +79,8 @@ struct TuningText {
   std::vector<std::string> problems{};  ///< "NAME:LINE: what is wrong; ignored"
 };
 
-/// The names that rows for more than one device are found by, closest first: "cpu:16" (float
-/// lanes), "gpu:sm_90", "gpu:ptx"; the last is "cpu" or "gpu".
+/// The classes of a device, by which rows for more than one device are found, closest first:
+/// "cpu:16" (float lanes), "gpu:sm_90", "gpu:ptx"; the last is "cpu" or "gpu".
 std::vector<std::string> device_classes(const DeviceCapabilities& capabilities);
 /// "none" for contiguous keys (0), "small" below 16 tokens a page, "medium", "large" from 64 on.
 std::string_view page_class(std::int32_t block_size);
@@ -89,24 +89,24 @@ std::string_view page_class(std::int32_t block_size);
 std::string format_tuning(std::span<const TuningRow> rows, std::span<const CostRow> costs = {});
 std::string format_tuning_row(const TuningRow& row);
 std::string format_cost_row(const CostRow& row);
-/// Reads what format_tuning() writes. Never throws: what it cannot read is left out and told.
-/// `name` stands for the file in problems.
+/// Reads what format_tuning() writes. Never throws: what it cannot read is left out and listed in
+/// `problems`. `name` stands for the file there.
 TuningText parse_tuning(std::string_view text, const std::string& name);
 
 /// The user's file as the environment names it; empty = none is used.
 std::string tuning_path();
 /// Adds rows to a tuning file, in place of those that are for the same layers of the same device,
 /// of costs also for the same kernel; other lines stay. The file changes as a whole or not at all;
-/// of two writers at once the last one wins. Makes the folder. Throws kIo for a path that cannot be
-/// written or holds another file.
+/// of two writers at once the last one wins. Creates the folder if it is missing. Throws kIo for a
+/// path that cannot be written or holds another file.
 void save_tuning(const std::string& path, std::span<const TuningRow> rows,
                  std::span<const CostRow> costs = {});
 
-/// The launches that a layer's step would be planned as on a device that need not be present.
-/// `device` says what it can do; `costs`, and the shipped rows where `costs` has none, what kernels
-/// cost there. Every kernel that the capabilities allow is assumed to compile. Only the lengths of
-/// `batch` are read. Throws kUnsupported if no kernel fits, and for latent attention and any
-/// attn_type but decoder.
+/// The launches that would be planned for a layer's step on a device that need not be present.
+/// `device` says what it can do; `costs`, and the shipped rows where `costs` has none, say what
+/// kernels cost there. Every kernel that the capabilities allow is assumed to compile. Only the
+/// lengths of `batch` are read. Throws kUnsupported if no kernel fits, and for latent attention and
+/// any attn_type but decoder.
 std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
                                               const DeviceCapabilities& device,
                                               std::span<const CostRow> costs,

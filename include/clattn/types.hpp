@@ -5,8 +5,8 @@
 #include <optional>
 #include <string_view>
 
-/// Stands at the namespace of every public header: what the shared library exports. The rest of it
-/// is hidden.
+/// Marks the namespace in every public header as exported by the shared library. All else is
+/// hidden.
 #define CLATTN_API [[gnu::visibility("default")]]
 
 namespace CLATTN_API clattn {
@@ -19,7 +19,7 @@ enum class DType : std::uint8_t { kF32, kF16, kBF16, kFp8E4M3, kFp8E5M2, kInt8 }
 
 /// Bytes of one element.
 std::size_t element_size_bytes(DType dtype);
-/// Whether the type is one of the 8-bit cache types, whose values count times a scale.
+/// Whether the type is one of the 8-bit cache types, whose values are multiplied by a scale.
 bool is_quantized(DType dtype);
 /// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2" or "int8".
 std::string_view to_string(DType dtype);
@@ -44,8 +44,8 @@ std::string_view to_string(AttentionType type);
 AttentionType parse_attention_type(std::string_view name);
 
 /// Order in memory of one cache block: NHD = [token, head, dim], HND = [head, token, dim]. HDN, for
-/// CPUs, is named by its keys, [head, dim, token]: a vector of them takes one dim of many tokens;
-/// its values lie as HND's.
+/// CPUs, is named after the order of its keys, [head, dim, token], of which a vector takes one dim
+/// of many tokens; its values lie as in HND.
 enum class KVCacheLayout : std::uint8_t { kNHD, kHND, kHDN };
 
 /// "NHD", "HND" or "HDN".

@@ -1,7 +1,7 @@
 #pragma once
 
-// For planners that allow one window, cap and scale for all layers, as FlashInfer's; CLAttn's
-// builders need no such check.
+// For planners that allow only one window, cap and scale for all layers, as FlashInfer's does;
+// CLAttn's builders need no such check.
 
 #include <clattn/attention.hpp>
 #include <clattn/types.hpp>
@@ -43,7 +43,7 @@ struct GlobalHyperparameters : PerLayerParameters {
   bool has_same_all_params = true;
 };
 
-/// Layers that differ are no error: the flags say so. No layer at all is one.
+/// Layers may differ; the flags say whether they do. An empty list of layers is an error.
 GlobalHyperparameters infer_global_hyperparameters(const LayerParameters& per_layer_params);
 
 }  // namespace clattn

@@ -24,9 +24,10 @@ bool use_paged_attention_v1(std::int32_t max_seq_len, std::int32_t num_seqs,
                             std::int32_t num_heads);
 
 /// Why a configuration cannot run over x-packed caches, one sentence each; empty = it can. Takes
-/// every head size up to 256 that is a multiple of 8 and of x, and every block size: the original
-/// kernels' lists are not ours. ALiBi, scale and 8-bit caches with scales are supported; windows,
-/// chunks, soft caps, sinks, masks, fp8 outputs and encoders are not. `capabilities` may be null.
+/// every head size up to 256 that is a multiple of 8 and of x, and every block size, not only those
+/// that the original kernels list. ALiBi, scale and 8-bit caches with scales are supported;
+/// windows, chunks, soft caps, sinks, masks, fp8 outputs and encoders are not. `capabilities` may
+/// be null.
 std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
                                                   const DeviceCapabilities* capabilities);
 
@@ -40,7 +41,7 @@ class PagedAttention {
   /// pages; query and output [num_reqs, num_heads, head_size]. A request without keys gets 0 and
   /// lse -inf; nothing is added to the denominator. V beyond a sequence's end is never used. `lse`,
   /// if given, receives f32 [num_reqs, num_heads]: the natural log of the softmax denominator.
-  /// `launches`, if given, is cleared and gets one record a kernel. Asynchronous, allocates
+  /// `launches`, if given, is cleared and gets one record per kernel. Asynchronous, allocates
   /// nothing; `event` completes with the last kernel. Throws kInvalidArgument for caches that are
   /// smaller than they say.
   virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,

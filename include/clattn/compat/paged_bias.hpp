@@ -13,9 +13,9 @@ namespace CLATTN_API clattn {
 
 /// One of xFormers' paged biases (xformers.ops.fmha.attn_bias) as what a builder takes. Request r
 /// attends to kv_seqlen[r] keys that stand in a row among the slots of its pages: slot s is token
-/// s % page_size of block block_tables[r][s / page_size]. Pages before the first key are left out
-/// and positions count from the first page kept; what depends on differences of positions (windows,
-/// ALiBi) is as if they were not, chunks of attention_chunk_size move.
+/// s % page_size of block block_tables[r][s / page_size]. Pages before the first key are left out,
+/// and positions count from the first page kept. What depends on differences of positions (windows,
+/// ALiBi) is not affected; chunks of attention_chunk_size shift.
 struct PagedBias {
   std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
   std::vector<std::int32_t> seq_lens;         ///< [num_reqs], keys and what is hidden before them

@@ -12,7 +12,7 @@
 namespace CLATTN_API clattn {
 
 // Slots as vLLM's first engine computed them, one request at a time; compute_slot_mapping() of
-// metadata.hpp is the whole batch's.
+// metadata.hpp computes those of a whole batch.
 
 /// Whether no request has a block table (embedding models): vLLM's is_block_tables_empty.
 bool is_v0_block_tables_empty(
