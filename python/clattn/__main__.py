@@ -1,4 +1,4 @@
-"""python -m clattn devices | check | explain: the devices, whether one is right, what it runs."""
+"""python -m clattn devices | check | explain: lists devices, checks one, names its kernels."""
 
 import argparse
 import sys

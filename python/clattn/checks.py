@@ -199,7 +199,7 @@ def run(context: _clattn.Context, queue: _clattn.Queue, case: Case) -> Result:
 
 
 def check(device: str = "", cases: Iterable[Case] = CASES) -> list[Result]:
-    """Whether a device computes what it should: one result a case, all of them passed or not."""
+    """Whether a device computes what it should: one result per case, whether it passed or not."""
     context = _clattn.Context(device)
     queue = context.create_queue()
     return [run(context, queue, case) for case in cases]

@@ -17,7 +17,7 @@ class Unsupported(Error, NotImplementedError):
 
 
 class OpenCLError(Error):
-    """The driver said no."""
+    """The driver refused."""
 
 
 class FileError(Error, OSError):

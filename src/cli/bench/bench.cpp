@@ -279,22 +279,22 @@ void add_bench_command(CLI::App& app) {
   suites.emplace_back("all");
   command
       ->add_option("suite", arguments->suites,
-                   fmt::format("{}; all of them without", fmt::join(suites, ", ")))
+                   fmt::format("{}; default: all", fmt::join(suites, ", ")))
       ->check(CLI::IsMember(suites));
   const auto add_list = [&](const char* name, std::vector<std::string>& list, const char* help) {
     return command->add_option(name, list, help)->delimiter(',')->allow_extra_args(false);
   };
-  add_list("--model", arguments->models, "Model of bench/shapes/, or all; llama-3-8b without");
-  add_list("--shapes", arguments->shapes_files, "Shapes file beside the built-in ones");
+  add_list("--model", arguments->models, "Model of bench/shapes/, or all; default: llama-3-8b");
+  add_list("--shapes", arguments->shapes_files, "Shapes file in addition to the built-in ones");
   command->add_option("--filter", arguments->filter, "Only rows with this text in their name");
   auto* const json_file =
       command->add_option("--json", arguments->json_file, "Write JSON to a file, or - for stdout");
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   add_list("--backend", arguments->backends,
-           "Force a backend by name; rows of several stand side by side");
+           "Force a backend by name; with several, each row is measured with all");
   command
       ->add_option("--layout", arguments->layout,
-                   "Of the cache: NHD, HND or HDN (the backend's choice)")
+                   "Layout of the cache: NHD, HND or HDN (the backend's choice)")
       ->check(CLI::IsMember({"NHD", "HND", "HDN"}));
   command->add_flag("--plan", arguments->plan,
                     "Also print how each step was cut, and predicted times beside measured ones");

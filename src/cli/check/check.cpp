@@ -42,7 +42,8 @@ void add_check_command(CLI::App& app) {
     std::string device, backend, family;
     bool all = false;
   };
-  auto* command = app.add_subcommand("check", "Test a device's kernels against a double oracle");
+  auto* command =
+      app.add_subcommand("check", "Test a device's kernels against a double-precision oracle");
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
@@ -53,7 +54,7 @@ void add_check_command(CLI::App& app) {
       ->add_option("--family", arguments->family, "Check the variants of this kernel family only")
       ->check(CLI::IsMember(families));
   command->add_flag("--all", arguments->all,
-                    "Check every variant, type and option, not only what represents them");
+                    "Check every variant, type and option, not only representatives");
   command->callback([arguments] {
     if (!arguments->backend.empty()) arguments->backend = backend_named(arguments->backend).name();
     const std::shared_ptr<Context> context = Context::create(arguments->device);
@@ -62,7 +63,7 @@ void add_check_command(CLI::App& app) {
     plan_variants(context, {arguments->backend, arguments->family}, plan);
     const bool passed = plan.run(std::thread::hardware_concurrency());
     if (!plan.left_out().empty()) {
-      fmt::print("these are representatives; --all checks every variant, type and option:\n");
+      fmt::print("checked representatives only; --all checks every variant, type and option:\n");
       for (const auto& [kind, names] : plan.left_out())
         fmt::print("  left out of {}: {}\n", kind, fmt::join(names, "; "));
     }

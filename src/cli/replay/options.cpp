@@ -58,7 +58,7 @@ void ReplayOptions::add_to(CLI::App& command) {
   number("--rate", rate, 1e-3, 1e6, "Requests per second of the built-in profile (5.5)");
   number("--speed", speed, 1e-3, 1e6, "Arrivals come this many times faster (1)");
   number("--seed", seed, std::int64_t{0}, std::numeric_limits<std::int64_t>::max(),
-         "Of lengths, arrivals, contents and verified rows (0)");
+         "Seed of lengths, arrivals, contents and verified rows (0)");
 
   group = "Model";
   std::vector<std::string> models;
@@ -68,17 +68,17 @@ void ReplayOptions::add_to(CLI::App& command) {
   number("--kv-heads", kv_heads, 1, 65536, "Key/value heads, instead of the model's");
   number("--head-size", head_size, 1, 65536, "Elements of a head, instead of the model's");
   number("--layers", layers, 1, 256, "Layers that a step runs, each with its own cache (2)");
-  text("--dtype", dtype, "Of queries, keys, values and outputs (f16)")
+  text("--dtype", dtype, "Type of queries, keys, values and outputs (f16)")
       ->transform(dtype_name)
       ->check(one_of({"f32", "f16", "bf16"}));
-  text("--kv-dtype", kv_dtype, "Of the cache (auto: as --dtype)")
+  text("--kv-dtype", kv_dtype, "Type of the cache (auto: as --dtype)")
       ->transform(dtype_name)
       ->check(one_of({"auto", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"}));
-  text("--layout", layout, "Of the cache (auto: the backend's choice)")
+  text("--layout", layout, "Layout of the cache (auto: the backend's choice)")
       ->check(one_of({"auto", "NHD", "HND", "HDN"}));
 
   group = "Engine";
-  number("--block-size", block_size, 1, 1 << 20, "Tokens of a cache block (16)");
+  number("--block-size", block_size, 1, 1 << 20, "Tokens per cache block (16)");
   CLI::Option* blocks =
       number("--num-blocks", num_blocks, std::int64_t{1}, std::int64_t{kMaxInt32 - 1},
              "Cache blocks; default: what the requests need, within memory");
@@ -87,7 +87,7 @@ void ReplayOptions::add_to(CLI::App& command) {
       ->excludes(blocks);
   number("--max-num-seqs", max_num_seqs, 1, 65536, "Requests that run at once (32)");
   number("--max-batched-tokens", max_num_batched_tokens, 1, 1 << 20,
-         "Tokens of a step; longer prompts are chunked (2048)");
+         "Tokens per step; longer prompts are chunked (2048)");
   text("--device", device, "gpu, cpu, PLATFORM:DEVICE or part of a name");
   text("--backend", backend, "Force a backend by its name or vLLM's for it (auto)");
 
@@ -95,7 +95,7 @@ void ReplayOptions::add_to(CLI::App& command) {
   number("--verify", verify, 0.0, 1.0, "Share of steps whose rows the oracle checks (0.01)");
   text("--json", json_path, "Write everything to this file, - = standard output");
   text("--html", html_path, "Write a page with plots to this file");
-  command.add_flag("--no-progress", no_progress, "Say nothing while replaying")->group(group);
+  command.add_flag("--no-progress", no_progress, "Print no progress while replaying")->group(group);
 }
 
 AttentionConfig ReplayOptions::attention() const {

@@ -306,8 +306,7 @@ void add_tune_command(CLI::App& app) {
   command->add_option("--budget", arguments->budget_seconds, "Seconds, shared by all targets")
       ->check(number_in(1.0, 1e6));
   command->add_option("--output", arguments->output, "Tuning file in place of the user's own");
-  command->add_flag("--costs", arguments->costs,
-                    "Only measure costs; of llama-3-8b without --model");
+  command->add_flag("--costs", arguments->costs, "Only measure costs; default model: llama-3-8b");
   command->add_flag("--submit", arguments->submit, "Print the rows for the shipped database");
   command->callback([arguments] { run_tune(*arguments); });
 }
