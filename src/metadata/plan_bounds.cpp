@@ -32,23 +32,6 @@ std::int64_t most_tiles(const BatchLimits& limits, const Lengths& lengths) {
                   (tokens + requests * (lengths.limit - 1)) / lengths.limit);
 }
 
-/// Pages of the keys that a tile of `count` query tokens sees, if all is as bad as can be.
-std::int64_t most_pages(const PlannerConfig& config, const BatchLimits& limits,
-                        std::int64_t count) {
-  const KeyWindow& window = config.window;
-  const std::int64_t page = config.block_size;
-  std::int64_t pages = ceil_div(std::int64_t{limits.max_model_len}, page);
-  if (window.left >= 0 && window.right >= 0) {  // begins anywhere in a page
-    pages = std::min(pages, ceil_div(window.left + count + window.right + page - 1, page));
-  }
-  if (window.chunk > 0) {  // begins where a chunk does
-    const std::int64_t chunk = window.chunk;
-    const std::int64_t keys = (ceil_div(count - 1, chunk) + 1) * chunk;
-    pages = std::min(pages, ceil_div(keys + page - std::gcd(chunk, page), page));
-  }
-  return pages;
-}
-
 bool deterministic(const PlannerConfig& config) {
   return config.num_splits == 0 && config.split_policy == SplitPolicy::kDeterministic;
 }
@@ -81,7 +64,8 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   const std::int64_t cuttable = most_tiles(limits, lengths);
   if (cuttable == 0) return bound;
   const std::int64_t count = std::min(lengths.limit, lengths.longest);
-  const std::int64_t pieces = most_pieces(config, tile, most_pages(config, limits, count));
+  const std::int64_t pieces =
+      most_pieces(config, tile, most_pages(config, limits.max_model_len, count));
   const bool balanced = config.num_splits == 0 && !deterministic(config);
   const std::int64_t target = most_target_items(tile);
   std::int64_t most = max_rows;  // pieces of all tiles that are cut
@@ -102,6 +86,21 @@ std::int32_t to_count(std::int64_t value) {
 }
 
 }  // namespace
+
+std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std::int64_t count) {
+  const KeyWindow& window = config.window;
+  const std::int64_t page = config.block_size;
+  std::int64_t pages = ceil_div(most_keys, page);
+  if (window.left >= 0 && window.right >= 0) {  // begins anywhere in a page
+    pages = std::min(pages, ceil_div(window.left + count + window.right + page - 1, page));
+  }
+  if (window.chunk > 0) {  // begins where a chunk does
+    const std::int64_t chunk = window.chunk;
+    const std::int64_t keys = (ceil_div(count - 1, chunk) + 1) * chunk;
+    pages = std::min(pages, ceil_div(keys + page - std::gcd(chunk, page), page));
+  }
+  return pages;
+}
 
 PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limits,
                             std::int32_t max_query_len) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string_view>
 
 #include "base/checked.hpp"
@@ -17,17 +18,12 @@ namespace {
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
-/// Query tokens that one work-group handles, and the keys that any of them sees, from `first_key`
-/// (on a page boundary) on.
+/// Query tokens that one work-group handles, as a split of them is described, and their keys.
 struct Tile {
   std::size_t tile_class;
-  std::int32_t request;
-  std::int32_t q_row;
-  std::int32_t q_count;
   std::int32_t q_pos;
-  std::int32_t first_key;
-  std::int32_t keys;
-  std::int32_t query_len;  // of the whole request
+  ClaTileKeys keys;
+  ClaSplit split;
 };
 
 struct Tally {
@@ -44,29 +40,10 @@ std::size_t tile_class_of(const PlannerConfig& config, std::int32_t query_len) {
   return index;
 }
 
-/// The tile's first_key and keys. Both ends of what a query sees rise with its position, so the
-/// first query has the first key and the last query the last. 64 bits: windows may be of any width.
-void set_key_range(const PlannerConfig& config, bool causal, std::int64_t seq_len, Tile& tile) {
-  const KeyWindow& window = config.window;
-  const std::int64_t first = tile.q_pos;
-  const std::int64_t last = first + tile.q_count - 1;
-  std::int64_t begin = 0;
-  std::int64_t end = causal ? std::min(seq_len, last + 1) : seq_len;
-  if (window.left >= 0) begin = std::max(begin, first - window.left);
-  if (window.right >= 0) end = std::min(end, last + window.right + 1);
-  if (window.chunk > 0) {
-    begin = std::max(begin, first - first % window.chunk);
-    end = std::min(end, last - last % window.chunk + window.chunk);
-  }
-  if (begin >= end) return;  // no query of the tile sees a key
-  begin -= begin % config.block_size;
-  tile.first_key = static_cast<std::int32_t>(begin);
-  tile.keys = static_cast<std::int32_t>(end - begin);
-}
-
 template <typename Visit>
 void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                    const Visit& visit) {
+  const ClaSight sight = sight_of(config, batch.is_causal());
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
     const auto request = to_size(r);
     const std::int32_t first_row = batch.query_start_loc[request];
@@ -76,9 +53,16 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
     for (std::int32_t done = 0; done < query_len;) {
       const std::int32_t count = std::min(limit, query_len - done);
-      Tile tile{tile_class, r, first_row + done, count, seq_len - query_len + done,
-                0,          0, query_len};
-      set_key_range(config, batch.is_causal() && !config.bidirectional, seq_len, tile);
+      Tile tile{};
+      tile.tile_class = tile_class;
+      tile.q_pos = seq_len - query_len + done;
+      tile.keys = cla_tile_keys(&sight, tile.q_pos, count, seq_len);
+      tile.split.request = r;
+      tile.split.query_len = query_len;
+      tile.split.bound = seq_len;
+      tile.split.behind = query_len - done;
+      tile.split.q_row = first_row + done;
+      tile.split.q_count = count;
       visit(tile);
       done += count;
     }
@@ -106,28 +90,33 @@ class Cutter {
         cuts_(cuts),
         fixed_pages_(pages_of(config.deterministic_split_keys, config)) {}
 
-  /// Ranges that the tile's keys are cut into: at least 1, at most its pages.
-  std::int32_t pieces(const Tile& tile) const {
-    if (cuts_.num_splits == 1) return 1;
-    const std::int32_t pages = std::clamp(pages_of(tile.keys, config_), 1, kMostPieces);
-    if (cuts_.num_splits > 1) return std::min(pages, cuts_.num_splits);
-    if (is_deterministic(config_)) {
-      if (tile.query_len > config_.max_split_query_len) return 1;
-      return std::max(1, page_count(pages_of(tile.keys, config_), fixed_pages_));
+  /// The rule by which the tile's keys are cut, whatever their number.
+  void set_rule(Tile& tile) const {
+    tile.split.min_pages = 1;
+    if (cuts_.num_splits > 0) {
+      tile.split.most_splits = std::min(cuts_.num_splits, kMostPieces);
+    } else if (is_deterministic(config_)) {
+      tile.split.most_splits = 1;
+      if (tile.split.query_len <= config_.max_split_query_len)
+        tile.split.fixed_pages = fixed_pages_;
+    } else {
+      const TileClass& tiles = config_.tiles[tile.tile_class];
+      const std::int32_t pages = std::min(pages_of(tile.keys.count, config_), kMostPieces);
+      const double ns = keys_ns(tiles, tile.keys.count, tile.split.q_count);
+      tile.split.min_pages = min_split_pages(config_, tiles);
+      tile.split.most_splits = splits_of(ns / cuts_.classes[tile.tile_class].share_ns,
+                                         std::max(1, pages / tile.split.min_pages));
     }
-    const TileClass& tiles = config_.tiles[tile.tile_class];
-    const double ns = keys_ns(tiles, tile.keys, tile.q_count);
-    return splits_of(ns / cuts_.classes[tile.tile_class].share_ns,
-                     std::max(1, pages / min_split_pages(config_, tiles)));
   }
-
-  /// First key of a piece, on a page boundary; for index == pieces the end of the last.
-  std::int32_t piece_begin(const Tile& tile, std::int32_t pieces, std::int32_t index) const {
-    if (index == pieces) return tile.first_key + tile.keys;
-    const std::int64_t page = cuts_.num_splits == 0 && is_deterministic(config_)
-                                  ? std::int64_t{fixed_pages_} * index
-                                  : std::int64_t{pages_of(tile.keys, config_)} * index / pieces;
-    return static_cast<std::int32_t>(tile.first_key + page * config_.block_size);
+  /// Ranges that the tile's keys are cut into, at least 1.
+  std::int32_t pieces(const Tile& tile) const {
+    return cla_num_splits(&tile.split, pages_of(tile.keys.count, config_));
+  }
+  /// Items that the tile gets: those, or what any length up to its own may want.
+  std::int32_t room(const Tile& tile) const {
+    if (!config_.lengths_are_bounds) return pieces(tile);
+    const std::int64_t pages = most_pages(config_, tile.split.bound, tile.split.q_count);
+    return cla_num_splits(&tile.split, static_cast<int>(pages));
   }
 
  private:
@@ -147,29 +136,24 @@ bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
   return true;
 }
 
-void write_tile(const Tile& tile, const Cutter& cutter, std::int32_t pieces, bool merges_splits,
-                const Tally& at, std::int32_t pages_at, const PlanOutput& output) {
-  const auto first_row = static_cast<std::int32_t>(at.rows);
+/// An item waits for its place in the list with its number in `splits` as pages_at.
+void write_tile(const PlannerConfig& config, const Tile& tile, std::int32_t pieces,
+                std::int32_t room, const Tally& at, const PlanOutput& output) {
+  ClaSplit split = tile.split;
   ClaWorkItem* item = &output.items[tile.tile_class][to_size(at.items[tile.tile_class])];
-  for (std::int32_t piece = 0; piece < pieces; ++piece) {
-    *item++ = {.q_row = tile.q_row,
-               .q_count = tile.q_count,
-               .q_pos = tile.q_pos,
-               .kv_begin = cutter.piece_begin(tile, pieces, piece),
-               .kv_end = cutter.piece_begin(tile, pieces, piece + 1),
-               .pages_at = pages_at,
-               .partial_row = pieces > 1 ? first_row + piece * tile.q_count : -1,
-               .split = static_cast<std::uint16_t>(piece),
-               .num_splits = static_cast<std::uint16_t>(pieces > 1 && merges_splits ? pieces : 0)};
+  const std::int64_t before = std::accumulate(at.items.begin(), at.items.end(), std::int64_t{0});
+  for (; split.split < room; ++split.split) {
+    *item = cla_item_of(&split, tile.q_pos, tile.keys, config.block_size, pieces);
+    if (config.lengths_are_bounds) {
+      const std::int64_t number = before + split.split;
+      output.splits[to_size(number)] = split;
+      item->pages_at = static_cast<std::int32_t>(number);
+    }
+    ++item;
   }
-  if (pieces == 1 || merges_splits) return;
-  ClaMergeItem* merge = &output.merges[to_size(at.merges)];
-  for (std::int32_t token = 0; token < tile.q_count; ++token) {
-    *merge++ = {.out_row = tile.q_row + token,
-                .partial_row = first_row + token,
-                .num_splits = pieces,
-                .split_stride = tile.q_count};
-  }
+  if (split.merge_at < 0) return;
+  for (std::int32_t token = 0; token < split.q_count; ++token)
+    output.merges[to_size(at.merges + token)] = cla_merge_of(&split, token, pieces);
 }
 
 /// Walks the plan, writing it if there is an output.
@@ -177,19 +161,34 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
                 const Cutter& cutter, std::span<const std::int32_t> pages_at,
                 const PlanOutput* output) {
   Tally tally;
-  for_each_tile(config, batch, [&](const Tile& tile) {
-    const std::int32_t pieces = cutter.pieces(tile);
+  for_each_tile(config, batch, [&](Tile& tile) {
+    cutter.set_rule(tile);
+    const std::int32_t room = cutter.room(tile);
     const bool merges_splits = config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
-      write_tile(tile, cutter, pieces, merges_splits, tally, pages_at[to_size(tile.request)],
-                 *output);
+      tile.split.pages_at = pages_at[to_size(tile.split.request)];
+      tile.split.first_row = static_cast<std::int32_t>(tally.rows);
+      tile.split.merge_at = merges_splits || room == 1 ? -1 : output->merge_at(tally.merges);
+      write_tile(config, tile, cutter.pieces(tile), room, tally, *output);
     }
-    tally.items[tile.tile_class] += pieces;
-    if (pieces == 1) return;
-    if (!merges_splits) tally.merges += tile.q_count;
-    tally.rows += std::int64_t{pieces} * tile.q_count;
+    tally.items[tile.tile_class] += room;
+    if (room == 1) return;
+    if (!merges_splits) tally.merges += tile.split.q_count;
+    tally.rows += std::int64_t{room} * tile.split.q_count;
   });
   return tally;
+}
+
+/// Tells every split where its item stands, once the lists are in order.
+void place_items(const PlanCounts& counts, const PlanOutput& output) {
+  for (std::size_t c = 0; c < counts.num_items.size(); ++c) {
+    for (std::int32_t i = 0; i < counts.num_items[c]; ++i) {
+      ClaWorkItem& item = output.items[c][to_size(i)];
+      ClaSplit& split = output.splits[to_size(item.pages_at)];
+      split.item_at = output.item_at(c, i);
+      item.pages_at = split.pages_at;
+    }
+  }
 }
 
 /// Items of equal cost stay in batch order; a list that is already sorted is left alone.
@@ -219,8 +218,8 @@ PlanCounts to_counts(const Tally& tally) {
   return counts;
 }
 
-void check_output(const PlanCounts& counts, const PlanOutput& output) {
-  const auto check = [](std::string_view field, std::size_t size, std::int32_t needed) {
+void check_output(const PlannerConfig& config, const PlanCounts& counts, const PlanOutput& output) {
+  const auto check = [](std::string_view field, std::size_t size, std::int64_t needed) {
     throw_invalid_if(size < to_size(needed), "{} holds {} elements, legal: at least {}", field,
                      size, needed);
   };
@@ -228,9 +227,19 @@ void check_output(const PlanCounts& counts, const PlanOutput& output) {
     check("PlanOutput::items", output.items[c].size(), counts.num_items[c]);
   }
   check("PlanOutput::merges", output.merges.size(), counts.num_merges);
+  if (config.lengths_are_bounds)
+    check("PlanOutput::splits", output.splits.size(), counts.all_items());
 }
 
 }  // namespace
+
+ClaSight sight_of(const PlannerConfig& config, bool causal) {
+  return {.page_size = config.block_size,
+          .causal = causal && !config.bidirectional ? 1 : 0,
+          .window_left = config.window.left,
+          .window_right = config.window.right,
+          .chunk = config.window.chunk};
+}
 
 void check_config(const PlannerConfig& config) {
   struct Field {
@@ -273,8 +282,8 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
   PlanTiles tiles;
   for_each_tile(config, batch, [&](const Tile& tile) {
     const TileClass& of = config.tiles[tile.tile_class];
-    const std::int32_t pages = std::min(pages_of(tile.keys, config), kMostPieces);
-    tiles[tile.tile_class].add(of, tile.keys, tile.q_count,
+    const std::int32_t pages = std::min(pages_of(tile.keys.count, config), kMostPieces);
+    tiles[tile.tile_class].add(of, tile.keys.count, tile.split.q_count,
                                std::max(1, pages / min_split_pages(config, of)));
   });
   return tiles;
@@ -321,11 +330,12 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {
   check_size("pages_at", pages_at.size(), batch_.num_reqs, "num_reqs");
-  check_output(counts_, output);
+  check_output(config_, counts_, output);
   cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
     sort_items(config_, config_.tiles[c], output.items[c].first(to_size(counts_.num_items[c])));
   }
+  if (config_.lengths_are_bounds) place_items(counts_, output);
 }
 
 }  // namespace clattn::detail

@@ -4,14 +4,16 @@
 #include <clattn/metadata.hpp>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 
 #include "metadata/plan_model.hpp"
-#include "shared/work_item.h"
+#include "shared/cut.h"
 
 namespace clattn::detail {
 
-static_assert(sizeof(ClaWorkItem) == 32 && sizeof(ClaMergeItem) == 16);
+inline constexpr std::int32_t kItemInts = 8, kMergeInts = 4;
+static_assert(sizeof(ClaWorkItem) == 4 * kItemInts && sizeof(ClaMergeItem) == 4 * kMergeInts);
 
 inline constexpr int kMaxTileClasses = 3;
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
@@ -55,6 +57,10 @@ struct PlannerConfig {
   ItemOrder item_order = ItemOrder::kHeavyFirst;
   KeyWindow window;
   bool bidirectional = false;  ///< no query is bound by causality, whatever the batch says
+  /// The batch's seq_lens are upper bounds: the plan has room for any lengths up to them, and says
+  /// of each item how it is made of the length (PlanOutput::splits). What is predicted and how
+  /// balanced cuts are chosen follows from the bounds.
+  bool lengths_are_bounds = false;
   bool operator==(const PlannerConfig&) const = default;
 };
 
@@ -63,6 +69,9 @@ struct PlanCounts {
   std::array<std::int32_t, kMaxTileClasses> num_items{};
   std::int32_t num_merges = 0;
   std::int64_t num_partial_rows = 0;
+  std::int64_t all_items() const {
+    return std::accumulate(num_items.begin(), num_items.end(), std::int64_t{0});
+  }
   bool operator==(const PlanCounts&) const = default;
 };
 
@@ -70,6 +79,17 @@ struct PlanCounts {
 struct PlanOutput {
   std::array<std::span<ClaWorkItem>, kMaxTileClasses> items;
   std::span<ClaMergeItem> merges;
+  std::span<ClaSplit> splits = {};  ///< one for each item, if PlannerConfig::lengths_are_bounds
+  /// Where items and merges will stand in the metadata, in ints; for ClaSplit.
+  std::array<std::int32_t, kMaxTileClasses> items_at{};
+  std::int32_t merges_at = 0;
+
+  std::int32_t item_at(std::size_t tile_class, std::int32_t index) const {
+    return items_at.at(tile_class) + index * kItemInts;
+  }
+  std::int32_t merge_at(std::int64_t index) const {
+    return merges_at + static_cast<std::int32_t>(index) * kMergeInts;
+  }
 };
 
 /// How a plan cuts the tiles of a batch.
@@ -110,6 +130,13 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
 /// merge launch that they share.
 std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
                                                    const PlanTiles& tiles, std::int64_t max_rows);
+
+/// Pages of the keys that a tile of `count` query tokens of a request of up to `most_keys` keys
+/// sees, if all is as bad as can be.
+std::int64_t most_pages(const PlannerConfig& config, std::int64_t most_keys, std::int64_t count);
+
+/// What a plan's queries see, for the kernel that makes items of its splits.
+ClaSight sight_of(const PlannerConfig& config, bool causal);
 
 /// Throws kInvalidArgument for numbers that nothing can be planned with.
 void check_config(const PlannerConfig& config);

@@ -23,6 +23,7 @@ struct Plan {
   clattn::detail::PlanCuts cuts;
   std::vector<ClaWorkItem> items[kMaxTileClasses];
   std::vector<ClaMergeItem> merges;
+  std::vector<ClaSplit> splits;  ///< under lengths_are_bounds
 };
 
 constexpr int kPoisonByte = 0xa5;
@@ -60,6 +61,11 @@ inline std::int32_t request_of(const ClaWorkItem& item) {
   return item.pages_at - kFirstPage;
 }
 
+/// Where make_plan() says that item `index` of a class stands in the metadata, in ints.
+inline std::int32_t at_of(std::size_t tile_class, std::int32_t index) {
+  return static_cast<std::int32_t>(tile_class) << 27 | index * 8;
+}
+
 /// Counts, then writes into poisoned memory of exactly that size. `problem` says what was wrong.
 inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::string* problem) {
   const auto pages_at = pages_at_of(static_cast<std::size_t>(batch.num_reqs));
@@ -72,14 +78,29 @@ inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::stri
   for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
     resize_with_poison(plan.items[c], plan.counts.num_items[c]);
     output.items[c] = plan.items[c];
+    output.items_at[c] = at_of(c, 0);
   }
   resize_with_poison(plan.merges, plan.counts.num_merges);
   output.merges = plan.merges;
+  const std::int64_t splits = config.lengths_are_bounds ? plan.counts.all_items() : 0;
+  resize_with_poison(plan.splits, static_cast<std::int32_t>(splits));
+  output.splits = plan.splits;
   cut.write(pages_at, output);
   bool clean = take_written(plan.merges);
+  clean = take_written(plan.splits) && clean;
   for (auto& items : plan.items) clean = take_written(items) && clean;
   if (!clean) *problem = "an element was left unwritten or one past the end was written";
   return plan;
+}
+
+/// What the order of a list goes by.
+inline auto place_of(const PlannerConfig& config, std::size_t tile_class, const ClaWorkItem& item) {
+  using clattn::detail::ItemOrder;
+  const double cost = keys_ns(config.tiles[tile_class], item.kv_end - item.kv_begin, item.q_count);
+  const double first = config.item_order == ItemOrder::kAsCut        ? 0
+                       : config.item_order == ItemOrder::kHeavyFirst ? -cost
+                                                                     : cost;
+  return std::tuple(first, item.q_row, item.kv_begin);
 }
 
 /// Why a plan is not a correct plan of the batch; empty = it is. Plain loops over tokens.
@@ -260,18 +281,11 @@ class PlanChecker {
   }
 
   void check_order() {
-    using clattn::detail::ItemOrder;
-    const bool heavy_first = config_.item_order == ItemOrder::kHeavyFirst;
-    const bool as_cut = config_.item_order == ItemOrder::kAsCut;
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
       const auto& items = plan_.items[c];
       for (std::size_t i = 1; i < items.size(); ++i) {
-        const auto place = [&](const ClaWorkItem& item) {
-          const double cost = keys_ns(config_.tiles[c], item.kv_end - item.kv_begin, item.q_count);
-          const double first = as_cut ? 0 : heavy_first ? -cost : cost;
-          return std::tuple(first, item.q_row, item.kv_begin);
-        };
-        expect(place(items[i - 1]) < place(items[i]), "items are out of order");
+        expect(place_of(config_, c, items[i - 1]) < place_of(config_, c, items[i]),
+               "items are out of order");
       }
     }
   }
@@ -292,6 +306,48 @@ class PlanChecker {
   std::vector<std::int64_t> partial_rows_;
   std::string problem_;
 };
+
+/// What a device makes of a plan by bounds, once it has the lengths of `batch`: without the items
+/// and merges that these do not need, partial rows numbered anew.
+inline Plan plan_of_lengths(const PlannerConfig& config, const Batch& batch, Plan plan) {
+  const ClaSight sight = clattn::detail::sight_of(config, batch.causal);
+  std::vector<std::int32_t> rows;
+  for (const ClaSplit& split : plan.splits) {
+    const std::int32_t length = batch.seq_lens[static_cast<std::size_t>(split.request)];
+    const std::int32_t q_pos = length - split.behind;
+    const ClaTileKeys keys = cla_tile_keys(&sight, q_pos, split.q_count, length);
+    const int splits = cla_num_splits(&split, cla_pages_of(keys.count, config.block_size));
+    ClaWorkItem item = cla_item_of(&split, q_pos, keys, config.block_size, splits);
+    if (split.split >= splits) item.q_count = 0;
+    for (int i = 0; item.partial_row >= 0 && i < item.q_count; ++i)
+      rows.push_back(item.partial_row + i);
+    plan.items[split.item_at >> 27].at(static_cast<std::size_t>(split.item_at % (1 << 27) / 8)) =
+        item;
+    for (int i = 0; split.merge_at >= 0 && split.split == 0 && i < split.q_count; ++i) {
+      plan.merges.at(static_cast<std::size_t>(split.merge_at / 4 + i)) =
+          cla_merge_of(&split, i, splits);
+    }
+  }
+  std::sort(rows.begin(), rows.end());
+  const auto number = [&](std::int32_t row) {
+    const auto place = std::lower_bound(rows.begin(), rows.end(), row);
+    return static_cast<std::int32_t>(place - rows.begin());
+  };
+  for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
+    auto& items = plan.items[c];
+    std::erase_if(items, [](const ClaWorkItem& item) { return item.q_count == 0; });
+    for (ClaWorkItem& item : items) {
+      if (item.partial_row >= 0) item.partial_row = number(item.partial_row);
+    }
+    std::sort(items.begin(), items.end(), [&](const ClaWorkItem& a, const ClaWorkItem& b) {
+      return place_of(config, c, a) < place_of(config, c, b);
+    });
+  }
+  std::erase_if(plan.merges, [](const ClaMergeItem& merge) { return merge.num_splits == 0; });
+  for (ClaMergeItem& merge : plan.merges) merge.partial_row = number(merge.partial_row);
+  plan.counts.num_partial_rows = static_cast<std::int64_t>(rows.size());
+  return plan;
+}
 
 /// Plans and checks; empty = correct.
 inline std::string plan_problem(const PlannerConfig& config, const Batch& batch,

@@ -1,0 +1,127 @@
+/* How the keys of a tile of query tokens are cut into the ranges of its splits. The host's planner
+   and the kernel that takes lengths from the device (attention/cut_tiles.cl) share this arithmetic,
+   so that both make the same items of the same length. Plain C: C++ and OpenCL C include it. */
+#ifndef CLATTN_SHARED_CUT_H
+#define CLATTN_SHARED_CUT_H
+
+#include "shared/work_item.h"
+
+#ifdef __cplusplus
+#define CLA_INT64 long long
+#else
+#define CLA_INT64 long
+#endif
+
+/* Which keys a query may see. */
+typedef struct ClaSight {
+  int page_size;    /* tokens: ranges begin on page boundaries */
+  int causal;       /* 1: a token sees no later one */
+  int window_left;  /* tokens that a query reaches back; -1 = all */
+  int window_right; /* and ahead */
+  int chunk;        /* tokens of an aligned chunk that it is confined to; 0 = none */
+} ClaSight;
+
+/* The keys that any query of a tile sees: from a page boundary on, and how many. */
+typedef struct ClaTileKeys {
+  int first;
+  int count;
+} ClaTileKeys;
+
+/* One split of a tile, as far as it is known without the length of the request. */
+typedef struct ClaSplit {
+  int request;     /* in the batch */
+  int query_len;   /* query tokens of the request */
+  int bound;       /* tokens that the request has at most */
+  int behind;      /* query tokens of the request from the tile's first one on */
+  int q_row;       /* of the first query token in the batch's query tensor */
+  int q_count;     /* query tokens of the tile; 0: padding of a recorded step */
+  int pages_at;    /* see ClaWorkItem */
+  int first_row;   /* partial row of the tile's first split */
+  int fixed_pages; /* of every split but the last; 0: as nearly equal as pages allow */
+  int min_pages;   /* of a split, if nearly equal */
+  int most_splits; /* of the tile, if nearly equal */
+  int split;       /* the number of this one */
+  int item_at;     /* ints of the metadata: its ClaWorkItem */
+  int merge_at;    /* and its tile's ClaMergeItem[q_count]; -1: none, or the kernel merges */
+} ClaSplit;
+
+/* Both ends of what a query sees rise with its position, so the first query has the first key and
+   the last one the last. 64 bits: windows may be of any width. */
+static inline ClaTileKeys cla_tile_keys(const ClaSight* sight, int q_pos, int q_count,
+                                        int seq_len) {
+  const CLA_INT64 first = q_pos;
+  const CLA_INT64 last = first + q_count - 1;
+  CLA_INT64 begin = 0;
+  CLA_INT64 end = seq_len;
+  ClaTileKeys keys = {0, 0};
+  if (sight->causal && last + 1 < end) end = last + 1;
+  if (sight->window_left >= 0 && first - sight->window_left > begin)
+    begin = first - sight->window_left;
+  if (sight->window_right >= 0 && last + sight->window_right + 1 < end)
+    end = last + sight->window_right + 1;
+  if (sight->chunk > 0) {
+    const CLA_INT64 chunk_begin = first - first % sight->chunk;
+    const CLA_INT64 chunk_end = last - last % sight->chunk + sight->chunk;
+    if (chunk_begin > begin) begin = chunk_begin;
+    if (chunk_end < end) end = chunk_end;
+  }
+  if (begin >= end) return keys; /* no query of the tile sees a key */
+  begin -= begin % sight->page_size;
+  keys.first = (int)begin;
+  keys.count = (int)(end - begin);
+  return keys;
+}
+
+static inline int cla_pages_of(int keys, int page_size) {
+  return keys / page_size + (keys % page_size != 0);
+}
+
+/* Splits of a tile whose keys lie in `pages` pages, >= 1. */
+static inline int cla_num_splits(const ClaSplit* tile, int pages) {
+  const int fixed = tile->fixed_pages > 0;
+  const int splits = fixed ? cla_pages_of(pages, tile->fixed_pages) : pages / tile->min_pages;
+  if (splits < 1) return 1;
+  return fixed || splits < tile->most_splits ? splits : tile->most_splits;
+}
+
+/* The first key of split `index`, for index == num_splits the end of the last. */
+static inline int cla_split_begin(const ClaSplit* tile, ClaTileKeys keys, int page_size,
+                                  int num_splits, int index) {
+  CLA_INT64 page = (CLA_INT64)tile->fixed_pages * index;
+  if (index == num_splits) return keys.first + keys.count;
+  if (tile->fixed_pages == 0)
+    page = (CLA_INT64)cla_pages_of(keys.count, page_size) * index / num_splits;
+  return (int)(keys.first + page * page_size);
+}
+
+/* The item of a split. One that is not needed, because the tile has fewer, gets no keys and a
+   partial row that nobody merges. */
+static inline ClaWorkItem cla_item_of(const ClaSplit* split, int q_pos, ClaTileKeys keys,
+                                      int page_size, int num_splits) {
+  const int used = split->split < num_splits;
+  const int partial = num_splits > 1 || !used;
+  ClaWorkItem item;
+  item.q_row = split->q_row;
+  item.q_count = split->q_count;
+  item.q_pos = q_pos;
+  item.kv_begin = used ? cla_split_begin(split, keys, page_size, num_splits, split->split) : 0;
+  item.kv_end = used ? cla_split_begin(split, keys, page_size, num_splits, split->split + 1) : 0;
+  item.pages_at = split->pages_at;
+  item.partial_row = partial ? split->first_row + split->split * split->q_count : -1;
+  item.split = (unsigned short)split->split;
+  item.num_splits =
+      (unsigned short)(used && num_splits > 1 && split->merge_at < 0 ? num_splits : 0);
+  return item;
+}
+
+/* What merges the splits of the tile's query token `token`; padding where there are none. */
+static inline ClaMergeItem cla_merge_of(const ClaSplit* tile, int token, int num_splits) {
+  ClaMergeItem merge;
+  merge.out_row = tile->q_row + token;
+  merge.partial_row = tile->first_row + token;
+  merge.num_splits = num_splits > 1 ? num_splits : 0;
+  merge.split_stride = tile->q_count;
+  return merge;
+}
+
+#endif
