@@ -59,6 +59,11 @@ struct BuilderOptions {
   /// cascade. The name is that of vLLM's model configuration; init_attn_backend() sets it for such
   /// groups.
   bool disable_cascade_attn = false;
+  /// The lengths of a step are known on the device alone: the seq_lens of a batch are upper bounds,
+  /// whose pages its block table names, and update_seq_lens() (cache_ops.hpp) puts the lengths in
+  /// their place. Decoders over a paged cache; no slot_mapping, common_prefix_len or
+  /// update_block_table(). Costs 56 bytes a work item in each upload.
+  bool device_seq_lens = false;
 };
 
 /// One step's device metadata, made by a builder and valid until its next build(). forward() calls

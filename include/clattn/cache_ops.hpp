@@ -2,6 +2,7 @@
 
 #include <clattn/opencl.hpp>
 
+#include <clattn/attention.hpp>
 #include <clattn/context.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/mla.hpp>
@@ -156,6 +157,33 @@ class DeviceErrors {
   Buffer word_;
 };
 
+/// Where the device keeps the lengths of a step's requests, and the slots of its new tokens.
+struct DeviceLengths {
+  /// i32 [num_reqs], tokens in the cache including this step's; of a step with graph_batch_size as
+  /// many as its (padded) batch size.
+  Buffer seq_lens;
+  /// i64 [num_actual_tokens], slots outside the cache store nothing. Empty = those of the positions
+  /// seq_len - query_len + i.
+  Buffer slot_mapping = {};
+};
+
+/// Gives a step of a builder with BuilderOptions::device_seq_lens its lengths, without the host.
+/// One launch, in the order of the queue, rewrites the metadata's work items and slots for every
+/// later write_kv_cache() and forward() with it; what the host reads of the metadata stays that of
+/// the bounds. As often as wanted after one build(); before the first, the bounds count as lengths.
+/// While a graph is recorded, the launch is recorded, too.
+///
+/// Results have the bits of a step that was built with these lengths if its splits are the same:
+/// with SplitPolicy::kDeterministic, num_splits or fast_build, and where lengths are equal to their
+/// bounds. Else a request has at most as many splits as its bound.
+///
+/// A length below the request's query tokens or above its bound is noted in `errors`; the request's
+/// outputs are 0, its LSE -inf and its slots kPadSlotId. Requests without query tokens are not
+/// looked at. Asynchronous. Throws kInvalidArgument for other metadata, for a buffer that is too
+/// small and for out-of-order queues.
+void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                     const DeviceLengths& lengths, DeviceErrors& errors, Event* event = nullptr);
+
 /// A decode batch whose metadata lives on the device, one query token per row. Rows from
 /// num_queries on are padding.
 struct AdvanceStep {
@@ -170,6 +198,10 @@ struct AdvanceStep {
   Buffer slot_mapping;          ///< i64 [num_seqs]
   Buffer block_tables;          ///< i32 [num_seqs, block_table_stride]
   std::int64_t block_table_stride = 0;
+  /// Of the next step, which runs on it as it is: update_seq_lens() with seq_lens and slot_mapping,
+  /// one launch more. Its requests are the rows, the padding ones behind num_queries without query
+  /// tokens. Null = none.
+  const AttentionMetadata* metadata = nullptr;
 };
 
 /// The page lists of that batch.

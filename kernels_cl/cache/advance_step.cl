@@ -18,15 +18,7 @@
    Launch: rows, bounds, pages: a group a row; indptr: one group; slots: ceil(tokens / CLA_WG_SIZE).
  */
 
-/* Reasons, in the low two bits of the word; above them the row, so that the lowest row wins. */
-#define CLA_ERROR_LENGTH 0
-#define CLA_ERROR_TABLE 1
-#define CLA_ERROR_BLOCK 2
-#define CLA_ERROR_INDICES 3
-
-static inline void cla_note(__global int* errors, uint row, int reason) {
-  atomic_max(errors, (int)((0x1fffffffu - row) << 2) | reason);
-}
+#include "core/device_errors.clh"
 
 /* Pages of the row's length with its new token; 0, and noted, if that or its table is no good.
    Called by the whole group; lane 0 gets the answer. `table`: the row's. */

@@ -67,6 +67,10 @@ MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(
   throw_invalid_if(options.graph_batch_size != 0,
                    "graph_batch_size is {}, legal: 0: cascades are not recorded",
                    options.graph_batch_size);
+  detail::throw_unsupported_if(
+      options.device_seq_lens,
+      "device_seq_lens: true, supported by cascades: false (levels are cut by the "
+      "host's lengths)");
   BuilderOptions shared = options;
   shared.decode_threshold = std::numeric_limits<std::int32_t>::max();  // no order of sequences
   if (shared.workspace == nullptr) shared.workspace = std::make_shared<AttentionWorkspace>();

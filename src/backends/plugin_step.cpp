@@ -31,6 +31,11 @@ PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBack
                        "backend {}: graph_batch_size is {}, legal: 0: plugins cannot be recorded",
                        backend_->name(), options.graph_batch_size);
   throw_unsupported_if(
+      options.device_seq_lens,
+      "backend {}: device_seq_lens: true, legal: false: plugins plan by the host's "
+      "lengths",
+      backend_->name());
+  throw_unsupported_if(
       options.split_policy != SplitPolicy::kBalanced || options.num_splits != 0,
       "backend {}: split_policy and num_splits, legal: balanced and 0: plugins cut "
       "their work themselves",

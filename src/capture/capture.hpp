@@ -40,6 +40,12 @@ struct PlanRecord {
   std::int32_t decode_threshold = 1;  ///< which requests stand first
 };
 
+/// Lengths on the device, int32 from `offset_bytes` on.
+struct LengthSource {
+  cl_mem buffer = nullptr;
+  std::size_t offset_bytes = 0;
+};
+
 /// A step's batch as the host keeps it.
 struct BatchRecord {
   std::string_view backend;
@@ -48,6 +54,7 @@ struct BatchRecord {
   /// The pages of request r are pages[pages_at[r]] and those behind it. Contiguous keys: no pages,
   /// and the request's first key row stands at pages_at[r].
   std::span<const std::int32_t> pages_at, pages;
+  LengthSource device_lens = {};  ///< if not null, what counts: seq_lens are their bounds
 };
 
 /// The cache of a call; null where its keys are contiguous.

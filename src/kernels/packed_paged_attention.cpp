@@ -170,6 +170,9 @@ std::unique_ptr<AttentionMetadataBuilder> make_paged_attention_builder(
       "graph_batch_size is {}, supported by paged_attention: 0 (the number of partitions follows "
       "the batch)",
       options.graph_batch_size);
+  detail::throw_unsupported_if(options.device_seq_lens,
+                               "device_seq_lens: true, supported by paged_attention: false (it "
+                               "cuts by the longest request)");
   auto kernels = detail::checked_kernels(*context, config);
   BuilderOptions narrowed = options;
   narrowed.limits.max_num_batched_tokens =

@@ -7,6 +7,7 @@
 #include "kernels/launch/add_results.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/copy.hpp"
+#include "shared/device_errors.h"
 
 namespace clattn {
 
@@ -19,7 +20,6 @@ using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
 
-constexpr std::int32_t kMaxRows = 0x1fffffff;  // what the error word can name
 constexpr const char* kFile = "cache/advance_step.cl";
 
 void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
@@ -65,8 +65,9 @@ void require_apart(const AdvanceStep& step, const AdvanceStepPages* pages) {
 }
 
 void check_step(const AdvanceStep& step) {
-  throw_invalid_if(step.num_seqs < 0 || step.num_seqs >= kMaxRows,
-                   "advance_step: num_seqs is {}, legal: 0 … {}", step.num_seqs, kMaxRows - 1);
+  throw_invalid_if(step.num_seqs < 0 || step.num_seqs >= CLA_ERROR_ROWS,
+                   "advance_step: num_seqs is {}, legal: 0 … {}", step.num_seqs,
+                   CLA_ERROR_ROWS - 1);
   throw_invalid_if(step.num_queries < 0 || step.num_queries > step.num_seqs,
                    "advance_step: num_queries is {}, legal: 0 … {} (num_seqs)", step.num_queries,
                    step.num_seqs);
@@ -95,6 +96,18 @@ void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
   require_size(pages.paged_kv_indptr, std::int64_t{step.num_seqs} + 1, 4, "paged_kv_indptr");
   require_size(pages.paged_kv_last_page_len, step.num_seqs, 4, "paged_kv_last_page_len");
   require_size(pages.block_table_bound, step.num_seqs, 4, "block_table_bound");
+}
+
+/// The event of the last launch of `step`'s own: null where the metadata has one more.
+Event* last_event(const AdvanceStep& step, Event* event) {
+  return step.metadata != nullptr ? nullptr : event;
+}
+
+/// What follows the rows: their lengths in the metadata of the next step.
+void advance_metadata(cl_command_queue queue, const AdvanceStep& step, DeviceErrors& errors,
+                      Event* event) {
+  if (step.metadata != nullptr)
+    update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors, event);
 }
 
 /// The arguments that clattn_advance_rows and clattn_advance_pages begin with.
@@ -147,12 +160,18 @@ void DeviceErrors::check(cl_command_queue queue) {
   commands.read(word_, std::as_writable_bytes(std::span(&word, 1)));
   if (word == 0) return;
   commands.fill(word_, 0, 0, sizeof(word));
-  // In the order of advance_step.cl's reasons.
-  constexpr std::array<std::string_view, 4> kReasons = {
-      "its seq_len is outside 0 … 2147483646", "its new token lies past its block table",
-      "its block table names a block outside the cache", "its pages do not fit paged_kv_indices"};
-  throw_invalid("advance_step: row {} was left out: {}", kMaxRows - (word >> 2),
-                kReasons.at(to_size(word & 3)));
+  // In the order of shared/device_errors.h.
+  constexpr std::array<std::string_view, CLA_ERROR_REASONS> kReasons = {
+      "its seq_len is outside 0 … 2147483646",
+      "its new token lies past its block table",
+      "its block table names a block outside the cache",
+      "its pages do not fit paged_kv_indices",
+      "its seq_len is less than its query tokens",
+      "its seq_len is more than the bound that the step was planned with"};
+  const std::int32_t reason = word & ((1 << CLA_ERROR_BITS) - 1);
+  throw_invalid("{} {} was left out: {}",
+                reason < CLA_ERROR_SHORT ? "advance_step: row" : "update_seq_lens: request",
+                CLA_ERROR_ROWS - (word >> CLA_ERROR_BITS), kReasons.at(to_size(reason)));
 }
 
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
@@ -167,7 +186,8 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
   bind_rows(lease, step)
       .arg<cl_long>(step.num_blocks)
       .arg(errors.word().handle())
-      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, event);
+      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, last_event(step, event));
+  advance_metadata(queue, step, errors, event);
   detail::add_results(add, queue);
 }
 
@@ -190,7 +210,8 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
       .arg(pages.paged_kv_indptr.handle())
       .arg(pages.paged_kv_indices.handle())
       .arg(pages.paged_kv_last_page_len.handle())
-      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, event);
+      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, last_event(step, event));
+  advance_metadata(queue, step, errors, event);
   detail::add_results(add, queue);
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <clattn/cache_ops.hpp>
 #include <cmath>
 #include <random>
 
@@ -161,6 +162,49 @@ clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostC
   return batch;
 }
 
+/// The batch of a host that has bounds: as many tokens above each length as the spec says, with
+/// block tables that name a page of nobody behind the request's own.
+struct BoundedBatch {
+  std::vector<std::int32_t> bounds, table;
+  clattn::CommonAttentionMetadata batch;
+
+  BoundedBatch(const CaseSpec& spec, const HostCase& host, clattn::CommonAttentionMetadata exact)
+      : bounds(host.truth.seq_lens), batch(exact) {
+    std::int32_t unowned = 0;
+    while (std::ranges::count(host.block_table, unowned) > 0) ++unowned;
+    for (std::int32_t& bound : bounds) bound += spec.bounds_above;
+    const std::int64_t pages_above = spec.bounds_above / spec.config.block_size + 1;
+    batch.block_table_stride += pages_above;
+    for (std::size_t r = 0; r < bounds.size(); ++r) {
+      const std::int32_t* row = &host.block_table[r * index(host.truth.max_blocks)];
+      for (std::int64_t p = 0; p < batch.block_table_stride; ++p) {
+        const bool own = p * spec.config.block_size < host.truth.seq_lens[r];
+        table.push_back(own ? row[p] : unowned);
+      }
+    }
+    batch.seq_lens = bounds;
+    batch.block_table = table;
+  }
+};
+
+/// The step's metadata; with bounds, its lengths come from the device.
+const clattn::AttentionMetadata& build_step(const clattn::Context& context,
+                                            const clattn::Queue& queue,
+                                            clattn::AttentionMetadataBuilder& builder,
+                                            const CaseSpec& spec, const HostCase& host) {
+  std::vector<std::int32_t> key_start_loc;
+  const clattn::CommonAttentionMetadata batch = describe_batch(spec, host, key_start_loc);
+  if (spec.bounds_above < 0) return builder.build(queue, batch, nullptr, spec.build_options);
+  const BoundedBatch bounded(spec, host, batch);
+  const auto& metadata = builder.build(queue, bounded.batch, nullptr, spec.build_options);
+  const clattn::Buffer lens = context.allocate(bounded.bounds.size() * sizeof(std::int32_t));
+  queue.write(lens, std::as_bytes(std::span(host.truth.seq_lens)));
+  clattn::DeviceErrors errors(context, queue);
+  clattn::update_seq_lens(queue, metadata, {lens}, errors);
+  errors.check(queue);
+  return metadata;
+}
+
 /// Outputs on the device, filled with a pattern and fenced by guard bands.
 struct Outputs {
   Tensor out, lse, fp8;
@@ -258,11 +302,10 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   options.limits.num_blocks = host.num_blocks;
   options.num_splits = spec.num_splits;
   options.split_policy = spec.split_policy;
-  std::vector<std::int32_t> key_start_loc;
+  options.device_seq_lens = spec.bounds_above >= 0;
   const auto builder = backend.make_builder(context, spec.planned_for.value_or(c), options);
   const auto impl = backend.make_impl(context, c);
-  const clattn::AttentionMetadata& metadata =
-      builder->build(queue, describe_batch(spec, host, key_start_loc), nullptr, spec.build_options);
+  const clattn::AttentionMetadata& metadata = build_step(*context, queue, *builder, spec, host);
   if (spec.write_cache) {
     const clattn::Buffer k = upload(*context, queue, key);
     const clattn::Buffer v = upload(*context, queue, value);
@@ -322,6 +365,7 @@ std::string describe(const CaseSpec& spec) {
       !c.alibi_slopes.empty(), !c.sinks.empty(), c.custom_mask, c.output_fp8, spec.scales_per_head);
   if (spec.page_padding > 0) text += fmt::format("page padding {}; ", spec.page_padding);
   if (spec.heads_apart) text += "heads apart; ";
+  if (spec.bounds_above >= 0) text += fmt::format("bounds {} above; ", spec.bounds_above);
   for (const Request& r : spec.requests) text += fmt::format(" {}+{}", r.query_len, r.context_len);
   return text;
 }

@@ -36,7 +36,10 @@ struct CaseSpec {
   bool last_token_overflows =
       false;  ///< each request's newest K and V are inf, seen by its last row only
   bool first_token_overflows = false;  ///< the same of each request's first K and V
-  double mask_density = 0.6;           ///< share of keys that config.custom_mask leaves visible
+  /// The builder knows every length but as a bound, so many tokens above it: the lengths come from
+  /// the device (BuilderOptions::device_seq_lens), the further pages are poison. -1: no bounds.
+  std::int32_t bounds_above = -1;
+  double mask_density = 0.6;     ///< share of keys that config.custom_mask leaves visible
   bool unseen_is_nan = false;    ///< keys and values of requests that none of their queries may see
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double sharpness = 1.0;        ///< standard deviation of the query's elements

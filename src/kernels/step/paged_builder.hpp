@@ -31,7 +31,9 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
                                  Event* upload, const BuildOptions& options) override {
     return build_step(queue, batch, upload, options, nullptr);
   }
-  bool supports_update_block_table() const noexcept override { return !config_.contiguous_kv(); }
+  bool supports_update_block_table() const noexcept override {
+    return !config_.contiguous_kv() && !device_seq_lens_;
+  }
   const AttentionMetadata& update_block_table(cl_command_queue queue,
                                               const AttentionMetadata& metadata,
                                               const GroupPages& pages, Event* upload) override {
@@ -99,6 +101,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   AttentionConfig config_;
   std::int32_t decode_threshold_;
+  bool device_seq_lens_ = false;
   bool cascades_ = false;  ///< backend, layer and options allow it
   PagedStep step_;
   Fill fill_;
@@ -112,7 +115,8 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(const std::shared_ptr<Conte
                                                      Fill fill)
     : config_(config),
       decode_threshold_(options.decode_threshold),
-      cascades_(style.cascades && !options.disable_cascade_attn &&
+      device_seq_lens_(options.device_seq_lens),
+      cascades_(style.cascades && !options.disable_cascade_attn && !device_seq_lens_ &&
                 validate_cascade_configuration(config).empty()),
       step_(context, config, options, style),
       fill_(fill) {}

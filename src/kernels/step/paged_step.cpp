@@ -42,21 +42,35 @@ std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilitie
   return static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
 }
 
-/// Byte offsets of a step's parts: slots first, then items by class, merges, page ids.
+/// How much of each part of a step there is.
+struct PagedStep::Sizes {
+  PlanCounts counts;
+  std::int64_t num_slots = 0;
+  std::int64_t num_pages = 0;
+  std::int32_t num_lens = 0;  ///< of steps with device_seq_lens, as are splits
+  std::int64_t num_splits() const { return num_lens > 0 ? counts.all_items() : 0; }
+};
+
+/// Byte offsets of a step's parts: slots first, then items by class, merges, lengths and splits of
+/// steps that take their lengths from the device, page ids.
 struct PagedStep::Layout {
   std::array<std::size_t, kMaxTileClasses> items{};
   std::size_t merges = 0;
+  std::size_t lens = 0;
+  std::size_t splits = 0;
   std::size_t pages = 0;
   std::size_t total = 0;
 
-  Layout(const PlanCounts& counts, std::int64_t num_slots, std::int64_t num_pages,
-         std::string_view owner = "batch") {
-    total = to_size(num_slots) * sizeof(std::int64_t);
+  explicit Layout(const Sizes& sizes, std::string_view owner = "batch") {
+    const PlanCounts& counts = sizes.counts;
+    total = to_size(sizes.num_slots) * sizeof(std::int64_t);
     for (std::size_t i = 0; i < items.size(); ++i) {
       items.at(i) = take(counts.num_items.at(i), sizeof(ClaWorkItem));
     }
     merges = take(counts.num_merges, sizeof(ClaMergeItem));
-    pages = take(num_pages, kIntBytes);
+    lens = take(sizes.num_lens, kIntBytes);
+    splits = take(sizes.num_splits(), sizeof(ClaSplit));
+    pages = take(sizes.num_pages, kIntBytes);
     // Kernels index the metadata with 32-bit ints.
     throw_invalid_if(total / kIntBytes > to_size(std::numeric_limits<cl_int>::max()),
                      "{}: its metadata needs {} bytes, legal: < 8 GiB", owner, total);
@@ -97,6 +111,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.num_splits = options_.num_splits;
   planner_.window = rules_.window;
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
+  if (options_.device_seq_lens) take_lengths_from_device();
   planner_.max_partial_rows = most_partial_rows(kernels_->shape, context_->capabilities());
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
@@ -140,8 +155,11 @@ std::size_t PagedStep::largest_step_bytes() const {
     owner += fmt::format(", max_model_len {} in pages of block_size {}", limits.max_model_len,
                          kernels_->shape.block_size);
   }
-  return Layout(largest_plan(limits.max_num_reqs), limits.max_num_batched_tokens,
-                recorded ? pages : std::min(pages, kPages), owner + ": the largest step")
+  return Layout({.counts = largest_plan(limits.max_num_reqs),
+                 .num_slots = limits.max_num_batched_tokens,
+                 .num_pages = recorded ? pages : std::min(pages, kPages),
+                 .num_lens = options_.device_seq_lens ? limits.max_num_reqs : 0},
+                owner + ": the largest step")
       .total;
 }
 
@@ -294,6 +312,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
   const CommonAttentionMetadata batch = resolve_causal(given);
   summary_ = check_lengths(batch);
+  if (options_.device_seq_lens) check_device_lengths(batch, options);
   validate_common_prefix(batch, kernels_->shape.block_size, options.common_prefix_len,
                          key_source());
   record_.fast_build = taken != nullptr ? taken->batch.plan.fast_build : options.fast_build;
@@ -320,7 +339,12 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   if (taken == nullptr) own.emplace(planner, batch);
   const PlanCounts planned = own ? own->counts() : taken->planned;
   const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
-  const Layout layout(counts, num_slots, num_pages);
+  const Sizes sizes{
+      .counts = counts,
+      .num_slots = num_slots,
+      .num_pages = num_pages,
+      .num_lens = options_.device_seq_lens ? (recorded ? pad_size : batch.num_reqs) : 0};
+  const Layout layout(sizes);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
 
@@ -333,10 +357,15 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   PlanOutput output;
   for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
     output.items.at(i) = part<ClaWorkItem>(bytes, layout.items.at(i), counts.num_items.at(i));
+    output.items_at.at(i) = in_ints(layout.items.at(i));
   }
   output.merges = part<ClaMergeItem>(bytes, layout.merges, counts.num_merges);
+  output.merges_at = in_ints(layout.merges);
+  output.splits = part<ClaSplit>(bytes, layout.splits, sizes.num_splits());
   write_plan(own ? &*own : nullptr, taken, output);
   if (recorded) clear_padding(planned, output);
+  if (options_.device_seq_lens)
+    std::ranges::copy(seq_lens_, part<std::int32_t>(bytes, layout.lens, batch.num_reqs).begin());
   reserve_workspace(planned.num_partial_rows);
   staging_.upload(queue, layout.total, upload);
 
@@ -347,13 +376,15 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.planned = planned;
   view_.plan = output;
   view_.meta = staging_.buffer().handle();
-  for (std::size_t i = 0; i < counts.num_items.size(); ++i) {
-    view_.items_at.at(i) = in_ints(layout.items.at(i));
-    view_.num_items.at(i) = counts.num_items.at(i);
-  }
-  view_.merges_at = in_ints(layout.merges);
+  view_.items_at = output.items_at;
+  view_.num_items = counts.num_items;
+  view_.merges_at = output.merges_at;
   view_.num_merges = counts.num_merges;
   view_.pages_at = in_ints(layout.pages);
+  view_.splits_at = in_ints(layout.splits);
+  view_.num_splits = static_cast<cl_int>(sizes.num_splits());
+  view_.lens_at = in_ints(layout.lens);
+  view_.num_lens = sizes.num_lens;
   view_.workspace = workspace_.buffer.handle();
   view_.workspace_layout = layout_of(workspace_);
   // A kernel argument, so it must be the same in all recorded steps.
@@ -372,6 +403,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
                  .seq_lens = seq_lens(),
                  .pages_at = pages_at(),
                  .pages = pages};
+  if (options_.device_seq_lens) view_.batch.device_lens = {view_.meta, layout.lens};
   view_.block_ids = {options_.limits.num_blocks, pages};
 }
 

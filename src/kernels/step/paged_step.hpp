@@ -25,6 +25,11 @@ struct PagedStepView {
   cl_int merges_at = 0;
   cl_int num_merges = 0;
   cl_int pages_at = 0;
+  std::shared_ptr<KernelPool> cut_tiles;  ///< of steps with device_seq_lens: makes the items
+  cl_int splits_at = 0;                   ///< what it makes them of,
+  cl_int num_splits = 0;                  ///< one for each item
+  cl_int lens_at = 0;                     ///< and the lengths that it took,
+  cl_int num_lens = 0;                    ///< padding included
   cl_mem workspace = nullptr;
   WorkspaceLayout workspace_layout;
   BlockBound block_ids;
@@ -117,10 +122,14 @@ class PagedStep {
   std::int32_t max_seq_len() const noexcept { return summary_.max_seq_len; }
 
  private:
+  struct Sizes;
   struct Layout;
   CommonAttentionMetadata resolve_causal(CommonAttentionMetadata batch) const;
   BatchSummary check_lengths(const CommonAttentionMetadata& batch) const;
   void check_graph(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
+  void take_lengths_from_device();
+  static void check_device_lengths(const CommonAttentionMetadata& batch,
+                                   const BuildOptions& options);
   bool records_causal() const noexcept { return rules_.attn_type == AttentionType::kDecoder; }
   bool fits_recorded(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
   KeySource key_source() const noexcept;

@@ -70,6 +70,9 @@ void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& outpu
       item.partial_row = -1;
     }
   }
+  if (!output.splits.empty()) {
+    for (ClaSplit& split : output.splits.subspan(to_size(planned.all_items()))) split = {};
+  }
   const auto used = to_size(planned.num_merges);
   for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
 }

@@ -1,5 +1,9 @@
-// The plan of a step: its own cuts, or what another step of the same lengths has cut.
+// The plan of a step: its own cuts, what another step of the same lengths has cut, or what the
+// device makes of its bounds.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <clattn/cache_ops.hpp>
 
 #include "base/error.hpp"
 #include "kernels/step/paged_step.hpp"
@@ -21,6 +25,8 @@ void PagedStep::write_plan(const AttentionPlan* own, const PagedStepView* taken,
 void PagedStep::require_same_planning(const PagedStepView* other) const {
   throw_unsupported_if(key_source() == KeySource::kContiguous,
                        "update_block_table: this configuration has no block table");
+  throw_unsupported_if(options_.device_seq_lens,
+                       "update_block_table: device_seq_lens is true, legal: false");
   throw_invalid_if(other == &view_, "attn_metadata: this builder's own, legal: another builder's");
   const bool same = other != nullptr && other->kernels == kernels_.get() &&
                     *other->planner == planner_ && other->batch.backend == style_.backend &&
@@ -29,6 +35,30 @@ void PagedStep::require_same_planning(const PagedStepView* other) const {
   throw_invalid(
       "attn_metadata: of another configuration, legal: metadata of a builder with this one's "
       "backend, context, configuration and options");
+}
+
+void PagedStep::take_lengths_from_device() {
+  throw_unsupported_if(rules_.attn_type != AttentionType::kDecoder,
+                       "device_seq_lens: true, legal with attn_type {}: false",
+                       to_string(rules_.attn_type));
+  throw_unsupported_if(kernels_->shape.form != CacheForm::kStrided,
+                       "device_seq_lens: true, legal with use_mla: false");
+  planner_.lengths_are_bounds = true;
+  const std::string group =
+      fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));
+  view_.cut_tiles =
+      context_->runtime().kernel({"attention/cut_tiles.cl", "clattn_cut_tiles", group});
+}
+
+void PagedStep::check_device_lengths(const CommonAttentionMetadata& batch,
+                                     const BuildOptions& options) {
+  throw_invalid_if(!batch.slot_mapping.empty(),
+                   "slot_mapping holds {} elements, legal with device_seq_lens: none (the device "
+                   "computes them)",
+                   batch.slot_mapping.size());
+  throw_invalid_if(options.common_prefix_len != 0,
+                   "common_prefix_len is {}, legal with device_seq_lens: 0",
+                   options.common_prefix_len);
 }
 
 }  // namespace clattn::detail

@@ -240,6 +240,12 @@ TEST(Plugin, ItsCallsAreNotRecorded) {
   EXPECT_EQ(error_text([&] { backend.make_builder(device.context, config, options); },
                        clattn::ErrorCode::kUnsupported),
             "backend REFERENCE: graph_batch_size is 2, legal: 0: plugins cannot be recorded");
+  options.graph_batch_size = 0;
+  options.device_seq_lens = true;
+  EXPECT_EQ(error_text([&] { backend.make_builder(device.context, config, options); },
+                       clattn::ErrorCode::kUnsupported),
+            "backend REFERENCE: device_seq_lens: true, legal: false: plugins plan by the host's "
+            "lengths");
   device.queue.finish();
 }
 

@@ -1,0 +1,20 @@
+/* What kernels note about metadata that only the device knows: one word, raised by atomic_max. Its
+   low bits are the reason, above them stands the row, so that the lowest row wins. Plain C: C++ and
+   OpenCL C include it. */
+#ifndef CLATTN_SHARED_DEVICE_ERRORS_H
+#define CLATTN_SHARED_DEVICE_ERRORS_H
+
+#define CLA_ERROR_BITS 3
+#define CLA_ERROR_ROWS 0xfffffff /* rows that the word can name: fewer */
+
+/* Of advance_step: */
+#define CLA_ERROR_LENGTH 0  /* no token follows this seq_len */
+#define CLA_ERROR_TABLE 1   /* its block table is too short */
+#define CLA_ERROR_BLOCK 2   /* which names a block outside the cache */
+#define CLA_ERROR_INDICES 3 /* the page lists are full */
+/* Of update_seq_lens: */
+#define CLA_ERROR_SHORT 4 /* the seq_len is less than the request's query tokens */
+#define CLA_ERROR_LONG 5  /* or more than its bound */
+#define CLA_ERROR_REASONS 6
+
+#endif

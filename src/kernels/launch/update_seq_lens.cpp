@@ -1,0 +1,57 @@
+#include <clattn/cache_ops.hpp>
+
+#include "base/checked.hpp"
+#include "base/error.hpp"
+#include "kernels/launch/step_launch.hpp"
+#include "opencl/queue.hpp"
+
+namespace clattn {
+
+namespace {
+
+void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
+                  std::string_view name) {
+  const std::size_t wanted = detail::to_size(count) * element_bytes;
+  detail::throw_invalid_if(
+      !buffer || buffer.size_bytes() < wanted,
+      "update_seq_lens: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
+      buffer.size_bytes(), wanted, count, element_bytes);
+}
+
+}  // namespace
+
+void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                     const DeviceLengths& lengths, DeviceErrors& errors, Event* event) {
+  const detail::PagedStepView* const step = metadata.step();
+  detail::throw_invalid_if(
+      step == nullptr || step->kernels == nullptr || step->cut_tiles == nullptr,
+      "update_seq_lens: attn_metadata: its lengths are on the host, legal: metadata of a builder "
+      "with device_seq_lens");
+  require_size(lengths.seq_lens, step->num_lens, sizeof(std::int32_t), "seq_lens");
+  if (lengths.slot_mapping)
+    require_size(lengths.slot_mapping, step->most_tokens, sizeof(std::int64_t), "slot_mapping");
+  detail::require_in_order(queue);
+  detail::recorder_for(queue, *step);
+  if (event != nullptr) event->reset();  // stays empty when there is nothing to do
+  const ClaSight sight = detail::sight_of(*step->planner, step->causal != 0);
+  const auto group_size =
+      detail::to_size(cache_op_work_group_size(step->kernels->runtime->capabilities()));
+  step->cut_tiles->acquire()
+      .arg(step->meta)
+      .arg(step->splits_at)
+      .arg(step->num_splits)
+      .arg(step->lens_at)
+      .arg(step->pages_at)
+      .arg<cl_int>(sight.page_size)
+      .arg<cl_int>(sight.causal)
+      .arg<cl_int>(sight.window_left)
+      .arg<cl_int>(sight.window_right)
+      .arg<cl_int>(sight.chunk)
+      .arg(lengths.seq_lens.handle())
+      .arg(lengths.slot_mapping.handle())
+      .arg(errors.word().handle())
+      .enqueue(queue, detail::ceil_div(detail::to_size(step->num_splits), group_size), group_size,
+               event);
+}
+
+}  // namespace clattn
