@@ -38,7 +38,6 @@ Format format_of(Element element) {
   return {24, 127, 32, 0x1.FFFFFEp127};
 }
 
-/// Half a unit in the last place of `value` in the element type: what one rounding may cost.
 /// One query row of one head: the plain softmax over the keys it sees.
 struct Row {
   std::vector<std::int32_t> keys;  // positions

@@ -23,23 +23,22 @@ oracle::AttentionCase level_of(oracle::AttentionCase call, std::int32_t prefix, 
   return call;
 }
 
-/// Bounds of what a cascade rounds: each level's result, weighted with the level's share of the
-/// denominator, and the merged one.
+/// Adds what a cascade rounds besides: each level's result, weighted with the level's share of the
+/// denominator, and its LSE, which moves that share.
 void bound_cascade(const AttentionCall& call, oracle::AttentionResult& truth) {
   const oracle::Element element = element_of(call.config.dtype);
   const oracle::AttentionCase whole = oracle_case(call);
   const std::size_t width = to_size(call.config.head_size);
-  truth.weight_rounding.assign(truth.out.size(), 0);
-  for (std::size_t i = 0; i < truth.out.size(); ++i)
-    truth.bound[i] = oracle::half_ulp(element, truth.out[i]);
   for (const bool shared : {true, false}) {
     const oracle::AttentionResult level =
         oracle::attention(level_of(whole, call.computed_prefix_len(), shared), element);
     for (std::size_t i = 0; i < truth.out.size(); ++i) {
-      if (std::isinf(level.lse[i / width])) continue;  // no key
-      const double share = std::exp(level.lse[i / width] - truth.lse[i / width]);
-      truth.bound[i] += share * level.bound[i];
-      truth.weight_rounding[i] += share * level.weight_rounding[i];
+      const double lse = level.lse[i / width];
+      if (std::isinf(lse)) continue;  // no key
+      const double share = std::exp(lse - truth.lse[i / width]);
+      truth.bound[i] += share * (oracle::half_ulp(element, level.out[i]) +
+                                 oracle::half_ulp(oracle::Element::kF32, lse) *
+                                     std::abs(level.out[i] - truth.out[i]));
     }
   }
 }
