@@ -71,6 +71,16 @@ void add_step_keys(CaseKeys& keys, const CapturedAttention& call) {
   if (call.common_prefix_len != 0) keys.add("common_prefix_len", call.common_prefix_len);
 }
 
+/// Lengths that only the device knows are read from there, and their bounds are kept beside them.
+void add_lengths(const CaseWriter& writer, const Queue& queue, const BatchRecord& batch) {
+  const LengthSource& device = batch.device_lens;
+  if (device.buffer == nullptr) return add_indices(writer, "seq_lens", batch.seq_lens);
+  add_indices(
+      writer, "seq_lens",
+      read_as<std::int32_t>(queue, device.buffer, device.offset_bytes, std::ssize(batch.seq_lens)));
+  add_indices(writer, "seq_len_bounds", batch.seq_lens);
+}
+
 /// The step's page ids as a table, and the pages themselves.
 void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
   const BatchRecord& batch = call.batch;
@@ -272,7 +282,7 @@ AddResults capture_attention(const CapturedAttention& call) {
              read_tensor(queue, call.query, config.dtype,
                          {call.batch.query_start_loc.back(), config.num_heads, config.head_size}));
   add_indices(writer, "query_start_loc", call.batch.query_start_loc);
-  add_indices(writer, "seq_lens", call.batch.seq_lens);
+  add_lengths(writer, queue, call.batch);
   add_options(writer, queue, call);
   CaseKeys keys = attention_keys(call);
   if (!config.contiguous_kv()) {

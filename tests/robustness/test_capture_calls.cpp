@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
 #include <clattn/compat/paged_attention.hpp>
@@ -109,6 +111,30 @@ TEST_F(CaptureOfCalls, PlansOfEveryPolicy) {
         expect_again(out, row.name + (fast ? ", fast" : "") +
                               (policy == SplitPolicy::kBalanced ? "" : ", deterministic"));
       }
+    }
+  }
+}
+
+/// The case has the lengths that were on the device, and the bounds that the plan is made of.
+TEST_F(CaptureOfCalls, LengthsThatOnlyTheDeviceKnows) {
+  const clattn::KVCache cache = make_cache();
+  const auto impl = backend_.make_impl(context_, config_);
+  const Arrays bounds(kDecode);
+  const clattn::Buffer query = make_rows(2), out = make_rows(2);
+  for (const SplitPolicy policy : {SplitPolicy::kBalanced, SplitPolicy::kDeterministic}) {
+    clattn::BuilderOptions options;
+    options.split_policy = policy;
+    options.device_seq_lens = true;
+    const auto builder = backend_.make_builder(context_, config_, options);
+    const auto& metadata = builder->build(queue_, bounds.batch());
+    clattn::DeviceErrors errors(*context_, queue_);
+    for (const auto& lens : {std::array<std::int32_t, 2>{1100, 3}, {1500, 699}}) {
+      const clattn::Buffer device_lens = context_->allocate(sizeof(lens));
+      queue_.write(device_lens, std::as_bytes(std::span(lens)));
+      clattn::update_seq_lens(queue_, metadata, {device_lens}, errors);
+      errors.check(queue_);
+      impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache, metadata);
+      expect_again(out, "lengths on the device");
     }
   }
 }

@@ -70,6 +70,22 @@ void validate_key_lengths(const AttentionCall& call) {
   }
 }
 
+/// The block table must hold the pages of the bounds.
+void validate_bounds(const AttentionCall& call) {
+  if (call.seq_len_bounds.empty()) return;
+  throw_invalid_if(call.seq_len_bounds.size() != call.seq_lens.size(),
+                   "seq_len_bounds holds {} lengths, legal: {} (as seq_lens)",
+                   call.seq_len_bounds.size(), call.seq_lens.size());
+  const std::int64_t most = call.max_blocks * call.config.block_size;
+  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+    const std::int32_t bound = call.seq_len_bounds[r];
+    throw_invalid_if(bound < call.seq_lens[r] || bound > most,
+                     "request {}: seq_len_bounds is {}, legal: {} … {} (from its seq_len to its "
+                     "block table's end)",
+                     r, bound, call.seq_lens[r], most);
+  }
+}
+
 /// Requests without query tokens need not share the prefix.
 bool is_idle(const AttentionCall& call, std::size_t r) {
   return call.query_start_loc[r + 1] == call.query_start_loc[r];
@@ -114,7 +130,8 @@ std::int32_t AttentionCall::computed_prefix_len() const {
 }
 
 std::int32_t AttentionCall::max_seq_len() const {
-  return seq_lens.empty() ? 0 : *std::ranges::max_element(seq_lens);
+  const std::vector<std::int32_t>& lens = seq_len_bounds.empty() ? seq_lens : seq_len_bounds;
+  return lens.empty() ? 0 : *std::ranges::max_element(lens);
 }
 
 void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
@@ -131,6 +148,7 @@ void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
     batch.num_actual_tokens = 0;
   }
   validate_batch(batch, call.config.block_size, num_blocks);
+  validate_bounds(call);
   validate_prefix(call);
 }
 

@@ -47,6 +47,9 @@ struct AttentionCall : BatchArrays {
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
   bool packed = false;                  ///< an x-packed cache instead: execute_packed()
 
+  /// Upper bounds of seq_lens that the plan is made of, while the device has the lengths
+  /// (BuilderOptions::device_seq_lens); or empty: made of the lengths.
+  std::vector<std::int32_t> seq_len_bounds;
   std::vector<std::int64_t> slot_mapping;   // [tokens] or empty: from the block table
   std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
 
@@ -61,6 +64,7 @@ struct AttentionCall : BatchArrays {
 
   std::int32_t num_reqs() const { return static_cast<std::int32_t>(seq_lens.size()); }
   std::int32_t num_tokens() const { return query_start_loc.empty() ? 0 : query_start_loc.back(); }
+  /// Of the bounds, if there are.
   std::int32_t max_seq_len() const;
   /// As much of the common prefix as is computed already in every request with query tokens: what
   /// a cascade can read once.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
 #include <cstring>
 #include <optional>
@@ -49,10 +50,11 @@ class Layer {
 
   const AttentionMetadata& build(AttentionMetadataBuilder& builder, const Queue& queue,
                                  const AttentionCall& call, Event* upload) {
-    const CommonAttentionMetadata batch = call.batch();
+    CommonAttentionMetadata batch = call.batch();
     if (cascade_) {
       metadata_ = &cascade_->build(queue, batch, call.computed_prefix_len());
     } else {
+      if (!call.seq_len_bounds.empty()) batch.seq_lens = call.seq_len_bounds;
       metadata_ = &builder.build(queue, batch, upload, {.fast_build = call.plan.fast_build});
     }
     return *metadata_;
@@ -89,6 +91,15 @@ class Layer {
   std::optional<CascadeImpl> cascade_impl_;
   const AttentionMetadata* metadata_ = nullptr;
 };
+
+/// Gives the device the lengths of a call that was planned by bounds.
+void update_lengths(const Context& context, const Queue& queue, const AttentionCall& call,
+                    const AttentionMetadata& metadata) {
+  if (call.seq_len_bounds.empty()) return;
+  DeviceErrors errors(context, queue);
+  update_seq_lens(queue, metadata, {upload(context, queue, call.seq_lens)}, errors);
+  errors.check(queue);
+}
 
 /// The call's cache on the device; none where the keys are contiguous.
 KVCache upload_call_cache(const Context& context, const Queue& queue, const AttentionCall& call,
@@ -164,11 +175,13 @@ BuilderOptions PlanOptions::builder_options(std::int32_t num_splits,
 }
 
 BuilderOptions options_for(const AttentionCall& call) {
-  return call.plan.builder_options(call.num_splits,
-                                   {.max_num_reqs = std::max(call.num_reqs(), 1),
-                                    .max_num_batched_tokens = std::max(call.num_tokens(), 1),
-                                    .max_model_len = std::max(call.max_seq_len(), 1),
-                                    .num_blocks = call.num_blocks});
+  BuilderOptions options = call.plan.builder_options(
+      call.num_splits, {.max_num_reqs = std::max(call.num_reqs(), 1),
+                        .max_num_batched_tokens = std::max(call.num_tokens(), 1),
+                        .max_model_len = std::max(call.max_seq_len(), 1),
+                        .num_blocks = call.num_blocks});
+  options.device_seq_lens = !call.seq_len_bounds.empty();
+  return options;
 }
 
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
@@ -192,6 +205,7 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   const AttentionMetadata& metadata = layer.build(*builder, queue, call, &upload_event);
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  update_lengths(*context, queue, call, metadata);
   const bool stores = !call.key.empty() && !call.config.contiguous_kv();
   if (stores) {
     layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},

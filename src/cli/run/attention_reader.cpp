@@ -138,6 +138,8 @@ void read_arrays(const CaseFile& file, AttentionCall& call) {
     return;
   }
   static_cast<BatchArrays&>(call) = read_batch_with_queries(file);
+  if (file.has_array("seq_len_bounds"))
+    call.seq_len_bounds = file.indices32("seq_len_bounds", {call.num_reqs()});
 }
 
 }  // namespace
