@@ -144,30 +144,34 @@ TEST(PlannerProperties, DeterministicPlansAreFreeOfTheBatch) {
 // Of bounds, a device makes a correct plan of any lengths within them; where cuts do not follow
 // from the batch, the same that a host makes.
 TEST(PlannerProperties, PlansByBoundsServeAllLengths) {
-  expect_property([] {
-    PlannerConfig config = any_config();
-    config.split_policy = one_of({SplitPolicy::kBalanced, SplitPolicy::kDeterministic});
-    config.max_partial_rows = std::int64_t{1} << 30;
-    const std::vector<test::Request> requests = any_requests(12);
-    std::vector<test::Request> bounds = requests;
-    const bool reached = *rc::gen::arbitrary<bool>();
-    for (auto& request : bounds) request.seq_len += reached ? 0 : between(0, one_of({1, 50, 3000}));
-    Batch batch = make_batch(requests, config.block_size);
-    Batch bounded = make_batch(bounds, config.block_size);
-    batch.causal = bounded.causal = *rc::gen::arbitrary<bool>();
-    Plan host;
-    RC_ASSERT(plan_problem(config, batch, &host) == "");
-    config.lengths_are_bounds = true;
-    std::string problem;
-    const Plan planned = test::make_plan(config, bounded, &problem);
-    RC_ASSERT(problem == "");
-    const Plan device = test::plan_of_lengths(config, batch, planned);
-    RC_ASSERT(test::PlanChecker(config, batch, device).problem() == "");
-    const bool fixed = config.num_splits > 0 || config.split_policy == SplitPolicy::kDeterministic;
-    if (!fixed && !reached) return;
-    for (std::int32_t r = 0; r < batch.num_reqs; ++r)
-      RC_ASSERT(part_of(device, batch, r) == part_of(host, batch, r));
-  });
+  expect_property(
+      [] {
+        PlannerConfig config = any_config();
+        config.split_policy = one_of({SplitPolicy::kBalanced, SplitPolicy::kDeterministic});
+        config.max_partial_rows = std::int64_t{1} << 30;
+        const std::vector<test::Request> requests = any_requests(12);
+        std::vector<test::Request> bounds = requests;
+        const bool reached = *rc::gen::arbitrary<bool>();
+        for (auto& request : bounds)
+          request.seq_len += reached ? 0 : between(0, one_of({1, 50, 3000}));
+        Batch batch = make_batch(requests, config.block_size);
+        Batch bounded = make_batch(bounds, config.block_size);
+        batch.causal = bounded.causal = *rc::gen::arbitrary<bool>();
+        Plan host;
+        RC_ASSERT(plan_problem(config, batch, &host) == "");
+        config.lengths_are_bounds = true;
+        std::string problem;
+        const Plan planned = test::make_plan(config, bounded, &problem);
+        RC_ASSERT(problem == "");
+        const Plan device = test::plan_of_lengths(config, batch, planned);
+        RC_ASSERT(test::PlanChecker(config, batch, device).problem() == "");
+        const bool fixed =
+            config.num_splits > 0 || config.split_policy == SplitPolicy::kDeterministic;
+        if (!fixed && !reached) return;
+        for (std::int32_t r = 0; r < batch.num_reqs; ++r)
+          RC_ASSERT(part_of(device, batch, r) == part_of(host, batch, r));
+      },
+      kRuns / 3);
 }
 
 TEST(PlannerProperties, FittedDeterministicPlansAreNeverRefused) {
