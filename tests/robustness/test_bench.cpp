@@ -66,7 +66,7 @@ TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
               "decode quick 2q1s100\nprefill quick q70\nmixed quick q20s50_2q1s33\n"
               "spec quick 2q3s40\ncache quick q40\nmerge quick q40\nmetadata quick 3q1s100\n"
               "startup quick q1s20\nfirst_step quick q1s20\nwarmed_step quick q1s20\nstep quick "
-              "2q1s20\nreplay quick 2q1s20\n");
+              "2q1s20\nreplay quick 2q1s20\nlengths quick 2q1s20\n");
   const ProgramResult result =
       run_program("bench all --quick --filter tiny/ --shapes " + shapes + " --json " + first);
   ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
@@ -78,7 +78,7 @@ TEST(Bench, EverySuiteReportsWhatTheDocumentsSay) {
     expect_row(row);
     suites.insert(row.at("suite").get<std::string>());
   }
-  EXPECT_EQ(suites.size(), 12U);
+  EXPECT_EQ(suites.size(), 13U);
 
   std::filesystem::copy_file(first, second);
   const ProgramResult compared =

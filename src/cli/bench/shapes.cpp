@@ -381,8 +381,8 @@ std::string_view to_string(CacheOp op) {
 
 const std::vector<std::string>& bench_suites() {
   static const std::vector<std::string> suites = {
-      "decode",   "prefill", "mixed",      "spec",        "cache", "merge",
-      "metadata", "startup", "first_step", "warmed_step", "step",  "replay"};
+      "decode",  "prefill",    "mixed",       "spec", "cache",  "merge",  "metadata",
+      "startup", "first_step", "warmed_step", "step", "replay", "lengths"};
   return suites;
 }
 

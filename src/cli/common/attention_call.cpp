@@ -72,12 +72,8 @@ void validate_key_lengths(const AttentionCall& call) {
 
 /// The block table must hold the pages of the bounds.
 void validate_bounds(const AttentionCall& call) {
-  if (call.seq_len_bounds.empty()) return;
-  throw_invalid_if(call.seq_len_bounds.size() != call.seq_lens.size(),
-                   "seq_len_bounds holds {} lengths, legal: {} (as seq_lens)",
-                   call.seq_len_bounds.size(), call.seq_lens.size());
   const std::int64_t most = call.max_blocks * call.config.block_size;
-  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+  for (std::size_t r = 0; r < call.seq_len_bounds.size(); ++r) {
     const std::int32_t bound = call.seq_len_bounds[r];
     throw_invalid_if(bound < call.seq_lens[r] || bound > most,
                      "request {}: seq_len_bounds is {}, legal: {} … {} (from its seq_len to its "

@@ -47,8 +47,8 @@ struct AttentionCall : BatchArrays {
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
   bool packed = false;                  ///< an x-packed cache instead: execute_packed()
 
-  /// Upper bounds of seq_lens that the plan is made of, while the device has the lengths
-  /// (BuilderOptions::device_seq_lens); or empty: made of the lengths.
+  /// [num_reqs], upper bounds of seq_lens that the plan is made of, while the device has the
+  /// lengths (BuilderOptions::device_seq_lens); or empty: made of the lengths.
   std::vector<std::int32_t> seq_len_bounds;
   std::vector<std::int64_t> slot_mapping;   // [tokens] or empty: from the block table
   std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
