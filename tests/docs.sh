@@ -30,7 +30,8 @@ cmp -s "$work/read" "$work/documented" || {
   diff "$work/read" "$work/documented" || true
 }
 
-for page in ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md tools/*/README.md python/*.md; do
+for page in ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md tools/*/README.md python/*.md \
+  integrations/*/*.md; do
   # shellcheck disable=SC2013,SC2016  # links have no blanks; Markdown's backticks
   for link in $(sed '/^```/,/^```$/d' "$page" | grep -o '](\([^)]*\))' |
     sed 's/^](//; s/)$//; s/#.*//'); do

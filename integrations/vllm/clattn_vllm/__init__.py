@@ -1,0 +1,8 @@
+"""vLLM's plug-in: attention on CPUs by CLAttn."""
+
+
+def register() -> None:
+    """Takes the place of vLLM's CPU backend; vLLM calls this in each of its processes."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(AttentionBackendEnum.CPU_ATTN, "clattn_vllm.backend.CLAttnBackend")
