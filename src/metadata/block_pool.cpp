@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <clattn/block_pool.hpp>
-#include <ranges>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -144,7 +143,8 @@ void BlockPool::publish(std::span<const std::int32_t> token_ids,
 
 void BlockPool::release(std::span<const std::int32_t> blocks) {
   const std::int32_t head = num_blocks();
-  for (const std::int32_t block : std::views::reverse(blocks)) {
+  for (std::size_t i = blocks.size(); i-- > 0;) {
+    const std::int32_t block = blocks[i];
     check_block(block, 1);
     if (--at(block).references > 0) continue;
     at(block).previous = at(head).previous;
