@@ -18,17 +18,17 @@ from pathlib import Path
 
 #: The plug-ins of each process: none, and ours.
 PLUGINS = ("none", "clattn")
-VOCABULARY = 2048
+VOCABULARY = 512
 BATCHED_TOKENS = 256
 SHAPE = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 64,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 1024,
     "initializer_range": 0.08,  # enough for tokens to vary
 }
 WINDOW = {"sliding_window": 64}
@@ -36,7 +36,6 @@ WINDOW = {"sliding_window": 64}
 MODELS = {
     "Llama": ("LlamaConfig", SHAPE, {}),
     "Llama, pages of 128": ("LlamaConfig", SHAPE, {"block_size": 128}),
-    "Llama, fp8 cache": ("LlamaConfig", SHAPE, {"kv_cache_dtype": "fp8"}),
     "Qwen 3": ("Qwen3Config", SHAPE, {}),
     "Mistral, window of 64": ("MistralConfig", SHAPE | WINDOW, {}),
     "Gemma 2": ("Gemma2Config", SHAPE | WINDOW | {"attn_logit_softcapping": 5.0}, {}),
@@ -46,7 +45,7 @@ MODELS = {
         {
             "vocab_size": VOCABULARY,
             "hidden_size": 512,
-            "n_layer": 4,
+            "n_layer": 2,
             "n_head": 8,
             "initializer_range": 0.08,
         },
@@ -62,7 +61,7 @@ def make_models(names: list[str], folder: Path) -> None:
     for name in names:
         class_name, fields, _ = MODELS[name]
         torch.manual_seed(7)
-        config = getattr(transformers, class_name)(**fields, tie_word_embeddings=False)
+        config = getattr(transformers, class_name)(**fields)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.save_pretrained(folder / name)
 
@@ -96,6 +95,7 @@ def serve(name: str, folder: Path, count: int) -> dict:
     from vllm.distributed import cleanup_dist_env_and_memory
 
     options = {"block_size": 32} | MODELS[name][2]
+    print(f"compare: {name}", flush=True)
     llm = LLM(
         model=str(folder / name),
         skip_tokenizer_init=True,
