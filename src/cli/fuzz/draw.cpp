@@ -99,9 +99,9 @@ void draw_attention_type(Dice& dice, AttentionConfig& config) {
   constexpr std::array kOthers = {AttentionType::kEncoderDecoder, AttentionType::kEncoderOnly,
                                   AttentionType::kEncoder};
   config.attn_type = dice.pick(kOthers);
+  if (config.attn_type != AttentionType::kEncoderOnly) config.attention_chunk_size = 0;
   if (config.attn_type == AttentionType::kEncoderDecoder) return;
   config.block_size = 0;  // no pages
-  if (config.attn_type == AttentionType::kEncoder) config.attention_chunk_size = 0;
   config.kv_cache_dtype = std::nullopt;
 }
 
