@@ -6,6 +6,8 @@
      O = S V       S rounded to 16 bits on its way
      the largest element and the sum of each row of S
 
+   A second kernel asks whether products keep subnormal elements.
+
    Each of two warps has matrices of its own: element (row, column) of matrix m of warp w is
    CLA_ELEMENT below.
 
@@ -128,4 +130,26 @@ clattn_selftest_unit(
     own[CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS) + row] = largest;
     own[CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS + 1) + row] = sum;
   }
+}
+
+/* The first element of A K^T where A is of ones and K of the smallest subnormal elements: 0 from a
+   unit that takes these as 0. */
+__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) CLA_UNIT_ATTRIBUTE void
+clattn_selftest_subnormals(__global float* restrict result, uint seed) {
+  __local uint4 a_tile[2][CLA_TILE_ROWS * CLA_STRIDE];
+  __local uint4 k_tile[2][CLA_KEY_TILE_UNITS];
+  const uint lane = (uint)get_local_id(0) % CLA_LANES;
+  const uint warp = (uint)get_local_id(0) / CLA_LANES;
+  (void)seed;
+  const uint ones = cla_mma_pair(1.0f, 1.0f);
+  for (uint i = lane; i < CLA_TILE_ROWS * CLA_STRIDE; i += CLA_LANES) a_tile[warp][i] = ones;
+  for (uint i = lane; i < CLA_KEY_TILE_UNITS; i += CLA_LANES) k_tile[warp][i] = 0x00010001u;
+  barrier(CLK_LOCAL_MEM_FENCE); /* matrices written -> read */
+
+  float s[CLA_C_SIZE];
+  for (uint i = 0; i < CLA_C_SIZE; ++i) s[i] = 0.0f;
+  ClaB b[CLA_B_TILES];
+  cla_load_b_columns(b, k_tile[warp], CLA_STRIDE, lane);
+  cla_mma(s, cla_load_a(a_tile[warp], CLA_STRIDE, lane), b[0]);
+  if (get_local_id(0) == 0) result[0] = s[0];
 }

@@ -123,6 +123,11 @@ struct Runtime::State {
     for (const std::string& unit : capabilities.wrong_matrix_units)
       log(LogLevel::kInfo, "{}: {} computes wrong and is not used", capabilities.name, unit);
     build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
+    for (const std::string& unit : unit_headers(result.flushing_matrix_units)) {
+      log(LogLevel::kInfo, "{}: products of f16 by {} take subnormal elements as 0",
+          capabilities.name, unit);
+      build_options += " -DCLA_F16_FLUSHED=1";  // a device has one such unit
+    }
   }
 
   std::shared_ptr<Program> build(const KernelSource& wanted) {

@@ -167,14 +167,23 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
 
 enum class UnitVerdict : std::uint8_t { kAbsent, kRight, kWrong };
 
+std::string unit_options(int dtype) {
+  return fmt::format("{0} -DCLA_PTX=0 -DCLA_Q_DTYPE={1} -DCLA_KV_DTYPE={1}", kBuildOptions, dtype);
+}
+
+/// Of f16, by a unit that is right.
+bool flushes_subnormals(Prober& prober) {
+  const auto result = prober.run(0, "clattn_selftest_subnormals", 0, 1, 1, unit_options(1));
+  return result && std::bit_cast<float>(result->front()) == 0;
+}
+
 /// A unit whose header the compiler refuses, for one type of elements, is absent.
 UnitVerdict judge_unit(Prober& prober) {
   constexpr std::size_t kMostWords = std::size_t{1} << 14U;
   UnitVerdict verdict = UnitVerdict::kRight;
   for (const int dtype : {1, 2}) {  // f16, bf16
-    const std::string options =
-        fmt::format("{0} -DCLA_PTX=0 -DCLA_Q_DTYPE={1} -DCLA_KV_DTYPE={1}", kBuildOptions, dtype);
-    const auto result = prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, options);
+    const auto result =
+        prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, unit_options(dtype));
     if (!result) return UnitVerdict::kAbsent;
     if (!is_right_unit_result(*result, kSeed)) verdict = UnitVerdict::kWrong;
   }
@@ -265,6 +274,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     Prober unit(context, device, texts.units.at(i), group);
     const UnitVerdict verdict = judge_unit(unit);
     if (verdict == UnitVerdict::kRight) result.right_matrix_units |= 1U << i;
+    if (verdict == UnitVerdict::kRight && flushes_subnormals(unit))
+      result.flushing_matrix_units |= 1U << i;
     if (verdict == UnitVerdict::kWrong) result.wrong_matrix_units |= 1U << i;
     conclusive = conclusive && unit.conclusive();
   }

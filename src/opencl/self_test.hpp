@@ -25,9 +25,12 @@ struct SelfTestResult {
   std::uint32_t sub_groups_in_step = 0;
   std::uint32_t right_matrix_units = 0;  ///< bit i: kMatrixUnits[i] (opencl/matrix_units.hpp)
   std::uint32_t wrong_matrix_units = 0;  ///< those that are built, but compute something else
+  /// Those whose products of f16 take subnormal elements as 0 (AMD's MI200).
+  std::uint32_t flushing_matrix_units = 0;
   float native_exp2_error = 1;
+  std::uint32_t unused = 0;
 };
-static_assert(sizeof(SelfTestResult) == 8 + 12 * 4, "padding bytes would be written uninitialized");
+static_assert(sizeof(SelfTestResult) == 8 + 14 * 4, "padding bytes would be written uninitialized");
 
 struct SelfTestReport {
   SelfTestResult result;
