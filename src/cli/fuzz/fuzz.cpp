@@ -40,7 +40,7 @@ constexpr std::uint64_t kLayersPerContext = 100;
 /// What was drawn and what came of it.
 class Tally {
  public:
-  void add(const Recipe& recipe, const Trial& trial) {
+  void add(const Recipe& recipe, const FuzzResult& trial) {
     ++states_[static_cast<std::size_t>(trial.state)];
     if (trial.state == TrialState::kRefused) ++refusals_[trial.why];
     if (trial.state == TrialState::kPassed) add_kinds(recipe);
@@ -114,7 +114,7 @@ class Fuzz {
     for (std::uint64_t index = options_.first; !over(index); ++index) {
       const Recipe recipe = draw(options_.draw, index);
       begin(index, recipe);
-      const Trial trial = try_recipe(recipe, execute_);
+      const FuzzResult trial = try_recipe(recipe, execute_);
       tally_.add(recipe, trial);
       if (trial.state == TrialState::kFailed) report(index, recipe, trial);
       if (trial.state == TrialState::kPassed && options_.write_all) write(recipe, place_of(index));
@@ -146,7 +146,7 @@ class Fuzz {
     show_progress(fmt::format("{:6}: {}", index, describe_batch(recipe)));
   }
 
-  void report(std::uint64_t index, const Recipe& recipe, const Trial& trial) {
+  void report(std::uint64_t index, const Recipe& recipe, const FuzzResult& trial) {
     show_progress("");
     fmt::print("FAILED {}: {}; {}\n  {}\n", index, describe_layer(recipe), describe_batch(recipe),
                trial.why);
@@ -158,7 +158,7 @@ class Fuzz {
                options_.device.empty() ? "" : fmt::format(" --device '{}'", options_.device));
     const auto fails = [&](const Recipe& other) {
       show_progress(fmt::format("  {}; {}", describe_layer(other), describe_batch(other)));
-      const Trial again = try_recipe(other, execute_);
+      const FuzzResult again = try_recipe(other, execute_);
       return again.state == TrialState::kFailed && kKeptSeverity * again.severity >= trial.severity;
     };
     const Recipe small = shrink(recipe, fails, kMostShrinkTrials);

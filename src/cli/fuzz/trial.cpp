@@ -13,12 +13,12 @@
 namespace clattn::cli {
 namespace {
 
-Trial failure(std::string why, std::vector<LaunchReport> launches = {},
-              double severity = std::numeric_limits<double>::infinity()) {
+FuzzResult failure(std::string why, std::vector<LaunchReport> launches = {},
+                   double severity = std::numeric_limits<double>::infinity()) {
   return {TrialState::kFailed, std::move(why), severity, std::move(launches)};
 }
 
-Trial judge(const Recipe& recipe, const AttentionCall& call, const AttentionOutcome& outcome) {
+FuzzResult judge(const Recipe& recipe, const AttentionCall& call, const AttentionOutcome& outcome) {
   const bool stores = !call.key.empty() && !call.config.contiguous_kv() &&
                       recipe.order != CacheOrder::kLatent && call.num_blocks > 0;
   if (stores && !judge_cache(outcome, expected_cache(call)).passed())
@@ -91,7 +91,7 @@ std::string_view refused_field(std::string_view message) {
   return first;
 }
 
-Trial try_recipe(const Recipe& recipe, const Execute& execute) {
+FuzzResult try_recipe(const Recipe& recipe, const Execute& execute) {
   try {
     const AttentionCall call = make_call(recipe);
     return judge(recipe, call, execute(recipe, call));

@@ -19,7 +19,7 @@ Execute execute_on(std::shared_ptr<Context> context);
 enum class TrialState : std::uint8_t { kPassed, kRefused, kFailed };
 
 /// What came of one call.
-struct Trial {
+struct FuzzResult {
   TrialState state = TrialState::kPassed;
   std::string why = {};  ///< what is wrong with it; of a refusal the field that is named
   /// Largest error as a share of what is allowed; infinite for a NaN, wrong bytes and exceptions.
@@ -29,7 +29,7 @@ struct Trial {
 
 /// Makes the call of a recipe, runs it and judges it by the oracle. A refusal must be kUnsupported
 /// and name a field; whatever else is thrown is a failure.
-Trial try_recipe(const Recipe& recipe, const Execute& execute);
+FuzzResult try_recipe(const Recipe& recipe, const Execute& execute);
 
 /// The field or option that the message of a refusal names; empty = none.
 std::string_view refused_field(std::string_view message);

@@ -176,7 +176,7 @@ TEST(Fuzz, WhatIsThrownIsAFailureUnlessItIsARefusalThatNamesAField) {
                          Row{ErrorCode::kUnsupported, "not today", TrialState::kFailed},
                          Row{ErrorCode::kInvalidArgument, "layout HDN", TrialState::kFailed},
                          Row{ErrorCode::kOpenCL, "layout HDN", TrialState::kFailed}}) {
-    const Trial trial =
+    const FuzzResult trial =
         try_recipe(draw(kSmall, 0), [&](const Recipe&, const AttentionCall&) -> AttentionOutcome {
           throw Error(row.code, row.message);
         });
