@@ -9,7 +9,7 @@ Buffers; CPUs work on arrays in place.
 from clattn import _clattn
 from clattn._clattn import *  # noqa: F403
 from clattn.checks import check
-from clattn.errors import Error, FileError, InvalidArgument, OpenCLError, Unsupported
+from clattn.errors import Error, FileError, InvalidArgument, OpenCLError, OutOfBlocks, Unsupported
 from clattn.layers import explain, warm_up
 
 __all__ = [name for name in dir(_clattn) if not name.startswith("_")] + [
@@ -17,6 +17,7 @@ __all__ = [name for name in dir(_clattn) if not name.startswith("_")] + [
     "FileError",
     "InvalidArgument",
     "OpenCLError",
+    "OutOfBlocks",
     "Unsupported",
     "check",
     "explain",

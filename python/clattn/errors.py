@@ -20,5 +20,9 @@ class OpenCLError(Error):
     """The driver refused."""
 
 
+class OutOfBlocks(Error):
+    """Too few blocks of a cache are free; it works once a request gives up its own."""
+
+
 class FileError(Error, OSError):
     """A file could not be read or written."""

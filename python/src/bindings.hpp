@@ -29,6 +29,7 @@ void bind_steps(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_layer(nb::module_& module);
 void bind_cache_ops(nb::module_& module);
+void bind_session(nb::module_& module);
 
 /// Runs `call` while other Python threads run too. It must touch no Python object.
 template <typename Call>

@@ -16,6 +16,7 @@ constexpr std::array kErrorClasses = {
     ErrorClass{ErrorCode::kUnsupported, "Unsupported"},
     ErrorClass{ErrorCode::kOpenCL, "OpenCLError"},
     ErrorClass{ErrorCode::kIo, "FileError"},
+    ErrorClass{ErrorCode::kOutOfBlocks, "OutOfBlocks"},
 };
 
 void raise(const Error& error) {

@@ -13,4 +13,5 @@ NB_MODULE(_clattn, module) {
   bind_attention(module);
   bind_layer(module);
   bind_cache_ops(module);
+  bind_session(module);
 }

@@ -1,0 +1,108 @@
+"""Sessions: requests that share blocks, in steps of any mixture, against plain attention."""
+
+import clattn
+import numpy as np
+import pytest
+from clattn import reference
+
+OPTIONS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "dtype": "f32"}
+
+
+def rows(kind, token_ids, positions, layer, heads):
+    """What a model would project: the same for the same token at the same position."""
+    values = [
+        np.random.default_rng([kind, layer, token, position]).standard_normal((heads, 32))
+        for token, position in zip(token_ids, positions, strict=True)
+    ]
+    return np.array(values, np.float32)
+
+
+def attend(session, step):
+    """All layers of a step; gives the outputs."""
+    outputs = []
+    for layer in range(session.num_layers):
+        query, key, value = (
+            rows(kind, step.token_ids, step.positions, layer, heads)
+            for kind, heads in enumerate((4, 2, 2))
+        )
+        outputs.append(np.empty_like(query))
+        session.attend(layer, query, key, value, outputs[-1])
+    return outputs
+
+
+def check(session, ids, step, outputs):
+    """Every row of a step against attention over all of its request's tokens."""
+    for i, request in enumerate(ids):
+        first, last = step.query_start_loc[i : i + 2]
+        tokens = session.tokens(request)[: step.seq_lens[i]]
+        positions = range(len(tokens))
+        for layer, output in enumerate(outputs):
+            query, key, value = (
+                rows(kind, tokens, positions, layer, heads).astype(float)
+                for kind, heads in enumerate((4, 2, 2))
+            )
+            options = reference.Options(scale=32**-0.5)
+            want, _ = reference.attention(query[first - last :], key, value, options)
+            np.testing.assert_allclose(output[first:last], want, atol=2e-5)
+
+
+@pytest.fixture
+def session(context):
+    layers = [clattn.AttentionOptions(**OPTIONS) for _ in range(2)]
+    return clattn.Session(context, layers, num_blocks=12)
+
+
+def run(session, *requests):
+    step = session.step([clattn.StepRequest(**request) for request in requests])
+    outputs = attend(session, step)
+    check(session, [request["id"] for request in requests], step, outputs)
+    return step
+
+
+def test_prompts_chunks_decodes_and_shared_beginnings(session):
+    first = session.add(list(range(40)))
+    assert run(session, {"id": first, "max_tokens": 25}).num_tokens == 25
+    assert session.num_computed_tokens(first) == 25
+    second = session.add([7, 7, 7])
+    mixed = run(session, {"id": first}, {"id": second})
+    assert mixed.last_row(0) == 14 and list(mixed.seq_lens) == [40, 3]
+    third = session.add(list(range(40)) + [9])
+    assert session.num_computed_tokens(third) == 32  # two full blocks, found in the cache
+    assert session.block_table(third)[:2] == session.block_table(first)[:2]
+    step = run(
+        session, {"id": first, "new_tokens": [5]}, {"id": second, "new_tokens": [6]}, {"id": third}
+    )
+    assert list(step.positions) == [40, 3, *range(32, 41)]
+    fork = session.fork(first)
+    run(session, {"id": fork, "new_tokens": [1]}, {"id": first, "new_tokens": [2]})
+    free = session.num_free_blocks
+    session.finish(second)
+    assert session.num_free_blocks == free + 1
+
+
+def test_too_few_blocks(session):
+    held = session.add(list(range(150)))
+    run(session, {"id": held})
+    other = session.add([1] * 60)
+    with pytest.raises(clattn.OutOfBlocks, match="2"):
+        session.step([clattn.StepRequest(id=other)])
+    session.evict(held)
+    run(session, {"id": other})
+
+
+def test_steps_outlive_the_next_one(session):
+    step = session.step([clattn.StepRequest(id=session.add([3, 1]))])
+    tokens = step.token_ids
+    attend(session, step)
+    run(session, {"id": session.add([4, 4, 4])})
+    del step
+    assert list(tokens) == [3, 1]
+
+
+def test_warm_up_tells_its_progress(session):
+    told = []
+    session.warm_up(lambda *progress: told.append(progress))
+    assert told[-1] == (2, 2)
+    with pytest.raises(ZeroDivisionError):
+        session.warm_up(lambda done, total: 1 / 0)
+    assert any(candidate.chosen for candidate in session.explain())
