@@ -1,13 +1,76 @@
-# Installation and the package that find_package(clattn) reads.
+# Installation, what find_package(clattn) and pkg-config read, and Debian packages. Components:
+# runtime (the shared library), dev (headers and what builds with them), tools (the program).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
-install(TARGETS clattn EXPORT clattn_targets)
-install(DIRECTORY include/clattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS clattn EXPORT clattn_targets
+        RUNTIME COMPONENT runtime
+        LIBRARY COMPONENT runtime NAMELINK_COMPONENT dev
+        ARCHIVE COMPONENT dev)
+install(DIRECTORY include/clattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
+
+# find_package(clattn), from an installation or from this build.
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/clattn)
-install(EXPORT clattn_targets NAMESPACE clattn:: DESTINATION ${package_dir})
+set(compatibility SameMajorVersion)
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(compatibility SameMinorVersion)
+endif()
+install(EXPORT clattn_targets NAMESPACE clattn:: DESTINATION ${package_dir} COMPONENT dev)
+export(EXPORT clattn_targets NAMESPACE clattn:: FILE clattn_targets.cmake)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/clattn-config.cmake.in
   ${CMAKE_CURRENT_BINARY_DIR}/clattn-config.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/clattn-config-version.cmake
-  COMPATIBILITY SameMinorVersion)
+  COMPATIBILITY ${compatibility})
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/clattn-config.cmake
-  ${CMAKE_CURRENT_BINARY_DIR}/clattn-config-version.cmake DESTINATION ${package_dir})
+  ${CMAKE_CURRENT_BINARY_DIR}/clattn-config-version.cmake DESTINATION ${package_dir}
+  COMPONENT dev)
+
+# pkg-config: a static library names what it is linked with, the shared one has it inside.
+set(private_requires "")
+set(private_libraries "")
+if(NOT BUILD_SHARED_LIBS)
+  set(private_requires fmt)
+  set(private_libraries "-lstdc++ -lm")
+endif()
+file(RELATIVE_PATH up /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/clattn.pc.in clattn.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/clattn.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
+
+# cpack in the build folder makes three .deb files, of a build with the shared library.
+if(PROJECT_IS_TOP_LEVEL AND BUILD_SHARED_LIBS)
+  set(CPACK_GENERATOR DEB)
+  set(CPACK_PACKAGE_VENDOR CLAttn)
+  set(CPACK_PACKAGE_CONTACT "The CLAttn authors <noreply@localhost>")
+  set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+  set(CPACK_STRIP_FILES ON)
+  set(CPACK_DEB_COMPONENT_INSTALL ON)
+  set(CPACK_COMPONENTS_ALL runtime dev)
+  set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_PACKAGE_SECTION libs)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+
+  set(runtime libclattn${clattn_abi})
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME ${runtime})
+  set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "${PROJECT_DESCRIPTION}
+ The shared library. A driver for OpenCL is needed too.")
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_RECOMMENDS opencl-icd)
+
+  set(CPACK_DEBIAN_DEV_PACKAGE_NAME libclattn-dev)
+  set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+  set(CPACK_COMPONENT_DEV_DESCRIPTION "${PROJECT_DESCRIPTION}: development files
+ Headers in C and C++, and what CMake and pkg-config read.")
+  set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS
+      "${runtime} (= ${PROJECT_VERSION}), ocl-icd-opencl-dev | opencl-dev, opencl-c-headers")
+
+  if(CLATTN_DEVELOPER_MODE)
+    list(APPEND CPACK_COMPONENTS_ALL tools)
+    set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME clattn-tools)
+    set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION utils)
+    set(CPACK_DEBIAN_TOOLS_PACKAGE_RECOMMENDS opencl-icd)
+    set(CPACK_COMPONENT_TOOLS_DESCRIPTION "${PROJECT_DESCRIPTION}: tools
+ The program clattn, which lists, checks, measures and tunes devices.")
+  endif()
+  include(CPack)
+endif()

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Builds programs outside of the tree against CLAttn in each way that there is, and compares the
+# bits of a step: find_package from an installation and from the build, the shared library and a
+# static one, add_subdirectory, pkg-config.
+# usage: tests/consumers.sh BUILD FOLDER: BUILD holds the shared library
+set -eu
+cd "$(dirname "$0")/.."
+source=$PWD
+build=$1
+rm -rf "$2"
+mkdir -p "$2"
+work=$(cd "$2" && pwd)
+
+consumer() {  # NAME ARGUMENT...
+  name=$1
+  shift
+  cmake -G Ninja -S examples/consumer -B "$work/$name" "$@" > "$work/$name.log"
+  cmake --build "$work/$name" >> "$work/$name.log" || { cat "$work/$name.log"; return 1; }
+  "$work/$name/first_program"
+}
+# The flags that pkg-config names are words.
+pkg_config() {  # NAME PREFIX FLAG...
+  name=$1
+  prefix=$2
+  shift 2
+  # shellcheck disable=SC2046
+  cc -std=c99 -pedantic -Wall -Wextra -Werror examples/consumer/step.c -o "$work/$name" \
+    $(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config "$@" --cflags --libs clattn)
+}
+
+cmake --install "$build" --prefix "$work/prefix" > "$work/install.log"
+consumer installed -DCMAKE_PREFIX_PATH="$work/prefix"
+grep -q '^fmt_DIR' "$work/installed/CMakeCache.txt" &&
+  { echo "consumers: the shared library's package asks for fmt"; exit 1; }
+consumer from_build -Dclattn_DIR="$(cd "$build" && pwd)"
+pkg_config by_pkg_config "$work/prefix"
+
+# As a subdirectory it is static by default, and brings its installation along.
+consumer subdirectory -DCLATTN_SOURCE="$source" -DCMAKE_BUILD_TYPE=Release
+cmake --install "$work/subdirectory" --prefix "$work/static" > "$work/install.log"
+consumer static -DCMAKE_PREFIX_PATH="$work/static"
+pkg_config by_pkg_config_static "$work/static" --static
+
+for prefix in prefix static; do
+  [ -e "$work/$prefix/share/doc/clattn/LICENSE" ] || { echo "consumers: no LICENSE"; exit 1; }
+done
+export LD_LIBRARY_PATH="$work/prefix/lib"
+sh tests/same_bits.sh "$work/installed/step_c" "$work/installed/step_cpp" \
+  "$work/from_build/step_c" "$work/by_pkg_config" "$work/subdirectory/step_c" \
+  "$work/static/step_c" "$work/static/step_cpp" "$work/by_pkg_config_static"
