@@ -35,8 +35,9 @@ grep -q '^fmt_DIR' "$work/installed/CMakeCache.txt" &&
 consumer from_build -Dclattn_DIR="$(cd "$build" && pwd)"
 pkg_config by_pkg_config "$work/prefix"
 
-# As a subdirectory it is static by default, and brings its installation along.
-consumer subdirectory -DCLATTN_SOURCE="$source" -DCMAKE_BUILD_TYPE=Release
+# As a subdirectory it is static by default, and brings its installation along. Without the
+# optimiser, whose time is not needed here.
+consumer subdirectory -DCLATTN_SOURCE="$source" -DCMAKE_BUILD_TYPE=Debug
 cmake --install "$work/subdirectory" --prefix "$work/static" > "$work/install.log"
 consumer static -DCMAKE_PREFIX_PATH="$work/static"
 pkg_config by_pkg_config_static "$work/static" --static
