@@ -9,8 +9,9 @@ mkdir -p "$folder"
 version=$("$program" --version)
 
 page() {  # NAME DESCRIPTION COMMAND
+  title=$(echo "$1" | tr '[:lower:]' '[:upper:]')
   help2man --no-info --no-discard-stderr --version-string="$version" --source="CLAttn $version" \
-    --name="$2" "$3" | sed "s/^\.TH [A-Z ]*\"1\"/.TH $(echo "$1" | tr '[:lower:]' '[:upper:]') \"1\"/
+    --name="$2" "$3" | sed "s/^\.TH [A-Z ]*\"1\"/.TH $title \"1\"/
       s/^clattn [a-z]* \\\\-/$1 \\\\-/" > "$folder/$1.1"
 }
 
