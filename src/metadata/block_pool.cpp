@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <clattn/block_pool.hpp>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -21,10 +22,12 @@ std::uint64_t hash_block(std::uint64_t parent, std::span<const std::int32_t> tok
 
 BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t block_size, BlockHash hash)
     : block_size_(block_size), hash_(hash), num_free_(num_blocks) {
-  throw_invalid_if(num_blocks < 1, "BlockPool: num_blocks is {}, legal: >= 1", num_blocks);
+  throw_invalid_if(num_blocks < 1 || num_blocks > kMaxBlocks,
+                   "BlockPool: num_blocks is {}, legal: 1 … {}", num_blocks, kMaxBlocks);
   throw_invalid_if(block_size < 1, "BlockPool: block_size is {}, legal: >= 1", block_size);
   blocks_.resize(to_size(num_blocks) + 1);
   tokens_.resize(to_size(num_blocks) * to_size(block_size));
+  buckets_.assign(to_size(num_blocks), -1);
   for (std::int32_t block = 0; block <= num_blocks; ++block) {  // a ring through the head
     at(block).next = block == num_blocks ? 0 : block + 1;
     at(block).previous = block == 0 ? num_blocks : block - 1;
@@ -44,6 +47,11 @@ std::int32_t BlockPool::reference_count(std::int32_t block) const {
   return at(block).references;
 }
 
+bool BlockPool::is_published(std::int32_t block) const {
+  check_block(block, 0);
+  return at(block).content != 0;
+}
+
 std::span<const std::int32_t> BlockPool::tokens_of(std::int32_t block) const {
   return std::span(tokens_).subspan(to_size(block) * to_size(block_size_), to_size(block_size_));
 }
@@ -58,8 +66,9 @@ void BlockPool::hold(std::int32_t block) {
 
 void BlockPool::forget(std::int32_t block) {
   if (at(block).content == 0) return;
-  const auto [first, last] = by_hash_.equal_range(at(block).hash);
-  by_hash_.erase(std::find_if(first, last, [&](const auto& e) { return e.second == block; }));
+  std::int32_t* link = &bucket(at(block).hash);
+  while (*link != block) link = &at(*link).next_in_bucket;
+  *link = at(block).next_in_bucket;
   at(block).content = 0;
 }
 
@@ -80,26 +89,27 @@ std::vector<std::int32_t> BlockPool::allocate(std::int32_t count) {
 }
 
 /// A published block with this content, or -1.
-std::int32_t BlockPool::find(std::uint64_t parent, std::uint64_t hash,
+std::int32_t BlockPool::find(Parent parent, std::uint64_t hash,
                              std::span<const std::int32_t> token_ids) const {
-  const auto [first, last] = by_hash_.equal_range(hash);
-  for (auto entry = first; entry != last; ++entry) {
-    const std::int32_t block = entry->second;
-    if (at(block).parent == parent && std::ranges::equal(token_ids, tokens_of(block))) return block;
+  std::int32_t block = bucket(hash);
+  while (block >= 0 && (at(block).hash != hash || at(block).parent != parent ||
+                        !std::ranges::equal(token_ids, tokens_of(block)))) {
+    block = at(block).next_in_bucket;
   }
-  return -1;
+  return block;
 }
 
-std::vector<std::int32_t> BlockPool::find_prefix(std::span<const std::int32_t> token_ids) const {
+std::vector<std::int32_t> BlockPool::find_prefix(std::span<const std::int32_t> token_ids,
+                                                 std::uint64_t cache_salt) const {
   std::vector<std::int32_t> blocks;
-  std::uint64_t parent = 0;
+  Parent parent{cache_salt, true};
   for (; token_ids.size() >= to_size(block_size_);
        token_ids = token_ids.subspan(to_size(block_size_))) {
     const auto tokens = token_ids.first(to_size(block_size_));
-    const std::int32_t block = find(parent, hash_(parent, tokens), tokens);
+    const std::int32_t block = find(parent, hash_(parent.number, tokens), tokens);
     if (block < 0) break;
     blocks.push_back(block);
-    parent = at(block).content;
+    parent = {at(block).content, false};
   }
   return blocks;
 }
@@ -116,7 +126,7 @@ void BlockPool::share(std::span<const std::int32_t> blocks) {
 }
 
 void BlockPool::publish(std::span<const std::int32_t> token_ids,
-                        std::span<const std::int32_t> blocks) {
+                        std::span<const std::int32_t> blocks, std::uint64_t cache_salt) {
   const std::size_t num_full = token_ids.size() / to_size(block_size_);
   throw_invalid_if(blocks.size() < num_full,
                    "BlockPool: {} blocks are given, legal: at least the {} that {} tokens fill",
@@ -126,18 +136,19 @@ void BlockPool::publish(std::span<const std::int32_t> token_ids,
     check_block(blocks[begin - 1], 1);
     if (at(blocks[begin - 1]).content != 0) break;
   }
-  std::uint64_t parent = begin == 0 ? 0 : at(blocks[begin - 1]).content;
+  Parent parent{cache_salt, true};
+  if (begin > 0) parent = {at(blocks[begin - 1]).content, false};
   for (std::size_t i = begin; i < num_full; ++i) {
     const auto tokens = token_ids.subspan(i * to_size(block_size_), to_size(block_size_));
-    const std::uint64_t hash = hash_(parent, tokens);
+    const std::uint64_t hash = hash_(parent.number, tokens);
     const std::int32_t same = find(parent, hash, tokens);
     Block& block = at(blocks[i]);
     block.content = same < 0 ? ++num_contents_ : at(same).content;
     block.parent = parent;
     block.hash = hash;
     std::ranges::copy(tokens, tokens_.begin() + std::int64_t{blocks[i]} * block_size_);
-    by_hash_.emplace(hash, blocks[i]);
-    parent = block.content;
+    block.next_in_bucket = std::exchange(bucket(hash), blocks[i]);
+    parent = {block.content, false};
   }
 }
 

@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "support/counting_new.hpp"
 #include "support/error_text.hpp"
 #include "support/properties.hpp"
 
 namespace {
 
+using clattn::BlockHash;
 using clattn::BlockPool;
 using clattn::ErrorCode;
 using test::between;
@@ -82,8 +84,43 @@ TEST(BlockPool, SharedBlocksAreFreeAfterTheirLastHolder) {
   EXPECT_EQ(pool.num_free(), 1);
 }
 
+TEST(BlockPool, FindsWhatWasPublishedByTheSameSalt) {
+  for (const clattn::BlockHash hash : {BlockHash{clattn::hash_block}, BlockHash{always_the_same}}) {
+    BlockPool pool(6, 2, hash);
+    const Ints tokens = {5, 6, 5, 6}, salted = pool.allocate(2), plain = pool.allocate(2);
+    pool.publish(tokens, salted, 9);
+    EXPECT_EQ(pool.find_prefix(tokens), Ints{});
+    EXPECT_EQ(pool.find_prefix(tokens, 8), Ints{});
+    EXPECT_EQ(pool.find_prefix(tokens, 9), salted);
+    pool.publish(tokens, plain);
+    EXPECT_EQ(pool.find_prefix(tokens), plain);
+    EXPECT_EQ(pool.find_prefix(tokens, 9), salted);
+    // The second blocks' parents have the numbers of contents, which are not those salts.
+    for (std::uint64_t salt = 1; salt < 9; ++salt)
+      EXPECT_EQ(pool.find_prefix(tokens, salt), Ints{});
+  }
+}
+
+// So nothing can be left half published.
+TEST(BlockPool, PublishesAndForgetsWithoutAllocating) {
+  BlockPool pool(40, 1);
+  Ints tokens(40);
+  std::ranges::generate(tokens, [next = 0]() mutable { return next++; });
+  const Ints blocks = pool.allocate(40);
+  EXPECT_EQ(test::allocations_of([&] { pool.publish(tokens, blocks); }), 0U);
+  EXPECT_EQ(pool.find_prefix(tokens), blocks);
+  EXPECT_TRUE(pool.is_published(39));
+  pool.release(blocks);
+  EXPECT_EQ(test::fail_each_allocation([&] { pool.allocate(40); }), 1U);
+  EXPECT_FALSE(pool.is_published(39));
+  EXPECT_EQ(pool.find_prefix(tokens), Ints{});
+}
+
 TEST(BlockPool, NamesWhatItRefuses) {
-  EXPECT_EQ(error_text([] { BlockPool(0, 16); }), "BlockPool: num_blocks is 0, legal: >= 1");
+  EXPECT_EQ(error_text([] { BlockPool(0, 16); }),
+            "BlockPool: num_blocks is 0, legal: 1 … 2147483646");
+  EXPECT_EQ(error_text([] { BlockPool(INT32_MAX, 16); }),
+            "BlockPool: num_blocks is 2147483647, legal: 1 … 2147483646");
   EXPECT_EQ(error_text([] { BlockPool(1, 0); }), "BlockPool: block_size is 0, legal: >= 1");
   BlockPool pool(2, 2);
   EXPECT_EQ(error_text([&] { pool.allocate(-1); }), "BlockPool: count is -1, legal: >= 0");
