@@ -17,7 +17,6 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace CLATTN_API clattn {
@@ -29,7 +28,9 @@ struct SessionConfig {
   std::vector<AttentionOptions> layers = {};
   std::int64_t num_blocks = 0;  ///< of each layer's cache; 0 = as many as cache_bytes hold
   std::size_t cache_bytes = 0;  ///< of the caches of all layers; not read if num_blocks is given
-  bool prefix_caching = true;   ///< requests that begin alike share full blocks
+  /// Requests that begin alike share full blocks, see add(). Layers with custom_mask share none:
+  /// their keys depend on masks, which the session does not see.
+  bool prefix_caching = true;
   /// nullopt: get_kv_cache_layout(), else the fastest one that the layers take.
   std::optional<KVCacheLayout> layout = std::nullopt;
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
@@ -77,8 +78,8 @@ class Session {
  public:
   /// Allocates the caches (blocks until they are zeroed) and compiles what the layers need. An
   /// empty `queue` stands for one of the session's own; queues are in-order. Throws
-  /// kInvalidArgument for no layers, no size of the cache, a cache without room for a block, and
-  /// what Attention, init_attn_backend() and init_kv_cache() throw.
+  /// kInvalidArgument for a null context, no layers, no size of the cache, a cache without room for
+  /// a block, and what Attention, init_attn_backend() and init_kv_cache() throw.
   Session(std::shared_ptr<Context> context, Queue queue, SessionConfig config);
   /// On the device that select_device(device) chooses; empty = the best one.
   explicit Session(SessionConfig config, std::string_view device = {});
@@ -95,21 +96,24 @@ class Session {
   Attention& layer(std::int32_t index) const;
 
   /// Launches every kernel once over no token (Attention::warm_up()), so that no request waits for
-  /// a compiler, and, if two blocks are free, the copy of blocks that fork() leads to. Calls
-  /// `progress` with the layers done so far and their number. Before the first request; blocks.
+  /// a compiler, and, before the first request and with two blocks or more, the copy of blocks that
+  /// fork() leads to. Changes nothing that requests or blocks() tell. Calls `progress` with the
+  /// layers done so far and their number; blocks.
   void warm_up(const std::function<void(std::int32_t done, std::int32_t total)>& progress = {});
 
   /// Adds a request with the token ids of its prompt, at least one. From now on it holds the
   /// published blocks with the prompt's beginning: num_computed_tokens() says how many tokens need
-  /// not be computed. The last token is always computed. Throws kInvalidArgument for an empty
-  /// prompt.
-  RequestId add(std::span<const std::int32_t> prompt);
-  RequestId add(std::initializer_list<std::int32_t> prompt) {
-    return add(std::span(prompt.begin(), prompt.size()));
+  /// not be computed. The last token is always computed. Blocks are shared between requests of one
+  /// salt (vLLM's cache_salt): token ids and salt have to determine what the layers are given. Use
+  /// one salt for each image, LoRA adapter or whatever else changes keys and values. Throws
+  /// kInvalidArgument for an empty prompt. If this or fork() throws, there is no new request.
+  RequestId add(std::span<const std::int32_t> prompt, std::uint64_t cache_salt = 0);
+  RequestId add(std::initializer_list<std::int32_t> prompt, std::uint64_t cache_salt = 0) {
+    return add(std::span(prompt.begin(), prompt.size()), cache_salt);
   }
-  /// Another request with the same tokens and, so far, the same blocks (parallel sampling, beams).
-  /// Where one of the two would write into a block that is shared and partly full, its next step
-  /// copies that block first.
+  /// Another request with the same tokens, those of the current step included, the same salt and,
+  /// so far, the same blocks (parallel sampling, beams). Where one of the two would write into a
+  /// block that is published, or shared and partly full, its next step copies that block first.
   RequestId fork(RequestId id);
   /// Gives up the request's blocks but keeps its tokens: a later step computes them again, save
   /// what is still found in published blocks (preemption). Its rows in the current step no longer
@@ -118,9 +122,9 @@ class Session {
   /// Ends the request. Its blocks become free; published ones can be found until they are reused.
   void finish(RequestId id);
 
-  /// All token ids of the request, in a step or not; valid until its next step.
+  /// All token ids of the request, in a step or not; valid until the next step().
   std::span<const std::int32_t> tokens(RequestId id) const { return request(id).tokens; }
-  /// How many of them have keys and values in the cache.
+  /// How many of them have keys and values in the cache, without the current step's.
   std::int32_t num_computed_tokens(RequestId id) const { return request(id).num_computed; }
   /// Its row of the block table.
   std::span<const std::int32_t> block_table(RequestId id) const { return request(id).blocks; }
@@ -128,12 +132,18 @@ class Session {
   /// Begins a step: adds the new tokens, finds room for what is to be computed, uploads the step's
   /// metadata. Requests may stand in any order, each once and with at least one token to compute. A
   /// request that has reached the end of a block skips further tokens that published blocks hold;
-  /// Step says which are left. A step whose layers have not all been attended is given up by the
-  /// next one, which computes its tokens again. The result is valid until then. Throws kOutOfBlocks
-  /// if too few blocks are free (evict() or finish() some request and try again), kInvalidArgument
-  /// for unknown or repeated requests, for max_tokens below 1 and for nothing to compute, and what
-  /// AttentionMetadataBuilder::build() throws: then every request has the tokens and blocks
-  /// that it had, but there is no current step.
+  /// Step says which are left. The result is valid until the next call.
+  ///
+  /// A step whose layers have not all been attended is given up first: its new tokens and blocks
+  /// are taken back. So whatever throws on the way to the last attend(), the same call begins the
+  /// step again.
+  ///
+  /// Throws kOutOfBlocks if too few blocks are free (evict() or finish() some request and try
+  /// again), kInvalidArgument for unknown or repeated requests, for max_tokens below 1, for nothing
+  /// to compute and for more than the builder's limits, and what AttentionMetadataBuilder::build()
+  /// throws. Then every request has the tokens and blocks that it had before a step was begun, and
+  /// there is no current step. A step that is refused, by a limit or for too few blocks, costs no
+  /// published block.
   const Step& step(std::span<const StepRequest> requests);
   const Step& step(std::initializer_list<StepRequest> requests) {
     return step(std::span(requests.begin(), requests.size()));
@@ -141,9 +151,12 @@ class Session {
 
   /// Attention::forward() of a layer over the current step: stores the rows' keys and values in the
   /// cache, then attends; tensors are [rows, heads, head_size]. Call it once for each layer, in any
-  /// order; after the last one the step's tokens count as computed, and blocks that they fill are
-  /// published. Asynchronous on queue(). Throws kInvalidArgument outside of a step and for a layer
-  /// that has already been attended in this one.
+  /// order but for a layer that shares a cache, which comes after the one that stores in it. After
+  /// the last one the step's tokens count as computed, and blocks that they fill are published.
+  /// Asynchronous on queue(). Throws kInvalidArgument outside of a step, for a layer that has
+  /// already been attended in this one or shares the cache of one that has not, for a null key or
+  /// value unless the layer shares a cache, and what Attention::forward() throws; then the layer
+  /// has not been attended.
   void attend(std::int32_t layer, const AttentionTensors& tensors,
               const ForwardOptions& options = {});
 
@@ -151,11 +164,17 @@ class Session {
   struct Request {
     std::vector<std::int32_t> tokens = {};
     std::vector<std::int32_t> blocks = {};
-    std::int32_t num_computed = 0;
+    std::int32_t num_computed = 0;  ///< outside of a step `blocks` are those of these tokens
+    std::uint64_t cache_salt = 0;
   };
-  /// What a request becomes by a step.
-  struct Scheduled {
+  /// What becomes of a request of the current step.
+  struct Advance {
     RequestId id = 0;
+    std::size_t num_tokens_before = 0;    ///< that it has again if the step is given up
+    std::int32_t num_computed_after = 0;  ///< if all layers are attended
+  };
+  /// A request in a step that is being made.
+  struct Scheduled {
     Request* request = nullptr;  ///< its tokens are the new ones already
     std::vector<std::int32_t> blocks = {};
     std::int32_t num_computed = 0;
@@ -163,15 +182,19 @@ class Session {
   };
   class Attempt;
   const Request& request(RequestId id) const;
+  RequestId insert(Request request);
   std::vector<std::unique_ptr<Attention>> make_layers();
+  std::vector<KVCache> make_caches();
   std::int32_t count_blocks() const;
   std::optional<KVCacheLayout> choose_layout() const;
   std::vector<Scheduled> schedule(std::span<const StepRequest> requests, Attempt& attempt);
   void share_known(Scheduled& part, Attempt& attempt) const;
+  void list_rows(std::span<const Scheduled> scheduled);
   std::vector<BlockPair> take_blocks(std::span<Scheduled> scheduled, Attempt& attempt) const;
   void build(std::span<const Scheduled> scheduled);
-  void leave_step(RequestId id);
+  void check_turn(std::int32_t index, const AttentionTensors& tensors) const;
   void complete_step();
+  void give_up_step();
 
   std::shared_ptr<Context> context_;
   Queue queue_;
@@ -179,15 +202,15 @@ class Session {
   LayerRegistry registry_;
   std::vector<std::unique_ptr<Attention>> layers_;
   KVCacheSpec spec_;
-  BlockPool pool_;
   std::vector<AttentionGroup> groups_;  ///< one, of all layers
   std::vector<KVCache> caches_;
+  BlockPool pool_;  ///< takes memory of the host only after the device had enough
   std::map<RequestId, Request> requests_;
   RequestId next_id_ = 0;
   Step step_;
-  /// Of the current step: the requests that advance by it, and the layers to be attended; of both
-  /// none outside of a step.
-  std::vector<std::pair<RequestId, std::int32_t>> advancing_;
+  /// Of the current step: its requests, and which layers have been attended; of both none outside
+  /// of a step.
+  std::vector<Advance> advancing_;
   std::vector<bool> attended_;
 };
 

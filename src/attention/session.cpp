@@ -12,6 +12,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "metadata/validate.hpp"
 
 namespace clattn {
 
@@ -34,65 +35,56 @@ KVCacheSpec common_spec(const LayerRegistry& layers) {
   return spec;
 }
 
+std::shared_ptr<Context> not_null(std::shared_ptr<Context> context) {
+  throw_invalid_if(context == nullptr, "Session: context is null, legal: Context::create()");
+  return context;
+}
+
 }  // namespace
 
-/// A step on trial: unless it is kept, its blocks and tokens go back.
+/// A step that is being made: unless it is kept, it is given up and its blocks go back.
 class Session::Attempt {
  public:
-  explicit Attempt(BlockPool& pool) : pool_(pool) {}
+  explicit Attempt(Session& session) : session_(session) {}
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
   ~Attempt() {
-    pool_.release(blocks_);
-    for (const auto& [tokens, count] : grown_) tokens->resize(count);
+    session_.pool_.release(returning_);
+    if (!kept_) session_.give_up_step();
   }
 
-  void append(std::vector<std::int32_t>& tokens, std::span<const std::int32_t> fresh) {
-    grown_.emplace_back(&tokens, tokens.size());
-    tokens.insert(tokens.end(), fresh.begin(), fresh.end());
-  }
   void share(std::span<const std::int32_t> blocks) {
-    blocks_.insert(blocks_.end(), blocks.begin(), blocks.end());
-    pool_.share(blocks);
+    returning_.reserve(returning_.size() + blocks.size());
+    session_.pool_.share(blocks);
+    returning_.insert(returning_.end(), blocks.begin(), blocks.end());
   }
-  std::vector<std::int32_t> allocate(std::int32_t count) {
-    std::vector<std::int32_t> blocks = pool_.allocate(count);
-    blocks_.insert(blocks_.end(), blocks.begin(), blocks.end());
+  std::vector<std::int32_t> allocate(std::size_t count) {
+    returning_.reserve(returning_.size() + count);
+    std::vector<std::int32_t> blocks = session_.pool_.allocate(to_int(count));
+    returning_.insert(returning_.end(), blocks.begin(), blocks.end());
     return blocks;
   }
-  /// From now on what goes back are the blocks that `copies` replace.
-  void keep(std::span<const BlockPair> copies) {
-    grown_.clear();
-    blocks_.clear();
-    for (const BlockPair& copy : copies) blocks_.push_back(to_int(copy.source));
+  /// A block that the step no longer holds if it is kept.
+  void replace(std::int32_t block) { replaced_.push_back(block); }
+  void keep() noexcept {
+    returning_.swap(replaced_);
+    kept_ = true;
   }
 
  private:
-  BlockPool& pool_;
-  std::vector<std::int32_t> blocks_;
-  std::vector<std::pair<std::vector<std::int32_t>*, std::size_t>> grown_;
+  Session& session_;
+  std::vector<std::int32_t> returning_, replaced_;
+  bool kept_ = false;
 };
 
 Session::Session(std::shared_ptr<Context> context, Queue queue, SessionConfig config)
-    : context_(std::move(context)),
+    : context_(not_null(std::move(context))),
       queue_(queue == nullptr ? context_->create_queue() : std::move(queue)),
       config_(std::move(config)),
       layers_(make_layers()),
       spec_(common_spec(registry_)),
-      pool_(count_blocks(), spec_.block_size) {
-  KVCacheConfig caches{.num_blocks = pool_.num_blocks(), .tensors = {}, .groups = {{{}, spec_}}};
-  for (const auto& [name, spec] : get_kv_cache_spec(registry_)) {
-    caches.groups[0].layer_names.push_back(name);
-    caches.tensors.push_back({to_size(caches.num_blocks) * spec_.page_size_bytes(), {name}});
-  }
-  BuilderOptions options = config_.builder;
-  options.limits.num_blocks = pool_.num_blocks();
-  groups_ = init_attn_backend(caches, registry_, context_, options);
-  for (const KVCache* cache :
-       init_kv_cache(caches, registry_, groups_, *context_, queue_, choose_layout())) {
-    caches_.push_back(*cache);
-  }
-}
+      caches_(make_caches()),
+      pool_(to_int(caches_.front().num_blocks), spec_.block_size) {}
 
 Session::Session(SessionConfig config, std::string_view device)
     : Session(Context::create(device), Queue(), std::move(config)) {}
@@ -107,9 +99,28 @@ std::vector<std::unique_ptr<Attention>> Session::make_layers() {
   std::vector<std::unique_ptr<Attention>> layers;
   for (AttentionOptions options : config_.layers) {
     if (options.prefix.empty()) options.prefix = fmt::format("layers.{}", layers.size());
+    if (options.custom_mask) config_.prefix_caching = false;
     layers.push_back(std::make_unique<Attention>(context_, registry_, std::move(options)));
   }
   return layers;
+}
+
+/// Makes the group, too.
+std::vector<KVCache> Session::make_caches() {
+  KVCacheConfig config{.num_blocks = count_blocks(), .tensors = {}, .groups = {{{}, spec_}}};
+  for (const auto& [name, spec] : get_kv_cache_spec(registry_)) {
+    config.groups[0].layer_names.push_back(name);
+    config.tensors.push_back({to_size(config.num_blocks) * spec_.page_size_bytes(), {name}});
+  }
+  BuilderOptions options = config_.builder;
+  options.limits.num_blocks = config.num_blocks;
+  groups_ = init_attn_backend(config, registry_, context_, options);
+  std::vector<KVCache> caches;
+  for (const KVCache* cache :
+       init_kv_cache(config, registry_, groups_, *context_, queue_, choose_layout())) {
+    caches.push_back(*cache);
+  }
+  return caches;
 }
 
 std::int32_t Session::count_blocks() const {
@@ -117,10 +128,10 @@ std::int32_t Session::count_blocks() const {
                                                       spec_.page_size_bytes(), "bytes of a block");
   const auto fitting = static_cast<std::int64_t>(config_.cache_bytes / block_bytes);
   const std::int64_t blocks = config_.num_blocks == 0 ? fitting : config_.num_blocks;
-  throw_invalid_if(blocks < 1 || blocks > INT32_MAX,
+  throw_invalid_if(blocks < 1 || blocks > BlockPool::kMaxBlocks,
                    "Session: num_blocks is {} and cache_bytes {}, legal: 1 to {} blocks, of {} "
                    "bytes in all layers",
-                   config_.num_blocks, config_.cache_bytes, INT32_MAX, block_bytes);
+                   config_.num_blocks, config_.cache_bytes, BlockPool::kMaxBlocks, block_bytes);
   return static_cast<std::int32_t>(blocks);
 }
 
@@ -144,11 +155,8 @@ Attention& Session::layer(std::int32_t index) const {
 }
 
 void Session::warm_up(const std::function<void(std::int32_t, std::int32_t)>& progress) {
-  if (pool_.num_free() > 1) {
-    const std::vector<std::int32_t> blocks = pool_.allocate(2);
-    pool_.release(blocks);
-    copy_blocks(*context_, queue_, caches_, std::array{BlockPair{blocks[0], blocks[1]}});
-  }
+  if (next_id_ == 0 && pool_.num_blocks() > 1)  // no block holds anything yet
+    copy_blocks(*context_, queue_, caches_, std::array{BlockPair{0, 1}});
   for (std::int32_t done = 0; done < num_layers(); ++done) {
     if (progress) progress(done, num_layers());
     layer(done).warm_up(queue_);
@@ -166,37 +174,39 @@ const Session::Request& Session::request(RequestId id) const {
   return found->second;
 }
 
-RequestId Session::add(std::span<const std::int32_t> prompt) {
-  throw_invalid_if(prompt.empty(), "Session: the prompt has 0 tokens, legal: at least 1");
-  Request& request = requests_[next_id_];
-  request.tokens.assign(prompt.begin(), prompt.end());
-  if (config_.prefix_caching) request.blocks = pool_.find_prefix(prompt.first(prompt.size() - 1));
-  request.num_computed = to_int(request.blocks.size()) * pool_.block_size();
-  pool_.share(request.blocks);
+/// The request holds its blocks from here on, which are held or found already.
+RequestId Session::insert(Request request) {
+  const auto place = requests_.emplace_hint(requests_.end(), next_id_, std::move(request));
+  pool_.share(place->second.blocks);
   return next_id_++;
+}
+
+RequestId Session::add(std::span<const std::int32_t> prompt, std::uint64_t cache_salt) {
+  throw_invalid_if(prompt.empty(), "Session: the prompt has 0 tokens, legal: at least 1");
+  Request request{.tokens = {prompt.begin(), prompt.end()}, .cache_salt = cache_salt};
+  if (config_.prefix_caching)
+    request.blocks = pool_.find_prefix(prompt.first(prompt.size() - 1), cache_salt);
+  request.num_computed = to_int(request.blocks.size()) * pool_.block_size();
+  return insert(std::move(request));
 }
 
 RequestId Session::fork(RequestId id) {
   Request copy = request(id);
   copy.blocks.resize(to_size(ceil_div(copy.num_computed, pool_.block_size())));
-  pool_.share(copy.blocks);
-  requests_.emplace(next_id_, std::move(copy));
-  return next_id_++;
-}
-
-void Session::leave_step(RequestId id) {
-  std::erase_if(advancing_, [&](const auto& entry) { return entry.first == id; });
+  return insert(std::move(copy));
 }
 
 void Session::evict(RequestId id) {
   pool_.release(request(id).blocks);
-  leave_step(id);
   requests_[id].blocks.clear();
   requests_[id].num_computed = 0;
+  for (Advance& entry : advancing_)
+    if (entry.id == id) entry.num_computed_after = 0;
 }
 
 void Session::finish(RequestId id) {
   evict(id);
+  std::erase_if(advancing_, [&](const Advance& entry) { return entry.id == id; });
   requests_.erase(id);
 }
 
@@ -215,10 +225,13 @@ std::vector<Session::Scheduled> Session::schedule(std::span<const StepRequest> r
                      "tokens are computed",
                      wanted.id, now.tokens.size());
     Scheduled& part = scheduled.emplace_back();
-    part = {wanted.id, &requests_[wanted.id], now.blocks, now.num_computed, 0};
-    attempt.append(part.request->tokens, wanted.new_tokens);
+    part = {&requests_[wanted.id], now.blocks, now.num_computed, 0};
+    advancing_.push_back({wanted.id, now.tokens.size(), 0});
+    auto& tokens = part.request->tokens;
+    tokens.insert(tokens.end(), wanted.new_tokens.begin(), wanted.new_tokens.end());
     share_known(part, attempt);
-    part.num_new = std::min(wanted.max_tokens, to_int(now.tokens.size()) - part.num_computed);
+    part.num_new = std::min(wanted.max_tokens, to_int(tokens.size()) - part.num_computed);
+    advancing_.back().num_computed_after = part.num_computed + part.num_new;
   }
   return scheduled;
 }
@@ -233,15 +246,34 @@ void Session::share_known(Scheduled& part, Attempt& attempt) const {
       tokens.size() / block_size <= held) {
     return;
   }
-  const std::vector<std::int32_t> known = pool_.find_prefix(tokens);
+  const std::vector<std::int32_t> known = pool_.find_prefix(tokens, part.request->cache_salt);
   if (known.size() <= held) return;
   attempt.share(std::span(known).subspan(held));
   part.blocks.insert(part.blocks.end(), known.begin() + to_int(held), known.end());
   part.num_computed = to_int(part.blocks.size()) * pool_.block_size();
 }
 
-/// Gives each part the blocks that it lacks, and a block of its own for one that is partly full
-/// and shared: those pairs are to be copied before anything is stored.
+/// Fills in step_ but for its metadata, and checks it: a step that is too large is refused before
+/// blocks that can still be found are taken for it.
+void Session::list_rows(std::span<const Scheduled> scheduled) {
+  step_ = {.query_start_loc = {0}};
+  for (const Scheduled& part : scheduled) {
+    const std::int32_t end = part.num_computed + part.num_new;
+    for (std::int32_t i = part.num_computed; i < end; ++i) {
+      step_.token_ids.push_back(part.request->tokens[to_size(i)]);
+      step_.positions.push_back(i);
+    }
+    step_.query_start_loc.push_back(step_.num_tokens());
+    step_.seq_lens.push_back(end);
+  }
+  const auto batch = CommonAttentionMetadata::of(step_.query_start_loc, step_.seq_lens, {});
+  detail::validate_limits(batch, {.max_seq_len = detail::validate_sequences(batch)},
+                          config_.builder.limits);
+}
+
+/// Gives each part the blocks that it lacks, and a block of its own for one that it would write
+/// into although others hold it or may find it: those pairs are to be copied before anything is
+/// stored.
 std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
                                             Attempt& attempt) const {
   const std::int32_t block_size = pool_.block_size();
@@ -252,14 +284,15 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
   std::vector<std::int32_t*> replaced;
   std::size_t missing = 0;
   for (Scheduled& part : scheduled) {
-    missing += std::max(end_of(part), part.blocks.size()) - part.blocks.size();
+    missing += end_of(part) - part.blocks.size();
     if (part.num_computed % block_size == 0) continue;
     std::int32_t& block = part.blocks[to_size(part.num_computed / block_size)];
-    if (pool_.reference_count(block) - leaving[block] == 1) continue;
+    if (pool_.reference_count(block) - leaving[block] == 1 && !pool_.is_published(block)) continue;
     ++leaving[block];
+    attempt.replace(block);
     replaced.push_back(&block);
   }
-  const std::vector<std::int32_t> fresh = attempt.allocate(to_int(missing + replaced.size()));
+  const std::vector<std::int32_t> fresh = attempt.allocate(missing + replaced.size());
   auto next = fresh.begin();
   std::vector<BlockPair> copies;
   for (std::int32_t* block : replaced) {
@@ -272,21 +305,12 @@ std::vector<BlockPair> Session::take_blocks(std::span<Scheduled> scheduled,
   return copies;
 }
 
-/// Fills in step_.
 void Session::build(std::span<const Scheduled> scheduled) {
-  step_ = {.query_start_loc = {0}};
   std::size_t columns = 0;
   for (const Scheduled& part : scheduled) columns = std::max(columns, part.blocks.size());
   std::vector<std::int32_t> block_table(scheduled.size() * columns);
   auto row = block_table.begin();
   for (const Scheduled& part : scheduled) {
-    const std::int32_t end = part.num_computed + part.num_new;
-    for (std::int32_t i = part.num_computed; i < end; ++i) {
-      step_.token_ids.push_back(part.request->tokens[to_size(i)]);
-      step_.positions.push_back(i);
-    }
-    step_.query_start_loc.push_back(step_.num_tokens());
-    step_.seq_lens.push_back(end);
     std::ranges::copy(part.blocks, row);
     row += to_int(columns);
   }
@@ -295,42 +319,70 @@ void Session::build(std::span<const Scheduled> scheduled) {
 }
 
 const Step& Session::step(std::span<const StepRequest> requests) {
-  advancing_.clear();
-  attended_.clear();
-  Attempt attempt(pool_);
+  give_up_step();
+  Attempt attempt(*this);
   std::vector<Scheduled> scheduled = schedule(requests, attempt);
+  list_rows(scheduled);
   const std::vector<BlockPair> copies = take_blocks(scheduled, attempt);
   build(scheduled);
   copy_blocks(*context_, queue_, caches_, copies);
-  for (Scheduled& part : scheduled) {
-    part.request->blocks = std::move(part.blocks);
-    part.request->num_computed = part.num_computed;
-    advancing_.emplace_back(part.id, part.num_new);
-  }
-  attempt.keep(copies);
   attended_.assign(layers_.size(), false);
+  for (Scheduled& part : scheduled) part.request->blocks.swap(part.blocks);  // nothing throws now
+  attempt.keep();
   return step_;
 }
 
-void Session::attend(std::int32_t index, const AttentionTensors& tensors,
-                     const ForwardOptions& options) {
-  Attention& attention = layer(index);
+/// Whether the layer may be attended now.
+void Session::check_turn(std::int32_t index, const AttentionTensors& tensors) const {
+  const Attention& attention = layer(index);
   throw_invalid_if(attended_.empty(),
                    "attend: layer is {} outside of a step, legal: after step(), each layer once",
                    index);
   throw_invalid_if(attended_[to_size(index)],
                    "attend: layer is {} for the second time, legal: each layer once a step", index);
-  attention.forward(queue_, tensors, step_.metadata, options);
+  if (!attention.shares_kv_cache()) {
+    throw_invalid_if(tensors.key.buffer == nullptr || tensors.value.buffer == nullptr,
+                     "attend: layer {}: {} is null, legal: the step's rows", index,
+                     tensors.key.buffer == nullptr ? "key" : "value");
+    return;
+  }
+  const std::string& target = attention.options().kv_sharing_target_layer_name;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    throw_invalid_if(layers_[i]->layer_name() == target && !attended_[i],
+                     "attend: layer is {}, which shares the cache of layer {}, legal: after that "
+                     "one",
+                     index, i);
+  }
+}
+
+void Session::attend(std::int32_t index, const AttentionTensors& tensors,
+                     const ForwardOptions& options) {
+  check_turn(index, tensors);
+  layer(index).forward(queue_, tensors, step_.metadata, options);
   attended_[to_size(index)] = true;
   if (std::ranges::find(attended_, false) == attended_.end()) complete_step();
 }
 
 void Session::complete_step() {
-  for (const auto& [id, num_new] : advancing_) {
-    Request& request = requests_[id];
-    request.num_computed += num_new;
+  for (const Advance& entry : advancing_) {
+    Request& request = requests_[entry.id];
+    request.num_computed = entry.num_computed_after;
     if (!config_.prefix_caching) continue;
-    pool_.publish(std::span(request.tokens).first(to_size(request.num_computed)), request.blocks);
+    pool_.publish(std::span(request.tokens).first(to_size(request.num_computed)), request.blocks,
+                  request.cache_salt);
+  }
+  advancing_.clear();
+  attended_.clear();
+}
+
+/// Takes back what the current step, if there is one, gave to its requests.
+void Session::give_up_step() {
+  for (const Advance& entry : advancing_) {
+    Request& request = requests_[entry.id];
+    request.tokens.resize(entry.num_tokens_before);
+    const std::size_t held = to_size(ceil_div(request.num_computed, pool_.block_size()));
+    pool_.release(std::span(request.blocks).subspan(held));
+    request.blocks.resize(held);
   }
   advancing_.clear();
   attended_.clear();

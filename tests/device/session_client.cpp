@@ -54,7 +54,7 @@ std::vector<float> Client::row(std::int32_t layer, int tensor,
 }
 
 std::vector<float> Client::attend(std::int32_t layer, const std::vector<StepRequest>& requests,
-                                  const Step& step) {
+                                  const Step& step, const clattn::ForwardOptions& options) {
   std::vector<float> tensors[3];
   for (std::size_t r = 0; r < requests.size(); ++r) {
     const auto tokens = session.tokens(requests[r].id);
@@ -70,10 +70,12 @@ std::vector<float> Client::attend(std::int32_t layer, const std::vector<StepRequ
                        value = device_.upload(tensors[kValue]);
   const clattn::Buffer output =
       device_.upload(std::vector<float>(index(step.num_tokens()) * row_size(layer, kOutput)));
-  session.attend(layer, {.query = {query.handle()},
-                         .key = {key.handle()},
-                         .value = {value.handle()},
-                         .output = {output.handle()}});
+  session.attend(layer,
+                 {.query = {query.handle()},
+                  .key = {key.handle()},
+                  .value = {value.handle()},
+                  .output = {output.handle()}},
+                 options);
   return device_.download(output);
 }
 

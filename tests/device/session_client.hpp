@@ -32,7 +32,7 @@ class Client {
   std::map<clattn::RequestId, Rows> run(const std::vector<clattn::StepRequest>& requests);
   /// The tensors of `step` in a layer, run by attend().
   std::vector<float> attend(std::int32_t layer, const std::vector<clattn::StepRequest>& requests,
-                            const clattn::Step& step);
+                            const clattn::Step& step, const clattn::ForwardOptions& options = {});
 
  private:
   std::vector<float> row(std::int32_t layer, int tensor,

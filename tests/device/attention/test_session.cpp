@@ -202,7 +202,7 @@ TEST_P(SessionOnDevice, StepsThatAreGivenUpDoNotCount) {
   EXPECT_EQ(session.num_computed_tokens(2), 0);  // nothing was published
   session.finish(2);
   client.run({{id, {}, 20}, {other}});
-  EXPECT_EQ(session.blocks().num_used(), 3 + 2);  // those of 40 tokens are still there
+  EXPECT_EQ(session.blocks().num_used(), 2 + 2);  // not those of 40 tokens
 
   // Requests that leave in the middle of a step, and one that is forked there.
   const std::vector<clattn::StepRequest> three = {{id}, {other, {1}}, {session.add({1, 2, 3})}};
@@ -253,8 +253,13 @@ TEST_P(SessionOnDevice, WarmingUpTellsItsProgressAndLeavesNothing) {
   std::vector<std::pair<int, int>> told;
   client.session.warm_up([&](int done, int total) { told.emplace_back(done, total); });
   EXPECT_EQ(told, (std::vector<std::pair<int, int>>{{0, 2}, {1, 2}, {2, 2}}));
-  EXPECT_EQ(client.session.blocks().num_used(), 0);
-  client.run({{client.session.add(counting(0, 20))}});
+  EXPECT_EQ(client.session.blocks().peak_used(), 0);
+  client.run({{client.session.add(counting(0, 40))}});
+  client.session.finish(0);
+  client.session.warm_up();  // keeps what is published
+  EXPECT_EQ(client.session.blocks().find_prefix(counting(0, 40)).size(), 2U);
+  EXPECT_EQ(client.session.add(counting(0, 40)), 1);
+  client.run({{1}});
 }
 
 // Random requests that come, fork, go and are evicted on a cache that is too small for them.
@@ -306,7 +311,7 @@ TEST_P(SessionOnDevice, NamesWhatItRefuses) {
   config.num_blocks = 0;
   config.cache_bytes = 1000;
   EXPECT_EQ(refused(config),
-            "Session: num_blocks is 0 and cache_bytes 1000, legal: 1 to 2147483647 blocks, of "
+            "Session: num_blocks is 0 and cache_bytes 1000, legal: 1 to 2147483646 blocks, of "
             "32768 bytes in all layers");
   Session session(context, {}, small_config());
   EXPECT_EQ(error_text([&] { session.add(Tokens{}); }),
