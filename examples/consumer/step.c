@@ -8,9 +8,9 @@ enum { kTokens = 2, kHeads = 8, kKVHeads = 2, kHeadSize = 64 };
 enum { kQueryElements = kTokens * kHeads * kHeadSize };
 enum { kKeyElements = kTokens * kKVHeads * kHeadSize };
 
-static void check(ClattnStatus status) {
+static void check(ClattnResult status) {
   if (status == CLATTN_SUCCESS) return;
-  fprintf(stderr, "%s: %s\n", clattn_status_name(status), clattn_last_error());
+  fprintf(stderr, "%s: %s\n", clattn_result_name(status), clattn_last_error());
   exit(1);
 }
 

@@ -6,7 +6,7 @@
    is described at the C++ function of nearly the same name (clattn/layer.hpp, clattn/attention.hpp,
    clattn/kv_cache.hpp).
 
-   Every function that can fail returns a ClattnStatus. Where it is not CLATTN_SUCCESS, nothing was
+   Every function that can fail returns a ClattnResult. Where it is not CLATTN_SUCCESS, nothing was
    made or enqueued, and clattn_last_error() has the reason: field, value and what is legal. No C++
    exception leaves a function.
 
@@ -52,7 +52,7 @@ CLATTN_C_API uint32_t clattn_abi_version(void);
 /* "0.1.0"; never freed. */
 CLATTN_C_API const char* clattn_version(void);
 
-typedef enum ClattnStatus {
+typedef enum ClattnResult {
   CLATTN_SUCCESS = 0,
   CLATTN_ERROR_INVALID_ARGUMENT = 1, /* the text names field, value and what is legal */
   CLATTN_ERROR_UNSUPPORTED = 2,      /* legal, but not here: the text lists the reasons */
@@ -60,10 +60,10 @@ typedef enum ClattnStatus {
   CLATTN_ERROR_IO = 4,               /* the text names the file */
   CLATTN_ERROR_OUT_OF_MEMORY = 100,  /* the host's */
   CLATTN_ERROR_INTERNAL = 101        /* a defect of the library or of a backend */
-} ClattnStatus;
+} ClattnResult;
 
 /* "CLATTN_ERROR_UNSUPPORTED"; never freed. */
-CLATTN_C_API const char* clattn_status_name(ClattnStatus status);
+CLATTN_C_API const char* clattn_result_name(ClattnResult status);
 /* Why this thread's last failed call failed; valid until its next one fails. */
 CLATTN_C_API const char* clattn_last_error(void);
 /* The OpenCL status behind it, CL_SUCCESS unless it was CLATTN_ERROR_OPENCL. */
@@ -73,7 +73,7 @@ CLATTN_C_API cl_int clattn_last_cl_error(void);
    to say, one message at a time, without a newline at its end; must not call the library. */
 typedef void (*ClattnLogSink)(void* user, int32_t level, const char* message);
 /* Sends messages up to `level` to `sink`, or to standard error if it is NULL. */
-CLATTN_C_API ClattnStatus clattn_set_log(int32_t level, ClattnLogSink sink, void* user);
+CLATTN_C_API ClattnResult clattn_set_log(int32_t level, ClattnLogSink sink, void* user);
 
 /* --- Devices and contexts ------------------------------------------------------------------- */
 
@@ -85,17 +85,17 @@ typedef struct ClattnDeviceId {
   cl_device_id device;
 } ClattnDeviceId;
 
-CLATTN_C_API ClattnStatus clattn_device_count(size_t* count);
+CLATTN_C_API ClattnResult clattn_device_count(size_t* count);
 /* `index` in [0, count), in the drivers' order. */
-CLATTN_C_API ClattnStatus clattn_device_at(size_t index, ClattnDeviceId* device);
+CLATTN_C_API ClattnResult clattn_device_at(size_t index, ClattnDeviceId* device);
 
 /* Everything slow and shared about one cl_context and device; keep it for as long as possible. */
 typedef struct ClattnContext ClattnContext;
 
 /* On the device of a selector: "gpu", "cpu", "P:D" or part of a name; NULL = the best one. */
-CLATTN_C_API ClattnStatus clattn_context_create(const char* selector, ClattnContext** context);
+CLATTN_C_API ClattnResult clattn_context_create(const char* selector, ClattnContext** context);
 /* `device` must belong to `handle`. */
-CLATTN_C_API ClattnStatus clattn_context_adopt(cl_context handle, cl_device_id device,
+CLATTN_C_API ClattnResult clattn_context_adopt(cl_context handle, cl_device_id device,
                                                ClattnContext** context);
 CLATTN_C_API void clattn_context_destroy(ClattnContext* context);
 
@@ -112,7 +112,7 @@ typedef struct ClattnContextInfo {
   uint64_t global_mem_bytes;
   uint64_t max_alloc_bytes;
 } ClattnContextInfo;
-CLATTN_C_API ClattnStatus clattn_context_info(const ClattnContext* context,
+CLATTN_C_API ClattnResult clattn_context_info(const ClattnContext* context,
                                               ClattnContextInfo* info);
 
 /* --- Queues, buffers, events ---------------------------------------------------------------- */
@@ -120,50 +120,50 @@ CLATTN_C_API ClattnStatus clattn_context_info(const ClattnContext* context,
 typedef struct ClattnQueue ClattnQueue;
 
 /* `profiling` other than 0: events have durations. */
-CLATTN_C_API ClattnStatus clattn_queue_create(const ClattnContext* context, int32_t profiling,
+CLATTN_C_API ClattnResult clattn_queue_create(const ClattnContext* context, int32_t profiling,
                                               ClattnQueue** queue);
-CLATTN_C_API ClattnStatus clattn_queue_adopt(cl_command_queue handle, ClattnQueue** queue);
+CLATTN_C_API ClattnResult clattn_queue_adopt(cl_command_queue handle, ClattnQueue** queue);
 CLATTN_C_API void clattn_queue_destroy(ClattnQueue* queue);
-CLATTN_C_API ClattnStatus clattn_queue_handle(const ClattnQueue* queue, cl_command_queue* handle);
-CLATTN_C_API ClattnStatus clattn_queue_flush(const ClattnQueue* queue);
+CLATTN_C_API ClattnResult clattn_queue_handle(const ClattnQueue* queue, cl_command_queue* handle);
+CLATTN_C_API ClattnResult clattn_queue_flush(const ClattnQueue* queue);
 /* Blocks until everything that was enqueued has run. */
-CLATTN_C_API ClattnStatus clattn_queue_finish(const ClattnQueue* queue);
+CLATTN_C_API ClattnResult clattn_queue_finish(const ClattnQueue* queue);
 
 typedef struct ClattnBuffer ClattnBuffer;
 
 /* Uninitialised device memory. */
-CLATTN_C_API ClattnStatus clattn_buffer_create(const ClattnContext* context, size_t size_bytes,
+CLATTN_C_API ClattnResult clattn_buffer_create(const ClattnContext* context, size_t size_bytes,
                                                ClattnBuffer** buffer);
-CLATTN_C_API ClattnStatus clattn_buffer_adopt(cl_mem handle, ClattnBuffer** buffer);
+CLATTN_C_API ClattnResult clattn_buffer_adopt(cl_mem handle, ClattnBuffer** buffer);
 CLATTN_C_API void clattn_buffer_destroy(ClattnBuffer* buffer);
-CLATTN_C_API ClattnStatus clattn_buffer_handle(const ClattnBuffer* buffer, cl_mem* handle);
-CLATTN_C_API ClattnStatus clattn_buffer_size(const ClattnBuffer* buffer, size_t* size_bytes);
+CLATTN_C_API ClattnResult clattn_buffer_handle(const ClattnBuffer* buffer, cl_mem* handle);
+CLATTN_C_API ClattnResult clattn_buffer_size(const ClattnBuffer* buffer, size_t* size_bytes);
 /* Copies between host and device inside the buffer's range; both block. */
-CLATTN_C_API ClattnStatus clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* queue,
+CLATTN_C_API ClattnResult clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                               size_t offset_bytes, const void* source,
                                               size_t size_bytes);
-CLATTN_C_API ClattnStatus clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* queue,
+CLATTN_C_API ClattnResult clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                              size_t offset_bytes, void* destination,
                                              size_t size_bytes);
 
 /* Empty until a call that was given it has enqueued something. */
 typedef struct ClattnEvent ClattnEvent;
 
-CLATTN_C_API ClattnStatus clattn_event_create(ClattnEvent** event);
+CLATTN_C_API ClattnResult clattn_event_create(ClattnEvent** event);
 CLATTN_C_API void clattn_event_destroy(ClattnEvent* event);
 /* NULL while empty; the reference stays the event's. */
-CLATTN_C_API ClattnStatus clattn_event_handle(const ClattnEvent* event, cl_event* handle);
+CLATTN_C_API ClattnResult clattn_event_handle(const ClattnEvent* event, cl_event* handle);
 /* Blocks; returns at once while empty. */
-CLATTN_C_API ClattnStatus clattn_event_wait(const ClattnEvent* event);
+CLATTN_C_API ClattnResult clattn_event_wait(const ClattnEvent* event);
 /* Device time of the last command, of queues with profiling. */
-CLATTN_C_API ClattnStatus clattn_event_duration_ns(const ClattnEvent* event, uint64_t* duration_ns);
+CLATTN_C_API ClattnResult clattn_event_duration_ns(const ClattnEvent* event, uint64_t* duration_ns);
 
 /* --- Layers --------------------------------------------------------------------------------- */
 
 /* The layers of one model by name: needed where a layer attends to another one's cache. */
 typedef struct ClattnModel ClattnModel;
 
-CLATTN_C_API ClattnStatus clattn_model_create(ClattnModel** model);
+CLATTN_C_API ClattnResult clattn_model_create(ClattnModel** model);
 CLATTN_C_API void clattn_model_destroy(ClattnModel* model);
 
 /* clattn::AttentionOptions. */
@@ -196,13 +196,13 @@ typedef struct ClattnLayerConfig {
 typedef struct ClattnLayer ClattnLayer;
 
 /* Chooses a backend and compiles its kernels. `model` may be NULL: a model of this layer alone. */
-CLATTN_C_API ClattnStatus clattn_layer_create(const ClattnContext* context, ClattnModel* model,
+CLATTN_C_API ClattnResult clattn_layer_create(const ClattnContext* context, ClattnModel* model,
                                               const ClattnLayerConfig* config, ClattnLayer** layer);
 CLATTN_C_API void clattn_layer_destroy(ClattnLayer* layer);
 /* The layer's backend and its kernels, and why the others were not chosen: lines of text. Copies at
    most `capacity` bytes to `text`, the last one 0; `size`, unless NULL, becomes the bytes of all of
    it and the 0. `text` may be NULL if `capacity` is 0. */
-CLATTN_C_API ClattnStatus clattn_layer_explain(const ClattnLayer* layer, char* text,
+CLATTN_C_API ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* text,
                                                size_t capacity, size_t* size);
 
 /* Per-tensor scales of a checkpoint, real = stored * scale; 0 or less = it has none. */
@@ -214,14 +214,14 @@ typedef struct ClattnKVScales {
   float prob_scale;
 } ClattnKVScales;
 /* Sets the scales of the layer's own cache (Attention::load_kv_scales). */
-CLATTN_C_API ClattnStatus clattn_layer_load_kv_scales(ClattnLayer* layer,
+CLATTN_C_API ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer,
                                                       const ClattnKVScales* scales);
 
 /* Called between layers, from the calling thread: `done` of `total` are warm. */
 typedef void (*ClattnProgress)(void* user, size_t done, size_t total);
 /* Launches every kernel of the layers once over no token, so that the first step waits for no
    compiler. After their caches are bound; blocks. `progress` may be NULL. */
-CLATTN_C_API ClattnStatus clattn_warm_up(ClattnLayer* const* layers, size_t num_layers,
+CLATTN_C_API ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_layers,
                                          const ClattnQueue* queue, ClattnProgress progress,
                                          void* user);
 
@@ -231,11 +231,11 @@ typedef struct ClattnCache ClattnCache;
 
 /* A zeroed cache of `num_blocks` pages for layers like this one; blocks. `layout`: "NHD", "HND",
    "HDN" (CPUs); NULL = what the backend prefers on the device. */
-CLATTN_C_API ClattnStatus clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
+CLATTN_C_API ClattnResult clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
                                               int64_t num_blocks, const char* layout,
                                               ClattnCache** cache);
 /* The same in memory of the application, as it is: whole pages, see page_size_bytes. */
-CLATTN_C_API ClattnStatus clattn_cache_adopt(const ClattnLayer* layer, const ClattnBuffer* buffer,
+CLATTN_C_API ClattnResult clattn_cache_adopt(const ClattnLayer* layer, const ClattnBuffer* buffer,
                                              const char* layout, ClattnCache** cache);
 CLATTN_C_API void clattn_cache_destroy(ClattnCache* cache);
 
@@ -258,14 +258,14 @@ typedef struct ClattnCacheInfo {
   int64_t head_stride;
   int64_t key_dim_stride;
 } ClattnCacheInfo;
-CLATTN_C_API ClattnStatus clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);
+CLATTN_C_API ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);
 /* For an 8-bit cache: f32 [2][1 or num_kv_heads], the factors of K, then those of V; `per_head`
    other than 0: num_kv_heads of each. Call it before the cache is bound. NULL removes them. */
-CLATTN_C_API ClattnStatus clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
+CLATTN_C_API ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
                                                   int32_t per_head);
 /* Binds the cache to a layer, which keeps it alive. Several layers of a model have one each, or
    share one by kv_sharing_target_layer_name. */
-CLATTN_C_API ClattnStatus clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache);
+CLATTN_C_API ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache);
 
 /* [tokens, heads, head_size] on the device, heads and dims contiguous; no buffer = absent. */
 typedef struct ClattnTensorRef {
@@ -286,12 +286,12 @@ typedef struct ClattnCacheWrite {
   ClattnEvent* event; /* completes with the write, or NULL */
 } ClattnCacheWrite;
 /* Stores keys and values at the slots, without a step; clattn_layer_forward() does it by itself. */
-CLATTN_C_API ClattnStatus clattn_reshape_and_cache(const ClattnContext* context,
+CLATTN_C_API ClattnResult clattn_reshape_and_cache(const ClattnContext* context,
                                                    const ClattnQueue* queue,
                                                    const ClattnCache* cache,
                                                    const ClattnCacheWrite* write);
 /* Copies blocks pairs[2 i] to pairs[2 i + 1] inside each of the caches, which are alike. */
-CLATTN_C_API ClattnStatus clattn_copy_blocks(const ClattnContext* context, const ClattnQueue* queue,
+CLATTN_C_API ClattnResult clattn_copy_blocks(const ClattnContext* context, const ClattnQueue* queue,
                                              const ClattnCache* const* caches, size_t num_caches,
                                              const int64_t* pairs, size_t num_pairs);
 
@@ -313,7 +313,7 @@ typedef struct ClattnStepOptions {
 typedef struct ClattnStep ClattnStep;
 
 /* Serves the layers that are like this one and share its block table. `options` may be NULL. */
-CLATTN_C_API ClattnStatus clattn_step_create(const ClattnLayer* layer,
+CLATTN_C_API ClattnResult clattn_step_create(const ClattnLayer* layer,
                                              const ClattnStepOptions* options, ClattnStep** step);
 CLATTN_C_API void clattn_step_destroy(ClattnStep* step);
 
@@ -332,7 +332,7 @@ typedef struct ClattnBatchInfo {
   int32_t common_prefix_len;    /* tokens in pages that all requests share; 0 = none known */
 } ClattnBatchInfo;
 /* Checks the batch, plans its work and uploads both. Work enqueued before stays correct. */
-CLATTN_C_API ClattnStatus clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
+CLATTN_C_API ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
                                             const ClattnBatchInfo* batch);
 
 /* Of the last batch. */
@@ -346,7 +346,7 @@ typedef struct ClattnStepInfo {
   int32_t max_query_len;
   int32_t max_seq_len;
 } ClattnStepInfo;
-CLATTN_C_API ClattnStatus clattn_step_info(const ClattnStep* step, ClattnStepInfo* info);
+CLATTN_C_API ClattnResult clattn_step_info(const ClattnStep* step, ClattnStepInfo* info);
 
 /* The tensors of one layer's call, [rows, heads, head_size] each. */
 typedef struct ClattnTensors {
@@ -364,7 +364,7 @@ typedef struct ClattnTensors {
   ClattnEvent* event; /* completes with the last kernel, or NULL */
 } ClattnTensors;
 /* Stores the step's keys and values in the layer's cache, then attends (Attention::forward). */
-CLATTN_C_API ClattnStatus clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
+CLATTN_C_API ClattnResult clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
                                                const ClattnTensors* tensors,
                                                const ClattnStep* step);
 

@@ -15,7 +15,7 @@ using clattn::c_api::read;
 using clattn::c_api::tensor_of;
 using clattn::c_api::text_or;
 
-ClattnStatus clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
+ClattnResult clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
                                  int64_t num_blocks, const char* layout, ClattnCache** cache) {
   return make_handle(cache, "cache", [&] {
     const ClattnLayer& of = deref(layer, "layer");
@@ -27,7 +27,7 @@ ClattnStatus clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* qu
   });
 }
 
-ClattnStatus clattn_cache_adopt(const ClattnLayer* layer, const ClattnBuffer* buffer,
+ClattnResult clattn_cache_adopt(const ClattnLayer* layer, const ClattnBuffer* buffer,
                                 const char* layout, ClattnCache** cache) {
   return make_handle(cache, "cache", [&] {
     const ClattnLayer& of = deref(layer, "layer");
@@ -44,7 +44,7 @@ void clattn_cache_destroy(ClattnCache* cache) {
   delete cache;
 }
 
-ClattnStatus clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) {
+ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) {
   return guarded([&] {
     const KVCache& of = deref(cache, "cache").cache;
     ClattnCacheInfo values{.struct_size = 0,
@@ -69,7 +69,7 @@ ClattnStatus clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) 
   });
 }
 
-ClattnStatus clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
+ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
                                      int32_t per_head) {
   return guarded([&] {
     KVCache& of = deref(cache, "cache").cache;
@@ -78,7 +78,7 @@ ClattnStatus clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* sca
   });
 }
 
-ClattnStatus clattn_reshape_and_cache(const ClattnContext* context, const ClattnQueue* queue,
+ClattnResult clattn_reshape_and_cache(const ClattnContext* context, const ClattnQueue* queue,
                                       const ClattnCache* cache, const ClattnCacheWrite* write) {
   return guarded([&] {
     const ClattnCacheWrite& given = read(write, "write");
@@ -90,7 +90,7 @@ ClattnStatus clattn_reshape_and_cache(const ClattnContext* context, const Clattn
   });
 }
 
-ClattnStatus clattn_copy_blocks(const ClattnContext* context, const ClattnQueue* queue,
+ClattnResult clattn_copy_blocks(const ClattnContext* context, const ClattnQueue* queue,
                                 const ClattnCache* const* caches, size_t num_caches,
                                 const int64_t* pairs, size_t num_pairs) {
   return guarded([&] {

@@ -13,11 +13,11 @@ using clattn::c_api::guarded;
 using clattn::c_api::make_handle;
 using clattn::c_api::text_or;
 
-ClattnStatus clattn_device_count(size_t* count) {
+ClattnResult clattn_device_count(size_t* count) {
   return guarded([&] { deref(count, "count") = clattn::list_devices().size(); });
 }
 
-ClattnStatus clattn_device_at(size_t index, ClattnDeviceId* device) {
+ClattnResult clattn_device_at(size_t index, ClattnDeviceId* device) {
   return guarded([&] {
     const std::vector<Device> devices = clattn::list_devices();
     clattn::detail::throw_invalid_if(index >= devices.size(), "index is {}, legal: < {} devices",
@@ -27,12 +27,12 @@ ClattnStatus clattn_device_at(size_t index, ClattnDeviceId* device) {
   });
 }
 
-ClattnStatus clattn_context_create(const char* selector, ClattnContext** context) {
+ClattnResult clattn_context_create(const char* selector, ClattnContext** context) {
   return make_handle(context, "context",
                      [&] { return ClattnContext{Context::create(text_or(selector, ""))}; });
 }
 
-ClattnStatus clattn_context_adopt(cl_context handle, cl_device_id device, ClattnContext** context) {
+ClattnResult clattn_context_adopt(cl_context handle, cl_device_id device, ClattnContext** context) {
   return make_handle(context, "context", [&] {
     return ClattnContext{Context::adopt(&deref(handle, "handle"), &deref(device, "device"))};
   });
@@ -42,7 +42,7 @@ void clattn_context_destroy(ClattnContext* context) {
   delete context;
 }
 
-ClattnStatus clattn_context_info(const ClattnContext* context, ClattnContextInfo* info) {
+ClattnResult clattn_context_info(const ClattnContext* context, ClattnContextInfo* info) {
   return guarded([&] {
     const Context& of = *deref(context, "context").context;
     const clattn::DeviceCapabilities& device = of.capabilities();
@@ -61,7 +61,7 @@ ClattnStatus clattn_context_info(const ClattnContext* context, ClattnContextInfo
   });
 }
 
-ClattnStatus clattn_queue_create(const ClattnContext* context, int32_t profiling,
+ClattnResult clattn_queue_create(const ClattnContext* context, int32_t profiling,
                                  ClattnQueue** queue) {
   return make_handle(queue, "queue", [&] {
     return ClattnQueue{deref(context, "context")
@@ -70,7 +70,7 @@ ClattnStatus clattn_queue_create(const ClattnContext* context, int32_t profiling
   });
 }
 
-ClattnStatus clattn_queue_adopt(cl_command_queue handle, ClattnQueue** queue) {
+ClattnResult clattn_queue_adopt(cl_command_queue handle, ClattnQueue** queue) {
   return make_handle(queue, "queue",
                      [&] { return ClattnQueue{Queue::adopt(&deref(handle, "handle"))}; });
 }
@@ -79,26 +79,26 @@ void clattn_queue_destroy(ClattnQueue* queue) {
   delete queue;
 }
 
-ClattnStatus clattn_queue_handle(const ClattnQueue* queue, cl_command_queue* handle) {
+ClattnResult clattn_queue_handle(const ClattnQueue* queue, cl_command_queue* handle) {
   return guarded([&] { deref(handle, "handle") = deref(queue, "queue").queue; });
 }
 
-ClattnStatus clattn_queue_flush(const ClattnQueue* queue) {
+ClattnResult clattn_queue_flush(const ClattnQueue* queue) {
   return guarded([&] { deref(queue, "queue").queue.flush(); });
 }
 
-ClattnStatus clattn_queue_finish(const ClattnQueue* queue) {
+ClattnResult clattn_queue_finish(const ClattnQueue* queue) {
   return guarded([&] { deref(queue, "queue").queue.finish(); });
 }
 
-ClattnStatus clattn_buffer_create(const ClattnContext* context, size_t size_bytes,
+ClattnResult clattn_buffer_create(const ClattnContext* context, size_t size_bytes,
                                   ClattnBuffer** buffer) {
   return make_handle(buffer, "buffer", [&] {
     return ClattnBuffer{deref(context, "context").context->allocate(size_bytes)};
   });
 }
 
-ClattnStatus clattn_buffer_adopt(cl_mem handle, ClattnBuffer** buffer) {
+ClattnResult clattn_buffer_adopt(cl_mem handle, ClattnBuffer** buffer) {
   return make_handle(buffer, "buffer",
                      [&] { return ClattnBuffer{Buffer::adopt(&deref(handle, "handle"))}; });
 }
@@ -107,16 +107,16 @@ void clattn_buffer_destroy(ClattnBuffer* buffer) {
   delete buffer;
 }
 
-ClattnStatus clattn_buffer_handle(const ClattnBuffer* buffer, cl_mem* handle) {
+ClattnResult clattn_buffer_handle(const ClattnBuffer* buffer, cl_mem* handle) {
   return guarded([&] { deref(handle, "handle") = deref(buffer, "buffer").buffer.handle(); });
 }
 
-ClattnStatus clattn_buffer_size(const ClattnBuffer* buffer, size_t* size_bytes) {
+ClattnResult clattn_buffer_size(const ClattnBuffer* buffer, size_t* size_bytes) {
   return guarded(
       [&] { deref(size_bytes, "size_bytes") = deref(buffer, "buffer").buffer.size_bytes(); });
 }
 
-ClattnStatus clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* queue,
+ClattnResult clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                  size_t offset_bytes, const void* source, size_t size_bytes) {
   return guarded([&] {
     const auto* bytes = &deref(static_cast<const std::byte*>(source), "source");
@@ -125,7 +125,7 @@ ClattnStatus clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* 
   });
 }
 
-ClattnStatus clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* queue,
+ClattnResult clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                 size_t offset_bytes, void* destination, size_t size_bytes) {
   return guarded([&] {
     auto* bytes = &deref(static_cast<std::byte*>(destination), "destination");
@@ -134,7 +134,7 @@ ClattnStatus clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* q
   });
 }
 
-ClattnStatus clattn_event_create(ClattnEvent** event) {
+ClattnResult clattn_event_create(ClattnEvent** event) {
   return make_handle(event, "event", [] { return ClattnEvent{}; });
 }
 
@@ -142,15 +142,15 @@ void clattn_event_destroy(ClattnEvent* event) {
   delete event;
 }
 
-ClattnStatus clattn_event_handle(const ClattnEvent* event, cl_event* handle) {
+ClattnResult clattn_event_handle(const ClattnEvent* event, cl_event* handle) {
   return guarded([&] { deref(handle, "handle") = deref(event, "event").event.handle(); });
 }
 
-ClattnStatus clattn_event_wait(const ClattnEvent* event) {
+ClattnResult clattn_event_wait(const ClattnEvent* event) {
   return guarded([&] { deref(event, "event").event.wait(); });
 }
 
-ClattnStatus clattn_event_duration_ns(const ClattnEvent* event, uint64_t* duration_ns) {
+ClattnResult clattn_event_duration_ns(const ClattnEvent* event, uint64_t* duration_ns) {
   return guarded(
       [&] { deref(duration_ns, "duration_ns") = deref(event, "event").event.duration_ns(); });
 }

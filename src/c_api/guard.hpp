@@ -13,11 +13,11 @@
 namespace clattn::c_api {
 
 /// The exception being handled as a status; this thread's error text becomes its message.
-ClattnStatus keep_error() noexcept;
+ClattnResult keep_error() noexcept;
 
 /// Runs a call of the C API, so that no exception leaves it.
 template <typename Body>
-ClattnStatus guarded(const Body& body) noexcept {
+ClattnResult guarded(const Body& body) noexcept {
   try {
     body();
     return CLATTN_SUCCESS;
@@ -35,7 +35,7 @@ T& deref(T* pointer, const char* name) {
 
 /// Makes a handle at `place`, which is null if that fails; `name` is the parameter's.
 template <typename Handle, typename Make>
-ClattnStatus make_handle(Handle** place, const char* name, const Make& make) {
+ClattnResult make_handle(Handle** place, const char* name, const Make& make) {
   return guarded([&] {
     Handle*& handle = deref(place, name);
     handle = nullptr;

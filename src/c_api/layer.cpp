@@ -62,7 +62,7 @@ std::span<const float> loaded(const float& value) {
 
 }  // namespace
 
-ClattnStatus clattn_model_create(ClattnModel** model) {
+ClattnResult clattn_model_create(ClattnModel** model) {
   return make_handle(model, "model", [] { return ClattnModel{std::make_shared<LayerRegistry>()}; });
 }
 
@@ -70,7 +70,7 @@ void clattn_model_destroy(ClattnModel* model) {
   delete model;
 }
 
-ClattnStatus clattn_layer_create(const ClattnContext* context, ClattnModel* model,
+ClattnResult clattn_layer_create(const ClattnContext* context, ClattnModel* model,
                                  const ClattnLayerConfig* config, ClattnLayer** layer) {
   return make_handle(layer, "layer", [&] {
     const auto& on = deref(context, "context").context;
@@ -83,7 +83,7 @@ void clattn_layer_destroy(ClattnLayer* layer) {
   delete layer;
 }
 
-ClattnStatus clattn_layer_explain(const ClattnLayer* layer, char* text, size_t capacity,
+ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* text, size_t capacity,
                                   size_t* size) {
   return guarded([&] {
     clattn::c_api::copy_text(to_string(deref(layer, "layer").layer.explain()), text, capacity,
@@ -91,7 +91,7 @@ ClattnStatus clattn_layer_explain(const ClattnLayer* layer, char* text, size_t c
   });
 }
 
-ClattnStatus clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScales* scales) {
+ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScales* scales) {
   return guarded([&] {
     Attention& to = deref(layer, "layer").layer;
     const ClattnKVScales& given = read(scales, "scales");
@@ -105,11 +105,11 @@ ClattnStatus clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScale
   });
 }
 
-ClattnStatus clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache) {
+ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache) {
   return guarded([&] { deref(layer, "layer").layer.bind_kv_cache(deref(cache, "cache").cache); });
 }
 
-ClattnStatus clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const ClattnQueue* queue,
+ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const ClattnQueue* queue,
                             ClattnProgress progress, void* user) {
   return guarded([&] {
     const std::span all(&deref(layers, "layers"), num_layers);
@@ -122,7 +122,7 @@ ClattnStatus clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const
   });
 }
 
-ClattnStatus clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
+ClattnResult clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
                                   const ClattnTensors* tensors, const ClattnStep* step) {
   return guarded([&] {
     Attention& of = deref(layer, "layer").layer;

@@ -13,7 +13,7 @@ struct LastError {
 };
 thread_local LastError last_error;
 
-ClattnStatus keep(ClattnStatus status, const char* text, cl_int cl_code = CL_SUCCESS) noexcept {
+ClattnResult keep(ClattnResult status, const char* text, cl_int cl_code = CL_SUCCESS) noexcept {
   last_error.cl_code = cl_code;
   try {
     last_error.text = text;
@@ -23,8 +23,8 @@ ClattnStatus keep(ClattnStatus status, const char* text, cl_int cl_code = CL_SUC
   return status;
 }
 
-constexpr ClattnStatus status_of(ErrorCode code) {
-  return static_cast<ClattnStatus>(static_cast<int>(code) + 1);
+constexpr ClattnResult status_of(ErrorCode code) {
+  return static_cast<ClattnResult>(static_cast<int>(code) + 1);
 }
 static_assert(status_of(ErrorCode::kInvalidArgument) == CLATTN_ERROR_INVALID_ARGUMENT);
 static_assert(status_of(ErrorCode::kUnsupported) == CLATTN_ERROR_UNSUPPORTED);
@@ -33,7 +33,7 @@ static_assert(status_of(ErrorCode::kIo) == CLATTN_ERROR_IO);
 
 }  // namespace
 
-ClattnStatus keep_error() noexcept {
+ClattnResult keep_error() noexcept {
   try {
     throw;
   } catch (const Error& error) {
@@ -69,9 +69,9 @@ const char* clattn_version() {
   return CLATTN_VERSION;
 }
 
-const char* clattn_status_name(ClattnStatus status) {
+const char* clattn_result_name(ClattnResult status) {
   struct Name {
-    ClattnStatus status;
+    ClattnResult status;
     const char* name;
   };
   static constexpr Name kNames[] = {
@@ -97,7 +97,7 @@ cl_int clattn_last_cl_error() {
   return last_error.cl_code;
 }
 
-ClattnStatus clattn_set_log(int32_t level, ClattnLogSink sink, void* user) {
+ClattnResult clattn_set_log(int32_t level, ClattnLogSink sink, void* user) {
   return clattn::c_api::guarded([&] {
     constexpr auto kHighest = static_cast<int32_t>(clattn::LogLevel::kTrace);
     clattn::detail::throw_invalid_if(level < 0 || level > kHighest, "level is {}, legal: 0 to {}",

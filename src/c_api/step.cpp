@@ -66,7 +66,7 @@ CommonAttentionMetadata batch_of(const ClattnBatchInfo& given) {
 
 }  // namespace
 
-ClattnStatus clattn_step_create(const ClattnLayer* layer, const ClattnStepOptions* options,
+ClattnResult clattn_step_create(const ClattnLayer* layer, const ClattnStepOptions* options,
                                 ClattnStep** step) {
   return make_handle(step, "step", [&] {
     const ClattnLayer& of = deref(layer, "layer");
@@ -83,7 +83,7 @@ void clattn_step_destroy(ClattnStep* step) {
   delete step;
 }
 
-ClattnStatus clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
+ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
                                const ClattnBatchInfo* batch) {
   return guarded([&] {
     ClattnStep& of = deref(step, "step");
@@ -95,7 +95,7 @@ ClattnStatus clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
   });
 }
 
-ClattnStatus clattn_step_info(const ClattnStep* step, ClattnStepInfo* info) {
+ClattnResult clattn_step_info(const ClattnStep* step, ClattnStepInfo* info) {
   return guarded([&] {
     const clattn::AttentionMetadata& metadata = clattn::c_api::metadata_of(step);
     const clattn::BatchSplit& split = metadata.split();

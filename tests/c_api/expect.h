@@ -13,10 +13,10 @@ static inline void fail(const char* file, int line, const char* what, const char
   ++failures;
 }
 
-static inline void expect_status(const char* file, int line, const char* call, ClattnStatus status,
-                                 ClattnStatus wanted, const char* text) {
+static inline void expect_status(const char* file, int line, const char* call, ClattnResult status,
+                                 ClattnResult wanted, const char* text) {
   if (status != wanted) {
-    fail(file, line, call, clattn_status_name(status));
+    fail(file, line, call, clattn_result_name(status));
     if (status != CLATTN_SUCCESS) fail(file, line, call, clattn_last_error());
   } else if (text != NULL && strstr(clattn_last_error(), text) == NULL) {
     fail(file, line, text, clattn_last_error());

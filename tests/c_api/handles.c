@@ -4,8 +4,8 @@
 void test_library(void) {
   EXPECT(clattn_abi_version() == CLATTN_ABI_VERSION);
   EXPECT(strcmp(clattn_version(), EXPECTED_VERSION) == 0);
-  EXPECT(strcmp(clattn_status_name(CLATTN_ERROR_OPENCL), "CLATTN_ERROR_OPENCL") == 0);
-  EXPECT(strcmp(clattn_status_name((ClattnStatus)77), "unknown status") == 0);
+  EXPECT(strcmp(clattn_result_name(CLATTN_ERROR_OPENCL), "CLATTN_ERROR_OPENCL") == 0);
+  EXPECT(strcmp(clattn_result_name((ClattnResult)77), "unknown status") == 0);
 
   /* The text stays until the next failure. */
   EXPECT_INVALID(clattn_device_count(NULL), "count is null");
