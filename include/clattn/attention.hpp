@@ -288,6 +288,17 @@ class AttentionImpl {
   virtual void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
                                const AttentionMetadata& metadata,
                                const ForwardOptions& options = {}) const = 0;
+  /// Throws what write_kv_cache(), if there is a key, and forward() would throw for these
+  /// arguments; under contiguous_kv() what forward_encoder() would, without looking at `cache`.
+  /// Enqueues and changes nothing, allocates nothing. Backends that do not override it check
+  /// nothing.
+  virtual void check_forward(cl_command_queue, const AttentionTensors&, const KVCache&,
+                             const AttentionMetadata&, const ForwardOptions& = {}) const {}
+  /// write_kv_cache(), if there is a key, then forward(); under contiguous_kv() forward_encoder().
+  /// For arguments that have passed check_forward(), whose checks need not be repeated.
+  virtual void forward_checked(cl_command_queue queue, const AttentionTensors& tensors,
+                               const KVCache& cache, const AttentionMetadata& metadata,
+                               const ForwardOptions& options = {}) const;
   /// Launches each kernel that the calls above can need once, over no token and in memory of its
   /// own, and waits, so that what a driver leaves to a kernel's first launch (PoCL compiles it
   /// then) does not delay the first step (vLLM: compile_or_warm_up_model). One call per

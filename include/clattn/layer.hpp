@@ -200,7 +200,8 @@ class Attention {
   /// attention's first step they have one row per slot of the batch. `lse` as in
   /// AttentionImpl::forward(). Asynchronous; allocates nothing. Throws kInvalidArgument when it
   /// would store keys in an int8 cache with the layer's own scales before these were loaded or
-  /// calculated.
+  /// calculated. A call that is refused stores nothing, zeroes no row and leaves the calculation of
+  /// scales to the next one (AttentionImpl::check_forward()).
   ///
   /// Profiling runs: with null metadata all rows are zeroed. If a cache is needed and none is
   /// bound, the tokens attend to the call's own keys, causally in decoders; then requests must
@@ -216,6 +217,9 @@ class Attention {
                        const AttentionMetadata& metadata, const ForwardOptions& options) const;
   bool uses_own_scales() const noexcept;
   bool lacks_scales() const noexcept;
+  std::int64_t num_keys(const AttentionMetadata& metadata) const noexcept;
+  bool check_scales(cl_command_queue queue, const AttentionTensors& tensors,
+                    const AttentionMetadata& metadata, const ForwardOptions& options) const;
   void set_scales(const KVScales& scales);
 
   std::shared_ptr<Context> context_;

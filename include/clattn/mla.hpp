@@ -111,6 +111,9 @@ class MLAImpl {
                        const MLACache& cache, const AttentionMetadata& metadata,
                        Event* event = nullptr,
                        std::vector<LaunchRecord>* launches = nullptr) const = 0;
+  /// Throws what forward() would throw for these arguments, and enqueues nothing.
+  virtual void check_forward(cl_command_queue queue, const AttentionTensors& tensors,
+                             const MLACache& cache, const AttentionMetadata& metadata) const = 0;
   /// As AttentionImpl::warm_up().
   virtual void warm_up(cl_command_queue queue) const = 0;
   virtual std::vector<KernelInfo> kernels() const = 0;

@@ -84,6 +84,7 @@ void zero_padding(const detail::RowZeroer& zeroer, cl_command_queue queue, Tenso
     throw_invalid("num_rows is {}, legal: 0, or at least the {}'s {} tokens", options.num_rows,
                   recording ? "recorded step" : "batch", most);
   }
+  // The first to enqueue something: what it refuses leaves no trace.
   zeroer.enqueue(queue, output, options.output_fp8, {recording ? 0 : tokens, options.num_rows});
 }
 
@@ -296,9 +297,38 @@ bool Attention::attend_own_keys(cl_command_queue queue, const AttentionTensors& 
                    .max_model_len = std::max(metadata.max_seq_len(), 1)};
   const auto builder = backend_->make_builder(context_, config, limits);
   const AttentionMetadata& own = builder->build(queue, batch);
+  const auto impl = backend_->make_impl(context_, config);
+  impl->check_forward(queue, tensors, {}, own, options);
   zero_padding(*zeroer_, queue, tensors.output, options, own);
-  backend_->make_impl(context_, config)->forward_encoder(queue, tensors, own, options);
+  impl->forward_checked(queue, tensors, {}, own, options);
   return true;
+}
+
+/// Rows of a step's keys that are stored.
+std::int64_t Attention::num_keys(const AttentionMetadata& metadata) const noexcept {
+  const bool cross = config_.attn_type == AttentionType::kEncoderDecoder;
+  return cross ? std::ssize(metadata.slot_mapping()) : metadata.num_actual_tokens();
+}
+
+/// Whether a call that stores keys calculates their scales first. Throws what the calculation would
+/// throw, and if the keys have no scales otherwise.
+bool Attention::check_scales(cl_command_queue queue, const AttentionTensors& tensors,
+                             const AttentionMetadata& metadata,
+                             const ForwardOptions& options) const {
+  // A recorded calculation would happen at every replay.
+  if (detail::Recorder::of(queue) != nullptr) return false;
+  const std::int64_t tokens = metadata.num_actual_tokens();
+  const std::int64_t keys = num_keys(metadata);
+  const bool calculates = options.enable_kv_scales_calculation && calculator_ != nullptr &&
+                          uses_own_scales() && keys > 0;
+  if (calculates && !calculator_->has_begun()) {
+    calculator_->checked_strides({&tensors.key, &tensors.value, &tensors.query}, {keys, tokens});
+  }
+  throw_invalid_if(tokens > 0 && !calculates && lacks_scales(),
+                   "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "
+                   "or v_scale, calculate_kv_scales, or a cache bound with scales",
+                   options_.prefix);
+  return calculates;
 }
 
 void Attention::forward(cl_command_queue queue, const AttentionTensors& tensors,
@@ -320,26 +350,17 @@ void Attention::forward(cl_command_queue queue, const AttentionTensors& tensors,
         "or null attn_metadata (a profiling run)",
         options_.prefix);
   }
+  AttentionTensors used = tensors;
+  if (cached && shares_kv_cache()) used.key = used.value = {};
+  impl_->check_forward(queue, used, *cache_, *metadata, options);
+  const bool calculates =
+      cached && used.key.buffer != nullptr && check_scales(queue, used, *metadata, options);
   zero_padding(*zeroer_, queue, tensors.output, options, *metadata);
-  if (!cached) {
-    return impl_->forward_encoder(queue, tensors, *metadata, options);
+  if (calculates) {
+    calc_kv_scales(queue, used.query, used.key, used.value, metadata->num_actual_tokens(),
+                   num_keys(*metadata));
   }
-  if (stores && !shares_kv_cache()) {
-    // A recorded calculation would happen at every replay.
-    if (options.enable_kv_scales_calculation && detail::Recorder::of(queue) == nullptr) {
-      const bool cross = config_.attn_type == AttentionType::kEncoderDecoder;
-      const std::int64_t tokens = metadata->num_actual_tokens();
-      calc_kv_scales(queue, tensors.query, tensors.key, tensors.value, tokens,
-                     cross ? std::ssize(metadata->slot_mapping()) : tokens);
-    }
-    const bool empty = metadata->num_actual_tokens() == 0;
-    throw_invalid_if(!empty && lacks_scales() && detail::Recorder::of(queue) == nullptr,
-                     "layer {}: its int8 cache has no scales, legal: load_kv_scales() with k_scale "
-                     "or v_scale, calculate_kv_scales, or a cache bound with scales",
-                     options_.prefix);
-    impl_->write_kv_cache(queue, tensors.key, tensors.value, *cache_, *metadata);
-  }
-  impl_->forward(queue, tensors, *cache_, *metadata, options);
+  impl_->forward_checked(queue, used, *cache_, *metadata, options);
 }
 
 }  // namespace clattn

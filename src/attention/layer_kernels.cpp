@@ -143,9 +143,12 @@ RowZeroer::Output RowZeroer::make_output(Runtime& runtime, std::string_view name
 void RowZeroer::enqueue(cl_command_queue queue, const TensorRef& output, cl_mem output_fp8,
                         const Rows& rows) const {
   if (rows.end <= rows.first) return;
-  enqueue(queue, output_, output, rows);
   // One that is missing is the impl's to refuse.
-  if (output_fp8_ && output_fp8 != nullptr) enqueue(queue, *output_fp8_, {output_fp8}, rows);
+  const bool with_fp8 = output_fp8_ && output_fp8 != nullptr;
+  const std::int64_t stride = checked_stride(output_, output, rows);
+  const std::int64_t fp8_stride = with_fp8 ? checked_stride(*output_fp8_, {output_fp8}, rows) : 0;
+  enqueue(queue, output_, output, rows, stride);
+  if (with_fp8) enqueue(queue, *output_fp8_, {output_fp8}, rows, fp8_stride);
 }
 
 void RowZeroer::warm_up(cl_command_queue queue) const {
@@ -154,19 +157,22 @@ void RowZeroer::warm_up(cl_command_queue queue) const {
   Queue::adopt(queue).finish();
 }
 
-void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
-                        const Rows& rows) const {
+std::int64_t RowZeroer::checked_stride(const Output& output, const TensorRef& memory,
+                                       const Rows& rows) const {
   const std::int64_t count = rows.end - rows.first;
   throw_invalid_if(count > std::numeric_limits<cl_int>::max(),
                    "num_rows: {} rows of padding, legal: up to {}", count,
                    std::numeric_limits<cl_int>::max());
-  const cl_long stride =
-      bounded_token_stride(memory, {rows.end, row_elems_, output.dtype}, output.name);
+  return bounded_token_stride(memory, {rows.end, row_elems_, output.dtype}, output.name);
+}
+
+void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
+                        const Rows& rows, std::int64_t stride) const {
   output.kernel->acquire()
       .arg(memory.buffer)
       .arg<cl_long>(memory.offset + rows.first * stride)
-      .arg(stride)
-      .arg<cl_int>(static_cast<cl_int>(count))
+      .arg<cl_long>(stride)
+      .arg<cl_int>(static_cast<cl_int>(rows.end - rows.first))
       .arg<cl_int>(static_cast<cl_int>(row_elems_ / 8))
       .enqueue(queue, grid_.num_groups, grid_.group_size);
 }

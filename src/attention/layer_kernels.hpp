@@ -91,8 +91,10 @@ class RowZeroer {
     std::shared_ptr<KernelPool> kernel = nullptr;
   };
   Output make_output(Runtime& runtime, std::string_view name, DType dtype) const;
+  std::int64_t checked_stride(const Output& output, const TensorRef& memory,
+                              const Rows& rows) const;
   void enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
-               const Rows& rows) const;
+               const Rows& rows, std::int64_t stride) const;
   const Runtime* runtime_;
   std::int64_t row_elems_;
   StreamGrid grid_;

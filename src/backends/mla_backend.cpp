@@ -43,24 +43,26 @@ class LatentImpl final : public AttentionImpl {
 
   void write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value, const KVCache& cache,
                       const AttentionMetadata& metadata, Event* event) const override {
+    check_write(queue, metadata);
+    recorder_for(queue, *metadata.step());
+    enqueue_concat_mla(concat_, queue, write_of(queue, key, value, checked_rows(cache), metadata),
+                       event);
+  }
+
+  void check_forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+                     const AttentionMetadata& metadata,
+                     const ForwardOptions& options) const override {
+    check_options(options);
     const MLACache rows = checked_rows(cache);
-    const PagedStepView* step = metadata.step();
-    // Slots mean places only under the block size that they were made for.
-    throw_invalid_if(step == nullptr || step->kernels == nullptr ||
-                         step->kernels->shape.form != CacheForm::kLatent ||
-                         step->kernels->shape.block_size != config_.block_size,
-                     "attn_metadata: built for other caches, legal: {} with block_size {}",
-                     kMLABackendName, config_.block_size);
-    recorder_for(queue, *step);
-    enqueue_concat_mla(concat_, queue,
-                       {key, value, config_.dtype, rows, written_slots(metadata, queue)}, event);
+    impl_->check_forward(queue, tensors, rows, metadata);
+    if (tensors.key.buffer == nullptr) return;
+    check_write(queue, metadata);
+    check_concat_mla(write_of(queue, tensors.key, tensors.value, rows, metadata));
   }
 
   void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
                const AttentionMetadata& metadata, const ForwardOptions& options) const override {
-    throw_invalid_if(options.custom_mask != nullptr || options.output_fp8 != nullptr ||
-                         options.output_scale != nullptr,
-                     "custom_mask, output_fp8, output_scale: given, legal: none of them (MLA)");
+    check_options(options);
     impl_->forward(queue, tensors, checked_rows(cache), metadata, options.event, options.launches);
   }
 
@@ -97,6 +99,28 @@ class LatentImpl final : public AttentionImpl {
   std::vector<Candidate> candidates() const override { return impl_->candidates(); }
 
  private:
+  static void check_options(const ForwardOptions& options) {
+    throw_invalid_if(options.custom_mask != nullptr || options.output_fp8 != nullptr ||
+                         options.output_scale != nullptr,
+                     "custom_mask, output_fp8, output_scale: given, legal: none of them (MLA)");
+  }
+
+  /// Slots mean places only under the block size that they were made for.
+  void check_write(cl_command_queue queue, const AttentionMetadata& metadata) const {
+    const PagedStepView* step = metadata.step();
+    throw_invalid_if(step == nullptr || step->kernels == nullptr ||
+                         step->kernels->shape.form != CacheForm::kLatent ||
+                         step->kernels->shape.block_size != config_.block_size,
+                     "attn_metadata: built for other caches, legal: {} with block_size {}",
+                     kMLABackendName, config_.block_size);
+    check_recordable(queue, *step);
+  }
+
+  LatentWrite write_of(cl_command_queue queue, const TensorRef& kv_c, const TensorRef& k_pe,
+                       const MLACache& rows, const AttentionMetadata& metadata) const {
+    return {kv_c, k_pe, config_.dtype, rows, written_slots(metadata, queue)};
+  }
+
   MLACache checked_rows(const KVCache& cache) const {
     throw_invalid_if(
         cache.block_size != config_.block_size || cache.head_size != config_.head_size ||

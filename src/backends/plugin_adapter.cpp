@@ -131,9 +131,7 @@ class PluginImpl final : public AttentionImpl {
     refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
-    const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
-    const auto k = c_tensor(key, batch.num_actual_tokens, row, config_.dtype, "key");
-    const auto v = c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value");
+    const auto [k, v] = stored_rows(key, value, batch);
     AddResults add;
     if (capturing()) {
       const SlotSource slots{batch.device, batch.slot_mapping_bytes, batch.num_actual_tokens};
@@ -147,21 +145,10 @@ class PluginImpl final : public AttentionImpl {
 
   void forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
                const AttentionMetadata& metadata, const ForwardOptions& options) const override {
-    throw_invalid_if(
-        options.custom_mask != nullptr || options.output_fp8 != nullptr,
-        "custom_mask, output_fp8: given, legal: none under this layer's configuration");
-    refuse_recording(queue, name_);
-    const ClattnBatch& batch = batch_of(metadata, cache);
+    const ClattnBatch& batch = checked_batch(queue, cache, metadata, options);
     const ClattnKVCache where = c_cache(cache);
-    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
-    const auto q = c_tensor(tensors.query, batch.num_actual_tokens, row, config_.dtype, "query");
-    const auto out =
-        c_tensor(tensors.output, batch.num_actual_tokens, row, config_.dtype, "output");
+    const auto [q, out] = attended_rows(tensors, batch);
     const cl_mem lse = tensors.lse;
-    if (lse != nullptr) {
-      const std::int64_t heads = config_.num_heads;
-      check_rows({lse, DType::kF32}, {0, batch.num_actual_tokens, heads, heads}, "lse");
-    }
     AddResults add;
     if (capturing()) add = capture({queue, tensors, cache, batch, options});
     if (options.launches != nullptr)
@@ -179,10 +166,47 @@ class PluginImpl final : public AttentionImpl {
         table().name, to_string(config_.attn_type));
   }
 
+  void check_forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+                     const AttentionMetadata& metadata,
+                     const ForwardOptions& options) const override {
+    const ClattnBatch& batch = checked_batch(queue, cache, metadata, options);
+    attended_rows(tensors, batch);
+    if (tensors.key.buffer != nullptr) stored_rows(tensors.key, tensors.value, batch);
+  }
+
   std::vector<KernelInfo> kernels() const override { return {}; }
 
  private:
   const ClattnBackendPlugin& table() const noexcept { return library_->table(); }
+
+  const ClattnBatch& checked_batch(cl_command_queue queue, const KVCache& cache,
+                                   const AttentionMetadata& metadata,
+                                   const ForwardOptions& options) const {
+    throw_invalid_if(
+        options.custom_mask != nullptr || options.output_fp8 != nullptr,
+        "custom_mask, output_fp8: given, legal: none under this layer's configuration");
+    refuse_recording(queue, name_);
+    return batch_of(metadata, cache);
+  }
+
+  using TwoTensors = std::pair<ClattnTensor, ClattnTensor>;
+  /// Query and output; checks lse, too.
+  TwoTensors attended_rows(const AttentionTensors& tensors, const ClattnBatch& batch) const {
+    const std::int64_t heads = config_.num_heads, row = heads * config_.head_size;
+    const std::int32_t tokens = batch.num_actual_tokens;
+    if (tensors.lse != nullptr) {
+      check_rows({tensors.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
+    }
+    return {c_tensor(tensors.query, tokens, row, config_.dtype, "query"),
+            c_tensor(tensors.output, tokens, row, config_.dtype, "output")};
+  }
+
+  TwoTensors stored_rows(const TensorRef& key, const TensorRef& value,
+                         const ClattnBatch& batch) const {
+    const std::int64_t row = std::int64_t{config_.num_kv_heads} * config_.head_size;
+    return {c_tensor(key, batch.num_actual_tokens, row, config_.dtype, "key"),
+            c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value")};
+  }
 
   struct Forward {
     cl_command_queue queue;

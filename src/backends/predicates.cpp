@@ -18,6 +18,16 @@ std::string detail::unsupported_layout(const AttentionBackend& backend, KVCacheL
                      fmt::join(names, ", "), names.size() == 1 ? "is" : "are");
 }
 
+void AttentionImpl::forward_checked(cl_command_queue queue, const AttentionTensors& tensors,
+                                    const KVCache& cache, const AttentionMetadata& metadata,
+                                    const ForwardOptions& options) const {
+  if (config().contiguous_kv()) return forward_encoder(queue, tensors, metadata, options);
+  if (tensors.key.buffer != nullptr) {
+    write_kv_cache(queue, tensors.key, tensors.value, cache, metadata);
+  }
+  forward(queue, tensors, cache, metadata, options);
+}
+
 void AttentionMetadataBuilder::set_workspace_buffer(
     std::shared_ptr<AttentionWorkspace>) {  // NOLINT(*-unnecessary-value-param): overriders keep it
   detail::throw_unsupported("set_workspace_buffer: this builder has no workspace to replace");

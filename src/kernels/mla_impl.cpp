@@ -54,12 +54,10 @@ class PagedMLAImpl final : public MLAImpl {
   void forward(cl_command_queue queue, const AttentionTensors& tensors, const MLACache& cache,
                const AttentionMetadata& metadata, Event* event,
                std::vector<LaunchRecord>* launches) const override {
-    check_layer_cache(cache, kernels_->shape);
-    const PagedStepView& step = checked_step(metadata, *kernels_);
-    check_block_ids(step.block_ids, cache.num_blocks);
+    check_forward(queue, tensors, cache, metadata);
+    const PagedStepView& step = *metadata.step();
     AddResults add;
     if (capturing()) {
-      check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
       add = capture_mla_decode(
           {.queue = queue,
            .config = config_,
@@ -75,6 +73,14 @@ class PagedMLAImpl final : public MLAImpl {
                  layer_call(cache, scale_log2e_)},
                 event, launches);
     add_results(add, queue);
+  }
+
+  void check_forward(cl_command_queue queue, const AttentionTensors& tensors, const MLACache& cache,
+                     const AttentionMetadata& metadata) const override {
+    check_layer_cache(cache, kernels_->shape);
+    const PagedStepView& step = checked_step(metadata, *kernels_);
+    check_block_ids(step.block_ids, cache.num_blocks);
+    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
   }
 
   void warm_up(cl_command_queue queue) const override {

@@ -57,9 +57,9 @@ class PackedPagedAttention final : public PagedAttention {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
+    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
     AddResults add;
     if (capturing()) {
-      check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
       add = capture_attention({.queue = queue,
                                .config = config_,
                                .batch = step.batch,

@@ -32,15 +32,16 @@ LayerCall call_over(const KVCache& cache) {
   return layer;
 }
 
-/// The same over `key` and `value` tensors, [num_rows, num_kv_heads, head_size], instead of a
-/// cache. Throws kInvalidArgument for offsets and strides that kernels cannot load from.
-LayerCall call_over(const TensorRef& key, const TensorRef& value, std::int64_t num_rows,
-                    const KernelShape& shape) {
+std::int64_t key_row(const KernelShape& shape) {
+  return std::int64_t{shape.num_kv_heads} * shape.head_size;
+}
+
+/// The same over `key` and `value` tensors, [rows, num_kv_heads, head_size], instead of a cache.
+LayerCall call_over(const TensorRef& key, const TensorRef& value, const KernelShape& shape) {
   LayerCall layer{.k = key.buffer, .v = value.buffer};
   layer.args.k_offset = key.offset;
   layer.args.v_offset = value.offset;
-  layer.args.token_stride = checked_key_stride(
-      key, value, {num_rows, std::int64_t{shape.num_kv_heads} * shape.head_size, shape.dtype});
+  layer.args.token_stride = token_stride(key, key_row(shape));
   layer.args.head_stride = shape.head_size;
   layer.args.key_dim_stride = 1;
   layer.args.scale_stride = -1;
@@ -114,6 +115,19 @@ const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metada
   return step;
 }
 
+void PagedAttentionImpl::check_write(const Write& write) const {
+  check_metadata(write.metadata);
+  check_recordable(write.queue, *write.metadata.step());
+  check_cache_write(kernels_->cache_write, kernels_->shape, write.key, write.value, write.cache,
+                    written_slots(write.metadata, write.queue));
+}
+
+void PagedAttentionImpl::store(const Write& write, Event* event) const {
+  recorder_for(write.queue, *write.metadata.step());
+  enqueue_cache_write(kernels_->cache_write, kernels_->shape, write.queue, write.key, write.value,
+                      write.cache, written_slots(write.metadata, write.queue), event);
+}
+
 void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
                                         const KVCache& cache, const AttentionMetadata& metadata,
                                         Event* event) const {
@@ -122,36 +136,58 @@ void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, T
                       to_string(config_.attn_type));
   }
   check(cache);
-  check_metadata(metadata);
-  recorder_for(queue, *metadata.step());
-  enqueue_cache_write(kernels_->cache_write, kernels_->shape, queue, key, value, cache,
-                      written_slots(metadata, queue), event);
+  const Write write{queue, key, value, cache, metadata};
+  check_write(write);
+  store(write, event);
 }
 
-void PagedAttentionImpl::forward(cl_command_queue queue, const AttentionTensors& tensors,
-                                 const KVCache& cache, const AttentionMetadata& metadata,
-                                 const ForwardOptions& options) const {
-  check(cache);
-  const PagedStepView& step = step_of(metadata);
-  check_block_ids(step.block_ids, cache.num_blocks);
-  check_options(options, step, num_rows(step, queue));
+void PagedAttentionImpl::check_attention(const Call& call) const {
+  if (call.cache != nullptr) check(*call.cache);
+  const PagedStepView& step = step_of(call.metadata);
+  if (call.cache != nullptr) {
+    check_block_ids(step.block_ids, call.cache->num_blocks);
+  } else {
+    const KernelShape& shape = kernels_->shape;
+    const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
+    checked_key_stride(call.tensors.key, call.tensors.value, {rows, key_row(shape), shape.dtype});
+  }
+  check_options(call.options, step, num_rows(step, call.queue));
+  check_step_call(
+      {call.queue, *kernels_, step, call.tensors.query, call.tensors.output, call.tensors.lse, {}});
+}
+
+void PagedAttentionImpl::attend(const Call& call) const {
+  const auto& [queue, tensors, cache, metadata, options] = call;
+  const PagedStepView& step = *metadata.step();
+  const bool paged = cache != nullptr;
   AddResults add;
   if (capturing()) {
-    check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
     add = capture_attention({.queue = queue,
                              .config = config_,
                              .batch = step.batch,
                              .causal = step.causal != 0,
                              .query = tensors.query,
-                             .cache = &cache,
+                             .cache = cache,
+                             .key = paged ? TensorRef{} : tensors.key,
+                             .value = paged ? TensorRef{} : tensors.value,
                              .options = options,
                              .output = tensors.output,
                              .lse = tensors.lse});
   }
+  const LayerCall keys =
+      paged ? call_over(*cache) : call_over(tensors.key, tensors.value, kernels_->shape);
   launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
-               with_options(call_over(cache), cache.scales.handle(), options)},
+               with_options(keys, paged ? cache->scales.handle() : nullptr, options)},
               options.event, options.launches);
   add_results(add, queue);
+}
+
+void PagedAttentionImpl::forward(cl_command_queue queue, const AttentionTensors& tensors,
+                                 const KVCache& cache, const AttentionMetadata& metadata,
+                                 const ForwardOptions& options) const {
+  const Call call{queue, tensors, &cache, metadata, options};
+  check_attention(call);
+  attend(call);
 }
 
 void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
@@ -161,28 +197,28 @@ void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const Attention
     throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
                       to_string(config_.attn_type));
   }
-  const PagedStepView& step = step_of(metadata);
-  const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
-  const LayerCall layer = call_over(tensors.key, tensors.value, rows, kernels_->shape);
-  check_options(options, step, num_rows(step, queue));
-  AddResults add;
-  if (capturing()) {
-    check_tensors({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
-    add = capture_attention({.queue = queue,
-                             .config = config_,
-                             .batch = step.batch,
-                             .causal = step.causal != 0,
-                             .query = tensors.query,
-                             .key = tensors.key,
-                             .value = tensors.value,
-                             .options = options,
-                             .output = tensors.output,
-                             .lse = tensors.lse});
+  const Call call{queue, tensors, nullptr, metadata, options};
+  check_attention(call);
+  attend(call);
+}
+
+void PagedAttentionImpl::check_forward(cl_command_queue queue, const AttentionTensors& tensors,
+                                       const KVCache& cache, const AttentionMetadata& metadata,
+                                       const ForwardOptions& options) const {
+  const KVCache* const pages = config_.contiguous_kv() ? nullptr : &cache;
+  check_attention({queue, tensors, pages, metadata, options});
+  if (pages == nullptr || tensors.key.buffer == nullptr) return;
+  check_write({queue, tensors.key, tensors.value, cache, metadata});
+}
+
+void PagedAttentionImpl::forward_checked(cl_command_queue queue, const AttentionTensors& tensors,
+                                         const KVCache& cache, const AttentionMetadata& metadata,
+                                         const ForwardOptions& options) const {
+  const KVCache* const pages = config_.contiguous_kv() ? nullptr : &cache;
+  if (pages != nullptr && tensors.key.buffer != nullptr) {
+    store({queue, tensors.key, tensors.value, cache, metadata}, nullptr);
   }
-  launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
-               with_options(layer, nullptr, options)},
-              options.event, options.launches);
-  add_results(add, queue);
+  attend({queue, tensors, pages, metadata, options});
 }
 
 /// Each extra tensor is there if and only if the configuration was made for it.
@@ -251,8 +287,7 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
   cache.block_stride = shape.block_size * cache.token_stride;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
-  const LayerCall layer =
-      config_.contiguous_kv() ? call_over(rows, rows, 0, shape) : call_over(cache);
+  const LayerCall layer = config_.contiguous_kv() ? call_over(rows, rows, shape) : call_over(cache);
   const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                              .output_fp8 = memory.zeros.handle(),
                              .output_scale = memory.zeros.handle()};

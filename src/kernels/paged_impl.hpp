@@ -27,6 +27,12 @@ class PagedAttentionImpl final : public AttentionImpl {
   void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
                        const AttentionMetadata& metadata,
                        const ForwardOptions& options) const override;
+  void check_forward(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+                     const AttentionMetadata& metadata,
+                     const ForwardOptions& options) const override;
+  void forward_checked(cl_command_queue queue, const AttentionTensors& tensors,
+                       const KVCache& cache, const AttentionMetadata& metadata,
+                       const ForwardOptions& options) const override;
   void warm_up(cl_command_queue queue) const override;
   std::vector<KernelInfo> kernels() const override;
   std::vector<Candidate> candidates() const override { return kernels_->candidates; }
@@ -35,6 +41,24 @@ class PagedAttentionImpl final : public AttentionImpl {
   bool runs_plan_of(Context& context, const AttentionConfig& planned) const;
 
  private:
+  struct Call {
+    cl_command_queue queue;
+    const AttentionTensors& tensors;
+    const KVCache* cache;  ///< null: over the tensors' own keys
+    const AttentionMetadata& metadata;
+    const ForwardOptions& options;
+  };
+  void check_attention(const Call& call) const;
+  void attend(const Call& call) const;
+  struct Write {
+    cl_command_queue queue;
+    const TensorRef& key;
+    const TensorRef& value;
+    const KVCache& cache;  ///< checked
+    const AttentionMetadata& metadata;
+  };
+  void check_write(const Write& write) const;
+  void store(const Write& write, Event* event) const;
   void check_metadata(const AttentionMetadata& metadata) const;
   void check(const KVCache& cache) const;
   const PagedStepView& step_of(const AttentionMetadata& metadata) const;

@@ -53,8 +53,9 @@ void reshape_and_cache_flash(const Context& context, cl_command_queue queue, Ten
   detail::check_cache(cache);
   const BuiltKernel kernel =
       detail::build_first_fitting(context.runtime(), shape, KernelFamily::kAuto, Role::kCacheWrite);
-  detail::enqueue_cache_write(kernel, shape, queue, key, value, cache,
-                              {slot_mapping, slot_offset_bytes, num_tokens}, event);
+  const detail::SlotSource slots{slot_mapping, slot_offset_bytes, num_tokens};
+  detail::check_cache_write(kernel, shape, key, value, cache, slots);
+  detail::enqueue_cache_write(kernel, shape, queue, key, value, cache, slots, event);
 }
 
 void reshape_and_cache(const Context& context, cl_command_queue queue, TensorRef key,

@@ -92,24 +92,28 @@ OpKernel concat_mla_kernel(const Context& context, DType dtype, DType cache_dtyp
                    dtype_options(dtype, cache_dtype));
 }
 
-void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const LatentWrite& write,
-                        Event* event) {
+void check_concat_mla(const LatentWrite& write) {
   const MLACache& cache = write.cache;
+  const std::int64_t tokens = write.slots.num_tokens;
   check_cache(cache);
   check_slots(write.slots);
-  const cl_long kv_c_stride = bounded_token_stride(
-      write.kv_c, {write.slots.num_tokens, cache.kv_lora_rank, write.dtype}, "kv_c");
-  const cl_long k_pe_stride = bounded_token_stride(
-      write.k_pe, {write.slots.num_tokens, cache.rope_dim, write.dtype}, "k_pe");
+  bounded_token_stride(write.kv_c, {tokens, cache.kv_lora_rank, write.dtype}, "kv_c");
+  bounded_token_stride(write.k_pe, {tokens, cache.rope_dim, write.dtype}, "k_pe");
+}
+
+void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const LatentWrite& write,
+                        Event* event) {
+  check_concat_mla(write);
+  const MLACache& cache = write.cache;
   AddResults add;
   if (capturing()) add = capture_concat_and_cache_mla(queue, write);
   KernelLease lease = kernel.pool->acquire();
   lease.arg(write.kv_c.buffer)
       .arg<cl_long>(write.kv_c.offset)
-      .arg(kv_c_stride)
+      .arg<cl_long>(token_stride(write.kv_c, cache.kv_lora_rank))
       .arg(write.k_pe.buffer)
       .arg<cl_long>(write.k_pe.offset)
-      .arg(k_pe_stride)
+      .arg<cl_long>(token_stride(write.k_pe, cache.rope_dim))
       .arg(cache.buffer.handle())
       .arg(cache.scale.handle())
       .arg<cl_int>(cache.scale ? 1 : 0)

@@ -55,5 +55,6 @@ void test_layers(const Fixture* fixture);
 void test_caches(const Fixture* fixture);
 void test_steps(const Fixture* fixture);
 void test_forward(const Fixture* fixture);
+void test_refusals(const Fixture* fixture);
 
 #endif

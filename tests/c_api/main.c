@@ -44,6 +44,7 @@ int main(void) {
   test_caches(&fixture);
   test_steps(&fixture);
   test_forward(&fixture);
+  test_refusals(&fixture);
 
   /* Handles keep alive what they need: the order does not matter. */
   clattn_context_destroy(fixture.context);

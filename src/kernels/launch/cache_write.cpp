@@ -25,17 +25,24 @@ std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::in
   return to_size(ceil_div(chunks, std::int64_t{variant.work_group_size}));
 }
 
-/// What both forms of caches have, checked. The cache's places are still to be filled in.
+void check_tensors(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
+                   const SlotSource& slots) {
+  check_slots(slots);
+  const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
+  bounded_token_stride(key, {slots.num_tokens, row, shape.dtype}, "key");
+  bounded_token_stride(value, {slots.num_tokens, row, shape.dtype}, "value");
+}
+
+/// What both forms of caches have. The cache's places are still to be filled in.
 template <typename Cache>
 ClaWriteCall write_call(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
                         const Cache& cache, const SlotSource& slots) {
   const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
   ClaWriteCall call{};
   call.key_offset = key.offset;
-  call.key_token_stride = bounded_token_stride(key, {slots.num_tokens, row, shape.dtype}, "key");
+  call.key_token_stride = token_stride(key, row);
   call.value_offset = value.offset;
-  call.value_token_stride =
-      bounded_token_stride(value, {slots.num_tokens, row, shape.dtype}, "value");
+  call.value_token_stride = token_stride(value, row);
   call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
   call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
   call.num_tokens = static_cast<cl_int>(slots.num_tokens);
@@ -119,11 +126,15 @@ std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
   return stride;
 }
 
+void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,
+                       const TensorRef& value, const KVCache& cache, const SlotSource& slots) {
+  check_key_order(cache, kernel.variant->family());
+  check_tensors(shape, key, value, slots);
+}
+
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event) {
-  check_slots(slots);
-  check_key_order(cache, kernel.variant->family());
   ClaWriteCall call = write_call(shape, key, value, cache, slots);
   call.k_offset = cache.k_offset;
   call.v_offset = cache.v_offset;
@@ -142,7 +153,7 @@ void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
                                 cl_command_queue queue, TensorRef key, TensorRef value,
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
-  check_slots(slots);
+  check_tensors(shape, key, value, slots);
   ClaWriteCall call = write_call(shape, key, value, cache, slots);
   call.k_offset = cache.key_offset;
   call.v_offset = cache.value_offset;

@@ -15,13 +15,17 @@ void check_slots(const SlotSource& slots);
 /// recorded.
 SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue queue);
 
-/// Binds and enqueues reshape_and_cache_flash. The cache was checked (cache_checks.hpp) and matches
-/// the kernel's shape.
+/// Throws what is wrong with slots, tensors or the order of keys in the cache, whose other fields
+/// were checked (cache_checks.hpp) and match the kernel's shape.
+void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,
+                       const TensorRef& value, const KVCache& cache, const SlotSource& slots);
+
+/// Binds and enqueues reshape_and_cache_flash for what has passed check_cache_write().
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event);
 
-/// The same into an x-packed cache.
+/// Both into an x-packed cache.
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
                                 cl_command_queue queue, TensorRef key, TensorRef value,
                                 const PackedKVCache& cache, SlotSource slots, Event* event);
@@ -30,6 +34,11 @@ void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& sh
 /// stride in elements.
 std::int64_t checked_token_stride(const TensorRef& tensor, std::int64_t contiguous,
                                   std::string_view name);
+
+/// Elements from row to row of a tensor that was checked.
+inline std::int64_t token_stride(const TensorRef& tensor, std::int64_t contiguous) {
+  return tensor.token_stride == 0 ? contiguous : tensor.token_stride;
+}
 
 /// Rows of a tensor, one per token: [count, width] of dtype.
 struct TokenRows {

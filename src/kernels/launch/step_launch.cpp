@@ -87,6 +87,15 @@ void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorde
   }
 }
 
+/// Elements of a token's row.
+struct TokenWidths {
+  std::int64_t query = 0, output = 0;
+};
+TokenWidths widths_of(const KernelShape& shape) {
+  const std::int64_t heads = shape.num_heads;
+  return {heads * (shape.head_size + shape.rope_dim), heads * shape.head_size};
+}
+
 KernelInfo describe(const BuiltKernel& kernel, DType cache_dtype,
                     const DeviceCapabilities& device) {
   const Variant& v = *kernel.variant;
@@ -117,41 +126,43 @@ std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue) {
   return step.batch.query_start_loc.empty() ? 0 : step.batch.query_start_loc.back();
 }
 
-Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
-  Recorder* const recorder = Recorder::of(queue);
-  if (recorder == nullptr) return nullptr;
+void check_recordable(cl_command_queue queue, const PagedStepView& step) {
   if (!step.recordable) refuse_recording(queue, "metadata of a builder without graph_batch_size");
-  recorder->require(step.prepared);
+}
+
+Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step) {
+  check_recordable(queue, step);
+  Recorder* const recorder = Recorder::of(queue);
+  if (recorder != nullptr) recorder->require(step.prepared);
   return recorder;
 }
 
-TokenStrides check_tensors(const StepCall& call) {
-  const KernelShape& shape = call.kernels.shape;
-  const std::int64_t heads = shape.num_heads;
+void check_step_call(const StepCall& call) {
+  const AttentionKernels& kernels = call.kernels;
+  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
+  check_recordable(call.queue, call.step);
+  const std::int64_t heads = kernels.shape.num_heads;
   const std::int64_t tokens = num_rows(call.step, call.queue);
-  const std::int64_t query_stride = bounded_token_stride(
-      call.query, {tokens, heads * (shape.head_size + shape.rope_dim), shape.dtype}, "query");
+  const auto [query, output] = widths_of(kernels.shape);
+  bounded_token_stride(call.query, {tokens, query, kernels.shape.dtype}, "query");
   throw_invalid_if(tokens > 0 && call.output.buffer == nullptr, "Output tensor must be provided.");
-  const std::int64_t output_stride =
-      bounded_token_stride(call.output, {tokens, heads * shape.head_size, shape.dtype}, "output");
+  bounded_token_stride(call.output, {tokens, output, kernels.shape.dtype}, "output");
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
-  return {query_stride, output_stride};
 }
 
 void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches) {
   const AttentionKernels& kernels = call.kernels;
   const PagedStepView& step = call.step;
-  if (kernels.stages.back().variant->kernel().tasks == Tasks::kQueue) require_in_order(call.queue);
   Recorder* const recorder = recorder_for(call.queue, step);
-  const TokenStrides strides = check_tensors(call);
+  const auto [query_width, output_width] = widths_of(kernels.shape);
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
 
   ClaCall& args = call.layer.args;
   args.q_offset = call.query.offset;
-  args.q_token_stride = strides.query;
+  args.q_token_stride = token_stride(call.query, query_width);
   args.out_offset = call.output.offset;
-  args.out_token_stride = strides.output;
+  args.out_token_stride = token_stride(call.output, output_width);
   args.pages_at = step.pages_at;
   args.counters_at = step.workspace_layout.counters_at;
   args.tensor_maps_at = step.workspace_layout.tensor_maps_at;

@@ -37,12 +37,6 @@ struct StepCall {
   LayerCall layer;
 };
 
-struct TokenStrides {
-  std::int64_t query = 0, output = 0;  ///< elements
-};
-/// Throws kInvalidArgument unless query, output and, if given, lse hold the step's rows.
-TokenStrides check_tensors(const StepCall& call);
-
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
                                   const AttentionKernels& kernels);
@@ -51,12 +45,19 @@ const PagedStepView& checked_step(const AttentionMetadata& metadata,
 /// queue those of the largest batch that replays may bring.
 std::int64_t num_rows(const PagedStepView& step, cl_command_queue queue);
 
+/// Throws kUnsupported if this thread records the queue and the step cannot be recorded.
+void check_recordable(cl_command_queue queue, const PagedStepView& step);
+
 /// This thread's recorder of `queue`, or null. Replays will then want the step's memory prepared
-/// for the size that it has now. Throws kUnsupported for a step that cannot be recorded.
+/// for the size that it has now. Throws what check_recordable() throws.
 Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);
 
-/// Checks query and output, then launches the stages that have items and the merge if anything was
-/// split. `launches` gets a record a kernel, `event` completes with the last.
+/// Throws kInvalidArgument unless query, output and, if given, lse hold the step's rows, and
+/// kUnsupported for a queue that launch_step() cannot use. Of the layer's part it reads nothing.
+void check_step_call(const StepCall& call);
+
+/// What check_step_call() has passed: launches the stages that have items and the merge if anything
+/// was split. `launches` gets a record a kernel, `event` completes with the last.
 void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches);
 
 /// The softmax's scale: the one that was chosen, or 1 / sqrt(`width` of a key).
