@@ -19,13 +19,17 @@
 
      ClattnLayerConfig config = {.struct_size = sizeof config};
 
-   is a whole initialiser. Element types, layouts and the like are named by text, as in vLLM; a text
-   of NULL stands for the default.
+   is a whole initialiser. Fields named reserved must be 0. Element types, layouts and the like are
+   named by text, as in vLLM; a text of NULL stands for the default.
 
-   Offsets and strides of tensors count elements, *_bytes bytes. Thread safety: contexts and buffers
-   may be used by several threads, layers too once their cache is bound; any other handle by one at
-   a time. Calls that take a queue return after enqueueing unless they say that they block; queues
-   are in order. */
+   Offsets and strides of tensors count elements, *_bytes bytes. Where an array has no elements, its
+   pointer may be NULL. Calls that take a queue return after enqueueing unless they say that they
+   block; queues are in order.
+
+   Thread safety: contexts and buffers may be used by several threads at once, and so may a layer
+   whose cache is bound by clattn_layer_forward(), with outputs, queues and steps of each thread's
+   own. Everything else is for one thread at a time per handle; making and destroying layers for one
+   at a time per model. */
 
 /* NOLINTBEGIN(modernize-*,readability-identifier-naming): C */
 
@@ -58,6 +62,7 @@ typedef enum ClattnResult {
   CLATTN_ERROR_UNSUPPORTED = 2,      /* legal, but not here: the text lists the reasons */
   CLATTN_ERROR_OPENCL = 3,           /* the driver refused: clattn_last_cl_error() */
   CLATTN_ERROR_IO = 4,               /* the text names the file */
+  CLATTN_ERROR_OUT_OF_BLOCKS = 5,    /* too few blocks of a KV cache are free */
   CLATTN_ERROR_OUT_OF_MEMORY = 100,  /* the host's */
   CLATTN_ERROR_INTERNAL = 101        /* a defect of the library or of a backend */
 } ClattnResult;
@@ -191,6 +196,7 @@ typedef struct ClattnLayerConfig {
   int32_t custom_mask;
   int32_t output_fp8;
   int32_t calculate_kv_scales; /* take scales from the first batch */
+  int32_t reserved;
 } ClattnLayerConfig;
 
 typedef struct ClattnLayer ClattnLayer;
@@ -198,6 +204,7 @@ typedef struct ClattnLayer ClattnLayer;
 /* Chooses a backend and compiles its kernels. `model` may be NULL: a model of this layer alone. */
 CLATTN_C_API ClattnResult clattn_layer_create(const ClattnContext* context, ClattnModel* model,
                                               const ClattnLayerConfig* config, ClattnLayer** layer);
+/* Takes the layer out of its model: layers of one model are destroyed by one thread at a time. */
 CLATTN_C_API void clattn_layer_destroy(ClattnLayer* layer);
 /* The layer's backend and its kernels, and why the others were not chosen: lines of text. Copies at
    most `capacity` bytes to `text`, the last one 0; `size`, unless NULL, becomes the bytes of all of
@@ -260,12 +267,14 @@ typedef struct ClattnCacheInfo {
 } ClattnCacheInfo;
 CLATTN_C_API ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);
 /* For an 8-bit cache: f32 [2][1 or num_kv_heads], the factors of K, then those of V; `per_head`
-   other than 0: num_kv_heads of each. Call it before the cache is bound. NULL removes them. */
+   other than 0: num_kv_heads of each. Call it before the cache is bound. NULL removes them. A cache
+   that is bound without any has the scales of its layer, which clattn_reshape_and_cache() and
+   clattn_copy_blocks() use, too. */
 CLATTN_C_API ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
                                                   int32_t per_head);
-/* Binds the cache to a layer, which keeps it alive. Several layers of a model have one each, or
-   share one by kv_sharing_target_layer_name. */
-CLATTN_C_API ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache);
+/* Binds the cache to a layer, which keeps its memory alive. Several layers of a model have one
+   each, or share one by kv_sharing_target_layer_name. */
+CLATTN_C_API ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCache* cache);
 
 /* [tokens, heads, head_size] on the device, heads and dims contiguous; no buffer = absent. */
 typedef struct ClattnTensorRef {
@@ -307,6 +316,7 @@ typedef struct ClattnStepOptions {
   int32_t decode_threshold;       /* most query tokens of a decode; 0 = 1 */
   int32_t num_splits;             /* 0 = planned */
   int32_t deterministic;          /* other than 0: a request's bits do not depend on its batch */
+  int32_t reserved;
 } ClattnStepOptions;
 
 /* The metadata of the last batch that it was built for; for one queue. */
@@ -331,7 +341,9 @@ typedef struct ClattnBatchInfo {
   int32_t causal;               /* 1 = yes, -1 = no, 0 = as attn_type says */
   int32_t common_prefix_len;    /* tokens in pages that all requests share; 0 = none known */
 } ClattnBatchInfo;
-/* Checks the batch, plans its work and uploads both. Work enqueued before stays correct. */
+/* Checks the batch, plans its work and uploads both. Work enqueued before stays correct. A call
+   with an illegal handle or struct leaves the step its former batch. A batch that is refused by
+   what its arrays hold, and a failure of the driver, leave it none. */
 CLATTN_C_API ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
                                             const ClattnBatchInfo* batch);
 

@@ -141,6 +141,9 @@ class Attention {
 
   /// The layer's cache, the target's if it shares one; null until bound.
   const KVCache* kv_cache() const noexcept { return cache_->buffer ? cache_.get() : nullptr; }
+  /// The object behind kv_cache(), without a buffer until bound; never null. It outlives the layer,
+  /// and what is bound and scaled later is seen in it.
+  std::shared_ptr<const KVCache> shared_kv_cache() const noexcept { return cache_; }
   /// Binds the cache. If it is quantised and `cache` brings no scales, it gets this layer's: those
   /// that load_kv_scales() and calc_kv_scales() set. Scales that `cache` brings stay the engine's:
   /// the layer reads them and never changes or replaces them. Layers that share the cache see the

@@ -8,6 +8,7 @@ using clattn::AttentionBackend;
 using clattn::KVCache;
 using clattn::KVCacheSpec;
 using clattn::c_api::deref;
+using clattn::c_api::elements;
 using clattn::c_api::guarded;
 using clattn::c_api::layout_of;
 using clattn::c_api::make_handle;
@@ -74,7 +75,7 @@ ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* sca
   return guarded([&] {
     KVCache& of = deref(cache, "cache").cache;
     of.scales = scales == nullptr ? clattn::Buffer() : scales->buffer;
-    of.scales_per_head = per_head != 0;
+    of.scales_per_head = scales != nullptr && per_head != 0;
   });
 }
 
@@ -85,7 +86,7 @@ ClattnResult clattn_reshape_and_cache(const ClattnContext* context, const Clattn
     reshape_and_cache_flash(
         *deref(context, "context").context, deref(queue, "queue").queue, tensor_of(given.key),
         tensor_of(given.value), clattn::parse_dtype(text_or(given.dtype, "f16")),
-        deref(cache, "cache").cache, clattn::c_api::memory_of(given.slot_mapping),
+        deref(cache, "cache").in_use(), clattn::c_api::memory_of(given.slot_mapping),
         given.slot_offset_bytes, given.num_tokens, clattn::c_api::event_of(given.event));
   });
 }
@@ -94,12 +95,11 @@ ClattnResult clattn_copy_blocks(const ClattnContext* context, const ClattnQueue*
                                 const ClattnCache* const* caches, size_t num_caches,
                                 const int64_t* pairs, size_t num_pairs) {
   return guarded([&] {
-    deref(caches, "caches");
-    deref(pairs, "pairs");
     std::vector<KVCache> in;
-    for (std::size_t i = 0; i < num_caches; ++i) {
-      in.push_back(deref(caches[i], "caches: an element").cache);
+    for (const ClattnCache* const cache : elements(caches, num_caches, "caches")) {
+      in.push_back(deref(cache, "caches: an element").in_use());
     }
+    elements(pairs, num_pairs, "pairs");
     std::vector<clattn::BlockPair> mapping;
     for (std::size_t i = 0; i < num_pairs; ++i) {
       mapping.push_back({pairs[2 * i], pairs[2 * i + 1]});

@@ -8,6 +8,7 @@ using clattn::Context;
 using clattn::Device;
 using clattn::Queue;
 using clattn::c_api::deref;
+using clattn::c_api::elements;
 using clattn::c_api::fill;
 using clattn::c_api::guarded;
 using clattn::c_api::make_handle;
@@ -119,18 +120,16 @@ ClattnResult clattn_buffer_size(const ClattnBuffer* buffer, size_t* size_bytes) 
 ClattnResult clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                  size_t offset_bytes, const void* source, size_t size_bytes) {
   return guarded([&] {
-    const auto* bytes = &deref(static_cast<const std::byte*>(source), "source");
-    deref(queue, "queue")
-        .queue.write(deref(buffer, "buffer").buffer, {bytes, size_bytes}, offset_bytes);
+    const auto bytes = elements(static_cast<const std::byte*>(source), size_bytes, "source");
+    deref(queue, "queue").queue.write(deref(buffer, "buffer").buffer, bytes, offset_bytes);
   });
 }
 
 ClattnResult clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                 size_t offset_bytes, void* destination, size_t size_bytes) {
   return guarded([&] {
-    auto* bytes = &deref(static_cast<std::byte*>(destination), "destination");
-    deref(queue, "queue")
-        .queue.read(deref(buffer, "buffer").buffer, {bytes, size_bytes}, offset_bytes);
+    const auto bytes = elements(static_cast<std::byte*>(destination), size_bytes, "destination");
+    deref(queue, "queue").queue.read(deref(buffer, "buffer").buffer, bytes, offset_bytes);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,13 @@ template <typename T>
 T& deref(T* pointer, const char* name) {
   detail::throw_invalid_if(pointer == nullptr, "{} is null, legal: a valid pointer", name);
   return *pointer;
+}
+
+/// An array argument; `name` is the parameter's. Null is legal if it has no elements.
+template <typename T>
+std::span<T> elements(T* array, std::size_t count, const char* name) {
+  if (count > 0) deref(array, name);
+  return {array, count};
 }
 
 /// Makes a handle at `place`, which is null if that fails; `name` is the parameter's.
@@ -63,6 +71,10 @@ const Struct& read(const Struct* pointer, const char* name) {
   detail::throw_unsupported_if(
       !zero, "{}: fields past byte {} are set, but this library ({}) does not know them", name,
       sizeof(Struct), clattn_version());
+  if constexpr (requires { given.reserved; }) {
+    detail::throw_unsupported_if(given.reserved != 0, "{}: reserved is {}, legal: 0", name,
+                                 given.reserved);
+  }
   return given;
 }
 

@@ -37,6 +37,12 @@ struct ClattnLayer {
 struct ClattnCache {
   clattn::KVCache cache;
   std::size_t page_size_bytes = 0;
+  std::shared_ptr<const clattn::KVCache> bound = nullptr;  // what the layer made of it
+
+  /// With the scales that its contents are stored by.
+  const clattn::KVCache& in_use() const {
+    return bound && bound->buffer.handle() == cache.buffer.handle() ? *bound : cache;
+  }
 };
 struct ClattnStep {
   std::shared_ptr<clattn::Context> context;

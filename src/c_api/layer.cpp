@@ -105,14 +105,19 @@ ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScale
   });
 }
 
-ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, const ClattnCache* cache) {
-  return guarded([&] { deref(layer, "layer").layer.bind_kv_cache(deref(cache, "cache").cache); });
+ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCache* cache) {
+  return guarded([&] {
+    Attention& of = deref(layer, "layer").layer;
+    ClattnCache& bound = deref(cache, "cache");
+    of.bind_kv_cache(bound.cache);
+    bound.bound = of.shared_kv_cache();
+  });
 }
 
 ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const ClattnQueue* queue,
                             ClattnProgress progress, void* user) {
   return guarded([&] {
-    const std::span all(&deref(layers, "layers"), num_layers);
+    const auto all = clattn::c_api::elements(layers, num_layers, "layers");
     const clattn::Queue& on = deref(queue, "queue").queue;
     for (ClattnLayer* const layer : all) deref(layer, "layers: an element");
     for (std::size_t done = 0; done < num_layers; ++done) {

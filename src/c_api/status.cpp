@@ -30,6 +30,7 @@ static_assert(status_of(ErrorCode::kInvalidArgument) == CLATTN_ERROR_INVALID_ARG
 static_assert(status_of(ErrorCode::kUnsupported) == CLATTN_ERROR_UNSUPPORTED);
 static_assert(status_of(ErrorCode::kOpenCL) == CLATTN_ERROR_OPENCL);
 static_assert(status_of(ErrorCode::kIo) == CLATTN_ERROR_IO);
+static_assert(status_of(ErrorCode::kOutOfBlocks) == CLATTN_ERROR_OUT_OF_BLOCKS);
 
 }  // namespace
 
@@ -80,6 +81,7 @@ const char* clattn_result_name(ClattnResult status) {
       {CLATTN_ERROR_UNSUPPORTED, "CLATTN_ERROR_UNSUPPORTED"},
       {CLATTN_ERROR_OPENCL, "CLATTN_ERROR_OPENCL"},
       {CLATTN_ERROR_IO, "CLATTN_ERROR_IO"},
+      {CLATTN_ERROR_OUT_OF_BLOCKS, "CLATTN_ERROR_OUT_OF_BLOCKS"},
       {CLATTN_ERROR_OUT_OF_MEMORY, "CLATTN_ERROR_OUT_OF_MEMORY"},
       {CLATTN_ERROR_INTERNAL, "CLATTN_ERROR_INTERNAL"},
   };

@@ -87,11 +87,12 @@ ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
                                const ClattnBatchInfo* batch) {
   return guarded([&] {
     ClattnStep& of = deref(step, "step");
-    of.metadata = nullptr;  // a build that fails leaves none
     const clattn::Queue& on = deref(queue, "queue").queue;
     const ClattnBatchInfo& given = read(batch, "batch");
-    of.metadata = &of.builder->build(on, batch_of(given), nullptr,
-                                     {.common_prefix_len = given.common_prefix_len});
+    const CommonAttentionMetadata next = batch_of(given);
+    of.metadata = nullptr;  // a build that fails leaves none
+    of.metadata =
+        &of.builder->build(on, next, nullptr, {.common_prefix_len = given.common_prefix_len});
   });
 }
 

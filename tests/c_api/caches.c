@@ -84,6 +84,7 @@ static void test_write_and_copy(const Fixture* fixture) {
   write.num_tokens = 1000;
   EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write), "1000");
   clattn_event_destroy(write.event);
+  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 0, NULL, 0));
   EXPECT_INVALID(clattn_copy_blocks(NULL, fixture->queue, caches, 1, pairs, 1), "context is null");
   EXPECT_INVALID(clattn_copy_blocks(fixture->context, NULL, caches, 1, pairs, 1), "queue is null");
   EXPECT_INVALID(clattn_copy_blocks(fixture->context, fixture->queue, NULL, 1, pairs, 1),
@@ -129,8 +130,57 @@ static void test_scales_of_cache(const Fixture* fixture) {
   clattn_buffer_destroy((ClattnBuffer*)tensors.output.buffer);
 }
 
+/* What is written and copied without a step is stored by the scales of the cache's layer. */
+static void test_scales_of_layer(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  ClattnCache* cache = NULL;
+  ClattnBuffer *memory = NULL, *slots = NULL;
+  ClattnKVScales scales = {.struct_size = sizeof scales, .k_scale = 0.5F, .v_scale = 0.25F};
+  ClattnCacheInfo info = {.struct_size = sizeof info};
+  ClattnCacheWrite write = {.struct_size = sizeof write};
+  const int64_t slot = 16, pairs[] = {1, 2};
+  const ClattnCache* caches[1];
+  float row[128];
+  signed char key = 0, value = 0, copied = 0;
+  for (int i = 0; i < 128; ++i) row[i] = 3;
+  config.kv_cache_dtype = "int8";
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  EXPECT_OK(clattn_buffer_create(fixture->context, kPages * kPageBytes / 4, &memory));
+  EXPECT_OK(clattn_cache_adopt(layer, memory, "NHD", &cache));
+  EXPECT_OK(clattn_cache_info(cache, &info));
+  EXPECT_OK(clattn_buffer_create(fixture->context, sizeof slot, &slots));
+  EXPECT_OK(clattn_buffer_write(slots, fixture->queue, 0, &slot, sizeof slot));
+  EXPECT_OK(clattn_buffer_write(fixture->buffer, fixture->queue, 0, row, sizeof row));
+  write.dtype = "f32";
+  write.key.buffer = write.value.buffer = fixture->buffer;
+  write.slot_mapping = slots;
+  write.num_tokens = 1;
+  EXPECT_INVALID(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write),
+                 "kv_cache: no scales");
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_OK(clattn_layer_load_kv_scales(layer, &scales)); /* after it was bound, too */
+  EXPECT_OK(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write));
+  caches[0] = cache;
+  EXPECT_OK(clattn_copy_blocks(fixture->context, fixture->queue, caches, 1, pairs, 1));
+  EXPECT_OK(clattn_buffer_read(memory, fixture->queue, (size_t)(info.k_offset + info.block_stride),
+                               &key, 1));
+  EXPECT_OK(clattn_buffer_read(memory, fixture->queue, (size_t)(info.v_offset + info.block_stride),
+                               &value, 1));
+  EXPECT_OK(clattn_buffer_read(memory, fixture->queue,
+                               (size_t)(info.v_offset + 2 * info.block_stride), &copied, 1));
+  EXPECT(key == 6 && value == 12 && copied == 12);
+  clattn_layer_destroy(layer); /* its scales stay */
+  EXPECT_OK(clattn_reshape_and_cache(fixture->context, fixture->queue, cache, &write));
+  EXPECT_OK(clattn_queue_finish(fixture->queue));
+  clattn_cache_destroy(cache);
+  clattn_buffer_destroy(slots);
+  clattn_buffer_destroy(memory);
+}
+
 void test_caches(const Fixture* fixture) {
   test_cache_handles(fixture);
   test_write_and_copy(fixture);
   test_scales_of_cache(fixture);
+  test_scales_of_layer(fixture);
 }

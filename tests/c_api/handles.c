@@ -5,6 +5,7 @@ void test_library(void) {
   EXPECT(clattn_abi_version() == CLATTN_ABI_VERSION);
   EXPECT(strcmp(clattn_version(), EXPECTED_VERSION) == 0);
   EXPECT(strcmp(clattn_result_name(CLATTN_ERROR_OPENCL), "CLATTN_ERROR_OPENCL") == 0);
+  EXPECT(strcmp(clattn_result_name((ClattnResult)5), "CLATTN_ERROR_OUT_OF_BLOCKS") == 0);
   EXPECT(strcmp(clattn_result_name((ClattnResult)77), "unknown status") == 0);
 
   /* The text stays until the next failure. */
@@ -119,6 +120,8 @@ static void test_buffers(const Fixture* fixture) {
   EXPECT(size == 64);
   EXPECT_OK(clattn_buffer_read(adopted, queue, 8, received, sizeof received));
   EXPECT(memcmp(sent, received, sizeof sent) == 0);
+  EXPECT_OK(clattn_buffer_write(adopted, queue, 64, NULL, 0));
+  EXPECT_OK(clattn_buffer_read(adopted, queue, 64, NULL, 0));
 
   EXPECT_INVALID(clattn_buffer_create(NULL, 64, &buffer), "context is null");
   EXPECT_INVALID(clattn_buffer_create(fixture->context, 64, NULL), "buffer is null");

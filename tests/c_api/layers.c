@@ -35,6 +35,10 @@ static void test_struct_sizes(const Fixture* fixture) {
   config.struct_size = 0;
   EXPECT_INVALID(clattn_layer_create(fixture->context, NULL, &config, &layer),
                  "config: struct_size is 0, legal: >=");
+  config = layer_config();
+  config.reserved = 1;
+  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
+                     "config: reserved is 1, legal: 0");
 }
 
 /* A configuration in which one field is wrong. */
@@ -119,6 +123,7 @@ static void test_warm_up(const Fixture* fixture) {
   EXPECT_OK(clattn_warm_up(layers, 2, fixture->queue, count_layers, &progress));
   EXPECT(progress == 12);
   EXPECT_OK(clattn_warm_up(layers, 1, fixture->queue, NULL, NULL));
+  EXPECT_OK(clattn_warm_up(NULL, 0, fixture->queue, NULL, NULL));
   EXPECT_INVALID(clattn_warm_up(NULL, 1, fixture->queue, NULL, NULL), "layers is null");
   EXPECT_INVALID(clattn_warm_up(none, 2, fixture->queue, count_layers, &progress),
                  "layers: an element is null");

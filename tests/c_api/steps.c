@@ -16,6 +16,10 @@ static void test_step_handles(const Fixture* fixture) {
   EXPECT_INVALID(clattn_step_build(step, fixture->queue, &batch), "block_table");
   EXPECT_INVALID(clattn_step_info(step, &info), "step: it has no batch");
   clattn_step_destroy(step);
+  options.reserved = -2;
+  EXPECT_UNSUPPORTED(clattn_step_create(fixture->layer, &options, &step),
+                     "options: reserved is -2, legal: 0");
+  options.reserved = 0;
   options.max_num_reqs = -1;
   EXPECT_INVALID(clattn_step_create(fixture->layer, &options, &step), "max_num_reqs");
   EXPECT_INVALID(clattn_step_create(NULL, NULL, &step), "layer is null");
@@ -28,6 +32,23 @@ static void test_step_handles(const Fixture* fixture) {
   EXPECT(info.max_query_len == 1 && info.max_seq_len == 20);
   EXPECT_INVALID(clattn_step_info(NULL, &info), "step is null");
   EXPECT_INVALID(clattn_step_info(fixture->step, NULL), "info is null");
+}
+
+/* A batch is kept until another one is checked. */
+static void test_former_batch(const Fixture* fixture) {
+  ClattnStepInfo info = {.struct_size = sizeof info};
+  ClattnBatchInfo small = {.struct_size = 4}, batch = decode_batch();
+  EXPECT_INVALID(clattn_step_build(fixture->step, NULL, &batch), "queue is null");
+  EXPECT_INVALID(clattn_step_build(fixture->step, fixture->queue, NULL), "batch is null");
+  EXPECT_INVALID(clattn_step_build(fixture->step, fixture->queue, &small), "struct_size is 4");
+  batch.num_reqs = -1;
+  EXPECT_INVALID(clattn_step_build(fixture->step, fixture->queue, &batch), "num_reqs is -1");
+  EXPECT_OK(clattn_step_info(fixture->step, &info));
+  EXPECT(info.num_actual_tokens == 2);
+  batch = decode_batch();
+  batch.common_prefix_len = 7;
+  EXPECT_INVALID(clattn_step_build(fixture->step, fixture->queue, &batch), "common_prefix_len");
+  EXPECT_INVALID(clattn_step_info(fixture->step, &info), "step: it has no batch");
 }
 
 static void test_batches(const Fixture* fixture) {
@@ -75,6 +96,7 @@ static void test_batches(const Fixture* fixture) {
 
 void test_steps(const Fixture* fixture) {
   test_step_handles(fixture);
+  test_former_batch(fixture);
   test_batches(fixture);
 }
 

@@ -2,6 +2,8 @@
 #include <clattn/clattn.h>
 #include <gtest/gtest.h>
 
+#include "c_api/handles.hpp"
+
 namespace {
 
 // A host of plug-ins that calls the C API includes both headers.
@@ -9,6 +11,15 @@ TEST(CApi, ItsHeaderAndThatOfPluginsCanBeIncludedTogether) {
   const ClattnStatus of_a_plugin{.code = CLATTN_OK, .cl_code = 0, .message = {}};
   const ClattnResult of_a_call = CLATTN_SUCCESS;
   EXPECT_EQ(of_a_plugin.code, static_cast<int>(of_a_call));
+}
+
+TEST(CApi, ACacheWithoutScalesHasNonePerHead) {
+  ClattnCache cache;
+  ClattnBuffer scales;
+  EXPECT_EQ(clattn_cache_set_scales(&cache, &scales, 1), CLATTN_SUCCESS);
+  EXPECT_TRUE(cache.cache.scales_per_head);
+  EXPECT_EQ(clattn_cache_set_scales(&cache, nullptr, 1), CLATTN_SUCCESS);
+  EXPECT_FALSE(cache.cache.scales_per_head);
 }
 
 }  // namespace

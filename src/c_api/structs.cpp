@@ -1,0 +1,20 @@
+#include <clattn/clattn.h>
+
+#include <cstddef>
+
+// A field that a later version adds at a struct's end has to lie behind what an older program says
+// its size is, so no struct ends in padding.
+#define CLATTN_ENDS_WITH(Struct, field)                                            \
+  static_assert(offsetof(Struct, field) + sizeof(Struct::field) == sizeof(Struct), \
+                #Struct " ends in padding: name it reserved")
+
+CLATTN_ENDS_WITH(ClattnDeviceId, device);
+CLATTN_ENDS_WITH(ClattnContextInfo, max_alloc_bytes);
+CLATTN_ENDS_WITH(ClattnLayerConfig, reserved);
+CLATTN_ENDS_WITH(ClattnKVScales, prob_scale);
+CLATTN_ENDS_WITH(ClattnCacheInfo, key_dim_stride);
+CLATTN_ENDS_WITH(ClattnCacheWrite, event);
+CLATTN_ENDS_WITH(ClattnStepOptions, reserved);
+CLATTN_ENDS_WITH(ClattnBatchInfo, common_prefix_len);
+CLATTN_ENDS_WITH(ClattnStepInfo, max_seq_len);
+CLATTN_ENDS_WITH(ClattnTensors, event);
