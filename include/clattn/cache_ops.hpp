@@ -178,9 +178,9 @@ struct DeviceLengths {
 /// bounds. Else a request has at most as many splits as its bound.
 ///
 /// A length below the request's query tokens or above its bound is noted in `errors`; the request's
-/// outputs are 0, its LSE -inf and its slots kPadSlotId. Requests without query tokens are not
-/// looked at. Asynchronous. Throws kInvalidArgument for other metadata, for a buffer that is too
-/// small and for out-of-order queues.
+/// outputs are 0, its LSE -inf (with a sink, the sink) and its slots kPadSlotId. Requests without
+/// query tokens are not looked at. Asynchronous. Throws kInvalidArgument for other metadata, for a
+/// buffer that is too small or lies in that metadata, and for out-of-order queues.
 void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                      const DeviceLengths& lengths, DeviceErrors& errors, Event* event = nullptr);
 
@@ -200,7 +200,8 @@ struct AdvanceStep {
   std::int64_t block_table_stride = 0;
   /// Of the next step, which runs on it as it is: update_seq_lens() with seq_lens and slot_mapping,
   /// one launch more. Its requests are the rows, the padding ones behind num_queries without query
-  /// tokens. Null = none.
+  /// tokens. A row that was found wrong stores nothing but attends as in the step before. Null =
+  /// none.
   const AttentionMetadata* metadata = nullptr;
 };
 

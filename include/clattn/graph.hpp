@@ -71,7 +71,8 @@ class GraphCapture {
 
 /// What an engine's own kernels may write between prepare_graph_input_buffers() and the replay
 /// (vLLM: get_graph_input_buffers). Lengths and block tables are not among them: they are in the
-/// plan, which prepare_graph_input_buffers() alone writes.
+/// plan, which prepare_graph_input_buffers() alone writes. A recorded update_seq_lens() writes the
+/// slots anew: where lengths come from the device, give it the slots.
 struct GraphInputBuffers {
   Buffer slot_mapping;         ///< i64, from the buffer's start; slots outside the cache store
                                ///< nothing. Prepared with the batch's slots, padded with kPadSlotId
@@ -159,7 +160,7 @@ class AttentionState {
   /// Rows past the batch's requests are padding: slots -1, nothing attended, outputs untouched
   /// (zeroed where Attention::forward() was recorded with num_rows). Until the next such call only
   /// graphs of `batch_size` may be replayed. Throws kInvalidArgument if the batch does not fit or
-  /// the size was never captured; then the previous metadata stays.
+  /// the size was never captured; graphs then replay the batch before.
   const AttentionMetadata& prepare_graph_input_buffers(cl_command_queue queue,
                                                        std::int32_t batch_size,
                                                        const CommonAttentionMetadata& batch);

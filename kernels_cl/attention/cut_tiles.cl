@@ -41,13 +41,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (split.q_count == 0) return; /* padding of a recorded step */
   const ClaSight sight = {page_size, causal, window_left, window_right, chunk};
   int length = seq_lens[split.request];
-  int q_pos = length - split.behind;
   if (length < split.query_len || length > split.bound) {
     const int reason = length > split.bound ? CLA_ERROR_LONG : CLA_ERROR_SHORT;
     cla_note(errors, (uint)split.request, reason);
     length = 0;
-    q_pos = 0;
   }
+  const int q_pos = length > 0 ? length - split.behind : 0;
   const ClaTileKeys keys = cla_tile_keys(&sight, q_pos, split.q_count, length);
   const int splits = cla_num_splits(&split, cla_pages_of(keys.count, page_size));
   *(__global ClaWorkItem*)(meta + split.item_at) =

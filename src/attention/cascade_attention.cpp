@@ -144,12 +144,16 @@ void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const Cascad
   if (launches != nullptr) launches->clear();
   AttentionTensors merged = tensors;
   if (metadata_.size() > 1 && merged.lse == nullptr) merged.lse = merged_lse_.handle();
+  const auto tensors_of = [&](std::size_t level) -> AttentionTensors {
+    if (level == 0) return {.query = tensors.query, .output = merged.output, .lse = merged.lse};
+    return {.query = tensors.query, .output = {level_output_.handle()}, .lse = level_lse_.handle()};
+  };
+  for (std::size_t i = 0; i < metadata_.size(); ++i)  // before the first one writes the output
+    layer_of(impl, i).check_forward(queue, tensors_of(i), cache, *metadata_[i]);
   std::vector<LaunchRecord> of_level;
   for (std::size_t i = 0; i < metadata_.size(); ++i) {
-    const TensorRef output = i == 0 ? merged.output : TensorRef{level_output_.handle()};
-    const cl_mem lse = i == 0 ? merged.lse : level_lse_.handle();
-    layer_of(impl, i).forward(
-        queue, {.query = tensors.query, .output = output, .lse = lse}, cache, *metadata_[i],
+    layer_of(impl, i).forward_checked(
+        queue, tensors_of(i), cache, *metadata_[i],
         {.event = event, .launches = launches == nullptr ? nullptr : &of_level});
     if (launches != nullptr) std::move(of_level.begin(), of_level.end(), back_inserter(*launches));
     if (i > 0) merge_level(queue, merged, event, launches);

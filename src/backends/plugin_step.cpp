@@ -1,6 +1,7 @@
 #include "backends/plugin_step.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -146,10 +147,13 @@ const AttentionMetadata& PluginMetadataBuilder::build(cl_command_queue queue,
   next.block_table_bytes = take(reqs * to_size(next.block_table_stride));
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, total);
+  // Until the batch is on the device, it has no size: no call takes it.
+  const auto size = std::exchange(next.struct_size, 0);
   step = next;
   copy_arrays(batch, bytes);
   staging_.upload(queue, total, upload);
   step.device = staging_.buffer().handle();
+  step.struct_size = size;
   metadata_.slot_buffer_ = step.device;
   metadata_.slot_offset_bytes_ = step.slot_mapping_bytes;
   return metadata_;

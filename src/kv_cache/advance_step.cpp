@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/launch/add_results.hpp"
+#include "kernels/launch/update_seq_lens.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/copy.hpp"
 #include "shared/device_errors.h"
@@ -103,6 +104,12 @@ Event* last_event(const AdvanceStep& step, Event* event) {
   return step.metadata != nullptr ? nullptr : event;
 }
 
+/// Before the rows advance, which happens once.
+void check_metadata(cl_command_queue queue, const AdvanceStep& step, const DeviceErrors& errors) {
+  if (step.metadata == nullptr) return;
+  detail::check_update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors);
+}
+
 /// What follows the rows: their lengths in the metadata of the next step.
 void advance_metadata(cl_command_queue queue, const AdvanceStep& step, DeviceErrors& errors,
                       Event* event) {
@@ -179,6 +186,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
   detail::require_in_order(queue);
   check_step(step);
   require_apart(step, nullptr);
+  check_metadata(queue, step, errors);
   detail::AddResults add;
   if (detail::capturing()) add = detail::capture_advance_step(queue, step);
   const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
@@ -198,6 +206,7 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
   check_step(step);
   check_pages(step, pages);
   require_apart(step, &pages);
+  check_metadata(queue, step, errors);
   detail::AddResults add;
   if (detail::capturing()) add = detail::capture_advance_step(queue, step);
   const bool any = step.num_seqs > 0;

@@ -143,6 +143,10 @@ void BlockPool::publish(std::span<const std::int32_t> token_ids,
     const std::uint64_t hash = hash_(parent.number, tokens);
     const std::int32_t same = find(parent, hash, tokens);
     Block& block = at(blocks[i]);
+    throw_invalid_if(block.content != 0,
+                     "BlockPool: block {} is given twice, legal: a block of its own for each {} "
+                     "tokens",
+                     blocks[i], block_size_);
     block.content = same < 0 ? ++num_contents_ : at(same).content;
     block.parent = parent;
     block.hash = hash;

@@ -1,8 +1,9 @@
-#include <clattn/cache_ops.hpp>
+#include "kernels/launch/update_seq_lens.hpp"
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/launch/step_launch.hpp"
+#include "opencl/copy.hpp"
 #include "opencl/queue.hpp"
 
 namespace clattn {
@@ -18,19 +19,36 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
       buffer.size_bytes(), wanted, count, element_bytes);
 }
 
+/// Splits of a tile that met other lengths would disagree on their number.
+void require_apart(const Buffer& buffer, cl_mem meta, std::string_view name) {
+  detail::throw_invalid_if(
+      detail::place_of(buffer.handle()).memory == detail::place_of(meta).memory,
+      "update_seq_lens: {} lies in the step's metadata, legal: memory of its own", name);
+}
+
 }  // namespace
 
-void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
-                     const DeviceLengths& lengths, DeviceErrors& errors, Event* event) {
-  const detail::PagedStepView* const step = metadata.step();
-  detail::throw_invalid_if(
+void detail::check_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                                   const DeviceLengths& lengths, const DeviceErrors& errors) {
+  const PagedStepView* const step = metadata.step();
+  throw_invalid_if(
       step == nullptr || step->kernels == nullptr || step->cut_tiles == nullptr,
       "update_seq_lens: attn_metadata: its lengths are on the host, legal: metadata of a builder "
       "with device_seq_lens");
   require_size(lengths.seq_lens, step->num_lens, sizeof(std::int32_t), "seq_lens");
   if (lengths.slot_mapping)
     require_size(lengths.slot_mapping, step->most_tokens, sizeof(std::int64_t), "slot_mapping");
-  detail::require_in_order(queue);
+  require_apart(lengths.seq_lens, step->meta, "seq_lens");
+  if (lengths.slot_mapping) require_apart(lengths.slot_mapping, step->meta, "slot_mapping");
+  require_apart(errors.word(), step->meta, "errors");
+  require_in_order(queue);
+  check_recordable(queue, *step);
+}
+
+void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                     const DeviceLengths& lengths, DeviceErrors& errors, Event* event) {
+  detail::check_update_seq_lens(queue, metadata, lengths, errors);
+  const detail::PagedStepView* const step = metadata.step();
   detail::recorder_for(queue, *step);
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
   const ClaSight sight = detail::sight_of(*step->planner, step->causal != 0);

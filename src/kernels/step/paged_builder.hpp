@@ -72,6 +72,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   const AttentionMetadata& build_step(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                       Event* upload, const BuildOptions& options,
                                       const PagedStepView* taken) {
+    step_.invalidate();
     const StepSplit split = split_step(batch, decode_threshold_,
                                        key_source_of(config_.attn_type, config_.contiguous_kv()));
     step_.build(queue, batch, upload, options, taken);

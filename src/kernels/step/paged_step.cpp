@@ -309,7 +309,7 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
 
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& given, Event* upload,
                       const BuildOptions& options, const PagedStepView* taken) {
-  view_.kernels = nullptr;  // a refused batch leaves no metadata to run by
+  invalidate();
   const CommonAttentionMetadata batch = resolve_causal(given);
   summary_ = check_lengths(batch);
   if (options_.device_seq_lens) check_device_lengths(batch, options);

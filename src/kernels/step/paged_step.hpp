@@ -90,6 +90,8 @@ class PagedStep {
   /// `taken`: a step of the same lengths whose plan is this one's, null = plan.
   void build(cl_command_queue queue, const CommonAttentionMetadata& batch, Event* upload,
              const BuildOptions& options, const PagedStepView* taken = nullptr);
+  /// Leaves no metadata to run by, as a batch that build() refuses does.
+  void invalidate() noexcept { view_.kernels = nullptr; }
   /// Throws unless `other` is a step that this one can take the plan of.
   void require_same_planning(const PagedStepView* other) const;
   /// Bytes of partial results that build() would use for this batch.

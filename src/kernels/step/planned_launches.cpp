@@ -44,8 +44,8 @@ PlannedLaunch planned_attention(const MadePlan& plan, std::size_t index) {
   runs.reserve(items.size());
   double shared = 0;
   for (const ClaWorkItem& item : items) {
-    const bool is_split = item.partial_row >= 0;
     const double keys = item.kv_end - item.kv_begin;
+    const bool is_split = item.partial_row >= 0 && keys > 0;
     const double ns = task_ns(tile, keys, item.q_count, is_split);
     runs.push_back({ns, tile.groups_per_item});
     shared += keys_ns(tile, keys, item.q_count) * tile.groups_per_item;

@@ -75,6 +75,26 @@ TEST(Builder, AWarmStepAllocatesNothing) {
   }
 }
 
+// Whichever field is wrong, no step of the batch before can run by mistake.
+TEST(Builder, ARefusedBatchLeavesNoMetadata) {
+  const auto& context = all_contexts().at(0);
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+  const auto builder = backend.make_builder(context, small_config());
+  const auto impl = backend.make_impl(context, small_config());
+  const clattn::KVCache cache = make_kv_cache(*context, queue, backend, small_config(), 4);
+  const clattn::Buffer rows = context->allocate(4 * 64 * 2), out = context->allocate(4 * 64 * 2);
+  Decodes decodes(1, 20);
+  const auto& metadata = builder->build(queue, decodes.batch);
+  const auto forward = [&] {
+    impl->forward(queue, {.query = {rows.handle()}, .output = {out.handle()}}, cache, metadata);
+  };
+  forward();
+  decodes.starts[0] = 1;
+  EXPECT_NE(error_text([&] { builder->build(queue, decodes.batch); }), "no error");
+  EXPECT_NE(error_text(forward), "no error");
+}
+
 // F9: that the host has no memory left is an exception wherever it shows, and passes.
 TEST(Builder, F9_NoFailedAllocationEndsTheProcess) {
   const auto& context = all_contexts().at(0);

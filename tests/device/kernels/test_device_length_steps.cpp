@@ -279,6 +279,23 @@ TEST(DeviceLengthSteps, OtherMetadataAndSmallBuffersAreRefused) {
             "update_seq_lens: seq_lens holds 0 bytes, legal: at least 12 (3 elements of 4)");
   EXPECT_EQ(update(metadata, {enough, enough}),
             "update_seq_lens: slot_mapping holds 12 bytes, legal: at least 24 (3 elements of 8)");
+  EXPECT_EQ(update(metadata, {clattn::Buffer::adopt(metadata.slot_mapping_buffer())}),
+            "update_seq_lens: seq_lens lies in the step's metadata, legal: memory of its own");
+}
+
+TEST(DeviceLengthSteps, ARefusedAdvanceMovesNoRow) {
+  const auto& context = all_contexts().at(0);
+  const Twin twin(context, 3);
+  const auto builder = twin.builder(context, false);
+  const std::vector<std::int32_t> lens = {5, 6, 7};
+  clattn::AdvanceStep advance = advance_of(twin, lens, 0);
+  advance.metadata = &builder->build(twin.queue, twin.batch(lens));
+  clattn::DeviceErrors errors(*context, twin.queue);
+  EXPECT_EQ(
+      error_text([&] { clattn::advance_step_flashattn(*context, twin.queue, advance, errors); }),
+      "update_seq_lens: attn_metadata: its lengths are on the host, legal: metadata of a "
+      "builder with device_seq_lens");
+  EXPECT_EQ(download<std::int32_t>(twin.queue, advance.seq_lens), lens);
 }
 
 TEST(DeviceLengthSteps, WhatNeedsThemOnTheHostIsRefused) {

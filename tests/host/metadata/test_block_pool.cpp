@@ -143,6 +143,11 @@ TEST(BlockPool, NamesWhatItRefuses) {
             }),
             "BlockPool: block 1 has 0 holders, legal: at least 1");
   EXPECT_EQ(pool.find_prefix(Ints{1, 2}), Ints{});
+  EXPECT_EQ(error_text([&] {
+              pool.publish(Ints{1, 2, 3, 4}, Ints{0, 0});
+            }),
+            "BlockPool: block 0 is given twice, legal: a block of its own for each 2 tokens");
+  EXPECT_EQ(pool.find_prefix(Ints{1, 2, 3, 4}), Ints{0});
 }
 
 /// Sequences that start, grow, fork and end on a pool, and what each block really holds.
