@@ -40,6 +40,9 @@ MODELS = {
     "Mistral, window of 64": ("MistralConfig", SHAPE | WINDOW, {}),
     "Gemma 2": ("Gemma2Config", SHAPE | WINDOW | {"attn_logit_softcapping": 5.0}, {}),
     "Gemma 3": ("Gemma3TextConfig", SHAPE | WINDOW | {"sliding_window_pattern": 2}, {}),
+    "Mixtral": (
+        "MixtralConfig", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}, {},
+    ),
     "Bloom (ALiBi)": (
         "BloomConfig",
         {
