@@ -131,14 +131,15 @@ class PluginImpl final : public AttentionImpl {
     refuse_recording(queue, name_);
     const ClattnBatch& batch = batch_of(metadata, cache);
     const ClattnKVCache where = c_cache(cache);
-    const auto [k, v] = stored_rows(key, value, batch);
+    const TwoTensors rows = stored_rows(key, value, batch);
     AddResults add;
     if (capturing()) {
       const SlotSource slots{batch.device, batch.slot_mapping_bytes, batch.num_actual_tokens};
       add = capture_cache_write({queue, key, value, config_.dtype, &cache, slots});
     }
     call("write_kv_cache", event, [&](cl_event* done, ClattnStatus* status) {
-      table().write_kv_cache(table().self, impl_, queue, &k, &v, &where, &batch, done, status);
+      table().write_kv_cache(table().self, impl_, queue, &rows.first, &rows.second, &where, &batch,
+                             done, status);
     });
     add_results(add, queue);
   }
@@ -147,14 +148,15 @@ class PluginImpl final : public AttentionImpl {
                const AttentionMetadata& metadata, const ForwardOptions& options) const override {
     const ClattnBatch& batch = checked_batch(queue, cache, metadata, options);
     const ClattnKVCache where = c_cache(cache);
-    const auto [q, out] = attended_rows(tensors, batch);
+    const TwoTensors rows = attended_rows(tensors, batch);
     const cl_mem lse = tensors.lse;
     AddResults add;
     if (capturing()) add = capture({queue, tensors, cache, batch, options});
     if (options.launches != nullptr)
       options.launches->clear();  // what a plugin launches is its own affair
     call("forward", options.event, [&](cl_event* done, ClattnStatus* status) {
-      table().forward(table().self, impl_, queue, &q, &where, &batch, &out, lse, done, status);
+      table().forward(table().self, impl_, queue, &rows.first, &where, &batch, &rows.second, lse,
+                      done, status);
     });
     add_results(add, queue);
   }

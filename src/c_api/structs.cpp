@@ -4,8 +4,12 @@
 
 // A field that a later version adds at a struct's end has to lie behind what an older program says
 // its size is, so no struct ends in padding.
-#define CLATTN_ENDS_WITH(Struct, field)                                            \
-  static_assert(offsetof(Struct, field) + sizeof(Struct::field) == sizeof(Struct), \
+template <typename Struct, typename Field>
+constexpr std::size_t size_of(Field Struct::*) {
+  return sizeof(Field);
+}
+#define CLATTN_ENDS_WITH(Struct, field)                                              \
+  static_assert(offsetof(Struct, field) + size_of(&Struct::field) == sizeof(Struct), \
                 #Struct " ends in padding: name it reserved")
 
 CLATTN_ENDS_WITH(ClattnDeviceId, device);

@@ -68,7 +68,7 @@ void CaseWriter::add(std::string_view name, const npy::NpyArray& array) const {
 fs::path CaseWriter::commit(std::string_view case_json) {
   files::replace_file(staging_ / "case.json", case_json);
   for (;;) {
-    const fs::path place = root_ / fmt::format("{:04}-{}", number_, op_);
+    fs::path place = root_ / fmt::format("{:04}-{}", number_, op_);
     std::error_code failure;
     fs::rename(staging_, place, failure);
     const bool taken = failure == std::errc::directory_not_empty ||

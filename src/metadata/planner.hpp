@@ -13,7 +13,8 @@
 namespace clattn::detail {
 
 inline constexpr std::int32_t kItemInts = 8, kMergeInts = 4;
-static_assert(sizeof(ClaWorkItem) == 4 * kItemInts && sizeof(ClaMergeItem) == 4 * kMergeInts);
+static_assert(sizeof(ClaWorkItem) == std::size_t{4} * kItemInts &&
+              sizeof(ClaMergeItem) == std::size_t{4} * kMergeInts);
 
 inline constexpr int kMaxTileClasses = 3;
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them

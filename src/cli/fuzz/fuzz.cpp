@@ -205,6 +205,7 @@ void add_fuzz_command(CLI::App& app) {
                    "Start no case after this time (default 60, or none with --count)")
       ->check(number_in(0.0, 1e7));
   std::vector<std::string> families;
+  families.reserve(kKernelFamilies.size());
   for (const KernelFamily each : kKernelFamilies) families.emplace_back(to_string(each));
   command->add_option("--family", *family, "Force kernels of this family")
       ->check(CLI::IsMember(families));

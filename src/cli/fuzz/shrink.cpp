@@ -10,8 +10,8 @@ namespace {
 /// Sets a value; whether that changed it.
 template <typename Value, typename To = Value>
 bool set(Value& value, const To& to) {
-  if (value == Value(to)) return false;
-  value = Value(to);
+  if (value == static_cast<Value>(to)) return false;
+  value = static_cast<Value>(to);
   return true;
 }
 

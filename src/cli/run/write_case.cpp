@@ -57,7 +57,7 @@ json attention_keys(const AttentionCall& call) {
   if (call.scales.empty()) return keys;
   const auto half = call.scales.begin() + static_cast<std::ptrdiff_t>(call.scales.size() / 2);
   const auto factors = [](auto begin, auto end) {
-    return end - begin == 1 ? json(*begin) : json(std::vector<float>(begin, end));
+    return end - begin == 1 ? json(*begin) : json(std::vector<float>{begin, end});
   };
   keys["k_scale"] = factors(call.scales.begin(), half);
   keys["v_scale"] = factors(half, call.scales.end());
