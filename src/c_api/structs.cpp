@@ -4,9 +4,13 @@
 
 // A field that a later version adds at a struct's end has to lie behind what an older program says
 // its size is, so no struct ends in padding.
+template <typename Field>
+struct Alone {
+  Field field;
+};
 template <typename Struct, typename Field>
 constexpr std::size_t size_of(Field Struct::*) {
-  return sizeof(Field);
+  return sizeof(Alone<Field>);
 }
 #define CLATTN_ENDS_WITH(Struct, field)                                              \
   static_assert(offsetof(Struct, field) + size_of(&Struct::field) == sizeof(Struct), \
