@@ -319,8 +319,8 @@ TEST(MergeAttnStates, TheSuffixIsTakenOverBitByBit) {
 TEST(MergeAttnStates, NonsenseIsRefused) {
   const auto& context = *all_contexts().at(0);
   const clattn::Queue queue = context.create_queue();
-  const clattn::Buffer memory = context.allocate(4096);
-  const clattn::OutputWithLse state{{.buffer = memory.handle()}, {.buffer = memory.handle()}};
+  const clattn::Buffer memory = context.allocate(4096), lses = context.allocate(4096);
+  const clattn::OutputWithLse state{{.buffer = memory.handle()}, {.buffer = lses.handle()}};
   clattn::MergeAttnStates config;
   config.num_tokens = 1;
   const auto refuse = [&](const clattn::OutputWithLse& merged,
@@ -333,7 +333,7 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   config.head_size = 8;
   EXPECT_EQ(refuse({}, state), "merged.output: no buffer");
   EXPECT_EQ(refuse(state, {state.output, {}}), "prefix.lse: no buffer");
-  EXPECT_EQ(refuse(state, {state.output, {memory.handle(), 0, -1, 0}}),
+  EXPECT_EQ(refuse(state, {state.output, {lses.handle(), 0, -1, 0}}),
             "prefix.lse: offset 0, token_stride -1, head_stride 0, legal: >= 0");
   config.output_dtype = DType::kBF16;
   EXPECT_EQ(refuse(state, state),
@@ -353,10 +353,10 @@ TEST(MergeAttnStates, NonsenseIsRefused) {
   EXPECT_EQ(refuse(state, state),
             "merged.output: its 129 rows end at element 1032, legal: the buffer's 1024");
   config.num_tokens = 128;
-  EXPECT_EQ(refuse({state.output, {memory.handle(), 8, 8, 1}}, state),
+  EXPECT_EQ(refuse({state.output, {lses.handle(), 8, 8, 1}}, state),
             "merged.lse: its 128 rows end at element 1025, legal: the buffer's 1024");
   const clattn::Buffer half = context.allocate(2048);
-  const clattn::OutputWithLse few{{.buffer = half.handle()}, {.buffer = memory.handle()}};
+  const clattn::OutputWithLse few{{.buffer = half.handle()}, {.buffer = lses.handle()}};
   EXPECT_EQ(refuse(state, few),
             "prefix.output: its 128 rows end at element 1024, legal: the buffer's 512");
   config.prefill_tokens_with_context = 64;  // the others have no prefix

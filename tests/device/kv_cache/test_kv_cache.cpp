@@ -296,15 +296,10 @@ TEST(ReshapeAndCache, ThePublicCallsRefuseNonsense) {
   const auto& context = *all_contexts().at(0);
   const Write write(8, DType::kF16, DType::kF16);
   const WriteBuffers in(context, write);
-  const clattn::Buffer memory = context.allocate(write.cache_bytes());
-  clattn::PackedKVCache cache{memory.handle(),
-                              memory.handle(),
-                              DType::kF16,
-                              Write::kBlocks,
-                              Write::kBlock,
-                              Write::kHeads,
-                              8,
-                              {},
+  const clattn::Buffer keys = context.allocate(write.cache_bytes());
+  const clattn::Buffer values = context.allocate(write.cache_bytes());
+  clattn::PackedKVCache cache{keys.handle(), values.handle(), DType::kF16, Write::kBlocks,
+                              Write::kBlock, Write::kHeads,   8,           {},
                               false};
   const auto call = [&](std::size_t slot_offset_bytes, std::int64_t num_tokens) {
     return error_text([&] {
