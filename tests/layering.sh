@@ -114,6 +114,14 @@ find $folders -type f \( -name '*.[ch]pp' -o -name '*.h' -o -name '*.inc' -o -na
         complain(room " may not include <" path)
   }
   in_kernels || room == "amd-emulator" { next }
+  # The program is one namespace, and two types of one name are one to the linker.
+  program && FILENAME ~ /\.hpp$/ && line ~ /^(struct|class|enum class) [A-Za-z]+[^;]* [:{]/ {
+    name = line
+    sub(/^(struct|class|enum class) /, "", name)
+    sub(/[^A-Za-z].*/, "", name)
+    if (name in defined) complain(name " is defined in " defined[name] ", too")
+    defined[name] = FILENAME
+  }
   line ~ /getenv/ && FILENAME != "src/base/environment.cpp" {
     complain("only src/base/environment.cpp reads the environment")
   }

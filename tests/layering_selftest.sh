@@ -10,6 +10,8 @@ plant() {  # FILE LINE: a tree in which FILE holds LINE beside what every tree h
   rm -rf "$work/tree"
   mkdir -p "$work/tree/src/base" "$work/tree/$(dirname "$1")"
   echo '#include "base/error.hpp"  // printf("in a comment")' > "$work/tree/src/base/clean.cpp"
+  mkdir -p "$work/tree/src/cli/common"
+  echo 'struct Planted {' > "$work/tree/src/cli/common/clean.hpp"
   printf '%s\n' "$2" > "$work/tree/$1"
 }
 
@@ -42,12 +44,14 @@ passes src/cli/bench/bench.cpp '#include "cli/ceilings/ceilings.hpp"'
 passes src/cli/ceilings/ceilings.cpp '#include "opencl/runtime.hpp"'
 passes src/cli/main.cpp 'std::fprintf(stderr, "clattn: %s", what);'
 passes src/kernels/text.cpp '/* getenv */ int x; // std::cout'
+passes src/cli/run/run.hpp 'struct Planted;'
 passes tools/amd-emulator/driver/queue.cpp '#include <CL/cl.h>'
 passes tools/amd-emulator/driver/queue.cpp '#include "machine/wave.hpp"'
 fails src/metadata/planner.cpp '#include "opencl/runtime.hpp"'
 fails src/opencl/program.cpp '#include "kernels/choose/variants.hpp"'
 fails src/kv_cache/spec.cpp '#include "backends/registry.hpp"'
 fails src/cli/check/check.cpp '#include "opencl/runtime.hpp"'
+fails src/cli/fuzz/trial.hpp 'enum class Planted : std::uint8_t { kOne };'
 fails src/cli/ceilings/ceilings.cpp '#include "kernels/choose/variants.hpp"'
 fails src/cli/ceilings/ceilings.cpp 'clFinish(queue);'
 fails src/kernels/bind.cpp '#include "../cli/check.hpp"'

@@ -111,10 +111,11 @@ void check_metadata(cl_command_queue queue, const AdvanceStep& step, const Devic
 }
 
 /// What follows the rows: their lengths in the metadata of the next step.
-void advance_metadata(cl_command_queue queue, const AdvanceStep& step, DeviceErrors& errors,
+void advance_metadata(cl_command_queue queue, const AdvanceStep& step, const DeviceErrors& errors,
                       Event* event) {
-  if (step.metadata != nullptr)
-    update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors, event);
+  if (step.metadata == nullptr) return;
+  detail::enqueue_update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors,
+                                  event);
 }
 
 /// The arguments that clattn_advance_rows and clattn_advance_pages begin with.

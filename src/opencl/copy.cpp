@@ -16,10 +16,12 @@ MemoryPlace place_of(cl_mem buffer) {
         "CL_MEM_CONTEXT");
   check(clGetMemObjectInfo(buffer, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(cl_mem), &whole, nullptr),
         "CL_MEM_ASSOCIATED_MEMOBJECT");
+  place.memory = buffer;
+  if (whole == nullptr) return place;
+  place.memory = whole;
   check(clGetMemObjectInfo(buffer, CL_MEM_OFFSET, sizeof(place.offset_bytes), &place.offset_bytes,
                            nullptr),
         "CL_MEM_OFFSET");
-  place.memory = whole != nullptr ? whole : buffer;
   return place;
 }
 

@@ -42,14 +42,14 @@ class Tally {
  public:
   void add(const Recipe& recipe, const FuzzResult& trial) {
     ++states_[static_cast<std::size_t>(trial.state)];
-    if (trial.state == TrialState::kRefused) ++refusals_[trial.why];
-    if (trial.state == TrialState::kPassed) add_kinds(recipe);
+    if (trial.state == FuzzState::kRefused) ++refusals_[trial.why];
+    if (trial.state == FuzzState::kPassed) add_kinds(recipe);
     for (const LaunchReport& launch : trial.launches) ++kernels_[launch.kernel];
   }
-  int count(TrialState state) const { return states_[static_cast<std::size_t>(state)]; }
+  int count(FuzzState state) const { return states_[static_cast<std::size_t>(state)]; }
   void print(double seconds) const {
-    fmt::print("{} passed, {} refused, {} failed in {:.0f} s\n", count(TrialState::kPassed),
-               count(TrialState::kRefused), count(TrialState::kFailed), seconds);
+    fmt::print("{} passed, {} refused, {} failed in {:.0f} s\n", count(FuzzState::kPassed),
+               count(FuzzState::kRefused), count(FuzzState::kFailed), seconds);
     print_counts("passed with", kinds_);
     print_counts("launched", kernels_);
     print_counts("refused for", refusals_);
@@ -116,19 +116,19 @@ class Fuzz {
       begin(index, recipe);
       const FuzzResult trial = try_recipe(recipe, execute_);
       tally_.add(recipe, trial);
-      if (trial.state == TrialState::kFailed) report(index, recipe, trial);
-      if (trial.state == TrialState::kPassed && options_.write_all) write(recipe, place_of(index));
+      if (trial.state == FuzzState::kFailed) report(index, recipe, trial);
+      if (trial.state == FuzzState::kPassed && options_.write_all) write(recipe, place_of(index));
     }
     show_progress("");
     tally_.print(seconds_since(start_));
-    return tally_.count(TrialState::kFailed) == 0;
+    return tally_.count(FuzzState::kFailed) == 0;
   }
 
  private:
   bool over(std::uint64_t index) const {
     return (options_.count > 0 && index - options_.first >= options_.count) ||
            (options_.seconds > 0 && seconds_since(start_) >= options_.seconds) ||
-           tally_.count(TrialState::kFailed) >= kMostFailures;
+           tally_.count(FuzzState::kFailed) >= kMostFailures;
   }
 
   /// Names the layer before its first case, so that the last line tells which one ended the
@@ -159,7 +159,7 @@ class Fuzz {
     const auto fails = [&](const Recipe& other) {
       show_progress(fmt::format("  {}; {}", describe_layer(other), describe_batch(other)));
       const FuzzResult again = try_recipe(other, execute_);
-      return again.state == TrialState::kFailed && kKeptSeverity * again.severity >= trial.severity;
+      return again.state == FuzzState::kFailed && kKeptSeverity * again.severity >= trial.severity;
     };
     const Recipe small = shrink(recipe, fails, kMostShrinkTrials);
     show_progress("");

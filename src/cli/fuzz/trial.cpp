@@ -15,7 +15,7 @@ namespace {
 
 FuzzResult failure(std::string why, std::vector<LaunchReport> launches = {},
                    double severity = std::numeric_limits<double>::infinity()) {
-  return {TrialState::kFailed, std::move(why), severity, std::move(launches)};
+  return {FuzzState::kFailed, std::move(why), severity, std::move(launches)};
 }
 
 FuzzResult judge(const Recipe& recipe, const AttentionCall& call, const AttentionOutcome& outcome) {
@@ -98,7 +98,7 @@ FuzzResult try_recipe(const Recipe& recipe, const Execute& execute) {
   } catch (const Error& error) {
     const std::string_view field = refused_field(error.what());
     if (error.code() == ErrorCode::kUnsupported && !field.empty())
-      return {.state = TrialState::kRefused, .why = std::string(field)};
+      return {.state = FuzzState::kRefused, .why = std::string(field)};
     return failure(error.what());
   }
 }

@@ -16,11 +16,11 @@ using Execute = std::function<AttentionOutcome(const Recipe& recipe, const Atten
 /// Runs calls on a device.
 Execute execute_on(std::shared_ptr<Context> context);
 
-enum class TrialState : std::uint8_t { kPassed, kRefused, kFailed };
+enum class FuzzState : std::uint8_t { kPassed, kRefused, kFailed };
 
 /// What came of one call.
 struct FuzzResult {
-  TrialState state = TrialState::kPassed;
+  FuzzState state = FuzzState::kPassed;
   std::string why = {};  ///< what is wrong with it; of a refusal the field that is named
   /// Largest error as a share of what is allowed; infinite for a NaN, wrong bytes and exceptions.
   double severity = 0;

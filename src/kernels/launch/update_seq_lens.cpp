@@ -45,15 +45,14 @@ void detail::check_update_seq_lens(cl_command_queue queue, const AttentionMetada
   check_recordable(queue, *step);
 }
 
-void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
-                     const DeviceLengths& lengths, DeviceErrors& errors, Event* event) {
-  detail::check_update_seq_lens(queue, metadata, lengths, errors);
-  const detail::PagedStepView* const step = metadata.step();
-  detail::recorder_for(queue, *step);
+void detail::enqueue_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                                     const DeviceLengths& lengths, const DeviceErrors& errors,
+                                     Event* event) {
+  const PagedStepView* const step = metadata.step();
+  recorder_for(queue, *step);
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
-  const ClaSight sight = detail::sight_of(*step->planner, step->causal != 0);
-  const auto group_size =
-      detail::to_size(cache_op_work_group_size(step->kernels->runtime->capabilities()));
+  const ClaSight sight = sight_of(*step->planner, step->causal != 0);
+  const auto group_size = to_size(cache_op_work_group_size(step->kernels->runtime->capabilities()));
   step->cut_tiles->acquire()
       .arg(step->meta)
       .arg(step->splits_at)
@@ -68,8 +67,13 @@ void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
       .arg(lengths.seq_lens.handle())
       .arg(lengths.slot_mapping.handle())
       .arg(errors.word().handle())
-      .enqueue(queue, detail::ceil_div(detail::to_size(step->num_splits), group_size), group_size,
-               event);
+      .enqueue(queue, ceil_div(to_size(step->num_splits), group_size), group_size, event);
+}
+
+void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
+                     const DeviceLengths& lengths, DeviceErrors& errors, Event* event) {
+  detail::check_update_seq_lens(queue, metadata, lengths, errors);
+  detail::enqueue_update_seq_lens(queue, metadata, lengths, errors, event);
 }
 
 }  // namespace clattn

@@ -32,7 +32,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
     return build_step(queue, batch, upload, options, nullptr);
   }
   bool supports_update_block_table() const noexcept override {
-    return !config_.contiguous_kv() && !device_seq_lens_;
+    return !config_.contiguous_kv() && step_.view().cut_tiles == nullptr;
   }
   const AttentionMetadata& update_block_table(cl_command_queue queue,
                                               const AttentionMetadata& metadata,
@@ -102,7 +102,6 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
 
   AttentionConfig config_;
   std::int32_t decode_threshold_;
-  bool device_seq_lens_ = false;
   bool cascades_ = false;  ///< backend, layer and options allow it
   PagedStep step_;
   Fill fill_;
@@ -116,8 +115,7 @@ PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(const std::shared_ptr<Conte
                                                      Fill fill)
     : config_(config),
       decode_threshold_(options.decode_threshold),
-      device_seq_lens_(options.device_seq_lens),
-      cascades_(style.cascades && !options.disable_cascade_attn && !device_seq_lens_ &&
+      cascades_(style.cascades && !options.disable_cascade_attn && !options.device_seq_lens &&
                 validate_cascade_configuration(config).empty()),
       step_(context, config, options, style),
       fill_(fill) {}

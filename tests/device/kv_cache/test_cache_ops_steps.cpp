@@ -121,6 +121,10 @@ struct DeviceStep {
     EXPECT_EQ(download<std::int32_t>(queue, pages.paged_kv_last_page_len), want.last_page_len);
     EXPECT_EQ(download<std::int32_t>(queue, pages.block_table_bound), want.bound);
   }
+  std::string refusal(const clattn::Context& context) {
+    return error_text(
+        [&] { clattn::advance_step_flashinfer(context, queue, step, pages, errors); });
+  }
 };
 
 // A4.3: what the device makes of a mixed step is what advance_batch() makes of it for build().
@@ -256,21 +260,15 @@ TEST(AdvanceStep, RowsWhosePagesDoNotFitBecomePaddingToo) {
 TEST(AdvanceStep, SizesAreChecked) {
   const auto& context = *all_contexts().at(0);
   DeviceStep device(context, Step(3, 2, 5, 4));
-  const auto refuse = [&] {
-    return error_text([&] {
-      clattn::advance_step_flashinfer(context, device.queue, device.step, device.pages,
-                                      device.errors);
-    });
-  };
   device.step.num_queries = 4;
-  EXPECT_EQ(refuse(), "advance_step: num_queries is 4, legal: 0 … 3 (num_seqs)");
+  EXPECT_EQ(device.refusal(context), "advance_step: num_queries is 4, legal: 0 … 3 (num_seqs)");
   device.step.num_queries = 2;
   device.step.block_table_stride = 6;
-  EXPECT_EQ(refuse(),
+  EXPECT_EQ(device.refusal(context),
             "advance_step: block_tables holds 60 bytes, legal: at least 72 (18 elements of 4)");
   device.step.block_table_stride = 5;
   device.pages.paged_kv_indptr = context.allocate(12);
-  EXPECT_EQ(refuse(),
+  EXPECT_EQ(device.refusal(context),
             "advance_step: paged_kv_indptr holds 12 bytes, legal: at least 16 (4 elements of 4)");
 }
 
@@ -278,14 +276,8 @@ TEST(AdvanceStep, SizesAreChecked) {
 TEST(AdvanceStep, BuffersMayNotOverlap) {
   const auto& context = *all_contexts().at(0);
   DeviceStep device(context, Step(3, 2, 5, 4));
-  const auto refuse = [&] {
-    return error_text([&] {
-      clattn::advance_step_flashinfer(context, device.queue, device.step, device.pages,
-                                      device.errors);
-    });
-  };
   device.pages.block_table_bound = device.pages.paged_kv_indptr;
-  EXPECT_EQ(refuse(),
+  EXPECT_EQ(device.refusal(context),
             "advance_step: paged_kv_indptr and block_table_bound overlap, legal: memory "
             "of its own for each");
   device.pages.block_table_bound = context.allocate(64);
@@ -294,7 +286,7 @@ TEST(AdvanceStep, BuffersMayNotOverlap) {
                                         CL_BUFFER_CREATE_TYPE_REGION, &behind, nullptr);
   device.step.seq_lens = clattn::Buffer::adopt(part);
   clReleaseMemObject(part);
-  EXPECT_EQ(refuse(),
+  EXPECT_EQ(device.refusal(context),
             "advance_step: seq_lens and slot_mapping overlap, legal: memory of its own for each");
 }
 

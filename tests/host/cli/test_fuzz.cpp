@@ -109,7 +109,7 @@ constexpr DrawOptions kSmall{.seed = 1, .most_tokens = 24};
 TEST(Fuzz, ARightDeviceFailsInNoCase) {
   for (std::uint64_t index = 0; index < 120; ++index) {
     const Recipe recipe = draw(kSmall, index);
-    EXPECT_EQ(try_recipe(recipe, answer).state, TrialState::kPassed)
+    EXPECT_EQ(try_recipe(recipe, answer).state, FuzzState::kPassed)
         << index << ": " << describe_layer(recipe) << "; " << describe_batch(recipe) << ": "
         << try_recipe(recipe, answer).why;
   }
@@ -141,7 +141,7 @@ TEST_P(PlantedFault, IsFoundAndMadeSmall) {
     const auto execute = [&](const Recipe& of, const AttentionCall&) {
       return answer(of, changed);
     };
-    return try_recipe(recipe, execute).state == TrialState::kFailed;
+    return try_recipe(recipe, execute).state == FuzzState::kFailed;
   };
   std::uint64_t index = 0;
   while (index < kMostCases && !fails(draw(kSmall, index))) ++index;
@@ -170,12 +170,12 @@ TEST(Fuzz, WhatIsThrownIsAFailureUnlessItIsARefusalThatNamesAField) {
   struct Row {
     ErrorCode code;
     const char* message;
-    TrialState state;
+    FuzzState state;
   };
-  for (const Row& row : {Row{ErrorCode::kUnsupported, "layout HDN", TrialState::kRefused},
-                         Row{ErrorCode::kUnsupported, "not today", TrialState::kFailed},
-                         Row{ErrorCode::kInvalidArgument, "layout HDN", TrialState::kFailed},
-                         Row{ErrorCode::kOpenCL, "layout HDN", TrialState::kFailed}}) {
+  for (const Row& row : {Row{ErrorCode::kUnsupported, "layout HDN", FuzzState::kRefused},
+                         Row{ErrorCode::kUnsupported, "not today", FuzzState::kFailed},
+                         Row{ErrorCode::kInvalidArgument, "layout HDN", FuzzState::kFailed},
+                         Row{ErrorCode::kOpenCL, "layout HDN", FuzzState::kFailed}}) {
     const FuzzResult trial =
         try_recipe(draw(kSmall, 0), [&](const Recipe&, const AttentionCall&) -> AttentionOutcome {
           throw Error(row.code, row.message);
