@@ -26,6 +26,7 @@ bool pages_in_range(const std::int32_t* row, std::size_t count, std::int32_t las
 bool append_pages(std::int32_t* __restrict dst, const std::int32_t* __restrict row,
                   std::size_t count, std::int32_t last_id) {
   std::uint32_t bad = 0;
+#pragma GCC unroll 4  // a long table is bound by the loop's own instructions otherwise
   for (std::size_t i = 0; i < count; ++i) {
     bad |= range_bits(row[i], last_id);
     dst[i] = row[i];

@@ -156,6 +156,7 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
   bucket.most_splits += most_splits;
   ++bucket.tiles;
   total_ns_ += ns;
+  ++tiles_;
 }
 
 /// What cutting leads to.
@@ -223,7 +224,7 @@ CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
     last = share;
     const Cut other = cut(tile, merge, share);
     if (other.rows > static_cast<double>(max_rows)) break;  // finer ones have more
-    const double wanted = best.share_ns == uncut.choice.share_ns ? 1 - kLeastGain : 1.0;
+    const double wanted = best.cuts() ? 1.0 : 1 - kLeastGain;
     if (other.choice.total_ns() < wanted * best.total_ns()) best = other.choice;
   }
   return best;

@@ -76,6 +76,7 @@ struct CutChoice {
   double merge_ns = 0;  ///< of merging its splits, without the merge launch itself
   bool merges = false;  ///< whether its splits need a merge launch
   double total_ns() const { return end_ns + merge_ns; }
+  bool cuts() const { return share_ns < std::numeric_limits<double>::infinity(); }
 };
 
 /// Splits of a tile that holds `shares` shares, if so many are allowed. A tile that is nearly two
@@ -98,6 +99,7 @@ class TileCounts {
   static constexpr int kCandidates = 16;
   double share_ns(const TileClass& tile, int candidate) const;
   bool empty() const { return total_ns_ == 0; }
+  std::int32_t tiles() const { return tiles_; }
 
  private:
   /// Eight to a factor of two: tiles that differ by less are counted as equal.
@@ -113,6 +115,7 @@ class TileCounts {
   std::array<Bucket, kBuckets> buckets_{};
   std::array<std::uint64_t, kBuckets / 64> used_{};  ///< a bit a bucket
   double total_ns_ = 0;                              ///< of keys
+  std::int32_t tiles_ = 0;
 };
 
 /// The most items that the finest candidate aims at.

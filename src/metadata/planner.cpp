@@ -23,6 +23,7 @@ struct Tile {
   std::size_t tile_class;
   std::int32_t q_pos;
   ClaTileKeys keys;
+  std::int32_t pages;  ///< that the keys lie in
   ClaSplit split;
 };
 
@@ -57,6 +58,7 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
       tile.tile_class = tile_class;
       tile.q_pos = seq_len - query_len + done;
       tile.keys = cla_tile_keys(&sight, tile.q_pos, count, seq_len);
+      tile.pages = page_count(tile.keys.count, config.block_size);
       tile.split.request = r;
       tile.split.query_len = query_len;
       tile.split.bound = seq_len;
@@ -69,17 +71,13 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
   }
 }
 
-std::int32_t pages_of(std::int32_t keys, const PlannerConfig& config) {
-  return page_count(keys, config.block_size);
-}
-
 bool is_deterministic(const PlannerConfig& config) {
   return config.split_policy == SplitPolicy::kDeterministic;
 }
 
 /// Pages of the shortest range that a tile of the class is cut into: a step of its kernel.
 std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile) {
-  return pages_of(tile.step_keys, config);
+  return page_count(tile.step_keys, config.block_size);
 }
 
 /// Says how the key range of each tile of a plan is cut.
@@ -88,7 +86,10 @@ class Cutter {
   Cutter(const PlannerConfig& config, const PlanCuts& cuts)
       : config_(config),
         cuts_(cuts),
-        fixed_pages_(pages_of(config.deterministic_split_keys, config)) {}
+        fixed_pages_(page_count(config.deterministic_split_keys, config.block_size)) {
+    for (std::size_t c = 0; c < to_size(config.num_tiles); ++c)
+      min_pages_[c] = min_split_pages(config, config.tiles[c]);
+  }
 
   /// The rule by which the tile's keys are cut, whatever their number.
   void set_rule(Tile& tile) const {
@@ -101,20 +102,21 @@ class Cutter {
         tile.split.fixed_pages = fixed_pages_;
     } else {
       const TileClass& tiles = config_.tiles[tile.tile_class];
-      const std::int32_t pages = std::min(pages_of(tile.keys.count, config_), kMostPieces);
+      const std::int32_t pages = std::min(tile.pages, kMostPieces);
       const double ns = keys_ns(tiles, tile.keys.count, tile.split.q_count);
-      tile.split.min_pages = min_split_pages(config_, tiles);
+      tile.split.min_pages = min_pages_[tile.tile_class];
       tile.split.most_splits = splits_of(ns / cuts_.classes[tile.tile_class].share_ns,
                                          std::max(1, pages / tile.split.min_pages));
     }
   }
   /// Ranges that the tile's keys are cut into, at least 1.
   std::int32_t pieces(const Tile& tile) const {
-    return cla_num_splits(&tile.split, pages_of(tile.keys.count, config_));
+    if (tile.split.most_splits == 1 && tile.split.fixed_pages == 0) return 1;
+    return cla_num_splits(&tile.split, tile.pages);
   }
   /// Items that the tile gets: those, or what any length up to its own may want.
-  std::int32_t room(const Tile& tile) const {
-    if (!config_.lengths_are_bounds) return pieces(tile);
+  std::int32_t room(const Tile& tile, std::int32_t pieces) const {
+    if (!config_.lengths_are_bounds) return pieces;
     const std::int64_t pages = most_pages(config_, tile.split.bound, tile.split.q_count);
     return cla_num_splits(&tile.split, static_cast<int>(pages));
   }
@@ -123,6 +125,7 @@ class Cutter {
   const PlannerConfig& config_;
   const PlanCuts& cuts_;
   std::int32_t fixed_pages_;
+  std::array<std::int32_t, kMaxTileClasses> min_pages_{};
 };
 
 /// Makes the cuts coarser; enough calls leave nothing split. False if the cuts must not change.
@@ -163,13 +166,14 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
   Tally tally;
   for_each_tile(config, batch, [&](Tile& tile) {
     cutter.set_rule(tile);
-    const std::int32_t room = cutter.room(tile);
+    const std::int32_t pieces = cutter.pieces(tile);
+    const std::int32_t room = cutter.room(tile, pieces);
     const bool merges_splits = config.tiles[tile.tile_class].merges_splits;
     if (output != nullptr) {
       tile.split.pages_at = pages_at[to_size(tile.split.request)];
       tile.split.first_row = static_cast<std::int32_t>(tally.rows);
       tile.split.merge_at = merges_splits || room == 1 ? -1 : output->merge_at(tally.merges);
-      write_tile(config, tile, cutter.pieces(tile), room, tally, *output);
+      write_tile(config, tile, pieces, room, tally, *output);
     }
     tally.items[tile.tile_class] += room;
     if (room == 1) return;
@@ -282,7 +286,7 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
   PlanTiles tiles;
   for_each_tile(config, batch, [&](const Tile& tile) {
     const TileClass& of = config.tiles[tile.tile_class];
-    const std::int32_t pages = std::min(pages_of(tile.keys.count, config), kMostPieces);
+    const std::int32_t pages = std::min(tile.pages, kMostPieces);
     tiles[tile.tile_class].add(of, tile.keys.count, tile.split.q_count,
                                std::max(1, pages / min_split_pages(config, of)));
   });
@@ -314,7 +318,12 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       std::min(config.max_partial_rows, kMaxInt32 - batch.num_actual_tokens);
   cuts_.num_splits = max_rows < 2 ? 1 : config.num_splits;
   if (cuts_.num_splits == 0 && !is_deterministic(config)) {
-    cuts_.classes = choose_cuts(config, count_tiles(config, batch), max_rows);
+    const PlanTiles tiles = count_tiles(config, batch);
+    cuts_.classes = choose_cuts(config, tiles, max_rows);
+    if (std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
+      for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
+      return;  // known without a walk: an item a tile
+    }
   }
   Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
   while (tally.rows > max_rows && cuts_.num_splits != 1) {
