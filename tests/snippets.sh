@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fails when a block of C++ in the documents does not compile. A block with an #include is a source
-# file of its own. One without is the body of a function, in which the names of
-# tests/snippets_prelude.hpp are declared.
+# Fails when a block of C++ or C in the documents does not compile. A block with an #include is a
+# source file of its own. One without is the body of a function, in which the names of
+# tests/snippets_prelude.hpp, in C snippets_prelude.h, are declared.
 # usage: tests/snippets.sh [FOLDER]: leaves the sources in FOLDER
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,28 +13,40 @@ awk -v work="$work" '
   function finish() {
     name = FILENAME
     gsub(/[^A-Za-z0-9]/, "_", name)
-    source = work "/" name "_" first ".cpp"
+    source = work "/" name "_" first "." language
     place = "#line " first " \"" FILENAME "\"\n"
     if (block !~ /(^|\n)#include/) {
-      place = "#include \"tests/snippets_prelude.hpp\"\nvoid fragment() {\n" place
+      prelude = "tests/snippets_prelude.h" (language == "cpp" ? "pp" : "")
+      parameters = language == "cpp" ? "()" : "(void)"
+      place = "#include \"" prelude "\"\nvoid fragment" parameters " {\n" place
       block = block "}\n"
     }
     printf "%s", place block > source
     close(source)
   }
-  FNR == 1 && inside { print "snippets: a block of C++ does not end" > "/dev/stderr"; exit 1 }
-  /^ *```cpp$/ { inside = 1; first = FNR + 1; block = ""; next }
+  FNR == 1 && inside { print "snippets: a block of code does not end" > "/dev/stderr"; exit 1 }
+  /^ *```(cpp|c)$/ {
+    inside = 1
+    language = /cpp/ ? "cpp" : "c"
+    first = FNR + 1
+    block = ""
+    next
+  }
   inside && /^ *```$/ { inside = 0; finish(); next }
   inside { block = block $0 "\n" }
   END { if (inside) exit 1 }' ./*.md docs/*.md kernels_cl/*.md kernels_cl/*/*.md
 
 status=0
 count=0
-for source in "$work"/*.cpp; do
-  [ -e "$source" ] || { echo "snippets: the documents hold no C++"; exit 1; }
-  "${CXX:-c++}" -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-unused -Iinclude -I. \
-    "$source" || status=1
+for source in "$work"/*.c "$work"/*.cpp; do
+  [ -e "$source" ] || { echo "snippets: the documents hold no $source"; exit 1; }
+  case $source in
+    *.c) compiler="${CC:-cc} -std=c99 -pedantic" ;;
+    *) compiler="${CXX:-c++} -std=c++20" ;;
+  esac
+  # shellcheck disable=SC2086  # a list of words
+  $compiler -fsyntax-only -Wall -Wextra -Werror -Wno-unused -Iinclude -I. "$source" || status=1
   count=$((count + 1))
 done
-[ $status != 0 ] || echo "snippets: $count blocks of C++ in the documents compile"
+[ $status != 0 ] || echo "snippets: $count blocks of C++ and C in the documents compile"
 exit $status

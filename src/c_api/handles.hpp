@@ -68,6 +68,15 @@ inline const AttentionMetadata& metadata_of(const ClattnStep* step) {
                            "step: it has no batch, legal: one that clattn_step_build() built");
   return *metadata;
 }
+/// What a struct that was read() says, in the types of the C++ API.
+AttentionOptions options_of(const ClattnLayerConfig& config);
+/// Null stands for the defaults.
+BuilderOptions builder_options_of(const ClattnStepOptions* options);
+CommonAttentionMetadata batch_of(const ClattnBatchInfo& given);
+AttentionTensors tensors_of(const ClattnTensors& given);
+ForwardOptions forward_options_of(const ClattnTensors& given);
+/// Loads a checkpoint's scales and logs what is odd about them.
+void load_kv_scales(Attention& layer, const ClattnKVScales* scales);
 inline std::optional<KVCacheLayout> layout_of(const char* name) {
   return name == nullptr ? std::nullopt : std::optional(parse_kv_cache_layout(name));
 }

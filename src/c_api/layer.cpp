@@ -9,15 +9,13 @@
 
 using clattn::Attention;
 using clattn::AttentionOptions;
-using clattn::CacheConfig;
+using clattn::AttentionTensors;
+using clattn::ForwardOptions;
 using clattn::LayerRegistry;
 using clattn::c_api::deref;
 using clattn::c_api::guarded;
 using clattn::c_api::make_handle;
-using clattn::c_api::memory_of;
 using clattn::c_api::read;
-using clattn::c_api::tensor_of;
-using clattn::c_api::text_or;
 
 namespace {
 
@@ -26,7 +24,14 @@ std::vector<float> floats(const float* values, std::int32_t count) {
   return {values, values + count};
 }
 
-AttentionOptions options_of(const ClattnLayerConfig& config) {
+/// A checkpoint's value, or none.
+std::span<const float> loaded(const float& value) {
+  return value <= 0 ? std::span<const float>{} : std::span(&value, 1);
+}
+
+}  // namespace
+
+AttentionOptions clattn::c_api::options_of(const ClattnLayerConfig& config) {
   AttentionOptions options;
   options.num_heads = config.num_heads;
   options.head_size = config.head_size;
@@ -55,12 +60,31 @@ AttentionOptions options_of(const ClattnLayerConfig& config) {
   return options;
 }
 
-/// A checkpoint's value, or none.
-std::span<const float> loaded(const float& value) {
-  return value <= 0 ? std::span<const float>{} : std::span(&value, 1);
+AttentionTensors clattn::c_api::tensors_of(const ClattnTensors& given) {
+  return {.query = tensor_of(given.query),
+          .key = tensor_of(given.key),
+          .value = tensor_of(given.value),
+          .output = tensor_of(given.output),
+          .lse = memory_of(given.lse)};
 }
 
-}  // namespace
+ForwardOptions clattn::c_api::forward_options_of(const ClattnTensors& given) {
+  return {.event = event_of(given.event),
+          .custom_mask = memory_of(given.custom_mask),
+          .custom_mask_stride = given.custom_mask_stride,
+          .output_fp8 = memory_of(given.output_fp8),
+          .output_scale = memory_of(given.output_scale),
+          .num_rows = given.num_rows};
+}
+
+void clattn::c_api::load_kv_scales(Attention& layer, const ClattnKVScales* scales) {
+  const ClattnKVScales& given = read(scales, "scales");
+  const auto warnings = layer.load_kv_scales({.k_scale = loaded(given.k_scale),
+                                              .v_scale = loaded(given.v_scale),
+                                              .q_scale = loaded(given.q_scale),
+                                              .prob_scale = loaded(given.prob_scale)});
+  for (const std::string& warning : warnings) detail::log(LogLevel::kInfo, "{}", warning);
+}
 
 ClattnResult clattn_model_create(ClattnModel** model) {
   return make_handle(model, "model", [] { return ClattnModel{std::make_shared<LayerRegistry>()}; });
@@ -75,7 +99,8 @@ ClattnResult clattn_layer_create(const ClattnContext* context, ClattnModel* mode
   return make_handle(layer, "layer", [&] {
     const auto& on = deref(context, "context").context;
     const auto registry = model == nullptr ? std::make_shared<LayerRegistry>() : model->registry;
-    return ClattnLayer{on, registry, Attention(on, *registry, options_of(read(config, "config")))};
+    return ClattnLayer{on, registry,
+                       Attention(on, *registry, clattn::c_api::options_of(read(config, "config")))};
   });
 }
 
@@ -86,23 +111,13 @@ void clattn_layer_destroy(ClattnLayer* layer) {
 ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* text, size_t capacity,
                                   size_t* size) {
   return guarded([&] {
-    clattn::c_api::copy_text(to_string(deref(layer, "layer").layer.explain()), text, capacity,
-                             size);
+    const Attention& of = deref(layer, "layer").layer;
+    clattn::c_api::copy_text(to_string(of.explain()), text, capacity, size);
   });
 }
 
 ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScales* scales) {
-  return guarded([&] {
-    Attention& to = deref(layer, "layer").layer;
-    const ClattnKVScales& given = read(scales, "scales");
-    const auto warnings = to.load_kv_scales({.k_scale = loaded(given.k_scale),
-                                             .v_scale = loaded(given.v_scale),
-                                             .q_scale = loaded(given.q_scale),
-                                             .prob_scale = loaded(given.prob_scale)});
-    for (const std::string& warning : warnings) {
-      clattn::detail::log(clattn::LogLevel::kInfo, "{}", warning);
-    }
-  });
+  return guarded([&] { clattn::c_api::load_kv_scales(deref(layer, "layer").layer, scales); });
 }
 
 ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCache* cache) {
@@ -133,18 +148,7 @@ ClattnResult clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
     Attention& of = deref(layer, "layer").layer;
     const clattn::Queue& on = deref(queue, "queue").queue;
     const ClattnTensors& given = read(tensors, "tensors");
-    of.forward(on,
-               {.query = tensor_of(given.query),
-                .key = tensor_of(given.key),
-                .value = tensor_of(given.value),
-                .output = tensor_of(given.output),
-                .lse = memory_of(given.lse)},
-               &clattn::c_api::metadata_of(step),
-               {.event = clattn::c_api::event_of(given.event),
-                .custom_mask = memory_of(given.custom_mask),
-                .custom_mask_stride = given.custom_mask_stride,
-                .output_fp8 = memory_of(given.output_fp8),
-                .output_scale = memory_of(given.output_scale),
-                .num_rows = given.num_rows});
+    of.forward(on, clattn::c_api::tensors_of(given), &clattn::c_api::metadata_of(step),
+               clattn::c_api::forward_options_of(given));
   });
 }

@@ -4,7 +4,6 @@
 
 #include "c_api/handles.hpp"
 
-using clattn::BatchLimits;
 using clattn::BuilderOptions;
 using clattn::CommonAttentionMetadata;
 using clattn::c_api::deref;
@@ -19,9 +18,21 @@ T given_or(T value, T otherwise) {
   return value == 0 ? otherwise : value;
 }
 
-BuilderOptions options_of(const ClattnStepOptions& given) {
+/// An array of the batch; empty where it may be left out and is.
+template <typename T>
+std::span<const T> array(const T* values, std::int64_t count, const char* name) {
+  clattn::detail::throw_invalid_if(count < 0, "{}: {} elements, legal: >= 0", name, count);
+  if (values == nullptr) return {};
+  return {values, static_cast<std::size_t>(count)};
+}
+
+}  // namespace
+
+BuilderOptions clattn::c_api::builder_options_of(const ClattnStepOptions* given_options) {
   const BatchLimits limits;
   BuilderOptions options;
+  if (given_options == nullptr) return options;
+  const ClattnStepOptions& given = read(given_options, "options");
   options.limits = {.max_num_reqs = given_or(given.max_num_reqs, limits.max_num_reqs),
                     .max_num_batched_tokens =
                         given_or(given.max_num_batched_tokens, limits.max_num_batched_tokens),
@@ -33,15 +44,7 @@ BuilderOptions options_of(const ClattnStepOptions& given) {
   return options;
 }
 
-/// An array of the batch; empty where it may be left out and is.
-template <typename T>
-std::span<const T> array(const T* values, std::int64_t count, const char* name) {
-  clattn::detail::throw_invalid_if(count < 0, "{}: {} elements, legal: >= 0", name, count);
-  if (values == nullptr) return {};
-  return {values, static_cast<std::size_t>(count)};
-}
-
-CommonAttentionMetadata batch_of(const ClattnBatchInfo& given) {
+CommonAttentionMetadata clattn::c_api::batch_of(const ClattnBatchInfo& given) {
   constexpr std::int64_t kMostColumns = std::numeric_limits<std::int32_t>::max();
   const std::int64_t rows = given.num_reqs;
   clattn::detail::throw_invalid_if(rows < 0, "batch: num_reqs is {}, legal: >= 0", rows);
@@ -64,17 +67,14 @@ CommonAttentionMetadata batch_of(const ClattnBatchInfo& given) {
   return batch;
 }
 
-}  // namespace
-
 ClattnResult clattn_step_create(const ClattnLayer* layer, const ClattnStepOptions* options,
                                 ClattnStep** step) {
   return make_handle(step, "step", [&] {
     const ClattnLayer& of = deref(layer, "layer");
     return ClattnStep{
         of.context,
-        of.layer.get_attn_backend()->make_builder(
-            of.context, of.layer.config(),
-            options == nullptr ? BuilderOptions{} : options_of(read(options, "options"))),
+        of.layer.get_attn_backend()->make_builder(of.context, of.layer.config(),
+                                                  clattn::c_api::builder_options_of(options)),
         nullptr};
   });
 }
@@ -89,7 +89,7 @@ ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
     ClattnStep& of = deref(step, "step");
     const clattn::Queue& on = deref(queue, "queue").queue;
     const ClattnBatchInfo& given = read(batch, "batch");
-    const CommonAttentionMetadata next = batch_of(given);
+    const CommonAttentionMetadata next = clattn::c_api::batch_of(given);
     of.metadata = nullptr;  // a build that fails leaves none
     of.metadata =
         &of.builder->build(on, next, nullptr, {.common_prefix_len = given.common_prefix_len});

@@ -1,4 +1,6 @@
 #include <clattn/clattn.h>
+#include <clattn/clattn_graph.h>
+#include <clattn/clattn_session.h>
 
 #include <cstddef>
 
@@ -26,3 +28,8 @@ CLATTN_ENDS_WITH(ClattnStepOptions, reserved);
 CLATTN_ENDS_WITH(ClattnBatchInfo, common_prefix_len);
 CLATTN_ENDS_WITH(ClattnStepInfo, max_seq_len);
 CLATTN_ENDS_WITH(ClattnTensors, event);
+CLATTN_ENDS_WITH(ClattnSessionConfig, queue);
+CLATTN_ENDS_WITH(ClattnSessionInfo, reserved);
+CLATTN_ENDS_WITH(ClattnRequestInfo, block_table);
+CLATTN_ENDS_WITH(ClattnStepRows, seq_lens);
+CLATTN_ENDS_WITH(ClattnGraphInfo, num_launches);

@@ -56,5 +56,8 @@ void test_caches(const Fixture* fixture);
 void test_steps(const Fixture* fixture);
 void test_forward(const Fixture* fixture);
 void test_refusals(const Fixture* fixture);
+void test_sessions(const Fixture* fixture);
+void test_graphs(const Fixture* fixture);
+void test_cascades(const Fixture* fixture);
 
 #endif

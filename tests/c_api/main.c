@@ -45,6 +45,9 @@ int main(void) {
   test_steps(&fixture);
   test_forward(&fixture);
   test_refusals(&fixture);
+  test_sessions(&fixture);
+  test_graphs(&fixture);
+  test_cascades(&fixture);
 
   /* Handles keep alive what they need: the order does not matter. */
   clattn_context_destroy(fixture.context);

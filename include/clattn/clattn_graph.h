@@ -1,0 +1,129 @@
+#ifndef CLATTN_CLATTN_GRAPH_H
+#define CLATTN_CLATTN_GRAPH_H
+
+/* Recorded steps and shared-prefix cascades in C. What a call does in full is described at the C++
+   classes (clattn/graph.hpp, clattn/cascade.hpp); clattn/clattn.h says what holds for all handles,
+   structs and errors. Everything here is for one thread at a time per handle, on one queue, but
+   for clattn_graph_replay() and clattn_cascade_layer_destroy().
+
+     clattn_graph_state_create(layer, &options, &state);                  once
+     clattn_graph_state_begin_capture(state, 8);
+     clattn_graph_state_capture_step(state, queue, 8, &step);             each batch size
+     clattn_graph_capture_create(queue, NULL, &capture);
+     ... clattn_layer_forward(layer, queue, &tensors, step) of every layer ...
+     clattn_graph_capture_end(capture, &graph);
+     clattn_graph_state_end_capture(state);
+
+     clattn_graph_state_begin_step(state, queue, &batch, &step, &size);   every step
+     size > 0: clattn_graph_replay(graph of that size, queue, NULL)
+     else:     clattn_layer_forward(layer, queue, &tensors, step) of every layer */
+
+#include <clattn/clattn.h>
+
+/* NOLINTBEGIN(modernize-*,readability-identifier-naming): C */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --- Recorded steps ------------------------------------------------------------------------- */
+
+/* A recording of this thread's launches on one queue. */
+typedef struct ClattnGraphCapture ClattnGraphCapture;
+/* Launches that can be enqueued again. Keeps what they were bound to alive. */
+typedef struct ClattnGraph ClattnGraph;
+
+/* From here to the end this thread's forward and cache calls on `queue` are recorded, not run.
+   Copies and steps are not recorded and must not use the queue. `mode`: "launch_list",
+   "command_buffer", NULL = whichever costs the host less. */
+CLATTN_C_API ClattnResult clattn_graph_capture_create(const ClattnQueue* queue, const char* mode,
+                                                      ClattnGraphCapture** capture);
+/* Ends the recording, once, by the thread that began it. */
+CLATTN_C_API ClattnResult clattn_graph_capture_end(ClattnGraphCapture* capture,
+                                                   ClattnGraph** graph);
+/* By the thread that began it; without an end, nothing was recorded. */
+CLATTN_C_API void clattn_graph_capture_destroy(ClattnGraphCapture* capture);
+
+CLATTN_C_API void clattn_graph_destroy(ClattnGraph* graph);
+/* Enqueues the launches again over what their buffers hold by then; `event`, unless NULL, completes
+   with the last one. Several threads may replay graphs that write nothing in common. */
+CLATTN_C_API ClattnResult clattn_graph_replay(const ClattnGraph* graph, const ClattnQueue* queue,
+                                              ClattnEvent* event);
+
+typedef struct ClattnGraphInfo {
+  uint32_t struct_size;
+  int32_t uses_command_buffer; /* 1: a replay is one cl_khr_command_buffer */
+  uint64_t num_launches;
+} ClattnGraphInfo;
+CLATTN_C_API ClattnResult clattn_graph_info(const ClattnGraph* graph, ClattnGraphInfo* info);
+
+/* clattn::AttentionState: the metadata that recorded steps read, in memory that all batch sizes
+   share. One for all layers like this one. */
+typedef struct ClattnGraphState ClattnGraphState;
+
+/* Recorded steps hold decodes of up to decode_threshold tokens. `options` may be NULL. Without
+   num_blocks, those of the cache that is bound to the layer by now. */
+CLATTN_C_API ClattnResult clattn_graph_state_create(const ClattnLayer* layer,
+                                                    const ClattnStepOptions* options,
+                                                    ClattnGraphState** state);
+CLATTN_C_API void clattn_graph_state_destroy(ClattnGraphState* state);
+/* Allocates memory for recorded steps of up to `max_batch_size` requests. Until the end sizes can
+   be captured, and no step can begin. Later captures take no more requests than the first. */
+CLATTN_C_API ClattnResult clattn_graph_state_begin_capture(ClattnGraphState* state,
+                                                           int32_t max_batch_size);
+CLATTN_C_API ClattnResult clattn_graph_state_end_capture(ClattnGraphState* state);
+/* The step to record layers with for up to `batch_size` requests; it is the state's, valid until
+   its next call. */
+CLATTN_C_API ClattnResult clattn_graph_state_capture_step(ClattnGraphState* state,
+                                                          const ClattnQueue* queue,
+                                                          int32_t batch_size,
+                                                          const ClattnStep** step);
+/* Plans a step. `graph_batch_size` becomes the smallest captured size that can replay it, whose
+   graph is then ready; 0 = launch the layers with `step`, which is the state's, valid until its
+   next call. Tensors of a replayed step are those that were recorded: rows behind the batch's are
+   padding. */
+CLATTN_C_API ClattnResult clattn_graph_state_begin_step(ClattnGraphState* state,
+                                                        const ClattnQueue* queue,
+                                                        const ClattnBatchInfo* batch,
+                                                        const ClattnStep** step,
+                                                        int32_t* graph_batch_size);
+
+/* --- Cascades ------------------------------------------------------------------------------- */
+
+/* Plans of batches whose requests begin with the same tokens in the same pages: those are read once
+   for all requests (clattn::CascadeAttention). Cascades of more levels are in C++ alone. */
+typedef struct ClattnCascade ClattnCascade;
+/* A layer's kernels for cascades (clattn::CascadeImpl). */
+typedef struct ClattnCascadeLayer ClattnCascadeLayer;
+
+/* For layers like this one; `options` may be NULL. Windows, chunks, ALiBi and masks are refused. */
+CLATTN_C_API ClattnResult clattn_cascade_create(const ClattnLayer* layer,
+                                                const ClattnStepOptions* options,
+                                                ClattnCascade** cascade);
+CLATTN_C_API void clattn_cascade_destroy(ClattnCascade* cascade);
+CLATTN_C_API ClattnResult clattn_cascade_layer_create(const ClattnLayer* layer,
+                                                      ClattnCascadeLayer** cascade_layer);
+CLATTN_C_API void clattn_cascade_layer_destroy(ClattnCascadeLayer* cascade_layer);
+/* Plans a step. The batch's common_prefix_len is a multiple of block_size, at least one page.
+   `step` becomes the cascade's, valid until its next build: what clattn_layer_store() takes. */
+CLATTN_C_API ClattnResult clattn_cascade_build(ClattnCascade* cascade, const ClattnQueue* queue,
+                                               const ClattnBatchInfo* batch,
+                                               const ClattnStep** step);
+/* Stores the step's `key` and `value` in the layer's cache, as the first half of
+   clattn_layer_forward() does. Scales have to be loaded before. */
+CLATTN_C_API ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* queue,
+                                             const ClattnTensors* tensors, const ClattnStep* step);
+/* Attends to the cache of the layer that `cascade_layer` was made from, over the step that was last
+   built. Reads query, output, lse and event of `tensors`; keys and values have been stored. */
+CLATTN_C_API ClattnResult clattn_cascade_forward(const ClattnCascade* cascade,
+                                                 const ClattnQueue* queue,
+                                                 const ClattnCascadeLayer* cascade_layer,
+                                                 const ClattnTensors* tensors);
+
+#ifdef __cplusplus
+}
+#endif
+
+/* NOLINTEND(modernize-*,readability-identifier-naming) */
+
+#endif

@@ -1,0 +1,125 @@
+#ifndef CLATTN_CLATTN_SESSION_H
+#define CLATTN_CLATTN_SESSION_H
+
+/* Sessions in C: from a model's shape to decoded tokens. A session owns layers, caches, blocks and
+   each request's tokens; embedding, projections and sampling are the application's. What a call
+   does in full is described at clattn::Session (clattn/session.hpp); clattn/clattn.h says what
+   holds for all handles, structs and errors. A session is for one thread at a time. */
+
+#include <clattn/clattn.h>
+
+/* NOLINTBEGIN(modernize-*,readability-identifier-naming): C */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ClattnSession ClattnSession;
+
+/* clattn::SessionConfig. */
+typedef struct ClattnSessionConfig {
+  uint32_t struct_size;
+  int32_t no_prefix_caching; /* other than 0: requests that begin alike share no blocks */
+  /* [num_layers], of one backend, KV heads, head size, types and block size; equal layers may be
+     one pointer. Those without a name are "layers.N". */
+  const ClattnLayerConfig* const* layers;
+  size_t num_layers;
+  int64_t num_blocks;   /* of each layer's cache; 0 = as many as cache_bytes hold */
+  uint64_t cache_bytes; /* of the caches of all layers */
+  const char* layout;   /* as in clattn_cache_create(); NULL = the fastest one */
+  const ClattnStepOptions* step_options; /* limits of a step, num_blocks is not read; or NULL */
+  const ClattnQueue* queue;              /* of all its work; NULL = one of its own */
+} ClattnSessionConfig;
+
+/* Allocates the caches, zeroes them (blocks) and compiles what the layers need. */
+CLATTN_C_API ClattnResult clattn_session_create(const ClattnContext* context,
+                                                const ClattnSessionConfig* config,
+                                                ClattnSession** session);
+CLATTN_C_API void clattn_session_destroy(ClattnSession* session);
+/* A handle of its queue, to be destroyed like any other. */
+CLATTN_C_API ClattnResult clattn_session_queue(const ClattnSession* session, ClattnQueue** queue);
+/* As clattn_warm_up() of all layers. Before the first request also the copy of blocks that forks
+   lead to. */
+CLATTN_C_API ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progress,
+                                                 void* user);
+/* As clattn_layer_explain() and clattn_layer_load_kv_scales() of layer 0 ... num_layers - 1. */
+CLATTN_C_API ClattnResult clattn_session_explain(const ClattnSession* session, int32_t layer,
+                                                 char* text, size_t capacity, size_t* size);
+CLATTN_C_API ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer,
+                                                        const ClattnKVScales* scales);
+
+typedef struct ClattnSessionInfo {
+  uint32_t struct_size;
+  int32_t num_layers;
+  int32_t block_size; /* tokens */
+  int32_t num_blocks;
+  int32_t num_free_blocks; /* those with content that can be found included */
+  int32_t reserved;
+} ClattnSessionInfo;
+CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
+                                              ClattnSessionInfo* info);
+
+/* A request with the token ids of its prompt, at least one; `id` becomes its number. It holds the
+   published blocks with the prompt's beginning. Only requests of one salt share blocks: token ids
+   and salt have to determine keys and values. */
+CLATTN_C_API ClattnResult clattn_session_add(ClattnSession* session, const int32_t* prompt,
+                                             size_t num_tokens, uint64_t cache_salt, int64_t* id);
+/* Another request with the same tokens and, so far, the same blocks; `copy` becomes its number. */
+CLATTN_C_API ClattnResult clattn_session_fork(ClattnSession* session, int64_t id, int64_t* copy);
+/* Gives up its blocks, keeps its tokens: a later step computes them again (preemption). */
+CLATTN_C_API ClattnResult clattn_session_evict(ClattnSession* session, int64_t id);
+/* Ends the request; its blocks become free. */
+CLATTN_C_API ClattnResult clattn_session_finish(ClattnSession* session, int64_t id);
+
+/* The arrays are the session's, valid until its next call that is not an _info. */
+typedef struct ClattnRequestInfo {
+  uint32_t struct_size;
+  int32_t num_tokens;
+  int32_t num_computed_tokens; /* that have keys and values in the cache */
+  int32_t num_blocks;
+  const int32_t* tokens;      /* [num_tokens] */
+  const int32_t* block_table; /* [num_blocks] */
+} ClattnRequestInfo;
+CLATTN_C_API ClattnResult clattn_session_request_info(const ClattnSession* session, int64_t id,
+                                                      ClattnRequestInfo* info);
+
+/* A request's part of a step. */
+typedef struct ClattnStepRequest {
+  int64_t id;
+  const int32_t* new_tokens; /* [num_new_tokens], token ids that join the request's */
+  size_t num_new_tokens;
+  int64_t max_tokens; /* compute at most this many, < 2^31; 0 = all that are not computed */
+} ClattnStepRequest;
+
+/* The rows of a step, request after request in the caller's order. The arrays are the session's,
+   valid until its next step. */
+typedef struct ClattnStepRows {
+  uint32_t struct_size;
+  int32_t num_requests;
+  int32_t num_tokens; /* rows of every tensor */
+  int32_t reserved;
+  const int32_t* token_ids;       /* [num_tokens]: whose query, key and value to compute */
+  const int32_t* positions;       /* [num_tokens], in their request, for rotary embeddings */
+  const int32_t* query_start_loc; /* [num_requests + 1]: the row before [i + 1] is request i's last,
+                                     whose logits give its next token */
+  const int32_t* seq_lens;        /* [num_requests]: tokens computed after the step */
+} ClattnStepRows;
+/* Begins a step, in which every layer is attended once: adds the new tokens, finds blocks, uploads
+   the step's metadata. Requests may stand in any order, each once and with a token to compute. A
+   step whose layers were not all attended is given up first, so whatever failed, the same call
+   begins it again. CLATTN_ERROR_OUT_OF_BLOCKS: evict or finish a request. */
+CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
+                                              const ClattnStepRequest* requests,
+                                              size_t num_requests, ClattnStepRows* rows);
+/* clattn_layer_forward() of a layer over the current step. After the last layer the step's tokens
+   count as computed. */
+CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
+                                                const ClattnTensors* tensors);
+
+#ifdef __cplusplus
+}
+#endif
+
+/* NOLINTEND(modernize-*,readability-identifier-naming) */
+
+#endif
