@@ -15,6 +15,24 @@ std::size_t test::num_builds() {
   return counter;
 }
 
+static test::BuildLog* build_log = nullptr;
+
+test::BuildLog::BuildLog() {
+  build_log = this;
+}
+
+test::BuildLog::~BuildLog() {
+  build_log = nullptr;
+}
+
+static std::string source_of(cl_program program) {
+  std::size_t size = 0;
+  clGetProgramInfo(program, CL_PROGRAM_SOURCE, 0, nullptr, &size);
+  std::string source(size, '\0');
+  clGetProgramInfo(program, CL_PROGRAM_SOURCE, size, source.data(), nullptr);
+  return source;
+}
+
 test::FailingBuilds::FailingBuilds(cl_int status, std::string part, std::size_t spared,
                                    std::size_t most) {
   failure = status;
@@ -121,6 +139,7 @@ extern "C" cl_int clBuildProgram(cl_program program, cl_uint num_devices,
   static auto* const build =
       reinterpret_cast<decltype(&clBuildProgram)>(dlsym(RTLD_NEXT, "clBuildProgram"));
   ++counter;
+  if (build_log != nullptr) build_log->programs.push_back(source_of(program) + options);
   if (failure != CL_SUCCESS &&
       std::string_view(options).find(failing_part) != std::string_view::npos) {
     if (num_spared > 0) {

@@ -4,12 +4,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace test {
 
 /// Programs that this process, the library included, has had built so far: failing_builds.cpp
 /// stands before the loader's clBuildProgram.
 std::size_t num_builds();
+
+/// While it lives, the programs that are built, one at a time: source and options of each.
+class BuildLog {
+ public:
+  BuildLog();
+  ~BuildLog();
+  BuildLog(const BuildLog&) = delete;
+  BuildLog& operator=(const BuildLog&) = delete;
+  std::vector<std::string> programs = {};
+};
 
 /// While it lives, builds whose options hold `part` end with `status` before the driver sees them,
 /// all but the first `spared` of them and no more than `most`.
