@@ -61,7 +61,7 @@ struct BuilderOptions {
   bool disable_cascade_attn = false;
   /// The lengths of a step are known on the device alone: the seq_lens of a batch are upper bounds,
   /// whose pages its block table names, and update_seq_lens() (cache_ops.hpp) puts the lengths in
-  /// their place. Decoders over a paged cache; no slot_mapping, common_prefix_len or
+  /// their place. Decoders over pages, of latent rows too; no slot_mapping, common_prefix_len or
   /// update_block_table(). Costs 56 bytes a work item in each upload.
   bool device_seq_lens = false;
 };

@@ -71,14 +71,18 @@ void add_step_keys(CaseKeys& keys, const CapturedAttention& call) {
   if (call.common_prefix_len != 0) keys.add("common_prefix_len", call.common_prefix_len);
 }
 
-/// Lengths that only the device knows are read from there, and their bounds are kept beside them.
-void add_lengths(const CaseWriter& writer, const Queue& queue, const BatchRecord& batch) {
+/// The lengths that a step runs with: those that only the device knows are read from there.
+std::vector<std::int32_t> lengths_of(const Queue& queue, const BatchRecord& batch) {
   const LengthSource& device = batch.device_lens;
-  if (device.buffer == nullptr) return add_indices(writer, "seq_lens", batch.seq_lens);
-  add_indices(
-      writer, "seq_lens",
-      read_as<std::int32_t>(queue, device.buffer, device.offset_bytes, std::ssize(batch.seq_lens)));
-  add_indices(writer, "seq_len_bounds", batch.seq_lens);
+  if (device.buffer == nullptr) return {batch.seq_lens.begin(), batch.seq_lens.end()};
+  return read_as<std::int32_t>(queue, device.buffer, device.offset_bytes,
+                               std::ssize(batch.seq_lens));
+}
+
+/// Lengths, and beside those that only the device knows their bounds.
+void add_lengths(const CaseWriter& writer, const Queue& queue, const BatchRecord& batch) {
+  add_indices(writer, "seq_lens", lengths_of(queue, batch));
+  if (batch.device_lens.buffer != nullptr) add_indices(writer, "seq_len_bounds", batch.seq_lens);
 }
 
 /// The step's page ids as a table, and the pages themselves.
@@ -147,15 +151,20 @@ struct WrittenSlots {
 
 /// Every query token of a batch as a request of its own that decodes.
 struct TokenRequests {
-  std::vector<std::int32_t> seq_lens;
+  std::vector<std::int32_t> seq_lens, bounds;  ///< of the lengths, where the device has them
   std::vector<std::vector<std::int32_t>> pages;
 
-  TokenRequests(const BatchRecord& batch, bool causal, std::int32_t block_size) {
-    for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
+  TokenRequests(const Queue& queue, const BatchRecord& batch, bool causal,
+                std::int32_t block_size) {
+    const std::vector<std::int32_t> lens = lengths_of(queue, batch);
+    for (std::size_t r = 0; r < lens.size(); ++r) {
       const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
       for (std::int32_t later = query_len - 1; later >= 0; --later) {
-        seq_lens.push_back(batch.seq_lens[r] - (causal ? later : 0));
-        const auto count = ceil_div(std::int64_t{seq_lens.back()}, std::int64_t{block_size});
+        const std::int32_t unseen = causal ? later : 0;
+        const std::int32_t most = batch.seq_lens[r] - unseen;
+        seq_lens.push_back(lens[r] == 0 ? 0 : lens[r] - unseen);
+        if (batch.device_lens.buffer != nullptr) bounds.push_back(most);
+        const auto count = ceil_div(std::int64_t{most}, std::int64_t{block_size});
         const auto own = batch.pages.subspan(to_size(batch.pages_at[r]), to_size(count));
         pages.emplace_back(own.begin(), own.end());
       }
@@ -172,6 +181,7 @@ struct TokenRequests {
       used.insert(used.end(), pages[r].begin(), pages[r].end());
     }
     add_indices(writer, "seq_lens", seq_lens);
+    if (!bounds.empty()) add_indices(writer, "seq_len_bounds", bounds);
     writer.add("block_table",
                make_array("<i4", {std::ssize(pages), static_cast<std::int64_t>(width)},
                           std::span<const std::int32_t>(table)));
@@ -311,7 +321,7 @@ AddResults capture_mla_decode(const CapturedMLADecode& call) {
   writer.add("query", read_tensor(queue, call.query, config.dtype,
                                   {call.batch.query_start_loc.back(), config.num_heads,
                                    std::int64_t{config.kv_lora_rank} + config.rope_dim}));
-  const TokenRequests requests(call.batch, call.causal, config.block_size);
+  const TokenRequests requests(queue, call.batch, call.causal, config.block_size);
   add_cache(writer, queue, call.cache, requests.add_to(writer));
   CaseKeys keys("mla_decode");
   keys.text("dtype", to_string(config.dtype))

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <clattn/cache_ops.hpp>
 #include <cmath>
 #include <random>
 
 #include "device/attention_host.hpp"
+#include "device/bounded_batch.hpp"
 
 namespace attention_test {
 
@@ -162,31 +162,6 @@ clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostC
   return batch;
 }
 
-/// The batch of a host that has bounds: as many tokens above each length as the spec says, with
-/// block tables that name a page of nobody behind the request's own.
-struct BoundedBatch {
-  std::vector<std::int32_t> bounds, table;
-  clattn::CommonAttentionMetadata batch;
-
-  BoundedBatch(const CaseSpec& spec, const HostCase& host, clattn::CommonAttentionMetadata exact)
-      : bounds(host.truth.seq_lens), batch(exact) {
-    std::int32_t unowned = 0;
-    while (std::ranges::count(host.block_table, unowned) > 0) ++unowned;
-    for (std::int32_t& bound : bounds) bound += spec.bounds_above;
-    const std::int64_t pages_above = spec.bounds_above / spec.config.block_size + 1;
-    batch.block_table_stride += pages_above;
-    for (std::size_t r = 0; r < bounds.size(); ++r) {
-      const std::int32_t* row = &host.block_table[r * index(host.truth.max_blocks)];
-      for (std::int64_t p = 0; p < batch.block_table_stride; ++p) {
-        const bool own = p * spec.config.block_size < host.truth.seq_lens[r];
-        table.push_back(own ? row[p] : unowned);
-      }
-    }
-    batch.seq_lens = bounds;
-    batch.block_table = table;
-  }
-};
-
 /// The step's metadata; with bounds, its lengths come from the device.
 const clattn::AttentionMetadata& build_step(const clattn::Context& context,
                                             const clattn::Queue& queue,
@@ -195,13 +170,9 @@ const clattn::AttentionMetadata& build_step(const clattn::Context& context,
   std::vector<std::int32_t> key_start_loc;
   const clattn::CommonAttentionMetadata batch = describe_batch(spec, host, key_start_loc);
   if (spec.bounds_above < 0) return builder.build(queue, batch, nullptr, spec.build_options);
-  const BoundedBatch bounded(spec, host, batch);
+  const BoundedBatch bounded(batch, spec.config.block_size, spec.bounds_above);
   const auto& metadata = builder.build(queue, bounded.batch, nullptr, spec.build_options);
-  const clattn::Buffer lens = context.allocate(bounded.bounds.size() * sizeof(std::int32_t));
-  queue.write(lens, std::as_bytes(std::span(host.truth.seq_lens)));
-  clattn::DeviceErrors errors(context, queue);
-  clattn::update_seq_lens(queue, metadata, {lens}, errors);
-  errors.check(queue);
+  give_lengths(context, queue, metadata, host.truth.seq_lens);
   return metadata;
 }
 

@@ -1,5 +1,7 @@
 // Captured calls that were made with options of their own: their cases give the same bits again.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,6 +79,27 @@ class CaptureOfCalls : public CaptureInProcess {
     const RunCase again(RunCase::InPlace{}, newest());
     EXPECT_EQ(again.array<float>("out"), floats_in(queue_, out)) << what;
   }
+  /// Runs steps of kDecode with lengths below these bounds, one of which the device refuses.
+  template <typename MakeBuilder, typename Forward>
+  void expect_again_by_bounds(const clattn::Buffer& out, const MakeBuilder& make_builder,
+                              const Forward& forward) {
+    const Arrays bounds(kDecode);
+    for (const SplitPolicy policy : {SplitPolicy::kBalanced, SplitPolicy::kDeterministic}) {
+      clattn::BuilderOptions options;
+      options.split_policy = policy;
+      options.device_seq_lens = true;
+      const auto builder = make_builder(options);
+      const clattn::AttentionMetadata& metadata = builder->build(queue_, bounds.batch());
+      clattn::DeviceErrors errors(*context_, queue_);
+      for (const auto& lens :
+           std::vector<std::vector<std::int32_t>>{{1100, 3}, {1500, 699}, {1501, 699}, {1100, 0}}) {
+        const clattn::Buffer device_lens = upload(*context_, queue_, lens);
+        clattn::update_seq_lens(queue_, metadata, {device_lens}, errors);
+        forward(metadata);
+        expect_again(out, fmt::format("lengths {} on the device", fmt::join(lens, ", ")));
+      }
+    }
+  }
 };
 
 TEST_F(CaptureOfCalls, PlansOfEveryPolicy) {
@@ -119,24 +142,16 @@ TEST_F(CaptureOfCalls, PlansOfEveryPolicy) {
 TEST_F(CaptureOfCalls, LengthsThatOnlyTheDeviceKnows) {
   const clattn::KVCache cache = make_cache();
   const auto impl = backend_.make_impl(context_, config_);
-  const Arrays bounds(kDecode);
   const clattn::Buffer query = make_rows(2), out = make_rows(2);
-  for (const SplitPolicy policy : {SplitPolicy::kBalanced, SplitPolicy::kDeterministic}) {
-    clattn::BuilderOptions options;
-    options.split_policy = policy;
-    options.device_seq_lens = true;
-    const auto builder = backend_.make_builder(context_, config_, options);
-    const auto& metadata = builder->build(queue_, bounds.batch());
-    clattn::DeviceErrors errors(*context_, queue_);
-    for (const auto& lens : {std::array<std::int32_t, 2>{1100, 3}, {1500, 699}}) {
-      const clattn::Buffer device_lens = context_->allocate(sizeof(lens));
-      queue_.write(device_lens, std::as_bytes(std::span(lens)));
-      clattn::update_seq_lens(queue_, metadata, {device_lens}, errors);
-      errors.check(queue_);
-      impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache, metadata);
-      expect_again(out, "lengths on the device");
-    }
-  }
+  expect_again_by_bounds(
+      out,
+      [&](const clattn::BuilderOptions& options) {
+        return backend_.make_builder(context_, config_, options);
+      },
+      [&](const clattn::AttentionMetadata& metadata) {
+        impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache,
+                      metadata);
+      });
 }
 
 /// Another group's block table, planned by a fast build.
@@ -195,6 +210,15 @@ TEST_F(CaptureOfCalls, LatentDecodes) {
       expect_again(out, "latent rows");
     }
   }
+  expect_again_by_bounds(
+      out,
+      [&](const clattn::BuilderOptions& options) {
+        return make_mla_builder(context_, config, options);
+      },
+      [&](const clattn::AttentionMetadata& metadata) {
+        impl->forward(queue_, {.query = {query.handle()}, .output = {out.handle()}}, cache,
+                      metadata);
+      });
 }
 
 /// A cascade is one call, and so one case; its prefix stands in it.

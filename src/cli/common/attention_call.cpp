@@ -70,21 +70,9 @@ void validate_key_lengths(const AttentionCall& call) {
   }
 }
 
-/// The block table must hold the pages of the bounds.
-void validate_bounds(const AttentionCall& call) {
-  const std::int64_t most = call.max_blocks * call.config.block_size;
-  for (std::size_t r = 0; r < call.seq_len_bounds.size(); ++r) {
-    const std::int32_t bound = call.seq_len_bounds[r];
-    throw_invalid_if(bound < call.seq_lens[r] || bound > most,
-                     "request {}: seq_len_bounds is {}, legal: {} … {} (from its seq_len to its "
-                     "block table's end)",
-                     r, bound, call.seq_lens[r], most);
-  }
-}
-
-/// Requests without query tokens need not share the prefix.
+/// Requests that attend to nothing need not share the prefix.
 bool is_idle(const AttentionCall& call, std::size_t r) {
-  return call.query_start_loc[r + 1] == call.query_start_loc[r];
+  return call.query_start_loc[r + 1] == call.query_start_loc[r] || call.is_refused(r);
 }
 
 /// The prefix is whole pages, the same ones in every request. The batch itself is legal.
@@ -130,13 +118,31 @@ std::int32_t AttentionCall::max_seq_len() const {
   return lens.empty() ? 0 : *std::ranges::max_element(lens);
 }
 
+void validate_bounds(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> bounds,
+                     std::int64_t most) {
+  for (std::size_t r = 0; r < bounds.size(); ++r) {
+    throw_invalid_if(seq_lens[r] < 0, "request {}: seq_lens is {}, legal: at least 0", r,
+                     seq_lens[r]);
+    throw_invalid_if(bounds[r] < seq_lens[r] || bounds[r] > most,
+                     "request {}: seq_len_bounds is {}, legal: {} … {} (from its seq_len to its "
+                     "block table's end)",
+                     r, bounds[r], seq_lens[r], most);
+  }
+}
+
 void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
   if (call.config.contiguous_kv()) {
     if (call.common_prefix_len == 0) return validate_key_lengths(call);
     throw_invalid("common_prefix_len is {}, legal: 0 (attn_type {} has no pages to share)",
                   call.common_prefix_len, to_string(call.config.attn_type));
   }
+  const std::int64_t most = call.max_blocks * call.config.block_size;
+  validate_bounds(call.seq_lens, call.seq_len_bounds, most);
   CommonAttentionMetadata batch = call.batch();
+  std::vector<std::int32_t> lens = call.seq_lens;
+  for (std::size_t r = 0; r < lens.size(); ++r)
+    if (call.is_refused(r)) lens[r] = call.seq_len_bounds[r];
+  batch.seq_lens = lens;
   const std::vector<std::int32_t> no_queries(call.query_start_loc.size(), 0);
   if (call.config.attn_type == AttentionType::kEncoderDecoder || call.packed) {
     // The queries are no tokens of the cache: its lengths stand for themselves.
@@ -144,7 +150,6 @@ void validate_call(const AttentionCall& call, std::int64_t num_blocks) {
     batch.num_actual_tokens = 0;
   }
   validate_batch(batch, call.config.block_size, num_blocks);
-  validate_bounds(call);
   validate_prefix(call);
 }
 

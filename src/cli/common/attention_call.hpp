@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,7 +49,8 @@ struct AttentionCall : BatchArrays {
   bool packed = false;                  ///< an x-packed cache instead: execute_packed()
 
   /// [num_reqs], upper bounds of seq_lens that the plan is made of, while the device has the
-  /// lengths (BuilderOptions::device_seq_lens); or empty: made of the lengths.
+  /// lengths (BuilderOptions::device_seq_lens); or empty: made of the lengths. Under a bound, a
+  /// length of 0 stands for one that the device refuses: its queries attend to nothing.
   std::vector<std::int32_t> seq_len_bounds;
   std::vector<std::int64_t> slot_mapping;   // [tokens] or empty: from the block table
   std::vector<std::int32_t> key_start_loc;  // [num_reqs + 1], contiguous keys only; or empty
@@ -63,6 +65,9 @@ struct AttentionCall : BatchArrays {
   float output_scale = 1;              ///< under config.output_fp8
 
   std::int32_t num_reqs() const { return static_cast<std::int32_t>(seq_lens.size()); }
+  bool is_refused(std::size_t request) const {
+    return !seq_len_bounds.empty() && seq_lens[request] == 0;
+  }
   std::int32_t num_tokens() const { return query_start_loc.empty() ? 0 : query_start_loc.back(); }
   /// Of the bounds, if there are.
   std::int32_t max_seq_len() const;
@@ -75,6 +80,15 @@ struct AttentionCall : BatchArrays {
 /// Throws kInvalidArgument naming request, field and value unless the batch's arrays fit each other
 /// and the cache (num_blocks = -1: of any size).
 void validate_call(const AttentionCall& call, std::int64_t num_blocks);
+
+/// Throws kInvalidArgument unless each bound is one of its length and within `most` tokens, those
+/// that the block table has room for.
+void validate_bounds(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> bounds,
+                     std::int64_t most);
+
+/// Gives the device the lengths of a step that was planned by bounds.
+void give_lengths(const Context& context, const Queue& queue,
+                  std::span<const std::int32_t> seq_lens, const AttentionMetadata& metadata);
 
 /// The role of launches that merge a cascade's levels.
 inline constexpr std::string_view kCascadeRole = "cascade";

@@ -92,15 +92,6 @@ class Layer {
   const AttentionMetadata* metadata_ = nullptr;
 };
 
-/// Gives the device the lengths of a call that was planned by bounds.
-void update_lengths(const Context& context, const Queue& queue, const AttentionCall& call,
-                    const AttentionMetadata& metadata) {
-  if (call.seq_len_bounds.empty()) return;
-  DeviceErrors errors(context, queue);
-  update_seq_lens(queue, metadata, {upload(context, queue, call.seq_lens)}, errors);
-  errors.check(queue);
-}
-
 /// The call's cache on the device; none where the keys are contiguous.
 KVCache upload_call_cache(const Context& context, const Queue& queue, const AttentionCall& call,
                           const AttentionBackend& backend, KVCacheLayout layout) {
@@ -133,6 +124,13 @@ std::vector<float> floats_of(const std::vector<std::byte>& bytes) {
 }
 
 }  // namespace
+
+void give_lengths(const Context& context, const Queue& queue,
+                  std::span<const std::int32_t> seq_lens, const AttentionMetadata& metadata) {
+  DeviceErrors errors(context, queue);
+  update_seq_lens(queue, metadata, {upload(context, queue, seq_lens)}, errors);
+  if (std::ranges::count(seq_lens, 0) == 0) errors.check(queue);  // else one is to be refused
+}
 
 CallOutputs::CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size,
                          DType dtype, bool has_fp8)
@@ -205,7 +203,7 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   const AttentionMetadata& metadata = layer.build(*builder, queue, call, &upload_event);
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  update_lengths(*context, queue, call, metadata);
+  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.seq_lens, metadata);
   const bool stores = !call.key.empty() && !call.config.contiguous_kv();
   if (stores) {
     layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},

@@ -12,15 +12,21 @@
 namespace clattn::cli {
 namespace {
 
+std::span<const std::int32_t> planned_lens(const MLACall& call) {
+  return call.seq_len_bounds.empty() ? call.batch.seq_lens : call.seq_len_bounds;
+}
+
 BuilderOptions options_for(const MLACall& call) {
   BatchLimits limits;
   limits.max_num_reqs = std::max(call.batch.num_reqs, 1);
   limits.max_num_batched_tokens = std::max(call.batch.num_actual_tokens, 1);
   limits.max_model_len = 1;
-  for (const std::int32_t seq_len : call.batch.seq_lens)
+  for (const std::int32_t seq_len : planned_lens(call))
     limits.max_model_len = std::max(limits.max_model_len, seq_len);
   limits.num_blocks = call.num_blocks;
-  return call.plan.builder_options(call.num_splits, limits);
+  BuilderOptions options = call.plan.builder_options(call.num_splits, limits);
+  options.device_seq_lens = !call.seq_len_bounds.empty();
+  return options;
 }
 
 MLACache upload_rows(const Context& context, const Queue& queue, const MLACall& call) {
@@ -96,6 +102,7 @@ MLACall latent_call(const MLAConfig& config, const AttentionCall& call) {
   latent.plan = call.plan;
   if (!call.scales.empty()) latent.kv_scale = call.scales[0];
   latent.batch = call.batch();
+  latent.seq_len_bounds = call.seq_len_bounds;
   latent.query = call.query;
   latent.cache = expected_cache(call).key;
   latent.num_blocks = call.num_blocks;
@@ -109,6 +116,7 @@ AttentionCall attention_call(const MLACall& call) {
   plain.query_start_loc.assign(call.batch.query_start_loc.begin(),
                                call.batch.query_start_loc.end());
   plain.seq_lens.assign(call.batch.seq_lens.begin(), call.batch.seq_lens.end());
+  plain.seq_len_bounds.assign(call.seq_len_bounds.begin(), call.seq_len_bounds.end());
   plain.block_table.assign(call.batch.block_table.begin(), call.batch.block_table.end());
   plain.max_blocks = call.batch.block_table_stride;
   plain.query = call.query;
@@ -123,10 +131,13 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall&
   const auto impl = make_mla_impl(*context, config);
   const auto builder = make_mla_builder(context, config, options_for(call));
   const Queue queue = context->create_queue(QueueProfiling::kOn);
+  CommonAttentionMetadata planned = call.batch;
+  planned.seq_lens = planned_lens(call);
   const AttentionMetadata& metadata =
-      builder->build(queue, call.batch, nullptr, {.fast_build = call.plan.fast_build});
+      builder->build(queue, planned, nullptr, {.fast_build = call.plan.fast_build});
   AttentionOutcome outcome;
   if (call.batch.num_actual_tokens == 0) return outcome;
+  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch.seq_lens, metadata);
   const MLACache cache = upload_rows(*context, queue, call);
   const Buffer query = upload(*context, queue, call.query);
   const std::size_t rows = static_cast<std::size_t>(call.batch.num_actual_tokens) *

@@ -20,11 +20,12 @@ namespace {
 
 using nlohmann::json;
 
-/// An mla_decode case: one query token a request. Those without keys are left out.
+/// An mla_decode case: one query token a request. Those that no plan has keys for are left out.
 struct MLACase {
   MLACall call;
   BatchArrays batch;
-  std::vector<std::size_t> tokens;  ///< requests that have keys, which alone are run
+  std::vector<std::int32_t> bounds;  ///< MLACall::seq_len_bounds
+  std::vector<std::size_t> tokens;   ///< requests that have keys, which alone are run
 };
 
 std::string dtype_name(const NpyArray& array) {
@@ -34,13 +35,14 @@ std::string dtype_name(const NpyArray& array) {
   throw_invalid("query.npy: expected element type <f4, <f2 or <u2 (bf16), got {}", array.descr);
 }
 
-/// Rows of the query whose requests have keys, and the batch made of them.
+/// Rows of the query whose requests are planned with keys, and the batch made of them.
 void compact(MLACase& mla, const std::vector<std::byte>& query) {
   const std::size_t requests = mla.batch.seq_lens.size();
   const std::size_t row_bytes = requests == 0 ? 0 : query.size() / requests;
+  const std::vector<std::int32_t>& planned = mla.bounds.empty() ? mla.batch.seq_lens : mla.bounds;
   mla.batch.query_start_loc = {0};
   for (std::size_t r = 0; r < requests; ++r) {
-    if (mla.batch.seq_lens[r] > 0) {
+    if (planned[r] > 0) {
       mla.tokens.push_back(r);
       const auto from = query.begin() + static_cast<std::ptrdiff_t>(r * row_bytes);
       mla.call.query.insert(mla.call.query.end(), from,
@@ -49,6 +51,7 @@ void compact(MLACase& mla, const std::vector<std::byte>& query) {
     mla.batch.query_start_loc.push_back(static_cast<std::int32_t>(mla.tokens.size()));
   }
   mla.call.batch = mla.batch.metadata();
+  mla.call.seq_len_bounds = mla.bounds;
 }
 
 MLACase read_mla_case(CaseFile& file) {
@@ -78,6 +81,10 @@ MLACase read_mla_case(CaseFile& file) {
   config.block_size = static_cast<std::int32_t>(
       std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
   call.cache = std::move(cache.data);
+  if (file.has_array("seq_len_bounds")) {
+    mla.bounds = file.indices32("seq_len_bounds", {requests});
+    validate_bounds(mla.batch.seq_lens, mla.bounds, mla.batch.max_blocks * config.block_size);
+  }
   compact(mla, query.data);
   return mla;
 }

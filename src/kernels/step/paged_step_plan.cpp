@@ -41,8 +41,6 @@ void PagedStep::take_lengths_from_device() {
   throw_unsupported_if(rules_.attn_type != AttentionType::kDecoder,
                        "device_seq_lens: true, legal with attn_type {}: false",
                        to_string(rules_.attn_type));
-  throw_unsupported_if(kernels_->shape.form != CacheForm::kStrided,
-                       "device_seq_lens: true, legal with use_mla: false");
   planner_.lengths_are_bounds = true;
   const std::string group =
       fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));

@@ -5,7 +5,6 @@
 #include <clattn/cascade.hpp>
 #include <clattn/clattn.hpp>
 #include <clattn/compat/paged_attention.hpp>
-#include <clattn/mla.hpp>
 #include <cmath>
 #include <random>
 #include <string>
@@ -26,11 +25,31 @@ using cache_ops_test::upload;
 using clattn::CommonAttentionMetadata;
 using test::error_text;
 
+/// Latent rows whose outputs are as wide as those of small_config().
+clattn::AttentionConfig latent_config() {
+  clattn::AttentionConfig config = small_config();
+  config.use_mla = true;
+  config.num_kv_heads = 1;
+  config.rope_dim = 16;
+  config.head_size = 64 + config.rope_dim;
+  return config;
+}
+
+/// Runs of both cache forms: pages of keys and values, and of latent rows.
+class DeviceLengthRuns : public testing::TestWithParam<bool> {
+ protected:
+  const clattn::AttentionConfig config_ = GetParam() ? latent_config() : small_config();
+};
+INSTANTIATE_TEST_SUITE_P(Forms, DeviceLengthRuns, testing::Bool(), [](const auto& tested) {
+  return std::string(tested.param ? "latent" : "paged");
+});
+
 /// Decodes of one token over a cache of random halves, the same in each: one whose lengths the
 /// device knows, and a twin that a host plans.
 struct Twin {
   static constexpr std::int32_t kPages = 6, kPage = 16;
   const clattn::Context& context;
+  clattn::AttentionConfig config;
   clattn::Queue queue;
   const clattn::AttentionBackend& backend;
   std::shared_ptr<const clattn::AttentionImpl> impl;
@@ -39,20 +58,22 @@ struct Twin {
   clattn::KVCache cache;
   clattn::Buffer rows, out, lse;
 
-  Twin(const std::shared_ptr<clattn::Context>& made, std::int32_t requests)
+  Twin(const std::shared_ptr<clattn::Context>& made, std::int32_t requests,
+       const clattn::AttentionConfig& of = small_config())
       : context(*made),
+        config(of),
         queue(made->create_queue()),
-        backend(clattn::get_attn_backend(small_config(), &made->capabilities())),
-        impl(backend.make_impl(made, small_config())),
+        backend(clattn::get_attn_backend(config, &made->capabilities())),
+        impl(backend.make_impl(made, config)),
         num_reqs(requests) {
     for (std::int32_t r = 0; r < requests; ++r) {
       starts.push_back(r + 1);
       for (std::int32_t p = 0; p < kPages; ++p) table.push_back(p * requests + r);
     }
-    cache = clattn::make_kv_cache(context, queue, backend, small_config(), std::ssize(table));
+    cache = clattn::make_kv_cache(context, queue, backend, config, std::ssize(table));
     fill(cache.buffer, 1);
     const std::size_t heads = static_cast<std::size_t>(requests) * 4;
-    rows = context.allocate(heads * 64 * 2);
+    rows = context.allocate(heads * static_cast<std::size_t>(config.head_size) * 2);
     out = context.allocate(heads * 64 * 2);
     lse = context.allocate(heads * 4);
   }
@@ -69,7 +90,7 @@ struct Twin {
     options.limits.num_blocks = static_cast<std::int64_t>(table.size());
     options.num_splits = 3;  // the same cuts by any bound
     options.device_seq_lens = device_seq_lens;
-    return backend.make_builder(owner, small_config(), options);
+    return backend.make_builder(owner, config, options);
   }
   CommonAttentionMetadata batch(const std::vector<std::int32_t>& lens) const {
     return CommonAttentionMetadata::of(starts, lens, table);
@@ -111,10 +132,10 @@ clattn::AdvanceStep advance_of(const Twin& twin, const std::vector<std::int32_t>
 }
 
 // M9: eight steps with nothing between them but advance_step, against a build a step.
-TEST(DeviceLengthSteps, M9_StepsFollowEachOtherWithoutTheHost) {
+TEST_P(DeviceLengthRuns, M9_StepsFollowEachOtherWithoutTheHost) {
   constexpr int kSteps = 8;
   for (const auto& context : all_contexts()) {
-    const Twin device(context, 5), host(context, 5);
+    const Twin device(context, 5, config_), host(context, 5, config_);
     std::vector<std::int32_t> lens = {1, 15, 28, 80, 33}, bounds = lens;
     for (std::int32_t& bound : bounds) bound += kSteps;
     const auto planned = device.builder(context, true), built = host.builder(context, false);
@@ -140,9 +161,9 @@ TEST(DeviceLengthSteps, M9_StepsFollowEachOtherWithoutTheHost) {
 }
 
 // A row that cannot advance keeps its length, and its slot of the step before is not written again.
-TEST(DeviceLengthSteps, RowsThatCannotAdvanceStoreNothing) {
+TEST_P(DeviceLengthRuns, RowsThatCannotAdvanceStoreNothing) {
   const auto& context = all_contexts().at(0);
-  const Twin device(context, 3), host(context, 3);
+  const Twin device(context, 3, config_), host(context, 3, config_);
   const std::vector<std::int32_t> full = {Twin::kPages * Twin::kPage, 20, 30};
   const auto planned = device.builder(context, true), built = host.builder(context, false);
   clattn::AdvanceStep advance = advance_of(device, full, 1);
@@ -163,9 +184,9 @@ TEST(DeviceLengthSteps, RowsThatCannotAdvanceStoreNothing) {
   EXPECT_EQ(download<std::int32_t>(device.queue, advance.seq_lens), next);
 }
 
-TEST(DeviceLengthSteps, WrongOnesAreReportedAndAttendToNothing) {
+TEST_P(DeviceLengthRuns, WrongOnesAreReportedAndAttendToNothing) {
   for (const auto& context : all_contexts()) {
-    const Twin device(context, 4), host(context, 4);
+    const Twin device(context, 4, config_), host(context, 4, config_);
     const auto planned = device.builder(context, true), built = host.builder(context, false);
     const auto& metadata =
         planned->build(device.queue, device.batch(std::vector<std::int32_t>(4, 50)));
@@ -218,16 +239,16 @@ TEST(DeviceLengthSteps, AreTheBoundsUntilTheyCome) {
 }
 
 // A graph that begins with update_seq_lens() reads the lengths that stand on the device by then.
-TEST(DeviceLengthSteps, ReplaysReadThemAnew) {
+TEST_P(DeviceLengthRuns, ReplaysReadThemAnew) {
   for (const auto& context : all_contexts()) {
     for (const auto mode : {clattn::ReplayMode::kLaunchList, clattn::ReplayMode::kAuto}) {
-      const Twin device(context, 4), host(context, 4);
+      const Twin device(context, 4, config_), host(context, 4, config_);
       clattn::BuilderOptions options;
       options.limits = {
           .max_num_reqs = 4, .max_num_batched_tokens = 4, .max_model_len = 96, .num_blocks = 24};
       options.num_splits = 3;
       options.device_seq_lens = true;
-      clattn::AttentionState state(context, device.backend, small_config(), options);
+      clattn::AttentionState state(context, device.backend, config_, options);
       const clattn::Buffer lens_buffer =
           upload(*context, device.queue, std::vector<std::int32_t>(4, 1));
       clattn::DeviceErrors errors(*context, device.queue);
@@ -327,14 +348,10 @@ TEST(DeviceLengthSteps, WhatNeedsThemOnTheHostIsRefused) {
 
   clattn::BuilderOptions options;
   options.device_seq_lens = true;
-  const clattn::MLAConfig latent{
-      .num_heads = 4, .kv_lora_rank = 32, .rope_dim = 8, .block_size = 16};
   clattn::AttentionConfig cross = small_config();
   cross.attn_type = clattn::AttentionType::kEncoderDecoder;
   EXPECT_EQ(error_text([&] { twin.backend.make_builder(context, cross, options); }, unsupported),
             "device_seq_lens: true, legal with attn_type encoder_decoder: false");
-  EXPECT_EQ(error_text([&] { clattn::make_mla_builder(context, latent, options); }, unsupported),
-            "device_seq_lens: true, legal with use_mla: false");
   EXPECT_EQ(
       error_text([&] { clattn::make_paged_attention_builder(context, small_config(), options); },
                  unsupported),

@@ -1,11 +1,7 @@
-// Latent decode against the oracle: MLA is attention whose keys and values are the same rows, of
-// which the output keeps the latent part.
-#include <clattn/mla.hpp>
-#include <utility>
-
+// Latent decode (device/mla_case.hpp) by every family and variant of kernels.
 #include "device/forced_variant.hpp"
+#include "device/mla_case.hpp"
 #include "device/runtime_fixture.hpp"
-#include "device/step_case.hpp"
 #include "kernels/choose/variants.hpp"
 #include "support/error_text.hpp"
 
@@ -15,201 +11,15 @@ using attention_test::all_contexts;
 using clattn::DType;
 using clattn::KernelFamily;
 using clattn::detail::Variant;
-using step_test::Elements;
-using step_test::FencedOutput;
-using step_test::index;
+using mla_test::Case;
+using mla_test::Outcome;
+using mla_test::run;
+using mla_test::small_case;
 using step_test::Layout;
-using step_test::Request;
 using test::error_text;
 
-struct Case {
-  clattn::MLAConfig config;
-  std::vector<Request> requests;
-  std::int32_t num_splits = 0;
-  std::int64_t query_padding = 0;
-  std::int32_t graph_batch_size = 0;  ///< of recorded steps, whose plans are padded
-  double cache_scale = 1.0;           ///< quantized caches: real = stored * cache_scale
-  bool last_token_overflows = false;  ///< each request's newest row is inf, seen by its last query
-  /// An element of each request's last row but one is inf, and every query's there is below 0: the
-  /// logit is -inf, the weight 0, and 0 times inf is NaN.
-  bool infinity_has_no_weight = false;
-};
-constexpr std::int64_t kInfiniteElement = 3;  ///< a latent one
-
-struct Outcome : step_test::Launches {
-  std::vector<double> out, lse;
-  bool rounds_weights = false;
-};
-
-std::string describe(const Case& c) {
-  return fmt::format("{} heads x ({} + {}) page {} {}/{} family {} splits {}", c.config.num_heads,
-                     c.config.kv_lora_rank, c.config.rope_dim, c.config.block_size,
-                     to_string(c.config.dtype), to_string(c.config.cache_dtype()),
-                     to_string(c.config.kernel_family), c.num_splits);
-}
-
-oracle::AttentionCase truth_of(const Case& c, const Layout& layout) {
-  oracle::AttentionCase truth;
-  truth.num_heads = c.config.num_heads;
-  truth.num_kv_heads = 1;
-  truth.head_size = c.config.kv_lora_rank + c.config.rope_dim;
-  truth.block_size = c.config.block_size;
-  truth.scale = c.config.scale ? static_cast<double>(*c.config.scale)
-                               : 1.0 / std::sqrt(static_cast<double>(truth.head_size));
-  truth.query_start_loc = layout.query_start_loc;
-  truth.seq_lens = layout.seq_lens;
-  truth.block_table = layout.block_table;
-  truth.max_blocks = layout.max_blocks;
-  return truth;
-}
-
-/// Rows of all requests; what no request owns stays poison on the device and NaN for the oracle.
-Elements make_cache(const Case& c, const Layout& layout, oracle::AttentionCase& truth) {
-  const std::int64_t width = truth.head_size;
-  const std::int64_t count = layout.num_blocks * c.config.block_size * width;
-  Elements cache(c.config.cache_dtype(), count);
-  truth.key_cache.assign(index(count), std::numeric_limits<double>::quiet_NaN());
-  std::mt19937 random(11);
-  std::normal_distribution<double> normal;
-  for (std::size_t r = 0; r < layout.seq_lens.size(); ++r) {
-    for (std::int64_t p = 0; p < layout.seq_lens[r]; ++p) {
-      const std::int64_t at = layout.slot(r, p, c.config.block_size) * width;
-      for (std::int64_t d = 0; d < width; ++d) {
-        const bool inf =
-            (c.last_token_overflows && p + 1 == layout.seq_lens[r]) ||
-            (c.infinity_has_no_weight && p + 2 == layout.seq_lens[r] && d == kInfiniteElement);
-        truth.key_cache[index(at + d)] = cache.set(
-            at + d, inf ? std::numeric_limits<double>::infinity() : normal(random), c.cache_scale);
-      }
-    }
-  }
-  truth.value_cache = truth.key_cache;
-  return cache;
-}
-
-Elements make_query(const Case& c, const Layout& layout, oracle::AttentionCase& truth) {
-  const std::int64_t row = std::int64_t{c.config.num_heads} * truth.head_size;
-  const std::int64_t stride = row + c.query_padding;
-  Elements query(c.config.dtype, layout.num_tokens() * stride);
-  std::mt19937 random(12);
-  std::normal_distribution<double> normal;
-  for (std::int64_t t = 0; t < layout.num_tokens(); ++t) {
-    for (std::int64_t i = 0; i < row; ++i) {
-      const bool below_0 = c.infinity_has_no_weight && i % truth.head_size == kInfiniteElement;
-      const double value = normal(random);
-      truth.query.push_back(query.set(t * stride + i, below_0 ? -0.5 - std::abs(value) : value));
-    }
-  }
-  return query;
-}
-
-/// Compares with the oracle, whose rows are cut to their latent part. Rows with a logit of +inf or
-/// NaN have no right answer; in the others a NaN of the oracle must be one.
-void expect_truth(const Case& c, const oracle::AttentionCase& truth, const Outcome& outcome) {
-  oracle::AttentionResult want = oracle::attention(truth, step_test::element(c.config.dtype));
-  if (outcome.rounds_weights) want.add_weight_rounding();
-  const std::size_t width = index(truth.head_size), rank = index(c.config.kv_lora_rank);
-  std::vector<double> got = outcome.out, got_lse = outcome.lse, want_lse = want.lse;
-  std::vector<double> want_out(got.size(), 0.0), bound(got.size(), 0.0);
-  ASSERT_EQ(want_lse.size() * rank, got.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const std::size_t row = i / rank, from = row * width + i % rank;
-    const bool answered = want.lse[row] < std::numeric_limits<double>::infinity();
-    if (answered && std::isfinite(want.out[from])) {
-      want_out[i] = want.out[from];
-      bound[i] = want.bound[from];
-      continue;
-    }
-    ASSERT_TRUE(!answered || std::isnan(got[i])) << describe(c) << " out " << i << " is " << got[i];
-    got[i] = 0.0;
-    if (!answered) got_lse[row] = want_lse[row] = 0.0;
-  }
-  // An infinite key has no error bound.
-  const auto* bounds = c.infinity_has_no_weight ? nullptr : &bound;
-  step_test::expect_close(got, want_out, bounds, describe(c) + " out");
-  step_test::expect_close(got_lse, want_lse, nullptr, describe(c) + " lse");
-}
-
-Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
-  const Layout layout(c.requests, c.config.block_size);
-  oracle::AttentionCase truth = truth_of(c, layout);
-  const clattn::Queue queue = context->create_queue();
-  const Elements rows = make_cache(c, layout, truth);
-  const Elements query = make_query(c, layout, truth);
-  clattn::MLACache cache{.buffer = rows.upload(*context, queue),
-                         .dtype = c.config.cache_dtype(),
-                         .num_blocks = layout.num_blocks,
-                         .block_size = c.config.block_size,
-                         .kv_lora_rank = c.config.kv_lora_rank,
-                         .rope_dim = c.config.rope_dim,
-                         .scale = {}};
-  if (c.cache_scale != 1.0) {
-    Elements scale(DType::kF32, 1);
-    scale.set(0, c.cache_scale);
-    cache.scale = scale.upload(*context, queue);
-  }
-  const clattn::Buffer q = query.upload(*context, queue);
-  const std::int64_t num_rows = layout.num_tokens() * c.config.num_heads;
-  FencedOutput out(*context, queue, c.config.dtype, num_rows * c.config.kv_lora_rank,
-                   FencedOutput::kGuard);
-  FencedOutput lse(*context, queue, DType::kF32, num_rows, 0);
-
-  const auto impl = clattn::make_mla_impl(*context, c.config);
-  clattn::BuilderOptions options = layout.options(c.num_splits);
-  options.graph_batch_size = c.graph_batch_size;
-  options.decode_threshold = 4;
-  const auto builder = clattn::make_mla_builder(context, c.config, options);
-  const auto& metadata = builder->build(queue, layout.batch());
-  const std::int64_t stride = std::int64_t{c.config.num_heads} * truth.head_size + c.query_padding;
-  std::vector<clattn::LaunchRecord> launches;
-  impl->forward(queue,
-                {.query = {q.handle(), 0, stride},
-                 .output = {out.buffer.handle(), FencedOutput::kGuard},
-                 .lse = lse.buffer.handle()},
-                cache, metadata, nullptr, &launches);
-  const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue),
-                        step_test::rounds_weights(impl->kernels())};
-
-  expect_truth(c, truth, outcome);
-  return outcome;
-}
-
-/// The latent row of cases that say nothing of it.
-struct LatentRow {
-  std::int32_t rank, rope;
-};
-constexpr LatentRow kSmallRow{64, 16};
-constexpr LatentRow kTiledRow{256, 64};  ///< one that matrix units take, where there are any
-
-Case small_case(DType dtype = DType::kF16) {
-  Case c;
-  c.config.num_heads = 16;
-  c.config.kv_lora_rank = kSmallRow.rank;
-  c.config.rope_dim = kSmallRow.rope;
-  c.config.block_size = 16;
-  c.config.dtype = dtype;
-  c.requests = {{1, 40}, {0, 0}, {1, 0}, {4, 30}, {16, 9}, {0, 20}, {1, 200}};
-  return c;
-}
-
-struct Kernels {
-  KernelFamily family;
-  LatentRow row;
-};
-
-class MLA : public testing::TestWithParam<Kernels> {
- protected:
-  std::vector<Outcome> check(Case c) {
-    c.config.kernel_family = GetParam().family;
-    if (c.config.kv_lora_rank == kSmallRow.rank) {
-      c.config.kv_lora_rank = GetParam().row.rank;
-      c.config.rope_dim = GetParam().row.rope;
-    }
-    return step_test::on_able_devices(
-        [&](const auto* device) { return clattn::validate_mla_configuration(c.config, device); },
-        [&](const auto& context) { return run(context, c); });
-  }
-};
+using MLA = mla_test::MLATest;
+INSTANTIATE_TEST_SUITE_P(Families, MLA, mla_test::kAllKernels, mla_test::kernels_name);
 
 TEST_P(MLA, A6_6_DeepSeekShape) {
   Case c = small_case();
@@ -346,15 +156,6 @@ TEST_P(MLA, BitsDoNotDependOnTheRestOfTheBatch) {
     EXPECT_TRUE(std::equal(alone[i].lse.begin(), alone[i].lse.end(), crowd[i].lse.begin()));
   }
 }
-
-std::string kernels_name(const testing::TestParamInfo<Kernels>& tested) {
-  return fmt::format("{}_{}", to_string(tested.param.family), tested.param.row.rank);
-}
-INSTANTIATE_TEST_SUITE_P(Families, MLA,
-                         testing::Values(Kernels{KernelFamily::kAuto, kSmallRow},
-                                         Kernels{KernelFamily::kAuto, kTiledRow},
-                                         Kernels{KernelFamily::kGpu, kSmallRow}),
-                         kernels_name);
 
 std::vector<const Variant*> latent_variants() {
   std::vector<const Variant*> chosen;
