@@ -116,8 +116,8 @@ static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile
                                     __global const CLA_KV_T* v_cache, __local const long* key_at,
                                     uint zero) {
 #pragma unroll
-  for (uint i = (uint)get_local_id(0) + zero; i < CLA_BLOCK_KV * CLA_DIM_UNITS + zero;
-       i += CLA_WG_SIZE) {
+  for (uint own = (uint)get_local_id(0); own < CLA_BLOCK_KV * CLA_DIM_UNITS; own += CLA_WG_SIZE) {
+    const uint i = own + zero;
     const uint key = i / CLA_DIM_UNITS;
     const uint unit = i % CLA_DIM_UNITS;
     const long row = key_at[key];
@@ -254,7 +254,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     key_at[0][i] = cla_key_at(&task.item, pages, keys.end, keys.begin + (int)i, head_at,
                               call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
-  cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, CLA_VALUES, key_at[0], 0);
+  if (!CLA_FEW_REGISTERS || keys.begin < keys.end)
+    cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, CLA_VALUES, key_at[0], 0);
 
   uint stage = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {

@@ -1,7 +1,8 @@
 // clattn_dump_kernels OUT_DIR: writes what the library would hand to a driver, for offline
 // compilers and lint. For every variant and a covering set of shapes: NAME.cl (flattened source),
-// NAME.options (one line) and NAME.kind
-// ("cpu", "gpu", or "amd" and the chips that have the variant's matrix unit).
+// NAME.options (one line), NAME.kind
+// ("cpu", "gpu", or "amd" and the chips that have the variant's matrix unit) and NAME.traits (its
+// role, the query rows of a work item, the keys that a group processes at once, the unit's lanes).
 
 #include <fmt/format.h>
 
@@ -185,6 +186,9 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
     write_kernel(directory, name, source.file,
                  source.options + clattn::detail::device_macros(device),
                  std::string(kind_of(variant)), source.unit);
+    write(directory / (name + ".traits"),
+          fmt::format("{} {} {} {}\n", to_string(variant.role), variant.block_rows,
+                      step_keys(variant, row.head_size), variant.unit().lanes));
   }
 }
 

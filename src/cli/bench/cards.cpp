@@ -29,6 +29,8 @@ constexpr double kReadShare = 0.9;
 constexpr double kReadAlone = 10;
 /// The loops of this head size stand for all smaller ones too.
 constexpr std::int32_t kCommonHead = 128;
+/// Query rows of a work item that read keys from memory: of one query token or a few.
+constexpr double kFewRows = 32;
 
 double number(const std::string& text, const std::string& where) {
   double value = 0;
@@ -115,14 +117,10 @@ void set_shape(LoopCount& loop, const std::string& shape, const std::string& whe
   loop.cache_dtype = type_of(std::string_view{shape}.substr(second + 1));
 }
 
-bool is_decode(std::string_view variant) {
-  return variant.starts_with("decode");
-}
-
 /// Whether few query rows use each key, so that keys come from memory. With more rows, neighbouring
 /// groups share keys and find them in a cache.
 bool reads_memory(const LoopCount& loop) {
-  return is_decode(loop.variant) || loop.variant.find("__r16_") != std::string::npos;
+  return loop.rows <= kFewRows;
 }
 
 /// Bytes that a group reads per step: its keys and values for one KV head.
@@ -240,7 +238,7 @@ std::vector<Card> parse_cards(std::string_view text, std::string_view name) {
 }
 
 std::vector<LoopCount> parse_loops(std::string_view text, std::string_view name) {
-  constexpr std::size_t kColumns = 18;
+  constexpr std::size_t kColumns = 20;
   std::vector<LoopCount> loops;
   each_line(text, name, [&](const std::vector<std::string>& words, const std::string& where) {
     throw_invalid_if(words.size() != kColumns, "{}: {} columns, legal: {}", where, words.size(),
@@ -252,6 +250,8 @@ std::vector<LoopCount> parse_loops(std::string_view text, std::string_view name)
     loop.slots = number(words[13], where);
     loop.group_waves = number(words[16], where);
     loop.keys = number(words[17], where);
+    loop.rows = number(words[18], where);
+    loop.role = words[19];
     loops.push_back(std::move(loop));
   });
   return loops;
@@ -280,7 +280,7 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
     if (loop.chip != card.chip) continue;
     if (rows.empty()) rows.push_back(uncounted_decode(card));
     const double groups =
-        concurrent_groups(card, loop.dtype, loop.cache_dtype, is_decode(loop.variant));
+        concurrent_groups(card, loop.dtype, loop.cache_dtype, loop.role == "decode");
     CostRow row = row_of(card, loop.variant, predicted_costs(card, loop, groups));
     if (loop.cache_dtype != loop.dtype) {  // one 8-bit type stands for all of them
       for (const DType cache : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
@@ -298,8 +298,7 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
 
 double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops) {
   for (const LoopCount& loop : loops) {
-    if (loop.chip != card.chip || !is_decode(loop.variant) || loop.head_size != kCommonHead)
-      continue;
+    if (loop.chip != card.chip || loop.role != "decode" || loop.head_size != kCommonHead) continue;
     return card.cores * resident_groups(card, loop) * step_bytes(loop) /
            (card.gbs * card.latency_ns);
   }

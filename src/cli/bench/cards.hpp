@@ -29,11 +29,12 @@ const Card* card_of(const std::vector<Card>& cards, const DeviceCapabilities& ca
 
 /// A row of bench/cards/loops.txt: what a kernel's tile loop needs on a chip.
 struct LoopCount {
-  std::string chip{}, variant{};
+  std::string chip{}, variant{}, role{};
   std::int32_t head_size = 0;
   DType dtype = DType::kF16, cache_dtype = DType::kF16;
   double local_bytes = 0, waves = 0, slots = 0;
   double group_waves = 0, keys = 0;  ///< of a group: its waves, and its keys per step
+  double rows = 0;                   ///< of queries in its work item
 };
 std::vector<LoopCount> parse_loops(std::string_view text, std::string_view name);
 

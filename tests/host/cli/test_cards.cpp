@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "cli/bench/cards.hpp"
 #include "support/error_text.hpp"
@@ -55,11 +56,12 @@ TEST(Cards, EveryChipHasItsLoops) {
 /// A step of a lone group waits for memory; of many, the memory's rate or the slots bound them.
 TEST(Cards, CostsFollowFromSlotsAndMemory) {
   const Card card = clattn::cli::parse_cards(kCard, "text").front();
-  LoopCount loop{.chip = "toy", .variant = "decode_mfma__r16", .head_size = 128};
+  LoopCount loop{.chip = "toy", .variant = "any", .role = "decode", .head_size = 128};
   loop.waves = 2;
   loop.slots = 50;  // 200 ns
   loop.group_waves = 2;
   loop.keys = 32;  // 16384 bytes
+  loop.rows = 16;
   clattn::KernelCosts costs = predicted_costs(card, loop, 20);
   EXPECT_DOUBLE_EQ(costs.read_gbs, 16384 / 500.0);
   // All 20 together get 90 % of the memory: 20 * 32.8 / (1 + 20 / groups) = 90.
@@ -70,6 +72,22 @@ TEST(Cards, CostsFollowFromSlotsAndMemory) {
   EXPECT_DOUBLE_EQ(costs.read_gbs, 16384 / 20000.0);
   EXPECT_DOUBLE_EQ(costs.groups, 0);
   EXPECT_NEAR(clattn::cli::decode_in_flight(card, {loop}), 10 * 4 * 16384 / 50000.0, 1e-9);
+}
+
+/// Traits are columns, not parts of a name: many rows share keys in a cache, and a kernel of
+/// another role does not count as decode.
+TEST(Cards, TraitsOfLoopsAreColumns) {
+  const auto cost_of = [](const char* traits) {
+    const Card card = clattn::cli::parse_cards(kCard, "text").front();
+    const std::vector<LoopCount> loops = clattn::cli::parse_loops(
+        std::string("toy any d128_f16_f16 9 0 9 2 1 1 1 1 1 1 50 9 9 2 32 ") + traits, "text");
+    return std::pair{predicted_costs(card, loops.front(), 20).groups,
+                     decode_in_flight(card, loops)};
+  };
+  EXPECT_GT(cost_of("16 decode").first, 0);
+  EXPECT_EQ(cost_of("128 prefill").first, 0);
+  EXPECT_GT(cost_of("16 decode").second, 0);
+  EXPECT_EQ(cost_of("16 prefill").second, 0);
 }
 
 /// Loads in flight cover the way to memory with half as much to spare.
@@ -149,7 +167,7 @@ TEST(Cards, BadLinesAreNamed) {
     return test::error_text([&] { static_cast<void>(clattn::cli::parse_loops(text, "f")); });
   };
   expect_says(loop_fault("gfx942 k d128_f16_f16 1\n"), "f:1: 4 columns");
-  expect_says(loop_fault("gfx942 k d128_f64_f16 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15\n"),
+  expect_says(loop_fault("gfx942 k d128_f64_f16 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 decode\n"),
               "shape: 'd128_f64_f16'");
 }
 
