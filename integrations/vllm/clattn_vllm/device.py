@@ -1,10 +1,18 @@
 """The process's device, and what its layers share."""
 
+import contextlib
 import functools
 import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import clattn
+
+#: How many threads drivers for CPUs use: PoCL's to 4, PoCL's since, and Intel's.
+_THREADS = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT", "DPCPP_CPU_NUM_CUS")
+#: Where vLLM says to which cores OpenMP binds a worker's threads, each in its own syntax.
+_BINDINGS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES")
 
 
 @dataclass
@@ -16,6 +24,34 @@ class Device:
     workspace: clattn.AttentionWorkspace = field(default_factory=clattn.AttentionWorkspace)
 
 
+def bound_cores(environment: Mapping[str, str] = os.environ) -> set[int]:
+    """The cores that vLLM gave this worker; empty: none, or something else than a plain list."""
+    for name in _BINDINGS:
+        if name in environment:
+            cores = re.fullmatch(r"\D*(\d+(?:[ ,]\d+)*)[\]}]?", environment[name])
+            return {int(core) for core in re.split("[ ,]", cores[1])} if cores else set()
+    return set()
+
+
+@contextlib.contextmanager
+def threads_on(cores: set[int]) -> Iterator[None]:
+    """The driver's threads get a core each: OpenMP binds the thread that starts them to its first.
+
+    Without this, workers that share a machine would each use all of it, or one core of their own.
+    """
+    if not cores:
+        yield
+        return
+    for name in _THREADS:
+        os.environ.setdefault(name, str(len(cores)))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @functools.cache
 def device() -> Device:
     """Opened by the first layer, so behind any fork of vLLM's processes.
@@ -23,5 +59,6 @@ def device() -> Device:
     The cache and all tensors are memory of the host, so the device is a CPU unless CLATTN_DEVICE
     names another one.
     """
-    context = clattn.Context(os.environ.get("CLATTN_DEVICE", "cpu"))
+    with threads_on(bound_cores()):
+        context = clattn.Context(os.environ.get("CLATTN_DEVICE", "cpu"))
     return Device(context, context.create_queue())
