@@ -98,6 +98,17 @@ TEST(Variants, ACPUWhoseDriverCutsLoopsShortTakesTheOtherFamily) {
   }
 }
 
+// OpenCL promises groups of one work-item only; GPUs of phones allow 64 or more.
+TEST(Variants, EveryRoleRunsInGroupsOf32) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kGpu;
+  device.max_work_group_size = 32;
+  for (const Role role : {Role::kDecode, Role::kPrefill, Role::kMerge, Role::kMLADecode,
+                          Role::kPackedDecode, Role::kCacheWrite, Role::kCacheWritePacked}) {
+    EXPECT_EQ(why_none_runs(role, KernelFamily::kGpu, device), "") << to_string(role);
+  }
+}
+
 // Every launch takes its scalars in a struct (kernels_cl/shared/call.h, write_call.h).
 TEST(Variants, ADriverThatDamagesStructsIsRefused) {
   DeviceCapabilities device;
