@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from clattn_vllm.device import device
-from clattn_vllm.layer import Layer, refusal
+from clattn_vllm.layer import Layer, make_builder, refusal
 
 logger = init_logger("vllm.clattn")
 
@@ -61,24 +61,9 @@ class CLAttnMetadataBuilder(CPUAttentionMetadataBuilder):
             self.left_to_vllm = True
             return
         served = layer.impl.served = Layer(layer, self.dtype, self.block_size)
-        served.impl.warm_up(device().queue)
         window = served.config.sliding_window
         if window not in self.builders:
-            self.builders[window] = self._builder(served.config)
-        kernels = ", ".join(sorted({kernel.name for kernel in served.impl.kernels()}))
-        logger.info_once("CLAttn serves attention on %s: %s",
-                         device().context.capabilities.name, kernels)  # fmt: skip
-
-    def _builder(self, config: clattn.AttentionConfig) -> clattn.AttentionMetadataBuilder:
-        scheduler = self.vllm_config.scheduler_config
-        options = clattn.BuilderOptions(
-            max_num_reqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_model_len=self.vllm_config.model_config.max_model_len,
-            workspace=device().workspace,
-        )
-        backend = clattn.get_attn_backend(config, device().context)
-        return backend.make_builder(device().context, config, options)
+            self.builders[window] = make_builder(served.config, self.vllm_config)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> CLAttnMetadata:
         common = common_attn_metadata

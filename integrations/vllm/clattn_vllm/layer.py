@@ -1,31 +1,47 @@
 """A vLLM layer as CLAttn runs it."""
 
+import time
+from typing import Any
+
 import clattn
 import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionType
 
 from clattn_vllm.device import device
 
+logger = init_logger("vllm.clattn")
+
 #: CLAttn's names of vLLM's cache types; others are names in both.
 _CACHE_DTYPES = {"fp8": "fp8_e4m3", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
+#: A layer's configuration as AttentionConfig's arguments, in their order.
+Fields = tuple[tuple[str, Any], ...]
+_compiled: dict[Fields, clattn.AttentionImpl] = {}
 
-def _config(impl, dtype: torch.dtype, block_size: int) -> clattn.AttentionConfig:
+
+def _fields(impl, dtype: torch.dtype, block_size: int) -> Fields:
     """The configuration of a CPUAttentionBackendImpl; its sinks are loaded by then."""
-    return clattn.AttentionConfig(
-        num_heads=impl.num_heads,
-        num_kv_heads=impl.num_kv_heads,
-        head_size=impl.head_size,
-        block_size=block_size,
-        dtype=dtype,
-        kv_cache_dtype=_CACHE_DTYPES.get(impl.kv_cache_dtype, impl.kv_cache_dtype),
-        scale=impl.scale,
-        logits_soft_cap=impl.logits_soft_cap,
-        sliding_window=max(impl.sliding_window, 0),
-        attn_type=AttentionType(impl.attn_type).value,
-        alibi_slopes=[] if impl.alibi_slopes is None else impl.alibi_slopes.tolist(),
-        sinks=[] if impl.sinks is None else impl.sinks.float().tolist(),
-    )
+    fields = {
+        "num_heads": impl.num_heads,
+        "num_kv_heads": impl.num_kv_heads,
+        "head_size": impl.head_size,
+        "block_size": block_size,
+        "dtype": dtype,
+        "kv_cache_dtype": _CACHE_DTYPES.get(impl.kv_cache_dtype, impl.kv_cache_dtype),
+        "scale": impl.scale,
+        "logits_soft_cap": impl.logits_soft_cap,
+        "sliding_window": max(impl.sliding_window, 0),
+        "attn_type": AttentionType(impl.attn_type).value,
+        "alibi_slopes": () if impl.alibi_slopes is None else tuple(impl.alibi_slopes.tolist()),
+        "sinks": () if impl.sinks is None else tuple(impl.sinks.float().tolist()),
+    }
+    return tuple(fields.items())
+
+
+def _backend(config: clattn.AttentionConfig) -> clattn.AttentionBackend:
+    return clattn.get_attn_backend(config, device().context)
 
 
 def refusal(layer, dtype: torch.dtype, block_size: int) -> str:
@@ -34,22 +50,58 @@ def refusal(layer, dtype: torch.dtype, block_size: int) -> str:
         return f"attention of type {AttentionType(layer.attn_type).value}"
     if layer.head_size_v != layer.head_size:
         return f"values of {layer.head_size_v} elements beside keys of {layer.head_size}"
+    return refused(_fields(layer.impl, dtype, block_size))
+
+
+def refused(fields: Fields) -> str:
+    """Why no backend takes a configuration; empty: one does."""
     try:
-        config = _config(layer.impl, dtype, block_size)
-        clattn.get_attn_backend(config, device().context)
+        _backend(clattn.AttentionConfig(**dict(fields)))
     except clattn.Error as error:
         return str(error)
     return ""
+
+
+def compiled(fields: Fields, name: str) -> clattn.AttentionImpl:
+    """The kernels of a configuration, ready to launch; layers of equal ones share them.
+
+    The first compilation on a machine takes long enough to be told.
+    """
+    if fields not in _compiled:
+        logger.info("CLAttn compiles attention for %s and layers like it", name)
+        start = time.perf_counter()
+        config = clattn.AttentionConfig(**dict(fields))
+        impl = _backend(config).make_impl(device().context, config)
+        impl.warm_up(device().queue)
+        _compiled[fields] = impl
+        kernels = ", ".join(sorted({kernel.name for kernel in impl.kernels()}))
+        logger.info(
+            "CLAttn serves attention on %s, ready after %.1f s: %s",
+            device().context.capabilities.name, time.perf_counter() - start, kernels,
+        )  # fmt: skip
+    return _compiled[fields]
+
+
+def make_builder(
+    config: clattn.AttentionConfig, vllm_config: VllmConfig
+) -> clattn.AttentionMetadataBuilder:
+    scheduler = vllm_config.scheduler_config
+    options = clattn.BuilderOptions(
+        max_num_reqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=vllm_config.model_config.max_model_len,
+        workspace=device().workspace,
+    )
+    return _backend(config).make_builder(device().context, config, options)
 
 
 class Layer:
     """The kernels of a layer, and its cache in vLLM's memory."""
 
     def __init__(self, layer, dtype: torch.dtype, block_size: int) -> None:
-        self.name = layer.layer_name
-        self.config = _config(layer.impl, dtype, block_size)
-        backend = clattn.get_attn_backend(self.config, device().context)
-        self.impl = backend.make_impl(device().context, self.config)
+        self.impl = compiled(_fields(layer.impl, dtype, block_size), layer.layer_name)
+        self.config = self.impl.config
+        backend = _backend(self.config)
         # CPU kernels prefer the tokens of a page side by side; the memory is the same.
         self.keys_by_dim = (
             backend.preferred_layout(device().context) == "HDN"
