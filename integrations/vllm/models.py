@@ -59,6 +59,23 @@ MODELS = {
             "initializer_range": 0.08,
         },
     ),
+    "DeepSeek V2 (MLA)": Model(
+        "DeepseekV2Config",
+        SHAPE
+        | {
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 64,
+            "first_k_dense_replace": 2,
+        },
+        # AMX_MLA, which vLLM prefers where it can, is not replaced.
+        {"block_size": 16, "attention_config": {"backend": "CPU_MLA"}},
+        whole_prompts=True,
+    ),
     "Llama, fp8 cache": Model("LlamaConfig", SHAPE, {"kv_cache_dtype": "fp8"}, tokens=False),
     "BERT (encoder)": Model(
         "BertConfig",

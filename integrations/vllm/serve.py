@@ -10,9 +10,10 @@ from models import BATCHED_TOKENS, MODELS, NEW_TOKENS, prompts
 
 def served_by_clattn(model) -> list[bool]:
     """Of each attention layer."""
-    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
 
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    kinds = (Attention, MLAAttention)
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
     return [getattr(layer.impl, "served", None) is not None for layer in layers]
 
 
