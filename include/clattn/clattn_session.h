@@ -29,6 +29,8 @@ typedef struct ClattnSessionConfig {
   const char* layout;   /* as in clattn_cache_create(); NULL = the fastest one */
   const ClattnStepOptions* step_options; /* limits of a step, num_blocks is not read; or NULL */
   const ClattnQueue* queue;              /* of all its work; NULL = one of its own */
+  ClattnProgress progress;               /* called while layers are made, which compiles; or NULL */
+  void* progress_user;                   /* its `user` */
 } ClattnSessionConfig;
 
 /* Allocates the caches, zeroes them (blocks) and compiles what the layers need. */

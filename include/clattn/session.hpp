@@ -33,6 +33,9 @@ struct SessionConfig {
   bool prefix_caching = true;
   /// nullopt: get_kv_cache_layout(), else the fastest one that the layers take.
   std::optional<KVCacheLayout> layout = std::nullopt;
+  /// Called while the layers are made, which compiles their kernels: before the first and after
+  /// each, with the layers done so far and their number. Not kept; what it throws ends the making.
+  std::function<void(std::int32_t done, std::int32_t total)> progress = {};
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
   BuilderOptions builder = {};
 };

@@ -1,6 +1,6 @@
 """Compares a device with double precision: clattn.check(), and the cases that the tests run too."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,8 +198,23 @@ def run(context: _clattn.Context, queue: _clattn.Queue, case: Case) -> Result:
     return Result(case.name, error, lse_error, layer.allowed())
 
 
-def check(device: str = "", cases: Iterable[Case] = CASES) -> list[Result]:
-    """Whether a device computes what it should: one result per case, whether it passed or not."""
+def check(
+    device: str = "",
+    cases: Iterable[Case] = CASES,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Result]:
+    """Whether a device computes what it should: one result per case, whether it passed or not.
+
+    progress(done, total) is called before the first case and after each.
+    """
     context = _clattn.Context(device)
     queue = context.create_queue()
-    return [run(context, queue, case) for case in cases]
+    cases = list(cases)
+    results: list[Result] = []
+    for case in cases:
+        if progress is not None:
+            progress(len(results), len(cases))
+        results.append(run(context, queue, case))
+    if progress is not None:
+        progress(len(cases), len(cases))
+    return results

@@ -33,10 +33,21 @@ void bind_step(nb::module_& module) {
               "Compute this many of its tokens at most; the others are for later steps.");
 }
 
+using Progress = std::optional<nb::callable>;
+
+/// `progress` runs with the interpreter; what it raises ends the call.
+std::function<void(std::int32_t, std::int32_t)> telling(const Progress& progress) {
+  if (!progress) return {};
+  return [&progress](std::int32_t done, std::int32_t total) {
+    const nb::gil_scoped_acquire held;
+    (*progress)(done, total);
+  };
+}
+
 Session make_session(std::shared_ptr<Context> context, std::vector<AttentionOptions> layers,
                      std::int64_t num_blocks, std::size_t cache_bytes, bool prefix_caching,
                      const std::optional<std::string>& layout, const BuilderOptions& builder,
-                     const std::optional<Queue>& queue) {
+                     const std::optional<Queue>& queue, const Progress& progress) {
   SessionConfig config;
   config.layers = std::move(layers);
   config.num_blocks = num_blocks;
@@ -44,18 +55,12 @@ Session make_session(std::shared_ptr<Context> context, std::vector<AttentionOpti
   config.prefix_caching = prefix_caching;
   if (layout) config.layout = parse_kv_cache_layout(*layout);
   config.builder = builder;
+  config.progress = telling(progress);
   return Session(std::move(context), queue.value_or(Queue()), std::move(config));
 }
 
-/// `progress` runs with the interpreter; what it raises ends the call.
-void warm_up(Session& session, const std::optional<nb::callable>& progress) {
-  without_gil([&] {
-    if (!progress) return session.warm_up();
-    session.warm_up([&](std::int32_t done, std::int32_t total) {
-      const nb::gil_scoped_acquire held;
-      (*progress)(done, total);
-    });
-  });
+void warm_up(Session& session, const Progress& progress) {
+  without_gil([&] { session.warm_up(telling(progress)); });
 }
 
 void bind_requests(nb::class_<Session>& session) {
@@ -128,18 +133,18 @@ void bind_session(nb::module_& module) {
                        const std::vector<AttentionOptions>& layers, std::int64_t num_blocks,
                        std::size_t cache_bytes, bool prefix_caching,
                        const std::optional<std::string>& layout, const BuilderOptions& builder,
-                       const std::optional<Queue>& queue) {
+                       const std::optional<Queue>& queue, const Progress& progress) {
              return without_gil([&] {
                return std::unique_ptr<Session>(
                    new Session(make_session(context, layers, num_blocks, cache_bytes,
-                                            prefix_caching, layout, builder, queue)));
+                                            prefix_caching, layout, builder, queue, progress)));
              });
            }),
            "context"_a, "layers"_a, nb::kw_only(), "num_blocks"_a = 0, "cache_bytes"_a = 0,
            "prefix_caching"_a = true, "layout"_a = nb::none(), "builder"_a = BuilderOptions(),
-           "queue"_a = nb::none(),
-           "layers: AttentionOptions, one a layer. Caches have num_blocks, or what cache_bytes "
-           "hold.")
+           "queue"_a = nb::none(), "progress"_a = nb::none(),
+           "layers: AttentionOptions, one a layer. Caches have num_blocks, or what cache_bytes\n"
+           "hold. Calls progress(done, total) while the layers are made, which compiles.")
       .def_prop_ro("num_layers", &Session::num_layers)
       .def_prop_ro("queue", &Session::queue, nb::rv_policy::reference_internal)
       .def("warm_up", &warm_up, "progress"_a = nb::none(),

@@ -99,6 +99,15 @@ def test_steps_outlive_the_next_one(session):
     assert list(tokens) == [3, 1]
 
 
+def test_making_layers_tells_its_progress(context):
+    told = []
+    layers = [clattn.AttentionOptions(**OPTIONS) for _ in range(2)]
+    clattn.Session(context, layers, num_blocks=1, progress=lambda *step: told.append(step))
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    with pytest.raises(ZeroDivisionError):
+        clattn.Session(context, layers, num_blocks=1, progress=lambda done, total: 1 / 0)
+
+
 def test_warm_up_tells_its_progress(session):
     told = []
     session.warm_up(lambda *progress: told.append(progress))

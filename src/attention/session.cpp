@@ -96,11 +96,17 @@ std::vector<std::unique_ptr<Attention>> Session::make_layers() {
   throw_invalid_if(config_.builder.graph_batch_size != 0,
                    "Session: builder.graph_batch_size is {}, legal: 0",
                    config_.builder.graph_batch_size);
+  const auto progress = std::exchange(config_.progress, nullptr);
   std::vector<std::unique_ptr<Attention>> layers;
+  const auto tell = [&] {
+    if (progress) progress(to_int(layers.size()), to_int(config_.layers.size()));
+  };
+  tell();
   for (AttentionOptions options : config_.layers) {
     if (options.prefix.empty()) options.prefix = fmt::format("layers.{}", layers.size());
     if (options.custom_mask) config_.prefix_caching = false;
     layers.push_back(std::make_unique<Attention>(context_, registry_, std::move(options)));
+    tell();
   }
   return layers;
 }

@@ -22,6 +22,14 @@ struct ClattnSession {
 
 namespace {
 
+/// Tells the application's function, if there is one.
+auto telling(ClattnProgress progress, void* user) {
+  return [progress, user](std::int32_t done, std::int32_t total) {
+    if (progress != nullptr)
+      progress(user, static_cast<std::size_t>(done), static_cast<std::size_t>(total));
+  };
+}
+
 SessionConfig config_of(const ClattnSessionConfig& given) {
   SessionConfig config;
   for (const auto* layer : elements(given.layers, given.num_layers, "config: layers")) {
@@ -31,6 +39,7 @@ SessionConfig config_of(const ClattnSessionConfig& given) {
   config.cache_bytes = given.cache_bytes;
   config.prefix_caching = given.no_prefix_caching == 0;
   config.layout = clattn::c_api::layout_of(given.layout);
+  config.progress = telling(given.progress, given.progress_user);
   config.builder = clattn::c_api::builder_options_of(given.step_options);
   return config;
 }
@@ -73,12 +82,7 @@ ClattnResult clattn_session_queue(const ClattnSession* session, ClattnQueue** qu
 }
 
 ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progress, void* user) {
-  return guarded([&] {
-    deref(session, "session").session.warm_up([&](std::int32_t done, std::int32_t total) {
-      if (progress != nullptr)
-        progress(user, static_cast<std::size_t>(done), static_cast<std::size_t>(total));
-    });
-  });
+  return guarded([&] { deref(session, "session").session.warm_up(telling(progress, user)); });
 }
 
 ClattnResult clattn_session_explain(const ClattnSession* session, int32_t layer, char* text,

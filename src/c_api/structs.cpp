@@ -28,7 +28,7 @@ CLATTN_ENDS_WITH(ClattnStepOptions, reserved);
 CLATTN_ENDS_WITH(ClattnBatchInfo, common_prefix_len);
 CLATTN_ENDS_WITH(ClattnStepInfo, max_seq_len);
 CLATTN_ENDS_WITH(ClattnTensors, event);
-CLATTN_ENDS_WITH(ClattnSessionConfig, queue);
+CLATTN_ENDS_WITH(ClattnSessionConfig, progress_user);
 CLATTN_ENDS_WITH(ClattnSessionInfo, reserved);
 CLATTN_ENDS_WITH(ClattnRequestInfo, block_table);
 CLATTN_ENDS_WITH(ClattnStepRows, seq_lens);

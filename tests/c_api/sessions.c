@@ -14,16 +14,24 @@ typedef struct Client {
   ClattnTensors tensors;
 } Client;
 
+static void count_layers(void* user, size_t done, size_t total) {
+  if (total == 2) *(size_t*)user = *(size_t*)user * 10 + done + 1;
+}
+
 static Client make_client(const Fixture* fixture) {
   static const float zeros[kRows * kQueryRow];
   Client client = {0};
   const ClattnLayerConfig layer = layer_config();
   const ClattnLayerConfig* const layers[] = {&layer, &layer};
+  size_t progress = 0;
   ClattnSessionConfig config = {.struct_size = sizeof config};
   config.layers = layers;
   config.num_layers = 2;
   config.num_blocks = kBlocks;
+  config.progress = count_layers;
+  config.progress_user = &progress;
   EXPECT_OK(clattn_session_create(fixture->context, &config, &client.session));
+  EXPECT(progress == 123);
   EXPECT_OK(clattn_session_queue(client.session, &client.queue));
   EXPECT_OK(clattn_buffer_create(fixture->context, sizeof zeros, &client.zeros));
   EXPECT_OK(clattn_buffer_create(fixture->context, sizeof zeros, &client.values));
@@ -144,10 +152,6 @@ static void test_out_of_blocks(Client* client) {
   run(client, &too_much, 1, 10);
   EXPECT_OK(clattn_session_finish(client->session, more.id));
   EXPECT_OK(clattn_session_finish(client->session, too_much.id));
-}
-
-static void count_layers(void* user, size_t done, size_t total) {
-  if (total == 2) *(size_t*)user = *(size_t*)user * 10 + done + 1;
 }
 
 static void test_reports(Client* client) {

@@ -251,7 +251,13 @@ TEST_P(SessionOnDevice, LayersMayShareACache) {
 TEST_P(SessionOnDevice, WarmingUpTellsItsProgressAndLeavesNothing) {
   Client client = this->client();
   std::vector<std::pair<int, int>> told;
-  client.session.warm_up([&](int done, int total) { told.emplace_back(done, total); });
+  const auto tell = [&](int done, int total) { told.emplace_back(done, total); };
+  client.session.warm_up(tell);
+  EXPECT_EQ(told, (std::vector<std::pair<int, int>>{{0, 2}, {1, 2}, {2, 2}}));
+  told.clear();
+  SessionConfig config = small_config();
+  config.progress = tell;
+  const Session other(attention_test::all_contexts().at(GetParam()), {}, config);
   EXPECT_EQ(told, (std::vector<std::pair<int, int>>{{0, 2}, {1, 2}, {2, 2}}));
   EXPECT_EQ(client.session.blocks().peak_used(), 0);
   client.run({{client.session.add(counting(0, 40))}});
