@@ -29,26 +29,27 @@ struct Matrix {
 /// Activations are rows; a projection is row * matrix.
 using Weights = std::map<std::string, Matrix>;
 
+/// Weights in [mean - spread, mean + spread), the same in every language that has the generator.
 inline Weights random_weights(unsigned seed) {
   std::mt19937 random(seed);
-  const auto matrix = [&](int rows, int cols, float mean, float deviation) {
-    std::normal_distribution<float> normal(mean, deviation);
+  const auto matrix = [&](int rows, int cols, double mean, double spread) {
     Matrix made{rows, cols, std::vector<float>(static_cast<std::size_t>(rows * cols))};
-    for (float& value : made.values) value = normal(random);
+    for (float& value : made.values)
+      value = static_cast<float>(mean + spread * (static_cast<double>(random()) * 0x1p-31 - 1));
     return made;
   };
   Weights weights;
-  weights["embedding"] = matrix(kVocabulary, kHidden, 0, 1);
-  weights["head"] = matrix(kHidden, kVocabulary, 0, 0.5F);
-  weights["norm"] = matrix(1, kHidden, 1, 0.1F);
+  weights["embedding"] = matrix(kVocabulary, kHidden, 0, 1.7);
+  weights["head"] = matrix(kHidden, kVocabulary, 0, 0.9);
+  weights["norm"] = matrix(1, kHidden, 1, 0.2);
   for (int layer = 0; layer < kLayers; ++layer) {
     const std::string name = std::to_string(layer) + ".";
-    weights[name + "qkv"] = matrix(kHidden, kQKVWidth, 0, 0.2F);
-    weights[name + "out"] = matrix(kQueryWidth, kHidden, 0, 0.3F);
-    weights[name + "gate_up"] = matrix(kHidden, 2 * kInner, 0, 0.15F);
-    weights[name + "down"] = matrix(kInner, kHidden, 0, 0.15F);
-    weights[name + "norm_1"] = matrix(1, kHidden, 1, 0.1F);
-    weights[name + "norm_2"] = matrix(1, kHidden, 1, 0.1F);
+    weights[name + "qkv"] = matrix(kHidden, kQKVWidth, 0, 0.35);
+    weights[name + "out"] = matrix(kQueryWidth, kHidden, 0, 0.5);
+    weights[name + "gate_up"] = matrix(kHidden, 2 * kInner, 0, 0.25);
+    weights[name + "down"] = matrix(kInner, kHidden, 0, 0.25);
+    weights[name + "norm_1"] = matrix(1, kHidden, 1, 0.2);
+    weights[name + "norm_2"] = matrix(1, kHidden, 1, 0.2);
   }
   return weights;
 }

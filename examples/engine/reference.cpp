@@ -119,8 +119,8 @@ bool judge(const Weights& weights, std::span<const Tokens> prompts,
     Tokens tokens = prompts[i];
     for (const int token : continuations[i]) {
       const int wanted = next_token(weights, tokens);
-      std::printf("%d ", token);
-      if (token != wanted) std::printf("(wrong, %d is right) ", wanted);
+      std::printf("%s%d", tokens.size() == prompts[i].size() ? "" : " ", token);
+      if (token != wanted) std::printf(" (wrong, %d is right)", wanted);
       right = right && token == wanted;
       tokens.push_back(wanted);
     }
