@@ -171,6 +171,8 @@ def main() -> int:
     unknown = set(names) - set(MODELS)
     if unknown:
         parser.error(f"models {sorted(unknown)} are none of {list(MODELS)}")
+    if exact and not all(MODELS[name].tokens for name in names):
+        parser.error("these models have no tokens to compare, legal: another --dtype")
     print_versions()
     with tempfile.TemporaryDirectory() as folder:
         runs = runs_of(given.dtype, given.ranks)

@@ -49,6 +49,9 @@ def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
     model = MODELS[name]
     print(f"serve: {name}", flush=True)
     chunks = not model.whole_prompts
+    engine = {"block_size": 32} | model.engine
+    if dtype == "float32":  # what others are compared with rounds nothing
+        engine.pop("kv_cache_dtype", None)
     llm = LLM(
         model=str(folder / name),
         skip_tokenizer_init=not model.is_encoder,
@@ -61,7 +64,7 @@ def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
         enable_chunked_prefill=chunks,
         tensor_parallel_size=ranks,
         distributed_executor_backend="uni" if ranks == 1 else "mp",
-        **{"block_size": 32} | model.engine,
+        **engine,
     )
     given = [{"prompt_token_ids": prompt} for prompt in prompts(count)]
     report = embedded(llm, given) if model.is_encoder else generated(llm, given)
