@@ -69,9 +69,9 @@ class PagedMLAImpl final : public MLAImpl {
            .output = tensors.output,
            .lse = tensors.lse});
     }
-    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
-                 layer_call(cache, scale_log2e_)},
-                event, launches);
+    LayerCall layer = layer_call(cache, scale_log2e_);
+    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer, event,
+                launches);
     add_results(add, queue);
   }
 
@@ -80,7 +80,7 @@ class PagedMLAImpl final : public MLAImpl {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
-    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
+    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse});
   }
 
   void warm_up(cl_command_queue queue) const override {

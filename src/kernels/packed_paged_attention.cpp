@@ -57,7 +57,7 @@ class PackedPagedAttention final : public PagedAttention {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
-    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse, {}});
+    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse});
     AddResults add;
     if (capturing()) {
       add = capture_attention({.queue = queue,
@@ -70,9 +70,9 @@ class PackedPagedAttention final : public PagedAttention {
                                .output = tensors.output,
                                .lse = tensors.lse});
     }
-    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
-                 layer_call(cache, slopes_.handle(), scale_log2e_)},
-                event, launches);
+    LayerCall layer = layer_call(cache, slopes_.handle(), scale_log2e_);
+    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer, event,
+                launches);
     add_results(add, queue);
   }
 

@@ -153,7 +153,7 @@ void PagedAttentionImpl::check_attention(const Call& call) const {
   }
   check_options(call.options, step, num_rows(step, call.queue));
   check_step_call(
-      {call.queue, *kernels_, step, call.tensors.query, call.tensors.output, call.tensors.lse, {}});
+      {call.queue, *kernels_, step, call.tensors.query, call.tensors.output, call.tensors.lse});
 }
 
 void PagedAttentionImpl::attend(const Call& call) const {
@@ -174,10 +174,10 @@ void PagedAttentionImpl::attend(const Call& call) const {
                              .output = tensors.output,
                              .lse = tensors.lse});
   }
-  const LayerCall keys =
+  LayerCall layer =
       paged ? call_over(*cache) : call_over(tensors.key, tensors.value, kernels_->shape);
-  launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse,
-               with_options(keys, paged ? cache->scales.handle() : nullptr, options)},
+  add_options(layer, paged ? cache->scales.handle() : nullptr, options);
+  launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer,
               options.event, options.launches);
   add_results(add, queue);
 }
@@ -253,8 +253,8 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options, const Page
   }
 }
 
-LayerCall PagedAttentionImpl::with_options(LayerCall layer, cl_mem scales,
-                                           const ForwardOptions& extra) const {
+void PagedAttentionImpl::add_options(LayerCall& layer, cl_mem scales,
+                                     const ForwardOptions& extra) const {
   const KernelOptions& options = kernels_->shape.options;
   layer.args.scale_log2e = scale_log2e_;
   layer.args.window_left = window_.left;
@@ -269,7 +269,6 @@ LayerCall PagedAttentionImpl::with_options(LayerCall layer, cl_mem scales,
     layer.add(extra.output_fp8);
     layer.add(extra.output_scale);
   }
-  return layer;
 }
 
 void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
@@ -287,11 +286,12 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
   cache.block_stride = shape.block_size * cache.token_stride;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
-  const LayerCall layer = config_.contiguous_kv() ? call_over(rows, rows, shape) : call_over(cache);
+  LayerCall layer = config_.contiguous_kv() ? call_over(rows, rows, shape) : call_over(cache);
   const ForwardOptions extra{.custom_mask = memory.zeros.handle(),
                              .output_fp8 = memory.zeros.handle(),
                              .output_scale = memory.zeros.handle()};
-  launch_idle_step(queue, *kernels_, with_options(layer, cache.scales.handle(), extra), memory);
+  add_options(layer, cache.scales.handle(), extra);
+  launch_idle_step(queue, *kernels_, layer, memory);
   if (kernels_->cache_write.variant) {
     enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, cache,
                         {memory.slots.handle(), 0, 1}, nullptr);

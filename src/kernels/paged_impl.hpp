@@ -65,7 +65,7 @@ class PagedAttentionImpl final : public AttentionImpl {
   void check_options(const ForwardOptions& options, const PagedStepView& step,
                      std::int64_t tokens) const;
   /// `scales`: of a quantized cache.
-  LayerCall with_options(LayerCall layer, cl_mem scales, const ForwardOptions& extra) const;
+  void add_options(LayerCall& layer, cl_mem scales, const ForwardOptions& extra) const;
 
   AttentionConfig config_;
   float scale_log2e_;

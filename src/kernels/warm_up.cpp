@@ -24,8 +24,8 @@ IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) 
   slots = kernels.runtime->allocate_copy(std::as_bytes(std::span(kNoSlot)));
 }
 
-void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
-                      const LayerCall& layer, const IdleMemory& memory) {
+void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, LayerCall layer,
+                      const IdleMemory& memory) {
   // What recorded steps are padded with: an item without tokens, a merge of nothing. Page 0.
   struct Meta {
     ClaWorkItem item{};
@@ -45,7 +45,7 @@ void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
   const cl_mem zeros = memory.zeros.handle();
   step.workspace = memory.workspace.buffer.handle();
   step.workspace_layout = layout_of(memory.workspace);
-  launch_step({queue, kernels, step, {zeros}, {zeros}, zeros, layer}, nullptr, nullptr);
+  launch_step({queue, kernels, step, {zeros}, {zeros}, zeros}, layer, nullptr, nullptr);
 }
 
 }  // namespace clattn::detail

@@ -17,7 +17,7 @@ struct IdleMemory {
 };
 
 /// Launches every kernel of the layer's steps over padding alone: no tensor is read or written.
-void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels,
-                      const LayerCall& layer, const IdleMemory& memory);
+void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, LayerCall layer,
+                      const IdleMemory& memory);
 
 }  // namespace clattn::detail

@@ -41,36 +41,35 @@ bool uses_workspace(const PagedStepView& step, const KernelTraits& traits) {
 }
 
 /// Buffers that a launch does without are null: drivers take time for each that is given.
-void enqueue(const StepCall& call, const Launch& launch, std::size_t groups, Event* event) {
-  const bool one_cache = call.layer.v == call.layer.k;
+void enqueue(const StepCall& call, LayerCall& layer, const Launch& launch, std::size_t groups,
+             Event* event) {
+  const bool one_cache = layer.v == layer.k;
   const bool has_workspace = uses_workspace(call.step, launch.kernel.variant->kernel());
-  ClaCall args = call.layer.args;
-  args.entries_at = launch.entries_at;
-  args.num_entries = launch.num_entries;
+  layer.args.entries_at = launch.entries_at;
+  layer.args.num_entries = launch.num_entries;
   KernelLease lease = launch.kernel.pool->acquire();
-  lease.arg(args)
+  lease.arg(layer.args)
       .arg(call.step.meta)
       .arg(has_workspace ? call.step.workspace : nullptr)
       .arg(call.query.buffer)
-      .arg(call.layer.k)
-      .arg(one_cache ? nullptr : call.layer.v)
+      .arg(layer.k)
+      .arg(one_cache ? nullptr : layer.v)
       .arg(call.output.buffer)
       .arg(call.lse);
-  for (std::size_t i = 0; i < call.layer.num_option_tensors; ++i)
-    lease.arg(call.layer.option_tensors.at(i));
+  for (std::size_t i = 0; i < layer.num_option_tensors; ++i) lease.arg(layer.option_tensors.at(i));
   lease.enqueue(call.queue, groups, to_size(launch.kernel.variant->work_group_size), event);
 }
 
 /// Launches one of the step's kernels, with a record if `launches` is given.
-void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorder, Event* event,
-                   std::vector<LaunchRecord>* launches) {
+void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch, Recorder* recorder,
+                   Event* event, std::vector<LaunchRecord>* launches) {
   if (launch.num_entries == 0) return;
   const Variant& variant = *launch.kernel.variant;
   const auto tasks = to_size(launch.num_entries * launch.groups_each);
   const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks);
   log(LogLevel::kTrace, "{}: {} tasks, {} groups", variant.name, tasks, groups);
   if (launches == nullptr) {
-    enqueue(call, launch, groups, event);
+    enqueue(call, layer, launch, groups, event);
   } else {
     LaunchRecord& entry = launches->emplace_back();
     entry.kernel = variant.name;
@@ -78,7 +77,7 @@ void launch_kernel(const StepCall& call, const Launch& launch, Recorder* recorde
     entry.work_groups = static_cast<std::int64_t>(groups);
     entry.work_group_size = variant.work_group_size;
     entry.rounds_weights = variant.unit().rounds_probabilities;
-    enqueue(call, launch, groups, &entry.event);
+    enqueue(call, layer, launch, groups, &entry.event);
     if (event != nullptr) *event = entry.event;
   }
   // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
@@ -150,7 +149,8 @@ void check_step_call(const StepCall& call) {
   if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
 }
 
-void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches) {
+void launch_step(const StepCall& call, LayerCall& layer, Event* event,
+                 std::vector<LaunchRecord>* launches) {
   const AttentionKernels& kernels = call.kernels;
   const PagedStepView& step = call.step;
   Recorder* const recorder = recorder_for(call.queue, step);
@@ -158,7 +158,7 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
   if (launches != nullptr) launches->clear();
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
 
-  ClaCall& args = call.layer.args;
+  ClaCall& args = layer.args;
   args.q_offset = call.query.offset;
   args.q_token_stride = token_stride(call.query, query_width);
   args.out_offset = call.output.offset;
@@ -174,11 +174,12 @@ void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launche
   for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
     launch_kernel(
-        call, {stage, i, step.items_at.at(i), step.num_items.at(i), stage.tiling.groups_per_item},
+        call, layer,
+        {stage, i, step.items_at.at(i), step.num_items.at(i), stage.tiling.groups_per_item},
         recorder, event, launches);
   }
   const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, kernels.shape.head_size);
-  launch_kernel(call,
+  launch_kernel(call, layer,
                 {kernels.merge, kMaxTileClasses, step.merges_at, step.num_merges,
                  ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},
                 recorder, event, launches);

@@ -34,7 +34,6 @@ struct StepCall {
   TensorRef query;   ///< [tokens, num_heads, head_size + rope_dim]
   TensorRef output;  ///< [tokens, num_heads, head_size]
   cl_mem lse = nullptr;
-  LayerCall layer;
 };
 
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.
@@ -53,12 +52,14 @@ void check_recordable(cl_command_queue queue, const PagedStepView& step);
 Recorder* recorder_for(cl_command_queue queue, const PagedStepView& step);
 
 /// Throws kInvalidArgument unless query, output and, if given, lse hold the step's rows, and
-/// kUnsupported for a queue that launch_step() cannot use. Of the layer's part it reads nothing.
+/// kUnsupported for a queue that launch_step() cannot use.
 void check_step_call(const StepCall& call);
 
 /// What check_step_call() has passed: launches the stages that have items and the merge if anything
-/// was split. `launches` gets a record a kernel, `event` completes with the last.
-void launch_step(StepCall call, Event* event, std::vector<LaunchRecord>* launches);
+/// was split. Fills in the rest of the layer's arguments, in place, as copies of them would cost
+/// the host. `launches` gets a record a kernel, `event` completes with the last.
+void launch_step(const StepCall& call, LayerCall& layer, Event* event,
+                 std::vector<LaunchRecord>* launches);
 
 /// The softmax's scale: the one that was chosen, or 1 / sqrt(`width` of a key).
 float softmax_scale(std::optional<float> chosen, std::int32_t width);
