@@ -39,10 +39,11 @@ struct AttentionWorkspace {
   /// (CPUs) or merge splits themselves. Launches that overlapped on one workspace, or were aborted,
   /// leave other values; a new workspace is needed then.
   std::size_t counter_bytes = 0;
-  std::size_t partial_lse2_bytes = 0;
-  bool counters_ready = false;  ///< they were set to 0; some kernels need none
+  std::size_t partial_lse2_bytes = 0;  ///< of the LSEs, behind counters and maps
+  bool counters_ready = false;         ///< they were set to 0; some kernels need none
 };
 
+/// How the steps of a builder are planned, and the most that they hold.
 struct BuilderOptions {
   BatchLimits limits;
   SplitPolicy split_policy = SplitPolicy::kBalanced;
@@ -77,14 +78,16 @@ class AttentionMetadata {
   /// How many requests and tokens are decodes (at most decode_threshold query tokens) and prefills,
   /// whatever the order of the requests.
   const BatchSplit& split() const noexcept { return split_; }
+  /// Query tokens of the step.
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
+  /// Most query tokens of a request, and most tokens of one in the cache.
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
   std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
   /// BuildOptions::common_prefix_len of the build.
   std::int32_t common_prefix_len() const noexcept { return common_prefix_len_; }
   /// What the library's own kernels are bound to; null for metadata of third-party backends.
   const detail::PagedStepView* step() const noexcept { return step_; }
-  /// int64 slots of this step, on the device.
+  /// int64 slots of this step, on the device, from the offset on. Owned by the builder.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
   /// The host's copy, [num_actual_tokens]; in recorded steps padded with kPadSlotId. In eager steps
@@ -170,6 +173,7 @@ class AttentionMetadataBuilder {
   /// vLLM's reorder_batch: the order that brings decodes first. Returns whether anything moves.
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                              std::span<std::int32_t> order) const = 0;
+  /// Most query tokens of a decode.
   virtual std::int32_t decode_threshold() const noexcept = 0;
   /// From the next build() on, partial results go to `workspace`, as with
   /// BuilderOptions::workspace. Throws kInvalidArgument if it is null, and kUnsupported if the
@@ -179,11 +183,11 @@ class AttentionMetadataBuilder {
 
 /// A kernel that an impl launches, for reports.
 struct KernelInfo {
-  std::string name;  ///< variant, XNNPACK-style: what__how
-  std::string role;  ///< "decode", "prefill", "merge" or "cache"
-  std::int32_t work_group_size = 0;
-  std::int32_t block_rows = 0;  ///< query rows (tokens x heads of a KV head) per work item
-  std::int32_t block_kv = 0;    ///< keys per tile
+  std::string name;                  ///< variant, XNNPACK-style: what__how
+  std::string role;                  ///< "decode", "prefill", "merge" or "cache"
+  std::int32_t work_group_size = 0;  ///< work-items
+  std::int32_t block_rows = 0;       ///< query rows (tokens x heads of a KV head) per work item
+  std::int32_t block_kv = 0;         ///< keys per tile
   /// Whether probabilities are rounded to the queries' type before they meet V, as matrix units and
   /// products of bf16 pairs require; the other kernels keep them in f32.
   bool rounds_weights = false;
@@ -192,14 +196,14 @@ struct KernelInfo {
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
 struct LaunchRecord {
-  std::string_view kernel;
+  std::string_view kernel;  ///< KernelInfo::name; valid while the impl lives
   /// Tasks that the groups share: more than there are groups if these are persistent. For a merge,
   /// its groups.
   std::int64_t tasks = 0;
   std::int64_t work_groups = 0;
-  std::int32_t work_group_size = 0;
-  bool rounds_weights = false;  ///< see KernelInfo
-  Event event;
+  std::int32_t work_group_size = 0;  ///< work-items
+  bool rounds_weights = false;       ///< see KernelInfo
+  Event event;                       ///< completes with the launch
 };
 
 /// The tensors of a forward(), each of the shape that the function gives.
@@ -444,11 +448,12 @@ std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name)
 /// What the selector decided and why the others were passed over.
 struct BackendChoice {
   std::shared_ptr<const AttentionBackend> backend;  ///< null when every backend was rejected
+  /// A backend and why it cannot serve the configuration, one sentence each.
   struct Rejection {
     std::string name;
     std::vector<std::string> reasons;
   };
-  std::vector<Rejection> rejected;
+  std::vector<Rejection> rejected;  ///< in the order in which they were asked
 };
 
 /// Asks every backend in order; the first without reasons wins. Never throws for an unsupported

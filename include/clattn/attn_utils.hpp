@@ -25,7 +25,7 @@ struct AttentionGroup {
   std::shared_ptr<const AttentionBackend> backend;  ///< null of states, as builder
   AttentionConfig config;  ///< what the builder plans for; also what an AttentionState is made for
   std::unique_ptr<AttentionMetadataBuilder> builder;
-  KVCacheSpec spec;
+  KVCacheSpec spec;                      ///< of each layer's cache
   std::vector<std::string> layer_names;  ///< including those that share a cache of the group
 };
 

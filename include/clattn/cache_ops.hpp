@@ -72,7 +72,7 @@ void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace
 /// Log-sum-exps, f32, one per token and head. Strides in elements; both 0 = [tokens, heads], this
 /// library's order. [heads, tokens] (vLLM) is token_stride 1, head_stride = tokens.
 struct LseRef {
-  cl_mem buffer = nullptr;
+  cl_mem buffer = nullptr;  ///< not retained
   std::int64_t offset = 0;  ///< elements before token 0, head 0
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
@@ -84,8 +84,10 @@ struct OutputWithLse {
   LseRef lse;
 };
 
+/// The base of logarithms of sums.
 enum class LseBase : std::uint8_t { kE, k2 };
 
+/// What is merged: results of a prefix and a suffix of the keys, token by token.
 struct MergeAttnStates {
   std::int64_t num_tokens = 0;
   std::int32_t num_heads = 1;
@@ -117,7 +119,7 @@ std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);
 
 /// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
 struct PagedKVLists {
-  Buffer indices;  ///< i32
+  Buffer indices;  ///< i32 [>= indptr's last element]
   Buffer indptr;   ///< i32 [num_reqs + 1]
   std::int32_t num_reqs = 0;
 };

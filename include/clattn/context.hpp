@@ -30,6 +30,7 @@ class Buffer {
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
 
+  /// Null if empty; the reference stays the buffer's.
   cl_mem handle() const noexcept { return memory_; }
   std::size_t size_bytes() const noexcept { return size_bytes_; }
   explicit operator bool() const noexcept { return memory_ != nullptr; }
@@ -51,6 +52,7 @@ class Event {
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
+  /// Null if empty; the reference stays the event's.
   cl_event handle() const noexcept { return event_; }
   explicit operator bool() const noexcept { return event_ != nullptr; }
   /// Blocks until the command has ended; returns at once for an empty event. Throws kOpenCL, also
@@ -152,6 +154,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  /// The reference stays the context's.
   cl_context handle() const noexcept;
   cl_device_id device() const noexcept;
   const DeviceCapabilities& capabilities() const noexcept;

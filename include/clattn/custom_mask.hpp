@@ -11,7 +11,7 @@ namespace CLATTN_API clattn {
 /// Positions [start, end) of a request that attend to one another in both directions, such as the
 /// tokens of an image.
 struct MMSpan {
-  std::int32_t request = 0;
+  std::int32_t request = 0;  ///< its place in the batch
   std::int32_t start = 0;
   std::int32_t end = 0;
 };

@@ -35,9 +35,9 @@ struct DeviceCapabilities {
   std::string platform_version;
   DeviceKind kind = DeviceKind::kOther;
   int compute_units = 1;
-  std::uint64_t max_work_group_size = 1;
+  std::uint64_t max_work_group_size = 1;  ///< work-items
   std::uint64_t global_mem_bytes = 0;
-  std::uint64_t max_alloc_bytes = 0;
+  std::uint64_t max_alloc_bytes = 0;  ///< of one buffer
   std::uint64_t local_mem_bytes = 0;  ///< as the driver reports it
   int float_vector_width = 1;         ///< floats of a vector: what the driver prefers, on CPUs no
                                       ///< less than the processor has

@@ -48,12 +48,13 @@ enum class KVQuantMode : std::uint8_t {
   kPerTokenHead  ///< in the pages: one f32 for each head vector of each token
 };
 
+/// What a page of a layer's cache holds.
 struct KVCacheSpec {
   KVCacheKind kind = KVCacheKind::kFull;
   std::int32_t block_size = 16;  ///< tokens per block (page), >= 1
   std::int32_t num_kv_heads = 1;
-  std::int32_t head_size = 128;
-  DType dtype = DType::kF16;
+  std::int32_t head_size = 128;  ///< elements; of K where head_size_v differs
+  DType dtype = DType::kF16;     ///< as stored
   /// kSlidingWindow: tokens, the current one included. kFull: the window of a layer that keeps all
   /// tokens nevertheless, 0 = none.
   std::int32_t sliding_window = 0;
@@ -92,16 +93,17 @@ void unify_kv_cache_spec_page_size(std::map<std::string, KVCacheSpec>& specs);
 
 /// One zeroed buffer of `size_bytes`, aliased by every layer of `shared_by`.
 struct KVCacheTensor {
-  std::size_t size_bytes = 0;
-  std::vector<std::string> shared_by;
+  std::size_t size_bytes = 0;          ///< whole pages
+  std::vector<std::string> shared_by;  ///< names of layers
 };
 
 /// Layers that share one block table.
 struct KVCacheGroupSpec {
   std::vector<std::string> layer_names;
-  KVCacheSpec spec;
+  KVCacheSpec spec;  ///< of each of them
 };
 
+/// The caches of a model, as an engine lays them out.
 struct KVCacheConfig {
   std::int64_t num_blocks = 0;  ///< pages of every tensor; 0 = what each tensor's bytes hold
   std::vector<KVCacheTensor> tensors;
@@ -116,12 +118,12 @@ struct KVCacheConfig {
 /// block_stride above 0 where there are several blocks, and heads that lie less than 2^30 /
 /// num_kv_heads blocks and as many elements apart.
 struct KVCache {
-  Buffer buffer;
+  Buffer buffer;  ///< kept alive by every copy of this struct
   DType dtype = DType::kF16;
   std::int64_t num_blocks = 0;
-  std::int32_t block_size = 0;
+  std::int32_t block_size = 0;  ///< tokens
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_size = 0;
+  std::int32_t head_size = 0;             ///< elements
   std::array<std::int64_t, 5> shape{};    ///< the backend's logical shape
   std::array<std::int64_t, 5> strides{};  ///< of that shape; where keys lie by dim, of V alone
   std::int64_t k_offset = 0;
@@ -136,7 +138,7 @@ struct KVCache {
   /// (real = stored * factor), one per tensor or per KV head. Empty = 1, except that int8 requires
   /// factors: with 1 it could hold whole numbers only.
   Buffer scales;
-  bool scales_per_head = false;
+  bool scales_per_head = false;  ///< num_kv_heads factors of each, not one
 
   bool keys_by_dim() const { return key_dim_stride != 1; }
   /// The buffer's element that holds element (block, token, head, dim) of V.
@@ -175,8 +177,8 @@ struct StateView {
   Buffer buffer;
   StateTensor tensor;
   std::int64_t num_blocks = 0;
-  std::int64_t offset = 0;
-  std::int64_t block_stride = 0;
+  std::int64_t offset = 0;        ///< elements before page 0's
+  std::int64_t block_stride = 0;  ///< elements from page to page
 };
 
 /// Views a raw buffer of kMamba pages, one view for each of `spec.states`. Throws kInvalidArgument
@@ -187,7 +189,7 @@ std::vector<StateView> view_state_pages(const Buffer& raw, const KVCacheSpec& sp
 /// A [tokens, heads, head_size] tensor on the device: heads and dims are contiguous, tokens may be
 /// strided.
 struct TensorRef {
-  cl_mem buffer = nullptr;
+  cl_mem buffer = nullptr;        ///< not retained
   std::int64_t offset = 0;        ///< elements before token 0
   std::int64_t token_stride = 0;  ///< elements from token to token; 0 = heads * head_size
 };
@@ -209,11 +211,11 @@ void reshape_and_cache_flash(const Context& context, cl_command_queue queue, Ten
 /// head_size / x, block_size, x] with x = 16 / element bytes, values [num_blocks, num_kv_heads,
 /// head_size, block_size].
 struct PackedKVCache {
-  cl_mem key = nullptr;
+  cl_mem key = nullptr;  ///< not retained, as value
   cl_mem value = nullptr;
   DType dtype = DType::kF16;
   std::int64_t num_blocks = 0;
-  std::int32_t block_size = 0;
+  std::int32_t block_size = 0;  ///< tokens, a page
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
   Buffer scales = {};  ///< as KVCache's

@@ -69,7 +69,7 @@ struct AttentionOptions {
   float logits_soft_cap = 0;  ///< 0 = none
   /// Keys seen, the own one included; 0 = all; nullopt = the cache configuration's window.
   std::optional<std::int32_t> per_layer_sliding_window = std::nullopt;
-  bool use_mla = false;
+  bool use_mla = false;     ///< multi-head latent attention: forward() has its shapes
   std::string prefix = {};  ///< the layer's name, unique in its registry
   AttentionType attn_type = AttentionType::kDecoder;
   std::string kv_sharing_target_layer_name = {};  ///< attend to that layer's cache; empty = own one
@@ -77,8 +77,8 @@ struct AttentionOptions {
   // vLLM's extra_impl_args.
   std::vector<float> sinks = {};          ///< [num_heads] or empty
   std::int32_t attention_chunk_size = 0;  ///< 0 = none
-  bool custom_mask = false;
-  bool output_fp8 = false;
+  bool custom_mask = false;               ///< every forward() brings a mask (ForwardOptions)
+  bool output_fp8 = false;                ///< every forward() also writes fp8 (ForwardOptions)
   std::int32_t rope_dim = 64;  ///< use_mla: the rotary part of head_size (qk_rope_head_dim)
   // What vLLM takes from its default dtype and platform.
   DType dtype = DType::kF16;  ///< of query, key, value and output
@@ -90,7 +90,7 @@ struct LoadedKVScales {
   std::span<const float> k_scale = {};
   std::span<const float> v_scale = {};
   std::span<const float> q_scale = {};
-  std::span<const float> prob_scale = {};
+  std::span<const float> prob_scale = {};  ///< of the probabilities
   /// The cache's bytes are e4m3fnuz, where every one means half of what it means in e4m3: doubles
   /// what was loaded. For caches of other libraries; this one's kernels read and write e4m3.
   bool fnuz = false;
@@ -135,6 +135,7 @@ class Attention {
   const std::shared_ptr<const AttentionBackend>& get_attn_backend() const noexcept {
     return backend_;
   }
+  /// Shared by layers of equal configurations; lives as long as the layer.
   const AttentionImpl& impl() const noexcept { return *impl_; }
   /// "head_size=64, num_heads=8, num_kv_heads=2, scale=0.125, backend=FLASHINFER"
   std::string extra_repr() const;
@@ -162,6 +163,7 @@ class Attention {
   /// Empty unless the cache is quantised. Read them with a queue; the host does not keep what
   /// calc_kv_scales() finds.
   const Buffer& scales() const noexcept { return shares_kv_cache() ? cache_->scales : scales_; }
+  /// Of the probabilities, from a checkpoint; kept for the engine, no kernel reads it.
   float prob_scale() const noexcept { return prob_scale_; }
   /// scale = largest magnitude / constant (CLATTN_K_SCALE_CONSTANT …) of each whole tensor, on the
   /// device and without waiting; elements that are not finite do not count, zeros give 1. Happens

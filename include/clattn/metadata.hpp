@@ -19,9 +19,9 @@ struct CommonAttentionMetadata {
   std::span<const std::int32_t> num_computed_tokens =
       {};  ///< [num_reqs] or empty: seq_lens minus query lengths
   std::int32_t num_reqs = 0;
-  std::int32_t num_actual_tokens = 0;
-  std::int32_t max_query_len = 0;  ///< an upper bound; 0 = derive it
-  std::int32_t max_seq_len = 0;    ///< of seq_lens: an upper bound; 0 = derive it
+  std::int32_t num_actual_tokens = 0;  ///< query tokens of all requests
+  std::int32_t max_query_len = 0;      ///< an upper bound; 0 = derive it
+  std::int32_t max_seq_len = 0;        ///< of seq_lens: an upper bound; 0 = derive it
   std::span<const std::int32_t> block_table =
       {};  ///< [num_reqs, block_table_stride], physical block ids
   std::int64_t block_table_stride =
@@ -41,6 +41,7 @@ struct CommonAttentionMetadata {
   /// is filled up to it (vLLM: cuda_graph_pad_size). 0 = graph_batch_size.
   std::int32_t graph_pad_size = 0;
 
+  /// `causal`, or what it stands for in layers of this type.
   bool is_causal(AttentionType attn_type = AttentionType::kDecoder) const {
     return causal.value_or(attn_type == AttentionType::kDecoder);
   }
@@ -54,8 +55,8 @@ struct CommonAttentionMetadata {
 /// A KV cache group's part of a step: every group has its own pages and slots
 /// (CommonAttentionMetadata's fields of these names).
 struct GroupPages {
-  std::span<const std::int32_t> block_table;
-  std::int64_t block_table_stride = 0;
+  std::span<const std::int32_t> block_table;        ///< [num_reqs, block_table_stride]
+  std::int64_t block_table_stride = 0;              ///< columns of a row
   std::span<const std::int64_t> slot_mapping = {};  ///< empty = computed from the block table
 };
 
@@ -64,12 +65,13 @@ struct GroupPages {
 /// refused.
 struct BatchLimits {
   std::int32_t max_num_reqs = 256;
-  std::int32_t max_num_batched_tokens = 8192;
-  std::int32_t max_model_len = 131072;
+  std::int32_t max_num_batched_tokens = 8192;  ///< query tokens of all requests
+  std::int32_t max_model_len = 131072;         ///< tokens of a request in the cache
   std::int64_t num_blocks =
       -1;  ///< of the cache: block ids and slots are checked against it; -1 = unknown
 };
 
+/// Where the keys of a query tile are cut.
 enum class SplitPolicy : std::uint8_t {
   kBalanced,       ///< equal work per item for this batch
   kDeterministic,  ///< cuts depend on the position alone: a request's bits do not depend on its

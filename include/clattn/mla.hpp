@@ -52,7 +52,7 @@ void concat_and_cache_mla(const Context& context, cl_command_queue queue, Tensor
 struct MLAGather {
   std::span<const std::int32_t> cu_seq_lens;  ///< [num_reqs + 1], prefix sums of the tokens
   std::span<const std::int32_t> block_table;  ///< [num_reqs, block_table_stride]
-  std::int64_t block_table_stride = 0;
+  std::int64_t block_table_stride = 0;        ///< columns of a row
   /// [num_reqs] or empty: tokens of each request to pass over, multiples of block_size.
   std::span<const std::int32_t> seq_starts;
 };

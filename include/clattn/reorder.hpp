@@ -13,7 +13,7 @@ namespace CLATTN_API clattn {
 struct RequestProgress {
   std::span<const std::int32_t> num_scheduled_tokens;  ///< query tokens of this step
   std::span<const std::int32_t> num_computed_tokens;   ///< tokens in the cache before this step
-  std::span<const std::int32_t> num_prompt_tokens;
+  std::span<const std::int32_t> num_prompt_tokens;     ///< of the whole prompt
 };
 
 /// Two batch rows that change places.
@@ -40,7 +40,7 @@ std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens,
 
 /// What split_decodes_and_prefills() takes beyond the batch.
 struct SplitOptions {
-  std::int32_t decode_threshold = 1;
+  std::int32_t decode_threshold = 1;  ///< most query tokens of a decode
   /// All decodes have the first request's query length: the first that differs begins the
   /// prefills. A batch of that one length and of empty rows (padding of a captured batch) is all
   /// decodes. Tokens past query_start_loc.back() are padding too if the batch ends with rows

@@ -33,8 +33,8 @@ class FlashInferMetadata : public BatchMetadata {
       paged_kv_last_page_len;  ///< [num_reqs], 1 … page_size; 0 when empty
   std::int32_t num_qo_heads = 0;
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
-  std::int32_t page_size = 0;
+  std::int32_t head_dim = 0;          ///< elements
+  std::int32_t page_size = 0;         ///< tokens
   DType data_type = DType::kF16;      ///< of the cache
   DType q_data_type = DType::kF16;    ///< of the query
   std::int32_t decode_query_len = 1;  ///< of the longest decode, 1 without decodes
