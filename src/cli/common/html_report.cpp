@@ -18,7 +18,7 @@ constexpr std::string_view kHead = R"html(<!doctype html>
   :root { --ink: #e6e9ee; --dim: #98a2b0; --grid: #343b45; --paper: #14181d; --c0: #7b8794;
     --c1: #f2bd35; --c2: #b28af0; --c3: #4fc596; --c4: #6ea0ff; --c5: #454e5a; --c6: #ff7a70; } }
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+  max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .3rem; }
 table { border-collapse: collapse; margin: .6rem 0; }
 td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
@@ -27,6 +27,11 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 svg text { font-size: 12px; } .grid { stroke: var(--grid); } .bad { color: var(--c6); }
 .key { display: inline-block; margin-right: 1.1rem; }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }
+.cards, .tables { display: flex; flex-wrap: wrap; gap: .8rem 2.6rem; align-items: flex-start; }
+.cards div { color: var(--dim); }
+.cards b { display: block; font-size: 1.7rem; line-height: 1.3; color: var(--ink); }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr));
+  gap: 0 2rem; }
 .tip { min-height: 1.5em; font-variant-numeric: tabular-nums; }
 </style></head><body>
 <h1>@title@</h1>
@@ -41,7 +46,8 @@ constexpr std::string_view kTail = R"html(</script>
 "use strict";
 const report = JSON.parse(document.getElementById("report").textContent);
 const page = document.getElementById("page"), series = report.series;
-const WIDTH = 1080, HEIGHT = 260, LEFT = 64, RIGHT = 12, TOP = 10, BOTTOM = 40;
+const section = name => element(page, "div", {class: name});
+const WIDTH = 600, HEIGHT = 230, LEFT = 64, RIGHT = 12, TOP = 10, BOTTOM = 40;
 
 function element(parent, name, attributes = {}, text = "") {
   const svg = ["svg", "path", "line", "text", "rect"].includes(name);
@@ -55,10 +61,10 @@ function element(parent, name, attributes = {}, text = "") {
 const format = value => value === null ? "not finite" : typeof value !== "number" ? value :
   Math.abs(value) >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") :
   value.toPrecision(3);
-const percent = share => format(100 * share) + " %";
+const percent = share => (100 * share).toFixed(1) + " %";
 
-function table(head, rows) {
-  const node = element(page, "table");
+function table(parent, head, rows) {
+  const node = element(parent, "table");
   const add = (cells, tag) => {
     const row = element(node, "tr");
     cells.forEach((cell, i) => element(row, tag, head && i ? {class: "n"} : {}, format(cell)));
@@ -88,8 +94,9 @@ function niceStep(range) {
 function plot({title, unit, lines, stacked = false, limit = null}) {
   const steps = report.steps;
   if (!steps) return;
-  element(page, "h2", {}, title);
-  const keys = element(page, "div");
+  const figure = element(plots, "div");
+  element(figure, "h2", {}, title);
+  const keys = element(figure, "div");
   const columns = Math.min(steps, 540);
   const data = lines.map(line => average(line.values, columns));
   const tops = data.map(values => values.slice());
@@ -98,7 +105,7 @@ function plot({title, unit, lines, stacked = false, limit = null}) {
   const highest = Math.max(...tops.flat(), limit ? limit.value : 0) * 1.04 || 1;
   const x = i => LEFT + (WIDTH - LEFT - RIGHT) * (columns > 1 ? i / (columns - 1) : 0.5);
   const y = v => HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * v / highest;
-  const svg = element(page, "svg",
+  const svg = element(figure, "svg",
     {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title});
   for (let v = 0, gap = niceStep(highest); v <= highest; v += gap) {
     element(svg, "line", {x1: LEFT, x2: WIDTH - RIGHT, y1: y(v), y2: y(v), class: "grid"});
@@ -131,7 +138,7 @@ function plot({title, unit, lines, stacked = false, limit = null}) {
       stroke: "var(--c6)", "stroke-dasharray": "5 4"});
     element(keys, "span", {class: "key bad"}, "- - " + limit.title);
   }
-  const tip = element(page, "div", {class: "tip dim"});
+  const tip = element(figure, "div", {class: "tip dim"});
   const cursor = element(svg, "line",
     {y1: TOP, y2: HEIGHT - BOTTOM, stroke: "var(--dim)", opacity: 0});
   svg.addEventListener("pointermove", event => {
@@ -147,7 +154,17 @@ function plot({title, unit, lines, stacked = false, limit = null}) {
 }
 
 const {model, device, kv_cache: cache, requests, tokens, achieved, ceilings, verify} = report;
-table(null, [
+const cards = section("cards");
+const card = (value, text) => {
+  const box = element(cards, "div");
+  element(box, "b", {}, value);
+  box.append(text);
+};
+card(format(tokens.decode_per_s), "tokens decoded a second");
+card(format(tokens.prefill_per_s), "tokens prefilled a second");
+card(percent(achieved.decode_steps_share_of_read), "of what reading reaches, in decode steps");
+card(`${verify.rows - verify.failed_rows} of ${verify.rows}`, "checked rows right");
+table(page, null, [
   ["device", `${device.name}, driver ${device.driver}, ${device.platform}`],
   ["trace", report.trace],
   ["model", `${model.name}: ${model.num_heads} query / ${model.num_kv_heads} KV heads x ` +
@@ -166,15 +183,17 @@ table(null, [
      `${percent(verify.worst_share_of_allowance)} of what is allowed`)],
 ]);
 for (const failure of verify.failures) element(page, "div", {class: "bad"}, failure);
-table(["step time", "p50 us", "p99 us", "share"], Object.values(report.step_time_us).map(
-  part => [part.title, part.p50, part.p99, percent(part.share)]));
-table(["attention", "achieved", "ceiling", "share"], [
+const tables = section("tables"), plots = section("plots"), ms = us => (us / 1e3).toFixed(3);
+table(tables, ["step time", "p50 ms", "p99 ms", "share"], Object.values(report.step_time_us).map(
+  part => [part.title, ms(part.p50), ms(part.p99), percent(part.share)]));
+const beside = element(tables, "div");
+table(beside, ["attention", "achieved", "ceiling", "share"], [
   ["decode steps, GB/s", achieved.decode_steps_gb_per_s, ceilings.read_gb_per_s,
     percent(achieved.decode_steps_share_of_read)],
   [`prefill steps, GFLOP/s, of ${ceilings.arithmetic}`,
     achieved.prefill_steps_gflop_per_s, ceilings.arithmetic_gflop_per_s,
     percent(achieved.prefill_steps_share_of_arithmetic)]]);
-table(["kernel", "work-group", "launches", "ms"], report.kernels.map(
+table(beside, ["kernel", "work-group", "launches", "ms"], report.kernels.map(
   kernel => [`${kernel.role}: ${kernel.name}`, kernel.work_group_size, kernel.launches,
     kernel.time_us / 1e3]));
 
