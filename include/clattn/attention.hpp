@@ -175,6 +175,11 @@ class AttentionMetadataBuilder {
                              std::span<std::int32_t> order) const = 0;
   /// Most query tokens of a decode.
   virtual std::int32_t decode_threshold() const noexcept = 0;
+  /// Launches the kernel of update_seq_lens() over nothing and waits, so that the first such call
+  /// waits for no compiler; does nothing without BuilderOptions::device_seq_lens. The layer's own
+  /// kernels are AttentionImpl::warm_up()'s. Throws kUnsupported for a queue that is being
+  /// recorded.
+  virtual void warm_up(cl_command_queue) {}
   /// From the next build() on, partial results go to `workspace`, as with
   /// BuilderOptions::workspace. Throws kInvalidArgument if it is null, and kUnsupported if the
   /// builder records launches (graph_batch_size) or, as this default does, has no workspace.

@@ -201,9 +201,9 @@ struct AdvanceStep {
   Buffer block_tables;          ///< i32 [num_seqs, block_table_stride]
   std::int64_t block_table_stride = 0;
   /// Of the next step, which runs on it as it is: update_seq_lens() with seq_lens and slot_mapping,
-  /// one launch more. Its requests are the rows, the padding ones behind num_queries without query
-  /// tokens. A row that was found wrong stores nothing but attends as in the step before. Null =
-  /// none.
+  /// one launch more. Its requests are the rows, of one query token or, behind num_queries, none.
+  /// A row that was found wrong, or is padding, stores nothing and attends to nothing: output 0,
+  /// LSE -inf (with a sink, the sink). Null = none.
   const AttentionMetadata* metadata = nullptr;
 };
 

@@ -8,7 +8,8 @@
      slot[t] = page of q_pos + t, times page_size, plus the place in it
 
    A length below the request's query tokens or above its bound is noted in `errors`; such a request
-   attends to nothing, and its slots are -1.
+   attends to nothing, and its slots are -1. So it is with a row that advance_step left out, which
+   has noted why.
 
    macro         unit        legal values
    CLA_WG_SIZE   work-items  >= 1
@@ -34,6 +35,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
     int chunk,                             /* tokens, 0 = none */
     __global const int* restrict seq_lens, /* [requests] */
     __global const long* restrict given,   /* [query tokens]: slots, or null */
+    int advanced,                          /* 1: requests without a given slot are left out */
     __global int* restrict errors) {       /* [1] */
   const int number = (int)get_global_id(0);
   if (number >= num_splits) return;
@@ -41,7 +43,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_cu
   if (split.q_count == 0) return; /* padding of a recorded step */
   const ClaSight sight = {page_size, causal, window_left, window_right, chunk};
   int length = seq_lens[split.request];
-  if (length < split.query_len || length > split.bound) {
+  if (advanced && given[split.q_row] < 0) {
+    length = 0;
+  } else if (length < split.query_len || length > split.bound) {
     const int reason = length > split.bound ? CLA_ERROR_LONG : CLA_ERROR_SHORT;
     cla_note(errors, (uint)split.request, reason);
     length = 0;

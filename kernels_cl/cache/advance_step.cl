@@ -22,9 +22,9 @@
 
 /* Pages of the row's length with its new token; 0, and noted, if that or its table is no good.
    Called by the whole group; lane 0 gets the answer. `table`: the row's. */
-static inline int cla_pages_of(__global const int* seq_lens, __global const int* table,
-                               long table_stride, uint page_size, long num_blocks,
-                               __global int* errors, __local int* outside) {
+static inline int cla_advanced_pages(__global const int* seq_lens, __global const int* table,
+                                     long table_stride, uint page_size, long num_blocks,
+                                     __global int* errors, __local int* outside) {
   const uint row = (uint)get_group_id(0);
   const uint lane = (uint)get_local_id(0);
   const long length = (long)seq_lens[row] + 1;
@@ -89,8 +89,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
   table += (ulong)row * (ulong)table_stride;
   int pages = 0;
   if (row < (uint)num_queries) { /* the same for the whole group */
-    pages =
-        cla_pages_of(seq_lens, table, table_stride, (uint)page_size, num_blocks, errors, &outside);
+    pages = cla_advanced_pages(seq_lens, table, table_stride, (uint)page_size, num_blocks, errors,
+                               &outside);
   }
   if (get_local_id(0) != 0) return;
   if (pages > 0) {
@@ -110,8 +110,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
     __global int* restrict bound) {        /* [num_queries] */
   __local int outside;
   const uint row = (uint)get_group_id(0);
-  const int pages = cla_pages_of(seq_lens, table + (ulong)row * (ulong)table_stride, table_stride,
-                                 (uint)page_size, num_blocks, errors, &outside);
+  const int pages = cla_advanced_pages(seq_lens, table + (ulong)row * (ulong)table_stride,
+                                       table_stride, (uint)page_size, num_blocks, errors, &outside);
   if (get_local_id(0) == 0) bound[row] = pages;
 }
 

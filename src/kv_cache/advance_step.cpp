@@ -115,7 +115,7 @@ void advance_metadata(cl_command_queue queue, const AdvanceStep& step, const Dev
                       Event* event) {
   if (step.metadata == nullptr) return;
   detail::enqueue_update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors,
-                                  event);
+                                  event, detail::LengthsFrom::kAdvanceStep);
 }
 
 /// The arguments that clattn_advance_rows and clattn_advance_pages begin with.

@@ -5,6 +5,7 @@
 #include "kernels/launch/step_launch.hpp"
 #include "opencl/copy.hpp"
 #include "opencl/queue.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 
@@ -17,6 +18,31 @@ void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_
       !buffer || buffer.size_bytes() < wanted,
       "update_seq_lens: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
       buffer.size_bytes(), wanted, count, element_bytes);
+}
+
+std::size_t group_size_of(const detail::AttentionKernels& kernels) {
+  return detail::to_size(cache_op_work_group_size(kernels.runtime->capabilities()));
+}
+
+detail::KernelLease bind_cut_tiles(const detail::PagedStepView& step, const DeviceLengths& lengths,
+                                   bool advanced, const Buffer& errors) {
+  const ClaSight sight = detail::sight_of(*step.planner, step.causal != 0);
+  detail::KernelLease lease = step.cut_tiles->acquire();
+  lease.arg(step.meta)
+      .arg(step.splits_at)
+      .arg(step.num_splits)
+      .arg(step.lens_at)
+      .arg(step.pages_at)
+      .arg<cl_int>(sight.page_size)
+      .arg<cl_int>(sight.causal)
+      .arg<cl_int>(sight.window_left)
+      .arg<cl_int>(sight.window_right)
+      .arg<cl_int>(sight.chunk)
+      .arg(lengths.seq_lens.handle())
+      .arg(lengths.slot_mapping.handle())
+      .arg<cl_int>(advanced ? 1 : 0)
+      .arg(errors.handle());
+  return lease;
 }
 
 /// Splits of a tile that met other lengths would disagree on their number.
@@ -47,33 +73,33 @@ void detail::check_update_seq_lens(cl_command_queue queue, const AttentionMetada
 
 void detail::enqueue_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                                      const DeviceLengths& lengths, const DeviceErrors& errors,
-                                     Event* event) {
-  const PagedStepView* const step = metadata.step();
-  recorder_for(queue, *step);
+                                     Event* event, LengthsFrom from) {
+  const PagedStepView& step = *metadata.step();
+  recorder_for(queue, step);
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
-  const ClaSight sight = sight_of(*step->planner, step->causal != 0);
-  const auto group_size = to_size(cache_op_work_group_size(step->kernels->runtime->capabilities()));
-  step->cut_tiles->acquire()
-      .arg(step->meta)
-      .arg(step->splits_at)
-      .arg(step->num_splits)
-      .arg(step->lens_at)
-      .arg(step->pages_at)
-      .arg<cl_int>(sight.page_size)
-      .arg<cl_int>(sight.causal)
-      .arg<cl_int>(sight.window_left)
-      .arg<cl_int>(sight.window_right)
-      .arg<cl_int>(sight.chunk)
-      .arg(lengths.seq_lens.handle())
-      .arg(lengths.slot_mapping.handle())
-      .arg(errors.word().handle())
-      .enqueue(queue, ceil_div(to_size(step->num_splits), group_size), group_size, event);
+  const std::size_t group_size = group_size_of(*step.kernels);
+  bind_cut_tiles(step, lengths, from == LengthsFrom::kAdvanceStep, errors.word())
+      .enqueue(queue, ceil_div(to_size(step.num_splits), group_size), group_size, event);
+}
+
+void detail::warm_up_seq_lens(cl_command_queue queue, const AttentionKernels& kernels,
+                              const PlannerConfig& planner,
+                              const std::shared_ptr<KernelPool>& cut_tiles) {
+  refuse_recording(queue, "warm_up");
+  const Buffer untouched = kernels.runtime->allocate(sizeof(ClaSplit));
+  PagedStepView idle;
+  idle.meta = untouched.handle();
+  idle.planner = &planner;
+  idle.cut_tiles = cut_tiles;
+  bind_cut_tiles(idle, {untouched}, false, untouched).enqueue(queue, 1, group_size_of(kernels));
+  Queue::adopt(queue).finish();
 }
 
 void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                      const DeviceLengths& lengths, DeviceErrors& errors, Event* event) {
   detail::check_update_seq_lens(queue, metadata, lengths, errors);
-  detail::enqueue_update_seq_lens(queue, metadata, lengths, errors, event);
+  detail::enqueue_update_seq_lens(queue, metadata, lengths, errors, event,
+                                  detail::LengthsFrom::kApplication);
 }
 
 }  // namespace clattn

@@ -64,6 +64,7 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   void set_workspace_buffer(std::shared_ptr<AttentionWorkspace> workspace) override {
     step_.set_workspace(std::move(workspace));
   }
+  void warm_up(cl_command_queue queue) override { step_.warm_up(queue); }
   bool use_cascade_attention(const CascadeQuery& query) const override {
     return cascades_ && clattn::use_cascade_attention(query);
   }

@@ -97,6 +97,8 @@ class PagedStep {
   /// Bytes of partial results that build() would use for this batch.
   std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const;
 
+  /// AttentionMetadataBuilder::warm_up().
+  void warm_up(cl_command_queue queue) const;
   /// Takes effect at the next build(). Throws kUnsupported if launches are recorded.
   void set_workspace(std::shared_ptr<AttentionWorkspace> workspace);
 

@@ -6,6 +6,7 @@
 #include <clattn/cache_ops.hpp>
 
 #include "base/error.hpp"
+#include "kernels/launch/update_seq_lens.hpp"
 #include "kernels/step/paged_step.hpp"
 
 namespace clattn::detail {
@@ -46,6 +47,10 @@ void PagedStep::take_lengths_from_device() {
       fmt::format("-DCLA_WG_SIZE={}", cache_op_work_group_size(context_->capabilities()));
   view_.cut_tiles =
       context_->runtime().kernel({"attention/cut_tiles.cl", "clattn_cut_tiles", group});
+}
+
+void PagedStep::warm_up(cl_command_queue queue) const {
+  if (view_.cut_tiles != nullptr) warm_up_seq_lens(queue, *kernels_, planner_, view_.cut_tiles);
 }
 
 void PagedStep::check_device_lengths(const CommonAttentionMetadata& batch,

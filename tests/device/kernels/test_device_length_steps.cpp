@@ -112,6 +112,22 @@ struct Twin {
   }
 };
 
+/// The results of both are the same, but these requests of the device attended to nothing.
+void expect_same_but(const Twin& device, const Twin& host,
+                     std::initializer_list<std::size_t> requests, std::int32_t len = 0) {
+  auto out = download<std::uint16_t>(host.queue, host.out);
+  auto lse = download<float>(host.queue, host.lse);
+  for (const std::size_t r : requests) {
+    std::fill_n(out.begin() + static_cast<std::ptrdiff_t>(r * 256), 256, std::uint16_t{0});
+    std::fill_n(lse.begin() + static_cast<std::ptrdiff_t>(r * 4), 4, -INFINITY);
+  }
+  EXPECT_EQ(download<std::uint16_t>(device.queue, device.out), out) << len;
+  EXPECT_EQ(download<float>(device.queue, device.lse), lse) << len;
+  EXPECT_EQ(download<std::uint16_t>(device.queue, device.cache.buffer),
+            download<std::uint16_t>(host.queue, host.cache.buffer))
+      << len;
+}
+
 /// An advance_step of the twin's requests, all but `padding` of them.
 clattn::AdvanceStep advance_of(const Twin& twin, const std::vector<std::int32_t>& lens,
                                std::int32_t padding) {
@@ -160,14 +176,18 @@ TEST_P(DeviceLengthRuns, M9_StepsFollowEachOtherWithoutTheHost) {
   }
 }
 
-// A row that cannot advance keeps its length, and its slot of the step before is not written again.
-TEST_P(DeviceLengthRuns, RowsThatCannotAdvanceStoreNothing) {
+// A row that cannot advance, and one of padding, keep their lengths; their slots of the step before
+// are not written again, and they attend to nothing.
+TEST_P(DeviceLengthRuns, RowsThatCannotAdvanceStoreAndAttendToNothing) {
   const auto& context = all_contexts().at(0);
-  const Twin device(context, 3, config_), host(context, 3, config_);
-  const std::vector<std::int32_t> full = {Twin::kPages * Twin::kPage, 20, 30};
+  const Twin device(context, 4, config_), host(context, 4, config_);
+  const std::vector<std::int32_t> full = {Twin::kPages * Twin::kPage, 20, 30, 40};
   const auto planned = device.builder(context, true), built = host.builder(context, false);
   clattn::AdvanceStep advance = advance_of(device, full, 1);
-  const std::vector<std::int32_t> bounds(3, full[0]);
+  std::vector<std::int32_t> table = device.table;
+  table[2 * Twin::kPages] = 24;  // a block that the cache does not have
+  advance.block_tables = upload(*context, device.queue, table);
+  const std::vector<std::int32_t> bounds(4, full[0]);
   advance.metadata = &planned->build(device.queue, device.batch(bounds));
   clattn::DeviceErrors errors(*context, device.queue);
   clattn::advance_step_flashattn(*context, device.queue, advance, errors);
@@ -175,12 +195,12 @@ TEST_P(DeviceLengthRuns, RowsThatCannotAdvanceStoreNothing) {
   EXPECT_EQ(error_text([&] { errors.check(device.queue); }),
             "advance_step: row 0 was left out: its new token lies past its block table");
   // Of the host's batch, too, only the second request stores a token.
-  const std::vector<std::int32_t> next = {full[0], 21, 30};
-  const std::vector<std::int64_t> slots = {-1, (1 * 3 + 1) * Twin::kPage + 4, -1};
+  const std::vector<std::int32_t> next = {full[0], 21, 30, 40};
+  const std::vector<std::int64_t> slots = {-1, (1 * 4 + 1) * Twin::kPage + 4, -1, -1};
   CommonAttentionMetadata batch = host.batch(next);
   batch.slot_mapping = slots;
   host.step(built->build(host.queue, batch), 4);
-  device.expect_same(host);
+  expect_same_but(device, host, {0, 2, 3});
   EXPECT_EQ(download<std::int32_t>(device.queue, advance.seq_lens), next);
 }
 
@@ -213,17 +233,7 @@ TEST_P(DeviceLengthRuns, WrongOnesAreReportedAndAttendToNothing) {
       CommonAttentionMetadata batch = host.batch(right);
       batch.slot_mapping = slots;
       host.step(built->build(host.queue, batch), 3);
-      auto out = download<std::uint16_t>(host.queue, host.out);
-      auto lse = download<float>(host.queue, host.lse);
-      for (const std::size_t r : {1U, 3U}) {
-        std::fill_n(out.begin() + static_cast<std::ptrdiff_t>(r * 256), 256, std::uint16_t{0});
-        std::fill_n(lse.begin() + static_cast<std::ptrdiff_t>(r * 4), 4, -INFINITY);
-      }
-      EXPECT_EQ(download<std::uint16_t>(device.queue, device.out), out) << wrong.len;
-      EXPECT_EQ(download<float>(device.queue, device.lse), lse) << wrong.len;
-      EXPECT_EQ(download<std::uint16_t>(device.queue, device.cache.buffer),
-                download<std::uint16_t>(host.queue, host.cache.buffer))
-          << wrong.len;
+      expect_same_but(device, host, {1, 3}, wrong.len);
     }
   }
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <clattn/attn_utils.hpp>
+#include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <memory>
 #include <vector>
@@ -134,6 +135,27 @@ TEST(WarmUp, EveryKindOfLayerHasIt) {
       impl->warm_up(context->create_queue());
       EXPECT_GT(work_of_drivers(*context), cold);
     }
+  }
+}
+
+// Of a builder whose steps take their lengths from the device; of others it does nothing.
+TEST(WarmUp, TheFirstLengthsFromTheDeviceLaunchNothingNew) {
+  for (const auto& like : attention_test::all_contexts()) {
+    Model model(*like, layer_options());
+    const clattn::AttentionBackend& backend = *model.layer.get_attn_backend();
+    model.builder->warm_up(model.queue);
+    const auto builder =
+        backend.make_builder(model.context, model.layer.config(), {.device_seq_lens = true});
+    const std::uint64_t cold = work_of_drivers(*model.context);
+    builder->warm_up(model.queue);
+    const std::uint64_t warm = work_of_drivers(*model.context);
+    EXPECT_EQ(warm, cold + 1);
+    const std::vector<std::int32_t> starts = {0, 1}, lens = {20}, table = {3, 4};
+    const auto& metadata =
+        builder->build(model.queue, CommonAttentionMetadata::of(starts, lens, table));
+    clattn::DeviceErrors errors(*model.context, model.queue);
+    clattn::update_seq_lens(model.queue, metadata, {model.rows}, errors);
+    EXPECT_EQ(work_of_drivers(*model.context), warm);
   }
 }
 
