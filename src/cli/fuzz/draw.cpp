@@ -172,7 +172,7 @@ void draw_batch(Dice& dice, std::int32_t most_tokens, Recipe& recipe) {
 
 Recipe draw(const DrawOptions& options, std::uint64_t index) {
   Recipe recipe;
-  Dice of_layer(options.seed, 1, index / kCasesPerLayer), of_batch(options.seed, 2, index);
+  Dice of_layer(options.seed, 1, index / options.layer_calls), of_batch(options.seed, 2, index);
   draw_layer(of_layer, recipe);
   recipe.config.kernel_family = draw_family(of_layer, options.family);
   draw_batch(of_batch, options.most_tokens, recipe);

@@ -6,14 +6,14 @@
 
 namespace clattn::cli {
 
-/// So many cases in a row are calls of one layer: compiling its kernels takes longer than they do.
-inline constexpr std::uint64_t kCasesPerLayer = 8;
-
 /// What random cases are drawn from.
 struct DrawOptions {
   std::uint32_t seed = 1;
   std::int32_t most_tokens = 400;             ///< keys of a batch, of all its requests together
   KernelFamily family = KernelFamily::kAuto;  ///< kAuto: mostly that, now and then one by name
+  /// So many cases in a row are calls of one layer: compiling its kernels takes longer than they
+  /// do.
+  std::uint64_t layer_calls = 8;
 };
 
 /// Case `index`, a function of these arguments alone.

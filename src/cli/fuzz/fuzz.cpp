@@ -134,8 +134,9 @@ class Fuzz {
   /// Names the layer before its first case, so that the last line tells which one ended the
   /// process.
   void begin(std::uint64_t index, const Recipe& recipe) {
-    const bool first = index == options_.first, new_layer = index % kCasesPerLayer == 0;
-    if (first || index % (kCasesPerLayer * kLayersPerContext) == 0) {
+    const std::uint64_t calls = options_.draw.layer_calls;
+    const bool first = index == options_.first, new_layer = index % calls == 0;
+    if (first || index % (calls * kLayersPerContext) == 0) {
       context_ = Context::create(options_.device);
       execute_ = execute_on(context_);
     }
@@ -150,12 +151,13 @@ class Fuzz {
     show_progress("");
     fmt::print("FAILED {}: {}; {}\n  {}\n", index, describe_layer(recipe), describe_batch(recipe),
                trial.why);
-    fmt::print("  again: clattn fuzz --seed {} --first {} --count 1 --most-tokens {}{}{}\n",
-               options_.draw.seed, index, options_.draw.most_tokens,
-               options_.draw.family == KernelFamily::kAuto
-                   ? ""
-                   : fmt::format(" --family {}", to_string(options_.draw.family)),
-               options_.device.empty() ? "" : fmt::format(" --device '{}'", options_.device));
+    fmt::print(
+        "  again: clattn fuzz --seed {} --first {} --count 1 --most-tokens {} --calls {}{}{}\n",
+        options_.draw.seed, index, options_.draw.most_tokens, options_.draw.layer_calls,
+        options_.draw.family == KernelFamily::kAuto
+            ? ""
+            : fmt::format(" --family {}", to_string(options_.draw.family)),
+        options_.device.empty() ? "" : fmt::format(" --device '{}'", options_.device));
     const auto fails = [&](const Recipe& other) {
       show_progress(fmt::format("  {}; {}", describe_layer(other), describe_batch(other)));
       const FuzzResult again = try_recipe(other, execute_);
@@ -211,6 +213,8 @@ void add_fuzz_command(CLI::App& app) {
       ->check(CLI::IsMember(families));
   command->add_option("--most-tokens", draw.most_tokens, "Keys of a batch, all requests together")
       ->check(number_in(1, 1 << 20));
+  command->add_option("--calls", draw.layer_calls, "Calls of each layer")
+      ->check(number_in(std::uint64_t{1}, std::uint64_t{1} << 20U));
   command->add_option("--out", options->out, "Folder of the cases that failed");
   command->add_flag("--write-all", options->write_all, "Write the cases that passed, too");
   command->callback([options, family] {

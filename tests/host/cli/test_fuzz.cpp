@@ -125,7 +125,7 @@ TEST(Fuzz, ACaseDependsOnSeedAndNumberAlone) {
     EXPECT_EQ(text(draw(kSmall, index)), text(recipe));
     EXPECT_EQ(make_call(draw(kSmall, index)).query, make_call(recipe).query);
     if (text(draw(other, index)) != text(recipe)) ++different;
-    EXPECT_EQ(describe_layer(draw(kSmall, index / kCasesPerLayer * kCasesPerLayer)),
+    EXPECT_EQ(describe_layer(draw(kSmall, index / kSmall.layer_calls * kSmall.layer_calls)),
               describe_layer(recipe));
   }
   EXPECT_GT(different, 60);
