@@ -105,8 +105,8 @@ void save_tuning(const std::string& path, std::span<const TuningRow> rows,
 /// The launches that would be planned for a layer's step on a device that need not be present.
 /// `device` says what it can do; `costs`, and the shipped rows where `costs` has none, say what
 /// kernels cost there. Every kernel that the capabilities allow is assumed to compile. Only the
-/// lengths of `batch` are read. Throws kUnsupported if no kernel fits, and for latent attention and
-/// any attn_type but decoder.
+/// lengths of `batch` are read. Throws kUnsupported if no kernel fits, and for any attn_type but
+/// decoder.
 std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
                                               const DeviceCapabilities& device,
                                               std::span<const CostRow> costs,

@@ -12,8 +12,8 @@ usage: AMD_BITCODE=DIR loops.py [--write | --show TEXT] [--table FILE] KERNELS
 The environment variable JOBS is the number of compilers that run at once.
 
 The loop counted is the one with the most matrix instructions. Of the paths through one iteration
-that enter no inner loop, it is the one that loads most from global memory, page numbers excluded,
-and the shortest of these. That is the cost of a tile that all rows see, that raises no maximum,
+that enter no inner loop, it is the one that loads most from global memory, page numbers excluded;
+of these the one with the most matrix instructions, and of these the shortest. That is the cost of a tile that all rows see, that raises no maximum,
 whose pages are known, and that another tile follows.
 """
 
@@ -30,7 +30,8 @@ from typing import NamedTuple
 
 TOOLS = pathlib.Path(__file__).resolve().parent
 TABLE = pathlib.Path(os.path.relpath(TOOLS.parent.parent / "bench" / "cards" / "loops.txt"))
-SHAPES = ("d128_f16_f16", "d128_bf16_bf16", "d256_f16_f16", "d256_bf16_bf16", "d64_f16_fp8_e5m2")
+SHAPES = ("d128_f16_f16", "d128_bf16_bf16", "d256_f16_f16", "d256_bf16_bf16", "d64_f16_fp8_e5m2",
+          "d512_f16_f16", "d512_bf16_fp8_e4m3")
 
 
 class Chip(NamedTuple):
@@ -258,7 +259,7 @@ def hottest(blocks, chip):
     best = {}
 
     def key(way):
-        return -way[0]["byt"], way[0]["slots"], way[0]["sca"]
+        return -way[0]["byt"], -way[0]["mat"], way[0]["slots"], way[0]["sca"]
 
     def walk(name):
         """Best path from a block to the loop's end, as (counts, blocks); None if there is none."""

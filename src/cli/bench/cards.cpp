@@ -29,8 +29,11 @@ constexpr double kReadShare = 0.9;
 constexpr double kReadAlone = 10;
 /// The loops of this head size stand for all smaller ones too.
 constexpr std::int32_t kCommonHead = 128;
-/// Query rows of a work item that read keys from memory: of one query token or a few.
-constexpr double kFewRows = 32;
+/// Query rows of a work item that read keys from memory: of one query token, or of a few.
+constexpr double kFewRows = 64;
+/// Rotary elements of a latent row of 512, the only one that kernels on matrix units take.
+constexpr std::int32_t kRopeDim = 64;
+constexpr std::string_view kLatentRole = "mla_decode";
 
 double number(const std::string& text, const std::string& where) {
   double value = 0;
@@ -123,10 +126,11 @@ bool reads_memory(const LoopCount& loop) {
   return loop.rows <= kFewRows;
 }
 
-/// Bytes that a group reads per step: its keys and values for one KV head.
+/// Bytes that a group reads per step: its keys and values for one KV head, or its latent rows.
 double step_bytes(const LoopCount& loop) {
-  return 2.0 * loop.keys * loop.head_size *
-         static_cast<double>(element_size_bytes(loop.cache_dtype));
+  const double elements =
+      loop.role == kLatentRole ? loop.head_size + kRopeDim : 2.0 * loop.head_size;
+  return elements * loop.keys * static_cast<double>(element_size_bytes(loop.cache_dtype));
 }
 
 /// Groups that a core holds at once.
@@ -149,14 +153,20 @@ double slowdown_groups(double alone_gbs, double all_gbs, double concurrent_group
   return slowdown > 1e-3 ? concurrent_groups / slowdown : 0;
 }
 
-/// Tasks that plans assume to run at once, for these types of queries and cache.
-double concurrent_groups(const Card& card, DType dtype, DType cache_dtype, bool decode) {
-  const AttentionConfig config{.num_heads = 4,
-                               .num_kv_heads = 1,
-                               .head_size = 128,
-                               .dtype = dtype,
-                               .kv_cache_dtype = cache_dtype};
-  const std::array<std::int32_t, 2> starts = {0, decode ? 1 : 4096};
+/// Tasks that plans assume to run at once, for these types of queries and cache, in a role.
+double concurrent_groups(const Card& card, DType dtype, DType cache_dtype, std::string_view role) {
+  AttentionConfig config{.num_heads = 4,
+                         .num_kv_heads = 1,
+                         .head_size = 128,
+                         .dtype = dtype,
+                         .kv_cache_dtype = cache_dtype};
+  if (role == kLatentRole) {
+    config.num_heads = 16;
+    config.head_size = 512 + kRopeDim;
+    config.use_mla = true;
+    config.rope_dim = kRopeDim;
+  }
+  const std::array<std::int32_t, 2> starts = {0, role == "prefill" ? 4096 : 1};
   const std::array<std::int32_t, 1> lengths = {4096};
   const CommonAttentionMetadata batch{.query_start_loc = starts,
                                       .seq_lens = lengths,
@@ -178,7 +188,7 @@ CostRow uncounted_decode(const Card& card) {
   KernelCosts costs = fixed_costs(card);
   costs.read_gbs = kReadAlone;
   costs.groups = slowdown_groups(kReadAlone, kReadShare * card.gbs,
-                                 concurrent_groups(card, DType::kF32, DType::kF32, true));
+                                 concurrent_groups(card, DType::kF32, DType::kF32, "decode"));
   return row_of(card, "decode_gpu*", costs);
 }
 
@@ -279,8 +289,7 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
   for (const LoopCount& loop : loops) {
     if (loop.chip != card.chip) continue;
     if (rows.empty()) rows.push_back(uncounted_decode(card));
-    const double groups =
-        concurrent_groups(card, loop.dtype, loop.cache_dtype, loop.role == "decode");
+    const double groups = concurrent_groups(card, loop.dtype, loop.cache_dtype, loop.role);
     CostRow row = row_of(card, loop.variant, predicted_costs(card, loop, groups));
     if (loop.cache_dtype != loop.dtype) {  // one 8-bit type stands for all of them
       for (const DType cache : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
@@ -297,12 +306,14 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
 }
 
 double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops) {
+  double least = 0;
   for (const LoopCount& loop : loops) {
-    if (loop.chip != card.chip || loop.role != "decode" || loop.head_size != kCommonHead) continue;
-    return card.cores * resident_groups(card, loop) * step_bytes(loop) /
-           (card.gbs * card.latency_ns);
+    if (loop.chip != card.chip || loop.role != "decode" || loop.head_size < kCommonHead) continue;
+    const double bytes = card.cores * resident_groups(card, loop) * step_bytes(loop);
+    const double share = bytes / (card.gbs * card.latency_ns);
+    least = least == 0 ? share : std::min(least, share);
   }
-  return 0;
+  return least;
 }
 
 }  // namespace clattn::cli

@@ -36,6 +36,11 @@ const std::vector<LoopCount>& built_in_loops() {
   return loops;
 }
 
+std::vector<CostRow> predicted_start(const DeviceCapabilities& capabilities) {
+  const Card* card = card_of(built_in_cards(), capabilities);
+  return card == nullptr ? std::vector<CostRow>{} : predicted_rows(*card, built_in_loops());
+}
+
 const Card& card_named(const std::string& name) {
   const std::vector<Card>& cards = built_in_cards();
   const auto found = std::ranges::find(cards, name, &Card::name);
@@ -83,7 +88,7 @@ void print_predictions(const Card& card, const std::vector<BenchShape>& shapes) 
       card.title, card.gbs, card.tflops);
   const double in_flight = decode_in_flight(card, built_in_loops());
   if (in_flight > 0)
-    fmt::print("decode keeps {:.1f} times the bytes in flight that its memory asks for\n",
+    fmt::print("decode keeps at least {:.1f} times the bytes in flight that memory asks for\n",
                in_flight);
   fmt::print("\n{:44} {:>12} {:>12} {:>17}  {}\n", "model/suite/batch", "floor us", "predicted us",
              "floor's share, of", "kernels");

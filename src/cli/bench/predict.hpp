@@ -12,6 +12,9 @@ namespace clattn::cli {
 /// The cards of bench/cards/cards.txt and the loops of loops.txt, as built into the program.
 const std::vector<Card>& built_in_cards();
 const std::vector<LoopCount>& built_in_loops();
+/// Tuning-file rows for a device that is a card of cards.txt, until its own are measured; empty for
+/// others, and for cards whose costs ship with the library.
+std::vector<CostRow> predicted_start(const DeviceCapabilities& capabilities);
 /// Throws kInvalidArgument listing the cards if none has this name.
 const Card& card_named(const std::string& name);
 

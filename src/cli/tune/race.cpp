@@ -56,7 +56,7 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target,
                    TuneClock::time_point deadline)
     : context_(std::move(context)), target_(target), deadline_(deadline) {
   check_time();
-  set_tuning(*context_, {});
+  set_tuning(*context_, {}, target_.costs);
   base_.row = target.key;
   const Deviation deviation = target.check();
   if (!deviation.passed()) {
@@ -76,7 +76,7 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target,
 }
 
 void TuneRace::refresh() {
-  set_tuning(*context_, {});
+  set_tuning(*context_, {}, target_.costs);
   defaults_.clear();
   batches_.clear();
   left_out_.clear();
@@ -108,7 +108,7 @@ std::string TuneRace::misfit_of(const TuningRow& row) const {
 Trial TuneRace::run(const TuningRow& row, int rounds) {
   Trial trial{.row = row};
   try {
-    set_tuning(*context_, std::span(&row, 1));
+    set_tuning(*context_, std::span(&row, 1), target_.costs);
     trial.note = misfit_of(row);
     if (!trial.note.empty()) return trial;
     check_time();
@@ -129,7 +129,7 @@ Trial TuneRace::run(const TuningRow& row, int rounds) {
 }
 
 double TuneRace::noise(int rounds) {
-  set_tuning(*context_, {});
+  set_tuning(*context_, {}, target_.costs);
   Trial trial{.row = base_.row};
   time(trial, rounds);
   if (trial.state == TrialState::kWrong) {

@@ -18,6 +18,8 @@ namespace clattn::cli {
 struct TuneTarget {
   std::string name;  ///< "decode, 4 heads a KV head of 128, f16/f16"
   TuningRow key;     ///< device, role, shape
+  /// What plans count with meanwhile, before the shipped rows.
+  std::vector<CostRow> costs{};
   /// What the role launches; nothing where it has no kernel for the shape.
   std::function<std::optional<KernelInfo>()> kernel;
   /// Against the double oracle, on batches with all kinds of borders.

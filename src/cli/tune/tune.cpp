@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/bench/predict.hpp"
 #include "cli/bench/shapes.hpp"
 #include "cli/commands.hpp"
 #include "cli/common/commit.hpp"
@@ -133,9 +134,12 @@ void print_costs(const MeasuredCosts& measured) {
 /// what its kernels cost then.
 class Session {
  public:
-  Session(std::shared_ptr<Context> context, std::string path, double seconds)
+  /// `start`: costs that plans begin with; measured ones come before them.
+  Session(std::shared_ptr<Context> context, std::string path, std::vector<CostRow> start,
+          double seconds)
       : context_(std::move(context)),
         path_(std::move(path)),
+        start_(std::move(start)),
         end_(TuneClock::now() + std::chrono::duration_cast<TuneClock::duration>(
                                     std::chrono::duration<double>(seconds))) {}
 
@@ -177,7 +181,8 @@ class Session {
   /// Why no candidate was timed; empty if one was.
   std::string tune(const TuneShape& shape, TuneClock::time_point deadline) {
     try {
-      const TuneTarget target = shape.role->make(context_, shape);
+      TuneTarget target = shape.role->make(context_, shape);
+      target.costs = start_;
       TuneSearch search(context_, target, deadline);
       const std::optional<TuningRow> winner = search.run();
       search.print();
@@ -187,7 +192,7 @@ class Session {
       }
       if (search.raced()) ++num_tuned_;
       if (TuneClock::now() < end_) {
-        set_tuning(*context_, winners_);
+        set_tuning(*context_, winners_, start_);
         measure(shape, [&](std::string_view role) { return role == shape.role->name; });
       }
       return search.raced() ? std::string{} : search.why_not_raced();
@@ -217,6 +222,7 @@ class Session {
 
   std::shared_ptr<Context> context_;
   std::string path_;
+  std::vector<CostRow> start_;
   TuneClock::time_point end_;
   std::size_t num_tuned_ = 0;
   std::vector<CostRow> costs_;
@@ -250,16 +256,18 @@ void run_tune(Arguments arguments) {
   const std::shared_ptr<Context> context = Context::create(arguments.device);
   const DeviceCapabilities& device = context->capabilities();
   for (const std::string& problem : tuning_problems(*context)) fmt::print("{}\n", problem);
-  save_tuning(path,
-              {});  // a file that cannot be written is found out now, not with a winner in hand
+  const std::vector<CostRow> start = predicted_start(device);
+  // A file that cannot be written is found out now, not with a winner in hand.
+  save_tuning(path, {}, start);
   fmt::print("{} ({}), driver {}, clattn {} {}: ", device.name,
              fmt::join(device_classes(device), ", "), device.driver_version, CLATTN_VERSION,
              commit());
   fmt::print("{}\n", arguments.costs ? std::string("costs only")
                                      : fmt::format("{} targets, {:.0f} s", shapes.size(),
                                                    arguments.budget_seconds));
+  if (!start.empty()) fmt::print("{} rows of predicted costs to start with\n", start.size());
   std::fflush(stdout);
-  Session session(context, path, arguments.budget_seconds);
+  Session session(context, path, start, arguments.budget_seconds);
   if (arguments.costs) {
     session.measure_all(shapes, arguments.roles);
     fmt::print("\n{} rows of costs written to {}\n", session.costs().size(), path);

@@ -158,10 +158,15 @@ KernelShape kernel_shape(const AttentionConfig& config) {
       .mask = config.custom_mask,
       .out_fp8 = config.output_fp8,
   };
-  return {config.num_heads, config.num_kv_heads,
-          config.head_size, config.contiguous_kv() ? 0 : config.block_size,
-          config.dtype,     config.cache_dtype(),
-          options,          CacheForm::kStrided};
+  return {.num_heads = config.num_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_size = config.use_mla ? config.output_head_size() : config.head_size,
+          .block_size = config.contiguous_kv() ? 0 : config.block_size,
+          .dtype = config.dtype,
+          .cache_dtype = config.cache_dtype(),
+          .options = options,
+          .form = config.use_mla ? CacheForm::kLatent : CacheForm::kStrided,
+          .rope_dim = config.use_mla ? config.rope_dim : 0};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {

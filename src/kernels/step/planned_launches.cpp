@@ -93,11 +93,11 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
                                               const DeviceCapabilities& device,
                                               std::span<const CostRow> costs,
                                               const CommonAttentionMetadata& batch) {
-  detail::throw_unsupported_if(config.use_mla || config.attn_type != AttentionType::kDecoder,
-                               "only a decoder's attention over keys and values is predicted");
+  detail::throw_unsupported_if(config.attn_type != AttentionType::kDecoder,
+                               "only a decoder's attention is predicted");
   std::vector<std::string> reasons;
   detail::append_config_reasons(config, reasons);
-  detail::append_head_size_reason(config.head_size, reasons);
+  if (!config.use_mla) detail::append_head_size_reason(config.head_size, reasons);
   for (const CostRow& row : costs) {
     const std::string fault = detail::cost_fault(row.costs);
     if (!fault.empty()) reasons.push_back(fault);

@@ -11,7 +11,9 @@
 
 #include "cli/tune/race.hpp"
 #include "device/attention_case.hpp"
+#include "opencl/runtime.hpp"
 #include "support/error_text.hpp"
+#include "tuning/tuning_table.hpp"
 
 namespace {
 
@@ -103,6 +105,23 @@ class ScriptedRace {
   TuneTarget target_;
   std::optional<TuneRace> race_;
 };
+
+/// The costs of a target, such as predicted ones of a card, stand while it is searched.
+TEST(TuneRaceDevice, PlansCountWithTheTargetsCosts) {
+  const auto context = own_context();
+  TuneTarget target = target_with({ErrorCode::kUnsupported, ""});
+  target.workloads = {idle};
+  target.costs.resize(1);
+  target.costs[0].costs.read_gbs = 1;
+  std::vector<std::size_t> seen;
+  target.check = [&] {
+    seen.push_back(context->runtime().tuning().table->user().costs.size());
+    return Idle::right();
+  };
+  TuneRace race(context, target, later());
+  static_cast<void>(race.run(target.key, 1));
+  EXPECT_EQ(seen, (std::vector<std::size_t>{1, 1}));
+}
 
 TEST(TuneRaceDevice, NoiseIsWhatTheDefaultWinsOrLosesAgainstItself) {
   ScriptedRace scripted({{0.8}, {1.25}, {1}, {9}, {1, true}});

@@ -12,6 +12,7 @@
 
 #include "cli/bench/cards.hpp"
 #include "support/error_text.hpp"
+#include "tuning/tuning_table.hpp"
 
 namespace {
 
@@ -148,6 +149,57 @@ TEST(Cards, ADeviceIsTheCardOfItsNameAndSize) {
   EXPECT_EQ(card_of(cards, device), &card_named(cards, "mi300a"));
   device.name = "pthread";
   EXPECT_EQ(card_of(cards, device), nullptr);
+}
+
+// Latent rows are read once a key: no layer is predicted to read them faster than memory does.
+TEST(Cards, LatentLayersArePredicted) {
+  const std::vector<Card> cards = all_cards();
+  const Card& card = card_named(cards, "mi300x");
+  const std::vector<LoopCount> loops = all_loops();
+  EXPECT_NE(std::ranges::find(loops, "mla_decode", &LoopCount::role), loops.end());
+  const clattn::AttentionConfig config{.num_heads = 64,
+                                       .num_kv_heads = 1,
+                                       .head_size = 576,
+                                       .block_size = 64,
+                                       .dtype = DType::kF16,
+                                       .use_mla = true,
+                                       .rope_dim = 64};
+  constexpr int kRequests = 304;
+  std::vector<std::int32_t> starts(kRequests + 1);
+  std::ranges::generate(starts, [next = 0]() mutable { return next++; });
+  const std::vector<std::int32_t> lengths(kRequests, 8192);
+  const auto launches = predicted_launches(config, card.capabilities(), predicted_rows(card, loops),
+                                           {.query_start_loc = starts,
+                                            .seq_lens = lengths,
+                                            .num_reqs = kRequests,
+                                            .num_actual_tokens = kRequests});
+  ASSERT_FALSE(launches.empty());
+  EXPECT_EQ(launches.front().kernel, "mla_decode_mfma__r64");
+  const double gbs = kRequests * 8192.0 * 576 * 2 * 1e-3 / launches.front().predicted_us;
+  EXPECT_GT(gbs, 0.3 * card.gbs);
+  EXPECT_LE(gbs, 0.9 * card.gbs);
+}
+
+// A tuning file holds what predictions say of a card until something was measured on it.
+TEST(Cards, MeasuredCostsComeBeforePredictedOnes) {
+  const std::vector<Card> cards = all_cards();
+  std::vector<CostRow> rows = predicted_rows(card_named(cards, "mi300x"), all_loops());
+  CostRow measured;
+  measured.device = "gfx942:sramecc+:xnack-";
+  measured.driver = "6.4";
+  measured.kernel = "decode_mfma__r16";
+  measured.costs = {.launch_us = 1, .read_gbs = 99};
+  rows.insert(rows.begin(), measured);
+  const clattn::detail::TuningTable table({.costs = rows});
+  clattn::detail::TuningQuery query{.device = measured.device,
+                                    .driver = measured.driver,
+                                    .classes = {"gpu"},
+                                    .kernel = measured.kernel,
+                                    .head_size = 128,
+                                    .group = 4};
+  EXPECT_EQ(table.find_costs(query)->costs, measured.costs);
+  query.device = "gfx942:sramecc-";
+  EXPECT_EQ(table.find_costs(query)->device, "gfx942*");
 }
 
 void expect_says(const std::string& error, std::string_view what) {
