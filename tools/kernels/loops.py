@@ -13,8 +13,9 @@ The environment variable JOBS is the number of compilers that run at once.
 
 The loop counted is the one with the most matrix instructions. Of the paths through one iteration
 that enter no inner loop, it is the one that loads most from global memory, page numbers excluded;
-of these the one with the most matrix instructions, and of these the shortest. That is the cost of a tile that all rows see, that raises no maximum,
-whose pages are known, and that another tile follows.
+of these the one with the most matrix instructions, and of these the shortest. That is the cost of
+a tile that all rows see, that raises no maximum, whose pages are known, and that another tile
+follows.
 """
 
 import argparse
