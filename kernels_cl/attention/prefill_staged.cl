@@ -9,7 +9,8 @@
    keys. A warp owns TILE_ROWS rows and keeps their queries, scores and accumulator in registers.
    Keys and values pass through registers, too, on their way to local memory: there is one stage of
    them there, so that several groups share a compute unit, and while one group waits at a barrier,
-   or works on its softmax, another one multiplies.
+   or works on its softmax, another one multiplies. Waves that multiply issue first, which keeps the
+   groups a phase apart; inside a phase the source gives the order of loads and products.
 
      for each tile of keys up to the last one that any row sees
        store K, and V transposed, to local memory     (8-bit types are converted here)
@@ -224,6 +225,7 @@ static inline void cla_multiply(float* c, uint num_tiles, const ClaA* a, uint nu
                                 __local const uint4* tile, uint stride, uint lane) {
   ClaB b[2][CLA_B_AHEAD];
   const uint num = num_tiles * num_steps;
+  CLA_SET_PRIORITY(1);
 #pragma unroll
   for (uint first = 0; first < num + CLA_B_AHEAD; first += CLA_B_AHEAD) {
 #pragma unroll
@@ -239,6 +241,7 @@ static inline void cla_multiply(float* c, uint num_tiles, const ClaA* a, uint nu
               b[(first / CLA_B_AHEAD + 1) % 2][i % CLA_B_AHEAD]);
     CLA_KEEP_ORDER();
   }
+  CLA_SET_PRIORITY(0);
 }
 
 /* scores[SCORE_TILES][C_SIZE] = Q K^T; `a` holds the queries of the first steps. */
