@@ -5,6 +5,7 @@
 #include <clattn/block_pool.hpp>
 #include <clattn/cache_ops.hpp>
 #include <clattn/context.hpp>
+#include <clattn/error.hpp>
 #include <clattn/kv_cache.hpp>
 #include <clattn/layer.hpp>
 #include <cstddef>
