@@ -389,7 +389,8 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
     } else {
       cla_consume_back(&own, &work, &pipeline, &hand_pipe, acc);
     }
-    cla_end_rows(&work.task, work.state, &opt, &results, own_q, acc, warp_row, self.lane);
+    const ClaTask task = tasks[0];
+    cla_end_rows(&task, work.state, &opt, &results, own_q, acc, warp_row, self.lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();
     cla_release(&own, empty_q);

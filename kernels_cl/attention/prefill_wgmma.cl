@@ -151,30 +151,28 @@ static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now,
 /* Stores the rows of a task and gives its queries' stage back. */
 static inline void cla_leave_task(const ClaConsumer* own, const ClaWork* ended, float* acc) {
   const uint stage = ended->q_pipe.stage;
+  const ClaTask task = own->at->tasks[stage];
   cla_warpgroup_barrier(1 + own->group); /* queries multiplied -> results staged */
-  cla_end_rows(&ended->task, ended->state, own->opt, own->results,
+  cla_end_rows(&task, ended->state, own->opt, own->results,
                own->at->q_tiles + stage * CLA_QUERY_UNITS, acc, own->warp_row, own->lane);
   cla_release(own, own->at->empty_q + stage);
 }
 
-/* Goes on to the next tile, be it the next task's first: its products with keys run beside those
-   of the last tile's values, and its softmax beside the latter. 0: there is no such tile, and the
-   last one's values are still to be added. */
-static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, float* acc,
-                                     ClaA* probabilities) {
+/* Whether the tile that comes next is of the task to come, whose queries are there already. */
+static inline int cla_next_task_comes(const ClaConsumer* own, const ClaProgress* now) {
+  if (CLA_QUERY_STAGES == 1 || now->deal.number >= own->num_tasks) return 0;
+  const ClaPipeline q_pipe = cla_next_stage(now->work.q_pipe, CLA_QUERY_STAGES);
+  cla_barrier_wait(own->at->full_q + q_pipe.stage, q_pipe.phase);
+  return cla_has_keys(own->opt, &own->at->tasks[q_pipe.stage].item, own->causal);
+}
+
+/* Goes on to the tile now->tile: its products with keys run beside those of the last tile's values,
+   and its softmax beside the latter. `ended`: the task of the last tile, if that was its last; the
+   compiler knows whether there is one, so that tiles of one task have a short loop of their own. */
+static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const ClaWork* ended,
+                                 float* acc, ClaA* probabilities) {
   const ClaShared* at = own->at;
   const float to_logit = cla_to_logit(own->scale);
-  const ClaWork ended = now->work;
-  const int last = now->tile + CLA_BLOCK_KV >= now->work.keys.end;
-  if (last) {
-    if (CLA_QUERY_STAGES == 1 || now->deal.number >= own->num_tasks) return 0;
-    const ClaPipeline q_pipe = cla_next_stage(now->work.q_pipe, CLA_QUERY_STAGES);
-    cla_barrier_wait(at->full_q + q_pipe.stage, q_pipe.phase);
-    if (!cla_has_keys(own->opt, &at->tasks[q_pipe.stage].item, own->causal)) return 0;
-    cla_enter_task(own, now, q_pipe);
-  } else {
-    now->tile += CLA_BLOCK_KV;
-  }
   const ClaPipeline next = cla_next_stage(now->pipeline, CLA_STAGES);
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   float2 factors;
@@ -196,11 +194,26 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
   cla_pin_probabilities(probabilities); /* read until now */
   CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
   cla_release(own, at->empty_v + now->pipeline.stage);
-  if (last) cla_leave_task(own, &ended, acc);
+  if (ended) cla_leave_task(own, ended, acc);
   factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
   cla_rescale_pair(acc, factors);
   cla_round_rows(probabilities, scores);
   now->pipeline = next;
+}
+
+/* Goes on to the next tile, be it the next task's first. 0: there is no such tile, and the last
+   one's values are still to be added. */
+static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, float* acc,
+                                     ClaA* probabilities) {
+  if (now->tile + CLA_BLOCK_KV < now->work.keys.end) {
+    now->tile += CLA_BLOCK_KV;
+    cla_take_tile(own, now, 0, acc, probabilities);
+    return 1;
+  }
+  if (!cla_next_task_comes(own, now)) return 0;
+  const ClaWork ended = now->work;
+  cla_enter_task(own, now, cla_next_stage(now->work.q_pipe, CLA_QUERY_STAGES));
+  cla_take_tile(own, now, &ended, acc, probabilities);
   return 1;
 }
 
