@@ -118,6 +118,7 @@ void print_capabilities(const json& c) {
   const auto wrong = c["wrong_matrix_units"].get<std::vector<std::string>>();
   fmt::print("  matrix units {}\n",
              units.empty() ? "none" : fmt::format("{}", fmt::join(units, ", ")));
+  if (c["flushes_f16"].get<bool>()) fmt::print("  matrix products take f16 below 2^-14 as 0\n");
   for (const std::string& unit : wrong)
     fmt::print("  matrix unit {} computes WRONG and is not used\n", unit);
 }
@@ -199,6 +200,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"sub_groups_in_step", sub_groups_of(capabilities)},
           {"matrix_units", capabilities.matrix_units},
           {"wrong_matrix_units", capabilities.wrong_matrix_units},
+          {"flushes_f16", capabilities.flushes_f16},
           {"wave_size", capabilities.wave_size}};
 }
 

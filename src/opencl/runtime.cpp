@@ -122,12 +122,10 @@ struct Runtime::State {
     capabilities.wrong_matrix_units = unit_headers(result.wrong_matrix_units);
     for (const std::string& unit : capabilities.wrong_matrix_units)
       log(LogLevel::kInfo, "{}: {} computes wrong and is not used", capabilities.name, unit);
+    capabilities.flushes_f16 = result.flushing_matrix_units != 0;  // a device has one unit of f16
+    if (capabilities.flushes_f16)
+      log(LogLevel::kInfo, "{}: matrix products take subnormal f16 as 0", capabilities.name);
     build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
-    for (const std::string& unit : unit_headers(result.flushing_matrix_units)) {
-      log(LogLevel::kInfo, "{}: products of f16 by {} take subnormal elements as 0",
-          capabilities.name, unit);
-      build_options += " -DCLA_F16_FLUSHED=1";  // a device has one such unit
-    }
   }
 
   std::shared_ptr<Program> build(const KernelSource& wanted) {

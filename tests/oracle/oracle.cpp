@@ -216,13 +216,11 @@ double decode(Element element, std::uint32_t bits) {
   return sign * std::ldexp(hidden + mantissa, exponent);
 }
 
-AttentionResult attention(const AttentionCase& call, Element element) {
-  AttentionResult result;
-  result.out.assign(call.query.size(), 0.0);
-  result.bound.assign(call.query.size(), 0.0);
-  result.weight_rounding.assign(call.query.size(), 0.0);
-  const auto head_size = static_cast<std::size_t>(call.head_size);
-  result.lse.assign(call.query.size() / head_size, -std::numeric_limits<double>::infinity());
+namespace {
+
+/// Calls visit(cursor, seq_len) for every query row; row `at` of the query is [token, head].
+template <typename Visit>
+void for_each_row(const AttentionCase& call, const Visit& visit) {
   const auto num_reqs = static_cast<std::int32_t>(call.seq_lens.size());
   for (std::int32_t r = 0; r < num_reqs; ++r) {
     const std::int32_t begin = call.query_start_loc[static_cast<std::size_t>(r)];
@@ -233,15 +231,74 @@ AttentionResult attention(const AttentionCase& call, Element element) {
       for (std::int32_t head = 0; head < call.num_heads; ++head) {
         const auto at = static_cast<std::size_t>(token) * static_cast<std::size_t>(call.num_heads) +
                         static_cast<std::size_t>(head);
-        const Cursor cursor{call, r, token, position, head};
-        const Row row = score(&call.query[at * head_size], cursor, seq_len);
-        result.lse[at] =
-            attend(row, cursor, element, &result.out[at * head_size], &result.bound[at * head_size],
-                   &result.weight_rounding[at * head_size]);
+        visit(Cursor{call, r, token, position, head}, seq_len, at);
       }
     }
   }
+}
+
+/// Adds flush_bound() of one row to its elements of `out`; returns that of its LSE.
+double flush_row(const Row& row, const Cursor& cursor, const double* query,
+                 const FlushLimits& limits, double* out) {
+  const AttentionCase& call = cursor.call;
+  const auto kv_head = static_cast<std::size_t>(cursor.kv_head());
+  std::vector<double> weight(row.keys.size()), lacking(row.keys.size());
+  double sum = std::exp(row.sink - row.largest), most = 0;
+  for (std::size_t j = 0; j < weight.size(); ++j) {
+    const double* key = &call.key_cache[cursor.at(row.keys[j])];
+    for (std::int32_t d = 0; d < call.head_size; ++d) {
+      if (std::abs(query[d]) < limits.query || std::abs(key[d]) < limits.key[kv_head])
+        lacking[j] += std::abs(call.scale * query[d] * key[d]);
+    }
+    most = std::max(most, lacking[j]);
+    weight[j] = std::exp(row.logits[j] - row.largest);
+    sum += weight[j];
+  }
+  const double growth = std::exp(most);
+  for (std::int32_t d = 0; d < call.head_size; ++d) {
+    const auto value = [&](std::size_t j) {
+      return call.value_cache[cursor.at(row.keys[j]) + static_cast<std::size_t>(d)];
+    };
+    double exact = 0;
+    for (std::size_t j = 0; j < weight.size(); ++j) exact += weight[j] * value(j) / sum;
+    for (std::size_t j = 0; j < weight.size(); ++j) {
+      const double size = std::abs(value(j)), share = weight[j] / sum;
+      out[d] += growth * share * std::expm1(lacking[j]) * std::abs(value(j) - exact);
+      if (size < limits.value[kv_head] || weight[j] < growth * growth * limits.weight)
+        out[d] += growth * growth * share * size;
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+AttentionResult attention(const AttentionCase& call, Element element) {
+  AttentionResult result;
+  result.out.assign(call.query.size(), 0.0);
+  result.bound.assign(call.query.size(), 0.0);
+  result.weight_rounding.assign(call.query.size(), 0.0);
+  const auto head_size = static_cast<std::size_t>(call.head_size);
+  result.lse.assign(call.query.size() / head_size, -std::numeric_limits<double>::infinity());
+  for_each_row(call, [&](const Cursor& cursor, std::int32_t seq_len, std::size_t at) {
+    const Row row = score(&call.query[at * head_size], cursor, seq_len);
+    result.lse[at] = attend(row, cursor, element, &result.out[at * head_size],
+                            &result.bound[at * head_size], &result.weight_rounding[at * head_size]);
+  });
   return result;
+}
+
+FlushBound flush_bound(const AttentionCase& call, const FlushLimits& limits) {
+  const auto head_size = static_cast<std::size_t>(call.head_size);
+  FlushBound bound{.out = std::vector<double>(call.query.size()),
+                   .lse = std::vector<double>(call.query.size() / head_size)};
+  for_each_row(call, [&](const Cursor& cursor, std::int32_t seq_len, std::size_t at) {
+    const double* const query = &call.query[at * head_size];
+    const Row row = score(query, cursor, seq_len);
+    if (row.keys.empty()) return;
+    bound.lse[at] = flush_row(row, cursor, query, limits, &bound.out[at * head_size]);
+  });
+  return bound;
 }
 
 }  // namespace oracle

@@ -41,6 +41,7 @@ struct AttentionResult {
   std::vector<double> lse;  // [tokens, num_heads], natural log; -inf where no key is seen (out = 0)
   std::vector<double> bound;            // [tokens, num_heads, head_size]: see attention()
   std::vector<double> weight_rounding;  // the same shape
+  std::vector<double> lse_bound;        // [tokens, num_heads], beside any floor; empty = 0
   /// What a kernel may be off by at element i, twice the bound; matrix units round their weights.
   double allowed(std::size_t i, bool rounds_weights) const {
     return 2 * (bound[i] + (rounds_weights ? weight_rounding[i] : 0));
@@ -59,6 +60,24 @@ struct AttentionResult {
 /// `weight_rounding` on top, two standard deviations of independent errors that are uniform within
 /// half a unit in the last place, at most u * weight: 2 u / sqrt(3) * |weights * values|.
 AttentionResult attention(const AttentionCase& call, Element element);
+
+/// Below which size products take an element as 0.
+struct FlushLimits {
+  double query = 0, weight = 0;    ///< weight: of a key, where the row's largest has 1
+  std::vector<double> key, value;  // [num_kv_heads], of real values
+};
+struct FlushBound {
+  std::vector<double> out;  // [tokens, num_heads, head_size]
+  std::vector<double> lse;  // [tokens, num_heads]
+};
+/// How far such products may move exact results. The logit of key j lacks the products with a small
+/// factor, at most D_j = scale * sum |q k|, and D is the largest D_j. So the LSE moves by at most
+/// D, and with out = sum w v / sum w the result by
+///
+///     e^D sum w / sum w (e^D_j - 1) |v - out|     weights that are e^±D_j as large
+///   + e^2D sum w / sum w |v|                      over the small values, and weights below
+///                                                 e^2D times their limit
+FlushBound flush_bound(const AttentionCase& call, const FlushLimits& limits);
 
 /// Rounds to the element type (nearest even) and widens again; NaN stays NaN (int8: 0), f16
 /// overflows to infinity, the 8-bit types saturate (e4m3 at 448, e5m2 at 57344, int8 at 127).

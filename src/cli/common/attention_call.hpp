@@ -110,6 +110,7 @@ struct AttentionOutcome {
   KVCacheLayout layout = KVCacheLayout::kNHD;
   std::vector<LaunchReport> launches;
   bool rounds_weights = false;  ///< KernelInfo::rounds_weights of one of them
+  bool flushes_f16 = false;     ///< it multiplied f16 on a device that flushes it
   double metadata_us = 0;       ///< host time of build()
   double upload_us = 0, cache_write_us = 0, attention_us = 0;
 };
@@ -141,6 +142,7 @@ class CallOutputs {
 
  private:
   DType dtype_;
+  bool flushes_f16_;
   GuardedOutput out_, lse_, fp8_;
 };
 

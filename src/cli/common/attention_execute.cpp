@@ -135,6 +135,7 @@ void give_lengths(const Context& context, const Queue& queue,
 CallOutputs::CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size,
                          DType dtype, bool has_fp8)
     : dtype_(dtype),
+      flushes_f16_(dtype == DType::kF16 && context.capabilities().flushes_f16),
       out_(context, num_rows * to_size(row_size) * element_size_bytes(dtype)),
       lse_(context, num_rows * sizeof(float), 0),
       fp8_(context, has_fp8 ? num_rows * to_size(row_size) : 0, 0) {}
@@ -155,6 +156,7 @@ void CallOutputs::run(const Queue& queue, int repeat, const std::vector<KernelIn
   }
   outcome.launches = report(launches, kernels);
   outcome.rounds_weights = std::ranges::any_of(launches, &LaunchRecord::rounds_weights);
+  outcome.flushes_f16 = flushes_f16_ && outcome.rounds_weights;
   for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
   outcome.out = out_.read(queue);
   outcome.lse = floats_of(lse_.read(queue));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
@@ -43,6 +44,32 @@ void bound_cascade(const AttentionCall& call, oracle::AttentionResult& truth) {
   }
 }
 
+/// Adds what matrix units leave out that take f16 below 2^-14 as 0: queries, weights, and elements
+/// of caches that are f16 in products without being scaled up. Each real one is stored * scale.
+void bound_flushes(const AttentionCall& call, oracle::AttentionResult& truth) {
+  constexpr double kSmallest = 0x1p-14;
+  // Weights just below it are rounded up, and a kernel's own are off by their logits' rounding.
+  constexpr double kWeight = 1.01 * kSmallest;
+  const DType cache = call.config.cache_dtype();
+  const bool scaled_up = cache == DType::kFp8E4M3 || cache == DType::kInt8;
+  const std::size_t heads = to_size(call.config.num_kv_heads), given = call.scales.size() / 2;
+  oracle::FlushLimits limits{.query = kSmallest, .weight = kWeight, .key = {}, .value = {}};
+  for (std::size_t head = 0; head < heads; ++head) {
+    const auto limit = [&](std::size_t kv) {
+      if (scaled_up) return 0.0;
+      return kSmallest * (given == 0 ? 1.0 : call.scales[kv * given + head % given]);
+    };
+    limits.key.push_back(limit(0));
+    limits.value.push_back(limit(1));
+  }
+  oracle::FlushBound flushed = oracle::flush_bound(oracle_case(call), limits);
+  const std::size_t width = to_size(call.config.head_size);
+  const std::size_t kept = truth.lse.empty() ? width : truth.out.size() / truth.lse.size();
+  for (std::size_t i = 0; i < truth.out.size(); ++i)
+    truth.bound[i] += flushed.out[i / kept * width + i % kept] / 2;  // bounds count twice
+  truth.lse_bound = std::move(flushed.lse);
+}
+
 }  // namespace
 
 Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
@@ -51,6 +78,7 @@ Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcom
   if (std::ranges::find(outcome.launches, kCascadeRole, &LaunchReport::role) !=
       outcome.launches.end())
     bound_cascade(call, truth);
+  if (outcome.flushes_f16) bound_flushes(call, truth);
   Deviation deviation =
       compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
   if (deviation.passed() && call.config.output_fp8) {

@@ -8,7 +8,8 @@
 namespace clattn::cli {
 
 /// The outputs of a call, in its own type and (under config.output_fp8) as fp8. A call that ran as
-/// a cascade may also be off by the rounding of its levels to the output's type.
+/// a cascade may also be off by the rounding of its levels to the output's type, and one on matrix
+/// units that flush f16 by what they leave out.
 Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
                        const oracle::AttentionResult& truth);
 

@@ -48,7 +48,8 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
     deviation.add(got[i], truth.out[i], truth.allowed(i, rounds_weights) + kOutFloor);
   }
   for (std::size_t i = 0; i < lse.size(); ++i) {
-    const double allowed = kLseAbsolute + kLseRelative * std::abs(truth.lse[i]);
+    const double moved = truth.lse_bound.empty() ? 0 : truth.lse_bound[i];
+    const double allowed = kLseAbsolute + kLseRelative * std::abs(truth.lse[i]) + moved;
     deviation.add(static_cast<double>(lse[i]), truth.lse[i], allowed);
   }
   return deviation;
