@@ -12,11 +12,14 @@
 static std::atomic<std::uint64_t> calls = 0, faults = 0;
 static std::atomic<std::int64_t> references = 0;
 static std::uint64_t fault_one_in = 0;
-static std::minstd_rand generator;  // calls come from one thread while faults are on
+static thread_local std::minstd_rand generator;
 
 void test::driver::set_faults(std::uint64_t one_in, std::uint64_t seed) {
   fault_one_in = one_in;
-  if (seed != 0) generator.seed(static_cast<std::minstd_rand::result_type>(seed));
+  if (seed != 0) seed_thread(seed);
+}
+void test::driver::seed_thread(std::uint64_t seed) {
+  generator.seed(static_cast<std::minstd_rand::result_type>(seed));
 }
 std::uint64_t test::driver::num_calls() {
   return calls;

@@ -63,7 +63,7 @@ static std::vector<std::byte> known_step(World& world, test::Paged& layer) {
 }
 
 static std::size_t draw(test::Dice& dice) {
-  const auto calls = test::random_calls();
+  const auto& calls = test::random_calls();
   static const std::int64_t all =
       std::accumulate(calls.begin(), calls.end(), std::int64_t{0},
                       [](std::int64_t sum, const auto& call) { return sum + call.weight; });

@@ -96,6 +96,7 @@ World::World(std::uint64_t seed)
   for (int i = 0; i < 4; ++i) layers.push_back(make_paged(*this, random_config(dice)));
   latents.push_back(make_latent(*this));
   errors = std::make_unique<DeviceErrors>(*context, queue);
+  c = std::make_unique<CWorld>(*context);
   // Small numbers: slots, block ids and lengths, some of 4 and some of 8 bytes.
   for (std::size_t at = 0; at < sent.size(); at += dice.one_in(2) ? 4U : 8U) {
     sent[at] = static_cast<std::byte>(dice.below(40));
@@ -158,7 +159,7 @@ static void spoil(Dice& dice, RandomBatch& made) {
   }
 }
 
-RandomBatch World::batch(std::int32_t block_size) {
+RandomBatch World::batch(Dice& dice, std::int32_t block_size) {
   RandomBatch made;
   const std::int64_t requests = 1 + dice.below(4);
   const std::int64_t columns = 64 / block_size + 1;

@@ -14,6 +14,9 @@
 #include <span>
 #include <vector>
 
+#include "random_calls/c_calls.hpp"
+#include "random_calls/threads.hpp"
+
 namespace test {
 
 /// What a seed and a call's number decide.
@@ -92,6 +95,8 @@ struct World {
   clattn::LayerRegistry registry;
   std::unique_ptr<clattn::Attention> layer;  ///< of the registry
   clattn::Event event;
+  std::unique_ptr<CWorld> c;
+  std::unique_ptr<Threads> threads;  ///< once they are wanted
   /// Host memory of asynchronous copies: alive as long as any.
   std::vector<std::byte> sent = std::vector<std::byte>(kHostBytes);
   std::vector<std::byte> received = std::vector<std::byte>(kHostBytes);
@@ -99,7 +104,9 @@ struct World {
   clattn::Buffer& buffer() { return dice.pick(buffers); }
   clattn::TensorRef tensor();
   std::size_t slot_offset_bytes();
-  RandomBatch batch(std::int32_t block_size);
+  RandomBatch batch(std::int32_t block_size) { return batch(dice, block_size); }
+  /// By another thread's dice; touches nothing else.
+  static RandomBatch batch(Dice& dice, std::int32_t block_size);
   std::vector<clattn::BlockPair> block_pairs();
 };
 
@@ -112,6 +119,6 @@ struct RandomCall {
   std::int64_t weight;
   void (*run)(World&);
 };
-std::span<const RandomCall> random_calls();
+const std::vector<RandomCall>& random_calls();
 
 }  // namespace test
