@@ -40,7 +40,7 @@ class Run:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for the question of which layers we served
             "OMP_NUM_THREADS": "1",
-            # Ranks wait for each other in loops, so that two on a core are never done.
+            # Ranks wait for each other in loops, so that each needs cores of its own.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind" if self.ranks == 1 else cores_of(self.ranks),
         }
         command = [sys.executable, str(Path(__file__).with_name("serve.py"))]
