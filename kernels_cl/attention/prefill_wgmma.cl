@@ -24,10 +24,10 @@
    and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
 
    macro                unit        legal values, beside those of core/task.clh
-   CLA_HEAD_DIM         elements    64, 128, 256
+   CLA_HEAD_DIM         elements    64, 128, 256; with 192 rows 64
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE: k_cache, v_cache
-   CLA_BLOCK_ROWS       rows        a multiple of 64
+   CLA_BLOCK_ROWS       rows        64, 128, 192
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
@@ -43,13 +43,22 @@
 #include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
+/* Of each work-item; together 64 Ki, which is what a multiprocessor has. */
+#if CLA_CONSUMERS <= 2
+#define CLA_PRODUCER_REGISTERS 40
+#define CLA_CONSUMER_REGISTERS 232
+#else
+#define CLA_PRODUCER_REGISTERS 32
+#define CLA_CONSUMER_REGISTERS 160
+#endif
 #if CLA_KV_DTYPE != CLA_Q_DTYPE
 #error "prefill_wgmma.cl: the cache must hold the queries' type"
 #endif
 #if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0)
 #error "prefill_wgmma.cl: boxes are of pages of a multiple of 16 tokens"
 #endif
-#if CLA_BLOCK_ROWS % 64 != 0 || CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
+#if CLA_BLOCK_ROWS % 64 != 0 || CLA_BLOCK_ROWS > 192 || \
+    CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
 #endif
 
@@ -297,7 +306,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   if (get_local_id(0) == 0) cla_init_barriers(&at);
   barrier(CLK_LOCAL_MEM_FENCE); /* barriers initialised -> used */
   if (self.group == CLA_CONSUMERS) {
-    CLA_KEEP_REGISTERS(40);
+    CLA_KEEP_REGISTERS(CLA_PRODUCER_REGISTERS);
     cla_produce(call, &opt, &at, meta, tensor_maps, q, k_cache, v_cache, num_tasks, self.warp,
                 self.lane, self.lid);
     return;
@@ -309,7 +318,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                  self.lane);
     if (self.lane == 0) cla_barrier_arrive(maps_made);
   }
-  CLA_TAKE_REGISTERS(232);
+  CLA_TAKE_REGISTERS(CLA_CONSUMER_REGISTERS);
   const ClaRowResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
                                  out,
                                  call.out_offset,

@@ -77,6 +77,28 @@ TEST(Variants, KeysComeByTensorMapsWhereTheDriverAssemblesThem) {
   EXPECT_FALSE(comes_in_boxes("", 16));
 }
 
+// Three warpgroups have 160 registers a work-item; short prompts are slower by them, so that they
+// are taken where a tuning row says so.
+TEST(Variants, ThreeWarpgroupsTakeHeadsOf64BehindTwo) {
+  const auto row_of = [](std::string_view name) {
+    return std::ranges::find(variants(), name, &Variant::name);
+  };
+  const auto three = row_of("prefill_wgmma__r192_kv128");
+  const auto two = row_of("prefill_wgmma__r128_kv128");
+  ASSERT_NE(three, variants().end());
+  ASSERT_NE(two, variants().end());
+  EXPECT_LT(two, three);
+  KernelShape shape;
+  shape.num_heads = 8;
+  shape.num_kv_heads = 2;
+  shape.block_size = 16;
+  for (const std::int32_t head_size : {64, 128, 256}) {
+    shape.head_size = head_size;
+    EXPECT_EQ(takes_shape(*three, shape), head_size == 64) << head_size;
+    EXPECT_EQ(takes_shape(*two, shape), head_size != 256) << head_size;
+  }
+}
+
 // Kernels that give a work-item all of a tile have more steps than some drivers let it make.
 TEST(Variants, ACPUWhoseDriverCutsLoopsShortTakesTheOtherFamily) {
   DeviceCapabilities device;
