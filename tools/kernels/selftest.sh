@@ -77,6 +77,7 @@ loop() {  # BODY
   }" prefill_k__d128_f16_f16
   echo "-DCLA_WG_SIZE=64 -DCLA_BLOCK_KV=32" > "$file.options"
   echo amd gfx942 > "$file.kind"
+  echo prefill 16 32 64 > "$file.traits"
 }
 loops() {
   python3 "$tools/loops.py" --table "$work/loops.txt" "$@" "$work/kernels" > "$work/log"
