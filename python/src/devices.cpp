@@ -29,6 +29,7 @@ void bind_capabilities(nb::module_& module) {
       .def_ro("float_vector_width", &C::float_vector_width)
       .def_ro("inline_ptx", &C::inline_ptx)
       .def_ro("bf16_products", &C::bf16_products)
+      .def_ro("x86_tiles", &C::x86_tiles)
       .def_ro("matrix_units", &C::matrix_units,
               "Matrix units whose products a self-test found to be right.");
 }

@@ -93,6 +93,8 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
   result.cache_enabled = is_on("CLATTN_CACHE", text("CLATTN_CACHE"));
   result.log_level = log_level(text("CLATTN_LOG"));
+  result.pocl_defaults =
+      text("POCL_WORK_GROUP_METHOD").empty() && text("POCL_WORK_GROUP_SPECIALIZATION").empty();
   result.tuning_enabled = is_on("CLATTN_TUNING", text("CLATTN_TUNING"));
   return result;
 }

@@ -26,6 +26,9 @@ struct Environment {
   std::string tuning_file;  ///< CLATTN_TUNING_FILE, else $XDG_CONFIG_HOME/clattn/tuning.txt, else
                             ///< $HOME/.config/clattn/tuning.txt; empty = none
   LogLevel log_level = LogLevel::kOff;  ///< CLATTN_LOG=info, debug or trace
+  /// Nothing in POCL_WORK_GROUP_METHOD and POCL_WORK_GROUP_SPECIALIZATION: PoCL compiles groups of
+  /// one work-item as it does unasked, which its versions 5 and 6 survive with inline assembly.
+  bool pocl_defaults = true;
   bool tuning_enabled = true;  ///< CLATTN_TUNING=0 (or off): the user's tuning file is not used
 };
 const Environment& environment();

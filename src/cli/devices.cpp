@@ -104,11 +104,11 @@ void print_capabilities(const json& c) {
   const auto yes = [&](const char* key) { return c[key].get<bool>() ? "yes" : "no"; };
   fmt::print(
       "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
-      "bf16 products {}, wave {}\n"
+      "bf16 products {}, x86 tiles {}, wave {}\n"
       "  native_exp2 off by {:.1e}, CPU built-ins {}, long loops {}, struct arguments {}, "
       "sub-groups in step {}\n",
       yes("reports_fp16"), yes("reports_subgroups"), yes("inline_ptx"), yes("warpgroup_products"),
-      yes("fp8_conversions"), yes("bf16_products"),
+      yes("fp8_conversions"), yes("bf16_products"), yes("x86_tiles"),
       c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found",
       c["native_exp2_error"].get<float>(), yes("native_builtins"),
       c["long_loops"].get<bool>() ? "yes" : "CUT SHORT",
@@ -193,6 +193,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
           {"warpgroup_products", capabilities.warpgroup_products},
           {"fp8_conversions", capabilities.fp8_conversions},
           {"bf16_products", capabilities.bf16_products},
+          {"x86_tiles", capabilities.x86_tiles},
           {"native_exp2_error", capabilities.native_exp2_error},
           {"native_builtins", capabilities.native_builtins},
           {"long_loops", capabilities.long_loops},

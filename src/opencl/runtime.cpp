@@ -21,6 +21,7 @@
 #include "opencl/queue.hpp"
 #include "opencl/self_test.hpp"
 #include "opencl/source.hpp"
+#include "opencl/x86_tiles.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
@@ -88,7 +89,14 @@ struct Runtime::State {
 
   void self_test() {
     SelfTestTexts texts{.device = flatten_source("tile/selftest.cl", read_file).text};
-    std::string text = texts.device;
+    if (capabilities.kind == DeviceKind::kCpu) {
+      if (why_no_x86_tiles().empty()) {
+        texts.x86_tiles = flatten_source("tile/selftest_amx.cl", read_file).text;
+      } else {
+        log(LogLevel::kInfo, "{}: no x86 tiles: {}", capabilities.name, why_no_x86_tiles());
+      }
+    }
+    std::string text = texts.device + texts.x86_tiles;
     for (const MatrixUnit& unit : kMatrixUnits) {
       text += texts.units.emplace_back(
           flatten_source("tile/selftest_unit.cl", read_file, unit.header).text);
@@ -113,6 +121,7 @@ struct Runtime::State {
     capabilities.warpgroup_products = result.warpgroup_products != 0;
     capabilities.fp8_conversions = result.fp8_conversions != 0;
     capabilities.bf16_products = result.bf16_products != 0;
+    capabilities.x86_tiles = result.x86_tiles != 0;
     capabilities.native_exp2_error = result.native_exp2_error;
     capabilities.native_builtins = result.native_builtins != 0;
     capabilities.long_loops = result.long_loops != 0;

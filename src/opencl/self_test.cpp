@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "opencl/device_info.hpp"
 #include "opencl/matrix_units.hpp"
@@ -165,6 +166,25 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
          (ptx_arch == kLater && all_lanes_right(prober, 5, "clattn_selftest_fp8"));
 }
 
+/// Of selftest_amx.cl: C = A B of 32 x 64 by 64 x 32, and once more added.
+bool tile_products_are_right(Prober& prober) {
+  constexpr cl_uint kRows = 32, kDepth = 64;
+  const auto result = prober.run(0, "clattn_selftest_amx", 0, 1, std::size_t{kRows} * kRows);
+  if (!result) return false;
+  const auto element = [](cl_uint row, cl_uint column) {  // CLA_ELEMENT of selftest_amx.cl
+    return static_cast<int>(((row * 128U + column + kSeed) * 2654435761U >> 20U) % 16U) - 8;
+  };
+  for (cl_uint row = 0; row < kRows; ++row) {
+    for (cl_uint column = 0; column < kRows; ++column) {
+      int sum = 0;
+      for (cl_uint i = 0; i < kDepth; ++i) sum += element(row, i) * element(i, 64 + column);
+      const auto got = std::bit_cast<float>((*result)[std::size_t{row} * kRows + column]);
+      if (got != static_cast<float>(2 * sum)) return false;
+    }
+  }
+  return true;
+}
+
 enum class UnitVerdict : std::uint8_t { kAbsent, kRight, kWrong };
 
 std::string unit_options(int dtype) {
@@ -192,14 +212,16 @@ UnitVerdict judge_unit(Prober& prober) {
 
 }  // namespace
 
-bool survives_assembly(std::string_view platform_name, std::string_view driver_version) {
+bool survives_assembly(std::string_view platform_name, std::string_view driver_version,
+                       bool defaults) {
   if (platform_name != "Portable Computing Language") return true;
   const char* const end = driver_version.data() + driver_version.size();
   int major = 0, minor = 0;
   const auto [point, failed] = std::from_chars(driver_version.data(), end, major);
   if (failed != std::errc() || point == end || *point != '.') return false;
   if (std::from_chars(point + 1, end, minor).ec != std::errc()) return false;
-  return major < 3 || (major == 3 && minor < 2) || major > 6;
+  const bool releases = (major == 5 || major == 6) && minor == 0;
+  return major < 3 || (major == 3 && minor < 2) || major > 6 || (releases && defaults);
 }
 
 std::optional<int> proven_wave_size(std::span<const cl_uint> result, cl_uint seed) {
@@ -244,10 +266,16 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.fp8_conversions = converts_fp8(prober, reported.ptx_arch) ? 1 : 0;
   }
   if (reported.kind == DeviceKind::kCpu && reported.float_vector_width >= kZmmFloats &&
-      survives_assembly(reported.platform_name, reported.driver_version)) {
+      survives_assembly(reported.platform_name, reported.driver_version,
+                        environment().pocl_defaults)) {
     Prober alone(context, device, text, 1);
     result.bf16_products = all_lanes_right(alone, 6, "clattn_selftest_bf16") ? 1 : 0;
     conclusive = conclusive && alone.conclusive();
+    if (!texts.x86_tiles.empty()) {
+      Prober tiles(context, device, texts.x86_tiles, 1);
+      result.x86_tiles = tile_products_are_right(tiles) ? 1 : 0;
+      conclusive = conclusive && tiles.conclusive();
+    }
   }
   result.struct_arguments = all_lanes_right(prober, kStructTest, "clattn_selftest_struct") ? 1 : 0;
   result.native_exp2_error = native_exp2_error(prober);

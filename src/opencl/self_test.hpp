@@ -28,7 +28,7 @@ struct SelfTestResult {
   /// Those whose products of f16 take subnormal elements as 0 (AMD's MI200).
   std::uint32_t flushing_matrix_units = 0;
   float native_exp2_error = 1;
-  std::uint32_t unused = 0;
+  std::int32_t x86_tiles = 0;
 };
 static_assert(sizeof(SelfTestResult) == 8 + 14 * 4, "padding bytes would be written uninitialized");
 
@@ -42,6 +42,7 @@ struct SelfTestReport {
 /// The sources of self-tests.
 struct SelfTestTexts {
   std::string device;                   ///< selftest.cl
+  std::string x86_tiles = {};           ///< selftest_amx.cl; empty where the process has none
   std::vector<std::string> units = {};  ///< selftest_unit.cl for each of kMatrixUnits
 };
 
@@ -50,10 +51,13 @@ struct SelfTestTexts {
 SelfTestReport run_self_tests(cl_context context, cl_device_id device,
                               const DeviceCapabilities& reported, const SelfTestTexts& texts);
 
-/// Whether the driver of a CPU lives when a kernel has inline assembly. PoCL from the snapshots of
-/// 3.2 to 6 takes it for a call of its own and crashes (its WorkitemLoops.cc,
-/// handleLocalMemAllocas; mended in 7.0). Not of a PoCL whose version says nothing.
-bool survives_assembly(std::string_view platform_name, std::string_view driver_version);
+/// Whether the driver of a CPU lives when a kernel of groups of one work-item has inline assembly.
+/// PoCL from the snapshots of 3.2 to 6 takes it for a call of its own and aborts where it makes
+/// loops over work-items (its WorkitemLoops.cc, handleLocalMemAllocas; mended in 7.0). Versions 5
+/// and 6 were seen to make none for such groups with `defaults` (Environment::pocl_defaults). Not
+/// of a PoCL whose version says nothing.
+bool survives_assembly(std::string_view platform_name, std::string_view driver_version,
+                       bool defaults);
 
 /// The wave size that the output of clattn_selftest_wave proves; nothing when it contradicts
 /// itself.

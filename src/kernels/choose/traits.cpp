@@ -80,6 +80,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
       {by_ptx || in_step, no_lanes},
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
       {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"},
+      {device.x86_tiles, "needs x86's matrix tiles (AMX), granted to the process"},
       {contains(device.matrix_units, tested_header(unit)) ||
            (runs_by_sub_groups(unit, device) && in_step),
        no_unit}};

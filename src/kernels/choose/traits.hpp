@@ -17,6 +17,7 @@ enum class Needs : std::uint8_t {
   kLanes,  ///< UnitTraits::lanes in step: a warp of inline PTX, or sub-groups
   kWarpgroups,
   kBF16Products,
+  kX86Tiles,
   kMatrixUnit,  ///< Unit::header, which its self-test saw compute right
 };
 

@@ -99,7 +99,8 @@ bool is_spare(const Variant& variant) {
 /// A head size for which the variant is chosen: large for a spare, which takes over where the first
 /// tile spills; for kernels that take any size, one that the pickier ones refuse.
 std::int32_t head_size_for(const Variant& variant) {
-  const std::int32_t odd = is_spare(variant) ? 240 : 96;
+  const std::int32_t smaller = variant.family() == KernelFamily::kCpu ? 80 : 96;
+  const std::int32_t odd = is_spare(variant) ? 240 : smaller;
   const bool takes_odd = variant.kernel().heads.front() == 0 && odd % variant.unit().head_step == 0;
   if (takes_odd) return odd;
   return is_spare(variant) ? 256 : 128;

@@ -93,17 +93,23 @@ TEST(WaveSize, IsBelievedOnlyWhenEverySumIsRight) {
   }
 }
 
-// Those versions' compilers abort over it.
+// Those versions' compilers abort over it, 5.0 and 6.0 unless groups of one are compiled as
+// unasked.
 TEST(Assembly, IsKeptFromPoclThatAbortsOverIt) {
   constexpr std::string_view kPocl = "Portable Computing Language";
-  for (const std::string_view version :
-       {"1.8", "3.1+debian", "7.0", "7.0-RC1", "7.2-rc1", "10.0"}) {
-    EXPECT_TRUE(survives_assembly(kPocl, version)) << version;
-  }
-  for (const std::string_view version : {"3.2-pre", "4.0", "4.0-pre main-0-gabc", "5.0-2.1build3",
-                                         "6.0-6", "6.1-pre", "", "7", "main"}) {
-    EXPECT_FALSE(survives_assembly(kPocl, version)) << version;
-    EXPECT_TRUE(survives_assembly("Intel(R) OpenCL", version)) << version;
+  for (const bool defaults : {false, true}) {
+    for (const std::string_view version :
+         {"1.8", "3.1+debian", "7.0", "7.0-RC1", "7.2-rc1", "10.0"}) {
+      EXPECT_TRUE(survives_assembly(kPocl, version, defaults)) << version;
+    }
+    for (const std::string_view version : {"5.0-2.1build3", "5.0+debian", "6.0-6"}) {
+      EXPECT_EQ(survives_assembly(kPocl, version, defaults), defaults) << version;
+      EXPECT_TRUE(survives_assembly("Intel(R) OpenCL", version, defaults)) << version;
+    }
+    for (const std::string_view version :
+         {"3.2-pre", "4.0", "4.0-pre main-0-gabc", "6.1-pre", "", "7", "main"}) {
+      EXPECT_FALSE(survives_assembly(kPocl, version, defaults)) << version;
+    }
   }
 }
 

@@ -1,0 +1,29 @@
+// C = A B, 32 x 64 by 64 x 32 of small whole numbers, twice over tile/amx.clh, the second time
+// added. The host knows what C must be (src/opencl/self_test.cpp).
+#include "tile/amx.clh"
+
+// 16 numbers from -8 on; A is matrix[32][64], B matrix[64][32] from column 64 on.
+#define CLA_ELEMENT(row, column) \
+  ((int)((((uint)(row)*128u + (uint)(column) + seed) * 2654435761u >> 20) % 16u) - 8)
+#define CLA_BF16(number) ((ushort)(as_uint((float)(number)) >> 16))
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx(
+    __global uint* restrict result,  // [32, 32]  bits of C in f32
+    uint seed) {
+  ushort a[32 * 64] __attribute__((aligned(64)));
+  ushort b[2 * 2 * 16 * 32] __attribute__((aligned(64)));  // [columns / 16][pair of rows][16][2]
+  float c[2 * 32 * 16] __attribute__((aligned(64)));       // [columns / 16][row][16]
+  for (int row = 0; row < 32; ++row)
+    for (int i = 0; i < 64; ++i) a[row * 64 + i] = CLA_BF16(CLA_ELEMENT(row, i));
+  for (int i = 0; i < 64; ++i)
+    for (int column = 0; column < 32; ++column)
+      b[(column / 16 * 32 + i / 2) * 32 + column % 16 * 2 + i % 2] =
+          CLA_BF16(CLA_ELEMENT(i, 64 + column));
+  cla_open_tiles();
+  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 0);
+  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 1);
+  cla_close_tiles();
+  for (int row = 0; row < 32; ++row)
+    for (int column = 0; column < 32; ++column)
+      result[row * 32 + column] = as_uint(c[(column / 16 * 32 + row) * 16 + column % 16]);
+}

@@ -1,0 +1,101 @@
+// Prefill by x86's matrix tiles: what the rows of every variant leave out of bf16 on CPUs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <clattn/clattn.hpp>
+#include <functional>
+#include <string_view>
+
+#include "device/attention_case.hpp"
+
+namespace {
+
+using attention_test::CaseResult;
+using attention_test::CaseSpec;
+using clattn::DType;
+
+/// Rows of two blocks and a bit, over several tiles of keys.
+CaseSpec long_queries() {
+  CaseSpec spec;
+  spec.config.num_heads = 8;
+  spec.config.num_kv_heads = 2;
+  spec.config.head_size = 64;
+  spec.config.block_size = 16;
+  spec.config.dtype = DType::kBF16;
+  spec.config.kernel_family = clattn::KernelFamily::kCpu;
+  spec.requests = {{1, 20, 1}, {37, 130, 2}, {70, 0, 3}};
+  return spec;
+}
+
+struct Option {
+  std::string_view name;
+  std::function<void(CaseSpec&)> set;
+};
+
+const std::vector<Option>& options() {
+  static const std::vector<Option> all = {
+      {"Plain", [](CaseSpec&) {}},
+      {"LastValueInfinite", [](CaseSpec& s) { s.last_token_overflows = true; }},
+      {"FirstValueInfiniteInAWindow",
+       [](CaseSpec& s) {
+         s.config.sliding_window = 30;
+         s.first_token_overflows = true;
+       }},
+      {"Mask", [](CaseSpec& s) { s.config.custom_mask = true; }},
+      {"CapSlopesSinks",
+       [](CaseSpec& s) {
+         s.config.logits_soft_cap = 20;
+         for (int head = 0; head < s.config.num_heads; ++head) {
+           s.config.alibi_slopes.push_back(0.01F * static_cast<float>(head + 1));
+           s.config.sinks.push_back(0.5F * static_cast<float>(head));
+         }
+       }},
+      {"Int8", [](CaseSpec& s) { s.config.kv_cache_dtype = DType::kInt8; }},
+      {"Fp8ToFp8",
+       [](CaseSpec& s) {
+         s.config.kv_cache_dtype = DType::kFp8E4M3;
+         s.config.output_fp8 = true;
+       }},
+      {"KeysByDim", [](CaseSpec& s) { s.layout = clattn::KVCacheLayout::kHDN; }},
+      {"NHDInSplits",
+       [](CaseSpec& s) {
+         s.layout = clattn::KVCacheLayout::kNHD;
+         s.num_splits = 3;
+       }},
+      {"OddPagesNotCausal",
+       [](CaseSpec& s) {
+         s.config.block_size = 5;
+         s.causal = false;
+       }},
+      {"ElevenHeadsOf256",
+       [](CaseSpec& s) {
+         s.config.num_heads = 22;
+         s.config.head_size = 256;
+       }},
+  };
+  return all;
+}
+
+class X86Tiles : public testing::TestWithParam<Option> {};
+
+TEST_P(X86Tiles, ComputeRight) {
+  bool ran = false;
+  for (const auto& context : attention_test::all_contexts()) {
+    if (!context->capabilities().x86_tiles) continue;
+    CaseSpec spec = long_queries();
+    GetParam().set(spec);
+    const CaseResult result = attention_test::run_case(context, spec);
+    EXPECT_EQ(result.fault, "") << describe(spec);
+    EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
+    EXPECT_TRUE(std::ranges::any_of(result.kernels, [](std::string_view name) {
+      return name.starts_with("prefill_amx");
+    })) << describe(spec);
+    ran = true;
+  }
+  if (!ran) GTEST_SKIP() << "no device's processor has tiles that this process may use";
+}
+
+INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+}  // namespace
