@@ -247,6 +247,7 @@ constexpr std::array kExtras = {
           "-DCLA_SELFTEST=2 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0 -DCLA_PTX=1", "gpu"},
     Extra{"selftest__bf16", "tile/selftest.cl",
           "-DCLA_SELFTEST=6 -DCLA_WG_SIZE=1 -DCLA_LOCAL_BYTES=0 -DCLA_DOT=1", "cpu"},
+    Extra{"selftest__amx", "tile/selftest_amx.cl", "-DCLA_WG_SIZE=1", "cpu"},
     Extra{"selftest__exp2", "tile/selftest.cl",
           "-DCLA_SELFTEST=7 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0", "gpu"},
     Extra{"selftest__builtins", "tile/selftest.cl",

@@ -122,8 +122,8 @@ CLA_INLINE void cla_bring_columns(__global const CLA_KV_T* cache, const long* of
       cla_vf a[CLA_VEC];
 #pragma unroll
       for (int i = 0; i < CLA_VEC; ++i) {
-        const cla_vu even = convert_uint16(cla_load_bf16(from + 2 * i * key_dim_stride));
-        const cla_vu odd = convert_uint16(cla_load_bf16(from + (2 * i + 1) * key_dim_stride));
+        const cla_vu even = convert_uint16(cla_load_bf16(from + 2L * i * key_dim_stride));
+        const cla_vu odd = convert_uint16(cla_load_bf16(from + (2L * i + 1) * key_dim_stride));
         a[i] = as_float16(even | odd << 16);
       }
       cla_turn(a, rows + (key * CLA_HEAD_DIM + d) / CLA_TILE_DEPTH, CLA_HEAD_DIM / CLA_TILE_DEPTH);
@@ -205,7 +205,7 @@ CLA_INLINE cla_vf cla_logits(const ClaRows* rows, const ClaState* state, int fir
   cla_vf largest = state->base[n];
 #pragma unroll 1
   for (int step = seen->begin; step < seen->end; step += CLA_STEP_KEYS) {
-    const cla_vu allowed = cla_read_masks(rows, state, first, tile_at + step);
+    const cla_vu allowed CLA_MAY_IGNORE = cla_read_masks(rows, state, first, tile_at + step);
 #pragma unroll 2
     for (int i = 0; i < CLA_STEP_KEYS; i += 4) {
       cla_vf x[4];
