@@ -59,6 +59,13 @@ class Session::Attempt {
     returning_.insert(returning_.end(), blocks.begin(), blocks.end());
   }
   std::vector<std::int32_t> allocate(std::size_t count) {
+    const BlockPool& pool = session_.pool_;
+    if (count > to_size(pool.num_free())) {
+      throw Error(ErrorCode::kOutOfBlocks,
+                  fmt::format("Session: the step needs {} more blocks, {} of {} are free; evict() "
+                              "or finish() a request",
+                              count, pool.num_free(), pool.num_blocks()));
+    }
     returning_.reserve(returning_.size() + count);
     std::vector<std::int32_t> blocks = session_.pool_.allocate(to_int(count));
     returning_.insert(returning_.end(), blocks.begin(), blocks.end());
@@ -135,8 +142,8 @@ std::int32_t Session::count_blocks() const {
   const auto fitting = static_cast<std::int64_t>(config_.cache_bytes / block_bytes);
   const std::int64_t blocks = config_.num_blocks == 0 ? fitting : config_.num_blocks;
   throw_invalid_if(blocks < 1 || blocks > BlockPool::kMaxBlocks,
-                   "Session: num_blocks is {} and cache_bytes {}, legal: 1 to {} blocks, of {} "
-                   "bytes in all layers",
+                   "Session: num_blocks is {} and cache_bytes {}, legal: 1 to {} blocks; a block "
+                   "takes {} bytes over all layers",
                    config_.num_blocks, config_.cache_bytes, BlockPool::kMaxBlocks, block_bytes);
   return static_cast<std::int32_t>(blocks);
 }

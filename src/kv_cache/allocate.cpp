@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <clattn/kv_cache.hpp>
 #include <set>
 
@@ -58,23 +59,35 @@ void require_whole_pages(const KVCacheConfig& config) {
   }
 }
 
+std::size_t page_bytes_of(const KVCacheConfig& config, const std::string& layer) {
+  for (const KVCacheGroupSpec& group : config.groups) {
+    if (std::ranges::find(group.layer_names, layer) != group.layer_names.end())
+      return group.spec.page_size_bytes();
+  }
+  return 0;
+}
+
 void require_fit(const KVCacheConfig& config, const DeviceCapabilities& device) {
-  std::size_t total = 0;
+  std::size_t total = 0, block_bytes = 0;
   for (const KVCacheTensor& tensor : config.tensors) {
     const std::string layer = tensor.shared_by.empty() ? "?" : tensor.shared_by.front();
     throw_invalid_if(tensor.size_bytes == 0, "KVCacheConfig: the tensor of layer '{}' has 0 bytes",
                      layer);
+    const std::size_t page_bytes = std::max<std::size_t>(page_bytes_of(config, layer), 1);
+    block_bytes += page_bytes;
     detail::throw_unsupported_if(
         tensor.size_bytes > device.max_alloc_bytes,
-        "KVCacheConfig: the tensor of layer '{}' needs {} bytes, but '{}' allows {} bytes in one "
-        "allocation",
-        layer, tensor.size_bytes, device.name, device.max_alloc_bytes);
+        "KV cache: layer '{}' needs {} bytes, but '{}' allows {} bytes in one allocation: at most "
+        "{} blocks fit",
+        layer, tensor.size_bytes, device.name, device.max_alloc_bytes,
+        device.max_alloc_bytes / page_bytes);
     total = detail::checked_add(total, tensor.size_bytes, "KVCacheConfig: bytes of all tensors");
   }
   detail::throw_unsupported_if(
       total > device.global_mem_bytes,
-      "KVCacheConfig: {} tensors need {} bytes, but '{}' has {} bytes of memory",
-      config.tensors.size(), total, device.name, device.global_mem_bytes);
+      "KV cache: {} tensors need {} bytes, but '{}' has {} bytes of memory: at most {} blocks fit",
+      config.tensors.size(), total, device.name, device.global_mem_bytes,
+      device.global_mem_bytes / std::max<std::size_t>(block_bytes, 1));
 }
 
 }  // namespace

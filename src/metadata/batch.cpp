@@ -20,7 +20,8 @@ CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t
   batch.num_actual_tokens = query_start_loc.empty() ? 0 : query_start_loc.back();
   const std::size_t rows = std::max<std::size_t>(seq_lens.size(), 1);
   detail::throw_invalid_if(block_table.size() % rows != 0,
-                           "block_table holds {} elements, legal: a multiple of {} (seq_lens)",
+                           "block_table holds {} elements, legal: a multiple of the {} requests "
+                           "(rows of equal length: pad the shorter ones with 0)",
                            block_table.size(), rows);
   batch.block_table_stride = static_cast<std::int64_t>(block_table.size() / rows);
   return batch;

@@ -58,9 +58,11 @@ std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t bloc
   throw_request(
       request, "seq_lens", seq_len,
       fmt::format("{} ({})", legal_range(query_len, capacity),
-                  seq_len < query_len ? std::string("at least the query length")
-                                      : fmt::format("block_table_stride {} x block_size {}",
-                                                    batch.block_table_stride, block_size)));
+                  seq_len < query_len
+                      ? std::string("at least the query length")
+                      : fmt::format("its {} pages of {} hold {} tokens, it needs {} pages",
+                                    batch.block_table_stride, block_size, capacity,
+                                    ceil_div<std::int64_t>(seq_len, block_size))));
 }
 
 /// `starts` is query_start_loc, or empty for requests without queries.
@@ -340,12 +342,13 @@ void validate_limits(const BatchLimits& limits) {
 void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                      const BatchLimits& limits) {
   if (batch.num_reqs > limits.max_num_reqs) {
-    throw_invalid("num_reqs is {}, legal: {} (max_num_reqs)", batch.num_reqs,
+    throw_invalid("num_reqs is {}, legal: {} (BuilderOptions::limits.max_num_reqs)", batch.num_reqs,
                   legal_range(0, limits.max_num_reqs));
   }
   if (batch.num_actual_tokens > limits.max_num_batched_tokens) {
-    throw_invalid("num_actual_tokens is {}, legal: {} (max_num_batched_tokens)",
-                  batch.num_actual_tokens, legal_range(0, limits.max_num_batched_tokens));
+    throw_invalid(
+        "num_actual_tokens is {}, legal: {} (BuilderOptions::limits.max_num_batched_tokens)",
+        batch.num_actual_tokens, legal_range(0, limits.max_num_batched_tokens));
   }
   const std::int32_t longest_legal = std::min(limits.max_model_len, kMaxSeqLen);
   if (summary.max_seq_len <= longest_legal) return;

@@ -58,10 +58,11 @@ std::string describe(const DeviceSummary& device) {
 std::size_t choose_device(std::string_view selector, std::span<const DeviceSummary> devices,
                           std::string_view origin) {
   if (devices.empty()) {
-    throw Error(
-        ErrorCode::kOpenCL,
-        fmt::format("{}: no OpenCL device was found; is an OpenCL driver installed?", origin),
-        CL_DEVICE_NOT_FOUND);
+    throw Error(ErrorCode::kOpenCL,
+                fmt::format("{}: no OpenCL device was found; install a driver, for a CPU "
+                            "pocl-opencl-icd (./dev install build)",
+                            origin),
+                CL_DEVICE_NOT_FOUND);
   }
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < devices.size(); ++i) {

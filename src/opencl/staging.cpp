@@ -6,6 +6,18 @@
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
+namespace {
+
+void require_queue_of(cl_context context, cl_command_queue queue) {
+  throw_invalid_if(queue == nullptr, "queue: null, legal: a queue of the builder's context");
+  cl_context owner = nullptr;
+  check(clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof(cl_context), &owner, nullptr),
+        "reading the context of the command queue");
+  throw_invalid_if(owner != context,
+                   "queue: of another context, legal: a queue of the builder's context");
+}
+
+}  // namespace
 
 StagedUpload::~StagedUpload() {
   release();
@@ -45,7 +57,8 @@ void StagedUpload::grow(cl_command_queue queue, std::size_t size_bytes) {
 std::span<std::byte> StagedUpload::host(cl_command_queue queue, std::size_t size_bytes) {
   throw_invalid_if(Recorder::of(queue) != nullptr,
                    "queue: it is being recorded; legal: metadata built before the capture");
-  if (queue != in_order_) {
+  if (queue == nullptr || queue != in_order_) {
+    require_queue_of(runtime_->context(), queue);
     require_in_order(queue);
     in_order_ = queue;
   }

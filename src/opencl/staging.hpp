@@ -21,7 +21,7 @@ class StagedUpload {
 
   /// Host memory for the next upload, at least `size_bytes`, 64-byte aligned; waits only if the
   /// ring's oldest upload is still under way. Valid until the next call. Refuses out-of-order
-  /// queues.
+  /// queues, those of other contexts and null.
   std::span<std::byte> host(cl_command_queue queue, std::size_t size_bytes);
   /// Uploads the first `size_bytes` of host() to the start of buffer().
   void upload(cl_command_queue queue, std::size_t size_bytes, Event* event = nullptr);

@@ -147,7 +147,7 @@ static void test_out_of_blocks(Client* client) {
   too_much = (ClattnStepRequest){.id = add(client, 500, 10, 0)};
   expect_status(__FILE__, __LINE__, "a step of too many blocks",
                 clattn_session_step(client->session, &too_much, 1, &rows),
-                CLATTN_ERROR_OUT_OF_BLOCKS, "the 0 free blocks of 8");
+                CLATTN_ERROR_OUT_OF_BLOCKS, "0 of 8 are free");
   EXPECT_OK(clattn_session_finish(client->session, large.id));
   run(client, &too_much, 1, 10);
   EXPECT_OK(clattn_session_finish(client->session, more.id));

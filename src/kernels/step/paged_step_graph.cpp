@@ -13,7 +13,8 @@ void PagedStep::limit_to_graphs() {
                    options_.graph_batch_size);
   BatchLimits& limits = options_.limits;
   throw_invalid_if(limits.num_blocks < 0,
-                   "limits: num_blocks is {}, legal with graph_batch_size: the cache's, >= 0",
+                   "BuilderOptions::limits.num_blocks is {}, legal: the cache's number of blocks, "
+                   "which recorded steps need",
                    limits.num_blocks);
   limits.max_num_reqs = options_.graph_batch_size;
   limits.max_num_batched_tokens =

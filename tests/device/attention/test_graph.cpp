@@ -322,7 +322,8 @@ TEST(Graph, WhatAReplayWouldFindChangedOrGoneIsNotRecorded) {
   clattn::BuilderOptions options;
   options.graph_batch_size = 2;
   EXPECT_EQ(error_text([&] { backend.make_builder(context, graph_config(), options); }),
-            "limits: num_blocks is -1, legal with graph_batch_size: the cache's, >= 0");
+            "BuilderOptions::limits.num_blocks is -1, legal: the cache's number of blocks, which "
+            "recorded steps need");
   options.limits.num_blocks = kBlocks;
   const auto recorded = backend.make_builder(context, graph_config(), options);
   CommonAttentionMetadata padded = step.batch;

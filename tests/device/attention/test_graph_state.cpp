@@ -292,7 +292,8 @@ TEST(GraphState, TheLongestStepFitsTheMemoryThatWasRecorded) {
     }
     const Step too_long({3, kWidth * 16 + 1});
     EXPECT_EQ(error_text([&] { state.begin_forward(layer.queue, too_long.batch); }),
-              "request 1: seq_lens is 49, legal: 1 … 48 (block_table_stride 3 x block_size 16)");
+              "request 1: seq_lens is 49, legal: 1 … 48 (its 3 pages of 16 hold 48 tokens, it "
+              "needs 4 pages)");
   }
   layer.queue.finish();
 }

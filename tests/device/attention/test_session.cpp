@@ -144,12 +144,13 @@ TEST_P(SessionOnDevice, OutOfBlocksLeavesEverythingAsItWas) {
   const std::vector<RequestId> all = {big, twin, fresh};
   const Snapshot before(session, all);
   // Two shared and one copied block, and three more.
-  EXPECT_EQ(error_text(
-                [&] {
-                  session.step({{big, {1}}, {twin, {2}}, {fresh, {3}}});
-                },
-                ErrorCode::kOutOfBlocks),
-            "BlockPool: count is 4, legal: up to the 2 free blocks of 5");
+  EXPECT_EQ(
+      error_text(
+          [&] {
+            session.step({{big, {1}}, {twin, {2}}, {fresh, {3}}});
+          },
+          ErrorCode::kOutOfBlocks),
+      "Session: the step needs 4 more blocks, 2 of 5 are free; evict() or finish() a request");
   EXPECT_EQ(Snapshot(session, all), before);
   EXPECT_EQ(error_text([&] { session.attend(0, {}); }),
             "attend: layer is 0 outside of a step, legal: after step(), each layer once");
@@ -317,8 +318,8 @@ TEST_P(SessionOnDevice, NamesWhatItRefuses) {
   config.num_blocks = 0;
   config.cache_bytes = 1000;
   EXPECT_EQ(refused(config),
-            "Session: num_blocks is 0 and cache_bytes 1000, legal: 1 to 2147483646 blocks, of "
-            "32768 bytes in all layers");
+            "Session: num_blocks is 0 and cache_bytes 1000, legal: 1 to 2147483646 blocks; a "
+            "block takes 32768 bytes over all layers");
   Session session(context, {}, small_config());
   EXPECT_EQ(error_text([&] { session.add(Tokens{}); }),
             "Session: the prompt has 0 tokens, legal: at least 1");

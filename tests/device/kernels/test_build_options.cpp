@@ -318,7 +318,8 @@ TEST(BuildOptions, A1_10_WhatCannotBeTakenOverIsRefused) {
   EXPECT_EQ(error_text([&] {
               fits->update_block_table(queue, metadata, {std::span(groups.tables[1]).first(9), 3});
             }),
-            "request 0: seq_lens is 151, legal: 1 … 48 (block_table_stride 3 x block_size 16)");
+            "request 0: seq_lens is 151, legal: 1 … 48 (its 3 pages of 16 hold 48 tokens, it needs "
+            "10 pages)");
   clattn::AttentionConfig encoder = small_config();
   encoder.attn_type = clattn::AttentionType::kEncoder;
   const auto contiguous = backend.make_builder(context, encoder);

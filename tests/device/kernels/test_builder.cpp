@@ -1,6 +1,7 @@
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS  // clCreateCommandQueue: every platform has it
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <clattn/compat/flashinfer.hpp>
@@ -406,6 +407,24 @@ TEST(Builder, QueuesMayChangeBetweenStepsButMustBeInOrder) {
     EXPECT_EQ(error_text([&] { builder->build(unordered, Decodes(1, 16).batch); }),
               "queue: an out-of-order queue was given, legal: in-order queues");
     clReleaseCommandQueue(unordered);
+  }
+}
+
+TEST(Builder, QueuesOfOtherContextsAreRefused) {
+  for (const auto& context : all_contexts()) {
+    const auto& backend = clattn::get_attn_backend(small_config(), &context->capabilities());
+    const auto builder = backend.make_builder(context, small_config());
+    const auto build_on = [&](cl_command_queue queue) {
+      return error_text([&] { builder->build(queue, Decodes(1, 16).batch); });
+    };
+    const std::vector<clattn::Device> devices = clattn::list_devices();
+    const auto device = std::ranges::find(devices, context->device(), &clattn::Device::id);
+    ASSERT_NE(device, devices.end());
+    const auto other = clattn::Context::create(*device);
+    EXPECT_EQ(build_on(other->create_queue()),
+              "queue: of another context, legal: a queue of the builder's context");
+    EXPECT_EQ(build_on(nullptr), "queue: null, legal: a queue of the builder's context");
+    EXPECT_EQ(build_on(context->create_queue()), "no error");
   }
 }
 

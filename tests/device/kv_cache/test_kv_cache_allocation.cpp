@@ -59,11 +59,15 @@ TEST(KVCache, TooLargeIsRefusedWithTheNumbers) {
     const clattn::Queue queue = context->create_queue();
     const auto& device = context->capabilities();
     const std::size_t size = device.max_alloc_bytes + 4;
-    EXPECT_EQ(error_text([&] { (void)clattn::allocate_kv_cache(*context, queue, one_layer(size)); },
+    clattn::KVCacheConfig config = one_layer(size);
+    config.groups[0].spec = {.block_size = 16, .num_kv_heads = 2, .head_size = 64};
+    const std::size_t page_bytes = config.groups[0].spec.page_size_bytes();
+    EXPECT_EQ(error_text([&] { (void)clattn::allocate_kv_cache(*context, queue, config); },
                          clattn::ErrorCode::kUnsupported),
-              fmt::format("KVCacheConfig: the tensor of layer 'layer.0' needs {} bytes, but '{}' "
-                          "allows {} bytes in one allocation",
-                          size, device.name, device.max_alloc_bytes));
+              fmt::format(
+                  "KV cache: layer 'layer.0' needs {} bytes, but '{}' allows {} bytes in one "
+                  "allocation: at most {} blocks fit",
+                  size, device.name, device.max_alloc_bytes, device.max_alloc_bytes / page_bytes));
   }
 }
 

@@ -88,13 +88,15 @@ TEST(ValidateBatch, NamesRequestFieldValueAndLegalRange) {
       {[](Batch& b) { b.max_query_len = 6; },
        "request 3: query length is 7, legal: 0 … 6 (max_query_len)"},
       {[](Batch& b) { b.seq_lens[3] = 70; },
-       "request 3: seq_lens is 70, legal: 7 … 64 (block_table_stride 4 x block_size 16)"},
+       "request 3: seq_lens is 70, legal: 7 … 64 (its 4 pages of 16 hold 64 tokens, it needs 5 "
+       "pages)"},
       {[](Batch& b) { b.seq_lens[3] = 5; },
        "request 3: seq_lens is 5, legal: 7 … 64 (at least the query length)"},
       {[](Batch& b) { b.seq_lens[2] = -1; },
        "request 2: seq_lens is -1, legal: 0 … 64 (at least the query length)"},
       {[](Batch& b) { b.block_table_stride = 0; },
-       "request 0: seq_lens is 20, legal: none (block_table_stride 0 x block_size 16)"},
+       "request 0: seq_lens is 20, legal: none (its 0 pages of 16 hold 0 tokens, it needs 2 "
+       "pages)"},
       {[](Batch& b) { b.num_computed_tokens[0] = 18; },
        "request 0: num_computed_tokens is 18, legal: 19 (seq_lens 20 - query length 1)"},
       {[](Batch& b) { b.block_table[1] = 9; },
@@ -173,9 +175,10 @@ TEST(ValidateLimits, NamesTheLimit) {
   };
   EXPECT_EQ(error({.max_num_reqs = 4, .max_num_batched_tokens = 9, .max_model_len = 64}),
             "no error");
-  EXPECT_EQ(error({.max_num_reqs = 3}), "num_reqs is 4, legal: 0 … 3 (max_num_reqs)");
+  EXPECT_EQ(error({.max_num_reqs = 3}),
+            "num_reqs is 4, legal: 0 … 3 (BuilderOptions::limits.max_num_reqs)");
   EXPECT_EQ(error({.max_num_batched_tokens = 8}),
-            "num_actual_tokens is 9, legal: 0 … 8 (max_num_batched_tokens)");
+            "num_actual_tokens is 9, legal: 0 … 8 (BuilderOptions::limits.max_num_batched_tokens)");
   EXPECT_EQ(error({.max_model_len = 63}),
             "request 3: seq_lens is 64, legal: 0 … 63 (max_model_len)");
 }

@@ -53,7 +53,8 @@ TEST(DeviceChoice, NoDeviceAtAllIsOpenCLsFailure) {
     EXPECT_EQ(error.code(), ErrorCode::kOpenCL);
     EXPECT_EQ(error.cl_code(), CL_DEVICE_NOT_FOUND);
     EXPECT_STREQ(error.what(),
-                 "device: no OpenCL device was found; is an OpenCL driver installed?");
+                 "device: no OpenCL device was found; install a driver, for a CPU pocl-opencl-icd "
+                 "(./dev install build)");
   }
 }
 
