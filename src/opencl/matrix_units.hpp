@@ -17,12 +17,13 @@ namespace clattn::detail {
 struct MatrixUnit {
   std::string_view header;
   std::size_t lanes;  ///< of a warp
+  std::string_view instructions;
 };
 inline constexpr auto kMatrixUnits = std::to_array<MatrixUnit>({
-    {"tile/mfma.clh", 64},
-    {"tile/wmma.clh", 32},
-    {"tile/dpas8.clh", 8},
-    {"tile/dpas16.clh", 16},
+    {"tile/mfma.clh", 64, "AMD's MFMA"},
+    {"tile/wmma.clh", 32, "AMD's WMMA"},
+    {"tile/dpas8.clh", 8, "Intel's DPAS in sub-groups of 8"},
+    {"tile/dpas16.clh", 16, "Intel's DPAS in sub-groups of 16"},
 });
 
 /// The headers of a set: bit i is kMatrixUnits[i].

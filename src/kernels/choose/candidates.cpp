@@ -26,7 +26,8 @@ std::string why_never_tried(const Variant& variant, const DeviceCapabilities& de
   if (auto unmet = unmet_need(unit_of(variant.unit_id), device)) return *std::move(unmet);
   return serves_family(family, variant.family(), device)
              ? fmt::format("a faster family than {} serves the shape", to_string(variant.family()))
-             : fmt::format("family {} was not asked for", to_string(variant.family()));
+             : fmt::format("family {} serves this device only if kernel_family asks for it",
+                           to_string(variant.family()));
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
   // Else another family would serve quietly. For that of CPUs there is none.
   if (config.kernel_family != KernelFamily::kCpu) {
     if (const auto need = unmet_need(config.kernel_family, *capabilities))
-      reasons.push_back(fmt::format("kernel family {} {}, which {} lacks",
-                                    to_string(config.kernel_family), *need, capabilities->name));
+      reasons.push_back(fmt::format("kernel family {} cannot run on {}: {}",
+                                    to_string(config.kernel_family), capabilities->name, *need));
   }
   append_missing_kernels({Role::kPrefill, Role::kMerge, Role::kCacheWrite}, config.kernel_family,
                          *capabilities, reasons);

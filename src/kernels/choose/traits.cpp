@@ -28,14 +28,17 @@ constexpr std::string_view tested_header(const Unit& unit) {
   return unit.traits.tested_by.empty() ? unit.header : unit.traits.tested_by;
 }
 
-constexpr bool has_self_test(const Unit& unit) {
-  return std::any_of(kMatrixUnits.begin(), kMatrixUnits.end(), [&](const MatrixUnit& tested) {
-    return tested.header == tested_header(unit);
-  });
+/// The matrix unit with its self-test, or null.
+constexpr const MatrixUnit* matrix_unit_of(const Unit& unit) {
+  for (const MatrixUnit& tested : kMatrixUnits) {
+    if (tested.header == tested_header(unit)) return &tested;
+  }
+  return nullptr;
 }
 static_assert(std::all_of(kUnits.begin(), kUnits.end(),
                           [](const Unit& unit) {
-                            return unit.needs != Needs::kMatrixUnit || has_self_test(unit);
+                            return unit.needs != Needs::kMatrixUnit ||
+                                   matrix_unit_of(unit) != nullptr;
                           }),
               "a unit is missing in opencl/matrix_units.hpp");
 
@@ -67,12 +70,14 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
   const bool by_ptx = unit.traits.ptx && device.inline_ptx;
   const bool in_step = (device.sub_groups_in_step & lanes) != 0;
   const std::string no_lanes =
-      fmt::format("needs {}sub-groups of {} that run in step",
+      fmt::format("needs {}sub-groups of {} whose lanes run in lockstep",
                   unit.traits.ptx ? "inline PTX, or " : "", unit.traits.lanes);
-  const std::string no_unit = fmt::format(
-      "needs the matrix unit of {}, which {}", tested_header(unit),
-      contains(device.wrong_matrix_units, tested_header(unit)) ? "was seen to compute wrong"
-                                                               : "the driver does not build");
+  const MatrixUnit* matrix_unit = matrix_unit_of(unit);
+  const std::string no_unit =
+      fmt::format("needs {}, {}", matrix_unit != nullptr ? matrix_unit->instructions : "",
+                  contains(device.wrong_matrix_units, tested_header(unit))
+                      ? "which was seen to compute wrong here"
+                      : "for which this driver's compiler has no built-ins");
   const Answer answers[] = {
       {true, {}},
       {device.kind != DeviceKind::kGpu,

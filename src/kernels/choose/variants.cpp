@@ -267,7 +267,7 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   const Unit& unit = unit_of(variant.unit_id);
   const KernelTraits& kernel = variant.kernel();
   if (!contains(unit.queries, shape.dtype, shape.dtype))
-    return fmt::format("its unit does not take {}", to_string(shape.dtype));
+    return fmt::format("does not take {} queries", to_string(shape.dtype));
   if (!contains(unit.cache, shape.cache_dtype, shape.dtype) ||
       !contains(kernel.cache, shape.cache_dtype, shape.dtype))
     return fmt::format("does not take {} caches under {}", to_string(shape.cache_dtype),
