@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "robustness/program.hpp"
@@ -33,6 +34,19 @@ TEST(Replay, OfNoTimeStillRunsAndVerifiesAStep) {
                             "\"prefill_steps_share_of_arithmetic\""}) {
     EXPECT_NE(result.standard_output.find(field), std::string::npos) << field;
   }
+}
+
+/// What ./dev demo shows: prompts that begin alike, and too few blocks for all.
+TEST(Replay, SharesASystemPromptAndPreempts) {
+  const ProgramResult result = run_program(
+      "replay --requests 12 --length-scale 0.05 --speed 1000 --system-prompt 640 --num-blocks 24 "
+      "--layers 1 --heads 2 --kv-heads 1 --head-size 64 --verify 0.1 --no-progress --json -");
+  EXPECT_EQ(result.code, 0) << result.standard_error;
+  const auto report = nlohmann::json::parse(result.standard_output);
+  EXPECT_EQ(report["requests"]["finished"], 12);
+  EXPECT_GT(report["requests"]["prefix_hit_tokens"], 0);
+  EXPECT_GT(report["requests"]["preemptions"], 0);
+  EXPECT_EQ(report["verify"]["failed_rows"], 0);
 }
 
 // M1, M2, M12: names as vLLM's users type them.

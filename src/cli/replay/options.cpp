@@ -56,6 +56,8 @@ void ReplayOptions::add_to(CLI::App& command) {
          "Stop after this many seconds of replay, 0 = when all are served (0)");
   number("--length-scale", length_scale, 1e-4, 1e4, "Multiply prompt and output lengths (1)");
   number("--rate", rate, 1e-3, 1e6, "Requests per second of the built-in profile (5.5)");
+  number("--system-prompt", system_prompt, 0, static_cast<int>(kMaxTraceTokens),
+         "Tokens with which all prompts of the built-in profile begin (0)");
   number("--speed", speed, 1e-3, 1e6, "Arrivals come this many times faster (1)");
   number("--seed", seed, std::int64_t{0}, std::numeric_limits<std::int64_t>::max(),
          "Seed of lengths, arrivals, contents and verified rows (0)");
@@ -123,9 +125,10 @@ Trace ReplayOptions::load_trace() const {
   if (trace_path.empty() && requests == 0) {
     throw_invalid("--requests: 0 is not legal without --trace: the built-in profile has no end");
   }
-  Trace trace = trace_path.empty()
-                    ? make_builtin_trace(requests, rate, static_cast<std::uint64_t>(seed))
-                    : read_trace_file(trace_path, requests);
+  Trace trace =
+      trace_path.empty()
+          ? make_builtin_trace(requests, rate, static_cast<std::uint64_t>(seed), system_prompt)
+          : read_trace_file(trace_path, requests);
   if (length_scale != 1.0) scale_lengths(trace, length_scale);
   for (TraceRequest& request : trace.requests) request.arrival_s /= speed;
   return trace;

@@ -18,7 +18,8 @@ struct ReplayOptions {
   double seconds = 0;  ///< of replay, 0 = until all requests are served
   double length_scale = 1;
   double rate = 5.5;  ///< requests per second of the built-in profile: the Azure trace's mean
-  double speed = 1;   ///< arrivals come this many times faster
+  std::int32_t system_prompt = 0;  ///< tokens that the built-in profile's prompts share
+  double speed = 1;                ///< arrivals come this many times faster
   std::int64_t seed = 0;
 
   std::string model = "llama-3-8b";

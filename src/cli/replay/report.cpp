@@ -253,11 +253,12 @@ std::string to_text(const Json& report) {
       fmt::format("  {:<16}{:>12.1f}{:>12.1f}{:>8.1f}%  GB/s of keys and values\n", "decode steps",
                   number("achieved", "decode_steps_gb_per_s"), number("ceilings", "read_gb_per_s"),
                   100 * number("achieved", "decode_steps_share_of_read"));
-  text += fmt::format("  {:<16}{:>12.1f}{:>12.1f}{:>8.1f}%  GFLOP/s, of {}\n\n", "prefill steps",
-                      number("achieved", "prefill_steps_gflop_per_s"),
+  const std::string rate = string(report["ceilings"]["arithmetic"]);
+  text += fmt::format("  {:<16}{:>12.1f}{:>12.1f}{:>8.1f}%  GFLOP/s, of the measured {} rate\n\n",
+                      "prefill steps", number("achieved", "prefill_steps_gflop_per_s"),
                       number("ceilings", "arithmetic_gflop_per_s"),
                       100 * number("achieved", "prefill_steps_share_of_arithmetic"),
-                      string(report["ceilings"]["arithmetic"]));
+                      rate == "fma" ? "multiply-add" : rate);
   const double peak = number("kv_cache", "peak_blocks");
   const double blocks = number("kv_cache", "num_blocks");
   line("blocks", "peak {} of {} ({:.1f}%), {} tokens each", peak, blocks, 100 * ratio(peak, blocks),

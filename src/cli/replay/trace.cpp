@@ -273,8 +273,13 @@ Trace read_trace_file(const std::string& path, std::int64_t max_requests) {
   return read_trace(input, path, max_requests);
 }
 
-Trace make_builtin_trace(std::int64_t num_requests, double requests_per_s, std::uint64_t seed) {
+Trace make_builtin_trace(std::int64_t num_requests, double requests_per_s, std::uint64_t seed,
+                         std::int32_t system_prompt) {
   Trace trace{.source = "built-in profile (Azure 2023 conversation quantiles)"};
+  if (system_prompt > 0) {
+    trace.source += fmt::format(", {} tokens shared", system_prompt);
+    trace.hash_block_tokens = system_prompt;
+  }
   std::uint64_t counter = mix64(seed);
   const auto uniform = [&] { return static_cast<double>(mix64(counter++) >> 11U) * 0x1p-53; };
   double now_s = 0;
@@ -282,6 +287,8 @@ Trace make_builtin_trace(std::int64_t num_requests, double requests_per_s, std::
     const std::int32_t prompt = invert_quantiles(kContextQuantiles, uniform());
     const std::int32_t output = invert_quantiles(kGeneratedQuantiles, uniform());
     trace.requests.push_back({now_s, prompt, output, {}});
+    // The last id stands for the rest of the prompt.
+    if (system_prompt > 0) trace.requests.back().hash_ids = {0, i + 1};
     now_s += -std::log1p(-uniform()) / requests_per_s;
   }
   return trace;

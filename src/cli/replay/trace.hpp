@@ -32,9 +32,10 @@ Trace read_trace(std::istream& input, const std::string& name, std::int64_t max_
 Trace read_trace_file(const std::string& path, std::int64_t max_requests = 0);
 
 /// Requests of a conversation service: lengths drawn by inverting the published quantiles of the
-/// Azure 2023 conversation trace, Poisson arrivals. The same seed gives the same requests on every
-/// machine.
-Trace make_builtin_trace(std::int64_t num_requests, double requests_per_s, std::uint64_t seed);
+/// Azure 2023 conversation trace, Poisson arrivals. Prompts begin with `system_prompt` tokens that
+/// are the same in all. The same seed gives the same requests on every machine.
+Trace make_builtin_trace(std::int64_t num_requests, double requests_per_s, std::uint64_t seed,
+                         std::int32_t system_prompt = 0);
 
 /// Multiplies every length by `factor` (> 0), rounded, at least 1; hash blocks shrink with them.
 void scale_lengths(Trace& trace, double factor);

@@ -191,6 +191,15 @@ TEST(Trace, BuiltinProfileIsFixedByItsSeed) {
   EXPECT_GT(different, 10);
 }
 
+TEST(Trace, BuiltinPromptsBeginAlikeIfAsked) {
+  const Trace trace = clattn::cli::make_builtin_trace(3, 5.0, 1, 128);
+  EXPECT_DOUBLE_EQ(trace.hash_block_tokens, 128);
+  for (std::int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(trace.requests[static_cast<std::size_t>(i)].hash_ids,
+              (std::vector<std::int64_t>{0, i + 1}));
+  }
+}
+
 TEST(Trace, ScalesLengthsAndHashBlocks) {
   Trace trace;
   trace.requests = {{0, 100, 10, {}}, {0, 3, 1, {}}};
