@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <clattn/clattn.hpp>
 #include <clattn/tuning.hpp>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -67,8 +69,11 @@ json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig&
 }
 
 /// One device; a device that does not open, or whose kernels do not build, is told, not fatal.
-json device_json(const Device& device, const AttentionConfig& config) {
-  json row = {{"selector", fmt::format("{}:{}", device.platform_index, device.device_index)}};
+json device_json(const Device& device, const Device& standard, const AttentionConfig& config) {
+  const auto selector = [](const Device& each) {
+    return fmt::format("{}:{}", each.platform_index, each.device_index);
+  };
+  json row = {{"selector", selector(device)}, {"default", selector(device) == selector(standard)}};
   try {
     const std::shared_ptr<Context> context = Context::create(device);
     row["capabilities"] = capabilities_json(context->capabilities());
@@ -138,21 +143,31 @@ void print_backend(const json& backend, bool explain) {
                kernel["work_group_size"].get<int>(), kernel["block_rows"].get<int>(),
                kernel["block_kv"].get<int>());
   }
-  if (explain && backend["chosen"].get<bool>())
-    fmt::print("{}\n", backend["candidates"].get<std::string>());
+  if (explain && backend["chosen"].get<bool>()) {
+    std::istringstream candidates(backend["candidates"].get<std::string>());
+    for (std::string line; std::getline(candidates, line);) fmt::print("    {}\n", line);
+  }
+}
+
+void print_legend() {
+  fmt::print(
+      "\nNames of kernels: r16 = tiles of 16 rows (query tokens x query heads of a KV head),\n"
+      "kv64 = of 64 keys, wg128 = groups of 128 work-items, d256 = for heads to 256,\n"
+      "_local = through local memory, _ptx = by inline PTX, _vec = by vectors of a CPU,\n"
+      "_tokens = a decode kernel that prefills a few tokens\n");
 }
 
 void print_report(const json& devices, const AttentionConfig& config, bool explain) {
   fmt::print("Shape: {} heads, {} KV heads, head size {}, block size {}, {}, KV cache {}\n",
              config.num_heads, config.num_kv_heads, config.head_size, config.block_size,
              to_string(config.dtype), to_string(config.cache_dtype()));
-  if (devices.empty()) fmt::print("No OpenCL device found.\n");
   for (const json& device : devices) {
     const bool opened = device.contains("capabilities");
+    const char* standard = device["default"].get<bool>() ? ", default" : "";
     fmt::print("\n{}  {}\n", device["selector"].get<std::string>(),
-               opened ? fmt::format("{} ({})", device["capabilities"]["name"].get<std::string>(),
-                                    device["capabilities"]["kind"].get<std::string>())
-                      : "does not open");
+               opened ? fmt::format("{} ({}{})", device["capabilities"]["name"].get<std::string>(),
+                                    device["capabilities"]["kind"].get<std::string>(), standard)
+                      : fmt::format("does not open{}", standard));
     if (opened) print_capabilities(device["capabilities"]);
     if (device.contains("backends")) {
       for (const json& backend : device["backends"]) print_backend(backend, explain);
@@ -165,8 +180,16 @@ void print_report(const json& devices, const AttentionConfig& config, bool expla
     }
     if (const auto problem = device.value("program_cache_problem", ""); !problem.empty())
       fmt::print("  program cache: {}\n", problem);
-    if (device.contains("error")) fmt::print("  error: {}\n", device["error"].get<std::string>());
+    if (!device.contains("error")) continue;
+    // The reasons of backends that reject the shape stand above already.
+    const bool told = device.contains("backends") &&
+                      std::ranges::all_of(device["backends"], [](const json& backend) {
+                        return !backend["rejected_because"].empty();
+                      });
+    fmt::print("  error: {}\n",
+               told ? "no backend serves this shape" : device["error"].get<std::string>());
   }
+  if (explain) print_legend();
 }
 
 }  // namespace
@@ -208,6 +231,7 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
 void add_devices_command(CLI::App& app) {
   struct Arguments {
     ShapeOptions shape;
+    std::string device;
     bool as_json = false;
     bool explain = false;
   };
@@ -215,6 +239,8 @@ void add_devices_command(CLI::App& app) {
       "devices", "List devices, their capabilities and the kernels that a model shape would get");
   const auto arguments = std::make_shared<Arguments>();
   arguments->shape.add_to(*command);
+  command->add_option("--device", arguments->device,
+                      "gpu, cpu, PLATFORM:DEVICE or part of a name; default: all devices");
   command->add_flag("--json", arguments->as_json, "Print JSON");
   command->add_flag("--explain", arguments->explain,
                     "Print every kernel that was considered, and why it was not chosen");
@@ -223,7 +249,12 @@ void add_devices_command(CLI::App& app) {
     std::string ignored;  // what matters here is that a wrong CLATTN_BACKEND throws
     static_cast<void>(selected(config, nullptr, ignored));
     json devices = json::array();
-    for (const Device& device : list_devices()) devices.push_back(device_json(device, config));
+    const Device standard = select_device();
+    for (const Device& device : arguments->device.empty()
+                                    ? list_devices()
+                                    : std::vector{select_device(arguments->device)}) {
+      devices.push_back(device_json(device, standard, config));
+    }
     if (arguments->as_json) {
       write_text("-", devices.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
     } else {

@@ -155,7 +155,7 @@ int count_of(std::string_view part, std::string_view text) {
 }
 
 bool has_cpu_device() {
-  return run_program("devices").standard_output.find(" (cpu)") != std::string::npos;
+  return run_program("devices").standard_output.find(" (cpu") != std::string::npos;
 }
 
 /// Each variant is reached by some batch of its own family, whatever the processor lacks.
@@ -371,6 +371,36 @@ TEST(Cli, LostStandardOutputIsReported) {
     SCOPED_TRACE(command);
     expect_refusal(run_program(command, "/dev/full"), 2, "");
   }
+}
+
+TEST(Cli, DevicesNamesTheDefaultAndExplains) {
+  const std::string all = run_program("devices").standard_output;
+  EXPECT_NE(all.find(", default)\n"), std::string::npos) << all;
+  const ProgramResult one = run_program("devices --explain --device 0:0");
+  EXPECT_EQ(one.code, 0) << one.standard_error;
+  EXPECT_NE(one.standard_output.find("\n0:0  "), std::string::npos);
+  for (const char* part : {"\nNames of kernels: r16 = ", "\n    decode       decode_"})
+    EXPECT_NE(one.standard_output.find(part), std::string::npos) << one.standard_output;
+  expect_refusal(run_program("devices --device nowhere"), 2, "device: no device fits 'nowhere'");
+}
+
+TEST(Cli, DevicesGivesReasonsOnce) {
+  const std::string text = run_program("devices --device 0:0 --head-size 513").standard_output;
+  EXPECT_NE(text.find("FLASHINFER rejected: head_size 513 not supported"), std::string::npos);
+  EXPECT_NE(text.find("  error: no backend serves this shape\n"), std::string::npos) << text;
+}
+
+TEST(Cli, AFolderOfCasesIsNamedAsOne) {
+  const ScratchDirectory scratch;
+  small_attention_case().write(scratch.path() / "0000-attention");
+  small_attention_case().write(scratch.path() / "0001-attention");
+  expect_refusal(run_program("run " + scratch.path().string()), 2,
+                 "holds 2 cases, expected one of them: 0000-attention, 0001-attention");
+  const ProgramResult one =
+      run_program("run --verify " + (scratch.path() / "0001-attention").string());
+  EXPECT_EQ(one.code, 0) << one.standard_error;
+  EXPECT_NE(one.standard_output.find(" elements (output"), std::string::npos)
+      << one.standard_output;
 }
 
 TEST(Cli, KernelsThatDoNotBuildAreTold) {

@@ -59,8 +59,9 @@ TEST(Run, VerifyNeedsAnOracle) {
   const ScratchDirectory scratch;
   CaseImage{R"({"op": "split_decodes_and_prefills"})", {{"query_start_loc.npy", npy_i32({0, 1})}}}
       .write(scratch.path() / "case");
-  expect_refusal(run_program("run --verify " + quoted(scratch.path() / "case")), 3,
-                 "--verify for op split_decodes_and_prefills");
+  expect_refusal(
+      run_program("run --verify " + quoted(scratch.path() / "case")), 3,
+      "--verify for op split_decodes_and_prefills: not supported, legal: attention, mla_decode");
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 #include "cli/run/run.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,14 +77,35 @@ void refuse_own_folder(const std::filesystem::path& directory, const std::filesy
   throw_invalid("--out: {} is the case's own folder; expected another", out.string());
 }
 
+/// Names the cases where a folder of them, such as CLATTN_CAPTURE_DIR, was given for one.
+void refuse_folder_of_cases(const std::filesystem::path& directory) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::exists(directory / "case.json", ignored)) return;
+  constexpr std::size_t kMostNamed = 8;
+  std::vector<std::string> cases;
+  for (fs::directory_iterator at(directory, ignored), end; at != end; at.increment(ignored)) {
+    if (fs::exists(at->path() / "case.json", ignored))
+      cases.push_back(at->path().filename().string());
+  }
+  if (cases.empty()) return;  // the missing case.json is named by whoever reads it
+  std::ranges::sort(cases);
+  const std::span shown = std::span(cases).first(std::min(cases.size(), kMostNamed));
+  throw_invalid("{}: holds {} cases, expected one of them: {}{}", directory.string(), cases.size(),
+                fmt::join(shown, ", "), cases.size() > kMostNamed ? " ..." : "");
+}
+
 /// Prints how far the outputs are from the oracle's, and ends the program with 1 if that is too
 /// far.
 void say_verdict(const nlohmann::json& verdict) {
   const bool passed = verdict["passed"];
-  const nlohmann::json& error = verdict["max_error"];  // JSON has no infinity
-  fmt::print("{}: {} elements compared with the oracle, largest error {}, {} allowed there\n",
-             passed ? "passed" : "FAILED", verdict["elements"].dump(),
-             error.is_null() ? "infinite" : error.dump(), verdict["allowed"].dump());
+  const double error = verdict["max_error"];
+  fmt::print(
+      "{}: {} elements ({}) compared with the oracle, largest error {}, {:.3g} allowed there\n",
+      passed ? "passed" : "FAILED", verdict["elements"].dump(),
+      verdict["compared"].get<std::string>(),
+      std::isfinite(error) ? fmt::format("{:.3g}", error) : "infinite",
+      verdict["allowed"].get<double>());
   if (!passed) throw ExitCode{1};
 }
 
@@ -89,6 +114,7 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   namespace fs = std::filesystem;
   if (out.empty()) out = directory / "out";
   refuse_own_folder(directory, out);
+  refuse_folder_of_cases(directory);
   CaseFile file(directory);
   std::vector<std::string_view> names;
   names.reserve(kOperations.size());
@@ -96,7 +122,8 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   static_cast<void>(file.text("op"));  // required
   const std::string op = file.choice("op", names, "");
   const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
-  refuse_option(options.verify && !row->has_oracle, fmt::format("--verify for op {}", op));
+  if (options.verify && !row->has_oracle)
+    throw_unsupported("--verify for op {}: not supported, legal: attention, mla_decode", op);
   CaseOutputs outputs;
   row->run(file, options, outputs);
   nlohmann::json compared = nlohmann::json::object();
@@ -117,8 +144,10 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
 void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
                     std::int32_t output_size, CaseOutputs& outputs) {
   Deviation deviation = judge_output(call, outcome, oracle_result(call, output_size));
-  if (!outcome.cache.key.empty()) deviation.merge(judge_cache(outcome, expected_cache(call)));
+  const bool stored = !outcome.cache.key.empty();
+  if (stored) deviation.merge(judge_cache(outcome, expected_cache(call)));
   outputs.add_info("oracle", {{"passed", deviation.passed() || call.num_tokens() == 0},
+                              {"compared", stored ? "output, LSE and cache" : "output and LSE"},
                               {"elements", deviation.compared},
                               {"max_error", deviation.max_error},
                               {"allowed", deviation.allowance},
