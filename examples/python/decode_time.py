@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plots decode time by context length on every OpenCL device of the machine.
 
-    pip install clattn matplotlib
+    pip install build/python/wheels/clattn-*.whl matplotlib    # ./dev python builds the wheel
     examples/python/decode_time.py --batch 4 --output decode_time.png
 """
 

@@ -40,7 +40,11 @@ def main() -> int:
     command.add_argument("--head-size", type=int, default=128)
     command.add_argument("--dtype", default="f16")
     arguments = parser.parse_args()
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except clattn.Error as error:
+        print(f"clattn: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ decltype(auto) without_gil(Call&& call) {
 
 /// The text of a name, or of an object that prints as one: torch.float32, numpy.dtype("float32").
 inline std::string name_of(nb::handle object) {
+  // NumPy's scalar types are classes, whose text is no name: np.float16.
+  if (PyType_Check(object.ptr())) return nb::str(object.attr("__name__")).c_str();
   return nb::str(object).c_str();
 }
 

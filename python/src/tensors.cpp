@@ -64,6 +64,13 @@ std::optional<TensorRef> on_device(nb::handle tensor) {
   return TensorRef{rows.buffer.handle(), rows.offset, rows.token_stride};
 }
 
+HostArray host_array(nb::handle tensor, const char* name) {
+  HostArray array;
+  if (nb::try_cast(tensor, array)) return array;
+  throw_invalid(std::string(name) + ": " + nb::type_name(tensor.type()).c_str() +
+                ", legal: an array of the host, a Buffer or a Tensor");
+}
+
 /// For arguments of which the library takes the memory alone.
 TensorRef dense(const TensorRef& rows, std::int64_t width, const char* name) {
   if (rows.offset == 0 && (rows.token_stride == 0 || rows.token_stride == width)) return rows;
@@ -113,9 +120,9 @@ TensorRef CallTensors::share(HostArray array, std::int64_t token_stride, bool wr
 TensorRef CallTensors::take(nb::handle tensor, DType dtype, std::int64_t width, const char* name,
                             bool written) {
   if (const auto rows = on_device(tensor)) return *rows;
-  // The type of a written array refuses memory that is read-only.
-  HostArray array =
-      written ? HostArray(nb::cast<WritableHostArray>(tensor)) : nb::cast<HostArray>(tensor);
+  HostArray array = host_array(tensor, name);
+  if (written && !nb::isinstance<WritableHostArray>(tensor))
+    throw_invalid(std::string(name) + ": read-only memory, legal: a writable array");
   check_dtype(array.dtype(), dtype, name);
   const std::int64_t stride = row_stride(array, width, name);
   return share(std::move(array), stride, written);
@@ -142,7 +149,7 @@ TensorRef CallTensors::dense_output(nb::handle tensor, DType dtype, std::int64_t
 
 TensorRef CallTensors::mask(nb::handle tensor) {
   if (const auto rows = on_device(tensor)) return *rows;
-  auto array = nb::cast<HostArray>(tensor);
+  HostArray array = host_array(tensor, "custom_mask");
   if (array.ndim() != 2 || array.itemsize() != 1 || array.stride(1) != 1) {
     throw_invalid("custom_mask: shape is " + text_of_shape(array) + " of " +
                   text_of(array.dtype()) + ", legal: rows of uint8 or bool [tokens, keys]");

@@ -53,6 +53,12 @@ def test_batch_errors_name_request_and_field(context, queue):
         clattn.CommonAttentionMetadata(np.array([0, 1]), np.array([1, 50]))
 
 
+def test_element_types_have_numpys_names():
+    for name, types in (("f16", (np.float16, np.dtype("float16"), "half")), ("f32", (np.float32,))):
+        for each in types:
+            assert config(dtype=each).dtype == name
+
+
 def test_tensor_errors(context, queue):
     impl = clattn.get_attn_backend(config(), context).make_impl(context, config())
     backend = clattn.get_attn_backend(config(), context)
@@ -68,5 +74,12 @@ def test_tensor_errors(context, queue):
         impl.forward(queue, good, np.zeros((1, 8, 32), np.float32), cache, metadata)
     with pytest.raises(clattn.InvalidArgument, match="query: .*gaps"):
         impl.forward(queue, np.zeros((1, 8, 128), np.float32)[:, :, ::2], good, cache, metadata)
+    legal = "query: list, legal: an array of the host, a Buffer or a Tensor"
+    with pytest.raises(clattn.InvalidArgument, match=legal):
+        impl.forward(queue, good.tolist(), good, cache, metadata)
+    fixed = good.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(clattn.InvalidArgument, match="output: read-only memory, legal: a writable"):
+        impl.forward(queue, good, fixed, cache, metadata)
     with pytest.raises(clattn.InvalidArgument, match="access is 'rw', legal: read, write"):
         queue.map(cache.buffer, "rw")
