@@ -286,7 +286,8 @@ class AttentionImpl {
   /// [num_actual_tokens, num_heads, head_size], of the output with use_mla [num_actual_tokens,
   /// num_heads, kv_lora_rank] (MLAImpl::forward() says what is computed). `lse`, if given, receives
   /// f32 [num_actual_tokens, num_heads]: the natural log of the softmax denominator, -inf where a
-  /// query sees no key (its output is 0). Asynchronous.
+  /// query sees no key (its output is 0). `output` must overlap no other tensor of the call.
+  /// Asynchronous.
   virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
                        const KVCache& cache, const AttentionMetadata& metadata,
                        const ForwardOptions& options = {}) const = 0;
