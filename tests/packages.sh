@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the Debian packages of a build, installs them into a bare root of this Debian, and there
 # builds and runs programs by find_package and by pkg-config, which give the bits in FILE. Needs
-# root and mmdebstrap.
+# root (or sudo) that may mount, and mmdebstrap.
 # usage: tests/packages.sh BUILD FILE
 set -eu
 cd "$(dirname "$0")/.."
@@ -39,7 +39,9 @@ apt-get purge -y -q libclattn0.1 > log || { cat log; exit 1; }
 SCRIPT
 
 # A root with a compiler and a driver; what else the packages need has to be among what they name.
-mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --aptopt='APT::Install-Recommends "0"' \
+as_root=
+[ "$(id -u)" = 0 ] || as_root=sudo
+$as_root mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --aptopt='APT::Install-Recommends "0"' \
   --include=cmake,g++,make,pkg-config,pocl-opencl-icd \
   --customize-hook="copy-in $work/tried /" \
   --customize-hook="chroot \"\$1\" sh /tried/try.sh" "$suite" /dev/null

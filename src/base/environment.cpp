@@ -91,6 +91,7 @@ Environment parse_environment(const std::function<const char*(const char*)>& get
   number("CLATTN_Q_SCALE_CONSTANT", result.q_scale_constant);
   number("CLATTN_K_SCALE_CONSTANT", result.k_scale_constant);
   number("CLATTN_V_SCALE_CONSTANT", result.v_scale_constant);
+  result.amx_enabled = is_on("CLATTN_AMX", text("CLATTN_AMX"));
   result.cache_enabled = is_on("CLATTN_CACHE", text("CLATTN_CACHE"));
   result.log_level = log_level(text("CLATTN_LOG"));
   result.pocl_defaults =

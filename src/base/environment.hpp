@@ -22,6 +22,7 @@ struct Environment {
   float q_scale_constant = 200;      ///< CLATTN_Q_SCALE_CONSTANT: calc_kv_scales() divides the
   float k_scale_constant = 200;      ///< CLATTN_K_SCALE_CONSTANT: largest magnitudes of a layer's
   float v_scale_constant = 100;      ///< CLATTN_V_SCALE_CONSTANT: first tensors by these
+  bool amx_enabled = true;           ///< CLATTN_AMX=0 (or off): tiles are not asked for
   bool cache_enabled = true;         ///< CLATTN_CACHE=0 (or off) turns the disk cache off
   std::string tuning_file;  ///< CLATTN_TUNING_FILE, else $XDG_CONFIG_HOME/clattn/tuning.txt, else
                             ///< $HOME/.config/clattn/tuning.txt; empty = none

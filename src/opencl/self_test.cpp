@@ -220,7 +220,8 @@ bool survives_assembly(std::string_view platform_name, std::string_view driver_v
   const auto [point, failed] = std::from_chars(driver_version.data(), end, major);
   if (failed != std::errc() || point == end || *point != '.') return false;
   if (std::from_chars(point + 1, end, minor).ec != std::errc()) return false;
-  const bool releases = (major == 5 || major == 6) && minor == 0;
+  const bool snapshot = driver_version.find("-pre") != std::string_view::npos;
+  const bool releases = (major == 5 || major == 6) && minor == 0 && !snapshot;
   return major < 3 || (major == 3 && minor < 2) || major > 6 || (releases && defaults);
 }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/environment.hpp"
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -36,6 +38,7 @@ bool saves_registers() {
 }
 
 std::string ask() {
+  if (!environment().amx_enabled) return "CLATTN_AMX forbids them";
   if (!has_instructions()) return "the processor has none";
   if (!saves_registers()) return "the operating system does not save them";
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA

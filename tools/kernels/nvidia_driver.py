@@ -55,7 +55,9 @@ class Driver:
         program = ctypes.c_void_p(self.cl.clCreateProgramWithSource(
             self.context, 1, ctypes.byref(text), None, None))
         log = self.build(program, options)
-        return log if b'"' + MARK not in source else self.build_ptx(enable_marked(self.ptx_of(program)))
+        if b'"' + MARK not in source:
+            return log
+        return self.build_ptx(enable_marked(self.ptx_of(program)))
 
     def ptx_of(self, program):
         size = ctypes.c_size_t()

@@ -77,6 +77,7 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_KERNEL_DIR", "/k"},
                                     {"CLATTN_CACHE_DIR", "/c"},
                                     {"CLATTN_CAPTURE_DIR", "/calls"},
+                                    {"CLATTN_AMX", "off"},
                                     {"CLATTN_CACHE", "0"},
                                     {"CLATTN_TUNING_FILE", "/t.txt"},
                                     {"CLATTN_LOG", "debug"},
@@ -85,6 +86,7 @@ TEST(Environment, EveryVariableHasItsField) {
                                     {"CLATTN_Q_SCALE_CONSTANT", "2.5"},
                                     {"CLATTN_K_SCALE_CONSTANT", "50"},
                                     {"CLATTN_V_SCALE_CONSTANT", "1e2"}});
+  EXPECT_FALSE(result.amx_enabled);
   EXPECT_EQ(result.plugins, (std::vector<std::string>{"/a.so", "b.so"}));
   EXPECT_EQ(result.q_scale_constant, 2.5F);
   EXPECT_EQ(result.k_scale_constant, 50.0F);

@@ -107,8 +107,8 @@ TEST(Assembly, IsKeptFromPoclThatAbortsOverIt) {
       EXPECT_EQ(survives_assembly(kPocl, version, defaults), defaults) << version;
       EXPECT_TRUE(survives_assembly("Intel(R) OpenCL", version, defaults)) << version;
     }
-    for (const std::string_view version :
-         {"3.2-pre", "4.0", "4.0-pre main-0-gabc", "6.1-pre", "", "7", "main"}) {
+    for (const std::string_view version : {"3.2-pre", "5.0-pre main-0-gabc", "6.0-pre", "4.0",
+                                           "4.0-pre main-0-gabc", "6.1-pre", "", "7", "main"}) {
       EXPECT_FALSE(survives_assembly(kPocl, version, defaults)) << version;
     }
   }
