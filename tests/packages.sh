@@ -41,7 +41,8 @@ SCRIPT
 # A root with a compiler and a driver; what else the packages need has to be among what they name.
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
-$as_root mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --aptopt='APT::Install-Recommends "0"' \
+$as_root mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io \
+  --aptopt='APT::Install-Recommends "0"' \
   --include=cmake,g++,make,pkg-config,pocl-opencl-icd \
   --customize-hook="copy-in $work/tried /" \
   --customize-hook="chroot \"\$1\" sh /tried/try.sh" "$suite" /dev/null
