@@ -110,7 +110,8 @@ CLATTN_C_API ClattnResult clattn_cascade_build(ClattnCascade* cascade, const Cla
                                                const ClattnBatchInfo* batch,
                                                const ClattnStep** step);
 /* Stores the step's `key` and `value` in the layer's cache, as the first half of
-   clattn_layer_forward() does. Scales have to be loaded before. */
+   clattn_layer_forward() does: nothing if kv_sharing_target_layer_name is set. Scales have to be
+   loaded before. */
 CLATTN_C_API ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* queue,
                                              const ClattnTensors* tensors, const ClattnStep* step);
 /* Attends to the cache of the layer that `cascade_layer` was made from, over the step that was last

@@ -80,10 +80,15 @@ ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* que
     const clattn::Attention& of = deref(layer, "layer").layer;
     const clattn::Queue& on = deref(queue, "queue").queue;
     const ClattnTensors& given = read(tensors, "tensors");
+    const clattn::KVCache& cache = bound(*of.shared_kv_cache());
+    const clattn::AttentionMetadata& metadata = clattn::c_api::metadata_of(step);
+    clattn::Event* const event = clattn::c_api::event_of(given.event);
+    if (of.shares_kv_cache()) {  // its target stores, as in forward()
+      if (event != nullptr) event->reset();
+      return;
+    }
     of.impl().write_kv_cache(on, clattn::c_api::tensor_of(given.key),
-                             clattn::c_api::tensor_of(given.value), bound(*of.shared_kv_cache()),
-                             clattn::c_api::metadata_of(step),
-                             clattn::c_api::event_of(given.event));
+                             clattn::c_api::tensor_of(given.value), cache, metadata, event);
   });
 }
 

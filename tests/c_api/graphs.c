@@ -178,6 +178,48 @@ void test_graphs(const Fixture* fixture) {
   destroy_model(model);
 }
 
+/* A layer over another one's cache stores nothing, as its clattn_layer_forward() stores nothing. */
+static void test_store_of_a_shared_cache(const Fixture* fixture, const Model* model) {
+  static float before[kPages * kPageFloats], after[kPages * kPageFloats];
+  ClattnModel* registry = NULL;
+  ClattnLayer *target = NULL, *sharing = NULL;
+  ClattnEvent* event = NULL;
+  cl_event handle = NULL;
+  ClattnLayerConfig config = layer_config();
+  ClattnTensors tensors = model->tensors;
+  const ClattnBatchInfo batch = decode_batch();
+  EXPECT_OK(clattn_model_create(&registry));
+  config.name = "layers.0.attn";
+  EXPECT_OK(clattn_layer_create(fixture->context, registry, &config, &target));
+  config.name = "layers.1.attn";
+  config.kv_sharing_target_layer_name = "layers.0.attn";
+  EXPECT_OK(clattn_layer_create(fixture->context, registry, &config, &sharing));
+  EXPECT_OK(clattn_layer_bind_cache(target, model->cache));
+  EXPECT_OK(clattn_step_build(model->step, fixture->queue, &batch));
+  EXPECT_OK(clattn_event_create(&event));
+  tensors.event = event;
+
+  EXPECT_OK(clattn_buffer_read(model->memory, fixture->queue, 0, before, sizeof before));
+  EXPECT_OK(clattn_layer_store(sharing, fixture->queue, &tensors, model->step));
+  EXPECT_OK(clattn_buffer_read(model->memory, fixture->queue, 0, after, sizeof after));
+  EXPECT(memcmp(before, after, sizeof before) == 0);
+  EXPECT_OK(clattn_event_handle(event, &handle));
+  EXPECT(handle == NULL);
+  EXPECT_OK(clattn_layer_store(target, fixture->queue, &tensors, model->step));
+  EXPECT_OK(clattn_buffer_read(model->memory, fixture->queue, 0, after, sizeof after));
+  EXPECT(memcmp(before, after, sizeof before) != 0);
+  EXPECT_OK(clattn_event_handle(event, &handle));
+  EXPECT(handle != NULL);
+  EXPECT_OK(clattn_layer_store(sharing, fixture->queue, &tensors, model->step));
+  EXPECT_OK(clattn_event_handle(event, &handle));
+  EXPECT(handle == NULL); /* the earlier store's is gone */
+
+  clattn_event_destroy(event);
+  clattn_layer_destroy(sharing);
+  clattn_layer_destroy(target);
+  clattn_model_destroy(registry);
+}
+
 /* Two decodes of which both begin with page 2. */
 static ClattnBatchInfo shared_batch(void) {
   static const int32_t lens[] = {20, 32}, pages[] = {2, 1, 2, 3};
@@ -227,6 +269,7 @@ void test_cascades(const Fixture* fixture) {
   ClattnStepInfo info = {.struct_size = sizeof info};
   ClattnBatchInfo batch = shared_batch();
   float plain[2 * (kRowFloats + 8)], cascaded[2 * (kRowFloats + 8)];
+  test_store_of_a_shared_cache(fixture, &model);
   EXPECT_OK(clattn_cascade_create(model.layer, NULL, &cascade));
   EXPECT_OK(clattn_cascade_layer_create(model.layer, &layer));
   EXPECT_OK(clattn_cascade_build(cascade, fixture->queue, &batch, &step));
