@@ -91,6 +91,7 @@ typedef struct ClattnStepRequest {
   const int32_t* new_tokens; /* [num_new_tokens], token ids that join the request's */
   size_t num_new_tokens;
   int64_t max_tokens; /* compute at most this many, < 2^31; 0 = all that are not computed */
+  int64_t reserved;   /* must be 0: elements of an array have no struct_size to grow by */
 } ClattnStepRequest;
 
 /* The rows of a step, request after request in the caller's order. The arrays are the session's,

@@ -49,6 +49,8 @@ StepRequest request_of(const ClattnStepRequest& given) {
   clattn::detail::throw_invalid_if(given.max_tokens < 0 || given.max_tokens > kAll,
                                    "requests: request {}: max_tokens is {}, legal: 0 to {}",
                                    given.id, given.max_tokens, kAll);
+  clattn::detail::throw_unsupported_if(given.reserved != 0, "requests: reserved is {}, legal: 0",
+                                       given.reserved);
   const auto tokens = elements(given.new_tokens, given.num_new_tokens, "requests: new_tokens");
   return {.id = given.id,
           .new_tokens = {tokens.begin(), tokens.end()},

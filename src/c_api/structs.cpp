@@ -31,5 +31,6 @@ CLATTN_ENDS_WITH(ClattnTensors, event);
 CLATTN_ENDS_WITH(ClattnSessionConfig, progress_user);
 CLATTN_ENDS_WITH(ClattnSessionInfo, reserved);
 CLATTN_ENDS_WITH(ClattnRequestInfo, block_table);
+CLATTN_ENDS_WITH(ClattnStepRequest, reserved);
 CLATTN_ENDS_WITH(ClattnStepRows, seq_lens);
 CLATTN_ENDS_WITH(ClattnGraphInfo, num_launches);

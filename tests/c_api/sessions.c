@@ -254,6 +254,9 @@ static void test_refused_calls(Client* client) {
   EXPECT_INVALID(clattn_session_step(session, &part, 1, &small), "rows: struct_size is 4");
   part.max_tokens = -1;
   EXPECT_INVALID(clattn_session_step(session, &part, 1, &rows), "max_tokens is -1, legal: 0 to");
+  part = (ClattnStepRequest){.id = id, .reserved = 1};
+  EXPECT_UNSUPPORTED(clattn_session_step(session, &part, 1, &rows),
+                     "requests: reserved is 1, legal: 0");
   part = (ClattnStepRequest){.id = id, .num_new_tokens = 1};
   EXPECT_INVALID(clattn_session_step(session, &part, 1, &rows), "requests: new_tokens is null");
   part.num_new_tokens = 0;
