@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What NVIDIA's own compiler makes of dumped kernels, on a machine with such a card: a line per
 kernel in the form of nvidia.sh, for compare_reports.sh, and how many groups a multiprocessor of
-compute capability 9.0 has room for. Needs libOpenCL and nothing else of ours.
+compute capability 9.0 has room for. Needs only Python and libOpenCL.
 
 usage: nvidia_driver.py DIR [PART-OF-A-NAME...] > DIR/driver.report
    where DIR was filled by clattn_dump_kernels
