@@ -26,7 +26,7 @@ oracle::AttentionResult head_of(const oracle::AttentionResult& all, std::int32_t
     const auto from = values.begin() + std::ptrdiff_t{head} * head_size;
     return std::vector<double>(from, from + head_size);
   };
-  return {part(all.out), {}, part(all.bound), part(all.weight_rounding)};
+  return {part(all.out), {}, part(all.bound), part(all.weight_rounding), {}};
 }
 
 }  // namespace

@@ -144,8 +144,9 @@ TEST(WarmUp, TheFirstLengthsFromTheDeviceLaunchNothingNew) {
     Model model(*like, layer_options());
     const clattn::AttentionBackend& backend = *model.layer.get_attn_backend();
     model.builder->warm_up(model.queue);
-    const auto builder =
-        backend.make_builder(model.context, model.layer.config(), {.device_seq_lens = true});
+    clattn::BuilderOptions options;
+    options.device_seq_lens = true;
+    const auto builder = backend.make_builder(model.context, model.layer.config(), options);
     const std::uint64_t cold = work_of_drivers(*model.context);
     builder->warm_up(model.queue);
     const std::uint64_t warm = work_of_drivers(*model.context);
