@@ -106,7 +106,8 @@ def errors(reports: dict[str, dict]) -> tuple[str, bool]:
         rms.append(math.sqrt(sum(value**2 for value in differences) / counts[-1]))
         worst = max(map(abs, differences))
         cells.append(f"{rms[-1]:.2g}, at most {worst:.2g}, of {counts[-1]}")
-    return " | ".join(cells), rms[1] <= 2 * rms[0] and 2 * counts[1] >= counts[0]
+    good = all(map(math.isfinite, rms)) and rms[1] <= 2 * rms[0] and 2 * counts[1] >= counts[0]
+    return " | ".join(cells), good
 
 
 def compare(model: str, runs: list[Run], folder: Path, count: int) -> bool:
@@ -119,9 +120,11 @@ def compare(model: str, runs: list[Run], folder: Path, count: int) -> bool:
     else:
         shown = f"{chunked} | {ours['cached']}"
         good = good and own["cached"] > 0 and ours["cached"] > 0
-    layers = ours["clattn"]
-    print(f"| {model} | {cells} | {shown} | {sum(layers)} of {len(layers)} |", flush=True)
-    return good and all(layers) and not any(own["clattn"])
+    ranks = ours["clattn"]
+    served = f"{sum(map(sum, ranks))} of {sum(map(len, ranks))}"
+    print(f"| {model} | {cells} | {shown} | {served} |", flush=True)
+    good = good and len(ranks) == len(own["clattn"]) > 0
+    return good and all(rank and all(rank) for rank in ranks) and not any(map(any, own["clattn"]))
 
 
 def run_all(names: list[str], runs: list[Run], folder: Path, count: int, dtype: str) -> bool:
@@ -172,7 +175,8 @@ def main() -> int:
     if unknown:
         parser.error(f"models {sorted(unknown)} are none of {list(MODELS)}")
     if exact and not all(MODELS[name].tokens for name in names):
-        parser.error("these models have no tokens to compare, legal: another --dtype")
+        encoders = ", ".join(repr(name) for name in names if not MODELS[name].tokens)
+        parser.error(f"no tokens can be compared for {encoders}; use --dtype float16 or bfloat16")
     print_versions()
     with tempfile.TemporaryDirectory() as folder:
         runs = runs_of(given.dtype, given.ranks)

@@ -9,7 +9,7 @@ from models import BATCHED_TOKENS, MODELS, NEW_TOKENS, prompts
 
 
 def served_by_clattn(model) -> list[bool]:
-    """Of each attention layer."""
+    """Of each attention layer of a rank."""
     from vllm.model_executor.layers.attention import Attention, MLAAttention
 
     kinds = (Attention, MLAAttention)
@@ -68,7 +68,7 @@ def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
     )
     given = [{"prompt_token_ids": prompt} for prompt in prompts(count)]
     report = embedded(llm, given) if model.is_encoder else generated(llm, given)
-    report["clattn"] = llm.apply_model(served_by_clattn)[0]
+    report["clattn"] = llm.apply_model(served_by_clattn)  # of every rank
     del llm
     cleanup_dist_env_and_memory()
     return report

@@ -96,14 +96,15 @@ class Engine:
     """A process that serves on demand."""
 
     def __init__(self, plugins: str, threads: int, arguments: list[str]) -> None:
+        from clattn_vllm.device import THREAD_VARIABLES  # here, so that vLLM's own runs without us
+
         environment = os.environ | {
             "VLLM_PLUGINS": plugins,
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(threads),
-            "POCL_MAX_PTHREAD_COUNT": str(threads),
+            **dict.fromkeys(("OMP_NUM_THREADS", *THREAD_VARIABLES), str(threads)),
         }
         command = [sys.executable, __file__, *arguments]
         self.process = subprocess.Popen(

@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 import clattn
 
 #: How many threads drivers for CPUs use: PoCL's to 4, PoCL's since, and Intel's.
-_THREADS = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT", "DPCPP_CPU_NUM_CUS")
+THREAD_VARIABLES = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT", "DPCPP_CPU_NUM_CUS")
+_CORES = r"(\d+(?:[ ,]\d+)*)"
 #: Where vLLM says to which cores OpenMP binds a worker's threads, each in its own syntax.
-_BINDINGS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES")
+_BINDINGS = {
+    "GOMP_CPU_AFFINITY": re.compile(_CORES),
+    "KMP_AFFINITY": re.compile(rf".*\bproclist=\[{_CORES}\].*"),
+    "OMP_PLACES": re.compile(rf"\{{{_CORES}\}}"),
+}
 
 
 @dataclass
@@ -26,9 +31,9 @@ class Device:
 
 def bound_cores(environment: Mapping[str, str] = os.environ) -> set[int]:
     """The cores that vLLM gave this worker; empty: none, or something else than a plain list."""
-    for name in _BINDINGS:
+    for name, syntax in _BINDINGS.items():
         if name in environment:
-            cores = re.fullmatch(r"\D*(\d+(?:[ ,]\d+)*)[\]}]?", environment[name])
+            cores = syntax.fullmatch(environment[name])
             return {int(core) for core in re.split("[ ,]", cores[1])} if cores else set()
     return set()
 
@@ -42,7 +47,7 @@ def threads_on(cores: set[int]) -> Iterator[None]:
     if not cores:
         yield
         return
-    for name in _THREADS:
+    for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(len(cores)))
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
