@@ -39,7 +39,7 @@ struct AttentionWorkspace {
   /// (CPUs) or merge splits themselves. Launches that overlapped on one workspace, or were aborted,
   /// leave other values; a new workspace is needed then.
   std::size_t counter_bytes = 0;
-  std::size_t partial_lse2_bytes = 0;  ///< of the LSEs, behind counters and maps
+  std::size_t partial_lse2_bytes = 0;  ///< of the partial LSEs, base 2, after counters and maps
   bool counters_ready = false;         ///< they were set to 0; some kernels need none
 };
 
@@ -62,8 +62,8 @@ struct BuilderOptions {
   bool disable_cascade_attn = false;
   /// The lengths of a step are known on the device alone: the seq_lens of a batch are upper bounds,
   /// whose pages its block table names, and update_seq_lens() (cache_ops.hpp) puts the lengths in
-  /// their place. Decoders over pages, of latent rows too; no slot_mapping, common_prefix_len or
-  /// update_block_table(). Costs 56 bytes a work item in each upload.
+  /// their place. Supported are decoders over pages, of latent rows too, without slot_mapping,
+  /// common_prefix_len and update_block_table(). Each upload has 56 bytes more per work item.
   bool device_seq_lens = false;
 };
 
@@ -80,14 +80,15 @@ class AttentionMetadata {
   const BatchSplit& split() const noexcept { return split_; }
   /// Query tokens of the step.
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
-  /// Most query tokens of a request, and most tokens of one in the cache.
+  /// The most query tokens of any request, and the most tokens of any in the cache.
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
   std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
   /// BuildOptions::common_prefix_len of the build.
   std::int32_t common_prefix_len() const noexcept { return common_prefix_len_; }
   /// What the library's own kernels are bound to; null for metadata of third-party backends.
   const detail::PagedStepView* step() const noexcept { return step_; }
-  /// int64 slots of this step, on the device, from the offset on. Owned by the builder.
+  /// The step's slots, int64, on the device, from slot_mapping_offset_bytes() on. The builder owns
+  /// the buffer.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
   /// The host's copy, [num_actual_tokens]; in recorded steps padded with kPadSlotId. In eager steps
@@ -173,12 +174,12 @@ class AttentionMetadataBuilder {
   /// vLLM's reorder_batch: the order that brings decodes first. Returns whether anything moves.
   virtual bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,
                              std::span<std::int32_t> order) const = 0;
-  /// Most query tokens of a decode.
+  /// The most query tokens that a request may have to count as a decode.
   virtual std::int32_t decode_threshold() const noexcept = 0;
-  /// Launches the kernel of update_seq_lens() over nothing and waits, so that the first such call
-  /// waits for no compiler; does nothing without BuilderOptions::device_seq_lens. The layer's own
-  /// kernels are AttentionImpl::warm_up()'s. Throws kUnsupported for a queue that is being
-  /// recorded.
+  /// Launches the kernel of update_seq_lens() once without work and waits, so that no later call
+  /// has to wait for the compiler; does nothing without BuilderOptions::device_seq_lens. The
+  /// layer's own kernels are AttentionImpl::warm_up()'s. Throws kUnsupported for a queue that is
+  /// being recorded.
   virtual void warm_up(cl_command_queue) {}
   /// From the next build() on, partial results go to `workspace`, as with
   /// BuilderOptions::workspace. Throws kInvalidArgument if it is null, and kUnsupported if the

@@ -84,7 +84,7 @@ struct OutputWithLse {
   LseRef lse;
 };
 
-/// The base of logarithms of sums.
+/// Base of a log-sum-exp.
 enum class LseBase : std::uint8_t { kE, k2 };
 
 /// What is merged: results of a prefix and a suffix of the keys, token by token.
@@ -119,7 +119,7 @@ std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);
 
 /// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
 struct PagedKVLists {
-  Buffer indices;  ///< i32 [>= indptr's last element]
+  Buffer indices;  ///< i32, at least as many as indptr's last element says
   Buffer indptr;   ///< i32 [num_reqs + 1]
   std::int32_t num_reqs = 0;
 };
@@ -200,10 +200,11 @@ struct AdvanceStep {
   Buffer slot_mapping;          ///< i64 [num_seqs]
   Buffer block_tables;          ///< i32 [num_seqs, block_table_stride]
   std::int64_t block_table_stride = 0;
-  /// Of the next step, which runs on it as it is: update_seq_lens() with seq_lens and slot_mapping,
-  /// one launch more. Its requests are the rows, of one query token or, behind num_queries, none.
-  /// A row that was found wrong, or is padding, stores nothing and attends to nothing: output 0,
-  /// LSE -inf (with a sink, the sink). Null = none.
+  /// Of the next step: one launch more updates it as update_seq_lens() with seq_lens and
+  /// slot_mapping does, and the step runs on it as it is. Its requests are the rows: the first
+  /// num_queries have one query token, the others none. A row that is wrong or padding stores
+  /// nothing and attends to nothing: its output is 0, its LSE -inf (or the sink's logit).
+  /// Null = none.
   const AttentionMetadata* metadata = nullptr;
 };
 

@@ -3,8 +3,9 @@
 
 /* Recorded steps and shared-prefix cascades in C. What a call does in full is described at the C++
    classes (clattn/graph.hpp, clattn/cascade.hpp); clattn/clattn.h says what holds for all handles,
-   structs and errors. Everything here is for one thread at a time per handle, on one queue, but
-   for clattn_graph_replay() and clattn_cascade_layer_destroy().
+   structs and errors. A capture belongs to the thread that began it. States and cascades are for
+   one thread at a time, and their steps run in order on one queue. Graphs and cascade layers may be
+   used by several threads at once, graphs only if they write nothing in common.
 
      clattn_graph_state_create(layer, &options, &state);                  once
      clattn_graph_state_begin_capture(state, 8);
@@ -33,15 +34,17 @@ typedef struct ClattnGraphCapture ClattnGraphCapture;
 /* Launches that can be enqueued again. Keeps what they were bound to alive. */
 typedef struct ClattnGraph ClattnGraph;
 
-/* From here to the end this thread's forward and cache calls on `queue` are recorded, not run.
-   Copies and steps are not recorded and must not use the queue. `mode`: "launch_list",
-   "command_buffer", NULL = whichever costs the host less. */
+/* From this call until clattn_graph_capture_end(), this thread's forward and cache calls on `queue`
+   are recorded, not run. Copies and steps are not recorded and must not use the queue. `mode`:
+   "launch_list", "command_buffer", or "auto" (also NULL): the one that costs the host less.
+   CLATTN_ERROR_INVALID_ARGUMENT: this thread is recording already. */
 CLATTN_C_API ClattnResult clattn_graph_capture_create(const ClattnQueue* queue, const char* mode,
                                                       ClattnGraphCapture** capture);
-/* Ends the recording, once, by the thread that began it. */
+/* Ends the recording, once, by the thread that began it. CLATTN_ERROR_UNSUPPORTED: "command_buffer"
+   was asked for and the device takes none. */
 CLATTN_C_API ClattnResult clattn_graph_capture_end(ClattnGraphCapture* capture,
                                                    ClattnGraph** graph);
-/* By the thread that began it; without an end, nothing was recorded. */
+/* To be called by the thread that began it. A recording that was not ended is dropped. */
 CLATTN_C_API void clattn_graph_capture_destroy(ClattnGraphCapture* capture);
 
 CLATTN_C_API void clattn_graph_destroy(ClattnGraph* graph);
@@ -58,19 +61,22 @@ typedef struct ClattnGraphInfo {
 CLATTN_C_API ClattnResult clattn_graph_info(const ClattnGraph* graph, ClattnGraphInfo* info);
 
 /* clattn::AttentionState: the metadata that recorded steps read, in memory that all batch sizes
-   share. One for all layers like this one. */
+   share. One state serves all layers of the same configuration. */
 typedef struct ClattnGraphState ClattnGraphState;
 
-/* Recorded steps hold decodes of up to decode_threshold tokens. `options` may be NULL. Without
-   num_blocks, those of the cache that is bound to the layer by now. */
+/* Requests of recorded steps have at most options->decode_threshold query tokens. `options` may be
+   NULL. If it gives no num_blocks, the number of the cache that is bound to the layer is taken. */
 CLATTN_C_API ClattnResult clattn_graph_state_create(const ClattnLayer* layer,
                                                     const ClattnStepOptions* options,
                                                     ClattnGraphState** state);
 CLATTN_C_API void clattn_graph_state_destroy(ClattnGraphState* state);
-/* Allocates memory for recorded steps of up to `max_batch_size` requests. Until the end sizes can
-   be captured, and no step can begin. Later captures take no more requests than the first. */
+/* Allocates memory for recorded steps of up to `max_batch_size` requests. Until
+   clattn_graph_state_end_capture() sizes can be captured, and no step can begin. Later captures
+   take no more requests than the first. CLATTN_ERROR_UNSUPPORTED: the layer's backend cannot be
+   recorded. */
 CLATTN_C_API ClattnResult clattn_graph_state_begin_capture(ClattnGraphState* state,
                                                            int32_t max_batch_size);
+/* CLATTN_ERROR_INVALID_ARGUMENT: no capture has begun. */
 CLATTN_C_API ClattnResult clattn_graph_state_end_capture(ClattnGraphState* state);
 /* The step to record layers with for up to `batch_size` requests; it is the state's, valid until
    its next call. */
@@ -96,7 +102,8 @@ typedef struct ClattnCascade ClattnCascade;
 /* A layer's kernels for cascades (clattn::CascadeImpl). */
 typedef struct ClattnCascadeLayer ClattnCascadeLayer;
 
-/* For layers like this one; `options` may be NULL. Windows, chunks, ALiBi and masks are refused. */
+/* One cascade serves all layers of the same configuration; `options` may be NULL. Layers with
+   windows, chunks, ALiBi or masks are refused: CLATTN_ERROR_UNSUPPORTED. */
 CLATTN_C_API ClattnResult clattn_cascade_create(const ClattnLayer* layer,
                                                 const ClattnStepOptions* options,
                                                 ClattnCascade** cascade);

@@ -20,28 +20,28 @@ typedef struct ClattnSession ClattnSession;
 typedef struct ClattnSessionConfig {
   uint32_t struct_size;
   int32_t no_prefix_caching; /* other than 0: requests that begin alike share no blocks */
-  /* [num_layers], of one backend, KV heads, head size, types and block size; equal layers may be
-     one pointer. Those without a name are "layers.N". */
+  /* [num_layers]. Backend, KV heads, head size, types and block size are the same for all; equal
+     layers may share one struct. Layers without a name are called "layers.N". */
   const ClattnLayerConfig* const* layers;
   size_t num_layers;
   int64_t num_blocks;   /* of each layer's cache; 0 = as many as cache_bytes hold */
   uint64_t cache_bytes; /* of the caches of all layers */
   const char* layout;   /* as in clattn_cache_create(); NULL = the fastest one */
-  const ClattnStepOptions* step_options; /* limits of a step, num_blocks is not read; or NULL */
-  const ClattnQueue* queue;              /* of all its work; NULL = one of its own */
+  const ClattnStepOptions* step_options; /* limits of a step (its num_blocks is ignored), or NULL */
+  const ClattnQueue* queue;              /* on which all its work runs; NULL = one of its own */
   ClattnProgress progress;               /* called while layers are made, which compiles; or NULL */
   void* progress_user;                   /* its `user` */
 } ClattnSessionConfig;
 
-/* Allocates the caches, zeroes them (blocks) and compiles what the layers need. */
+/* Allocates the caches, zeroes them (waits for that) and compiles the layers' kernels. */
 CLATTN_C_API ClattnResult clattn_session_create(const ClattnContext* context,
                                                 const ClattnSessionConfig* config,
                                                 ClattnSession** session);
 CLATTN_C_API void clattn_session_destroy(ClattnSession* session);
 /* A handle of its queue, to be destroyed like any other. */
 CLATTN_C_API ClattnResult clattn_session_queue(const ClattnSession* session, ClattnQueue** queue);
-/* As clattn_warm_up() of all layers. Before the first request also the copy of blocks that forks
-   lead to. */
+/* clattn_warm_up() for all layers. Called before the first request, it warms up the copying of
+   blocks, which forks need, as well. */
 CLATTN_C_API ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progress,
                                                  void* user);
 /* As clattn_layer_explain() and clattn_layer_load_kv_scales() of layer 0 ... num_layers - 1. */
@@ -55,14 +55,14 @@ typedef struct ClattnSessionInfo {
   int32_t num_layers;
   int32_t block_size; /* tokens */
   int32_t num_blocks;
-  int32_t num_free_blocks; /* those with content that can be found included */
+  int32_t num_free_blocks; /* cached blocks that no request holds included */
   int32_t reserved;
 } ClattnSessionInfo;
 CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
                                               ClattnSessionInfo* info);
 
-/* A request with the token ids of its prompt, at least one; `id` becomes its number. It holds the
-   published blocks with the prompt's beginning. Only requests of one salt share blocks: token ids
+/* Adds a request with the token ids of its prompt, at least one; `id` becomes its number. It holds
+   the cached blocks with the prompt's beginning. Only requests of one salt share blocks: token ids
    and salt have to determine keys and values. */
 CLATTN_C_API ClattnResult clattn_session_add(ClattnSession* session, const int32_t* prompt,
                                              size_t num_tokens, uint64_t cache_salt, int64_t* id);
@@ -73,7 +73,8 @@ CLATTN_C_API ClattnResult clattn_session_evict(ClattnSession* session, int64_t i
 /* Ends the request; its blocks become free. */
 CLATTN_C_API ClattnResult clattn_session_finish(ClattnSession* session, int64_t id);
 
-/* The arrays are the session's, valid until its next call that is not an _info. */
+/* The session owns the arrays. They are valid until its next call other than
+   clattn_session_info() and clattn_session_request_info(). */
 typedef struct ClattnRequestInfo {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -103,14 +104,15 @@ typedef struct ClattnStepRows {
   int32_t reserved;
   const int32_t* token_ids;       /* [num_tokens]: whose query, key and value to compute */
   const int32_t* positions;       /* [num_tokens], in their request, for rotary embeddings */
-  const int32_t* query_start_loc; /* [num_requests + 1]: the row before [i + 1] is request i's last,
-                                     whose logits give its next token */
+  const int32_t* query_start_loc; /* [num_requests + 1]: request i has rows [i] ... [i + 1] - 1; the
+                                     logits of the last of them give its next token */
   const int32_t* seq_lens;        /* [num_requests]: tokens computed after the step */
 } ClattnStepRows;
-/* Begins a step, in which every layer is attended once: adds the new tokens, finds blocks, uploads
-   the step's metadata. Requests may stand in any order, each once and with a token to compute. A
-   step whose layers were not all attended is given up first, so whatever failed, the same call
-   begins it again. CLATTN_ERROR_OUT_OF_BLOCKS: evict or finish a request. */
+/* Begins a step, in which clattn_session_attend() is called once for every layer: adds the new
+   tokens, allocates blocks, uploads the step's metadata. Requests may stand in any order, each once
+   and with at least one token to compute. A former step in which some layer was not attended is
+   given up first, so after any failure the same call begins the step again.
+   CLATTN_ERROR_OUT_OF_BLOCKS: evict or finish a request. */
 CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
                                               const ClattnStepRequest* requests,
                                               size_t num_requests, ClattnStepRows* rows);

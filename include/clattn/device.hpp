@@ -62,7 +62,7 @@ struct DeviceCapabilities {
                                                ///< products of matrices were seen to be right
   std::vector<std::string> wrong_matrix_units =
       {};  ///< those that the driver builds, but that compute something else: not used
-  bool flushes_f16 = false;  ///< products of matrix_units take f16 below 2^-14 as 0 (AMD's MI200)
+  bool flushes_f16 = false;  ///< products of matrix_units treat f16 below 2^-14 as 0 (AMD MI200)
   bool long_loops = true;    ///< a work-item's loops run to their end, even if long
   int wave_size = 0;  ///< lanes that a sub-group (or a PTX warp) was seen to have, 0 = none found
   int ptx_arch = 0;   ///< compute capability as in sm_NN, where the driver tells it; else 0

@@ -138,7 +138,7 @@ struct KVCache {
   /// (real = stored * factor), one per tensor or per KV head. Empty = 1, except that int8 requires
   /// factors: with 1 it could hold whole numbers only.
   Buffer scales;
-  bool scales_per_head = false;  ///< num_kv_heads factors of each, not one
+  bool scales_per_head = false;  ///< num_kv_heads factors for K and as many for V, not one each
 
   bool keys_by_dim() const { return key_dim_stride != 1; }
   /// The buffer's element that holds element (block, token, head, dim) of V.
@@ -218,8 +218,8 @@ struct PackedKVCache {
   std::int32_t block_size = 0;  ///< tokens, a page
   std::int32_t num_kv_heads = 0;
   std::int32_t head_size = 0;
-  Buffer scales = {};  ///< as KVCache's
-  bool scales_per_head = false;
+  Buffer scales = {};             ///< as KVCache's
+  bool scales_per_head = false;   ///< as KVCache's
   std::int64_t key_offset = 0;    ///< elements before the keys; attention wants multiples of 8
   std::int64_t value_offset = 0;  ///< of the values, as key_offset
 

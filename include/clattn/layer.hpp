@@ -69,7 +69,7 @@ struct AttentionOptions {
   float logits_soft_cap = 0;  ///< 0 = none
   /// Keys seen, the own one included; 0 = all; nullopt = the cache configuration's window.
   std::optional<std::int32_t> per_layer_sliding_window = std::nullopt;
-  bool use_mla = false;     ///< multi-head latent attention: forward() has its shapes
+  bool use_mla = false;     ///< multi-head latent attention: shapes at forward()
   std::string prefix = {};  ///< the layer's name, unique in its registry
   AttentionType attn_type = AttentionType::kDecoder;
   std::string kv_sharing_target_layer_name = {};  ///< attend to that layer's cache; empty = own one

@@ -41,7 +41,7 @@ struct CommonAttentionMetadata {
   /// is filled up to it (vLLM: cuda_graph_pad_size). 0 = graph_batch_size.
   std::int32_t graph_pad_size = 0;
 
-  /// `causal`, or what it stands for in layers of this type.
+  /// `causal`, or the default of layers of this type.
   bool is_causal(AttentionType attn_type = AttentionType::kDecoder) const {
     return causal.value_or(attn_type == AttentionType::kDecoder);
   }
@@ -71,7 +71,7 @@ struct BatchLimits {
       -1;  ///< of the cache: block ids and slots are checked against it; -1 = unknown
 };
 
-/// Where the keys of a query tile are cut.
+/// How the keys of a query tile are split.
 enum class SplitPolicy : std::uint8_t {
   kBalanced,       ///< equal work per item for this batch
   kDeterministic,  ///< cuts depend on the position alone: a request's bits do not depend on its

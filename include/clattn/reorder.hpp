@@ -40,7 +40,7 @@ std::int32_t reorder_batch_threshold(std::int32_t num_speculative_tokens,
 
 /// What split_decodes_and_prefills() takes beyond the batch.
 struct SplitOptions {
-  std::int32_t decode_threshold = 1;  ///< most query tokens of a decode
+  std::int32_t decode_threshold = 1;  ///< most query tokens of a request that counts as a decode
   /// All decodes have the first request's query length: the first that differs begins the
   /// prefills. A batch of that one length and of empty rows (padding of a captured batch) is all
   /// decodes. Tokens past query_start_loc.back() are padding too if the batch ends with rows

@@ -35,7 +35,8 @@ struct SessionConfig {
   /// nullopt: get_kv_cache_layout(), else the fastest one that the layers take.
   std::optional<KVCacheLayout> layout = std::nullopt;
   /// Called while the layers are made, which compiles their kernels: before the first and after
-  /// each, with the layers done so far and their number. Not kept; what it throws ends the making.
+  /// each, with the layers done so far and their number. Not kept; an exception that it throws ends
+  /// the construction.
   std::function<void(std::int32_t done, std::int32_t total)> progress = {};
   /// Limits of a step (num_blocks is the session's own), splits; graph_batch_size must be 0.
   BuilderOptions builder = {};
