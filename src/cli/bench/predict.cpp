@@ -88,7 +88,7 @@ void print_predictions(const Card& card, const std::vector<BenchShape>& shapes) 
       card.title, card.gbs, card.tflops);
   const double in_flight = decode_in_flight(card, built_in_loops());
   if (in_flight > 0)
-    fmt::print("decode keeps at least {:.1f} times the bytes in flight that memory asks for\n",
+    fmt::print("decode keeps at least {:.1f} times as many bytes in flight as memory needs\n",
                in_flight);
   fmt::print("\n{:44} {:>12} {:>12} {:>17}  {}\n", "model/suite/batch", "floor us", "predicted us",
              "floor's share, of", "kernels");

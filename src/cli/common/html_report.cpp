@@ -160,10 +160,10 @@ const card = (value, text) => {
   element(box, "b", {}, value);
   box.append(text);
 };
-card(format(tokens.decode_per_s), "tokens decoded a second");
-card(format(tokens.prefill_per_s), "tokens prefilled a second");
-card(percent(achieved.decode_steps_share_of_read), "of what reading reaches, in decode steps");
-card(`${verify.rows - verify.failed_rows} of ${verify.rows}`, "checked rows right");
+card(format(tokens.decode_per_s), "tokens decoded per second");
+card(format(tokens.prefill_per_s), "tokens prefilled per second");
+card(percent(achieved.decode_steps_share_of_read), "of the read ceiling, in decode steps");
+card(`${verify.rows - verify.failed_rows} of ${verify.rows}`, "checked rows are right");
 table(page, null, [
   ["device", `${device.name}, driver ${device.driver}, ${device.platform}`],
   ["trace", report.trace],

@@ -213,7 +213,7 @@ void add_fuzz_command(CLI::App& app) {
       ->check(CLI::IsMember(families));
   command->add_option("--most-tokens", draw.most_tokens, "Keys of a batch, all requests together")
       ->check(number_in(1, 1 << 20));
-  command->add_option("--calls", draw.layer_calls, "Calls of each layer")
+  command->add_option("--calls", draw.layer_calls, "Calls in a row on the same layer")
       ->check(number_in(std::uint64_t{1}, std::uint64_t{1} << 20U));
   command->add_option("--out", options->out, "Folder of the cases that failed");
   command->add_flag("--write-all", options->write_all, "Write the cases that passed, too");
