@@ -30,7 +30,7 @@ class Model:
     config: str
     fields: dict[str, Any]
     engine: dict[str, Any] = field(default_factory=dict)
-    #: False: it is only compared by errors, because vLLM rounds otherwise or gives no tokens.
+    #: False: it is only compared by errors, because vLLM rounds differently or gives no tokens.
     tokens: bool = True
     #: vLLM neither cuts its prompts nor keeps their prefixes.
     whole_prompts: bool = False

@@ -3,8 +3,8 @@
 
 Two engines, each with as many threads as there are cores, take turns on the same requests: a step
 that prefills all prompts, then steps that decode a token of each. The weights are random, of the
-shape of Qwen 3 0.6B with fewer layers and words. Processor time is told as well, because it says
-more where other programs run on the same cores.
+shape of Qwen 3 0.6B with fewer layers and a smaller vocabulary. Processor time is printed as well,
+because it says more where other programs run on the same cores.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def rounds(given: argparse.Namespace) -> None:
     from vllm import LLM, SamplingParams
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM's log may not stand between them
+    os.dup2(2, 1)  # vLLM's log must not come between the lines
     length = given.prompt + given.new
     llm = LLM(
         model=given.folder,
@@ -163,7 +163,7 @@ def run(given: argparse.Namespace) -> None:
     for name, title in zip(ENGINES, ("vLLM's own", "CLAttn"), strict=True):
         first = next(iter(told[name][0]["tokens"].values()))
         print(f"{title}: tokens {first[:12]} ...")
-    # The first turn is for caches and clocks.
+    # The first turn, which fills caches and raises clocks, does not count.
     table(given, {name: turns[1:] for name, turns in told.items()})
     print(f"\n{given.requests} requests of {given.prompt} tokens, {threads} threads, bf16")
 

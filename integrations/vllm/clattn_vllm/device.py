@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import clattn
 
-#: How many threads drivers for CPUs use: PoCL's to 4, PoCL's since, and Intel's.
+#: Variables that set a CPU driver's number of threads: PoCL's up to 4, PoCL's since, Intel's.
 THREAD_VARIABLES = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT", "DPCPP_CPU_NUM_CUS")
 _CORES = r"(\d+(?:[ ,]\d+)*)"
 #: Where vLLM says to which cores OpenMP binds a worker's threads, each in its own syntax.
@@ -40,8 +40,9 @@ def bound_cores(environment: Mapping[str, str] = os.environ) -> set[int]:
 
 @contextlib.contextmanager
 def threads_on(cores: set[int]) -> Iterator[None]:
-    """The driver's threads get a core each: OpenMP binds the thread that starts them to its first.
+    """Starts the driver's threads on these cores.
 
+    OpenMP has bound the calling thread to one of them, and new threads inherit that.
     Without this, workers that share a machine would each use all of it, or one core of their own.
     """
     if not cores:
@@ -59,7 +60,7 @@ def threads_on(cores: set[int]) -> Iterator[None]:
 
 @functools.cache
 def device() -> Device:
-    """Opened by the first layer, so behind any fork of vLLM's processes.
+    """Opened by the first layer, so after any fork of vLLM's processes.
 
     The cache and all tensors are memory of the host, so the device is a CPU unless CLATTN_DEVICE
     names another one.
