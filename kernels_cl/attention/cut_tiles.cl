@@ -8,8 +8,8 @@
      slot[t] = page of q_pos + t, times page_size, plus the place in it
 
    A length below the request's query tokens or above its bound is noted in `errors`; such a request
-   attends to nothing, and its slots are -1. So it is with a row that advance_step left out, which
-   has noted why.
+   attends to nothing, and its slots are -1. The same holds for a row that advance_step left out; it
+   has already noted the error.
 
    macro         unit        legal values
    CLA_WG_SIZE   work-items  >= 1

@@ -7,10 +7,10 @@
 
    One work-group serves one work item for one KV head: BLOCK_ROWS rows against tiles of BLOCK_KV
    keys. A warp owns TILE_ROWS rows and keeps their queries, scores and accumulator in registers.
-   Keys and values pass through registers, too, on their way to local memory: there is one stage of
-   them there, so that several groups share a compute unit, and while one group waits at a barrier,
-   or works on its softmax, another one multiplies. Waves that multiply issue first, which keeps the
-   groups a phase apart; inside a phase the source gives the order of loads and products.
+   Keys and values pass through registers, too, on their way to local memory, which holds one tile
+   of each, so that several groups fit on a compute unit: while one waits at a barrier or computes
+   its softmax, another one multiplies. Waves that multiply issue first, which keeps the groups a
+   phase apart; inside a phase the source gives the order of loads and products.
 
      for each tile of keys up to the last one that any row sees
        store K, and V transposed, to local memory     (8-bit types are converted here)

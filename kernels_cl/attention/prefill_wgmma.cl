@@ -43,7 +43,7 @@
 #include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
-/* Of each work-item; together 64 Ki, which is what a multiprocessor has. */
+/* Registers of a work-item. Together at most 64 Ki, what a multiprocessor has. */
 #if CLA_CONSUMERS <= 2
 #define CLA_PRODUCER_REGISTERS 40
 #define CLA_CONSUMER_REGISTERS 232

@@ -79,7 +79,7 @@ std::vector<std::int32_t> lengths_of(const Queue& queue, const BatchRecord& batc
                                std::ssize(batch.seq_lens));
 }
 
-/// Lengths, and beside those that only the device knows their bounds.
+/// The lengths and, if only the device knows them, their bounds.
 void add_lengths(const CaseWriter& writer, const Queue& queue, const BatchRecord& batch) {
   add_indices(writer, "seq_lens", lengths_of(queue, batch));
   if (batch.device_lens.buffer != nullptr) add_indices(writer, "seq_len_bounds", batch.seq_lens);

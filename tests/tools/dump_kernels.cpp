@@ -1,8 +1,8 @@
 // clattn_dump_kernels OUT_DIR: writes what the library would hand to a driver, for offline
 // compilers and lint. For every variant and a covering set of shapes: NAME.cl (flattened source),
-// NAME.options (one line), NAME.kind
-// ("cpu", "gpu", or "amd" and the chips that have the variant's matrix unit) and NAME.traits (its
-// role, the query rows of a work item, the keys that a group processes at once, the unit's lanes).
+// NAME.options (one line), NAME.kind ("cpu", "gpu", or "amd" and the chips that have the variant's
+// matrix unit) and NAME.traits (its role, the query rows of a work item, the keys that a group
+// processes at once, the unit's lanes).
 
 #include <fmt/format.h>
 

@@ -81,7 +81,7 @@ struct AttentionCall : BatchArrays {
 /// and the cache (num_blocks = -1: of any size).
 void validate_call(const AttentionCall& call, std::int64_t num_blocks);
 
-/// Throws kInvalidArgument unless each bound is one of its length and within `most` tokens, those
+/// Throws kInvalidArgument unless each bound is at least its length and at most `most`, the tokens
 /// that the block table has room for.
 void validate_bounds(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> bounds,
                      std::int64_t most);

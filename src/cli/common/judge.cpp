@@ -44,8 +44,9 @@ void bound_cascade(const AttentionCall& call, oracle::AttentionResult& truth) {
   }
 }
 
-/// Adds what matrix units leave out that take f16 below 2^-14 as 0: queries, weights, and elements
-/// of caches that are f16 in products without being scaled up. Each real one is stored * scale.
+/// Adds to the bounds what is lost on matrix units that treat f16 below 2^-14 as 0: queries,
+/// weights, and elements of caches that are multiplied as f16 without being scaled up, each as
+/// stored * scale.
 void bound_flushes(const AttentionCall& call, oracle::AttentionResult& truth) {
   constexpr double kSmallest = 0x1p-14;
   // Weights just below it are rounded up, and a kernel's own are off by their logits' rounding.

@@ -20,7 +20,8 @@ namespace {
 
 using nlohmann::json;
 
-/// An mla_decode case: one query token a request. Those that no plan has keys for are left out.
+/// An mla_decode case: one query token a request. Requests that are planned without keys are
+/// left out.
 struct MLACase {
   MLACall call;
   BatchArrays batch;

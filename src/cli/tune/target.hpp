@@ -18,7 +18,7 @@ namespace clattn::cli {
 struct TuneTarget {
   std::string name;  ///< "decode, 4 heads a KV head of 128, f16/f16"
   TuningRow key;     ///< device, role, shape
-  /// What plans count with meanwhile, before the shipped rows.
+  /// Costs to plan with during the search; they come before the shipped rows.
   std::vector<CostRow> costs{};
   /// What the role launches; nothing where it has no kernel for the shape.
   std::function<std::optional<KernelInfo>()> kernel;

@@ -10,14 +10,15 @@ namespace clattn::detail {
 /// Throws what update_seq_lens() would throw for these arguments; enqueues nothing.
 void check_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                            const DeviceLengths& lengths, const DeviceErrors& errors);
-/// Who wrote the lengths. advance_step() has left out the rows to which it gave no slot: they
-/// attend to nothing. An application may well attend without storing.
+/// Who wrote the lengths. A row without a slot attends to nothing if advance_step() wrote them,
+/// since it left that row out; an application's row may attend without storing.
 enum class LengthsFrom : std::uint8_t { kApplication, kAdvanceStep };
-/// update_seq_lens() for what has passed the check.
+/// update_seq_lens() for arguments that have passed check_update_seq_lens().
 void enqueue_update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
                              const DeviceLengths& lengths, const DeviceErrors& errors, Event* event,
                              LengthsFrom from);
-/// Launches the kernel of these over nothing and waits (AttentionMetadataBuilder::warm_up()).
+/// Launches update_seq_lens()'s kernel once without work and waits
+/// (AttentionMetadataBuilder::warm_up()).
 void warm_up_seq_lens(cl_command_queue queue, const AttentionKernels& kernels,
                       const PlannerConfig& planner, const std::shared_ptr<KernelPool>& cut_tiles);
 
