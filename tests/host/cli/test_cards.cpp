@@ -180,6 +180,33 @@ TEST(Cards, LatentLayersArePredicted) {
   EXPECT_LE(gbs, 0.9 * card.gbs);
 }
 
+// Shapes that no latent layer has, the first of which would divide by a rank of 0.
+TEST(Cards, LatentLayersOfOtherShapesAreRefused) {
+  clattn::AttentionConfig config{.num_heads = 64,
+                                 .num_kv_heads = 1,
+                                 .head_size = 64,
+                                 .dtype = DType::kF16,
+                                 .use_mla = true,
+                                 .rope_dim = 64};
+  const std::vector<std::int32_t> starts = {0, 1}, lengths = {8};
+  const clattn::CommonAttentionMetadata batch{
+      .query_start_loc = starts, .seq_lens = lengths, .num_reqs = 1, .num_actual_tokens = 1};
+  const std::vector<Card> cards = all_cards();
+  const auto refusal = [&] {
+    return test::error_text(
+        [&] { predicted_launches(config, card_named(cards, "mi300x").capabilities(), {}, batch); });
+  };
+  EXPECT_EQ(refusal(), "head_size is 64, supported: more than rope_dim (64)");
+  config.head_size = 576;
+  config.num_kv_heads = 2;
+  EXPECT_EQ(refusal(), "num_kv_heads is 2, supported: 1");
+  config.num_kv_heads = 1;
+  config.rope_dim = 60;
+  EXPECT_EQ(refusal(),
+            "kv_lora_rank is 516, supported: 16 … 512 in steps of 16; rope_dim is 60, supported: 8 "
+            "… 64 in steps of 8");
+}
+
 // A tuning file holds what predictions say of a card until something was measured on it.
 TEST(Cards, MeasuredCostsComeBeforePredictedOnes) {
   const std::vector<Card> cards = all_cards();
