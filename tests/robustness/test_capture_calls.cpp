@@ -14,11 +14,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "robustness/attention_model.hpp"
 #include "robustness/capture.hpp"
+#include "support/error_text.hpp"
 
 namespace {
 
@@ -79,7 +81,8 @@ class CaptureOfCalls : public CaptureInProcess {
     const RunCase again(RunCase::InPlace{}, newest());
     EXPECT_EQ(again.array<float>("out"), floats_in(queue_, out)) << what;
   }
-  /// Runs steps of kDecode with lengths below these bounds, one of which the device refuses.
+  /// Runs steps of kDecode, whose lengths are the bounds, with other lengths. A request that the
+  /// device refuses attends to nothing, another one to something.
   template <typename MakeBuilder, typename Forward>
   void expect_again_by_bounds(const clattn::Buffer& out, const MakeBuilder& make_builder,
                               const Forward& forward) {
@@ -91,12 +94,46 @@ class CaptureOfCalls : public CaptureInProcess {
       const auto builder = make_builder(options);
       const clattn::AttentionMetadata& metadata = builder->build(queue_, bounds.batch());
       clattn::DeviceErrors errors(*context_, queue_);
-      for (const auto& lens :
-           std::vector<std::vector<std::int32_t>>{{1100, 3}, {1500, 699}, {1501, 699}, {1100, 0}}) {
-        const clattn::Buffer device_lens = upload(*context_, queue_, lens);
+      for (const GivenLengths& given : kGivenLengths) {
+        const std::string what =
+            fmt::format("lengths {} on the device", fmt::join(given.lens, ", "));
+        const clattn::Buffer device_lens = upload(*context_, queue_, given.lens);
         clattn::update_seq_lens(queue_, metadata, {device_lens}, errors);
         forward(metadata);
-        expect_again(out, fmt::format("lengths {} on the device", fmt::join(lens, ", ")));
+        EXPECT_EQ(test::error_text([&] { errors.check(queue_); }), given.error) << what;
+        expect_rows(floats_in(queue_, out), given.refused);
+        expect_again(out, what);
+      }
+    }
+  }
+
+ private:
+  struct GivenLengths {
+    std::vector<std::int32_t> lens;
+    int refused;  // a request, or none: -1
+    std::string error;
+  };
+  inline static const std::vector<GivenLengths> kGivenLengths = {
+      {{1100, 3}, -1, "no error"},
+      {{1500, 699}, -1, "no error"},
+      {{1501, 699},
+       0,
+       "update_seq_lens: request 0 was left out: its seq_len is more than the bound that the step "
+       "was planned with"},
+      {{1100, 0},
+       1,
+       "update_seq_lens: request 1 was left out: its seq_len is less than its query tokens"}};
+
+  /// Of two requests: zeroes of the refused one, other numbers of the others.
+  static void expect_rows(const std::vector<float>& out, int refused) {
+    const auto is_zero = [](float value) { return value == 0; };
+    for (int request = 0; request < 2; ++request) {
+      const auto row = std::span(out).subspan(out.size() / 2 * static_cast<std::size_t>(request),
+                                              out.size() / 2);
+      if (request == refused) {
+        EXPECT_TRUE(std::ranges::all_of(row, is_zero)) << "request " << request;
+      } else {
+        EXPECT_TRUE(std::ranges::none_of(row, is_zero)) << "request " << request;
       }
     }
   }

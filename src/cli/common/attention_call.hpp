@@ -86,9 +86,10 @@ void validate_call(const AttentionCall& call, std::int64_t num_blocks);
 void validate_bounds(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> bounds,
                      std::int64_t most);
 
-/// Gives the device the lengths of a step that was planned by bounds.
-void give_lengths(const Context& context, const Queue& queue,
-                  std::span<const std::int32_t> seq_lens, const AttentionMetadata& metadata);
+/// Gives the device the batch's lengths for a step that was planned by bounds. Throws if it refuses
+/// one, unless it is to refuse a request: one with query tokens and a length of 0.
+void give_lengths(const Context& context, const Queue& queue, const CommonAttentionMetadata& batch,
+                  const AttentionMetadata& metadata);
 
 /// The role of launches that merge a cascade's levels.
 inline constexpr std::string_view kCascadeRole = "cascade";

@@ -125,11 +125,16 @@ std::vector<float> floats_of(const std::vector<std::byte>& bytes) {
 
 }  // namespace
 
-void give_lengths(const Context& context, const Queue& queue,
-                  std::span<const std::int32_t> seq_lens, const AttentionMetadata& metadata) {
+void give_lengths(const Context& context, const Queue& queue, const CommonAttentionMetadata& batch,
+                  const AttentionMetadata& metadata) {
   DeviceErrors errors(context, queue);
-  update_seq_lens(queue, metadata, {upload(context, queue, seq_lens)}, errors);
-  if (std::ranges::count(seq_lens, 0) == 0) errors.check(queue);  // else one is to be refused
+  update_seq_lens(queue, metadata, {upload(context, queue, batch.seq_lens)}, errors);
+  bool refuses = false;  // a request, as the call means it to
+  for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
+    const bool has_queries = batch.query_start_loc[r + 1] > batch.query_start_loc[r];
+    refuses = refuses || (has_queries && batch.seq_lens[r] == 0);
+  }
+  if (!refuses) errors.check(queue);
 }
 
 CallOutputs::CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size,
@@ -205,7 +210,7 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   const AttentionMetadata& metadata = layer.build(*builder, queue, call, &upload_event);
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.seq_lens, metadata);
+  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch(), metadata);
   const bool stores = !call.key.empty() && !call.config.contiguous_kv();
   if (stores) {
     layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},

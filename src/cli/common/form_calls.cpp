@@ -137,7 +137,7 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall&
       builder->build(queue, planned, nullptr, {.fast_build = call.plan.fast_build});
   AttentionOutcome outcome;
   if (call.batch.num_actual_tokens == 0) return outcome;
-  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch.seq_lens, metadata);
+  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch, metadata);
   const MLACache cache = upload_rows(*context, queue, call);
   const Buffer query = upload(*context, queue, call.query);
   const std::size_t rows = static_cast<std::size_t>(call.batch.num_actual_tokens) *
