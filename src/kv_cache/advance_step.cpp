@@ -6,6 +6,7 @@
 #include "capture/capture.hpp"
 #include "kernels/launch/add_results.hpp"
 #include "kernels/launch/update_seq_lens.hpp"
+#include "kernels/step/paged_step.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/copy.hpp"
 #include "shared/device_errors.h"
@@ -108,6 +109,14 @@ Event* last_event(const AdvanceStep& step, Event* event) {
 void check_metadata(cl_command_queue queue, const AdvanceStep& step, const DeviceErrors& errors) {
   if (step.metadata == nullptr) return;
   detail::check_update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors);
+  // The slots of rows are read by query token.
+  const std::int32_t tokens = step.metadata->num_actual_tokens();
+  const std::span<const std::int32_t> starts = step.metadata->step()->batch.query_start_loc;
+  const bool idle_first = to_size(tokens) < starts.size() && starts[to_size(tokens)] != tokens;
+  throw_invalid_if(step.metadata->max_query_len() > 1 || tokens > step.num_seqs || idle_first,
+                   "advance_step: metadata: its requests are not the rows, legal: a query token of "
+                   "each of the first up to {} rows, none of others",
+                   step.num_seqs);
 }
 
 /// What follows the rows: their lengths in the metadata of the next step.

@@ -329,6 +329,28 @@ TEST(DeviceLengthSteps, ARefusedAdvanceMovesNoRow) {
   EXPECT_EQ(download<std::int32_t>(twin.queue, advance.seq_lens), lens);
 }
 
+// Slots are of rows, but read by query token: those of other batches would go to other requests.
+TEST(DeviceLengthSteps, AnAdvanceOfOtherBatchesIsRefused) {
+  const auto& context = all_contexts().at(0);
+  const std::vector<std::int32_t> lens = {50, 60, 70}, bounds = {51, 61, 71}, legal = {0, 1, 2, 2};
+  for (const auto& starts :
+       {legal, {0, 1, 3, 3}, {0, 2, 2, 2}, std::vector<std::int32_t>{0, 0, 1, 2}}) {
+    Twin twin(context, 3);
+    twin.starts = starts;
+    const auto builder = twin.builder(context, true);
+    clattn::AdvanceStep advance = advance_of(twin, lens, 0);
+    advance.metadata = &builder->build(twin.queue, twin.batch(bounds));
+    clattn::DeviceErrors errors(*context, twin.queue);
+    EXPECT_EQ(
+        error_text([&] { clattn::advance_step_flashattn(*context, twin.queue, advance, errors); }),
+        starts == legal ? "no error"
+                        : "advance_step: metadata: its requests are not the rows, legal: a query "
+                          "token of each of the first up to 3 rows, none of others");
+    EXPECT_EQ(download<std::int32_t>(twin.queue, advance.seq_lens),
+              starts == legal ? bounds : lens);
+  }
+}
+
 TEST(DeviceLengthSteps, WhatNeedsThemOnTheHostIsRefused) {
   const auto& context = all_contexts().at(0);
   const Twin twin(context, 3);
