@@ -69,6 +69,7 @@ TEST_P(BuildFailures, WhatIsNotTheCompilersIsTriedAgain) {
 TEST_P(BuildFailures, WhatIsNotTheCompilersIsTriedAgainBehindMarksToo) {
   write_kernel("probe.cl", std::string(kProbe) + std::string(kPtxMark) + "none\n");
   const auto runtime = make_runtime();
+  const test::SpillingKernels gpus("", 0, 0);  // marks count on GPUs alone
   const auto failure = [&](cl_int status, const std::string& step) {
     const FailingBuilds failing(status, step, 1);
     return error_text([&] { run_probe(*runtime, "clattn_probe_add", step); }, ErrorCode::kOpenCL);
