@@ -178,7 +178,7 @@ class AttentionMetadataBuilder {
   virtual std::int32_t decode_threshold() const noexcept = 0;
   /// Launches the kernel of update_seq_lens() once without work and waits, so that no later call
   /// has to wait for the compiler; does nothing without BuilderOptions::device_seq_lens. The
-  /// layer's own kernels are AttentionImpl::warm_up()'s. Throws kUnsupported for a queue that is
+  /// layer's kernels are AttentionImpl::warm_up()'s part. Throws kUnsupported for a queue that is
   /// being recorded.
   virtual void warm_up(cl_command_queue) {}
   /// From the next build() on, partial results go to `workspace`, as with

@@ -3,8 +3,8 @@
 
 /* CLAttn's C API, in C99: devices, contexts, queues and buffers, attention layers, their paged KV
    caches, and steps. clattn_session.h adds sessions, clattn_graph.h recorded steps and cascades.
-   docs/howto.md has a program. What a call computes, and which values are legal,
-   is described at the C++ function of nearly the same name (clattn/layer.hpp, clattn/attention.hpp,
+   docs/howto.md has a program. What a call computes, and which values are legal, is described at
+   the C++ function of nearly the same name (clattn/layer.hpp, clattn/attention.hpp,
    clattn/kv_cache.hpp).
 
    Every function that can fail returns a ClattnResult. Where it is not CLATTN_SUCCESS, nothing was

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/choose/latent_config.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/paged_step.hpp"
@@ -18,17 +19,6 @@
 namespace clattn::detail {
 
 namespace {
-
-MLAConfig mla_config(const AttentionConfig& config) {
-  return {.num_heads = config.num_heads,
-          .kv_lora_rank = config.output_head_size(),
-          .rope_dim = config.rope_dim,
-          .block_size = config.block_size,
-          .dtype = config.dtype,
-          .kv_cache_dtype = config.kv_cache_dtype,
-          .scale = config.scale,
-          .kernel_family = config.kernel_family};
-}
 
 /// MLAImpl and concat_and_cache_mla() behind the calls that all layers make.
 class LatentImpl final : public AttentionImpl {
@@ -137,23 +127,6 @@ class LatentImpl final : public AttentionImpl {
   OpKernel concat_;
 };
 
-/// What other layers may ask for and latent attention does not compute.
-void append_option_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  const std::pair<bool, std::string_view> options[] = {
-      {config.attn_type != AttentionType::kDecoder, "MLA is not supported for encoders"},
-      {config.sliding_window != 0, "MLA is not supported for sliding window"},
-      {config.attention_chunk_size != 0, "MLA is not supported for chunked-local attention"},
-      {config.logits_soft_cap != 0, "MLA is not supported for logits_soft_cap"},
-      {!config.alibi_slopes.empty(), "MLA is not supported for alibi_slopes"},
-      {!config.sinks.empty(), "MLA is not supported for sinks"},
-      {config.custom_mask, "MLA is not supported for custom_mask"},
-      {config.output_fp8, "MLA is not supported for output_fp8"},
-  };
-  for (const auto& [wanted, reason] : options) {
-    if (wanted) reasons.emplace_back(reason);
-  }
-}
-
 /// Pages of latent rows, (num_blocks, block_size, kv_lora_rank + rope_dim), which are K and, but
 /// for their rotary part, V of every query head.
 class MLABackend final : public AttentionBackend {
@@ -168,21 +141,7 @@ class MLABackend final : public AttentionBackend {
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
     if (!config.use_mla) return {"non-MLA not supported"};
     std::vector<std::string> reasons;
-    if (config.num_kv_heads != 1) {
-      reasons.push_back(fmt::format("num_kv_heads is {}, supported: 1", config.num_kv_heads));
-    }
-    MLAConfig mla = mla_config(config);
-    const std::int32_t rank = mla.kv_lora_rank;
-    if (rank < kKVLoraRankStep || rank > kMaxKVLoraRank || rank % kKVLoraRankStep != 0) {
-      reasons.push_back(fmt::format(
-          "head_size {} not supported: rope_dim ({}) more than {} … {} in steps of {} are",
-          config.head_size, config.rope_dim, kKVLoraRankStep, kMaxKVLoraRank, kKVLoraRankStep));
-      mla.kv_lora_rank = kMaxKVLoraRank;  // its reason is told
-    }
-    const auto others = validate_mla_configuration(mla, capabilities);
-    reasons.insert(reasons.end(), others.begin(), others.end());
-    append_option_reasons(config, reasons);
-    append_engine_reasons(config, reasons);
+    append_latent_reasons(config, capabilities, reasons);
     return reasons;
   }
 

@@ -22,7 +22,7 @@ struct MLACall {
   PlanOptions plan;
   float kv_scale = 1;
   CommonAttentionMetadata batch;                      ///< over arrays of the caller's
-  std::span<const std::int32_t> seq_len_bounds = {};  ///< as AttentionCall's; so, too
+  std::span<const std::int32_t> seq_len_bounds = {};  ///< as in AttentionCall
   std::vector<std::byte> query;  // [tokens, num_heads, kv_lora_rank + rope_dim]
   std::vector<std::byte> cache;  // [num_blocks, block_size, kv_lora_rank + rope_dim]
   std::int64_t num_blocks = 0;

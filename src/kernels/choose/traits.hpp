@@ -103,6 +103,9 @@ struct KernelTraits {
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
   std::int32_t most_key_elements = 0;  ///< block_kv * head_size; 0 = any
   bool tensor_maps = false;            ///< describes the cache to the device's copy engine
+  /// NVIDIA's driver answers that its groups are too large, and they run: it divides registers by
+  /// what a work-item begins with, while warps hand them to each other.
+  bool misjudged_size = false;
 };
 
 /// A row KERNEL of units.inc.

@@ -354,10 +354,9 @@ bool fits_after_build(const Variant& variant, const KernelPool& pool,
   const std::uint64_t local_limit = capabilities.static_local_mem_bytes != 0
                                         ? capabilities.static_local_mem_bytes
                                         : capabilities.local_mem_bytes;
-  // NVIDIA's driver answers a power of two; its assembler has seen that the group fits. Of more
-  // than 384 work-items that move registers between warps it judges wrongly.
+  // NVIDIA's driver answers a power of two; its assembler has seen that the group fits.
   const bool size_fits =
-      (unit_of(variant.unit_id).needs == Needs::kWarpgroups && variant.work_group_size > 384) ||
+      variant.kernel().misjudged_size ||
       pool.work_group_size() >= std::bit_floor(static_cast<std::size_t>(variant.work_group_size));
   return pool.local_mem_bytes() <= local_limit && size_fits;
 }

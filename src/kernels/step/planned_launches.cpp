@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <clattn/attention.hpp>
-#include <clattn/mla.hpp>
 #include <clattn/tuning.hpp>
 #include <vector>
 
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
+#include "kernels/choose/latent_config.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "tuning/tuning_table.hpp"
 
@@ -82,27 +82,6 @@ std::vector<PlannedLaunch> launches_of(const MadePlan& plan) {
   return launches;
 }
 
-/// Reasons against the shape of a layer of latent attention.
-void append_latent_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  if (config.num_kv_heads != 1) {
-    reasons.push_back(fmt::format("num_kv_heads is {}, supported: 1", config.num_kv_heads));
-  }
-  if (config.rope_dim < 0 || config.head_size <= config.rope_dim) {
-    reasons.push_back(fmt::format("head_size is {}, supported: more than rope_dim ({})",
-                                  config.head_size, config.rope_dim));
-    return;
-  }
-  const MLAConfig latent = {.num_heads = config.num_heads,
-                            .kv_lora_rank = config.output_head_size(),
-                            .rope_dim = config.rope_dim,
-                            .block_size = config.block_size,
-                            .dtype = config.dtype,
-                            .kv_cache_dtype = config.kv_cache_dtype,
-                            .scale = config.scale};
-  const auto of_latent = validate_mla_configuration(latent, nullptr);
-  reasons.insert(reasons.end(), of_latent.begin(), of_latent.end());
-}
-
 }  // namespace
 
 std::vector<PlannedLaunch> planned_launches(const AttentionMetadata& metadata) {
@@ -118,10 +97,10 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
   detail::throw_unsupported_if(config.attn_type != AttentionType::kDecoder,
                                "only a decoder's attention is predicted");
   std::vector<std::string> reasons;
-  detail::append_config_reasons(config, reasons);
   if (config.use_mla) {
-    append_latent_reasons(config, reasons);
+    detail::append_latent_reasons(config, nullptr, reasons);
   } else {
+    detail::append_config_reasons(config, reasons);
     detail::append_head_size_reason(config.head_size, reasons);
   }
   for (const CostRow& row : costs) {

@@ -196,15 +196,19 @@ TEST(Cards, LatentLayersOfOtherShapesAreRefused) {
     return test::error_text(
         [&] { predicted_launches(config, card_named(cards, "mi300x").capabilities(), {}, batch); });
   };
-  EXPECT_EQ(refusal(), "head_size is 64, supported: more than rope_dim (64)");
+  EXPECT_EQ(refusal(),
+            "head_size 64 not supported: rope_dim (64) more than 16 … 512 in steps of 16 are");
   config.head_size = 576;
   config.num_kv_heads = 2;
   EXPECT_EQ(refusal(), "num_kv_heads is 2, supported: 1");
   config.num_kv_heads = 1;
   config.rope_dim = 60;
   EXPECT_EQ(refusal(),
-            "kv_lora_rank is 516, supported: 16 … 512 in steps of 16; rope_dim is 60, supported: 8 "
-            "… 64 in steps of 8");
+            "head_size 576 not supported: rope_dim (60) more than 16 … 512 in steps of 16 are; "
+            "rope_dim is 60, supported: 8 … 64 in steps of 8");
+  config.rope_dim = 64;
+  config.sliding_window = 1024;
+  EXPECT_EQ(refusal(), "MLA is not supported for sliding window");
 }
 
 // A tuning file holds what predictions say of a card until something was measured on it.
