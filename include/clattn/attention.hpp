@@ -62,8 +62,9 @@ struct BuilderOptions {
   bool disable_cascade_attn = false;
   /// The lengths of a step are known on the device alone: the seq_lens of a batch are upper bounds,
   /// whose pages its block table names, and update_seq_lens() (cache_ops.hpp) puts the lengths in
-  /// their place. Supported are decoders over pages, of latent rows too, without slot_mapping,
-  /// common_prefix_len and update_block_table(). Each upload has 56 bytes more per work item.
+  /// their place. Decoders over pages, of latent rows too, are supported, without
+  /// slot_mapping, common_prefix_len and update_block_table(). Each upload grows by 56 bytes per
+  /// work item.
   bool device_seq_lens = false;
 };
 
