@@ -4,7 +4,6 @@
 #include <clattn/attn_utils.hpp>
 #include <clattn/cascade.hpp>
 #include <clattn/graph.hpp>
-#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
@@ -96,24 +95,27 @@ void widen(AttentionConfig& plan, const AttentionConfig& layer) {
 /// layer does not have, where its driver spilled them; that layer's plan suits both.
 AttentionConfig shared_plan(std::vector<const Attention*> members, Context& context) {
   std::ranges::stable_sort(members, plans_for_more);
-  std::optional<AttentionConfig> likeliest;
-  for (const Attention* candidate : members) {
+  const auto widened = [&](const Attention* candidate) {
     AttentionConfig plan = candidate->config();
     for (const Attention* layer : members) widen(plan, layer->config());
-    if (!likeliest) likeliest = plan;
+    return plan;
+  };
+  for (const Attention* candidate : members) {
+    const AttentionConfig plan = widened(candidate);
     const bool suits = std::ranges::all_of(members, [&](const Attention* layer) {
       const auto* paged = dynamic_cast<const detail::PagedAttentionImpl*>(&layer->impl());
       return paged == nullptr || paged->runs_plan_of(context, plan);
     });
     if (suits) return plan;
   }
-  return *likeliest;
+  return widened(members.front());
 }
 
 /// The group's layers and, behind them, those that attend to the cache of one of them.
 std::vector<const Attention*> members_of(const KVCacheGroupSpec& group,
                                          const LayerRegistry& layers) {
   std::vector<const Attention*> members;
+  members.reserve(group.layer_names.size());
   for (const std::string& name : group.layer_names) members.push_back(&layer_of(layers, name));
   for (const Attention* layer : layers.layers()) {
     if (!layer->shares_kv_cache()) continue;
@@ -209,6 +211,7 @@ std::vector<AttentionGroup> init_attn_backend(const KVCacheConfig& config,
   BuilderOptions shared = options;
   if (shared.workspace == nullptr) shared.workspace = std::make_shared<AttentionWorkspace>();
   std::vector<AttentionGroup> groups;
+  groups.reserve(config.groups.size());
   for (const KVCacheGroupSpec& group : config.groups) {
     groups.push_back(make_group(group, layers, context, shared));
   }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <clattn/cascade.hpp>
 #include <limits>
 #include <optional>
@@ -155,7 +156,7 @@ void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const Cascad
     layer_of(impl, i).forward_checked(
         queue, tensors_of(i), cache, *metadata_[i],
         {.event = event, .launches = launches == nullptr ? nullptr : &of_level});
-    if (launches != nullptr) std::move(of_level.begin(), of_level.end(), back_inserter(*launches));
+    if (launches != nullptr) std::ranges::move(of_level, back_inserter(*launches));
     if (i > 0) merge_level(queue, merged, event, launches);
   }
 }

@@ -59,7 +59,7 @@ void KVScaleCalculator::calculate_once(cl_command_queue queue, const TensorRef& 
                                        const TensorRef& value, const TensorRef& query,
                                        const RowCounts& counts, const Buffer& scales) {
   if (state_ == State::kEnded) return;
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   if (state_ == State::kWanted) {
     enqueue(queue, {&key, &value, &query}, counts, scales, &found_);
     state_ = State::kEnqueued;

@@ -48,7 +48,7 @@ void require_whole(const std::string& path) {
   const std::uintmax_t size = std::filesystem::file_size(path, failure);
   if (failure || !read(header) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return;
   file.seekg(static_cast<std::streamoff>(header.e_phoff));
-  for (int i = 0; i < header.e_phnum; ++i) {
+  for (int i = 0; i < int{header.e_phnum}; ++i) {
     ElfW(Phdr) part{};
     const bool there = read(part);
     if (there && (part.p_type != PT_LOAD ||

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <vector>
 
@@ -64,8 +65,8 @@ ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) 
                            .token_stride = of.token_stride,
                            .head_stride = of.head_stride,
                            .key_dim_stride = of.key_dim_stride};
-    std::copy(of.shape.begin(), of.shape.end(), values.shape);
-    std::copy(of.strides.begin(), of.strides.end(), values.strides);
+    std::ranges::copy(of.shape, values.shape);
+    std::ranges::copy(of.strides, values.strides);
     clattn::c_api::fill(info, values, "info");
   });
 }
@@ -101,6 +102,7 @@ ClattnResult clattn_copy_blocks(const ClattnContext* context, const ClattnQueue*
     }
     elements(pairs, num_pairs, "pairs");
     std::vector<clattn::BlockPair> mapping;
+    mapping.reserve(num_pairs);
     for (std::size_t i = 0; i < num_pairs; ++i) {
       mapping.push_back({pairs[2 * i], pairs[2 * i + 1]});
     }

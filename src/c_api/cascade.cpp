@@ -23,8 +23,8 @@ struct ClattnCascadeLayer {
 namespace {
 
 /// The cache that was bound, with its scales.
-const clattn::KVCache& bound(const clattn::KVCache& cache) {
-  clattn::detail::throw_invalid_if(!cache.buffer,
+std::shared_ptr<const clattn::KVCache> bound(std::shared_ptr<const clattn::KVCache> cache) {
+  clattn::detail::throw_invalid_if(!cache->buffer,
                                    "layer: it has no cache, legal: after "
                                    "clattn_layer_bind_cache()");
   return cache;
@@ -80,7 +80,7 @@ ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* que
     const clattn::Attention& of = deref(layer, "layer").layer;
     const clattn::Queue& on = deref(queue, "queue").queue;
     const ClattnTensors& given = read(tensors, "tensors");
-    const clattn::KVCache& cache = bound(*of.shared_kv_cache());
+    const auto cache = bound(of.shared_kv_cache());
     const clattn::AttentionMetadata& metadata = clattn::c_api::metadata_of(step);
     clattn::Event* const event = clattn::c_api::event_of(given.event);
     if (of.shares_kv_cache()) {  // its target stores, as in forward()
@@ -88,7 +88,7 @@ ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* que
       return;
     }
     of.impl().write_kv_cache(on, clattn::c_api::tensor_of(given.key),
-                             clattn::c_api::tensor_of(given.value), cache, metadata, event);
+                             clattn::c_api::tensor_of(given.value), *cache, metadata, event);
   });
 }
 
@@ -100,7 +100,7 @@ ClattnResult clattn_cascade_forward(const ClattnCascade* cascade, const ClattnQu
     const clattn::Queue& on = deref(queue, "queue").queue;
     const ClattnCascadeLayer& layer = deref(cascade_layer, "cascade_layer");
     const ClattnTensors& given = read(tensors, "tensors");
-    of.cascade.forward(on, layer.impl, clattn::c_api::tensors_of(given), bound(*layer.cache),
+    of.cascade.forward(on, layer.impl, clattn::c_api::tensors_of(given), *bound(layer.cache),
                        clattn::c_api::event_of(given.event));
   });
 }

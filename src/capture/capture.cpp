@@ -98,7 +98,7 @@ void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAtten
   for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
     const auto pages =
         batch.pages.subspan(to_size(batch.pages_at[r]), to_size(pages_of(batch.seq_lens[r])));
-    std::copy(pages.begin(), pages.end(), table.begin() + static_cast<std::int64_t>(r) * width);
+    std::ranges::copy(pages, table.begin() + static_cast<std::int64_t>(r) * width);
     used.insert(used.end(), pages.begin(), pages.end());
   }
   writer.add("block_table", make_array("<i4", {std::ssize(batch.seq_lens), width},

@@ -126,7 +126,7 @@ void capture_swap_blocks(const CapturedSwap& call) {
       std::copy_n(call.host + at, bytes, to);
     } else {
       const std::vector<std::byte> block = read(queue, call.device, at, bytes);
-      std::copy(block.begin(), block.end(), to);
+      std::ranges::copy(block, to);
     }
   }
   CaseWriter writer(environment().capture_dir, "swap_blocks");

@@ -21,7 +21,7 @@ using npy::NpyArray;
 /// Each page once. Throws unless the cache has all of them.
 std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages, std::int64_t num_blocks) {
   std::ranges::sort(pages);
-  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+  pages.erase(std::ranges::unique(pages).begin(), pages.end());
   if (!pages.empty() && (pages.front() < 0 || pages.back() >= num_blocks)) {
     throw_invalid("block_table: page {}, legal: 0 … {} (the cache's num_blocks - 1)",
                   pages.front() < 0 ? pages.front() : pages.back(), num_blocks - 1);
@@ -155,7 +155,7 @@ void read_cache(const Queue& queue, const MLACache& cache, std::vector<std::int3
   for (const std::int32_t page : distinct(std::move(pages), cache.num_blocks)) {
     const std::size_t at = to_size(page) * page_bytes;
     const std::vector<std::byte> rows = read(queue, cache.buffer.handle(), at, page_bytes);
-    std::copy(rows.begin(), rows.end(), array.data.begin() + static_cast<std::ptrdiff_t>(at));
+    std::ranges::copy(rows, array.data.begin() + static_cast<std::ptrdiff_t>(at));
   }
   take("kv_cache", array);
 }

@@ -89,9 +89,9 @@ std::vector<UBatchSlice> create_ubatch_slices(const CommonAttentionMetadata& bat
   for (std::int32_t begin = 0; begin < batch.num_actual_tokens;) {
     const bool last = slices.size() + 1 == to_size(num_ubatches);
     const std::int32_t end = last ? batch.num_actual_tokens : begin + split_point;
-    const auto owner = std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin() - 1;
+    const auto owner = std::ranges::upper_bound(starts, begin) - starts.begin() - 1;
     const auto behind = last ? std::ptrdiff_t{batch.num_reqs}
-                             : std::lower_bound(starts.begin(), starts.end(), end) - starts.begin();
+                             : std::ranges::lower_bound(starts, end) - starts.begin();
     slices.push_back(
         {{static_cast<std::int32_t>(owner), static_cast<std::int32_t>(behind)}, {begin, end}});
     begin = end;

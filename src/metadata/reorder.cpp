@@ -52,7 +52,7 @@ void check(const RequestProgress& requests, std::int32_t decode_threshold,
 std::vector<RowSwap> swaps_of(std::span<const std::int32_t> order) {
   std::vector<RowSwap> swaps;
   std::vector<std::int32_t> from(order.begin(), order.end());
-  for (std::int32_t start = 0; start < static_cast<std::int32_t>(from.size()); ++start) {
+  for (std::int32_t start = 0; std::cmp_less(start, from.size()); ++start) {
     std::int32_t place = start;
     while (from[to_size(place)] != start) {
       const std::int32_t next = std::exchange(from[to_size(place)], place);

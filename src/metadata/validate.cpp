@@ -323,7 +323,7 @@ void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_siz
   throw_invalid_if(!own, "slot_mapping[{}] is {}, legal: {}", token, *found,
                    legal_range(kPadSlotId, last));
   const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
-  const auto owner = std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
+  const auto owner = std::ranges::upper_bound(starts, token) - starts.begin() - 1;
   throw_request(static_cast<std::int32_t>(owner), fmt::format("slot_mapping[{}]", token), *found,
                 num_blocks < 0
                     ? legal_range(kPadSlotId, last)

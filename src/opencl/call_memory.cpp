@@ -19,7 +19,7 @@ CallMemory::Lease::Lease(CallMemory& memory, Entries entry) noexcept
 CallMemory::Lease::~Lease() {
   constexpr std::size_t kMost = 16;
   Entries dropped;
-  const std::lock_guard lock(memory_->mutex_);
+  const std::scoped_lock lock(memory_->mutex_);
   Entries& free = memory_->free_;
   free.splice(free.end(), entry_);
   if (free.size() > kMost && has_ended(free.front().last_use))
@@ -53,7 +53,7 @@ CallMemory::Lease CallMemory::upload(cl_command_queue queue, std::span<const std
 /// Memory that is in no use, else new one: a wait could be for what the caller has still to do.
 CallMemory::Entries CallMemory::take() {
   Entries entry;
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const auto ended =
       std::ranges::find_if(free_, [](const Entry& one) { return has_ended(one.last_use); });
   if (ended == free_.end()) {

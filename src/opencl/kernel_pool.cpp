@@ -59,7 +59,7 @@ cl_kernel KernelPool::create() {
 }
 
 KernelLease KernelPool::acquire() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   if (free_.empty()) return {*this, create()};
   cl_kernel kernel = free_.back();
   free_.pop_back();
@@ -67,7 +67,7 @@ KernelLease KernelPool::acquire() {
 }
 
 void KernelPool::give_back(cl_kernel kernel) noexcept {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   free_.push_back(kernel);
 }
 

@@ -57,7 +57,7 @@ bool is_right_warp(const UnitSizes& sizes, std::span<const cl_uint> words, cl_ui
       for (cl_uint key = 0; key < sizes.keys; ++key) sum += scores[key] * element(2, key, dim, 4);
       if (!is(outputs + std::size_t{row} * sizes.dims + dim, sum)) return false;
     }
-    if (!is(maxima + row, *std::max_element(scores.begin(), scores.end()))) return false;
+    if (!is(maxima + row, *std::ranges::max_element(scores))) return false;
     if (!is(maxima + sizes.rows + row, std::accumulate(scores.begin(), scores.end(), cl_uint{0})))
       return false;
   }

@@ -43,7 +43,7 @@ class OnceMap {
   }
 
   std::shared_ptr<Slot> slot_of(const std::string& key) {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     std::shared_ptr<Slot>& slot = slots_[key];
     if (!slot) slot = std::make_shared<Slot>();
     return slot;

@@ -14,7 +14,7 @@ constexpr std::string_view kGroupSize = ".reqntid ";
 constexpr int kRegisters = 65536;  // of a multiprocessor of compute capability 9.0
 
 bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
+  return text.starts_with(prefix);
 }
 
 /// Registers a work-item of a group of this size can have, in the steps that there are.

@@ -283,12 +283,12 @@ BuildCounts Runtime::build_counts() const noexcept {
 }
 
 RuntimeTuning Runtime::tuning() const {
-  const std::lock_guard lock(state_->tuning_mutex);
+  const std::scoped_lock lock(state_->tuning_mutex);
   return state_->tuning;
 }
 
 void Runtime::set_tuning(std::shared_ptr<const TuningTable> table) {
-  const std::lock_guard lock(state_->tuning_mutex);
+  const std::scoped_lock lock(state_->tuning_mutex);
   state_->tuning = {std::move(table), state_->tuning.revision + 1};
 }
 
@@ -340,14 +340,14 @@ Queue Runtime::create_queue(QueueProfiling profiling) const {
 
 void Runtime::note_build_failure(std::string_view kernel, std::string_view why) {
   const bool is_new = [&] {
-    const std::lock_guard lock(state_->failures_mutex);
+    const std::scoped_lock lock(state_->failures_mutex);
     return state_->failures.emplace(kernel, why).second;
   }();
   if (is_new) log(LogLevel::kInfo, "{} is not used: {}", kernel, why);
 }
 
 std::vector<std::string> Runtime::build_failures() const {
-  const std::lock_guard lock(state_->failures_mutex);
+  const std::scoped_lock lock(state_->failures_mutex);
   std::vector<std::string> sentences;
   for (const auto& [kernel, why] : state_->failures)
     sentences.push_back(fmt::format("{}: {}", kernel, why));

@@ -81,7 +81,7 @@ if $tidy; then
   # shellcheck disable=SC2086
   clang-tidy --quiet --config='{}' \
     --checks=-*,bugprone-implicit-widening-of-multiplication-result \
-    "$file" -- $language $options > "$log" 2>&1 || true
+    "$file" -- $language $options > "$log" 2>&1 || [ $? = 1 ] || failed "no clang-tidy"
   if grep -q -E 'error:|performing an implicit widening' "$log"; then
     failed clang-tidy
   fi

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/compare.hpp"
@@ -102,7 +103,7 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
     }
     all.insert(all.end(), shapes.begin(), shapes.end());
   }
-  if (arguments.models.empty()) arguments.models = models;
+  if (arguments.models.empty()) arguments.models = std::move(models);
   if (arguments.models.empty()) arguments.models = {"llama-3-8b"};
   return all;
 }

@@ -87,7 +87,7 @@ struct Scale {
 
 /// The least range of whole decades or 1-2-5 steps around values, at least a factor of four.
 Scale log_scale(const std::vector<double>& values, double from, double to) {
-  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const auto [least, most] = std::ranges::minmax_element(values);
   const auto step = [](double value, bool up) {
     const double decade = std::pow(10, std::floor(std::log10(value)));
     double best = up ? 10 * decade : decade;

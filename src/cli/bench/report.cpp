@@ -200,6 +200,7 @@ void print_row(const BenchRow& row) {
     fmt::print("{:44} skipped: {}\n", row.name(), row.skipped);
   } else {
     std::vector<std::string> kernels;
+    kernels.reserve(row.kernels.size());
     for (const BenchKernel& kernel : row.kernels) {
       kernels.push_back(kernel.launches > 1 ? fmt::format("{} x{}", kernel.name, kernel.launches)
                                             : kernel.name);

@@ -47,14 +47,14 @@ std::vector<std::string> split(std::string_view text, char separator) {
 template <auto Field>
 bool set_count(BenchModel& model, std::string_view text) {
   const auto value = parse_number<std::int32_t>(text, Field == &BenchModel::window ? 0 : 1, 65536);
-  if (value) model.*Field = *value;
+  if (value) model.*Field = *value;  // NOLINT(bugprone-optional-value-conversion): or no optional
   return value.has_value();
 }
 
 template <auto Field>
 bool set_real(BenchModel& model, std::string_view text) {
   const auto value = parse_number<float>(text, 0, 1e6F);
-  if (value) model.*Field = *value;
+  if (value) model.*Field = *value;  // NOLINT(bugprone-optional-value-conversion): or no optional
   return value.has_value();
 }
 
@@ -69,7 +69,7 @@ std::optional<Value> find_named(std::initializer_list<Value> values, std::string
 template <auto Field, typename Value>
 bool set_named(BenchModel& model, std::initializer_list<Value> values, std::string_view text) {
   const std::optional<Value> value = find_named(values, text);
-  if (value) model.*Field = *value;
+  if (value) model.*Field = *value;  // NOLINT(bugprone-optional-value-conversion): or no optional
   return value.has_value();
 }
 
@@ -268,8 +268,8 @@ std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& 
     budget.take_requests(std::ssize(named->second.requests));
     requests = named->second.requests;
   }
-  std::stable_partition(requests.begin(), requests.end(),
-                        [](const BenchRequest& request) { return request.query_len == 1; });
+  std::ranges::stable_partition(requests,
+                                [](const BenchRequest& request) { return request.query_len == 1; });
   return requests;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "cli/common/elements.hpp"
 #include "cli/common/judge.hpp"
@@ -212,7 +213,7 @@ void plan_attention(const std::shared_ptr<Context>& context, std::string_view on
                     CheckReport& report, CheckPlan& plan) {
   const auto check = std::make_shared<AttentionCheck>(context, only_backend, report);
   const auto add = [&](const std::string& name, const AttentionConfig& config, auto run) {
-    plan.add({name, [=] { compile_attention(context, config, only_backend); }, run});
+    plan.add({name, [=] { compile_attention(context, config, only_backend); }, std::move(run)});
   };
   for (const auto& [config, representative] : shapes()) {
     if (usable_backends(context->capabilities(), config, only_backend).empty()) continue;

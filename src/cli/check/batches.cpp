@@ -71,8 +71,8 @@ std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
   if (!is_quantized(config.cache_dtype())) return {};
   const float unit = config.cache_dtype() == DType::kInt8 ? 0x1p-5F : 0.5F;
   const std::size_t count = per_head ? to_size(config.num_kv_heads) : 1;
-  std::vector<float> scales;
-  for (std::size_t i = 0; i < 2 * count; ++i) scales.push_back(i % 3 == 1 ? 2 * unit : unit);
+  std::vector<float> scales(2 * count);
+  for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = i % 3 == 1 ? 2 * unit : unit;
   return scales;
 }
 

@@ -48,8 +48,8 @@ void add_check_command(CLI::App& app) {
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
   std::vector<std::string> families(kVariantFamilies.size());
-  std::transform(kVariantFamilies.begin(), kVariantFamilies.end(), families.begin(),
-                 [](KernelFamily family) { return std::string(to_string(family)); });
+  std::ranges::transform(kVariantFamilies, families.begin(),
+                         [](KernelFamily family) { return std::string(to_string(family)); });
   command
       ->add_option("--family", arguments->family, "Check the variants of this kernel family only")
       ->check(CLI::IsMember(families));

@@ -1,6 +1,7 @@
 // Caches of another form than K and V pages: latent rows, and x-packed pairs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <algorithm>
 #include <clattn/compat/paged_attention.hpp>
 #include <clattn/mla.hpp>
 
@@ -130,8 +131,8 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
     std::memcpy(&wanted.value[at], &stored_value[t * row_bytes], row_bytes);
   }
   wanted = pack(config, wanted);
-  std::copy(wanted.key.begin(), wanted.key.end(), keys.begin());
-  std::copy(wanted.value.begin(), wanted.value.end(), values.begin());
+  std::ranges::copy(wanted.key, keys.begin());
+  std::ranges::copy(wanted.value, values.begin());
 
   const Buffer key_rows = upload(context, queue, std::span<const std::byte>(key));
   const Buffer value_rows = upload(context, queue, std::span<const std::byte>(value));

@@ -98,6 +98,7 @@ std::string describe_batch(const Recipe& recipe) {
   const BatchFamily& batch = recipe.batch;
   const PlanOptions& plan = recipe.plan;
   std::vector<std::string> requests;
+  requests.reserve(batch.requests.size());
   for (const RequestShape& request : batch.requests)
     requests.push_back(fmt::format("{} of {}", request.query_len, request.seq_len));
   return fmt::format(

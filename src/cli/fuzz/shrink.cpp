@@ -26,6 +26,13 @@ bool set_group(AttentionConfig& config, std::int32_t kv_heads, std::int32_t grou
   return fewer;
 }
 
+/// A window or a chunk one shorter, down to 1; 0, none, stays.
+bool decrement(std::int32_t& length) {
+  if (length <= 1) return false;
+  --length;
+  return true;
+}
+
 bool shrink_head(Recipe& r, std::int32_t to) {
   std::int32_t least = to;
   if (r.order == CacheOrder::kLatent) least += r.config.rope_dim;
@@ -66,10 +73,8 @@ constexpr Change kChanges[] = {
     [](Recipe& r) { return r.config.block_size > 0 && set(r.config.block_size, 16); },
     [](Recipe& r) { return halve(r.config.sliding_window); },
     [](Recipe& r) { return halve(r.config.attention_chunk_size); },
-    [](Recipe& r) { return r.config.sliding_window > 1 && --r.config.sliding_window > 0; },
-    [](Recipe& r) {
-      return r.config.attention_chunk_size > 1 && --r.config.attention_chunk_size > 0;
-    },
+    [](Recipe& r) { return decrement(r.config.sliding_window); },
+    [](Recipe& r) { return decrement(r.config.attention_chunk_size); },
 };
 
 /// The recipe without requests [first, first + count).

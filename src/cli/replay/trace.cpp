@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "cli/common/error.hpp"
 
@@ -141,7 +142,7 @@ std::vector<std::int64_t> parse_hash_ids(const Place& place, const Json& object,
   const auto found = object.find("hash_ids");
   if (found == object.end()) return {};
   const std::int64_t expected = (prompt_tokens + kMooncakeBlockTokens - 1) / kMooncakeBlockTokens;
-  if (!found->is_array() || static_cast<std::int64_t>(found->size()) != expected) {
+  if (!found->is_array() || std::cmp_not_equal(found->size(), expected)) {
     place.fail("hash_ids must list {} ids, one per {} of the {} input tokens", expected,
                kMooncakeBlockTokens, prompt_tokens);
   }

@@ -104,6 +104,7 @@ Advanced advance_on_device(const Context& context, const Queue& queue, const Adv
   const BatchArrays& batch = given.batch;
   const std::size_t rows = batch.seq_lens.size();
   std::vector<std::int32_t> last_page;  // as before the step: padding rows keep theirs
+  last_page.reserve(rows);
   for (const std::int32_t length : batch.seq_lens)
     last_page.push_back(last_page_len(length, given.block_size));
   AdvanceStep step;

@@ -70,7 +70,9 @@ nlohmann::json device_info(std::string_view op, const Context& context, const Ev
 
 namespace {
 
-const Extents any_cache = {-1, -1, -1, -1};
+Extents any_cache() {
+  return {-1, -1, -1, -1};
+}
 
 /// What cases over caches of K and V have in common.
 struct CacheCase {
@@ -130,7 +132,7 @@ WriteCase read_write(CaseFile& file, const RunOptions& options) {
   WriteCase given;
   AttentionConfig& config = given.config;
   const NpyArray key = file.array("key", "", {-1, -1, -1});
-  const Extents shape = file.array("key_cache", "", any_cache).shape;
+  const Extents shape = file.array("key_cache", "", any_cache()).shape;
   config.dtype = read_dtype(file, std::string(to_string(dtype_of(key, "key"))));
   config.kv_cache_dtype = read_kv_cache_dtype(file).value_or(config.dtype);
   read_place(file, options, shape, given);
@@ -213,7 +215,7 @@ struct CopyCase : CacheCase {
 };
 
 CopyCase read_copy(CaseFile& file, const RunOptions& options) {
-  const NpyArray key = file.array("key_cache", "", any_cache);
+  const NpyArray key = file.array("key_cache", "", any_cache());
   CopyCase given;
   given.config.kv_cache_dtype = read_cache_dtype(file, key, "key_cache");
   read_place(file, options, key.shape, given);
@@ -266,11 +268,11 @@ void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
                                                            "device_to_device"};
   static_cast<void>(file.text("direction"));  // required
   const std::string direction = file.choice("direction", kDirections, "");
-  NpyArray source = file.array("src_cache", "", any_cache);
+  NpyArray source = file.array("src_cache", "", any_cache());
   const DType dtype = read_cache_dtype(file, source, "src_cache");
   require_extents(file, source.shape);
   file.refuse_unknown_keys();
-  source = file.array("src_cache", descr_of(dtype), any_cache);
+  source = file.array("src_cache", descr_of(dtype), any_cache());
   NpyArray destination = file.array("dst_cache", descr_of(dtype),
                                     {-1, source.shape[1], source.shape[2], source.shape[3]});
   const std::vector<BlockPair> mapping = read_mapping(file);

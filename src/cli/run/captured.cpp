@@ -46,7 +46,7 @@ nlohmann::json compare_with_captured(const CaseOutputs& outputs,
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(directory))
     paths.push_back(entry.path());
-  std::sort(paths.begin(), paths.end());
+  std::ranges::sort(paths);
   nlohmann::json report = nlohmann::json::object();
   for (const std::filesystem::path& path : paths) {
     const std::string name = path.stem().string(), file = "captured/" + path.filename().string();

@@ -63,8 +63,8 @@ void widen(const NpyArray& array, std::vector<To>& values) {
 }
 
 bool shape_fits(std::span<const std::int64_t> shape, std::span<const std::int64_t> wanted) {
-  return std::equal(shape.begin(), shape.end(), wanted.begin(), wanted.end(),
-                    [](std::int64_t have, std::int64_t want) { return want < 0 || have == want; });
+  return std::ranges::equal(
+      shape, wanted, [](std::int64_t have, std::int64_t want) { return want < 0 || have == want; });
 }
 
 std::string wanted_text(std::span<const std::int64_t> wanted) {

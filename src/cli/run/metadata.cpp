@@ -19,7 +19,6 @@ namespace clattn::cli {
 namespace {
 
 using nlohmann::json;
-const Extents any_length = {-1};
 
 std::int32_t read_block_size(CaseFile& file) {
   return file.int32("block_size", kBlockSize);
@@ -51,7 +50,7 @@ void run_split_decodes_and_prefills(CaseFile& file, const RunOptions& /*options*
 void run_reorder_batch(CaseFile& file, const RunOptions& /*options*/, CaseOutputs& outputs) {
   const std::int32_t threshold = read_threshold(file);
   file.refuse_unknown_keys();
-  const std::vector<std::int32_t> scheduled = file.indices32("num_scheduled_tokens", any_length);
+  const std::vector<std::int32_t> scheduled = file.indices32("num_scheduled_tokens", {-1});
   for (std::size_t r = 0; r < scheduled.size(); ++r) {
     throw_invalid_if(scheduled[r] < 0,
                      "num_scheduled_tokens.npy: request {}: {}; expected at least 0", r,

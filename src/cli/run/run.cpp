@@ -239,8 +239,8 @@ PlanOptions read_plan(CaseFile& file) {
 
 KernelFamily read_kernel_family(CaseFile& file) {
   std::array<std::string_view, kKernelFamilies.size()> names;
-  std::transform(kKernelFamilies.begin(), kKernelFamilies.end(), names.begin(),
-                 [](KernelFamily family) { return to_string(family); });
+  std::ranges::transform(kKernelFamilies, names.begin(),
+                         [](KernelFamily family) { return to_string(family); });
   return parse_kernel_family(file.choice("kernel_family", names, "auto"));
 }
 

@@ -195,10 +195,9 @@ StageCosts measure_stage(CostBench& bench, const Stage& stage, DeviceKind kind) 
   const auto pages = prompts ? CostBatch::Pages::kShared : CostBatch::Pages::kOwn;
   const std::int32_t filling = filling_requests(tasks);
   const std::int64_t room = bench.pool_tokens() / std::int64_t{filling};
-  const std::int32_t filling_keys = std::min<std::int32_t>(
-      keys, std::max<std::int32_t>(
-                static_cast<std::int32_t>(std::min<std::int64_t>(room, keys)) / 64 * 64,
-                std::max(256, usual)));
+  const auto fitting_keys = static_cast<std::int32_t>(std::min<std::int64_t>(room, keys));
+  const std::int32_t filling_keys =
+      std::min(keys, std::max({fitting_keys / 64 * 64, std::int32_t{256}, usual}));
   const std::int32_t few_keys = std::max(std::min(bench.config().block_size, 64), stage.shortest);
   const std::int32_t many = ceil_div(std::max(4 * groups, 128), tasks.each_tile);
   // As many splits of whole pages as there are groups.

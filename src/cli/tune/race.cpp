@@ -95,7 +95,7 @@ void TuneRace::refresh() {
 }
 
 /// A layer falls back silently on a kernel that fits; a trial of that would prove nothing.
-std::string TuneRace::misfit_of(const TuningRow& row) const {
+std::string_view TuneRace::misfit_of(const TuningRow& row) const {
   if (row.variant.empty()) return {};
   const std::optional<KernelInfo> kernel = target_.kernel();
   if (kernel && kernel->name == row.variant && kernel->block_rows == row.block_rows &&

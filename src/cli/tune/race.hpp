@@ -4,6 +4,7 @@
 #include <clattn/tuning.hpp>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/tune/target.hpp"
@@ -87,7 +88,7 @@ class TuneRace {
     double seconds = 0;  ///< of one launch, after the warm-up
   };
   Entrant enter(const std::function<std::unique_ptr<Workload>()>& make) const;
-  std::string misfit_of(const TuningRow& row) const;
+  std::string_view misfit_of(const TuningRow& row) const;
   void prove(Proof& proof, const TuningRow& leader);
   /// Times what the context's tuning chooses now.
   void time(Trial& trial, int rounds);

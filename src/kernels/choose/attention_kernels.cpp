@@ -28,7 +28,7 @@ bool lacks_resources(const Error& error) {
   constexpr std::array kStatuses = {CL_OUT_OF_RESOURCES, CL_INVALID_KERNEL_DEFINITION,
                                     CL_INVALID_PROGRAM_EXECUTABLE};
   return error.code() == ErrorCode::kOpenCL &&
-         std::find(kStatuses.begin(), kStatuses.end(), error.cl_code()) != kStatuses.end();
+         std::ranges::find(kStatuses, error.cl_code()) != kStatuses.end();
 }
 
 /// The device that kernels are for. Without a runtime nothing is built, and every variant that the
@@ -256,7 +256,7 @@ std::vector<BuiltKernel> build_stages(const Target& target, const KernelShape& s
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
   // is kept only where it takes queries that the decode kernel does not, and leaves the longer
   // ones.
-  std::reverse(longer.begin(), longer.end());
+  std::ranges::reverse(longer);
   for (BuiltKernel& tile : longer) {
     const bool last = &tile == &longer.back();
     const std::int32_t tokens = tile.tiling.item_tokens;
@@ -354,8 +354,7 @@ std::size_t AttentionKernels::stage_for(const AttentionKernels& planned,
   const std::int32_t tokens = planned.stages.at(tile_class).tiling.item_tokens;
   const auto holds = [&](const BuiltKernel& stage) { return stage.tiling.item_tokens >= tokens; };
   if (stages.size() == planned.stages.size() && holds(stages[tile_class])) return tile_class;
-  return static_cast<std::size_t>(std::find_if(stages.begin(), stages.end(), holds) -
-                                  stages.begin());
+  return static_cast<std::size_t>(std::ranges::find_if(stages, holds) - stages.begin());
 }
 
 KeyWindow window_of(const AttentionConfig& config) {

@@ -35,15 +35,15 @@ constexpr const MatrixUnit* matrix_unit_of(const Unit& unit) {
   }
   return nullptr;
 }
-static_assert(std::all_of(kUnits.begin(), kUnits.end(),
-                          [](const Unit& unit) {
-                            return unit.needs != Needs::kMatrixUnit ||
-                                   matrix_unit_of(unit) != nullptr;
-                          }),
+static_assert(std::ranges::all_of(kUnits,
+                                  [](const Unit& unit) {
+                                    return unit.needs != Needs::kMatrixUnit ||
+                                           matrix_unit_of(unit) != nullptr;
+                                  }),
               "a unit is missing in opencl/matrix_units.hpp");
 
 bool contains(const std::vector<std::string>& headers, std::string_view header) {
-  return std::find(headers.begin(), headers.end(), header) != headers.end();
+  return std::ranges::find(headers, header) != headers.end();
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 using Values = std::array<std::int32_t, 5>;  // 0 = none
 
 bool contains(const Values& values, std::int32_t value) {
-  return value > 0 && std::find(values.begin(), values.end(), value) != values.end();
+  return value > 0 && std::ranges::find(values, value) != values.end();
 }
 
 /// The constants that a kernel takes besides those of their rows.
@@ -74,9 +74,8 @@ constexpr auto kRanges = std::to_array<TileRange>({
 
 /// Null for a kernel that takes no other constants than its rows'.
 const TileRange* range_of(const Variant& variant) {
-  const auto found = std::find_if(kRanges.begin(), kRanges.end(), [&](const TileRange& range) {
-    return range.kernel == variant.kernel_id;
-  });
+  const auto found = std::ranges::find_if(
+      kRanges, [&](const TileRange& range) { return range.kernel == variant.kernel_id; });
   return found == kRanges.end() ? nullptr : &*found;
 }
 
@@ -134,7 +133,7 @@ void add_tiles(const Variant& row, const KernelShape& shape, const DeviceCapabil
         tile.block_rows = rows;
         tile.block_kv = keys;
         tile.work_group_size = wg;
-        const bool known = std::any_of(tiles.begin(), tiles.end(), [&](const Variant& other) {
+        const bool known = std::ranges::any_of(tiles, [&](const Variant& other) {
           return same_kernel(other, tile) && same_tile(other, tile);
         });
         if (known || rows == 0 || keys == 0 || wg == 0 || belongs_elsewhere(tile)) continue;
@@ -156,8 +155,8 @@ std::vector<Variant> tiles_for(Role role, const KernelShape& shape,
     return usable;
   });
   std::vector<Variant> tiles;
-  std::copy_if(rows.begin(), rows.end(), std::back_inserter(tiles),
-               [&](const Variant& row) { return takes_shape(row, shape); });
+  std::ranges::copy_if(rows, std::back_inserter(tiles),
+                       [&](const Variant& row) { return takes_shape(row, shape); });
   for (const Variant& row : rows) add_tiles(row, shape, device, tiles);
   return tiles;
 }
@@ -225,8 +224,8 @@ void set_tuning(Context& context, std::span<const TuningRow> rows, std::span<con
     const std::string fault = detail::row_fault(row);
     if (!fault.empty()) detail::throw_invalid("tuning row for {}: {}", row.device, fault);
   };
-  std::for_each(rows.begin(), rows.end(), check);
-  std::for_each(costs.begin(), costs.end(), check);
+  std::ranges::for_each(rows, check);
+  std::ranges::for_each(costs, check);
   TuningText text{.rows = {rows.begin(), rows.end()}, .costs = {costs.begin(), costs.end()}};
   context.runtime().set_tuning(std::make_shared<const detail::TuningTable>(std::move(text)));
 }

@@ -25,7 +25,7 @@ std::string_view to_string(KernelFamily family) {
 }
 
 KernelFamily parse_kernel_family(std::string_view name) {
-  const auto found = std::find(kFamilyNames.begin(), kFamilyNames.end(), name);
+  const auto found = std::ranges::find(kFamilyNames, name);
   if (found == kFamilyNames.end()) {
     detail::throw_invalid("kernel family is '{}', legal: {}", name, fmt::join(kFamilyNames, ", "));
   }
@@ -85,7 +85,7 @@ bool contains(TypeSet types, DType dtype, DType queries) {
 }
 
 bool contains(const HeadSizes& sizes, std::int32_t size) {
-  return sizes.front() == 0 || std::find(sizes.begin(), sizes.end(), size) != sizes.end();
+  return sizes.front() == 0 || std::ranges::find(sizes, size) != sizes.end();
 }
 
 bool is_within(std::int32_t value, std::int32_t most) {
@@ -213,7 +213,7 @@ HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
 bool serves_family(KernelFamily wanted, KernelFamily family,
                    const DeviceCapabilities& capabilities) {
   const auto ladder = family_ladder(wanted, capabilities);
-  return std::find(ladder.begin(), ladder.end(), family) != ladder.end();
+  return std::ranges::find(ladder, family) != ladder.end();
 }
 
 bool use_best_family(Role role, KernelFamily wanted, const DeviceCapabilities& capabilities,
@@ -238,7 +238,7 @@ std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilitie
   if (variant.work_group_size == 1 && !capabilities.long_loops) {
     reasons.emplace_back("needs loops of any length, which this driver was seen to cut short");
   }
-  if (static_cast<std::uint64_t>(variant.work_group_size) > capabilities.max_work_group_size) {
+  if (std::cmp_greater(variant.work_group_size, capabilities.max_work_group_size)) {
     reasons.push_back(fmt::format("needs {} work-items per group, the device allows {}",
                                   variant.work_group_size, capabilities.max_work_group_size));
   }

@@ -193,9 +193,8 @@ Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
   if (config.alibi_slopes.empty() && config.sinks.empty()) return {};
   const auto heads = to_size(config.num_heads);
   std::vector<float> params(2 * heads, 0.0F);
-  std::copy(config.alibi_slopes.begin(), config.alibi_slopes.end(), params.begin());
-  std::copy(config.sinks.begin(), config.sinks.end(),
-            params.begin() + static_cast<std::ptrdiff_t>(heads));
+  std::ranges::copy(config.alibi_slopes, params.begin());
+  std::ranges::copy(config.sinks, params.begin() + static_cast<std::ptrdiff_t>(heads));
   for (float& param : params) param *= kLog2E;
   return runtime.allocate_copy(std::as_bytes(std::span(params)));
 }
