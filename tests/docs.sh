@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fails when a document says what the sources do not: the README's program, the table of environment
 # variables, links between files, docs/vllm-map.md (tests/map.sh), the tables that are made from
-# bench/results/.
+# bench/results/, and where others may stand.
 # usage: tests/docs.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -47,6 +47,17 @@ if command -v python3 > /dev/null; then
 else
   echo "docs: no python3 here, so the tables of docs/results.md are not compared with their reports"
 fi
+
+# Tables of results are generated from reports, or stand where the heading says that none is kept.
+awk '/^<!-- tables of/ { generated = 1 } /^<!-- end of the tables/ { generated = 0 }
+  /^## / { typed = /not kept/ }
+  /^\|/ && !generated && !typed {
+    print "docs/results.md:" FNR ": a table without a report"
+    bad = 1
+  }
+  END { exit bad }' docs/results.md || complain "see bench/results/README.md"
+sed -n '/^## How fast/,/^## /p' README.md | grep -q 'not kept' ||
+  complain "README.md does not say that its table has no report that is kept"
 
 # clattn.hpp brings what an engine needs: 12 headers of ours at most.
 echo clattn/clattn.hpp > "$work/reached"
