@@ -45,8 +45,8 @@ struct AttentionWorkspace {
 
 /// How the steps of a builder are planned, and the most that they hold.
 struct BuilderOptions {
-  BatchLimits limits;
-  SplitPolicy split_policy = SplitPolicy::kBalanced;
+  BatchLimits limits;                                 ///< the most that a step holds
+  SplitPolicy split_policy = SplitPolicy::kBalanced;  ///< how keys are split
   std::int32_t num_splits = 0;        ///< force this many KV splits per query tile, 0 = planned
   std::int32_t decode_threshold = 1;  ///< most query tokens of a decode: 1 + speculative tokens
   /// > 0: every build() asks for the same launches, padded to what any batch of up to this many
@@ -81,8 +81,9 @@ class AttentionMetadata {
   const BatchSplit& split() const noexcept { return split_; }
   /// Query tokens of the step.
   std::int32_t num_actual_tokens() const noexcept { return num_actual_tokens_; }
-  /// The most query tokens of any request, and the most tokens of any in the cache.
+  /// The most query tokens of any request.
   std::int32_t max_query_len() const noexcept { return max_query_len_; }
+  /// The most tokens of any request in the cache.
   std::int32_t max_seq_len() const noexcept { return max_seq_len_; }
   /// BuildOptions::common_prefix_len of the build.
   std::int32_t common_prefix_len() const noexcept { return common_prefix_len_; }
@@ -91,6 +92,7 @@ class AttentionMetadata {
   /// The step's slots, int64, on the device, from slot_mapping_offset_bytes() on. The builder owns
   /// the buffer.
   cl_mem slot_mapping_buffer() const noexcept { return slot_buffer_; }
+  /// Bytes before the first slot.
   std::size_t slot_mapping_offset_bytes() const noexcept { return slot_offset_bytes_; }
   /// The host's copy, [num_actual_tokens]; in recorded steps padded with kPadSlotId. In eager steps
   /// of cross attention it has as many slots as the batch gave.
@@ -99,11 +101,12 @@ class AttentionMetadata {
   [[noreturn]] void throw_not_of(std::string_view wanted) const;
 
  protected:
+  /// Behind the functions of these names.
+  ///@{
   std::string_view backend_;
   BatchSplit split_;
-  /// Index of the first decode and of the first prefill; -1 if the two are interleaved.
-  std::int32_t decodes_at_ = 0;
-  std::int32_t prefills_at_ = 0;
+  std::int32_t decodes_at_ = 0;   ///< index of the first decode; -1 if interleaved with prefills
+  std::int32_t prefills_at_ = 0;  ///< index of the first prefill; -1 as decodes_at_
   std::int32_t num_actual_tokens_ = 0;
   std::int32_t max_query_len_ = 0;
   std::int32_t max_seq_len_ = 0;
@@ -112,6 +115,7 @@ class AttentionMetadata {
   std::size_t slot_offset_bytes_ = 0;
   std::span<const std::int64_t> slots_;
   const detail::PagedStepView* step_ = nullptr;
+  ///@}
 };
 
 /// The metadata as its backend's own class, FlashInferMetadata or XFormersMetadata (vLLM:
@@ -207,7 +211,7 @@ struct LaunchRecord {
   /// Tasks that the groups share: more than there are groups if these are persistent. For a merge,
   /// its groups.
   std::int64_t tasks = 0;
-  std::int64_t work_groups = 0;
+  std::int64_t work_groups = 0;      ///< groups that were launched
   std::int32_t work_group_size = 0;  ///< work-items
   bool rounds_weights = false;       ///< see KernelInfo
   Event event;                       ///< completes with the launch
@@ -215,11 +219,11 @@ struct LaunchRecord {
 
 /// The tensors of a forward(), each of the shape that the function gives.
 struct AttentionTensors {
-  TensorRef query = {};
-  TensorRef key = {};    ///< where the call has keys of its own
-  TensorRef value = {};  ///< as key
-  TensorRef output = {};
-  cl_mem lse = nullptr;  ///< f32, or null: not wanted
+  TensorRef query = {};   ///< of the step's tokens
+  TensorRef key = {};     ///< where the call has keys of its own
+  TensorRef value = {};   ///< as key
+  TensorRef output = {};  ///< as many rows; overlaps no other tensor
+  cl_mem lse = nullptr;   ///< f32, or null: not wanted
 };
 
 /// What a forward() takes beyond its tensors.
@@ -246,9 +250,9 @@ struct ForwardOptions {
 
 /// A backend or a kernel that was considered for a layer, and what became of it.
 struct Candidate {
-  std::string role;  ///< "backend", or a kernel's, as KernelInfo::role
-  std::string name;
-  bool chosen = false;
+  std::string role;         ///< "backend", or a kernel's, as KernelInfo::role
+  std::string name;         ///< of the backend or the kernel
+  bool chosen = false;      ///< whether the layer runs on it
   std::string reason = {};  ///< why it was not chosen; otherwise empty, or "tuned"
 };
 /// A line for each, in columns.
@@ -274,6 +278,7 @@ std::vector<PlannedLaunch> planned_launches(const AttentionMetadata& metadata);
 class AttentionImpl {
  public:
   virtual ~AttentionImpl() = default;
+  /// What it was made from.
   virtual const AttentionConfig& config() const noexcept = 0;
   /// Stores the step's keys and values in the cache at the metadata's slots; those that are
   /// kPadSlotId store nothing, and `key` and `value` may end after the last row that is stored.
@@ -316,6 +321,7 @@ class AttentionImpl {
   /// then) does not delay the first step (vLLM: compile_or_warm_up_model). One call per
   /// configuration is enough. Backends that do not override it do nothing.
   virtual void warm_up(cl_command_queue) const {}
+  /// The kernels that its calls launch.
   virtual std::vector<KernelInfo> kernels() const = 0;
   /// Every kernel of the roles that it needs, chosen or not. Empty for third-party backends.
   virtual std::vector<Candidate> candidates() const { return {}; }
@@ -323,8 +329,8 @@ class AttentionImpl {
 
 /// A page size that a backend's kernels take: exactly `size` tokens, or every multiple of it.
 struct SupportedBlockSize {
-  std::int32_t size = 1;
-  bool multiples = true;
+  std::int32_t size = 1;  ///< tokens
+  bool multiples = true;  ///< whether multiples of size are taken, too
   bool operator==(const SupportedBlockSize&) const = default;
 };
 
@@ -357,8 +363,9 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   virtual std::vector<std::string> validate_configuration(
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const = 0;
 
-  // vLLM's capability predicates: what validate_configuration() says about one field when this
-  // backend supports all the others. Empty = supported.
+  /// vLLM's capability predicates: what validate_configuration() says about one field when this
+  /// backend supports all the others. Empty = supported.
+  ///@{
   std::vector<std::string> supports_head_size(std::int32_t head_size) const;
   std::vector<std::string> supports_dtype(DType dtype) const;
   std::vector<std::string> supports_kv_cache_dtype(std::optional<DType> kv_cache_dtype) const;
@@ -376,6 +383,7 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
   std::vector<std::string> supports_kv_connector() const;
   std::vector<std::string> supports_pcp() const;
   std::vector<std::string> supports_device(const DeviceCapabilities& capabilities) const;
+  ///@}
   /// Every head size from 1 to 1024 that supports_head_size() takes.
   std::vector<std::int32_t> get_supported_head_sizes() const;
   /// Every type of query and output that supports_dtype() takes.
@@ -431,11 +439,17 @@ class AttentionBackend : public std::enable_shared_from_this<AttentionBackend> {
 /// registry does meanwhile.
 class BackendList {
  public:
+  /// In priority order.
   using Entries = std::vector<std::shared_ptr<const AttentionBackend>>;
+  /// Takes its entries as they are.
   explicit BackendList(Entries entries);
+  /// Of pointers, in priority order.
   auto begin() const noexcept { return pointers_.begin(); }
+  /// As begin().
   auto end() const noexcept { return pointers_.end(); }
+  /// Number of backends.
   std::size_t size() const noexcept { return pointers_.size(); }
+  /// Throws std::out_of_range past the end.
   const AttentionBackend* operator[](std::size_t i) const { return pointers_.at(i); }
 
  private:
@@ -458,8 +472,8 @@ struct BackendChoice {
   std::shared_ptr<const AttentionBackend> backend;  ///< null when every backend was rejected
   /// A backend and why it cannot serve the configuration, one sentence each.
   struct Rejection {
-    std::string name;
-    std::vector<std::string> reasons;
+    std::string name;                  ///< AttentionBackend::name()
+    std::vector<std::string> reasons;  ///< at least one
   };
   std::vector<Rejection> rejected;  ///< in the order in which they were asked
 };

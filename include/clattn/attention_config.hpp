@@ -43,12 +43,12 @@ struct AttentionConfig {
                                     ///< side); 0 = all. Keys outside are skipped, not masked
   std::int32_t attention_chunk_size = 0;  ///< chunked-local: a query sees the keys of its own
                                           ///< aligned chunk only; 0 = none
-  AttentionType attn_type = AttentionType::kDecoder;
-  std::vector<float> alibi_slopes = {};  ///< [num_heads] or empty
-  std::vector<float> sinks = {};         ///< [num_heads] logits that join the denominator, or empty
-  bool custom_mask = false;              ///< every forward() brings a mask of its own
-  bool output_fp8 = false;               ///< every forward() also writes the output as fp8 e4m3
-  bool use_mla = false;                  ///< multi-head latent attention: MLA backends only
+  AttentionType attn_type = AttentionType::kDecoder;  ///< what attends to what
+  std::vector<float> alibi_slopes = {};               ///< [num_heads] or empty
+  std::vector<float> sinks = {};  ///< [num_heads] logits that join the denominator, or empty
+  bool custom_mask = false;       ///< every forward() brings a mask of its own
+  bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
+  bool use_mla = false;           ///< multi-head latent attention: MLA backends only
   std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those
                                ///< before them are the latent part. vLLM: qk_rope_head_dim
   bool is_attention_free = false;  ///< no attention at all: selects NO_ATTENTION
@@ -60,8 +60,9 @@ struct AttentionConfig {
   bool use_mm_prefix = false;  ///< bidirectional spans, by make_mm_prefix_mask(): needs custom_mask
   bool use_kv_connector = false;  ///< hooks around forward() that load and save the cache
   bool use_pcp = false;           ///< prefill context parallelism: a prompt's tokens over devices
-  KernelFamily kernel_family = KernelFamily::kAuto;
+  KernelFamily kernel_family = KernelFamily::kAuto;  ///< kAuto: the device decides
 
+  /// The type that the cache has: kv_cache_dtype, or dtype without one.
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
   /// Query heads that share a KV head; 0 for a configuration without KV heads.
   std::int32_t num_queries_per_kv() const {

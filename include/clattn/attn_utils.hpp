@@ -24,8 +24,8 @@ std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers
 struct AttentionGroup {
   std::shared_ptr<const AttentionBackend> backend;  ///< null of states, as builder
   AttentionConfig config;  ///< what the builder plans for; also what an AttentionState is made for
-  std::unique_ptr<AttentionMetadataBuilder> builder;
-  KVCacheSpec spec;                      ///< of each layer's cache
+  std::unique_ptr<AttentionMetadataBuilder> builder;  ///< of one thread; null for states
+  KVCacheSpec spec;                                   ///< of each layer's cache
   std::vector<std::string> layer_names;  ///< including those that share a cache of the group
 };
 

@@ -24,6 +24,7 @@ std::uint64_t hash_block(std::uint64_t parent, std::span<const std::int32_t> tok
 /// one thread at a time.
 class BlockPool {
  public:
+  /// The most blocks that a pool can have.
   static constexpr std::int32_t kMaxBlocks = std::numeric_limits<std::int32_t>::max() - 1;
 
   /// Blocks 0 … num_blocks - 1 of `block_size` tokens, all free. Takes about 52 + 4 * block_size
@@ -32,10 +33,13 @@ class BlockPool {
   /// is at most kMaxBlocks.
   BlockPool(std::int32_t num_blocks, std::int32_t block_size, BlockHash hash = hash_block);
 
+  /// Blocks of the pool, free or held.
   std::int32_t num_blocks() const noexcept { return static_cast<std::int32_t>(blocks_.size()) - 1; }
+  /// Tokens.
   std::int32_t block_size() const noexcept { return block_size_; }
   /// Blocks that nobody holds, those with content that can be found included.
   std::int32_t num_free() const noexcept { return num_free_; }
+  /// Blocks that somebody holds.
   std::int32_t num_used() const noexcept { return num_blocks() - num_free_; }
   /// The most that were held at once so far.
   std::int32_t peak_used() const noexcept { return peak_used_; }

@@ -17,8 +17,8 @@ namespace CLATTN_API clattn {
 
 /// Block `source` is copied to block `destination`.
 struct BlockPair {
-  std::int64_t source = 0;
-  std::int64_t destination = 0;
+  std::int64_t source = 0;       ///< block id
+  std::int64_t destination = 0;  ///< block id
 };
 
 /// Copies whole blocks inside every layer's own cache, K and V, all layers alike (vLLM:
@@ -43,6 +43,7 @@ class PinnedMemory {
  public:
   /// Throws kOpenCL where the driver has none left.
   PinnedMemory(const Context& context, std::size_t size_bytes);
+  /// The memory, for as long as this object lives.
   std::span<std::byte> bytes() const noexcept { return view_.bytes(); }
 
  private:
@@ -72,16 +73,16 @@ void swap_blocks(const Context& context, cl_command_queue queue, const SwapSpace
 /// Log-sum-exps, f32, one per token and head. Strides in elements; both 0 = [tokens, heads], this
 /// library's order. [heads, tokens] (vLLM) is token_stride 1, head_stride = tokens.
 struct LseRef {
-  cl_mem buffer = nullptr;  ///< not retained
-  std::int64_t offset = 0;  ///< elements before token 0, head 0
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
+  cl_mem buffer = nullptr;        ///< not retained
+  std::int64_t offset = 0;        ///< elements before token 0, head 0
+  std::int64_t token_stride = 0;  ///< elements from token to token
+  std::int64_t head_stride = 0;   ///< elements from head to head
 };
 
 /// An attention result over part of the keys: output [tokens, heads, head_size] and its LSE.
 struct OutputWithLse {
-  TensorRef output;
-  LseRef lse;
+  TensorRef output;  ///< [tokens, heads, head_size]
+  LseRef lse;        ///< one per token and head of output
 };
 
 /// Base of a log-sum-exp.
@@ -89,8 +90,8 @@ enum class LseBase : std::uint8_t { kE, k2 };
 
 /// What is merged: results of a prefix and a suffix of the keys, token by token.
 struct MergeAttnStates {
-  std::int64_t num_tokens = 0;
-  std::int32_t num_heads = 1;
+  std::int64_t num_tokens = 0;     ///< rows of each tensor
+  std::int32_t num_heads = 1;      ///< query heads
   std::int32_t head_size = 128;    ///< a multiple of 8
   DType dtype = DType::kF16;       ///< of the outputs that are joined: f32, f16 or bf16
   LseBase lse_base = LseBase::kE;  ///< of all LSEs
@@ -119,9 +120,9 @@ std::int32_t cache_op_work_group_size(const DeviceCapabilities& device);
 
 /// Page lists on the device: request r's pages are indices[indptr[r]] … indices[indptr[r + 1] - 1].
 struct PagedKVLists {
-  Buffer indices;  ///< i32, at least as many as indptr's last element says
-  Buffer indptr;   ///< i32 [num_reqs + 1]
-  std::int32_t num_reqs = 0;
+  Buffer indices;             ///< i32, at least as many as indptr's last element says
+  Buffer indptr;              ///< i32 [num_reqs + 1]
+  std::int32_t num_reqs = 0;  ///< requests that the lists have
 };
 
 /// Stores token i's key and value at position positions[i] of request batch_indices[i], both i32 on
@@ -189,17 +190,17 @@ void update_seq_lens(cl_command_queue queue, const AttentionMetadata& metadata,
 /// A decode batch whose metadata lives on the device, one query token per row. Rows from
 /// num_queries on are padding.
 struct AdvanceStep {
-  std::int32_t num_seqs = 0;
-  std::int32_t num_queries = 0;  ///< 0 … num_seqs
-  std::int32_t block_size = 16;
-  std::int64_t num_blocks = 0;  ///< of the cache
-  Buffer input_tokens;          ///< i64 [num_seqs]
-  Buffer sampled_token_ids;     ///< i64 [num_queries]
-  Buffer input_positions;       ///< i64 [num_seqs]
-  Buffer seq_lens;              ///< i32 [num_seqs]
-  Buffer slot_mapping;          ///< i64 [num_seqs]
-  Buffer block_tables;          ///< i32 [num_seqs, block_table_stride]
-  std::int64_t block_table_stride = 0;
+  std::int32_t num_seqs = 0;            ///< rows, padding included
+  std::int32_t num_queries = 0;         ///< 0 … num_seqs
+  std::int32_t block_size = 16;         ///< tokens per block
+  std::int64_t num_blocks = 0;          ///< of the cache
+  Buffer input_tokens;                  ///< i64 [num_seqs]
+  Buffer sampled_token_ids;             ///< i64 [num_queries]
+  Buffer input_positions;               ///< i64 [num_seqs]
+  Buffer seq_lens;                      ///< i32 [num_seqs]
+  Buffer slot_mapping;                  ///< i64 [num_seqs]
+  Buffer block_tables;                  ///< i32 [num_seqs, block_table_stride]
+  std::int64_t block_table_stride = 0;  ///< elements from row to row
   /// Of the next step: one launch more updates it as update_seq_lens() with seq_lens and
   /// slot_mapping does, and the step runs on it as it is. Its requests are the rows: the first
   /// num_queries have one query token, the others none. A row that is wrong or padding stores

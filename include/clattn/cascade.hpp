@@ -22,11 +22,11 @@ struct CascadeQuery {
   std::int32_t common_prefix_len = 0;             ///< tokens that all requests share at their start
   std::span<const std::int32_t> query_lens = {};  ///< [num_reqs]
   std::int32_t num_query_heads = 0;               ///< a multiple of num_kv_heads
-  std::int32_t num_kv_heads = 0;
-  bool use_alibi = false;
-  bool use_sliding_window = false;
-  bool use_local_attention = false;
-  std::int32_t num_sms = 0;  ///< compute units of the device, >= 1
+  std::int32_t num_kv_heads = 0;                  ///< key/value heads
+  bool use_alibi = false;                         ///< whether layers have ALiBi slopes
+  bool use_sliding_window = false;                ///< whether layers have a window
+  bool use_local_attention = false;               ///< whether layers are chunked-local
+  std::int32_t num_sms = 0;                       ///< compute units of the device, >= 1
 };
 
 /// vLLM's heuristic: no for prefixes below 256 tokens, fewer than 8 requests, ALiBi, windows or
@@ -46,6 +46,7 @@ class CascadeImpl {
   /// Throws kUnsupported with the reasons of validate_cascade_configuration() or of the backend.
   CascadeImpl(const std::shared_ptr<Context>& context, const AttentionBackend& backend,
               const AttentionConfig& config);
+  /// What it was made from.
   const AttentionConfig& config() const noexcept { return config_; }
 
  private:
@@ -136,6 +137,7 @@ class MultiLevelCascadeAttentionWrapper {
 /// Threads and queues as MultiLevelCascadeAttentionWrapper.
 class CascadeAttention {
  public:
+  /// As MultiLevelCascadeAttentionWrapper's constructor, for two levels.
   CascadeAttention(const std::shared_ptr<Context>& context, const AttentionBackend& backend,
                    const AttentionConfig& config, const BuilderOptions& options = {});
 

@@ -32,7 +32,9 @@ class Buffer {
 
   /// Null if empty; the reference stays the buffer's.
   cl_mem handle() const noexcept { return memory_; }
+  /// 0 if empty.
   std::size_t size_bytes() const noexcept { return size_bytes_; }
+  /// Whether it has a cl_mem.
   explicit operator bool() const noexcept { return memory_ != nullptr; }
 
  private:
@@ -54,6 +56,7 @@ class Event {
 
   /// Null if empty; the reference stays the event's.
   cl_event handle() const noexcept { return event_; }
+  /// Whether a call has filled it.
   explicit operator bool() const noexcept { return event_ != nullptr; }
   /// Blocks until the command has ended; returns at once for an empty event. Throws kOpenCL, also
   /// if the command failed.
@@ -85,6 +88,7 @@ class Queue {
   ~Queue();
 
   // NOLINTNEXTLINE(google-explicit-constructor): every call takes a cl_command_queue
+  /// Null if empty; the reference stays the queue's.
   operator cl_command_queue() const noexcept { return queue_; }
   /// Hands what was enqueued to the device, without waiting.
   void flush() const;
@@ -93,12 +97,14 @@ class Queue {
   /// Blocking copies between host and device; the range must lie inside the buffer.
   void write(const Buffer& destination, std::span<const std::byte> source,
              std::size_t offset_bytes = 0) const;
+  /// As write(), from the device.
   void read(const Buffer& source, std::span<std::byte> destination,
             std::size_t offset_bytes = 0) const;
   /// The same without waiting. The host memory must stay alive, and unchanged by others, until
   /// `event` or a later synchronisation of the queue.
   void write_async(const Buffer& destination, std::span<const std::byte> source,
                    std::size_t offset_bytes = 0, Event* event = nullptr) const;
+  /// As write_async(), from the device.
   void read_async(const Buffer& source, std::span<std::byte> destination,
                   std::size_t offset_bytes = 0, Event* event = nullptr) const;
   /// Lets the host see a whole buffer in place, after the queue's earlier commands; blocks. Devices
@@ -147,6 +153,7 @@ class Context {
  public:
   /// Makes an OpenCL context on the device that select_device(selector) chooses.
   static std::shared_ptr<Context> create(std::string_view selector = {});
+  /// On a device of list_devices().
   static std::shared_ptr<Context> create(const Device& device);
   /// Retains an application's context; `device` must belong to it.
   static std::shared_ptr<Context> adopt(cl_context context, cl_device_id device);
@@ -156,7 +163,9 @@ class Context {
 
   /// The reference stays the context's.
   cl_context handle() const noexcept;
+  /// The device's handle, which belongs to the driver.
   cl_device_id device() const noexcept;
+  /// What the driver reports and what self-tests found.
   const DeviceCapabilities& capabilities() const noexcept;
 
   /// Kernels for this device that its driver has failed to build so far, and backends that cannot

@@ -12,8 +12,8 @@ namespace CLATTN_API clattn {
 /// tokens of an image.
 struct MMSpan {
   std::int32_t request = 0;  ///< its place in the batch
-  std::int32_t start = 0;
-  std::int32_t end = 0;
+  std::int32_t start = 0;    ///< first position
+  std::int32_t end = 0;      ///< one past the last position
 };
 
 /// Each request's ranges, padded with the empty range (0, 0). Ends are exclusive.

@@ -17,32 +17,32 @@ std::string_view to_string(DeviceKind kind);
 
 /// One OpenCL device as list_devices() found it. The handles belong to the driver.
 struct Device {
-  cl_platform_id platform = nullptr;
-  cl_device_id id = nullptr;
-  int platform_index = 0;  ///< position among the platforms, as in the selector "0:1"
-  int device_index = 0;    ///< position among the platform's devices
+  cl_platform_id platform = nullptr;  ///< who offers the device
+  cl_device_id id = nullptr;          ///< handle of the device
+  int platform_index = 0;             ///< position among the platforms, as in the selector "0:1"
+  int device_index = 0;               ///< position among the platform's devices
 };
 
 /// What a device can do: driver queries first, then what self-tests found. Kernels are chosen by
 /// this record, never by a vendor's name.
 struct DeviceCapabilities {
-  std::string name;
-  std::string vendor;
-  std::string driver_version;
-  std::string device_version;
-  std::string opencl_c_version;
-  std::string platform_name;
-  std::string platform_version;
-  DeviceKind kind = DeviceKind::kOther;
-  int compute_units = 1;
+  std::string name;                       ///< CL_DEVICE_NAME
+  std::string vendor;                     ///< CL_DEVICE_VENDOR
+  std::string driver_version;             ///< CL_DRIVER_VERSION
+  std::string device_version;             ///< CL_DEVICE_VERSION
+  std::string opencl_c_version;           ///< CL_DEVICE_OPENCL_C_VERSION
+  std::string platform_name;              ///< CL_PLATFORM_NAME
+  std::string platform_version;           ///< CL_PLATFORM_VERSION
+  DeviceKind kind = DeviceKind::kOther;   ///< as the driver reports it
+  int compute_units = 1;                  ///< CL_DEVICE_MAX_COMPUTE_UNITS
   std::uint64_t max_work_group_size = 1;  ///< work-items
-  std::uint64_t global_mem_bytes = 0;
-  std::uint64_t max_alloc_bytes = 0;  ///< of one buffer
-  std::uint64_t local_mem_bytes = 0;  ///< as the driver reports it
-  int float_vector_width = 1;         ///< floats of a vector: what the driver prefers, on CPUs no
-                                      ///< less than the processor has
-  bool reports_fp16 = false;          ///< cl_khr_fp16 (arithmetic; storage needs nothing)
-  bool reports_subgroups = false;     ///< cl_khr_subgroups or cl_intel_subgroups
+  std::uint64_t global_mem_bytes = 0;     ///< of all buffers together
+  std::uint64_t max_alloc_bytes = 0;      ///< of one buffer
+  std::uint64_t local_mem_bytes = 0;      ///< as the driver reports it
+  int float_vector_width = 1;      ///< floats of a vector: what the driver prefers, on CPUs no
+                                   ///< less than the processor has
+  bool reports_fp16 = false;       ///< cl_khr_fp16 (arithmetic; storage needs nothing)
+  bool reports_subgroups = false;  ///< cl_khr_subgroups or cl_intel_subgroups
 
   std::uint64_t static_local_mem_bytes = 0;  ///< largest static __local array seen to work
   bool inline_ptx = false;                   ///< inline PTX assembles and computes

@@ -22,9 +22,11 @@ enum class ErrorCode {
 /// The only exception type that the library throws on purpose.
 class Error : public std::runtime_error {
  public:
+  /// `cl_code` belongs to kOpenCL alone.
   Error(ErrorCode code, const std::string& message, cl_int cl_code = CL_SUCCESS)
       : std::runtime_error(message), code_(code), cl_code_(cl_code) {}
 
+  /// What kind of failure it is.
   ErrorCode code() const noexcept { return code_; }
   /// The OpenCL status behind a kOpenCL error, CL_SUCCESS otherwise.
   cl_int cl_code() const noexcept { return cl_code_; }

@@ -33,6 +33,7 @@ class Graph {
   /// unless the metadata that it was recorded with was last built for the same batch size (padded),
   /// naming both.
   void replay(cl_command_queue queue, Event* event = nullptr) const;
+  /// Kernels that a replay runs; 0 when empty.
   std::size_t num_launches() const noexcept;
   /// Whether a replay is one cl_khr_command_buffer; else its launches are enqueued one by one.
   bool uses_command_buffer() const noexcept;

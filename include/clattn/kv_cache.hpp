@@ -38,7 +38,7 @@ enum class KVCacheKind : std::uint8_t {
 /// One tensor of a constant state.
 struct StateTensor {
   std::vector<std::int64_t> shape = {};  ///< of one request, each >= 1
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;             ///< of its elements
   bool operator==(const StateTensor&) const = default;
 };
 
@@ -50,11 +50,11 @@ enum class KVQuantMode : std::uint8_t {
 
 /// What a page of a layer's cache holds.
 struct KVCacheSpec {
-  KVCacheKind kind = KVCacheKind::kFull;
-  std::int32_t block_size = 16;  ///< tokens per block (page), >= 1
-  std::int32_t num_kv_heads = 1;
-  std::int32_t head_size = 128;  ///< elements; of K where head_size_v differs
-  DType dtype = DType::kF16;     ///< as stored
+  KVCacheKind kind = KVCacheKind::kFull;  ///< what a page is for
+  std::int32_t block_size = 16;           ///< tokens per block (page), >= 1
+  std::int32_t num_kv_heads = 1;          ///< heads of a token
+  std::int32_t head_size = 128;           ///< elements; of K where head_size_v differs
+  DType dtype = DType::kF16;              ///< as stored
   /// kSlidingWindow: tokens, the current one included. kFull: the window of a layer that keeps all
   /// tokens nevertheless, 0 = none.
   std::int32_t sliding_window = 0;
@@ -99,15 +99,15 @@ struct KVCacheTensor {
 
 /// Layers that share one block table.
 struct KVCacheGroupSpec {
-  std::vector<std::string> layer_names;
-  KVCacheSpec spec;  ///< of each of them
+  std::vector<std::string> layer_names;  ///< layers of the group
+  KVCacheSpec spec;                      ///< of each of them
 };
 
 /// The caches of a model, as an engine lays them out.
 struct KVCacheConfig {
-  std::int64_t num_blocks = 0;  ///< pages of every tensor; 0 = what each tensor's bytes hold
-  std::vector<KVCacheTensor> tensors;
-  std::vector<KVCacheGroupSpec> groups;
+  std::int64_t num_blocks = 0;         ///< pages of every tensor; 0 = what each tensor's bytes hold
+  std::vector<KVCacheTensor> tensors;  ///< memory
+  std::vector<KVCacheGroupSpec> groups;  ///< who shares a block table
 };
 
 /// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape
@@ -118,19 +118,19 @@ struct KVCacheConfig {
 /// block_stride above 0 where there are several blocks, and heads that lie less than 2^30 /
 /// num_kv_heads blocks and as many elements apart.
 struct KVCache {
-  Buffer buffer;  ///< kept alive by every copy of this struct
-  DType dtype = DType::kF16;
-  std::int64_t num_blocks = 0;
-  std::int32_t block_size = 0;  ///< tokens
-  std::int32_t num_kv_heads = 0;
+  Buffer buffer;                          ///< kept alive by every copy of this struct
+  DType dtype = DType::kF16;              ///< as stored
+  std::int64_t num_blocks = 0;            ///< pages
+  std::int32_t block_size = 0;            ///< tokens
+  std::int32_t num_kv_heads = 0;          ///< heads of a token
   std::int32_t head_size = 0;             ///< elements
   std::array<std::int64_t, 5> shape{};    ///< the backend's logical shape
   std::array<std::int64_t, 5> strides{};  ///< of that shape; where keys lie by dim, of V alone
-  std::int64_t k_offset = 0;
-  std::int64_t v_offset = 0;
-  std::int64_t block_stride = 0;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
+  std::int64_t k_offset = 0;              ///< elements before the first K
+  std::int64_t v_offset = 0;              ///< elements before the first V
+  std::int64_t block_stride = 0;          ///< from page to page
+  std::int64_t token_stride = 0;          ///< from token to token; where keys lie by dim, of V
+  std::int64_t head_stride = 0;           ///< from head to head
   /// 1: K lies as V does. At least block_size: it lies by dim (KVCacheLayout::kHDN), which CPU
   /// kernels read, of blocks of a multiple of 16 tokens.
   std::int64_t key_dim_stride = 1;
@@ -140,6 +140,8 @@ struct KVCache {
   Buffer scales;
   bool scales_per_head = false;  ///< num_kv_heads factors for K and as many for V, not one each
 
+  /// Whether the keys of a head lie by dim (KVCacheLayout::kHDN).
+  /// Values never do.
   bool keys_by_dim() const { return key_dim_stride != 1; }
   /// The buffer's element that holds element (block, token, head, dim) of V.
   std::int64_t value_at(std::int64_t block, std::int64_t token, std::int64_t head,
@@ -174,9 +176,9 @@ KVCache reshape_kv_cache(const Buffer& raw, const KVCacheSpec& spec,
 /// A state tensor in a buffer's pages: that of page b is contiguous from element offset + b *
 /// block_stride of `tensor.dtype` on.
 struct StateView {
-  Buffer buffer;
-  StateTensor tensor;
-  std::int64_t num_blocks = 0;
+  Buffer buffer;                  ///< kept alive by every copy of this struct
+  StateTensor tensor;             ///< what each page holds
+  std::int64_t num_blocks = 0;    ///< pages
   std::int64_t offset = 0;        ///< elements before page 0's
   std::int64_t block_stride = 0;  ///< elements from page to page
 };
@@ -211,13 +213,13 @@ void reshape_and_cache_flash(const Context& context, cl_command_queue queue, Ten
 /// head_size / x, block_size, x] with x = 16 / element bytes, values [num_blocks, num_kv_heads,
 /// head_size, block_size].
 struct PackedKVCache {
-  cl_mem key = nullptr;  ///< not retained, as value
-  cl_mem value = nullptr;
-  DType dtype = DType::kF16;
-  std::int64_t num_blocks = 0;
-  std::int32_t block_size = 0;  ///< tokens, a page
-  std::int32_t num_kv_heads = 0;
-  std::int32_t head_size = 0;
+  cl_mem key = nullptr;           ///< not retained, as value
+  cl_mem value = nullptr;         ///< not retained
+  DType dtype = DType::kF16;      ///< as stored
+  std::int64_t num_blocks = 0;    ///< pages
+  std::int32_t block_size = 0;    ///< tokens, a page
+  std::int32_t num_kv_heads = 0;  ///< heads of a token
+  std::int32_t head_size = 0;     ///< elements
   Buffer scales = {};             ///< as KVCache's
   bool scales_per_head = false;   ///< as KVCache's
   std::int64_t key_offset = 0;    ///< elements before the keys; attention wants multiples of 8

@@ -30,6 +30,7 @@ class LayerRegistry {
   LayerRegistry(const LayerRegistry&) = delete;
   LayerRegistry& operator=(const LayerRegistry&) = delete;
 
+  /// In the order in which they were made.
   std::span<Attention* const> layers() const noexcept { return layers_; }
   /// The layer of this name, or null.
   Attention* find(std::string_view name) const noexcept;
@@ -59,19 +60,19 @@ struct QuantConfig {
 
 /// vLLM's constructor arguments of Attention, with its names and defaults.
 struct AttentionOptions {
-  std::int32_t num_heads = 0;
+  std::int32_t num_heads = 0;                               ///< query heads
   std::int32_t head_size = 0;                               ///< use_mla: kv_lora_rank + rope_dim
   std::optional<float> scale = std::nullopt;                ///< nullopt = 1 / sqrt(head_size)
   std::optional<std::int32_t> num_kv_heads = std::nullopt;  ///< nullopt = num_heads; use_mla: 1
   std::vector<float> alibi_slopes = {};                     ///< [num_heads] or empty
   std::optional<CacheConfig> cache_config = std::nullopt;   ///< nullopt = CacheConfig{}
-  std::optional<QuantConfig> quant_config = std::nullopt;
-  float logits_soft_cap = 0;  ///< 0 = none
+  std::optional<QuantConfig> quant_config = std::nullopt;   ///< nullopt = not quantised
+  float logits_soft_cap = 0;                                ///< 0 = none
   /// Keys seen, the own one included; 0 = all; nullopt = the cache configuration's window.
   std::optional<std::int32_t> per_layer_sliding_window = std::nullopt;
   bool use_mla = false;     ///< multi-head latent attention: shapes at forward()
   std::string prefix = {};  ///< the layer's name, unique in its registry
-  AttentionType attn_type = AttentionType::kDecoder;
+  AttentionType attn_type = AttentionType::kDecoder;  ///< what attends to what
   std::string kv_sharing_target_layer_name = {};  ///< attend to that layer's cache; empty = own one
   std::shared_ptr<const AttentionBackend> attn_backend = nullptr;  ///< null = get_attn_backend()
   // vLLM's extra_impl_args.
@@ -81,15 +82,15 @@ struct AttentionOptions {
   bool output_fp8 = false;                ///< every forward() also writes fp8 (ForwardOptions)
   std::int32_t rope_dim = 64;  ///< use_mla: the rotary part of head_size (qk_rope_head_dim)
   // What vLLM takes from its default dtype and platform.
-  DType dtype = DType::kF16;  ///< of query, key, value and output
-  KernelFamily kernel_family = KernelFamily::kAuto;
+  DType dtype = DType::kF16;                         ///< of query, key, value and output
+  KernelFamily kernel_family = KernelFamily::kAuto;  ///< kAuto: the device decides
 };
 
 /// Scales as a checkpoint holds them: nothing, or one value; values below 0 mean "not loaded".
 struct LoadedKVScales {
-  std::span<const float> k_scale = {};
-  std::span<const float> v_scale = {};
-  std::span<const float> q_scale = {};
+  std::span<const float> k_scale = {};     ///< of K
+  std::span<const float> v_scale = {};     ///< of V
+  std::span<const float> q_scale = {};     ///< of Q
   std::span<const float> prob_scale = {};  ///< of the probabilities
   /// The cache's bytes are e4m3fnuz, where every one means half of what it means in e4m3: doubles
   /// what was loaded. For caches of other libraries; this one's kernels read and write e4m3.
@@ -98,10 +99,10 @@ struct LoadedKVScales {
 
 /// Per-tensor scales on the host: real = stored * scale.
 struct KVScales {
-  float k_scale = 1;
-  float v_scale = 1;
-  float q_scale = 1;
-  float prob_scale = 1;
+  float k_scale = 1;                       ///< of K
+  float v_scale = 1;                       ///< of V
+  float q_scale = 1;                       ///< of Q
+  float prob_scale = 1;                    ///< of the probabilities
   std::vector<std::string> warnings = {};  ///< for the engine's log
   bool operator==(const KVScales&) const = default;
 };
@@ -126,12 +127,17 @@ class Attention {
   Attention(const Attention&) = delete;
   Attention& operator=(const Attention&) = delete;
 
+  /// AttentionOptions::prefix.
   const std::string& layer_name() const noexcept { return options_.prefix; }
+  /// What it was made from.
   const AttentionOptions& options() const noexcept { return options_; }
   /// What the impl was made from: every default resolved.
   const AttentionConfig& config() const noexcept { return config_; }
+  /// Whether sinks join its denominators.
   bool has_sink() const noexcept { return !options_.sinks.empty(); }
+  /// Whether it attends to another layer's cache.
   bool shares_kv_cache() const noexcept { return !options_.kv_sharing_target_layer_name.empty(); }
+  /// The backend that was chosen or given.
   const std::shared_ptr<const AttentionBackend>& get_attn_backend() const noexcept {
     return backend_;
   }

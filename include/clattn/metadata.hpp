@@ -17,8 +17,8 @@ struct CommonAttentionMetadata {
   std::span<const std::int32_t> seq_lens =
       {};  ///< [num_reqs], tokens in the cache including this step's
   std::span<const std::int32_t> num_computed_tokens =
-      {};  ///< [num_reqs] or empty: seq_lens minus query lengths
-  std::int32_t num_reqs = 0;
+      {};                              ///< [num_reqs] or empty: seq_lens minus query lengths
+  std::int32_t num_reqs = 0;           ///< number of requests
   std::int32_t num_actual_tokens = 0;  ///< query tokens of all requests
   std::int32_t max_query_len = 0;      ///< an upper bound; 0 = derive it
   std::int32_t max_seq_len = 0;        ///< of seq_lens: an upper bound; 0 = derive it
@@ -64,7 +64,7 @@ struct GroupPages {
 /// steps allocate nothing (only page lists beyond a million entries grow); a batch beyond them is
 /// refused.
 struct BatchLimits {
-  std::int32_t max_num_reqs = 256;
+  std::int32_t max_num_reqs = 256;             ///< requests of a step
   std::int32_t max_num_batched_tokens = 8192;  ///< query tokens of all requests
   std::int32_t max_model_len = 131072;         ///< tokens of a request in the cache
   std::int64_t num_blocks =
@@ -80,10 +80,10 @@ enum class SplitPolicy : std::uint8_t {
 
 /// How a batch divides when decodes come first (vLLM: split_decodes_and_prefills).
 struct BatchSplit {
-  std::int32_t num_decodes = 0;
-  std::int32_t num_prefills = 0;
-  std::int32_t num_decode_tokens = 0;
-  std::int32_t num_prefill_tokens = 0;
+  std::int32_t num_decodes = 0;         ///< requests
+  std::int32_t num_prefills = 0;        ///< requests
+  std::int32_t num_decode_tokens = 0;   ///< query tokens of the decodes
+  std::int32_t num_prefill_tokens = 0;  ///< query tokens of the prefills
   bool operator==(const BatchSplit&) const = default;
 };
 

@@ -20,9 +20,9 @@ namespace CLATTN_API clattn {
 /// The cache of one multi-head latent attention layer: [num_blocks, block_size, kv_lora_rank +
 /// rope_dim], contiguous; an entry is a token's latent vector followed by its rotary key part.
 struct MLACache {
-  Buffer buffer;
-  DType dtype = DType::kF16;
-  std::int64_t num_blocks = 0;
+  Buffer buffer;                  ///< kept alive by every copy of this struct
+  DType dtype = DType::kF16;      ///< as stored
+  std::int64_t num_blocks = 0;    ///< pages
   std::int32_t block_size = 0;    ///< tokens per block, >= 1
   std::int32_t kv_lora_rank = 0;  ///< elements of the latent part
   std::int32_t rope_dim = 0;      ///< elements of the rotary part
@@ -75,7 +75,7 @@ inline constexpr std::int32_t kKVLoraRankStep = 16;
 /// One layer of multi-head latent attention in its absorbed form: every query head attends to the
 /// same latent rows.
 struct MLAConfig {
-  std::int32_t num_heads = 0;
+  std::int32_t num_heads = 0;       ///< query heads
   std::int32_t kv_lora_rank = 512;  ///< multiples of 16 up to 512; also the width of the output
   std::int32_t rope_dim = 64;       ///< multiples of 8 up to 64
   std::int32_t block_size = 64;     ///< tokens per cache page
@@ -84,8 +84,9 @@ struct MLAConfig {
   /// Softmax scale; nullopt = 1 / sqrt(kv_lora_rank + rope_dim). Models want 1 / sqrt of the head
   /// size before absorption (DeepSeek: 128 + 64).
   std::optional<float> scale = std::nullopt;
-  KernelFamily kernel_family = KernelFamily::kAuto;
+  KernelFamily kernel_family = KernelFamily::kAuto;  ///< kAuto: the device decides
 
+  /// The type that the cache has: kv_cache_dtype, or dtype without one.
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
 };
 
@@ -99,6 +100,7 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
 class MLAImpl {
  public:
   virtual ~MLAImpl() = default;
+  /// What it was made from.
   virtual const MLAConfig& config() const noexcept = 0;
   /// output[t, h, :] = the probabilities of query token t and head h over its request's cache rows,
   /// times the rows' latent parts. `query` [num_actual_tokens, num_heads, kv_lora_rank + rope_dim],
@@ -116,6 +118,7 @@ class MLAImpl {
                              const MLACache& cache, const AttentionMetadata& metadata) const = 0;
   /// As AttentionImpl::warm_up().
   virtual void warm_up(cl_command_queue queue) const = 0;
+  /// The kernels that forward() launches.
   virtual std::vector<KernelInfo> kernels() const = 0;
   /// As AttentionImpl::candidates().
   virtual std::vector<Candidate> candidates() const = 0;

@@ -12,12 +12,14 @@ namespace CLATTN_API clattn {
 /// of the registry) are gone, whichever goes last. Move-only.
 class BackendPlugin {
  public:
+  /// Registers the backend at `position` (register_backend()), whose errors it throws.
   explicit BackendPlugin(std::shared_ptr<const AttentionBackend> backend,
                          std::size_t position = kLowestPriority);
   BackendPlugin(BackendPlugin&&) noexcept = default;
   BackendPlugin& operator=(BackendPlugin&& other) noexcept;
   ~BackendPlugin();
 
+  /// Null after reset().
   const std::shared_ptr<const AttentionBackend>& backend() const noexcept { return backend_; }
   /// Unregisters and lets go of the backend; the destructor's work, earlier.
   void reset() noexcept;

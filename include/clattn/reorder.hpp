@@ -63,12 +63,12 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
 /// A batch as decodes, then extends (more than the threshold of tokens, with context), then
 /// prefills (more than the threshold, without).
 struct ExtendSplit {
-  std::int32_t num_decodes = 0;
-  std::int32_t num_extends = 0;
-  std::int32_t num_prefills = 0;
-  std::int32_t num_decode_tokens = 0;
-  std::int32_t num_extend_tokens = 0;
-  std::int32_t num_prefill_tokens = 0;
+  std::int32_t num_decodes = 0;         ///< requests
+  std::int32_t num_extends = 0;         ///< requests
+  std::int32_t num_prefills = 0;        ///< requests
+  std::int32_t num_decode_tokens = 0;   ///< query tokens
+  std::int32_t num_extend_tokens = 0;   ///< query tokens
+  std::int32_t num_prefill_tokens = 0;  ///< query tokens
   bool operator==(const ExtendSplit&) const = default;
 };
 
@@ -80,8 +80,8 @@ ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& ba
 
 /// Requests [begin, end).
 struct RequestRange {
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
+  std::int32_t begin = 0;  ///< first request
+  std::int32_t end = 0;    ///< one past the last request
   bool operator==(const RequestRange&) const = default;
 };
 

@@ -47,7 +47,7 @@ using RequestId = std::int64_t;
 
 /// A request's part of a step.
 struct StepRequest {
-  RequestId id = 0;
+  RequestId id = 0;                           ///< of add() or fork()
   std::vector<std::int32_t> new_tokens = {};  ///< token ids that join the request's
   /// Compute at most this many of the tokens that are not computed yet, the first ones; the others
   /// are for later steps (a chunk of a prompt).
@@ -62,6 +62,7 @@ struct Step {
   std::vector<std::int32_t> seq_lens = {};         ///< [requests]: tokens computed after the step
   const AttentionMetadata* metadata = nullptr;     ///< what attend() uses, for reports
 
+  /// Rows of the step.
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(token_ids.size()); }
   /// The row of the last token of request `i` of the step, whose logits give its next token.
   std::int32_t last_row(std::size_t i) const { return query_start_loc.at(i + 1) - 1; }
@@ -92,10 +93,13 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  /// Never null.
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
+  /// Where attend() enqueues; in order.
   const Queue& queue() const noexcept { return queue_; }
   /// Who holds which blocks, and how many are free.
   const BlockPool& blocks() const noexcept { return pool_; }
+  /// Layers of the model.
   std::int32_t num_layers() const noexcept { return static_cast<std::int32_t>(layers_.size()); }
   /// A layer, to load scales, for reports, or to read its cache.
   Attention& layer(std::int32_t index) const;
@@ -113,6 +117,7 @@ class Session {
   /// one salt for each image, LoRA adapter or whatever else changes keys and values. Throws
   /// kInvalidArgument for an empty prompt. If this or fork() throws, there is no new request.
   RequestId add(std::span<const std::int32_t> prompt, std::uint64_t cache_salt = 0);
+  /// The same.
   RequestId add(std::initializer_list<std::int32_t> prompt, std::uint64_t cache_salt = 0) {
     return add(std::span(prompt.begin(), prompt.size()), cache_salt);
   }
@@ -150,6 +155,7 @@ class Session {
   /// there is no current step. A step that is refused, by a limit or for too few blocks, costs no
   /// published block.
   const Step& step(std::span<const StepRequest> requests);
+  /// The same.
   const Step& step(std::initializer_list<StepRequest> requests) {
     return step(std::span(requests.begin(), requests.size()));
   }

@@ -20,17 +20,18 @@ namespace CLATTN_API clattn {
 struct TuningRow {
   /// A device's name, the beginning of one with '*' behind it, or one of device_classes().
   std::string device;
-  std::string driver;          ///< DeviceCapabilities::driver_version
-  std::string role;            ///< KernelInfo::role
-  std::int32_t head_size = 0;  ///< elements; latent caches: kv_lora_rank
-  std::int32_t group = 0;      ///< query heads per KV head
-  std::optional<DType> dtype, cache_dtype;
-  std::string pages;  ///< page_class() of the block size
+  std::string driver;                ///< DeviceCapabilities::driver_version
+  std::string role;                  ///< KernelInfo::role
+  std::int32_t head_size = 0;        ///< elements; latent caches: kv_lora_rank
+  std::int32_t group = 0;            ///< query heads per KV head
+  std::optional<DType> dtype;        ///< of query and output
+  std::optional<DType> cache_dtype;  ///< of keys and values
+  std::string pages;                 ///< page_class() of the block size
 
-  std::string variant;          ///< KernelInfo::name that is tried before the others
-  std::int32_t block_rows = 0;  ///< in place of the variant's own: query rows of a work item,
-  std::int32_t block_kv = 0;    ///< keys of a tile
-  std::int32_t work_group_size = 0;
+  std::string variant;               ///< KernelInfo::name that is tried before the others
+  std::int32_t block_rows = 0;       ///< in place of the variant's own: query rows of a work item,
+  std::int32_t block_kv = 0;         ///< keys of a tile
+  std::int32_t work_group_size = 0;  ///< work-items of a group
 
   double time_us = 0;   ///< of one launch
   double error = 0;     ///< largest absolute difference from exact attention
@@ -62,9 +63,10 @@ struct CostRow {
   std::string kernel;          ///< KernelInfo::name, or the beginning of some with '*' behind it
   std::int32_t head_size = 0;  ///< elements; latent caches: kv_lora_rank
   std::int32_t group = 0;      ///< query heads per KV head
-  std::optional<DType> dtype, cache_dtype;
+  std::optional<DType> dtype;  ///< of query and output
+  std::optional<DType> cache_dtype;  ///< of keys and values
 
-  KernelCosts costs;
+  KernelCosts costs;  ///< what was measured
 
   std::string version;  ///< of the library that measured
   std::string date;     ///< YYYY-MM-DD
@@ -74,8 +76,8 @@ struct CostRow {
 
 /// The rows of a tuning file, and a line for each part of it that was left out.
 struct TuningText {
-  std::vector<TuningRow> rows{};
-  std::vector<CostRow> costs{};
+  std::vector<TuningRow> rows{};        ///< in the order of the file
+  std::vector<CostRow> costs{};         ///< in the order of the file
   std::vector<std::string> problems{};  ///< "NAME:LINE: what is wrong; ignored"
 };
 

@@ -13,10 +13,10 @@ namespace CLATTN_API clattn {
 /// One side of a step's batch, its decodes or its prefills: parts of the whole batch's arrays,
 /// nothing copied. Empty when the side has no request.
 struct BatchView {
-  std::int32_t num_reqs = 0;
-  std::int32_t num_tokens = 0;
-  std::int32_t max_query_len = 0;
-  std::int32_t max_seq_len = 0;
+  std::int32_t num_reqs = 0;       ///< requests
+  std::int32_t num_tokens = 0;     ///< query tokens
+  std::int32_t max_query_len = 0;  ///< the most of any request
+  std::int32_t max_seq_len = 0;    ///< the most of any request, in tokens
   /// [num_reqs + 1], not rebased: query_start_loc[0] is the side's first token in the batch.
   std::span<const std::int32_t> query_start_loc = {};
   std::span<const std::int32_t> seq_lens = {};      ///< [num_reqs]
@@ -30,8 +30,9 @@ class BatchMetadata : public AttentionMetadata {
   std::span<const std::int32_t> seq_lens;         ///< [num_reqs]
 
  protected:
-  /// Both throw kUnsupported if decodes and prefills are interleaved.
+  /// Throws kUnsupported if decodes and prefills are interleaved.
   BatchView decodes() const { return view(decodes_at_, split_.num_decodes); }
+  /// Throws as decodes().
   BatchView prefills() const { return view(prefills_at_, split_.num_prefills); }
   /// Rows [first, first + count) of an array with `width` elements a request.
   template <typename T>

@@ -17,7 +17,7 @@ namespace CLATTN_API clattn {
 /// wanted.
 struct FastPrefillBatch {
   std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
-  CommonAttentionMetadata original;
+  CommonAttentionMetadata original;           ///< the batch that it was made from
   /// The original's requests with those tokens alone, over this object's array: valid while it and
   /// the original's arrays live unchanged. No slots: such layers do not write.
   CommonAttentionMetadata metadata() const;
@@ -33,7 +33,7 @@ FastPrefillBatch make_kv_sharing_fast_prefill_common_attn_metadata(
 struct AdvancedBatch {
   std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
   std::vector<std::int32_t> seq_lens;         ///< [num_reqs]
-  CommonAttentionMetadata original;
+  CommonAttentionMetadata original;           ///< a step later than this one
   /// The original's requests over this object's arrays: valid while it and the original's block
   /// table live unchanged. The table must have room for the new tokens; slots follow from it.
   CommonAttentionMetadata metadata() const;
@@ -48,16 +48,16 @@ AdvancedBatch advance_batch(const CommonAttentionMetadata& batch,
 
 /// Tokens [begin, end) of a batch.
 struct TokenRange {
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
+  std::int32_t begin = 0;  ///< first token
+  std::int32_t end = 0;    ///< one past the last token
   bool operator==(const TokenRange&) const = default;
 };
 
 /// A part of a batch that is run as a batch of its own. Its first and its last request may be cut:
 /// the other tokens of those are in the parts before and behind it.
 struct UBatchSlice {
-  RequestRange request_slice;
-  TokenRange token_slice;
+  RequestRange request_slice;  ///< requests that own one of the tokens
+  TokenRange token_slice;      ///< tokens of the slice
   bool operator==(const UBatchSlice&) const = default;
 };
 
@@ -78,8 +78,8 @@ std::vector<std::int32_t> slice_query_start_locs(std::span<const std::int32_t> q
 struct SlicedBatch {
   std::vector<std::int32_t> query_start_loc;  ///< [num_reqs + 1]
   std::vector<std::int32_t> seq_lens;  ///< [num_reqs], up to the last token that the slice has
-  UBatchSlice slice;
-  CommonAttentionMetadata original;
+  UBatchSlice slice;                   ///< which requests and tokens these are
+  CommonAttentionMetadata original;    ///< the batch that it was cut from
   /// The slice's requests over this object's arrays and its rows of the original's block table and
   /// slots; valid while both live unchanged.
   CommonAttentionMetadata metadata() const;
@@ -99,9 +99,9 @@ std::vector<SlicedBatch> split_attn_metadata(std::span<const UBatchSlice> slices
 /// Decode context parallelism deals each sequence to `dcp_size` ranks in turns of
 /// `cp_kv_cache_interleave_size` tokens.
 struct DcpOptions {
-  std::int32_t dcp_size = 1;
+  std::int32_t dcp_size = 1;                            ///< ranks, >= 1
   std::optional<std::int32_t> dcp_rank = std::nullopt;  ///< nullopt: all ranks
-  std::int32_t cp_kv_cache_interleave_size = 1;
+  std::int32_t cp_kv_cache_interleave_size = 1;         ///< consecutive tokens on a rank, >= 1
 };
 
 /// Tokens of each sequence that a rank holds: [num_reqs], or [num_reqs, dcp_size] for all ranks.

@@ -16,7 +16,7 @@ namespace CLATTN_API clattn {
 /// paged_kv_indices[paged_kv_indptr[r] .. paged_kv_indptr[r + 1]).
 class FlashInferMetadata : public BatchMetadata {
  public:
-  static constexpr std::string_view kBackend = "FLASHINFER";
+  static constexpr std::string_view kBackend = "FLASHINFER";  ///< for metadata_as()
 
   /// One side of the batch. Its paged_kv_indptr is not rebased: it indexes the whole batch's
   /// paged_kv_indices, which all views hold.
@@ -30,9 +30,9 @@ class FlashInferMetadata : public BatchMetadata {
   std::span<const std::int32_t> paged_kv_indptr;   ///< [num_reqs + 1]
   std::span<const std::int32_t> paged_kv_indices;  ///< [paged_kv_indptr.back()]
   std::span<const std::int32_t>
-      paged_kv_last_page_len;  ///< [num_reqs], 1 … page_size; 0 when empty
-  std::int32_t num_qo_heads = 0;
-  std::int32_t num_kv_heads = 0;
+      paged_kv_last_page_len;         ///< [num_reqs], 1 … page_size; 0 when empty
+  std::int32_t num_qo_heads = 0;      ///< query heads
+  std::int32_t num_kv_heads = 0;      ///< key/value heads
   std::int32_t head_dim = 0;          ///< elements
   std::int32_t page_size = 0;         ///< tokens
   DType data_type = DType::kF16;      ///< of the cache
@@ -42,8 +42,9 @@ class FlashInferMetadata : public BatchMetadata {
   /// memory before there is a cache. The plan is as for any other batch. False of recorded steps.
   bool is_profile_run = false;
 
-  /// The decodes and the prefills; both throw kUnsupported if the two are interleaved.
+  /// The decodes. Throws kUnsupported if they and the prefills are interleaved.
   View decode_metadata() const { return with_pages(decodes(), decodes_at_); }
+  /// The prefills. Throws as decode_metadata().
   View prefill_metadata() const { return with_pages(prefills(), prefills_at_); }
 
  private:

@@ -29,8 +29,8 @@ struct PerLayerParameters {
 
 /// A layer of a model by its name.
 struct NamedAttentionConfig {
-  std::string name;
-  AttentionConfig config;
+  std::string name;        ///< unique in the model
+  AttentionConfig config;  ///< of the layer
 };
 using LayerParameters = std::vector<std::pair<std::string, PerLayerParameters>>;
 
@@ -39,8 +39,8 @@ LayerParameters get_per_layer_parameters(std::span<const NamedAttentionConfig> l
 
 /// The first layer's parameters, and how far they hold for the others.
 struct GlobalHyperparameters : PerLayerParameters {
-  bool has_same_window_lefts = true;
-  bool has_same_all_params = true;
+  bool has_same_window_lefts = true;  ///< whether all layers have this window_left
+  bool has_same_all_params = true;    ///< whether all layers have these parameters
 };
 
 /// Layers may differ; the flags say whether they do. An empty list of layers is an error.

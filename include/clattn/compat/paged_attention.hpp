@@ -36,6 +36,7 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
 class PagedAttention {
  public:
   virtual ~PagedAttention() = default;
+  /// What it was made from.
   virtual const AttentionConfig& config() const noexcept = 0;
   /// output[r, h, :] = attention of request r's one query token over all seq_lens[r] keys of its
   /// pages; query and output [num_reqs, num_heads, head_size]. A request without keys gets 0 and
@@ -48,6 +49,7 @@ class PagedAttention {
                        const PackedKVCache& cache, const AttentionMetadata& metadata,
                        Event* event = nullptr,
                        std::vector<LaunchRecord>* launches = nullptr) const = 0;
+  /// The kernels that forward() launches.
   virtual std::vector<KernelInfo> kernels() const = 0;
 };
 

@@ -21,8 +21,8 @@ struct PagedBias {
   std::vector<std::int32_t> seq_lens;         ///< [num_reqs], keys and what is hidden before them
   std::vector<std::int32_t> first_keys;  ///< [num_reqs], 0 … page_size - 1 hidden before the first
   std::vector<std::int32_t> block_table;  ///< [num_reqs, block_table_stride], 0 past the last page
-  std::int64_t block_table_stride = 0;
-  bool causal = false;
+  std::int64_t block_table_stride = 0;    ///< columns of a row
+  bool causal = false;                    ///< as CommonAttentionMetadata::causal
 
   /// A batch over these arrays, valid while they live unchanged. Without slots the queries' tokens
   /// are the last of the keys, as causal biases have it anyway.
@@ -46,6 +46,7 @@ PagedBias make_paged_bias(std::span<const std::int32_t> q_seqlen,
 /// all keys, each one before it one key less.
 template <bool kCausal>
 struct PagedPaddedKeysMask : PagedBias {
+  /// As above.
   static PagedPaddedKeysMask from_seqlens(std::span<const std::int32_t> q_seqlen,
                                           std::span<const std::int32_t> kv_seqlen,
                                           std::span<const std::int32_t> block_tables,
@@ -60,6 +61,7 @@ using PagedBlockDiagonalCausalWithOffsetPaddedKeysMask = PagedPaddedKeysMask<tru
 /// The keys are slots kv_seqstarts[r] … kv_seqstarts[r] + kv_seqlen[r] - 1 of the request's pages.
 template <bool kCausal>
 struct PagedGappyKeysMask : PagedBias {
+  /// As above, with one start per request.
   static PagedGappyKeysMask from_seqlens(std::span<const std::int32_t> q_seqlen,
                                          std::span<const std::int32_t> kv_seqstarts,
                                          std::span<const std::int32_t> kv_seqlen,

@@ -30,8 +30,8 @@ struct V0SlotMappingRequest {
   std::int32_t seq_len = 0;      ///< tokens in the cache including this step's
   std::int32_t context_len = 0;  ///< tokens in the cache before this step
   std::int32_t start_idx = 0;    ///< tokens before it are not stored
-  std::int32_t block_size = 16;
-  bool is_profile_run = false;  ///< store nothing; needs no block table
+  std::int32_t block_size = 16;  ///< tokens per block
+  bool is_profile_run = false;   ///< store nothing; needs no block table
   /// Physical block ids; a block may stand there several times, as when a window reuses blocks.
   std::span<const std::int32_t> block_table = {};
 };

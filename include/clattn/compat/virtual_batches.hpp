@@ -19,10 +19,11 @@ struct LocalAttentionVirtualBatches {
   std::vector<std::int32_t> virtual_batch_to_request;  ///< [num_virtual]
   std::vector<std::int32_t> first_block;  ///< [num_virtual], the request's column of the chunk
   std::vector<std::int32_t> block_table;  ///< [num_virtual, blocks_per_chunk]
-  std::int32_t blocks_per_chunk = 0;
-  std::int32_t block_table_columns = 0;  ///< of the table that was given
-  bool causal = true;                    ///< of the real batch
+  std::int32_t blocks_per_chunk = 0;      ///< columns of block_table
+  std::int32_t block_table_columns = 0;   ///< of the table that was given
+  bool causal = true;                     ///< of the real batch
 
+  /// Virtual requests.
   std::int32_t num_virtual() const { return static_cast<std::int32_t>(seq_lens.size()); }
   /// The virtual requests as a batch over these arrays, valid while they live unchanged. Tokens
   /// keep their order, so the real batch's slots are valid for them too (empty = computed anew).

@@ -15,7 +15,7 @@ namespace CLATTN_API clattn {
 /// arrays, valid until the next build().
 class XFormersMetadata : public BatchMetadata {
  public:
-  static constexpr std::string_view kBackend = "XFORMERS";
+  static constexpr std::string_view kBackend = "XFORMERS";  ///< for metadata_as()
 
   /// One side of the batch.
   struct View : BatchView {
@@ -26,8 +26,9 @@ class XFormersMetadata : public BatchMetadata {
       block_table;  ///< [num_reqs, block_table_stride]; 0 past a request's last page
   std::int64_t block_table_stride = 0;  ///< most pages of any request of the batch
 
-  /// The decodes and the prefills; both throw kUnsupported if the two are interleaved.
+  /// The decodes. Throws kUnsupported if they and the prefills are interleaved.
   View decode_metadata() const { return with_table(decodes(), decodes_at_); }
+  /// The prefills. Throws as decode_metadata().
   View prefill_metadata() const { return with_table(prefills(), prefills_at_); }
 
  private:
