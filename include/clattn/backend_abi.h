@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-/* Changes with every change of what follows; a plugin of another version is refused. */
+/** Changes with every change of what follows; a plugin of another version is refused. */
 #define CLATTN_BACKEND_ABI_VERSION 1u
 #define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v1"
 
@@ -41,43 +41,43 @@ enum ClattnDType {
 enum ClattnLayout { CLATTN_NHD, CLATTN_HND };
 enum ClattnStatusCode { CLATTN_OK, CLATTN_INVALID_ARGUMENT, CLATTN_UNSUPPORTED, CLATTN_OPENCL };
 
-/* What the library tells the plugin about itself. */
+/** What the library tells the plugin about itself. */
 typedef struct ClattnHostApi {
   uint32_t abi_version;
-  uint32_t struct_size; /* bytes of this struct */
+  uint32_t struct_size; /**< bytes of this struct */
   const char* library_version;
 } ClattnHostApi;
 
-/* How a call ended. Zeroed before the call. */
+/** How a call ended. Zeroed before the call. */
 typedef struct ClattnStatus {
-  int32_t code;    /* ClattnStatusCode */
-  int32_t cl_code; /* OpenCL status behind CLATTN_OPENCL */
+  int32_t code;    /**< ClattnStatusCode */
+  int32_t cl_code; /**< OpenCL status behind CLATTN_OPENCL */
   char message[504];
 } ClattnStatus;
 
-/* One layer's configuration: decoder attention over a paged cache. */
+/** One layer's configuration: decoder attention over a paged cache. */
 typedef struct ClattnAttentionConfig {
-  uint32_t struct_size; /* bytes of this struct */
+  uint32_t struct_size; /**< bytes of this struct */
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_size;
-  int32_t block_size;     /* tokens per cache page */
-  int32_t dtype;          /* ClattnDType of query, key, value and output */
-  int32_t kv_cache_dtype; /* ClattnDType of the cache */
+  int32_t block_size;     /**< tokens per cache page */
+  int32_t dtype;          /**< ClattnDType of query, key, value and output */
+  int32_t kv_cache_dtype; /**< ClattnDType of the cache */
   float scale;
-  float logits_soft_cap;        /* 0 = none */
-  int32_t sliding_window;       /* keys seen, the own one included; 0 = all */
-  int32_t attention_chunk_size; /* 0 = none */
-  const float* alibi_slopes;    /* [num_heads] or NULL */
-  const float* sinks;           /* [num_heads] or NULL */
+  float logits_soft_cap;        /**< 0 = none */
+  int32_t sliding_window;       /**< keys seen, the own one included; 0 = all */
+  int32_t attention_chunk_size; /**< 0 = none */
+  const float* alibi_slopes;    /**< [num_heads] or NULL */
+  const float* sinks;           /**< [num_heads] or NULL */
 } ClattnAttentionConfig;
 
 enum ClattnDeviceKind { CLATTN_GPU, CLATTN_CPU, CLATTN_OTHER };
 
-/* A device as the driver reports it. */
+/** A device as the driver reports it. */
 typedef struct ClattnDevice {
-  uint32_t struct_size; /* bytes of this struct */
-  int32_t kind;         /* ClattnDeviceKind */
+  uint32_t struct_size; /**< bytes of this struct */
+  int32_t kind;         /**< ClattnDeviceKind */
   int32_t compute_units;
   const char* name;
   const char* vendor;
@@ -88,18 +88,19 @@ typedef struct ClattnDevice {
   uint64_t local_mem_bytes;
 } ClattnDevice;
 
-/* [tokens, heads, head_size], heads and dims contiguous. */
+/** [tokens, heads, head_size], heads and dims contiguous. */
 typedef struct ClattnTensor {
   cl_mem buffer;
   int64_t offset;
   int64_t token_stride;
 } ClattnTensor;
 
-/* One layer's cache: element (block, token, head, dim) of K lies at k_offset + block * block_stride
+/** One layer's cache: element (block, token, head, dim) of K lies at k_offset + block *
+   block_stride
    + token * token_stride + head * head_stride + dim of the buffer, V's at v_offset + the same. */
 typedef struct ClattnKVCache {
   cl_mem buffer;
-  int32_t dtype; /* ClattnDType */
+  int32_t dtype; /**< ClattnDType */
   int32_t block_size;
   int32_t num_kv_heads;
   int32_t head_size;
@@ -109,15 +110,15 @@ typedef struct ClattnKVCache {
   int64_t block_stride;
   int64_t token_stride;
   int64_t head_stride;
-  cl_mem scales; /* f32 [2][1 or num_kv_heads]: K, then V; NULL = 1 */
+  cl_mem scales; /**< f32 [2][1 or num_kv_heads]: K, then V; NULL = 1 */
   int32_t scales_per_head;
 } ClattnKVCache;
 
-/* One step's batch, validated: the same arrays on the host and, from the named byte offsets on, in
+/** One step's batch, validated: the same arrays on the host and, from the named byte offsets on, in
    one device buffer. The first num_decodes requests are decodes (few query tokens: one, unless
    speculating); 0 if decodes do not come first. */
 typedef struct ClattnBatch {
-  uint32_t struct_size; /* bytes of this struct */
+  uint32_t struct_size; /**< bytes of this struct */
   int32_t num_reqs;
   int32_t num_actual_tokens;
   int32_t num_decodes;
@@ -125,10 +126,10 @@ typedef struct ClattnBatch {
   int32_t max_seq_len;
   int32_t causal;
   int64_t block_table_stride;
-  const int32_t* query_start_loc; /* [num_reqs + 1] */
-  const int32_t* seq_lens;        /* [num_reqs], this step's tokens included */
-  const int32_t* block_table;     /* [num_reqs, block_table_stride]; 0 past a request's pages */
-  const int64_t* slot_mapping;    /* [num_actual_tokens]; negative = store nothing */
+  const int32_t* query_start_loc; /**< [num_reqs + 1] */
+  const int32_t* seq_lens;        /**< [num_reqs], this step's tokens included */
+  const int32_t* block_table;     /**< [num_reqs, block_table_stride]; 0 past a request's pages */
+  const int64_t* slot_mapping;    /**< [num_actual_tokens]; negative = store nothing */
   cl_mem device;
   uint64_t query_start_loc_bytes;
   uint64_t seq_lens_bytes;
@@ -136,40 +137,40 @@ typedef struct ClattnBatch {
   uint64_t slot_mapping_bytes;
 } ClattnBatch;
 
-/* Takes one sentence per call. */
+/** Takes one sentence per call. */
 typedef void (*ClattnAddReason)(void* sink, const char* reason);
 
-/* What the plugin fills in. `self` and `impl` are the plugin's own. No function may be NULL. */
+/** What the plugin fills in. `self` and `impl` are the plugin's own. No function may be NULL. */
 typedef struct ClattnBackendPlugin {
-  uint32_t abi_version; /* CLATTN_BACKEND_ABI_VERSION */
-  uint32_t struct_size; /* bytes of this struct, as the plugin was compiled */
-  const char* name;     /* upper case, unique in the registry */
-  const char* version;  /* of the plugin, for reports */
-  const char* refusal;  /* why the entry point returned a number other than 0 */
+  uint32_t abi_version; /**< CLATTN_BACKEND_ABI_VERSION */
+  uint32_t struct_size; /**< bytes of this struct, as the plugin was compiled */
+  const char* name;     /**< upper case, unique in the registry */
+  const char* version;  /**< of the plugin, for reports */
+  const char* refusal;  /**< why the entry point returned a number other than 0 */
   void* self;
-  int32_t kv_dimension;     /* logical dimension of K (0) and V (1): 0 or 1 */
-  uint32_t layouts;         /* supported layouts: bit CLATTN_NHD, bit CLATTN_HND; at least one */
-  int32_t preferred_layout; /* ClattnLayout, one of them */
+  int32_t kv_dimension;     /**< logical dimension of K (0) and V (1): 0 or 1 */
+  uint32_t layouts;         /**< supported layouts: bit CLATTN_NHD, bit CLATTN_HND; at least one */
+  int32_t preferred_layout; /**< ClattnLayout, one of them */
 
-  /* Once, after the last impl has gone and before the shared object is closed. */
+  /** Once, after the last impl has gone and before the shared object is closed. */
   void (*destroy)(void* self);
-  /* Calls add_reason for every reason why the configuration cannot run; device is NULL when only
+  /** Calls add_reason for every reason why the configuration cannot run; device is NULL when only
      the configuration is to be judged. */
   void (*validate)(void* self, const ClattnAttentionConfig* config, const ClattnDevice* device,
                    ClattnAddReason add_reason, void* sink);
-  /* Logical shape of a cache: K/V and blocks in either order, then token, head, dim. */
+  /** Logical shape of a cache: K/V and blocks in either order, then token, head, dim. */
   void (*kv_cache_shape)(void* self, int64_t num_blocks, int32_t block_size, int32_t num_kv_heads,
                          int32_t head_size, int64_t shape[5], ClattnStatus* status);
-  /* Which logical dimension stands at each place in memory, slowest first. */
+  /** Which logical dimension stands at each place in memory, slowest first. */
   void (*kv_cache_stride_order)(void* self, int32_t layout, int32_t order[5], ClattnStatus* status);
   void* (*impl_create)(void* self, cl_context context, cl_device_id device,
                        const ClattnAttentionConfig* config, ClattnStatus* status);
   void (*impl_destroy)(void* self, void* impl);
-  /* Enqueue and return; *event, unless event is NULL, may be set to the last command's. */
+  /** Enqueue and return; *event, unless event is NULL, may be set to the last command's. */
   void (*write_kv_cache)(void* self, void* impl, cl_command_queue queue, const ClattnTensor* key,
                          const ClattnTensor* value, const ClattnKVCache* cache,
                          const ClattnBatch* batch, cl_event* event, ClattnStatus* status);
-  /* lse: f32 [num_actual_tokens, num_heads], natural logarithm, or NULL. */
+  /** lse: f32 [num_actual_tokens, num_heads], natural logarithm, or NULL. */
   void (*forward)(void* self, void* impl, cl_command_queue queue, const ClattnTensor* query,
                   const ClattnKVCache* cache, const ClattnBatch* batch, const ClattnTensor* output,
                   cl_mem lse, cl_event* event, ClattnStatus* status);

@@ -29,62 +29,62 @@ extern "C" {
 
 /* --- Recorded steps ------------------------------------------------------------------------- */
 
-/* A recording of this thread's launches on one queue. */
+/** A recording of this thread's launches on one queue. */
 typedef struct ClattnGraphCapture ClattnGraphCapture;
-/* Launches that can be enqueued again. Keeps what they were bound to alive. */
+/** Launches that can be enqueued again. Keeps what they were bound to alive. */
 typedef struct ClattnGraph ClattnGraph;
 
-/* From this call until clattn_graph_capture_end(), this thread's forward and cache calls on `queue`
-   are recorded, not run. Copies and steps are not recorded and must not use the queue. `mode`:
-   "launch_list", "command_buffer", or "auto" (also NULL): the one that costs the host less.
+/** From this call until clattn_graph_capture_end(), this thread's forward and cache calls on
+   `queue` are recorded, not run. Copies and steps are not recorded and must not use the queue.
+   `mode`: "launch_list", "command_buffer", or "auto" (also NULL): the one that costs the host less.
    CLATTN_ERROR_INVALID_ARGUMENT: this thread is recording already. */
 CLATTN_C_API ClattnResult clattn_graph_capture_create(const ClattnQueue* queue, const char* mode,
                                                       ClattnGraphCapture** capture);
-/* Ends the recording, once, by the thread that began it. CLATTN_ERROR_UNSUPPORTED: "command_buffer"
-   was asked for and the device takes none. */
+/** Ends the recording, once, by the thread that began it. CLATTN_ERROR_UNSUPPORTED:
+   "command_buffer" was asked for and the device takes none. */
 CLATTN_C_API ClattnResult clattn_graph_capture_end(ClattnGraphCapture* capture,
                                                    ClattnGraph** graph);
-/* To be called by the thread that began it. A recording that was not ended is dropped. */
+/** To be called by the thread that began it. A recording that was not ended is dropped. */
 CLATTN_C_API void clattn_graph_capture_destroy(ClattnGraphCapture* capture);
 
 CLATTN_C_API void clattn_graph_destroy(ClattnGraph* graph);
-/* Enqueues the launches again over what their buffers hold by then; `event`, unless NULL, completes
-   with the last one. Several threads may replay graphs that write nothing in common. */
+/** Enqueues the launches again over what their buffers hold by then; `event`, unless NULL,
+   completes with the last one. Several threads may replay graphs that write nothing in common. */
 CLATTN_C_API ClattnResult clattn_graph_replay(const ClattnGraph* graph, const ClattnQueue* queue,
                                               ClattnEvent* event);
 
 typedef struct ClattnGraphInfo {
   uint32_t struct_size;
-  int32_t uses_command_buffer; /* 1: a replay is one cl_khr_command_buffer */
+  int32_t uses_command_buffer; /**< 1: a replay is one cl_khr_command_buffer */
   uint64_t num_launches;
 } ClattnGraphInfo;
 CLATTN_C_API ClattnResult clattn_graph_info(const ClattnGraph* graph, ClattnGraphInfo* info);
 
-/* clattn::AttentionState: the metadata that recorded steps read, in memory that all batch sizes
+/** clattn::AttentionState: the metadata that recorded steps read, in memory that all batch sizes
    share. One state serves all layers of the same configuration. */
 typedef struct ClattnGraphState ClattnGraphState;
 
-/* Requests of recorded steps have at most options->decode_threshold query tokens. `options` may be
+/** Requests of recorded steps have at most options->decode_threshold query tokens. `options` may be
    NULL. If it gives no num_blocks, the number of the cache that is bound to the layer is taken. */
 CLATTN_C_API ClattnResult clattn_graph_state_create(const ClattnLayer* layer,
                                                     const ClattnStepOptions* options,
                                                     ClattnGraphState** state);
 CLATTN_C_API void clattn_graph_state_destroy(ClattnGraphState* state);
-/* Allocates memory for recorded steps of up to `max_batch_size` requests. Until
+/** Allocates memory for recorded steps of up to `max_batch_size` requests. Until
    clattn_graph_state_end_capture() sizes can be captured, and no step can begin. Later captures
    take no more requests than the first. CLATTN_ERROR_UNSUPPORTED: the layer's backend cannot be
    recorded. */
 CLATTN_C_API ClattnResult clattn_graph_state_begin_capture(ClattnGraphState* state,
                                                            int32_t max_batch_size);
-/* CLATTN_ERROR_INVALID_ARGUMENT: no capture has begun. */
+/** CLATTN_ERROR_INVALID_ARGUMENT: no capture has begun. */
 CLATTN_C_API ClattnResult clattn_graph_state_end_capture(ClattnGraphState* state);
-/* The step to record layers with for up to `batch_size` requests; it is the state's, valid until
+/** The step to record layers with for up to `batch_size` requests; it is the state's, valid until
    its next call. */
 CLATTN_C_API ClattnResult clattn_graph_state_capture_step(ClattnGraphState* state,
                                                           const ClattnQueue* queue,
                                                           int32_t batch_size,
                                                           const ClattnStep** step);
-/* Plans a step. `graph_batch_size` becomes the smallest captured size that can replay it, whose
+/** Plans a step. `graph_batch_size` becomes the smallest captured size that can replay it, whose
    graph is then ready; 0 = launch the layers with `step`, which is the state's, valid until its
    next call. Tensors of a replayed step are those that were recorded: rows behind the batch's are
    padding. */
@@ -96,13 +96,13 @@ CLATTN_C_API ClattnResult clattn_graph_state_begin_step(ClattnGraphState* state,
 
 /* --- Cascades ------------------------------------------------------------------------------- */
 
-/* Plans of batches whose requests begin with the same tokens in the same pages: those are read once
-   for all requests (clattn::CascadeAttention). Cascades of more levels are in C++ alone. */
+/** Plans of batches whose requests begin with the same tokens in the same pages: those are read
+   once for all requests (clattn::CascadeAttention). Cascades of more levels are in C++ alone. */
 typedef struct ClattnCascade ClattnCascade;
-/* A layer's kernels for cascades (clattn::CascadeImpl). */
+/** A layer's kernels for cascades (clattn::CascadeImpl). */
 typedef struct ClattnCascadeLayer ClattnCascadeLayer;
 
-/* One cascade serves all layers of the same configuration; `options` may be NULL. Layers with
+/** One cascade serves all layers of the same configuration; `options` may be NULL. Layers with
    windows, chunks, ALiBi or masks are refused: CLATTN_ERROR_UNSUPPORTED. */
 CLATTN_C_API ClattnResult clattn_cascade_create(const ClattnLayer* layer,
                                                 const ClattnStepOptions* options,
@@ -111,18 +111,18 @@ CLATTN_C_API void clattn_cascade_destroy(ClattnCascade* cascade);
 CLATTN_C_API ClattnResult clattn_cascade_layer_create(const ClattnLayer* layer,
                                                       ClattnCascadeLayer** cascade_layer);
 CLATTN_C_API void clattn_cascade_layer_destroy(ClattnCascadeLayer* cascade_layer);
-/* Plans a step. The batch's common_prefix_len is a multiple of block_size, at least one page.
+/** Plans a step. The batch's common_prefix_len is a multiple of block_size, at least one page.
    `step` becomes the cascade's, valid until its next build: what clattn_layer_store() takes. */
 CLATTN_C_API ClattnResult clattn_cascade_build(ClattnCascade* cascade, const ClattnQueue* queue,
                                                const ClattnBatchInfo* batch,
                                                const ClattnStep** step);
-/* Stores the step's `key` and `value` in the layer's cache, as the first half of
+/** Stores the step's `key` and `value` in the layer's cache, as the first half of
    clattn_layer_forward() does: nothing if kv_sharing_target_layer_name is set. Scales have to be
    loaded before. */
 CLATTN_C_API ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* queue,
                                              const ClattnTensors* tensors, const ClattnStep* step);
-/* Attends to the cache of the layer that `cascade_layer` was made from, over the step that was last
-   built. Reads query, output, lse and event of `tensors`; keys and values have been stored. */
+/** Attends to the cache of the layer that `cascade_layer` was made from, over the step that was
+   last built. Reads query, output, lse and event of `tensors`; keys and values have been stored. */
 CLATTN_C_API ClattnResult clattn_cascade_forward(const ClattnCascade* cascade,
                                                  const ClattnQueue* queue,
                                                  const ClattnCascadeLayer* cascade_layer,

@@ -16,35 +16,36 @@ extern "C" {
 
 typedef struct ClattnSession ClattnSession;
 
-/* clattn::SessionConfig. */
+/** clattn::SessionConfig. */
 typedef struct ClattnSessionConfig {
   uint32_t struct_size;
-  int32_t no_prefix_caching; /* other than 0: requests that begin alike share no blocks */
-  /* [num_layers]. Backend, KV heads, head size, types and block size are the same for all; equal
+  int32_t no_prefix_caching; /**< other than 0: requests that begin alike share no blocks */
+  /** [num_layers]. Backend, KV heads, head size, types and block size are the same for all; equal
      layers may share one struct. Layers without a name are called "layers.N". */
   const ClattnLayerConfig* const* layers;
   size_t num_layers;
-  int64_t num_blocks;   /* of each layer's cache; 0 = as many as cache_bytes hold */
-  uint64_t cache_bytes; /* of the caches of all layers */
-  const char* layout;   /* as in clattn_cache_create(); NULL = the fastest one */
-  const ClattnStepOptions* step_options; /* limits of a step (its num_blocks is ignored), or NULL */
-  const ClattnQueue* queue;              /* on which all its work runs; NULL = one of its own */
-  ClattnProgress progress;               /* called while layers are made, which compiles; or NULL */
-  void* progress_user;                   /* its `user` */
+  int64_t num_blocks;   /**< of each layer's cache; 0 = as many as cache_bytes hold */
+  uint64_t cache_bytes; /**< of the caches of all layers */
+  const char* layout;   /**< as in clattn_cache_create(); NULL = the fastest one */
+  const ClattnStepOptions*
+      step_options;         /**< limits of a step (its num_blocks is ignored), or NULL */
+  const ClattnQueue* queue; /**< on which all its work runs; NULL = one of its own */
+  ClattnProgress progress;  /**< called while layers are made, which compiles; or NULL */
+  void* progress_user;      /**< its `user` */
 } ClattnSessionConfig;
 
-/* Allocates the caches, zeroes them (waits for that) and compiles the layers' kernels. */
+/** Allocates the caches, zeroes them (waits for that) and compiles the layers' kernels. */
 CLATTN_C_API ClattnResult clattn_session_create(const ClattnContext* context,
                                                 const ClattnSessionConfig* config,
                                                 ClattnSession** session);
 CLATTN_C_API void clattn_session_destroy(ClattnSession* session);
-/* A handle of its queue, to be destroyed like any other. */
+/** A handle of its queue, to be destroyed like any other. */
 CLATTN_C_API ClattnResult clattn_session_queue(const ClattnSession* session, ClattnQueue** queue);
-/* clattn_warm_up() for all layers. Called before the first request, it warms up the copying of
+/** clattn_warm_up() for all layers. Called before the first request, it warms up the copying of
    blocks, which forks need, as well. */
 CLATTN_C_API ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progress,
                                                  void* user);
-/* As clattn_layer_explain() and clattn_layer_load_kv_scales() of layer 0 ... num_layers - 1. */
+/** As clattn_layer_explain() and clattn_layer_load_kv_scales() of layer 0 ... num_layers - 1. */
 CLATTN_C_API ClattnResult clattn_session_explain(const ClattnSession* session, int32_t layer,
                                                  char* text, size_t capacity, size_t* size);
 CLATTN_C_API ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer,
@@ -53,62 +54,62 @@ CLATTN_C_API ClattnResult clattn_session_load_kv_scales(ClattnSession* session, 
 typedef struct ClattnSessionInfo {
   uint32_t struct_size;
   int32_t num_layers;
-  int32_t block_size; /* tokens */
+  int32_t block_size; /**< tokens */
   int32_t num_blocks;
-  int32_t num_free_blocks; /* cached blocks that no request holds included */
+  int32_t num_free_blocks; /**< cached blocks that no request holds included */
   int32_t reserved;
 } ClattnSessionInfo;
 CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
                                               ClattnSessionInfo* info);
 
-/* Adds a request with the token ids of its prompt, at least one; `id` becomes its number. It holds
+/** Adds a request with the token ids of its prompt, at least one; `id` becomes its number. It holds
    the cached blocks with the prompt's beginning. Only requests of one salt share blocks: token ids
    and salt have to determine keys and values. */
 CLATTN_C_API ClattnResult clattn_session_add(ClattnSession* session, const int32_t* prompt,
                                              size_t num_tokens, uint64_t cache_salt, int64_t* id);
-/* Another request with the same tokens and, so far, the same blocks; `copy` becomes its number. */
+/** Another request with the same tokens and, so far, the same blocks; `copy` becomes its number. */
 CLATTN_C_API ClattnResult clattn_session_fork(ClattnSession* session, int64_t id, int64_t* copy);
-/* Gives up its blocks, keeps its tokens: a later step computes them again (preemption). */
+/** Gives up its blocks, keeps its tokens: a later step computes them again (preemption). */
 CLATTN_C_API ClattnResult clattn_session_evict(ClattnSession* session, int64_t id);
-/* Ends the request; its blocks become free. */
+/** Ends the request; its blocks become free. */
 CLATTN_C_API ClattnResult clattn_session_finish(ClattnSession* session, int64_t id);
 
-/* The session owns the arrays. They are valid until its next call other than
+/** The session owns the arrays. They are valid until its next call other than
    clattn_session_info() and clattn_session_request_info(). */
 typedef struct ClattnRequestInfo {
   uint32_t struct_size;
   int32_t num_tokens;
-  int32_t num_computed_tokens; /* that have keys and values in the cache */
+  int32_t num_computed_tokens; /**< that have keys and values in the cache */
   int32_t num_blocks;
-  const int32_t* tokens;      /* [num_tokens] */
-  const int32_t* block_table; /* [num_blocks] */
+  const int32_t* tokens;      /**< [num_tokens] */
+  const int32_t* block_table; /**< [num_blocks] */
 } ClattnRequestInfo;
 CLATTN_C_API ClattnResult clattn_session_request_info(const ClattnSession* session, int64_t id,
                                                       ClattnRequestInfo* info);
 
-/* A request's part of a step. */
+/** A request's part of a step. */
 typedef struct ClattnStepRequest {
   int64_t id;
-  const int32_t* new_tokens; /* [num_new_tokens], token ids that join the request's */
+  const int32_t* new_tokens; /**< [num_new_tokens], token ids that join the request's */
   size_t num_new_tokens;
-  int64_t max_tokens; /* compute at most this many, < 2^31; 0 = all that are not computed */
-  int64_t reserved;   /* must be 0: elements of an array have no struct_size to grow by */
+  int64_t max_tokens; /**< compute at most this many, < 2^31; 0 = all that are not computed */
+  int64_t reserved;   /**< must be 0: elements of an array have no struct_size to grow by */
 } ClattnStepRequest;
 
-/* The rows of a step, request after request in the caller's order. The arrays are the session's,
+/** The rows of a step, request after request in the caller's order. The arrays are the session's,
    valid until its next step. */
 typedef struct ClattnStepRows {
   uint32_t struct_size;
   int32_t num_requests;
-  int32_t num_tokens; /* rows of every tensor */
+  int32_t num_tokens; /**< rows of every tensor */
   int32_t reserved;
-  const int32_t* token_ids;       /* [num_tokens]: whose query, key and value to compute */
-  const int32_t* positions;       /* [num_tokens], in their request, for rotary embeddings */
-  const int32_t* query_start_loc; /* [num_requests + 1]: request i has rows [i] ... [i + 1] - 1; the
-                                     logits of the last of them give its next token */
-  const int32_t* seq_lens;        /* [num_requests]: tokens computed after the step */
+  const int32_t* token_ids;       /**< [num_tokens]: whose query, key and value to compute */
+  const int32_t* positions;       /**< [num_tokens], in their request, for rotary embeddings */
+  const int32_t* query_start_loc; /**< [num_requests + 1]: request i has rows [i] ... [i + 1] - 1;
+                                     the logits of the last of them give its next token */
+  const int32_t* seq_lens;        /**< [num_requests]: tokens computed after the step */
 } ClattnStepRows;
-/* Begins a step, in which clattn_session_attend() is called once for every layer: adds the new
+/** Begins a step, in which clattn_session_attend() is called once for every layer: adds the new
    tokens, allocates blocks, uploads the step's metadata. Requests may stand in any order, each once
    and with at least one token to compute. A former step in which some layer was not attended is
    given up first, so after any failure the same call begins the step again.
@@ -116,7 +117,7 @@ typedef struct ClattnStepRows {
 CLATTN_C_API ClattnResult clattn_session_step(ClattnSession* session,
                                               const ClattnStepRequest* requests,
                                               size_t num_requests, ClattnStepRows* rows);
-/* clattn_layer_forward() of a layer over the current step. After the last layer the step's tokens
+/** clattn_layer_forward() of a layer over the current step. After the last layer the step's tokens
    count as computed. */
 CLATTN_C_API ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
                                                 const ClattnTensors* tensors);
