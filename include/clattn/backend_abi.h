@@ -43,28 +43,28 @@ enum ClattnStatusCode { CLATTN_OK, CLATTN_INVALID_ARGUMENT, CLATTN_UNSUPPORTED, 
 
 /** What the library tells the plugin about itself. */
 typedef struct ClattnHostApi {
-  uint32_t abi_version;
-  uint32_t struct_size; /**< bytes of this struct */
-  const char* library_version;
+  uint32_t abi_version;        /**< CLATTN_BACKEND_ABI_VERSION of the library */
+  uint32_t struct_size;        /**< bytes of this struct */
+  const char* library_version; /**< "0.1.0" */
 } ClattnHostApi;
 
 /** How a call ended. Zeroed before the call. */
 typedef struct ClattnStatus {
-  int32_t code;    /**< ClattnStatusCode */
-  int32_t cl_code; /**< OpenCL status behind CLATTN_OPENCL */
-  char message[504];
+  int32_t code;      /**< ClattnStatusCode */
+  int32_t cl_code;   /**< OpenCL status behind CLATTN_OPENCL */
+  char message[504]; /**< ends in 0 */
 } ClattnStatus;
 
 /** One layer's configuration: decoder attention over a paged cache. */
 typedef struct ClattnAttentionConfig {
-  uint32_t struct_size; /**< bytes of this struct */
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_size;
-  int32_t block_size;     /**< tokens per cache page */
-  int32_t dtype;          /**< ClattnDType of query, key, value and output */
-  int32_t kv_cache_dtype; /**< ClattnDType of the cache */
-  float scale;
+  uint32_t struct_size;         /**< bytes of this struct */
+  int32_t num_heads;            /**< query heads */
+  int32_t num_kv_heads;         /**< key/value heads */
+  int32_t head_size;            /**< elements */
+  int32_t block_size;           /**< tokens per cache page */
+  int32_t dtype;                /**< ClattnDType of query, key, value and output */
+  int32_t kv_cache_dtype;       /**< ClattnDType of the cache */
+  float scale;                  /**< of the softmax */
   float logits_soft_cap;        /**< 0 = none */
   int32_t sliding_window;       /**< keys seen, the own one included; 0 = all */
   int32_t attention_chunk_size; /**< 0 = none */
@@ -76,65 +76,65 @@ enum ClattnDeviceKind { CLATTN_GPU, CLATTN_CPU, CLATTN_OTHER };
 
 /** A device as the driver reports it. */
 typedef struct ClattnDevice {
-  uint32_t struct_size; /**< bytes of this struct */
-  int32_t kind;         /**< ClattnDeviceKind */
-  int32_t compute_units;
-  const char* name;
-  const char* vendor;
-  const char* driver_version;
-  uint64_t max_work_group_size;
-  uint64_t global_mem_bytes;
-  uint64_t max_alloc_bytes;
-  uint64_t local_mem_bytes;
+  uint32_t struct_size;         /**< bytes of this struct */
+  int32_t kind;                 /**< ClattnDeviceKind */
+  int32_t compute_units;        /**< CL_DEVICE_MAX_COMPUTE_UNITS */
+  const char* name;             /**< CL_DEVICE_NAME */
+  const char* vendor;           /**< CL_DEVICE_VENDOR */
+  const char* driver_version;   /**< CL_DRIVER_VERSION */
+  uint64_t max_work_group_size; /**< work-items */
+  uint64_t global_mem_bytes;    /**< of all buffers together */
+  uint64_t max_alloc_bytes;     /**< of one buffer */
+  uint64_t local_mem_bytes;     /**< of a work-group */
 } ClattnDevice;
 
 /** [tokens, heads, head_size], heads and dims contiguous. */
 typedef struct ClattnTensor {
-  cl_mem buffer;
-  int64_t offset;
-  int64_t token_stride;
+  cl_mem buffer;        /**< not retained */
+  int64_t offset;       /**< elements before token 0 */
+  int64_t token_stride; /**< elements from token to token */
 } ClattnTensor;
 
 /** One layer's cache: element (block, token, head, dim) of K lies at k_offset + block *
    block_stride
    + token * token_stride + head * head_stride + dim of the buffer, V's at v_offset + the same. */
 typedef struct ClattnKVCache {
-  cl_mem buffer;
-  int32_t dtype; /**< ClattnDType */
-  int32_t block_size;
-  int32_t num_kv_heads;
-  int32_t head_size;
-  int64_t num_blocks;
-  int64_t k_offset;
-  int64_t v_offset;
-  int64_t block_stride;
-  int64_t token_stride;
-  int64_t head_stride;
-  cl_mem scales; /**< f32 [2][1 or num_kv_heads]: K, then V; NULL = 1 */
-  int32_t scales_per_head;
+  cl_mem buffer;           /**< not retained */
+  int32_t dtype;           /**< ClattnDType */
+  int32_t block_size;      /**< tokens per page */
+  int32_t num_kv_heads;    /**< heads of a token */
+  int32_t head_size;       /**< elements */
+  int64_t num_blocks;      /**< pages */
+  int64_t k_offset;        /**< elements before the first K */
+  int64_t v_offset;        /**< elements before the first V */
+  int64_t block_stride;    /**< elements from page to page */
+  int64_t token_stride;    /**< elements from token to token */
+  int64_t head_stride;     /**< elements from head to head */
+  cl_mem scales;           /**< f32 [2][1 or num_kv_heads]: K, then V; NULL = 1 */
+  int32_t scales_per_head; /**< other than 0: num_kv_heads scales for K and as many for V */
 } ClattnKVCache;
 
 /** One step's batch, validated: the same arrays on the host and, from the named byte offsets on, in
    one device buffer. The first num_decodes requests are decodes (few query tokens: one, unless
    speculating); 0 if decodes do not come first. */
 typedef struct ClattnBatch {
-  uint32_t struct_size; /**< bytes of this struct */
-  int32_t num_reqs;
-  int32_t num_actual_tokens;
-  int32_t num_decodes;
-  int32_t max_query_len;
-  int32_t max_seq_len;
-  int32_t causal;
-  int64_t block_table_stride;
+  uint32_t struct_size;       /**< bytes of this struct */
+  int32_t num_reqs;           /**< requests */
+  int32_t num_actual_tokens;  /**< query tokens of all requests */
+  int32_t num_decodes;        /**< requests that come first */
+  int32_t max_query_len;      /**< of any request */
+  int32_t max_seq_len;        /**< of any request, in tokens */
+  int32_t causal;             /**< other than 0: a query sees only keys up to its own position */
+  int64_t block_table_stride; /**< columns of a row */
   const int32_t* query_start_loc; /**< [num_reqs + 1] */
   const int32_t* seq_lens;        /**< [num_reqs], this step's tokens included */
   const int32_t* block_table;     /**< [num_reqs, block_table_stride]; 0 past a request's pages */
   const int64_t* slot_mapping;    /**< [num_actual_tokens]; negative = store nothing */
-  cl_mem device;
-  uint64_t query_start_loc_bytes;
-  uint64_t seq_lens_bytes;
-  uint64_t block_table_bytes;
-  uint64_t slot_mapping_bytes;
+  cl_mem device;                  /**< the same arrays, at these offsets: */
+  uint64_t query_start_loc_bytes; /**< i32 */
+  uint64_t seq_lens_bytes;        /**< i32 */
+  uint64_t block_table_bytes;     /**< i32 */
+  uint64_t slot_mapping_bytes;    /**< i64 */
 } ClattnBatch;
 
 /** Takes one sentence per call. */
@@ -142,12 +142,12 @@ typedef void (*ClattnAddReason)(void* sink, const char* reason);
 
 /** What the plugin fills in. `self` and `impl` are the plugin's own. No function may be NULL. */
 typedef struct ClattnBackendPlugin {
-  uint32_t abi_version; /**< CLATTN_BACKEND_ABI_VERSION */
-  uint32_t struct_size; /**< bytes of this struct, as the plugin was compiled */
-  const char* name;     /**< upper case, unique in the registry */
-  const char* version;  /**< of the plugin, for reports */
-  const char* refusal;  /**< why the entry point returned a number other than 0 */
-  void* self;
+  uint32_t abi_version;     /**< CLATTN_BACKEND_ABI_VERSION */
+  uint32_t struct_size;     /**< bytes of this struct, as the plugin was compiled */
+  const char* name;         /**< upper case, unique in the registry */
+  const char* version;      /**< of the plugin, for reports */
+  const char* refusal;      /**< why the entry point returned a number other than 0 */
+  void* self;               /**< the plugin's own, given to every function */
   int32_t kv_dimension;     /**< logical dimension of K (0) and V (1): 0 or 1 */
   uint32_t layouts;         /**< supported layouts: bit CLATTN_NHD, bit CLATTN_HND; at least one */
   int32_t preferred_layout; /**< ClattnLayout, one of them */
@@ -163,8 +163,10 @@ typedef struct ClattnBackendPlugin {
                          int32_t head_size, int64_t shape[5], ClattnStatus* status);
   /** Which logical dimension stands at each place in memory, slowest first. */
   void (*kv_cache_stride_order)(void* self, int32_t layout, int32_t order[5], ClattnStatus* status);
+  /** The kernels of a configuration, compiled; NULL and a status if that fails. */
   void* (*impl_create)(void* self, cl_context context, cl_device_id device,
                        const ClattnAttentionConfig* config, ClattnStatus* status);
+  /** Ends what impl_create() made. */
   void (*impl_destroy)(void* self, void* impl);
   /** Enqueue and return; *event, unless event is NULL, may be set to the last command's. */
   void (*write_kv_cache)(void* self, void* impl, cl_command_queue queue, const ClattnTensor* key,

@@ -84,12 +84,13 @@ CLATTN_C_API ClattnResult clattn_set_log(int32_t level, ClattnLogSink sink, void
 
 /* --- Devices and contexts ------------------------------------------------------------------- */
 
+/** A device as the driver lists it. */
 typedef struct ClattnDeviceId {
   uint32_t struct_size;
-  int32_t platform_index; /**< "platform_index:device_index" is its selector */
-  int32_t device_index;
+  int32_t platform_index;  /**< "platform_index:device_index" is its selector */
+  int32_t device_index;    /**< position among the platform's devices */
   cl_platform_id platform; /**< the handles belong to the driver */
-  cl_device_id device;
+  cl_device_id device;     /**< as platform */
 } ClattnDeviceId;
 
 CLATTN_C_API ClattnResult clattn_device_count(size_t* count);
@@ -106,18 +107,19 @@ CLATTN_C_API ClattnResult clattn_context_adopt(cl_context handle, cl_device_id d
                                                ClattnContext** context);
 CLATTN_C_API void clattn_context_destroy(ClattnContext* context);
 
+/** What the driver says about the device of a context. */
 typedef struct ClattnContextInfo {
   uint32_t struct_size;
-  int32_t compute_units;
+  int32_t compute_units; /**< CL_DEVICE_MAX_COMPUTE_UNITS */
   cl_context
       context; /**< not retained for the caller; like all fields, valid while the context lives */
-  cl_device_id device;
-  const char* name;
-  const char* vendor;
-  const char* driver_version;
-  const char* kind; /**< "gpu", "cpu" or "other" */
-  uint64_t global_mem_bytes;
-  uint64_t max_alloc_bytes;
+  cl_device_id device;        /**< the driver's handle */
+  const char* name;           /**< CL_DEVICE_NAME */
+  const char* vendor;         /**< CL_DEVICE_VENDOR */
+  const char* driver_version; /**< CL_DRIVER_VERSION */
+  const char* kind;           /**< "gpu", "cpu" or "other" */
+  uint64_t global_mem_bytes;  /**< of all buffers together */
+  uint64_t max_alloc_bytes;   /**< of one buffer */
 } ClattnContextInfo;
 CLATTN_C_API ClattnResult clattn_context_info(const ClattnContext* context,
                                               ClattnContextInfo* info);
@@ -176,9 +178,9 @@ CLATTN_C_API void clattn_model_destroy(ClattnModel* model);
 /** clattn::AttentionOptions. */
 typedef struct ClattnLayerConfig {
   uint32_t struct_size;
-  int32_t num_heads;
-  int32_t num_kv_heads; /**< 0 = num_heads, with use_mla 1 */
-  int32_t head_size;
+  int32_t num_heads;                        /**< query heads */
+  int32_t num_kv_heads;                     /**< 0 = num_heads, with use_mla 1 */
+  int32_t head_size;                        /**< elements; use_mla: latent and rotary part */
   int32_t block_size;                       /**< tokens per page of the cache; 0 = 16 */
   const char* name;                         /**< unique in its model */
   const char* dtype;                        /**< of query, key, value and output; NULL = "f16" */
@@ -190,14 +192,14 @@ typedef struct ClattnLayerConfig {
   const float* alibi_slopes;                /**< [num_heads] or NULL */
   const float* sinks;                       /**< [num_heads] or NULL */
   float scale;                              /**< 0 = 1 / sqrt(head_size) */
-  float logits_soft_cap;
-  int32_t sliding_window;       /**< keys seen, the own one included; 0 = all */
-  int32_t attention_chunk_size; /**< 0 = none */
-  int32_t use_mla;
-  int32_t rope_dim; /**< use_mla: the rotary part of head_size; 0 = 64 */
-  int32_t custom_mask;
-  int32_t output_fp8;
-  int32_t calculate_kv_scales; /**< take scales from the first batch */
+  float logits_soft_cap;                    /**< 0 = none */
+  int32_t sliding_window;                   /**< keys seen, the own one included; 0 = all */
+  int32_t attention_chunk_size;             /**< 0 = none */
+  int32_t use_mla;                          /**< other than 0: latent attention */
+  int32_t rope_dim;                         /**< use_mla: the rotary part of head_size; 0 = 64 */
+  int32_t custom_mask;                      /**< other than 0: every call brings a mask */
+  int32_t output_fp8;                       /**< other than 0: every call also writes fp8 */
+  int32_t calculate_kv_scales;              /**< take scales from the first batch */
   int32_t reserved;
 } ClattnLayerConfig;
 
@@ -217,10 +219,10 @@ CLATTN_C_API ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* t
 /** Per-tensor scales of a checkpoint, real = stored * scale; 0 or less = it has none. */
 typedef struct ClattnKVScales {
   uint32_t struct_size;
-  float k_scale;
-  float v_scale;
-  float q_scale;
-  float prob_scale;
+  float k_scale;    /**< of K */
+  float v_scale;    /**< of V */
+  float q_scale;    /**< of Q */
+  float prob_scale; /**< of the probabilities; no kernel reads it */
 } ClattnKVScales;
 /** Sets the scales of the layer's own cache (Attention::load_kv_scales). */
 CLATTN_C_API ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer,
@@ -251,21 +253,21 @@ CLATTN_C_API void clattn_cache_destroy(ClattnCache* cache);
 /** clattn::KVCache. */
 typedef struct ClattnCacheInfo {
   uint32_t struct_size;
-  int32_t block_size;
-  int64_t num_blocks;
-  int32_t num_kv_heads;
-  int32_t head_size;
-  const char* dtype; /**< never freed */
-  cl_mem buffer;     /**< the reference stays the cache's */
-  uint64_t page_size_bytes;
-  int64_t shape[5];   /**< the backend's logical shape */
-  int64_t strides[5]; /**< of that shape; where keys lie by dim, of V alone */
-  int64_t k_offset;
-  int64_t v_offset;
-  int64_t block_stride;
-  int64_t token_stride;
-  int64_t head_stride;
-  int64_t key_dim_stride;
+  int32_t block_size;       /**< tokens per page */
+  int64_t num_blocks;       /**< pages */
+  int32_t num_kv_heads;     /**< key/value heads */
+  int32_t head_size;        /**< elements */
+  const char* dtype;        /**< never freed */
+  cl_mem buffer;            /**< the reference stays the cache's */
+  uint64_t page_size_bytes; /**< of one page of the cache */
+  int64_t shape[5];         /**< the backend's logical shape */
+  int64_t strides[5];       /**< of that shape; where keys lie by dim, of V alone */
+  int64_t k_offset;         /**< elements before the first K */
+  int64_t v_offset;         /**< elements before the first V */
+  int64_t block_stride;     /**< elements from page to page */
+  int64_t token_stride;     /**< elements from token to token */
+  int64_t head_stride;      /**< elements from head to head */
+  int64_t key_dim_stride;   /**< 1, or where keys lie by dim elements from dim to dim */
 } ClattnCacheInfo;
 CLATTN_C_API ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);
 /** For an 8-bit cache: f32 [2][1 or num_kv_heads], the factors of K, then those of V; `per_head`
@@ -280,21 +282,21 @@ CLATTN_C_API ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCach
 
 /** [tokens, heads, head_size] on the device, heads and dims contiguous; no buffer = absent. */
 typedef struct ClattnTensorRef {
-  const ClattnBuffer* buffer;
-  int64_t offset;       /**< elements before token 0 */
-  int64_t token_stride; /**< elements from token to token; 0 = contiguous */
+  const ClattnBuffer* buffer; /**< NULL = absent */
+  int64_t offset;             /**< elements before token 0 */
+  int64_t token_stride;       /**< elements from token to token; 0 = contiguous */
 } ClattnTensorRef;
 
 /** What reshape_and_cache_flash() takes. */
 typedef struct ClattnCacheWrite {
   uint32_t struct_size;
-  const char* dtype; /**< of key and value; NULL = "f16" */
-  ClattnTensorRef key;
-  ClattnTensorRef value;
+  const char* dtype;                /**< of key and value; NULL = "f16" */
+  ClattnTensorRef key;              /**< [num_tokens, num_kv_heads, head_size] */
+  ClattnTensorRef value;            /**< as key */
   const ClattnBuffer* slot_mapping; /**< i64 [num_tokens]: block * block_size + offset; -1 = none */
-  size_t slot_offset_bytes;
-  int64_t num_tokens;
-  ClattnEvent* event; /**< completes with the write, or NULL */
+  size_t slot_offset_bytes;         /**< bytes before the first slot */
+  int64_t num_tokens;               /**< rows that are stored */
+  ClattnEvent* event;               /**< completes with the write, or NULL */
 } ClattnCacheWrite;
 /** Stores keys and values at the slots, without a step; clattn_layer_forward() does it by itself.
  */
@@ -333,13 +335,13 @@ CLATTN_C_API void clattn_step_destroy(ClattnStep* step);
 /** clattn::CommonAttentionMetadata. The arrays are host memory, read before the call returns. */
 typedef struct ClattnBatchInfo {
   uint32_t struct_size;
-  int32_t num_reqs;
+  int32_t num_reqs;               /**< requests */
   const int32_t* query_start_loc; /**< [num_reqs + 1], prefix sums of the query lengths */
   const int32_t* seq_lens;        /**< [num_reqs], tokens in the cache including this step's */
   const int32_t* block_table;     /**< [num_reqs, block_table_stride] */
-  int64_t block_table_stride;
-  const int64_t* slot_mapping; /**< [num_slots]; NULL = computed from the block table */
-  int64_t num_slots;
+  int64_t block_table_stride;     /**< columns of a row */
+  const int64_t* slot_mapping;    /**< [num_slots]; NULL = computed from the block table */
+  int64_t num_slots;              /**< elements of slot_mapping */
   const int32_t* key_start_loc; /**< [num_reqs + 1], encoder types alone; NULL = query_start_loc */
   int32_t causal;               /**< 1 = yes, -1 = no, 0 = as attn_type says */
   int32_t common_prefix_len;    /**< tokens in pages that all requests share; 0 = none known */
@@ -353,26 +355,26 @@ CLATTN_C_API ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue*
 /** Of the last batch. */
 typedef struct ClattnStepInfo {
   uint32_t struct_size;
-  int32_t num_actual_tokens;
-  int32_t num_decodes;
-  int32_t num_prefills;
-  int32_t num_decode_tokens;
-  int32_t num_prefill_tokens;
-  int32_t max_query_len;
-  int32_t max_seq_len;
+  int32_t num_actual_tokens;  /**< query tokens */
+  int32_t num_decodes;        /**< requests */
+  int32_t num_prefills;       /**< requests */
+  int32_t num_decode_tokens;  /**< query tokens */
+  int32_t num_prefill_tokens; /**< query tokens */
+  int32_t max_query_len;      /**< of any request */
+  int32_t max_seq_len;        /**< of any request, in tokens */
 } ClattnStepInfo;
 CLATTN_C_API ClattnResult clattn_step_info(const ClattnStep* step, ClattnStepInfo* info);
 
 /** The tensors of one layer's call, [rows, heads, head_size] each. */
 typedef struct ClattnTensors {
   uint32_t struct_size;
-  ClattnTensorRef query;
-  ClattnTensorRef key; /**< without key and value nothing is stored */
-  ClattnTensorRef value;
-  ClattnTensorRef output;
-  const ClattnBuffer* lse;         /**< f32 [num_actual_tokens, num_heads], or NULL: not wanted */
-  const ClattnBuffer* custom_mask; /**< u8 [num_actual_tokens, custom_mask_stride] */
-  int64_t custom_mask_stride;
+  ClattnTensorRef query;            /**< [rows, num_heads, head_size] */
+  ClattnTensorRef key;              /**< without key and value nothing is stored */
+  ClattnTensorRef value;            /**< as key */
+  ClattnTensorRef output;           /**< [rows, num_heads, head_size] */
+  const ClattnBuffer* lse;          /**< f32 [num_actual_tokens, num_heads], or NULL: not wanted */
+  const ClattnBuffer* custom_mask;  /**< u8 [num_actual_tokens, custom_mask_stride] */
+  int64_t custom_mask_stride;       /**< bytes from token to token */
   const ClattnBuffer* output_fp8;   /**< u8 [rows, num_heads, head_size] */
   const ClattnBuffer* output_scale; /**< f32 [1] */
   int64_t num_rows; /**< of the output, padding included, which is zeroed; 0 = num_actual_tokens */

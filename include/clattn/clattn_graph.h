@@ -53,10 +53,11 @@ CLATTN_C_API void clattn_graph_destroy(ClattnGraph* graph);
 CLATTN_C_API ClattnResult clattn_graph_replay(const ClattnGraph* graph, const ClattnQueue* queue,
                                               ClattnEvent* event);
 
+/** What was recorded. */
 typedef struct ClattnGraphInfo {
   uint32_t struct_size;
   int32_t uses_command_buffer; /**< 1: a replay is one cl_khr_command_buffer */
-  uint64_t num_launches;
+  uint64_t num_launches;       /**< kernels that a replay runs */
 } ClattnGraphInfo;
 CLATTN_C_API ClattnResult clattn_graph_info(const ClattnGraph* graph, ClattnGraphInfo* info);
 

@@ -23,7 +23,7 @@ typedef struct ClattnSessionConfig {
   /** [num_layers]. Backend, KV heads, head size, types and block size are the same for all; equal
      layers may share one struct. Layers without a name are called "layers.N". */
   const ClattnLayerConfig* const* layers;
-  size_t num_layers;
+  size_t num_layers;    /**< elements of layers */
   int64_t num_blocks;   /**< of each layer's cache; 0 = as many as cache_bytes hold */
   uint64_t cache_bytes; /**< of the caches of all layers */
   const char* layout;   /**< as in clattn_cache_create(); NULL = the fastest one */
@@ -51,11 +51,12 @@ CLATTN_C_API ClattnResult clattn_session_explain(const ClattnSession* session, i
 CLATTN_C_API ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer,
                                                         const ClattnKVScales* scales);
 
+/** How large the session is, and how full. */
 typedef struct ClattnSessionInfo {
   uint32_t struct_size;
-  int32_t num_layers;
-  int32_t block_size; /**< tokens */
-  int32_t num_blocks;
+  int32_t num_layers;      /**< of the model */
+  int32_t block_size;      /**< tokens */
+  int32_t num_blocks;      /**< of each cache */
   int32_t num_free_blocks; /**< cached blocks that no request holds included */
   int32_t reserved;
 } ClattnSessionInfo;
@@ -78,20 +79,20 @@ CLATTN_C_API ClattnResult clattn_session_finish(ClattnSession* session, int64_t 
    clattn_session_info() and clattn_session_request_info(). */
 typedef struct ClattnRequestInfo {
   uint32_t struct_size;
-  int32_t num_tokens;
+  int32_t num_tokens;          /**< in a step or not */
   int32_t num_computed_tokens; /**< that have keys and values in the cache */
-  int32_t num_blocks;
-  const int32_t* tokens;      /**< [num_tokens] */
-  const int32_t* block_table; /**< [num_blocks] */
+  int32_t num_blocks;          /**< elements of block_table */
+  const int32_t* tokens;       /**< [num_tokens] */
+  const int32_t* block_table;  /**< [num_blocks] */
 } ClattnRequestInfo;
 CLATTN_C_API ClattnResult clattn_session_request_info(const ClattnSession* session, int64_t id,
                                                       ClattnRequestInfo* info);
 
 /** A request's part of a step. */
 typedef struct ClattnStepRequest {
-  int64_t id;
+  int64_t id;                /**< of clattn_session_add() or clattn_session_fork() */
   const int32_t* new_tokens; /**< [num_new_tokens], token ids that join the request's */
-  size_t num_new_tokens;
+  size_t num_new_tokens;     /**< elements of new_tokens */
   int64_t max_tokens; /**< compute at most this many, < 2^31; 0 = all that are not computed */
   int64_t reserved;   /**< must be 0: elements of an array have no struct_size to grow by */
 } ClattnStepRequest;
@@ -100,8 +101,8 @@ typedef struct ClattnStepRequest {
    valid until its next step. */
 typedef struct ClattnStepRows {
   uint32_t struct_size;
-  int32_t num_requests;
-  int32_t num_tokens; /**< rows of every tensor */
+  int32_t num_requests; /**< of the step */
+  int32_t num_tokens;   /**< rows of every tensor */
   int32_t reserved;
   const int32_t* token_ids;       /**< [num_tokens]: whose query, key and value to compute */
   const int32_t* positions;       /**< [num_tokens], in their request, for rotary embeddings */
