@@ -30,7 +30,8 @@ def decode_ms(context, config, batch_size, length, repeats):
     bytes_of_rows = batch_size * config.num_heads * config.head_size * 2
     query, output = context.allocate(bytes_of_rows), context.allocate(bytes_of_rows)
     queue.write(query, np.zeros(bytes_of_rows, np.uint8))
-    clattn.warm_up(queue, [impl], clattn.ProgressBar("compiling"))
+    with clattn.ProgressBar("compiling") as progress:
+        clattn.warm_up(queue, [impl], progress)
     times = []
     for _ in range(repeats):
         event = impl.forward(queue, query, output, cache, metadata)

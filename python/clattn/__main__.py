@@ -14,7 +14,8 @@ def _devices(_: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    results = clattn.check(arguments.device, progress=clattn.ProgressBar("check"))
+    with clattn.ProgressBar("check") as progress:
+        results = clattn.check(arguments.device, progress=progress)
     for result in results:
         print(result)
     return 0 if all(result.passed for result in results) else 1

@@ -1,9 +1,11 @@
 """Progress as it is shown, and told by the checks."""
 
 import io
+import sys
 
 import clattn
-from clattn import checks
+import pytest
+from clattn import __main__, checks
 
 
 class Terminal(io.StringIO):
@@ -20,6 +22,40 @@ def test_bar_fills_on_a_terminal():
     assert lines[0] == f"compiling [{' ' * 30}] 0 of 3"
     assert lines[1] == f"compiling [{'#' * 10}{' ' * 20}] 1 of 3"
     assert lines[3] == f"compiling [{'#' * 30}] 3 of 3\n"
+
+
+def test_bar_ends_its_line_when_the_call_fails():
+    terminal = Terminal()
+    with pytest.raises(clattn.InvalidArgument):
+        with clattn.ProgressBar("compiling", terminal) as bar:
+            bar(1, 3)
+            raise clattn.InvalidArgument("no device fits")
+    assert terminal.getvalue().endswith("1 of 3\n")
+
+
+def test_bar_ends_its_line_once():
+    terminal = Terminal()
+    with clattn.ProgressBar("compiling", terminal) as bar:
+        bar(3, 3)
+    assert terminal.getvalue().endswith("3 of 3\n")
+    assert terminal.getvalue().count("\n") == 1
+    with clattn.ProgressBar("nothing to do", terminal):
+        pass
+    assert terminal.getvalue().count("\n") == 1
+
+
+def test_a_check_that_fails_ends_the_line(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "argv", ["clattn", "check"])
+
+    def check(_, progress):
+        progress(1, 3)
+        raise clattn.InvalidArgument("no device fits")
+
+    monkeypatch.setattr(clattn, "check", check)
+    assert __main__.main() == 2
+    assert terminal.getvalue().endswith("1 of 3\nclattn: no device fits\n")
 
 
 def test_bar_is_silent_elsewhere():
