@@ -47,18 +47,20 @@ if(PROJECT_IS_TOP_LEVEL AND BUILD_SHARED_LIBS)
   set(CPACK_DEB_COMPONENT_INSTALL ON)
   set(CPACK_COMPONENTS_ALL runtime dev)
   set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-  set(CPACK_DEBIAN_PACKAGE_SECTION libs)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
   set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 
   set(runtime libclattn${clattn_abi})
+  # Libraries of several architectures may stand side by side. CPack has a variable for the field
+  # from CMake 3.31 on; this works with all: the field behind that of the section.
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION "libs\nMulti-Arch: same")
   set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME ${runtime})
   set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "${PROJECT_DESCRIPTION}
  The shared library. A driver for OpenCL is needed too.")
   set(CPACK_DEBIAN_RUNTIME_PACKAGE_RECOMMENDS opencl-icd)
 
   set(CPACK_DEBIAN_DEV_PACKAGE_NAME libclattn-dev)
-  set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+  set(CPACK_DEBIAN_DEV_PACKAGE_SECTION "libdevel\nMulti-Arch: same")
   set(CPACK_COMPONENT_DEV_DESCRIPTION "${PROJECT_DESCRIPTION}: development files
  Headers in C and C++, and what CMake and pkg-config read.")
   set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS

@@ -29,6 +29,9 @@ clattn devices > log || { cat log; exit 1; }
 grep 'compute units' log
 [ -e /usr/share/man/man1/clattn.1.gz ] || [ -e /usr/share/man/man1/clattn.1 ]
 ls "/usr/lib/$(gcc -print-multiarch)/libclattn.so"
+for package in libclattn0.1 libclattn-dev; do
+  [ "$(dpkg-query -W -f='${Multi-Arch}' $package)" = same ] || exit 1
+done
 cmake -S consumer -B by_cmake > log || { cat log; exit 1; }
 cmake --build by_cmake > log || { cat log; exit 1; }
 by_cmake/first_program
