@@ -1,22 +1,30 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results.md from the reports in bench/results/.
+"""Writes the tables of docs/results.md and README.md from the reports in bench/results/.
 
-usage: bench/results_tables.py [--check] [--results FOLDER] [--page FILE]
+usage: bench/results_tables.py [--check] [--results FOLDER] [--page FILE]...
 
 FOLDER/NAME.json, written by `clattn bench --json`, becomes a section with a table for each suite.
 FOLDER/NAME/*.json, written by `bench/compare_torch.py --reports FOLDER/NAME`, becomes one table:
-clattn.json beside each peer. Both stand between the page's two marks. --check changes nothing and
-exits with 1 if the page does not say what the reports say. Exits with 2 for reports and pages that
-it cannot read.
+clattn.json beside each peer. Both stand between the page's two marks. A page may also name rows of
+one report, SUITE/BATCH/OPTIONS as they are called there, which become a table behind the name:
+
+    <!-- rows of bench/results/NAME.json: decode/64q1s8k prefill/q16k -->
+    <!-- end of the rows -->
+
+--check changes nothing and exits with 1 if a page does not say what the reports say. Exits with 2
+for reports and pages that it cannot read.
 """
 import argparse
 import json
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN = "<!-- tables of bench/results/: written by bench/results_tables.py, do not edit -->"
 END = "<!-- end of the tables of bench/results/ -->"
+ROWS = re.compile(r"(<!-- rows of bench/results/([^/ ]+)\.json:([^>]*)-->\n).*?"
+                  r"(<!-- end of the rows -->)", re.DOTALL)
 CEILINGS = {
     "read_gb_per_s": ("streaming read", "GB/s"),
     "page_read_gb_per_s": ("pages in random order", "GB/s"),
@@ -151,6 +159,29 @@ def tables(results):
     return lines or ["No report is kept there yet.", ""]
 
 
+def chosen_rows(results, match):
+    name = match[2]
+    report = read_report(results / f"{name}.json")
+    rows = {row["name"].split("/", 1)[-1]: row for row in report["rows"] if "skipped" not in row}
+    cells = []
+    for wanted in match[3].split():
+        if wanted not in rows:
+            raise Refused(f"{name}.json: lacks row {wanted}")
+        _, time, _, rate, share, _ = row_cells(rows[wanted])
+        cells.append([wanted.replace("/", " "), time, rate, share])
+    text = f"{provenance(report)}; `bench/results/{name}.json`."
+    lines = [*wrapped(text), "", *table(["", "µs", "rate", "share"], cells)]
+    return match[1] + "\n".join(["", *lines]) + match[4]
+
+
+def with_reports(page, text, results):
+    """The page as the reports have it."""
+    with_rows = ROWS.sub(lambda match: chosen_rows(results, match), text)
+    if ROWS.search(text) and BEGIN not in text:
+        return with_rows
+    return with_tables(page, with_rows, tables(results))
+
+
 def with_tables(page, text, lines):
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise Refused(f"{page}: expected each mark once:\n{BEGIN}\n{END}")
@@ -168,19 +199,19 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results")
-    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "results.md")
+    parser.add_argument("--page", type=pathlib.Path, action="append")
     arguments = parser.parse_args()
-    try:
-        text = arguments.page.read_text(encoding="utf-8")
-        wanted = with_tables(arguments.page, text, tables(arguments.results))
-    except (OSError, Refused) as error:
-        fail(2, error)
-    if wanted == text:
-        return
-    if arguments.check:
-        fail(1, f"{arguments.page} is not what {arguments.results} says; "
-             "run bench/results_tables.py")
-    arguments.page.write_text(wanted, encoding="utf-8")
+    for page in arguments.page or [ROOT / "docs" / "results.md", ROOT / "README.md"]:
+        try:
+            text = page.read_text(encoding="utf-8")
+            wanted = with_reports(page, text, arguments.results)
+        except (OSError, Refused) as error:
+            fail(2, error)
+        if wanted == text:
+            continue
+        if arguments.check:
+            fail(1, f"{page} is not what {arguments.results} says; run bench/results_tables.py")
+        page.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

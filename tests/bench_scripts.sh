@@ -247,6 +247,28 @@ sed -i 's/1 234/1 233/' "$work/page.md"
 results 1 'run bench/results_tables.py' --check
 results 0 ''
 page_says '| a | 1 234~ | −10..+30 % | 4 380 GB/s | 98 % of read | 31 % |'
+printf 'over\n<!-- rows of bench/results/d.json:\n  a b -->\nold\n%s\nunder\n' \
+  '<!-- end of the rows -->' > "$work/rows.md"
+results 1 'rows.md is not what' --page "$work/rows.md" --check
+results 0 '' --page "$work/rows.md"
+results 0 '' --page "$work/rows.md" --check
+sed 's/|  |/| |/' "$work/rows.md" > "$work/log"
+cmp -s "$work/log" - << 'TEXT' || fail 'writes other rows than those that the page names'
+over
+<!-- rows of bench/results/d.json:
+  a b -->
+
+D, driver 1.2, commit abc1234, 2026-11-25; `bench/results/d.json`.
+
+| | µs | rate | share |
+| --- | --- | --- | --- |
+| a | 1 234~ | 4 380 GB/s | 98 % of read |
+| b | 8.93! | 4 380 GB/s | 98 % of read |
+<!-- end of the rows -->
+under
+TEXT
+sed -i 's/  a b/  a c/' "$work/rows.md"
+results 2 'd.json: lacks row c' --page "$work/rows.md" --check
 echo '{"format": "clattn-bench", "schema_version": 2}' > "$work/results/e.json"
 results 2 'e.json: format clattn-bench, schema_version 2, legal: clattn-bench, 1' --check
 echo '{"format": "clattn-bench", "schema_version": 1}' > "$work/results/e.json"

@@ -48,16 +48,19 @@ else
   echo "docs: no python3 here, so the tables of docs/results.md are not compared with their reports"
 fi
 
-# Tables of results are generated from reports, or stand where the heading says that none is kept.
-awk '/^<!-- tables of/ { generated = 1 } /^<!-- end of the tables/ { generated = 0 }
-  /^## / { typed = /not kept/ }
-  /^\|/ && !generated && !typed {
-    print "docs/results.md:" FNR ": a table without a report"
-    bad = 1
-  }
-  END { exit bad }' docs/results.md || complain "see bench/results/README.md"
-sed -n '/^## How fast/,/^## /p' README.md | grep -q 'not kept' ||
-  complain "README.md does not say that its table has no report that is kept"
+# Tables of results are generated from reports, or the heading says that no report is kept.
+typed_tables() {
+  awk '/^<!-- (tables|rows) of bench/ { generated = 1 }
+    /^<!-- end of the (tables|rows)/ { generated = 0 }
+    /^## / { all_typed = typed = /not kept/ } /^### / { typed = all_typed || /not kept/ }
+    /^\|/ && !generated && !typed' "$@"
+}
+sed -n '/^## How fast/,/^## Where/p' README.md > "$work/readme_figures"
+typed_tables docs/results.md "$work/readme_figures" > "$work/typed"
+[ ! -s "$work/typed" ] || {
+  complain "docs/results.md, README.md: rows without a report (bench/results/README.md):"
+  cat "$work/typed"
+}
 
 # clattn.hpp brings what an engine needs: 12 headers of ours at most.
 echo clattn/clattn.hpp > "$work/reached"
