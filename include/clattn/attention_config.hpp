@@ -18,6 +18,7 @@ enum class KernelFamily : std::uint8_t {
   kGpuPtx,     ///< as kGpu, with lane shuffles through inline PTX where a kernel has them
   kGpuMatrix,  ///< as kGpu, with matrix units that the driver's compiler has built-ins for
 };
+/// All of them, kAuto first.
 inline constexpr std::array kKernelFamilies = {KernelFamily::kAuto, KernelFamily::kCpu,
                                                KernelFamily::kGpu, KernelFamily::kGpuPtx,
                                                KernelFamily::kGpuMatrix};

@@ -28,8 +28,10 @@ extern "C" {
 
 /** Changes with every change of what follows; a plugin of another version is refused. */
 #define CLATTN_BACKEND_ABI_VERSION 1u
+/** The name of the exported function. */
 #define CLATTN_BACKEND_PLUGIN_ENTRY "clattn_backend_plugin_v1"
 
+/** Element types, as clattn::DType. */
 enum ClattnDType {
   CLATTN_F32,
   CLATTN_F16,
@@ -38,7 +40,9 @@ enum ClattnDType {
   CLATTN_FP8_E5M2,
   CLATTN_INT8
 };
+/** Orders of a page in memory: [token, head, dim] or [head, token, dim]. */
 enum ClattnLayout { CLATTN_NHD, CLATTN_HND };
+/** How a call ended, as clattn::ErrorCode. */
 enum ClattnStatusCode { CLATTN_OK, CLATTN_INVALID_ARGUMENT, CLATTN_UNSUPPORTED, CLATTN_OPENCL };
 
 /** What the library tells the plugin about itself. */
@@ -72,6 +76,7 @@ typedef struct ClattnAttentionConfig {
   const float* sinks;           /**< [num_heads] or NULL */
 } ClattnAttentionConfig;
 
+/** Kinds of devices, as clattn::DeviceKind. */
 enum ClattnDeviceKind { CLATTN_GPU, CLATTN_CPU, CLATTN_OTHER };
 
 /** A device as the driver reports it. */
@@ -178,6 +183,7 @@ typedef struct ClattnBackendPlugin {
                   cl_mem lse, cl_event* event, ClattnStatus* status);
 } ClattnBackendPlugin;
 
+/** The function that the shared object exports. */
 typedef int (*ClattnBackendPluginEntry)(const ClattnHostApi* host, ClattnBackendPlugin* plugin);
 
 #ifdef __cplusplus

@@ -53,10 +53,12 @@ extern "C" {
 
 /** This header's version, raised by incompatible changes; clattn_abi_version() is the library's. */
 #define CLATTN_ABI_VERSION 1u
+/** CLATTN_ABI_VERSION of the library. */
 CLATTN_C_API uint32_t clattn_abi_version(void);
 /** "0.1.0"; never freed. */
 CLATTN_C_API const char* clattn_version(void);
 
+/** How a call ended. */
 typedef enum ClattnResult {
   CLATTN_SUCCESS = 0,
   CLATTN_ERROR_INVALID_ARGUMENT = 1, /**< the text names field, value and what is legal */
@@ -93,6 +95,7 @@ typedef struct ClattnDeviceId {
   cl_device_id device;     /**< as platform */
 } ClattnDeviceId;
 
+/** How many devices all platforms have; may be 0. */
 CLATTN_C_API ClattnResult clattn_device_count(size_t* count);
 /** `index` in [0, count), in the drivers' order. */
 CLATTN_C_API ClattnResult clattn_device_at(size_t index, ClattnDeviceId* device);
@@ -121,36 +124,46 @@ typedef struct ClattnContextInfo {
   uint64_t global_mem_bytes;  /**< of all buffers together */
   uint64_t max_alloc_bytes;   /**< of one buffer */
 } ClattnContextInfo;
+/** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_context_info(const ClattnContext* context,
                                               ClattnContextInfo* info);
 
 /* --- Queues, buffers, events ---------------------------------------------------------------- */
 
+/** An in-order command queue. */
 typedef struct ClattnQueue ClattnQueue;
 
 /** `profiling` other than 0: events have durations. */
 CLATTN_C_API ClattnResult clattn_queue_create(const ClattnContext* context, int32_t profiling,
                                               ClattnQueue** queue);
+/** Takes a queue of the application, which must be in order. */
 CLATTN_C_API ClattnResult clattn_queue_adopt(cl_command_queue handle, ClattnQueue** queue);
 CLATTN_C_API void clattn_queue_destroy(ClattnQueue* queue);
+/** The OpenCL queue; the reference stays this one's. */
 CLATTN_C_API ClattnResult clattn_queue_handle(const ClattnQueue* queue, cl_command_queue* handle);
+/** Hands what was enqueued to the device, without waiting. */
 CLATTN_C_API ClattnResult clattn_queue_flush(const ClattnQueue* queue);
 /** Blocks until everything that was enqueued has run. */
 CLATTN_C_API ClattnResult clattn_queue_finish(const ClattnQueue* queue);
 
+/** A buffer of device memory. */
 typedef struct ClattnBuffer ClattnBuffer;
 
 /** Uninitialised device memory. */
 CLATTN_C_API ClattnResult clattn_buffer_create(const ClattnContext* context, size_t size_bytes,
                                                ClattnBuffer** buffer);
+/** Takes memory of the application. */
 CLATTN_C_API ClattnResult clattn_buffer_adopt(cl_mem handle, ClattnBuffer** buffer);
 CLATTN_C_API void clattn_buffer_destroy(ClattnBuffer* buffer);
+/** The OpenCL memory; the reference stays the buffer's. */
 CLATTN_C_API ClattnResult clattn_buffer_handle(const ClattnBuffer* buffer, cl_mem* handle);
+/** Its size in bytes. */
 CLATTN_C_API ClattnResult clattn_buffer_size(const ClattnBuffer* buffer, size_t* size_bytes);
-/** Copies between host and device inside the buffer's range; both block. */
+/** Copies from the host into the buffer's range; blocks. */
 CLATTN_C_API ClattnResult clattn_buffer_write(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                               size_t offset_bytes, const void* source,
                                               size_t size_bytes);
+/** As clattn_buffer_write(), from the device. */
 CLATTN_C_API ClattnResult clattn_buffer_read(const ClattnBuffer* buffer, const ClattnQueue* queue,
                                              size_t offset_bytes, void* destination,
                                              size_t size_bytes);
@@ -158,6 +171,7 @@ CLATTN_C_API ClattnResult clattn_buffer_read(const ClattnBuffer* buffer, const C
 /** Empty until a call that was given it has enqueued something. */
 typedef struct ClattnEvent ClattnEvent;
 
+/** An empty event. */
 CLATTN_C_API ClattnResult clattn_event_create(ClattnEvent** event);
 CLATTN_C_API void clattn_event_destroy(ClattnEvent* event);
 /** NULL while empty; the reference stays the event's. */
@@ -172,6 +186,7 @@ CLATTN_C_API ClattnResult clattn_event_duration_ns(const ClattnEvent* event, uin
 /** The layers of one model by name: needed where a layer attends to another one's cache. */
 typedef struct ClattnModel ClattnModel;
 
+/** A model without layers. */
 CLATTN_C_API ClattnResult clattn_model_create(ClattnModel** model);
 CLATTN_C_API void clattn_model_destroy(ClattnModel* model);
 
@@ -203,6 +218,7 @@ typedef struct ClattnLayerConfig {
   int32_t reserved;
 } ClattnLayerConfig;
 
+/** An attention layer (clattn::Attention). */
 typedef struct ClattnLayer ClattnLayer;
 
 /** Chooses a backend and compiles its kernels. `model` may be NULL: a model of this layer alone. */
@@ -238,6 +254,7 @@ CLATTN_C_API ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_
 
 /* --- KV caches ------------------------------------------------------------------------------ */
 
+/** The paged KV cache of one layer. */
 typedef struct ClattnCache ClattnCache;
 
 /** A zeroed cache of `num_blocks` pages for layers like this one; blocks. `layout`: "NHD", "HND",
@@ -269,6 +286,7 @@ typedef struct ClattnCacheInfo {
   int64_t head_stride;      /**< elements from head to head */
   int64_t key_dim_stride;   /**< 1, or where keys lie by dim elements from dim to dim */
 } ClattnCacheInfo;
+/** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info);
 /** For an 8-bit cache: f32 [2][1 or num_kv_heads], the factors of K, then those of V; `per_head`
    other than 0: num_kv_heads of each. Call it before the cache is bound. NULL removes them. A cache
@@ -363,6 +381,7 @@ typedef struct ClattnStepInfo {
   int32_t max_query_len;      /**< of any request */
   int32_t max_seq_len;        /**< of any request, in tokens */
 } ClattnStepInfo;
+/** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_step_info(const ClattnStep* step, ClattnStepInfo* info);
 
 /** The tensors of one layer's call, [rows, heads, head_size] each. */

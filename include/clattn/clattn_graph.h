@@ -59,6 +59,7 @@ typedef struct ClattnGraphInfo {
   int32_t uses_command_buffer; /**< 1: a replay is one cl_khr_command_buffer */
   uint64_t num_launches;       /**< kernels that a replay runs */
 } ClattnGraphInfo;
+/** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_graph_info(const ClattnGraph* graph, ClattnGraphInfo* info);
 
 /** clattn::AttentionState: the metadata that recorded steps read, in memory that all batch sizes
@@ -109,6 +110,7 @@ CLATTN_C_API ClattnResult clattn_cascade_create(const ClattnLayer* layer,
                                                 const ClattnStepOptions* options,
                                                 ClattnCascade** cascade);
 CLATTN_C_API void clattn_cascade_destroy(ClattnCascade* cascade);
+/** The kernels by which a cascade runs `layer`, which is refused as in clattn_cascade_create(). */
 CLATTN_C_API ClattnResult clattn_cascade_layer_create(const ClattnLayer* layer,
                                                       ClattnCascadeLayer** cascade_layer);
 CLATTN_C_API void clattn_cascade_layer_destroy(ClattnCascadeLayer* cascade_layer);

@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+/** Caches, layers, blocks and requests of a model (clattn::Session). */
 typedef struct ClattnSession ClattnSession;
 
 /** clattn::SessionConfig. */
@@ -45,9 +46,10 @@ CLATTN_C_API ClattnResult clattn_session_queue(const ClattnSession* session, Cla
    blocks, which forks need, as well. */
 CLATTN_C_API ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progress,
                                                  void* user);
-/** As clattn_layer_explain() and clattn_layer_load_kv_scales() of layer 0 ... num_layers - 1. */
+/** As clattn_layer_explain(), of layer 0 ... num_layers - 1. */
 CLATTN_C_API ClattnResult clattn_session_explain(const ClattnSession* session, int32_t layer,
                                                  char* text, size_t capacity, size_t* size);
+/** As clattn_layer_load_kv_scales(), of layer 0 ... num_layers - 1. */
 CLATTN_C_API ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer,
                                                         const ClattnKVScales* scales);
 
@@ -60,6 +62,7 @@ typedef struct ClattnSessionInfo {
   int32_t num_free_blocks; /**< cached blocks that no request holds included */
   int32_t reserved;
 } ClattnSessionInfo;
+/** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_session_info(const ClattnSession* session,
                                               ClattnSessionInfo* info);
 
@@ -85,6 +88,7 @@ typedef struct ClattnRequestInfo {
   const int32_t* tokens;       /**< [num_tokens] */
   const int32_t* block_table;  /**< [num_blocks] */
 } ClattnRequestInfo;
+/** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_session_request_info(const ClattnSession* session, int64_t id,
                                                       ClattnRequestInfo* info);
 

@@ -70,6 +70,7 @@ class Event {
   cl_event event_ = nullptr;
 };
 
+/// What the host does with mapped memory.
 enum class HostAccess : std::uint8_t { kRead, kWrite, kReadWrite };
 
 class HostView;
@@ -144,6 +145,7 @@ class HostView {
   void* mapped_ = nullptr;
 };
 
+/// Whether a queue measures its commands.
 enum class QueueProfiling : std::uint8_t { kOff, kOn };
 
 /// Everything slow and shared about one (cl_context, device): capabilities, compiled programs,

@@ -10,6 +10,7 @@
 
 namespace CLATTN_API clattn {
 
+/// What kind of device the driver says it is.
 enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
 
 /// "gpu", "cpu" or "other".

@@ -7,6 +7,7 @@
 
 namespace CLATTN_API clattn {
 
+/// How much is logged: a level includes those before it.
 enum class LogLevel : std::uint8_t {
   kOff,
   kInfo,   ///< which kernels a layer's shape got, and what did not work; once each

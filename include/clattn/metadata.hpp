@@ -131,6 +131,7 @@ struct PagedKVMetadata {
   std::vector<std::int32_t> indices;        ///< [indptr.back()], physical block ids
   std::vector<std::int32_t> last_page_len;  ///< [num_reqs], 1 … block_size; 0 for an empty request
 };
+/// The page lists of a batch. Checks its lengths and block table as validate_batch() does.
 PagedKVMetadata build_paged_kv_metadata(const CommonAttentionMetadata& batch,
                                         std::int32_t block_size);
 

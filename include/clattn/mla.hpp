@@ -68,8 +68,9 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
 /// The registry's MLA backend, which runs what this header declares behind AttentionBackend.
 inline constexpr std::string_view kMLABackendName = "CLATTN_MLA";
 
-/// Latent parts come in multiples of the step up to the largest.
+/// The largest latent part, in elements.
 inline constexpr std::int32_t kMaxKVLoraRank = 512;
+/// What every latent part is a multiple of, in elements.
 inline constexpr std::int32_t kKVLoraRankStep = 16;
 
 /// One layer of multi-head latent attention in its absorbed form: every query head attends to the

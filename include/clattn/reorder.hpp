@@ -31,6 +31,7 @@ bool reorder_batch_to_split_decodes_and_prefills(const RequestProgress& requests
                                                  std::span<std::int32_t> order,
                                                  std::vector<RowSwap>* swaps = nullptr);
 
+/// Whether draft tokens are computed one after the other or all at once.
 enum class Drafting : std::uint8_t { kSequential, kParallel };
 
 /// The decode threshold of a backend that runs speculative tokens as decodes: 1 +

@@ -87,9 +87,11 @@ std::vector<std::string> device_classes(const DeviceCapabilities& capabilities);
 /// "none" for contiguous keys (0), "small" below 16 tokens a page, "medium", "large" from 64 on.
 std::string_view page_class(std::int32_t block_size);
 
-/// A tuning file, or one line of it with its end.
+/// The text of a tuning file.
 std::string format_tuning(std::span<const TuningRow> rows, std::span<const CostRow> costs = {});
+/// One line of it, with its end.
 std::string format_tuning_row(const TuningRow& row);
+/// One line of it, with its end.
 std::string format_cost_row(const CostRow& row);
 /// Reads what format_tuning() writes. Never throws: what it cannot read is left out and listed in
 /// `problems`. `name` stands for the file there.

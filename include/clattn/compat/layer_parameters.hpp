@@ -32,6 +32,7 @@ struct NamedAttentionConfig {
   std::string name;        ///< unique in the model
   AttentionConfig config;  ///< of the layer
 };
+/// Layers by name, in the order of the model.
 using LayerParameters = std::vector<std::pair<std::string, PerLayerParameters>>;
 
 /// Each layer's parameters, in the order given. A name given twice is refused.

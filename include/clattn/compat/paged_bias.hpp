@@ -55,7 +55,9 @@ struct PagedPaddedKeysMask : PagedBias {
     return {make_paged_bias(q_seqlen, starts, kv_seqlen, block_tables, page_size, kCausal)};
   }
 };
+/// xFormers' name.
 using PagedBlockDiagonalPaddedKeysMask = PagedPaddedKeysMask<false>;
+/// xFormers' name.
 using PagedBlockDiagonalCausalWithOffsetPaddedKeysMask = PagedPaddedKeysMask<true>;
 
 /// The keys are slots kv_seqstarts[r] … kv_seqstarts[r] + kv_seqlen[r] - 1 of the request's pages.
@@ -70,7 +72,9 @@ struct PagedGappyKeysMask : PagedBias {
     return {make_paged_bias(q_seqlen, kv_seqstarts, kv_seqlen, block_tables, page_size, kCausal)};
   }
 };
+/// xFormers' name.
 using PagedBlockDiagonalGappyKeysMask = PagedGappyKeysMask<false>;
+/// xFormers' name.
 using PagedBlockDiagonalCausalWithOffsetGappyKeysMask = PagedGappyKeysMask<true>;
 
 /// Keys of one tensor without pages: request r's are kv_seqstarts[r] … kv_seqstarts[r] +
@@ -87,7 +91,9 @@ struct GappyKeysMask {
                                          std::int32_t page_size,
                                          std::int32_t notional_padding) const;
 };
+/// xFormers' name.
 using BlockDiagonalGappyKeysMask = GappyKeysMask<false>;
+/// xFormers' name.
 using BlockDiagonalCausalWithOffsetGappyKeysMask = GappyKeysMask<true>;
 
 }  // namespace clattn

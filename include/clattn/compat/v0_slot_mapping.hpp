@@ -18,6 +18,7 @@ namespace CLATTN_API clattn {
 bool is_v0_block_tables_empty(
     std::span<const std::optional<std::vector<std::int32_t>>> block_tables);
 
+/// What a request's step computes: its prompt, or one token.
 enum class V0Phase : std::uint8_t { kPrompt, kDecode };
 
 /// The first token whose key is worth storing: of a prompt behind a sliding window (0 = none) the
