@@ -102,6 +102,7 @@ struct World {
   std::vector<std::byte> received = std::vector<std::byte>(kHostBytes);
 
   clattn::Buffer& buffer() { return dice.pick(buffers); }
+  clattn::Event* maybe_event() { return dice.one_in(3) ? &event : nullptr; }
   clattn::TensorRef tensor();
   std::size_t slot_offset_bytes();
   RandomBatch batch(std::int32_t block_size) { return batch(dice, block_size); }
@@ -119,6 +120,11 @@ struct RandomCall {
   std::int64_t weight;
   void (*run)(World&);
 };
+std::span<const RandomCall> memory_calls();
+std::span<const RandomCall> layer_calls();
+std::span<const RandomCall> cache_calls();
+std::span<const RandomCall> host_calls();
+/// All of them, the C API's (c_calls.hpp) and the threads' included.
 const std::vector<RandomCall>& random_calls();
 
 }  // namespace test
