@@ -1,57 +1,12 @@
 // Calls of the C API (clattn.h) with random arguments, of null and of each other's handles.
-#include "random_calls/c_calls.hpp"
-
-#include <algorithm>
-#include <clattn/error.hpp>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "random_calls/world.hpp"
+#include "random_calls/c_help.hpp"
 
 using namespace clattn;
+using namespace test::c;
 using test::CWorld;
-using test::Dice;
 using test::World;
-
-/// A status as the exception that main() counts. What promises an error text has one.
-static void tell(ClattnResult status) {
-  if (status == CLATTN_SUCCESS) return;
-  const std::string text = clattn_last_error();
-  if (text.empty()) throw std::runtime_error("no text for " + std::to_string(status));
-  if (status == CLATTN_ERROR_INTERNAL || status == CLATTN_ERROR_OUT_OF_MEMORY)
-    throw std::runtime_error(text);
-  if ((status == CLATTN_ERROR_OPENCL) != (clattn_last_cl_error() != CL_SUCCESS))
-    throw std::runtime_error("a status of OpenCL that does not fit: " + text);
-  throw Error(status == CLATTN_ERROR_OPENCL ? ErrorCode::kOpenCL : ErrorCode::kInvalidArgument,
-              text);
-}
-
-/// Puts what `make` gives in the place of an old handle; failure must give none.
-template <typename Owner, typename Make>
-static void remake(Owner& owner, const Make& make) {
-  typename Owner::pointer made = nullptr;
-  const ClattnResult status = make(&made);
-  if ((status == CLATTN_SUCCESS) != (made != nullptr))
-    throw std::runtime_error("a handle and a status that do not fit");
-  if (made != nullptr) owner.reset(made);
-  tell(status);
-}
-
-/// The handle, or, seldom, null.
-template <typename Owner>
-static typename Owner::pointer maybe(Dice& dice, const Owner& owner) {
-  return dice.one_in(40) ? nullptr : owner.get();
-}
-
-/// A struct whose size is told, seldom too small: a larger one than there is would be a lie.
-template <typename Struct>
-static Struct sized(Dice& dice) {
-  Struct made{};
-  const auto size = static_cast<std::int64_t>(sizeof(Struct));
-  made.struct_size = static_cast<std::uint32_t>(dice.one_in(60) ? dice.below(size) : size);
-  return made;
-}
 
 CWorld::CWorld(const Context& like) {
   remake(context,
@@ -61,6 +16,7 @@ CWorld::CWorld(const Context& like) {
     remake(buffer, [&](auto* made) { return clattn_buffer_create(context.get(), 1 << 16, made); });
   remake(event, clattn_event_create);
   remake(model, clattn_model_create);
+  make_graphs(*this);
 }
 
 static void make_handles(World& world) {
@@ -68,6 +24,7 @@ static void make_handles(World& world) {
   const auto at = static_cast<std::size_t>(world.dice.below(3));  // of the buffers
   switch (world.dice.below(5)) {
     case 0:
+      clattn_queue_finish(c.queue.get());  // what was built for it is then used on the next one
       return remake(c.queue, [&](auto* made) {
         return clattn_queue_create(maybe(world.dice, c.context), world.dice.one_in(2), made);
       });
@@ -103,11 +60,8 @@ static void copy_memory(World& world) {
 
 static void make_layer(World& world) {
   CWorld& c = *world.c;
-  auto config = sized<ClattnLayerConfig>(world.dice);
+  ClattnLayerConfig config = layer_config(world.dice);
   const std::array<float, 4> sinks = {0, 1, 2, 3};
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_size = 32;
   config.name = "layer";
   if (world.dice.one_in(2)) config.dtype = "f32";
   if (world.dice.one_in(3)) config.kv_cache_dtype = "fp8";
@@ -161,15 +115,7 @@ static void make_cache(World& world) {
 
 static void make_step(World& world) {
   CWorld& c = *world.c;
-  auto options = sized<ClattnStepOptions>(world.dice);
-  options.max_num_reqs = 8;
-  options.max_num_batched_tokens = 64;
-  options.max_model_len = 128;
-  if (world.dice.one_in(4)) {
-    const std::array fields = {&options.max_num_reqs, &options.decode_threshold,
-                               &options.num_splits, &options.deterministic, &options.reserved};
-    *world.dice.pick(fields) = static_cast<std::int32_t>(world.dice.odd_number() % 1000);
-  }
+  const ClattnStepOptions options = step_options(world.dice);
   remake(c.step, [&](auto* made) {
     return clattn_step_create(maybe(world.dice, c.layer), world.dice.one_in(8) ? nullptr : &options,
                               made);
@@ -179,41 +125,22 @@ static void make_step(World& world) {
 static void build_step(World& world) {
   CWorld& c = *world.c;
   if (c.layer == nullptr || c.step == nullptr) return make_layer(world);
-  const auto drawn = world.batch(16);
-  auto batch = sized<ClattnBatchInfo>(world.dice);
-  // Arrays of the C API are as long as their counts say: only what a count tells may be wrong.
-  batch.num_reqs =
-      static_cast<std::int32_t>(std::min(drawn.query_start_loc.size() - 1, drawn.seq_lens.size()));
-  if (world.dice.one_in(20)) batch.num_reqs = -batch.num_reqs;
-  batch.query_start_loc = drawn.query_start_loc.data();
-  batch.seq_lens = world.dice.one_in(40) ? nullptr : drawn.seq_lens.data();
-  batch.block_table = drawn.block_table.data();
-  batch.block_table_stride =
-      static_cast<std::int64_t>(drawn.block_table.size() / drawn.seq_lens.size());
-  batch.slot_mapping = drawn.slots.empty() ? nullptr : drawn.slots.data();
-  batch.num_slots = static_cast<std::int64_t>(drawn.slots.size());
-  if (world.dice.one_in(10)) batch.causal = static_cast<std::int32_t>(world.dice.below(5)) - 2;
-  if (world.dice.one_in(10))
-    batch.common_prefix_len = static_cast<std::int32_t>(world.dice.odd_number());
-  tell(clattn_step_build(maybe(world.dice, c.step), maybe(world.dice, c.queue), &batch));
+  const Batch batch = test::c::batch(world);
+  tell(clattn_step_build(maybe(world.dice, c.step), maybe(world.dice, c.queue), &batch.info));
 }
 
-static ClattnTensorRef tensor_of(World& world) {
-  ClattnTensorRef made{};
-  made.buffer = maybe(world.dice, world.dice.pick(world.c->buffers));
-  if (world.dice.one_in(20)) made.offset = world.dice.odd_number();
-  if (world.dice.one_in(20)) made.token_stride = world.dice.odd_number();
-  return made;
+static ClattnTensorRef any_tensor(World& world) {
+  return tensor_of(world.dice, world.dice.pick(world.c->buffers).get());
 }
 
 static void forward(World& world) {
   CWorld& c = *world.c;
   if (c.layer == nullptr || c.step == nullptr) return make_layer(world);
   auto tensors = sized<ClattnTensors>(world.dice);
-  tensors.query = tensor_of(world);
-  tensors.key = tensor_of(world);
-  tensors.value = tensor_of(world);
-  tensors.output = tensor_of(world);
+  tensors.query = any_tensor(world);
+  tensors.key = any_tensor(world);
+  tensors.value = any_tensor(world);
+  tensors.output = any_tensor(world);
   if (world.dice.one_in(2)) tensors.lse = world.dice.pick(c.buffers).get();
   if (world.dice.one_in(20)) tensors.output_fp8 = world.dice.pick(c.buffers).get();
   if (world.dice.one_in(20)) tensors.custom_mask_stride = world.dice.odd_number();
@@ -227,8 +154,8 @@ static void write_cache(World& world) {
   CWorld& c = *world.c;
   auto write = sized<ClattnCacheWrite>(world.dice);
   write.dtype = world.dice.one_in(2) ? "f32" : nullptr;
-  write.key = tensor_of(world);
-  write.value = tensor_of(world);
+  write.key = any_tensor(world);
+  write.value = any_tensor(world);
   write.slot_mapping = maybe(world.dice, world.dice.pick(c.buffers));
   write.slot_offset_bytes = world.slot_offset_bytes();
   write.num_tokens = world.dice.one_in(20) ? world.dice.odd_number() : world.dice.below(20);
@@ -304,8 +231,8 @@ static void destroy(World& world) {
   }
 }
 
-std::span<const test::RandomCall> test::random_c_calls() {
-  static constexpr std::array kCalls = {
+std::vector<test::RandomCall> test::random_c_calls() {
+  std::vector<RandomCall> all = {
       RandomCall{"clattn_..._create, _adopt", 20, make_handles},
       RandomCall{"clattn_buffer_write, _read", 40, copy_memory},
       RandomCall{"clattn_layer_create", 4, make_layer},
@@ -319,5 +246,7 @@ std::span<const test::RandomCall> test::random_c_calls() {
       RandomCall{"clattn_warm_up", 1, warm_up},
       RandomCall{"clattn_..._destroy", 2, destroy},
   };
-  return kCalls;
+  for (const auto calls : {c_session_calls(), c_graph_calls()})
+    all.insert(all.end(), calls.begin(), calls.end());
+  return all;
 }

@@ -1,17 +1,11 @@
-#include <algorithm>
-#include <iterator>
-
 #include "random_calls/world.hpp"
-
-static constexpr auto kThreads =
-    std::to_array<test::RandomCall>({{"three threads", 2, test::call_from_threads}});
 
 const std::vector<test::RandomCall>& test::random_calls() {
   static const std::vector<RandomCall> kCalls = [] {
-    std::vector<RandomCall> all(kThreads.begin(), kThreads.end());
-    for (const auto calls :
-         {memory_calls(), layer_calls(), cache_calls(), host_calls(), random_c_calls()})
-      std::ranges::copy(calls, std::back_inserter(all));
+    std::vector<RandomCall> all = random_c_calls();
+    all.push_back({"three threads", 2, call_from_threads});
+    for (const auto calls : {memory_calls(), layer_calls(), cache_calls(), host_calls()})
+      all.insert(all.end(), calls.begin(), calls.end());
     return all;
   }();
   return kCalls;

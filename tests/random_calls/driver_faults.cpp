@@ -1,13 +1,19 @@
 #include "random_calls/driver_faults.hpp"
 
 #include <dlfcn.h>
+// The function types of provisional extensions are in the headers only on request.
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
+#define CL_ENABLE_BETA_EXTENSIONS
 #include <clattn/opencl.hpp>
+
+#include <CL/cl_ext.h>
 
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <random>
+#include <string>
 
 static std::atomic<std::uint64_t> calls = 0, faults = 0;
 static std::atomic<std::int64_t> references = 0;
@@ -41,9 +47,17 @@ static cl_int draw_status() {
   return kStatuses.at(generator() % kStatuses.size());
 }
 
+/// The driver's functions that the loader does not export, once somebody has asked for them.
+static std::map<std::string, void*>& extension_functions() {
+  static std::map<std::string, void*> functions;
+  return functions;
+}
+
 template <typename Function>
 static Function* next_of(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+  void* const exported = dlsym(RTLD_NEXT, name);
+  return reinterpret_cast<Function*>(exported != nullptr ? exported
+                                                         : extension_functions().at(name));
 }
 
 #define NEXT(name) static auto* const next = next_of<decltype(name)>(#name)
@@ -207,3 +221,48 @@ STATUS(clGetKernelWorkGroupInfo,
        (cl_kernel kernel, cl_device_id device, cl_kernel_work_group_info info, size_t bytes,
         void* value, size_t* size),
        (kernel, device, info, bytes, value, size))
+
+#if defined(cl_khr_command_buffer)
+
+CREATE(cl_command_buffer_khr, clCreateCommandBufferKHR,
+       (cl_uint count, const cl_command_queue* queues,
+        const cl_command_buffer_properties_khr* properties, cl_int* status),
+       (count, queues, properties, status))
+COMMAND(clEnqueueCommandBufferKHR,
+        (cl_uint count, cl_command_queue* queues, cl_command_buffer_khr buffer, cl_uint waits,
+         const cl_event* list, cl_event* event),
+        (count, queues, buffer, waits, list, event))
+STATUS(clFinalizeCommandBufferKHR, (cl_command_buffer_khr buffer), (buffer))
+STATUS(clCommandNDRangeKernelKHR,
+       (cl_command_buffer_khr buffer, cl_command_queue queue,
+        const cl_ndrange_kernel_command_properties_khr* properties, cl_kernel kernel,
+        cl_uint dimensions, const size_t* offset, const size_t* global, const size_t* local,
+        cl_uint waits, const cl_sync_point_khr* list, cl_sync_point_khr* point,
+        cl_mutable_command_khr* handle),
+       (buffer, queue, properties, kernel, dimensions, offset, global, local, waits, list, point,
+        handle))
+
+extern "C" cl_int clReleaseCommandBufferKHR(cl_command_buffer_khr buffer) {
+  NEXT(clReleaseCommandBufferKHR);
+  const cl_int status = next(buffer);
+  if (status == CL_SUCCESS) --references;
+  return status;
+}
+
+extern "C" void* clGetExtensionFunctionAddressForPlatform(cl_platform_id platform,
+                                                          const char* name) {
+  NEXT(clGetExtensionFunctionAddressForPlatform);
+  static const std::map<std::string, void*> kInFront = {
+#define IN_FRONT(function) {#function, reinterpret_cast<void*>(function)}
+      IN_FRONT(clCreateCommandBufferKHR),   IN_FRONT(clEnqueueCommandBufferKHR),
+      IN_FRONT(clFinalizeCommandBufferKHR), IN_FRONT(clCommandNDRangeKernelKHR),
+      IN_FRONT(clReleaseCommandBufferKHR),
+  };
+  void* const given = next(platform, name);
+  const auto found = kInFront.find(name);
+  if (given == nullptr || found == kInFront.end()) return given;
+  extension_functions()[name] = given;
+  return found->second;
+}
+
+#endif

@@ -107,7 +107,7 @@ static bool computes_as_before(World& world) {
                to_string(layer.config.dtype));
     return false;
   }
-  return true;
+  return graphs_compute_as_before(world) && session_computes_as_before(world);
 }
 
 static bool run(std::int64_t calls, std::uint64_t seed, std::uint64_t one_in,
