@@ -475,18 +475,32 @@ TEST_P(AttentionOnDevice, BitsDoNotDependOnPlaceOrLayout) {
   }
 }
 
+/// A request's bits are the same alone and among others.
+void expect_batch_invariant(const std::shared_ptr<clattn::Context>& context, CaseSpec spec) {
+  spec.requests = {{1, 1500, 7}};
+  const CaseResult one = expect_right(context, spec);
+  spec.requests = {{1, 1500, 7}, {1, 20, 8}, {1, 3000, 9}, {60, 40, 10}};
+  const CaseResult many = expect_right(context, spec);
+  EXPECT_TRUE(std::equal(one.out.begin(), one.out.end(), many.out.begin()));
+  EXPECT_TRUE(std::equal(one.lse.begin(), one.lse.end(), many.lse.begin()));
+}
+
 TEST_P(AttentionOnDevice, DeterministicBitsDoNotDependOnTheBatch) {
   for (const auto& context : devices()) {
-    CaseSpec alone = small_case();
-    alone.config.kernel_family = GetParam();
-    alone.split_policy = clattn::SplitPolicy::kDeterministic;
-    alone.requests = {{1, 1500, 7}};
-    CaseSpec crowd = alone;
-    crowd.requests = {{1, 1500, 7}, {1, 20, 8}, {1, 3000, 9}, {60, 40, 10}};
-    const CaseResult one = expect_right(context, alone);
-    const CaseResult many = expect_right(context, crowd);
-    EXPECT_TRUE(std::equal(one.out.begin(), one.out.end(), many.out.begin()));
-    EXPECT_TRUE(std::equal(one.lse.begin(), one.lse.end(), many.lse.begin()));
+    CaseSpec spec = small_case();
+    spec.config.kernel_family = GetParam();
+    spec.split_policy = clattn::SplitPolicy::kDeterministic;
+    expect_batch_invariant(context, spec);
+  }
+}
+
+// A6.11: disable_split_kv.
+TEST_P(AttentionOnDevice, UnsplitBitsDoNotDependOnTheBatch) {
+  for (const auto& context : devices()) {
+    CaseSpec spec = small_case();
+    spec.config.kernel_family = GetParam();
+    spec.num_splits = 1;
+    expect_batch_invariant(context, spec);
   }
 }
 

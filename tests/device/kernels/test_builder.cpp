@@ -204,6 +204,30 @@ TEST(Builder, M4_CountsAndViewsOfOtherOrders) {
 }
 
 // M10: in vLLM's words.
+// A4.2, A5: the fields of vLLM's impls.
+TEST(Impl, A5_TellsItsConfiguration) {
+  clattn::AttentionConfig config = small_config();
+  config.scale = 0.25F;
+  config.alibi_slopes.assign(static_cast<std::size_t>(config.num_heads), 0.5F);
+  config.kv_cache_dtype = clattn::DType::kFp8E4M3;
+  config.sliding_window = 20;
+  config.logits_soft_cap = 30;
+  for (const char* const name : {"FLASHINFER", "XFORMERS"}) {
+    const auto impl =
+        clattn::get_attn_backend(config, nullptr, name).make_impl(all_contexts().front(), config);
+    const clattn::AttentionConfig& told = impl->config();
+    EXPECT_EQ(told.num_heads, config.num_heads);
+    EXPECT_EQ(told.num_kv_heads, config.num_kv_heads);
+    EXPECT_EQ(told.num_queries_per_kv(), config.num_heads / config.num_kv_heads);
+    EXPECT_EQ(told.head_size, config.head_size);
+    EXPECT_EQ(told.scale, 0.25F);
+    EXPECT_EQ(told.alibi_slopes, config.alibi_slopes);
+    EXPECT_EQ(told.kv_cache_dtype, config.kv_cache_dtype);
+    EXPECT_EQ(told.sliding_window, 20);
+    EXPECT_EQ(told.logits_soft_cap, 30);
+  }
+}
+
 TEST(Impl, M10_AMissingOutputIsRefused) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
@@ -316,6 +340,13 @@ TEST(Builder, XFormersMetadataViewsItsTwoSides) {
       clattn::metadata_as<clattn::XFormersMetadata>(builder->build(queue, batch));
   using Ints = std::vector<std::int32_t>;
   const auto list = [](auto span) { return std::vector(span.begin(), span.end()); };
+  EXPECT_EQ(metadata.num_actual_tokens(), 4);
+  EXPECT_EQ(list(metadata.query_start_loc), starts);
+  EXPECT_EQ(list(metadata.seq_lens), lens);
+  EXPECT_EQ(metadata.max_query_len(), 3);
+  EXPECT_EQ(metadata.max_seq_len(), 33);
+  EXPECT_EQ(list(metadata.slot_mapping()), (std::vector<std::int64_t>{144, 32, 33, 34}));
+  EXPECT_EQ(metadata.split(), (clattn::BatchSplit{1, 1, 1, 3}));
   EXPECT_EQ(metadata.block_table_stride, 3);
   EXPECT_EQ(list(metadata.block_table), (Ints{7, 8, 9, 2, 0, 0}));
   const auto decode = metadata.decode_metadata();

@@ -176,7 +176,14 @@ TEST_F(Registry, PredicatesSayWhyNot) {
     EXPECT_EQ(backend->supports_alibi(), Names{});
     EXPECT_EQ(backend->supports_logits_soft_cap(), Names{});
     EXPECT_EQ(backend->supports_sliding_window(), Names{});
-    EXPECT_EQ(backend->supports_attn_type(clattn::AttentionType::kEncoderOnly), Names{});
+    for (const auto type :
+         {clattn::AttentionType::kDecoder, clattn::AttentionType::kEncoder,
+          clattn::AttentionType::kEncoderOnly, clattn::AttentionType::kEncoderDecoder}) {
+      EXPECT_EQ(backend->supports_attn_type(type), Names{});
+    }
+    AttentionConfig fused{.num_heads = 4, .num_kv_heads = 2, .head_size = 64};
+    fused.output_fp8 = true;
+    EXPECT_EQ(backend->validate_configuration(fused, nullptr), Names{});
     EXPECT_EQ(backend->supports_device({}).size(), 3U);  // work-groups of one: no GPU kernel fits
   }
   EXPECT_EQ(xformers.get_supported_head_sizes().front(), 32);
