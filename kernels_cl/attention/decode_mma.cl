@@ -12,8 +12,8 @@
        P = 2^(S - max), O *= 2^(old max - max)
        O += P V                            load V of the next step (in flight from here on)
 
-   and one joining of the warps through local memory ends the item; that of the item's splits, if
-   it was split, ends the last group of the tile (core/last_arrival.clh).
+   and the warps are joined through local memory, JOIN_DIMS dims at a time, at the end of the item;
+   its splits, if it was split, by the last group of the tile (core/last_arrival.clh).
 
    With CLA_FEW_REGISTERS no step loads for the next one: K is loaded right before its products, V
    before the softmax. CLA_SHARERS warps then share their keys; each has one tile of the rows and
@@ -38,8 +38,8 @@
    CLA_WG_SIZE          work-items  a multiple of LANES * SHARERS
    CLA_MERGE_TAIL       -           core/last_arrival.clh
 
-   Local memory: KEY_WARPS * BLOCK_ROWS * (HEAD_DIM + 6) * 4 B for the joining and BLOCK_ROWS
-   * HEAD_DIM * 2 B for the queries, 19 KiB with 8 rows of 128 dims. Launch: num_items *
+   Local memory: KEY_WARPS * BLOCK_ROWS * (JOIN_DIMS + 6) * 4 B for the joining and BLOCK_ROWS
+   * HEAD_DIM * 2 B for the queries, on sm80 19 KiB with 8 rows of 128 dims. Launch: num_items *
    num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries,
    those of 8-bit types on 8-byte ones. */
 #include "attention/decode_rows.clh"
@@ -127,12 +127,15 @@ CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {
 #endif
   }
 
-  cla_share_warp(sums_of + (cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row) * CLA_SUM_STRIDE / 4,
-                 state_of + cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row, acc, state,
-                 first_unit, lane);
-  barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
   const ClaResults results = CLA_RESULTS;
-  cla_end_task(&opt, &task, &results, sums_of, state_of);
+  const uint shared_row = cla_warp_keys(warp) * CLA_BLOCK_ROWS + first_row;
+  for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_JOIN_DIMS) {
+    if (dim > 0) barrier(CLK_LOCAL_MEM_FENCE); /* results joined -> overwritten */
+    cla_share_warp(sums_of + shared_row * CLA_SUM_STRIDE / 4, state_of + shared_row, acc, state,
+                   dim, first_unit, lane);
+    barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
+    cla_end_task(&opt, &task, &results, sums_of, state_of, dim);
+  }
 #if CLA_MERGE_TAIL
   cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
 #endif

@@ -281,9 +281,9 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
     cla_load_queries(query, &launch, cla_next_task(deal).number, q, call.q_offset,
                      call.q_token_stride, warp, lane);
     cla_share_warp(sums_of + warp * CLA_BLOCK_ROWS * CLA_SUM_STRIDE / 4,
-                   state_of + warp * CLA_BLOCK_ROWS, acc, state, 0, lane);
+                   state_of + warp * CLA_BLOCK_ROWS, acc, state, 0, 0, lane);
     barrier(CLK_LOCAL_MEM_FENCE); /* warps' results written -> joined */
-    cla_end_task(&opt, &task, &results, sums_of, state_of);
+    cla_end_task(&opt, &task, &results, sums_of, state_of, 0);
     cla_merge_if_last(&opt, &task, &results, CLA_ARRIVALS, &last_arrival);
   }
 }

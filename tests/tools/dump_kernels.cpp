@@ -88,6 +88,12 @@ constexpr std::array kSharedShapes = {
     ShapeRow{192, 5, DType::kBF16, DType::kInt8},
 };
 
+/// Decode of 8-bit caches on matrix units without options, for loops.py.
+constexpr std::array kByteShapes = {
+    ShapeRow{128, 16, DType::kF16, DType::kFp8E5M2},
+    ShapeRow{256, 16, DType::kF16, DType::kFp8E5M2},
+};
+
 /// What products of bf16 pairs take, beside the second of the shapes above.
 constexpr std::array kPairShapes = {
     ShapeRow{64, 5, DType::kBF16, DType::kFp8E4M3, kAllOptions},
@@ -110,6 +116,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
     if (variant.family() == KernelFamily::kGpuMatrix &&
         variant.kernel_id != KernelId::prefill_staged)
       rows.insert(rows.end(), kSharedShapes.begin(), kSharedShapes.end());
+    if (variant.family() == KernelFamily::kGpuMatrix && role == Role::kDecode)
+      rows.insert(rows.end(), kByteShapes.begin(), kByteShapes.end());
     if (variant.unit_id == UnitId::cpu_bf16)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {

@@ -32,7 +32,7 @@ from typing import NamedTuple
 TOOLS = pathlib.Path(__file__).resolve().parent
 TABLE = pathlib.Path(os.path.relpath(TOOLS.parent.parent / "bench" / "cards" / "loops.txt"))
 SHAPES = ("d128_f16_f16", "d128_bf16_bf16", "d256_f16_f16", "d256_bf16_bf16", "d64_f16_fp8_e5m2",
-          "d512_f16_f16", "d512_bf16_fp8_e4m3")
+          "d128_f16_fp8_e5m2", "d256_f16_fp8_e5m2", "d512_f16_f16", "d512_bf16_fp8_e4m3")
 
 
 class Chip(NamedTuple):

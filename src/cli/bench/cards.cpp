@@ -27,8 +27,9 @@ constexpr double kLaunchUs = 8;
 constexpr double kReadShare = 0.9;
 /// GB/s that a group without a counted loop reads alone: shipped.inc's estimate for all GPUs.
 constexpr double kReadAlone = 10;
-/// The loops of this head size stand for all smaller ones too.
-constexpr std::int32_t kCommonHead = 128;
+/// Loops of this head size, over caches of the queries' type or of 8 bits, stand for all sizes that
+/// are not counted.
+constexpr std::int32_t kCommonHead = 128, kCommonHead8Bit = 64;
 /// Query rows of a work item that read keys from memory: of one query token, or of a few.
 constexpr double kFewRows = 64;
 /// Rotary elements of a latent row of 512, the only one that kernels on matrix units take.
@@ -291,14 +292,15 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
     if (rows.empty()) rows.push_back(uncounted_decode(card));
     const double groups = concurrent_groups(card, loop.dtype, loop.cache_dtype, loop.role);
     CostRow row = row_of(card, loop.variant, predicted_costs(card, loop, groups));
-    if (loop.cache_dtype != loop.dtype) {  // one 8-bit type stands for all of them
+    const bool is_8bit = loop.cache_dtype != loop.dtype;
+    if (loop.head_size > (is_8bit ? kCommonHead8Bit : kCommonHead)) row.head_size = loop.head_size;
+    if (is_8bit) {  // one type stands for all of them
       for (const DType cache : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
         row.cache_dtype = cache;
         rows.push_back(row);
       }
       continue;
     }
-    if (loop.head_size > kCommonHead) row.head_size = loop.head_size;
     if (loop.dtype != DType::kF16 && row.head_size == 0) row.dtype = loop.dtype;
     rows.push_back(row);
   }
@@ -308,7 +310,7 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
 double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops) {
   double least = 0;
   for (const LoopCount& loop : loops) {
-    if (loop.chip != card.chip || loop.role != "decode" || loop.head_size < kCommonHead) continue;
+    if (loop.chip != card.chip || loop.role != "decode") continue;
     const double bytes = card.cores * resident_groups(card, loop) * step_bytes(loop);
     const double share = bytes / (card.gbs * card.latency_ns);
     least = least == 0 ? share : std::min(least, share);

@@ -48,8 +48,8 @@ KernelCosts predicted_costs(const Card& card, const LoopCount& loop, double conc
 /// without a counted loop. Empty for chips without loops: their costs were measured.
 std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCount>& loops);
 
-/// The fewest bytes that decode with heads of 128 and more keeps in flight, as a multiple of memory
-/// rate * latency; 0 if the chip has no such loop.
+/// The fewest bytes that a counted decode loop (heads of 64 and more) keeps in flight, as a
+/// multiple of memory rate * latency; 0 if the chip has none.
 double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops);
 
 }  // namespace clattn::cli
