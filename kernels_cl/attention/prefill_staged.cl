@@ -10,7 +10,8 @@
    Keys and values pass through registers, too, on their way to local memory, which holds one tile
    of each, so that several groups fit on a compute unit: while one waits at a barrier or computes
    its softmax, another one multiplies. Waves that multiply issue first, which keeps the groups a
-   phase apart; inside a phase the source gives the order of loads and products.
+   phase apart; inside a phase the source gives the order of loads and products, and the first loads
+   of a phase may come before the phase in front (CLA_B_EARLY).
 
      for each tile of keys up to the last one that any row sees
        store K, and V transposed, to local memory     (8-bit types are converted here)
@@ -29,7 +30,7 @@
        queries, scores, stage     32 + 16 + 16             32 (RDNA 3: 16) + 16 + 16
 
    A group of 256 with 128 rows has 23 KiB of local memory and 16 KiB in flight. Clang 19, bf16, no
-   scratch: 208 registers on gfx90a and gfx942 (two waves a SIMD, 32 KiB in flight on a compute
+   scratch: 209 registers on gfx90a and gfx942 (two waves a SIMD, 32 KiB in flight on a compute
    unit), 198 on gfx1100, 204 on gfx1201 (seven waves). With 256 dims one wave a SIMD and
    accumulation registers on MFMA; on WMMA tiles have 16 keys, since an accumulator of 128 registers
    leaves room for no more. What else the loop needs: bench/cards/loops.txt.
@@ -219,34 +220,57 @@ static inline void cla_load_queries(ClaA* a, const ClaQueries* queries, uint fir
   }
 }
 
-/* c[num_tiles][C_SIZE] += A B of num_steps steps; the columns of B are rows of `tile`. Loads of B
-   are CLA_B_AHEAD before their products, and no more, for each takes registers. */
-static inline void cla_multiply(float* c, uint num_tiles, const ClaA* a, uint num_steps,
-                                __local const uint4* tile, uint stride, uint lane) {
+/* B of products on their way. Loads are CLA_B_AHEAD before their products, and no more, for each
+   takes registers. */
+typedef struct ClaOperands {
   ClaB b[2][CLA_B_AHEAD];
+} ClaOperands;
+
+/* Loads those of products first ... first + B_AHEAD - 1 of num_tiles * num_steps; the columns of B
+   are rows of `tile`. */
+static inline void cla_load_operands(ClaOperands* to, uint first, uint num_tiles, uint num_steps,
+                                     __local const uint4* tile, uint stride, uint lane) {
+#pragma unroll
+  for (uint i = first; i < min(first + CLA_B_AHEAD, num_tiles * num_steps); ++i)
+    cla_load_b_columns(
+        &to->b[first / CLA_B_AHEAD % 2][i - first],
+        tile + i % num_tiles * CLA_TILE_COLUMNS * stride + i / num_tiles * CLA_STEP_UNITS, stride,
+        lane);
+  CLA_KEEP_ORDER();
+}
+
+/* c[num_tiles][C_SIZE] += A B of num_steps steps; the first operands are loaded. */
+static inline void cla_multiply(float* c, uint num_tiles, const ClaA* a, uint num_steps,
+                                ClaOperands* of, __local const uint4* tile, uint stride,
+                                uint lane) {
   const uint num = num_tiles * num_steps;
   CLA_SET_PRIORITY(1);
 #pragma unroll
-  for (uint first = 0; first < num + CLA_B_AHEAD; first += CLA_B_AHEAD) {
+  for (uint first = 0; first < num; first += CLA_B_AHEAD) {
+    cla_load_operands(of, first + CLA_B_AHEAD, num_tiles, num_steps, tile, stride, lane);
 #pragma unroll
     for (uint i = first; i < min(first + CLA_B_AHEAD, num); ++i)
-      cla_load_b_columns(
-          &b[first / CLA_B_AHEAD % 2][i - first],
-          tile + i % num_tiles * CLA_TILE_COLUMNS * stride + i / num_tiles * CLA_STEP_UNITS, stride,
-          lane);
-    CLA_KEEP_ORDER();
-#pragma unroll
-    for (uint i = max(first, CLA_B_AHEAD) - CLA_B_AHEAD; i < min(first, num); ++i)
       cla_mma(c + i % num_tiles * CLA_C_SIZE, a[i / num_tiles],
-              b[(first / CLA_B_AHEAD + 1) % 2][i % CLA_B_AHEAD]);
+              of->b[first / CLA_B_AHEAD % 2][i - first]);
     CLA_KEEP_ORDER();
   }
   CLA_SET_PRIORITY(0);
 }
 
-/* scores[SCORE_TILES][C_SIZE] = Q K^T; `a` holds the queries of the first steps. */
+/* The first operands of S and of P V. */
+static inline void cla_start_keys(ClaOperands* of, __local const uint4* k_tile, uint first_step,
+                                  uint num_steps, uint lane) {
+  cla_load_operands(of, 0, CLA_SCORE_TILES, num_steps, k_tile + first_step * CLA_STEP_UNITS,
+                    CLA_K_STRIDE, lane);
+}
+static inline void cla_start_values(ClaOperands* of, __local const uint4* v_tile, uint lane) {
+  cla_load_operands(of, 0, CLA_ACC_TILES, CLA_KEY_STEPS, v_tile, CLA_V_STRIDE, lane);
+}
+
+/* scores[SCORE_TILES][C_SIZE] = Q K^T; `a` holds the queries of the first steps, `of` the first
+   operands. */
 static inline void cla_multiply_qk(float* scores, ClaA* a, const ClaQueries* queries,
-                                   __local const uint4* k_tile, uint lane) {
+                                   ClaOperands* of, __local const uint4* k_tile, uint lane) {
 #pragma unroll
   for (uint i = 0; i < CLA_SCORE_TILES * CLA_C_SIZE; ++i) scores[i] = 0.0f;
 #pragma unroll
@@ -257,8 +281,10 @@ static inline void cla_multiply_qk(float* scores, ClaA* a, const ClaQueries* que
       const ClaQueries here = {queries->row + again, queries->signs};
       cla_load_queries(a, &here, step, lane);
     }
-    cla_multiply(scores, CLA_SCORE_TILES, a, min(CLA_HELD_STEPS, CLA_QK_STEPS - (int)step),
-                 k_tile + step * CLA_STEP_UNITS, CLA_K_STRIDE, lane);
+    const uint num_steps = min(CLA_HELD_STEPS, CLA_QK_STEPS - (int)step);
+    if (step > 0) cla_start_keys(of, k_tile, step, num_steps, lane);
+    cla_multiply(scores, CLA_SCORE_TILES, a, num_steps, of, k_tile + step * CLA_STEP_UNITS,
+                 CLA_K_STRIDE, lane);
   }
 }
 
@@ -347,12 +373,15 @@ static inline void cla_take_tile(float* acc, float* scores, ClaRowState* state, 
   const int first_key = tile + (int)cla_c_column(lane);
   float factor;
   ClaA probabilities[CLA_KEY_STEPS];
+  ClaOperands of;
+  if (CLA_B_EARLY) cla_start_values(&of, v_tile, lane);
   cla_rows_to_probabilities(scores, &factor, state, row, opt, scale, first_key, masked, 0);
   cla_rescale_rows(acc, &factor);
   cla_round_rows(probabilities, scores);
-  if (masked && cla_values_overflow(v_tile, lane))
-    cla_extract_overflows(acc, scores, row, v_tile, first_key, lane);
-  cla_multiply(acc, CLA_ACC_TILES, probabilities, CLA_KEY_STEPS, v_tile, CLA_V_STRIDE, lane);
+  const int overflow = masked && cla_values_overflow(v_tile, lane);
+  if (overflow) cla_extract_overflows(acc, scores, row, v_tile, first_key, lane);
+  if (overflow || !CLA_B_EARLY) cla_start_values(&of, v_tile, lane);
+  cla_multiply(acc, CLA_ACC_TILES, probabilities, CLA_KEY_STEPS, &of, v_tile, CLA_V_STRIDE, lane);
 }
 
 CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
@@ -399,6 +428,8 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
     if (keys.end - tile < CLA_BLOCK_KV) cla_cut_stage(&stage, keys.end - tile);
     cla_store_stage(&stage, k_tile, v_tile);
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and later key_at written -> read */
+    ClaOperands of;
+    if (CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
     cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES,
                     key_at + (first + CLA_BLOCK_KV) % CLA_KEY_RING);
     long later_at = 0; /* loads in flight, too */
@@ -407,7 +438,8 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
                                   head_at, call.block_stride, call.token_stride);
 
     float scores[CLA_SCORE_TILES * CLA_C_SIZE];
-    cla_multiply_qk(scores, held, &queries, k_tile, lane);
+    if (!CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
+    cla_multiply_qk(scores, held, &queries, &of, k_tile, lane);
     const int masked =
         CLA_MASK || tile < common.begin || tile + CLA_BLOCK_KV > common.end; /* for some row */
     cla_take_tile(acc, scores, &state, &row, &opt, fabs(scale), tile, masked, v_tile, lane);
