@@ -134,12 +134,12 @@ struct Runtime::State {
     capabilities.flushes_f16 = result.flushing_matrix_units != 0;  // a device has one unit of f16
     if (capabilities.flushes_f16)
       log(LogLevel::kInfo, "{}: matrix products take subnormal f16 as 0", capabilities.name);
-    build_options = fmt::format("{}{}", kBuildOptions, device_macros(capabilities));
+    macros = device_macros(capabilities);
   }
 
   std::shared_ptr<Program> build(const KernelSource& wanted) {
-    const std::string options =
-        fmt::format("{}{}{}", build_options, wanted.options.empty() ? "" : " ", wanted.options);
+    const std::string options = fmt::format("{}{}{}{}", kBuildOptions, macros,
+                                            wanted.options.empty() ? "" : " ", wanted.options);
     const FlatSource source = flatten_source(wanted.file, read_file, wanted.unit);
     const CacheKey key = key_of("program", source.text, options);
     if (cache_binaries) {
@@ -172,10 +172,11 @@ struct Runtime::State {
   std::shared_ptr<Program> build_bundle(std::span<const KernelSource> sources) {
     std::vector<BundlePart> parts;
     for (const KernelSource& source : sources)
-      parts.push_back({flatten_source(source.file, read_file, source.unit).text, source.options});
+      parts.push_back({flatten_source(source.file, read_file, source.unit).text,
+                       fmt::format("{} {}", macros, source.options)});
     const std::optional<std::string> text = bundle_sources(parts);
     if (!text) return std::make_shared<Program>();
-    Compilation built = compile_program(context.get(), device, *text, build_options);
+    Compilation built = compile_program(context.get(), device, *text, std::string(kBuildOptions));
     if (built.status != CL_SUCCESS) return std::make_shared<Program>();
     ++from_source;
     return std::make_shared<Program>(Program{std::move(built.program), {}});
@@ -190,7 +191,7 @@ struct Runtime::State {
   ContextHandle context;
   cl_device_id device;
   DeviceCapabilities capabilities;
-  std::string build_options;  // of every program
+  std::string macros;  // of every kernel: device_macros()
   ReadKernelFile read_file;
   ProgramCache cache;
   std::mutex tuning_mutex;

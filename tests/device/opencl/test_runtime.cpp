@@ -88,6 +88,20 @@ TEST_P(RuntimeDevice, ExpectedKernelsAreOneProgramWhereThatPays) {
   EXPECT_EQ(counts.from_source + counts.from_cache, pocl ? 1U : 2U);
 }
 
+TEST_P(RuntimeDevice, KernelsBuiltTogetherHaveTheDevicesMacros) {
+  for (const char* name : {"CLA_NATIVE", "CLA_NATIVE_EXP2"}) {
+    const std::string macro = name;
+    write_kernel("macro.cl", "#ifndef " + macro + "\n#define " + macro + " 7\n#endif\n" +
+                                 probe_of("macro", "x + " + macro));
+    std::vector<KernelSource> sources = write_probes();
+    sources.insert(sources.begin(), {"macro.cl", "clattn_macro", ""});
+    const auto runtime = make_runtime();
+    const int alone = result_of(*runtime, sources[0]);
+    EXPECT_LT(alone, 5 + 7) << macro;
+    EXPECT_EQ(result_of(*runtime, sources[0], runtime->expect(sources)), alone) << macro;
+  }
+}
+
 // P7: a driver's cache knows a program by its source.
 TEST_P(RuntimeDevice, P7_WhatIsBuiltTogetherDoesNotFollowFromWhatWasBuiltBefore) {
   const std::vector<KernelSource> sources = write_probes();
