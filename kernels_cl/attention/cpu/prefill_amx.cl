@@ -236,21 +236,6 @@ CLA_INLINE cla_vf cla_logits(const ClaRows* rows, const ClaState* state, int fir
   return largest;
 }
 
-// 2^x for x <= 0, relative error <= 1.5e-7, in fewer instructions than cla_exp2: two of AVX-512
-// take the fraction f of x and add its whole part to an exponent. The polynomial is the minimax fit
-// of 2^f in 0 .. 1 (Remez, relative error 8.3e-8), its constant term set to 1.
-CLA_INLINE cla_vf cla_weight(cla_vf x) {
-  cla_vf f, weight;
-  __asm__("vreduceps $9, %1, %0" : "=v"(f) : "v"(x));
-  cla_vf y = fma((cla_vf)(0x1.e974fap-10f), f, (cla_vf)(0x1.277856p-7f));
-  y = fma(y, f, (cla_vf)(0x1.c91ce6p-5f));
-  y = fma(y, f, (cla_vf)(0x1.ebdb56p-3f));
-  y = fma(y, f, (cla_vf)(0x1.62e4bap-1f));
-  y = fma(y, f, (cla_vf)(1.0f));
-  __asm__("vscalefps %2, %1, %0" : "=v"(weight) : "v"(y), "v"(x));
-  return weight;
-}
-
 // Turns logits of 16 rows into probabilities, as pairs of keys in bf16.
 CLA_INLINE void cla_weights(ClaState* state, int first, const ClaSeen* seen, int masked,
                             const cla_vf* s, cla_vu* pairs) {
@@ -261,7 +246,7 @@ CLA_INLINE void cla_weights(ClaState* state, int first, const ClaSeen* seen, int
     cla_vf p[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      p[i] = cla_weight(s[key + i] - base);
+      p[i] = cla_exp2(s[key + i] - base);
       if (masked) p[i] = s[key + i] == CLA_NEG_BIG ? (cla_vf)(CLA_UNSEEN_PROBABILITY) : p[i];
     }
     sum += p[0] + p[1];
