@@ -20,8 +20,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx
       b[(column / 16 * 32 + i / 2) * 32 + column % 16 * 2 + i % 2] =
           CLA_BF16(CLA_ELEMENT(i, 64 + column));
   cla_open_tiles();
-  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 0);
-  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 1);
+  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 2, 0);
+  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 2, 1);
   cla_close_tiles();
   for (int row = 0; row < 32; ++row)
     for (int column = 0; column < 32; ++column)

@@ -62,7 +62,7 @@ struct UnitTraits {
   bool by_sub_groups = false;
   bool bf16_pairs = false;             ///< kernels are compiled with CLA_DOT=1
   bool rounds_probabilities = false;   ///< to the queries' type, before they meet V
-  std::int32_t head_step = 1;          ///< heads are a multiple of it
+  std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
   std::int32_t most_key_elements = 0;  ///< of a tile, block_kv * head_size; 0 = any
   /// Most accumulators of a warp, rows * head_size, if warps divide them among themselves; 0 = any.
   std::int32_t most_sums = 0;
@@ -94,6 +94,7 @@ struct KernelTraits {
   std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches, which need fewer registers
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
+  std::int32_t least_group = 1;      ///< query heads of a KV head, for decode
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;

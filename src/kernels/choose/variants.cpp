@@ -275,6 +275,8 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   const std::int32_t head = shape.head_size;
   if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0)
     return fmt::format("does not take heads of {}", head);
+  if (shape.form == CacheForm::kLatent && shape.rope_dim % unit.traits.head_step != 0)
+    return fmt::format("does not take rotary parts of {}", shape.rope_dim);
   if (kernel.rope_dim != 0 && kernel.rope_dim != shape.rope_dim)
     return fmt::format("takes rotary parts of {} only", kernel.rope_dim);
   if (kernel.page_step != 0 && (shape.block_size == 0 || shape.block_size % kernel.page_step != 0))
@@ -290,8 +292,10 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
 
 std::string why_not_shape(const Variant& variant, const KernelShape& shape) {
   std::string types = why_not_types(variant, shape);
-  if (!types.empty() || variant.role != Role::kDecode || variant.block_rows >= shape.group())
-    return types;
+  if (!types.empty() || variant.role != Role::kDecode) return types;
+  if (shape.group() < variant.kernel().least_group)
+    return fmt::format("is for {} query heads a KV head and more", variant.kernel().least_group);
+  if (variant.block_rows >= shape.group()) return types;
   return fmt::format("has {} rows for {} query heads a KV head", variant.block_rows, shape.group());
 }
 

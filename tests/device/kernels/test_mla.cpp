@@ -165,6 +165,10 @@ std::vector<const Variant*> latent_variants() {
   return chosen;
 }
 
+std::int32_t round_up(std::int32_t size, std::int32_t step) {
+  return (size + step - 1) / step * step;
+}
+
 class EveryLatentVariant : public testing::TestWithParam<const Variant*> {};
 
 /// On every device that runs it: heads that fill a part of its tile, all of it and more, queries of
@@ -204,8 +208,13 @@ TEST_P(EveryLatentVariant, IsRight) {
         c.config.rope_dim = variant.kernel().rope_dim;
         c.config.kv_lora_rank = variant.kernel().heads.front();
       }
+      c.config.kv_lora_rank = round_up(c.config.kv_lora_rank, variant.unit().head_step);
+      c.config.rope_dim = round_up(c.config.rope_dim, variant.unit().head_step);
+      const clattn::detail::TypeSet queries = clattn::detail::unit_of(variant.unit_id).queries;
+      if ((queries & clattn::detail::type_set(c.config.dtype)) == 0) c.config.dtype = DType::kBF16;
       c.config.kernel_family = variant.family();
       clattn::detail::KernelShape shape;
+      shape.form = clattn::detail::CacheForm::kLatent;
       shape.head_size = c.config.kv_lora_rank;
       shape.rope_dim = c.config.rope_dim;
       shape.dtype = c.config.dtype;

@@ -1,4 +1,5 @@
-// Prefill by x86's matrix tiles: what the rows of every variant leave out of bf16 on CPUs.
+// Prefill and decode by x86's matrix tiles: what the rows of every variant leave out of bf16 on
+// CPUs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -78,21 +79,35 @@ const std::vector<Option>& options() {
 
 class X86Tiles : public testing::TestWithParam<Option> {};
 
-TEST_P(X86Tiles, ComputeRight) {
+/// On every device with tiles, by a kernel whose name begins so.
+void expect_right(const CaseSpec& spec, std::string_view kernel) {
   bool ran = false;
   for (const auto& context : attention_test::all_contexts()) {
     if (!context->capabilities().x86_tiles) continue;
-    CaseSpec spec = long_queries();
-    GetParam().set(spec);
     const CaseResult result = attention_test::run_case(context, spec);
     EXPECT_EQ(result.fault, "") << describe(spec);
     EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
-    EXPECT_TRUE(std::ranges::any_of(result.kernels, [](std::string_view name) {
-      return name.starts_with("prefill_amx");
+    EXPECT_TRUE(std::ranges::any_of(result.kernels, [&](std::string_view name) {
+      return name.starts_with(kernel);
     })) << describe(spec);
     ran = true;
   }
   if (!ran) GTEST_SKIP() << "no device's processor has tiles that this process may use";
+}
+
+TEST_P(X86Tiles, ComputeRight) {
+  CaseSpec spec = long_queries();
+  GetParam().set(spec);
+  expect_right(spec, "prefill_amx");
+}
+
+TEST_P(X86Tiles, DecodeRight) {
+  CaseSpec spec = long_queries();
+  spec.config.num_heads = 32;
+  spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4}};
+  GetParam().set(spec);
+  spec.config.num_heads = std::max(spec.config.num_heads, 24);  // 12 a KV head: not a whole tile
+  expect_right(spec, "decode_amx");
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),
