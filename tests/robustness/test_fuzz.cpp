@@ -30,6 +30,14 @@ TEST(Fuzz, CasesOfEveryOrderOfCachesPassAndRunAgain) {
   }
 }
 
+// A run that is stopped has said what came of its calls, up to those of the last layer.
+TEST(Fuzz, EachLayerBeginsWithTheCountsSoFar) {
+  const ProgramResult result = run_program("fuzz --most-tokens 20 --calls 1 --count 2");
+  EXPECT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  EXPECT_NE(result.standard_output.find("so far 1 passed, 0 refused, 0 failed"), std::string::npos)
+      << result.standard_output;
+}
+
 TEST(Fuzz, WrongOptionsGiveOneLine) {
   expect_refusal(run_program("fuzz --family tpu"), 2, "--family");
   expect_refusal(run_program("fuzz --most-tokens 0"), 2, "--most-tokens");

@@ -47,9 +47,12 @@ class Tally {
     for (const LaunchReport& launch : trial.launches) ++kernels_[launch.kernel];
   }
   int count(FuzzState state) const { return states_[static_cast<std::size_t>(state)]; }
+  std::string counts() const {
+    return fmt::format("{} passed, {} refused, {} failed", count(FuzzState::kPassed),
+                       count(FuzzState::kRefused), count(FuzzState::kFailed));
+  }
   void print(double seconds) const {
-    fmt::print("{} passed, {} refused, {} failed in {:.0f} s\n", count(FuzzState::kPassed),
-               count(FuzzState::kRefused), count(FuzzState::kFailed), seconds);
+    fmt::print("{} in {:.0f} s\n", counts(), seconds);
     print_counts("passed with", kinds_);
     print_counts("launched", kernels_);
     print_counts("refused for", refusals_);
@@ -132,7 +135,7 @@ class Fuzz {
   }
 
   /// Names the layer before its first case, so that the last line tells which one ended the
-  /// process.
+  /// process, and what came of the cases before.
   void begin(std::uint64_t index, const Recipe& recipe) {
     const std::uint64_t calls = options_.draw.layer_calls;
     const bool first = index == options_.first, new_layer = index % calls == 0;
@@ -142,6 +145,7 @@ class Fuzz {
     }
     if (first) fmt::print("seed {} on {}\n", options_.draw.seed, context_->capabilities().name);
     show_progress("");
+    if (new_layer && !first) fmt::print("        so far {}\n", tally_.counts());
     if (first || new_layer) fmt::print("{:6}: {}\n", index, describe_layer(recipe));
     std::fflush(stdout);
     show_progress(fmt::format("{:6}: {}", index, describe_batch(recipe)));
