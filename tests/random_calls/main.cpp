@@ -1,10 +1,11 @@
 /// Calls of the public API with random arguments, while the driver fails at random: each returns or
 /// throws clattn::Error, afterwards the library computes as before, and no OpenCL object is left.
 ///
-///     clattn_random_calls [CALLS [SEED [ONE_IN]]]
+///     clattn_random_calls [CALLS [SEED [ONE_IN [NAME]]]]
 ///
 /// makes CALLS calls (20000), of which the driver's fail about once in ONE_IN (100; 0: never). What
-/// a call does follows from SEED (1) and what the driver did before.
+/// a call does follows from SEED (1) and what the driver did before. With NAME, only calls are made
+/// in whose name it is ("three threads").
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,7 +15,7 @@
 #include <cstdlib>
 #include <exception>
 #include <numeric>
-#include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -62,16 +63,28 @@ static std::vector<std::byte> known_step(World& world, test::Paged& layer) {
   return bytes;
 }
 
-static std::size_t draw(test::Dice& dice) {
-  const auto& calls = test::random_calls();
-  static const std::int64_t all =
-      std::accumulate(calls.begin(), calls.end(), std::int64_t{0},
-                      [](std::int64_t sum, const auto& call) { return sum + call.weight; });
-  std::int64_t left = dice.below(all);
-  std::size_t drawn = 0;
-  while ((left -= calls[drawn].weight) >= 0) ++drawn;
-  return drawn;
-}
+/// All calls by their weight, or those with a name.
+class Drawer {
+ public:
+  explicit Drawer(std::string_view name) {
+    for (const test::RandomCall& call : test::random_calls()) {
+      const bool wanted = std::string_view(call.name).find(name) != std::string_view::npos;
+      weights_.push_back(wanted ? call.weight : 0);
+    }
+    all_ = std::accumulate(weights_.begin(), weights_.end(), std::int64_t{0});
+    if (all_ == 0) throw std::runtime_error("no call has this name");
+  }
+  std::size_t draw(test::Dice& dice) const {
+    std::int64_t left = dice.below(all_);
+    std::size_t drawn = 0;
+    while ((left -= weights_[drawn]) >= 0) ++drawn;
+    return drawn;
+  }
+
+ private:
+  std::vector<std::int64_t> weights_;
+  std::int64_t all_ = 0;
+};
 
 struct Counts {
   std::int64_t returned = 0;
@@ -79,8 +92,8 @@ struct Counts {
   std::int64_t failed = 0;   ///< the driver's failure
 };
 
-static bool call_once(World& world, std::vector<Counts>& all) {
-  const std::size_t drawn = draw(world.dice);
+static bool call_once(World& world, const Drawer& drawer, std::vector<Counts>& all) {
+  const std::size_t drawn = drawer.draw(world.dice);
   const test::RandomCall& call = test::random_calls()[drawn];
   Counts& counts = all[drawn];
   current_name = call.name;
@@ -110,7 +123,7 @@ static bool computes_as_before(World& world) {
   return graphs_compute_as_before(world) && session_computes_as_before(world);
 }
 
-static bool run(std::int64_t calls, std::uint64_t seed, std::uint64_t one_in,
+static bool run(std::int64_t calls, std::uint64_t seed, std::uint64_t one_in, const Drawer& drawer,
                 std::vector<Counts>& counts) {
   constexpr std::int64_t kCallsBetweenChecks = 2000;
   test::driver::set_faults(0, seed);
@@ -122,7 +135,7 @@ static bool run(std::int64_t calls, std::uint64_t seed, std::uint64_t one_in,
       if (!computes_as_before(world)) return false;
       test::driver::set_faults(one_in);
     }
-    if (!call_once(world, counts)) return false;
+    if (!call_once(world, drawer, counts)) return false;
   }
   test::driver::set_faults(0);
   current_name = "end";
@@ -154,7 +167,8 @@ int main(int count, char** arguments) try {
   const std::uint64_t calls = argument(1, "20000");
   const std::uint64_t one_in = argument(3, "100");
   std::vector<Counts> counts(test::random_calls().size());
-  if (!run(static_cast<std::int64_t>(calls), argument(2, "1"), one_in, counts)) return 1;
+  const Drawer drawer(count > 4 ? arguments[4] : "");
+  if (!run(static_cast<std::int64_t>(calls), argument(2, "1"), one_in, drawer, counts)) return 1;
   print_counts(counts);
   fmt::print("{} of the driver's {} calls failed\n", test::driver::num_faults(),
              test::driver::num_calls());
