@@ -17,7 +17,7 @@
 // Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM and ROPE_DIM
 // multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4 HEAD_DIM) +
 // BLOCK_KV (2 KEY_DIM + 4 HEAD_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS 256, BLOCK_KV
-// 64, HEAD_DIM 128, 600 KiB at BLOCK_ROWS 128, BLOCK_KV 64, latent rows of 512 + 64.
+// 64, HEAD_DIM 128. Latent rows need BLOCK_KV 2 HEAD_DIM less: 550 KiB at BLOCK_ROWS 128, 512 + 64.
 
 #include "attention/cpu/merge.clh"
 #include "attention/cpu/queue.clh"
@@ -84,8 +84,8 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
   for (int d = 0; d < CLA_HEAD_DIM; d += 2 * CLA_TILE_ROWS)
     cla_multiply_block((const ushort*)tile->values + d * CLA_BLOCK_KV + seen.begin,
                        2 * CLA_BLOCK_KV, pairs + seen.begin / 2, 32 * CLA_BLOCK_KV, o + d,
-                       64 * CLA_HEAD_DIM, CLA_BLOCK_VECS,
-                       (seen.end - seen.begin) / CLA_TILE_DEPTH, 1);
+                       64 * CLA_HEAD_DIM, CLA_BLOCK_VECS, (seen.end - seen.begin) / CLA_TILE_DEPTH,
+                       1);
 }
 
 // Rows 16 n ... of the results, o[HEAD_DIM] being theirs transposed.
@@ -158,8 +158,7 @@ CLA_KERNEL clattn_attention_amx(CLA_PARAMS) {
     if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
     const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
     const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
-    const float unit = call.scale_log2e * cla_key_unit(&rows);  // of products: queries stay as
-                                                                // they are
+    const float unit = call.scale_log2e * cla_key_unit(&rows);      // queries stay as they are
 
     cla_vu query[CLA_MAX_ROWS * CLA_KEY_VECS];
     cla_vf o[CLA_MAX_ROWS * CLA_NUM_VECS];
