@@ -72,6 +72,7 @@ static void make_layer(World& world) {
                                &config.sliding_window};
     *world.dice.pick(fields) = static_cast<std::int32_t>(world.dice.odd_number());
     if (config.block_size > 64 || config.head_size > 64) return;
+    if (config.num_heads > 4) config.sinks = nullptr;  // they are as many as it says
   }
   if (world.dice.one_in(6)) {
     const std::array texts = {&config.dtype, &config.backend, &config.attn_type,
