@@ -33,7 +33,9 @@ void append_numbered(std::string& result, std::string_view text, std::size_t par
     const auto end = std::find_if_not(at, text.end(), is_word);
     const std::string_view word(at, end);
     result.append(text.begin(), at);
-    if (is_ours(word)) {
+    if (word.starts_with("clattn_")) {
+      result.append(bundled_entry(word, part));
+    } else if (is_ours(word)) {
       result.append(word.substr(0, 3)).append(number).append(word.substr(3));
     } else {
       result.append(word);
@@ -68,6 +70,10 @@ std::optional<std::string> bundle_sources(std::span<const BundlePart> parts) {
     append_numbered(result, parts[i].text, i);
   }
   return result;
+}
+
+std::string bundled_entry(std::string_view entry, std::size_t part) {
+  return fmt::format("{}_{}", entry, part);
 }
 
 }  // namespace clattn::detail

@@ -42,6 +42,7 @@ bool binaries_pay(cl_device_id device) {
 }
 
 /// What a program of a Runtime is known by.
+constexpr std::size_t kKeyLines = 3;
 std::string program_key(const KernelSource& source) {
   return source.file + '\n' + source.unit + '\n' + source.options;
 }
@@ -250,12 +251,17 @@ const DeviceCapabilities& Runtime::capabilities() const noexcept {
 
 std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source, const std::string& bundle) {
   const std::string own = program_key(source);
-  const bool bundled = bundle.find('\n' + own + '\n') != std::string::npos;
+  const std::size_t at = bundle.find('\n' + own + '\n');
+  const bool bundled = at != std::string::npos;
   const std::string& key = bundled ? bundle : own;
-  return state_->pools.get(key + '\n' + source.entry, [&] {
+  const auto lines = std::ranges::count(std::string_view(bundle).substr(0, bundled ? at : 0), '\n');
+  const std::string entry =
+      bundled ? bundled_entry(source.entry, static_cast<std::size_t>(lines) / kKeyLines)
+              : source.entry;
+  return state_->pools.get(key + '\n' + entry, [&] {
     const auto program = state_->programs.get(key, [&] { return state_->build(source); });
     if (program->refusal) throw Error(*program->refusal);
-    return std::make_shared<KernelPool>(program->handle.get(), state_->device, source.entry);
+    return std::make_shared<KernelPool>(program->handle.get(), state_->device, entry);
   });
 }
 

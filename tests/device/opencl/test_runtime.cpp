@@ -88,6 +88,20 @@ TEST_P(RuntimeDevice, ExpectedKernelsAreOneProgramWhereThatPays) {
   EXPECT_EQ(counts.from_source + counts.from_cache, pocl ? 1U : 2U);
 }
 
+TEST_P(RuntimeDevice, KernelsOfOneFileAreBuiltTogether) {
+  std::vector<KernelSource> sources = write_probes();
+  sources.push_back(sources[0]);
+  sources[2].options = "-DCLA_STEP=6";
+  const auto runtime = make_runtime();
+  const std::string bundle = runtime->expect(sources);
+  EXPECT_EQ(result_of(*runtime, sources[2], bundle), 11);
+  EXPECT_EQ(result_of(*runtime, sources[0], bundle), 8);
+  EXPECT_EQ(result_of(*runtime, sources[1], bundle), 20);
+  const bool pocl = runtime->capabilities().platform_name == "Portable Computing Language";
+  const BuildCounts counts = runtime->build_counts();
+  EXPECT_EQ(counts.from_source + counts.from_cache, pocl ? 1U : 3U);
+}
+
 TEST_P(RuntimeDevice, KernelsBuiltTogetherHaveTheDevicesMacros) {
   for (const char* name : {"CLA_NATIVE", "CLA_NATIVE_EXP2"}) {
     const std::string macro = name;

