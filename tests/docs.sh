@@ -56,6 +56,7 @@ typed_tables() {
     /^\|/ && !generated && !typed' "$@"
 }
 sed -n '/^## How fast/,/^## Where/p' README.md > "$work/readme_figures"
+[ -s "$work/readme_figures" ] || complain "README.md: no part 'How fast' in front of 'Where to ...'"
 typed_tables docs/results.md "$work/readme_figures" > "$work/typed"
 [ ! -s "$work/typed" ] || {
   complain "docs/results.md, README.md: rows without a report (bench/results/README.md):"

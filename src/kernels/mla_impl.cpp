@@ -37,6 +37,7 @@ LayerCall layer_call(const MLACache& cache, float scale_log2e) {
   const cl_mem rows = cache.buffer.handle();
   LayerCall layer{.k = rows, .v = rows};
   layer.args.scale_log2e = scale_log2e;
+  layer.args.key_dim_stride = 1;
   layer.args.scale_stride = cache.scale ? 0 : -1;
   if (is_quantized(cache.dtype)) layer.add(cache.scale.handle());
   return layer;

@@ -31,14 +31,15 @@ using CLayer = CHandle<ClattnLayer, clattn_layer_destroy>;
 using CCache = CHandle<ClattnCache, clattn_cache_destroy>;
 using CStep = CHandle<ClattnStep, clattn_step_destroy>;
 
-/// A session of two layers and the requests that it has by its answers.
+/// A session of two layers and the requests that it has reported.
 struct CSession {
   CHandle<ClattnSession, clattn_session_destroy> handle;
   std::vector<std::int64_t> requests;
   std::vector<float> known;  ///< what its known step gave, once it has run
+  std::uint64_t checks = 0;  ///< how often that step ran
 };
 
-/// A layer that is never made anew, over a cache of its own, and what records and cascades it.
+/// A layer that is made once, with its own cache, recorded steps and cascade.
 struct CGraphs {
   CBuffer memory, rows, output;  ///< of the cache; of every input; of every output
   CLayer layer;
@@ -73,7 +74,7 @@ struct CWorld {
   CGraphs graphs;
 };
 
-/// Those of the two below included.
+/// All calls of the C API, those of the two functions below included.
 std::vector<RandomCall> random_c_calls();
 std::span<const RandomCall> c_session_calls();
 std::span<const RandomCall> c_graph_calls();

@@ -8,7 +8,8 @@
 // What random calls of the C API have in common.
 namespace test::c {
 
-/// A status as the exception that main() counts. What promises an error text has one.
+/// A status as the exception that main() counts. Checks that there is an error text wherever one is
+/// promised.
 void tell(ClattnResult status);
 
 /// Puts what `make` gives in the place of an old handle; failure must give none.
@@ -28,7 +29,7 @@ typename Owner::pointer maybe(Dice& dice, const Owner& owner) {
   return dice.one_in(40) ? nullptr : owner.get();
 }
 
-/// A struct whose size is told, seldom too small: a larger one than there is would be a lie.
+/// A struct whose size is told, seldom too small, but never larger than the struct.
 template <typename Struct>
 Struct sized(Dice& dice) {
   Struct made{};

@@ -4,8 +4,8 @@
 ///     clattn_random_calls [CALLS [SEED [ONE_IN [NAME]]]]
 ///
 /// makes CALLS calls (20000), of which the driver's fail about once in ONE_IN (100; 0: never). What
-/// a call does follows from SEED (1) and what the driver did before. With NAME, only calls are made
-/// in whose name it is ("three threads").
+/// a call does follows from SEED (1) and what the driver did before. NAME
+/// restricts the run to calls whose names contain it ("three threads").
 
 #include <fmt/format.h>
 #include <unistd.h>

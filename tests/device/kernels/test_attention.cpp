@@ -164,13 +164,28 @@ bool is_for_small_groups(const Variant& variant) {
   return variant.work_group_size == 32 && variant.unit().lanes == 0;
 }
 
+/// Whether the device runs a row before it of another unit for CPUs, which takes the same heads.
+bool is_outranked(const Variant& variant, const clattn::DeviceCapabilities& device) {
+  if (variant.family() != KernelFamily::kCpu || variant.unit().head_step == 1) return false;
+  for (const Variant& other : clattn::detail::variants()) {
+    if (&other == &variant) return false;
+    if (other.role == variant.role && other.unit_id != variant.unit_id &&
+        clattn::detail::why_not(other, device).empty()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /// Whether a device would otherwise not take the variant: its unit is used only on request, or is
-/// one of those that CPUs execute side by side, or it is for small groups, or a spare on a CPU,
-/// where no tile ever spills.
+/// one of those that CPUs execute side by side, or another one's work is its own, or it is for
+/// small groups, or a spare on a CPU, where no tile ever spills.
 bool must_be_forced(const Variant& variant, const clattn::Context& context) {
-  const bool on_cpu = context.capabilities().kind == clattn::DeviceKind::kCpu;
+  const clattn::DeviceCapabilities& device = context.capabilities();
+  const bool on_cpu = device.kind == clattn::DeviceKind::kCpu;
   return variant.unit().asked_only || variant.unit().by_sub_groups ||
-         is_for_small_groups(variant) || (on_cpu && is_spare(variant));
+         is_outranked(variant, device) || is_for_small_groups(variant) ||
+         (on_cpu && is_spare(variant));
 }
 
 class EveryVariant : public testing::TestWithParam<const Variant*> {};
