@@ -101,7 +101,7 @@ class AttentionMetadata {
   [[noreturn]] void throw_not_of(std::string_view wanted) const;
 
  protected:
-  /// Behind the functions of these names.
+  /// What the functions of the same names return.
   ///@{
   std::string_view backend_;
   BatchSplit split_;

@@ -227,8 +227,8 @@ CLATTN_C_API ClattnResult clattn_layer_create(const ClattnContext* context, Clat
 /** Takes the layer out of its model: layers of one model are destroyed by one thread at a time. */
 CLATTN_C_API void clattn_layer_destroy(ClattnLayer* layer);
 /** The layer's backend and its kernels, and why the others were not chosen: lines of text. Copies
-   at most `capacity` bytes to `text`, the last one 0; `size`, unless NULL, becomes the bytes of all
-   of it and the 0. `text` may be NULL if `capacity` is 0. */
+   at most `capacity` bytes to `text`, the last one 0; `size`, unless NULL, receives the length
+   of the whole text, its last 0 included. `text` may be NULL if `capacity` is 0. */
 CLATTN_C_API ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* text,
                                                size_t capacity, size_t* size);
 

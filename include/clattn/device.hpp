@@ -18,7 +18,7 @@ std::string_view to_string(DeviceKind kind);
 
 /// One OpenCL device as list_devices() found it. The handles belong to the driver.
 struct Device {
-  cl_platform_id platform = nullptr;  ///< who offers the device
+  cl_platform_id platform = nullptr;  ///< platform that offers the device
   cl_device_id id = nullptr;          ///< handle of the device
   int platform_index = 0;             ///< position among the platforms, as in the selector "0:1"
   int device_index = 0;               ///< position among the platform's devices

@@ -107,7 +107,7 @@ struct KVCacheGroupSpec {
 struct KVCacheConfig {
   std::int64_t num_blocks = 0;         ///< pages of every tensor; 0 = what each tensor's bytes hold
   std::vector<KVCacheTensor> tensors;  ///< memory
-  std::vector<KVCacheGroupSpec> groups;  ///< who shares a block table
+  std::vector<KVCacheGroupSpec> groups;  ///< layers that share a block table
 };
 
 /// One layer's cache as kernels read it. Element (kv, block, token, head, dim) of the logical shape

@@ -29,8 +29,8 @@ struct TuningRow {
   std::string pages;                 ///< page_class() of the block size
 
   std::string variant;               ///< KernelInfo::name that is tried before the others
-  std::int32_t block_rows = 0;       ///< in place of the variant's own: query rows of a work item,
-  std::int32_t block_kv = 0;         ///< keys of a tile
+  std::int32_t block_rows = 0;       ///< query rows of a work item; replaces the variant's own
+  std::int32_t block_kv = 0;         ///< keys of a tile; likewise
   std::int32_t work_group_size = 0;  ///< work-items of a group
 
   double time_us = 0;   ///< of one launch

@@ -12,8 +12,9 @@
        P = 2^(S - max), O *= 2^(old max - max)
        O += P V                            load V of the next step (in flight from here on)
 
-   and the warps are joined through local memory, JOIN_DIMS dims at a time, at the end of the item;
-   its splits, if it was split, by the last group of the tile (core/last_arrival.clh).
+   At the end of an item the warps' results are joined through local memory, JOIN_DIMS dims at a
+   time; if the item was split, the last group of the tile merges its splits
+   (core/last_arrival.clh).
 
    With CLA_FEW_REGISTERS no step loads for the next one: K is loaded right before its products, V
    before the softmax. CLA_SHARERS warps then share their keys; each has one tile of the rows and

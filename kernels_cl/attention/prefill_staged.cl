@@ -11,7 +11,7 @@
    of each, so that several groups fit on a compute unit: while one waits at a barrier or computes
    its softmax, another one multiplies. Waves that multiply issue first, which keeps the groups a
    phase apart; inside a phase the source gives the order of loads and products, and the first loads
-   of a phase may come before the phase in front (CLA_B_EARLY).
+   of a phase may be issued during the previous one (CLA_B_EARLY).
 
      for each tile of keys up to the last one that any row sees
        store K, and V transposed, to local memory     (8-bit types are converted here)
@@ -220,7 +220,7 @@ static inline void cla_load_queries(ClaA* a, const ClaQueries* queries, uint fir
   }
 }
 
-/* B of products on their way. Loads are CLA_B_AHEAD before their products, and no more, for each
+/* Operands B being loaded. Loads are CLA_B_AHEAD before their products, and no more, for each
    takes registers. */
 typedef struct ClaOperands {
   ClaB b[2][CLA_B_AHEAD];

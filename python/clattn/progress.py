@@ -8,7 +8,7 @@ class ProgressBar:
     """A line on a terminal that tells how much is done, to be passed as `progress`.
 
     Where the stream, standard error by default, is no terminal, nothing is printed. In a `with`
-    statement the line ends in any case, also where the call that it was passed to fails.
+    statement the line ends even if the call that it was passed to fails.
     """
 
     WIDTH = 30

@@ -6,18 +6,19 @@
 // query row (attention/cpu/tile_rows.clh) and P^T comes out of the softmax as the second product
 // wants it.
 //
-// Loop order: tile of BLOCK_KV keys > bring K as bf16 rows and V as transposed ones > block of
+// Loop order: tile of BLOCK_KV keys > load K as bf16 rows and V transposed > block of
 // ROW_BLOCK query rows > scores, softmax, values. Queries become pairs of dims once for each task.
-// Latent rows (MLA) are brought once, as keys, and turned to values from there.
+// Latent rows (MLA) are loaded once, as keys, and transposed into values.
 //
-// Probabilities are rounded to bf16 before they meet V, half up. Where a value is infinite or NaN
-// and some row of the block does not see all of the tile, its products are those of vectors, which
-// leave out what is not seen.
+// Probabilities are rounded to bf16, half up, before P V. Where a value is infinite or NaN and some
+// row of the block does not see all of the tile, P V is computed with vectors, which skip masked
+// keys.
 //
 // Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM and ROPE_DIM
 // multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4 HEAD_DIM) +
 // BLOCK_KV (2 KEY_DIM + 4 HEAD_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS 256, BLOCK_KV
-// 64, HEAD_DIM 128. Latent rows need BLOCK_KV 2 HEAD_DIM less: 550 KiB at BLOCK_ROWS 128, 512 + 64.
+// 64, HEAD_DIM 128. Latent rows need 2 BLOCK_KV HEAD_DIM bytes less: 548 KiB at BLOCK_ROWS 128,
+// BLOCK_KV 64, 512 + 64 dims.
 
 #include "attention/cpu/merge.clh"
 #include "attention/cpu/queue.clh"
@@ -125,7 +126,7 @@ CLA_INLINE void cla_find_keys(const ClaRows* rows, __global const int* pages, in
 #endif
 }
 
-// Brings a tile, and asks for the next one.
+// Loads a tile and prefetches the next one.
 CLA_INLINE void cla_bring_tile(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
                                long key_dim_stride, const ClaPlaces* now, const ClaPlaces* next,
                                ClaTile* tile) {

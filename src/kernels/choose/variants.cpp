@@ -294,7 +294,7 @@ std::string why_not_shape(const Variant& variant, const KernelShape& shape) {
   std::string types = why_not_types(variant, shape);
   if (!types.empty() || variant.role != Role::kDecode) return types;
   if (shape.group() < variant.kernel().least_group)
-    return fmt::format("is for {} query heads a KV head and more", variant.kernel().least_group);
+    return fmt::format("needs at least {} query heads per KV head", variant.kernel().least_group);
   if (variant.block_rows >= shape.group()) return types;
   return fmt::format("has {} rows for {} query heads a KV head", variant.block_rows, shape.group());
 }

@@ -1,5 +1,5 @@
-// Prefill and decode by x86's matrix tiles: what the rows of every variant leave out of bf16 on
-// CPUs.
+// Prefill and decode by x86's matrix tiles: the cases of bf16 on CPUs that the tests of every
+// variant do not cover.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -79,7 +79,7 @@ const std::vector<Option>& options() {
 
 class X86Tiles : public testing::TestWithParam<Option> {};
 
-/// On every device with tiles, by a kernel whose name begins so.
+/// Runs on every device with tiles, where a kernel whose name begins with `kernel` must have run.
 void expect_right(const CaseSpec& spec, std::string_view kernel) {
   bool ran = false;
   for (const auto& context : attention_test::all_contexts()) {
