@@ -88,8 +88,8 @@ class Queue {
   Queue& operator=(Queue&& other) noexcept;
   ~Queue();
 
-  // NOLINTNEXTLINE(google-explicit-constructor): every call takes a cl_command_queue
   /// Null if empty; the reference stays the queue's.
+  // NOLINTNEXTLINE(google-explicit-constructor): every call takes a cl_command_queue
   operator cl_command_queue() const noexcept { return queue_; }
   /// Hands what was enqueued to the device, without waiting.
   void flush() const;
