@@ -55,5 +55,6 @@ while IFS=$tab read -r page line; do
     esac
   done
 done < "$work/commands"
-[ $status != 0 ] || echo "commands: the program knows the $(wc -l < "$work/commands") of the documents"
+[ $status != 0 ] ||
+  echo "commands: the program has the $(wc -l < "$work/commands") that documents name"
 exit $status
