@@ -186,11 +186,11 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
 
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
     if (lid < CLA_BLOCK_KV) {
-      const uint position = (uint)tile + lid;
-      key_at[lid] = position < (uint)keys.end
-                        ? head_at + cla_key_row(&task.item, cla_page_of(pages, position), position,
-                                                call.block_stride, call.token_stride)
-                        : -1;
+      /* Without a branch, in which clang 19 for gfx90a spoils the other lanes' -1. */
+      const uint position = min((uint)tile + lid, (uint)keys.end - 1);
+      const long at = head_at + cla_key_row(&task.item, cla_page_of(pages, position), position,
+                                            call.block_stride, call.token_stride);
+      key_at[lid] = (uint)tile + lid < (uint)keys.end ? at : -1;
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
 
