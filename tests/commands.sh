@@ -25,6 +25,7 @@ for page in README.md CONTRIBUTING.md docs/*.md tools/*/README.md bench/results/
     END { n = split(text, parts, "`"); for (i = 2; i <= n; i += 2) told(parts[i]) }' "$page"
 done | sort -u > "$work/commands"
 
+[ -s "$work/commands" ] || { echo "commands: the documents name none"; exit 1; }
 status=0
 tab=$(printf '\t')
 while IFS=$tab read -r page line; do

@@ -1,5 +1,5 @@
 // C = A B, 32 x 64 by 64 x 32 of small whole numbers, twice over tile/amx.clh, the second time
-// added. The host knows what C must be (src/opencl/self_test.cpp).
+// added, 16 columns after the other. The host knows what C must be (src/opencl/self_test.cpp).
 #include "tile/amx.clh"
 
 // 16 numbers from -8 on; A is matrix[32][64], B matrix[64][32] from column 64 on.
@@ -21,7 +21,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx
           CLA_BF16(CLA_ELEMENT(i, 64 + column));
   cla_open_tiles();
   cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 2, 0);
-  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 2, 1);
+  for (int column = 0; column < 32; column += 16)
+    cla_multiply_block(a, 128, b + column * 64, 0, c + column * 32, 0, 1, 2, 1);
   cla_close_tiles();
   for (int row = 0; row < 32; ++row)
     for (int column = 0; column < 32; ++column)

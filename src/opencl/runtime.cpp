@@ -42,7 +42,7 @@ bool binaries_pay(cl_device_id device) {
 }
 
 /// What a program of a Runtime is known by.
-constexpr std::size_t kKeyLines = 3;
+constexpr std::size_t kKeyLines = 3;  // of program_key()
 std::string program_key(const KernelSource& source) {
   return source.file + '\n' + source.unit + '\n' + source.options;
 }

@@ -92,17 +92,18 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
 // Rows 16 n ... of the results, o[HEAD_DIM] being theirs transposed.
 CLA_INLINE void cla_finish_rows(const ClaRows* rows, const ClaState* state, int n, const cla_vf* o,
                                 const ClaOutputs* to) {
-  cla_vf turned[CLA_VEC * CLA_NUM_VECS];
+  cla_vf transposed[CLA_VEC * CLA_NUM_VECS];
 #pragma unroll 1
   for (int d = 0; d < CLA_NUM_VECS; ++d) {
     cla_vf a[CLA_VEC];
 #pragma unroll
     for (int i = 0; i < CLA_VEC; ++i) a[i] = o[d * CLA_VEC + i];
-    cla_turn(a, (cla_vu*)turned + d, CLA_NUM_VECS);
+    cla_transpose_to(a, (cla_vu*)transposed + d, CLA_NUM_VECS);
   }
   for (int i = 0; i < CLA_VEC && n * CLA_VEC + i < rows->rows; ++i) {
     const ClaRowState end = {((const float*)&state->base[n])[i], ((const float*)&state->sum[n])[i]};
-    cla_write_row(rows, n * CLA_VEC + i, turned + i * CLA_NUM_VECS, cla_value_unit(rows), end, to);
+    cla_write_row(rows, n * CLA_VEC + i, transposed + i * CLA_NUM_VECS, cla_value_unit(rows), end,
+                  to);
   }
 }
 
@@ -127,20 +128,20 @@ CLA_INLINE void cla_find_keys(const ClaRows* rows, __global const int* pages, in
 }
 
 // Loads a tile and prefetches the next one.
-CLA_INLINE void cla_bring_tile(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                               long key_dim_stride, const ClaPlaces* now, const ClaPlaces* next,
-                               ClaTile* tile) {
+CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                                 long key_dim_stride, const ClaPlaces* now, const ClaPlaces* next,
+                                 ClaTile* tile) {
 #if defined(CLA_ROPE_DIM)
-  cla_bring_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
-  tile->overflows = cla_turn_values(tile->keys, CLA_KEY_VECS, tile->values);
+  cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
+  tile->overflows = cla_transpose_values(tile->keys, CLA_KEY_VECS, tile->values);
 #else
   if (CLA_MAY_BY_DIM && key_dim_stride != 1)
-    cla_bring_columns(k, now->vectors, key_dim_stride, tile->keys);
+    cla_load_tile_columns(k, now->vectors, key_dim_stride, tile->keys);
   else
-    cla_bring_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
+    cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   cla_vu values[CLA_BLOCK_KV * CLA_KEY_VECS];
-  cla_bring_rows(v, now->rows, next->rows, CLA_HEAD_DIM, values);
-  tile->overflows = cla_turn_values(values, CLA_KEY_VECS, tile->values);
+  cla_load_tile_rows(v, now->rows, next->rows, CLA_HEAD_DIM, values);
+  tile->overflows = cla_transpose_values(values, CLA_KEY_VECS, tile->values);
 #endif
 }
 
@@ -175,8 +176,8 @@ CLA_KERNEL clattn_attention_amx(CLA_PARAMS) {
     int first = 0, turn = 0;  // rows before `first` see no key from here on
     for (int at = begin; at < end; at += CLA_BLOCK_KV, turn ^= 1) {
       cla_find_keys(&rows, pages, at + CLA_BLOCK_KV, end, &call, places + (turn ^ 1));
-      cla_bring_tile(k_cache + call.k_offset, CLA_VALUES, call.key_dim_stride, places + turn,
-                     places + (turn ^ 1), &tile);
+      cla_load_kv_tile(k_cache + call.k_offset, CLA_VALUES, call.key_dim_stride, places + turn,
+                       places + (turn ^ 1), &tile);
       tile.at = at;
       while (((const int*)state.end)[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;
       for (int r = first; r < padded_rows; r += CLA_ROW_BLOCK) {

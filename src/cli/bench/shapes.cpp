@@ -47,14 +47,14 @@ std::vector<std::string> split(std::string_view text, char separator) {
 template <auto Field>
 bool set_count(BenchModel& model, std::string_view text) {
   const auto value = parse_number<std::int32_t>(text, Field == &BenchModel::window ? 0 : 1, 65536);
-  if (value) model.*Field = *value;  // NOLINT(bugprone-optional-value-conversion): or no optional
+  if (value) model.*Field = *value;
   return value.has_value();
 }
 
 template <auto Field>
 bool set_real(BenchModel& model, std::string_view text) {
   const auto value = parse_number<float>(text, 0, 1e6F);
-  if (value) model.*Field = *value;  // NOLINT(bugprone-optional-value-conversion): or no optional
+  if (value) model.*Field = *value;
   return value.has_value();
 }
 

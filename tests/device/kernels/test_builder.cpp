@@ -203,7 +203,6 @@ TEST(Builder, M4_CountsAndViewsOfOtherOrders) {
   queue.finish();
 }
 
-// M10: in vLLM's words.
 // A4.2, A5: the fields of vLLM's impls.
 TEST(Impl, A5_TellsItsConfiguration) {
   clattn::AttentionConfig config = small_config();
@@ -228,6 +227,7 @@ TEST(Impl, A5_TellsItsConfiguration) {
   }
 }
 
+// M10: in vLLM's words.
 TEST(Impl, M10_AMissingOutputIsRefused) {
   const auto& context = all_contexts().at(0);
   const clattn::Queue queue = context->create_queue();
