@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <span>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -19,14 +19,13 @@ namespace {
 using npy::NpyArray;
 
 /// Each page once. Throws unless the cache has all of them.
-std::vector<std::int32_t> distinct(std::vector<std::int32_t> pages, std::int64_t num_blocks) {
-  std::ranges::sort(pages);
-  pages.erase(std::ranges::unique(pages).begin(), pages.end());
-  if (!pages.empty() && (pages.front() < 0 || pages.back() >= num_blocks)) {
+std::set<std::int32_t> distinct(const std::vector<std::int32_t>& pages, std::int64_t num_blocks) {
+  const std::set<std::int32_t> each(pages.begin(), pages.end());
+  if (!each.empty() && (*each.begin() < 0 || *each.rbegin() >= num_blocks)) {
     throw_invalid("block_table: page {}, legal: 0 … {} (the cache's num_blocks - 1)",
-                  pages.front() < 0 ? pages.front() : pages.back(), num_blocks - 1);
+                  *each.begin() < 0 ? *each.begin() : *each.rbegin(), num_blocks - 1);
   }
-  return pages;
+  return each;
 }
 
 /// One of the two functions that say where a cache's elements lie.
@@ -38,7 +37,7 @@ using ElementAt = std::int64_t (Cache::*)(std::int64_t block, std::int64_t token
 /// they are, zeros elsewhere. A page's first element is that of lowest place in `memory`.
 template <typename Cache>
 NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
-                    ElementAt<Cache> element_at, std::span<const std::int32_t> pages) {
+                    ElementAt<Cache> element_at, const std::set<std::int32_t>& pages) {
   const std::size_t element = element_size_bytes(cache.dtype);
   const auto at = [&](std::int64_t page, std::int64_t token, std::int64_t head, std::int64_t dim) {
     return to_size((cache.*element_at)(page, token, head, dim)) * element;
@@ -72,10 +71,10 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
 
 template <typename Cache>
 void read_planes(const Queue& queue, const Cache& cache, cl_mem key, cl_mem value,
-                 std::vector<std::int32_t> pages, const TakeArray& take) {
-  pages = distinct(std::move(pages), cache.num_blocks);
-  take("key_cache", read_pages(queue, cache, key, &Cache::key_at, pages));
-  take("value_cache", read_pages(queue, cache, value, &Cache::value_at, pages));
+                 const std::vector<std::int32_t>& pages, const TakeArray& take) {
+  const std::set<std::int32_t> read = distinct(pages, cache.num_blocks);
+  take("key_cache", read_pages(queue, cache, key, &Cache::key_at, read));
+  take("value_cache", read_pages(queue, cache, value, &Cache::value_at, read));
 }
 
 std::string_view layout_of(const KVCache& cache) {
@@ -131,19 +130,19 @@ npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dty
   return read_tensor(queue, tensor, dtype, std::move(shape), num_rows);
 }
 
-void read_cache(const Queue& queue, const KVCache& cache, std::vector<std::int32_t> pages,
+void read_cache(const Queue& queue, const KVCache& cache, const std::vector<std::int32_t>& pages,
                 const TakeArray& take) {
   const cl_mem memory = cache.buffer.handle();
-  read_planes(queue, cache, memory, memory, std::move(pages), take);
+  read_planes(queue, cache, memory, memory, pages, take);
 }
 
-void read_cache(const Queue& queue, const PackedKVCache& cache, std::vector<std::int32_t> pages,
-                const TakeArray& take) {
-  read_planes(queue, cache, cache.key, cache.value, std::move(pages), take);
+void read_cache(const Queue& queue, const PackedKVCache& cache,
+                const std::vector<std::int32_t>& pages, const TakeArray& take) {
+  read_planes(queue, cache, cache.key, cache.value, pages, take);
 }
 
 /// Latent rows stand without gaps: [num_blocks, block_size, kv_lora_rank + rope_dim].
-void read_cache(const Queue& queue, const MLACache& cache, std::vector<std::int32_t> pages,
+void read_cache(const Queue& queue, const MLACache& cache, const std::vector<std::int32_t>& pages,
                 const TakeArray& take) {
   const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
   const std::size_t page_bytes =
@@ -152,7 +151,7 @@ void read_cache(const Queue& queue, const MLACache& cache, std::vector<std::int3
                  {cache.num_blocks, cache.block_size, width},
                  std::vector<std::byte>(
                      checked_mul(to_size(cache.num_blocks), page_bytes, "captured kv_cache"))};
-  for (const std::int32_t page : distinct(std::move(pages), cache.num_blocks)) {
+  for (const std::int32_t page : distinct(pages, cache.num_blocks)) {
     const std::size_t at = to_size(page) * page_bytes;
     const std::vector<std::byte> rows = read(queue, cache.buffer.handle(), at, page_bytes);
     std::ranges::copy(rows, array.data.begin() + static_cast<std::ptrdiff_t>(at));

@@ -11,7 +11,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/checked.hpp"
@@ -81,28 +80,27 @@ using TakeArray = std::function<void(std::string_view name, const npy::NpyArray&
 
 /// Reads the arrays of a cache: `pages` as they are, zeros elsewhere. Throws kInvalidArgument for a
 /// page that the cache does not have.
-void read_cache(const Queue& queue, const KVCache& cache, std::vector<std::int32_t> pages,
+void read_cache(const Queue& queue, const KVCache& cache, const std::vector<std::int32_t>& pages,
                 const TakeArray& take);
-void read_cache(const Queue& queue, const PackedKVCache& cache, std::vector<std::int32_t> pages,
-                const TakeArray& take);
-void read_cache(const Queue& queue, const MLACache& cache, std::vector<std::int32_t> pages,
+void read_cache(const Queue& queue, const PackedKVCache& cache,
+                const std::vector<std::int32_t>& pages, const TakeArray& take);
+void read_cache(const Queue& queue, const MLACache& cache, const std::vector<std::int32_t>& pages,
                 const TakeArray& take);
 
 /// Adds them to a case.
 template <typename Cache>
 void add_cache(const CaseWriter& writer, const Queue& queue, const Cache& cache,
-               std::vector<std::int32_t> pages) {
-  read_cache(queue, cache, std::move(pages),
+               const std::vector<std::int32_t>& pages) {
+  read_cache(queue, cache, pages,
              [&](std::string_view name, const npy::NpyArray& array) { writer.add(name, array); });
 }
 /// Adds them to what a call gave.
 template <typename Cache>
 void add_cache(const CaseResults& results, const Queue& queue, const Cache& cache,
-               std::vector<std::int32_t> pages) {
-  read_cache(queue, cache, std::move(pages),
-             [&](std::string_view name, const npy::NpyArray& array) {
-               results.add(fmt::format("{}_out", name), array);
-             });
+               const std::vector<std::int32_t>& pages) {
+  read_cache(queue, cache, pages, [&](std::string_view name, const npy::NpyArray& array) {
+    results.add(fmt::format("{}_out", name), array);
+  });
 }
 
 /// Adds a cache's element type and, where there are several, its order in memory.
