@@ -268,8 +268,8 @@ std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& 
     budget.take_requests(std::ssize(named->second.requests));
     requests = named->second.requests;
   }
-  std::ranges::stable_partition(requests,
-                                [](const BenchRequest& request) { return request.query_len == 1; });
+  std::stable_partition(requests.begin(), requests.end(),
+                        [](const BenchRequest& request) { return request.query_len == 1; });
   return requests;
 }
 

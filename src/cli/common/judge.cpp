@@ -20,7 +20,7 @@ oracle::AttentionCase level_of(oracle::AttentionCase call, std::int32_t prefix, 
     return call;
   }
   const std::ptrdiff_t pages = prefix / call.block_size;
-  std::ranges::rotate(call.block_table, call.block_table.begin() + pages);
+  std::rotate(call.block_table.begin(), call.block_table.begin() + pages, call.block_table.end());
   return call;
 }
 

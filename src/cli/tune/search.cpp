@@ -42,10 +42,9 @@ std::optional<TuningRow> TuneSearch::run() {
   race_.set_deadline(
       now + std::chrono::duration_cast<TuneClock::duration>((deadline_ - now) * kSearchShare));
   std::vector<TuningRow> rows = tuning_candidates(*context_, target_.key);
-  const auto tiles =
-      std::ranges::stable_partition(rows, [&](const TuningRow& row) {
-        return seen_.insert(row.variant).second;  // the first of each variant is its own tile
-      }).begin();
+  const auto tiles = std::stable_partition(rows.begin(), rows.end(), [&](const TuningRow& row) {
+    return seen_.insert(row.variant).second;  // the first of each variant is its own tile
+  });
   // A budget that ends early has then seen some of each kind.
   std::shuffle(tiles, rows.end(), std::mt19937(1));
   num_candidates_ = rows.size();
