@@ -1,15 +1,16 @@
 #!/bin/sh
 # Builds programs outside of the tree against CLAttn in each way that there is, and compares the
-# bits of a step: find_package from an installation and from the build, the shared library and a
-# static one, add_subdirectory, pkg-config.
-# usage: tests/consumers.sh BUILD FOLDER: BUILD holds the shared library
+# bits of a step: find_package from an installation and from the build, pkg-config, each with the
+# shared library and the static one.
+# usage: tests/consumers.sh BUILD FOLDER STATIC: BUILD holds the shared library, and the static one
+# is installed in STATIC
 set -eu
 cd "$(dirname "$0")/.."
-source=$PWD
 build=$1
 rm -rf "$2"
 mkdir -p "$2"
 work=$(cd "$2" && pwd)
+static=$(cd "$3" && pwd)
 
 consumer() {  # NAME ARGUMENT...
   name=$1
@@ -35,17 +36,13 @@ grep -q '^fmt_DIR' "$work/installed/CMakeCache.txt" &&
 consumer from_build -Dclattn_DIR="$(cd "$build" && pwd)"
 pkg_config by_pkg_config "$work/prefix"
 
-# As a subdirectory it is static by default, and brings its installation along. Without the
-# optimiser, whose time is not needed here.
-consumer subdirectory -DCLATTN_SOURCE="$source" -DCMAKE_BUILD_TYPE=Debug
-cmake --install "$work/subdirectory" --prefix "$work/static" > "$work/install.log"
-consumer static -DCMAKE_PREFIX_PATH="$work/static"
-pkg_config by_pkg_config_static "$work/static" --static
+consumer static -DCMAKE_PREFIX_PATH="$static"
+pkg_config by_pkg_config_static "$static" --static
 
-for prefix in prefix static; do
-  [ -e "$work/$prefix/share/doc/clattn/LICENSE" ] || { echo "consumers: no LICENSE"; exit 1; }
+for prefix in "$work/prefix" "$static"; do
+  [ -e "$prefix/share/doc/clattn/LICENSE" ] || { echo "consumers: no LICENSE"; exit 1; }
 done
 export LD_LIBRARY_PATH="$work/prefix/lib"
 sh tests/same_bits.sh "$work/installed/step_c" "$work/installed/step_cpp" \
-  "$work/from_build/step_c" "$work/by_pkg_config" "$work/subdirectory/step_c" \
-  "$work/static/step_c" "$work/static/step_cpp" "$work/by_pkg_config_static"
+  "$work/from_build/step_c" "$work/by_pkg_config" "$work/static/step_c" \
+  "$work/static/step_cpp" "$work/by_pkg_config_static"

@@ -1,0 +1,63 @@
+#!/bin/sh
+# Runs the blocks of CMake and shell in docs/howto.md as they stand, in a folder of their own where
+# their names lie: the sources as `clattn`, the README's first program as the application. What is
+# changed: where things are installed and kept, no optimiser, and this machine's device.
+# usage: tests/howto.sh BUILD FOLDER: BUILD holds the program; FOLDER/opt is the static library then
+set -eu
+build=$(cd "$1" && pwd)
+mkdir -p "$2"
+work=$(cd "$2" && pwd)
+cd "$(dirname "$0")/.."
+source=$PWD
+
+# The N-th block of a language under a heading.
+block() {  # HEADING LANGUAGE N
+  awk -v heading="## $1" -v fence="\`\`\`$2" -v n="$3" '
+    { sub(/^ +/, "") }
+    /^## / { under = $0 == heading; next }
+    under && $0 == fence { inside = ++count == n; next }
+    /^```$/ { inside = 0 }
+    inside { print; found = 1 }
+    END { exit !found }' docs/howto.md ||
+    { echo "howto: no block $3 of $2 under \"$1\" in docs/howto.md" >&2; return 1; }
+}
+run() {  # HEADING N [SED COMMAND]: in $work
+  block "$1" sh "$2" | sed "s#-S clattn#-S $sources#; s#=Release#=None#; s#/tmp/#$work/#g;
+    s#/opt/#$work/opt/#g; s#--device gpu#--device cpu#; s#--device 1:0#--device 0:0#; ${3:-}" \
+    > "$work/block"
+  (cd "$work" && PATH="$build/src/cli:$PATH" sh -eux block) > "$work/block.log" 2>&1 ||
+    { cat "$work/block.log"; echo "howto: block $2 of \"$1\" failed"; return 1; }
+}
+project() {  # NAME CMAKE ARGUMENT...: builds NAME/CMakeLists.txt, whose program becomes ./app
+  name=$1
+  shift
+  cp "$source/examples/first_program.cpp" "$work/$name/main.cpp"
+  { cmake -G Ninja -S "$work/$name" -B "$work/$name/build" "$@" &&
+    cmake --build "$work/$name/build"; } > "$work/$name.log" ||
+    { cat "$work/$name.log"; echo "howto: $name does not build"; return 1; }
+  cp "$work/$name/build/app" "$work/app"
+  "$work/app"
+}
+
+# As a subdirectory the library's files are compiled with the same flags: once is enough.
+export CMAKE_GENERATOR=Ninja CMAKE_CXX_COMPILER_LAUNCHER=ccache
+export CCACHE_DIR="$work/ccache"
+sources=$work/subdirectory/third_party/clattn
+mkdir -p "$work/subdirectory/third_party"
+ln -s "$source" "$sources"
+run "Link the library" 1
+mkdir -p "$work/installed"
+block "Link the library" cmake 1 > "$work/installed/CMakeLists.txt"
+project installed -DCMAKE_PREFIX_PATH="$work/opt/clattn"
+block "Link the library" cmake 2 > "$work/add"
+sed -e "/^find_package/{r $work/add" -e 'd}' "$work/installed/CMakeLists.txt" \
+  > "$work/subdirectory/CMakeLists.txt"
+project subdirectory -DCMAKE_BUILD_TYPE=None
+cp "$source/examples/first_program.cpp" "$work/main.cpp"
+run "Link the library" 2 '/# shared$/d'
+cmake --install "$build" --prefix "$work/shared/clattn" > "$work/install.log"
+run "Link the library" 2 "/# static\$/d; s#$work/opt#$work/shared#g"
+run "Choose a device" 1
+run "See why a kernel was taken" 1
+for n in 1 2 3; do run "Debug a wrong result" $n; done
+echo "howto: every block of shell and CMake ran"
