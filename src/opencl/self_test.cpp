@@ -316,8 +316,10 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.static_local_mem_bytes = bytes;
     break;
   }
+  // A compiler that builds no kernel at all is not installed well, which says nothing of the device.
+  const bool compiles = result.static_local_mem_bytes != 0;
   return {.result = result,
-          .conclusive = conclusive && several.conclusive() && prober.conclusive()};
+          .conclusive = compiles && conclusive && several.conclusive() && prober.conclusive()};
 }
 
 }  // namespace clattn::detail

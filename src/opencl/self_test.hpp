@@ -34,8 +34,8 @@ static_assert(sizeof(SelfTestResult) == 8 + 14 * 4, "padding bytes would be writ
 
 struct SelfTestReport {
   SelfTestResult result;
-  /// False when a kernel that had been built could not run: the device may just be busy or full, so
-  /// the result must not be remembered.
+  /// False when a kernel that had been built could not run, or none could be built: the device may
+  /// just be busy or full, or its compiler badly installed, so the result must not be remembered.
   bool conclusive = true;
 };
 

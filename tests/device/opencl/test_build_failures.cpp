@@ -186,6 +186,16 @@ TEST_P(BuildFailures, ASelfTestWithoutHostMemoryIsRunAgain) {
   EXPECT_GT(local_bytes(), 0U);
 }
 
+// F10: until somebody mends the installation, which must then be enough.
+TEST_P(BuildFailures, F10_SelfTestsAreRunAgainWhereTheCompilerBuiltNothing) {
+  const auto local_bytes = [&] { return make_runtime()->capabilities().static_local_mem_bytes; };
+  {
+    const FailingBuilds failing(CL_BUILD_PROGRAM_FAILURE, "");
+    EXPECT_EQ(local_bytes(), 0U);
+  }
+  EXPECT_GT(local_bytes(), 0U);
+}
+
 // A8: layers that share a context share its refusals.
 TEST(BuildFailuresOfLayers, TheNextLayerBuildsNothing) {
   const auto& shared = attention_test::all_contexts().at(0);
