@@ -184,7 +184,7 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   device.inline_ptx = !cpu;
   device.native_exp2_error = 0;
   // Lint looks at products of bf16 pairs as a processor's compiler, at the others as SPIR's.
-  device.native_builtins = variant.unit().bf16_pairs;
+  device.native_builtins = variant.unit().dot == 1;
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);

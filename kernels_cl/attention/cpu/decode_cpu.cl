@@ -22,7 +22,9 @@
 #include "attention/cpu/queue.clh"
 #include "attention/cpu/rows.clh"
 #include "attention/cpu/scores.clh"
-#if CLA_DOT
+#if CLA_DOT == 2
+#include "attention/cpu/tile_products.clh"
+#elif CLA_DOT
 #include "attention/cpu/dot.clh"
 #else
 #include "attention/cpu/values.clh"
@@ -139,8 +141,8 @@ CLA_INLINE cla_vf cla_logits(const ClaState* state, const ClaOptions* opt, int a
 // Turns a tile's scores into probabilities relative to the largest logit so far. If that one grew,
 // the sum and the accumulator of the chunk are brought to the new scale; it seldom does after the
 // first tiles. In a masked tile, keys that a row does not see get CLA_UNSEEN_PROBABILITY.
-CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cla_vf* s,
-                            cla_vf* o) {
+CLA_INLINE void cla_softmax(ClaState* state, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                            const ClaTile* tile, int masked, cla_vf* s, cla_vf* o) {
   uchar allowed[CLA_BLOCK_KV * CLA_CHUNK];
   cla_read_masks(state, tile->at, tile->end, allowed);
   cla_vf largest = state->base;
@@ -166,6 +168,7 @@ CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cl
   }
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
+    cla_fetch_part(k, v, tile, step, 2 * CLA_STEPS);
     cla_vf p = cla_exp2(s[step] - largest);
     if (masked) p = s[step] == CLA_NEG_BIG ? (cla_vf)(CLA_UNSEEN_PROBABILITY) : p;
     s[step] = p;
@@ -175,15 +178,12 @@ CLA_INLINE void cla_softmax(ClaState* state, const ClaTile* tile, int masked, cl
 
 // One chunk of rows against one tile of keys.
 CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                          const ClaTile* tile, ClaState* state, cla_vf* o) {
+                          const ClaTile* tile, ClaOperands* operands, ClaState* state, cla_vf* o) {
   cla_vf s[CLA_STEPS];
-  if (CLA_MAY_BY_DIM && tile->key_dim != 1)
-    cla_scores_by_dim(q, k, tile, s);
-  else
-    cla_scores_by_token(q, k, tile, s);
+  cla_scores(q, k, v, tile, operands, s);
   const int masked = cla_masked(state, tile->at);
-  cla_softmax(state, tile, masked, s, o);
-  cla_add_values(s, v, tile, masked, o);
+  cla_softmax(state, k, v, tile, masked, s, o);
+  cla_add_values(s, k, v, tile, operands, masked, o);
 }
 
 // What a chunk of rows holds in private memory.
@@ -201,8 +201,8 @@ CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global con
   for (int r = 0; r < CLA_CHUNK; ++r) {
     cla_vf* query = chunk->query + r * CLA_NUM_VECS;
     cla_read_query(rows, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
-    cla_order_query(query, by_dim);
   }
+  cla_order_queries(chunk->query, by_dim);
 #pragma unroll 1
   for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
 }
@@ -232,6 +232,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
   const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
   cla_vu codes[CLA_CODE_VECS];
   cla_make_codes(codes);
+  cla_begin_products();
 
   for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
     const ClaRows rows =
@@ -261,22 +262,25 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
       cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
       for (int h = 0; h < rows.kv_heads; ++h) {
         const int place = at / CLA_BLOCK_KV % CLA_HELD;
-        const ClaFetch next = cla_fetched(&rows, &strides, &ring, at, h);
+        ClaTile tile = {&opt,
+                        all[h * chunks].score_unit,
+                        codes,
+                        at,
+                        end,
+                        h * call.head_stride,
+                        call.key_dim_stride,
+                        ring.first[place],
+                        ring.keys[place],
+                        cla_fetched(&rows, &strides, &ring, at, h),
+                        0,
+                        0};
+        ClaOperands operands;
         for (int c = 0; c < chunks; ++c) {
           ClaChunk* own = &all[h * chunks + c];
-          const ClaTile tile = {&opt,
-                                own->score_unit,
-                                codes,
-                                at,
-                                end,
-                                h * call.head_stride,
-                                call.key_dim_stride,
-                                ring.first[place],
-                                ring.keys[place],
-                                next,
-                                c * CLA_BLOCK_KV / chunks,
-                                (c + 1) * CLA_BLOCK_KV / chunks};
-          cla_chunk(own->query, k_cache + call.k_offset, CLA_VALUES, &tile, &own->state, own->o);
+          tile.fetch_begin = c * CLA_BLOCK_KV / chunks;
+          tile.fetch_end = (c + 1) * CLA_BLOCK_KV / chunks;
+          cla_chunk(own->query, k_cache + call.k_offset, CLA_VALUES, &tile, &operands, &own->state,
+                    own->o);
         }
       }
     }
@@ -288,5 +292,6 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
     }
     cla_merge_if_last(&rows, &to, CLA_ARRIVALS);
   }
+  cla_end_products();
   cla_leave_queue(counters);
 }

@@ -60,7 +60,7 @@ struct UnitTraits {
   bool ptx = false;            ///< by inline PTX where there is any, else by sub-groups
   /// On CPUs by sub-groups: its header has a second body, so that kernels can be checked there.
   bool by_sub_groups = false;
-  bool bf16_pairs = false;             ///< kernels are compiled with CLA_DOT=1
+  std::int32_t dot = 0;                ///< CLA_DOT of kernels_cl/core/vec.clh
   bool rounds_probabilities = false;   ///< to the queries' type, before they meet V
   std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
   std::int32_t most_key_elements = 0;  ///< of a tile, block_kv * head_size; 0 = any
@@ -94,12 +94,12 @@ struct KernelTraits {
   std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches, which need fewer registers
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
-  std::int32_t least_group = 1;      ///< fewest query heads per KV head, for decode
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;
   HeadSizes heads{};
   std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
+  std::int32_t row_bytes_step = 1;   ///< bytes of a head's row in the cache are a multiple of it
   std::int32_t page_step = 0;          ///< it wants pages, of a multiple of so many tokens
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
   std::int32_t most_key_elements = 0;  ///< block_kv * head_size; 0 = any

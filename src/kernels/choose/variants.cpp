@@ -273,7 +273,9 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
     return fmt::format("does not take {} caches under {}", to_string(shape.cache_dtype),
                        to_string(shape.dtype));
   const std::int32_t head = shape.head_size;
-  if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0)
+  const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
+  if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0 ||
+      row_bytes % kernel.row_bytes_step != 0)
     return fmt::format("does not take heads of {}", head);
   if (shape.form == CacheForm::kLatent && shape.rope_dim % unit.traits.head_step != 0)
     return fmt::format("does not take rotary parts of {}", shape.rope_dim);
@@ -293,8 +295,6 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
 std::string why_not_shape(const Variant& variant, const KernelShape& shape) {
   std::string types = why_not_types(variant, shape);
   if (!types.empty() || variant.role != Role::kDecode) return types;
-  if (shape.group() < variant.kernel().least_group)
-    return fmt::format("needs at least {} query heads per KV head", variant.kernel().least_group);
   if (variant.block_rows >= shape.group()) return types;
   return fmt::format("has {} rows for {} query heads a KV head", variant.block_rows, shape.group());
 }
@@ -331,7 +331,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
-      unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.bf16_pairs ? 1 : 0);
+      unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.dot);
   if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
   if (!by_sub_groups) options += unit.options;
   if (shape.form == CacheForm::kLatent)

@@ -58,6 +58,16 @@ const std::vector<Option>& options() {
          s.config.output_fp8 = true;
        }},
       {"KeysByDim", [](CaseSpec& s) { s.layout = clattn::KVCacheLayout::kHDN; }},
+      {"EightBitKeysByDim",
+       [](CaseSpec& s) {
+         s.layout = clattn::KVCacheLayout::kHDN;
+         s.config.kv_cache_dtype = DType::kFp8E5M2;
+       }},
+      {"FiveHeadsAGroupOverInt8",
+       [](CaseSpec& s) {
+         s.config.num_heads = 10;
+         s.config.kv_cache_dtype = DType::kInt8;
+       }},
       {"NHDInSplits",
        [](CaseSpec& s) {
          s.layout = clattn::KVCacheLayout::kNHD;
@@ -103,11 +113,9 @@ TEST_P(X86Tiles, ComputeRight) {
 
 TEST_P(X86Tiles, DecodeRight) {
   CaseSpec spec = long_queries();
-  spec.config.num_heads = 32;
-  spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4}};
+  spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4}, {2, 77, 5}};
   GetParam().set(spec);
-  spec.config.num_heads = std::max(spec.config.num_heads, 24);  // 12 a KV head: not a whole tile
-  expect_right(spec, spec.config.kv_cache_dtype ? "decode_cpu" : "decode_amx");
+  expect_right(spec, "decode_cpu__r16_amx");
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),
