@@ -1,5 +1,5 @@
-// C = A B, 32 x 64 by 64 x 32 of small whole numbers, twice over tile/amx.clh, the second time
-// added, 16 columns after the other. The host knows what C must be (src/opencl/self_test.cpp).
+// C = A B, 32 x 64 by 64 x 32 of small whole numbers, in each way that tile/amx.clh has, the second
+// and the third time added. The host knows what C must be (src/opencl/self_test.cpp).
 #include "tile/amx.clh"
 
 // 16 numbers from -8 on; A is matrix[32][64], B matrix[64][32] from column 64 on.
@@ -7,12 +7,15 @@
   ((int)((((uint)(row)*128u + (uint)(column) + seed) * 2654435761u >> 20) % 16u) - 8)
 #define CLA_BF16(number) ((ushort)(as_uint((float)(number)) >> 16))
 
+#define CLA_STEP (16 * 32)  // elements of a tile of B
+
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx(
     __global uint* restrict result,  // [32, 32]  bits of C in f32
     uint seed) {
   ushort a[32 * 64] __attribute__((aligned(64)));
-  ushort b[2 * 2 * 16 * 32] __attribute__((aligned(64)));  // [columns / 16][pair of rows][16][2]
-  float c[2 * 32 * 16] __attribute__((aligned(64)));       // [columns / 16][row][16]
+  // [columns / 16][step][pair of rows][16][2] and [columns / 16][row][16]
+  ushort b[2 * 2 * CLA_STEP] __attribute__((aligned(64)));
+  float c[2 * 32 * 16] __attribute__((aligned(64)));
   for (int row = 0; row < 32; ++row)
     for (int i = 0; i < 64; ++i) a[row * 64 + i] = CLA_BF16(CLA_ELEMENT(row, i));
   for (int i = 0; i < 64; ++i)
@@ -20,9 +23,30 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx
       b[(column / 16 * 32 + i / 2) * 32 + column % 16 * 2 + i % 2] =
           CLA_BF16(CLA_ELEMENT(i, 64 + column));
   cla_open_tiles();
-  cla_multiply_block(a, 128, b, 2048, c, 2048, 2, 2, 0);
-  for (int column = 0; column < 32; column += 16)
-    cla_multiply_block(a, 128, b + column * 64, 0, c + column * 32, 0, 1, 2, 1);
+  cla_multiply_block(a, 128, b, 4 * CLA_STEP, c, 2048, 2, 0);
+  cla_open_narrow_tiles();
+  for (int row = 0; row < 32; row += 16)
+    for (int column = 0; column < 32; column += CLA_TILE_FEW) {
+      float* sums = c + (column / 16 * 32 + row) * 16 + column % 16;
+      CLA_LOAD_TILE(0, sums, 64);
+      for (int step = 0; step < 2; ++step) {
+        CLA_LOAD_TILE(2, a + row * 64 + step * 32, 128);
+        CLA_LOAD_TILE(4, b + (column / 16 * 2 + step) * CLA_STEP + column % 16 * 2, 64);
+        CLA_MULTIPLY_TILES(0, 2, 4);
+      }
+      CLA_STORE_TILE(0, sums, 64);
+    }
+  for (int row = 0; row < 32; row += CLA_TILE_FEW)
+    for (int side = 0; side < 2; ++side) {
+      float* sums = c + (side * 32 + row) * 16;
+      CLA_LOAD_TILE(6, sums, 64);
+      for (int step = 0; step < 2; ++step) {
+        CLA_LOAD_TILE(5, a + row * 64 + step * 32, 128);
+        CLA_LOAD_TILE(3, b + (side * 2 + step) * CLA_STEP, 64);
+        CLA_MULTIPLY_TILES(6, 5, 3);
+      }
+      CLA_STORE_TILE(6, sums, 64);
+    }
   cla_close_tiles();
   for (int row = 0; row < 32; ++row)
     for (int column = 0; column < 32; ++column)

@@ -166,7 +166,7 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
          (ptx_arch == kLater && all_lanes_right(prober, 5, "clattn_selftest_fp8"));
 }
 
-/// Of selftest_amx.cl: C = A B of 32 x 64 by 64 x 32, and once more added.
+/// Of selftest_amx.cl: C = A B of 32 x 64 by 64 x 32, and twice more added.
 bool tile_products_are_right(Prober& prober) {
   constexpr cl_uint kRows = 32, kDepth = 64;
   const auto result = prober.run(0, "clattn_selftest_amx", 0, 1, std::size_t{kRows} * kRows);
@@ -179,7 +179,7 @@ bool tile_products_are_right(Prober& prober) {
       int sum = 0;
       for (cl_uint i = 0; i < kDepth; ++i) sum += element(row, i) * element(i, 64 + column);
       const auto got = std::bit_cast<float>((*result)[std::size_t{row} * kRows + column]);
-      if (got != static_cast<float>(2 * sum)) return false;
+      if (got != static_cast<float>(3 * sum)) return false;
     }
   }
   return true;
@@ -316,7 +316,7 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.static_local_mem_bytes = bytes;
     break;
   }
-  // A compiler that builds no kernel at all is not installed well, which says nothing of the device.
+  // A compiler that builds no kernel at all is badly installed, which says nothing of the device.
   const bool compiles = result.static_local_mem_bytes != 0;
   return {.result = result,
           .conclusive = compiles && conclusive && several.conclusive() && prober.conclusive()};

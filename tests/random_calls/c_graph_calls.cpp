@@ -43,6 +43,8 @@ void test::make_graphs(CWorld& c) {
   make_buffer(of.memory, kMemoryBytes);
   make_buffer(of.rows, kRowBytes);
   make_buffer(of.output, kRowBytes);
+  make_buffer(of.session_output, kRowBytes);
+  make_buffer(of.known_output, kRowBytes);
   ClattnLayerConfig config{};
   config.struct_size = sizeof config;
   config.num_heads = 4;

@@ -92,12 +92,14 @@ static void change_request(World& world) {
   }
 }
 
-/// The arrays are as long as the counts say.
+/// Each request's rows end where its sequence does.
 static void read_rows(const ClattnStepRows& rows) {
-  std::int64_t sum = rows.seq_lens[0];
-  for (std::int32_t i = 0; i < rows.num_tokens; ++i) sum += rows.token_ids[i] + rows.positions[i];
-  if (sum < rows.num_requests || rows.query_start_loc[rows.num_requests] != rows.num_tokens)
-    throw std::runtime_error("rows of a step that do not fit");
+  bool fits = rows.query_start_loc[rows.num_requests] == rows.num_tokens;
+  for (std::int32_t i = 0; fits && i < rows.num_requests; ++i) {
+    const std::int32_t first = rows.query_start_loc[i], end = rows.query_start_loc[i + 1];
+    fits = first < end && rows.positions[first] + end - first == rows.seq_lens[i];
+  }
+  if (!fits) throw std::runtime_error("rows of a step that do not fit");
 }
 
 static void attend(World& world, std::int32_t layer) {
@@ -105,7 +107,7 @@ static void attend(World& world, std::int32_t layer) {
   auto tensors = sized<ClattnTensors>(world.dice);
   for (ClattnTensorRef* const tensor : {&tensors.query, &tensors.key, &tensors.value})
     *tensor = tensor_of(world.dice, c.graphs.rows.get());
-  tensors.output = tensor_of(world.dice, c.graphs.output.get());
+  tensors.output = tensor_of(world.dice, c.graphs.session_output.get());
   if (world.dice.one_in(3)) tensors.event = c.event.get();
   tell(clattn_session_attend(maybe(world.dice, c.session.handle), layer, &tensors));
 }
@@ -207,7 +209,7 @@ static std::vector<float> known_steps(CWorld& c, std::int32_t num_layers) {
   ClattnTensors tensors{};
   tensors.struct_size = sizeof tensors;
   tensors.query.buffer = tensors.key.buffer = tensors.value.buffer = c.graphs.rows.get();
-  tensors.output.buffer = c.graphs.output.get();
+  tensors.output.buffer = c.graphs.known_output.get();
   std::vector<float> output(4UL * prompt.size() * 4 * 32);  // of two steps by at most two layers
   auto place = output.begin();
   CHandle<ClattnQueue, clattn_queue_destroy> queue;
@@ -220,7 +222,7 @@ static std::vector<float> known_steps(CWorld& c, std::int32_t num_layers) {
       tell(clattn_session_load_kv_scales(session, layer, &scales));
       tell(clattn_session_attend(session, layer, &tensors));
       const std::size_t bytes = count * 4 * 32 * 2;  // of 16-bit rows, half of the others
-      tell(clattn_buffer_read(c.graphs.output.get(), queue.get(), 0, &*place, bytes));
+      tell(clattn_buffer_read(c.graphs.known_output.get(), queue.get(), 0, &*place, bytes));
       place += static_cast<std::ptrdiff_t>(count) * 4 * 32;
     }
     part.new_tokens = next.data();

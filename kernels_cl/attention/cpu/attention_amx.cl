@@ -64,7 +64,7 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
 #pragma unroll 1
   for (int key = seen.begin; key < seen.end; key += CLA_STEP_KEYS)
     cla_multiply_block(tile->keys + key * CLA_KEY_VECS, 2 * CLA_KEY_DIM, q, 32 * CLA_KEY_DIM,
-                       s + key, 64 * CLA_BLOCK_KV, CLA_BLOCK_VECS, CLA_KEY_VECS, 0);
+                       s + key, 64 * CLA_BLOCK_KV, CLA_KEY_VECS, 0);
 #pragma unroll 1
   for (int i = 0; i < CLA_BLOCK_VECS; ++i) {
     cla_vf* scores = s + i * CLA_BLOCK_KV;
@@ -85,8 +85,7 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
   for (int d = 0; d < CLA_HEAD_DIM; d += 2 * CLA_TILE_ROWS)
     cla_multiply_block((const ushort*)tile->values + d * CLA_BLOCK_KV + seen.begin,
                        2 * CLA_BLOCK_KV, pairs + seen.begin / 2, 32 * CLA_BLOCK_KV, o + d,
-                       64 * CLA_HEAD_DIM, CLA_BLOCK_VECS, (seen.end - seen.begin) / CLA_TILE_DEPTH,
-                       1);
+                       64 * CLA_HEAD_DIM, (seen.end - seen.begin) / CLA_TILE_DEPTH, 1);
 }
 
 // Rows 16 n ... of the results, o[HEAD_DIM] being theirs transposed.
