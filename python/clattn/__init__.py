@@ -11,6 +11,7 @@ from clattn._clattn import *  # noqa: F403
 from clattn.checks import check
 from clattn.errors import Error, FileError, InvalidArgument, OpenCLError, OutOfBlocks, Unsupported
 from clattn.layers import explain, warm_up
+from clattn.openmp import openmp_asleep
 from clattn.progress import ProgressBar
 
 __all__ = [name for name in dir(_clattn) if not name.startswith("_")] + [
@@ -23,5 +24,6 @@ __all__ = [name for name in dir(_clattn) if not name.startswith("_")] + [
     "Unsupported",
     "check",
     "explain",
+    "openmp_asleep",
     "warm_up",
 ]

@@ -1,5 +1,7 @@
 #include "attention.hpp"
 
+#include <utility>
+
 #include "steps.hpp"
 
 namespace clattn::python {
@@ -64,21 +66,27 @@ void bind_impl(nb::module_& module) {
       .def(
           "forward",
           [](const Impl& self, const Queue& queue, nb::handle query, nb::handle output,
-             const KVCache& cache, const AttentionMetadata& metadata, nb::handle lse,
-             nb::handle custom_mask) {
+             const KVCache& cache, const AttentionMetadata& metadata, nb::handle key,
+             nb::handle value, nb::handle lse, nb::handle custom_mask) {
             return forward_with(
                 *self.context, queue, self.impl->config(),
-                {query, nb::none(), nb::none(), output, lse, custom_mask},
-                [&](const AttentionTensors& tensors, const ForwardOptions& options) {
+                {query, key, value, output, lse, custom_mask},
+                [&](AttentionTensors tensors, const ForwardOptions& options) {
+                  const TensorRef keys = std::exchange(tensors.key, {});
+                  const TensorRef values = std::exchange(tensors.value, {});
+                  if (keys.buffer != nullptr || values.buffer != nullptr)
+                    self.impl->write_kv_cache(queue, keys, values, cache, metadata);
                   self.impl->forward(queue, tensors, cache, metadata, options);
                 });
           },
           "queue"_a, "query"_a, "output"_a, "cache"_a, "metadata"_a, nb::kw_only(),
-          "lse"_a = nb::none(), "custom_mask"_a = nb::none(),
+          "key"_a = nb::none(), "value"_a = nb::none(), "lse"_a = nb::none(),
+          "custom_mask"_a = nb::none(),
           "output[t, h] = attention of query token t over its request's pages, both\n"
           "[num_actual_tokens, num_heads, head_size]. lse [num_actual_tokens, num_heads], f32:\n"
           "natural logarithms of the softmax denominators. custom_mask: uint8 or bool\n"
-          "[num_actual_tokens, keys].")
+          "[num_actual_tokens, keys]. Keys and values are stored first, as by write_kv_cache: with\n"
+          "arrays that is one wait where two calls would wait twice.")
       .def(
           "forward_encoder",
           [](const Impl& self, const Queue& queue, nb::handle query, nb::handle key,

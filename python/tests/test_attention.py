@@ -39,6 +39,22 @@ def test_cache_holds_what_was_given(context, queue, dtype):
         assert np.all(np.abs(stored - given) <= relative * np.abs(given) + absolute)
 
 
+def test_forward_stores_what_it_is_given_first(context, queue):
+    outputs, pages = [], []
+    for at_once in (False, True):
+        layer = checks.Layer(context, queue, checks.Case("", [(9, 9), (1, 1)]))
+        metadata = layer.builder.build(queue, layer.batch.metadata())
+        key, value, query = layer.rows(10, 2, 1.0), layer.rows(10, 2, 1.0), layer.rows(10, 8, 1.0)
+        given = {"key": key, "value": value} if at_once else {}
+        if not at_once:
+            layer.impl.write_kv_cache(queue, key, value, layer.cache, metadata)
+        outputs.append(np.empty_like(query))
+        layer.impl.forward(queue, query, outputs[-1], layer.cache, metadata, **given)
+        pages.append(checks.stored_pages(queue, layer.cache))
+    np.testing.assert_array_equal(*outputs)
+    np.testing.assert_array_equal(*pages)
+
+
 def test_encoder_attends_to_its_keys(context, queue, random):
     config = clattn.AttentionConfig(
         num_heads=4, num_kv_heads=4, head_size=32, dtype="f32", attn_type="encoder_only"

@@ -26,7 +26,7 @@ TEST(Tune, WritesWhatItReadsAndTellsWhatItDoesNot) {
   const ScratchDirectory scratch;
   const std::filesystem::path file = scratch.path() / "new" / "tuning.txt";
   const std::string command =
-      "tune --model llama-3.2-1b --roles prefill --budget 240 --submit --output " + file.string();
+      "tune --model llama-3.2-1b --roles prefill --budget 40 --submit --output " + file.string();
   const ProgramResult result = run_program(command);
   EXPECT_EQ(result.code, 0) << result.standard_error;
   const std::string& said = result.standard_output;

@@ -35,5 +35,6 @@ def attention(
     rows = key.cache.rows(key.layer, query.shape[0], query.shape[2], attention_mask)
     packed = [rows.pack(tensor) for tensor in (query, key.as_subclass(torch.Tensor), value)]
     output = torch.empty_like(packed[0])
-    key.cache.session.attend(key.layer, *packed, output)
+    with clattn.openmp_asleep():
+        key.cache.session.attend(key.layer, *packed, output)
     return rows.unpack(output), None

@@ -140,8 +140,8 @@ class Layer:
             self.impl.forward_encoder(queue, query, key, value, output, metadata)
             return
         cache = self._shared_cache(kv_cache, scales)
-        if self.writes and key is not None:
-            if key.stride(0) != value.stride(0):  # one is a slice of a projection's rows
-                key, value = key.contiguous(), value.contiguous()
-            self.impl.write_kv_cache(queue, key, value, cache, metadata)
-        self.impl.forward(queue, query, output, cache, metadata)
+        if not self.writes:
+            key = value = None
+        elif key is not None and key.stride(0) != value.stride(0):  # slices of a projection's rows
+            key, value = key.contiguous(), value.contiguous()
+        self.impl.forward(queue, query, output, cache, metadata, key=key, value=value)

@@ -87,9 +87,11 @@ class CLAttnMLAImpl(CPUMLAImpl):
             self._cache = clattn.KVCache.share(device().context, row, row, q.dtype)
             self._cache_of = identity
         output = q.new_empty(q.shape[0], self.num_heads, self.kv_lora_rank)
-        self.served.forward(
-            device().queue, q.contiguous(), output, self._cache, attn_metadata.decode.clattn
-        )
+        q = q.contiguous()
+        with clattn.openmp_asleep():
+            self.served.forward(
+                device().queue, q, output, self._cache, attn_metadata.decode.clattn
+            )
         return output, None
 
 
