@@ -4,9 +4,10 @@
 usage: bench/results_tables.py [--check] [--results FOLDER] [--page FILE]...
 
 FOLDER/NAME.json, written by `clattn bench --json`, becomes a section with a table for each suite.
-FOLDER/NAME/*.json, written by `bench/compare_torch.py --reports FOLDER/NAME`, becomes one table:
-clattn.json beside each peer. Both stand between the page's two marks. A page may also name rows of
-one report, SUITE/BATCH/OPTIONS as they are called there, which become a table behind the name:
+FOLDER/NAME/*.json, written by `bench/compare_torch.py --reports FOLDER/NAME`, becomes a table for
+each model: clattn.json beside each peer. Both stand between the page's two marks. A page may also
+name rows of one report, SUITE/BATCH/OPTIONS as they are called there, which become a table behind
+the name:
 
     <!-- rows of bench/results/NAME.json: decode/64q1s8k prefill/q16k -->
     <!-- end of the rows -->
@@ -128,20 +129,23 @@ def comparison_lines(folder):
     own = reports.pop("clattn")
     times = {peer: {row["name"]: row["median_us"] for row in report["rows"]}
              for peer, report in reports.items()}
-    rows = []
+    models = {}
     for row in own["rows"]:
         if "skipped" in row or not any(row["name"] in peer for peer in times.values()):
             continue
-        cells = [row["name"], number(row["median_us"]) if row["correct"] else "WRONG"]
+        model, name = row["name"].split("/", 1)
+        cells = [name.replace("/", " "), number(row["median_us"]) if row["correct"] else "WRONG"]
         for peer in times.values():
             time = peer.get(row["name"])
             cells.append("-" if time is None
                          else f"{number(time)} ({time / row['median_us']:.2f})")
-        rows.append(cells)
+        models.setdefault(model, []).append(cells)
     text = (f"{provenance(own)}; µs, and in brackets how many times as fast clattn is; "
             f"`bench/results/{folder.name}/`.")
-    return [f"### {folder.name}", "", *wrapped(text), ""] + table(
-        ["", "clattn", *reports], rows)
+    lines = [f"### {folder.name}", "", *wrapped(text), ""]
+    for model, rows in models.items():
+        lines += table([model, "clattn", *reports], rows)
+    return lines
 
 
 def tables(results):

@@ -221,9 +221,9 @@ folder = sys.argv[1]
 write(folder + "/d.json", [
     row("a", 1234.4, unsteady=True), row("b", 8.927, correct=False, above_ceiling=True),
     {"name": "c", "suite": "decode", "skipped": "no such kernel"}])
-write(folder + "/peers/clattn.json", [row("a", 100), row("b", 10), row("alone", 1)])
-write(folder + "/peers/p.json", [row("a", 250)])
-write(folder + "/peers/q.json", [row("b", 5), row("a", 100)])
+write(folder + "/peers/clattn.json", [row("m/decode/a", 100), row("m/decode/b", 10), row("n/decode/alone", 1)])
+write(folder + "/peers/p.json", [row("m/decode/a", 250)])
+write(folder + "/peers/q.json", [row("m/decode/b", 5), row("m/decode/a", 100)])
 TEXT
 python3 "$work/kept.py" "$work/results"
 results 1 'is not what' --check
@@ -237,9 +237,9 @@ page_says '| f32 multiply-add | 99.9 GFLOP/s |'
 page_says '| a | 1 234~ | −10..+30 % | 4 380 GB/s | 98 % of read | 31 % |'
 page_says '| b | 8.93! | −10..+30 % | 4 380 GB/s | 98 % of read | WRONG |'
 page_says 'c was skipped: no such kernel'
-page_says '|  | clattn | p | q |'
-page_says '| a | 100.0 | 250.0 (2.50) | 100.0 (1.00) |'
-page_says '| b | 10 | - | 5 (0.50) |'
+page_says '| m | clattn | p | q |'
+page_says '| decode a | 100.0 | 250.0 (2.50) | 100.0 (1.00) |'
+page_says '| decode b | 10 | - | 5 (0.50) |'
 grep -q alone "$work/page.md" && fail 'compares a row that no peer has'
 [ "$(head -n 1 "$work/page.md") $(tail -n 1 "$work/page.md")" = 'before after' ] ||
   fail 'changes what stands outside of the marks'
