@@ -221,7 +221,8 @@ folder = sys.argv[1]
 write(folder + "/d.json", [
     row("a", 1234.4, unsteady=True), row("b", 8.927, correct=False, above_ceiling=True),
     {"name": "c", "suite": "decode", "skipped": "no such kernel"}])
-write(folder + "/peers/clattn.json", [row("m/decode/a", 100), row("m/decode/b", 10), row("n/decode/alone", 1)])
+write(folder + "/peers/clattn.json",
+      [row("m/decode/a", 100), row("m/decode/b", 10), row("n/decode/alone", 1)])
 write(folder + "/peers/p.json", [row("m/decode/a", 250)])
 write(folder + "/peers/q.json", [row("m/decode/b", 5), row("m/decode/a", 100)])
 TEXT
