@@ -68,16 +68,15 @@ void bind_impl(nb::module_& module) {
           [](const Impl& self, const Queue& queue, nb::handle query, nb::handle output,
              const KVCache& cache, const AttentionMetadata& metadata, nb::handle key,
              nb::handle value, nb::handle lse, nb::handle custom_mask) {
-            return forward_with(
-                *self.context, queue, self.impl->config(),
-                {query, key, value, output, lse, custom_mask},
-                [&](AttentionTensors tensors, const ForwardOptions& options) {
-                  const TensorRef keys = std::exchange(tensors.key, {});
-                  const TensorRef values = std::exchange(tensors.value, {});
-                  if (keys.buffer != nullptr || values.buffer != nullptr)
-                    self.impl->write_kv_cache(queue, keys, values, cache, metadata);
-                  self.impl->forward(queue, tensors, cache, metadata, options);
-                });
+            return forward_with(*self.context, queue, self.impl->config(),
+                                {query, key, value, output, lse, custom_mask},
+                                [&](AttentionTensors tensors, const ForwardOptions& options) {
+                                  const TensorRef keys = std::exchange(tensors.key, {});
+                                  const TensorRef values = std::exchange(tensors.value, {});
+                                  if (keys.buffer != nullptr || values.buffer != nullptr)
+                                    self.impl->write_kv_cache(queue, keys, values, cache, metadata);
+                                  self.impl->forward(queue, tensors, cache, metadata, options);
+                                });
           },
           "queue"_a, "query"_a, "output"_a, "cache"_a, "metadata"_a, nb::kw_only(),
           "key"_a = nb::none(), "value"_a = nb::none(), "lse"_a = nb::none(),

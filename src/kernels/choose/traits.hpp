@@ -99,7 +99,7 @@ struct KernelTraits {
   TypeSet cache = kSameType | kAnyType;
   HeadSizes heads{};
   std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
-  std::int32_t row_bytes_step = 1;   ///< bytes of a head's row in the cache are a multiple of it
+  std::int32_t row_bytes_step = 1;     ///< bytes of a head's row in the cache are a multiple of it
   std::int32_t page_step = 0;          ///< it wants pages, of a multiple of so many tokens
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
   std::int32_t most_key_elements = 0;  ///< block_kv * head_size; 0 = any
