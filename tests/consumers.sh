@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds programs outside of the tree against CLAttn in each way that there is, and compares the
-# bits of a step: find_package from an installation and from the build, pkg-config, each with the
-# shared library and the static one.
-# usage: tests/consumers.sh BUILD FOLDER STATIC: BUILD holds the shared library, and the static one
-# is installed in STATIC
+# Builds programs outside of the tree against CLAttn, shared and static, by find_package and by
+# pkg-config, and compares the bits of a step. The shared library is also found in its build.
+# tests/howto.sh tests add_subdirectory.
+# usage: tests/consumers.sh BUILD FOLDER STATIC: BUILD holds the shared library, STATIC is where the
+# static one is installed
 set -eu
 cd "$(dirname "$0")/.."
 build=$1

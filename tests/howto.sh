@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs the blocks of CMake and shell in docs/howto.md as they stand, in a folder of their own where
-# their names lie: the sources as `clattn`, the README's first program as the application. What is
-# changed: where things are installed and kept, no optimiser, and this machine's device.
-# usage: tests/howto.sh BUILD FOLDER: BUILD holds the program; FOLDER/opt is the static library then
+# Runs the blocks of CMake and shell in docs/howto.md, in a folder where the names that they use
+# exist: the sources as `clattn`, the README's first program as the application. Only paths, the
+# build type (no optimiser) and the device are changed.
+# usage: tests/howto.sh BUILD FOLDER: BUILD holds the program; the static library is then in
+# FOLDER/opt
 set -eu
 build=$(cd "$1" && pwd)
 mkdir -p "$2"
@@ -60,4 +61,6 @@ run "Link the library" 2 "/# static\$/d; s#$work/opt#$work/shared#g"
 run "Choose a device" 1
 run "See why a kernel was taken" 1
 for n in 1 2 3; do run "Debug a wrong result" $n; done
-echo "howto: every block of shell and CMake ran"
+blocks=$(grep -cE '^ *```(sh|cmake)$' docs/howto.md)
+[ "$blocks" = 9 ] || { echo "howto: 9 of docs/howto.md's $blocks blocks ran"; exit 1; }
+echo "howto: all $blocks blocks of shell and CMake ran"

@@ -89,7 +89,7 @@ def rounds(given: argparse.Namespace) -> None:
             told["decode" if told["prefill"] else "prefill"].append(step)
         for phase in PHASES:
             passed, processor = zip(*told[phase], strict=True)
-            # What other cores ran is booked late: the time of one step means little.
+            # Linux counts other cores' time late: one step's means little, so the mean of all.
             told[phase] = [statistics.median(passed), statistics.mean(processor)]
         print(json.dumps(told), file=answers, flush=True)
 

@@ -13,10 +13,10 @@ _SEMAPHORE_BYTES = 64
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
-    """The C library, and the OpenMP runtime that PyTorch calls: GCC's, or LLVM's by GCC's names."""
+    """The C library, and PyTorch's OpenMP runtime: GCC's, or LLVM's under GCC's names."""
     process = ctypes.CDLL(None)
     pytorch = Path(sys.modules["torch"].__file__).parent / "lib" / "libtorch_cpu.so"
-    # What was preloaded is called in place of PyTorch's own.
+    # A preloaded runtime is called in place of PyTorch's own.
     if hasattr(process, "GOMP_parallel_start"):
         return process, process
     with contextlib.suppress(OSError):
@@ -30,11 +30,10 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
 def openmp_asleep() -> Iterator[None]:
     """Lets the OpenMP threads of the calling thread sleep until the block ends.
 
-    After each operation PyTorch's threads wait in a busy loop for the next one, for some ten
-    milliseconds, on the cores that the threads of a CPU's OpenCL driver need. Around calls that
-    compute on a CPU this gives them the cores. It costs about 20 microseconds. Operations of
-    PyTorch inside the block run on one thread. Without PyTorch, inside a parallel region, and
-    elsewhere than on Linux the block is entered as if nothing stood around it.
+    After each operation PyTorch's threads wait in a busy loop for the next one, for about ten
+    milliseconds, on the cores that the threads of a CPU's OpenCL driver need. Use this around calls
+    that compute on a CPU. It costs about 20 microseconds, and PyTorch's operations inside the block
+    run on one thread. It does nothing without PyTorch, inside a parallel region, or outside Linux.
     """
     usable = sys.platform == "linux" and "torch" in sys.modules
     libraries = _libraries() if usable else None

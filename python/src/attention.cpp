@@ -84,8 +84,8 @@ void bind_impl(nb::module_& module) {
           "output[t, h] = attention of query token t over its request's pages, both\n"
           "[num_actual_tokens, num_heads, head_size]. lse [num_actual_tokens, num_heads], f32:\n"
           "natural logarithms of the softmax denominators. custom_mask: uint8 or bool\n"
-          "[num_actual_tokens, keys]. Keys and values are stored first, as by write_kv_cache:\n"
-          "with arrays that is one wait where two calls would wait twice.")
+          "[num_actual_tokens, keys]. key and value, if given, are stored first, as by\n"
+          "write_kv_cache; with host arrays this waits once, where two calls wait twice.")
       .def(
           "forward_encoder",
           [](const Impl& self, const Queue& queue, nb::handle query, nb::handle key,

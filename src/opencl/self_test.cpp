@@ -166,7 +166,7 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
          (ptx_arch == kLater && all_lanes_right(prober, 5, "clattn_selftest_fp8"));
 }
 
-/// Of selftest_amx.cl: C = A B of 32 x 64 by 64 x 32, and twice more added.
+/// Of selftest_amx.cl: A B, of 32 x 64 by 64 x 32, computed and then added twice more: C = 3 A B.
 bool tile_products_are_right(Prober& prober) {
   constexpr cl_uint kRows = 32, kDepth = 64;
   const auto result = prober.run(0, "clattn_selftest_amx", 0, 1, std::size_t{kRows} * kRows);

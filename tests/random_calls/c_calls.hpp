@@ -42,7 +42,7 @@ struct CSession {
 /// A layer that is made once, with its own cache, recorded steps and cascade.
 struct CGraphs {
   CBuffer memory, rows, output;  ///< of the cache; of every input; of every output
-  /// Those of sessions, whose queues run beside `CWorld::queue`; of their known steps.
+  /// Outputs of sessions, whose queues run beside `CWorld::queue`, and of their known steps.
   CBuffer session_output, known_output;
   CLayer layer;
   CCache cache;

@@ -11,11 +11,12 @@
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
 // attention/cpu/fetch.clh asks for every cache line ahead of its turn.
 //
-// With CLA_DOT, products are those of bf16 pairs (attention/cpu/dot.clh): of queries and keys as
-// they are, of probabilities rounded to bf16.
+// CLA_DOT chooses the products: f32 multiply-adds (attention/cpu/values.clh), bf16 pairs
+// (attention/cpu/dot.clh) or tiles (attention/cpu/tile_products.clh). The last two take queries and
+// keys as they are, and probabilities rounded to bf16.
 //
 // Macros: core/vec.clh and core/options.clh, which says what may be added to the logits. Here
-// BLOCK_KV is a multiple of 16.
+// BLOCK_KV is a multiple of 16, and 32 with tiles.
 
 #include "attention/cpu/fetch.clh"
 #include "attention/cpu/merge.clh"

@@ -274,9 +274,11 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
                        to_string(shape.dtype));
   const std::int32_t head = shape.head_size;
   const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
-  if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0 ||
-      row_bytes % kernel.row_bytes_step != 0)
+  if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0)
     return fmt::format("does not take heads of {}", head);
+  if (row_bytes % kernel.row_bytes_step != 0)
+    return fmt::format("does not take heads of {} over {} caches", head,
+                       to_string(shape.cache_dtype));
   if (shape.form == CacheForm::kLatent && shape.rope_dim % unit.traits.head_step != 0)
     return fmt::format("does not take rotary parts of {}", shape.rope_dim);
   if (kernel.rope_dim != 0 && kernel.rope_dim != shape.rope_dim)

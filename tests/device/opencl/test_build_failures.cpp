@@ -186,7 +186,7 @@ TEST_P(BuildFailures, ASelfTestWithoutHostMemoryIsRunAgain) {
   EXPECT_GT(local_bytes(), 0U);
 }
 
-// F10: until somebody mends the installation, which must then be enough.
+// F10: once the compiler is installed properly, nobody must have to empty the cache.
 TEST_P(BuildFailures, F10_SelfTestsAreRunAgainWhereTheCompilerBuiltNothing) {
   const auto local_bytes = [&] { return make_runtime()->capabilities().static_local_mem_bytes; };
   {
