@@ -6,6 +6,7 @@
 # FOLDER/opt
 set -eu
 build=$(cd "$1" && pwd)
+rm -rf "$2"
 mkdir -p "$2"
 work=$(cd "$2" && pwd)
 cd "$(dirname "$0")/.."
@@ -23,8 +24,9 @@ block() {  # HEADING LANGUAGE N
     { echo "howto: no block $3 of $2 under \"$1\" in docs/howto.md" >&2; return 1; }
 }
 run() {  # HEADING N [SED COMMAND]: in $work
-  block "$1" sh "$2" | sed "s#-S clattn#-S $sources#; s#=Release#=None#; s#/tmp/#$work/#g;
-    s#/opt/#$work/opt/#g; s#--device gpu#--device cpu#; s#--device 1:0#--device 0:0#; ${3:-}" \
+  block "$1" sh "$2" > "$work/written"
+  sed "s#-S clattn#-S $sources#; s#=Release#=None#; s#/tmp/#$work/#g; s#/opt/#$work/opt/#g;
+    s#--device gpu#--device cpu#; s#--device 1:0#--device 0:0#; ${3:-}" "$work/written" \
     > "$work/block"
   (cd "$work" && PATH="$build/src/cli:$PATH" sh -eux block) > "$work/block.log" 2>&1 ||
     { cat "$work/block.log"; echo "howto: block $2 of \"$1\" failed"; return 1; }
@@ -56,8 +58,10 @@ sed -e "/^find_package/{r $work/add" -e 'd}' "$work/installed/CMakeLists.txt" \
 project subdirectory -DCMAKE_BUILD_TYPE=None
 cp "$source/examples/first_program.cpp" "$work/main.cpp"
 run "Link the library" 2 '/# shared$/d'
+"$work/a.out"
 cmake --install "$build" --prefix "$work/shared/clattn" > "$work/install.log"
 run "Link the library" 2 "/# static\$/d; s#$work/opt#$work/shared#g"
+"$work/a.out"  # which finds its library by -rpath
 run "Choose a device" 1
 run "See why a kernel was taken" 1
 for n in 1 2 3; do run "Debug a wrong result" $n; done

@@ -1,7 +1,5 @@
 #include "attention.hpp"
 
-#include <utility>
-
 #include "steps.hpp"
 
 namespace clattn::python {
@@ -68,15 +66,19 @@ void bind_impl(nb::module_& module) {
           [](const Impl& self, const Queue& queue, nb::handle query, nb::handle output,
              const KVCache& cache, const AttentionMetadata& metadata, nb::handle key,
              nb::handle value, nb::handle lse, nb::handle custom_mask) {
-            return forward_with(*self.context, queue, self.impl->config(),
-                                {query, key, value, output, lse, custom_mask},
-                                [&](AttentionTensors tensors, const ForwardOptions& options) {
-                                  const TensorRef keys = std::exchange(tensors.key, {});
-                                  const TensorRef values = std::exchange(tensors.value, {});
-                                  if (keys.buffer != nullptr || values.buffer != nullptr)
-                                    self.impl->write_kv_cache(queue, keys, values, cache, metadata);
-                                  self.impl->forward(queue, tensors, cache, metadata, options);
-                                });
+            return forward_with(
+                *self.context, queue, self.impl->config(),
+                {query, key, value, output, lse, custom_mask},
+                [&](const AttentionTensors& tensors, const ForwardOptions& options) {
+                  if (tensors.key.buffer == nullptr) {
+                    if (tensors.value.buffer != nullptr)
+                      throw_invalid("value: given without key, legal: both or none");
+                    self.impl->forward(queue, tensors, cache, metadata, options);
+                    return;
+                  }
+                  self.impl->check_forward(queue, tensors, cache, metadata, options);
+                  self.impl->forward_checked(queue, tensors, cache, metadata, options);
+                });
           },
           "queue"_a, "query"_a, "output"_a, "cache"_a, "metadata"_a, nb::kw_only(),
           "key"_a = nb::none(), "value"_a = nb::none(), "lse"_a = nb::none(),
@@ -181,7 +183,12 @@ Event forward_with(const Context& context, const Queue& queue, const AttentionCo
   Event event;
   options.event = &event;
   without_gil([&] {
-    call(tensors, options);
+    try {
+      call(tensors, options);
+    } catch (...) {
+      taken.finish();  // what was enqueued before reads the arrays
+      throw;
+    }
     taken.finish();
   });
   return event;

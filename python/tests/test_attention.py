@@ -55,6 +55,20 @@ def test_forward_stores_what_it_is_given_first(context, queue):
     np.testing.assert_array_equal(*pages)
 
 
+def test_forward_stores_nothing_that_it_refuses(context, queue):
+    layer = checks.Layer(context, queue, checks.Case("", [(9, 9)]))
+    metadata = layer.builder.build(queue, layer.batch.metadata())
+    key, query = layer.rows(9, 2, 1.0), layer.rows(9, 8, 1.0)
+    before = checks.stored_pages(queue, layer.cache)
+    for given, text in (
+        ({"value": key}, "value: given without key"),
+        ({"key": key, "value": key, "lse": np.empty((8, 8), np.float32)}, "lse"),
+    ):
+        with pytest.raises(clattn.InvalidArgument, match=text):
+            layer.impl.forward(queue, query, np.empty_like(query), layer.cache, metadata, **given)
+    np.testing.assert_array_equal(before, checks.stored_pages(queue, layer.cache))
+
+
 def test_encoder_attends_to_its_keys(context, queue, random):
     config = clattn.AttentionConfig(
         num_heads=4, num_kv_heads=4, head_size=32, dtype="f32", attn_type="encoder_only"

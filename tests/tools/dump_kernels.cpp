@@ -99,6 +99,7 @@ constexpr std::array kPairShapes = {
     ShapeRow{64, 5, DType::kBF16, DType::kFp8E4M3, kAllOptions},
     ShapeRow{256, 16, DType::kBF16, DType::kInt8},
     ShapeRow{128, 1, DType::kBF16, DType::kFp8E5M2},
+    ShapeRow{96, 0, DType::kBF16, DType::kBF16, kAllOptions},
 };
 
 std::vector<ShapeRow> rows_for(const Variant& variant) {
@@ -118,7 +119,7 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
       rows.insert(rows.end(), kSharedShapes.begin(), kSharedShapes.end());
     if (variant.family() == KernelFamily::kGpuMatrix && role == Role::kDecode)
       rows.insert(rows.end(), kByteShapes.begin(), kByteShapes.end());
-    if (variant.unit_id == UnitId::cpu_bf16)
+    if (variant.unit_id == UnitId::cpu_bf16 || variant.kernel_id == KernelId::decode_tiles)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {
     rows.push_back(kLatentShapes.front());
@@ -183,7 +184,8 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   device.driver_version = "580";
   device.inline_ptx = !cpu;
   device.native_exp2_error = 0;
-  // Lint looks at products of bf16 pairs as a processor's compiler, at the others as SPIR's.
+  // Lint looks at products of bf16 pairs, as at tiles, as a processor's compiler, at others as
+  // SPIR's.
   device.native_builtins = variant.unit().dot == 1;
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;

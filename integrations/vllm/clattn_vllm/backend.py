@@ -111,14 +111,13 @@ class CLAttnImpl(CPUAttentionBackendImpl):
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("CLAttn: fused output quantization")
         tokens = attn_metadata.num_actual_tokens
-        with clattn.openmp_asleep():
-            self.served.forward(
-                query[:tokens],
-                None if key is None else key[:tokens],
-                None if value is None else value[:tokens],
-                kv_cache,
-                [layer._k_scale_float, layer._v_scale_float],
-                attn_metadata.by_window[self.served.config.sliding_window],
-                output[:tokens],
-            )
+        self.served.forward(
+            query[:tokens],
+            None if key is None else key[:tokens],
+            None if value is None else value[:tokens],
+            kv_cache,
+            [layer._k_scale_float, layer._v_scale_float],
+            attn_metadata.by_window[self.served.config.sliding_window],
+            output[:tokens],
+        )
         return output

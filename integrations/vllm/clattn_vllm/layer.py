@@ -137,11 +137,13 @@ class Layer:
         """Stores the step's keys and values, attends, and returns when that is done."""
         queue = device().queue
         if not self.has_cache:
-            self.impl.forward_encoder(queue, query, key, value, output, metadata)
+            with clattn.openmp_asleep():
+                self.impl.forward_encoder(queue, query, key, value, output, metadata)
             return
         cache = self._shared_cache(kv_cache, scales)
         if not self.writes:
             key = value = None
         elif key is not None and key.stride(0) != value.stride(0):  # slices of a projection's rows
             key, value = key.contiguous(), value.contiguous()
-        self.impl.forward(queue, query, output, cache, metadata, key=key, value=value)
+        with clattn.openmp_asleep():
+            self.impl.forward(queue, query, output, cache, metadata, key=key, value=value)

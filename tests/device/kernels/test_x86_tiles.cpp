@@ -78,6 +78,17 @@ const std::vector<Option>& options() {
          s.config.block_size = 5;
          s.causal = false;
        }},
+      {"SixteenHeadsOf32",
+       [](CaseSpec& s) {
+         s.config.num_heads = 32;
+         s.config.head_size = 32;
+       }},
+      {"TenHeadsOf96InOddPages",
+       [](CaseSpec& s) {
+         s.config.num_heads = 20;
+         s.config.head_size = 96;
+         s.config.block_size = 24;
+       }},
       {"ElevenHeadsOf256",
        [](CaseSpec& s) {
          s.config.num_heads = 22;

@@ -178,12 +178,15 @@ TEST(Variants, ProgramsLearnWhatTheDeviceWasSeenToDo) {
   EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=1 -DCLA_NATIVE=1");
 }
 
-/// The first decode row that a CPU with or without products of bf16 pairs takes for a shape.
-std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size) {
+/// The first decode row that a CPU with or without products of bf16 pairs, or tiles, takes for a
+/// shape.
+std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size,
+                            bool tiles = false) {
   DeviceCapabilities device;
   device.kind = DeviceKind::kCpu;
   device.max_work_group_size = 1;
   device.bf16_products = bf16_products;
+  device.x86_tiles = tiles;
   KernelShape shape;
   shape.num_heads = 8;
   shape.num_kv_heads = 2;
@@ -196,6 +199,20 @@ std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, 
       return variant.name;
   }
   return "none";
+}
+
+TEST(Variants, TilesDecodeBF16QueriesWhereRowsAreWholeLines) {
+  constexpr std::string_view kTiles = "decode_cpu__r16_amx", kPlain = "decode_cpu__r16";
+  const auto row = [](DType dtype, DType cache, int head_size) {
+    return decode_row(false, dtype, cache, head_size, true);
+  };
+  for (const int head_size : {32, 96, 256}) {
+    EXPECT_EQ(row(DType::kBF16, DType::kBF16, head_size), kTiles);
+    EXPECT_EQ(row(DType::kBF16, DType::kInt8, head_size), head_size == 256 ? kTiles : kPlain);
+  }
+  EXPECT_EQ(row(DType::kBF16, DType::kBF16, 80), kPlain);
+  EXPECT_EQ(row(DType::kBF16, DType::kF16, 128), kPlain);
+  EXPECT_EQ(row(DType::kF16, DType::kF16, 128), kPlain);
 }
 
 // They take what they are made for, on devices that were seen to have them, and say so: they round
