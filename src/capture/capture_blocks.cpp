@@ -83,7 +83,7 @@ AddResults capture_gather(cl_command_queue handle, const MLACache& cache, Tensor
   writer.add("block_table", make_array("<i4", {num_reqs, gather.block_table_stride},
                                        std::span<const std::int32_t>(table)));
   if (!gather.seq_starts.empty()) add_indices("seq_starts", gather.seq_starts);
-  add_cache(writer, queue, cache, std::move(used));
+  add_cache(writer, queue, cache, used);
   CaseKeys keys("gather_and_maybe_dequant_cache");
   keys.text("dtype", to_string(dtype)).add("kv_lora_rank", cache.kv_lora_rank);
   add_cache_keys(keys, queue, cache);
