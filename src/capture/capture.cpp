@@ -103,8 +103,7 @@ void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAtten
   }
   writer.add("block_table", make_array("<i4", {std::ssize(batch.seq_lens), width},
                                        std::span<const std::int32_t>(table)));
-  std::visit([&](const auto* cache) { add_cache(writer, queue, *cache, used); },
-             call.cache);
+  std::visit([&](const auto* cache) { add_cache(writer, queue, *cache, used); }, call.cache);
 }
 
 void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
