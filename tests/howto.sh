@@ -25,9 +25,10 @@ block() {  # HEADING LANGUAGE N
 }
 run() {  # HEADING N [SED COMMAND]: in $work
   block "$1" sh "$2" > "$work/written"
-  sed "s#-S clattn#-S $sources#; s#=Release#=None#; s#/tmp/#$work/#g; s#/opt/#$work/opt/#g;
-    s#--device gpu#--device cpu#; s#--device 1:0#--device 0:0#; ${3:-}" "$work/written" \
-    > "$work/block"
+  # Marks first, since the folders themselves may be in /tmp or /opt.
+  sed "s#/tmp/#@/#g; s#/opt/#@/opt/#g; s#-S clattn#-S @/$sources#; s#@#$work#g;
+    s#=Release#=None#; s#--device gpu#--device cpu#; s#--device 1:0#--device 0:0#; ${3:-}" \
+    "$work/written" > "$work/block"
   (cd "$work" && PATH="$build/src/cli:$PATH" sh -eux block) > "$work/block.log" 2>&1 ||
     { cat "$work/block.log"; echo "howto: block $2 of \"$1\" failed"; return 1; }
 }
@@ -45,9 +46,9 @@ project() {  # NAME CMAKE ARGUMENT...: builds NAME/CMakeLists.txt, whose program
 # As a subdirectory the library's files are compiled with the same flags: once is enough.
 export CMAKE_GENERATOR=Ninja CMAKE_CXX_COMPILER_LAUNCHER=ccache
 export CCACHE_DIR="$work/ccache"
-sources=$work/subdirectory/third_party/clattn
+sources=subdirectory/third_party/clattn
 mkdir -p "$work/subdirectory/third_party"
-ln -s "$source" "$sources"
+ln -s "$source" "$work/$sources"
 run "Link the library" 1
 mkdir -p "$work/installed"
 block "Link the library" cmake 1 > "$work/installed/CMakeLists.txt"
