@@ -17,6 +17,7 @@ for reports and pages that it cannot read.
 """
 import argparse
 import json
+import math
 import pathlib
 import re
 import sys
@@ -129,7 +130,7 @@ def comparison_lines(folder):
     own = reports.pop("clattn")
     times = {peer: {row["name"]: row["median_us"] for row in report["rows"]}
              for peer, report in reports.items()}
-    models = {}
+    models, ratios = {}, []
     for row in own["rows"]:
         if "skipped" in row or not any(row["name"] in peer for peer in times.values()):
             continue
@@ -140,12 +141,19 @@ def comparison_lines(folder):
             cells.append("-" if time is None
                          else f"{number(time)} ({time / row['median_us']:.2f})")
         models.setdefault(model, []).append(cells)
+        ratios.append(min(peer[row["name"]] for peer in times.values() if row["name"] in peer)
+                      / row["median_us"])
     text = (f"{provenance(own)}; µs, and in brackets how many times as fast clattn is; "
             f"`bench/results/{folder.name}/`.")
     lines = [f"### {folder.name}", "", *wrapped(text), ""]
     for model, rows in models.items():
         lines += table([model, "clattn", *reports], rows)
-    return lines
+    if not ratios:
+        return lines
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    text = (f"Beside the fastest peer of each row: {mean:.2f} times as fast in the geometric mean "
+            f"of {len(ratios)}, {min(ratios):.2f} to {max(ratios):.2f} times in each.")
+    return [*lines, *wrapped(text), ""]
 
 
 def tables(results):

@@ -241,6 +241,9 @@ page_says 'c was skipped: no such kernel'
 page_says '| m | clattn | p | q |'
 page_says '| decode a | 100.0 | 250.0 (2.50) | 100.0 (1.00) |'
 page_says '| decode b | 10 | - | 5 (0.50) |'
+page_says "Beside the fastest peer of each row: 0.71 times as fast in the geometric mean of 2, \
+0.50 to 1.00"
+page_says 'times in each.'
 grep -q alone "$work/page.md" && fail 'compares a row that no peer has'
 [ "$(head -n 1 "$work/page.md") $(tail -n 1 "$work/page.md")" = 'before after' ] ||
   fail 'changes what stands outside of the marks'

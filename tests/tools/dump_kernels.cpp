@@ -184,9 +184,8 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   device.driver_version = "580";
   device.inline_ptx = !cpu;
   device.native_exp2_error = 0;
-  // Lint looks at products of bf16 pairs, as at tiles, as a processor's compiler, at others as
-  // SPIR's.
-  device.native_builtins = variant.unit().dot == 1;
+  // Lint looks at products of bf16 pairs and tiles as a processor's compiler, at others as SPIR's.
+  device.native_builtins = variant.unit().dot != 0;
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
