@@ -165,7 +165,8 @@ static inline float2 cla_take_over(ClaHandover from, ClaPipeline* pipeline, uint
 static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabilities, ClaWork* work,
                                                  const ClaOptions* opt, float scale, int first_key,
                                                  int masked) {
-  const float2 bases = cla_find_bases(scores, work, opt, scale, first_key, masked);
+  cla_mask_rows(scores, work->rows, opt, scale, first_key, masked);
+  const float2 bases = cla_find_bases(scores, work, cla_to_logit(scale));
   const float upper = cla_move_row(scores, work->state, 0, bases.x, cla_to_logit(scale));
   const float lower = cla_move_row(scores, work->state, 1, bases.y, cla_to_logit(scale));
   cla_round_rows(probabilities, scores);

@@ -11,7 +11,8 @@
      for each tile of keys up to the last one that any row sees
        S = Q K^T, in turns with the others
        O = O + P V of the tile before (begun before S is awaited)
-       P = 2^(S - max), O = O * 2^(old max - max)
+       P = 2^(S - base)
+       if some P is too large: base = max, P anew, O = O * 2^(old base - base)
 
    The tile before may be the last one of the task before: its rows leave once O is done, beside
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
@@ -38,11 +39,20 @@
    16-byte boundaries. */
 #include "tile/sm90.clh"
 #define CLA_TILE_UNIT CLA_KV_PLACE
+/* As long as no probability is larger, a row keeps its base, and no maximum is looked for. With f16
+   a base is that much above its row's maximum, for maxima to grow without being followed. */
+#if CLA_Q_DTYPE == 1
+#define CLA_LARGEST_KEPT 16384.0f
+#define CLA_BASE_SLACK 6.0f
+#else
+#define CLA_LARGEST_KEPT 1.0f
+#endif
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_DIM_UNITS + cla_swizzled((row) % 64, unit, 64))
 #include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
+#define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2) /* takes 32 registers more */
 /* Registers of a work-item. Together at most 64 Ki, what a multiprocessor has. */
 #if CLA_CONSUMERS <= 2
 #define CLA_PRODUCER_REGISTERS 40
@@ -135,12 +145,26 @@ static inline int cla_first_key(const ClaConsumer* own, const ClaProgress* now) 
   return now->tile + (int)cla_c_column(own->lane);
 }
 
+static inline void cla_mask_scores(const ClaConsumer* own, const ClaProgress* now, float* scores) {
+  cla_mask_rows(scores, now->work.rows, own->opt, own->scale, cla_first_key(own, now), now->masked);
+}
+
+/* Both rows' probabilities relative to bases that follow their maxima. */
+static inline void cla_move_rows(ClaWork* work, float* scores, float* acc, ClaA* probabilities,
+                                 float to_logit) {
+  const float2 bases = cla_find_bases(scores, work, to_logit);
+  float2 factors;
+  factors.x = cla_move_row(scores, work->state, 0, bases.x, to_logit);
+  factors.y = cla_move_row(scores, work->state, 1, bases.y, to_logit);
+  cla_rescale_pair(acc, factors);
+  cla_round_rows(probabilities, scores);
+}
+
 /* The probabilities of a tile whose products run beside no other tile's. */
 static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now, float* acc,
                                        ClaA* probabilities) {
   const float to_logit = cla_to_logit(own->scale);
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
-  float2 factors;
   now->masked = cla_partly_seen(&now->work, now->tile);
   cla_wait_tile(own->at->full_k, now->pipeline);
   cla_order_wait(own->group);
@@ -149,12 +173,8 @@ static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now,
   cla_wgmma_wait_all();
   CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
   cla_release(own, own->at->empty_k + now->pipeline.stage);
-  const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
-                                      cla_first_key(own, now), now->masked);
-  factors.x = cla_move_row(scores, now->work.state, 0, bases.x, to_logit);
-  factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
-  cla_rescale_pair(acc, factors);
-  cla_round_rows(probabilities, scores);
+  cla_mask_scores(own, now, scores);
+  cla_move_rows(&now->work, scores, acc, probabilities, to_logit);
 }
 
 /* Stores the rows of a task and gives its queries' stage back. */
@@ -175,16 +195,26 @@ static inline int cla_next_task_comes(const ClaConsumer* own, const ClaProgress*
   return cla_has_keys(own->opt, &own->at->tasks[q_pipe.stage].item, own->causal);
 }
 
+/* The last tile's values are added: its stage is empty, and its probabilities may be replaced. */
+static inline void cla_wait_values(const ClaConsumer* own, const ClaProgress* now, float* acc,
+                                   ClaA* probabilities) {
+  cla_wgmma_wait_all();
+  cla_pin_probabilities(probabilities); /* read until now */
+  CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+  cla_release(own, own->at->empty_v + now->pipeline.stage);
+}
+
 /* Goes on to the tile now->tile: its products with keys run beside those of the last tile's values,
    and its softmax beside the latter. `ended`: the task of the last tile, if that was its last; the
-   compiler knows whether there is one, so that tiles of one task have a short loop of their own. */
+   compiler knows whether there is one, so that tiles of one task have a short loop of their own.
+   There no maximum is looked for as long as the rows' probabilities stay small. */
 static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const ClaWork* ended,
                                  float* acc, ClaA* probabilities) {
   const ClaShared* at = own->at;
   const float to_logit = cla_to_logit(own->scale);
   const ClaPipeline next = cla_next_stage(now->pipeline, CLA_STAGES);
+  __local float* mark = at->marks + get_local_id(0);
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
-  float2 factors;
   now->masked = cla_partly_seen(&now->work, now->tile);
   cla_barrier_wait(at->full_v + now->pipeline.stage, now->pipeline.phase);
   cla_wait_tile(at->full_k, next);
@@ -195,18 +225,33 @@ static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const
   cla_wgmma_wait_all_but_1();
   CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
   cla_release(own, at->empty_k + next.stage);
-  const float2 bases = cla_find_bases(scores, &now->work, own->opt, own->scale,
-                                      cla_first_key(own, now), now->masked);
-  factors.x = cla_move_row(scores, now->work.state, 0, bases.x, to_logit);
-  cla_mark_done(at->marks + get_local_id(0), now->work.state[0].sum + bases.y);
-  cla_wgmma_wait_all();
-  cla_pin_probabilities(probabilities); /* read until now */
-  CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-  cla_release(own, at->empty_v + now->pipeline.stage);
-  if (ended) cla_leave_task(own, ended, acc);
-  factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
-  cla_rescale_pair(acc, factors);
-  cla_round_rows(probabilities, scores);
+  cla_mask_scores(own, now, scores);
+  if (CLA_KEEPS_BASES && !ended) {
+    ClaRowState* state = now->work.state;
+    float kept[CLA_SCORE_TILES * CLA_C_SIZE];
+    const float upper = cla_row_probabilities(kept, scores, 0, state[0].base, to_logit);
+    cla_mark_done(mark, upper);
+    cla_wait_values(own, now, acc, probabilities);
+    cla_round_row(probabilities, kept, 0);
+    const float lower = cla_row_probabilities(kept, scores, 1, state[1].base, to_logit);
+    cla_round_row(probabilities, kept, 1);
+    if (cla_any_lane(fmax(upper, lower) > CLA_LARGEST_KEPT)) {
+      cla_move_rows(&now->work, scores, acc, probabilities, to_logit);
+    } else {
+      state[0].sum += upper;
+      state[1].sum += lower;
+    }
+  } else {
+    const float2 bases = cla_find_bases(scores, &now->work, to_logit);
+    float2 factors;
+    factors.x = cla_move_row(scores, now->work.state, 0, bases.x, to_logit);
+    cla_mark_done(mark, now->work.state[0].sum + bases.y);
+    cla_wait_values(own, now, acc, probabilities);
+    if (ended) cla_leave_task(own, ended, acc);
+    factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
+    cla_rescale_pair(acc, factors);
+    cla_round_rows(probabilities, scores);
+  }
   now->pipeline = next;
 }
 
