@@ -189,6 +189,28 @@ def prepare_sdpa(problem, backend, gathered=False, folded=False):
     return call
 
 
+def prepare_flash_attention(flash_attn, problem):
+    """FlashAttention 4 (CuTe DSL) over contiguous tensors, [batch, tokens, heads, head_size]."""
+    if problem.rope_dim:
+        raise Unsupported("latent attention")
+    if problem.soft_cap or problem.options["sinks"]:
+        raise Unsupported("soft cap or sinks")
+    if len(set(problem.requests)) > 1:
+        raise Unsupported("requests of several lengths")
+    shape = (len(problem.requests), -1, problem.heads, problem.head_size)
+    query = problem.query.view(shape)
+    pairs = [tuple(rows.transpose(1, 2).contiguous() for rows in pair)
+             for pair in problem.contiguous_caches()]
+    window = (problem.window - 1, 0) if problem.window else (None, None)
+
+    def call(index):
+        out = flash_attn.cute.flash_attn_func(query, *pairs[index], softmax_scale=problem.scale,
+                                              causal=True, window_size=window)
+        out = out[0] if isinstance(out, tuple) else out
+        return out.view(problem.tokens, problem.heads, problem.head_size)
+    return call
+
+
 def workspace_of(problem):
     return torch.zeros(256 << 20, dtype=torch.uint8, device=problem.device)
 
@@ -235,9 +257,11 @@ def prepare_flashinfer_mla(flashinfer, problem, backend):
     return lambda index: wrapper.run(latent, rotary, *problem.caches[index])
 
 
-def peers_of(device, flashinfer):
+def peers_of(device, flashinfer, flash_attn):
     """Name and how to prepare, a function of the problem; who is most asked for first."""
     peers = []
+    if device == "cuda" and flash_attn is not None:
+        peers.append(("flash-attn-4", lambda p: prepare_flash_attention(flash_attn, p)))
     if device == "cuda" and flashinfer is not None:
         for name, cores in (("flashinfer-decode-tc", True), ("flashinfer-decode", False),
                             ("flashinfer-prefill", None)):

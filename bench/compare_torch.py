@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""CLAttn beside PyTorch's attention and FlashInfer: the same shapes, one machine, one run.
+"""CLAttn beside PyTorch's attention, FlashInfer and FlashAttention: the same shapes in one run.
 
 Runs `clattn bench --json`, then every peer on the shapes of its rows. A peer's output is compared
 with a float64 reference before it is timed; what a peer cannot do is a row with the reason. Peers
@@ -9,6 +9,7 @@ docs/benchmark.md explains the table and the files. Exit code 0: every row of cl
 1: one was WRONG; 2: it could not be measured.
 """
 import argparse
+import importlib.metadata
 import json
 import math
 import os
@@ -36,6 +37,13 @@ def import_or_leave(name, needed):
     except Exception as error:  # whatever a broken installation raises
         if needed:
             leave(f"cannot import {name} ({error}); pip install {name}")
+        return None
+
+
+def version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         return None
 
 
@@ -201,8 +209,8 @@ def measure_all(peers, rows, wanted, arguments, seconds, say):
     return entries
 
 
-def wanted_peers(peers, arguments, flashinfer):
-    known = peers.peers_of(arguments.device, flashinfer)
+def wanted_peers(peers, arguments, *libraries):
+    known = peers.peers_of(arguments.device, *libraries)
     wanted = [(name, prepare) for name, prepare in known
               if not arguments.peer or any(text in name for text in arguments.peer)]
     if not wanted:
@@ -222,6 +230,7 @@ def main():
 
     torch = import_or_leave("torch", needed=True)
     flashinfer = import_or_leave("flashinfer", needed=False)
+    flash_attn = import_or_leave("flash_attn.cute", needed=False)
     say("imported")
     if arguments.device is None:
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -229,7 +238,7 @@ def main():
         leave("--device cuda: this PyTorch finds no CUDA device")
     torch.set_num_threads(arguments.threads)
     import compare_peers as peers
-    wanted = wanted_peers(peers, arguments, flashinfer)
+    wanted = wanted_peers(peers, arguments, flashinfer, flash_attn)
     names = [peer for peer, _ in wanted]
     report = run_clattn(arguments, CLATTN_SHARE * arguments.budget_seconds)
     say(f"clattn bench: {len(report['rows'])} rows")
@@ -244,12 +253,14 @@ def main():
     if arguments.device == "cuda":
         name = torch.cuda.get_device_name()
     print(f"clattn {report['commit']} on {report['device']['name']}; torch {torch.__version__} on "
-          f"{name}; flashinfer {getattr(flashinfer, '__version__', 'not there')}")
+          f"{name}; flashinfer {getattr(flashinfer, '__version__', 'not there')}; "
+          f"flash-attn-4 {version_of('flash-attn-4') or 'not there'}")
     print_table(rows, entries, names)
     if arguments.json:
         everything = {"format": "clattn-compare-torch", "schema_version": 1,
                       "torch": torch.__version__,
-                      "flashinfer": getattr(flashinfer, "__version__", None), "device": name,
+                      "flashinfer": getattr(flashinfer, "__version__", None),
+                      "flash-attn-4": version_of("flash-attn-4"), "device": name,
                       "clattn": report, "peers": list(entries.values())}
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(everything, file, indent=1)
