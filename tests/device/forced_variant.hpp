@@ -2,29 +2,33 @@
 
 #include <clattn/tuning.hpp>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/choose/variants.hpp"
 
 namespace attention_test {
 
-/// While it lives, layers on a context get this row of variants.inc, if it fits them. On CPUs, GPU
-/// kernels have the tuning database's device class "gpu".
-class ForcedVariant {
+/// While it lives, layers on a context get these rows of variants.inc, one of a role, where they
+/// fit. On CPUs, GPU kernels have the tuning database's device class "gpu".
+class ForcedVariants {
  public:
-  ForcedVariant(std::shared_ptr<clattn::Context> context, const clattn::detail::Variant& variant)
+  ForcedVariants(std::shared_ptr<clattn::Context> context,
+                 const std::vector<const clattn::detail::Variant*>& variants)
       : context_(std::move(context)) {
-    clattn::TuningRow row;
-    row.device = variant.family() == clattn::KernelFamily::kCpu ? "cpu" : "gpu";
-    row.role = clattn::detail::to_string(variant.role);
-    row.variant = variant.name;
-    clattn::set_tuning(*context_, std::span(&row, 1));
+    std::vector<clattn::TuningRow> rows;
+    for (const clattn::detail::Variant* variant : variants) {
+      clattn::TuningRow& row = rows.emplace_back();
+      row.device = variant->family() == clattn::KernelFamily::kCpu ? "cpu" : "gpu";
+      row.role = clattn::detail::to_string(variant->role);
+      row.variant = variant->name;
+    }
+    clattn::set_tuning(*context_, rows);
   }
-  ~ForcedVariant() { clattn::set_tuning(*context_, {}); }
-  ForcedVariant(const ForcedVariant&) = delete;
-  ForcedVariant& operator=(const ForcedVariant&) = delete;
+  ~ForcedVariants() { clattn::set_tuning(*context_, {}); }
+  ForcedVariants(const ForcedVariants&) = delete;
+  ForcedVariants& operator=(const ForcedVariants&) = delete;
 
  private:
   std::shared_ptr<clattn::Context> context_;

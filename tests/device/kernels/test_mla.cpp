@@ -202,7 +202,7 @@ TEST_P(EveryLatentVariant, IsRight) {
     const auto reasons = clattn::detail::why_not(variant, context->capabilities());
     if (!reasons.empty()) why_not = reasons.front();
     if (!reasons.empty()) continue;
-    const attention_test::ForcedVariant choice(context, variant);
+    const attention_test::ForcedVariants choice(context, {&variant});
     for (Case c : {filled, more, part, infinite}) {
       if (variant.kernel().rope_dim != 0) {
         c.config.rope_dim = variant.kernel().rope_dim;
