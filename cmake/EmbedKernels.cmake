@@ -36,4 +36,5 @@ std::span<const EmbeddedFile> embedded_kernels() { return files; }
 }  // namespace clattn::detail
 ]])
   target_sources(${target} PRIVATE ${generated} ${index})
+  set_source_files_properties(${generated} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
