@@ -195,10 +195,9 @@ KVCacheLayout usual_layout(const AttentionGroup& group, const DeviceCapabilities
 std::map<std::string, KVCacheSpec> get_kv_cache_spec(const LayerRegistry& layers) {
   std::map<std::string, KVCacheSpec> specs;
   for (const Attention* layer : layers.layers()) {
-    if (layer->config().attn_type != AttentionType::kDecoder) {
-      throw_invalid("layer {}: attn_type is {}, legal: decoder", layer->layer_name(),
-                    to_string(layer->config().attn_type));
-    }
+    throw_invalid_if(layer->config().attn_type != AttentionType::kDecoder,
+                     "layer {}: attn_type is {}, legal: decoder", layer->layer_name(),
+                     to_string(layer->config().attn_type));
     if (!layer->shares_kv_cache()) specs.emplace(layer->layer_name(), spec_of(layer->config()));
   }
   return specs;

@@ -80,10 +80,9 @@ void zero_padding(const detail::RowZeroer& zeroer, cl_command_queue queue, Tenso
   const std::int64_t tokens = metadata.num_actual_tokens();
   const std::int64_t most =
       recording ? static_cast<std::int64_t>(metadata.slot_mapping().size()) : tokens;
-  if (options.num_rows != 0 && options.num_rows < most) {
-    throw_invalid("num_rows is {}, legal: 0, or at least the {}'s {} tokens", options.num_rows,
-                  recording ? "recorded step" : "batch", most);
-  }
+  throw_invalid_if(options.num_rows != 0 && options.num_rows < most,
+                   "num_rows is {}, legal: 0, or at least the {}'s {} tokens", options.num_rows,
+                   recording ? "recorded step" : "batch", most);
   // The first to enqueue something: what it refuses leaves no trace.
   zeroer.enqueue(queue, output, options.output_fp8, {recording ? 0 : tokens, options.num_rows});
 }
@@ -159,10 +158,8 @@ void Attention::check_kv_cache(const KVCache& cache) const {
   if (cache.keys_by_dim()) {
     const auto reasons =
         backend_->validate_layout(KVCacheLayout::kHDN, config_, &context_->capabilities());
-    if (!reasons.empty()) {
-      detail::throw_unsupported("layer {}: kv_cache: {}", options_.prefix,
-                                fmt::join(reasons, "; "));
-    }
+    detail::throw_unsupported_if(!reasons.empty(), "layer {}: kv_cache: {}", options_.prefix,
+                                 fmt::join(reasons, "; "));
   }
 }
 

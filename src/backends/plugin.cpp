@@ -80,10 +80,8 @@ void PluginLibrary::fill_table() {
   const ClattnHostApi host{CLATTN_BACKEND_ABI_VERSION, sizeof(ClattnHostApi), CLATTN_VERSION};
   const int answer = entry(&host, &room_.table);
   const ClattnBackendPlugin& table = room_.table;
-  if (answer != 0) {
-    throw_unsupported("plugin '{}' refuses to load ({}): {}", path_, answer,
-                      table.refusal == nullptr ? "no reason given" : table.refusal);
-  }
+  throw_unsupported_if(answer != 0, "plugin '{}' refuses to load ({}): {}", path_, answer,
+                       table.refusal == nullptr ? "no reason given" : table.refusal);
   // Only the first two fields mean anything before the version is known to be ours.
   throw_unsupported_if(table.abi_version != CLATTN_BACKEND_ABI_VERSION,
                        "plugin '{}' speaks ABI version {}, legal: {}", path_, table.abi_version,

@@ -20,7 +20,6 @@ using detail::CachePlanes;
 using detail::checked_mul;
 using detail::Plane;
 using detail::PlaneLayout;
-using detail::throw_invalid;
 using detail::throw_invalid_if;
 
 constexpr std::size_t kMaxPlanes = 16;  // of one launch: CLA_MAX_PLANES
@@ -97,14 +96,13 @@ void copy_all(const Context& context, cl_command_queue queue, std::span<const Ca
   std::vector<Plane> planes;
   for (std::size_t layer = 0; layer < caches.size(); ++layer) {
     const CachePlanes each = detail::planes_of(caches[layer]);
-    if (each.layout != layout || caches[layer].dtype != caches[0].dtype) {
-      throw_invalid(
-          "copy_blocks: layer {} has {} blocks of {} x {} x {} bytes ({}), legal: layer 0's {} "
-          "blocks of {} x {} x {} bytes ({}) and the same strides",
-          layer, each.layout.num_blocks, each.layout.outer_count, each.layout.inner_count,
-          each.layout.row, to_string(caches[layer].dtype), layout.num_blocks, layout.outer_count,
-          layout.inner_count, layout.row, to_string(caches[0].dtype));
-    }
+    throw_invalid_if(
+        each.layout != layout || caches[layer].dtype != caches[0].dtype,
+        "copy_blocks: layer {} has {} blocks of {} x {} x {} bytes ({}), legal: layer 0's {} "
+        "blocks of {} x {} x {} bytes ({}) and the same strides",
+        layer, each.layout.num_blocks, each.layout.outer_count, each.layout.inner_count,
+        each.layout.row, to_string(caches[layer].dtype), layout.num_blocks, layout.outer_count,
+        layout.inner_count, layout.row, to_string(caches[0].dtype));
     planes.insert(planes.end(), each.planes.begin(), each.planes.end());
   }
   detail::check_mapping(mapping, layout.num_blocks, layout.num_blocks);

@@ -14,7 +14,6 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
 
@@ -52,10 +51,9 @@ void check_pages(const MLACache& cache, const MLAGather& gather, std::size_t req
 
 /// Throws for what the kernel would stumble over; returns the number of requests.
 std::size_t check_gather(const MLACache& cache, const MLAGather& gather) {
-  if (gather.cu_seq_lens.empty() || gather.cu_seq_lens[0] != 0) {
-    throw_invalid("cu_seq_lens: {}, legal: prefix sums that begin with 0",
-                  gather.cu_seq_lens.empty() ? "empty" : "begins elsewhere");
-  }
+  throw_invalid_if(gather.cu_seq_lens.empty() || gather.cu_seq_lens[0] != 0,
+                   "cu_seq_lens: {}, legal: prefix sums that begin with 0",
+                   gather.cu_seq_lens.empty() ? "empty" : "begins elsewhere");
   const std::size_t num_reqs = gather.cu_seq_lens.size() - 1;
   throw_invalid_if(
       gather.block_table_stride < 0 ||

@@ -175,10 +175,9 @@ void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_block
   WrittenBlocks written(mapping);
   for (std::size_t i = 0; i < mapping.size(); ++i) {
     const std::size_t first = written.pair_of(mapping[i].destination);
-    if (first != WrittenBlocks::kNone) {
-      throw_invalid("block_mapping: pair {}: destination block {} is pair {}'s too, legal: once", i,
-                    mapping[i].destination, first);
-    }
+    throw_invalid_if(first != WrittenBlocks::kNone,
+                     "block_mapping: pair {}: destination block {} is pair {}'s too, legal: once",
+                     i, mapping[i].destination, first);
     written.add(i);
   }
 }

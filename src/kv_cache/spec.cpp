@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <clattn/kv_cache.hpp>
 #include <string_view>
 
 #include "base/checked.hpp"

@@ -10,7 +10,6 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
 
@@ -30,15 +29,13 @@ void check_slice(const UBatchSlice& slice, const CommonAttentionMetadata& batch)
   const auto& starts = batch.query_start_loc;
   const auto first = to_size(requests.begin);
   const auto last = to_size(requests.end) - 1;
-  if (tokens.begin < starts[first] || tokens.begin >= starts[first + 1]) {
-    throw_invalid("token_slice begins at {}, legal: {} <= begin < {} (tokens of request {})",
-                  tokens.begin, starts[first], starts[first + 1], first);
-  }
+  throw_invalid_if(tokens.begin < starts[first] || tokens.begin >= starts[first + 1],
+                   "token_slice begins at {}, legal: {} <= begin < {} (tokens of request {})",
+                   tokens.begin, starts[first], starts[first + 1], first);
   const std::int32_t low = std::min(starts[last] + 1, starts[last + 1]);
-  if (tokens.end < low || tokens.end > starts[last + 1]) {
-    throw_invalid("token_slice ends at {}, legal: {} … {} (tokens of request {})", tokens.end, low,
-                  starts[last + 1], last);
-  }
+  throw_invalid_if(tokens.end < low || tokens.end > starts[last + 1],
+                   "token_slice ends at {}, legal: {} … {} (tokens of request {})", tokens.end, low,
+                   starts[last + 1], last);
 }
 
 /// The arrays that a slice takes its part of.
@@ -108,10 +105,9 @@ std::vector<std::int32_t> slice_query_start_locs(std::span<const std::int32_t> q
   std::vector<std::int32_t> starts(to_size(request_slice.end) - first + 1, 0);
   for (std::size_t r = 1; r < starts.size(); ++r) {
     const std::int64_t start = query_start_loc[first + r];
-    if (origin < 0 || start < query_start_loc[first + r - 1]) {
-      throw_invalid("query_start_loc[{}] is {} behind {}, legal: ascending from 0", first + r,
-                    start, query_start_loc[first + r - 1]);
-    }
+    throw_invalid_if(origin < 0 || start < query_start_loc[first + r - 1],
+                     "query_start_loc[{}] is {} behind {}, legal: ascending from 0", first + r,
+                     start, query_start_loc[first + r - 1]);
     starts[r] = static_cast<std::int32_t>(start - origin);
   }
   return starts;

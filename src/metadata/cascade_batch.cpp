@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "metadata/page_list.hpp"
 #include "metadata/validate.hpp"

@@ -25,12 +25,11 @@ void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int
                      token, low, batch.num_actual_tokens - 1);
     while (token >= batch.query_start_loc[request + 1]) ++request;
     const bool is_last = token + 1 == batch.query_start_loc[request + 1];
-    if (!is_last && (i + 1 == indices.size() || indices[i + 1] != token + 1)) {
-      throw_invalid(
-          "request {}: logits_indices name token {} but not token {}, legal: a request's last "
-          "tokens, up to {}",
-          request, token, token + 1, batch.query_start_loc[request + 1] - 1);
-    }
+    throw_invalid_if(
+        !is_last && (i + 1 == indices.size() || indices[i + 1] != token + 1),
+        "request {}: logits_indices name token {} but not token {}, legal: a request's last "
+        "tokens, up to {}",
+        request, token, token + 1, batch.query_start_loc[request + 1] - 1);
     ++starts[request + 1];
   }
 }

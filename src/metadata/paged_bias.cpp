@@ -128,11 +128,10 @@ PagedGappyKeysMask<kCausal> GappyKeysMask<kCausal>::make_paged(
   for (std::size_t r = 0; r < q_seqlen.size(); ++r) {
     const std::int64_t run = static_cast<std::int64_t>(r) * notional_padding;
     const std::int64_t start = kv_seqstarts[r] - run;
-    if (start < 0 || start + kv_seqlen[r] > notional_padding) {
-      throw_invalid("request {}: its keys are [{}, {}), legal: within [{}, {}), its padding", r,
-                    kv_seqstarts[r], std::int64_t{kv_seqstarts[r]} + kv_seqlen[r], run,
-                    run + notional_padding);
-    }
+    throw_invalid_if(start < 0 || start + kv_seqlen[r] > notional_padding,
+                     "request {}: its keys are [{}, {}), legal: within [{}, {}), its padding", r,
+                     kv_seqstarts[r], std::int64_t{kv_seqstarts[r]} + kv_seqlen[r], run,
+                     run + notional_padding);
     starts.push_back(static_cast<std::int32_t>(start));
   }
   return PagedGappyKeysMask<kCausal>::from_seqlens(q_seqlen, starts, kv_seqlen, block_tables,

@@ -5,8 +5,6 @@
 #include "metadata/planner.hpp"
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
 #include <string_view>
 
 #include "base/checked.hpp"

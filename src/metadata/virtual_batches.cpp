@@ -8,7 +8,6 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
 using detail::throw_invalid_if;
 using detail::to_size;
 
@@ -62,11 +61,10 @@ std::vector<std::int32_t> LocalAttentionVirtualBatches::gather_block_table(
   rows.reserve(entries);
   for (std::size_t v = 0; v < seq_lens.size(); ++v) {
     const std::size_t row = to_size(virtual_batch_to_request[v]) * to_size(block_table_columns);
-    if (other_block_table.size() < row + to_size(block_table_columns)) {
-      throw_invalid("block_table holds {} elements, legal: at least {} ({} columns of request {})",
-                    other_block_table.size(), row + to_size(block_table_columns),
-                    block_table_columns, virtual_batch_to_request[v]);
-    }
+    throw_invalid_if(other_block_table.size() < row + to_size(block_table_columns),
+                     "block_table holds {} elements, legal: at least {} ({} columns of request {})",
+                     other_block_table.size(), row + to_size(block_table_columns),
+                     block_table_columns, virtual_batch_to_request[v]);
     for (std::int64_t i = 0; i < blocks_per_chunk; ++i) {
       const std::int64_t column =
           std::min<std::int64_t>(first_block[v] + i, block_table_columns - 1);

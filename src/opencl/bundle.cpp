@@ -6,7 +6,6 @@
 #include <array>
 #include <cctype>
 #include <iterator>
-#include <string_view>
 
 namespace clattn::detail {
 namespace {

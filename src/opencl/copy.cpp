@@ -1,7 +1,6 @@
 #include "opencl/copy.hpp"
 
 #include <clattn/cache_ops.hpp>
-#include <utility>
 
 #include "base/error.hpp"
 

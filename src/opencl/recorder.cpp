@@ -4,7 +4,6 @@
 
 #include <CL/cl_ext.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"

@@ -1,10 +1,8 @@
 #include "opencl/runtime.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "base/environment.hpp"

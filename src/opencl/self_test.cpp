@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <numeric>
-#include <vector>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"

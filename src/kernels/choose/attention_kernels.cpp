@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,7 +14,6 @@
 #include "base/log.hpp"
 #include "kernels/choose/candidates.hpp"
 #include "kernels/choose/costs.hpp"
-#include "kernels/choose/tuned.hpp"
 
 namespace clattn::detail {
 

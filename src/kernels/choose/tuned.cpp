@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
 namespace {
