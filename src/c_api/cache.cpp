@@ -5,27 +5,18 @@
 #include "c_api/handles.hpp"
 #include "kv_cache/spec.hpp"
 
-using clattn::AttentionBackend;
-using clattn::KVCache;
-using clattn::KVCacheSpec;
-using clattn::c_api::deref;
-using clattn::c_api::elements;
-using clattn::c_api::guarded;
-using clattn::c_api::layout_of;
-using clattn::c_api::make_handle;
-using clattn::c_api::read;
-using clattn::c_api::tensor_of;
-using clattn::c_api::text_or;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 ClattnResult clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
                                  int64_t num_blocks, const char* layout, ClattnCache** cache) {
   return make_handle(cache, "cache", [&] {
     const ClattnLayer& of = deref(layer, "layer");
-    const clattn::AttentionConfig& config = of.layer.config();
+    const AttentionConfig& config = of.layer.config();
     return ClattnCache{
         make_kv_cache(*of.context, deref(queue, "queue").queue, *of.layer.get_attn_backend(),
                       config, num_blocks, layout_of(layout)),
-        clattn::detail::page_spec(config).page_size_bytes()};
+        detail::page_spec(config).page_size_bytes()};
   });
 }
 
@@ -34,7 +25,7 @@ ClattnResult clattn_cache_adopt(const ClattnLayer* layer, const ClattnBuffer* bu
   return make_handle(cache, "cache", [&] {
     const ClattnLayer& of = deref(layer, "layer");
     const AttentionBackend& backend = *of.layer.get_attn_backend();
-    const KVCacheSpec spec = clattn::detail::page_spec(of.layer.config());
+    const KVCacheSpec spec = detail::page_spec(of.layer.config());
     return ClattnCache{reshape_kv_cache(deref(buffer, "buffer").buffer, spec, backend,
                                         layout_of(layout).value_or(
                                             backend.preferred_layout(of.context->capabilities()))),
@@ -67,7 +58,7 @@ ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) 
                            .key_dim_stride = of.key_dim_stride};
     std::ranges::copy(of.shape, values.shape);
     std::ranges::copy(of.strides, values.strides);
-    clattn::c_api::fill(info, values, "info");
+    fill(info, values, "info");
   });
 }
 
@@ -75,7 +66,7 @@ ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* sca
                                      int32_t per_head) {
   return guarded([&] {
     KVCache& of = deref(cache, "cache").cache;
-    of.scales = scales == nullptr ? clattn::Buffer() : scales->buffer;
+    of.scales = scales == nullptr ? Buffer() : scales->buffer;
     of.scales_per_head = scales != nullptr && per_head != 0;
   });
 }
@@ -84,11 +75,11 @@ ClattnResult clattn_reshape_and_cache(const ClattnContext* context, const Clattn
                                       const ClattnCache* cache, const ClattnCacheWrite* write) {
   return guarded([&] {
     const ClattnCacheWrite& given = read(write, "write");
-    reshape_and_cache_flash(
-        *deref(context, "context").context, deref(queue, "queue").queue, tensor_of(given.key),
-        tensor_of(given.value), clattn::parse_dtype(text_or(given.dtype, "f16")),
-        deref(cache, "cache").in_use(), clattn::c_api::memory_of(given.slot_mapping),
-        given.slot_offset_bytes, given.num_tokens, clattn::c_api::event_of(given.event));
+    reshape_and_cache_flash(*deref(context, "context").context, deref(queue, "queue").queue,
+                            tensor_of(given.key), tensor_of(given.value),
+                            parse_dtype(text_or(given.dtype, "f16")),
+                            deref(cache, "cache").in_use(), memory_of(given.slot_mapping),
+                            given.slot_offset_bytes, given.num_tokens, event_of(given.event));
   });
 }
 
@@ -101,7 +92,7 @@ ClattnResult clattn_copy_blocks(const ClattnContext* context, const ClattnQueue*
       in.push_back(deref(cache, "caches: an element").in_use());
     }
     elements(pairs, num_pairs, "pairs");
-    std::vector<clattn::BlockPair> mapping;
+    std::vector<BlockPair> mapping;
     mapping.reserve(num_pairs);
     for (std::size_t i = 0; i < num_pairs; ++i) {
       mapping.push_back({pairs[2 * i], pairs[2 * i + 1]});

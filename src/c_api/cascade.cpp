@@ -4,12 +4,8 @@
 
 #include "c_api/handles.hpp"
 
-using clattn::CascadeAttention;
-using clattn::CascadeImpl;
-using clattn::c_api::deref;
-using clattn::c_api::guarded;
-using clattn::c_api::make_handle;
-using clattn::c_api::read;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 struct ClattnCascade {
   CascadeAttention cascade;
@@ -17,16 +13,16 @@ struct ClattnCascade {
 };
 struct ClattnCascadeLayer {
   CascadeImpl impl;
-  std::shared_ptr<const clattn::KVCache> cache;  // the layer's, bound or not
+  std::shared_ptr<const KVCache> cache;  // the layer's, bound or not
 };
 
 namespace {
 
 /// The cache that was bound, with its scales.
-std::shared_ptr<const clattn::KVCache> bound(std::shared_ptr<const clattn::KVCache> cache) {
-  clattn::detail::throw_invalid_if(!cache->buffer,
-                                   "layer: it has no cache, legal: after "
-                                   "clattn_layer_bind_cache()");
+std::shared_ptr<const KVCache> bound(std::shared_ptr<const KVCache> cache) {
+  detail::throw_invalid_if(!cache->buffer,
+                           "layer: it has no cache, legal: after "
+                           "clattn_layer_bind_cache()");
   return cache;
 }
 
@@ -37,8 +33,7 @@ ClattnResult clattn_cascade_create(const ClattnLayer* layer, const ClattnStepOpt
   return make_handle(cascade, "cascade", [&] {
     const ClattnLayer& of = deref(layer, "layer");
     return ClattnCascade{CascadeAttention(of.context, *of.layer.get_attn_backend(),
-                                          of.layer.config(),
-                                          clattn::c_api::builder_options_of(options))};
+                                          of.layer.config(), builder_options_of(options))};
   });
 }
 
@@ -64,9 +59,9 @@ ClattnResult clattn_cascade_build(ClattnCascade* cascade, const ClattnQueue* que
                                   const ClattnBatchInfo* batch, const ClattnStep** step) {
   return guarded([&] {
     ClattnCascade& of = deref(cascade, "cascade");
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const Queue& on = deref(queue, "queue").queue;
     const ClattnBatchInfo& given = read(batch, "batch");
-    const auto next = clattn::c_api::batch_of(given);
+    const auto next = batch_of(given);
     const ClattnStep*& built = deref(step, "step");
     of.step.metadata = nullptr;  // a build that fails leaves none
     of.step.metadata = &of.cascade.build(on, next, given.common_prefix_len);
@@ -77,18 +72,18 @@ ClattnResult clattn_cascade_build(ClattnCascade* cascade, const ClattnQueue* que
 ClattnResult clattn_layer_store(const ClattnLayer* layer, const ClattnQueue* queue,
                                 const ClattnTensors* tensors, const ClattnStep* step) {
   return guarded([&] {
-    const clattn::Attention& of = deref(layer, "layer").layer;
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const Attention& of = deref(layer, "layer").layer;
+    const Queue& on = deref(queue, "queue").queue;
     const ClattnTensors& given = read(tensors, "tensors");
     const auto cache = bound(of.shared_kv_cache());
-    const clattn::AttentionMetadata& metadata = clattn::c_api::metadata_of(step);
-    clattn::Event* const event = clattn::c_api::event_of(given.event);
+    const AttentionMetadata& metadata = metadata_of(step);
+    Event* const event = event_of(given.event);
     if (of.shares_kv_cache()) {  // its target stores, as in forward()
       if (event != nullptr) event->reset();
       return;
     }
-    of.impl().write_kv_cache(on, clattn::c_api::tensor_of(given.key),
-                             clattn::c_api::tensor_of(given.value), *cache, metadata, event);
+    of.impl().write_kv_cache(on, tensor_of(given.key), tensor_of(given.value), *cache, metadata,
+                             event);
   });
 }
 
@@ -97,10 +92,10 @@ ClattnResult clattn_cascade_forward(const ClattnCascade* cascade, const ClattnQu
                                     const ClattnTensors* tensors) {
   return guarded([&] {
     const ClattnCascade& of = deref(cascade, "cascade");
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const Queue& on = deref(queue, "queue").queue;
     const ClattnCascadeLayer& layer = deref(cascade_layer, "cascade_layer");
     const ClattnTensors& given = read(tensors, "tensors");
-    of.cascade.forward(on, layer.impl, clattn::c_api::tensors_of(given), *bound(layer.cache),
-                       clattn::c_api::event_of(given.event));
+    of.cascade.forward(on, layer.impl, tensors_of(given), *bound(layer.cache),
+                       event_of(given.event));
   });
 }

@@ -1,28 +1,19 @@
 #include <clattn/device.hpp>
-#include <span>
 
 #include "c_api/handles.hpp"
 
-using clattn::Buffer;
-using clattn::Context;
-using clattn::Device;
-using clattn::Queue;
-using clattn::c_api::deref;
-using clattn::c_api::elements;
-using clattn::c_api::fill;
-using clattn::c_api::guarded;
-using clattn::c_api::make_handle;
-using clattn::c_api::text_or;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 ClattnResult clattn_device_count(size_t* count) {
-  return guarded([&] { deref(count, "count") = clattn::list_devices().size(); });
+  return guarded([&] { deref(count, "count") = list_devices().size(); });
 }
 
 ClattnResult clattn_device_at(size_t index, ClattnDeviceId* device) {
   return guarded([&] {
-    const std::vector<Device> devices = clattn::list_devices();
-    clattn::detail::throw_invalid_if(index >= devices.size(), "index is {}, legal: < {} devices",
-                                     index, devices.size());
+    const std::vector<Device> devices = list_devices();
+    detail::throw_invalid_if(index >= devices.size(), "index is {}, legal: < {} devices", index,
+                             devices.size());
     const Device& found = devices[index];
     fill(device, {0, found.platform_index, found.device_index, found.platform, found.id}, "device");
   });
@@ -46,7 +37,7 @@ void clattn_context_destroy(ClattnContext* context) {
 ClattnResult clattn_context_info(const ClattnContext* context, ClattnContextInfo* info) {
   return guarded([&] {
     const Context& of = *deref(context, "context").context;
-    const clattn::DeviceCapabilities& device = of.capabilities();
+    const DeviceCapabilities& device = of.capabilities();
     fill(info,
          {.struct_size = 0,
           .compute_units = device.compute_units,
@@ -65,9 +56,9 @@ ClattnResult clattn_context_info(const ClattnContext* context, ClattnContextInfo
 ClattnResult clattn_queue_create(const ClattnContext* context, int32_t profiling,
                                  ClattnQueue** queue) {
   return make_handle(queue, "queue", [&] {
-    return ClattnQueue{deref(context, "context")
-                           .context->create_queue(profiling != 0 ? clattn::QueueProfiling::kOn
-                                                                 : clattn::QueueProfiling::kOff)};
+    return ClattnQueue{
+        deref(context, "context")
+            .context->create_queue(profiling != 0 ? QueueProfiling::kOn : QueueProfiling::kOff)};
   });
 }
 

@@ -6,18 +6,15 @@
 
 #include "c_api/handles.hpp"
 
-using clattn::AttentionState;
-using clattn::ReplayMode;
-using clattn::c_api::deref;
-using clattn::c_api::guarded;
-using clattn::c_api::make_handle;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 struct ClattnGraphCapture {
-  clattn::Queue queue;  // outlives the recording
-  clattn::GraphCapture capture;
+  Queue queue;  // outlives the recording
+  GraphCapture capture;
 };
 struct ClattnGraph {
-  clattn::Graph graph;
+  Graph graph;
 };
 struct ClattnGraphState {
   AttentionState state;
@@ -28,19 +25,19 @@ struct ClattnGraphState {
 namespace {
 
 /// Recorded launches check block ids, so they have to know the cache's size.
-clattn::BuilderOptions options_for(const clattn::Attention& layer, const ClattnStepOptions* given) {
-  clattn::BuilderOptions options = clattn::c_api::builder_options_of(given);
+BuilderOptions options_for(const Attention& layer, const ClattnStepOptions* given) {
+  BuilderOptions options = builder_options_of(given);
   if (options.limits.num_blocks < 0 && layer.kv_cache() != nullptr)
     options.limits.num_blocks = layer.kv_cache()->num_blocks;
   return options;
 }
 
 ReplayMode replay_mode_of(const char* name) {
-  const std::string mode = clattn::c_api::text_or(name, "auto");
+  const std::string mode = text_or(name, "auto");
   if (mode == "auto") return ReplayMode::kAuto;
   if (mode == "launch_list") return ReplayMode::kLaunchList;
   if (mode == "command_buffer") return ReplayMode::kCommandBuffer;
-  clattn::detail::throw_invalid("mode is {}, legal: auto, launch_list, command_buffer", mode);
+  detail::throw_invalid("mode is {}, legal: auto, launch_list, command_buffer", mode);
 }
 
 }  // namespace
@@ -48,8 +45,8 @@ ReplayMode replay_mode_of(const char* name) {
 ClattnResult clattn_graph_capture_create(const ClattnQueue* queue, const char* mode,
                                          ClattnGraphCapture** capture) {
   return make_handle(capture, "capture", [&] {
-    const clattn::Queue& on = deref(queue, "queue").queue;
-    return ClattnGraphCapture{on, clattn::GraphCapture(on, replay_mode_of(mode))};
+    const Queue& on = deref(queue, "queue").queue;
+    return ClattnGraphCapture{on, GraphCapture(on, replay_mode_of(mode))};
   });
 }
 
@@ -68,19 +65,18 @@ void clattn_graph_destroy(ClattnGraph* graph) {
 
 ClattnResult clattn_graph_replay(const ClattnGraph* graph, const ClattnQueue* queue,
                                  ClattnEvent* event) {
-  return guarded([&] {
-    deref(graph, "graph").graph.replay(deref(queue, "queue").queue, clattn::c_api::event_of(event));
-  });
+  return guarded(
+      [&] { deref(graph, "graph").graph.replay(deref(queue, "queue").queue, event_of(event)); });
 }
 
 ClattnResult clattn_graph_info(const ClattnGraph* graph, ClattnGraphInfo* info) {
   return guarded([&] {
-    const clattn::Graph& of = deref(graph, "graph").graph;
-    clattn::c_api::fill(info,
-                        {.struct_size = 0,
-                         .uses_command_buffer = of.uses_command_buffer() ? 1 : 0,
-                         .num_launches = of.num_launches()},
-                        "info");
+    const Graph& of = deref(graph, "graph").graph;
+    fill(info,
+         {.struct_size = 0,
+          .uses_command_buffer = of.uses_command_buffer() ? 1 : 0,
+          .num_launches = of.num_launches()},
+         "info");
   });
 }
 
@@ -108,7 +104,7 @@ ClattnResult clattn_graph_state_begin_capture(ClattnGraphState* state, int32_t m
 ClattnResult clattn_graph_state_end_capture(ClattnGraphState* state) {
   return guarded([&] {
     ClattnGraphState& of = deref(state, "state");
-    clattn::detail::throw_invalid_if(
+    detail::throw_invalid_if(
         of.capturing == nullptr,
         "state: it is not capturing, legal: after clattn_graph_state_begin_capture()");
     of.capturing.reset();
@@ -119,7 +115,7 @@ ClattnResult clattn_graph_state_capture_step(ClattnGraphState* state, const Clat
                                              int32_t batch_size, const ClattnStep** step) {
   return guarded([&] {
     ClattnGraphState& of = deref(state, "state");
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const Queue& on = deref(queue, "queue").queue;
     const ClattnStep*& given = deref(step, "step");
     of.step.metadata = nullptr;
     of.step.metadata = &of.state.graph_capture_get_metadata_for_batch(on, batch_size);
@@ -132,12 +128,12 @@ ClattnResult clattn_graph_state_begin_step(ClattnGraphState* state, const Clattn
                                            int32_t* graph_batch_size) {
   return guarded([&] {
     ClattnGraphState& of = deref(state, "state");
-    const clattn::Queue& on = deref(queue, "queue").queue;
-    const auto next = clattn::c_api::batch_of(clattn::c_api::read(batch, "batch"));
+    const Queue& on = deref(queue, "queue").queue;
+    const auto next = batch_of(read(batch, "batch"));
     const ClattnStep*& given = deref(step, "step");
     int32_t& size = deref(graph_batch_size, "graph_batch_size");
     of.step.metadata = nullptr;
-    const clattn::ForwardStep begun = of.state.begin_forward(on, next);
+    const ForwardStep begun = of.state.begin_forward(on, next);
     of.step.metadata = begun.metadata;
     given = &of.step;
     size = begun.graph_batch_size;

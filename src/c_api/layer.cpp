@@ -1,21 +1,13 @@
 #include <clattn/attention.hpp>
 #include <clattn/layer.hpp>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "base/log.hpp"
 #include "c_api/handles.hpp"
 
-using clattn::Attention;
-using clattn::AttentionOptions;
-using clattn::AttentionTensors;
-using clattn::ForwardOptions;
-using clattn::LayerRegistry;
-using clattn::c_api::deref;
-using clattn::c_api::guarded;
-using clattn::c_api::make_handle;
-using clattn::c_api::read;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
@@ -38,14 +30,14 @@ AttentionOptions clattn::c_api::options_of(const ClattnLayerConfig& config) {
   if (config.num_kv_heads != 0) options.num_kv_heads = config.num_kv_heads;
   CacheConfig cache;
   if (config.block_size != 0) cache.block_size = config.block_size;
-  cache.cache_dtype = clattn::parse_kv_cache_dtype(text_or(config.kv_cache_dtype, "auto"));
+  cache.cache_dtype = parse_kv_cache_dtype(text_or(config.kv_cache_dtype, "auto"));
   cache.calculate_kv_scales = config.calculate_kv_scales != 0;
   options.cache_config = cache;
   options.prefix = text_or(config.name, "");
-  options.dtype = clattn::parse_dtype(text_or(config.dtype, "f16"));
-  options.attn_type = clattn::parse_attention_type(text_or(config.attn_type, "decoder"));
-  options.kernel_family = clattn::parse_kernel_family(text_or(config.kernel_family, "auto"));
-  if (config.backend != nullptr) options.attn_backend = clattn::find_attn_backend(config.backend);
+  options.dtype = parse_dtype(text_or(config.dtype, "f16"));
+  options.attn_type = parse_attention_type(text_or(config.attn_type, "decoder"));
+  options.kernel_family = parse_kernel_family(text_or(config.kernel_family, "auto"));
+  if (config.backend != nullptr) options.attn_backend = find_attn_backend(config.backend);
   options.kv_sharing_target_layer_name = text_or(config.kv_sharing_target_layer_name, "");
   options.alibi_slopes = floats(config.alibi_slopes, config.num_heads);
   options.sinks = floats(config.sinks, config.num_heads);
@@ -99,8 +91,7 @@ ClattnResult clattn_layer_create(const ClattnContext* context, ClattnModel* mode
   return make_handle(layer, "layer", [&] {
     const auto& on = deref(context, "context").context;
     const auto registry = model == nullptr ? std::make_shared<LayerRegistry>() : model->registry;
-    return ClattnLayer{on, registry,
-                       Attention(on, *registry, clattn::c_api::options_of(read(config, "config")))};
+    return ClattnLayer{on, registry, Attention(on, *registry, options_of(read(config, "config")))};
   });
 }
 
@@ -112,12 +103,12 @@ ClattnResult clattn_layer_explain(const ClattnLayer* layer, char* text, size_t c
                                   size_t* size) {
   return guarded([&] {
     const Attention& of = deref(layer, "layer").layer;
-    clattn::c_api::copy_text(to_string(of.explain()), text, capacity, size);
+    copy_text(to_string(of.explain()), text, capacity, size);
   });
 }
 
 ClattnResult clattn_layer_load_kv_scales(ClattnLayer* layer, const ClattnKVScales* scales) {
-  return guarded([&] { clattn::c_api::load_kv_scales(deref(layer, "layer").layer, scales); });
+  return guarded([&] { load_kv_scales(deref(layer, "layer").layer, scales); });
 }
 
 ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCache* cache) {
@@ -132,8 +123,8 @@ ClattnResult clattn_layer_bind_cache(ClattnLayer* layer, ClattnCache* cache) {
 ClattnResult clattn_warm_up(ClattnLayer* const* layers, size_t num_layers, const ClattnQueue* queue,
                             ClattnProgress progress, void* user) {
   return guarded([&] {
-    const auto all = clattn::c_api::elements(layers, num_layers, "layers");
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const auto all = elements(layers, num_layers, "layers");
+    const Queue& on = deref(queue, "queue").queue;
     for (ClattnLayer* const layer : all) deref(layer, "layers: an element");
     for (std::size_t done = 0; done < num_layers; ++done) {
       all[done]->layer.warm_up(on);
@@ -146,9 +137,8 @@ ClattnResult clattn_layer_forward(ClattnLayer* layer, const ClattnQueue* queue,
                                   const ClattnTensors* tensors, const ClattnStep* step) {
   return guarded([&] {
     Attention& of = deref(layer, "layer").layer;
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const Queue& on = deref(queue, "queue").queue;
     const ClattnTensors& given = read(tensors, "tensors");
-    of.forward(on, clattn::c_api::tensors_of(given), &clattn::c_api::metadata_of(step),
-               clattn::c_api::forward_options_of(given));
+    of.forward(on, tensors_of(given), &metadata_of(step), forward_options_of(given));
   });
 }

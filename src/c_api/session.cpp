@@ -6,18 +6,11 @@
 
 #include "c_api/handles.hpp"
 
-using clattn::Session;
-using clattn::SessionConfig;
-using clattn::StepRequest;
-using clattn::c_api::deref;
-using clattn::c_api::elements;
-using clattn::c_api::fill;
-using clattn::c_api::guarded;
-using clattn::c_api::make_handle;
-using clattn::c_api::read;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 struct ClattnSession {
-  clattn::Session session;
+  Session session;
 };
 
 namespace {
@@ -33,24 +26,24 @@ auto telling(ClattnProgress progress, void* user) {
 SessionConfig config_of(const ClattnSessionConfig& given) {
   SessionConfig config;
   for (const auto* layer : elements(given.layers, given.num_layers, "config: layers")) {
-    config.layers.push_back(clattn::c_api::options_of(read(layer, "config: layers: an element")));
+    config.layers.push_back(options_of(read(layer, "config: layers: an element")));
   }
   config.num_blocks = given.num_blocks;
   config.cache_bytes = given.cache_bytes;
   config.prefix_caching = given.no_prefix_caching == 0;
-  config.layout = clattn::c_api::layout_of(given.layout);
+  config.layout = layout_of(given.layout);
   config.progress = telling(given.progress, given.progress_user);
-  config.builder = clattn::c_api::builder_options_of(given.step_options);
+  config.builder = builder_options_of(given.step_options);
   return config;
 }
 
 StepRequest request_of(const ClattnStepRequest& given) {
   constexpr std::int32_t kAll = std::numeric_limits<std::int32_t>::max();
-  clattn::detail::throw_invalid_if(given.max_tokens < 0 || given.max_tokens > kAll,
-                                   "requests: request {}: max_tokens is {}, legal: 0 to {}",
-                                   given.id, given.max_tokens, kAll);
-  clattn::detail::throw_unsupported_if(given.reserved != 0, "requests: reserved is {}, legal: 0",
-                                       given.reserved);
+  detail::throw_invalid_if(given.max_tokens < 0 || given.max_tokens > kAll,
+                           "requests: request {}: max_tokens is {}, legal: 0 to {}", given.id,
+                           given.max_tokens, kAll);
+  detail::throw_unsupported_if(given.reserved != 0, "requests: reserved is {}, legal: 0",
+                               given.reserved);
   const auto tokens = elements(given.new_tokens, given.num_new_tokens, "requests: new_tokens");
   return {.id = given.id,
           .new_tokens = {tokens.begin(), tokens.end()},
@@ -68,8 +61,7 @@ ClattnResult clattn_session_create(const ClattnContext* context, const ClattnSes
   return make_handle(session, "session", [&] {
     const ClattnContext& on = deref(context, "context");
     const ClattnSessionConfig& given = read(config, "config");
-    return ClattnSession{Session(on.context,
-                                 given.queue == nullptr ? clattn::Queue() : given.queue->queue,
+    return ClattnSession{Session(on.context, given.queue == nullptr ? Queue() : given.queue->queue,
                                  config_of(given))};
   });
 }
@@ -90,16 +82,14 @@ ClattnResult clattn_session_warm_up(ClattnSession* session, ClattnProgress progr
 ClattnResult clattn_session_explain(const ClattnSession* session, int32_t layer, char* text,
                                     size_t capacity, size_t* size) {
   return guarded([&] {
-    const clattn::Attention& of = deref(session, "session").session.layer(layer);
-    clattn::c_api::copy_text(to_string(of.explain()), text, capacity, size);
+    const Attention& of = deref(session, "session").session.layer(layer);
+    copy_text(to_string(of.explain()), text, capacity, size);
   });
 }
 
 ClattnResult clattn_session_load_kv_scales(ClattnSession* session, int32_t layer,
                                            const ClattnKVScales* scales) {
-  return guarded([&] {
-    clattn::c_api::load_kv_scales(deref(session, "session").session.layer(layer), scales);
-  });
+  return guarded([&] { load_kv_scales(deref(session, "session").session.layer(layer), scales); });
 }
 
 ClattnResult clattn_session_info(const ClattnSession* session, ClattnSessionInfo* info) {
@@ -165,7 +155,7 @@ ClattnResult clattn_session_step(ClattnSession* session, const ClattnStepRequest
     std::vector<StepRequest> parts;
     for (const ClattnStepRequest& given : elements(requests, num_requests, "requests"))
       parts.push_back(request_of(given));
-    const clattn::Step& step = of.step(parts);
+    const Step& step = of.step(parts);
     fill(rows,
          {.struct_size = 0,
           .num_requests = count_of(step.seq_lens),
@@ -184,6 +174,6 @@ ClattnResult clattn_session_attend(ClattnSession* session, int32_t layer,
   return guarded([&] {
     Session& of = deref(session, "session").session;
     const ClattnTensors& given = read(tensors, "tensors");
-    of.attend(layer, clattn::c_api::tensors_of(given), clattn::c_api::forward_options_of(given));
+    of.attend(layer, tensors_of(given), forward_options_of(given));
   });
 }

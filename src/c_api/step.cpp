@@ -4,12 +4,8 @@
 
 #include "c_api/handles.hpp"
 
-using clattn::BuilderOptions;
-using clattn::CommonAttentionMetadata;
-using clattn::c_api::deref;
-using clattn::c_api::guarded;
-using clattn::c_api::make_handle;
-using clattn::c_api::read;
+using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
+using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
@@ -21,7 +17,7 @@ T given_or(T value, T otherwise) {
 /// An array of the batch; empty where it may be left out and is.
 template <typename T>
 std::span<const T> array(const T* values, std::int64_t count, const char* name) {
-  clattn::detail::throw_invalid_if(count < 0, "{}: {} elements, legal: >= 0", name, count);
+  detail::throw_invalid_if(count < 0, "{}: {} elements, legal: >= 0", name, count);
   if (values == nullptr) return {};
   return {values, static_cast<std::size_t>(count)};
 }
@@ -40,17 +36,17 @@ BuilderOptions clattn::c_api::builder_options_of(const ClattnStepOptions* given_
                     .num_blocks = given_or(given.num_blocks, limits.num_blocks)};
   options.decode_threshold = given_or(given.decode_threshold, options.decode_threshold);
   options.num_splits = given.num_splits;
-  if (given.deterministic != 0) options.split_policy = clattn::SplitPolicy::kDeterministic;
+  if (given.deterministic != 0) options.split_policy = SplitPolicy::kDeterministic;
   return options;
 }
 
 CommonAttentionMetadata clattn::c_api::batch_of(const ClattnBatchInfo& given) {
   constexpr std::int64_t kMostColumns = std::numeric_limits<std::int32_t>::max();
   const std::int64_t rows = given.num_reqs;
-  clattn::detail::throw_invalid_if(rows < 0, "batch: num_reqs is {}, legal: >= 0", rows);
-  clattn::detail::throw_invalid_if(
-      given.block_table_stride < 0 || given.block_table_stride > kMostColumns,
-      "batch: block_table_stride is {}, legal: 0 to {}", given.block_table_stride, kMostColumns);
+  detail::throw_invalid_if(rows < 0, "batch: num_reqs is {}, legal: >= 0", rows);
+  detail::throw_invalid_if(given.block_table_stride < 0 || given.block_table_stride > kMostColumns,
+                           "batch: block_table_stride is {}, legal: 0 to {}",
+                           given.block_table_stride, kMostColumns);
   deref(given.query_start_loc, "batch: query_start_loc");
   deref(given.seq_lens, "batch: seq_lens");
   CommonAttentionMetadata batch;
@@ -71,11 +67,10 @@ ClattnResult clattn_step_create(const ClattnLayer* layer, const ClattnStepOption
                                 ClattnStep** step) {
   return make_handle(step, "step", [&] {
     const ClattnLayer& of = deref(layer, "layer");
-    return ClattnStep{
-        of.context,
-        of.layer.get_attn_backend()->make_builder(of.context, of.layer.config(),
-                                                  clattn::c_api::builder_options_of(options)),
-        nullptr};
+    return ClattnStep{of.context,
+                      of.layer.get_attn_backend()->make_builder(of.context, of.layer.config(),
+                                                                builder_options_of(options)),
+                      nullptr};
   });
 }
 
@@ -87,9 +82,9 @@ ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
                                const ClattnBatchInfo* batch) {
   return guarded([&] {
     ClattnStep& of = deref(step, "step");
-    const clattn::Queue& on = deref(queue, "queue").queue;
+    const Queue& on = deref(queue, "queue").queue;
     const ClattnBatchInfo& given = read(batch, "batch");
-    const CommonAttentionMetadata next = clattn::c_api::batch_of(given);
+    const CommonAttentionMetadata next = batch_of(given);
     of.metadata = nullptr;  // a build that fails leaves none
     of.metadata =
         &of.builder->build(on, next, nullptr, {.common_prefix_len = given.common_prefix_len});
@@ -98,17 +93,17 @@ ClattnResult clattn_step_build(ClattnStep* step, const ClattnQueue* queue,
 
 ClattnResult clattn_step_info(const ClattnStep* step, ClattnStepInfo* info) {
   return guarded([&] {
-    const clattn::AttentionMetadata& metadata = clattn::c_api::metadata_of(step);
-    const clattn::BatchSplit& split = metadata.split();
-    clattn::c_api::fill(info,
-                        {.struct_size = 0,
-                         .num_actual_tokens = metadata.num_actual_tokens(),
-                         .num_decodes = split.num_decodes,
-                         .num_prefills = split.num_prefills,
-                         .num_decode_tokens = split.num_decode_tokens,
-                         .num_prefill_tokens = split.num_prefill_tokens,
-                         .max_query_len = metadata.max_query_len(),
-                         .max_seq_len = metadata.max_seq_len()},
-                        "info");
+    const AttentionMetadata& metadata = metadata_of(step);
+    const BatchSplit& split = metadata.split();
+    fill(info,
+         {.struct_size = 0,
+          .num_actual_tokens = metadata.num_actual_tokens(),
+          .num_decodes = split.num_decodes,
+          .num_prefills = split.num_prefills,
+          .num_decode_tokens = split.num_decode_tokens,
+          .num_prefill_tokens = split.num_prefill_tokens,
+          .max_query_len = metadata.max_query_len(),
+          .max_seq_len = metadata.max_seq_len()},
+         "info");
   });
 }
