@@ -227,15 +227,8 @@ class PluginImpl final : public AttentionImpl {
                              .seq_lens = {batch.seq_lens, reqs},
                              .pages_at = pages_at,
                              .pages = {batch.block_table, reqs * stride}};
-    return capture_attention({.queue = call.queue,
-                              .config = config_,
-                              .batch = record,
-                              .causal = batch.causal != 0,
-                              .query = call.tensors.query,
-                              .cache = &call.cache,
-                              .options = call.options,
-                              .output = call.tensors.output,
-                              .lse = call.tensors.lse});
+    return capture_attention(
+        {call.queue, config_, record, batch.causal != 0, call.tensors, &call.cache, call.options});
   }
 
   const ClattnBatch& batch_of(const AttentionMetadata& metadata, const KVCache& cache) const {

@@ -2,29 +2,18 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <filesystem>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "base/checked.hpp"
 #include "capture/case_cache.hpp"
-#include "capture/case_writer.hpp"
 
 namespace clattn::detail {
 namespace {
 
-using npy::make_array;
-
-void add_indices(const CaseWriter& writer, std::string_view name,
-                 std::span<const std::int32_t> values) {
-  writer.add(name, make_array("<i4", {std::ssize(values)}, values));
-}
-
-void add_floats(const CaseWriter& writer, std::string_view name, const std::vector<float>& values) {
-  if (values.empty()) return;
-  writer.add(name, make_array("<f4", {std::ssize(values)}, std::span<const float>(values)));
+void add_floats(const NewCase& made, std::string_view name, const std::vector<float>& values) {
+  if (!values.empty()) made.add_values(name, values);
 }
 
 /// The keys of what decides the splits. Those that captures add to the format (docs/cases.md) are
@@ -41,12 +30,11 @@ void add_plan_keys(CaseKeys& keys, const PlanRecord& plan, KernelFamily family) 
   if (family != KernelFamily::kAuto) keys.text("kernel_family", to_string(family));
 }
 
-CaseKeys attention_keys(const CapturedAttention& call) {
+void add_attention_keys(CaseKeys& keys, const CapturedAttention& call) {
   const AttentionConfig& config = call.config;
   const auto size = [](std::int32_t value) {
     return value > 0 ? std::to_string(value) : std::string("null");
   };
-  CaseKeys keys("attention");
   keys.add("num_heads", config.num_heads)
       .add("num_kv_heads", config.num_kv_heads)
       .add("head_size", config.head_size)
@@ -59,8 +47,7 @@ CaseKeys attention_keys(const CapturedAttention& call) {
       .number("logits_soft_cap", config.logits_soft_cap)
       .text("attn_type", to_string(config.attn_type))
       .text("backend", call.batch.backend.empty() ? "auto" : call.batch.backend)
-      .add("return_lse", call.lse != nullptr);
-  return keys;
+      .add("return_lse", call.tensors.lse != nullptr);
 }
 
 /// The keys behind those of the cache.
@@ -80,46 +67,56 @@ std::vector<std::int32_t> lengths_of(const Queue& queue, const BatchRecord& batc
 }
 
 /// The lengths and, if only the device knows them, their bounds.
-void add_lengths(const CaseWriter& writer, const Queue& queue, const BatchRecord& batch) {
-  add_indices(writer, "seq_lens", lengths_of(queue, batch));
-  if (batch.device_lens.buffer != nullptr) add_indices(writer, "seq_len_bounds", batch.seq_lens);
+void add_lengths(const NewCase& made, const BatchRecord& batch) {
+  made.add_values("seq_lens", lengths_of(made.queue, batch));
+  if (batch.device_lens.buffer != nullptr) made.add_values("seq_len_bounds", batch.seq_lens);
+}
+
+/// The pages of so many tokens of a request.
+std::span<const std::int32_t> pages_of(const BatchRecord& batch, std::size_t request,
+                                       std::int32_t tokens, std::int32_t block_size) {
+  return batch.pages.subspan(to_size(batch.pages_at[request]),
+                             to_size(ceil_div(std::int64_t{tokens}, std::int64_t{block_size})));
+}
+
+/// Adds the pages of each request as a table; returns all of them.
+std::vector<std::int32_t> add_table(const NewCase& made,
+                                    const std::vector<std::span<const std::int32_t>>& pages) {
+  std::size_t width = 0;
+  for (const auto& own : pages) width = std::max(width, own.size());
+  std::vector<std::int32_t> table(pages.size() * width), used;
+  for (std::size_t r = 0; r < pages.size(); ++r) {
+    std::ranges::copy(pages[r], table.begin() + static_cast<std::ptrdiff_t>(r * width));
+    used.insert(used.end(), pages[r].begin(), pages[r].end());
+  }
+  made.add_values("block_table", table, {std::ssize(pages), static_cast<std::int64_t>(width)});
+  return used;
 }
 
 /// The step's page ids as a table, and the pages themselves.
-void add_pages(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
+void add_pages(const NewCase& made, const CapturedAttention& call) {
   const BatchRecord& batch = call.batch;
-  const std::int32_t block_size = call.config.block_size;
-  const auto longest = std::ranges::max_element(batch.seq_lens);
-  const auto pages_of = [&](std::int32_t tokens) {
-    return ceil_div(std::int64_t{tokens}, std::int64_t{block_size});
-  };
-  const std::int64_t width = longest == batch.seq_lens.end() ? 0 : pages_of(*longest);
-  std::vector<std::int32_t> table(batch.seq_lens.size() * to_size(width)), used;
-  for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
-    const auto pages =
-        batch.pages.subspan(to_size(batch.pages_at[r]), to_size(pages_of(batch.seq_lens[r])));
-    std::ranges::copy(pages, table.begin() + static_cast<std::int64_t>(r) * width);
-    used.insert(used.end(), pages.begin(), pages.end());
-  }
-  writer.add("block_table", make_array("<i4", {std::ssize(batch.seq_lens), width},
-                                       std::span<const std::int32_t>(table)));
-  std::visit([&](const auto* cache) { add_cache(writer, queue, *cache, used); }, call.cache);
+  std::vector<std::span<const std::int32_t>> pages;
+  for (std::size_t r = 0; r < batch.seq_lens.size(); ++r)
+    pages.push_back(pages_of(batch, r, batch.seq_lens[r], call.config.block_size));
+  const std::vector<std::int32_t> used = add_table(made, pages);
+  std::visit([&](const auto* cache) { add_cache(made, *cache, used); }, call.cache);
 }
 
-void add_options(const CaseWriter& writer, const Queue& queue, const CapturedAttention& call) {
-  add_floats(writer, "alibi_slopes", call.config.alibi_slopes);
-  add_floats(writer, "sinks", call.config.sinks);
+void add_options(const NewCase& made, const CapturedAttention& call) {
+  add_floats(made, "alibi_slopes", call.config.alibi_slopes);
+  add_floats(made, "sinks", call.config.sinks);
   if (call.config.output_fp8) {
-    add_floats(writer, "output_scale", read_as<float>(queue, call.options.output_scale, 0, 1));
+    add_floats(made, "output_scale", read_as<float>(made.queue, call.options.output_scale, 0, 1));
   }
   if (!call.config.custom_mask) return;
   const std::span<const std::int32_t> lens = call.batch.seq_lens;
   const std::int64_t width = lens.empty() ? 0 : *std::ranges::max_element(lens);
   const std::int64_t tokens = call.batch.query_start_loc.back();
-  writer.add("custom_mask", {"|u1",
-                             {tokens, width},
-                             read_rows(queue, call.options.custom_mask, 0, tokens, to_size(width),
-                                       to_size(call.options.custom_mask_stride))});
+  made.add("custom_mask", {"|u1",
+                           {tokens, width},
+                           read_rows(made.queue, call.options.custom_mask, 0, tokens,
+                                     to_size(width), to_size(call.options.custom_mask_stride))});
 }
 
 /// A write's slots. Those outside the cache store nothing, and a case may only say so by -1.
@@ -141,9 +138,8 @@ struct WrittenSlots {
     }
   }
   /// Adds the slots; returns the pages that they touch.
-  const std::vector<std::int32_t>& add_to(const CaseWriter& writer) const {
-    writer.add("slot_mapping",
-               make_array("<i8", {std::ssize(slots)}, std::span<const std::int64_t>(slots)));
+  const std::vector<std::int32_t>& add_to(const NewCase& made) const {
+    made.add_values("slot_mapping", slots);
     return pages;
   }
 };
@@ -151,7 +147,7 @@ struct WrittenSlots {
 /// Every query token of a batch as a request of its own that decodes.
 struct TokenRequests {
   std::vector<std::int32_t> seq_lens, bounds;  ///< of the lengths, where the device has them
-  std::vector<std::vector<std::int32_t>> pages;
+  std::vector<std::span<const std::int32_t>> pages;
 
   TokenRequests(const Queue& queue, const BatchRecord& batch, bool causal,
                 std::int32_t block_size) {
@@ -163,28 +159,15 @@ struct TokenRequests {
         const std::int32_t most = batch.seq_lens[r] - unseen;
         seq_lens.push_back(lens[r] == 0 ? 0 : lens[r] - unseen);
         if (batch.device_lens.buffer != nullptr) bounds.push_back(most);
-        const auto count = ceil_div(std::int64_t{most}, std::int64_t{block_size});
-        const auto own = batch.pages.subspan(to_size(batch.pages_at[r]), to_size(count));
-        pages.emplace_back(own.begin(), own.end());
+        pages.push_back(pages_of(batch, r, most, block_size));
       }
     }
   }
   /// Adds lengths and table; returns all pages.
-  std::vector<std::int32_t> add_to(const CaseWriter& writer) const {
-    std::size_t width = 0;
-    for (const auto& own : pages) width = std::max(width, own.size());
-    std::vector<std::int32_t> table(pages.size() * width), used;
-    for (std::size_t r = 0; r < pages.size(); ++r) {
-      std::copy(pages[r].begin(), pages[r].end(),
-                table.begin() + static_cast<std::ptrdiff_t>(r * width));
-      used.insert(used.end(), pages[r].begin(), pages[r].end());
-    }
-    add_indices(writer, "seq_lens", seq_lens);
-    if (!bounds.empty()) add_indices(writer, "seq_len_bounds", bounds);
-    writer.add("block_table",
-               make_array("<i4", {std::ssize(pages), static_cast<std::int64_t>(width)},
-                          std::span<const std::int32_t>(table)));
-    return used;
+  std::vector<std::int32_t> add_to(const NewCase& made) const {
+    made.add_values("seq_lens", seq_lens);
+    if (!bounds.empty()) made.add_values("seq_len_bounds", bounds);
+    return add_table(made, pages);
   }
 };
 
@@ -201,25 +184,16 @@ npy::NpyArray read_lse(const Queue& queue, const LseRef& from, std::int64_t toke
   std::vector<float> lse(to_size(tokens * heads));
   for (std::int64_t i = 0; i < count * heads; ++i)
     lse[to_size(i)] = stored[to_size(i / heads * token_stride + i % heads * head_stride)];
-  return make_array("<f4", {tokens, heads}, std::span<const float>(lse));
+  return npy::array_of(lse, {tokens, heads});
 }
 
 /// `count` of the `num_tokens` rows of one side of a merge, zeros behind them.
-void add_state(const CaseWriter& writer, const CapturedMerge& call, std::string_view name,
+void add_state(const NewCase& made, const MergeAttnStates& config, std::string_view name,
                const OutputWithLse& state, std::int64_t count) {
-  const Queue queue = Queue::adopt(call.queue);
-  const std::int64_t heads = call.config.num_heads, tokens = call.config.num_tokens;
-  writer.add(fmt::format("{}_output", name),
-             read_tensor(queue, state.output, call.config.dtype,
-                         {tokens, heads, call.config.head_size}, count));
-  writer.add(fmt::format("{}_lse", name), read_lse(queue, state.lse, tokens, heads, count));
-}
-
-/// A queue whose work is done.
-Queue finished(cl_command_queue handle) {
-  Queue queue = Queue::adopt(handle);
-  queue.finish();
-  return queue;
+  const std::int64_t heads = config.num_heads, tokens = config.num_tokens;
+  made.add(fmt::format("{}_output", name), read_tensor(made.queue, state.output, config.dtype,
+                                                       {tokens, heads, config.head_size}, count));
+  made.add(fmt::format("{}_lse", name), read_lse(made.queue, state.lse, tokens, heads, count));
 }
 
 /// What an attention or a merge gave: rows [tokens, heads, width], as the array `name`.
@@ -232,10 +206,8 @@ struct ResultRows {
   cl_mem fp8 = nullptr;  ///< the rows once more, as e4m3; null: not wanted
 };
 
-AddResults row_results(std::filesystem::path place, cl_command_queue handle, ResultRows rows) {
-  return [place = std::move(place), handle, rows = std::move(rows)] {
-    const Queue queue = finished(handle);
-    const CaseResults results(place);
+AddResults commit_rows(NewCase& made, ResultRows rows) {
+  return made.commit([rows = std::move(rows)](const CaseResults& results, const Queue& queue) {
     results.add(rows.name, read_tensor(queue, rows.output, rows.dtype, rows.shape));
     if (rows.fp8 != nullptr) {
       results.add("out_fp8", read_tensor(queue, {.buffer = rows.fp8}, DType::kFp8E4M3, rows.shape));
@@ -243,70 +215,63 @@ AddResults row_results(std::filesystem::path place, cl_command_queue handle, Res
     if (rows.lse.buffer == nullptr) return;
     const std::int64_t tokens = rows.shape[0];
     results.add("lse", read_lse(queue, rows.lse, tokens, rows.shape[1], tokens));
-  };
+  });
 }
 
-AddResults attention_results(std::filesystem::path place, const CapturedAttention& call) {
+AddResults commit_attention(NewCase& made, const CapturedAttention& call) {
   const AttentionConfig& config = call.config;
-  return row_results(
-      std::move(place), call.queue,
-      {.name = "out",
-       .output = call.output,
-       .dtype = config.dtype,
-       .shape = {call.batch.query_start_loc.back(), config.num_heads, config.output_head_size()},
-       .lse = {.buffer = call.lse},
-       .fp8 = config.output_fp8 ? call.options.output_fp8 : nullptr});
+  add_step_keys(made.keys, call);
+  return commit_rows(made, {.name = "out",
+                            .output = call.tensors.output,
+                            .dtype = config.dtype,
+                            .shape = {call.batch.query_start_loc.back(), config.num_heads,
+                                      config.output_head_size()},
+                            .lse = {.buffer = call.tensors.lse},
+                            .fp8 = config.output_fp8 ? call.options.output_fp8 : nullptr});
 }
 
+/// A case of a write to `cache`, all but the rows: slots, the pages that they touch, keys.
 template <typename Cache>
-AddResults cache_results(std::filesystem::path place, cl_command_queue handle, const Cache& cache,
-                         std::vector<std::int32_t> pages) {
-  return [place = std::move(place), handle, &cache, pages = std::move(pages)] {
-    add_cache(CaseResults(place), finished(handle), cache, pages);
-  };
+AddResults commit_write(NewCase& made, const SlotSource& written, DType dtype, const Cache& cache) {
+  const WrittenSlots slots(made.queue, written, cache);
+  add_cache(made, cache, slots.add_to(made));
+  add_cache_keys(made.keys.text("dtype", to_string(dtype)), made.queue, cache);
+  return commit_cache(made, cache, slots.pages);
 }
 
 template <typename Cache>
 AddResults capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
-  const Queue queue = Queue::adopt(call.queue);
-  CaseWriter writer(environment().capture_dir, "reshape_and_cache");
+  NewCase made(call.queue, "reshape_and_cache");
   const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.num_kv_heads,
                                            cache.head_size};
-  const WrittenSlots slots(queue, call.slots, cache);
-  writer.add("key", read_tensor(queue, call.key, call.dtype, shape));
-  writer.add("value", read_tensor(queue, call.value, call.dtype, shape));
-  add_cache(writer, queue, cache, slots.add_to(writer));
-  CaseKeys keys("reshape_and_cache");
-  add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
-  return cache_results(writer.commit(keys.json()), call.queue, cache, slots.pages);
+  made.add_tensor("key", call.key, call.dtype, shape);
+  made.add_tensor("value", call.value, call.dtype, shape);
+  return commit_write(made, call.slots, call.dtype, cache);
 }
 
 }  // namespace
 
 AddResults capture_attention(const CapturedAttention& call) {
   const AttentionConfig& config = call.config;
-  const Queue queue = Queue::adopt(call.queue);
-  CaseWriter writer(environment().capture_dir, "attention");
-  writer.add("query",
-             read_tensor(queue, call.query, config.dtype,
-                         {call.batch.query_start_loc.back(), config.num_heads, config.head_size}));
-  add_indices(writer, "query_start_loc", call.batch.query_start_loc);
-  add_lengths(writer, queue, call.batch);
-  add_options(writer, queue, call);
-  CaseKeys keys = attention_keys(call);
+  NewCase made(call.queue, "attention");
+  made.add_tensor("query", call.tensors.query, config.dtype,
+                  {call.batch.query_start_loc.back(), config.num_heads, config.head_size});
+  made.add_values("query_start_loc", call.batch.query_start_loc);
+  add_lengths(made, call.batch);
+  add_options(made, call);
+  add_attention_keys(made.keys, call);
   if (!config.contiguous_kv()) {
-    add_pages(writer, queue, call);
-    std::visit([&](const auto* cache) { add_cache_keys(keys, queue, *cache); }, call.cache);
-    add_step_keys(keys, call);
-    return attention_results(writer.commit(keys.json()), call);
+    add_pages(made, call);
+    std::visit([&](const auto* cache) { add_cache_keys(made.keys, made.queue, *cache); },
+               call.cache);
+    return commit_attention(made, call);
   }
   const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
                                            config.head_size};
-  writer.add("key", read_tensor(queue, call.key, config.dtype, shape));
-  writer.add("value", read_tensor(queue, call.value, config.dtype, shape));
-  add_indices(writer, "key_start_loc", call.batch.pages_at);
-  add_step_keys(keys, call);
-  return attention_results(writer.commit(keys.json()), call);
+  made.add_tensor("key", call.tensors.key, config.dtype, shape);
+  made.add_tensor("value", call.tensors.value, config.dtype, shape);
+  made.add_values("key_start_loc", call.batch.pages_at);
+  return commit_attention(made, call);
 }
 
 AddResults capture_cache_write(const CapturedCacheWrite& call) {
@@ -315,72 +280,58 @@ AddResults capture_cache_write(const CapturedCacheWrite& call) {
 
 AddResults capture_mla_decode(const CapturedMLADecode& call) {
   const MLAConfig& config = call.config;
-  const Queue queue = Queue::adopt(call.queue);
-  CaseWriter writer(environment().capture_dir, "mla_decode");
-  writer.add("query", read_tensor(queue, call.query, config.dtype,
-                                  {call.batch.query_start_loc.back(), config.num_heads,
-                                   std::int64_t{config.kv_lora_rank} + config.rope_dim}));
-  const TokenRequests requests(queue, call.batch, call.causal, config.block_size);
-  add_cache(writer, queue, call.cache, requests.add_to(writer));
-  CaseKeys keys("mla_decode");
-  keys.text("dtype", to_string(config.dtype))
+  const std::int64_t tokens = call.batch.query_start_loc.back();
+  NewCase made(call.queue, "mla_decode");
+  made.add_tensor("query", call.tensors.query, config.dtype,
+                  {tokens, config.num_heads, std::int64_t{config.kv_lora_rank} + config.rope_dim});
+  const TokenRequests requests(made.queue, call.batch, call.causal, config.block_size);
+  add_cache(made, call.cache, requests.add_to(made));
+  made.keys.text("dtype", to_string(config.dtype))
       .add("kv_lora_rank", config.kv_lora_rank)
       .number("scale", call.scale);
-  add_plan_keys(keys, call.batch.plan, config.kernel_family);
-  add_cache_keys(keys, queue, call.cache);
-  std::filesystem::path place = writer.commit(keys.json());
+  add_plan_keys(made.keys, call.batch.plan, config.kernel_family);
+  add_cache_keys(made.keys, made.queue, call.cache);
+  AddResults add = commit_rows(made, {.name = "out",
+                                      .output = call.tensors.output,
+                                      .dtype = config.dtype,
+                                      .shape = {tokens, config.num_heads, config.kv_lora_rank},
+                                      .lse = {.buffer = call.tensors.lse}});
   // Requests of several tokens become others, which may be cut otherwise and so give other bits.
-  if (requests.seq_lens.size() != call.batch.seq_lens.size()) return {};
-  return row_results(
-      std::move(place), call.queue,
-      {.name = "out",
-       .output = call.output,
-       .dtype = config.dtype,
-       .shape = {call.batch.query_start_loc.back(), config.num_heads, config.kv_lora_rank},
-       .lse = {.buffer = call.lse}});
+  return requests.seq_lens.size() == call.batch.seq_lens.size() ? add : AddResults{};
 }
 
 AddResults capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& call) {
   const MLACache& cache = call.cache;
-  const Queue queue = Queue::adopt(handle);
-  CaseWriter writer(environment().capture_dir, "concat_and_cache_mla");
-  const WrittenSlots slots(queue, call.slots, cache);
-  writer.add("kv_c", read_tensor(queue, call.kv_c, call.dtype,
-                                 {call.slots.num_tokens, cache.kv_lora_rank}));
-  writer.add("k_pe",
-             read_tensor(queue, call.k_pe, call.dtype, {call.slots.num_tokens, cache.rope_dim}));
-  add_cache(writer, queue, cache, slots.add_to(writer));
-  CaseKeys keys("concat_and_cache_mla");
-  add_cache_keys(keys.text("dtype", to_string(call.dtype)), queue, cache);
-  return cache_results(writer.commit(keys.json()), handle, cache, slots.pages);
+  NewCase made(handle, "concat_and_cache_mla");
+  made.add_tensor("kv_c", call.kv_c, call.dtype, {call.slots.num_tokens, cache.kv_lora_rank});
+  made.add_tensor("k_pe", call.k_pe, call.dtype, {call.slots.num_tokens, cache.rope_dim});
+  return commit_write(made, call.slots, call.dtype, cache);
 }
 
 AddResults capture_merge(const CapturedMerge& call) {
   const MergeAttnStates& config = call.config;
-  CaseWriter writer(environment().capture_dir, "merge_attn_states");
+  NewCase made(call.queue, "merge_attn_states");
   std::int64_t with_context = config.prefill_tokens_with_context;
   if (with_context < 0 || with_context > config.num_tokens) with_context = config.num_tokens;
-  add_state(writer, call, "prefix", call.prefix, with_context);
-  add_state(writer, call, "suffix", call.suffix, config.num_tokens);
-  CaseKeys keys("merge_attn_states");
-  keys.text("dtype", to_string(config.dtype))
+  add_state(made, config, "prefix", call.prefix, with_context);
+  add_state(made, config, "suffix", call.suffix, config.num_tokens);
+  made.keys.text("dtype", to_string(config.dtype))
       .text("lse_base", config.lse_base == LseBase::k2 ? "2" : "e")
       .add("prefill_tokens_with_context", with_context);
   if (config.output_dtype && is_quantized(*config.output_dtype)) {
-    keys.text("output_dtype", to_string(*config.output_dtype));
+    made.keys.text("output_dtype", to_string(*config.output_dtype));
     if (config.output_scale) {
-      add_floats(writer, "output_scale",
-                 read_as<float>(Queue::adopt(call.queue), config.output_scale.handle(), 0, 1));
+      add_floats(made, "output_scale",
+                 read_as<float>(made.queue, config.output_scale.handle(), 0, 1));
     }
   }
   const DType dtype = config.output_dtype.value_or(config.dtype);
   const char* const name = dtype == DType::kInt8 ? "out_int8" : "out_fp8";
-  return row_results(writer.commit(keys.json()), call.queue,
-                     {.name = is_quantized(dtype) ? name : "out",
-                      .output = call.merged.output,
-                      .dtype = dtype,
-                      .shape = {config.num_tokens, config.num_heads, config.head_size},
-                      .lse = call.merged.lse});
+  return commit_rows(made, {.name = is_quantized(dtype) ? name : "out",
+                            .output = call.merged.output,
+                            .dtype = dtype,
+                            .shape = {config.num_tokens, config.num_heads, config.head_size},
+                            .lse = call.merged.lse});
 }
 
 }  // namespace clattn::detail

@@ -66,13 +66,10 @@ struct CapturedAttention {
   const AttentionConfig& config;
   const BatchRecord& batch;
   bool causal = false;
-  TensorRef query;
+  const AttentionTensors& tensors;  ///< keys and values count where they are contiguous
   CapturedCache cache = {};
-  TensorRef key = {}, value = {};  ///< contiguous ones
   const ForwardOptions& options;
   std::int32_t common_prefix_len = 0;  ///< of a cascade
-  TensorRef output = {};
-  cl_mem lse = nullptr;
 };
 [[nodiscard]] AddResults capture_attention(const CapturedAttention& call);
 
@@ -99,11 +96,9 @@ struct CapturedMLADecode {
   const MLAConfig& config;
   const BatchRecord& batch;
   bool causal = true;
-  TensorRef query;
+  const AttentionTensors& tensors;
   const MLACache& cache;
   float scale = 1;
-  TensorRef output = {};
-  cl_mem lse = nullptr;
 };
 [[nodiscard]] AddResults capture_mla_decode(const CapturedMLADecode& call);
 

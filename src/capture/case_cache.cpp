@@ -1,16 +1,11 @@
 #include "capture/case_cache.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <set>
-#include <string_view>
 #include <utility>
 
-#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace clattn::detail {

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/checked.hpp"
+#include "base/environment.hpp"
+#include "capture/capture.hpp"
 #include "capture/case_writer.hpp"
 
 // Device memory as a case keeps it: all of it waits for what the queue was given before. A cache is
@@ -75,6 +77,35 @@ class CaseKeys {
   std::string lines_;
 };
 
+/// A case of a call in the making: its arrays, read through the call's queue, and its keys.
+class NewCase : public CaseWriter {
+ public:
+  NewCase(cl_command_queue handle, std::string_view op)
+      : CaseWriter(environment().capture_dir, op), queue(Queue::adopt(handle)), keys(op) {}
+
+  void add_values(std::string_view name, const auto& values,
+                  std::vector<std::int64_t> shape = {}) const {
+    add(name, npy::array_of(values, std::move(shape)));
+  }
+  /// Rows of a tensor, shape[0] of them.
+  void add_tensor(std::string_view name, const TensorRef& tensor, DType dtype,
+                  std::vector<std::int64_t> shape) const {
+    add(name, read_tensor(queue, tensor, dtype, std::move(shape)));
+  }
+  /// Moves it to its place; then `add(results, queue)` adds what the call gave.
+  template <typename Add>
+  AddResults commit(Add add) {
+    return [place = commit(), queue = queue, add = std::move(add)] {
+      queue.finish();
+      add(CaseResults(place), queue);
+    };
+  }
+  std::filesystem::path commit() { return CaseWriter::commit(keys.json()); }
+
+  const Queue queue;
+  CaseKeys keys;
+};
+
 /// Receives the arrays of a cache, one after the other, because caches are large.
 using TakeArray = std::function<void(std::string_view name, const npy::NpyArray& array)>;
 
@@ -89,10 +120,9 @@ void read_cache(const Queue& queue, const MLACache& cache, const std::vector<std
 
 /// Adds them to a case.
 template <typename Cache>
-void add_cache(const CaseWriter& writer, const Queue& queue, const Cache& cache,
-               const std::vector<std::int32_t>& pages) {
-  read_cache(queue, cache, pages,
-             [&](std::string_view name, const npy::NpyArray& array) { writer.add(name, array); });
+void add_cache(const NewCase& made, const Cache& cache, const std::vector<std::int32_t>& pages) {
+  read_cache(made.queue, cache, pages,
+             [&](std::string_view name, const npy::NpyArray& array) { made.add(name, array); });
 }
 /// Adds them to what a call gave.
 template <typename Cache>
@@ -101,6 +131,15 @@ void add_cache(const CaseResults& results, const Queue& queue, const Cache& cach
   read_cache(queue, cache, pages, [&](std::string_view name, const npy::NpyArray& array) {
     results.add(fmt::format("{}_out", name), array);
   });
+}
+
+/// commit() of a call that changed these pages of a cache, which must still be there.
+template <typename Cache>
+AddResults commit_cache(NewCase& made, const Cache& cache, std::vector<std::int32_t> pages) {
+  return made.commit(
+      [&cache, pages = std::move(pages)](const CaseResults& results, const Queue& queue) {
+        add_cache(results, queue, cache, pages);
+      });
 }
 
 /// Adds a cache's element type and, where there are several, its order in memory.

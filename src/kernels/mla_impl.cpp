@@ -59,16 +59,9 @@ class PagedMLAImpl final : public MLAImpl {
     const PagedStepView& step = *metadata.step();
     AddResults add;
     if (capturing()) {
-      add = capture_mla_decode(
-          {.queue = queue,
-           .config = config_,
-           .batch = step.batch,
-           .causal = step.causal != 0,
-           .query = tensors.query,
-           .cache = cache,
-           .scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim),
-           .output = tensors.output,
-           .lse = tensors.lse});
+      const float scale = softmax_scale(config_.scale, config_.kv_lora_rank + config_.rope_dim);
+      add =
+          capture_mla_decode({queue, config_, step.batch, step.causal != 0, tensors, cache, scale});
     }
     LayerCall layer = layer_call(cache, scale_log2e_);
     launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer, event,

@@ -60,15 +60,7 @@ class PackedPagedAttention final : public PagedAttention {
     check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse});
     AddResults add;
     if (capturing()) {
-      add = capture_attention({.queue = queue,
-                               .config = config_,
-                               .batch = step.batch,
-                               .causal = step.causal != 0,
-                               .query = tensors.query,
-                               .cache = &cache,
-                               .options = ForwardOptions{},
-                               .output = tensors.output,
-                               .lse = tensors.lse});
+      add = capture_attention({queue, config_, step.batch, step.causal != 0, tensors, &cache, {}});
     }
     LayerCall layer = layer_call(cache, slopes_.handle(), scale_log2e_);
     launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer, event,

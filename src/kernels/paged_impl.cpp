@@ -10,7 +10,6 @@
 #include "capture/capture.hpp"
 #include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
-#include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/warm_up.hpp"
 #include "opencl/recorder.hpp"
@@ -161,19 +160,9 @@ void PagedAttentionImpl::attend(const Call& call) const {
   const PagedStepView& step = *metadata.step();
   const bool paged = cache != nullptr;
   AddResults add;
-  if (capturing()) {
-    add = capture_attention({.queue = queue,
-                             .config = config_,
-                             .batch = step.batch,
-                             .causal = step.causal != 0,
-                             .query = tensors.query,
-                             .cache = cache,
-                             .key = paged ? TensorRef{} : tensors.key,
-                             .value = paged ? TensorRef{} : tensors.value,
-                             .options = options,
-                             .output = tensors.output,
-                             .lse = tensors.lse});
-  }
+  if (capturing())
+    add =
+        capture_attention({queue, config_, step.batch, step.causal != 0, tensors, cache, options});
   LayerCall layer =
       paged ? call_over(*cache) : call_over(tensors.key, tensors.value, kernels_->shape);
   add_options(layer, paged ? cache->scales.handle() : nullptr, options);

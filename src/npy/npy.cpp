@@ -9,7 +9,6 @@
 #include <clattn/error.hpp>
 #include <fstream>
 #include <optional>
-#include <utility>
 
 #include "files/files.hpp"
 

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -43,11 +45,14 @@ std::string shape_text(std::span<const std::int64_t> shape);
 /// The .npy type that holds elements of `dtype`: bf16 travels as <u2, fp8 as |u1.
 std::string_view descr_of(DType dtype);
 
-template <typename T>
-NpyArray make_array(std::string_view descr, std::vector<std::int64_t> shape,
-                    std::span<const T> values) {
-  const auto bytes = std::as_bytes(values);
-  return {std::string(descr), std::move(shape), {bytes.begin(), bytes.end()}};
+/// An array of int32, int64 or float numbers; a list, unless `shape` says otherwise.
+template <std::ranges::contiguous_range Values>
+NpyArray array_of(const Values& values, std::vector<std::int64_t> shape = {}) {
+  using T = std::ranges::range_value_t<Values>;
+  constexpr const char* kDescr = std::is_same_v<T, float> ? "<f4" : sizeof(T) == 8 ? "<i8" : "<i4";
+  if (shape.empty()) shape = {std::ssize(values)};
+  const auto bytes = std::as_bytes(std::span<const T>(values));
+  return {kDescr, std::move(shape), {bytes.begin(), bytes.end()}};
 }
 
 }  // namespace clattn::npy

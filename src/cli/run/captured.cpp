@@ -16,8 +16,7 @@ namespace {
 /// As single precision, which holds every value of the 16-bit types.
 NpyArray widened(const NpyArray& array, const std::string& name) {
   const std::vector<double> values = decode_elements(dtype_of(array, name), array.data);
-  const std::vector<float> floats(values.begin(), values.end());
-  return make_array("<f4", array.shape, std::span<const float>(floats));
+  return npy::array_of(std::vector<float>(values.begin(), values.end()), array.shape);
 }
 
 bool are_nans(const std::byte* a, const std::byte* b) {

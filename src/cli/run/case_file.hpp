@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,7 +17,6 @@
 namespace clattn::cli {
 
 using npy::descr_of;
-using npy::make_array;
 using npy::NpyArray;
 
 /// The shape of an array.
@@ -84,13 +82,9 @@ class CaseOutputs {
  public:
   void add(const std::string& name, NpyArray array) { arrays_[name + ".npy"] = std::move(array); }
   /// Numbers in their own type; without `shape` a list.
-  template <typename T>
-  void add_values(const std::string& name, const std::vector<T>& values, Extents shape = {}) {
-    constexpr std::string_view kDescr = std::is_same_v<T, float> ? "<f4"
-                                        : sizeof(T) == 8         ? "<i8"
-                                                                 : "<i4";
-    if (shape.empty()) shape = {std::ssize(values)};
-    add(name, make_array(kDescr, std::move(shape), std::span<const T>(values)));
+  template <typename Values>
+  void add_values(const std::string& name, const Values& values, Extents shape = {}) {
+    add(name, npy::array_of(values, std::move(shape)));
   }
   /// The same in single precision.
   void add_floats(const std::string& name, const std::vector<double>& values, Extents shape) {
