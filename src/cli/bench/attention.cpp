@@ -20,7 +20,7 @@ class AttentionWorkload : public Workload {
  public:
   /// `packed`: the cache's memory is an x-packed pair.
   AttentionWorkload(const BenchTask& task, RotatingCache cache, bool packed = false)
-      : config_(task.shape.model.config()),
+      : config_(task.shape.model.config),
         shape_(task.shape),
         cache_(std::move(cache)),
         kv_(config_.cache_dtype(), 1),
@@ -302,7 +302,7 @@ std::unique_ptr<Workload> make_packed_workload(const BenchTask& task) {
   RotatingCache cache;
   cache.pages_per_set = count_pages(task.shape);
   cache.pages = shuffled_pages(cache.pages_per_set, 7);
-  const KVCacheSpec spec = spec_of(task.shape.model.config());
+  const KVCacheSpec spec = spec_of(task.shape.model.config);
   cache.cache.buffer =
       task.context->allocate(to_size(cache.pages_per_set) * spec.page_size_bytes());
   cache.cache.num_blocks = cache.pages_per_set;

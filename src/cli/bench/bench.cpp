@@ -120,9 +120,8 @@ void check_models(const std::vector<BenchShape>& all, const std::vector<std::str
     if (known.back() != shape.model.name) known.push_back(shape.model.name);
   }
   for (const std::string& model : wanted) {
-    if (std::ranges::find(known, model) == known.end()) {
-      throw_invalid("--model: '{}' is unknown; one of {}", model, fmt::join(known, ", "));
-    }
+    throw_invalid_if(std::ranges::find(known, model) == known.end(),
+                     "--model: '{}' is unknown; one of {}", model, fmt::join(known, ", "));
   }
 }
 
@@ -155,11 +154,10 @@ std::optional<KVCacheLayout> wanted_layout(const Arguments& arguments) {
 void check_backends(const std::vector<std::string>& backends, const BenchShape& shape,
                     const DeviceCapabilities& device) {
   for (auto name = backends.begin(); name != backends.end(); ++name) {
-    if (std::find(backends.begin(), name, *name) != name) {
-      throw_invalid("--backend: '{}' stands twice, legal: each once", *name);
-    }
+    throw_invalid_if(std::find(backends.begin(), name, *name) != name,
+                     "--backend: '{}' stands twice, legal: each once", *name);
     try {
-      static_cast<void>(get_attn_backend(shape.model.config(), &device, *name));
+      static_cast<void>(get_attn_backend(shape.model.config, &device, *name));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
     }

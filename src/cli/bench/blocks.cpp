@@ -29,13 +29,13 @@ class BlocksWorkload final : public Workload {
   explicit BlocksWorkload(const BenchTask& task)
       : context_(task.context),
         op_(task.shape.model.op),
-        dtype_(task.shape.model.kv_dtype),
+        dtype_(task.shape.model.config.cache_dtype()),
         cache_(make_rotating_cache(task)),
         source_(dtype_, 1),
         queue_(context_->create_queue()) {
     const KVCache& kv = cache_.cache;
-    const std::int32_t rope_dim = task.shape.model.rope_dim;
-    if (rope_dim > 0) latent_ = make_mla_cache(kv, rope_dim);
+    const AttentionConfig& config = task.shape.model.config;
+    if (config.use_mla) latent_ = make_mla_cache(kv, config.rope_dim);
     block_bytes_ = to_size(kv.block_size) * to_size(kv.num_kv_heads) * to_size(kv.head_size) *
                    element_size_bytes(dtype_);
     planes_ = latent_ ? std::vector{kv.k_offset} : std::vector{kv.k_offset, kv.v_offset};
@@ -174,11 +174,11 @@ class GatherWorkload final : public Workload {
  public:
   explicit GatherWorkload(const BenchTask& task)
       : context_(task.context),
-        dtype_(task.shape.model.dtype),
+        dtype_(task.shape.model.config.dtype),
         cache_(make_rotating_cache(task)),
-        latent_(make_mla_cache(cache_.cache, task.shape.model.rope_dim)),
+        latent_(make_mla_cache(cache_.cache, task.shape.model.config.rope_dim)),
         source_(cache_.cache.dtype, 1),
-        width_(to_size(task.shape.model.head_size)),
+        width_(to_size(task.shape.model.config.head_size)),
         queue_(context_->create_queue()) {
     const BenchShape& shape = task.shape;
     const Buffer& kv = cache_.cache.buffer;

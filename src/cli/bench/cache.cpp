@@ -18,7 +18,7 @@ namespace {
 class CacheWorkload final : public Workload {
  public:
   explicit CacheWorkload(const BenchTask& task)
-      : config_(task.shape.model.config()),
+      : config_(task.shape.model.config),
         num_tokens_(to_size(task.shape.num_tokens())),
         context_(task.context),
         op_(task.shape.model.op),

@@ -1,5 +1,3 @@
-#include <clattn/tuning.hpp>
-
 #include "cli/bench/cards.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,3 @@
-
 #include "cli/bench/compare.hpp"
 
 #include <fmt/format.h>

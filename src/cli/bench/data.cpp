@@ -52,7 +52,7 @@ RotatingCache make_rotating_cache(const BenchTask& task) {
   const auto& [context, options, shape] = task;
   constexpr std::size_t kMaxSets = 256;  // each has a metadata builder of its own
   const DeviceCapabilities& device = context->capabilities();
-  const AttentionConfig config = shape.model.config();
+  const AttentionConfig config = shape.model.config;
   RotatingCache result;
   result.backend = &get_attn_backend(config, &device, options.backend);
   const KVCacheSpec spec = spec_of(config);
@@ -78,7 +78,7 @@ RotatingCache make_overlapping_cache(const BenchTask& task) {
   const BenchShape& shape = task.shape;
   const Context& context = *task.context;
   constexpr std::int64_t kStride = 8;  // what kernels load at a time
-  const AttentionConfig config = shape.model.config();
+  const AttentionConfig config = shape.model.config;
   RotatingCache result;
   result.backend = &get_attn_backend(config, &context.capabilities(), task.options.backend);
   result.pages_per_set = count_pages(shape);
@@ -106,8 +106,8 @@ RotatingCache make_overlapping_cache(const BenchTask& task) {
 
 BenchBatch::BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages)
     : query_start_loc{0},
-      max_blocks(pages_of(shape.max_seq_len(), shape.model.block_size)),
-      block_size(shape.model.block_size) {
+      max_blocks(pages_of(shape.max_seq_len(), shape.model.config.block_size)),
+      block_size(shape.model.config.block_size) {
   auto next = pages.begin();
   for (const BenchRequest& request : shape.requests) {
     query_start_loc.push_back(query_start_loc.back() + request.query_len);
@@ -152,7 +152,7 @@ Work attention_work(const AttentionConfig& config, const std::vector<BenchReques
 std::int64_t count_pages(const BenchShape& shape) {
   std::int64_t pages = 0;
   for (const BenchRequest& request : shape.requests) {
-    pages += pages_of(request.seq_len, shape.model.block_size);
+    pages += pages_of(request.seq_len, shape.model.config.block_size);
   }
   return pages;
 }

@@ -4,7 +4,6 @@
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "cli/bench/data.hpp"
@@ -21,7 +20,7 @@ namespace {
 class LengthsWorkload final : public Workload {
  public:
   explicit LengthsWorkload(const BenchTask& task)
-      : config_(task.shape.model.config()),
+      : config_(task.shape.model.config),
         cache_(make_rotating_cache(task)),
         batch_(task.shape, cache_.pages_of_set(0)),
         queue_(task.context->create_queue()),

@@ -20,9 +20,9 @@ class MergeWorkload final : public Workload {
       : context_(task.context),
         queue_(context_->create_queue()),
         config_{.num_tokens = task.shape.num_tokens(),
-                .num_heads = task.shape.model.heads,
-                .head_size = task.shape.model.config().output_head_size(),
-                .dtype = task.shape.model.dtype},
+                .num_heads = task.shape.model.config.num_heads,
+                .head_size = task.shape.model.config.output_head_size(),
+                .dtype = task.shape.model.config.dtype},
         rows_(to_size(config_.num_tokens) * to_size(config_.num_heads)),
         width_(to_size(config_.head_size)) {
     const std::size_t row_bytes = width_ * element_size_bytes(config_.dtype) + sizeof(float);

@@ -1,5 +1,3 @@
-#include <clattn/tuning.hpp>
-
 #include "cli/bench/predict.hpp"
 
 #include <fmt/format.h>
@@ -53,7 +51,7 @@ const Card& card_named(const std::string& name) {
 
 Prediction predict(const Card& card, const std::vector<CostRow>& costs, const BenchShape& shape) {
   Prediction result;
-  const AttentionConfig config = shape.model.config();
+  const AttentionConfig config = shape.model.config;
   if (config.dtype == DType::kF32) {
     result.skipped = "the card's rate of f32 products is not listed";
     return result;

@@ -17,18 +17,19 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json options_json(const BenchModel& model) {
-  Json json = {{"heads", model.heads},
-               {"kv_heads", model.kv_heads},
-               {"head_size", model.head_size},
-               {"block_size", model.block_size},
-               {"rope_dim", model.rope_dim},
-               {"window", model.window},
-               {"soft_cap", model.soft_cap},
-               {"scale", model.scale},
-               {"sinks", model.sinks},
-               {"dtype", to_string(model.dtype)},
-               {"kv_dtype", to_string(model.kv_dtype)},
-               {"family", to_string(model.family)},
+  const AttentionConfig& config = model.config;
+  Json json = {{"heads", config.num_heads},
+               {"kv_heads", config.num_kv_heads},
+               {"head_size", config.head_size},
+               {"block_size", config.block_size},
+               {"rope_dim", config.use_mla ? config.rope_dim : 0},
+               {"window", config.sliding_window},
+               {"soft_cap", config.logits_soft_cap},
+               {"scale", config.scale.value_or(0)},
+               {"sinks", !config.sinks.empty()},
+               {"dtype", to_string(config.dtype)},
+               {"kv_dtype", to_string(config.cache_dtype())},
+               {"family", to_string(config.kernel_family)},
                {"op", to_string(model.op)}};
   if (model.layout) json["layout"] = to_string(*model.layout);
   return json;

@@ -1,4 +1,3 @@
-
 #include "cli/bench/shapes.hpp"
 
 #include <fmt/format.h>
@@ -8,7 +7,6 @@
 #include <array>
 #include <charconv>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
 #include <sstream>
@@ -44,59 +42,67 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
-template <auto Field>
+template <std::int32_t AttentionConfig::*kField>
 bool set_count(BenchModel& model, std::string_view text) {
-  const auto value = parse_number<std::int32_t>(text, Field == &BenchModel::window ? 0 : 1, 65536);
-  if (value) model.*Field = *value;
+  const int least = kField == &AttentionConfig::sliding_window ? 0 : 1;
+  const auto value = parse_number<std::int32_t>(text, least, 65536);
+  if (value) model.config.*kField = *value;
   return value.has_value();
 }
 
-template <auto Field>
-bool set_real(BenchModel& model, std::string_view text) {
+bool set_rope_dim(BenchModel& model, std::string_view text) {
+  return model.config.use_mla = set_count<&AttentionConfig::rope_dim>(model, text);
+}
+
+bool set_soft_cap(BenchModel& model, std::string_view text) {
   const auto value = parse_number<float>(text, 0, 1e6F);
-  if (value) model.*Field = *value;
+  model.config.logits_soft_cap = value.value_or(0);
   return value.has_value();
 }
 
-/// Of `values`, the one that is written so.
-template <typename Value>
-std::optional<Value> find_named(std::initializer_list<Value> values, std::string_view text) {
-  const auto* const found =
-      std::ranges::find_if(values, [&](Value value) { return to_string(value) == text; });
-  return found == values.end() ? std::nullopt : std::optional(*found);
-}
-
-template <auto Field, typename Value>
-bool set_named(BenchModel& model, std::initializer_list<Value> values, std::string_view text) {
-  const std::optional<Value> value = find_named(values, text);
-  if (value) model.*Field = *value;  // NOLINT(bugprone-optional-value-conversion): or no optional
+bool set_scale(BenchModel& model, std::string_view text) {
+  const auto value = parse_number<float>(text, 0, 1e6F);
+  model.config.scale = value == 0 ? std::nullopt : value;
   return value.has_value();
 }
 
 bool set_dtype(BenchModel& model, std::string_view text) {
   const auto type = find_dtype(text);
   if (!type || is_quantized(*type)) return false;
-  model.dtype = model.kv_dtype = *type;
+  model.config.dtype = *type;
+  model.config.kv_cache_dtype = type;
   return true;
 }
 
 bool set_kv_dtype(BenchModel& model, std::string_view text) {
   const auto type = find_dtype(text);
-  if (type) model.kv_dtype = *type;
+  if (type) model.config.kv_cache_dtype = type;
   return type.has_value();
 }
 
+/// A value for each head follows once their number is known.
 bool set_sinks(BenchModel& model, std::string_view text) {
-  model.sinks = text == "yes";
+  model.config.sinks.assign(text == "yes" ? 1 : 0, 0);
   return text == "yes" || text == "no";
 }
 
-bool set_family(BenchModel& model, std::string_view text) {
-  const auto named = [](KernelFamily family) { return to_string(family); };
-  const auto* const family = std::ranges::find(kKernelFamilies, text, named);
-  if (family == kKernelFamilies.end()) return false;
-  model.family = *family;
+/// Sets a field to the one of `values` that is written so.
+template <typename Field, typename Values>
+bool set_named(Field& field, const Values& values, std::string_view text) {
+  const auto found =
+      std::ranges::find(values, text, [](const auto& value) { return to_string(value); });
+  if (found == std::end(values)) return false;
+  field = *found;
   return true;
+}
+
+bool set_family(BenchModel& model, std::string_view text) {
+  return set_named(model.config.kernel_family, kKernelFamilies, text);
+}
+
+bool set_layout(BenchModel& model, std::string_view text) {
+  return set_named(model.layout,
+                   std::array{KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}, text);
 }
 
 constexpr std::pair<CacheOp, std::string_view> kOps[] = {
@@ -113,25 +119,20 @@ bool set_op(BenchModel& model, std::string_view text) {
   return true;
 }
 
-bool set_layout(BenchModel& model, std::string_view text) {
-  return set_named<&BenchModel::layout>(
-      model, {KVCacheLayout::kNHD, KVCacheLayout::kHND, KVCacheLayout::kHDN}, text);
-}
-
 struct Option {
   std::string_view key;
   bool (*set)(BenchModel&, std::string_view);
   std::string_view legal;
 };
 constexpr Option kOptions[] = {
-    {"heads", set_count<&BenchModel::heads>, "1 to 65536"},
-    {"kv_heads", set_count<&BenchModel::kv_heads>, "1 to 65536"},
-    {"head_size", set_count<&BenchModel::head_size>, "1 to 65536"},
-    {"block_size", set_count<&BenchModel::block_size>, "1 to 65536"},
-    {"rope_dim", set_count<&BenchModel::rope_dim>, "1 to 65536"},
-    {"window", set_count<&BenchModel::window>, "0 to 65536"},
-    {"soft_cap", set_real<&BenchModel::soft_cap>, "0 to 1e6"},
-    {"scale", set_real<&BenchModel::scale>, "0 to 1e6"},
+    {"heads", set_count<&AttentionConfig::num_heads>, "1 to 65536"},
+    {"kv_heads", set_count<&AttentionConfig::num_kv_heads>, "1 to 65536"},
+    {"head_size", set_count<&AttentionConfig::head_size>, "1 to 65536"},
+    {"block_size", set_count<&AttentionConfig::block_size>, "1 to 65536"},
+    {"rope_dim", set_rope_dim, "1 to 65536"},
+    {"window", set_count<&AttentionConfig::sliding_window>, "0 to 65536"},
+    {"soft_cap", set_soft_cap, "0 to 1e6"},
+    {"scale", set_scale, "0 to 1e6"},
     {"sinks", set_sinks, "yes or no"},
     {"dtype", set_dtype, "f32, f16 or bf16 (before kv_dtype)"},
     {"kv_dtype", set_kv_dtype, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8"},
@@ -155,23 +156,27 @@ void apply_options(BenchModel& model, std::span<const std::string> words) {
     const std::string value = word.substr(equals + 1);
     if (!option->set(model, value)) throw Fault{key, value, std::string(option->legal)};
   }
-  if (model.heads % std::max(model.kv_heads, 1) != 0) {
-    throw Fault{"heads", std::to_string(model.heads),
-                fmt::format("a multiple of kv_heads, {}", model.kv_heads)};
+  AttentionConfig& config = model.config;
+  if (config.num_heads % std::max(config.num_kv_heads, 1) != 0) {
+    throw Fault{"heads", std::to_string(config.num_heads),
+                fmt::format("a multiple of kv_heads, {}", config.num_kv_heads)};
   }
-  if (model.rope_dim > 0 && model.rope_dim >= model.head_size) {
-    throw Fault{"rope_dim", std::to_string(model.rope_dim),
-                fmt::format("less than head_size, {}", model.head_size)};
+  if (config.use_mla && config.rope_dim >= config.head_size) {
+    throw Fault{"rope_dim", std::to_string(config.rope_dim),
+                fmt::format("less than head_size, {}", config.head_size)};
   }
+  if (!config.sinks.empty()) config.sinks.resize(to_size(config.num_heads));
+  for (std::size_t h = 0; h < config.sinks.size(); ++h)
+    config.sinks[h] = 0.5F * static_cast<float>(h % 5) - 1.0F;
 }
 
 BenchModel parse_model(std::span<const std::string> words) {
   if (words.size() < 2) throw Fault{"model", "", "model NAME KEY=VALUE..."};
   BenchModel model{.name = words[1]};
   apply_options(model, words.subspan(2));
-  for (const auto& [key, value] : {std::pair{"heads", model.heads},
-                                   {"kv_heads", model.kv_heads},
-                                   {"head_size", model.head_size}}) {
+  for (const auto& [key, value] : {std::pair{"heads", model.config.num_heads},
+                                   {"kv_heads", model.config.num_kv_heads},
+                                   {"head_size", model.config.head_size}}) {
     if (value == 0) throw Fault{key, "missing", "heads, kv_heads and head_size of every model"};
   }
   return model;
@@ -279,7 +284,7 @@ void check_op(const BenchShape& shape) {
   const std::string name(to_string(op));
   if (op == CacheOp::kWrite) return;
   if (shape.suite != "cache") throw Fault{"op", name, "in rows of suite cache"};
-  const bool latent = shape.model.rope_dim > 0;
+  const bool latent = shape.model.config.use_mla;
   if (op == CacheOp::kGather) {
     if (!latent) throw Fault{"op", name, "of latent attention"};
     return;
@@ -293,7 +298,7 @@ void check_op(const BenchShape& shape) {
     return;
   }
   const auto more_than_a_page = [&](const BenchRequest& request) {
-    return request.seq_len > shape.model.block_size;
+    return request.seq_len > shape.model.config.block_size;
   };
   if (shape.num_reqs() < 2 && !more_than_a_page(shape.requests.front())) {
     throw Fault{"batch", shape.batch, "two pages or more, half of which are copied"};
@@ -330,28 +335,6 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
 }
 
 }  // namespace
-
-AttentionConfig BenchModel::config() const {
-  AttentionConfig config;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_size = head_size;
-  config.block_size = block_size;
-  config.dtype = dtype;
-  config.kv_cache_dtype = kv_dtype;
-  config.kernel_family = family;
-  if (scale > 0) config.scale = scale;
-  config.logits_soft_cap = soft_cap;
-  config.sliding_window = window;
-  config.use_mla = rope_dim > 0;
-  if (config.use_mla) config.rope_dim = rope_dim;
-  if (sinks) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      config.sinks.push_back(0.5F * static_cast<float>(h % 5) - 1.0F);
-    }
-  }
-  return config;
-}
 
 std::string BenchShape::name() const {
   return fmt::format("{}/{}/{}{}{}", model.name, suite, batch, options.empty() ? "" : "/", options);

@@ -28,17 +28,9 @@ enum class CacheOp : std::uint8_t {
 /// The attention layer that a row measures; docs/benchmark.md explains the fields.
 struct BenchModel {
   std::string name;
-  std::int32_t heads = 0, kv_heads = 0, head_size = 0, block_size = 16;
-  std::int32_t rope_dim = 0;  ///< > 0: latent attention
-  std::int32_t window = 0;
-  float soft_cap = 0, scale = 0;  ///< 0 = none, and 1 / sqrt(head_size)
-  bool sinks = false;
-  DType dtype = DType::kF16, kv_dtype = DType::kF16;
-  KernelFamily family = KernelFamily::kAuto;  ///< of the kernels: the device's best, or a peer
+  AttentionConfig config{};
   CacheOp op = CacheOp::kWrite;
   std::optional<KVCacheLayout> layout{};  ///< of the cache; nullopt = as the run has it
-
-  AttentionConfig config() const;
 };
 
 /// One row of a shapes file.

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 class StepWorkload final : public Workload {
  public:
   StepWorkload(const BenchTask& task, bool replay)
-      : config_(task.shape.model.config()),
+      : config_(task.shape.model.config),
         cache_(make_rotating_cache(task)),
         batch_(task.shape, cache_.pages_of_set(0)),
         queue_(task.context->create_queue()),

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <clattn/context.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

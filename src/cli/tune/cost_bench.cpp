@@ -1,4 +1,3 @@
-
 #include "cli/tune/cost_bench.hpp"
 
 #include <algorithm>
@@ -65,31 +64,27 @@ void CostBench::make_tensors(std::int64_t tokens) {
 }
 
 CostBench::Steps CostBench::make_steps(const CostBatch& batch) {
-  const std::int64_t tokens = std::int64_t{batch.requests} * batch.query_len;
-  make_tensors(tokens);
-  BuilderOptions options;
-  options.limits = {.max_num_reqs = batch.requests,
-                    .max_num_batched_tokens = static_cast<std::int32_t>(tokens),
-                    .max_model_len = batch.keys,
-                    .num_blocks = cache_.num_blocks};
+  BenchShape shape;
+  shape.model.config = config_;
+  shape.requests.assign(to_size(batch.requests), {batch.query_len, batch.keys});
+  make_tensors(shape.num_tokens());
+  BuilderOptions options = builder_options(shape, cache_.num_blocks);
   options.num_splits = batch.splits;
   options.workspace = std::make_shared<AttentionWorkspace>();
-  const auto requests = to_size(batch.requests);
-  const auto blocks = to_size((batch.keys + config_.block_size - 1) / config_.block_size);
-  std::vector<std::int32_t> starts, lengths(requests, batch.keys), table(requests * blocks);
-  for (std::int32_t r = 0; r <= batch.requests; ++r) starts.push_back(r * batch.query_len);
+  std::vector<std::int32_t> pages(to_size(count_pages(shape)));
+  const std::size_t blocks = pages.size() / shape.requests.size();
   Steps steps;
   const std::int64_t keys = std::int64_t{batch.requests} * batch.keys;
   const std::int64_t sets =
       std::clamp<std::int64_t>(pool_tokens() / std::max<std::int64_t>(keys, 1), 1, kMostSets);
   for (std::int64_t set = 0; set < sets; ++set) {
-    for (std::int32_t& page : table) page = pages_[next_page_++ % pages_.size()];
+    for (std::int32_t& page : pages) page = pages_[next_page_++ % pages_.size()];
     if (batch.pages == CostBatch::Pages::kShared) {
-      for (std::size_t i = blocks; i < table.size(); ++i) table[i] = table[i % blocks];
+      for (std::size_t i = blocks; i < pages.size(); ++i) pages[i] = pages[i % blocks];
     }
     steps.builders.push_back(backend_->make_builder(context_, config_, options));
     steps.metadata.push_back(
-        &steps.builders.back()->build(queue_, CommonAttentionMetadata::of(starts, lengths, table)));
+        &steps.builders.back()->build(queue_, BenchBatch(shape, pages).metadata()));
   }
   queue_.finish();
   return steps;

@@ -1,6 +1,5 @@
 // Each cost is the difference between two batches that differ in little else, so that what all
 // launches have in common cancels out.
-#include <clattn/tuning.hpp>
 
 #include "cli/tune/costs.hpp"
 

@@ -1,5 +1,3 @@
-#include <clattn/tuning.hpp>
-
 #include "cli/tune/race.hpp"
 
 #include <fmt/format.h>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <clattn/clattn.hpp>
-#include <clattn/tuning.hpp>
 #include <cstdio>
 #include <functional>
 #include <random>

@@ -215,17 +215,7 @@ TuningRow TuneShape::key(const DeviceCapabilities& device) const {
 }
 
 BenchModel TuneShape::model() const {
-  BenchModel model;
-  model.name = "tune";
-  model.heads = config.num_heads;
-  model.kv_heads = config.num_kv_heads;
-  model.head_size = config.head_size;
-  model.rope_dim = config.use_mla ? config.rope_dim : 0;
-  model.block_size = config.block_size;
-  model.scale = config.scale.value_or(0);
-  model.dtype = config.dtype;
-  model.kv_dtype = config.cache_dtype();
-  return model;
+  return {.name = "tune", .config = config};
 }
 
 }  // namespace clattn::cli

@@ -53,25 +53,23 @@ struct Model {
 /// `clattn bench`: a row's own number of heads is that of a device with tensor parallelism.
 std::vector<Model> known_models() {
   std::vector<Model> models;
-  const auto add = [&](std::string_view name, const BenchModel& shape) {
-    AttentionConfig layer;
-    layer.num_heads = shape.heads;
-    layer.num_kv_heads = shape.kv_heads;
-    layer.head_size = shape.head_size;
-    layer.use_mla = shape.rope_dim > 0;
-    if (layer.use_mla) layer.rope_dim = shape.rope_dim;
-    if (shape.scale > 0) layer.scale = shape.scale;
-    models.push_back({std::string(name), layer});
-  };
   for (const ModelShape& shape : model_shapes()) {
-    BenchModel model;
-    model.heads = shape.num_heads;
-    model.kv_heads = shape.num_kv_heads;
-    model.head_size = shape.head_size;
-    add(shape.name, model);
+    models.push_back({std::string(shape.name),
+                      {.num_heads = shape.num_heads,
+                       .num_kv_heads = shape.num_kv_heads,
+                       .head_size = shape.head_size}});
   }
   for (const TextFile& file : built_in_shapes()) {
-    for (const BenchShape& row : parse_shapes(file.text, file.name)) add(row.model.name, row.model);
+    for (const BenchShape& row : parse_shapes(file.text, file.name)) {
+      const AttentionConfig& layer = row.model.config;
+      models.push_back({row.model.name,
+                        {.num_heads = layer.num_heads,
+                         .num_kv_heads = layer.num_kv_heads,
+                         .head_size = layer.head_size,
+                         .scale = layer.scale,
+                         .use_mla = layer.use_mla,
+                         .rope_dim = layer.rope_dim}});
+    }
   }
   return models;
 }

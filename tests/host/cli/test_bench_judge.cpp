@@ -22,7 +22,7 @@ BenchRow row_of(double bytes, double flops, const char* kernel) {
   row.p10_us = 95;
   row.p90_us = 105;
   row.work = {.bytes = bytes, .flops = flops};
-  row.shape.model.dtype = DType::kF16;
+  row.shape.model.config.dtype = DType::kF16;
   row.kernels = {{.name = kernel}};
   return row;
 }
@@ -37,7 +37,7 @@ TEST(BenchJudge, TheLongerOfTheLeastTimesNamesTheCeiling) {
   judge(row, kDevice);
   EXPECT_EQ(row.ceiling, "mma");
   EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.5);
-  row.shape.model.dtype = DType::kF32;
+  row.shape.model.config.dtype = DType::kF32;
   judge(row, kDevice);
   EXPECT_EQ(row.ceiling, "fma");
 }
@@ -66,7 +66,7 @@ TEST(BenchJudge, TheFastestProductsAreTheCeiling) {
     EXPECT_STREQ(row.rate_unit(), "GFLOP/s");
   }
   BenchRow row = row_of(1e6, 4e8, "prefill_gpu__r64_wg64");
-  row.shape.model.dtype = DType::kF32;
+  row.shape.model.config.dtype = DType::kF32;
   judge(row, device);
   EXPECT_EQ(row.ceiling, "fma");
 }

@@ -52,20 +52,20 @@ TEST(BenchShapes, ReadsModelsRowsAndTheirOwnOptions) {
   ASSERT_EQ(shapes[0].num_reqs(), 4);
   EXPECT_EQ(shapes[0].max_query_len(), 1);
   EXPECT_EQ(shapes[0].max_seq_len(), 2048);
-  EXPECT_EQ(shapes[0].model.config().cache_dtype(), DType::kBF16);
+  EXPECT_EQ(shapes[0].model.config.cache_dtype(), DType::kBF16);
   EXPECT_EQ(shapes[1].name(), "m/prefill/q512s4k/window=128/sinks=yes/heads=4");
-  EXPECT_EQ(shapes[1].model.config().sliding_window, 128);
-  EXPECT_EQ(shapes[1].model.config().sinks.size(), 4U);
-  EXPECT_EQ(shapes[0].model.window, 0) << "a row's options are its own";
-  EXPECT_TRUE(shapes[2].model.config().use_mla);
-  EXPECT_EQ(shapes[2].model.config().output_head_size(), 512);
-  EXPECT_EQ(shapes[2].model.config().cache_dtype(), DType::kFp8E4M3);
+  EXPECT_EQ(shapes[1].model.config.sliding_window, 128);
+  EXPECT_EQ(shapes[1].model.config.sinks.size(), 4U);
+  EXPECT_EQ(shapes[0].model.config.sliding_window, 0) << "a row's options are its own";
+  EXPECT_TRUE(shapes[2].model.config.use_mla);
+  EXPECT_EQ(shapes[2].model.config.output_head_size(), 512);
+  EXPECT_EQ(shapes[2].model.config.cache_dtype(), DType::kFp8E4M3);
 }
 
 TEST(BenchShapes, ARowMayForceAFamilyOfKernels) {
   const auto shapes = parse_shapes(kModel + "decode gpu q1\ndecode gpu q1 family=gpu\n", "f");
-  EXPECT_EQ(shapes.at(0).model.config().kernel_family, clattn::KernelFamily::kAuto);
-  EXPECT_EQ(shapes.at(1).model.config().kernel_family, clattn::KernelFamily::kGpu);
+  EXPECT_EQ(shapes.at(0).model.config.kernel_family, clattn::KernelFamily::kAuto);
+  EXPECT_EQ(shapes.at(1).model.config.kernel_family, clattn::KernelFamily::kGpu);
   EXPECT_EQ(shapes.at(1).name(), "m/decode/q1/family=gpu");
 }
 
