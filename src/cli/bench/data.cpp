@@ -1,11 +1,10 @@
 #include "cli/bench/data.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "cli/common/device_memory.hpp"
@@ -25,11 +24,14 @@ std::optional<KVCacheLayout> layout_of(const BenchTask& task) {
 
 }  // namespace
 
-TiledRandom::TiledRandom(DType dtype, std::uint32_t seed) {
-  static std::map<std::pair<DType, std::uint32_t>, std::shared_ptr<const Elements>> made;
-  std::shared_ptr<const Elements>& elements = made[{dtype, seed}];
+TiledRandom::TiledRandom(Elements elements)
+    : elements_(std::make_shared<const Elements>(std::move(elements))) {}
+
+TiledRandom::TiledRandom(DType dtype, std::uint32_t seed, double size) {
+  static std::map<std::tuple<DType, std::uint32_t, double>, std::shared_ptr<const Elements>> made;
+  std::shared_ptr<const Elements>& elements = made[{dtype, seed, size}];
   if (!elements) {
-    std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed);
+    std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed, size);
     std::vector<double> values = decode_elements(dtype, bytes);
     elements = std::make_shared<Elements>(Elements{std::move(bytes), std::move(values)});
   }
@@ -41,6 +43,15 @@ void TiledRandom::fill(const Queue& queue, const Buffer& buffer) const {
   for (std::size_t at = 0; at < buffer.size_bytes(); at += bytes.size()) {
     queue.write(buffer, bytes.first(std::min(bytes.size(), buffer.size_bytes() - at)), at);
   }
+}
+
+TiledRandom TiledRandom::stored_as(DType cache, double scale) const {
+  Elements stored;
+  const oracle::Element element = element_of(cache);
+  for (const double value : elements_->values) {
+    stored.values.push_back(scale * oracle::round_to(element, value / scale));
+  }
+  return TiledRandom(std::move(stored));
 }
 
 std::vector<std::int32_t> RotatingCache::pages_of_set(std::size_t set) const {

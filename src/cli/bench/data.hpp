@@ -15,13 +15,15 @@ namespace clattn::cli {
 
 /// Random elements that tile device memory of any size: element i of a buffer is at(i). The period
 /// is a prime, so that no two rows of a cache are alike; no host copy of the buffer is needed.
-/// Elements of one type and seed are made once.
+/// Elements of one type, seed and size (their standard deviation) are made once.
 class TiledRandom {
  public:
-  TiledRandom(DType dtype, std::uint32_t seed);
+  TiledRandom(DType dtype, std::uint32_t seed, double size = 1);
   /// Makes at(i) of every element i of a buffer.
   void fill(const Queue& queue, const Buffer& buffer) const;
   double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
+  /// What a cache of another type makes of them by this factor.
+  TiledRandom stored_as(DType cache, double scale) const;
 
  private:
   static constexpr std::size_t kPeriod = 1000003;
@@ -29,6 +31,7 @@ class TiledRandom {
     std::vector<std::byte> bytes;
     std::vector<double> values;
   };
+  explicit TiledRandom(Elements elements);
   std::shared_ptr<const Elements> elements_;
 };
 

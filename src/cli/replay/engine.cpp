@@ -1,4 +1,3 @@
-
 #include "cli/replay/engine.hpp"
 
 #include <fmt/format.h>
@@ -6,15 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 #include "cli/common/attention_call.hpp"
 #include "cli/common/device_memory.hpp"
-#include "cli/common/elements.hpp"
-#include "cli/common/error.hpp"
 #include "cli/replay/trace.hpp"
 
 namespace clattn::cli {
@@ -28,65 +24,30 @@ double elapsed_us(Clock::time_point from) {
 
 // A pattern of set bits is a NaN in f32, f16, bf16 and fp8 alike.
 constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
-constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: twice what the pool holds
+constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: far from what the pool holds
 
-constexpr std::size_t kNumValues = 1U << 16U;  // one 16-bit draw chooses a value
-// Queries of +-6 against keys of +-1 give logits a standard deviation of 6/3 = 2 whatever the head
-// size: weights differ enough that a lost key shows, and no single key takes all.
-constexpr double kQueryAmplitude = 6.0;
-constexpr std::int64_t kUploadRows = 256;
+// Standard deviations: logits then have one of 2 whatever the head size, so that weights differ
+// enough for a lost key to show, and no single key takes all.
+constexpr double kQuerySize = 4, kKeySize = 0.5;
 
 }  // namespace
 
 SyntheticPool::SyntheticPool(const Context& context, const Queue& queue,
                              const AttentionConfig& config, std::int64_t num_rows,
                              std::uint64_t seed) {
+  const DType cache = config.cache_dtype();
   for (const PoolTensor name : {PoolTensor::kQuery, PoolTensor::kKey, PoolTensor::kValue}) {
     const bool query = name == PoolTensor::kQuery;
-    const auto index = static_cast<std::size_t>(name);
-    Tensor& tensor = tensors_[index];
-    tensor.salt = mix64(seed ^ mix64(index + 1));
-    tensor.row_elems =
+    const auto own_seed = mix64(seed ^ mix64(static_cast<std::uint64_t>(name) + 1));
+    const TiledRandom given(config.dtype, static_cast<std::uint32_t>(own_seed),
+                            query ? kQuerySize : kKeySize);
+    const std::int64_t row =
         std::int64_t{query ? config.num_heads : config.num_kv_heads} * config.head_size;
-    make_values(tensor, config, !query, query ? kQueryAmplitude : 1.0);
-    upload(tensor, context, queue, num_rows, element_size_bytes(config.dtype));
-  }
-}
-
-std::size_t SyntheticPool::value_index(const Tensor& tensor, std::int64_t place) {
-  const auto number = static_cast<std::uint64_t>(place);
-  return (mix64(tensor.salt + number / 4) >> (number % 4 * 16)) & (kNumValues - 1);
-}
-
-void SyntheticPool::make_values(Tensor& tensor, const AttentionConfig& config, bool cached,
-                                double amplitude) {
-  const oracle::Element input = element_of(config.dtype);
-  const oracle::Element cache = element_of(config.cache_dtype());
-  const double scale = is_quantized(config.cache_dtype()) ? kPoolCacheScale : 1.0;
-  tensor.bits.resize(kNumValues);
-  tensor.values.resize(kNumValues);
-  for (std::size_t i = 0; i < kNumValues; ++i) {
-    const double uniform = static_cast<double>(mix64(~tensor.salt + i) >> 11U) * 0x1p-53;
-    tensor.bits[i] = oracle::encode(input, amplitude * (2 * uniform - 1));
-    const double value = oracle::decode(input, tensor.bits[i]);
-    tensor.values[i] = cached ? scale * oracle::round_to(cache, value / scale) : value;
-  }
-}
-
-void SyntheticPool::upload(Tensor& tensor, const Context& context, const Queue& queue,
-                           std::int64_t num_rows, std::size_t element_bytes) {
-  const std::size_t row_bytes = static_cast<std::size_t>(tensor.row_elems) * element_bytes;
-  tensor.buffer = context.allocate(static_cast<std::size_t>(num_rows) * row_bytes);
-  std::vector<std::byte> staging;
-  for (std::int64_t row = 0; row < num_rows; row += kUploadRows) {
-    const std::int64_t count = std::min(kUploadRows, num_rows - row);
-    staging.resize(static_cast<std::size_t>(count) * row_bytes);
-    std::byte* out = staging.data();
-    for (std::int64_t place = row * tensor.row_elems; place < (row + count) * tensor.row_elems;
-         ++place, out += element_bytes) {
-      std::memcpy(out, &tensor.bits[value_index(tensor, place)], element_bytes);
-    }
-    queue.write(tensor.buffer, staging, static_cast<std::size_t>(row) * row_bytes);
+    const double scale = is_quantized(cache) ? kPoolCacheScale : 1.0;
+    tensors_.push_back(
+        {row, query ? given : given.stored_as(cache, scale),
+         context.allocate(to_size(num_rows * row) * element_size_bytes(config.dtype))});
+    given.fill(queue, tensors_.back().buffer);
   }
 }
 
@@ -97,7 +58,7 @@ TensorRef SyntheticPool::rows_from(PoolTensor tensor, std::int64_t row) const {
 
 double SyntheticPool::stored(PoolTensor tensor, std::int64_t row, std::int64_t element) const {
   const Tensor& source = tensors_[static_cast<std::size_t>(tensor)];
-  return source.values[value_index(source, row * source.row_elems + element)];
+  return source.values.at(to_size(row * source.row_elems + element));
 }
 
 StepBatch::StepBatch(std::int32_t max_num_seqs, std::int64_t max_blocks_per_request,
@@ -178,10 +139,7 @@ Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
 
 void Engine::make_caches() {
   const AttentionConfig& attention = config_.attention;
-  const KVCacheSpec spec{.block_size = attention.block_size,
-                         .num_kv_heads = attention.num_kv_heads,
-                         .head_size = attention.head_size,
-                         .dtype = attention.cache_dtype()};
+  const KVCacheSpec spec = spec_of(attention);
   KVCacheConfig caches;
   caches.num_blocks = config_.limits.num_blocks;
   caches.groups.push_back({.layer_names = {}, .spec = spec});

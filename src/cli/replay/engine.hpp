@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/bench/data.hpp"
 #include "cli/common/error.hpp"
 #include "cli/replay/scheduler.hpp"
 
@@ -46,14 +47,13 @@ class StepBatch {
 };
 
 /// k_scale and v_scale of quantized caches: a power of two, so that it rounds nothing itself, with
-/// room in every such type for the pool's keys and values, which lie in [-1, 1].
-inline constexpr float kPoolCacheScale = 1.0F / 64;
+/// room in every such type for the pool's keys and values.
+inline constexpr float kPoolCacheScale = 1.0F / 32;
 
 enum class PoolTensor : std::uint8_t { kQuery, kKey, kValue };
 
 /// Random query, key and value rows on the device, made once. A step of n tokens uses n consecutive
-/// rows from a random start, so nothing is generated per step, and the host knows every element
-/// without keeping any: each is a function of tensor, row and place.
+/// rows from a random start, so nothing is generated per step, and the host knows every element.
 class SyntheticPool {
  public:
   SyntheticPool(const Context& context, const Queue& queue, const AttentionConfig& config,
@@ -66,18 +66,11 @@ class SyntheticPool {
 
  private:
   struct Tensor {
-    std::int64_t row_elems = 0;
-    std::uint64_t salt = 0;
-    std::vector<std::uint32_t> bits;  // of each value that occurs, as the device gets it
-    std::vector<double> values;       // the same, as kernels meet it
+    std::int64_t row_elems;
+    TiledRandom values;  // as kernels meet them
     Buffer buffer;
   };
-  static std::size_t value_index(const Tensor& tensor, std::int64_t place);
-  void make_values(Tensor& tensor, const AttentionConfig& config, bool cached, double amplitude);
-  void upload(Tensor& tensor, const Context& context, const Queue& queue, std::int64_t num_rows,
-              std::size_t element_bytes);
-
-  Tensor tensors_[3];
+  std::vector<Tensor> tensors_;  // by PoolTensor
 };
 
 struct EngineConfig {

@@ -1,4 +1,3 @@
-
 #include "cli/replay/options.hpp"
 
 #include <fmt/format.h>
@@ -109,10 +108,9 @@ AttentionConfig ReplayOptions::attention() const {
   config.block_size = block_size;
   config.dtype = parse_dtype(dtype);
   config.kv_cache_dtype = parse_kv_cache_dtype(kv_dtype);
-  if (config.num_heads % config.num_kv_heads != 0) {
-    throw_invalid("--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
-                  config.num_kv_heads);
-  }
+  throw_invalid_if(config.num_heads % config.num_kv_heads != 0,
+                   "--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
+                   config.num_kv_heads);
   return config;
 }
 
@@ -122,9 +120,8 @@ std::optional<KVCacheLayout> ReplayOptions::kv_cache_layout() const {
 }
 
 Trace ReplayOptions::load_trace() const {
-  if (trace_path.empty() && requests == 0) {
-    throw_invalid("--requests: 0 is not legal without --trace: the built-in profile has no end");
-  }
+  throw_invalid_if(trace_path.empty() && requests == 0,
+                   "--requests: 0 is not legal without --trace: the built-in profile has no end");
   Trace trace =
       trace_path.empty()
           ? make_builtin_trace(requests, rate, static_cast<std::uint64_t>(seed), system_prompt)
@@ -159,10 +156,8 @@ std::int32_t choose_num_blocks(const ReplayOptions& options, const Trace& trace,
   std::uint64_t blocks = 0;
   if (const auto kv_memory_bytes = parse_size(options.kv_memory)) {
     blocks = *kv_memory_bytes / per_block;
-    if (blocks == 0) {
-      throw_invalid("--kv-memory: {} bytes hold no block, one of {} layers takes {}",
-                    *kv_memory_bytes, options.layers, per_block);
-    }
+    throw_invalid_if(blocks == 0, "--kv-memory: {} bytes hold no block, one of {} layers takes {}",
+                     *kv_memory_bytes, options.layers, per_block);
   } else {
     // A CPU's global memory is everybody's: take little of it.
     const std::uint64_t most = capabilities.kind == DeviceKind::kCpu ? kGibibyte : 16 * kGibibyte;
@@ -172,12 +167,10 @@ std::int32_t choose_num_blocks(const ReplayOptions& options, const Trace& trace,
       needed += static_cast<std::uint64_t>(blocks_needed(request, options.block_size));
     }
     blocks = std::min({needed, memory / per_block, capabilities.max_alloc_bytes / per_layer});
-    if (blocks == 0) {
-      throw_invalid(
-          "--block-size: a block of {} layers takes {} bytes, this device has {} for "
-          "caches; ask for more with --kv-memory",
-          options.layers, per_block, memory);
-    }
+    throw_invalid_if(blocks == 0,
+                     "--block-size: a block of {} layers takes {} bytes, this device has {} for "
+                     "caches; ask for more with --kv-memory",
+                     options.layers, per_block, memory);
   }
   return static_cast<std::int32_t>(std::min<std::uint64_t>(blocks, kMaxInt32 - 1));
 }

@@ -140,14 +140,17 @@ class Replay {
     verifier_.record(batch_, row);
     if (layer) verifier_.check(index, *layer, batch_, row);
 
-    const AttentionWork work = attention_work(batch_, engine_.config().attention);
+    std::vector<BenchRequest> lengths;
+    for (const ScheduledRequest& request : scheduled.requests)
+      lengths.push_back({request.num_new, request.num_computed + request.num_new});
+    const Work work = attention_work(engine_.config().attention, lengths);
     record.num_reqs = batch_.num_reqs();
     record.decode_tokens = scheduled.num_decode_tokens;
     record.prefill_tokens = scheduled.num_tokens - scheduled.num_decode_tokens;
     record.blocks_used = scheduler_.blocks().num_used();
     record.preemptions = scheduled.num_preemptions;
     record.prefix_hit_tokens = scheduled.num_prefix_hit_tokens;
-    record.kv_bytes = work.kv_bytes * options_.layers;
+    record.kv_bytes = work.bytes * options_.layers;
     record.flops = work.flops * options_.layers;
     steps_.push_back(record);
     scheduler_.complete();

@@ -1,4 +1,3 @@
-
 #include "cli/replay/report.hpp"
 
 #include <fmt/format.h>
@@ -135,19 +134,6 @@ Json kernels_json(const ReplayReport& report) {
 }
 
 }  // namespace
-
-AttentionWork attention_work(const StepBatch& batch, const AttentionConfig& config) {
-  double keys = 0, pairs = 0;
-  for (std::int32_t place = 0; place < batch.num_reqs(); ++place) {
-    const double queries = batch.request(place).num_new;
-    const double history = batch.request(place).num_computed;
-    keys += history + queries;
-    pairs += queries * history + queries * (queries + 1) / 2;
-  }
-  const double kv_row = 2.0 * config.num_kv_heads * config.head_size;
-  return {.kv_bytes = keys * kv_row * static_cast<double>(element_size_bytes(config.cache_dtype())),
-          .flops = pairs * 4.0 * config.num_heads * config.head_size};
-}
 
 Json to_json(const ReplayReport& report) {
   double busy_s = 0;

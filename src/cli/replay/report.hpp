@@ -26,13 +26,6 @@ struct StepRecord {
   double flops = 0;     ///< 4 * head_size per query head and visible key, all layers
 };
 
-/// What attention must read and compute for a batch in one layer.
-struct AttentionWork {
-  double kv_bytes = 0;
-  double flops = 0;
-};
-AttentionWork attention_work(const StepBatch& batch, const AttentionConfig& config);
-
 struct ReplayReport {
   std::string trace_source;
   std::string model;

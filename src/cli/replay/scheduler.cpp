@@ -1,7 +1,5 @@
 #include "cli/replay/scheduler.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "cli/common/error.hpp"

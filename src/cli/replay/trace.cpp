@@ -1,4 +1,3 @@
-
 #include "cli/replay/trace.hpp"
 
 #include <fmt/format.h>

@@ -8,7 +8,6 @@
 
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
-#include "oracle/oracle.hpp"
 
 namespace clattn::cli {
 namespace {
