@@ -13,7 +13,7 @@
 
 #include "cli/bench/report.hpp"
 #include "cli/commands.hpp"
-#include "cli/common/options.hpp"
+#include "cli/common/error.hpp"
 
 namespace clattn::cli {
 
@@ -230,22 +230,36 @@ nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
 
 void add_devices_command(CLI::App& app) {
   struct Arguments {
-    ShapeOptions shape;
-    std::string device;
+    AttentionConfig config{.num_heads = 32, .num_kv_heads = 8, .head_size = 128};
+    std::string dtype = "f16", kv_cache_dtype = "auto", device;
     bool as_json = false;
     bool explain = false;
   };
   auto* command = app.add_subcommand(
       "devices", "List devices, their capabilities and the kernels that a model shape would get");
   const auto arguments = std::make_shared<Arguments>();
-  arguments->shape.add_to(*command);
+  const auto number = [&](const char* name, std::int32_t& value, int most, const char* help) {
+    command->add_option(name, value, help)->check(CLI::Range(1, most));
+  };
+  number("--heads", arguments->config.num_heads, 65536, "Query heads");
+  number("--kv-heads", arguments->config.num_kv_heads, 65536, "Key/value heads");
+  number("--head-size", arguments->config.head_size, 65536, "Head size");
+  number("--block-size", arguments->config.block_size, 1 << 24, "Tokens a cache page");
+  command->add_option("--dtype", arguments->dtype, "f32, f16 or bf16");
+  command->add_option("--kv-dtype", arguments->kv_cache_dtype,
+                      "auto, f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8");
   command->add_option("--device", arguments->device,
                       "gpu, cpu, PLATFORM:DEVICE or part of a name; default: all devices");
   command->add_flag("--json", arguments->as_json, "Print JSON");
   command->add_flag("--explain", arguments->explain,
                     "Print every kernel that was considered, and why it was not chosen");
   command->callback([arguments] {
-    const AttentionConfig config = arguments->shape.config();
+    AttentionConfig& config = arguments->config;
+    throw_invalid_if(config.num_heads % config.num_kv_heads != 0,
+                     "--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
+                     config.num_kv_heads);
+    config.dtype = parse_dtype(arguments->dtype);
+    config.kv_cache_dtype = parse_kv_cache_dtype(arguments->kv_cache_dtype);
     std::string ignored;  // what matters here is that a wrong CLATTN_BACKEND throws
     static_cast<void>(selected(config, nullptr, ignored));
     json devices = json::array();
