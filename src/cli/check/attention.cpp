@@ -1,4 +1,3 @@
-
 #include "cli/check/checks.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,3 @@
-
 #include "cli/check/plan.hpp"
 
 #include <fmt/format.h>
@@ -6,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <thread>
 
 #include "cli/common/progress.hpp"

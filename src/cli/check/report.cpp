@@ -1,4 +1,3 @@
-
 #include "cli/check/report.hpp"
 
 #include <fmt/format.h>

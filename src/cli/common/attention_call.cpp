@@ -1,4 +1,3 @@
-
 #include "cli/common/attention_call.hpp"
 
 #include <fmt/format.h>
@@ -7,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"

@@ -1,7 +1,6 @@
 #include "cli/common/elements.hpp"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <random>

@@ -1,7 +1,4 @@
-
 #include "cli/common/html_report.hpp"
-
-#include <string_view>
 
 namespace clattn::cli {
 namespace {

@@ -1,4 +1,3 @@
-
 #include "cli/common/verify.hpp"
 
 #include <cmath>

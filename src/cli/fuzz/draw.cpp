@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <random>
-#include <span>
 
 namespace clattn::cli {
 namespace {

@@ -1,6 +1,5 @@
 #include "cli/fuzz/shrink.hpp"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 

@@ -1,4 +1,3 @@
-
 #include "cli/run/case_file.hpp"
 
 #include <fmt/format.h>
@@ -8,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "cli/common/error.hpp"
 #include "files/files.hpp"
@@ -188,10 +186,8 @@ NpyArray CaseFile::array(std::string_view name, std::string_view descr,
   const auto accept = [&](const NpyArray& array) {
     throw_invalid_if(!descr.empty() && array.descr != descr,
                      "{}.npy: expected element type {}, got {}", name, descr, array.descr);
-    if (!shape_fits(array.shape, shape)) {
-      throw_invalid("{}.npy: expected shape {}, got {}", name, wanted_text(shape),
-                    npy::shape_text(array.shape));
-    }
+    throw_invalid_if(!shape_fits(array.shape, shape), "{}.npy: expected shape {}, got {}", name,
+                     wanted_text(shape), npy::shape_text(array.shape));
   };
   return npy::read_npy(directory_ / fmt::format("{}.npy", name), accept);
 }

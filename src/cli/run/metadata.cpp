@@ -8,7 +8,6 @@
 #include <clattn/reorder.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -105,12 +104,10 @@ void run_local_virtual_batches(CaseFile& file, const RunOptions& /*options*/,
     if (query_len == 0) continue;
     rows += (batch.seq_lens[r] - 1) / chunk - (batch.seq_lens[r] - query_len) / chunk + 1;
   }
-  if (rows > kMostEntries / std::max(chunk / block_size, 1)) {
-    throw_invalid(
-        "{} virtual requests of {} blocks; expected at most {} entries of "
-        "block_table",
-        rows, chunk / block_size, kMostEntries);
-  }
+  throw_invalid_if(rows > kMostEntries / std::max(chunk / block_size, 1),
+                   "{} virtual requests of {} blocks; expected at most {} entries of "
+                   "block_table",
+                   rows, chunk / block_size, kMostEntries);
   const LocalAttentionVirtualBatches local =
       make_local_attention_virtual_batches(chunk, batch.metadata(), block_size);
   outputs.add_values("query_start_loc", local.query_start_loc);
@@ -150,9 +147,8 @@ void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& 
   for (std::size_t place = order.size(); place-- > 0;) {
     const auto dimension = to_size(order[place]);
     strides[dimension] = stride;
-    if (__builtin_mul_overflow(stride, shape[dimension], &stride)) {
-      throw_invalid("a cache of shape {} overflows", npy::shape_text(shape));
-    }
+    throw_invalid_if(__builtin_mul_overflow(stride, shape[dimension], &stride),
+                     "a cache of shape {} overflows", npy::shape_text(shape));
   }
   outputs.add("result", json{{"shape", shape},
                              {"stride_order", order},
