@@ -1,4 +1,3 @@
-
 #include "cli/check/batches.hpp"
 
 #include <algorithm>
@@ -174,9 +173,9 @@ AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config
   return call;
 }
 
-AttentionCall make_latent_call(const BatchFamily& family, const MLAConfig& config,
+AttentionCall make_latent_call(const BatchFamily& family, const AttentionConfig& config,
                                std::uint32_t seed) {
-  AttentionCall call = make_call(family, plain_config(config), seed);
+  AttentionCall call = make_call(family, config, seed);
   call.value = call.key;
   call.cache.value = call.cache.key;
   if (!call.scales.empty()) call.scales[1] = call.scales[0];

@@ -45,7 +45,7 @@ AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config
                         std::uint32_t seed);
 
 /// The same of latent rows, as attention of one KV head (form_calls.hpp).
-AttentionCall make_latent_call(const BatchFamily& family, const MLAConfig& config,
+AttentionCall make_latent_call(const BatchFamily& family, const AttentionConfig& config,
                                std::uint32_t seed);
 
 /// Types of queries and of a cache that has kernels of its own.

@@ -22,19 +22,8 @@ using Longs = std::vector<std::int64_t>;
 using Bytes = std::vector<std::byte>;
 
 /// Where an operation runs, and with which types.
-struct Place {
-  std::shared_ptr<Context> context;
-  Queue queue;
+struct Place : OnDevice {
   DType dtype, cache_dtype;
-
-  template <typename T>
-  Buffer up(const std::vector<T>& values) const {
-    return upload(*context, queue, values);
-  }
-  template <typename T>
-  std::vector<T> down(const Buffer& buffer, std::size_t count) const {
-    return download<T>(queue, buffer, count);
-  }
 };
 
 template <typename T>
@@ -306,10 +295,7 @@ constexpr CacheOp kOps[] = {
 void plan_cache_ops(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
   for (const CacheOp& op : kOps) {
     const std::string types = types_of(op.dtype, op.cache_dtype);
-    const auto call = [=] {
-      const Queue queue = context->create_queue(QueueProfiling::kOn);
-      return op.check({context, queue, op.dtype, op.cache_dtype});
-    };
+    const auto call = [=] { return op.check({{context}, op.dtype, op.cache_dtype}); };
     // Nothing makes these kernels but a call.
     plan.add({fmt::format("{}, {}", op.name, types), call, [=, &report] {
                 CheckLine line{.what = std::string(op.name), .types = types};

@@ -22,8 +22,7 @@ void plan_work(const std::shared_ptr<Context>& context, std::string_view backend
   const auto report = std::make_shared<CheckReport>();
   plan_attention(context, backend, *report, plan);
   if (backend.empty()) {  // what belongs to no backend
-    plan_packed(context, *report, plan);
-    plan_mla(context, *report, plan);
+    plan_forms(context, *report, plan);
     plan_cache_ops(context, *report, plan);
   }
   plan.add({"", {}, [=, &plan] {

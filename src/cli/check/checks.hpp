@@ -35,29 +35,32 @@ void compile_attention(const std::shared_ptr<Context>& context, const AttentionC
 void plan_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
                     CheckReport& report, CheckPlan& plan);
 
-/// Attention over latent rows, on a batch like those of attention, against the oracle.
-Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& config,
-                    const BatchFamily& family, std::uint32_t seed);
+/// A cache of another form than K and V pages, and how layers over it are checked. Those of latent
+/// rows stand as plain_config() has them.
+struct CacheForm {
+  std::string_view name;
+  std::vector<BatchFamily> batches;  ///< that reach every stage of its kernels, and the merge
+  std::vector<std::string> (*refusals)(const AttentionConfig&, const DeviceCapabilities*);
+  std::vector<KernelInfo> (*kernels)(Context& context, const AttentionConfig& config);
+  /// Has the kernels of a configuration made.
+  void (*compile)(Context& context, const AttentionConfig& config);
+  /// Attention over a batch against the oracle.
+  Verdict (*compare)(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                     const BatchFamily& family, std::uint32_t seed);
+};
+const CacheForm& latent_form();
+const CacheForm& packed_form();
 /// A small DeepSeek-like layer with these types.
-MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family = KernelFamily::kAuto);
-/// Batches that reach every stage of its kernels, and the merge.
-const std::vector<BatchFamily>& mla_batches();
-/// Has the kernels of a configuration made.
-void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config);
-/// A line for each pair of types.
-void plan_mla(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
+AttentionConfig latent_layer(DType dtype, DType cache_dtype,
+                             KernelFamily family = KernelFamily::kAuto);
 
 /// Writes rows to an x-packed cache (reshape_and_cache) full of poison and compares all its bytes,
 /// and those behind it, with what must be there.
 Verdict compare_packed_write(const Context& context, const AttentionConfig& config);
-/// Decode over an x-packed cache (paged_attention_v1 and v2) against the oracle.
-Verdict compare_packed_attention(const std::shared_ptr<Context>& context,
-                                 const AttentionConfig& config, const BatchFamily& family,
-                                 std::uint32_t seed);
-/// Decodes alone, unsplit and split.
-const std::vector<BatchFamily>& packed_batches();
-/// The lines of x-packed caches: writes and decodes, with every kind of type.
-void plan_packed(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
+
+/// Lines for each pair of types: attention over latent rows; writes to x-packed caches and decodes
+/// over them.
+void plan_forms(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan);
 
 /// A line for each operation on caches and attention states: copying and swapping blocks, latent
 /// rows in and out, appending by page lists, merging states, advancing a step.

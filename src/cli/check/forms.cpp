@@ -1,11 +1,10 @@
 // Caches of another form than K and V pages: latent rows, and x-packed pairs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
 #include <algorithm>
 #include <clattn/compat/paged_attention.hpp>
 #include <clattn/mla.hpp>
-
-#include <algorithm>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -20,20 +19,6 @@
 namespace clattn::cli {
 namespace {
 
-void check_mla_types(const std::shared_ptr<Context>& context, const MLAConfig& config,
-                     std::uint32_t seed, CheckReport& report) {
-  CheckLine line{.what = "MLA", .types = types_of(config.dtype, config.cache_dtype())};
-  const auto reasons = validate_mla_configuration(config, &context->capabilities());
-  if (!reasons.empty()) {
-    return report.skip(line.what, line.types, fmt::format("{}", fmt::join(reasons, "; ")));
-  }
-  for (const BatchFamily& family : mla_batches()) {
-    line.run(std::string(family.name),
-             [&] { return compare_mla(context, config, family, seed += 10); });
-  }
-  report.add(line);
-}
-
 constexpr std::int64_t kNumBlocks = 3;
 
 std::vector<std::byte> poisoned(std::size_t size_bytes) {
@@ -44,61 +29,82 @@ std::vector<std::byte> poisoned(std::size_t size_bytes) {
   return bytes;
 }
 
-void check_packed_types(const std::shared_ptr<Context>& context, const AttentionConfig& config,
-                        std::uint32_t seed, CheckReport& report) {
-  CheckLine line{.what = "x-packed cache", .types = types_of(config.dtype, config.cache_dtype())};
-  line.run("write", [&] { return compare_packed_write(*context, config); });
-  for (const BatchFamily& family : packed_batches()) {
+Verdict compare_latent(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                       const BatchFamily& family, std::uint32_t seed) {
+  const AttentionCall call = make_latent_call(family, config, seed);
+  AttentionOutcome outcome = execute_latent(context, call, kCheckRepeats);
+  const oracle::AttentionResult truth = oracle_result(call, config.head_size - config.rope_dim);
+  return {judge_output(call, outcome, truth), std::move(outcome.launches)};
+}
+
+Verdict compare_packed(const std::shared_ptr<Context>& context, const AttentionConfig& config,
+                       const BatchFamily& family, std::uint32_t seed) {
+  AttentionCall call = make_call(family, config, seed);
+  const oracle::AttentionResult truth =
+      oracle::attention(oracle_case(call), element_of(config.dtype));
+  call.cache = expected_cache(call);  // packed here, so that a wrong write shows in its own line
+  call.key.clear();
+  call.value.clear();
+  call.packed = true;
+  const AttentionOutcome outcome = execute_packed(context, call, kCheckRepeats);
+  return {compare(config.dtype, outcome.out, outcome.lse, truth), outcome.launches};
+}
+
+/// Adds a line, behind what it holds already.
+void check_form(const CacheForm& form, const std::shared_ptr<Context>& context,
+                const AttentionConfig& config, std::uint32_t seed, CheckLine line,
+                CheckReport& report) {
+  for (const BatchFamily& family : form.batches) {
     line.run(std::string(family.name),
-             [&] { return compare_packed_attention(context, config, family, seed += 10); });
+             [&] { return form.compare(context, config, family, seed += 10); });
   }
   report.add(line);
 }
 
 }  // namespace
 
-MLAConfig mla_config(DType dtype, DType cache_dtype, KernelFamily family) {
-  MLAConfig config;
-  config.num_heads = 16;
-  config.block_size = 16;
-  config.dtype = dtype;
-  config.kv_cache_dtype = cache_dtype;
-  config.scale = 0.0721687836F;  // 1 / sqrt(128 + 64)
-  config.kernel_family = family;
-  return config;
+const CacheForm& latent_form() {
+  static const CacheForm form = {
+      "MLA",
+      {{"MLA decode", {{1, 1}, {1, 17}, {1, 150}}, 1},
+       {"MLA, 2-9 tokens", {{2, 40}, {0, 20}, {9, 33}}, 1},
+       {"MLA decode, 3 splits", {{1, 130}, {1, 64}}, 3}},
+      [](const AttentionConfig& config, const DeviceCapabilities* device) {
+        return validate_mla_configuration(latent_config(config), device);
+      },
+      [](Context& context, const AttentionConfig& config) {
+        return make_mla_impl(context, latent_config(config))->kernels();
+      },
+      [](Context& context, const AttentionConfig& config) {
+        make_mla_impl(context, latent_config(config))->warm_up(context.create_queue());
+      },
+      compare_latent};
+  return form;
 }
 
-const std::vector<BatchFamily>& mla_batches() {
-  static const std::vector<BatchFamily> batches = {
-      {"MLA decode", {{1, 1}, {1, 17}, {1, 150}}, 1},
-      {"MLA, 2-9 tokens", {{2, 40}, {0, 20}, {9, 33}}, 1},
-      {"MLA decode, 3 splits", {{1, 130}, {1, 64}}, 3},
-  };
-  return batches;
+const CacheForm& packed_form() {
+  static const CacheForm form = {
+      "x-packed cache",
+      {{"paged_attention_v1", {{1, 1}, {1, 17}, {1, 130}, {1, 16}}, 1},
+       {"paged_attention_v2", {{1, 300}, {1, 9}, {1, 64}}, 3, true, true}},
+      validate_paged_attention,
+      [](Context& context, const AttentionConfig& config) {
+        return make_paged_attention(context, config)->kernels();
+      },
+      [](Context& context, const AttentionConfig& config) {
+        make_paged_attention(context, config);
+      },
+      compare_packed};
+  return form;
 }
 
-Verdict compare_mla(const std::shared_ptr<Context>& context, const MLAConfig& config,
-                    const BatchFamily& family, std::uint32_t seed) {
-  const AttentionCall attention = make_latent_call(family, config, seed);
-  AttentionOutcome outcome = execute(context, latent_call(config, attention), kCheckRepeats);
-  const oracle::AttentionResult truth = oracle_result(attention, config.kv_lora_rank);
-  return {judge_output(attention, outcome, truth), std::move(outcome.launches)};
-}
-
-void compile_mla(const std::shared_ptr<Context>& context, const MLAConfig& config) {
-  make_mla_impl(*context, config)->warm_up(context->create_queue());
-}
-
-void plan_mla(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
-  std::uint32_t seed = 5000;
-  for (const auto& [dtype, cache_dtype] : kCacheTypes) {
-    seed += 100;
-    const std::string types = types_of(dtype, cache_dtype);
-    if (!plan.takes("MLA", types, is_representative(dtype, cache_dtype))) continue;
-    const MLAConfig config = mla_config(dtype, cache_dtype);
-    plan.add({"MLA, " + types, [=] { compile_mla(context, config); },
-              [=, &report] { check_mla_types(context, config, seed, report); }});
-  }
+AttentionConfig latent_layer(DType dtype, DType cache_dtype, KernelFamily family) {
+  return plain_config({.num_heads = 16,
+                       .block_size = 16,
+                       .dtype = dtype,
+                       .kv_cache_dtype = cache_dtype,
+                       .scale = 0.0721687836F,  // 1 / sqrt(128 + 64)
+                       .kernel_family = family});
 }
 
 Verdict compare_packed_write(const Context& context, const AttentionConfig& config) {
@@ -154,37 +160,29 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   return {deviation, one_launch("reshape_and_cache (x-packed)", event)};
 }
 
-Verdict compare_packed_attention(const std::shared_ptr<Context>& context,
-                                 const AttentionConfig& config, const BatchFamily& family,
-                                 std::uint32_t seed) {
-  AttentionCall call = make_call(family, config, seed);
-  const oracle::AttentionResult truth =
-      oracle::attention(oracle_case(call), element_of(config.dtype));
-  call.cache = expected_cache(call);  // packed here, so that a wrong write shows in its own line
-  call.key.clear();
-  call.value.clear();
-  call.packed = true;
-  const AttentionOutcome outcome = execute_packed(context, call, kCheckRepeats);
-  return {compare(config.dtype, outcome.out, outcome.lse, truth), outcome.launches};
-}
-
-const std::vector<BatchFamily>& packed_batches() {
-  static const std::vector<BatchFamily> batches = {
-      {"paged_attention_v1", {{1, 1}, {1, 17}, {1, 130}, {1, 16}}, 1},
-      {"paged_attention_v2", {{1, 300}, {1, 9}, {1, 64}}, 3, true, true},
-  };
-  return batches;
-}
-
-void plan_packed(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
-  std::uint32_t seed = 6000;
-  for (const auto& [dtype, cache_dtype] : kCacheTypes) {
-    seed += 100;
-    const std::string types = types_of(dtype, cache_dtype);
-    if (!plan.takes("x-packed cache", types, is_representative(dtype, cache_dtype))) continue;
-    const AttentionConfig config = make_config(8, 2, 64, 16, dtype, cache_dtype);
-    plan.add({"x-packed cache, " + types, [=] { make_paged_attention(*context, config); },
-              [=, &report] { check_packed_types(context, config, seed, report); }});
+void plan_forms(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
+  std::uint32_t seed = 5000;
+  for (const CacheForm* form : {&packed_form(), &latent_form()}) {
+    const bool packed = form == &packed_form();
+    for (const auto& [dtype, cache_dtype] : kCacheTypes) {
+      seed += 100;
+      const std::string types = types_of(dtype, cache_dtype);
+      const std::string name(form->name);
+      if (!plan.takes(name, types, is_representative(dtype, cache_dtype))) continue;
+      const AttentionConfig config =
+          packed ? make_config(8, 2, 64, 16, dtype, cache_dtype) : latent_layer(dtype, cache_dtype);
+      plan.add({fmt::format("{}, {}", name, types), [=] { form->compile(*context, config); },
+                [=, &report] {
+                  CheckLine line{.what = name, .types = types};
+                  if (packed) {
+                    line.run("write", [&] { return compare_packed_write(*context, config); });
+                  } else if (const auto why = form->refusals(config, &context->capabilities());
+                             !why.empty()) {
+                    return report.skip(name, types, fmt::format("{}", fmt::join(why, "; ")));
+                  }
+                  check_form(*form, context, config, seed, line, report);
+                }});
+    }
   }
 }
 

@@ -1,6 +1,4 @@
 #include <clattn/cache_ops.hpp>
-#include <clattn/compat/paged_attention.hpp>
-#include <clattn/mla.hpp>
 
 #include "cli/check/checks.hpp"
 
@@ -16,7 +14,7 @@
 #include <utility>
 
 #include "cli/common/elements.hpp"
-#include "cli/common/verify.hpp"
+#include "cli/common/judge.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -98,8 +96,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
       const std::uint32_t lanes = by_ptx ? 32U : 8U | 16U;  // of families that sub-groups execute
       const bool executed = !foreign || (device.sub_groups_in_step & lanes) != 0;
       if (!executed || !only_backend_.empty()) continue;  // the rest belongs to no backend
-      plan_mla(family, plan);
-      plan_packed(family, plan);
+      plan_forms(family, plan);
     }
     if (only_backend_.empty() && runs(own_family())) {
       plan.add({"variants: x-packed writes", {}, [this] { check_packed_writes(); }});
@@ -155,74 +152,52 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
     }
   }
 
-  /// Latent attention in two types; 40 heads fill more than one of a GPU's tiles.
-  void plan_mla(KernelFamily family, CheckPlan& plan) {
+  /// In two types each; 40 heads of latent attention fill more than one of a GPU's tiles.
+  void plan_forms(KernelFamily family, CheckPlan& plan) {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
+      const std::string types = types_of(dtype, dtype);
+      const bool usual = dtype == DType::kF16;
       for (const std::int32_t heads : {16, 40}) {
-        MLAConfig config = mla_config(dtype, dtype, family);
+        AttentionConfig config = latent_layer(dtype, dtype, family);
         config.num_heads = heads;
-        const std::string name = fmt::format("MLA {}, {} heads", types_of(dtype, dtype), heads);
-        if (!plan.takes(kWhat, name, dtype == DType::kF16 && heads == 16)) continue;
-        plan.add({step_name(family, name), [=, this] { compile_mla(context_, config); },
-                  [=, this] { check_mla(config); }});
+        plan_form(latent_form(), fmt::format("MLA {}, {} heads", types, heads), config,
+                  usual && heads == 16, plan);
       }
+      plan_form(packed_form(), "x-packed " + types, group_config(kGroup, dtype, family), usual,
+                plan);
     }
   }
 
-  void check_mla(const MLAConfig& config) {
-    const Kind kind{types_of(config.dtype, config.cache_dtype()), config.kernel_family};
-    const auto reasons = validate_mla_configuration(config, &context_->capabilities());
-    if (!reasons.empty()) return note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
-    check_kernels(
-        kind, fmt::format("MLA, {} heads", config.num_heads),
-        [&] { return make_mla_impl(*context_, config)->kernels(); }, mla_batches(),
-        [&](const BatchFamily& batch) {
-          return compare_mla(context_, config, batch, seed_ += 10);
-        });
-  }
-
-  void plan_packed(KernelFamily family, CheckPlan& plan) {
-    for (const DType dtype : {DType::kF16, DType::kF32}) {
-      const AttentionConfig config = group_config(kGroup, dtype, family);
-      const std::string name = fmt::format("x-packed {}", kind_of(config).types);
-      if (!plan.takes(kWhat, name, dtype == DType::kF16)) continue;
-      plan.add({step_name(family, name), [=, this] { make_paged_attention(*context_, config); },
-                [=, this] { check_packed(config); }});
-    }
-  }
-
-  void check_packed(const AttentionConfig& config) {
-    const auto reasons = validate_paged_attention(config, &context_->capabilities());
-    if (!reasons.empty()) {
-      return note_refusal(kind_of(config), fmt::format("{}", fmt::join(reasons, "; ")));
-    }
-    check_kernels(
-        kind_of(config), "x-packed",
-        [&] { return make_paged_attention(*context_, config)->kernels(); }, packed_batches(),
-        [&](const BatchFamily& batch) {
-          return compare_packed_attention(context_, config, batch, seed_ += 10);
-        });
+  void plan_form(const CacheForm& form, const std::string& name, const AttentionConfig& config,
+                 bool representative, CheckPlan& plan) {
+    if (!plan.takes(kWhat, name, representative)) return;
+    plan.add({step_name(config.kernel_family, name),
+              [=, this, &form] { form.compile(*context_, config); },
+              [=, this, &form] { check_form(form, name, config); }});
   }
 
   /// Rows for all kernels of a layer, then batches that shall reach them.
-  template <typename Kernels, typename Compare>
-  void check_kernels(const Kind& kind, const std::string& what, Kernels kernels,
-                     const std::vector<BatchFamily>& batches, Compare compare) {
+  void check_form(const CacheForm& form, const std::string& name, const AttentionConfig& config) {
+    const Kind kind = kind_of(config);
+    const auto reasons = form.refusals(config, &context_->capabilities());
+    if (!reasons.empty()) return note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
     try {
-      for (const KernelInfo& kernel : kernels()) row_of(kernel.name, kind);
-      for (const BatchFamily& batch : batches) {
-        const Verdict verdict = compare(batch);
-        if (!verdict.deviation.passed()) {
-          note_failure(kind, fmt::format("{}, {}: differs from the oracle", what, batch.name));
-        }
-        for (const LaunchReport& launch : verdict.launches) {
-          Row& row = row_of(launch.kernel, kind);
-          row.deviation.merge(verdict.deviation);
-          row.latency_us = std::max(row.latency_us, launch.time_us);
-        }
+      for (const KernelInfo& kernel : form.kernels(*context_, config)) row_of(kernel.name, kind);
+      for (const BatchFamily& batch : form.batches) {
+        note(kind, fmt::format("{}, {}", name, batch.name),
+             form.compare(context_, config, batch, seed_ += 10));
       }
     } catch (const Error& error) {
-      note_failure(kind, fmt::format("{}: {}", what, error.what()));
+      note_failure(kind, fmt::format("{}: {}", name, error.what()));
+    }
+  }
+
+  void note(const Kind& kind, const std::string& what, const Verdict& verdict) {
+    if (!verdict.deviation.passed()) note_failure(kind, what + ": differs from the oracle");
+    for (const LaunchReport& launch : verdict.launches) {
+      Row& row = row_of(launch.kernel, kind);
+      row.deviation.merge(verdict.deviation);
+      row.latency_us = std::max(row.latency_us, launch.time_us);
     }
   }
 
@@ -285,8 +260,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
       row_of(launch.kernel, kind_of(call.config)).deviation.merge(attention);
       keep_best(times, launch.kernel, launch.time_us);
     }
-    Deviation stored = compare_bytes(outcome.cache.key, cache.key);
-    stored.merge(compare_bytes(outcome.cache.value, cache.value));
+    const Deviation stored = judge_cache(outcome, cache);
     if (!stored.passed()) note_failure(call.config, where + ": the cache holds other bytes");
     row_of(cache_writer, kind_of(call.config)).deviation.merge(stored);
     keep_best(times, cache_writer, outcome.cache_write_us);
@@ -296,11 +270,14 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
   void check_packed_writes() {
     for (const DType dtype : {DType::kF16, DType::kF32}) {
       const AttentionConfig config = group_config(kGroup, dtype, KernelFamily::kAuto);
-      const BatchFamily twice[] = {{"first", {}}, {"second", {}}};
-      check_kernels(
-          kind_of(config), "cache write, x-packed", [] { return std::vector<KernelInfo>{}; },
-          {std::begin(twice), std::end(twice)},
-          [&](const BatchFamily&) { return compare_packed_write(*context_, config); });
+      try {
+        for (const char* const time : {"first", "second"}) {
+          note(kind_of(config), fmt::format("cache write, x-packed, {}", time),
+               compare_packed_write(*context_, config));
+        }
+      } catch (const Error& error) {
+        note_failure(kind_of(config), fmt::format("cache write, x-packed: {}", error.what()));
+      }
     }
   }
 

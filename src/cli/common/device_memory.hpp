@@ -6,6 +6,7 @@
 #include <clattn/kv_cache.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -42,6 +43,21 @@ std::vector<T> download(const Queue& queue, const Buffer& buffer, std::size_t co
   queue.read(buffer, std::as_writable_bytes(std::span(values)));
   return values;
 }
+
+/// A device, and a queue that tells what calls on it took.
+struct OnDevice {
+  std::shared_ptr<Context> context;
+  Queue queue = context->create_queue(QueueProfiling::kOn);
+
+  template <typename Values>
+  Buffer up(const Values& values) const {
+    return upload(*context, queue, values);
+  }
+  template <typename T>
+  std::vector<T> down(const Buffer& buffer, std::size_t count) const {
+    return download<T>(queue, buffer, count);
+  }
+};
 
 /// What a profiled command took; 0 of none.
 inline double microseconds(const Event& event) {

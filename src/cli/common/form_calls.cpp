@@ -1,9 +1,7 @@
 #include <clattn/compat/paged_attention.hpp>
-#include <clattn/mla.hpp>
 
 #include "cli/common/form_calls.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -12,34 +10,16 @@
 namespace clattn::cli {
 namespace {
 
-std::span<const std::int32_t> planned_lens(const MLACall& call) {
-  return call.seq_len_bounds.empty() ? call.batch.seq_lens : call.seq_len_bounds;
-}
-
-BuilderOptions options_for(const MLACall& call) {
-  BatchLimits limits;
-  limits.max_num_reqs = std::max(call.batch.num_reqs, 1);
-  limits.max_num_batched_tokens = std::max(call.batch.num_actual_tokens, 1);
-  limits.max_model_len = 1;
-  for (const std::int32_t seq_len : planned_lens(call))
-    limits.max_model_len = std::max(limits.max_model_len, seq_len);
-  limits.num_blocks = call.num_blocks;
-  BuilderOptions options = call.plan.builder_options(call.num_splits, limits);
-  options.device_seq_lens = !call.seq_len_bounds.empty();
-  return options;
-}
-
-MLACache upload_rows(const Context& context, const Queue& queue, const MLACall& call) {
-  const MLAConfig& config = call.config;
-  MLACache cache{.buffer = upload(context, queue, call.cache),
+MLACache upload_rows(const Context& context, const Queue& queue, const AttentionCall& call) {
+  const MLAConfig config = latent_config(call.config);
+  MLACache cache{.buffer = upload(context, queue, expected_cache(call).key),
                  .dtype = config.cache_dtype(),
                  .num_blocks = call.num_blocks,
                  .block_size = config.block_size,
                  .kv_lora_rank = config.kv_lora_rank,
                  .rope_dim = config.rope_dim,
                  .scale = {}};
-  if (is_quantized(cache.dtype))
-    cache.scale = upload(context, queue, std::span<const float>(&call.kv_scale, 1));
+  if (!call.scales.empty()) cache.scale = upload(context, queue, call.scales);
   return cache;
 }
 
@@ -87,6 +67,7 @@ AttentionConfig plain_config(const MLAConfig& config) {
   plain.num_heads = config.num_heads;
   plain.num_kv_heads = 1;
   plain.head_size = config.kv_lora_rank + config.rope_dim;
+  plain.rope_dim = config.rope_dim;
   plain.block_size = config.block_size;
   plain.dtype = config.dtype;
   plain.kv_cache_dtype = config.kv_cache_dtype;
@@ -95,54 +76,34 @@ AttentionConfig plain_config(const MLAConfig& config) {
   return plain;
 }
 
-MLACall latent_call(const MLAConfig& config, const AttentionCall& call) {
-  MLACall latent;
-  latent.config = config;
-  latent.num_splits = call.num_splits;
-  latent.plan = call.plan;
-  if (!call.scales.empty()) latent.kv_scale = call.scales[0];
-  latent.batch = call.batch();
-  latent.seq_len_bounds = call.seq_len_bounds;
-  latent.query = call.query;
-  latent.cache = expected_cache(call).key;
-  latent.num_blocks = call.num_blocks;
-  return latent;
+MLAConfig latent_config(const AttentionConfig& config) {
+  return {.num_heads = config.num_heads,
+          .kv_lora_rank = config.head_size - config.rope_dim,
+          .rope_dim = config.rope_dim,
+          .block_size = config.block_size,
+          .dtype = config.dtype,
+          .kv_cache_dtype = config.kv_cache_dtype,
+          .scale = config.scale,
+          .kernel_family = config.kernel_family};
 }
 
-AttentionCall attention_call(const MLACall& call) {
-  AttentionCall plain;
-  plain.config = plain_config(call.config);
-  plain.causal = call.batch.causal.value_or(true);
-  plain.query_start_loc.assign(call.batch.query_start_loc.begin(),
-                               call.batch.query_start_loc.end());
-  plain.seq_lens.assign(call.batch.seq_lens.begin(), call.batch.seq_lens.end());
-  plain.seq_len_bounds.assign(call.seq_len_bounds.begin(), call.seq_len_bounds.end());
-  plain.block_table.assign(call.batch.block_table.begin(), call.batch.block_table.end());
-  plain.max_blocks = call.batch.block_table_stride;
-  plain.query = call.query;
-  plain.num_blocks = call.num_blocks;
-  plain.cache = {call.cache, call.cache};
-  if (is_quantized(call.config.cache_dtype())) plain.scales = {call.kv_scale, call.kv_scale};
-  return plain;
-}
-
-AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call, int repeat) {
-  const MLAConfig& config = call.config;
+AttentionOutcome execute_latent(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                                int repeat) {
+  const MLAConfig config = latent_config(call.config);
   const auto impl = make_mla_impl(*context, config);
   const auto builder = make_mla_builder(context, config, options_for(call));
   const Queue queue = context->create_queue(QueueProfiling::kOn);
-  CommonAttentionMetadata planned = call.batch;
-  planned.seq_lens = planned_lens(call);
+  CommonAttentionMetadata planned = call.batch();
+  if (!call.seq_len_bounds.empty()) planned.seq_lens = call.seq_len_bounds;
   const AttentionMetadata& metadata =
       builder->build(queue, planned, nullptr, {.fast_build = call.plan.fast_build});
   AttentionOutcome outcome;
-  if (call.batch.num_actual_tokens == 0) return outcome;
-  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch, metadata);
+  if (call.num_tokens() == 0) return outcome;
+  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch(), metadata);
   const MLACache cache = upload_rows(*context, queue, call);
   const Buffer query = upload(*context, queue, call.query);
-  const std::size_t rows = static_cast<std::size_t>(call.batch.num_actual_tokens) *
-                           static_cast<std::size_t>(config.num_heads);
-  const CallOutputs outputs(*context, rows, config.kv_lora_rank, config.dtype);
+  const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(config.num_heads),
+                            config.kv_lora_rank, config.dtype);
   outputs.run(
       queue, repeat, impl->kernels(),
       [&](auto& launches) {

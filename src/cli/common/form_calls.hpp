@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "cli/common/attention_call.hpp"
 #include "cli/common/device_memory.hpp"
@@ -15,30 +14,16 @@
 
 namespace clattn::cli {
 
-/// One call over latent rows, tensors as element bits on the host.
-struct MLACall {
-  MLAConfig config;
-  std::int32_t num_splits = 0;
-  PlanOptions plan;
-  float kv_scale = 1;
-  CommonAttentionMetadata batch;                      ///< over arrays of the caller's
-  std::span<const std::int32_t> seq_len_bounds = {};  ///< as in AttentionCall
-  std::vector<std::byte> query;  // [tokens, num_heads, kv_lora_rank + rope_dim]
-  std::vector<std::byte> cache;  // [num_blocks, block_size, kv_lora_rank + rope_dim]
-  std::int64_t num_blocks = 0;
-};
-
-/// Latent attention is attention of one KV head whose keys and values are the same rows: the layer,
-/// the call over rows that a call of such a layer finds in its cache, and the other way round. The
-/// batch of the former views the arrays of the latter.
+/// Latent attention is attention of one KV head whose keys and values are the same rows: the layer
+/// as such a one, and back.
 AttentionConfig plain_config(const MLAConfig& config);
-MLACall latent_call(const MLAConfig& config, const AttentionCall& call);
-AttentionCall attention_call(const MLACall& call);
+MLAConfig latent_config(const AttentionConfig& config);
 
-/// Runs the call `repeat` times over freshly poisoned outputs; times are those of the last. Without
-/// tokens nothing is launched. Throws what the library throws.
-AttentionOutcome execute(const std::shared_ptr<Context>& context, const MLACall& call,
-                         int repeat = 1);
+/// Runs a call of such a layer over latent rows, the keys that it finds in its cache or stores
+/// there, `repeat` times over freshly poisoned outputs; times are those of the last. Without tokens
+/// nothing is launched. Throws what the library throws.
+AttentionOutcome execute_latent(const std::shared_ptr<Context>& context, const AttentionCall& call,
+                                int repeat = 1);
 
 /// An x-packed cache of a layer, without memory.
 PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks);

@@ -72,34 +72,7 @@ class Tally {
   void add_kinds(const Recipe& recipe) {
     ++kinds_[fmt::format("{}/{}", to_string(recipe.config.dtype),
                          to_string(recipe.config.cache_dtype()))];
-    // What the descriptions name behind sizes and lengths.
-    const std::string batch = describe_batch(recipe), layer = describe_layer(recipe);
-    for (const std::string_view option : {"x-packed",
-                                          "latent rows",
-                                          "encoder_decoder",
-                                          "encoder_only",
-                                          "soft cap",
-                                          "window",
-                                          "chunks",
-                                          "ALiBi",
-                                          "sinks",
-                                          "mask",
-                                          "fp8 output",
-                                          "not causal",
-                                          "splits",
-                                          "deterministic",
-                                          "fast build",
-                                          "decode threshold",
-                                          "common prefix",
-                                          "scales per head",
-                                          "NHD",
-                                          "HND",
-                                          "HDN",
-                                          "filled cache"}) {
-      const bool named =
-          layer.find(option) != std::string::npos || batch.find(option) != std::string::npos;
-      if (named) ++kinds_[std::string(option)];
-    }
+    for (const std::string_view option : names_of_options(recipe)) ++kinds_[std::string(option)];
   }
 
   std::array<int, 3> states_{};
@@ -182,7 +155,7 @@ class Fuzz {
   static void write(const Recipe& recipe, const std::filesystem::path& place) {
     const AttentionCall call = make_call(recipe);
     if (recipe.order == CacheOrder::kLatent) {
-      write_case(latent_call(latent_config(recipe), call), place);
+      write_latent_case(call, place);
     } else {
       write_case(call, place);
     }

@@ -9,11 +9,56 @@
 namespace clattn::cli {
 namespace {
 
-/// Words for what is set.
-std::string set_of(std::initializer_list<std::pair<bool, std::string>> options) {
+/// An option: whether it differs from its default, its name, and the words for it if these say
+/// more.
+struct Option {
+  bool set;
+  std::string_view name;
+  std::string words = std::string(name);
+};
+
+std::vector<Option> layer_options(const Recipe& recipe) {
+  const AttentionConfig& config = recipe.config;
+  return {
+      {recipe.order == CacheOrder::kPacked, "x-packed"},
+      {recipe.order == CacheOrder::kLatent, "latent rows"},
+      {config.attn_type != AttentionType::kDecoder, to_string(config.attn_type)},
+      {config.scale.has_value(), "scale", fmt::format("scale {}", config.scale.value_or(0))},
+      {config.logits_soft_cap > 0, "soft cap", fmt::format("soft cap {}", config.logits_soft_cap)},
+      {config.sliding_window > 0, "window", fmt::format("window {}", config.sliding_window)},
+      {config.attention_chunk_size > 0, "chunks",
+       fmt::format("chunks of {}", config.attention_chunk_size)},
+      {!config.alibi_slopes.empty(), "ALiBi"},
+      {!config.sinks.empty(), "sinks"},
+      {config.custom_mask, "mask"},
+      {config.output_fp8, "fp8 output"},
+      {config.kernel_family != KernelFamily::kAuto, "family",
+       fmt::format("family {}", to_string(config.kernel_family))}};
+}
+
+std::vector<Option> batch_options(const Recipe& recipe) {
+  const BatchFamily& batch = recipe.batch;
+  const PlanOptions& plan = recipe.plan;
+  return {{!batch.causal, "not causal"},
+          {batch.num_splits > 0, "splits", fmt::format("{} splits", batch.num_splits)},
+          {plan.split_policy == SplitPolicy::kDeterministic, "deterministic"},
+          {plan.fast_build, "fast build"},
+          {plan.decode_threshold > 1, "decode threshold",
+           fmt::format("decode threshold {}", plan.decode_threshold)},
+          {plan.limits.has_value(), "wide limits"},
+          {batch.common_prefix_len > 0, "common prefix",
+           fmt::format("common prefix {}", batch.common_prefix_len)},
+          {batch.scales_per_head, "scales per head"},
+          {batch.size != 1, "size", fmt::format("values of size {}", batch.size)},
+          {!recipe.backend.empty(), "backend", recipe.backend},
+          {recipe.layout.has_value(), to_string(recipe.layout.value_or(KVCacheLayout::kNHD))},
+          {!recipe.stores, "filled cache"}};
+}
+
+std::string words_of(const std::vector<Option>& options) {
   std::string text;
-  for (const auto& [set, name] : options) {
-    if (set) text += ", " + name;
+  for (const Option& option : options) {
+    if (option.set) text += ", " + option.words;
   }
   return text;
 }
@@ -43,7 +88,7 @@ void normalise(Recipe& recipe) {
 
 AttentionCall make_call(const Recipe& recipe) {
   AttentionCall call = recipe.order == CacheOrder::kLatent
-                           ? make_latent_call(recipe.batch, latent_config(recipe), recipe.seed)
+                           ? make_latent_call(recipe.batch, recipe.config, recipe.seed)
                            : make_call(recipe.batch, recipe.config, recipe.seed);
   call.plan = recipe.plan;
   call.backend = recipe.backend;
@@ -56,67 +101,32 @@ AttentionCall make_call(const Recipe& recipe) {
   return call;
 }
 
-MLAConfig latent_config(const Recipe& recipe) {
-  const AttentionConfig& config = recipe.config;
-  return {.num_heads = config.num_heads,
-          .kv_lora_rank = recipe.output_size(),
-          .rope_dim = config.rope_dim,
-          .block_size = config.block_size,
-          .dtype = config.dtype,
-          .kv_cache_dtype = config.kv_cache_dtype,
-          .scale = config.scale,
-          .kernel_family = config.kernel_family};
-}
-
 std::string describe_layer(const Recipe& recipe) {
   const AttentionConfig& config = recipe.config;
   const std::string head = recipe.order == CacheOrder::kLatent
                                ? fmt::format("{}+{}", recipe.output_size(), config.rope_dim)
                                : std::to_string(config.head_size);
-  return fmt::format(
-      "{}/{}, {} heads on {} of {}, pages of {}{}", to_string(config.dtype),
-      to_string(config.cache_dtype()), config.num_heads, config.num_kv_heads, head,
-      config.block_size,
-      set_of(
-          {{recipe.order == CacheOrder::kPacked, "x-packed"},
-           {recipe.order == CacheOrder::kLatent, "latent rows"},
-           {config.attn_type != AttentionType::kDecoder, std::string(to_string(config.attn_type))},
-           {config.scale.has_value(), fmt::format("scale {}", config.scale.value_or(0))},
-           {config.logits_soft_cap > 0, fmt::format("soft cap {}", config.logits_soft_cap)},
-           {config.sliding_window > 0, fmt::format("window {}", config.sliding_window)},
-           {config.attention_chunk_size > 0,
-            fmt::format("chunks of {}", config.attention_chunk_size)},
-           {!config.alibi_slopes.empty(), "ALiBi"},
-           {!config.sinks.empty(), "sinks"},
-           {config.custom_mask, "mask"},
-           {config.output_fp8, "fp8 output"},
-           {config.kernel_family != KernelFamily::kAuto,
-            fmt::format("family {}", to_string(config.kernel_family))}}));
+  return fmt::format("{}/{}, {} heads on {} of {}, pages of {}{}", to_string(config.dtype),
+                     to_string(config.cache_dtype()), config.num_heads, config.num_kv_heads, head,
+                     config.block_size, words_of(layer_options(recipe)));
 }
 
 std::string describe_batch(const Recipe& recipe) {
-  const BatchFamily& batch = recipe.batch;
-  const PlanOptions& plan = recipe.plan;
   std::vector<std::string> requests;
-  requests.reserve(batch.requests.size());
-  for (const RequestShape& request : batch.requests)
+  requests.reserve(recipe.batch.requests.size());
+  for (const RequestShape& request : recipe.batch.requests)
     requests.push_back(fmt::format("{} of {}", request.query_len, request.seq_len));
-  return fmt::format(
-      "queries {}{}", fmt::join(requests, ", "),
-      set_of(
-          {{!batch.causal, "not causal"},
-           {batch.num_splits > 0, fmt::format("{} splits", batch.num_splits)},
-           {plan.split_policy == SplitPolicy::kDeterministic, "deterministic"},
-           {plan.fast_build, "fast build"},
-           {plan.decode_threshold > 1, fmt::format("decode threshold {}", plan.decode_threshold)},
-           {plan.limits.has_value(), "wide limits"},
-           {batch.common_prefix_len > 0, fmt::format("common prefix {}", batch.common_prefix_len)},
-           {batch.scales_per_head, "scales per head"},
-           {batch.size != 1, fmt::format("values of size {}", batch.size)},
-           {!recipe.backend.empty(), recipe.backend},
-           {recipe.layout.has_value(),
-            std::string(to_string(recipe.layout.value_or(KVCacheLayout::kNHD)))},
-           {!recipe.stores, "filled cache"}}));
+  return fmt::format("queries {}{}", fmt::join(requests, ", "), words_of(batch_options(recipe)));
+}
+
+std::vector<std::string_view> names_of_options(const Recipe& recipe) {
+  std::vector<std::string_view> names;
+  for (const auto& options : {layer_options(recipe), batch_options(recipe)}) {
+    for (const Option& option : options) {
+      if (option.set) names.push_back(option.name);
+    }
+  }
+  return names;
 }
 
 }  // namespace clattn::cli

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/check/batches.hpp"
@@ -44,11 +45,11 @@ void normalise(Recipe& recipe);
 
 /// The call, with its tensors.
 AttentionCall make_call(const Recipe& recipe);
-/// The layer of latent rows.
-MLAConfig latent_config(const Recipe& recipe);
 
 /// In one line, with what differs from the defaults: the layer, and the call of it.
 std::string describe_layer(const Recipe& recipe);
 std::string describe_batch(const Recipe& recipe);
+/// Of what differs from the defaults.
+std::vector<std::string_view> names_of_options(const Recipe& recipe);
 
 }  // namespace clattn::cli

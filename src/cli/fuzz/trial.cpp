@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <clattn/error.hpp>
 #include <limits>
@@ -37,7 +36,7 @@ Execute execute_on(std::shared_ptr<Context> context) {
   return [context = std::move(context)](const Recipe& recipe, const AttentionCall& call) {
     switch (recipe.order) {
       case CacheOrder::kLatent:
-        return execute(context, latent_call(latent_config(recipe), call), recipe.repeat);
+        return execute_latent(context, call, recipe.repeat);
       case CacheOrder::kPacked:
         return execute_packed(context, call, recipe.repeat);
       case CacheOrder::kPages:

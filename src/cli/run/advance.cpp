@@ -1,10 +1,7 @@
-#include <fmt/format.h>
-
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -99,8 +96,8 @@ Advanced advance_on_host(const AdvanceCase& given) {
   return step;
 }
 
-Advanced advance_on_device(const Context& context, const Queue& queue, const AdvanceCase& given,
-                           Event* event) {
+Advanced advance_on_device(const OnDevice& on, const AdvanceCase& given, Event* event) {
+  const Context& context = *on.context;
   const BatchArrays& batch = given.batch;
   const std::size_t rows = batch.seq_lens.size();
   std::vector<std::int32_t> last_page;  // as before the step: padding rows keep theirs
@@ -113,28 +110,28 @@ Advanced advance_on_device(const Context& context, const Queue& queue, const Adv
   step.block_size = given.block_size;
   step.num_blocks = given.num_blocks;
   step.block_table_stride = batch.max_blocks;
-  step.seq_lens = upload(context, queue, batch.seq_lens);
-  step.block_tables = upload(context, queue, batch.block_table);
-  step.sampled_token_ids = upload(context, queue, given.sampled);
+  step.seq_lens = on.up(batch.seq_lens);
+  step.block_tables = on.up(batch.block_table);
+  step.sampled_token_ids = on.up(given.sampled);
   step.input_tokens = context.allocate(rows * 8);
   step.input_positions = context.allocate(rows * 8);
   step.slot_mapping = context.allocate(rows * 8);
   AdvanceStepPages pages;
   pages.paged_kv_indices = context.allocate(batch.block_table.size() * 4);
   pages.paged_kv_indptr = context.allocate((rows + 1) * 4);
-  pages.paged_kv_last_page_len = upload(context, queue, last_page);
+  pages.paged_kv_last_page_len = on.up(last_page);
   pages.block_table_bound = context.allocate(rows * 4);
-  DeviceErrors errors(context, queue);
-  advance_step_flashinfer(context, queue, step, pages, errors, event);
-  errors.check(queue);
+  DeviceErrors errors(context, on.queue);
+  advance_step_flashinfer(context, on.queue, step, pages, errors, event);
+  errors.check(on.queue);
   Advanced done;
-  done.tokens = download<std::int64_t>(queue, step.input_tokens, rows);
-  done.positions = download<std::int64_t>(queue, step.input_positions, rows);
-  done.slots = download<std::int64_t>(queue, step.slot_mapping, rows);
-  done.seq_lens = download<std::int32_t>(queue, step.seq_lens, rows);
-  done.indptr = download<std::int32_t>(queue, pages.paged_kv_indptr, rows + 1);
-  done.indices = download<std::int32_t>(queue, pages.paged_kv_indices, to_size(done.indptr.back()));
-  done.last_page_len = download<std::int32_t>(queue, pages.paged_kv_last_page_len, rows);
+  done.tokens = on.down<std::int64_t>(step.input_tokens, rows);
+  done.positions = on.down<std::int64_t>(step.input_positions, rows);
+  done.slots = on.down<std::int64_t>(step.slot_mapping, rows);
+  done.seq_lens = on.down<std::int32_t>(step.seq_lens, rows);
+  done.indptr = on.down<std::int32_t>(pages.paged_kv_indptr, rows + 1);
+  done.indices = on.down<std::int32_t>(pages.paged_kv_indices, to_size(done.indptr.back()));
+  done.last_page_len = on.down<std::int32_t>(pages.paged_kv_last_page_len, rows);
   return done;
 }
 
@@ -146,11 +143,10 @@ void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& ou
   if (options.device.empty() && list_devices().empty()) {
     step = advance_on_host(given);
   } else {
-    const auto context = Context::create(options.device);
-    const Queue queue = context->create_queue(QueueProfiling::kOn);
+    const OnDevice on{Context::create(options.device)};
     Event event;
-    step = advance_on_device(*context, queue, given, &event);
-    outputs.add("info", device_info("advance_step", *context, event));
+    step = advance_on_device(on, given, &event);
+    outputs.add("info", device_info("advance_step", *on.context, event));
   }
   outputs.add_values("input_tokens", step.tokens);
   outputs.add_values("input_positions", step.positions);

@@ -3,10 +3,8 @@
 #include <clattn/clattn.hpp>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "cli/common/device_memory.hpp"
@@ -110,38 +108,35 @@ void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutput
   const NpyArray suffix_lse = file.array("suffix_lse", "<f4", lse_shape);
   std::optional<NpyArray> scale;
   if (file.has_array("output_scale")) scale = file.array("output_scale", "<f4", {1});
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const auto send = [&](const NpyArray& array) { return upload(*context, queue, array.data); };
-  const Buffer p = send(prefix);
-  const Buffer s = send(suffix);
-  const Buffer p_lse = send(prefix_lse);
-  const Buffer s_lse = send(suffix_lse);
-  const Buffer out = context->allocate(prefix.data.size());
-  const Buffer lse = context->allocate(prefix_lse.data.size());
+  const OnDevice on{Context::create(options.device)};
+  const Buffer p = on.up(prefix.data), p_lse = on.up(prefix_lse.data);
+  const Buffer s = on.up(suffix.data), s_lse = on.up(suffix_lse.data);
+  const Buffer out = on.context->allocate(prefix.data.size());
+  const Buffer lse = on.context->allocate(prefix_lse.data.size());
   Event event;
   const auto merge = [&](const MergeAttnStates& how) {
-    merge_attn_states(*context, queue, how, {{.buffer = out.handle()}, {.buffer = lse.handle()}},
+    merge_attn_states(*on.context, on.queue, how,
+                      {{.buffer = out.handle()}, {.buffer = lse.handle()}},
                       {{.buffer = p.handle()}, {.buffer = p_lse.handle()}},
                       {{.buffer = s.handle()}, {.buffer = s_lse.handle()}}, &event);
   };
   if (config.output_dtype) {  // in the same memory, before the output itself
-    if (scale) config.output_scale = send(*scale);
+    if (scale) config.output_scale = on.up(scale->data);
     merge(config);
     const std::size_t count = prefix.data.size() / element_size_bytes(config.dtype);
     outputs.add(config.output_dtype == DType::kInt8 ? "out_int8" : "out_fp8",
                 NpyArray{std::string(descr_of(*config.output_dtype)), seen.shape,
-                         download<std::byte>(queue, out, count)});
+                         on.down<std::byte>(out, count)});
     config.output_dtype = std::nullopt;
     config.output_scale = {};
   }
   merge(config);
-  const auto merged = download<std::byte>(queue, out, prefix.data.size());
+  const auto merged = on.down<std::byte>(out, prefix.data.size());
   outputs.add_floats("out", decode_elements(config.dtype, merged), seen.shape);
   outputs.add("lse", NpyArray{"<f4",
                               {lse_shape.begin(), lse_shape.end()},
-                              download<std::byte>(queue, lse, prefix_lse.data.size())});
-  outputs.add("info", device_info("merge_attn_states", *context, event));
+                              on.down<std::byte>(lse, prefix_lse.data.size())});
+  outputs.add("info", device_info("merge_attn_states", *on.context, event));
 }
 
 }  // namespace clattn::cli

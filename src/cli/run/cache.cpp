@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
@@ -150,58 +148,53 @@ WriteCase read_write(CaseFile& file, const RunOptions& options) {
 /// The rows of a write on the device.
 struct Rows {
   Buffer key, value, slots;
-  Rows(const Context& context, const Queue& queue, const WriteCase& given)
-      : key(upload(context, queue, given.key)),
-        value(upload(context, queue, given.value)),
-        slots(upload(context, queue, given.slots)) {}
+  Rows(const OnDevice& on, const WriteCase& given)
+      : key(on.up(given.key)), value(on.up(given.value)), slots(on.up(given.slots)) {}
 };
 
 /// Runs the write; gives back the cache and says in `info` where it ran.
-LogicalCache write(const Context& context, const WriteCase& given, nlohmann::json& info) {
+LogicalCache write(const OnDevice& on, const WriteCase& given, nlohmann::json& info) {
   const AttentionConfig& config = given.config;
   const AttentionBackend& backend =
-      get_attn_backend(config, &context.capabilities(), given.backend);
-  const KVCacheLayout layout = layout_of(context, backend, given);
-  const Queue queue = context.create_queue(QueueProfiling::kOn);
-  KVCache cache = make_cache(context, backend, layout, spec_of(config), given.shape[0]);
-  set_scales(context, queue, given.scales, cache);
+      get_attn_backend(config, &on.context->capabilities(), given.backend);
+  const KVCacheLayout layout = layout_of(*on.context, backend, given);
+  KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.shape[0]);
+  set_scales(*on.context, on.queue, given.scales, cache);
   LogicalCache stored = given.cache;
   Event event;
   if (given.shape[0] > 0) {
-    upload_cache(queue, cache, given.cache);
-    const Rows rows(context, queue, given);
-    reshape_and_cache_flash(context, queue, {.buffer = rows.key.handle()},
+    upload_cache(on.queue, cache, given.cache);
+    const Rows rows(on, given);
+    reshape_and_cache_flash(*on.context, on.queue, {.buffer = rows.key.handle()},
                             {.buffer = rows.value.handle()}, config.dtype, cache,
                             rows.slots.handle(), 0, std::ssize(given.slots), &event);
-    stored = download_cache(queue, cache);
+    stored = download_cache(on.queue, cache);
   }
-  info = device_info("reshape_and_cache", context, event);
+  info = device_info("reshape_and_cache", *on.context, event);
   info["backend"] = backend.name();
   info["layout"] = to_string(layout);
   return stored;
 }
 
 /// The same into an x-packed cache.
-LogicalCache write_packed(const Context& context, const WriteCase& given, nlohmann::json& info) {
-  const Queue queue = context.create_queue(QueueProfiling::kOn);
-  const PackedMemory memory(context, queue, given.config, given.shape[0], given.cache,
+LogicalCache write_packed(const OnDevice& on, const WriteCase& given, nlohmann::json& info) {
+  const PackedMemory memory(*on.context, on.queue, given.config, given.shape[0], given.cache,
                             given.scales);
-  const Rows rows(context, queue, given);
+  const Rows rows(on, given);
   Event event;
-  reshape_and_cache(context, queue, {.buffer = rows.key.handle()}, {.buffer = rows.value.handle()},
-                    given.config.dtype, memory.cache, rows.slots.handle(), 0,
-                    std::ssize(given.slots), &event);
-  LogicalCache stored = memory.download(queue, given.config, given.cache.key.size());
-  info = device_info("reshape_and_cache", context, event);
+  reshape_and_cache(*on.context, on.queue, {.buffer = rows.key.handle()},
+                    {.buffer = rows.value.handle()}, given.config.dtype, memory.cache,
+                    rows.slots.handle(), 0, std::ssize(given.slots), &event);
+  LogicalCache stored = memory.download(on.queue, given.config, given.cache.key.size());
+  info = device_info("reshape_and_cache", *on.context, event);
   info["layout"] = "packed";
   return stored;
 }
 
 /// One tensor of blocks on the device: a cache of a single plane.
-MLACache upload_blocks(const Context& context, const Queue& queue, const NpyArray& array,
-                       DType dtype) {
+MLACache upload_blocks(const OnDevice& on, const NpyArray& array, DType dtype) {
   MLACache blocks;
-  blocks.buffer = upload(context, queue, array.data);
+  blocks.buffer = on.up(array.data);
   blocks.dtype = dtype;
   blocks.num_blocks = array.shape[0];
   blocks.block_size = static_cast<std::int32_t>(array.shape[1]);
@@ -225,42 +218,40 @@ CopyCase read_copy(CaseFile& file, const RunOptions& options) {
   return given;
 }
 
-LogicalCache copy(const Context& context, const CopyCase& given, Event& event) {
+LogicalCache copy(const OnDevice& on, const CopyCase& given, Event& event) {
   const AttentionConfig& config = given.config;
-  const Queue queue = context.create_queue(QueueProfiling::kOn);
   if (given.packed) {
-    const PackedMemory memory(context, queue, config, given.shape[0], given.cache, {});
-    copy_blocks(context, queue, std::span<const PackedKVCache>(&memory.cache, 1), given.mapping,
-                &event);
-    return memory.download(queue, config, given.cache.key.size());
+    const PackedMemory memory(*on.context, on.queue, config, given.shape[0], given.cache, {});
+    copy_blocks(*on.context, on.queue, std::span<const PackedKVCache>(&memory.cache, 1),
+                given.mapping, &event);
+    return memory.download(on.queue, config, given.cache.key.size());
   }
   const AttentionBackend& backend = backend_named(given.backend);
-  const KVCacheLayout layout = layout_of(context, backend, given);
-  KVCache cache = make_cache(context, backend, layout, spec_of(config), given.shape[0]);
+  const KVCacheLayout layout = layout_of(*on.context, backend, given);
+  KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.shape[0]);
   cache.num_blocks = given.shape[0];
-  upload_cache(queue, cache, given.cache);
-  copy_blocks(context, queue, std::span<const KVCache>(&cache, 1), given.mapping, &event);
-  return download_cache(queue, cache);
+  upload_cache(on.queue, cache, given.cache);
+  copy_blocks(*on.context, on.queue, std::span<const KVCache>(&cache, 1), given.mapping, &event);
+  return download_cache(on.queue, cache);
 }
 
 }  // namespace
 
 void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   const WriteCase given = read_write(file, options);
-  const auto context = Context::create(options.device);
+  const OnDevice on{Context::create(options.device)};
   nlohmann::json info;
-  LogicalCache stored =
-      given.packed ? write_packed(*context, given, info) : write(*context, given, info);
+  LogicalCache stored = given.packed ? write_packed(on, given, info) : write(on, given, info);
   add_caches(outputs, given, std::move(stored));
   outputs.add("info", info);
 }
 
 void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   const CopyCase given = read_copy(file, options);
-  const auto context = Context::create(options.device);
+  const OnDevice on{Context::create(options.device)};
   Event event;
-  add_caches(outputs, given, copy(*context, given, event));
-  outputs.add("info", device_info("copy_blocks", *context, event));
+  add_caches(outputs, given, copy(on, given, event));
+  outputs.add("info", device_info("copy_blocks", *on.context, event));
 }
 
 void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
@@ -277,20 +268,20 @@ void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
                                     {-1, source.shape[1], source.shape[2], source.shape[3]});
   const std::vector<BlockPair> mapping = read_mapping(file);
 
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
+  const OnDevice on{Context::create(options.device)};
   const auto side = [&](NpyArray& array, bool on_host) -> SwapSpace {
     if (on_host) return std::span<std::byte>(array.data);
-    return upload_blocks(*context, queue, array, dtype);
+    return upload_blocks(on, array, dtype);
   };
   const SwapSpace from = side(source, direction == "host_to_device");
   const SwapSpace to = side(destination, direction == "device_to_host");
   Event event;
-  swap_blocks(*context, queue, from, to, mapping, &event);
-  queue.finish();
-  if (const auto* device = std::get_if<MLACache>(&to)) queue.read(device->buffer, destination.data);
+  swap_blocks(*on.context, on.queue, from, to, mapping, &event);
+  on.queue.finish();
+  if (const auto* device = std::get_if<MLACache>(&to))
+    on.queue.read(device->buffer, destination.data);
   outputs.add("dst_cache_out", std::move(destination));
-  outputs.add("info", device_info("swap_blocks", *context, event));
+  outputs.add("info", device_info("swap_blocks", *on.context, event));
 }
 
 }  // namespace clattn::cli

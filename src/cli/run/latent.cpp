@@ -23,16 +23,15 @@ struct LatentRows {
   float scale = 1;
   NpyArray array;
 
-  MLACache upload_to(const Context& context, const Queue& queue) const {
+  MLACache upload_to(const OnDevice& on) const {
     MLACache cache;
-    cache.buffer = upload(context, queue, array.data);
+    cache.buffer = on.up(array.data);
     cache.dtype = dtype;
     cache.num_blocks = array.shape[0];
     cache.block_size = static_cast<std::int32_t>(array.shape[1]);
     cache.kv_lora_rank = kv_lora_rank;
     cache.rope_dim = static_cast<std::int32_t>(array.shape[2]) - kv_lora_rank;
-    if (is_quantized(dtype))
-      cache.scale = upload(context, queue, std::span<const float>(&scale, 1));
+    if (is_quantized(dtype)) cache.scale = on.up(std::span<const float>(&scale, 1));
     return cache;
   }
   void add_to(CaseOutputs& outputs, const Queue& queue, const MLACache& cache) {
@@ -63,17 +62,17 @@ void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOut
   rows.array = file.array("kv_cache", descr_of(rows.dtype), shape);
   const std::vector<std::int64_t> slots = read_slots(file, latent.shape[0], shape[0] * shape[1]);
 
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const MLACache cache = rows.upload_to(*context, queue);
-  const Buffer kv_c = upload(*context, queue, latent.data);
-  const Buffer k_pe = upload(*context, queue, rope.data);
-  const Buffer mapping = upload(*context, queue, slots);
+  const OnDevice on{Context::create(options.device)};
+  const MLACache cache = rows.upload_to(on);
+  const Buffer kv_c = on.up(latent.data);
+  const Buffer k_pe = on.up(rope.data);
+  const Buffer mapping = on.up(slots);
   Event event;
-  concat_and_cache_mla(*context, queue, {.buffer = kv_c.handle()}, {.buffer = k_pe.handle()}, dtype,
-                       cache, mapping.handle(), 0, static_cast<std::int64_t>(slots.size()), &event);
-  rows.add_to(outputs, queue, cache);
-  outputs.add("info", device_info("concat_and_cache_mla", *context, event));
+  concat_and_cache_mla(*on.context, on.queue, {.buffer = kv_c.handle()}, {.buffer = k_pe.handle()},
+                       dtype, cache, mapping.handle(), 0, static_cast<std::int64_t>(slots.size()),
+                       &event);
+  rows.add_to(outputs, on.queue, cache);
+  outputs.add("info", device_info("concat_and_cache_mla", *on.context, event));
 }
 
 void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
@@ -84,13 +83,12 @@ void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs&
   rows.kv_lora_rank = static_cast<std::int32_t>(any.shape[2]);  // copies ignore the two parts
   const std::vector<BlockPair> mapping = read_mapping(file);
 
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const MLACache cache = rows.upload_to(*context, queue);
+  const OnDevice on{Context::create(options.device)};
+  const MLACache cache = rows.upload_to(on);
   Event event;
-  copy_blocks_mla(*context, queue, std::span(&cache, 1), mapping, &event);
-  rows.add_to(outputs, queue, cache);
-  outputs.add("info", device_info("copy_blocks_mla", *context, event));
+  copy_blocks_mla(*on.context, on.queue, std::span(&cache, 1), mapping, &event);
+  rows.add_to(outputs, on.queue, cache);
+  outputs.add("info", device_info("copy_blocks_mla", *on.context, event));
 }
 
 void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
@@ -116,25 +114,25 @@ void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs)
                      any.shape[1]);
   }
 
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const MLACache cache = rows.upload_to(*context, queue);
+  const OnDevice on{Context::create(options.device)};
+  const MLACache cache = rows.upload_to(on);
   const std::int64_t width = any.shape[2];
   NpyArray out{std::string(descr_of(dtype)),
                {starts.back(), width},
                std::vector<std::byte>(to_size(starts.back() * width) * element_size_bytes(dtype))};
-  const Buffer destination = upload(*context, queue, out.data);
+  const Buffer destination = on.up(out.data);
   Event event;
-  gather_and_maybe_dequant_cache(*context, queue, cache, {.buffer = destination.handle()}, dtype,
+  gather_and_maybe_dequant_cache(*on.context, on.queue, cache, {.buffer = destination.handle()},
+                                 dtype,
                                  {.cu_seq_lens = starts,
                                   .block_table = table,
                                   .block_table_stride = table_shape[1],
                                   .seq_starts = first},
                                  &event);
-  queue.finish();
-  if (!out.data.empty()) queue.read(destination, out.data);
+  on.queue.finish();
+  if (!out.data.empty()) on.queue.read(destination, out.data);
   outputs.add("dst", std::move(out));
-  outputs.add("info", device_info("gather_and_maybe_dequant_cache", *context, event));
+  outputs.add("info", device_info("gather_and_maybe_dequant_cache", *on.context, event));
 }
 
 void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
@@ -163,16 +161,14 @@ void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& 
       "with use_mla two that add up to the query's",
       key.shape[2], value.shape[2], query.shape[2]);
 
-  const auto context = Context::create(options.device);
-  const Queue queue = context->create_queue();
+  const OnDevice on{Context::create(options.device)};
   LayerRegistry registry;
-  Attention layer(context, registry, layer_options);
-  const Buffer q = upload(*context, queue, query.data), k = upload(*context, queue, key.data),
-               v = upload(*context, queue, value.data);
-  layer.calc_kv_scales(queue, {.buffer = q.handle()}, {.buffer = k.handle()},
+  Attention layer(on.context, registry, layer_options);
+  const Buffer q = on.up(query.data), k = on.up(key.data), v = on.up(value.data);
+  layer.calc_kv_scales(on.queue, {.buffer = q.handle()}, {.buffer = k.handle()},
                        {.buffer = v.handle()}, query.shape[0], key.shape[0]);
-  outputs.add_values("scales", download<float>(queue, layer.scales(), 3));  // of K, V and Q
-  outputs.add("info", device_info("calc_kv_scales", *context, {}));
+  outputs.add_values("scales", on.down<float>(layer.scales(), 3));  // of K, V and Q
+  outputs.add("info", device_info("calc_kv_scales", *on.context, {}));
 }
 
 }  // namespace clattn::cli

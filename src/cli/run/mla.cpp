@@ -1,12 +1,9 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <clattn/clattn.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -23,10 +20,8 @@ using nlohmann::json;
 /// An mla_decode case: one query token a request. Requests that are planned without keys are
 /// left out.
 struct MLACase {
-  MLACall call;
-  BatchArrays batch;
-  std::vector<std::int32_t> bounds;  ///< MLACall::seq_len_bounds
-  std::vector<std::size_t> tokens;   ///< requests that have keys, which alone are run
+  AttentionCall call;
+  std::vector<std::size_t> tokens;  ///< requests that have keys, which alone are run
 };
 
 std::string dtype_name(const NpyArray& array) {
@@ -38,27 +33,26 @@ std::string dtype_name(const NpyArray& array) {
 
 /// Rows of the query whose requests are planned with keys, and the batch made of them.
 void compact(MLACase& mla, const std::vector<std::byte>& query) {
-  const std::size_t requests = mla.batch.seq_lens.size();
+  AttentionCall& call = mla.call;
+  const std::size_t requests = call.seq_lens.size();
   const std::size_t row_bytes = requests == 0 ? 0 : query.size() / requests;
-  const std::vector<std::int32_t>& planned = mla.bounds.empty() ? mla.batch.seq_lens : mla.bounds;
-  mla.batch.query_start_loc = {0};
+  const std::vector<std::int32_t>& planned =
+      call.seq_len_bounds.empty() ? call.seq_lens : call.seq_len_bounds;
+  call.query_start_loc = {0};
   for (std::size_t r = 0; r < requests; ++r) {
     if (planned[r] > 0) {
       mla.tokens.push_back(r);
       const auto from = query.begin() + static_cast<std::ptrdiff_t>(r * row_bytes);
-      mla.call.query.insert(mla.call.query.end(), from,
-                            from + static_cast<std::ptrdiff_t>(row_bytes));
+      call.query.insert(call.query.end(), from, from + static_cast<std::ptrdiff_t>(row_bytes));
     }
-    mla.batch.query_start_loc.push_back(static_cast<std::int32_t>(mla.tokens.size()));
+    call.query_start_loc.push_back(static_cast<std::int32_t>(mla.tokens.size()));
   }
-  mla.call.batch = mla.batch.metadata();
-  mla.call.seq_len_bounds = mla.bounds;
 }
 
 MLACase read_mla_case(CaseFile& file) {
   MLACase mla;
-  MLACall& call = mla.call;
-  MLAConfig& config = call.config;
+  AttentionCall& call = mla.call;
+  MLAConfig config;
   const NpyArray any_query = file.array("query", "", {-1, -1, -1});
   config.dtype = read_dtype(file, dtype_name(any_query));
   config.kv_cache_dtype = read_kv_cache_dtype(file);
@@ -70,21 +64,23 @@ MLACase read_mla_case(CaseFile& file) {
   call.num_splits = file.int32("num_splits", {0, 65536}, 0);
   call.plan = read_plan(file);
   config.kernel_family = read_kernel_family(file);
-  call.kv_scale = read_scale(file, config.cache_dtype());
+  const float scale = read_scale(file, config.cache_dtype());
+  if (is_quantized(config.cache_dtype())) call.scales = {scale, scale};
   file.refuse_unknown_keys();
 
-  mla.batch = read_batch(file);
-  const auto requests = static_cast<std::int64_t>(mla.batch.seq_lens.size());
+  static_cast<BatchArrays&>(call) = read_batch(file);
+  const auto requests = static_cast<std::int64_t>(call.seq_lens.size());
   const NpyArray query =
       file.array("query", descr_of(config.dtype), {requests, config.num_heads, width});
   NpyArray cache = file.array("kv_cache", descr_of(config.cache_dtype()), {-1, -1, width});
   call.num_blocks = cache.shape[0];
   config.block_size = static_cast<std::int32_t>(
       std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
-  call.cache = std::move(cache.data);
+  call.config = plain_config(config);
+  call.cache.key = std::move(cache.data);
   if (file.has_array("seq_len_bounds")) {
-    mla.bounds = file.indices32("seq_len_bounds", {requests});
-    validate_bounds(mla.batch.seq_lens, mla.bounds, mla.batch.max_blocks * config.block_size);
+    call.seq_len_bounds = file.indices32("seq_len_bounds", {requests});
+    validate_bounds(call.seq_lens, call.seq_len_bounds, call.max_blocks * config.block_size);
   }
   compact(mla, query.data);
   return mla;
@@ -93,16 +89,17 @@ MLACase read_mla_case(CaseFile& file) {
 }  // namespace
 
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
-  refuse_option(!options.backend.empty() && !backend_named(options.backend).is_mla(),
-                fmt::format("--backend {} for mla_decode", options.backend));
-  const MLACase mla = read_mla_case(file);
-  const MLACall& call = mla.call;
+  if (!options.backend.empty() && !backend_named(options.backend).is_mla())
+    throw_unsupported("--backend {} for mla_decode: not supported yet", options.backend);
+  MLACase mla = read_mla_case(file);
+  AttentionCall& call = mla.call;
   const auto context = Context::create(options.device);
-  const AttentionOutcome outcome = execute(context, call);
+  const AttentionOutcome outcome = execute_latent(context, call);
 
   const auto heads = to_size(call.config.num_heads);
-  const std::size_t row = heads * to_size(call.config.kv_lora_rank);
-  const std::size_t requests = mla.batch.seq_lens.size();
+  const std::int32_t rank = call.config.head_size - call.config.rope_dim;
+  const std::size_t row = heads * to_size(rank);
+  const std::size_t requests = call.seq_lens.size();
   const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);
   std::vector<float> out(requests * row, 0.0F);
   std::vector<float> lse(requests * heads, -std::numeric_limits<float>::infinity());
@@ -113,7 +110,7 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                 lse.begin() + static_cast<std::ptrdiff_t>(mla.tokens[t] * heads));
   }
   const auto count = static_cast<std::int64_t>(requests);
-  outputs.add_values("out", out, {count, call.config.num_heads, call.config.kv_lora_rank});
+  outputs.add_values("out", out, {count, call.config.num_heads, rank});
   outputs.add_values("lse", lse, {count, call.config.num_heads});
   outputs.add("info", json{{"op", "mla_decode"},
                            {"device", context->capabilities().name},
@@ -121,9 +118,9 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                            {"backend", kMLABackendName},
                            {"kernels", launches_info(outcome.launches)},
                            {"build_failures", context->build_failures()}});
-  if (options.verify) {
-    verify_outcome(attention_call(call), outcome, call.config.kv_lora_rank, outputs);
-  }
+  if (!options.verify) return;
+  call.cache.value = call.cache.key;
+  verify_outcome(call, outcome, rank, outputs);
 }
 
 }  // namespace clattn::cli

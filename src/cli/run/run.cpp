@@ -1,4 +1,3 @@
-
 #include "cli/run/run.hpp"
 
 #include <fmt/format.h>
@@ -10,8 +9,6 @@
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/common/elements.hpp"
@@ -152,12 +149,6 @@ void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
                               {"max_error", deviation.max_error},
                               {"allowed", deviation.allowance},
                               {"worst_share", deviation.worst_share}});
-}
-
-void refuse_option(bool set, std::string_view option) {
-  if (set) {
-    throw_unsupported("{}: not supported yet", option);
-  }
 }
 
 DType read_dtype(CaseFile& file, const std::string& fallback) {

@@ -89,9 +89,6 @@ std::string read_backend(CaseFile& file, const RunOptions& options);
 /// choice for a common shape, which CLATTN_BACKEND forces. Throws as get_attn_backend().
 const AttentionBackend& backend_named(const std::string& name);
 
-/// Throws kUnsupported naming the option when `set`.
-void refuse_option(bool set, std::string_view option);
-
 BatchArrays read_batch(const CaseFile& file);
 /// The same, which must have query_start_loc.
 BatchArrays read_batch_with_queries(const CaseFile& file);

@@ -122,34 +122,33 @@ void write_case(const AttentionCall& call, const std::filesystem::path& director
   write_with_expected(files, attention_keys(call), call, call.config.head_size, directory);
 }
 
-void write_case(const MLACall& call, const std::filesystem::path& directory) {
-  const MLAConfig& config = call.config;
-  const AttentionCall plain = attention_call(call);
+void write_latent_case(const AttentionCall& call, const std::filesystem::path& directory) {
+  const AttentionConfig& config = call.config;
   BatchArrays tokens;
   tokens.query_start_loc = {0};
-  tokens.max_blocks = plain.max_blocks;
-  for (std::size_t r = 0; r < plain.seq_lens.size(); ++r) {
-    const auto row = plain.block_table.begin() + static_cast<std::ptrdiff_t>(r) * plain.max_blocks;
-    for (std::int32_t left = plain.query_start_loc[r + 1] - plain.query_start_loc[r]; left > 0;) {
+  tokens.max_blocks = call.max_blocks;
+  for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
+    const auto row = call.block_table.begin() + static_cast<std::ptrdiff_t>(r) * call.max_blocks;
+    for (std::int32_t left = call.query_start_loc[r + 1] - call.query_start_loc[r]; left > 0;) {
       --left;
-      tokens.seq_lens.push_back(plain.seq_lens[r] - (plain.causal ? left : 0));
-      tokens.block_table.insert(tokens.block_table.end(), row, row + plain.max_blocks);
+      tokens.seq_lens.push_back(call.seq_lens[r] - (call.causal ? left : 0));
+      tokens.block_table.insert(tokens.block_table.end(), row, row + call.max_blocks);
       tokens.query_start_loc.push_back(tokens.query_start_loc.back() + 1);
     }
   }
-  const std::int64_t width = std::int64_t{config.kv_lora_rank} + config.rope_dim;
   CaseOutputs files;
   add_batch(files, tokens, true);
-  add_elements(files, "query", config.dtype, {plain.num_tokens(), config.num_heads, width},
-               call.query);
-  add_elements(files, "kv_cache", config.cache_dtype(), {call.num_blocks, config.block_size, width},
-               call.cache);
+  add_elements(files, "query", config.dtype,
+               {call.num_tokens(), config.num_heads, config.head_size}, call.query);
+  add_elements(files, "kv_cache", config.cache_dtype(),
+               {call.num_blocks, config.block_size, config.head_size}, expected_cache(call).key);
   json keys = step_keys("mla_decode", config.dtype, config.cache_dtype(), call.num_splits,
                         call.plan, config.kernel_family);
-  keys["kv_lora_rank"] = config.kv_lora_rank;
+  const std::int32_t rank = config.head_size - config.rope_dim;
+  keys["kv_lora_rank"] = rank;
   if (config.scale) keys["scale"] = *config.scale;
-  if (is_quantized(config.cache_dtype())) keys["k_scale"] = call.kv_scale;
-  write_with_expected(files, keys, plain, config.kv_lora_rank, directory);
+  if (!call.scales.empty()) keys["k_scale"] = call.scales[0];
+  write_with_expected(files, keys, call, rank, directory);
 }
 
 }  // namespace clattn::cli

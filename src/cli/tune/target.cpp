@@ -1,7 +1,3 @@
-#include <clattn/compat/paged_attention.hpp>
-#include <clattn/mla.hpp>
-#include <clattn/tuning.hpp>
-
 #include "cli/tune/target.hpp"
 
 #include <fmt/format.h>
@@ -28,6 +24,9 @@ std::vector<Batch> timed_batches(DeviceKind kind, std::string_view role) {
     if (cpu) return {{1, 128, 1024}, {1, 512, 512}};
     return {{1, 512, 4096}, {1, 2048, 2048}};
   }
+  if (role == "mla_decode") return {{1, 1, cpu ? 256 : 2048}, {cpu ? 4 : 32, 1, cpu ? 256 : 2048}};
+  if (role == "packed_decode")
+    return {{1, 1, cpu ? 1024 : 2048}, {cpu ? 8 : 32, 1, cpu ? 1024 : 2048}};
   if (cpu) return {{1, 1, 2048}, {8, 1, 1024}};
   return {{1, 1, 8192}, {32, 1, 2048}};
 }
@@ -96,11 +95,18 @@ std::function<std::unique_ptr<Workload>()> timed_batch(MakeWorkload* make,
 /// What the targets of all roles have in common. `kernels`: those of the layer under the rows of
 /// the moment.
 TuneTarget make_target(const std::shared_ptr<Context>& context, const TuneShape& shape,
-                       const std::function<std::vector<KernelInfo>()>& kernels) {
-  TuneTarget target;
-  target.key = shape.key(context->capabilities());
-  target.name = shape.name();
-  target.kernel = [kernels, role = shape.role->name] { return kernel_of(kernels(), role); };
+                       const std::function<std::vector<KernelInfo>()>& kernels,
+                       std::function<Deviation()> check, MakeWorkload* make) {
+  const DeviceCapabilities& device = context->capabilities();
+  const std::string_view role = shape.role->name;
+  TuneTarget target{.name = shape.name(),
+                    .key = shape.key(device),
+                    .kernel = [kernels, role] { return kernel_of(kernels(), role); },
+                    .check = std::move(check),
+                    .workloads = {}};
+  const std::string_view suite = role == "prefill" ? role : "decode";
+  for (const Batch& batch : timed_batches(device.kind, role))
+    target.workloads.push_back(timed_batch(make, context, shape, suite, batch));
   return target;
 }
 
@@ -112,67 +118,40 @@ AttentionConfig with_two_kv_heads(AttentionConfig config) {
   return config;
 }
 
-template <typename Compare>
-Deviation check_all(const std::vector<BatchFamily>& batches, const Compare& compare) {
-  Deviation deviation;
-  for (const BatchFamily& batch : batches) deviation.merge(compare(batch).deviation);
-  return deviation;
-}
-
 TuneTarget make_attention_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
-  const AttentionConfig& config = shape.config;
-  const std::string_view role = shape.role->name;
-  TuneTarget target = make_target(context, shape, [context, config] {
+  const auto kernels = [context, config = shape.config] {
     return get_attn_backend(config, &context->capabilities()).make_impl(context, config)->kernels();
-  });
-  target.check = [context, truths = make_truths(with_two_kv_heads(config))] {
+  };
+  const auto check = [context, truths = make_truths(with_two_kv_heads(shape.config))] {
     return check_all(context, truths);
   };
-  for (const Batch& batch : timed_batches(context->capabilities().kind, role)) {
-    target.workloads.push_back(timed_batch(make_attention_workload, context, shape, role, batch));
-  }
-  return target;
+  return make_target(context, shape, kernels, check, make_attention_workload);
+}
+
+TuneTarget make_form_target(const CacheForm& form, const std::shared_ptr<Context>& context,
+                            const TuneShape& shape, const AttentionConfig& checked,
+                            std::uint32_t seed, MakeWorkload* make) {
+  const auto kernels = [&form, context, config = shape.config] {
+    return form.kernels(*context, config);
+  };
+  const auto check = [&form, context, checked, seed] {
+    Deviation deviation;
+    for (const BatchFamily& batch : form.batches)
+      deviation.merge(form.compare(context, checked, batch, seed).deviation);
+    return deviation;
+  };
+  return make_target(context, shape, kernels, check, make);
 }
 
 TuneTarget make_mla_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
-  const MLAConfig config{.num_heads = shape.config.num_heads,
-                         .kv_lora_rank = shape.config.output_head_size(),
-                         .rope_dim = shape.config.rope_dim,
-                         .block_size = shape.config.block_size,
-                         .dtype = shape.config.dtype,
-                         .kv_cache_dtype = shape.config.kv_cache_dtype,
-                         .scale = shape.config.scale};
-  TuneTarget target = make_target(
-      context, shape, [context, config] { return make_mla_impl(*context, config)->kernels(); });
-  target.check = [context, config] {
-    return check_all(mla_batches(), [&](const BatchFamily& batch) {
-      return compare_mla(context, config, batch, 7700);
-    });
-  };
-  const bool cpu = context->capabilities().kind == DeviceKind::kCpu;
-  for (const std::int32_t requests : {1, cpu ? 4 : 32}) {
-    target.workloads.push_back(timed_batch(make_attention_workload, context, shape, "decode",
-                                           {requests, 1, cpu ? 256 : 2048}));
-  }
-  return target;
+  return make_form_target(latent_form(), context, shape, plain_config(latent_config(shape.config)),
+                          7700, make_attention_workload);
 }
 
 /// No suite of `clattn bench` reads x-packed caches.
 TuneTarget make_packed_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
-  TuneTarget target = make_target(context, shape, [context, config = shape.config] {
-    return make_paged_attention(*context, config)->kernels();
-  });
-  target.check = [context, config = with_two_kv_heads(shape.config)] {
-    return check_all(packed_batches(), [&](const BatchFamily& batch) {
-      return compare_packed_attention(context, config, batch, 8800);
-    });
-  };
-  const bool cpu = context->capabilities().kind == DeviceKind::kCpu;
-  for (const std::int32_t requests : {1, cpu ? 8 : 32}) {
-    target.workloads.push_back(timed_batch(make_packed_workload, context, shape, "decode",
-                                           {requests, 1, cpu ? 1024 : 2048}));
-  }
-  return target;
+  return make_form_target(packed_form(), context, shape, with_two_kv_heads(shape.config), 8800,
+                          make_packed_workload);
 }
 
 }  // namespace
