@@ -21,7 +21,7 @@ namespace {
 
 struct OperationRow {
   std::string_view name;
-  Operation run;
+  Operation* run;
   bool has_oracle = false;  ///< takes RunOptions::verify
 };
 constexpr std::array<OperationRow, 18> kOperations = {{

@@ -22,27 +22,15 @@ struct RunOptions {
 
 /// One operation of a case directory: reads parameters and arrays, checks all of it, runs, and adds
 /// its outputs.
-using Operation = void (*)(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+using Operation = void(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
 
-void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_copy_blocks_mla(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_gather(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-/// On the device, or by host loops where there is none and none is named.
-void run_advance_step(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_split_decodes_and_prefills(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
-void run_reorder_batch(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
-void run_paged_kv_metadata(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
-void run_compute_slot_mapping(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
-void run_local_virtual_batches(CaseFile& file, const RunOptions&, CaseOutputs& outputs);
-void run_kv_cache_shape(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
-void run_select_backend(CaseFile& file, const RunOptions& options, CaseOutputs& outputs);
+Operation run_attention, run_mla_decode, run_reshape_and_cache, run_concat_and_cache_mla;
+Operation run_copy_blocks, run_copy_blocks_mla, run_swap_blocks, run_gather, run_merge_attn_states;
+Operation run_calc_kv_scales;
+Operation run_advance_step;  ///< by host loops where there is no device and none is named
+Operation run_split_decodes_and_prefills, run_reorder_batch, run_paged_kv_metadata;
+Operation run_compute_slot_mapping, run_local_virtual_batches;
+Operation run_kv_cache_shape, run_select_backend;
 
 // What several operations read.
 
