@@ -33,7 +33,7 @@ def test_an_exception_wakes_them(torch):
 def test_they_take_no_processor_time(torch):
     ones = torch.ones(700, 700)
 
-    def least_busy(block):
+    def busy(block):
         times = []
         for _ in range(10):
             assert (ones @ ones == 700).all()
@@ -41,7 +41,8 @@ def test_they_take_no_processor_time(torch):
                 begin = time.process_time()
                 time.sleep(0.02)
                 times.append(time.process_time() - begin)
-        return min(times)
+        return times
 
-    awake = least_busy(contextlib.nullcontext)
-    assert least_busy(clattn.openmp_asleep) < min(0.002, awake)
+    # Where other programs take the cores, threads that wait in a loop are seldom seen to run.
+    awake = max(busy(contextlib.nullcontext))
+    assert min(busy(clattn.openmp_asleep)) < min(0.002, awake)
