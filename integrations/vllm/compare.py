@@ -170,10 +170,11 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=", ".join(MODELS))
     given = parser.parse_args()
     exact = given.dtype == "float32"
-    names = given.models or [name for name, model in MODELS.items() if model.tokens or not exact]
-    unknown = set(names) - set(MODELS)
+    here = {name: model for name, model in MODELS.items() if model.runs_here}
+    names = given.models or [name for name, model in here.items() if model.tokens or not exact]
+    unknown = set(names) - set(here)
     if unknown:
-        parser.error(f"models {sorted(unknown)} are none of {list(MODELS)}")
+        parser.error(f"models {sorted(unknown)} are none of {list(here)} that this CPU can serve")
     if exact and not all(MODELS[name].tokens for name in names):
         encoders = ", ".join(repr(name) for name in names if not MODELS[name].tokens)
         parser.error(f"no tokens can be compared for {encoders}; use --dtype float16 or bfloat16")

@@ -21,6 +21,29 @@ SHAPE = {
 }
 WINDOW = {"sliding_window": 64}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+#: As DeepSeek's own; vLLM 0.32's CPU kernel for plain rotary embeddings rotates other rows than
+#: MLA's, which the batch decides.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+LATENT = SHAPE | {
+    "rope_parameters": YARN,
+    "num_key_value_heads": 8,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 2,
+}
+CPU_MLA = {"block_size": 16, "attention_config": {"backend": "CPU_MLA"}}
 
 
 @dataclass(frozen=True)
@@ -30,14 +53,22 @@ class Model:
     config: str
     fields: dict[str, Any]
     engine: dict[str, Any] = field(default_factory=dict)
+    #: Options of the engine that it is compared with, in f32, where those above would round.
+    exact: dict[str, Any] = field(default_factory=dict)
     #: False: it is only compared by errors, because vLLM rounds differently or gives no tokens.
     tokens: bool = True
+    #: What Linux calls the instructions without which vLLM takes another backend.
+    needs: str = ""
     #: vLLM neither cuts its prompts nor keeps their prefixes.
     whole_prompts: bool = False
 
     @property
     def is_encoder(self) -> bool:
         return self.engine.get("runner") == "pooling"
+
+    @property
+    def runs_here(self) -> bool:
+        return self.needs in Path("/proc/cpuinfo").read_text()
 
 
 MODELS = {
@@ -59,24 +90,22 @@ MODELS = {
             "initializer_range": 0.08,
         },
     ),
-    "DeepSeek V2 (MLA)": Model(
+    "DeepSeek V2 (MLA)": Model("DeepseekV2Config", LATENT, CPU_MLA, whole_prompts=True),
+    "DeepSeek V2 (MLA, AMX)": Model(
         "DeepseekV2Config",
-        SHAPE
-        | {
-            "head_dim": 64,
-            "num_key_value_heads": 8,
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 64,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 64,
-            "first_k_dense_replace": 2,
-        },
-        # AMX_MLA, which vLLM prefers where it can, is not replaced.
-        {"block_size": 16, "attention_config": {"backend": "CPU_MLA"}},
-        whole_prompts=True,
+        LATENT,
+        {"attention_config": {"backend": "AMX_MLA"}},
+        exact=CPU_MLA,
+        tokens=False,  # AMX_MLA takes bf16 alone
+        needs="amx_bf16",
     ),
-    "Llama, fp8 cache": Model("LlamaConfig", SHAPE, {"kv_cache_dtype": "fp8"}, tokens=False),
+    "Llama, fp8 cache": Model(
+        "LlamaConfig",
+        SHAPE,
+        {"kv_cache_dtype": "fp8"},
+        exact={"kv_cache_dtype": "auto"},
+        tokens=False,
+    ),
     "BERT (encoder)": Model(
         "BertConfig",
         {

@@ -50,8 +50,8 @@ def serve(name: str, folder: Path, count: int, dtype: str, ranks: int) -> dict:
     print(f"serve: {name}", flush=True)
     chunks = not model.whole_prompts
     engine = {"block_size": 32} | model.engine
-    if dtype == "float32":  # what others are compared with rounds nothing
-        engine.pop("kv_cache_dtype", None)
+    if dtype == "float32":
+        engine |= model.exact
     llm = LLM(
         model=str(folder / name),
         skip_tokenizer_init=not model.is_encoder,

@@ -7,3 +7,4 @@ def register() -> None:
 
     register_backend(AttentionBackendEnum.CPU_ATTN, "clattn_vllm.backend.CLAttnBackend")
     register_backend(AttentionBackendEnum.CPU_MLA, "clattn_vllm.mla.CLAttnMLABackend")
+    register_backend(AttentionBackendEnum.AMX_MLA, "clattn_vllm.mla.CLAttnAMXMLABackend")

@@ -1,7 +1,7 @@
-"""Latent attention (MLA) where vLLM would take CPU_MLA: decode by CLAttn, prefill by vLLM's own.
+"""Latent attention (MLA) where vLLM would take CPU_MLA or AMX_MLA: decode by CLAttn.
 
-vLLM's prefill multiplies the latent rows into keys and values of each head and has no page to read
-then; AMX_MLA, which it prefers for bf16 where the processor has AMX, is not replaced.
+Prefill is vLLM's own. CPU_MLA's multiplies the latent rows into keys and values of each head and
+has no page to read then; AMX_MLA's has weights of its own packing around it.
 """
 
 import clattn
@@ -10,8 +10,14 @@ from vllm.config import get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonImpl,
     MLACommonMetadata,
     MLACommonMetadataBuilder,
+)
+from vllm.v1.attention.backends.mla.amx_mla import (
+    AMXMLABackend,
+    AMXMLAImpl,
+    AMXMLAMetadataBuilder,
 )
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
@@ -21,19 +27,7 @@ from clattn_vllm.layer import Fields, compiled, make_builder, refused
 logger = init_logger("vllm.clattn")
 
 
-class CLAttnMLABackend(CPUMLABackend):
-    """vLLM's CPU_MLA, by CLAttn."""
-
-    @staticmethod
-    def get_impl_cls() -> type["CLAttnMLAImpl"]:
-        return CLAttnMLAImpl
-
-    @staticmethod
-    def get_builder_cls() -> type["CLAttnMLAMetadataBuilder"]:
-        return CLAttnMLAMetadataBuilder
-
-
-class CLAttnMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+class _DecodeBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     """vLLM's metadata, and CLAttn's of the requests that decode beside it."""
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
@@ -68,7 +62,7 @@ class CLAttnMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         return metadata
 
 
-class CLAttnMLAImpl(CPUMLAImpl):
+class _Decode(MLACommonImpl[MLACommonMetadata]):
     """A layer's attention; served is None where decode is vLLM's own."""
 
     served: clattn.AttentionImpl | None = None
@@ -95,7 +89,43 @@ class CLAttnMLAImpl(CPUMLAImpl):
         return output, None
 
 
-def _fields(impl: CPUMLAImpl, dtype: torch.dtype, block_size: int) -> Fields:
+class CPUImpl(_Decode, CPUMLAImpl):
+    """CPU_MLA's layer."""
+
+
+class AMXImpl(_Decode, AMXMLAImpl):
+    """AMX_MLA's layer."""
+
+
+class AMXBuilder(_DecodeBuilder, AMXMLAMetadataBuilder):
+    """AMX_MLA's metadata, which its prefill reads."""
+
+
+class CLAttnMLABackend(CPUMLABackend):
+    """vLLM's CPU_MLA, by CLAttn."""
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUImpl]:
+        return CPUImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[_DecodeBuilder]:
+        return _DecodeBuilder
+
+
+class CLAttnAMXMLABackend(AMXMLABackend):
+    """vLLM's AMX_MLA, by CLAttn."""
+
+    @staticmethod
+    def get_impl_cls() -> type[AMXImpl]:
+        return AMXImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[AMXBuilder]:
+        return AMXBuilder
+
+
+def _fields(impl: _Decode, dtype: torch.dtype, block_size: int) -> Fields:
     fields = {
         "num_heads": impl.num_heads,
         "num_kv_heads": 1,
