@@ -125,7 +125,6 @@ MODELS = {
 
 
 def make_models(names: list[str], folder: Path, dtype: str) -> None:
-    import tokenizers
     import torch
     import transformers
 
@@ -137,11 +136,18 @@ def make_models(names: list[str], folder: Path, dtype: str) -> None:
         made = kind.from_config(config, dtype=getattr(torch, dtype))
         made.save_pretrained(folder / name)
         if model.is_encoder:  # vLLM wants its tokenizer
-            words = tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, "0")
-            tokenizer = tokenizers.Tokenizer(words)
-            transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(
-                folder / name
-            )
+            save_tokenizer(folder / name, VOCABULARY)
+
+
+def save_tokenizer(folder: Path, words: int) -> None:
+    """A token's text is its number; spaces separate them."""
+    import tokenizers
+    import transformers
+
+    model = tokenizers.models.WordLevel({str(word): word for word in range(words)}, "0")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def prompts(count: int) -> list[list[int]]:

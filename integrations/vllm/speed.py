@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterable
 
 from compare import print_versions
 
@@ -94,24 +94,28 @@ def rounds(given: argparse.Namespace) -> None:
         print(json.dumps(told), file=answers, flush=True)
 
 
+def environment_of(plugins: str, threads: int) -> dict[str, str]:
+    """Of an engine's process."""
+    from clattn_vllm.device import THREAD_VARIABLES  # here, so that vLLM's own runs without us
+
+    return os.environ | {
+        "VLLM_PLUGINS": plugins,
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        **dict.fromkeys(("OMP_NUM_THREADS", *THREAD_VARIABLES), str(threads)),
+    }
+
+
 class Engine:
     """A process that serves on demand."""
 
     def __init__(self, plugins: str, threads: int, arguments: list[str]) -> None:
-        from clattn_vllm.device import THREAD_VARIABLES  # here, so that vLLM's own runs without us
-
-        environment = os.environ | {
-            "VLLM_PLUGINS": plugins,
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-            **dict.fromkeys(("OMP_NUM_THREADS", *THREAD_VARIABLES), str(threads)),
-        }
-        command = [sys.executable, __file__, *arguments]
         self.process = subprocess.Popen(
-            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+            [sys.executable, __file__, *arguments], env=environment_of(plugins, threads),
+            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
 
     def answer(self) -> str:
         line = self.process.stdout.readline()
@@ -129,6 +133,12 @@ class Engine:
         self.process.wait()
 
 
+def ratios(own: Iterable[float], ours: Iterable[float]) -> str:
+    """How many times as fast ours is: the median of the rounds' ratios, the least, the greatest."""
+    each = sorted(a / b for a, b in zip(own, ours, strict=True))
+    return f"{statistics.median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})"
+
+
 def table(given: argparse.Namespace, told: dict[str, list[dict]]) -> None:
     print("\n| tokens/s | vLLM's own | CLAttn | times as fast (rounds) | by processor time |")
     print("| --- | --- | --- | --- | --- |")
@@ -138,10 +148,9 @@ def table(given: argparse.Namespace, told: dict[str, list[dict]]) -> None:
             seconds = statistics.median(turn[phase][0] for turn in told[name])
             cells.append(f"{tokens / seconds:.0f}")
         for clock in range(2):
-            own, ours = ([turn[phase][clock] for turn in told[name]] for name in ENGINES)
-            ratios = sorted(a / b for a, b in zip(own, ours, strict=True))
-            each = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            cells.append(f"{statistics.median(ratios):.2f} {each}")
+            cells.append(
+                ratios(*([turn[phase][clock] for turn in told[name]] for name in ENGINES))
+            )
         print(f"| {' | '.join(cells)} |")
 
 
