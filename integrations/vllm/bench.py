@@ -18,7 +18,7 @@ from pathlib import Path
 
 from compare import print_versions
 from models import save_tokenizer
-from speed import ENGINES, SHAPE, environment_of, make_model, ratios
+from speed import ENGINES, SHAPE, environment_of, make_model, ratios, turns
 
 
 def benchmarks(given: argparse.Namespace) -> dict[str, list[str]]:
@@ -95,12 +95,11 @@ def run(given: argparse.Namespace) -> None:
         save_tokenizer(folder / "model", SHAPE["vocab_size"])
         for name, arguments in benchmarks(given).items():
             told[name] = {engine: [] for engine in ENGINES}
-            for index in range(given.rounds):
-                for engine in ENGINES if index % 2 == 0 else reversed(ENGINES):
-                    told[name][engine].append(turn(name, engine, arguments, folder, threads))
-                    print(f"bench: {name}, round {index + 1}, plug-ins: {engine}", file=sys.stderr)
-    print(f"\n{table(told)}")
-    print(f"\n{given.requests} requests at once, {given.prompt} tokens and {given.new} new of each,")
+            for number, engine in turns(given.rounds):
+                told[name][engine].append(turn(name, engine, arguments, folder, threads))
+                print(f"bench: {name}, round {number + 1}, plug-ins: {engine}", file=sys.stderr)
+    print(f"\n{table(told)}\n")
+    print(f"{given.requests} requests at once, {given.prompt} tokens and {given.new} new of each,")
     print(f"{given.layers} layers, {threads} threads, bf16, medians of {given.rounds} rounds")
 
 

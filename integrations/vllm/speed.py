@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from compare import print_versions
 
@@ -133,6 +133,13 @@ class Engine:
         self.process.wait()
 
 
+def turns(rounds: int) -> Iterator[tuple[int, str]]:
+    """Each round's number and engines, another one first in every other round."""
+    for number in range(rounds):
+        for engine in ENGINES if number % 2 == 0 else reversed(ENGINES):
+            yield number, engine
+
+
 def ratios(own: Iterable[float], ours: Iterable[float]) -> str:
     """How many times as fast ours is: the median of the rounds' ratios, the least, the greatest."""
     each = sorted(a / b for a, b in zip(own, ours, strict=True))
@@ -165,17 +172,16 @@ def run(given: argparse.Namespace) -> None:
         for engine in engines.values():
             engine.answer()
         told = {name: [] for name in engines}
-        for turn in range(given.rounds + 1):
-            for name in ENGINES if turn % 2 == 0 else reversed(ENGINES):
-                told[name].append(engines[name].round(turn))
-                print(f"speed: round {turn} of {given.rounds}, plug-ins: {name}", file=sys.stderr)
+        for number, name in turns(given.rounds + 1):
+            told[name].append(engines[name].round(number))
+            print(f"speed: round {number} of {given.rounds}, plug-ins: {name}", file=sys.stderr)
         for engine in engines.values():
             engine.end()
     for name, title in zip(ENGINES, ("vLLM's own", "CLAttn"), strict=True):
         first = next(iter(told[name][0]["tokens"].values()))
         print(f"{title}: tokens {first[:12]} ...")
     # The first turn, which fills caches and raises clocks, does not count.
-    table(given, {name: turns[1:] for name, turns in told.items()})
+    table(given, {name: rounds[1:] for name, rounds in told.items()})
     print(f"\n{given.requests} requests of {given.prompt} tokens, {threads} threads, bf16")
 
 

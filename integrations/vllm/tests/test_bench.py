@@ -8,7 +8,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench import table  # noqa: E402
-from speed import ratios  # noqa: E402
+from speed import ratios, turns  # noqa: E402
 
 
 def test_a_ratio_is_of_the_same_round():
@@ -37,3 +37,7 @@ def test_rows_have_what_vllm_tells_and_how_many_times_as_fast_it_was():
         "| throughput | 100 tokens/s | 200 tokens/s | 2.00 (0.50 to 2.00) |",
         "| latency | 1.5 s | 2 s | 0.75 (0.75 to 0.75) |",
     ]
+
+
+def test_engines_take_turns_in_being_first():
+    assert list(turns(2)) == [(0, "none"), (0, "clattn"), (1, "clattn"), (1, "none")]
