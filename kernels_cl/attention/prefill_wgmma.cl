@@ -12,7 +12,7 @@
        S = Q K^T, in turns with the others
        O = O + P V of the tile before (begun before S is awaited)
        P = 2^(S - base)
-       if some P is too large: base = max, P anew, O = O * 2^(old base - base)
+       if a lane's sum of P is too large: base follows max, P anew, O = O * 2^(old base - base)
 
    The tile before may be the last one of the task before: its rows leave once O is done, beside
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
@@ -39,20 +39,24 @@
    16-byte boundaries. */
 #include "tile/sm90.clh"
 #define CLA_TILE_UNIT CLA_KV_PLACE
-/* As long as no probability is larger, a row keeps its base, and no maximum is looked for. With f16
-   a base is that much above its row's maximum, for maxima to grow without being followed. */
+/* A row keeps its base, and its maximum is not computed, while no lane's sum of probabilities in a
+   tile exceeds this. f16: none of them may exceed its largest number, and bases are higher than the
+   range needs, so that maxima can grow by as much. Otherwise the number of those that the lane
+   holds: beyond it one is above 1, so that the base moves and later tiles keep the new one. */
 #if CLA_Q_DTYPE == 1
-#define CLA_LARGEST_KEPT 16384.0f
+#define CLA_LARGEST_KEPT 65504.0f
+#if CLA_BLOCK_ROWS <= 128
 #define CLA_BASE_SLACK 6.0f
+#endif
 #else
-#define CLA_LARGEST_KEPT 1.0f
+#define CLA_LARGEST_KEPT ((float)CLA_ROW_SCORES)
 #endif
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_DIM_UNITS + cla_swizzled((row) % 64, unit, 64))
 #include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
-#define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2) /* takes 32 registers more */
+#define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2) /* needs registers that three do not have */
 /* Registers of a work-item. Together at most 64 Ki, what a multiprocessor has. */
 #if CLA_CONSUMERS <= 2
 #define CLA_PRODUCER_REGISTERS 40
@@ -207,7 +211,7 @@ static inline void cla_wait_values(const ClaConsumer* own, const ClaProgress* no
 /* Goes on to the tile now->tile: its products with keys run beside those of the last tile's values,
    and its softmax beside the latter. `ended`: the task of the last tile, if that was its last; the
    compiler knows whether there is one, so that tiles of one task have a short loop of their own.
-   There no maximum is looked for as long as the rows' probabilities stay small. */
+   In that loop a maximum is computed only if a lane's sum of probabilities is too large. */
 static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const ClaWork* ended,
                                  float* acc, ClaA* probabilities) {
   const ClaShared* at = own->at;
