@@ -101,7 +101,7 @@ AttentionConfig shared_plan(std::vector<const Attention*> members, Context& cont
     return plan;
   };
   for (const Attention* candidate : members) {
-    const AttentionConfig plan = widened(candidate);
+    AttentionConfig plan = widened(candidate);
     const bool suits = std::ranges::all_of(members, [&](const Attention* layer) {
       const auto* paged = dynamic_cast<const detail::PagedAttentionImpl*>(&layer->impl());
       return paged == nullptr || paged->runs_plan_of(context, plan);

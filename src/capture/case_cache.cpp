@@ -15,7 +15,7 @@ using npy::NpyArray;
 
 /// Each page once. Throws unless the cache has all of them.
 std::set<std::int32_t> distinct(const std::vector<std::int32_t>& pages, std::int64_t num_blocks) {
-  const std::set<std::int32_t> each(pages.begin(), pages.end());
+  std::set<std::int32_t> each(pages.begin(), pages.end());
   if (!each.empty() && (*each.begin() < 0 || *each.rbegin() >= num_blocks)) {
     throw_invalid("block_table: page {}, legal: 0 … {} (the cache's num_blocks - 1)",
                   *each.begin() < 0 ? *each.begin() : *each.rbegin(), num_blocks - 1);

@@ -23,7 +23,7 @@ using Bytes = std::vector<std::byte>;
 
 /// Where an operation runs, and with which types.
 struct Place : OnDevice {
-  DType dtype, cache_dtype;
+  DType dtype{}, cache_dtype{};
 };
 
 template <typename T>
