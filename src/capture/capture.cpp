@@ -97,6 +97,7 @@ std::vector<std::int32_t> add_table(const NewCase& made,
 void add_pages(const NewCase& made, const CapturedAttention& call) {
   const BatchRecord& batch = call.batch;
   std::vector<std::span<const std::int32_t>> pages;
+  pages.reserve(batch.seq_lens.size());
   for (std::size_t r = 0; r < batch.seq_lens.size(); ++r)
     pages.push_back(pages_of(batch, r, batch.seq_lens[r], call.config.block_size));
   const std::vector<std::int32_t> used = add_table(made, pages);

@@ -141,6 +141,7 @@ class Replay {
     if (layer) verifier_.check(index, *layer, batch_, row);
 
     std::vector<BenchRequest> lengths;
+    lengths.reserve(scheduled.requests.size());
     for (const ScheduledRequest& request : scheduled.requests)
       lengths.push_back({request.num_new, request.num_computed + request.num_new});
     const Work work = attention_work(engine_.config().attention, lengths);
