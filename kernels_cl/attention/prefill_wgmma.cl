@@ -44,12 +44,12 @@
    range needs, so that maxima can grow by as much. Otherwise the number of those that the lane
    holds: beyond it one is above 1, so that the base moves and later tiles keep the new one. */
 #if CLA_Q_DTYPE == 1
-#define CLA_LARGEST_KEPT 65504.0f
+#define CLA_KEPT_SUM 65504.0f
 #if CLA_BLOCK_ROWS <= 128
 #define CLA_BASE_SLACK 6.0f
 #endif
 #else
-#define CLA_LARGEST_KEPT ((float)CLA_ROW_SCORES)
+#define CLA_KEPT_SUM ((float)CLA_ROW_SCORES)
 #endif
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_DIM_UNITS + cla_swizzled((row) % 64, unit, 64))
@@ -239,7 +239,7 @@ static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const
     cla_round_row(probabilities, kept, 0);
     const float lower = cla_row_probabilities(kept, scores, 1, state[1].base, to_logit);
     cla_round_row(probabilities, kept, 1);
-    if (cla_any_lane(fmax(upper, lower) > CLA_LARGEST_KEPT)) {
+    if (cla_any_lane(fmax(upper, lower) > CLA_KEPT_SUM)) {
       cla_move_rows(&now->work, scores, acc, probabilities, to_logit);
     } else {
       state[0].sum += upper;

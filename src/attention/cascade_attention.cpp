@@ -252,8 +252,14 @@ std::function<void()> CascadeAttention::capture(cl_command_queue queue, const Ca
       .seq_lens = seq_lens,
       .pages_at = pages_at,
       .pages = pages};
-  return detail::capture_attention(
-      {queue, impl.config(), batch, true, tensors, &cache, ForwardOptions{}, prefix_len});
+  return detail::capture_attention({.queue = queue,
+                                    .config = impl.config(),
+                                    .batch = batch,
+                                    .causal = true,
+                                    .tensors = tensors,
+                                    .cache = &cache,
+                                    .options = ForwardOptions{},
+                                    .common_prefix_len = prefix_len});
 }
 
 }  // namespace clattn

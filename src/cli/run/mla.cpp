@@ -97,7 +97,7 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
   const AttentionOutcome outcome = execute_latent(context, call);
 
   const auto heads = to_size(call.config.num_heads);
-  const std::int32_t rank = call.config.head_size - call.config.rope_dim;
+  const std::int32_t rank = latent_config(call.config).kv_lora_rank;
   const std::size_t row = heads * to_size(rank);
   const std::size_t requests = call.seq_lens.size();
   const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);

@@ -1,4 +1,4 @@
-// Keys whose logits are -inf or NaN: a split of them counts for no less than in one pass.
+// Logits that are infinite or NaN, or whose maxima move along the keys.
 
 #include <gtest/gtest.h>
 
@@ -159,7 +159,7 @@ Problem problem_of(const Odd& odd, std::int32_t query_len, clattn::DType dtype) 
     return dim == 0 && key < odd.num_odd ? odd.key : element(key * 16 + dim) / (f32 ? 1 : 16);
   };
   problem.value = [odd](std::int64_t key, std::int64_t dim) {
-    return dim == 0 && key < odd.num_odd ? odd.value : element(key * 16 + dim + 11);
+    return dim == 0 && key < odd.num_odd ? odd.value : 0.5 + element(key * 16 + dim + 11) / 2;
   };
   return problem;
 }
@@ -214,8 +214,9 @@ TEST_P(ExtremeLogits, MaximaMayMoveFromTileToTile) {
         return course.first + course.growth * stretch +
                (key / kStretch == kLong / kStretch - 1 ? course.jump : 0);
       };
-      problem.value = [](std::int64_t key, std::int64_t dim) {
-        return element(key * 128 + dim + 11);
+      problem.value = [](std::int64_t key, std::int64_t dim) {  // tells which stretch it is of
+        return 0.25 + static_cast<double>(key / kStretch % 4) / 8 +
+               element(key * 128 + dim + 11) / 16;
       };
       const Result want = truth(problem);
       for (const auto& context : all_contexts()) {
