@@ -96,12 +96,8 @@ typedef struct ClaCache {
 
 static inline ClaCache cla_cache_of(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
                                     const ClaCall call) {
-  ClaCache cache = {k, v, call.block_stride, call.token_stride, call.head_stride, 0};
-#if CLA_KV_QUANT
-  cache.halves = (((ulong)k | (ulong)v | (ulong)call.block_stride | (ulong)call.token_stride |
-                   (ulong)call.head_stride) &
-                  15) != 0;
-#endif
+  const ClaCache cache = {
+      k, v, call.block_stride, call.token_stride, call.head_stride, cla_in_halves(k, v, call)};
   return cache;
 }
 
@@ -111,16 +107,6 @@ static inline uint cla_key_at_unit(uint row, uint unit) {
 }
 static inline uint cla_value_at_unit(uint row, uint unit) {
   return row * CLA_ROW_UNITS + (unit ^ cla_v_swizzle(row));
-}
-
-/* Starts to copy a unit of 16 bytes; a cache of 8 bits may lie on 8. */
-static inline void cla_copy_unit(__local uint4* to, __global const CLA_KV_T* from, int halves) {
-  if (CLA_KV_QUANT && halves) {
-    cla_copy_half_async((__local uint2*)to, from);
-    cla_copy_half_async((__local uint2*)to + 1, from + 8);
-  } else {
-    cla_copy_async(to, from, 1);
-  }
 }
 
 /* Starts to bring the tile to a stage. */
@@ -138,8 +124,8 @@ static inline void cla_load_tile(__local uint4* stage, const ClaAhead* ahead, co
 #pragma unroll
   for (uint first = 0; first < CLA_BLOCK_KV; first += CLA_LANES / CLA_ROW_UNITS) {
     const uint row = first + own.row;
-    cla_copy_unit(stage + cla_key_at_unit(row, own.unit), k, cache->halves);
-    cla_copy_unit(stage + CLA_PIECE_UNITS + cla_value_at_unit(row, own.unit), v, cache->halves);
+    cla_copy_unit(stage + cla_key_at_unit(row, own.unit), k, cache->halves, 1);
+    cla_copy_unit(stage + CLA_PIECE_UNITS + cla_value_at_unit(row, own.unit), v, cache->halves, 1);
     k += step;
     v += step;
   }

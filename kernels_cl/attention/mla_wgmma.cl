@@ -163,12 +163,12 @@ static inline float2 cla_take_over(ClaHandover from, ClaPipeline* pipeline, uint
 
 /* A tile's products become probabilities. Gives what the sums so far are to be multiplied by. */
 static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabilities, ClaWork* work,
-                                                 const ClaOptions* opt, float scale, int first_key,
-                                                 int masked) {
-  cla_mask_rows(scores, work->rows, opt, scale, first_key, masked);
-  const float2 bases = cla_find_bases(scores, work, cla_to_logit(scale));
-  const float upper = cla_move_row(scores, work->state, 0, bases.x, cla_to_logit(scale));
-  const float lower = cla_move_row(scores, work->state, 1, bases.y, cla_to_logit(scale));
+                                                 const ClaOptions* opt, int first_key, int masked) {
+  const float to_logit = cla_to_logit(work->scale);
+  cla_mask_rows(scores, work->rows, opt, work->scale, first_key, masked);
+  const float2 bases = cla_find_bases(scores, work, to_logit);
+  const float upper = cla_move_row(scores, work->state, 0, bases.x, to_logit);
+  const float lower = cla_move_row(scores, work->state, 1, bases.y, to_logit);
   cla_round_rows(probabilities, scores);
   return (float2)(upper, lower);
 }
@@ -223,7 +223,6 @@ typedef struct ClaConsumer {
   __local uint4* own_v; /* its dims of the stages of latent rows */
   uint lane, lid, name;
   uint q_desc, k_desc, v_desc;
-  float scale;
 } ClaConsumer;
 
 static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
@@ -252,9 +251,8 @@ static inline void cla_take_scores(const ClaConsumer* own, ClaWork* work, ClaPip
                                    int masked) {
   cla_wgmma_wait_all();
   CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
-  const float2 factors =
-      cla_scores_to_probabilities(scores, probabilities, work, own->opt, own->scale,
-                                  tile + (int)cla_c_column(own->lane), masked);
+  const float2 factors = cla_scores_to_probabilities(scores, probabilities, work, own->opt,
+                                                     tile + (int)cla_c_column(own->lane), masked);
   cla_hand_over(own->handover, hand_pipe, probabilities, CLA_KEY_STEPS, factors, own->lid);
   cla_rescale_pair(acc, factors);
 }
@@ -375,8 +373,7 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
                            1 + self.group,
                            cla_tile_descriptor(q_tile, CLA_BLOCK_ROWS),
                            cla_tile_descriptor(k_tiles, CLA_BLOCK_KV),
-                           cla_tile_descriptor(own_v, CLA_BLOCK_KV),
-                           fabs(call.scale_log2e)};
+                           cla_tile_descriptor(own_v, CLA_BLOCK_KV)};
   ClaPipeline pipeline = {0, 0}, q_pipe = {0, 0}, hand_pipe = {0, 0};
   float acc[CLA_ACC_TILES * CLA_C_SIZE];
 #pragma unroll
@@ -384,7 +381,7 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
     ClaWork work;
     cla_wait_tile(full_q, q_pipe);
-    cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal);
+    cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal, call.scale_log2e);
     if (self.group == 0) {
       cla_consume_front(&own, &work, &pipeline, &hand_pipe, acc);
     } else {

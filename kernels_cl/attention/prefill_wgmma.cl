@@ -18,8 +18,9 @@
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
    wholly; an infinite or NaN value there that a row must not meet is seen before it is multiplied,
    and such a tile is added by hand. With CLA_BOXES 16 keys of a head are one copy by a tensor map
-   (tile/sm90_tensor_map.clh), else many small ones. Full barriers end when
-   copies have arrived, empty ones when the last warp has multiplied.
+   (tile/sm90_tensor_map.clh), else many small ones; those of 8 bits are converted on their way
+   (attention/wgmma_conversion.clh). Full barriers end when copies have arrived, or were converted,
+   empty ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
@@ -27,16 +28,16 @@
    macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    64, 128, 256; with 192 rows 64
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           CLA_Q_DTYPE: k_cache, v_cache
+   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_BLOCK_ROWS       rows        64, 128, 192
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
 
-   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 3 KiB of barriers and marks,
-   192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries. Launch: up
-   to num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries. */
+   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and marks,
+   192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries. Caches of 8
+   bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS
+   groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits on 8. */
 #include "tile/sm90.clh"
 #define CLA_TILE_UNIT CLA_KV_PLACE
 /* A row keeps its base, and its maximum is not computed, while no lane's sum of probabilities in a
@@ -57,30 +58,28 @@
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2) /* needs registers that three do not have */
-/* Registers of a work-item. Together at most 64 Ki, what a multiprocessor has. */
-#if CLA_CONSUMERS <= 2
+/* Registers of a work-item. Together no more than those that a launch begins with, of which an
+   instruction takes some for others: 168 for each of 384 work-items. */
+#if CLA_CONSUMERS <= 2 && CLA_KV_QUANT
+#define CLA_PRODUCER_REGISTERS 88 /* for a piece, all of whose units are loaded at once */
+#define CLA_CONSUMER_REGISTERS 208
+#elif CLA_CONSUMERS <= 2
 #define CLA_PRODUCER_REGISTERS 40
 #define CLA_CONSUMER_REGISTERS 232
 #else
 #define CLA_PRODUCER_REGISTERS 32
 #define CLA_CONSUMER_REGISTERS 160
 #endif
-#if CLA_KV_DTYPE != CLA_Q_DTYPE
-#error "prefill_wgmma.cl: the cache must hold the queries' type"
-#endif
-#if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0)
-#error "prefill_wgmma.cl: boxes are of pages of a multiple of 16 tokens"
+#if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0 || CLA_KV_QUANT)
+#error "prefill_wgmma.cl: boxes are of 16-bit pages of a multiple of 16 tokens"
 #endif
 #if CLA_BLOCK_ROWS % 64 != 0 || CLA_BLOCK_ROWS > 192 || \
     CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
 #endif
-
-#if CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128
-#error "CLA_BLOCK_KV must be 64 or 128"
-#endif
-#if CLA_HEAD_DIM != 64 && CLA_HEAD_DIM != 128 && CLA_HEAD_DIM != 256
-#error "CLA_HEAD_DIM must be 64, 128 or 256"
+#if (CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128) || \
+    (CLA_HEAD_DIM != 64 && CLA_HEAD_DIM != 128 && CLA_HEAD_DIM != 256)
+#error "prefill_wgmma.cl: CLA_BLOCK_KV must be 64 or 128, CLA_HEAD_DIM 64, 128 or 256"
 #endif
 
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
@@ -114,7 +113,7 @@ typedef struct ClaConsumer {
   uint q_desc, k_desc, v_desc;
   uint num_tasks;
   int causal;
-  float scale;
+  float scale_log2e;
 } ClaConsumer;
 typedef struct ClaProgress {
   ClaWork work;
@@ -127,7 +126,7 @@ typedef struct ClaProgress {
 /* Begins with the task whose queries have come. */
 static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaPipeline q_pipe) {
   cla_begin_work(&now->work, own->at->tasks, q_pipe, own->opt, own->warp_row + cla_c_row(own->lane),
-                 own->causal);
+                 own->causal, own->scale_log2e);
   now->deal = cla_next_task(now->deal);
   now->tile = now->work.keys.begin;
 }
@@ -150,7 +149,8 @@ static inline int cla_first_key(const ClaConsumer* own, const ClaProgress* now) 
 }
 
 static inline void cla_mask_scores(const ClaConsumer* own, const ClaProgress* now, float* scores) {
-  cla_mask_rows(scores, now->work.rows, own->opt, own->scale, cla_first_key(own, now), now->masked);
+  cla_mask_rows(scores, now->work.rows, own->opt, now->work.scale, cla_first_key(own, now),
+                now->masked);
 }
 
 /* Both rows' probabilities relative to bases that follow their maxima. */
@@ -167,7 +167,7 @@ static inline void cla_move_rows(ClaWork* work, float* scores, float* acc, ClaA*
 /* The probabilities of a tile whose products run beside no other tile's. */
 static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now, float* acc,
                                        ClaA* probabilities) {
-  const float to_logit = cla_to_logit(own->scale);
+  const float to_logit = cla_to_logit(now->work.scale);
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   now->masked = cla_partly_seen(&now->work, now->tile);
   cla_wait_tile(own->at->full_k, now->pipeline);
@@ -215,9 +215,9 @@ static inline void cla_wait_values(const ClaConsumer* own, const ClaProgress* no
 static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const ClaWork* ended,
                                  float* acc, ClaA* probabilities) {
   const ClaShared* at = own->at;
-  const float to_logit = cla_to_logit(own->scale);
+  const float to_logit = cla_to_logit(now->work.scale);
   const ClaPipeline next = cla_next_stage(now->pipeline, CLA_STAGES);
-  __local float* mark = at->marks + get_local_id(0);
+  __local float* mark = at->marks + own->lane;
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   now->masked = cla_partly_seen(&now->work, now->tile);
   cla_barrier_wait(at->full_v + now->pipeline.stage, now->pipeline.phase);
@@ -336,19 +336,27 @@ static inline void cla_consume(const ClaConsumer* own) {
 
 CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
-  __local uint4 k_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
-  __local uint4 v_tiles[CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local uint4 k_tiles[2 * CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+#if CLA_KV_QUANT
+  __local uint4 raw[CLA_RAW_UNITS];
+#else
+  __local uint4* const raw = 0;
+#endif
   __local ClaTask tasks[CLA_QUERY_STAGES];
-  __local float marks[CLA_WG_SIZE];
+  __local float marks[CLA_LANES];
+#if CLA_BOXES
   __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
+#endif
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
-  __local ulong full_k[CLA_STAGES], full_v[CLA_STAGES], empty_k[CLA_STAGES], empty_v[CLA_STAGES];
+  __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES];
   __local ulong maps_made[1];
 
-  const ClaShared at = {q_tiles, k_tiles, v_tiles, tasks,   marks,   full_q,
+  __local uint4* const v_tiles = k_tiles + CLA_STAGES * CLA_TILE_UNITS;
+  __local ulong *const full_v = full_k + CLA_STAGES, *const empty_v = empty_k + CLA_STAGES;
+  const ClaShared at = {q_tiles, k_tiles, v_tiles, raw,     tasks,   marks,    full_q,
                         empty_q, full_k,  full_v,  empty_k, empty_v, maps_made};
   const ClaOptions opt = CLA_OPTION_VALUES;
-  __global int* tensor_maps = workspace + call.tensor_maps_at; /* made by the launch for itself */
+  __global int* const tensor_maps = workspace + call.tensor_maps_at; /* by the launch for itself */
   const ClaThread self = cla_thread();
   const uint num_tasks = (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS;
 
@@ -360,13 +368,15 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                 self.lane, self.lid);
     return;
   }
-  if (CLA_BOXES && get_local_id(0) < 2 * CLA_LANES) { /* beside the first queries' way */
+#if CLA_BOXES
+  if (get_local_id(0) < 2 * CLA_LANES) { /* beside the first queries' way */
     const ClaRowsAt rows = {self.warp == 0 ? k_cache + call.k_offset : CLA_VALUES,
                             call.token_stride, call.block_stride};
     cla_make_map(tensor_maps + self.warp * CLA_MAP_INTS, maps + self.warp * CLA_MAP_INTS, &rows,
                  self.lane);
     if (self.lane == 0) cla_barrier_arrive(maps_made);
   }
+#endif
   CLA_TAKE_REGISTERS(CLA_CONSUMER_REGISTERS);
   const ClaRowResults results = {{CLA_PARTIAL_OUT, CLA_PARTIAL_LSE2, call.write_lse ? lse : 0},
                                  out,
@@ -386,6 +396,6 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                            cla_tile_descriptor(v_tiles, CLA_KV_ROWS),
                            num_tasks,
                            call.causal,
-                           fabs(call.scale_log2e)};
+                           call.scale_log2e};
   cla_consume(&own);
 }

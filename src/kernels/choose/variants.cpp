@@ -339,7 +339,8 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&
-                     shape.block_size > 0 && shape.block_size % 16 == 0;
+                     shape.cache_dtype == shape.dtype && shape.block_size > 0 &&
+                     shape.block_size % 16 == 0;
   if (boxes) options += " -DCLA_BOXES=1";
   options += option_macros(shape.options, variant.role);
   // PoCL 5.0 computes most of these kernels wrong when it optimises, under each of its work-group
