@@ -66,6 +66,12 @@ struct BuilderOptions {
   /// slot_mapping, common_prefix_len and update_block_table(). Each upload grows by 56 bytes per
   /// work item.
   bool device_seq_lens = false;
+  /// Where two launches of a step, decodes and prefills, are predicted to end earlier beside each
+  /// other than in turn, each gets a part of the device, and the second goes to an in-order queue
+  /// of the builder's own: it waits for what the caller's queue holds, and what comes to that queue
+  /// later waits for both. Only for kernels whose work-groups stay for many tasks. Not for recorded
+  /// steps and device_seq_lens. The bits of a result may depend on it, as on any other cut.
+  bool side_by_side = true;
 };
 
 /// One step's device metadata, made by a builder and valid until its next build(). forward() calls
@@ -267,6 +273,7 @@ struct PlannedLaunch {
   std::int64_t splits = 0;       ///< their splits; for a merge, partial rows to merge
   std::int32_t concurrent_groups = 0;  ///< work-groups assumed to run at once; 0 for a merge
   double predicted_us = 0;             ///< when it runs in a queue of launches
+  bool beside_last = false;            ///< it runs beside the launch before it, not after it
 };
 /// The launches of a step's plan, each with the time predicted from the costs of the tuning
 /// database (docs/performance.md). Empty if the metadata has no plan of this library. The metadata

@@ -162,8 +162,8 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
 /// What cutting leads to.
 struct TileCounts::Cut {
   CutChoice choice;
-  double rows = 0;   ///< partial results
-  double floor = 0;  ///< no way to hand these tasks out, cut or not, ends before
+  double rows = 0;  ///< partial results
+  EvenTime even;
 };
 
 TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
@@ -199,7 +199,7 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
       tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
   cut.choice.merges = tokens > 0 && !tile.merges_splits;
   if (cut.choice.merges) cut.choice.merge_ns = merge_ns(merge, tokens, cut.rows);
-  cut.floor = tile.launch_ns + total / tile.workers + slowdown_ns(tile, shared);
+  cut.even = {tile.launch_ns + slowdown_ns(tile, shared), total};
   return cut;
 }
 
@@ -212,11 +212,15 @@ CutChoice TileCounts::judge(const TileClass& tile, const MergeCosts& merge, doub
   return cut(tile, merge, share).choice;
 }
 
+EvenTime TileCounts::even_time(const TileClass& tile, const MergeCosts& merge) const {
+  return cut(tile, merge, std::numeric_limits<double>::infinity()).even;
+}
+
 CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
                              std::int64_t max_rows) const {
   const Cut uncut = cut(tile, merge, std::numeric_limits<double>::infinity());
   CutChoice best = uncut.choice;
-  if (empty() || best.end_ns <= (1 + kLeastGain) * uncut.floor) return best;
+  if (empty() || best.end_ns <= (1 + kLeastGain) * uncut.even.ns(tile.workers)) return best;
   double last = 0;
   for (int candidate = 0; candidate < kCandidates; ++candidate) {
     const double share = share_ns(tile, candidate);

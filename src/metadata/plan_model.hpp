@@ -79,6 +79,13 @@ struct CutChoice {
   bool cuts() const { return share_ns < std::numeric_limits<double>::infinity(); }
 };
 
+/// What a launch takes on so many work-groups if its tasks could be shared out evenly.
+struct EvenTime {
+  double fixed_ns = 0;  ///< whatever their number
+  double work_ns = 0;   ///< of one group
+  double ns(double workers) const { return fixed_ns + work_ns / workers; }
+};
+
 /// Splits of a tile that holds `shares` shares, if so many are allowed. A tile that is nearly two
 /// shares is cut in two, so that tiles of about the same length are cut alike.
 std::int32_t splits_of(double shares, std::int32_t most);
@@ -95,6 +102,8 @@ class TileCounts {
   CutChoice choose(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows) const;
   /// The prediction for one share size.
   CutChoice judge(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
+  /// For uncut tiles. No way to hand tasks out ends before.
+  EvenTime even_time(const TileClass& tile, const MergeCosts& merge) const;
   /// Share sizes that choose() tries after no splits at all, from coarse to fine.
   static constexpr int kCandidates = 16;
   double share_ns(const TileClass& tile, int candidate) const;

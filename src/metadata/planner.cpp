@@ -5,7 +5,9 @@
 #include "metadata/planner.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -308,6 +310,75 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
   return best;
 }
 
+namespace {
+
+using Cuts = std::array<CutChoice, kMaxTileClasses>;
+
+/// The classes that have tiles, if these are two whose launches leave work-groups to each other:
+/// each holds a compute unit for as long as it has tasks.
+std::optional<std::pair<std::size_t, std::size_t>> launches_to_pair(const PlannerConfig& config,
+                                                                    const PlanTiles& tiles) {
+  std::array<std::size_t, kMaxTileClasses> used{};
+  std::size_t count = 0;
+  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
+    if (!tiles[c].empty()) used[count++] = c;
+  }
+  if (count != 2 || config.beside_ns == std::numeric_limits<double>::infinity()) return {};
+  const TileClass& first = config.tiles[used[0]];
+  const TileClass& second = config.tiles[used[1]];
+  const bool fit = first.dealing == Dealing::kDealt && second.dealing == Dealing::kDealt &&
+                   first.workers == second.workers && first.workers >= 2;
+  if (!fit) return {};
+  return std::pair{used[0], used[1]};
+}
+
+/// Merges included.
+double pair_ns(const PlannerConfig& config, const Cuts& cuts,
+               std::pair<std::size_t, std::size_t> pair, bool beside) {
+  const CutChoice& first = cuts[pair.first];
+  const CutChoice& second = cuts[pair.second];
+  const double ends = beside
+                          ? kBesideSlower * std::max(first.end_ns, second.end_ns) + config.beside_ns
+                          : first.end_ns + second.end_ns;
+  const double merge = first.merges || second.merges ? config.merge.launch_ns : 0;
+  return ends + first.merge_ns + second.merge_ns + merge;
+}
+
+/// Work-groups for the first of two launches, so that both end at about the same time.
+std::int32_t workers_of_first(const EvenTime& first, const EvenTime& second, std::int32_t all) {
+  std::int32_t best = 1;
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int32_t workers = 1; workers < all; ++workers) {
+    const double ns = std::max(first.ns(workers), second.ns(all - workers));
+    if (ns >= least) continue;
+    least = ns;
+    best = workers;
+  }
+  return best;
+}
+
+}  // namespace
+
+PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows) {
+  PlanCuts in_turn{.classes = choose_cuts(config, tiles, max_rows)};
+  const auto pair = launches_to_pair(config, tiles);
+  if (!pair) return in_turn;
+  const auto [first, second] = *pair;
+  PlannerConfig shared = config;
+  TileClass& small = shared.tiles[first];
+  TileClass& large = shared.tiles[second];
+  small.workers = workers_of_first(tiles[first].even_time(small, config.merge),
+                                   tiles[second].even_time(large, config.merge), small.workers);
+  large.workers -= small.workers;
+  PlanCuts beside{.classes = choose_cuts(shared, tiles, max_rows)};
+  beside.workers[first] = small.workers;
+  beside.workers[second] = large.workers;
+  return pair_ns(config, beside.classes, *pair, true) <
+                 pair_ns(config, in_turn.classes, *pair, false)
+             ? beside
+             : in_turn;
+}
+
 AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)
     : config_(config), batch_(batch) {
   check_config(config);
@@ -317,9 +388,10 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
   cuts_.num_splits = max_rows < 2 ? 1 : config.num_splits;
   if (cuts_.num_splits == 0 && !is_deterministic(config)) {
     const PlanTiles tiles = count_tiles(config, batch);
-    cuts_.classes = choose_cuts(config, tiles, max_rows);
+    cuts_ = choose_plan(config, tiles, max_rows);
     if (std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
       for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
+      counts_.workers = cuts_.workers;
       return;  // known without a walk: an item a tile
     }
   }
@@ -333,6 +405,7 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
     tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
   }
   counts_ = to_counts(tally);
+  counts_.workers = cuts_.workers;
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {

@@ -39,11 +39,17 @@ struct KeyWindow {
   }
 };
 
+/// How much longer a launch takes beside another one than on the same work-groups alone: both read
+/// one memory. 1.1 to 1.5 on an H100 (docs/journal.md).
+inline constexpr double kBesideSlower = 1.15;
+
 struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
   int num_tiles = 0;             ///< classes in use; the last takes every length
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
   MergeCosts merge;
+  /// What it takes to run two launches beside each other instead of in turn; infinite: they cannot.
+  double beside_ns = std::numeric_limits<double>::infinity();
   /// The longest queries that kDeterministic splits: longer ones would need too much memory.
   std::int32_t max_split_query_len = 16;
   std::int32_t deterministic_split_keys =
@@ -68,6 +74,9 @@ struct PlannerConfig {
 /// How much a plan needs: the answer of a run without an output, and of every run.
 struct PlanCounts {
   std::array<std::int32_t, kMaxTileClasses> num_items{};
+  /// Work-groups of two launches that run beside each other; 0 everywhere: launches run in turn, on
+  /// as many as the device has room for.
+  std::array<std::int32_t, kMaxTileClasses> workers{};
   std::int32_t num_merges = 0;
   std::int64_t num_partial_rows = 0;
   std::int64_t all_items() const {
@@ -96,6 +105,7 @@ struct PlanOutput {
 /// How a plan cuts the tiles of a batch.
 struct PlanCuts {
   std::array<CutChoice, kMaxTileClasses> classes;
+  std::array<std::int32_t, kMaxTileClasses> workers{};  ///< PlanCounts::workers
   std::int32_t num_splits = 0;  ///< of every tile; 0 = by the classes' shares, or by position
 };
 
@@ -131,6 +141,8 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
 /// merge launch that they share.
 std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
                                                    const PlanTiles& tiles, std::int64_t max_rows);
+/// The same for a whole plan: with two launches beside each other where that ends earlier.
+PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows);
 
 /// Pages of the keys that a tile of `count` query tokens of a request of up to `most_keys` keys
 /// sees, if all is as bad as can be.

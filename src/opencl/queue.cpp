@@ -75,10 +75,22 @@ void keep_order(cl_command_queue queue, const Event& event) {
   if (is_out_of_order(queue)) enqueue_wait(queue, event);
 }
 
-void enqueue_wait(cl_command_queue queue, const Event& event) {
+void enqueue_wait(cl_command_queue queue, const Event& event, Event* passed) {
   if (!event) return;
   const cl_event awaited = event.handle();
-  check(clEnqueueBarrierWithWaitList(queue, 1, &awaited, nullptr), "clEnqueueBarrierWithWaitList");
+  cl_event reached = nullptr;
+  check(clEnqueueBarrierWithWaitList(queue, 1, &awaited, passed == nullptr ? nullptr : &reached),
+        "clEnqueueBarrierWithWaitList");
+  if (passed != nullptr) passed->reset(reached);
+}
+
+Event flush_marked(cl_command_queue queue) {
+  cl_event reached = nullptr;
+  check(clEnqueueMarkerWithWaitList(queue, 0, nullptr, &reached), "clEnqueueMarkerWithWaitList");
+  Event mark;
+  mark.reset(reached);
+  check(clFlush(queue), "clFlush");
+  return mark;
 }
 
 }  // namespace detail

@@ -274,6 +274,7 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   options.num_splits = spec.num_splits;
   options.split_policy = spec.split_policy;
   options.device_seq_lens = spec.bounds_above >= 0;
+  options.side_by_side = spec.side_by_side;
   const auto builder = backend.make_builder(context, spec.planned_for.value_or(c), options);
   const auto impl = backend.make_impl(context, c);
   const clattn::AttentionMetadata& metadata = build_step(*context, queue, *builder, spec, host);
@@ -308,7 +309,9 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   queue.read(cache.buffer, image.bits().bytes());
 
   CaseResult result;
-  result.fault = unplanned(planned_launches(metadata), launches);
+  const std::vector<clattn::PlannedLaunch> planned = planned_launches(metadata);
+  result.fault = unplanned(planned, launches);
+  result.beside = std::ranges::any_of(planned, &clattn::PlannedLaunch::beside_last);
   for (const auto& launch : launches) {
     result.kernels.emplace_back(launch.kernel);
     result.tasks.push_back(launch.tasks);

@@ -30,6 +30,7 @@ struct CaseSpec {
   bool causal = true;
   std::int32_t num_splits = 0;
   clattn::SplitPolicy split_policy = clattn::SplitPolicy::kBalanced;
+  bool side_by_side = true;  ///< clattn::BuilderOptions::side_by_side
   clattn::BuildOptions build_options = {};
   std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
   bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
@@ -53,6 +54,7 @@ struct CaseResult {
   bool rounds_weights = false;            ///< one of them (KernelInfo)
   std::vector<std::int64_t> tasks;        ///< of each
   std::vector<std::int64_t> work_groups;  ///< that share them
+  bool beside = false;                    ///< two launches ran beside each other
   std::vector<double> out;                ///< [tokens, num_heads, head_size]
   std::vector<double> lse;                ///< [tokens, num_heads]
   std::vector<std::uint8_t> out_fp8;      ///< [tokens, num_heads, head_size] if config.output_fp8

@@ -59,11 +59,13 @@ Prediction predict(const Card& card, const std::vector<CostRow>& costs, const Be
   try {
     const std::vector<std::int32_t> pages(to_size(count_pages(shape)));
     const BenchBatch batch(shape, pages);
+    PlannedTime time;
     for (const PlannedLaunch& launch :
          predicted_launches(config, card.capabilities(), costs, batch.metadata())) {
-      result.expected_us += launch.predicted_us;
+      time.add(launch);
       result.kernels.push_back(launch.kernel);
     }
+    result.expected_us = time.us();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     result.skipped = error.what();

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "cli/bench/predict.hpp"
 #include "cli/common/commit.hpp"
 
 namespace clattn::cli {
@@ -149,9 +150,9 @@ void print_plan(const BenchRow& row) {
 }  // namespace
 
 double BenchRow::predicted_us() const {
-  double us = 0;
-  for (const BenchLaunch& launch : plan) us += launch.plan.predicted_us;
-  return us;
+  PlannedTime time;
+  for (const BenchLaunch& launch : plan) time.add(launch.plan);
+  return time.us();
 }
 
 Json to_json(const BenchReport& report) {

@@ -153,6 +153,9 @@ std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& 
   return std::move(kernels).take();
 }
 
+/// The host's time for the events between two queues: a step that gains less may lose.
+constexpr double kBesideNs = 15e3;
+
 PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {
   PlannerConfig config;
   for (const BuiltKernel& stage : kernels.stages) {
@@ -172,6 +175,7 @@ PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice&
         .launch_ns = costs.launch_us * kNsPerUs,
         .costs = task_costs(costs, kernels.shape, stage.tiling)};
   }
+  config.beside_ns = kBesideNs;
   config.merge = merge_costs(
       kernel_costs(device, kernels.shape, *kernels.merge.variant), kernels.shape,
       concurrent_groups(*kernels.merge.variant, kernels.shape.cache_dtype, device.capabilities));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -17,10 +18,11 @@ namespace clattn::detail {
 namespace {
 
 /// Work-groups for that many tasks: as many, or fewer where groups stay for several.
-std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage,
-                       std::size_t tasks) {
+std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage, std::size_t tasks,
+                       std::int32_t planned) {
   const KernelTraits& traits = stage.variant->kernel();
   if (traits.tasks == Tasks::kOneEach) return tasks;
+  if (planned > 0) return std::min(tasks, to_size(planned));
   const std::int32_t units = std::max(kernels.runtime->capabilities().compute_units, 1);
   return std::min(tasks, to_size(units * traits.groups));
 }
@@ -32,6 +34,32 @@ struct Launch {
   cl_int entries_at;
   cl_int num_entries;
   std::int64_t groups_each;  ///< tasks that an entry is worth
+  std::int32_t workers = 0;  ///< PlanCounts::workers
+};
+
+/// Two launches beside each other: the second goes to the step's side queue, after what the call's
+/// queue held when this began. Without a side queue all go to the call's.
+class SideBySide {
+ public:
+  explicit SideBySide(const StepCall& call) : call_(call) {
+    if (call.step.side_queue != nullptr) held_ = flush_marked(call.queue);
+  }
+  /// Where the step's next stage goes.
+  cl_command_queue next_queue() {
+    if (!held_ || std::exchange(is_first_, false)) return call_.queue;
+    enqueue_wait(call_.step.side_queue, held_);
+    return call_.step.side_queue;
+  }
+  /// What comes to the call's queue from now on waits for the second launch, too. `event`, if
+  /// given, completes with both.
+  void join(Event* event) const {
+    enqueue_wait(call_.queue, flush_marked(call_.step.side_queue), event);
+  }
+
+ private:
+  const StepCall& call_;
+  Event held_;
+  bool is_first_ = true;
 };
 
 /// Whether a launch has counters, tensor maps or partial results.
@@ -42,7 +70,7 @@ bool uses_workspace(const PagedStepView& step, const KernelTraits& traits) {
 
 /// Buffers that a launch does without are null: drivers take time for each that is given.
 void enqueue(const StepCall& call, LayerCall& layer, const Launch& launch, std::size_t groups,
-             Event* event) {
+             cl_command_queue queue, Event* event) {
   const bool one_cache = layer.v == layer.k;
   const bool has_workspace = uses_workspace(call.step, launch.kernel.variant->kernel());
   layer.args.entries_at = launch.entries_at;
@@ -57,19 +85,20 @@ void enqueue(const StepCall& call, LayerCall& layer, const Launch& launch, std::
       .arg(call.output.buffer)
       .arg(call.lse);
   for (std::size_t i = 0; i < layer.num_option_tensors; ++i) lease.arg(layer.option_tensors.at(i));
-  lease.enqueue(call.queue, groups, to_size(launch.kernel.variant->work_group_size), event);
+  lease.enqueue(queue, groups, to_size(launch.kernel.variant->work_group_size), event);
 }
 
 /// Launches one of the step's kernels, with a record if `launches` is given.
-void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch, Recorder* recorder,
-                   Event* event, std::vector<LaunchRecord>* launches) {
+void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
+                   cl_command_queue queue, Recorder* recorder, Event* event,
+                   std::vector<LaunchRecord>* launches) {
   if (launch.num_entries == 0) return;
   const Variant& variant = *launch.kernel.variant;
   const auto tasks = to_size(launch.num_entries * launch.groups_each);
-  const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks);
+  const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks, launch.workers);
   log(LogLevel::kTrace, "{}: {} tasks, {} groups", variant.name, tasks, groups);
   if (launches == nullptr) {
-    enqueue(call, layer, launch, groups, event);
+    enqueue(call, layer, launch, groups, queue, event);
   } else {
     LaunchRecord& entry = launches->emplace_back();
     entry.kernel = variant.name;
@@ -77,7 +106,7 @@ void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
     entry.work_groups = static_cast<std::int64_t>(groups);
     entry.work_group_size = variant.work_group_size;
     entry.rounds_weights = variant.unit().rounds_probabilities;
-    enqueue(call, layer, launch, groups, &entry.event);
+    enqueue(call, layer, launch, groups, queue, &entry.event);
     if (event != nullptr) *event = entry.event;
   }
   // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
@@ -171,18 +200,23 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
   args.num_kv_heads = kernels.shape.num_kv_heads;
   args.causal = step.causal;
   args.write_lse = call.lse != nullptr ? 1 : 0;
+  SideBySide side(call);
   for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
+    if (step.num_items.at(i) == 0) continue;
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
-    launch_kernel(
-        call, layer,
-        {stage, i, step.items_at.at(i), step.num_items.at(i), stage.tiling.groups_per_item},
-        recorder, event, launches);
+    const cl_command_queue queue = side.next_queue();
+    const bool is_second = queue != call.queue;
+    launch_kernel(call, layer,
+                  {stage, i, step.items_at.at(i), step.num_items.at(i),
+                   stage.tiling.groups_per_item, step.planned.workers.at(i)},
+                  queue, recorder, event, launches);
+    if (is_second) side.join(event);
   }
   const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, kernels.shape.head_size);
   launch_kernel(call, layer,
                 {kernels.merge, kMaxTileClasses, step.merges_at, step.num_merges,
                  ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},
-                recorder, event, launches);
+                call.queue, recorder, event, launches);
 }
 
 float softmax_scale(std::optional<float> chosen, std::int32_t width) {

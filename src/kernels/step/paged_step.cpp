@@ -112,6 +112,8 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.window = rules_.window;
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
   if (options_.device_seq_lens) take_lengths_from_device();
+  if (!options_.side_by_side || options_.device_seq_lens || options_.graph_batch_size > 0)
+    planner_.beside_ns = std::numeric_limits<double>::infinity();
   planner_.max_partial_rows = most_partial_rows(kernels_->shape, context_->capabilities());
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:
@@ -307,6 +309,14 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
   if (workspace_.buffer.handle() != shared.buffer.handle()) workspace_ = shared;
 }
 
+/// The builder's own queue, if the plan has launches that run beside each other.
+cl_command_queue PagedStep::side_queue_of(const PlanCounts& planned) {
+  if (std::ranges::all_of(planned.workers, [](std::int32_t workers) { return workers == 0; }))
+    return nullptr;
+  if (side_queue_ == nullptr) side_queue_ = context_->create_queue(QueueProfiling::kOn);
+  return side_queue_;
+}
+
 void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& given, Event* upload,
                       const BuildOptions& options, const PagedStepView* taken) {
   invalidate();
@@ -374,6 +384,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.kernels = kernels_.get();
   view_.planner = &planner_;
   view_.planned = planned;
+  view_.side_queue = side_queue_of(planned);
   view_.plan = output;
   view_.meta = staging_.buffer().handle();
   view_.items_at = output.items_at;

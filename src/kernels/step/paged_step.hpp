@@ -39,6 +39,7 @@ struct PagedStepView {
   bool slots_of_queries = false;           ///< one slot per query token
   const PlannerConfig* planner = nullptr;  ///< of the builder
   PlanCounts planned;                      ///< without the padding of recorded steps
+  cl_command_queue side_queue = nullptr;   ///< of the builder, if PlanCounts::workers are given
   PlanOutput plan;                         ///< on the host, until the builder's next build()
   bool recordable = false;                 ///< launches stay what they are with the next batch
   std::shared_ptr<PreparedStep> prepared;  ///< what replays ask, if recordable; num_used: stages,
@@ -151,6 +152,7 @@ class PagedStep {
   void publish(std::int32_t pad_size);
   static void clear_padding(const PlanCounts& planned, const PlanOutput& output);
   void reserve_workspace(std::int64_t rows);
+  cl_command_queue side_queue_of(const PlanCounts& planned);
   std::size_t largest_step_bytes() const;
   bool merges_splits() const noexcept;
 
@@ -161,6 +163,7 @@ class PagedStep {
   StepRules rules_;
   PlannerConfig planner_;
   StagedUpload staging_;
+  Queue side_queue_;
   AttentionWorkspace workspace_;  ///< as this step is bound to it
   PagedStepView view_;
 

@@ -33,7 +33,8 @@ struct MadePlan {
 };
 
 PlannedLaunch planned_attention(const MadePlan& plan, std::size_t index) {
-  const TileClass& tile = plan.planner.tiles.at(index);
+  TileClass tile = plan.planner.tiles.at(index);
+  if (plan.counts.workers.at(index) > 0) tile.workers = plan.counts.workers.at(index);
   const auto items =
       plan.output.items.at(index).first(static_cast<std::size_t>(plan.counts.num_items.at(index)));
   PlannedLaunch launch;
@@ -55,6 +56,7 @@ PlannedLaunch planned_attention(const MadePlan& plan, std::size_t index) {
   }
   std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
   launch.predicted_us = (tile.launch_ns + expected_end_ns(tile, runs, shared)) * kUsPerNs;
+  if (plan.counts.workers.at(index) > 0) launch.predicted_us *= detail::kBesideSlower;
   return launch;
 }
 
@@ -76,7 +78,9 @@ PlannedLaunch planned_merge(const MadePlan& plan) {
 std::vector<PlannedLaunch> launches_of(const MadePlan& plan) {
   std::vector<PlannedLaunch> launches;
   for (std::size_t i = 0; i < plan.kernels.stages.size(); ++i) {
-    if (plan.counts.num_items.at(i) > 0) launches.push_back(planned_attention(plan, i));
+    if (plan.counts.num_items.at(i) == 0) continue;
+    launches.push_back(planned_attention(plan, i));
+    launches.back().beside_last = launches.size() > 1 && plan.counts.workers.at(i) > 0;
   }
   if (plan.counts.num_merges > 0) launches.push_back(planned_merge(plan));
   return launches;

@@ -6,11 +6,13 @@
 #include <array>
 #include <clattn/clattn.hpp>
 #include <clattn/tuning.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "device/attention_case.hpp"
 #include "device/costs_of_all.hpp"
+#include "kernels/choose/variants.hpp"
 
 namespace {
 
@@ -82,6 +84,49 @@ TEST_P(Plans, AnyCutsComputeTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Plans, testing::Values(KernelFamily::kAuto, KernelFamily::kGpu),
                          attention_test::family_name<testing::TestParamInfo<KernelFamily>>);
+
+/// Kernels whose work-groups stay for many tasks, also where a CPU's runtime has sub-groups for
+/// them; none where the device has no such kernels.
+std::optional<KernelFamily> persistent_family(const clattn::Context& context) {
+  const clattn::DeviceCapabilities& device = context.capabilities();
+  if (device.kind != clattn::DeviceKind::kCpu) return KernelFamily::kAuto;
+  using clattn::detail::Role;
+  if (!why_none_runs(Role::kDecode, KernelFamily::kGpuPtx, device).empty()) return {};
+  return KernelFamily::kGpuPtx;
+}
+
+// Launches are said to cost so much that two beside each other always seem to end earlier.
+TEST(Plans, LaunchesBesideEachOtherComputeTheSame) {
+  constexpr clattn::KernelCosts kLaunchesCostAll{
+      .launch_us = 1e4, .task_us = 1e-3, .split_us = 1, .read_gbs = 1e3};
+  bool any = false;
+  for (const auto& context : all_contexts()) {
+    const auto family = persistent_family(*context);
+    if (!family || context->capabilities().compute_units < 2) continue;
+    CaseSpec spec;
+    spec.config = attention_test::small_config();
+    spec.config.kernel_family = *family;
+    spec.config.head_size = 128;
+    spec.requests = {{1, 700}, {1, 5}, {1, 90}, {1, 333}, {3, 200}, {4, 61}, {5, 0}};
+    const CostsOfAll costs(*context, kLaunchesCostAll);
+    const CaseResult beside = run_case(context, spec);
+    spec.side_by_side = false;
+    const CaseResult in_turn = run_case(context, spec);
+    EXPECT_FALSE(in_turn.beside);
+    for (const CaseResult* result : {&beside, &in_turn}) {
+      EXPECT_LE(result->worst_share, 1) << result->worst_place;
+      EXPECT_EQ(result->fault, "");
+    }
+    if (!beside.beside) continue;  // a device without decode_ring.cl
+    any = true;
+    EXPECT_LE(beside.work_groups.at(0) + beside.work_groups.at(1),
+              context->capabilities().compute_units);
+    ASSERT_EQ(beside.out.size(), in_turn.out.size());
+    for (std::size_t i = 0; i < beside.out.size(); ++i)
+      EXPECT_NEAR(beside.out[i], in_turn.out[i], 4e-3) << i;
+  }
+  if (!any) GTEST_SKIP() << "no device here has kernels whose work-groups stay";
+}
 
 // Every tile in two splits; run_case() holds plans against launches.
 TEST(Plans, TellTheLaunchesOfAStep) {

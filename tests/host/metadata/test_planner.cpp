@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "host/metadata/plan_checker.hpp"
 
@@ -217,6 +218,52 @@ TEST(Planner, WavesAreFilledAndNotExceeded) {
   EXPECT_EQ(items(16, 8192), 16U);
   EXPECT_EQ(items(33, 8192), 33U);
   EXPECT_EQ(items(1, 512), 8U);  // steps of 64
+}
+
+/// 64 persistent groups for each of two launches. Keys of single queries slow each other down, as
+/// memory does, so that a few groups do as well as all.
+PlannerConfig persistent_device() {
+  PlannerConfig config = small_device();
+  config.num_tiles = 2;
+  config.beside_ns = 100;
+  for (TileClass& tile : config.tiles) {
+    tile.workers = 64;
+    tile.dealing = Dealing::kDealt;
+    tile.merges_splits = true;
+  }
+  config.tiles[0].parallel = 4;
+  config.tiles[1].costs.token_key_ns = 1;
+  return config;
+}
+
+TEST(Planner, LaunchesRunBesideEachOtherWhereThatEndsEarlier) {
+  const PlannerConfig config = persistent_device();
+  std::vector<test::Request> requests(640, {1, 1000});
+  requests.insert(requests.end(), 8, {512, 2000});
+  const Plan beside = plan_of(config, make_batch(requests, 16));
+  const auto [first, second, third] = beside.counts.workers;
+  EXPECT_EQ(first + second, 64);
+  EXPECT_EQ(third, 0);
+  EXPECT_GT(first, 8);
+  EXPECT_GT(second, 8);
+
+  PlannerConfig cannot = config;
+  cannot.beside_ns = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(plan_of(cannot, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
+  PlannerConfig taken = config;
+  taken.tiles[1].dealing = Dealing::kTaken;
+  EXPECT_EQ(plan_of(taken, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
+  PlannerConfig forced = config;
+  forced.num_splits = 1;
+  EXPECT_EQ(plan_of(forced, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
+}
+
+TEST(Planner, LaunchesRunInTurnWhereOneOfThemIsSmall) {
+  const PlannerConfig config = persistent_device();
+  std::vector<test::Request> requests(640, {1, 1000});
+  EXPECT_EQ(plan_of(config, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
+  requests.push_back({16, 40});
+  EXPECT_EQ(plan_of(config, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
 }
 
 TEST(Planner, LaunchesAreBalancedApart) {
