@@ -30,6 +30,19 @@ TEST(Fuzz, CasesOfEveryOrderOfCachesPassAndRunAgain) {
   }
 }
 
+// Keys by dim are for the kernels of CPUs: elsewhere such a call runs in another order.
+TEST(Fuzz, LayoutsOfOtherKernelsAreConverted) {
+  const ScratchDirectory scratch;
+  const ProgramResult result = run_program(
+      "fuzz --seed 11 --most-tokens 40 --calls 1 --first 511 --count 1 --family gpu "
+      "--write-all --out " +
+      quoted(scratch.path()));
+  EXPECT_NE(result.standard_output.find("1 passed, 0 refused, 0 failed"), std::string::npos)
+      << result.standard_output;
+  const std::string drawn = read_bytes(scratch.path() / "11-511" / "case.json");
+  EXPECT_NE(drawn.find("\"HDN\""), std::string::npos) << drawn;
+}
+
 // A run that is stopped has said what came of its calls, up to those of the last layer.
 TEST(Fuzz, EachLayerBeginsWithTheCountsSoFar) {
   const ProgramResult result = run_program("fuzz --most-tokens 20 --calls 1 --count 2");

@@ -166,6 +166,13 @@ CommonAttentionMetadata AttentionCall::batch() const {
   return batch;
 }
 
+std::optional<KVCacheLayout> layout_on(const DeviceCapabilities& device,
+                                       std::optional<KVCacheLayout> stated, KernelFamily family) {
+  const bool asks = family == KernelFamily::kAuto || family == KernelFamily::kCpu;
+  const bool reads_hdn = asks && device.kind == DeviceKind::kCpu && device.long_loops;
+  return stated == KVCacheLayout::kHDN && !reads_hdn ? std::nullopt : stated;
+}
+
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,
                             const AttentionConfig& config, const DeviceCapabilities* capabilities) {
   if (!wanted) wanted = get_kv_cache_layout();

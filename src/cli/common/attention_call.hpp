@@ -153,6 +153,12 @@ LogicalCache expected_cache(const AttentionCall& call);
 /// The same call for the oracle: stored keys and values applied, everything widened to double.
 oracle::AttentionCase oracle_case(const AttentionCall& call);
 
+/// What a call's layout becomes on a device: HDN is for the kernels of CPUs, and a call from there
+/// runs elsewhere in the backend's order, because the order changes no result.
+std::optional<KVCacheLayout> layout_on(const DeviceCapabilities& device,
+                                       std::optional<KVCacheLayout> stated,
+                                       KernelFamily family = KernelFamily::kAuto);
+
 /// The layout to use: the wanted one if validate_layout() has no reasons against it (kUnsupported
 /// with them otherwise), else the backend's own.
 KVCacheLayout choose_layout(const AttentionBackend& backend, std::optional<KVCacheLayout> wanted,

@@ -192,12 +192,13 @@ BuilderOptions options_for(const AttentionCall& call) {
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat) {
   validate_call(call, call.num_blocks);
-  const AttentionBackend& backend =
-      get_attn_backend(call.config, &context->capabilities(), call.backend);
+  const DeviceCapabilities& device = context->capabilities();
+  const AttentionBackend& backend = get_attn_backend(call.config, &device, call.backend);
   const auto builder = backend.make_builder(context, call.config, options_for(call));
   AttentionOutcome outcome;
   outcome.backend = backend.name();
-  outcome.layout = choose_layout(backend, call.layout, call.config, &context->capabilities());
+  outcome.layout = choose_layout(backend, layout_on(device, call.layout, call.config.kernel_family),
+                                 call.config, &device);
   Layer layer(context, backend, call);
   const Queue queue = context->create_queue(QueueProfiling::kOn);
   const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);

@@ -75,7 +75,6 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
   const bool return_lse = file.boolean("return_lse", false);
   AttentionCall call = read_attention_call(file, options);  // before a device is touched
   const auto context = Context::create(options.device);
-  call.layout = layout_on(*context, call.layout, call.config.kernel_family);
   AttentionOutcome outcome =
       call.packed ? execute_packed(context, call, 1) : execute(context, call);
   const AttentionConfig& config = call.config;

@@ -109,7 +109,7 @@ void read_caches(const CaseFile& file, CacheCase& given) {
 
 KVCacheLayout layout_of(const Context& context, const AttentionBackend& backend,
                         const CacheCase& given) {
-  return choose_layout(backend, layout_on(context, given.layout), given.config,
+  return choose_layout(backend, layout_on(context.capabilities(), given.layout), given.config,
                        &context.capabilities());
 }
 

@@ -191,14 +191,6 @@ std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {
   return std::nullopt;
 }
 
-std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
-                                       KernelFamily family) {
-  const DeviceCapabilities& device = context.capabilities();
-  const bool any = family == KernelFamily::kAuto;
-  const bool reads_hdn = device.kind == DeviceKind::kCpu && (any || family == KernelFamily::kCpu);
-  return stated == KVCacheLayout::kHDN && !reads_hdn ? std::nullopt : stated;
-}
-
 void require_no_backend(const std::string& backend) {
   if (backend.empty() || backend == "auto") return;
   throw_unsupported(

@@ -63,10 +63,6 @@ nlohmann::json device_info(std::string_view op, const Context& context, const Ev
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches);
 /// Where `packed` is given, a case may also ask for an x-packed cache.
 std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed = nullptr);
-/// What a case's layout becomes on a device: HDN is for the kernels of CPUs, and a case from
-/// there runs elsewhere in the backend's order, because the order changes no result.
-std::optional<KVCacheLayout> layout_on(const Context& context, std::optional<KVCacheLayout> stated,
-                                       KernelFamily family = KernelFamily::kAuto);
 /// Throws kUnsupported unless the backend of an x-packed case is left open.
 void require_no_backend(const std::string& backend);
 /// The keys that captures add for what decides the splits: split_policy, fast_build and limits.
