@@ -113,12 +113,6 @@ std::int32_t key_sharers(const Variant& variant, std::int32_t head_size) {
   return variant.block_rows / unit.tile_rows * static_cast<std::int32_t>(dim_parts);
 }
 
-/// UnitTraits::most_joined bounds it.
-std::int32_t joined_sums(const Variant& variant, std::int32_t head_size) {
-  if (variant.kernel().keys != StepKeys::kPerWarp) return 0;
-  return step_keys(variant, head_size) / variant.block_kv * variant.block_rows * head_size;
-}
-
 int dtype_macro(DType dtype) {
   return static_cast<int>(dtype);
 }
@@ -288,7 +282,6 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
   if (!is_within(variant.block_rows * head, kernel.most_row_elements) ||
       !is_within(variant.block_kv * head, kernel.most_key_elements) ||
       !is_within(variant.block_kv * head, unit.traits.most_key_elements) ||
-      !is_within(joined_sums(variant, head), unit.traits.most_joined) ||
       !is_within(warp_rows(variant) * head, unit.traits.most_sums))
     return fmt::format("its tile is too large for heads of {}", head);
   return {};
