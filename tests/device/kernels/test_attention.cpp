@@ -286,18 +286,18 @@ TEST_P(EveryVariant, IsRightWithSmallHeadsAndBytes) {
   for (const auto& context : all_contexts()) {
     if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
     const attention_test::ForcedVariants rows(context, rows_to_force(variant, *context));
-    for (const DType dtype : {DType::kF16, DType::kBF16}) {
-      for (const DType cache_dtype : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
-        CaseSpec spec = case_for(variant, dtype, cache_dtype);
-        spec.config.head_size = dtype == DType::kF16 ? 32 : 56;
-        spec.config.custom_mask = true;
-        spec.unseen_is_nan = cache_dtype != DType::kInt8;
-        ran = true;
-        const CaseResult result = expect_right(context, spec);
-        EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-                  result.kernels.end())
-            << variant.name << " did not run: " << describe(spec);
-      }
+    for (const auto [dtype, cache_dtype] :
+         {TypePair{DType::kF16, DType::kFp8E5M2}, TypePair{DType::kF16, DType::kInt8},
+          TypePair{DType::kBF16, DType::kFp8E4M3}}) {
+      CaseSpec spec = case_for(variant, dtype, cache_dtype);
+      spec.config.head_size = dtype == DType::kF16 ? 32 : 56;
+      spec.config.custom_mask = true;
+      spec.unseen_is_nan = cache_dtype != DType::kInt8;
+      ran = true;
+      const CaseResult result = expect_right(context, spec);
+      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
+                result.kernels.end())
+          << variant.name << " did not run: " << describe(spec);
     }
   }
   if (!ran) GTEST_SKIP() << "no device runs it";
