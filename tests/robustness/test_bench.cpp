@@ -244,6 +244,11 @@ TEST(Bench, RefusesWithOneLine) {
   expect_refusal(run_program("bench --compare /no/such.json"), 2, "/no/such.json");
   expect_refusal(run_program("bench --quick --html x.html"), 2, "--compare");
   const ScratchDirectory scratch;
+  write_bytes(scratch.path() / "two.txt",
+              "model a heads=2 kv_heads=1 head_size=64\ndecode gpu q1,q2\ncache gpu q4\n"
+              "model b heads=2 kv_heads=1 head_size=64\ndecode gpu q1,q2\n");
+  expect_refusal(run_program("bench --quick --shapes " + (scratch.path() / "two.txt").string()), 2,
+                 "no row of set quick is of models a, b\n");
   write_bytes(scratch.path() / "bad.txt", "decode quick q1\n");
   expect_refusal(run_program("bench --quick --shapes " + (scratch.path() / "bad.txt").string()), 2,
                  "bad.txt:1: suite: 'decode', legal: a model line before the first row");

@@ -99,7 +99,7 @@ std::vector<BenchShape> all_shapes(Arguments& arguments) {
       throw_invalid_if(std::ranges::find(all, shape.name(), &BenchShape::name) != all.end(),
                        "{}: row '{}' is one of another file; reports name each once", path,
                        shape.name());
-      models.push_back(shape.model.name);
+      if (models.empty() || models.back() != shape.model.name) models.push_back(shape.model.name);
     }
     all.insert(all.end(), shapes.begin(), shapes.end());
   }

@@ -5,6 +5,8 @@
 #include <clattn/error.hpp>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -112,14 +114,24 @@ TEST(BenchShapes, ALineMayListBatches) {
   EXPECT_TRUE(shapes[1].in_set("gpu"));
 }
 
+/// The files of bench/shapes/ whose names begin so, by name.
+std::map<std::string, std::string> shapes_files(const std::string& begin) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(CLATTN_SOURCE_DIR "/bench/shapes")) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(begin, 0) != 0) continue;
+    std::ostringstream text;
+    text << std::ifstream(entry.path()).rdbuf();
+    files[name] = text.str();
+  }
+  return files;
+}
+
 /// The upstream benchmarks that docs/benchmark.md speaks of: some row of each, by its name.
 TEST(BenchShapes, UpstreamBenchmarksAreThere) {
   std::set<std::string> names, suites;
-  for (const char* file :
-       {"upstream-vllm.txt", "upstream-flashinfer.txt", "upstream-xformers.txt"}) {
-    std::ostringstream text;
-    text << std::ifstream(std::string(CLATTN_SOURCE_DIR "/bench/shapes/") + file).rdbuf();
-    for (const BenchShape& shape : parse_shapes(text.str(), file)) {
+  for (const auto& [file, text] : shapes_files("upstream-")) {
+    for (const BenchShape& shape : parse_shapes(text, file)) {
       names.insert(shape.name());
       suites.insert(shape.suite);
     }
@@ -146,9 +158,43 @@ TEST(BenchShapes, UpstreamBenchmarksAreThere) {
                            "flashinfer-append/cache/q4993_7q1/op=append/heads=8/kv_heads=1",
                            "flashinfer-samples/decode/16q1s1k/head_size=512",
                            "flashinfer-samples/prefill/q1k",
+                           "flashinfer-batch-attention/mixed/q4ks8k_128q1s8k/heads=64",
+                           "flashinfer-gen-mla/spec/1024q16s8k",
+                           "flashinfer-hopper/prefill/16q8k/block_size=1",
+                           "flashinfer-gpt-oss/decode/256q1s16k/sinks=yes",
+                           "vllm-mla-prefill/mixed/4q2ks4k_32q1s2k",
+                           "cudnn-llama/spec/128q4s128k/heads=8/kv_heads=1/kv_dtype=fp8_e4m3",
+                           "cudnn-gpt-oss-window/prefill/q1ks128k",
+                           "cudnn-decode-sweep/spec/128q16s128k",
+                           "cudnn-prefill-sweep-256/prefill/q2ks128k/heads=8/kv_heads=1",
+                           "cudnn-training/prefill/2q32k",
+                           "flash-attention-3/prefill/q16k/heads=8/kv_heads=8/head_size=256",
+                           "flash-attention-clc/prefill/8q32s8k/kv_heads=1/head_size=96",
+                           "flash-attention-split-kv/decode/16q1s128k",
+                           "flash-attention-mla/decode/128q1s64k",
                            "xformers-attn-decoding/decode/256q1s256/kv_heads=2",
                            "xformers-attn-decoding/decode/q1s128k"}) {
     EXPECT_TRUE(names.count(name)) << name;
+  }
+}
+
+/// A list is worth as much as its source: each model stands behind the files and commits that it
+/// was taken from, and each list says what it leaves out.
+TEST(BenchShapes, UpstreamBenchmarksNameTheirSources) {
+  const std::regex source("# source: [\\w.-]+/[\\w.-]+ [\\w./-]+ [0-9a-f]{8}");
+  const auto files = shapes_files("upstream-");
+  EXPECT_GE(files.size(), 5U);
+  for (const auto& [file, text] : files) {
+    bool sourced = false;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind("# source:", 0) == 0) {
+        sourced = std::regex_match(line, source);
+        EXPECT_TRUE(sourced) << file << ": " << line;
+      }
+      if (line.rfind("model ", 0) == 0) EXPECT_TRUE(sourced) << file << ": " << line;
+    }
+    EXPECT_NE(text.find("\n# left out: "), std::string::npos) << file;
   }
 }
 
@@ -217,14 +263,10 @@ TEST(BenchShapes, BadLinesNameFileLineFieldAndWhatIsLegal) {
 /// upstream benchmarks: for GPUs), and llama-3-8b has all suites.
 TEST(BenchShapes, TheFilesOfTheRepositoryAreComplete) {
   std::set<std::string> names, suites;
-  std::size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(CLATTN_SOURCE_DIR "/bench/shapes")) {
-    std::ostringstream text;
-    text << std::ifstream(entry.path()).rdbuf();
-    const std::string file = entry.path().filename().string();
+  const auto files = shapes_files("");
+  for (const auto& [file, text] : files) {
     const bool upstream = file.rfind("upstream", 0) == 0;
-    const std::vector<BenchShape> shapes = parse_shapes(text.str(), file);
-    ++files;
+    const std::vector<BenchShape> shapes = parse_shapes(text, file);
     for (const char* set : {"quick", "cpu", "gpu"}) {
       const bool any = std::any_of(shapes.begin(), shapes.end(),
                                    [&](const BenchShape& shape) { return shape.in_set(set); });
@@ -235,7 +277,7 @@ TEST(BenchShapes, TheFilesOfTheRepositoryAreComplete) {
       if (shape.model.name == "llama-3-8b" && shape.in_set("quick")) suites.insert(shape.suite);
     }
   }
-  EXPECT_GE(files, 11U);
+  EXPECT_GE(files.size(), 16U);
   const auto& all = clattn::cli::bench_suites();
   EXPECT_EQ(suites, std::set<std::string>(all.begin(), all.end()));
 }
