@@ -276,4 +276,19 @@ TEST(Bench, PredictsForACardThatIsNotThere) {
   EXPECT_EQ(text.find("MEASURED"), std::string::npos);
 }
 
+/// A layer that no kernel takes has its reason, and the rows behind it have their predictions.
+TEST(Bench, PredictionsGoOnBehindALayerWithoutAKernel) {
+  const ScratchDirectory scratch;
+  write_bytes(scratch.path() / "wide.txt",
+              "model wide heads=8 kv_heads=1 head_size=512\ndecode gpu q1s70\n"
+              "decode gpu q1s70 head_size=64\n");
+  const ProgramResult result =
+      run_program("bench --predict mi300x --shapes " + (scratch.path() / "wide.txt").string());
+  ASSERT_EQ(result.code, 0) << result.standard_error;
+  const std::string& text = result.standard_output;
+  EXPECT_NE(text.find("not predicted: head_size 512 not supported: 8 … 256"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("decode_mfma__r16\n"), std::string::npos) << text;
+}
+
 }  // namespace

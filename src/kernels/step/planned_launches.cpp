@@ -107,11 +107,11 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
     detail::append_config_reasons(config, reasons);
     detail::append_head_size_reason(config.head_size, reasons);
   }
+  detail::throw_unsupported_if(!reasons.empty(), "{}", fmt::join(reasons, "; "));
   for (const CostRow& row : costs) {
     const std::string fault = detail::cost_fault(row.costs);
-    if (!fault.empty()) reasons.push_back(fault);
+    detail::throw_invalid_if(!fault.empty(), "{}", fault);
   }
-  detail::throw_invalid_if(!reasons.empty(), "{}", fmt::join(reasons, "; "));
   detail::validate_sequences(batch);
   const detail::TuningTable table({.costs = {costs.begin(), costs.end()}});
   const auto kernels =

@@ -194,7 +194,8 @@ TEST(Cards, LatentLayersOfOtherShapesAreRefused) {
   const std::vector<Card> cards = all_cards();
   const auto refusal = [&] {
     return test::error_text(
-        [&] { predicted_launches(config, card_named(cards, "mi300x").capabilities(), {}, batch); });
+        [&] { predicted_launches(config, card_named(cards, "mi300x").capabilities(), {}, batch); },
+        clattn::ErrorCode::kUnsupported);
   };
   EXPECT_EQ(refusal(),
             "head_size 64 not supported: rope_dim (64) more than 16 … 512 in steps of 16 are");
