@@ -13,34 +13,83 @@ def spread(timed):
     return f"{timed['median_us']:.1f} {low:+.0f}..{high:+.0f}%"
 
 
+def geometric_mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def fastest_of(row, entries, peers):
+    """The entry of the peer that took least, or None."""
+    timed = [entries[row["name"], peer] for peer in peers
+             if "median_us" in entries.get((row["name"], peer), {})]
+    return min(timed, key=lambda entry: entry["median_us"], default=None)
+
+
+def name_and_ratio(entry):
+    return f"{entry['peer']} ({entry['ratio']:.2f})" if entry else "-"
+
+
 def print_table(rows, entries, peers):
+    """Peers without a time have a line below the table, not a column."""
+    timed = [peer for peer in peers
+             if any(peer == p and "median_us" in entry for (_, p), entry in entries.items())]
     print("median us, p10-p90 of the rounds; in brackets how many times as fast clattn is\n")
     width = max(len(row["name"]) for row in rows)
-    print(f"{'':{width}} {'clattn':>20}" + "".join(f" {peer:>28}" for peer in peers))
-    reasons = {}
+    columns = "".join(f" {peer:>28}" for peer in timed)
+    print(f"{'':{width}} {'clattn':>20}{columns} {'fastest peer':>28}")
     for row in rows:
         line = f"{row['name']:{width}} {spread(row):>20}"
-        for peer in peers:
-            entry = entries.get((row["name"], peer), {"reason": "out of time"})
-            cell = "-"
-            if "median_us" in entry:
-                cell = f"{spread(entry)} ({entry['ratio']:.2f})"
-            else:
-                reasons.setdefault((peer, entry["reason"]), []).append(row["name"])
+        for peer in timed:
+            entry = entries.get((row["name"], peer), {})
+            cell = f"{spread(entry)} ({entry['ratio']:.2f})" if "median_us" in entry else "-"
             line += f" {cell:>28}"
+        best = fastest_of(row, entries, timed)
+        line += f" {name_and_ratio(best):>28}"
         print(line if row["correct"] else line + "  clattn WRONG")
+    print_means(rows, entries, timed)
+    print_agreement(rows, entries)
+    print_reasons(rows, entries, peers)
+
+
+def print_means(rows, entries, peers):
     for peer in peers:
         ratios = [e["ratio"] for (_, p), e in entries.items() if p == peer and "ratio" in e]
-        if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            print(f"geometric mean over {len(ratios)} rows: "
-                  f"clattn is {mean:.2f} times as fast as {peer}")
+        print(f"geometric mean over {len(ratios)} rows: "
+              f"clattn is {geometric_mean(ratios):.2f} times as fast as {peer}")
+    best = [entry for entry in (fastest_of(row, entries, peers) for row in rows) if entry]
+    if best:
+        ratios = [entry["ratio"] for entry in best]
+        print(f"beside the fastest peer of each row: {geometric_mean(ratios):.2f} times as fast in "
+              f"the geometric mean of {len(ratios)}, {min(ratios):.2f} to {max(ratios):.2f}; "
+              f"clattn leads in {sum(ratio > 1 for ratio in ratios)}")
+
+
+def print_agreement(rows, entries):
+    """What the outputs were held to; docs/benchmark.md says against what, and how much."""
+    shares = [row["error_share_of_allowance"] for row in rows if "error_share_of_allowance" in row]
+    for text, values, form in (
+            ("clattn from its oracle, of what it is allowed", shares, ".0%"),
+            ("a peer from the float64 reference",
+             [e["max_error"] for e in entries.values() if "median_us" in e], ".1e"),
+            ("a peer from another",
+             [e["max_difference"] for e in entries.values()
+              if "median_us" in e and e.get("compared_with")], ".1e")):
+        if values:
+            print(f"largest error of {text}: {max(values):{form}} in {len(values)} outputs")
+
+
+def print_reasons(rows, entries, peers):
+    reasons = {}
+    for row in rows:
+        for peer in peers:
+            entry = entries.get((row["name"], peer), {"reason": "the run was over"})
+            if "median_us" not in entry:
+                reasons.setdefault((peer, entry["reason"]), []).append(row["name"])
     for (peer, reason), names in reasons.items():
         print(f"no time of {peer} in {len(names)} rows ({names[0]}, ...): {reason}")
 
 
 def write_reports(folder, report, rows, entries, peers, commit):
-    """A file a peer in the form of clattn bench --json, with what --compare needs."""
+    """A file a peer in the form of clattn bench --json, with what --compare needs: their paths."""
     os.makedirs(folder, exist_ok=True)
     files = {"clattn": report}
     by_name = {row["name"]: row for row in rows}
@@ -58,6 +107,9 @@ def write_reports(folder, report, rows, entries, peers, commit):
             if "share_of_ceiling" in row:
                 row["share_of_ceiling"] /= entry["ratio"]
             files[peer]["rows"].append(row)
+    paths = []
     for name, content in files.items():
-        with open(os.path.join(folder, f"{name}.json"), "w", encoding="utf-8") as file:
+        paths.append(os.path.join(folder, f"{name}.json"))
+        with open(paths[-1], "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
+    return paths

