@@ -32,13 +32,27 @@ std::vector<ComparedReport> read_reports(const std::vector<std::string>& paths);
 /// The names of all reports' rows, each once, in the order of their first mention.
 std::vector<std::string> all_names(const std::vector<ComparedReport>& reports);
 
+/// How a row of the first report stands beside the others; above 1 the first is ahead.
+struct Lead {
+  std::string name;
+  double ratio = 0;              ///< beside the fastest other
+  std::size_t fastest = 0;       ///< that report's index
+  std::vector<double> ratios{};  ///< beside each report; 0 = it has no such row
+};
+/// Of the first report's rows that another one has, in its order; rows that are WRONG do not count.
+std::vector<Lead> leads(const std::vector<ComparedReport>& reports);
+
 /// Median times and how many times faster than the first report the others are; the geometric mean
 /// at the end.
 std::string comparison_table(const std::vector<ComparedReport>& reports);
 void print_comparison(const std::vector<ComparedReport>& reports);
 
-/// One self-contained page: what was measured where, share of the ceiling, speed and roofline as
-/// inline SVG, and the numbers.
+/// How often and by how much the first report leads, a line a suite, then a bar a row, as HTML;
+/// empty if no other has a row of it.
+std::string lead_section(const std::vector<ComparedReport>& reports);
+
+/// One self-contained page: what was measured where, where the first report leads, share of the
+/// ceiling, speed and roofline as inline SVG, and the numbers.
 std::string comparison_page(const std::vector<ComparedReport>& reports);
 
 }  // namespace clattn::cli

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "cli/bench/compare.hpp"
+#include "cli/bench/plot.hpp"
 #include "cli/common/html_report.hpp"
 
 namespace clattn::cli {
@@ -20,26 +21,11 @@ constexpr std::string_view kStyle = R"html(<style>
 @media (prefers-color-scheme: dark) { :root { --s0: #56b4e9; --s1: #f28b4b; --s2: #35c79c;
   --s3: #e6a5c8; --s4: #f0e442; --s5: #b6bfc9; } }
 svg { height: auto; max-width: 100%; } svg text.name { font: 12px ui-monospace, monospace; }
-.axis { stroke: var(--dim); } .scroll { overflow-x: auto; } td, th { white-space: nowrap; }
+.axis { stroke: var(--dim); } .ahead { fill: var(--s0); color: var(--s0); }
+.behind { fill: var(--s1); color: var(--s1); } .ahead, .behind { font-weight: 600; } .scroll { overflow-x: auto; } td, th { white-space: nowrap; }
 </style>
 )html";
 constexpr std::size_t kColors = 6;
-
-std::string escape(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '<') {
-      result += "&lt;";
-    } else if (c == '&') {
-      result += "&amp;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else {
-      result += c;
-    }
-  }
-  return result;
-}
 
 /// A marker of a report: circle, square, triangle or diamond in its colour.
 std::string marker(std::size_t report, double x, double y, std::string_view tip) {
@@ -48,80 +34,6 @@ std::string marker(std::size_t report, double x, double y, std::string_view tip)
       "m0 -5l5 5l-5 5l-5 -5z"};
   return fmt::format("<path d=\"M{:.1f} {:.1f}{}\" fill=\"var(--s{})\"><title>{}</title></path>\n",
                      x, y, kPaths[report % kPaths.size()], report % kColors, escape(tip));
-}
-
-/// A range of values along a side of a plot.
-struct Scale {
-  double low, high;  ///< values
-  double from, to;   ///< places
-  bool logarithmic = true;
-
-  double place(double value) const {
-    const double share =
-        logarithmic ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
-    return from + share * (to - from);
-  }
-  /// 1, 2 and 5 of every decade where there are few, else whole decades; tenths of linear ones.
-  std::vector<double> ticks() const {
-    std::vector<double> result;
-    if (!logarithmic) {
-      const int step = high > 200 ? 50 : 20;
-      for (int tick = static_cast<int>(low); tick <= static_cast<int>(high); tick += step) {
-        result.push_back(tick);
-      }
-      return result;
-    }
-    const bool few = std::log10(high / low) < 3;
-    for (int decade = static_cast<int>(std::floor(std::log10(low)));
-         std::pow(10, decade) <= high * 1.0001; ++decade) {
-      for (const double digit : {1.0, 2.0, 5.0}) {
-        const double tick = digit * std::pow(10, decade);
-        if ((digit == 1 || few) && tick >= low * 0.9999 && tick <= high * 1.0001) {
-          result.push_back(tick);
-        }
-      }
-    }
-    return result;
-  }
-};
-
-/// The least range of whole decades or 1-2-5 steps around values, at least a factor of four.
-Scale log_scale(const std::vector<double>& values, double from, double to) {
-  const auto [least, most] = std::ranges::minmax_element(values);
-  const auto step = [](double value, bool up) {
-    const double decade = std::pow(10, std::floor(std::log10(value)));
-    double best = up ? 10 * decade : decade;
-    for (const double digit : {2.0, 5.0}) {
-      const double at = digit * decade;
-      if (up ? at >= value && at < best : at <= value && at > best) best = at;
-    }
-    return up && decade >= value ? decade : best;
-  };
-  Scale scale{step(*least, false), step(*most, true), from, to};
-  if (scale.high / scale.low < 4) {
-    scale.low = step(scale.low / 1.5, false);
-    scale.high = step(scale.high * 1.5, true);
-  }
-  return scale;
-}
-
-std::string grid_line(double x1, double y1, double x2, double y2) {
-  return fmt::format(
-      "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", x1, y1,
-      x2, y2);
-}
-
-std::string text(double x, double y, std::string_view anchor, std::string_view content,
-                 std::string_view more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y,
-                     anchor, more, escape(content));
-}
-
-std::string svg(double width, double height, std::string_view title, const std::string& content) {
-  return fmt::format(
-      "<h2>{0}</h2>\n<div class=\"scroll\"><svg viewBox=\"0 0 {1:.0f} {2:.0f}\" width=\"{1:.0f}\" "
-      "role=\"img\" aria-label=\"{0}\">\n{3}</svg></div>\n",
-      escape(title), width, height, content);
 }
 
 /// A line a row name, on it a marker a report.
@@ -303,10 +215,11 @@ std::string comparison_page(const std::vector<ComparedReport>& reports) {
         return comparable ? std::optional(found->second.median_us / row.median_us) : std::nullopt;
       },
       true, 1};
-  return html_head("clattn bench") + std::string(kStyle) + legend(reports) + draw(reports, share) +
-         (reports.size() > 1 ? draw(reports, speed) : "") + draw(reports, time) +
-         draw_roofline(reports) + "<h2>Numbers</h2>\n<div class=\"scroll\"><pre>" +
-         escape(comparison_table(reports)) + "</pre></div>\n</body></html>\n";
+  return html_head("clattn bench") + std::string(kStyle) + legend(reports) + lead_section(reports) +
+         draw(reports, share) + (reports.size() > 1 ? draw(reports, speed) : "") +
+         draw(reports, time) + draw_roofline(reports) +
+         "<h2>Numbers</h2>\n<div class=\"scroll\"><pre>" + escape(comparison_table(reports)) +
+         "</pre></div>\n</body></html>\n";
 }
 
 }  // namespace clattn::cli

@@ -70,6 +70,37 @@ TEST(BenchCompare, ThePageHoldsEveryPlotAndLoadsNothing) {
   EXPECT_EQ(markers, 2U * 2 * 3 + 2 + 2);
 }
 
+TEST(BenchCompare, TellsWhereTheFirstReportLeads) {
+  json fast = report(0.5), slow = report(2);
+  fast["rows"][1]["correct"] = false;  // the fastest, but WRONG
+  slow["rows"].push_back(row("only/here", 7));
+  const std::vector<ComparedReport> reports = {parse_report(report(1).dump(), "a.json"),
+                                               parse_report(fast.dump(), "fast.json"),
+                                               parse_report(slow.dump(), "slow.json")};
+  const std::vector<clattn::cli::Lead> leads = clattn::cli::leads(reports);
+  ASSERT_EQ(leads.size(), 2U);
+  EXPECT_EQ(leads[0].name, "m/decode/q1");
+  EXPECT_EQ(leads[0].fastest, 1U);
+  EXPECT_EQ(leads[0].ratio, 0.5);
+  EXPECT_EQ(leads[0].ratios, (std::vector<double>{0, 0.5, 2}));
+  EXPECT_EQ(leads[1].fastest, 2U);
+  EXPECT_EQ(leads[1].ratio, 2);
+  EXPECT_EQ(leads[1].ratios, (std::vector<double>{0, 0, 2}));
+
+  const std::string page = comparison_page(reports);
+  for (const char* part :
+       {"<h2>a leads in 1 of 2 rows</h2>",
+        "<td>decode</td><td class=\"n\"><span class=\"behind\">0.50",
+        "<td>prefill</td><td class=\"n\"><span class=\"ahead\">2.00</span> (1 of 1)</td>"
+        "<td class=\"n\">-</td>",
+        "<td>all</td><td class=\"n\"><span class=\"ahead\">1.00</span> (1 of 2)</td>",
+        "2.00 slow</text>", "0.50 fast</text>"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+  EXPECT_LT(page.find("2.00 slow</text>"), page.find("0.50 fast</text>")) << "leads first";
+  EXPECT_EQ(comparison_page({reports[0]}).find("leads in"), std::string::npos);
+}
+
 /// Reports from before the copy was measured are read as they are.
 TEST(BenchCompare, CeilingsThatAReportLacksAreLeftOut) {
   json newer = report(1);

@@ -1,0 +1,92 @@
+#include "cli/bench/plot.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace clattn::cli {
+
+std::string escape(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '<') {
+      result += "&lt;";
+    } else if (c == '&') {
+      result += "&amp;";
+    } else if (c == '"') {
+      result += "&quot;";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+double Scale::place(double value) const {
+  const double share =
+      logarithmic ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
+  return from + share * (to - from);
+}
+
+std::vector<double> Scale::ticks() const {
+  std::vector<double> result;
+  if (!logarithmic) {
+    const int step = high > 200 ? 50 : 20;
+    for (int tick = static_cast<int>(low); tick <= static_cast<int>(high); tick += step) {
+      result.push_back(tick);
+    }
+    return result;
+  }
+  const bool few = std::log10(high / low) < 3;
+  for (int decade = static_cast<int>(std::floor(std::log10(low)));
+       std::pow(10, decade) <= high * 1.0001; ++decade) {
+    for (const double digit : {1.0, 2.0, 5.0}) {
+      const double tick = digit * std::pow(10, decade);
+      if ((digit == 1 || few) && tick >= low * 0.9999 && tick <= high * 1.0001) {
+        result.push_back(tick);
+      }
+    }
+  }
+  return result;
+}
+
+Scale log_scale(const std::vector<double>& values, double from, double to) {
+  const auto [least, most] = std::ranges::minmax_element(values);
+  const auto step = [](double value, bool up) {
+    const double decade = std::pow(10, std::floor(std::log10(value)));
+    double best = up ? 10 * decade : decade;
+    for (const double digit : {2.0, 5.0}) {
+      const double at = digit * decade;
+      if (up ? at >= value && at < best : at <= value && at > best) best = at;
+    }
+    return up && decade >= value ? decade : best;
+  };
+  Scale scale{step(*least, false), step(*most, true), from, to};
+  if (scale.high / scale.low < 4) {
+    scale.low = step(scale.low / 1.5, false);
+    scale.high = step(scale.high * 1.5, true);
+  }
+  return scale;
+}
+
+std::string grid_line(double x1, double y1, double x2, double y2) {
+  return fmt::format(
+      "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", x1, y1,
+      x2, y2);
+}
+
+std::string text(double x, double y, std::string_view anchor, std::string_view content,
+                 std::string_view more) {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y,
+                     anchor, more, escape(content));
+}
+
+std::string svg(double width, double height, std::string_view title, const std::string& content) {
+  return fmt::format(
+      "<h2>{0}</h2>\n<div class=\"scroll\"><svg viewBox=\"0 0 {1:.0f} {2:.0f}\" width=\"{1:.0f}\" "
+      "role=\"img\" aria-label=\"{0}\">\n{3}</svg></div>\n",
+      escape(title), width, height, content);
+}
+
+}  // namespace clattn::cli

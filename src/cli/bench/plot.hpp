@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clattn::cli {
+
+// Parts of plots as SVG. Places are pixels from the upper left corner.
+
+/// Text as HTML has it.
+std::string escape(std::string_view text);
+
+/// A range of values along a side of a plot.
+struct Scale {
+  double low, high;  ///< values
+  double from, to;   ///< places
+  bool logarithmic = true;
+
+  double place(double value) const;
+  /// 1, 2 and 5 of every decade where there are few, else whole decades; tenths of linear ones.
+  std::vector<double> ticks() const;
+};
+
+/// The least range of whole decades or 1-2-5 steps around values, at least a factor of four.
+Scale log_scale(const std::vector<double>& values, double from, double to);
+
+std::string grid_line(double x1, double y1, double x2, double y2);
+/// `anchor`: start, middle or end. `more`: further attributes.
+std::string text(double x, double y, std::string_view anchor, std::string_view content,
+                 std::string_view more = "");
+/// The plot under its title.
+std::string svg(double width, double height, std::string_view title, const std::string& content);
+
+}  // namespace clattn::cli
