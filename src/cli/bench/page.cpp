@@ -22,7 +22,8 @@ constexpr std::string_view kStyle = R"html(<style>
   --s3: #e6a5c8; --s4: #f0e442; --s5: #b6bfc9; } }
 svg { height: auto; max-width: 100%; } svg text.name { font: 12px ui-monospace, monospace; }
 .axis { stroke: var(--dim); } .ahead { fill: var(--s0); color: var(--s0); }
-.behind { fill: var(--s1); color: var(--s1); } .ahead, .behind { font-weight: 600; } .scroll { overflow-x: auto; } td, th { white-space: nowrap; }
+.behind { fill: var(--s1); color: var(--s1); } .ahead, .behind { font-weight: 600; }
+.scroll { overflow-x: auto; } td, th { white-space: nowrap; }
 </style>
 )html";
 constexpr std::size_t kColors = 6;
