@@ -105,11 +105,15 @@ def workspace_of(problem):
     return torch.zeros(256 << 20, dtype=torch.uint8, device=problem.device)
 
 
-def prepare_flashinfer(flashinfer, problem, tensor_cores):
-    """FlashInfer over the same pages; its plan is made once, outside the time."""
+def check_flashinfer_row(problem):
     problem.needs("soft cap", "a cache of 8 bits")
     if problem.head_size not in (64, 128, 256):
         raise Unsupported("heads of 64, 128 and 256 alone; at others its kernels may fault")
+
+
+def prepare_flashinfer(flashinfer, problem, tensor_cores):
+    """FlashInfer over the same pages; its plan is made once, outside the time."""
+    check_flashinfer_row(problem)
     decode = problem.tokens == len(problem.requests)
     if tensor_cores is not None and not decode:
         raise Unsupported("decode alone")
@@ -122,14 +126,33 @@ def prepare_flashinfer(flashinfer, problem, tensor_cores):
     common = {"window_left": problem.window - 1 if problem.window else -1,
               "logits_soft_cap": problem.soft_cap or None, "sm_scale": problem.scale,
               "q_data_type": problem.dtype, "kv_data_type": problem.kv_dtype}
+    made = {"kv_layout": "NHD"}
+    if problem.kv_dtype.itemsize == 1:
+        made["backend"] = "fa2"  # the other one wants queries of 8 bits, too
     if decode:
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace_of(problem), "NHD",
-                                                                use_tensor_cores=tensor_cores)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace_of(problem), use_tensor_cores=tensor_cores, **made)
         wrapper.plan(*lists, *shape, **common)
     else:
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace_of(problem), "NHD")
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace_of(problem), **made)
         wrapper.plan(ints(problem.starts()), *lists, *shape, causal=True, **common)
     return lambda index: wrapper.run(problem.query, problem.caches[index])
+
+
+def prepare_flashinfer_mixed(flashinfer, problem):
+    """FlashInfer's one persistent kernel for prompts and decodes."""
+    check_flashinfer_row(problem)
+    if problem.window or len({query_len for query_len, _ in problem.requests}) == 1:
+        raise Unsupported("batches of several query lengths without a window alone")
+    ints = problem.ints
+    wrapper = flashinfer.BatchAttention(kv_layout="NHD")
+    wrapper.plan(ints(problem.starts()), ints(problem.page_starts()), problem.order.int(),
+                 ints([seq_len for _, seq_len in problem.requests]), problem.heads,
+                 problem.kv_heads, problem.head_size, problem.head_size, problem.page, causal=True,
+                 sm_scale=problem.scale, logits_soft_cap=problem.soft_cap,
+                 q_data_type=problem.dtype, kv_data_type=problem.kv_dtype)
+    return lambda index: wrapper.run(problem.query, problem.caches[index],
+                                     logits_soft_cap=problem.soft_cap)[0]
 
 
 def prepare_flashinfer_mla(flashinfer, problem, backend):
@@ -204,6 +227,7 @@ PEERS = {
         *((f"flashinfer-{name}", "flashinfer",
            functools.partial(prepare_flashinfer, tensor_cores=cores))
           for name, cores in (("decode-tc", True), ("decode", False), ("prefill", None))),
+        ("flashinfer-mixed", "flashinfer", prepare_flashinfer_mixed),
         *((f"flashinfer-mla-{backend}", "flashinfer",
            functools.partial(prepare_flashinfer_mla, backend=backend))
           for backend in ("fa3", "fa2")),
