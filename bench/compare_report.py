@@ -7,10 +7,19 @@ import math
 import os
 
 
+UNSTEADY = 0.2  # as clattn bench marks rows: rounds further apart than this share of the median
+DRIFT = 0.1  # between two measurements of a row
+
+
+def is_unsteady(timed):
+    return timed["p90_us"] - timed["p10_us"] > UNSTEADY * timed["median_us"]
+
+
 def spread(timed):
     """Median, and the 10th and 90th percentile of the rounds as per cent of deviation from it."""
     low, high = (100 * (timed[key] / timed["median_us"] - 1) for key in ("p10_us", "p90_us"))
-    return f"{timed['median_us']:.1f} {low:+.0f}..{high:+.0f}%"
+    mark = "~" if is_unsteady(timed) else ""
+    return f"{timed['median_us']:.1f} {low:+.0f}..{high:+.0f}%{mark}"
 
 
 def geometric_mean(ratios):
@@ -45,6 +54,9 @@ def print_table(rows, entries, peers):
         best = fastest_of(row, entries, timed)
         line += f" {name_and_ratio(best):>28}"
         print(line if row["correct"] else line + "  clattn WRONG")
+    times = [*rows, *(entry for entry in entries.values() if "median_us" in entry)]
+    if any(map(is_unsteady, times)):
+        print("~ rounds differ by more than 20 %: other work on the machine? Do not compare it")
     print_means(rows, entries, timed)
     print_agreement(rows, entries)
     print_reasons(rows, entries, peers)
@@ -75,6 +87,17 @@ def print_agreement(rows, entries):
               if "median_us" in e and e.get("compared_with")], ".1e")):
         if values:
             print(f"largest error of {text}: {max(values):{form}} in {len(values)} outputs")
+
+
+def print_drift(rows, again):
+    """Which rows of clattn took another time when the peers were done."""
+    first = {row["name"]: row["median_us"] for row in rows}
+    ratios = {row["name"]: row["median_us"] / first[row["name"]] for row in again
+              if "median_us" in row and row["name"] in first}
+    drifted = [f"{name} {ratio:.2f}" for name, ratio in ratios.items()
+               if not 1 / (1 + DRIFT) <= ratio <= 1 + DRIFT]
+    print(f"clattn again: {len(drifted)} of {len(ratios)} rows took another time by more than "
+          f"{DRIFT:.0%}: {', '.join(drifted) or 'none'}")
 
 
 def print_reasons(rows, entries, peers):

@@ -145,7 +145,7 @@ torch() {  # CODE TEXT ARGUMENT...
   expect "$code" "$text" env PYTHONPATH="$work/python" python3 "$bench/compare_torch.py" \
     --clattn "$work/clattn" --device cpu "$@"
 }
-torch 0 'at most 60 % of it' --help
+torch 0 'at most 60 %' --help
 torch 2 "--threads: '0', legal: more than 0" --threads 0
 torch 2 "--threads: invalid int value: 'x'" --threads x
 torch 2 "--budget-seconds: '-1', legal: more than 0" --budget-seconds -1
@@ -172,6 +172,7 @@ torch 1 'clattn WRONG' --filter wrong
 torch 0 'torch threads 3' --threads 3
 torch 0 'clattn abc3 on d' --threads 3
 torch 0 '200.0 -5..+10%' --threads 3
+torch 0 'clattn again: 0 of 1 rows took another time by more than 10%: none' --again
 torch 0 'no time of sdpa in 1 rows (row, ...): a cache of int8 under f16' --threads 3
 expect 2 'cannot import torch (not today)' env PYTHONPATH="$work/none" python3 \
   "$bench/compare_torch.py" --clattn "$work/clattn"
@@ -208,7 +209,7 @@ grep -q "'q'" "$work/log" && fail 'asked a peer without a device'
 
 cat > "$work/report.py" <<'TEXT'
 import json, sys
-from compare_report import print_table, write_reports
+from compare_report import print_drift, print_table, write_reports
 def row(name): return {"name": name, "median_us": 100, "p10_us": 90, "p90_us": 130, "rate": 8.0,
                        "share_of_ceiling": 0.5, "correct": True, "kernels": ["k"]}
 def entry(name, ratio): return {"name": name, "peer": "p", "median_us": 100 * ratio,
@@ -221,6 +222,7 @@ entries = {("a", "p"): entry("a", 2), ("b", "p"): entry("b", 8),
            ("c", "p"): {"name": "c", "reason": "cannot"},
            ("a", "r"): {**entry("a", 0.5), "peer": "r"}}
 print_table(rows, entries, ["p", "q", "r"])
+print_drift(rows, [{**row("a"), "median_us": 111}, {**row("b"), "median_us": 109}, row("new")])
 print(*write_reports(sys.argv[1], {"format": "f", "rows": rows}, rows, entries, ["p", "q"],
                      "torch 0"))
 peer = json.load(open(sys.argv[1] + "/p.json"))
@@ -228,8 +230,10 @@ fields = ("name", "median_us", "rate", "share_of_ceiling", "kernels")
 print([tuple(row[field] for field in fields) for row in peer["rows"]])
 TEXT
 report() { expect 0 "$1" env PYTHONPATH="$bench" python3 "$work/report.py" "$work/reports"; }
-report '100.0 -10..+30%'
-report '200.0 +0..+50% (2.00)'
+report '100.0 -10..+30%~'
+report '200.0 +0..+50%~ (2.00)'
+report '~ rounds differ by more than 20 %'
+report 'clattn again: 1 of 2 rows took another time by more than 10%: a 1.11'
 report 'geometric mean over 2 rows: clattn is 4.00 times as fast as p'
 report 'no time of p in 1 rows (c, ...): cannot'
 report 'no time of q in 3 rows (a, ...): the run was over'
