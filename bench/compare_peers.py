@@ -204,11 +204,13 @@ def prepare_vllm(cpu_attn, problem):
     starts = problem.ints(problem.starts())
     seq_lens = problem.ints([seq_len for _, seq_len in problem.requests])
     window = problem.window or -1
+    # More query heads a KV head than 16 its splits refuse.
+    splits = cpu_attn.envs.VLLM_CPU_ATTN_SPLIT_KV and problem.heads <= 16 * problem.kv_heads
     schedule = cpu_attn.ops.cpu_attn_get_scheduler_metadata(
         num_reqs=len(counts), num_heads=problem.heads, num_kv_heads=problem.kv_heads,
         head_dim=problem.head_size, seq_lens=seq_lens, dtype=problem.dtype, query_start_loc=starts,
         causal=True, sliding_window_size=window, isa=isa,
-        enable_kv_split=cpu_attn.envs.VLLM_CPU_ATTN_SPLIT_KV, kv_cache_dtype=kv_type)
+        enable_kv_split=splits, kv_cache_dtype=kv_type)
     output = torch.empty_like(problem.query)
 
     def call(index):
