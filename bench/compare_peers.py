@@ -221,6 +221,35 @@ def prepare_vllm(cpu_attn, problem):
     return call
 
 
+def prepare_vllm_mla(cpu_attn, problem):
+    """The decode of vLLM's AMX_MLA backend over latent rows, in pages as ours."""
+    if not problem.rope_dim:
+        raise Unsupported("latent attention alone")
+    problem.needs("latent attention")
+    if problem.tokens != len(problem.requests):
+        raise Unsupported("decode alone")
+    if not torch.cpu._is_amx_tile_supported():
+        raise Unsupported("processors with AMX alone")
+    torch.cpu._init_amx()
+    amx_mla = importlib.import_module("vllm.v1.attention.backends.mla.amx_mla")
+    count = len(problem.requests)
+    rows = amx_mla._expand_block_table(problem.padded_order.view(count, -1).int(), problem.page)
+    seq_lens = torch.tensor([seq_len for _, seq_len in problem.requests])
+    splits = amx_mla._compute_num_kv_splits(problem.longest(), torch.get_num_threads())
+    requests, shape = torch.arange(count), (count, problem.heads)
+    partial = torch.zeros(*shape, splits, problem.value_size + 1)
+    output = torch.empty(*shape, problem.value_size, dtype=problem.dtype)
+    caches = [torch.cat(pair, -1).view(-1, 1, problem.head_size) for pair in problem.caches]
+
+    def call(index):
+        keys = caches[index]
+        cpu_attn.ops.cpu_mla_decode(
+            problem.query, keys, keys[..., :problem.value_size], output, None, None, None, partial,
+            rows, requests, seq_lens, problem.scale, 0.0, False, 0, None, None)
+        return output
+    return call
+
+
 #: Of each device: the peers, the library that each needs and what makes it ready, who is most asked
 #: for first.
 PEERS = {
@@ -241,6 +270,7 @@ PEERS = {
     ],
     "cpu": [
         ("vllm-cpu", "vllm", prepare_vllm),
+        ("vllm-mla", "vllm", prepare_vllm_mla),
         ("sdpa", "torch", prepare_sdpa),
         ("sdpa-folded", "torch", functools.partial(prepare_sdpa, folded=True)),
         ("sdpa-gather", "torch", functools.partial(prepare_sdpa, gathered=True)),
