@@ -160,7 +160,8 @@ torch 0 '200.0 -5..+10%' --filter late --budget-seconds 1 --json "$work/late.jso
 grep -q '"median_us": 200' "$work/late.json" || fail 'nothing written when time was over'
 torch 2 'measured no row, so there is nothing to compare: too large' \
   --filter skips --budget-seconds 1
-torch 2 "--peer: none with cudnn in its name, there are vllm-cpu, vllm-mla, sdpa, sdpa-folded" --peer cudnn
+torch 2 '--peer: none with cudnn in its name, there are vllm-cpu, vllm-mla, sdpa, sdpa-folded' \
+  --peer cudnn
 torch 2 'no peer can be asked: vllm is not there (not today)' --peer vllm
 torch 0 'not measured: vllm is not there (not today)' --peer vllm --peer gather
 torch 0 'torch 0, vllm not there' --html "$work/page.html"
