@@ -35,8 +35,8 @@ std::string suite_of(const std::string& name) {
 }
 
 std::string cell(const Standing& standing) {
-  if (standing.ratios.empty()) return "<td class=\"n\">-</td>";
-  return fmt::format("<td class=\"n\"><span class=\"{}\">{:.2f}</span> ({} of {})</td>",
+  if (standing.ratios.empty()) return R"(<td class="n">-</td>)";
+  return fmt::format(R"(<td class="n"><span class="{}">{:.2f}</span> ({} of {})</td>)",
                      side(standing.mean()), standing.mean(), standing.ahead(),
                      standing.ratios.size());
 }
@@ -51,9 +51,9 @@ std::string draw_standings(const std::vector<ComparedReport>& reports,
   }
   suites.emplace_back("all");
   std::string html =
-      "<div class=\"scroll\"><table><tr><th></th><th class=\"n\">the fastest of each row</th>";
+      R"(<div class="scroll"><table><tr><th></th><th class="n">the fastest of each row</th>)";
   for (std::size_t r = 1; r < reports.size(); ++r)
-    html += fmt::format("<th class=\"n\">{}</th>", escape(reports[r].label));
+    html += fmt::format(R"(<th class="n">{}</th>)", escape(reports[r].label));
   for (const std::string& suite : suites) {
     std::vector<Standing> standings(reports.size());  // the first one: beside the fastest
     for (const Lead& lead : leads) {
@@ -91,7 +91,7 @@ std::string draw_bars(const std::vector<ComparedReport>& reports, std::vector<Le
     const Lead& lead = leads[n];
     const double y = 10 + kLine * static_cast<double>(n), one = x.place(1);
     const double end = x.place(lead.ratio);
-    content += text(left - 10, y + 13, "end", lead.name, "class=\"name\"");
+    content += text(left - 10, y + 13, "end", lead.name, R"(class="name")");
     content += fmt::format(
         "<rect class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\"/>\n",
         side(lead.ratio), std::min(one, end), y + 3, std::max(std::abs(end - one), 1.0), kLine - 6);
