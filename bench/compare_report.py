@@ -125,7 +125,8 @@ def write_reports(folder, report, rows, entries, peers, commit):
         for entry in timed:
             row = {**by_name[entry["name"]],
                    **{key: entry[key] for key in ("median_us", "p10_us", "p90_us")},
-                   "correct": True, "backend": peer, "kernels": []}
+                   "unsteady": is_unsteady(entry), "correct": True, "backend": peer,
+                   "kernels": []}
             row["rate"] /= entry["ratio"]
             if "share_of_ceiling" in row:
                 row["share_of_ceiling"] /= entry["ratio"]

@@ -227,7 +227,7 @@ print_drift(rows, [{**row("a"), "median_us": 111}, {**row("b"), "median_us": 109
 print(*write_reports(sys.argv[1], {"format": "f", "rows": rows}, rows, entries, ["p", "q"],
                      "torch 0"))
 peer = json.load(open(sys.argv[1] + "/p.json"))
-fields = ("name", "median_us", "rate", "share_of_ceiling", "kernels")
+fields = ("name", "median_us", "rate", "share_of_ceiling", "unsteady", "kernels")
 print([tuple(row[field] for field in fields) for row in peer["rows"]])
 TEXT
 report() { expect 0 "$1" env PYTHONPATH="$bench" python3 "$work/report.py" "$work/reports"; }
@@ -247,7 +247,7 @@ report 'of clattn from its oracle, of what it is allowed: 31% in 1 outputs'
 report 'largest error of a peer from the float64 reference: 8.0e-03 in 3 outputs'
 report 'largest error of a peer from another: 2.0e-03 in 2 outputs'
 report "/reports/clattn.json $work/reports/p.json"
-report "[('a', 200, 4.0, 0.25, []), ('b', 800, 1.0, 0.0625, [])]"
+report "[('a', 200, 4.0, 0.25, True, []), ('b', 800, 1.0, 0.0625, True, [])]"
 [ ! -e "$work/reports/q.json" ] || fail 'a report of a peer without a time'
 
 # Tables of kept reports: one file, and a folder of peers.

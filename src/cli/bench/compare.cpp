@@ -68,6 +68,7 @@ class Fields {
 
 ComparedRow parse_row(const Fields& fields) {
   ComparedRow row{.median_us = fields.positive("median_us"), .correct = fields.truth("correct")};
+  if (fields.has("unsteady")) row.unsteady = fields.truth("unsteady");
   if (fields.has("bytes")) row.bytes = fields.positive("bytes");
   if (fields.has("flops") && fields.at("flops") != 0) row.flops = fields.positive("flops");
   if (fields.has("share_of_ceiling")) row.share = fields.positive("share_of_ceiling", 100);

@@ -10,7 +10,7 @@ namespace clattn::cli {
 /// What comparisons take from a row of a report; docs/benchmark.md documents the file's fields.
 struct ComparedRow {
   double median_us = 0;
-  bool correct = false;
+  bool correct = false, unsteady = false;
   double bytes = 0, flops = 0;  ///< 0 of host time
   std::optional<double> share{};
 };
@@ -37,6 +37,7 @@ struct Lead {
   std::string name;
   double ratio = 0;              ///< beside the fastest other
   std::size_t fastest = 0;       ///< that report's index
+  bool unsteady = false;         ///< one of both times is
   std::vector<double> ratios{};  ///< beside each report; 0 = it has no such row
 };
 /// Of the first report's rows that another one has, in its order; rows that are WRONG do not count.

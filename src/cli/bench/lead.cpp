@@ -96,14 +96,15 @@ std::string draw_bars(const std::vector<ComparedReport>& reports, std::vector<Le
         "<rect class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\"/>\n",
         side(lead.ratio), std::min(one, end), y + 3, std::max(std::abs(end - one), 1.0), kLine - 6);
     content += text(end + (lead.ratio < 1 ? -6 : 6), y + 13, lead.ratio < 1 ? "end" : "start",
-                    fmt::format("{:.2f} {}", lead.ratio, reports[lead.fastest].label));
+                    fmt::format("{:.2f}{} {}", lead.ratio, lead.unsteady ? "~" : "",
+                                reports[lead.fastest].label));
   }
   content +=
       fmt::format("<line class=\"axis\" x1=\"{0:.1f}\" y1=\"10\" x2=\"{0:.1f}\" y2=\"{1:.1f}\"/>\n",
                   x.place(1), bottom);
   content += text((x.from + x.to) / 2, bottom + 36, "middle",
                   fmt::format("how many times as fast {} is as the fastest other report "
-                              "(logarithmic); orange: behind",
+                              "(logarithmic); orange: behind; ~: unsteady",
                               reports[0].label));
   return svg(width, bottom + 44, "Row by row, beside the fastest other", content);
 }
@@ -122,6 +123,7 @@ std::vector<Lead> leads(const std::vector<ComparedReport>& reports) {
       if (lead.fastest == 0 || lead.ratios[r] < lead.ratio) {
         lead.fastest = r;
         lead.ratio = lead.ratios[r];
+        lead.unsteady = first.unsteady || row->second.unsteady;
       }
     }
     if (lead.fastest > 0) result.push_back(std::move(lead));
