@@ -92,7 +92,7 @@ TEST(BenchCompare, TellsWhereTheFirstReportLeads) {
   for (const char* part :
        {"<h2>a leads in 1 of 2 rows</h2>",
         R"(<td>decode</td><td class="n"><span class="behind">0.50</span> (0 of 1)</td>)",
-        R"(<td>prefill</td><td class="n"><span class="ahead">2.00</span> (1 of 1)</td>)"
+        R"(<td>prefill</td><td class="n"><span class="ahead">2.00</span> (1 of 1)</td>)",
         R"(<td class="n">-</td>)",
         R"(<td>all</td><td class="n"><span class="ahead">1.00</span> (1 of 2)</td>)",
         "2.00~ slow</text>", "0.50 fast</text>"}) {
