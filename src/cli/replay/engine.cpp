@@ -18,10 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double elapsed_us(Clock::time_point from) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
-}
-
 // A pattern of set bits is a NaN in f32, f16, bf16 and fp8 alike.
 constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
 constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: far from what the pool holds
@@ -92,17 +88,13 @@ void StepBatch::assemble(const ScheduledStep& step, std::span<const std::int32_t
 }
 
 CommonAttentionMetadata StepBatch::view() const {
-  CommonAttentionMetadata batch;
-  batch.query_start_loc = query_start_loc_;
-  batch.seq_lens = seq_lens_;
+  auto batch = CommonAttentionMetadata::of(
+      query_start_loc_, seq_lens_,
+      std::span(block_table_).first(requests_.size() * to_size(max_blocks_)));
   batch.num_computed_tokens = num_computed_tokens_;
-  batch.num_reqs = num_reqs();
-  batch.num_actual_tokens = num_tokens();
   for (const ScheduledRequest& request : requests_) {
     batch.max_query_len = std::max(batch.max_query_len, request.num_new);
   }
-  batch.block_table = {block_table_.data(), requests_.size() * to_size(max_blocks_)};
-  batch.block_table_stride = max_blocks_;
   return batch;
 }
 
@@ -212,7 +204,7 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
   const auto start = Clock::now();
   const CommonAttentionMetadata view = batch.view();
   const AttentionMetadata& metadata = builder_->build(queue_, view, &upload);
-  times.metadata_us = elapsed_us(start);
+  times.metadata_us = seconds_since(start) * 1e6;
   for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
     const auto index = to_size(layer);
     const std::int64_t row = pool_row(start_row, layer);
@@ -226,7 +218,7 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
         caches_[index], metadata, {.launches = &launches_[index]});
   }
   queue_.finish();
-  times.total_us = elapsed_us(start);
+  times.total_us = seconds_since(start) * 1e6;
 
   times.upload_us = microseconds(upload);
   for (const Event& event : write_events_) {

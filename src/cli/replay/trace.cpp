@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -48,20 +49,6 @@ std::int32_t check_tokens(const Place& place, std::string_view field, std::int64
   return static_cast<std::int32_t>(std::max<std::int64_t>(value, 1));
 }
 
-/// Days since 1970-01-01 of a proleptic Gregorian date: whole 400-year eras, then the day within.
-std::int64_t days_from_civil(std::int64_t year, std::int64_t month, std::int64_t day) {
-  const std::int64_t shifted = month <= 2 ? year - 1 : year;  // years that start in March
-  const std::int64_t month_of_shifted = (month + 9) % 12;
-  const std::int64_t day_of_year = (153 * month_of_shifted + 2) / 5 + day - 1;
-  return shifted * 365 + shifted / 4 - shifted / 100 + shifted / 400 + day_of_year - 719468;
-}
-
-std::int64_t days_in_month(std::int64_t year, std::int64_t month) {
-  const bool last = month == 12;
-  return days_from_civil(last ? year + 1 : year, last ? 1 : month + 1, 1) -
-         days_from_civil(year, month, 1);
-}
-
 /// "2023-11-16 18:15:46.6805900", optionally with "+00:00" or "Z"; nothing if it is anything else.
 std::optional<double> parse_timestamp(std::string_view text) {
   for (const std::string_view suffix : {"+00:00", "Z"}) {
@@ -75,17 +62,14 @@ std::optional<double> parse_timestamp(std::string_view text) {
     if (!fits) return {};
   }
   const auto number = [&](std::size_t from, std::size_t count) {
-    return parse_integer(text.substr(from, count)).value_or(-1);
+    return static_cast<int>(parse_integer(text.substr(from, count)).value_or(-1));
   };
-  const std::int64_t year = number(0, 4);
-  const std::int64_t month = number(5, 2);
-  const std::int64_t day = number(8, 2);
-  const std::int64_t hour = number(11, 2);
-  const std::int64_t minute = number(14, 2);
-  const std::int64_t second = number(17, 2);
+  const std::chrono::year_month_day date(std::chrono::year(number(0, 4)),
+                                         std::chrono::month(static_cast<unsigned>(number(5, 2))),
+                                         std::chrono::day(static_cast<unsigned>(number(8, 2))));
+  const int hour = number(11, 2), minute = number(14, 2), second = number(17, 2);
   const std::string_view fraction = text.substr(kPattern.size());
-  if (month < 1 || month > 12 || hour > 23 || minute > 59 || second > 60) return {};
-  if (day < 1 || day > days_in_month(year, month)) return {};
+  if (!date.ok() || hour > 23 || minute > 59 || second > 60) return {};
   double fraction_s = 0;
   if (!fraction.empty()) {
     const std::string_view digits = fraction.substr(1);
@@ -95,16 +79,14 @@ std::optional<double> parse_timestamp(std::string_view text) {
     }
     fraction_s = static_cast<double>(*value) / std::pow(10.0, static_cast<double>(digits.size()));
   }
-  const std::int64_t whole_s =
-      days_from_civil(year, month, day) * 86400 + hour * 3600 + minute * 60 + second;
-  return static_cast<double>(whole_s) + fraction_s;
+  const auto days = std::chrono::sys_days(date).time_since_epoch().count();
+  return static_cast<double>(days * std::int64_t{86400} + hour * 3600 + minute * 60 + second) +
+         fraction_s;
 }
 
 TraceRequest parse_azure_line(const Place& place, std::string_view line) {
   const auto columns = std::ranges::count(line, ',') + 1;
-  if (columns != 3) {
-    place.fail("{} fields, legal is 3 ({})", columns, kAzureHeader);
-  }
+  if (columns != 3) place.fail("{} fields, legal is 3 ({})", columns, kAzureHeader);
   const std::size_t first = line.find(',');
   const std::size_t second = line.find(',', first + 1);
   const auto arrival = parse_timestamp(line.substr(0, first));
