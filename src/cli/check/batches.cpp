@@ -1,6 +1,7 @@
 #include "cli/check/batches.hpp"
 
 #include <algorithm>
+#include <clattn/mla.hpp>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -176,6 +177,8 @@ AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config
 AttentionCall make_latent_call(const BatchFamily& family, const AttentionConfig& config,
                                std::uint32_t seed) {
   AttentionCall call = make_call(family, config, seed);
+  call.backend = kMLABackendName;
+  call.layout = KVCacheLayout::kNHD;
   call.value = call.key;
   call.cache.value = call.cache.key;
   if (!call.scales.empty()) call.scales[1] = call.scales[0];

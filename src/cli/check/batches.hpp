@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cli/common/attention_call.hpp"
-#include "cli/common/form_calls.hpp"
 
 namespace clattn::cli {
 
@@ -44,7 +43,7 @@ void add_sinks(AttentionConfig& config);
 AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config,
                         std::uint32_t seed);
 
-/// The same of latent rows, as attention of one KV head (form_calls.hpp).
+/// The same of latent rows, whatever backend and layout are forced by the environment.
 AttentionCall make_latent_call(const BatchFamily& family, const AttentionConfig& config,
                                std::uint32_t seed);
 

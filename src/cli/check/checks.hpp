@@ -35,15 +35,15 @@ void compile_attention(const std::shared_ptr<Context>& context, const AttentionC
 void plan_attention(const std::shared_ptr<Context>& context, std::string_view only_backend,
                     CheckReport& report, CheckPlan& plan);
 
-/// A cache of another form than K and V pages, and how layers over it are checked. Those of latent
-/// rows stand as plain_config() has them.
+/// A cache of another form than K and V pages, and how layers over it are checked.
 struct CacheForm {
   std::string_view name;
   std::vector<BatchFamily> batches;  ///< that reach every stage of its kernels, and the merge
   std::vector<std::string> (*refusals)(const AttentionConfig&, const DeviceCapabilities*);
-  std::vector<KernelInfo> (*kernels)(Context& context, const AttentionConfig& config);
+  std::vector<KernelInfo> (*kernels)(const std::shared_ptr<Context>& context,
+                                     const AttentionConfig& config);
   /// Has the kernels of a configuration made.
-  void (*compile)(Context& context, const AttentionConfig& config);
+  void (*compile)(const std::shared_ptr<Context>& context, const AttentionConfig& config);
   /// Attention over a batch against the oracle.
   Verdict (*compare)(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                      const BatchFamily& family, std::uint32_t seed);

@@ -32,9 +32,8 @@ std::vector<std::byte> poisoned(std::size_t size_bytes) {
 Verdict compare_latent(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                        const BatchFamily& family, std::uint32_t seed) {
   const AttentionCall call = make_latent_call(family, config, seed);
-  AttentionOutcome outcome = execute_latent(context, call, kCheckRepeats);
-  const oracle::AttentionResult truth = oracle_result(call, config.head_size - config.rope_dim);
-  return {judge_output(call, outcome, truth), std::move(outcome.launches)};
+  AttentionOutcome outcome = execute(context, call, kCheckRepeats);
+  return {judge_output(call, outcome, oracle_result(call)), std::move(outcome.launches)};
 }
 
 Verdict compare_packed(const std::shared_ptr<Context>& context, const AttentionConfig& config,
@@ -64,19 +63,20 @@ void check_form(const CacheForm& form, const std::shared_ptr<Context>& context,
 }  // namespace
 
 const CacheForm& latent_form() {
+  static const auto backend = find_attn_backend(kMLABackendName);
   static const CacheForm form = {
       "MLA",
       {{"MLA decode", {{1, 1}, {1, 17}, {1, 150}}, 1},
        {"MLA, 2-9 tokens", {{2, 40}, {0, 20}, {9, 33}}, 1},
        {"MLA decode, 3 splits", {{1, 130}, {1, 64}}, 3}},
       [](const AttentionConfig& config, const DeviceCapabilities* device) {
-        return validate_mla_configuration(latent_config(config), device);
+        return backend->validate_configuration(config, device);
       },
-      [](Context& context, const AttentionConfig& config) {
-        return make_mla_impl(context, latent_config(config))->kernels();
+      [](const std::shared_ptr<Context>& context, const AttentionConfig& config) {
+        return backend->make_impl(context, config)->kernels();
       },
-      [](Context& context, const AttentionConfig& config) {
-        make_mla_impl(context, latent_config(config))->warm_up(context.create_queue());
+      [](const std::shared_ptr<Context>& context, const AttentionConfig& config) {
+        compile_attention(context, config, kMLABackendName);
       },
       compare_latent};
   return form;
@@ -88,23 +88,26 @@ const CacheForm& packed_form() {
       {{"paged_attention_v1", {{1, 1}, {1, 17}, {1, 130}, {1, 16}}, 1},
        {"paged_attention_v2", {{1, 300}, {1, 9}, {1, 64}}, 3, true, true}},
       validate_paged_attention,
-      [](Context& context, const AttentionConfig& config) {
-        return make_paged_attention(context, config)->kernels();
+      [](const std::shared_ptr<Context>& context, const AttentionConfig& config) {
+        return make_paged_attention(*context, config)->kernels();
       },
-      [](Context& context, const AttentionConfig& config) {
-        make_paged_attention(context, config);
+      [](const std::shared_ptr<Context>& context, const AttentionConfig& config) {
+        make_paged_attention(*context, config);
       },
       compare_packed};
   return form;
 }
 
 AttentionConfig latent_layer(DType dtype, DType cache_dtype, KernelFamily family) {
-  return plain_config({.num_heads = 16,
-                       .block_size = 16,
-                       .dtype = dtype,
-                       .kv_cache_dtype = cache_dtype,
-                       .scale = 0.0721687836F,  // 1 / sqrt(128 + 64)
-                       .kernel_family = family});
+  return {.num_heads = 16,
+          .num_kv_heads = 1,
+          .head_size = 512 + 64,
+          .block_size = 16,
+          .dtype = dtype,
+          .kv_cache_dtype = cache_dtype,
+          .scale = 0.0721687836F,  // 1 / sqrt(128 + 64)
+          .use_mla = true,
+          .kernel_family = family};
 }
 
 Verdict compare_packed_write(const Context& context, const AttentionConfig& config) {
@@ -171,7 +174,7 @@ void plan_forms(const std::shared_ptr<Context>& context, CheckReport& report, Ch
       if (!plan.takes(name, types, is_representative(dtype, cache_dtype))) continue;
       const AttentionConfig config =
           packed ? make_config(8, 2, 64, 16, dtype, cache_dtype) : latent_layer(dtype, cache_dtype);
-      plan.add({fmt::format("{}, {}", name, types), [=] { form->compile(*context, config); },
+      plan.add({fmt::format("{}, {}", name, types), [=] { form->compile(context, config); },
                 [=, &report] {
                   CheckLine line{.what = name, .types = types};
                   if (packed) {

@@ -172,7 +172,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
                  bool representative, CheckPlan& plan) {
     if (!plan.takes(kWhat, name, representative)) return;
     plan.add({step_name(config.kernel_family, name),
-              [=, this, &form] { form.compile(*context_, config); },
+              [=, this, &form] { form.compile(context_, config); },
               [=, this, &form] { check_form(form, name, config); }});
   }
 
@@ -182,7 +182,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
     const auto reasons = form.refusals(config, &context_->capabilities());
     if (!reasons.empty()) return note_refusal(kind, fmt::format("{}", fmt::join(reasons, "; ")));
     try {
-      for (const KernelInfo& kernel : form.kernels(*context_, config)) row_of(kernel.name, kind);
+      for (const KernelInfo& kernel : form.kernels(context_, config)) row_of(kernel.name, kind);
       for (const BatchFamily& batch : form.batches) {
         note(kind, fmt::format("{}, {}", name, batch.name),
              form.compare(context_, config, batch, seed_ += 10));

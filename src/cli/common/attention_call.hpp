@@ -37,7 +37,8 @@ struct BatchArrays {
 };
 
 /// One attention call with all its inputs on the host, tensors as element bits in logical order,
-/// requests in any order.
+/// requests in any order. Latent attention is one of a single KV head whose keys and values are the
+/// same rows.
 struct AttentionCall : BatchArrays {
   AttentionConfig config;
   bool causal = true;

@@ -92,13 +92,15 @@ class Layer {
   const AttentionMetadata* metadata_ = nullptr;
 };
 
-/// The call's cache on the device; none where the keys are contiguous.
+/// The call's cache on the device; none where the keys are contiguous. Latent rows are stored here,
+/// because the call has their two parts in one tensor.
 KVCache upload_call_cache(const Context& context, const Queue& queue, const AttentionCall& call,
                           const AttentionBackend& backend, KVCacheLayout layout) {
   const AttentionConfig& config = call.config;
   if (config.contiguous_kv()) return {};
   KVCache cache = make_cache(context, backend, layout, spec_of(config), call.num_blocks);
-  if (call.num_blocks > 0) upload_cache(queue, cache, call.cache);
+  if (call.num_blocks > 0)
+    upload_cache(queue, cache, config.use_mla ? expected_cache(call) : call.cache);
   set_scales(context, queue, call.scales, cache);
   return cache;
 }
@@ -204,7 +206,8 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
   const Inputs inputs(*context, queue, call);
   const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(call.config.num_heads),
-                            call.config.head_size, call.config.dtype, call.config.output_fp8);
+                            call.config.output_head_size(), call.config.dtype,
+                            call.config.output_fp8);
 
   Event upload_event, write_event;
   const auto start = std::chrono::steady_clock::now();
@@ -212,7 +215,7 @@ AttentionOutcome execute(const std::shared_ptr<Context>& context, const Attentio
   outcome.metadata_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch(), metadata);
-  const bool stores = !call.key.empty() && !call.config.contiguous_kv();
+  const bool stores = !call.key.empty() && !call.config.contiguous_kv() && !call.config.use_mla;
   if (stores) {
     layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},
                                {.buffer = inputs.value.handle()}, cache, metadata, &write_event);

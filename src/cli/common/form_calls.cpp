@@ -10,19 +10,6 @@
 namespace clattn::cli {
 namespace {
 
-MLACache upload_rows(const Context& context, const Queue& queue, const AttentionCall& call) {
-  const MLAConfig config = latent_config(call.config);
-  MLACache cache{.buffer = upload(context, queue, expected_cache(call).key),
-                 .dtype = config.cache_dtype(),
-                 .num_blocks = call.num_blocks,
-                 .block_size = config.block_size,
-                 .kv_lora_rank = config.kv_lora_rank,
-                 .rope_dim = config.rope_dim,
-                 .scale = {}};
-  if (!call.scales.empty()) cache.scale = upload(context, queue, call.scales);
-  return cache;
-}
-
 /// A cache of one order in the other.
 LogicalCache reordered(const AttentionConfig& config, const LogicalCache& from, bool packs) {
   const std::size_t element = element_size_bytes(config.cache_dtype());
@@ -61,60 +48,6 @@ Event store(const Context& context, const Queue& queue, const AttentionCall& cal
 }
 
 }  // namespace
-
-AttentionConfig plain_config(const MLAConfig& config) {
-  AttentionConfig plain;
-  plain.num_heads = config.num_heads;
-  plain.num_kv_heads = 1;
-  plain.head_size = config.kv_lora_rank + config.rope_dim;
-  plain.rope_dim = config.rope_dim;
-  plain.block_size = config.block_size;
-  plain.dtype = config.dtype;
-  plain.kv_cache_dtype = config.kv_cache_dtype;
-  plain.scale = config.scale;
-  plain.kernel_family = config.kernel_family;
-  return plain;
-}
-
-MLAConfig latent_config(const AttentionConfig& config) {
-  return {.num_heads = config.num_heads,
-          .kv_lora_rank = config.head_size - config.rope_dim,
-          .rope_dim = config.rope_dim,
-          .block_size = config.block_size,
-          .dtype = config.dtype,
-          .kv_cache_dtype = config.kv_cache_dtype,
-          .scale = config.scale,
-          .kernel_family = config.kernel_family};
-}
-
-AttentionOutcome execute_latent(const std::shared_ptr<Context>& context, const AttentionCall& call,
-                                int repeat) {
-  const MLAConfig config = latent_config(call.config);
-  const auto impl = make_mla_impl(*context, config);
-  const auto builder = make_mla_builder(context, config, options_for(call));
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  CommonAttentionMetadata planned = call.batch();
-  if (!call.seq_len_bounds.empty()) planned.seq_lens = call.seq_len_bounds;
-  const AttentionMetadata& metadata =
-      builder->build(queue, planned, nullptr, {.fast_build = call.plan.fast_build});
-  AttentionOutcome outcome;
-  if (call.num_tokens() == 0) return outcome;
-  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch(), metadata);
-  const MLACache cache = upload_rows(*context, queue, call);
-  const Buffer query = upload(*context, queue, call.query);
-  const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(config.num_heads),
-                            config.kv_lora_rank, config.dtype);
-  outputs.run(
-      queue, repeat, impl->kernels(),
-      [&](auto& launches) {
-        impl->forward(
-            queue,
-            {.query = {.buffer = query.handle()}, .output = outputs.out(), .lse = outputs.lse()},
-            cache, metadata, nullptr, &launches);
-      },
-      outcome);
-  return outcome;
-}
 
 PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks) {
   PackedKVCache cache;

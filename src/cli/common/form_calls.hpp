@@ -1,7 +1,6 @@
 #pragma once
 
 #include <clattn/clattn.hpp>
-#include <clattn/mla.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,20 +9,9 @@
 #include "cli/common/attention_call.hpp"
 #include "cli/common/device_memory.hpp"
 
-// Calls over caches of another form than K and V pages: latent rows, and x-packed pairs.
+// Calls over x-packed caches.
 
 namespace clattn::cli {
-
-/// Latent attention is attention of one KV head whose keys and values are the same rows: the layer
-/// as such a one, and back.
-AttentionConfig plain_config(const MLAConfig& config);
-MLAConfig latent_config(const AttentionConfig& config);
-
-/// Runs a call of such a layer over latent rows, the keys that it finds in its cache or stores
-/// there, `repeat` times over freshly poisoned outputs; times are those of the last. Without tokens
-/// nothing is launched. Throws what the library throws.
-AttentionOutcome execute_latent(const std::shared_ptr<Context>& context, const AttentionCall& call,
-                                int repeat = 1);
 
 /// An x-packed cache of a layer, without memory.
 PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks);

@@ -95,11 +95,11 @@ Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expec
   return stored;
 }
 
-oracle::AttentionResult oracle_result(const AttentionCall& call, std::int32_t kept) {
+oracle::AttentionResult oracle_result(const AttentionCall& call) {
   oracle::AttentionResult result =
       oracle::attention(oracle_case(call), element_of(call.config.dtype));
-  if (kept == call.config.head_size) return result;
-  return front_of_rows(result, call.config.head_size, kept);
+  if (!call.config.use_mla) return result;
+  return front_of_rows(result, call.config.head_size, call.config.output_head_size());
 }
 
 }  // namespace clattn::cli

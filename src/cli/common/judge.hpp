@@ -16,7 +16,7 @@ Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcom
 /// Every byte of the cache after the call's keys and values were stored.
 Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expected);
 
-/// The first `kept` elements of every row of a call's result.
-oracle::AttentionResult oracle_result(const AttentionCall& call, std::int32_t kept);
+/// What a call's outputs should be.
+oracle::AttentionResult oracle_result(const AttentionCall& call);
 
 }  // namespace clattn::cli

@@ -107,6 +107,7 @@ void draw_attention_type(Dice& dice, AttentionConfig& config) {
 void draw_latent(Dice& dice, AttentionConfig& config) {
   constexpr std::int32_t kRanks[] = {512, 512, 128, 64, 256, 48};
   constexpr std::int32_t kHeads[] = {16, 1, 8, 5, 24};
+  config.use_mla = true;
   config.rope_dim = dice.percent(70) ? 64 : 8 * dice.between(1, 8);
   config.head_size = dice.pick(kRanks) + config.rope_dim;
   config.num_kv_heads = 1;

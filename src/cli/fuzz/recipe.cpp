@@ -91,8 +91,8 @@ AttentionCall make_call(const Recipe& recipe) {
                            ? make_latent_call(recipe.batch, recipe.config, recipe.seed)
                            : make_call(recipe.batch, recipe.config, recipe.seed);
   call.plan = recipe.plan;
-  call.backend = recipe.backend;
-  call.layout = recipe.layout;
+  if (!recipe.backend.empty()) call.backend = recipe.backend;
+  if (recipe.layout) call.layout = recipe.layout;
   call.packed = recipe.order == CacheOrder::kPacked;
   if (recipe.stores || call.config.contiguous_kv()) return call;
   call.cache = expected_cache(call);
@@ -104,7 +104,7 @@ AttentionCall make_call(const Recipe& recipe) {
 std::string describe_layer(const Recipe& recipe) {
   const AttentionConfig& config = recipe.config;
   const std::string head = recipe.order == CacheOrder::kLatent
-                               ? fmt::format("{}+{}", recipe.output_size(), config.rope_dim)
+                               ? fmt::format("{}+{}", config.output_head_size(), config.rope_dim)
                                : std::to_string(config.head_size);
   return fmt::format("{}/{}, {} heads on {} of {}, pages of {}{}", to_string(config.dtype),
                      to_string(config.cache_dtype()), config.num_heads, config.num_kv_heads, head,

@@ -8,7 +8,6 @@
 
 #include "cli/check/batches.hpp"
 #include "cli/common/attention_call.hpp"
-#include "cli/common/form_calls.hpp"
 
 // Random cases of `clattn fuzz`, as what they are made from: small enough to change one thing and
 // make the call again.
@@ -32,11 +31,6 @@ struct Recipe {
   bool stores = true;    ///< the call writes its tokens; else they are in the cache already
   int repeat = 1;        ///< launches over the same inputs
   std::uint32_t seed{};  ///< of the tensors
-
-  /// Elements of a head's output.
-  std::int32_t output_size() const {
-    return order == CacheOrder::kLatent ? config.head_size - config.rope_dim : config.head_size;
-  }
 };
 
 /// Makes what does not fit fit, after a draw or a change: a value for each head, sequences that

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <clattn/error.hpp>
 #include <limits>
 #include <utility>
 
+#include "cli/common/form_calls.hpp"
 #include "cli/common/judge.hpp"
 
 namespace clattn::cli {
@@ -22,8 +22,7 @@ FuzzResult judge(const Recipe& recipe, const AttentionCall& call, const Attentio
                       recipe.order != CacheOrder::kLatent && call.num_blocks > 0;
   if (stores && !judge_cache(outcome, expected_cache(call)).passed())
     return failure("the cache holds other bytes", outcome.launches);
-  const Deviation deviation =
-      judge_output(call, outcome, oracle_result(call, recipe.output_size()));
+  const Deviation deviation = judge_output(call, outcome, oracle_result(call));
   if (deviation.passed() || call.num_tokens() == 0) return {.launches = outcome.launches};
   if (deviation.compared == 0) return failure("the output has another size", outcome.launches);
   return failure(fmt::format("{:.3g} times the allowed error", deviation.worst_share),
@@ -34,14 +33,7 @@ FuzzResult judge(const Recipe& recipe, const AttentionCall& call, const Attentio
 
 Execute execute_on(std::shared_ptr<Context> context) {
   return [context = std::move(context)](const Recipe& recipe, const AttentionCall& call) {
-    switch (recipe.order) {
-      case CacheOrder::kLatent:
-        return execute_latent(context, call, recipe.repeat);
-      case CacheOrder::kPacked:
-        return execute_packed(context, call, recipe.repeat);
-      case CacheOrder::kPages:
-        break;
-    }
+    if (recipe.order == CacheOrder::kPacked) return execute_packed(context, call, recipe.repeat);
     return execute(context, call, recipe.repeat);
   };
 }

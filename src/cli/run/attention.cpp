@@ -94,7 +94,7 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
     outputs.add("value_cache_out", NpyArray{type, shape, outcome.cache.value});
   }
   outputs.add("info", info(*context, call, outcome));
-  if (options.verify) verify_outcome(call, outcome, config.head_size, outputs);
+  if (options.verify) verify_outcome(call, outcome, outputs);
 }
 
 void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {

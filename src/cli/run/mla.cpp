@@ -9,7 +9,6 @@
 
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
-#include "cli/common/form_calls.hpp"
 #include "cli/run/run.hpp"
 
 namespace clattn::cli {
@@ -52,13 +51,15 @@ void compact(MLACase& mla, const std::vector<std::byte>& query) {
 MLACase read_mla_case(CaseFile& file) {
   MLACase mla;
   AttentionCall& call = mla.call;
-  MLAConfig config;
+  AttentionConfig& config = call.config;
   const NpyArray any_query = file.array("query", "", {-1, -1, -1});
   config.dtype = read_dtype(file, dtype_name(any_query));
+  config.use_mla = true;
+  config.num_kv_heads = 1;
   config.kv_cache_dtype = read_kv_cache_dtype(file);
   const std::int64_t width = any_query.shape[2];
-  config.kv_lora_rank = file.int32("kv_lora_rank", {1, width});
-  config.rope_dim = static_cast<std::int32_t>(width - config.kv_lora_rank);
+  config.head_size = static_cast<std::int32_t>(width);
+  config.rope_dim = config.head_size - file.int32("kv_lora_rank", {1, width});
   config.num_heads = static_cast<std::int32_t>(any_query.shape[1]);
   if (file.has("scale")) config.scale = static_cast<float>(file.number("scale"));
   call.num_splits = file.int32("num_splits", {0, 65536}, 0);
@@ -76,8 +77,9 @@ MLACase read_mla_case(CaseFile& file) {
   call.num_blocks = cache.shape[0];
   config.block_size = static_cast<std::int32_t>(
       std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
-  call.config = plain_config(config);
-  call.cache.key = std::move(cache.data);
+  call.backend = kMLABackendName;
+  call.layout = KVCacheLayout::kNHD;
+  call.cache = {cache.data, std::move(cache.data)};
   if (file.has_array("seq_len_bounds")) {
     call.seq_len_bounds = file.indices32("seq_len_bounds", {requests});
     validate_bounds(call.seq_lens, call.seq_len_bounds, call.max_blocks * config.block_size);
@@ -94,10 +96,10 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
   MLACase mla = read_mla_case(file);
   AttentionCall& call = mla.call;
   const auto context = Context::create(options.device);
-  const AttentionOutcome outcome = execute_latent(context, call);
+  const AttentionOutcome outcome = execute(context, call);
 
   const auto heads = to_size(call.config.num_heads);
-  const std::int32_t rank = latent_config(call.config).kv_lora_rank;
+  const std::int32_t rank = call.config.output_head_size();
   const std::size_t row = heads * to_size(rank);
   const std::size_t requests = call.seq_lens.size();
   const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);
@@ -118,9 +120,7 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
                            {"backend", kMLABackendName},
                            {"kernels", launches_info(outcome.launches)},
                            {"build_failures", context->build_failures()}});
-  if (!options.verify) return;
-  call.cache.value = call.cache.key;
-  verify_outcome(call, outcome, rank, outputs);
+  if (options.verify) verify_outcome(call, outcome, outputs);
 }
 
 }  // namespace clattn::cli

@@ -85,7 +85,7 @@ std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_vie
 /// Adds to info.json how far an outcome is from the oracle's (`oracle`), with what attention stored
 /// in its cache.
 void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
-                    std::int32_t output_size, CaseOutputs& outputs);
+                    CaseOutputs& outputs);
 
 /// All of an attention case but its output options, checked.
 AttentionCall read_attention_call(CaseFile& file, const RunOptions& options);

@@ -102,13 +102,13 @@ void add_tensors(CaseOutputs& files, const AttentionCall& call) {
 }
 
 void write_with_expected(CaseOutputs& files, const json& keys, const AttentionCall& call,
-                         std::int32_t output_size, const std::filesystem::path& directory) {
+                         const std::filesystem::path& directory) {
   files.add("case", keys);
   files.write(directory);
-  const oracle::AttentionResult truth = oracle_result(call, output_size);
+  const oracle::AttentionResult truth = oracle_result(call);
   const Extents rows = {call.num_tokens(), call.config.num_heads};
   CaseOutputs expected;
-  expected.add_floats("out", truth.out, {rows[0], rows[1], output_size});
+  expected.add_floats("out", truth.out, {rows[0], rows[1], call.config.output_head_size()});
   expected.add_floats("lse", truth.lse, rows);
   expected.write(directory / "expected");
 }
@@ -119,7 +119,7 @@ void write_case(const AttentionCall& call, const std::filesystem::path& director
   CaseOutputs files;
   add_batch(files, call, !call.config.contiguous_kv());
   add_tensors(files, call);
-  write_with_expected(files, attention_keys(call), call, call.config.head_size, directory);
+  write_with_expected(files, attention_keys(call), call, directory);
 }
 
 void write_latent_case(const AttentionCall& call, const std::filesystem::path& directory) {
@@ -144,11 +144,10 @@ void write_latent_case(const AttentionCall& call, const std::filesystem::path& d
                {call.num_blocks, config.block_size, config.head_size}, expected_cache(call).key);
   json keys = step_keys("mla_decode", config.dtype, config.cache_dtype(), call.num_splits,
                         call.plan, config.kernel_family);
-  const std::int32_t rank = config.head_size - config.rope_dim;
-  keys["kv_lora_rank"] = rank;
+  keys["kv_lora_rank"] = config.output_head_size();
   if (config.scale) keys["scale"] = *config.scale;
   if (!call.scales.empty()) keys["k_scale"] = call.scales[0];
-  write_with_expected(files, keys, call, rank, directory);
+  write_with_expected(files, keys, call, directory);
 }
 
 }  // namespace clattn::cli

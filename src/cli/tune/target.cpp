@@ -132,7 +132,7 @@ TuneTarget make_form_target(const CacheForm& form, const std::shared_ptr<Context
                             const TuneShape& shape, const AttentionConfig& checked,
                             std::uint32_t seed, MakeWorkload* make) {
   const auto kernels = [&form, context, config = shape.config] {
-    return form.kernels(*context, config);
+    return form.kernels(context, config);
   };
   const auto check = [&form, context, checked, seed] {
     Deviation deviation;
@@ -144,8 +144,8 @@ TuneTarget make_form_target(const CacheForm& form, const std::shared_ptr<Context
 }
 
 TuneTarget make_mla_target(const std::shared_ptr<Context>& context, const TuneShape& shape) {
-  return make_form_target(latent_form(), context, shape, plain_config(latent_config(shape.config)),
-                          7700, make_attention_workload);
+  return make_form_target(latent_form(), context, shape, shape.config, 7700,
+                          make_attention_workload);
 }
 
 /// No suite of `clattn bench` reads x-packed caches.

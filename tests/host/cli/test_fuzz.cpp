@@ -18,8 +18,8 @@ namespace {
 using namespace clattn;       // NOLINT(google-build-using-namespace): all of it is under test
 using namespace clattn::cli;  // NOLINT(google-build-using-namespace)
 
-AttentionOutcome answer(const Recipe& recipe, const AttentionCall& call) {
-  const oracle::AttentionResult result = oracle_result(call, recipe.output_size());
+AttentionOutcome answer(const Recipe&, const AttentionCall& call) {
+  const oracle::AttentionResult result = oracle_result(call);
   AttentionOutcome outcome;
   outcome.out = encode_elements(call.config.dtype, result.out);
   outcome.lse.assign(result.lse.begin(), result.lse.end());
@@ -151,7 +151,7 @@ TEST_P(PlantedFault, IsFoundAndMadeSmall) {
   EXPECT_TRUE(fails(small));
   EXPECT_LE(small.batch.requests.size(), 2U);
   for (const RequestShape& request : small.batch.requests) EXPECT_LE(request.seq_len, 12);
-  EXPECT_LE(small.output_size(), 16);
+  EXPECT_LE(small.config.output_head_size(), 16);
   EXPECT_LE(small.config.num_heads, 4);
 }
 
