@@ -5,8 +5,7 @@
 
 namespace clattn {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
+using detail::throw_invalid, detail::throw_invalid_if;
 
 AttentionState::AttentionState(std::shared_ptr<Context> context, const AttentionBackend& backend,
                                AttentionConfig config, BuilderOptions options)

@@ -14,8 +14,7 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
+using detail::throw_invalid, detail::throw_invalid_if;
 
 KVCacheSpec spec_of(const AttentionConfig& config) {
   KVCacheSpec spec = detail::page_spec(config);

@@ -19,8 +19,7 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
+using detail::throw_invalid, detail::throw_invalid_if;
 
 /// The layer for keys that all queries of a sequence see, however many there are of either.
 AttentionConfig cross_config(AttentionConfig config) {

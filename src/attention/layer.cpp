@@ -19,8 +19,7 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
+using detail::throw_invalid, detail::throw_invalid_if;
 
 /// The configuration with vLLM's defaults filled in.
 AttentionConfig resolve(const AttentionOptions& options) {

@@ -8,10 +8,7 @@ namespace clattn {
 
 namespace {
 
-using detail::BuiltKernel;
-using detail::KernelShape;
-using detail::Role;
-using detail::throw_invalid;
+using detail::BuiltKernel, detail::KernelShape, detail::Role, detail::throw_invalid;
 using detail::throw_invalid_if;
 
 bool is_known(DType dtype) {

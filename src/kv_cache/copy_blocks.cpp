@@ -16,10 +16,7 @@ namespace clattn {
 
 namespace {
 
-using detail::CachePlanes;
-using detail::checked_mul;
-using detail::Plane;
-using detail::PlaneLayout;
+using detail::CachePlanes, detail::checked_mul, detail::Plane, detail::PlaneLayout;
 using detail::throw_invalid_if;
 
 constexpr std::size_t kMaxPlanes = 16;  // of one launch: CLA_MAX_PLANES

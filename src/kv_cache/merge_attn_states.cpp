@@ -13,9 +13,7 @@ namespace clattn {
 
 namespace {
 
-using detail::KernelLease;
-using detail::throw_invalid;
-using detail::throw_invalid_if;
+using detail::KernelLease, detail::throw_invalid, detail::throw_invalid_if;
 
 DType output_type(const MergeAttnStates& config) {
   return config.output_dtype.value_or(config.dtype);

@@ -14,8 +14,7 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 void check_starts(const MLACache& cache, const MLAGather& gather, std::size_t num_reqs) {
   if (gather.seq_starts.empty()) return;

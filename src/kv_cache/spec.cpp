@@ -10,12 +10,8 @@
 
 namespace clattn {
 
-using detail::ceil_div;
-using detail::checked_add;
-using detail::checked_mul;
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::ceil_div, detail::checked_add, detail::checked_mul, detail::throw_invalid;
+using detail::throw_invalid_if, detail::to_size;
 
 KVCacheSpec detail::page_spec(const AttentionConfig& config) {
   return {.block_size = config.block_size,

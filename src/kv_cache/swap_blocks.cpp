@@ -22,10 +22,7 @@ namespace clattn {
 
 namespace {
 
-using detail::CachePlanes;
-using detail::CopyEnd;
-using detail::throw_invalid;
-using detail::throw_invalid_if;
+using detail::CachePlanes, detail::CopyEnd, detail::throw_invalid, detail::throw_invalid_if;
 using detail::to_size;
 using HostImage = std::span<std::byte>;
 

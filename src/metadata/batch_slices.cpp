@@ -10,8 +10,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 void check_range(std::string_view name, std::int32_t begin, std::int32_t end, std::int64_t most) {
   throw_invalid_if(begin < 0 || end < begin || end > most,

@@ -11,8 +11,7 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 }  // namespace
 

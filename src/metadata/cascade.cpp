@@ -11,9 +11,7 @@
 namespace clattn {
 namespace {
 
-using detail::ceil_div;
-using detail::checked_mul;
-using detail::throw_invalid_if;
+using detail::ceil_div, detail::checked_mul, detail::throw_invalid_if;
 
 // vLLM 76b494444f, flash_attn.py: a shorter prefix or a smaller batch does not pay for the merge;
 // tiles are those of FlashAttention.

@@ -8,9 +8,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 void check(const CommonAttentionMetadata& batch, const MMPrefixRanges& ranges,
            std::int32_t sliding_window) {

@@ -9,9 +9,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 /// Counts each request's logits tokens into starts[request + 1].
 void count_logits(const CommonAttentionMetadata& batch, std::span<const std::int32_t> indices,

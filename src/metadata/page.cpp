@@ -7,9 +7,7 @@
 
 namespace clattn {
 
-using detail::check_indptr;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::check_indptr, detail::throw_invalid_if, detail::to_size;
 
 void detail::check_indptr(std::span<const std::int32_t> indptr, std::string_view name,
                           std::size_t num_reqs) {

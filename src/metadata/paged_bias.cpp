@@ -8,9 +8,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 /// Pages that each request's row of the block table has.
 std::size_t check_sizes(std::span<const std::int32_t> q_seqlen,

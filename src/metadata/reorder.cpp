@@ -9,8 +9,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 /// In batch order.
 enum class Region : std::uint8_t { kDecode, kShortExtend, kLongExtend, kPrefill };

@@ -8,9 +8,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 std::int32_t query_len(const CommonAttentionMetadata& batch, std::int32_t request) {
   return detail::query_len_of(batch, to_size(request));

@@ -8,8 +8,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 /// The table entries of tokens [first, seq_len).
 void check_used_blocks(const V0SlotMappingRequest& request, std::int32_t first) {

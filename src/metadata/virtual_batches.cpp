@@ -8,8 +8,7 @@
 namespace clattn {
 namespace {
 
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::throw_invalid_if, detail::to_size;
 
 void check(std::int32_t attn_chunk_size, const CommonAttentionMetadata& batch,
            std::int32_t block_size) {

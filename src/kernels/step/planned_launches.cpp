@@ -14,13 +14,8 @@
 namespace clattn {
 namespace {
 
-using detail::AttentionKernels;
-using detail::PagedStepView;
-using detail::PlanCounts;
-using detail::PlannerConfig;
-using detail::PlanOutput;
-using detail::TaskRun;
-using detail::TileClass;
+using detail::AttentionKernels, detail::PagedStepView, detail::PlanCounts, detail::PlannerConfig;
+using detail::PlanOutput, detail::TaskRun, detail::TileClass;
 
 constexpr double kUsPerNs = 1e-3;
 
