@@ -8,7 +8,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "opencl/runtime.hpp"
+#include "kv_cache/layout.hpp"
 
 namespace clattn::detail {
 
@@ -21,15 +21,9 @@ struct Strides {
 
 /// Of a cache of the `extents` K/V, blocks, tokens, heads, dims (`kv`: which of the first two is
 /// K/V), whose dimensions memory holds in `order`, slowest first.
-Strides strides_of(const std::array<std::int64_t, 5>& extents,
-                   const std::array<std::int32_t, 5>& order, std::size_t kv) {
-  std::array<std::int64_t, 5> strides{};
-  std::int64_t step = 1;
-  for (std::size_t place = order.size(); place-- > 0;) {
-    const auto dimension = to_size(order.at(place));
-    strides.at(dimension) = step;
-    step = checked_mul(step, extents.at(dimension), "kv_cache: elements");
-  }
+Strides c_strides(const std::array<std::int64_t, 5>& extents,
+                  const std::array<std::int32_t, 5>& order, std::size_t kv) {
+  const auto strides = strides_of(extents, order);
   return {strides.at(kv), strides.at(1 - kv), strides[2], strides[3]};
 }
 
@@ -91,13 +85,13 @@ void PluginCachePlaces::check(const KVCache& cache) const {
   if (kv_ == 1) std::swap(extents[0], extents[1]);
   std::string differences;
   for (const Layout& layout : layouts_) {
-    const Difference found = compare(cache, strides_of(extents, layout.order, kv_), false);
+    const Difference found = compare(cache, c_strides(extents, layout.order, kv_), false);
     if (found.field.empty()) return;
     // Padded pages hold K and V together, whatever the order (reshape_kv_cache).
     auto paged = layout.order;
     const auto blocks = std::ranges::find(paged, static_cast<std::int32_t>(1 - kv_));
     std::rotate(paged.begin(), blocks, blocks + 1);
-    if (compare(cache, strides_of(extents, paged, kv_), true).field.empty()) return;
+    if (compare(cache, c_strides(extents, paged, kv_), true).field.empty()) return;
     differences += fmt::format("{}{} has {} {}", differences.empty() ? "" : ", ",
                                to_string(layout.name), found.field, found.wanted);
   }

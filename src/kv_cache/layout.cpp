@@ -3,8 +3,8 @@
 #include <atomic>
 #include <clattn/kv_cache.hpp>
 
+#include "base/checked.hpp"
 #include "base/environment.hpp"
-#include "base/error.hpp"
 
 namespace clattn {
 namespace {
@@ -19,6 +19,18 @@ std::atomic<int>& layout_override() {
 }
 
 }  // namespace
+
+std::array<std::int64_t, 5> detail::strides_of(const std::array<std::int64_t, 5>& shape,
+                                               const std::array<std::int32_t, 5>& order) {
+  std::array<std::int64_t, 5> strides{};
+  std::int64_t step = 1;
+  for (std::size_t place = order.size(); place-- > 0;) {
+    const auto dimension = to_size(order.at(place));
+    strides.at(dimension) = step;
+    step = checked_mul(step, shape.at(dimension), "KV cache: elements");
+  }
+  return strides;
+}
 
 std::optional<KVCacheLayout> detail::choose_kv_cache_layout(
     std::optional<KVCacheLayout> layout_override, std::string_view variable) {

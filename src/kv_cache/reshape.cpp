@@ -7,29 +7,14 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "kv_cache/layout.hpp"
 #include "kv_cache/spec.hpp"
 
 namespace clattn {
 
 namespace {
 
-using detail::checked_mul;
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-
-/// Strides of the logical dimensions when memory holds them in `order`, slowest first, without
-/// gaps.
-std::array<std::int64_t, 5> strides_of(const std::array<std::int64_t, 5>& shape,
-                                       const std::array<std::int32_t, 5>& order) {
-  std::array<std::int64_t, 5> strides{};
-  std::int64_t step = 1;
-  for (std::size_t place = order.size(); place-- > 0;) {
-    const auto dimension = static_cast<std::size_t>(order.at(place));
-    strides.at(dimension) = step;
-    step = checked_mul(step, shape.at(dimension), "KV cache: elements");
-  }
-  return strides;
-}
+using detail::checked_mul, detail::throw_invalid, detail::throw_invalid_if;
 
 void require_same_form(const KVCacheSpec& spec, const AttentionBackend& backend) {
   if (spec.use_mla == backend.is_mla()) return;
@@ -68,10 +53,10 @@ std::int64_t padded_stride(const KVCacheSpec& spec) {
 std::array<std::int64_t, 5> page_strides(const KVCacheSpec& spec,
                                          const std::array<std::int64_t, 5>& shape,
                                          std::array<std::int32_t, 5> order, std::size_t blocks) {
-  if (spec.page_size_padded == 0) return strides_of(shape, order);
+  if (spec.page_size_padded == 0) return detail::strides_of(shape, order);
   const auto place = std::ranges::find(order, static_cast<std::int32_t>(blocks));
   std::rotate(order.begin(), place, place + 1);
-  std::array<std::int64_t, 5> strides = strides_of(shape, order);
+  std::array<std::int64_t, 5> strides = detail::strides_of(shape, order);
   strides.at(blocks) = padded_stride(spec);
   return strides;
 }
