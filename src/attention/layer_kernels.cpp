@@ -93,22 +93,16 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const Rows& rows, const 
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Tensor& tensor = k_v_q_.at(i);
     amax_->acquire()
-        .arg(rows.at(i)->buffer)
-        .arg<cl_long>(rows.at(i)->offset)
-        .arg<cl_long>(strides.at(i))
-        .arg<cl_int>(static_cast<cl_int>(num_tokens.at(i)))
-        .arg<cl_int>(static_cast<cl_int>(tensor.row / 8))
-        .arg(largest_.handle())
-        .arg<cl_int>(static_cast<cl_int>(tensor.scale))
+        .args(rows.at(i)->buffer, cl_long{rows.at(i)->offset}, cl_long{strides.at(i)},
+              static_cast<cl_int>(num_tokens.at(i)), static_cast<cl_int>(tensor.row / 8), largest_,
+              static_cast<cl_int>(tensor.scale))
         .enqueue(queue, grid_.num_groups, grid_.group_size);
   }
   const Environment& constants = environment();
   finish_->acquire()
-      .arg(largest_.handle())
-      .arg<cl_float>(std::min(constants.k_scale_constant, largest_code_))
-      .arg<cl_float>(std::min(constants.v_scale_constant, largest_code_))
-      .arg<cl_float>(constants.q_scale_constant)
-      .arg(scales.handle())
+      .args(largest_, cl_float{std::min(constants.k_scale_constant, largest_code_)},
+            cl_float{std::min(constants.v_scale_constant, largest_code_)},
+            cl_float{constants.q_scale_constant}, scales)
       .enqueue(queue, 1, 1, event);
 }
 
@@ -169,11 +163,8 @@ std::int64_t RowZeroer::checked_stride(const Output& output, const TensorRef& me
 void RowZeroer::enqueue(cl_command_queue queue, const Output& output, const TensorRef& memory,
                         const Rows& rows, std::int64_t stride) const {
   output.kernel->acquire()
-      .arg(memory.buffer)
-      .arg<cl_long>(memory.offset + rows.first * stride)
-      .arg<cl_long>(stride)
-      .arg<cl_int>(static_cast<cl_int>(rows.end - rows.first))
-      .arg<cl_int>(static_cast<cl_int>(row_elems_ / 8))
+      .args(memory.buffer, cl_long{memory.offset + rows.first * stride}, cl_long{stride},
+            static_cast<cl_int>(rows.end - rows.first), static_cast<cl_int>(row_elems_ / 8))
       .enqueue(queue, grid_.num_groups, grid_.group_size);
 }
 

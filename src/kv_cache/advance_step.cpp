@@ -15,22 +15,10 @@ namespace clattn {
 
 namespace {
 
-using detail::KernelLease;
-using detail::op_kernel;
-using detail::OpKernel;
-using detail::throw_invalid;
-using detail::throw_invalid_if;
-using detail::to_size;
+using detail::KernelLease, detail::op_kernel, detail::OpKernel, detail::require_size;
+using detail::throw_invalid, detail::throw_invalid_if, detail::to_size;
 
 constexpr const char* kFile = "cache/advance_step.cl";
-
-void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
-                  std::string_view name) {
-  const std::size_t wanted = detail::checked_mul(to_size(count), element_bytes, name);
-  throw_invalid_if(!buffer || buffer.size_bytes() < wanted,
-                   "advance_step: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
-                   buffer.size_bytes(), wanted, count, element_bytes);
-}
 
 /// Throws if a buffer that is written overlaps another one: kernels check the numbers that they
 /// find, and one that changes under them could lead anywhere.
@@ -78,15 +66,15 @@ void check_step(const AdvanceStep& step) {
   throw_invalid_if(step.num_blocks < 0 || step.block_table_stride < 0,
                    "advance_step: num_blocks is {}, block_table_stride {}, legal: >= 0",
                    step.num_blocks, step.block_table_stride);
-  require_size(step.input_tokens, step.num_seqs, 8, "input_tokens");
-  require_size(step.sampled_token_ids, step.num_queries, 8, "sampled_token_ids");
-  require_size(step.input_positions, step.num_seqs, 8, "input_positions");
-  require_size(step.seq_lens, step.num_seqs, 4, "seq_lens");
-  require_size(step.slot_mapping, step.num_seqs, 8, "slot_mapping");
+  require_size(step.input_tokens, step.num_seqs, 8, "advance_step: input_tokens");
+  require_size(step.sampled_token_ids, step.num_queries, 8, "advance_step: sampled_token_ids");
+  require_size(step.input_positions, step.num_seqs, 8, "advance_step: input_positions");
+  require_size(step.seq_lens, step.num_seqs, 4, "advance_step: seq_lens");
+  require_size(step.slot_mapping, step.num_seqs, 8, "advance_step: slot_mapping");
   require_size(step.block_tables,
                detail::checked_mul(std::int64_t{step.num_seqs}, step.block_table_stride,
                                    "advance_step: block_tables"),
-               4, "block_tables");
+               4, "advance_step: block_tables");
 }
 
 void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
@@ -94,10 +82,12 @@ void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
   throw_invalid_if(most > INT32_MAX,
                    "advance_step: {} rows of {} pages, legal: up to {} pages in all",
                    step.num_queries, step.block_table_stride, INT32_MAX);
-  require_size(pages.paged_kv_indices, 0, 4, "paged_kv_indices");
-  require_size(pages.paged_kv_indptr, std::int64_t{step.num_seqs} + 1, 4, "paged_kv_indptr");
-  require_size(pages.paged_kv_last_page_len, step.num_seqs, 4, "paged_kv_last_page_len");
-  require_size(pages.block_table_bound, step.num_seqs, 4, "block_table_bound");
+  require_size(pages.paged_kv_indices, 0, 4, "advance_step: paged_kv_indices");
+  require_size(pages.paged_kv_indptr, std::int64_t{step.num_seqs} + 1, 4,
+               "advance_step: paged_kv_indptr");
+  require_size(pages.paged_kv_last_page_len, step.num_seqs, 4,
+               "advance_step: paged_kv_last_page_len");
+  require_size(pages.block_table_bound, step.num_seqs, 4, "advance_step: block_table_bound");
 }
 
 /// The event of the last launch of `step`'s own: null where the metadata has one more.
@@ -129,15 +119,9 @@ void advance_metadata(cl_command_queue queue, const AdvanceStep& step, const Dev
 
 /// The arguments that clattn_advance_rows and clattn_advance_pages begin with.
 KernelLease& bind_rows(KernelLease& lease, const AdvanceStep& step) {
-  return lease.arg(step.input_tokens.handle())
-      .arg(step.sampled_token_ids.handle())
-      .arg(step.input_positions.handle())
-      .arg(step.seq_lens.handle())
-      .arg(step.slot_mapping.handle())
-      .arg(step.block_tables.handle())
-      .arg<cl_long>(step.block_table_stride)
-      .arg<cl_int>(step.block_size)
-      .arg<cl_int>(step.num_queries);
+  return lease.args(step.input_tokens, step.sampled_token_ids, step.input_positions, step.seq_lens,
+                    step.slot_mapping, step.block_tables, cl_long{step.block_table_stride},
+                    cl_int{step.block_size}, cl_int{step.num_queries});
 }
 
 /// The pages of every row, 0 of those that become padding.
@@ -145,22 +129,15 @@ void find_pages(const Context& context, cl_command_queue queue, const AdvanceSte
                 const AdvanceStepPages& pages, const DeviceErrors& errors, Event* event) {
   const OpKernel bounds = op_kernel(context, "clattn_advance_bounds", kFile);
   bounds.pool->acquire()
-      .arg(step.seq_lens.handle())
-      .arg(step.block_tables.handle())
-      .arg<cl_long>(step.block_table_stride)
-      .arg<cl_int>(step.block_size)
-      .arg<cl_long>(step.num_blocks)
-      .arg(errors.word().handle())
-      .arg(pages.block_table_bound.handle())
+      .args(step.seq_lens, step.block_tables, cl_long{step.block_table_stride},
+            cl_int{step.block_size}, cl_long{step.num_blocks}, errors.word(),
+            pages.block_table_bound)
       .enqueue(queue, to_size(step.num_queries), bounds.group_size);
   const OpKernel indptr = op_kernel(context, "clattn_advance_indptr", kFile);
   indptr.pool->acquire()
-      .arg(pages.block_table_bound.handle())
-      .arg(pages.paged_kv_indptr.handle())
-      .arg<cl_int>(step.num_queries)
-      .arg<cl_int>(step.num_seqs)
-      .arg<cl_long>(static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4))
-      .arg(errors.word().handle())
+      .args(pages.block_table_bound, pages.paged_kv_indptr, cl_int{step.num_queries},
+            cl_int{step.num_seqs}, static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4),
+            errors.word())
       .enqueue(queue, 1, indptr.group_size, event);
 }
 
@@ -202,8 +179,7 @@ void advance_step_flashattn(const Context& context, cl_command_queue queue, cons
   const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
   KernelLease lease = kernel.pool->acquire();
   bind_rows(lease, step)
-      .arg<cl_long>(step.num_blocks)
-      .arg(errors.word().handle())
+      .args(cl_long{step.num_blocks}, errors.word())
       .enqueue(queue, to_size(step.num_seqs), kernel.group_size, last_event(step, event));
   advance_metadata(queue, step, errors, event);
   detail::add_results(add, queue);
@@ -225,10 +201,8 @@ void advance_step_flashinfer(const Context& context, cl_command_queue queue,
   const OpKernel kernel = op_kernel(context, "clattn_advance_pages", kFile);
   KernelLease lease = kernel.pool->acquire();
   bind_rows(lease, step)
-      .arg(pages.block_table_bound.handle())
-      .arg(pages.paged_kv_indptr.handle())
-      .arg(pages.paged_kv_indices.handle())
-      .arg(pages.paged_kv_last_page_len.handle())
+      .args(pages.block_table_bound, pages.paged_kv_indptr, pages.paged_kv_indices,
+            pages.paged_kv_last_page_len)
       .enqueue(queue, to_size(step.num_seqs), kernel.group_size, last_event(step, event));
   advance_metadata(queue, step, errors, event);
   detail::add_results(add, queue);

@@ -50,16 +50,10 @@ detail::CallMemory::Lease find_slots(const Context& context, cl_command_queue qu
       detail::op_kernel(context, "clattn_page_slots", "cache/advance_step.cl");
   Event found;
   kernel.pool->acquire()
-      .arg(append.batch_indices.handle())
-      .arg(append.positions.handle())
-      .arg(append.lists.indices.handle())
-      .arg<cl_long>(static_cast<cl_long>(append.lists.indices.size_bytes() / sizeof(std::int32_t)))
-      .arg(append.lists.indptr.handle())
-      .arg<cl_int>(append.lists.num_reqs)
-      .arg<cl_int>(pages.block_size)
-      .arg<cl_long>(pages.num_blocks)
-      .arg(slots.buffer().handle())
-      .arg<cl_long>(append.num_tokens)
+      .args(append.batch_indices, append.positions, append.lists.indices,
+            static_cast<cl_long>(append.lists.indices.size_bytes() / sizeof(std::int32_t)),
+            append.lists.indptr, cl_int{append.lists.num_reqs}, cl_int{pages.block_size},
+            cl_long{pages.num_blocks}, slots.buffer(), cl_long{append.num_tokens})
       .enqueue(queue,
                detail::ceil_div(static_cast<std::size_t>(append.num_tokens), kernel.group_size),
                kernel.group_size, &found);

@@ -70,15 +70,11 @@ void copy_planes(const Context& context, cl_command_queue queue, const PlaneLayo
   detail::CallMemory::Lease device_meta =
       context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
   Event done;
-  lease.arg(device_meta.buffer().handle())
-      .arg<cl_int>(to_int(pairs))
-      .arg<cl_int>(to_int(splits))
-      .arg<cl_int>(to_int(block_units))
-      .arg<cl_long>(layout.block_stride / unit)
-      .arg<cl_int>(to_int(layout.row / unit))
-      .arg<cl_int>(to_int(layout.inner_count))
-      .arg<cl_long>(layout.inner_stride / unit)
-      .arg<cl_long>(layout.outer_stride / unit)
+  lease
+      .args(device_meta.buffer(), cl_int{to_int(pairs)}, cl_int{to_int(splits)},
+            cl_int{to_int(block_units)}, cl_long{layout.block_stride / unit},
+            cl_int{to_int(layout.row / unit)}, cl_int{to_int(layout.inner_count)},
+            cl_long{layout.inner_stride / unit}, cl_long{layout.outer_stride / unit})
       .enqueue(queue, static_cast<std::size_t>(to_int(groups)), kernel.group_size, &done);
   device_meta.used_until(done, event);
 }

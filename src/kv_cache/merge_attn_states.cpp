@@ -53,7 +53,7 @@ void bind_output(KernelLease& lease, const MergeAttnStates& config, const Tensor
   const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
   const std::int64_t stride =
       detail::bounded_token_stride(output, {rows.count, row, rows.dtype}, name);
-  lease.arg(output.buffer).arg<cl_long>(output.offset).arg<cl_long>(stride);
+  lease.args(output.buffer, cl_long{output.offset}, cl_long{stride});
 }
 
 void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std::int64_t count,
@@ -71,10 +71,7 @@ void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std
         std::int64_t{1}, name);
     detail::check_rows({lse.buffer, DType::kF32}, {lse.offset, count, lse.token_stride, row}, name);
   }
-  lease.arg(lse.buffer)
-      .arg<cl_long>(lse.offset)
-      .arg<cl_long>(lse.token_stride)
-      .arg<cl_long>(lse.head_stride);
+  lease.args(lse.buffer, cl_long{lse.offset}, cl_long{lse.token_stride}, cl_long{lse.head_stride});
 }
 
 void bind_state(KernelLease& lease, const MergeAttnStates& config, const OutputWithLse& state,
@@ -109,12 +106,10 @@ void detail::enqueue_merge(const OpKernel& kernel, cl_command_queue queue,
   bind_state(lease, config, suffix, {config.num_tokens, config.dtype}, "suffix");
   AddResults add;
   if (capturing()) add = capture_merge({queue, config, prefix, suffix, merged});
-  lease.arg<cl_int>(config.num_heads)
-      .arg<cl_int>(config.head_size)
-      .arg<cl_long>(with_context)
-      .arg<cl_int>(merged.lse.buffer != nullptr ? 1 : 0)
-      .arg(config.output_scale.handle())
-      .arg<cl_int>(config.output_scale ? 1 : 0)
+  lease
+      .args(cl_int{config.num_heads}, cl_int{config.head_size}, cl_long{with_context},
+            cl_int{merged.lse.buffer != nullptr ? 1 : 0}, config.output_scale,
+            cl_int{config.output_scale ? 1 : 0})
       .enqueue(queue, static_cast<std::size_t>(config.num_tokens), kernel.group_size, event);
   add_results(add, queue);
 }

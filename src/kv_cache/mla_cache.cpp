@@ -104,21 +104,14 @@ void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const La
   const MLACache& cache = write.cache;
   AddResults add;
   if (capturing()) add = capture_concat_and_cache_mla(queue, write);
-  KernelLease lease = kernel.pool->acquire();
-  lease.arg(write.kv_c.buffer)
-      .arg<cl_long>(write.kv_c.offset)
-      .arg<cl_long>(token_stride(write.kv_c, cache.kv_lora_rank))
-      .arg(write.k_pe.buffer)
-      .arg<cl_long>(write.k_pe.offset)
-      .arg<cl_long>(token_stride(write.k_pe, cache.rope_dim))
-      .arg(cache.buffer.handle())
-      .arg(cache.scale.handle())
-      .arg<cl_int>(cache.scale ? 1 : 0)
-      .arg<cl_int>(cache.kv_lora_rank)
-      .arg<cl_int>(cache.rope_dim)
-      .arg(write.slots.buffer)
-      .arg<cl_long>(static_cast<cl_long>(write.slots.offset_bytes / sizeof(std::int64_t)))
-      .arg<cl_long>(cache.num_blocks * cache.block_size)
+  kernel.pool->acquire()
+      .args(write.kv_c.buffer, cl_long{write.kv_c.offset},
+            cl_long{token_stride(write.kv_c, cache.kv_lora_rank)}, write.k_pe.buffer,
+            cl_long{write.k_pe.offset}, cl_long{token_stride(write.k_pe, cache.rope_dim)},
+            cache.buffer, cache.scale, cl_int{cache.scale ? 1 : 0}, cl_int{cache.kv_lora_rank},
+            cl_int{cache.rope_dim}, write.slots.buffer,
+            static_cast<cl_long>(write.slots.offset_bytes / sizeof(std::int64_t)),
+            cl_long{cache.num_blocks * cache.block_size})
       .enqueue(queue, to_size(write.slots.num_tokens), kernel.group_size, event);
   add_results(add, queue);
 }
@@ -173,18 +166,11 @@ void gather_and_maybe_dequant_cache(const Context& context, cl_command_queue que
   detail::CallMemory::Lease device_meta =
       context.runtime().call_memory().upload(queue, std::as_bytes(std::span(meta)));
   Event done;
-  detail::KernelLease lease = kernel.pool->acquire();
-  lease.arg(cache.buffer.handle())
-      .arg(cache.scale.handle())
-      .arg<cl_int>(cache.scale ? 1 : 0)
-      .arg<cl_int>(width)
-      .arg<cl_int>(cache.block_size)
-      .arg(destination.buffer)
-      .arg<cl_long>(destination.offset)
-      .arg<cl_long>(stride)
-      .arg(device_meta.buffer().handle())
-      .arg<cl_int>(static_cast<cl_int>(num_reqs))
-      .arg<cl_long>(gather.block_table_stride)
+  kernel.pool->acquire()
+      .args(cache.buffer, cache.scale, cl_int{cache.scale ? 1 : 0}, cl_int{width},
+            cl_int{cache.block_size}, destination.buffer, cl_long{destination.offset},
+            cl_long{stride}, device_meta.buffer(), static_cast<cl_int>(num_reqs),
+            cl_long{gather.block_table_stride})
       .enqueue(queue, to_size(gather.cu_seq_lens.back()), kernel.group_size, &done);
   device_meta.used_until(done, event);
   detail::add_results(add, queue);

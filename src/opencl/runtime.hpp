@@ -49,6 +49,13 @@ class KernelLease {
     set(sizeof(T), &value);  // NOLINT(bugprone-sizeof-expression): a cl_mem's own size is meant
     return *this;
   }
+  KernelLease& arg(const Buffer& buffer) { return arg(buffer.handle()); }
+  /// The same of several, in their order.
+  template <typename... T>
+  KernelLease& args(const T&... values) {
+    (arg(values), ...);
+    return *this;
+  }
   /// Enqueues a 1-D range of `groups` work-groups of `group_size` items; the next arg() is argument
   /// 0 again. Zero groups enqueue nothing; then `event` is left empty. While this thread records
   /// the queue (recorder.hpp), the launch goes there together with the kernel; `event` stays empty.

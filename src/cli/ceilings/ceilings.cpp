@@ -114,9 +114,7 @@ double measure_read(const Context& context, const Queue& queue, const CeilingSha
   const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
   return rate_of(queue, target, [&](Event& event) {
     pool->acquire()
-        .arg(target.data.handle())
-        .arg(static_cast<cl_int>(target.group_bytes / vector_bytes))
-        .arg(target.sums.handle())
+        .args(target.data, static_cast<cl_int>(target.group_bytes / vector_bytes), target.sums)
         .enqueue(queue, target.groups, target.group_size, &event);
   });
 }
@@ -132,10 +130,7 @@ double measure_page_read(const Context& context, const Queue& queue, const Ceili
       {"tile/ceilings.cl", "clattn_ceiling_page_read", options_of(shape, shape.read_vector)});
   return rate_of(queue, target, [&](Event& event) {
     pool->acquire()
-        .arg(target.data.handle())
-        .arg(pages.handle())
-        .arg(static_cast<cl_int>(target.group_bytes / kPageBytes))
-        .arg(target.sums.handle())
+        .args(target.data, pages, static_cast<cl_int>(target.group_bytes / kPageBytes), target.sums)
         .enqueue(queue, target.groups, target.group_size, &event);
   });
 }
@@ -230,8 +225,7 @@ double measure_copy(const Context& context, const Queue& queue, const CeilingSha
   const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
   const double by_kernel = copy_rate(queue, target, [&](Event& event) {
     pool->acquire()
-        .arg(target.data.handle())
-        .arg(static_cast<cl_int>(target.group_bytes / vector_bytes))
+        .args(target.data, static_cast<cl_int>(target.group_bytes / vector_bytes))
         .enqueue(queue, target.groups / 2, target.group_size, &event);
   });
   const detail::CopyEnd from{.device = target.data.handle()};
@@ -258,10 +252,8 @@ double measure_fma(const Context& context, const Queue& queue, const CeilingShap
       {"tile/ceilings.cl", "clattn_ceiling_fma", options_of(shape, shape.fma_vector)});
   const std::uint64_t nanoseconds = best_ns([&](Event& event) {
     pool->acquire()
-        .arg(static_cast<cl_int>(shape.fma_steps))
-        .arg(static_cast<cl_float>(0.5F))
-        .arg(static_cast<cl_float>(1.0F))
-        .arg(results.handle())
+        .args(static_cast<cl_int>(shape.fma_steps), static_cast<cl_float>(0.5F),
+              static_cast<cl_float>(1.0F), results)
         .enqueue(queue, groups, group_size, &event);
   });
   return kFlopPerStep * shape.fma_steps * static_cast<double>(floats) * 1e9 /
@@ -298,9 +290,7 @@ double measure_mma(const Context& context, const Queue& queue) {
   const Buffer sums = context.allocate(groups * kGroupSize * sizeof(float));
   const std::uint64_t nanoseconds = best_ns([&](Event& event) {
     pool->acquire()
-        .arg(static_cast<cl_int>(kSteps))
-        .arg(static_cast<cl_uint>(kOperand))
-        .arg(sums.handle())
+        .args(static_cast<cl_int>(kSteps), static_cast<cl_uint>(kOperand), sums)
         .enqueue(queue, groups, kGroupSize, &event);
   });
   std::vector<float> got(groups * kGroupSize);
@@ -345,8 +335,7 @@ double measure_wgmma(const Context& context, const Queue& queue) {
   queue.fill(products, 0xFFFFFFFFU, 0, products.size_bytes());
   const std::uint64_t nanoseconds = best_ns([&](Event& event) {
     pool->acquire()
-        .arg(static_cast<cl_int>(kIterations))
-        .arg(products.handle())
+        .args(static_cast<cl_int>(kIterations), products)
         .enqueue(queue, groups, kGroupSize, &event);
   });
   std::vector<float> got(expected.size());

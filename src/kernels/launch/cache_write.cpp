@@ -59,12 +59,8 @@ struct WriteTensors {
 void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_queue queue,
              const ClaWriteCall& call, const WriteTensors& tensors, Event* event) {
   KernelLease lease = kernel.pool->acquire();
-  lease.arg(call)
-      .arg(tensors.key)
-      .arg(tensors.value)
-      .arg(tensors.k_cache)
-      .arg(tensors.v_cache == tensors.k_cache ? nullptr : tensors.v_cache)
-      .arg(tensors.slots);
+  lease.args(call, tensors.key, tensors.value, tensors.k_cache,
+             tensors.v_cache == tensors.k_cache ? nullptr : tensors.v_cache, tensors.slots);
   if (is_quantized(shape.cache_dtype)) lease.arg(tensors.scales);
   lease.enqueue(queue, num_groups(*kernel.variant, shape, call.num_tokens),
                 to_size(kernel.variant->work_group_size), event);

@@ -76,14 +76,9 @@ void enqueue(const StepCall& call, LayerCall& layer, const Launch& launch, std::
   layer.args.entries_at = launch.entries_at;
   layer.args.num_entries = launch.num_entries;
   KernelLease lease = launch.kernel.pool->acquire();
-  lease.arg(layer.args)
-      .arg(call.step.meta)
-      .arg(has_workspace ? call.step.workspace : nullptr)
-      .arg(call.query.buffer)
-      .arg(layer.k)
-      .arg(one_cache ? nullptr : layer.v)
-      .arg(call.output.buffer)
-      .arg(call.lse);
+  lease.args(layer.args, call.step.meta, has_workspace ? call.step.workspace : nullptr,
+             call.query.buffer, layer.k, one_cache ? nullptr : layer.v, call.output.buffer,
+             call.lse);
   for (std::size_t i = 0; i < layer.num_option_tensors; ++i) lease.arg(layer.option_tensors.at(i));
   lease.enqueue(queue, groups, to_size(launch.kernel.variant->work_group_size), event);
 }

@@ -3,6 +3,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/launch/step_launch.hpp"
+#include "kernels/step/cache_checks.hpp"
 #include "opencl/copy.hpp"
 #include "opencl/queue.hpp"
 #include "opencl/recorder.hpp"
@@ -10,15 +11,6 @@
 namespace clattn {
 
 namespace {
-
-void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
-                  std::string_view name) {
-  const std::size_t wanted = detail::to_size(count) * element_bytes;
-  detail::throw_invalid_if(
-      !buffer || buffer.size_bytes() < wanted,
-      "update_seq_lens: {} holds {} bytes, legal: at least {} ({} elements of {})", name,
-      buffer.size_bytes(), wanted, count, element_bytes);
-}
 
 std::size_t group_size_of(const detail::AttentionKernels& kernels) {
   return detail::to_size(cache_op_work_group_size(kernels.runtime->capabilities()));
@@ -28,20 +20,10 @@ detail::KernelLease bind_cut_tiles(const detail::PagedStepView& step, const Devi
                                    bool advanced, const Buffer& errors) {
   const ClaSight sight = detail::sight_of(*step.planner, step.causal != 0);
   detail::KernelLease lease = step.cut_tiles->acquire();
-  lease.arg(step.meta)
-      .arg(step.splits_at)
-      .arg(step.num_splits)
-      .arg(step.lens_at)
-      .arg(step.pages_at)
-      .arg<cl_int>(sight.page_size)
-      .arg<cl_int>(sight.causal)
-      .arg<cl_int>(sight.window_left)
-      .arg<cl_int>(sight.window_right)
-      .arg<cl_int>(sight.chunk)
-      .arg(lengths.seq_lens.handle())
-      .arg(lengths.slot_mapping.handle())
-      .arg<cl_int>(advanced ? 1 : 0)
-      .arg(errors.handle());
+  lease.args(step.meta, step.splits_at, step.num_splits, step.lens_at, step.pages_at,
+             cl_int{sight.page_size}, cl_int{sight.causal}, cl_int{sight.window_left},
+             cl_int{sight.window_right}, cl_int{sight.chunk}, lengths.seq_lens,
+             lengths.slot_mapping, cl_int{advanced ? 1 : 0}, errors);
   return lease;
 }
 
@@ -61,9 +43,10 @@ void detail::check_update_seq_lens(cl_command_queue queue, const AttentionMetada
       step == nullptr || step->kernels == nullptr || step->cut_tiles == nullptr,
       "update_seq_lens: attn_metadata: its lengths are on the host, legal: metadata of a builder "
       "with device_seq_lens");
-  require_size(lengths.seq_lens, step->num_lens, sizeof(std::int32_t), "seq_lens");
+  require_size(lengths.seq_lens, step->num_lens, sizeof(std::int32_t), "update_seq_lens: seq_lens");
   if (lengths.slot_mapping)
-    require_size(lengths.slot_mapping, step->most_tokens, sizeof(std::int64_t), "slot_mapping");
+    require_size(lengths.slot_mapping, step->most_tokens, sizeof(std::int64_t),
+                 "update_seq_lens: slot_mapping");
   require_apart(lengths.seq_lens, step->meta, "seq_lens");
   if (lengths.slot_mapping) require_apart(lengths.slot_mapping, step->meta, "slot_mapping");
   require_apart(errors.word(), step->meta, "errors");

@@ -171,6 +171,14 @@ void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_v
                    end, room);
 }
 
+void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
+                  std::string_view name) {
+  const std::size_t wanted = checked_mul(to_size(count), element_bytes, name);
+  throw_invalid_if(!buffer || buffer.size_bytes() < wanted,
+                   "{} holds {} bytes, legal: at least {} ({} elements of {})", name,
+                   buffer.size_bytes(), wanted, count, element_bytes);
+}
+
 void check_layer_cache(const KVCache& cache, const KernelShape& shape) {
   check_kv_shape(cache, shape);
   check_num_blocks(cache.num_blocks, 1);

@@ -31,6 +31,11 @@ struct RowRange {
 /// no end.
 void check_rows(const ElementBuffer& memory, const RowRange& rows, std::string_view name);
 
+/// Throws kInvalidArgument unless a buffer holds so many elements of a size; `name` is what errors
+/// call it.
+void require_size(const Buffer& buffer, std::int64_t count, std::size_t element_bytes,
+                  std::string_view name);
+
 /// What a layer compiled for `shape` asks beyond that: this shape, a block, and of strided caches
 /// places that its kernels can load from.
 void check_layer_cache(const KVCache& cache, const KernelShape& shape);
