@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/common/error.hpp"
 #include "files/files.hpp"
 
 namespace clattn::cli {
@@ -29,7 +30,7 @@ bool is_replaced(const std::string& path) {
 }
 
 [[noreturn]] void throw_unwritable(const std::string& path) {
-  throw Error(ErrorCode::kIo, fmt::format("{}: cannot be written", path));
+  throw_io("{}: cannot be written", path);
 }
 
 enum Status : int {
@@ -40,18 +41,9 @@ enum Status : int {
 };
 
 int status_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kIo:
-      return kMalformed;
-    case ErrorCode::kUnsupported:
-      return kUnsupported;
-    case ErrorCode::kOpenCL:
-      return kOpenCL;
-    case ErrorCode::kOutOfBlocks:
-      return kFailed;
-  }
-  return kFailed;
+  if (code == ErrorCode::kInvalidArgument || code == ErrorCode::kIo) return kMalformed;
+  if (code == ErrorCode::kUnsupported) return kUnsupported;
+  return code == ErrorCode::kOpenCL ? kOpenCL : kFailed;
 }
 
 /// Whatever the message holds (a build log, bytes of a hostile file), one printable line comes out.
@@ -106,9 +98,7 @@ int run(int argc, char** argv) {
 void write_text(const std::string& path, const std::string& text) {
   if (path == "-") {
     const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-    if (!written || std::fflush(stdout) != 0) {
-      throw Error(ErrorCode::kIo, "standard output: cannot be written");
-    }
+    if (!written || std::fflush(stdout) != 0) throw_unwritable("standard output");
     return;
   }
   if (is_replaced(path)) return files::replace_file(path, text);

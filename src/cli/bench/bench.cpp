@@ -164,19 +164,6 @@ void check_backends(const std::vector<std::string>& backends, const BenchShape& 
   }
 }
 
-/// What is found out before anything is measured: rows, backends, and that the report can be kept.
-struct Wanted {
-  std::vector<BenchShape> shapes;
-  std::vector<std::string> backends;
-};
-Wanted check(Arguments& arguments, const DeviceCapabilities& device) {
-  Wanted wanted{wanted_shapes(arguments, device.kind), arguments.backends};
-  if (wanted.backends.empty()) wanted.backends.emplace_back();  // the library's choice
-  check_backends(wanted.backends, wanted.shapes.front(), device);
-  if (!arguments.json_file.empty()) check_writable(arguments.json_file);
-  return wanted;
-}
-
 void write_report(const BenchReport& report, const std::string& path) {
   write_text(path,
              to_json(report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -195,7 +182,12 @@ void run_bench(Arguments arguments, const std::shared_ptr<Context>& context) {
                        .layout = wanted_layout(arguments),
                        .rotate_bytes = effort.rotate_bytes,
                        .plan = arguments.plan};
-  const Wanted wanted = check(arguments, context->capabilities());
+  // Before anything is measured: rows, backends, and that the report can be kept.
+  const std::vector<BenchShape> shapes = wanted_shapes(arguments, context->capabilities().kind);
+  std::vector<std::string>& backends = arguments.backends;
+  if (backends.empty()) backends.emplace_back();  // the library's choice
+  check_backends(backends, shapes.front(), context->capabilities());
+  if (!arguments.json_file.empty()) check_writable(arguments.json_file);
   BenchReport report{.device = context->capabilities(),
                      .ceilings = measure_ceilings(*context),
                      .quick = arguments.quick,
@@ -203,11 +195,11 @@ void run_bench(Arguments arguments, const std::shared_ptr<Context>& context) {
                      .rows = {}};
   const bool to_stdout = arguments.json_file == "-";
   if (!to_stdout) print_header(report);
-  for (const BenchShape& shape : wanted.shapes) {
-    for (const std::string& backend : wanted.backends) {
+  for (const BenchShape& shape : shapes) {
+    for (const std::string& backend : backends) {
       options.backend = backend;
       report.rows.push_back(measure(context, options, shape, effort, report.ceilings));
-      if (wanted.backends.size() > 1) report.rows.back().asked_backend = backend;
+      if (backends.size() > 1) report.rows.back().asked_backend = backend;
       if (!to_stdout) print_row(report.rows.back());
       // So that a run that is ended early leaves what it found out.
       if (is_file(arguments.json_file)) write_report(report, arguments.json_file);
@@ -264,7 +256,7 @@ void run(const Arguments& arguments) {
   if (arguments.compared.empty()) return run_bench(arguments, Context::create(arguments.device));
   if (!arguments.html_file.empty()) check_writable(arguments.html_file);
   const std::vector<ComparedReport> reports = read_reports(arguments.compared);
-  print_comparison(reports);
+  fmt::print("{}", comparison_table(reports));
   if (!arguments.html_file.empty()) write_text(arguments.html_file, comparison_page(reports));
 }
 

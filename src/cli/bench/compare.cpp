@@ -107,15 +107,9 @@ ComparedReport parse_report(const std::string& text, const std::string& path) {
                         .driver = device.text("driver_version"),
                         .platform = device.text("platform_version"),
                         .commit = fields.text("commit"),
-                        .date = fields.text("date"),
-                        .read_gb_per_s = ceilings.positive("read_gb_per_s"),
-                        .page_read_gb_per_s = ceilings.positive("page_read_gb_per_s"),
-                        .fma_gflop_per_s = ceilings.positive("fma_gflop_per_s")};
-  for (const auto& [name, ceiling] : {std::pair{"copy_gb_per_s", &report.copy_gb_per_s},
-                                      {"mma_gflop_per_s", &report.mma_gflop_per_s},
-                                      {"wgmma_gflop_per_s", &report.wgmma_gflop_per_s}}) {
-    if (ceilings.has(name)) *ceiling = ceilings.positive(name);
-  }
+                        .date = fields.text("date")};
+  for (const auto& [name, value, always] : kCeilingNames)
+    if (always || ceilings.has(name)) report.ceilings.*value = ceilings.positive(name);
   const json& rows = fields.at("rows");
   if (!rows.is_array()) refuse(path, "rows", "a list");
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -189,10 +183,6 @@ std::string comparison_table(const std::vector<ComparedReport>& reports) {
     table += fmt::format(" {:>{}}", mean, kColumn);
   }
   return table + "\n";
-}
-
-void print_comparison(const std::vector<ComparedReport>& reports) {
-  fmt::print("{}", comparison_table(reports));
 }
 
 }  // namespace clattn::cli

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/ceilings/ceilings.hpp"
+
 namespace clattn::cli {
 
 /// What comparisons take from a row of a report; docs/benchmark.md documents the file's fields.
@@ -19,8 +21,7 @@ struct ComparedRow {
 struct ComparedReport {
   std::string label;  ///< the file's name without folder and extension
   std::string device, driver, platform, commit, date;
-  double read_gb_per_s = 0, page_read_gb_per_s = 0, fma_gflop_per_s = 0;
-  double copy_gb_per_s = 0, mma_gflop_per_s = 0, wgmma_gflop_per_s = 0;  ///< 0 = not in the file
+  Ceilings ceilings{};                        ///< 0 = not in the file
   std::vector<std::string> names{};           ///< in the file's order, skipped rows left out
   std::map<std::string, ComparedRow> rows{};  ///< by name
 };
@@ -46,7 +47,6 @@ std::vector<Lead> leads(const std::vector<ComparedReport>& reports);
 /// Median times and how many times faster than the first report the others are; the geometric mean
 /// at the end.
 std::string comparison_table(const std::vector<ComparedReport>& reports);
-void print_comparison(const std::vector<ComparedReport>& reports);
 
 /// How often and by how much the first report leads, a line a suite, then a bar a row, as HTML;
 /// empty if no other has a row of it.

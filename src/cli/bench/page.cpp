@@ -71,11 +71,7 @@ std::string draw(const Reports& reports, const DotPlot& plot) {
   const Scale x = plot.logarithmic ? log_scale(values, left, width - 30)
                                    : Scale{0, std::max(100.0, *std::ranges::max_element(values)),
                                            left, width - 30, false};
-  std::string content;
-  for (const double tick : x.ticks()) {
-    content += grid_line(x.place(tick), 10, x.place(tick), bottom);
-    content += text(x.place(tick), bottom + 16, "middle", fmt::format("{:g}", tick));
-  }
+  std::string content = columns(x, 10, bottom);
   if (plot.reference > 0) {
     content += fmt::format(
         "<line class=\"axis\" x1=\"{0:.1f}\" y1=\"10\" x2=\"{0:.1f}\" y2=\"{1:.1f}\"/>\n",
@@ -102,9 +98,9 @@ std::string draw(const Reports& reports, const DotPlot& plot) {
 
 /// What a report's device reaches at so many operations a byte.
 double roof(const ComparedReport& report, double intensity) {
-  return std::min(
-      report.read_gb_per_s * intensity,
-      std::max({report.fma_gflop_per_s, report.mma_gflop_per_s, report.wgmma_gflop_per_s}));
+  const Ceilings& of = report.ceilings;
+  return std::min(of.read_gb_per_s * intensity,
+                  std::max({of.fma_gflop_per_s, of.mma_gflop_per_s, of.wgmma_gflop_per_s}));
 }
 
 std::string draw_roofline(const Reports& reports) {
@@ -127,27 +123,24 @@ std::string draw_roofline(const Reports& reports) {
   if (intensities.empty()) return "";
   for (const ComparedReport& report : reports) {
     rates.push_back(roof(report, 1e30));
-    intensities.push_back(2 * roof(report, 1e30) / report.read_gb_per_s);
+    intensities.push_back(2 * roof(report, 1e30) / report.ceilings.read_gb_per_s);
   }
   const Scale x = log_scale(intensities, kLeft, kWidth - 20), y = log_scale(rates, kBottom, 12);
-  std::string content;
-  for (const double tick : x.ticks()) {
-    content += grid_line(x.place(tick), 12, x.place(tick), kBottom);
-    content += text(x.place(tick), kBottom + 18, "middle", fmt::format("{:g}", tick));
-  }
+  std::string content = columns(x, 12, kBottom);
   for (const double tick : y.ticks()) {
     content += grid_line(kLeft, y.place(tick), kWidth - 20, y.place(tick));
     content += text(kLeft - 8, y.place(tick) + 4, "end", fmt::format("{:g}", tick));
   }
   for (std::size_t r = 0; r < reports.size(); ++r) {
-    const double peak = roof(reports[r], 1e30), ridge = peak / reports[r].read_gb_per_s;
-    const double start = std::max(x.low, y.low / reports[r].read_gb_per_s);
+    const double peak = roof(reports[r], 1e30), ridge = peak / reports[r].ceilings.read_gb_per_s;
+    const double start = std::max(x.low, y.low / reports[r].ceilings.read_gb_per_s);
     content += fmt::format(
         "<path class=\"roof\" d=\"M{:.1f} {:.1f}L{:.1f} {:.1f}L{:.1f} {:.1f}\" fill=\"none\" "
         "stroke=\"var(--s{})\" stroke-width=\"1.5\"><title>{}: {:.4g} GB/s, {:.4g} "
         "GFLOP/s</title></path>\n",
         x.place(start), y.place(roof(reports[r], start)), x.place(ridge), y.place(peak), x.to,
-        y.place(peak), r % kColors, escape(reports[r].label), reports[r].read_gb_per_s, peak);
+        y.place(peak), r % kColors, escape(reports[r].label), reports[r].ceilings.read_gb_per_s,
+        peak);
   }
   points([&](std::size_t r, const std::string& name, double intensity, double rate) {
     content += marker(r, x.place(intensity), y.place(rate),
@@ -166,11 +159,6 @@ std::string legend(const Reports& reports) {
       "<th>date</th><th class=\"n\">read</th><th class=\"n\">pages</th><th class=\"n\">copy</th>"
       "<th class=\"n\">multiply-add</th><th class=\"n\">mma.sync</th>"
       "<th class=\"n\">wgmma</th></tr>\n";
-  const auto cell = [](double value, std::string_view unit) {
-    const std::string text =
-        value > 0 ? fmt::format("{:.{}f} {}", value, unit == "GB/s" ? 1 : 0, unit) : "-";
-    return fmt::format("<td class=\"n\">{}</td>", text);
-  };
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const ComparedReport& report = reports[r];
     html += fmt::format(
@@ -180,13 +168,12 @@ std::string legend(const Reports& reports) {
         "<td>{}</td>",
         marker(r, 6, 6, report.label), escape(report.label), escape(report.device),
         escape(report.driver), escape(report.commit), escape(report.date));
-    for (const double rate :
-         {report.read_gb_per_s, report.page_read_gb_per_s, report.copy_gb_per_s}) {
-      html += cell(rate, "GB/s");
-    }
-    for (const double rate :
-         {report.fma_gflop_per_s, report.mma_gflop_per_s, report.wgmma_gflop_per_s}) {
-      html += cell(rate, "GFLOP/s");
+    for (const auto& [name, value, always] : kCeilingNames) {
+      const bool bytes = std::string_view(name).ends_with("gb_per_s");
+      const double rate = report.ceilings.*value;
+      html += rate > 0 ? fmt::format("<td class=\"n\">{:.{}f} {}</td>", rate, bytes ? 1 : 0,
+                                     bytes ? "GB/s" : "GFLOP/s")
+                       : "<td class=\"n\">-</td>";
     }
     html += "</tr>\n";
   }

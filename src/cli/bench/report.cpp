@@ -156,16 +156,9 @@ double BenchRow::predicted_us() const {
 }
 
 Json to_json(const BenchReport& report) {
-  Json ceilings = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
-                   {"page_read_gb_per_s", report.ceilings.page_read_gb_per_s},
-                   {"copy_gb_per_s", report.ceilings.copy_gb_per_s},
-                   {"fma_gflop_per_s", report.ceilings.fma_gflop_per_s}};
-  if (report.ceilings.mma_gflop_per_s > 0) {
-    ceilings["mma_gflop_per_s"] = report.ceilings.mma_gflop_per_s;
-  }
-  if (report.ceilings.wgmma_gflop_per_s > 0) {
-    ceilings["wgmma_gflop_per_s"] = report.ceilings.wgmma_gflop_per_s;
-  }
+  Json ceilings;
+  for (const auto& [name, value, always] : kCeilingNames)
+    if (always || report.ceilings.*value > 0) ceilings[name] = report.ceilings.*value;
   Json json = {{"format", "clattn-bench"},
                {"schema_version", kBenchSchemaVersion},
                {"library_version", CLATTN_VERSION},

@@ -345,9 +345,7 @@ bool BenchShape::in_set(std::string_view set) const {
 }
 
 std::int32_t BenchShape::num_tokens() const {
-  std::int32_t tokens = 0;
-  for (const BenchRequest& request : requests) tokens += request.query_len;
-  return tokens;
+  return static_cast<std::int32_t>(count_tokens(requests));
 }
 
 std::int32_t BenchShape::max_query_len() const {

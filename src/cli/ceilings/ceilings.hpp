@@ -22,6 +22,20 @@ struct Ceilings {
   double wgmma_gflop_per_s = 0;
 };
 
+/// Their names in reports, which leave out those that are 0 unless they are there `always`.
+struct CeilingName {
+  const char* name;
+  double Ceilings::*value;
+  bool always;
+};
+inline constexpr CeilingName kCeilingNames[] = {
+    {"read_gb_per_s", &Ceilings::read_gb_per_s, true},
+    {"page_read_gb_per_s", &Ceilings::page_read_gb_per_s, true},
+    {"copy_gb_per_s", &Ceilings::copy_gb_per_s, false},
+    {"fma_gflop_per_s", &Ceilings::fma_gflop_per_s, true},
+    {"mma_gflop_per_s", &Ceilings::mma_gflop_per_s, false},
+    {"wgmma_gflop_per_s", &Ceilings::wgmma_gflop_per_s, false}};
+
 /// Measures them with small kernels, the best of several launches; takes about a second and up to
 /// 1 GiB of device memory. Blocks. Other work on the device falsifies the result.
 Ceilings measure_ceilings(const Context& context);

@@ -53,7 +53,7 @@ MergeAttnStates read_merge(CaseFile& file, const NpyArray& seen) {
   constexpr std::array<std::string_view, 2> kBases = {"e", "2"};
   constexpr std::array<std::string_view, 3> kOutputTypes = {"fp8_e4m3", "fp8_e5m2", "int8"};
   MergeAttnStates config;
-  config.dtype = read_dtype(file, std::string(to_string(dtype_of(seen, "prefix_output"))));
+  config.dtype = read_dtype(file, seen, "prefix_output");
   config.num_tokens = seen.shape[0];
   require_extent(file, "num_heads", kHeads, seen.shape[1]);
   require_extent(file, "head_size", kHeadSize, seen.shape[2]);
@@ -82,16 +82,12 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
                                                config.head_size};
   outputs.add_floats("out", decode_elements(config.dtype, outcome.out), out_shape);
   if (return_lse) outputs.add_values("lse", outcome.lse, {call.num_tokens(), config.num_heads});
-  if (config.output_fp8) {
-    outputs.add("out_fp8", NpyArray{"|u1", out_shape, outcome.out_fp8});
-  }
+  if (config.output_fp8) outputs.add("out_fp8", NpyArray{"|u1", out_shape, outcome.out_fp8});
   if (!config.contiguous_kv() && file.has_array("key")) {
     if (outcome.cache.key.empty()) outcome.cache = call.cache;
-    const std::string type(descr_of(config.cache_dtype()));
-    const std::vector<std::int64_t> shape = {call.num_blocks, config.block_size,
-                                             config.num_kv_heads, config.head_size};
-    outputs.add("key_cache_out", NpyArray{type, shape, outcome.cache.key});
-    outputs.add("value_cache_out", NpyArray{type, shape, outcome.cache.value});
+    add_caches(outputs, config.cache_dtype(),
+               {call.num_blocks, config.block_size, config.num_kv_heads, config.head_size},
+               outcome.cache);
   }
   outputs.add("info", info(*context, call, outcome));
   if (options.verify) verify_outcome(call, outcome, outputs);
@@ -123,18 +119,16 @@ void run_merge_attn_states(CaseFile& file, const RunOptions& options, CaseOutput
     if (scale) config.output_scale = on.up(scale->data);
     merge(config);
     const std::size_t count = prefix.data.size() / element_size_bytes(config.dtype);
-    outputs.add(config.output_dtype == DType::kInt8 ? "out_int8" : "out_fp8",
-                NpyArray{std::string(descr_of(*config.output_dtype)), seen.shape,
-                         on.down<std::byte>(out, count)});
+    outputs.add_elements(config.output_dtype == DType::kInt8 ? "out_int8" : "out_fp8",
+                         *config.output_dtype, seen.shape, on.down<std::byte>(out, count));
     config.output_dtype = std::nullopt;
     config.output_scale = {};
   }
   merge(config);
   const auto merged = on.down<std::byte>(out, prefix.data.size());
   outputs.add_floats("out", decode_elements(config.dtype, merged), seen.shape);
-  outputs.add("lse", NpyArray{"<f4",
-                              {lse_shape.begin(), lse_shape.end()},
-                              on.down<std::byte>(lse, prefix_lse.data.size())});
+  outputs.add_elements("lse", DType::kF32, lse_shape,
+                       on.down<std::byte>(lse, prefix_lse.data.size()));
   outputs.add("info", device_info("merge_attn_states", *on.context, event));
 }
 

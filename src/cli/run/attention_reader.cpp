@@ -83,15 +83,6 @@ void read_stored(const CaseFile& file, AttentionCall& call) {
   call.value = file.array("value", descr_of(config.dtype), shape).data;
 }
 
-void read_cache(const CaseFile& file, AttentionCall& call) {
-  const AttentionConfig& config = call.config;
-  const std::string_view type = descr_of(config.cache_dtype());
-  NpyArray keys =
-      file.array("key_cache", type, {-1, config.block_size, config.num_kv_heads, config.head_size});
-  call.num_blocks = keys.shape[0];
-  call.cache = {std::move(keys.data), file.array("value_cache", type, keys.shape).data};
-}
-
 void read_contiguous(const CaseFile& file, AttentionCall& call) {
   const AttentionConfig& config = call.config;
   const std::vector<std::int32_t>& starts =
@@ -113,7 +104,9 @@ void read_tensors(const CaseFile& file, AttentionCall& call) {
     read_contiguous(file, call);
   } else {
     read_stored(file, call);
-    read_cache(file, call);
+    Extents pages = {-1, config.block_size, config.num_kv_heads, config.head_size};
+    call.cache = read_caches(file, config.cache_dtype(), pages);
+    call.num_blocks = pages[0];
   }
   if (config.custom_mask) {
     call.custom_mask = file.array("custom_mask", "|u1", {tokens, call.max_seq_len()}).data;

@@ -56,7 +56,18 @@ DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view n
   const std::optional<DType> stated = read_kv_cache_dtype(file);
   if (stated) return *stated;
   const DType seen = dtype_of(array, name);
-  return is_quantized(seen) ? seen : read_dtype(file, std::string(to_string(seen)));
+  return is_quantized(seen) ? seen : read_dtype(file, array, name);
+}
+
+LogicalCache read_caches(const CaseFile& file, DType dtype, Extents& shape) {
+  NpyArray keys = file.array("key_cache", descr_of(dtype), shape);
+  shape = keys.shape;
+  return {std::move(keys.data), file.array("value_cache", descr_of(dtype), shape).data};
+}
+
+void add_caches(CaseOutputs& outputs, DType dtype, const Extents& shape, LogicalCache cache) {
+  outputs.add_elements("key_cache_out", dtype, shape, std::move(cache.key));
+  outputs.add_elements("value_cache_out", dtype, shape, std::move(cache.value));
 }
 
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event) {
@@ -101,22 +112,10 @@ void read_place(CaseFile& file, const RunOptions& options, const Extents& shape,
   if (given.packed) require_no_backend(given.backend);
 }
 
-void read_caches(const CaseFile& file, CacheCase& given) {
-  const std::string_view type = descr_of(given.config.cache_dtype());
-  given.cache = {file.array("key_cache", type, given.shape).data,
-                 file.array("value_cache", type, given.shape).data};
-}
-
 KVCacheLayout layout_of(const Context& context, const AttentionBackend& backend,
                         const CacheCase& given) {
   return choose_layout(backend, layout_on(context.capabilities(), given.layout), given.config,
                        &context.capabilities());
-}
-
-void add_caches(CaseOutputs& outputs, const CacheCase& given, LogicalCache cache) {
-  const std::string type(descr_of(given.config.cache_dtype()));
-  outputs.add("key_cache_out", NpyArray{type, given.shape, std::move(cache.key)});
-  outputs.add("value_cache_out", NpyArray{type, given.shape, std::move(cache.value)});
 }
 
 /// A reshape_and_cache case, checked.
@@ -131,7 +130,7 @@ WriteCase read_write(CaseFile& file, const RunOptions& options) {
   AttentionConfig& config = given.config;
   const NpyArray key = file.array("key", "", {-1, -1, -1});
   const Extents shape = file.array("key_cache", "", any_cache()).shape;
-  config.dtype = read_dtype(file, std::string(to_string(dtype_of(key, "key"))));
+  config.dtype = read_dtype(file, key, "key");
   config.kv_cache_dtype = read_kv_cache_dtype(file).value_or(config.dtype);
   read_place(file, options, shape, given);
   given.scales = read_scales(file, config.cache_dtype(), config.num_kv_heads);
@@ -140,7 +139,7 @@ WriteCase read_write(CaseFile& file, const RunOptions& options) {
   const Extents key_shape = {key.shape[0], shape[2], shape[3]};
   given.key = file.array("key", descr_of(config.dtype), key_shape).data;
   given.value = file.array("value", descr_of(config.dtype), key_shape).data;
-  read_caches(file, given);
+  given.cache = read_caches(file, config.cache_dtype(), given.shape);
   given.slots = read_slots(file, key.shape[0], shape[0] * shape[1]);
   return given;
 }
@@ -213,7 +212,7 @@ CopyCase read_copy(CaseFile& file, const RunOptions& options) {
   given.config.kv_cache_dtype = read_cache_dtype(file, key, "key_cache");
   read_place(file, options, key.shape, given);
   file.refuse_unknown_keys();
-  read_caches(file, given);
+  given.cache = read_caches(file, given.config.cache_dtype(), given.shape);
   given.mapping = read_mapping(file);
   return given;
 }
@@ -242,7 +241,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   const OnDevice on{Context::create(options.device)};
   nlohmann::json info;
   LogicalCache stored = given.packed ? write_packed(on, given, info) : write(on, given, info);
-  add_caches(outputs, given, std::move(stored));
+  add_caches(outputs, given.config.cache_dtype(), given.shape, std::move(stored));
   outputs.add("info", info);
 }
 
@@ -250,15 +249,14 @@ void run_copy_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const CopyCase given = read_copy(file, options);
   const OnDevice on{Context::create(options.device)};
   Event event;
-  add_caches(outputs, given, copy(on, given, event));
+  add_caches(outputs, given.config.cache_dtype(), given.shape, copy(on, given, event));
   outputs.add("info", device_info("copy_blocks", *on.context, event));
 }
 
 void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   constexpr std::array<std::string_view, 3> kDirections = {"device_to_host", "host_to_device",
                                                            "device_to_device"};
-  static_cast<void>(file.text("direction"));  // required
-  const std::string direction = file.choice("direction", kDirections, "");
+  const std::string direction = file.choice("direction", kDirections, {});
   NpyArray source = file.array("src_cache", "", any_cache());
   const DType dtype = read_cache_dtype(file, source, "src_cache");
   require_extents(file, source.shape);

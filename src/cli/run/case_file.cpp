@@ -111,7 +111,9 @@ bool CaseFile::has(const std::string& key) {
   return find(key) != nullptr;
 }
 
-std::int64_t CaseFile::integer(const std::string& key, Range range) {
+std::int64_t CaseFile::integer(const std::string& key, Range range,
+                               std::optional<std::int64_t> fallback) {
+  if (fallback && !has(key)) return *fallback;
   const std::string expected = fmt::format("an integer in [{}, {}]", range.low, range.high);
   const json& value = require(key, expected);
   if (!value.is_number_integer()) refuse_value(key, expected, value);
@@ -122,10 +124,6 @@ std::int64_t CaseFile::integer(const std::string& key, Range range) {
   const std::int64_t number = fits ? value.get<std::int64_t>() : 0;
   if (!fits || number < range.low || number > range.high) refuse_value(key, expected, value);
   return number;
-}
-
-std::int64_t CaseFile::integer(const std::string& key, Range range, std::int64_t fallback) {
-  return has(key) ? integer(key, range) : fallback;
 }
 
 double CaseFile::number(const std::string& key) {
@@ -141,18 +139,15 @@ bool CaseFile::boolean(const std::string& key, bool fallback) {
   return value->get<bool>();
 }
 
-std::string CaseFile::text(const std::string& key) {
+std::string CaseFile::text(const std::string& key, const std::optional<std::string>& fallback) {
+  if (fallback && !has(key)) return *fallback;
   const json& value = require(key, "a string");
   if (!value.is_string()) refuse_value(key, "a string", value);
   return value.get<std::string>();
 }
 
-std::string CaseFile::text(const std::string& key, const std::string& fallback) {
-  return has(key) ? text(key) : fallback;
-}
-
 std::string CaseFile::choice(const std::string& key, std::span<const std::string_view> names,
-                             const std::string& fallback, Spelling* spelt) {
+                             const std::optional<std::string>& fallback, Spelling* spelt) {
   const std::string value = text(key, fallback);
   std::string name = spelt != nullptr ? spelt(value) : value;
   if (std::ranges::find(names, name) == names.end()) {

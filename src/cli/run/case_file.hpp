@@ -41,22 +41,20 @@ class CaseFile {
   void refuse_unknown_keys() const;
 
   bool has(const std::string& key);  ///< present and not null
-  std::int64_t integer(const std::string& key, Range range);
-  std::int64_t integer(const std::string& key, Range range, std::int64_t fallback);
+  /// Required where there is no fallback; so are texts.
+  std::int64_t integer(const std::string& key, Range range,
+                       std::optional<std::int64_t> fallback = {});
   /// The same of ranges within 32 bits.
-  std::int32_t int32(const std::string& key, Range range) {
-    return static_cast<std::int32_t>(integer(key, range));
-  }
-  std::int32_t int32(const std::string& key, Range range, std::int64_t fallback) {
+  std::int32_t int32(const std::string& key, Range range,
+                     std::optional<std::int64_t> fallback = {}) {
     return static_cast<std::int32_t>(integer(key, range, fallback));
   }
   double number(const std::string& key);  ///< finite as f32
   bool boolean(const std::string& key, bool fallback);
-  std::string text(const std::string& key);
-  std::string text(const std::string& key, const std::string& fallback);
+  std::string text(const std::string& key, const std::optional<std::string>& fallback = {});
   /// One of `names`, after `spelt` has normalized the text; throws listing them for any other.
   std::string choice(const std::string& key, std::span<const std::string_view> names,
-                     const std::string& fallback, Spelling* spelt = nullptr);
+                     const std::optional<std::string>& fallback, Spelling* spelt = nullptr);
   /// A number, or a list of `count` numbers.
   std::vector<double> numbers(const std::string& key, std::int64_t count, double fallback);
 
@@ -86,7 +84,12 @@ class CaseOutputs {
   void add_values(const std::string& name, const Values& values, Extents shape = {}) {
     add(name, npy::array_of(values, std::move(shape)));
   }
-  /// The same in single precision.
+  /// Elements as `dtype` stores them.
+  void add_elements(const std::string& name, DType dtype, Extents shape,
+                    std::vector<std::byte> elements) {
+    add(name, NpyArray{std::string(descr_of(dtype)), std::move(shape), std::move(elements)});
+  }
+  /// Numbers in single precision.
   void add_floats(const std::string& name, const std::vector<double>& values, Extents shape) {
     add_values(name, std::vector<float>(values.begin(), values.end()), std::move(shape));
   }

@@ -49,7 +49,7 @@ void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOut
   NpyArray rope = file.array("k_pe", "", {latent.shape[0], -1});
   const Extents any_cache = {-1, -1, latent.shape[1] + rope.shape[1]};
   const std::vector<std::int64_t> shape = file.array("kv_cache", "", any_cache).shape;
-  const DType dtype = read_dtype(file, std::string(to_string(dtype_of(latent, "kv_c"))));
+  const DType dtype = read_dtype(file, latent, "kv_c");
   LatentRows rows{.dtype = read_kv_cache_dtype(file).value_or(dtype), .array = {}};
   require_extent(file, "block_size", kBlockSize, shape[1]);
   require_extent(file, "kv_lora_rank", kHeadSize, latent.shape[1]);
@@ -141,7 +141,7 @@ void run_calc_kv_scales(CaseFile& file, const RunOptions& options, CaseOutputs& 
   const NpyArray key = file.array("key", query.descr, any_rows);
   const NpyArray value = file.array("value", query.descr, {key.shape[0], key.shape[1], -1});
   AttentionOptions layer_options;
-  layer_options.dtype = read_dtype(file, std::string(to_string(dtype_of(query, "query"))));
+  layer_options.dtype = read_dtype(file, query, "query");
   layer_options.cache_config =
       CacheConfig{.cache_dtype = read_kv_cache_dtype(file), .calculate_kv_scales = true};
   layer_options.use_mla = file.boolean("use_mla", false);

@@ -23,13 +23,6 @@ struct MLACase {
   std::vector<std::size_t> tokens;  ///< requests that have keys, which alone are run
 };
 
-std::string dtype_name(const NpyArray& array) {
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    if (array.descr == descr_of(dtype)) return std::string(to_string(dtype));
-  }
-  throw_invalid("query.npy: expected element type <f4, <f2 or <u2 (bf16), got {}", array.descr);
-}
-
 /// Rows of the query whose requests are planned with keys, and the batch made of them.
 void compact(MLACase& mla, const std::vector<std::byte>& query) {
   AttentionCall& call = mla.call;
@@ -53,7 +46,7 @@ MLACase read_mla_case(CaseFile& file) {
   AttentionCall& call = mla.call;
   AttentionConfig& config = call.config;
   const NpyArray any_query = file.array("query", "", {-1, -1, -1});
-  config.dtype = read_dtype(file, dtype_name(any_query));
+  config.dtype = read_dtype(file, any_query, "query");
   config.use_mla = true;
   config.num_kv_heads = 1;
   config.kv_cache_dtype = read_kv_cache_dtype(file);

@@ -116,8 +116,7 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   std::vector<std::string_view> names;
   names.reserve(kOperations.size());
   for (const OperationRow& each : kOperations) names.push_back(each.name);
-  static_cast<void>(file.text("op"));  // required
-  const std::string op = file.choice("op", names, "");
+  const std::string op = file.choice("op", names, {});
   const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
   if (options.verify && !row->has_oracle)
     throw_unsupported("--verify for op {}: not supported, legal: attention, mla_decode", op);
@@ -151,10 +150,13 @@ void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
                               {"worst_share", deviation.worst_share}});
 }
 
-DType read_dtype(CaseFile& file, const std::string& fallback) {
+DType read_dtype(CaseFile& file, const std::optional<std::string>& fallback) {
   constexpr std::array<std::string_view, 3> kTypes = {"f32", "f16", "bf16"};
-  if (fallback.empty()) static_cast<void>(file.text("dtype"));  // required
   return parse_dtype(file.choice("dtype", kTypes, fallback, dtype_name));
+}
+
+DType read_dtype(CaseFile& file, const NpyArray& array, std::string_view name) {
+  return read_dtype(file, std::string(to_string(dtype_of(array, name))));
 }
 
 std::optional<DType> read_kv_cache_dtype(CaseFile& file) {

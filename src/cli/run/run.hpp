@@ -39,8 +39,9 @@ inline constexpr Range kHeads{1, 65536};
 inline constexpr Range kHeadSize{1, 65536};
 inline constexpr Range kBlockSize{1, 1 << 24};
 
-/// The element types of a case.
-DType read_dtype(CaseFile& file, const std::string& fallback = {});
+/// The element types of a case. A tensor's is the one of its array, where that is given.
+DType read_dtype(CaseFile& file, const std::optional<std::string>& fallback = {});
+DType read_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
 std::optional<DType> read_kv_cache_dtype(CaseFile& file);
 /// k_scale and v_scale as KVCache::scales has them, [2][1 or num_kv_heads]; empty for caches that
 /// are not quantized, where any factor but 1 throws kUnsupported.
@@ -58,6 +59,9 @@ std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_toke
 std::vector<BlockPair> read_mapping(const CaseFile& file);
 /// The element type of a cache: as stated in the case, else as its array's dtype implies.
 DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
+/// key_cache.npy and value_cache.npy, whose extents `shape` bounds and then has.
+LogicalCache read_caches(const CaseFile& file, DType dtype, Extents& shape);
+void add_caches(CaseOutputs& outputs, DType dtype, const Extents& shape, LogicalCache cache);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
 nlohmann::json launches_info(const std::vector<LaunchReport>& launches);

@@ -73,26 +73,21 @@ void add_batch(CaseOutputs& files, const BatchArrays& batch, bool paged) {
                    {std::ssize(batch.seq_lens), batch.max_blocks});
 }
 
-void add_elements(CaseOutputs& files, const std::string& name, DType dtype, Extents shape,
-                  const std::vector<std::byte>& elements) {
-  files.add(name, NpyArray{std::string(descr_of(dtype)), std::move(shape), elements});
-}
-
 void add_tensors(CaseOutputs& files, const AttentionCall& call) {
   const AttentionConfig& config = call.config;
   const std::int64_t tokens = call.num_tokens();
   const Extents rows = {tokens, config.num_kv_heads, config.head_size};
   const Extents pages = {call.num_blocks, config.block_size, config.num_kv_heads, config.head_size};
-  add_elements(files, "query", config.dtype, {tokens, config.num_heads, config.head_size},
-               call.query);
+  files.add_elements("query", config.dtype, {tokens, config.num_heads, config.head_size},
+                     call.query);
   if (!call.key.empty() || config.contiguous_kv()) {
-    add_elements(files, "key", config.dtype, rows, call.key);
-    add_elements(files, "value", config.dtype, rows, call.value);
+    files.add_elements("key", config.dtype, rows, call.key);
+    files.add_elements("value", config.dtype, rows, call.value);
   }
   if (!config.contiguous_kv()) {
     if (!call.key.empty()) files.add_values("slot_mapping", call.slot_mapping);
-    add_elements(files, "key_cache", config.cache_dtype(), pages, call.cache.key);
-    add_elements(files, "value_cache", config.cache_dtype(), pages, call.cache.value);
+    files.add_elements("key_cache", config.cache_dtype(), pages, call.cache.key);
+    files.add_elements("value_cache", config.cache_dtype(), pages, call.cache.value);
   }
   if (!config.alibi_slopes.empty()) files.add_values("alibi_slopes", config.alibi_slopes);
   if (!config.sinks.empty()) files.add_values("sinks", config.sinks);
@@ -138,10 +133,11 @@ void write_latent_case(const AttentionCall& call, const std::filesystem::path& d
   }
   CaseOutputs files;
   add_batch(files, tokens, true);
-  add_elements(files, "query", config.dtype,
-               {call.num_tokens(), config.num_heads, config.head_size}, call.query);
-  add_elements(files, "kv_cache", config.cache_dtype(),
-               {call.num_blocks, config.block_size, config.head_size}, expected_cache(call).key);
+  files.add_elements("query", config.dtype, {call.num_tokens(), config.num_heads, config.head_size},
+                     call.query);
+  files.add_elements("kv_cache", config.cache_dtype(),
+                     {call.num_blocks, config.block_size, config.head_size},
+                     expected_cache(call).key);
   json keys = step_keys("mla_decode", config.dtype, config.cache_dtype(), call.num_splits,
                         call.plan, config.kernel_family);
   keys["kv_lora_rank"] = config.output_head_size();

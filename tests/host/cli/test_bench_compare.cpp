@@ -108,10 +108,10 @@ TEST(BenchCompare, CeilingsThatAReportLacksAreLeftOut) {
   newer["ceilings"]["copy_gb_per_s"] = 77.0;
   newer["ceilings"]["wgmma_gflop_per_s"] = 5432.0;
   const ComparedReport without = parse_report(report(1).dump(), "a.json");
-  EXPECT_EQ(without.copy_gb_per_s, 0);
-  EXPECT_EQ(without.wgmma_gflop_per_s, 0);
+  EXPECT_EQ(without.ceilings.copy_gb_per_s, 0);
+  EXPECT_EQ(without.ceilings.wgmma_gflop_per_s, 0);
   const ComparedReport with = parse_report(newer.dump(), "b.json");
-  EXPECT_EQ(with.copy_gb_per_s, 77);
+  EXPECT_EQ(with.ceilings.copy_gb_per_s, 77);
   const std::string page = comparison_page({without, with});
   EXPECT_NE(page.find("77.0 GB/s"), std::string::npos);
   EXPECT_NE(page.find("5432 GFLOP/s"), std::string::npos);
