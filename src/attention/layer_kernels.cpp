@@ -9,7 +9,6 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "kernels/launch/cache_write.hpp"
-#include "kernels/step/cache_checks.hpp"
 #include "opencl/device_info.hpp"
 
 namespace clattn::detail {

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <clattn/error.hpp>
 #include <cstdio>
 #include <exception>

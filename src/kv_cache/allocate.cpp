@@ -4,7 +4,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "opencl/runtime.hpp"
 
 namespace clattn {
 

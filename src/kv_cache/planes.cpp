@@ -5,7 +5,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/step/cache_checks.hpp"
 
 namespace clattn::detail {
 

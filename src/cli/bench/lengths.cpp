@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
-#include <clattn/clattn.hpp>
-#include <cstring>
 #include <vector>
 
 #include "cli/bench/data.hpp"

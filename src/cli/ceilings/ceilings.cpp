@@ -18,7 +18,6 @@
 #include <system_error>
 #include <vector>
 
-#include "base/error.hpp"
 #include "opencl/copy.hpp"
 #include "opencl/runtime.hpp"
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <clattn/cache_ops.hpp>
-#include <clattn/clattn.hpp>
 #include <clattn/mla.hpp>
 #include <cmath>
 #include <cstring>

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <clattn/clattn.hpp>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,7 +10,6 @@
 
 #include "cli/check/checks.hpp"
 #include "cli/commands.hpp"
-#include "cli/common/attention_call.hpp"
 #include "cli/run/run.hpp"
 
 namespace clattn::cli {

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <chrono>
-#include <clattn/clattn.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <map>

@@ -1,5 +1,4 @@
 #include <clattn/cache_ops.hpp>
-#include <clattn/clattn.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>

@@ -1,6 +1,5 @@
 #include <array>
 #include <clattn/cache_ops.hpp>
-#include <clattn/clattn.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -1,5 +1,4 @@
 #include <array>
-#include <clattn/clattn.hpp>
 #include <cmath>
 #include <cstring>
 #include <utility>

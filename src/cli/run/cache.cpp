@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <clattn/cache_ops.hpp>
-#include <clattn/clattn.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
 #include <iterator>

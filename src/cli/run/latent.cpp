@@ -1,14 +1,11 @@
 #include <clattn/cache_ops.hpp>
-#include <clattn/clattn.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "cli/common/device_memory.hpp"
-#include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 #include "cli/run/run.hpp"
 

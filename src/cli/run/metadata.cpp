@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <clattn/clattn.hpp>
 #include <clattn/compat/virtual_batches.hpp>
-#include <clattn/reorder.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,9 +1,7 @@
 #include <algorithm>
-#include <clattn/clattn.hpp>
 #include <clattn/mla.hpp>
 #include <cstdint>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/common/error.hpp"
 #include "cli/common/judge.hpp"
 #include "cli/run/case_file.hpp"
 

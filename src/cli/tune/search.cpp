@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <clattn/clattn.hpp>
 #include <cstdio>
 #include <functional>
 #include <random>

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <clattn/clattn.hpp>
 #include <clattn/tuning.hpp>
 #include <cstdio>
 #include <memory>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <clattn/attention.hpp>
 #include <iterator>
 #include <memory>
 #include <string>

@@ -5,7 +5,6 @@
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/copy.hpp"
-#include "opencl/queue.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
