@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <clattn/types.hpp>
 #include <string>
 
@@ -14,38 +14,27 @@ struct DTypeRow {
   std::string_view name;
   std::size_t size_bytes;
 };
-constexpr std::array kDTypes{
-    DTypeRow{DType::kF32, "f32", 4},          DTypeRow{DType::kF16, "f16", 2},
-    DTypeRow{DType::kBF16, "bf16", 2},        DTypeRow{DType::kFp8E4M3, "fp8_e4m3", 1},
-    DTypeRow{DType::kFp8E5M2, "fp8_e5m2", 1}, DTypeRow{DType::kInt8, "int8", 1}};
+constexpr DTypeRow kDTypes[] = {{DType::kF32, "f32", 4},          {DType::kF16, "f16", 2},
+                                {DType::kBF16, "bf16", 2},        {DType::kFp8E4M3, "fp8_e4m3", 1},
+                                {DType::kFp8E5M2, "fp8_e5m2", 1}, {DType::kInt8, "int8", 1}};
 
+template <typename Value>
+struct Named {
+  Value value;
+  std::string_view name;
+};
 /// Other spellings of these names.
-struct DTypeSpelling {
-  std::string_view name;
-  DType value;
-};
-constexpr std::array kDTypeSpellings{
-    DTypeSpelling{"float32", DType::kF32},   DTypeSpelling{"float", DType::kF32},
-    DTypeSpelling{"float16", DType::kF16},   DTypeSpelling{"half", DType::kF16},
-    DTypeSpelling{"bfloat16", DType::kBF16}, DTypeSpelling{"float8_e4m3fn", DType::kFp8E4M3},
-    DTypeSpelling{"fp8", DType::kFp8E4M3},   DTypeSpelling{"float8_e5m2", DType::kFp8E5M2}};
-
-struct TypeRow {
-  AttentionType value;
-  std::string_view name;
-};
-constexpr std::array kAttentionTypes{TypeRow{AttentionType::kDecoder, "decoder"},
-                                     TypeRow{AttentionType::kEncoder, "encoder"},
-                                     TypeRow{AttentionType::kEncoderOnly, "encoder_only"},
-                                     TypeRow{AttentionType::kEncoderDecoder, "encoder_decoder"}};
-
-struct LayoutRow {
-  KVCacheLayout value;
-  std::string_view name;
-};
-constexpr std::array kLayouts{LayoutRow{KVCacheLayout::kNHD, "NHD"},
-                              LayoutRow{KVCacheLayout::kHND, "HND"},
-                              LayoutRow{KVCacheLayout::kHDN, "HDN"}};
+constexpr Named<DType> kDTypeSpellings[] = {
+    {DType::kF32, "float32"}, {DType::kF32, "float"},          {DType::kF16, "float16"},
+    {DType::kF16, "half"},    {DType::kBF16, "bfloat16"},      {DType::kFp8E4M3, "float8_e4m3fn"},
+    {DType::kFp8E4M3, "fp8"}, {DType::kFp8E5M2, "float8_e5m2"}};
+constexpr Named<AttentionType> kAttentionTypes[] = {
+    {AttentionType::kDecoder, "decoder"},
+    {AttentionType::kEncoder, "encoder"},
+    {AttentionType::kEncoderOnly, "encoder_only"},
+    {AttentionType::kEncoderDecoder, "encoder_decoder"}};
+constexpr Named<KVCacheLayout> kLayouts[] = {
+    {KVCacheLayout::kNHD, "NHD"}, {KVCacheLayout::kHND, "HND"}, {KVCacheLayout::kHDN, "HDN"}};
 
 template <typename Rows, typename Value>
 const auto& row_of(const Rows& rows, Value value, std::string_view what) {
@@ -64,10 +53,14 @@ std::string names(const Rows& rows) {
 }
 
 template <typename Rows>
+auto find(const Rows& rows, std::string_view name) {
+  const auto* const row = std::ranges::find(rows, name, [](const auto& each) { return each.name; });
+  return row == std::end(rows) ? std::nullopt : std::optional(row->value);
+}
+
+template <typename Rows>
 auto parse(const Rows& rows, std::string_view name, std::string_view what) {
-  for (const auto& row : rows) {
-    if (row.name == name) return row.value;
-  }
+  if (const auto value = find(rows, name)) return *value;
   detail::throw_invalid("{}: '{}' is not one of {}", what, name, names(rows));
 }
 
@@ -88,13 +81,8 @@ std::string_view to_string(DType dtype) {
 std::optional<DType> find_dtype(std::string_view name) {
   constexpr std::string_view kTorch = "torch.";
   if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
-  for (const DTypeRow& row : kDTypes) {
-    if (row.name == name) return row.value;
-  }
-  for (const DTypeSpelling& spelling : kDTypeSpellings) {
-    if (spelling.name == name) return spelling.value;
-  }
-  return std::nullopt;
+  const auto found = find(kDTypes, name);
+  return found ? found : find(kDTypeSpellings, name);
 }
 
 DType parse_dtype(std::string_view name) {

@@ -21,16 +21,15 @@ namespace {
 constexpr std::int32_t kMaxHeads = 4096;  // as other backends: work-group counts stay below 2^31
 
 KernelShape shape_of(const MLAConfig& config) {
-  KernelShape shape;
-  shape.num_heads = config.num_heads;
-  shape.num_kv_heads = 1;
-  shape.head_size = config.kv_lora_rank;
-  shape.rope_dim = config.rope_dim;
-  shape.block_size = config.block_size;
-  shape.dtype = config.dtype;
-  shape.cache_dtype = config.cache_dtype();
-  shape.form = CacheForm::kLatent;
-  return shape;
+  return {.num_heads = config.num_heads,
+          .num_kv_heads = 1,
+          .head_size = config.kv_lora_rank,
+          .block_size = config.block_size,
+          .dtype = config.dtype,
+          .cache_dtype = config.cache_dtype(),
+          .options = {},
+          .form = CacheForm::kLatent,
+          .rope_dim = config.rope_dim};
 }
 
 LayerCall layer_call(const MLACache& cache, float scale_log2e) {

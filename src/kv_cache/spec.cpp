@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <string_view>
 
 #include "base/checked.hpp"
@@ -102,38 +103,17 @@ std::size_t unpadded_page_bytes(const KVCacheSpec& spec) {
   return bytes;
 }
 
-/// What layers of a group must have in common, whatever their kind.
-struct CommonField {
-  std::string_view name;
-  std::int64_t (*value)(const KVCacheSpec&);
-};
-constexpr std::array kCommonFields{
-    CommonField{"kind", [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.kind); }},
-    CommonField{"block_size", [](const KVCacheSpec& s) { return std::int64_t{s.block_size}; }},
-    CommonField{"num_kv_heads", [](const KVCacheSpec& s) { return std::int64_t{s.num_kv_heads}; }},
-    CommonField{"head_size", [](const KVCacheSpec& s) { return std::int64_t{s.head_size}; }},
-    CommonField{"dtype", [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.dtype); }},
-    CommonField{"use_mla", [](const KVCacheSpec& s) { return std::int64_t{s.use_mla}; }},
-    CommonField{"head_size_v", value_size},
-    CommonField{"kv_quant_mode",
-                [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.kv_quant_mode); }},
-    CommonField{"page_size_padded",
-                [](const KVCacheSpec& s) { return static_cast<std::int64_t>(s.page_size_padded); }},
-};
-constexpr std::array kReachFields{
-    CommonField{"sliding_window",
-                [](const KVCacheSpec& s) { return std::int64_t{s.sliding_window}; }},
-    CommonField{"attention_chunk_size",
-                [](const KVCacheSpec& s) { return std::int64_t{s.attention_chunk_size}; }},
-};
-
-void require_equal(const CommonField& field, std::span<const KVCacheSpec> specs) {
+/// Throws unless a field, or what is worked out from some, is the same in all layers of a group.
+template <typename Field>
+void require_equal(std::span<const KVCacheSpec> specs, std::string_view name, Field field) {
+  const auto of = [&](std::size_t layer) {
+    return static_cast<std::int64_t>(std::invoke(field, specs[layer]));
+  };
   for (std::size_t i = 1; i < specs.size(); ++i) {
-    if (field.value(specs[i]) == field.value(specs[0])) continue;
-    throw_invalid(
-        "All layers in the same KV cache group must be the same. ({}: {} of layer {}, {} of layer "
-        "0)",
-        field.name, field.value(specs[i]), i, field.value(specs[0]));
+    throw_invalid_if(of(i) != of(0),
+                     "All layers in the same KV cache group must be the same. ({}: {} of layer {}, "
+                     "{} of layer 0)",
+                     name, of(i), i, of(0));
   }
 }
 
@@ -172,13 +152,22 @@ std::size_t KVCacheSpec::page_size_bytes() const {
 
 KVCacheSpec KVCacheSpec::merge(std::span<const KVCacheSpec> specs) {
   if (specs.empty()) throw_invalid("KVCacheSpec: merge of no specs, legal: at least one");
-  for (const CommonField& field : kCommonFields) require_equal(field, specs);
+  require_equal(specs, "kind", &KVCacheSpec::kind);
+  require_equal(specs, "block_size", &KVCacheSpec::block_size);
+  require_equal(specs, "num_kv_heads", &KVCacheSpec::num_kv_heads);
+  require_equal(specs, "head_size", &KVCacheSpec::head_size);
+  require_equal(specs, "dtype", &KVCacheSpec::dtype);
+  require_equal(specs, "use_mla", &KVCacheSpec::use_mla);
+  require_equal(specs, "head_size_v", value_size);
+  require_equal(specs, "kv_quant_mode", &KVCacheSpec::kv_quant_mode);
+  require_equal(specs, "page_size_padded", &KVCacheSpec::page_size_padded);
   for (const KVCacheSpec& spec : specs)
     throw_invalid_if(spec.states != specs[0].states,
                      "All layers in the same KV cache group must be the same. (states)");
   KVCacheSpec merged = specs[0];
   if (merged.kind != KVCacheKind::kFull) {
-    for (const CommonField& field : kReachFields) require_equal(field, specs);
+    require_equal(specs, "sliding_window", &KVCacheSpec::sliding_window);
+    require_equal(specs, "attention_chunk_size", &KVCacheSpec::attention_chunk_size);
     return merged;
   }
   merged.sliding_window = merge_reach(specs, &KVCacheSpec::sliding_window);

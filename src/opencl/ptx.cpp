@@ -13,10 +13,6 @@ constexpr std::string_view kTarget = ".target sm_90";
 constexpr std::string_view kGroupSize = ".reqntid ";
 constexpr int kRegisters = 65536;  // of a multiprocessor of compute capability 9.0
 
-bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.starts_with(prefix);
-}
-
 /// Registers a work-item of a group of this size can have, in the steps that there are.
 int registers_of(int group_size) {
   return group_size > 0 ? kRegisters / group_size / 8 * 8 : 0;
@@ -36,13 +32,13 @@ std::string enable_marked_instructions(std::string_view ptx) {
     if (mark != std::string_view::npos) {
       result += line.substr(0, mark);
       line.remove_prefix(mark + kPtxMark.size());
-    } else if (starts_with(line, kTarget) && line.substr(kTarget.size(), 1) != "a") {
+    } else if (line.starts_with(kTarget) && line.substr(kTarget.size(), 1) != "a") {
       result += kTarget;
       result += 'a';
       line.remove_prefix(kTarget.size());
     }
     result += line;
-    if (!moves_registers || !starts_with(line, kGroupSize)) continue;
+    if (!moves_registers || !line.starts_with(kGroupSize)) continue;
     int group_size = 0;
     std::from_chars(line.data() + kGroupSize.size(), line.data() + line.size(), group_size);
     fmt::format_to(std::back_inserter(result), ".maxnreg {}\n", registers_of(group_size));

@@ -84,42 +84,32 @@ constexpr double kMostMeasured = detail::kMostMeasured;
 
 /// Calls f(value, name, what stands for no value, largest legal number) for each field.
 template <typename Row, typename Function>
-requires std::same_as<std::remove_const_t<Row>, TuningRow>
 void each_field(Row& row, Function&& f) {
+  constexpr bool kTile = std::same_as<std::remove_const_t<Row>, TuningRow>;
   f(row.device, "device", "*", 0);
   f(row.driver, "driver", "*", 0);
-  f(row.role, "role", "*", 0);
+  if constexpr (kTile) f(row.role, "role", "*", 0);
+  if constexpr (!kTile) f(row.kernel, "kernel", "*", 0);
   f(row.head_size, "head_size", "*", kMostNumber);
   f(row.group, "group", "*", kMostNumber);
   f(row.dtype, "dtype", "*", 0);
   f(row.cache_dtype, "cache_dtype", "*", 0);
-  f(row.pages, "pages", "*", 0);
-  f(row.variant, "variant", "-", 0);
-  f(row.block_rows, "block_rows", "-", kMostNumber);
-  f(row.block_kv, "block_kv", "-", kMostNumber);
-  f(row.work_group_size, "work_group_size", "-", kMostNumber);
-  f(row.time_us, "time_us", "-", kMostMeasured);
-  f(row.error, "error", "-", kMostMeasured);
-  f(row.version, "version", "-", 0);
-  f(row.date, "date", "-", 0);
-}
-
-template <typename Row, typename Function>
-requires std::same_as<std::remove_const_t<Row>, CostRow>
-void each_field(Row& row, Function&& f) {
-  f(row.device, "device", "*", 0);
-  f(row.driver, "driver", "*", 0);
-  f(row.kernel, "kernel", "*", 0);
-  f(row.head_size, "head_size", "*", kMostNumber);
-  f(row.group, "group", "*", kMostNumber);
-  f(row.dtype, "dtype", "*", 0);
-  f(row.cache_dtype, "cache_dtype", "*", 0);
-  f(row.costs.launch_us, "launch_us", "-", kMostMeasured);
-  f(row.costs.task_us, "task_us", "-", kMostMeasured);
-  f(row.costs.split_us, "split_us", "-", kMostMeasured);
-  f(row.costs.read_gbs, "read_gbs", "-", kMostMeasured);
-  f(row.costs.math_gflops, "math_gflops", "-", kMostMeasured);
-  f(row.costs.groups, "groups", "-", kMostMeasured);
+  if constexpr (kTile) {
+    f(row.pages, "pages", "*", 0);
+    f(row.variant, "variant", "-", 0);
+    f(row.block_rows, "block_rows", "-", kMostNumber);
+    f(row.block_kv, "block_kv", "-", kMostNumber);
+    f(row.work_group_size, "work_group_size", "-", kMostNumber);
+    f(row.time_us, "time_us", "-", kMostMeasured);
+    f(row.error, "error", "-", kMostMeasured);
+  } else {
+    f(row.costs.launch_us, "launch_us", "-", kMostMeasured);
+    f(row.costs.task_us, "task_us", "-", kMostMeasured);
+    f(row.costs.split_us, "split_us", "-", kMostMeasured);
+    f(row.costs.read_gbs, "read_gbs", "-", kMostMeasured);
+    f(row.costs.math_gflops, "math_gflops", "-", kMostMeasured);
+    f(row.costs.groups, "groups", "-", kMostMeasured);
+  }
   f(row.version, "version", "-", 0);
   f(row.date, "date", "-", 0);
 }
@@ -149,9 +139,7 @@ std::vector<Token> split_line(std::string_view line) {
     const bool in_quotes = line.front() == '"';
     if (in_quotes) line.remove_prefix(1);
     const std::size_t end = in_quotes ? line.find('"') : line.find_first_of(" \t\r");
-    if (in_quotes && end == std::string_view::npos) {
-      throw Error(ErrorCode::kInvalidArgument, "a quote without its end");
-    }
+    detail::throw_invalid_if(in_quotes && end == std::string_view::npos, "a quote without its end");
     const std::size_t size = std::min(end, line.size());
     tokens.push_back({std::string(line.substr(0, size)), in_quotes});
     line.remove_prefix(std::min(size + (in_quotes ? 1 : 0), line.size()));
@@ -180,7 +168,7 @@ void parse_line(std::string_view line, TuningText& result) {
   if (tokens.front().is(kCost)) {
     auto row = parse_row<CostRow>(std::span(tokens).subspan(1));
     const std::string fault = detail::cost_fault(row.costs);
-    if (!fault.empty()) throw Error(ErrorCode::kInvalidArgument, fault);
+    detail::throw_invalid_if(!fault.empty(), "{}", fault);
     result.costs.push_back(std::move(row));
     return;
   }
