@@ -1,6 +1,7 @@
 #include "cli/bench/data.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <span>
@@ -20,6 +21,15 @@ std::int64_t pages_of(std::int32_t seq_len, std::int32_t block_size) {
 
 std::optional<KVCacheLayout> layout_of(const BenchTask& task) {
   return task.shape.model.layout ? task.shape.model.layout : task.options.layout;
+}
+
+/// Pages of the layer's cache, zeroed.
+KVCache make_pages(const BenchTask& task, const AttentionBackend& backend, std::int64_t num_pages) {
+  const Queue queue = task.context->create_queue();
+  KVCache cache = make_kv_cache(*task.context, queue, backend, task.shape.model.config, num_pages,
+                                layout_of(task));
+  set_unit_scales(*task.context, queue, cache);
+  return cache;
 }
 
 }  // namespace
@@ -77,10 +87,7 @@ RotatingCache make_rotating_cache(const BenchTask& task) {
   result.num_sets = static_cast<std::int32_t>(
       std::clamp<std::size_t>(wanted, 1, std::min(kMaxSets, room / set_bytes)));
   const std::int64_t num_pages = result.pages_per_set * result.num_sets;
-  const Queue queue = context->create_queue();
-  result.cache =
-      make_kv_cache(*context, queue, *result.backend, config, num_pages, layout_of(task));
-  set_unit_scales(*context, queue, result.cache);
+  result.cache = make_pages(task, *result.backend, num_pages);
   result.pages = shuffled_pages(num_pages, 7);
   return result;
 }
@@ -95,18 +102,8 @@ RotatingCache make_overlapping_cache(const BenchTask& task) {
   result.pages_per_set = count_pages(shape);
   result.pages.resize(to_size(result.pages_per_set));
   std::iota(result.pages.rbegin(), result.pages.rend(), 0);
-  const Queue queue = context.create_queue();
-  const auto make = [&](std::int64_t num_pages) {
-    KVCache cache =
-        make_kv_cache(context, queue, *result.backend, config, num_pages, layout_of(task));
-    set_unit_scales(context, queue, cache);
-    return cache;
-  };
-  if (config.use_mla) {
-    result.cache = make(result.pages_per_set);
-    return result;
-  }
-  result.cache = make(1);
+  result.cache = make_pages(task, *result.backend, config.use_mla ? result.pages_per_set : 1);
+  if (config.use_mla) return result;
   const std::size_t apart = to_size(kStride) * element_size_bytes(config.cache_dtype());
   result.cache.buffer =
       context.allocate(result.cache.buffer.size_bytes() + to_size(result.pages_per_set) * apart);
@@ -170,6 +167,15 @@ std::int64_t count_pages(const BenchShape& shape) {
 
 std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts) {
   return std::min(device.max_alloc_bytes, device.global_mem_bytes / parts);
+}
+
+Deviation compare_ways(const Queue& queue, const Buffer& one, const Buffer& other) {
+  const auto bytes = download<std::byte>(queue, one, one.size_bytes());
+  Deviation deviation;
+  deviation.add(bytes == download<std::byte>(queue, other, other.size_bytes()) ? 0 : 1, 0, 0.5);
+  for (std::size_t at = 0; at + sizeof(kPoison) <= bytes.size(); at += sizeof(kPoison))
+    deviation.add(std::memcmp(&bytes[at], &kPoison, sizeof(kPoison)) == 0 ? 1 : 0, 0, 0.5);
+  return deviation;
 }
 
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks) {

@@ -87,6 +87,10 @@ double seconds_each(const Queue& queue, int launches, const Launch& launch) {
   return seconds_since(start) / launches;
 }
 
+/// Compares the outputs of two ways to run one step: both must have every word written over the
+/// poison, and the same bits.
+Deviation compare_ways(const Queue& queue, const Buffer& one, const Buffer& other);
+
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks);
 
 }  // namespace clattn::cli

@@ -2,14 +2,11 @@
 #include <map>
 #include <string>
 
-#include "cli/bench/data.hpp"
-#include "cli/common/device_memory.hpp"
+#include "cli/bench/workload.hpp"
 #include "cli/common/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// From nothing to the first output: context, capabilities, programs (from the caches that the
 /// machine has by now), cache, metadata, one forward. Of it the forward alone, what it builds
@@ -24,7 +21,7 @@ class StartupWorkload final : public Workload {
   double run(int launches) override {
     double seconds = 0;
     for (int i = 0; i < launches; ++i) {
-      const auto start = Clock::now();
+      const auto start = std::chrono::steady_clock::now();
       step_ = make_attention_workload({Context::create(options_.device), options_, shape_});
       step_->run(1);
       seconds += shape_.suite == "startup" ? seconds_since(start) : step_->first_seconds;

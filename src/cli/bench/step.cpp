@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <clattn/clattn.hpp>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,8 +13,6 @@
 
 namespace clattn::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// The host's cost of launching a decode step of 32 layers, by calls (suite step) or by replaying
 /// their recording (suite replay). Steps of all kinds take turns, so that what disturbs the
@@ -90,27 +86,16 @@ class StepWorkload final : public Workload {
     return replay_ ? replay : calls;
   }
 
-  /// Both ways must write every word, and give the same bits.
-  Deviation verify() override {
-    std::vector<std::byte> eager(eager_out_.size_bytes()), replayed(replay_out_.size_bytes());
-    queue_.read(eager_out_, eager);
-    queue_.read(replay_out_, replayed);
-    Deviation deviation;
-    deviation.add(eager == replayed ? 0 : 1, 0, 0.5);
-    for (std::size_t at = 0; at + sizeof(kPoison) <= eager.size(); at += sizeof(kPoison)) {
-      deviation.add(std::memcmp(&eager[at], &kPoison, sizeof(kPoison)) == 0 ? 1 : 0, 0, 0.5);
-    }
-    return deviation;
-  }
+  Deviation verify() override { return compare_ways(queue_, eager_out_, replay_out_); }
 
  private:
   static constexpr int kLayers = 32;
 
   template <typename Action>
   double seconds_of(const Action& action) const {
-    const auto start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     action();
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = seconds_since(start);
     queue_.finish();
     return seconds;
   }

@@ -105,10 +105,7 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
 void make_cache_image(AttentionCall& call, double family_size, std::uint32_t seed) {
   const AttentionConfig& config = call.config;
   const std::size_t row_bytes = row_bytes_of(config);
-  std::vector<std::byte> poison(to_size(call.num_blocks * config.block_size) * row_bytes);
-  for (std::size_t i = 0; i < poison.size(); i += sizeof(kPoison)) {
-    std::memcpy(&poison[i], &kPoison, std::min(sizeof(kPoison), poison.size() - i));
-  }
+  const auto poison = poisoned(to_size(call.num_blocks * config.block_size) * row_bytes);
   call.cache = {poison, poison};
   const double size = family_size * (config.cache_dtype() == DType::kInt8 ? 16 : 1);
   const std::vector<std::byte> history =
@@ -141,14 +138,12 @@ void make_cache_image(AttentionCall& call, double family_size, std::uint32_t see
 
 AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,
                             std::int32_t block_size, DType dtype, DType cache) {
-  AttentionConfig config;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_size = head_size;
-  config.block_size = block_size;
-  config.dtype = dtype;
-  config.kv_cache_dtype = cache;
-  return config;
+  return {.num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_size = head_size,
+          .block_size = block_size,
+          .dtype = dtype,
+          .kv_cache_dtype = cache};
 }
 
 void add_alibi(AttentionConfig& config) {

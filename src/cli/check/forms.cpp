@@ -21,14 +21,6 @@ namespace {
 
 constexpr std::int64_t kNumBlocks = 3;
 
-std::vector<std::byte> poisoned(std::size_t size_bytes) {
-  std::vector<std::byte> bytes(size_bytes);
-  for (std::size_t i = 0; i < size_bytes; ++i) {
-    bytes[i] = static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF);
-  }
-  return bytes;
-}
-
 Verdict compare_latent(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                        const BatchFamily& family, std::uint32_t seed) {
   const AttentionCall call = make_latent_call(family, config, seed);
@@ -121,16 +113,14 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   const std::vector<std::byte> value = random_elements(config.dtype, slots.size() * row, 92);
   const std::vector<float> scales =
       is_quantized(type) ? std::vector<float>{0.5F, 2} : std::vector<float>{1, 1};
-  const std::vector<std::byte> stored_key =
-      convert_elements(config.dtype, type, key, static_cast<double>(scales[0]));
-  const std::vector<std::byte> stored_value =
-      convert_elements(config.dtype, type, value, static_cast<double>(scales[1]));
+  const auto stored_key = convert_elements(config.dtype, type, key, double{scales[0]});
+  const auto stored_value = convert_elements(config.dtype, type, value, double{scales[1]});
 
   const std::size_t cache_bytes = to_size(kNumBlocks * block_size) * row_bytes;
   std::vector<std::byte> keys = poisoned(cache_bytes + GuardedOutput::kGuardBytes), values = keys;
   const Queue queue = context.create_queue(QueueProfiling::kOn);
-  const Buffer key_cache = upload(context, queue, std::span<const std::byte>(keys));
-  const Buffer value_cache = upload(context, queue, std::span<const std::byte>(values));
+  const Buffer key_cache = upload(context, queue, keys);
+  const Buffer value_cache = upload(context, queue, values);
   const auto end = keys.begin() + static_cast<std::ptrdiff_t>(cache_bytes);
   LogicalCache wanted = unpack(config, {{keys.begin(), end}, {keys.begin(), end}});
   for (std::size_t t = 0; t < slots.size(); ++t) {
@@ -143,23 +133,20 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   std::ranges::copy(wanted.key, keys.begin());
   std::ranges::copy(wanted.value, values.begin());
 
-  const Buffer key_rows = upload(context, queue, std::span<const std::byte>(key));
-  const Buffer value_rows = upload(context, queue, std::span<const std::byte>(value));
-  const Buffer mapping = upload(context, queue, std::span<const std::int64_t>(slots));
+  const Buffer key_rows = upload(context, queue, key);
+  const Buffer value_rows = upload(context, queue, value);
+  const Buffer mapping = upload(context, queue, slots);
   PackedKVCache cache = packed_shape(config, kNumBlocks);
   cache.key = key_cache.handle();
   cache.value = value_cache.handle();
-  if (is_quantized(type)) cache.scales = upload(context, queue, std::span<const float>(scales));
+  if (is_quantized(type)) cache.scales = upload(context, queue, scales);
   Event event;
   reshape_and_cache(context, queue, {.buffer = key_rows.handle()}, {.buffer = value_rows.handle()},
                     config.dtype, cache, mapping.handle(), 0,
                     static_cast<std::int64_t>(slots.size()), &event);
   event.wait();
-  std::vector<std::byte> got(keys.size());
-  queue.read(key_cache, got);
-  Deviation deviation = compare_bytes(got, keys);
-  queue.read(value_cache, got);
-  deviation.merge(compare_bytes(got, values));
+  Deviation deviation = compare_bytes(download<std::byte>(queue, key_cache, keys.size()), keys);
+  deviation.merge(compare_bytes(download<std::byte>(queue, value_cache, keys.size()), values));
   return {deviation, one_launch("reshape_and_cache (x-packed)", event)};
 }
 

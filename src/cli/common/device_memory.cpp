@@ -28,6 +28,13 @@ void for_each_element(const KVCache& cache, Visit visit) {
 
 }  // namespace
 
+std::vector<std::byte> poisoned(std::size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  for (std::size_t i = 0; i < size_bytes; ++i)
+    bytes[i] = static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF);
+  return bytes;
+}
+
 GuardedOutput::GuardedOutput(const Context& context, std::size_t size_bytes,
                              std::size_t front_bytes)
     : buffer_(context.allocate((size_bytes + 3) / 4 * 4 + front_bytes + kGuardBytes)),
@@ -41,15 +48,14 @@ void GuardedOutput::refill(const Queue& queue) const {
 std::vector<std::byte> GuardedOutput::read(const Queue& queue) const {
   std::vector<std::byte> all(buffer_.size_bytes());
   queue.read(buffer_, all);
-  const std::size_t end = front_bytes_ + size_bytes_;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (i >= front_bytes_ && i < end) continue;
-    if (all[i] != static_cast<std::byte>(kPoison >> (8 * (i % 4)) & 0xFF)) {
-      throw Error(ErrorCode::kOpenCL, "a kernel wrote outside its output");
-    }
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(front_bytes_);
+  const auto end = begin + static_cast<std::ptrdiff_t>(size_bytes_);
+  const std::vector<std::byte> poison = poisoned(all.size());
+  if (!std::equal(all.begin(), begin, poison.begin()) ||
+      !std::equal(end, all.end(), poison.begin() + (end - all.begin()))) {
+    throw Error(ErrorCode::kOpenCL, "a kernel wrote outside its output");
   }
-  return {all.begin() + static_cast<std::ptrdiff_t>(front_bytes_),
-          all.begin() + static_cast<std::ptrdiff_t>(end)};
+  return {begin, end};
 }
 
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical) {

@@ -15,6 +15,9 @@ namespace clattn::cli {
 /// NaN in f32, f16 and bf16 alike: what memory that must not be used is filled with.
 inline constexpr std::uint32_t kPoison = 0x7FC07FC0U;
 
+/// So many bytes of it.
+std::vector<std::byte> poisoned(std::size_t size_bytes);
+
 /// The pages that a layer of a configuration keeps its keys and values in.
 inline KVCacheSpec spec_of(const AttentionConfig& config) {
   return {.block_size = config.block_size,

@@ -30,21 +30,16 @@ json splits(const AttentionCall& call, const AttentionOutcome& outcome) {
 }
 
 json info(const Context& context, const AttentionCall& call, const AttentionOutcome& outcome) {
-  const DeviceCapabilities& device = context.capabilities();
-  return {{"op", "attention"},
-          {"device", device.name},
-          {"platform", device.platform_name},
-          {"driver", device.driver_version},
-          {"backend", outcome.backend},
-          {"layout", call.packed ? "packed" : to_string(outcome.layout)},
-          {"kernels", launches_info(outcome.launches)},
-          {"build_failures", context.build_failures()},
-          {"splits", splits(call, outcome)},
-          {"times_us",
-           {{"metadata", outcome.metadata_us},
-            {"upload", outcome.upload_us},
-            {"cache_write", outcome.cache_write_us},
-            {"attention", outcome.attention_us}}}};
+  json info = attention_info("attention", context, outcome);
+  info.update({{"platform", context.capabilities().platform_name},
+               {"layout", call.packed ? "packed" : to_string(outcome.layout)},
+               {"splits", splits(call, outcome)},
+               {"times_us",
+                {{"metadata", outcome.metadata_us},
+                 {"upload", outcome.upload_us},
+                 {"cache_write", outcome.cache_write_us},
+                 {"attention", outcome.attention_us}}}});
+  return info;
 }
 
 /// Everything of a merge but its tensors; `seen` is its prefix_output.

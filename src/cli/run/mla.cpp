@@ -12,8 +12,6 @@
 namespace clattn::cli {
 namespace {
 
-using nlohmann::json;
-
 /// An mla_decode case: one query token a request. Requests that are planned without keys are
 /// left out.
 struct MLACase {
@@ -105,12 +103,7 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
   const auto count = static_cast<std::int64_t>(requests);
   outputs.add_values("out", out, {count, call.config.num_heads, rank});
   outputs.add_values("lse", lse, {count, call.config.num_heads});
-  outputs.add("info", json{{"op", "mla_decode"},
-                           {"device", context->capabilities().name},
-                           {"driver", context->capabilities().driver_version},
-                           {"backend", kMLABackendName},
-                           {"kernels", launches_info(outcome.launches)},
-                           {"build_failures", context->build_failures()}});
+  outputs.add("info", attention_info("mla_decode", *context, outcome));
   if (options.verify) verify_outcome(call, outcome, outputs);
 }
 

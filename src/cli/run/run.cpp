@@ -229,9 +229,10 @@ KernelFamily read_kernel_family(CaseFile& file) {
   return parse_kernel_family(file.choice("kernel_family", names, "auto"));
 }
 
-nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {
+nlohmann::json attention_info(std::string_view op, const Context& context,
+                              const AttentionOutcome& outcome) {
   nlohmann::json kernels = nlohmann::json::array();
-  for (const LaunchReport& launch : launches) {
+  for (const LaunchReport& launch : outcome.launches) {
     kernels.push_back({{"name", launch.kernel},
                        {"role", launch.role},
                        {"tasks", launch.tasks},
@@ -239,7 +240,12 @@ nlohmann::json launches_info(const std::vector<LaunchReport>& launches) {
                        {"work_group_size", launch.work_group_size},
                        {"time_us", launch.time_us}});
   }
-  return kernels;
+  return {{"op", op},
+          {"device", context.capabilities().name},
+          {"driver", context.capabilities().driver_version},
+          {"backend", outcome.backend},
+          {"kernels", std::move(kernels)},
+          {"build_failures", context.build_failures()}};
 }
 
 std::string read_backend(CaseFile& file, const RunOptions& options) {

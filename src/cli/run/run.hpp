@@ -64,7 +64,9 @@ LogicalCache read_caches(const CaseFile& file, DType dtype, Extents& shape);
 void add_caches(CaseOutputs& outputs, DType dtype, const Extents& shape, LogicalCache cache);
 /// What ran where, for info.json.
 nlohmann::json device_info(std::string_view op, const Context& context, const Event& event);
-nlohmann::json launches_info(const std::vector<LaunchReport>& launches);
+/// The same of attention, through a backend.
+nlohmann::json attention_info(std::string_view op, const Context& context,
+                              const AttentionOutcome& outcome);
 /// Where `packed` is given, a case may also ask for an x-packed cache.
 std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed = nullptr);
 /// Throws kUnsupported unless the backend of an x-packed case is left open.
