@@ -21,7 +21,6 @@
 // BLOCK_KV 64, 512 + 64 dims.
 
 #include "attention/cpu/merge.clh"
-#include "attention/cpu/queue.clh"
 #include "attention/cpu/tile_operands.clh"
 #include "attention/cpu/tile_rows.clh"
 
@@ -90,7 +89,7 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
 
 // Rows 16 n ... of the results, o[HEAD_DIM] being theirs transposed.
 CLA_INLINE void cla_finish_rows(const ClaRows* rows, const ClaState* state, int n, const cla_vf* o,
-                                const ClaOutputs* to) {
+                                const ClaResults* to) {
   cla_vf transposed[CLA_VEC * CLA_NUM_VECS];
 #pragma unroll 1
   for (int d = 0; d < CLA_NUM_VECS; ++d) {
@@ -147,16 +146,12 @@ CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_
 CLA_KERNEL clattn_attention_amx(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,
-                         CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      call.write_lse};
+  const ClaResults to = CLA_RESULTS;
   __global const int* pages = meta + call.pages_at;
-  const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
   cla_open_tiles();
 
-  for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
-    const ClaRows rows =
-        cla_rows(meta, call.entries_at, task, call.num_kv_heads, call.causal, &opt);
-    if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
+  ClaRows rows;
+  while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
     const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
     const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
     const float unit = call.scale_log2e * cla_key_unit(&rows);      // queries stay as they are

@@ -20,7 +20,6 @@
 
 #include "attention/cpu/fetch.clh"
 #include "attention/cpu/merge.clh"
-#include "attention/cpu/queue.clh"
 #include "attention/cpu/rows.clh"
 #include "attention/cpu/scores.clh"
 #if CLA_DOT == 2
@@ -209,7 +208,7 @@ CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global con
 }
 
 CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* chunk,
-                                 const ClaOutputs* to) {
+                                 const ClaResults* to) {
   float base[CLA_VEC], sum[CLA_VEC];
   CLA_CAT(vstore, CLA_VEC)(chunk->state.base, 0, base);
   CLA_CAT(vstore, CLA_VEC)(chunk->state.sum, 0, sum);
@@ -227,18 +226,14 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaStrides strides = {call.block_stride, call.token_stride, call.head_stride,
                               call.key_dim_stride};
-  const ClaOutputs to = {out + call.out_offset, call.out_token_stride, lse,
-                         CLA_PARTIAL_OUT,       CLA_PARTIAL_LSE2,      call.write_lse};
+  const ClaResults to = CLA_RESULTS;
   __global const int* pages = meta + call.pages_at;
-  const uint tasks = CLA_TASKS(call.num_entries, call.num_kv_heads);
   cla_vu codes[CLA_CODE_VECS];
   cla_make_codes(codes);
   cla_begin_products();
 
-  for (uint task = cla_take_task(counters); task < tasks; task = cla_take_task(counters)) {
-    const ClaRows rows =
-        cla_rows(meta, call.entries_at, task, call.num_kv_heads, call.causal, &opt);
-    if (rows.rows == 0) break;  // the padding of a recorded step, as all that follows
+  ClaRows rows;
+  while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
     const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
     const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
     const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
