@@ -161,7 +161,7 @@ static inline int cla_planes_aligned(const ClaPlanes* cache) {
    CPUs have reshape_and_cache_cpu.cl. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_OPTIONS;
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const uint num_kv_heads = (uint)call.num_kv_heads;
   uint unit;
   const uint token =
@@ -230,7 +230,7 @@ static inline void cla_put_key(const ClaPacked* cache, ulong slot, uint unit, Cl
    HEAD_DIM, PAGE_SIZE]. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_reshape_and_cache(
     CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_OPTIONS;
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaInput in = {key + call.key_offset, value + call.value_offset, call.key_token_stride,
                        call.value_token_stride};
   const ClaPacked cache = {CLA_WRITE_KEYS, CLA_WRITE_VALUES, (uint)call.num_kv_heads};

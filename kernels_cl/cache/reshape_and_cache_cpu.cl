@@ -97,7 +97,7 @@ CLA_INLINE void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int o
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_reshape_and_cache_flash_cpu(CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_WRITE_OPTIONS;
+  const ClaOptions opt = CLA_OPTION_VALUES;
   const long token = (long)get_group_id(0);
   const long slot = slots[call.slots_at + token];
   if (slot < 0 || slot >= call.num_slots) return;

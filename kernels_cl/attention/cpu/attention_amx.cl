@@ -111,30 +111,21 @@ typedef struct ClaPlaces {
   long vectors[CLA_BLOCK_KV / CLA_VEC];
 } ClaPlaces;
 
-CLA_INLINE void cla_find_keys(const ClaRows* rows, __global const int* pages, int at, int end,
-                              const ClaCall* call, ClaPlaces* places) {
-#if defined(CLA_ROPE_DIM)
-  cla_kv_rows(rows, pages, at, CLA_BLOCK_KV, end, (long)CLA_PAGE_SIZE * CLA_KEY_DIM, CLA_KEY_DIM, 0,
-              places->rows);
-#else
-  cla_kv_rows(rows, pages, at, CLA_BLOCK_KV, end, call->block_stride, call->token_stride,
-              call->head_stride, places->rows);
-  if (CLA_MAY_BY_DIM && call->key_dim_stride != 1)
-    cla_key_vectors(rows, pages, at, CLA_BLOCK_KV / CLA_VEC, end, call->block_stride,
-                    call->head_stride, places->vectors);
-#endif
+CLA_INLINE void cla_find_keys(const ClaRows* rows, int at, int end, ClaPlaces* places) {
+  cla_kv_rows(rows, at, end, places->rows);
+  if (cla_by_dim(rows->call)) cla_key_vectors(rows, at, end, places->vectors);
 }
 
 // Loads a tile and prefetches the next one.
 CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                                 long key_dim_stride, const ClaPlaces* now, const ClaPlaces* next,
+                                 const ClaCall* call, const ClaPlaces* now, const ClaPlaces* next,
                                  ClaTile* tile) {
 #if defined(CLA_ROPE_DIM)
   cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   tile->overflows = cla_transpose_values(tile->keys, CLA_KEY_VECS, tile->values);
 #else
-  if (CLA_MAY_BY_DIM && key_dim_stride != 1)
-    cla_load_tile_columns(k, now->vectors, key_dim_stride, tile->keys);
+  if (cla_by_dim(call))
+    cla_load_tile_columns(k, now->vectors, call->key_dim_stride, tile->keys);
   else
     cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   cla_vu values[CLA_BLOCK_KV * CLA_KEY_VECS];
@@ -147,14 +138,13 @@ CLA_KERNEL clattn_attention_amx(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaResults to = CLA_RESULTS;
-  __global const int* pages = meta + call.pages_at;
   cla_open_tiles();
 
   ClaRows rows;
   while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
-    const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
-    const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
-    const float unit = call.scale_log2e * cla_key_unit(&rows);      // queries stay as they are
+    const int begin = cla_tiles_begin(&rows);                   // no row sees a key before it,
+    const int end = cla_row_end(&rows, rows.rows - 1);          // none one from here on
+    const float unit = call.scale_log2e * cla_key_unit(&rows);  // queries stay as they are
 
     cla_vu query[CLA_MAX_ROWS * CLA_KEY_VECS];
     cla_vf o[CLA_MAX_ROWS * CLA_NUM_VECS];
@@ -166,11 +156,11 @@ CLA_KERNEL clattn_attention_amx(CLA_PARAMS) {
 
     ClaTile tile;
     ClaPlaces places[2];
-    if (begin < end) cla_find_keys(&rows, pages, begin, end, &call, places);
+    if (begin < end) cla_find_keys(&rows, begin, end, places);
     int first = 0, turn = 0;  // rows before `first` see no key from here on
     for (int at = begin; at < end; at += CLA_BLOCK_KV, turn ^= 1) {
-      cla_find_keys(&rows, pages, at + CLA_BLOCK_KV, end, &call, places + (turn ^ 1));
-      cla_load_kv_tile(k_cache + call.k_offset, CLA_VALUES, call.key_dim_stride, places + turn,
+      cla_find_keys(&rows, at + CLA_BLOCK_KV, end, places + (turn ^ 1));
+      cla_load_kv_tile(k_cache + call.k_offset, CLA_VALUES, &call, places + turn,
                        places + (turn ^ 1), &tile);
       tile.at = at;
       while (((const int*)state.end)[first + CLA_ROW_BLOCK - 1] <= at) first += CLA_ROW_BLOCK;

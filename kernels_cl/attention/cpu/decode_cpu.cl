@@ -224,10 +224,7 @@ CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* c
 CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
-  const ClaStrides strides = {call.block_stride, call.token_stride, call.head_stride,
-                              call.key_dim_stride};
   const ClaResults to = CLA_RESULTS;
-  __global const int* pages = meta + call.pages_at;
   cla_vu codes[CLA_CODE_VECS];
   cla_make_codes(codes);
   cla_begin_products();
@@ -235,8 +232,8 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
   ClaRows rows;
   while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
     const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
-    const int begin = cla_tiles_begin(&rows, call.key_dim_stride);  // no row sees a key before it,
-    const int end = cla_row_end(&rows, rows.rows - 1);              // none one from here on
+    const int begin = cla_tiles_begin(&rows);           // no row sees a key before it,
+    const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
 
     ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
     for (int h = 0; h < rows.kv_heads; ++h) {
@@ -244,18 +241,18 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
       const float scale = call.scale_log2e * cla_key_unit(&of_head);
       for (int c = 0; c < chunks; ++c)
         cla_begin_chunk(&of_head, c * CLA_CHUNK, q + call.q_offset, call.q_token_stride, scale,
-                        cla_by_dim(&strides), &all[h * chunks + c]);
+                        cla_by_dim(&call), &all[h * chunks + c]);
     }
 
     ClaRing ring;
     if (begin < end) {
 #pragma unroll 1
       for (int i = 0; i + 1 < CLA_HELD; ++i)
-        cla_enter_tile(&rows, pages, begin + i * CLA_BLOCK_KV, end, &strides, &ring);
-      cla_fetch_first(&rows, &strides, &ring, begin, k_cache + call.k_offset, CLA_VALUES);
+        cla_enter_tile(&rows, begin + i * CLA_BLOCK_KV, end, &ring);
+      cla_fetch_first(&rows, &ring, begin, k_cache + call.k_offset, CLA_VALUES);
     }
     for (int at = begin; at < end; at += CLA_BLOCK_KV) {
-      cla_enter_tile(&rows, pages, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &strides, &ring);
+      cla_enter_tile(&rows, at + (CLA_HELD - 1) * CLA_BLOCK_KV, end, &ring);
       for (int h = 0; h < rows.kv_heads; ++h) {
         const int place = at / CLA_BLOCK_KV % CLA_HELD;
         ClaTile tile = {&opt,
@@ -267,7 +264,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
                         call.key_dim_stride,
                         ring.first[place],
                         ring.keys[place],
-                        cla_fetched(&rows, &strides, &ring, at, h),
+                        cla_fetched(&rows, &ring, at, h),
                         0,
                         0};
         ClaOperands operands;

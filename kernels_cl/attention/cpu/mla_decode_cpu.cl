@@ -51,8 +51,7 @@ CLA_KERNEL clattn_mla_decode_cpu(CLA_PARAMS) {
     long offsets[CLA_BLOCK_KV];
     int first = 0;  // rows before it see no key from the tile on
     for (int at = rows.item.kv_begin; at < end; at += CLA_BLOCK_KV) {
-      cla_kv_rows(&rows, meta + call.pages_at, at, CLA_BLOCK_KV, end,
-                  (long)CLA_PAGE_SIZE * CLA_KEY_DIM, CLA_KEY_DIM, 0, offsets);
+      cla_kv_rows(&rows, at, end, offsets);
       cla_load_rows(k_cache, offsets, row);
       cla_turn_rows(row, column);
       first = cla_meet_tile(&rows, first, padded_rows, at, query, column, row, &state, o);

@@ -46,7 +46,6 @@ CLA_KERNEL clattn_prefill_cpu(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaResults to = CLA_RESULTS;
-  __global const int* pages = meta + call.pages_at;
 
   ClaRows rows;
   while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
@@ -62,16 +61,15 @@ CLA_KERNEL clattn_prefill_cpu(CLA_PARAMS) {
     cla_vf k_t[CLA_BLOCK_KV * CLA_NUM_VECS], v[CLA_BLOCK_KV * CLA_NUM_VECS];
     long offsets[CLA_BLOCK_KV];
     int first = 0;  // rows before it see no key from the tile on
-    for (int at = cla_tiles_begin(&rows, call.key_dim_stride); at < end; at += CLA_BLOCK_KV) {
-      if (CLA_MAY_BY_DIM && call.key_dim_stride != 1) {
-        cla_key_vectors(&rows, pages, at, CLA_TILE_VECS, end, call.block_stride, call.head_stride,
-                        offsets);
-        cla_pack_columns(k_cache + call.k_offset, offsets, call.key_dim_stride, k_t);
-      }
-      cla_kv_rows(&rows, pages, at, CLA_BLOCK_KV, end, call.block_stride, call.token_stride,
-                  call.head_stride, offsets);
-      if (!CLA_MAY_BY_DIM || call.key_dim_stride == 1)
+    for (int at = cla_tiles_begin(&rows); at < end; at += CLA_BLOCK_KV) {
+      cla_kv_rows(&rows, at, end, offsets);
+      if (cla_by_dim(&call)) {
+        long vectors[CLA_TILE_VECS];
+        cla_key_vectors(&rows, at, end, vectors);
+        cla_pack_columns(k_cache + call.k_offset, vectors, call.key_dim_stride, k_t);
+      } else {
         cla_pack_rows(k_cache + call.k_offset, offsets, k_t);
+      }
       cla_load_rows(CLA_VALUES, offsets, v);
       first = cla_meet_tile(&rows, first, padded_rows, at, query, k_t, v, &state, o);
     }
