@@ -14,7 +14,18 @@
 #include "cli/commands.hpp"
 #include "cli/common/error.hpp"
 
-namespace clattn::cli {
+namespace clattn {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceCapabilities, name, vendor, platform_version,
+                                   driver_version, device_version, opencl_c_version, compute_units,
+                                   max_work_group_size, global_mem_bytes, max_alloc_bytes,
+                                   local_mem_bytes, float_vector_width, reports_fp16,
+                                   reports_subgroups, static_local_mem_bytes, inline_ptx,
+                                   warpgroup_products, fp8_conversions, bf16_products, x86_tiles,
+                                   native_exp2_error, native_builtins, long_loops, struct_arguments,
+                                   matrix_units, wrong_matrix_units, flushes_f16, wave_size)
+
+namespace cli {
 
 namespace {
 
@@ -194,37 +205,11 @@ void print_report(const json& devices, const AttentionConfig& config, bool expla
 }  // namespace
 
 nlohmann::json capabilities_json(const DeviceCapabilities& capabilities) {
-  return {{"name", capabilities.name},
-          {"vendor", capabilities.vendor},
-          {"kind", to_string(capabilities.kind)},
-          {"platform", capabilities.platform_name},
-          {"platform_version", capabilities.platform_version},
-          {"driver_version", capabilities.driver_version},
-          {"device_version", capabilities.device_version},
-          {"opencl_c_version", capabilities.opencl_c_version},
-          {"compute_units", capabilities.compute_units},
-          {"max_work_group_size", capabilities.max_work_group_size},
-          {"global_mem_bytes", capabilities.global_mem_bytes},
-          {"max_alloc_bytes", capabilities.max_alloc_bytes},
-          {"local_mem_bytes", capabilities.local_mem_bytes},
-          {"float_vector_width", capabilities.float_vector_width},
-          {"reports_fp16", capabilities.reports_fp16},
-          {"reports_subgroups", capabilities.reports_subgroups},
-          {"static_local_mem_bytes", capabilities.static_local_mem_bytes},
-          {"inline_ptx", capabilities.inline_ptx},
-          {"warpgroup_products", capabilities.warpgroup_products},
-          {"fp8_conversions", capabilities.fp8_conversions},
-          {"bf16_products", capabilities.bf16_products},
-          {"x86_tiles", capabilities.x86_tiles},
-          {"native_exp2_error", capabilities.native_exp2_error},
-          {"native_builtins", capabilities.native_builtins},
-          {"long_loops", capabilities.long_loops},
-          {"struct_arguments", capabilities.struct_arguments},
-          {"sub_groups_in_step", sub_groups_of(capabilities)},
-          {"matrix_units", capabilities.matrix_units},
-          {"wrong_matrix_units", capabilities.wrong_matrix_units},
-          {"flushes_f16", capabilities.flushes_f16},
-          {"wave_size", capabilities.wave_size}};
+  json result = capabilities;
+  result["kind"] = to_string(capabilities.kind);
+  result["platform"] = capabilities.platform_name;
+  result["sub_groups_in_step"] = sub_groups_of(capabilities);
+  return result;
 }
 
 void add_devices_command(CLI::App& app) {
@@ -276,4 +261,5 @@ void add_devices_command(CLI::App& app) {
   });
 }
 
-}  // namespace clattn::cli
+}  // namespace cli
+}  // namespace clattn

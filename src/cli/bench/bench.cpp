@@ -214,9 +214,8 @@ void run_bench(Arguments arguments, const std::shared_ptr<Context>& context) {
     write_report(report, arguments.json_file);
   }
   const auto& rows = report.rows;
-  if (std::ranges::all_of(rows, [](const BenchRow& r) { return !r.skipped.empty(); })) {
-    throw Error(ErrorCode::kUnsupported, "no row fits this device: " + rows.back().skipped);
-  }
+  if (std::ranges::all_of(rows, [](const BenchRow& r) { return !r.skipped.empty(); }))
+    throw_unsupported("no row fits this device: {}", rows.back().skipped);
   if (!std::ranges::all_of(rows, &BenchRow::passed)) throw ExitCode{1};
 }
 

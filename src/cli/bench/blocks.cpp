@@ -14,14 +14,6 @@
 namespace clattn::cli {
 namespace {
 
-/// `count` elements of `source` from `first` on, as `dtype` stores them.
-std::vector<std::byte> stored(const TiledRandom& source, DType dtype, std::size_t first,
-                              std::size_t count) {
-  std::vector<double> values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = source.at(first + i);
-  return encode_elements(dtype, values);
-}
-
 /// Whole blocks of one layer's cache: half of a set's pages to the other half, to a host image or
 /// back. Launches take turns with sets of pages, and with their places in the image.
 class BlocksWorkload final : public Workload {
@@ -81,7 +73,7 @@ class BlocksWorkload final : public Workload {
         const std::size_t element = element_size_bytes(dtype_);
         deviation.merge(
             compare_bytes(destination(plane, pairs[i].destination),
-                          stored(source_, dtype_, from / element, block_bytes_ / element)));
+                          source_.stored(dtype_, from / element, block_bytes_ / element)));
       }
     }
     return deviation;
@@ -242,7 +234,7 @@ class GatherWorkload final : public Workload {
     const auto first = to_size(first_element()) * element_size_bytes(dtype_);
     const auto row = to_size(starts_[request]) + to_size(token);
     queue_.read(output_, got, first + row * got.size());
-    deviation.merge(compare_bytes(got, stored(source_, dtype_, to_size(from), width_)));
+    deviation.merge(compare_bytes(got, source_.stored(dtype_, to_size(from), width_)));
   }
 
   std::shared_ptr<Context> context_;

@@ -173,8 +173,6 @@ class CacheWorkload final : public Workload {
     const std::size_t size = element_size_bytes(type);
     const auto width = to_size(rows.width);
     const std::size_t from = element(rows, token) + to_size(head) * width;
-    std::vector<double> expected(width);
-    for (std::size_t d = 0; d < width; ++d) expected[d] = rows.source.at(from + d);
     const auto byte = [&](std::size_t d) {
       return to_size(at(static_cast<std::int32_t>(d))) * size;
     };
@@ -184,7 +182,7 @@ class CacheWorkload final : public Workload {
     for (std::size_t d = 0; d < width; ++d) {
       std::memcpy(&got[d * size], &around[byte(d) - first], size);
     }
-    deviation.merge(compare_bytes(got, encode_elements(type, expected)));
+    deviation.merge(compare_bytes(got, rows.source.stored(type, from, width)));
   }
 
   AttentionConfig config_;

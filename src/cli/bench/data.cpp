@@ -55,6 +55,13 @@ void TiledRandom::fill(const Queue& queue, const Buffer& buffer) const {
   }
 }
 
+std::vector<std::byte> TiledRandom::stored(DType dtype, std::size_t first,
+                                           std::size_t count) const {
+  std::vector<double> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = at(first + i);
+  return encode_elements(dtype, values);
+}
+
 TiledRandom TiledRandom::stored_as(DType cache, double scale) const {
   Elements stored;
   const oracle::Element element = element_of(cache);

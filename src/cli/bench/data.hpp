@@ -22,6 +22,8 @@ class TiledRandom {
   /// Makes at(i) of every element i of a buffer.
   void fill(const Queue& queue, const Buffer& buffer) const;
   double at(std::size_t index) const { return elements_->values[index % kPeriod]; }
+  /// `count` of them from `first` on, as `dtype` stores them.
+  std::vector<std::byte> stored(DType dtype, std::size_t first, std::size_t count) const;
   /// What a cache of another type makes of them by this factor.
   TiledRandom stored_as(DType cache, double scale) const;
 

@@ -49,7 +49,7 @@ CeilingShape shape_for(const DeviceCapabilities& capabilities) {
   return {group, 4, 1, 32, 16, 1 << 13, std::uint64_t{1} << 30};
 }
 
-std::uint64_t best_ns(const std::function<void(Event&)>& launch) {
+double best_seconds(const std::function<void(Event&)>& launch) {
   std::uint64_t best = std::numeric_limits<std::uint64_t>::max();
   for (int i = 0; i < kLaunches; ++i) {
     Event event;
@@ -57,35 +57,44 @@ std::uint64_t best_ns(const std::function<void(Event&)>& launch) {
     event.wait();
     best = std::min(best, event.duration_ns());
   }
-  return std::max<std::uint64_t>(best, 1);
+  return static_cast<double>(std::max<std::uint64_t>(best, 1)) * 1e-9;
 }
 
-std::string options_of(const CeilingShape& shape, int vector) {
-  return fmt::format("-DCLA_WG_SIZE={} -DCLA_VEC={}", shape.work_group_size, vector);
+/// A kernel of ceilings.cl for vectors of so many floats.
+std::shared_ptr<detail::KernelPool> ceiling_kernel(const Context& context,
+                                                   const CeilingShape& shape, const char* entry,
+                                                   int vector) {
+  return context.runtime().kernel(
+      {"tile/ceilings.cl", entry,
+       fmt::format("-DCLA_WG_SIZE={} -DCLA_VEC={}", shape.work_group_size, vector)});
+}
+
+std::size_t compute_units(const Context& context) {
+  return static_cast<std::size_t>(context.capabilities().compute_units);
 }
 
 /// A buffer of ones that no cache holds, cut into equal shares of the groups.
 struct ReadTarget {
   Buffer data, sums;
-  std::size_t groups = 0, group_size = 0, group_bytes = 0;
+  std::size_t groups = 0, group_size = 0, group_bytes = 0, vector_bytes = 0;
 };
 
 ReadTarget make_read_target(const Context& context, const Queue& queue, const CeilingShape& shape) {
   const DeviceCapabilities& capabilities = context.capabilities();
   ReadTarget target;
   target.group_size = static_cast<std::size_t>(shape.work_group_size);
-  target.groups = static_cast<std::size_t>(capabilities.compute_units) *
-                  static_cast<std::size_t>(shape.read_groups_per_unit);
+  target.groups = compute_units(context) * static_cast<std::size_t>(shape.read_groups_per_unit);
   const std::uint64_t budget =
       std::min({shape.read_bytes, capabilities.max_alloc_bytes, capabilities.global_mem_bytes / 4});
-  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  target.vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
   // What one iteration of both kernels' loops reads: four vectors a work-item and four pages.
-  const std::size_t step_bytes = std::lcm(4 * target.group_size * vector_bytes, 4 * kPageBytes);
+  const std::size_t step_bytes =
+      std::lcm(4 * target.group_size * target.vector_bytes, 4 * kPageBytes);
   target.group_bytes =
       std::max<std::size_t>(static_cast<std::size_t>(budget) / target.groups / step_bytes, 1) *
       step_bytes;
   target.data = context.allocate(target.groups * target.group_bytes);
-  target.sums = context.allocate(target.groups * target.group_size * vector_bytes);
+  target.sums = context.allocate(target.groups * target.group_size * target.vector_bytes);
   queue.fill(target.data, 0x3F800000U, 0, target.data.size_bytes());
   return target;
 }
@@ -94,7 +103,7 @@ ReadTarget make_read_target(const Context& context, const Queue& queue, const Ce
 double rate_of(const Queue& queue, const ReadTarget& target,
                const std::function<void(Event&)>& launch) {
   queue.fill(target.sums, 0, 0, target.sums.size_bytes());
-  const std::uint64_t nanoseconds = best_ns(launch);
+  const double seconds = best_seconds(launch);
   std::vector<float> sums(target.sums.size_bytes() / sizeof(float));
   queue.read(target.sums, std::as_writable_bytes(std::span(sums)));
   const std::size_t bytes = target.data.size_bytes();
@@ -103,17 +112,16 @@ double rate_of(const Queue& queue, const ReadTarget& target,
   if (std::ranges::count(sums, expected) != static_cast<std::ptrdiff_t>(sums.size())) {
     throw Error(ErrorCode::kOpenCL, "a read kernel of the ceilings computed wrong sums");
   }
-  return static_cast<double>(bytes) * 1e9 / static_cast<double>(nanoseconds);
+  return static_cast<double>(bytes) / seconds;
 }
 
 double measure_read(const Context& context, const Queue& queue, const CeilingShape& shape,
                     const ReadTarget& target) {
-  const auto pool = context.runtime().kernel(
-      {"tile/ceilings.cl", "clattn_ceiling_read", options_of(shape, shape.read_vector)});
-  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  const auto pool = ceiling_kernel(context, shape, "clattn_ceiling_read", shape.read_vector);
   return rate_of(queue, target, [&](Event& event) {
     pool->acquire()
-        .args(target.data, static_cast<cl_int>(target.group_bytes / vector_bytes), target.sums)
+        .args(target.data, static_cast<cl_int>(target.group_bytes / target.vector_bytes),
+              target.sums)
         .enqueue(queue, target.groups, target.group_size, &event);
   });
 }
@@ -125,8 +133,7 @@ double measure_page_read(const Context& context, const Queue& queue, const Ceili
   std::shuffle(order.begin(), order.end(), std::mt19937(7));
   const Buffer pages = context.allocate(order.size() * sizeof(std::int32_t));
   queue.write(pages, std::as_bytes(std::span(order)));
-  const auto pool = context.runtime().kernel(
-      {"tile/ceilings.cl", "clattn_ceiling_page_read", options_of(shape, shape.read_vector)});
+  const auto pool = ceiling_kernel(context, shape, "clattn_ceiling_page_read", shape.read_vector);
   return rate_of(queue, target, [&](Event& event) {
     pool->acquire()
         .args(target.data, pages, static_cast<cl_int>(target.group_bytes / kPageBytes), target.sums)
@@ -147,7 +154,7 @@ double copy_rate(const Queue& queue, const ReadTarget& target,
   constexpr std::size_t kAtOnce = std::size_t{1} << 22;  // words
   const std::size_t half_bytes = target.data.size_bytes() / 2, words = half_bytes / 4;
   queue.fill(target.data, 0xFFFFFFFFU, half_bytes, half_bytes);
-  const std::uint64_t nanoseconds = best_ns(launch);
+  const double seconds = best_seconds(launch);
   std::vector<std::uint32_t> got;
   for (std::size_t at = 0; at < words; at += kAtOnce) {
     got.resize(std::min(kAtOnce, words - at));
@@ -156,7 +163,7 @@ double copy_rate(const Queue& queue, const ReadTarget& target,
       throw Error(ErrorCode::kOpenCL, "a copy of the ceilings left wrong words");
     }
   }
-  return 2.0 * static_cast<double>(half_bytes) * 1e9 / static_cast<double>(nanoseconds);
+  return 2.0 * static_cast<double>(half_bytes) / seconds;
 }
 
 /// Seconds from the first to the last moment at which one of `threads` threads copied its share of
@@ -219,12 +226,10 @@ double measure_copy(const Context& context, const Queue& queue, const CeilingSha
     const auto piece = words_from(at, std::min(kAtOnce, words - at));
     queue.write(target.data, std::as_bytes(std::span(piece)), at * 4);
   }
-  const auto pool = context.runtime().kernel(
-      {"tile/ceilings.cl", "clattn_ceiling_copy", options_of(shape, shape.read_vector)});
-  const std::size_t vector_bytes = sizeof(float) * static_cast<std::size_t>(shape.read_vector);
+  const auto pool = ceiling_kernel(context, shape, "clattn_ceiling_copy", shape.read_vector);
   const double by_kernel = copy_rate(queue, target, [&](Event& event) {
     pool->acquire()
-        .args(target.data, static_cast<cl_int>(target.group_bytes / vector_bytes))
+        .args(target.data, static_cast<cl_int>(target.group_bytes / target.vector_bytes))
         .enqueue(queue, target.groups / 2, target.group_size, &event);
   });
   const detail::CopyEnd from{.device = target.data.handle()};
@@ -232,31 +237,25 @@ double measure_copy(const Context& context, const Queue& queue, const CeilingSha
   const double by_driver = copy_rate(queue, target, [&](Event& event) {
     detail::enqueue_copy(queue, from, to, half_bytes, &event);
   });
-  const DeviceCapabilities& device = context.capabilities();
-  const double by_host =
-      device.kind == DeviceKind::kCpu
-          ? host_copy_rate(half_bytes, static_cast<std::size_t>(device.compute_units))
-          : 0;
+  const bool is_cpu = context.capabilities().kind == DeviceKind::kCpu;
+  const double by_host = is_cpu ? host_copy_rate(half_bytes, compute_units(context)) : 0;
   return std::max({by_kernel, by_driver, by_host});
 }
 
 double measure_fma(const Context& context, const Queue& queue, const CeilingShape& shape) {
   constexpr double kFlopPerStep = 12 * 2;  // chains * (multiply, add)
   const auto group_size = static_cast<std::size_t>(shape.work_group_size);
-  const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) *
-                      static_cast<std::size_t>(shape.fma_groups_per_unit);
+  const auto groups = compute_units(context) * static_cast<std::size_t>(shape.fma_groups_per_unit);
   const auto floats = groups * group_size * static_cast<std::size_t>(shape.fma_vector);
   const Buffer results = context.allocate(floats * sizeof(float));
-  const auto pool = context.runtime().kernel(
-      {"tile/ceilings.cl", "clattn_ceiling_fma", options_of(shape, shape.fma_vector)});
-  const std::uint64_t nanoseconds = best_ns([&](Event& event) {
+  const auto pool = ceiling_kernel(context, shape, "clattn_ceiling_fma", shape.fma_vector);
+  const double seconds = best_seconds([&](Event& event) {
     pool->acquire()
         .args(static_cast<cl_int>(shape.fma_steps), static_cast<cl_float>(0.5F),
               static_cast<cl_float>(1.0F), results)
         .enqueue(queue, groups, group_size, &event);
   });
-  return kFlopPerStep * shape.fma_steps * static_cast<double>(floats) * 1e9 /
-         static_cast<double>(nanoseconds);
+  return kFlopPerStep * shape.fma_steps * static_cast<double>(floats) / seconds;
 }
 
 /// A kernel of instructions that not every driver takes; nothing where its compiler refuses them,
@@ -284,10 +283,10 @@ double measure_mma(const Context& context, const Queue& queue) {
       context, {"tile/ceiling_sm80.cl", "clattn_ceiling_mma",
                 "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
-  const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 16;
+  const auto groups = compute_units(context) * 16;
   const std::size_t warps = groups * (kGroupSize / kWarp);
   const Buffer sums = context.allocate(groups * kGroupSize * sizeof(float));
-  const std::uint64_t nanoseconds = best_ns([&](Event& event) {
+  const double seconds = best_seconds([&](Event& event) {
     pool->acquire()
         .args(static_cast<cl_int>(kSteps), static_cast<cl_uint>(kOperand), sums)
         .enqueue(queue, groups, kGroupSize, &event);
@@ -297,8 +296,7 @@ double measure_mma(const Context& context, const Queue& queue) {
   if (std::ranges::count(got, kSum) != static_cast<std::ptrdiff_t>(got.size())) {
     throw Error(ErrorCode::kOpenCL, "mma.sync computed wrong sums");
   }
-  return kFlopPerStep * kSteps * static_cast<double>(warps) * 1e9 /
-         static_cast<double>(nanoseconds);
+  return kFlopPerStep * kSteps * static_cast<double>(warps) / seconds;
 }
 
 /// The operands of ceiling_sm90.cl multiplied, [128][128], after so many iterations.
@@ -329,10 +327,10 @@ double measure_wgmma(const Context& context, const Queue& queue) {
                 "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
   const std::vector<float> expected = wgmma_products(kIterations);
-  const auto groups = static_cast<std::size_t>(context.capabilities().compute_units) * 8;
+  const auto groups = compute_units(context) * 8;
   const Buffer products = context.allocate(groups * expected.size() * sizeof(float));
   queue.fill(products, 0xFFFFFFFFU, 0, products.size_bytes());
-  const std::uint64_t nanoseconds = best_ns([&](Event& event) {
+  const double seconds = best_seconds([&](Event& event) {
     pool->acquire()
         .args(static_cast<cl_int>(kIterations), products)
         .enqueue(queue, groups, kGroupSize, &event);
@@ -343,8 +341,7 @@ double measure_wgmma(const Context& context, const Queue& queue) {
                group * got.size() * sizeof(float));
     if (got != expected) throw Error(ErrorCode::kOpenCL, "wgmma computed wrong products");
   }
-  return kFlopPerIteration * kIterations * static_cast<double>(groups) * 1e9 /
-         static_cast<double>(nanoseconds);
+  return kFlopPerIteration * kIterations * static_cast<double>(groups) / seconds;
 }
 
 }  // namespace

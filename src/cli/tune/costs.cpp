@@ -11,6 +11,8 @@
 #include <numeric>
 #include <optional>
 
+#include "cli/common/error.hpp"
+
 namespace clattn::cli {
 namespace {
 
@@ -315,8 +317,7 @@ CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t quer
   const std::int32_t keys = round_up(query_len, config.block_size);
   const std::vector<CostLaunch> launches = bench.launches({1, query_len, keys, 1});
   if (launches.size() != 1 || launches.front().kernel != kernel.name) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("queries of {} tokens are another kernel's", query_len));
+    throw_unsupported("queries of {} tokens are another kernel's", query_len);
   }
   CostTasks tasks;
   tasks.each_tile = std::max<std::int64_t>(launches.front().tasks, 1);

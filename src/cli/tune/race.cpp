@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "cli/common/error.hpp"
 #include "cli/common/statistics.hpp"
 
 namespace clattn::cli {
@@ -58,10 +59,10 @@ TuneRace::TuneRace(std::shared_ptr<Context> context, const TuneTarget& target,
   base_.row = target.key;
   const Deviation deviation = target.check();
   if (!deviation.passed()) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the default differs from the oracle by {:.2e}, {:.0f}% of what is "
-                            "allowed; see clattn check --all",
-                            deviation.max_error, deviation.worst_share * 100));
+    throw_unsupported(
+        "the default differs from the oracle by {:.2e}, {:.0f}% of what is allowed; see clattn "
+        "check --all",
+        deviation.max_error, deviation.worst_share * 100);
   }
   base_.row.error = deviation.max_error;
   refresh();
@@ -130,9 +131,7 @@ double TuneRace::noise(int rounds) {
   set_tuning(*context_, {}, target_.costs);
   Trial trial{.row = base_.row};
   time(trial, rounds);
-  if (trial.state == TrialState::kWrong) {
-    throw Error(ErrorCode::kUnsupported, "the default " + trial.note);
-  }
+  if (trial.state == TrialState::kWrong) throw_unsupported("the default {}", trial.note);
   if (trial.state != TrialState::kTimed) return kHopeless;
   return std::max(trial.speed_up, 1 / trial.speed_up);
 }
