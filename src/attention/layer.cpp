@@ -24,27 +24,25 @@ using detail::throw_invalid, detail::throw_invalid_if;
 /// The configuration with vLLM's defaults filled in.
 AttentionConfig resolve(const AttentionOptions& options) {
   const CacheConfig cache = options.cache_config.value_or(CacheConfig{});
-  AttentionConfig config;
-  config.num_heads = options.num_heads;
-  config.num_kv_heads = options.num_kv_heads.value_or(options.use_mla ? 1 : options.num_heads);
-  config.head_size = options.head_size;
-  config.block_size = cache.block_size;
-  config.dtype = options.dtype;
-  config.kv_cache_dtype = cache.cache_dtype;
-  config.scale = options.scale;
-  config.logits_soft_cap = options.logits_soft_cap;
-  config.sliding_window = options.per_layer_sliding_window.value_or(cache.sliding_window);
-  config.attention_chunk_size = options.attention_chunk_size;
-  config.attn_type = options.attn_type;
-  config.alibi_slopes = options.alibi_slopes;
-  config.sinks = options.sinks;
-  config.custom_mask = options.custom_mask;
-  config.output_fp8 = options.output_fp8;
-  config.use_mla = options.use_mla;
-  config.rope_dim = options.rope_dim;
-  config.is_attention_free = cache.is_attention_free;
-  config.kernel_family = options.kernel_family;
-  return config;
+  return {.num_heads = options.num_heads,
+          .num_kv_heads = options.num_kv_heads.value_or(options.use_mla ? 1 : options.num_heads),
+          .head_size = options.head_size,
+          .block_size = cache.block_size,
+          .dtype = options.dtype,
+          .kv_cache_dtype = cache.cache_dtype,
+          .scale = options.scale,
+          .logits_soft_cap = options.logits_soft_cap,
+          .sliding_window = options.per_layer_sliding_window.value_or(cache.sliding_window),
+          .attention_chunk_size = options.attention_chunk_size,
+          .attn_type = options.attn_type,
+          .alibi_slopes = options.alibi_slopes,
+          .sinks = options.sinks,
+          .custom_mask = options.custom_mask,
+          .output_fp8 = options.output_fp8,
+          .use_mla = options.use_mla,
+          .rope_dim = options.rope_dim,
+          .is_attention_free = cache.is_attention_free,
+          .kernel_family = options.kernel_family};
 }
 
 void check_options(const AttentionOptions& options, const AttentionConfig& config,

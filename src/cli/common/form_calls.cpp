@@ -50,13 +50,11 @@ Event store(const Context& context, const Queue& queue, const AttentionCall& cal
 }  // namespace
 
 PackedKVCache packed_shape(const AttentionConfig& config, std::int64_t num_blocks) {
-  PackedKVCache cache;
-  cache.dtype = config.cache_dtype();
-  cache.num_blocks = num_blocks;
-  cache.block_size = config.block_size;
-  cache.num_kv_heads = config.num_kv_heads;
-  cache.head_size = config.head_size;
-  return cache;
+  return {.dtype = config.cache_dtype(),
+          .num_blocks = num_blocks,
+          .block_size = config.block_size,
+          .num_kv_heads = config.num_kv_heads,
+          .head_size = config.head_size};
 }
 
 LogicalCache pack(const AttentionConfig& config, const LogicalCache& logical) {

@@ -16,8 +16,6 @@
 namespace clattn::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A pattern of set bits is a NaN in f32, f16, bf16 and fp8 alike.
 constexpr std::uint32_t kNanPattern = 0xFFFFFFFFU;
 constexpr std::uint32_t kFarCodes = 0x7F7F7F7FU;  // int8 has no NaN: far from what the pool holds
@@ -201,7 +199,7 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
   }
   StepTimes times;
   Event upload;
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   const CommonAttentionMetadata view = batch.view();
   const AttentionMetadata& metadata = builder_->build(queue_, view, &upload);
   times.metadata_us = seconds_since(start) * 1e6;

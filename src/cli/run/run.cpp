@@ -255,11 +255,8 @@ std::string read_backend(CaseFile& file, const RunOptions& options) {
 
 const AttentionBackend& backend_named(const std::string& name) {
   if (!name.empty() && name != "auto") return *find_attn_backend(name);
-  AttentionConfig config;
-  config.num_heads = config.num_kv_heads = 1;
-  config.head_size = 64;
-  config.block_size = 16;
-  return get_attn_backend(config, nullptr, name);
+  return get_attn_backend({.num_heads = 1, .num_kv_heads = 1, .head_size = 64, .block_size = 16},
+                          nullptr, name);
 }
 
 std::vector<std::int32_t> read_prefix_sums(const CaseFile& file, std::string_view name,
