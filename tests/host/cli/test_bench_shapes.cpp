@@ -184,7 +184,7 @@ TEST(BenchShapes, UpstreamBenchmarksAreThere) {
 /// A list is worth as much as its source: each model stands behind the files and commits that it
 /// was taken from, and each list says what it leaves out.
 TEST(BenchShapes, UpstreamBenchmarksNameTheirSources) {
-  const std::regex source("# source: [\\w.-]+/[\\w.-]+ [\\w./-]+ [0-9a-f]{8}");
+  const std::regex source(R"(# source: [\w.-]+/[\w.-]+ [\w./-]+ [0-9a-f]{8})");
   const auto files = shapes_files("upstream-");
   EXPECT_GE(files.size(), 5U);
   for (const auto& [file, text] : files) {
