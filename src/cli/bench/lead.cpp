@@ -82,11 +82,7 @@ std::string draw_bars(const std::vector<ComparedReport>& reports, std::vector<Le
   const double left = 7.4 * static_cast<double>(longest) + 16, width = std::max(1080.0, left + 640);
   const double bottom = 10 + kLine * static_cast<double>(leads.size());
   const Scale x = log_scale(values, left + kLabel, width - kLabel);
-  std::string content;
-  for (const double tick : x.ticks()) {
-    content += grid_line(x.place(tick), 10, x.place(tick), bottom);
-    content += text(x.place(tick), bottom + 16, "middle", fmt::format("{:g}", tick));
-  }
+  std::string content = columns(x, 10, bottom);
   for (std::size_t n = 0; n < leads.size(); ++n) {
     const Lead& lead = leads[n];
     const double y = 10 + kLine * static_cast<double>(n), one = x.place(1);

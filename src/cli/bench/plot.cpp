@@ -82,6 +82,15 @@ std::string text(double x, double y, std::string_view anchor, std::string_view c
                      anchor, more, escape(content));
 }
 
+std::string columns(const Scale& x, double top, double bottom) {
+  std::string content;
+  for (const double tick : x.ticks()) {
+    content += grid_line(x.place(tick), top, x.place(tick), bottom);
+    content += text(x.place(tick), bottom + 17, "middle", fmt::format("{:g}", tick));
+  }
+  return content;
+}
+
 std::string svg(double width, double height, std::string_view title, const std::string& content) {
   return fmt::format(
       "<h2>{0}</h2>\n<div class=\"scroll\"><svg viewBox=\"0 0 {1:.0f} {2:.0f}\" width=\"{1:.0f}\" "

@@ -29,6 +29,8 @@ std::string grid_line(double x1, double y1, double x2, double y2);
 /// `anchor`: start, middle or end. `more`: further attributes.
 std::string text(double x, double y, std::string_view anchor, std::string_view content,
                  std::string_view more = "");
+/// The grid of a plot's x axis, and its numbers.
+std::string columns(const Scale& x, double top, double bottom);
 /// The plot under its title.
 std::string svg(double width, double height, std::string_view title, const std::string& content);
 
