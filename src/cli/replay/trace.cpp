@@ -79,9 +79,9 @@ std::optional<double> parse_timestamp(std::string_view text) {
     }
     fraction_s = static_cast<double>(*value) / std::pow(10.0, static_cast<double>(digits.size()));
   }
-  const auto days = std::chrono::sys_days(date).time_since_epoch().count();
-  return static_cast<double>(days * std::int64_t{86400} + hour * 3600 + minute * 60 + second) +
-         fraction_s;
+  const auto time = std::chrono::sys_days(date) + std::chrono::hours(hour) +
+                    std::chrono::minutes(minute) + std::chrono::seconds(second);
+  return static_cast<double>(time.time_since_epoch().count()) + fraction_s;
 }
 
 TraceRequest parse_azure_line(const Place& place, std::string_view line) {
