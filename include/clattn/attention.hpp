@@ -30,7 +30,7 @@ struct CascadeQuery;  // cascade.hpp
 inline constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
 
 /// Device memory for counters and partial results, shared by launches and grown by the builders
-/// that share it. Launches that use it must not overlap.
+/// that share it. Calls that use it must not overlap.
 struct AttentionWorkspace {
   /// Counters, then tensor maps (how NVIDIA's copy engine finds keys and values; each launch writes
   /// its own before it reads), then partial results: LSE, accumulators.
@@ -66,11 +66,11 @@ struct BuilderOptions {
   /// slot_mapping, common_prefix_len and update_block_table(). Each upload grows by 56 bytes per
   /// work item.
   bool device_seq_lens = false;
-  /// Where two launches of a step, decodes and prefills, are predicted to end earlier beside each
-  /// other than in turn, each gets a part of the device, and the second goes to an in-order queue
-  /// of the builder's own: it waits for what the caller's queue holds, and what comes to that queue
-  /// later waits for both. Only for kernels whose work-groups stay for many tasks. Not for recorded
-  /// steps and device_seq_lens. The bits of a result may depend on it, as on any other cut.
+  /// If a step has exactly two launches, and the plan predicts that they end earlier beside each
+  /// other, each gets a part of the device. The second goes to an in-order queue of the builder's
+  /// own: it waits for what the caller's queue held before, and later work of the caller's queue
+  /// waits for both. Only for kernels with persistent work-groups; not for recorded steps or
+  /// device_seq_lens. Results may differ in their last bits from those of launches in turn.
   bool side_by_side = true;
 };
 
@@ -221,6 +221,7 @@ struct LaunchRecord {
   std::int32_t work_group_size = 0;  ///< work-items
   bool rounds_weights = false;       ///< see KernelInfo
   Event event;                       ///< completes with the launch
+  bool beside_last = false;          ///< it runs beside the launch before it, not after it
 };
 
 /// The tensors of a forward(), each of the shape that the function gives.
@@ -234,7 +235,9 @@ struct AttentionTensors {
 
 /// What a forward() takes beyond its tensors.
 struct ForwardOptions {
-  Event* event = nullptr;                         ///< completes with the last kernel
+  /// Completes with the last kernel. Its duration is no kernel's where two launches run beside each
+  /// other.
+  Event* event = nullptr;
   std::vector<LaunchRecord>* launches = nullptr;  ///< cleared, then one record per kernel
   /// u8 [num_actual_tokens, custom_mask_stride], 1 = the token may attend to the key at that
   /// position of its request; joins causality, window and chunk. Required if and only if the

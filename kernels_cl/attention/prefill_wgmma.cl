@@ -23,12 +23,13 @@
    empty ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
-   and V from global memory, 4.2 M multiply-adds, 16 384 exponentials.
+   and V (32 of 8 bits) from global memory, 4.2 M multiply-adds, 16 384 exponentials.
 
    macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    64, 128, 256; with 192 rows 64
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
+   CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
+                                    5 int8: k_cache, v_cache
    CLA_BLOCK_ROWS       rows        64, 128, 192
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
@@ -58,8 +59,8 @@
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
 #define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2) /* needs registers that three do not have */
-/* Registers of a work-item. Together no more than those that a launch begins with, of which an
-   instruction takes some for others: 168 for each of 384 work-items. */
+/* Registers of a work-item after setmaxnreg. All together may not exceed those of the launch, 168
+   for each of 384 work-items; with more it hangs. */
 #if CLA_CONSUMERS <= 2 && CLA_KV_QUANT
 #define CLA_PRODUCER_REGISTERS 88 /* for a piece, all of whose units are loaded at once */
 #define CLA_CONSUMER_REGISTERS 208
@@ -73,7 +74,7 @@
 #if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0 || CLA_KV_QUANT)
 #error "prefill_wgmma.cl: boxes are of 16-bit pages of a multiple of 16 tokens"
 #endif
-#if CLA_BLOCK_ROWS % 64 != 0 || CLA_BLOCK_ROWS > 192 || \
+#if CLA_BLOCK_ROWS % 64 != 0 || CLA_BLOCK_ROWS > (CLA_KV_QUANT ? 128 : 192) || \
     CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
 #endif

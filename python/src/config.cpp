@@ -61,6 +61,8 @@ void bind_builder_options(nb::module_& module) {
           "Whether a request's bits must not depend on its batch.")
       .def_rw("num_splits", &O::num_splits, "Forces this many splits of the keys; 0 is planned.")
       .def_rw("decode_threshold", &O::decode_threshold, "Most query tokens of a decode.")
+      .def_rw("side_by_side", &O::side_by_side,
+              "Whether two launches of a step may run beside each other.")
       .def_rw("workspace", &O::workspace, nb::arg().none(), "None is the builder's own.");
 }
 

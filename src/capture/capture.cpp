@@ -27,6 +27,7 @@ void add_plan_keys(CaseKeys& keys, const PlanRecord& plan, KernelFamily family) 
         .add("max_model_len", plan.limits->max_model_len);
   }
   if (plan.fast_build) keys.add("fast_build", true);
+  if (!plan.side_by_side) keys.add("side_by_side", false);
   if (family != KernelFamily::kAuto) keys.text("kernel_family", to_string(family));
 }
 

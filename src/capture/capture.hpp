@@ -38,6 +38,7 @@ struct PlanRecord {
   std::optional<BatchLimits> limits = {};  ///< where they decide how long deterministic cuts are
   bool fast_build = false;
   std::int32_t decode_threshold = 1;  ///< which requests stand first
+  bool side_by_side = true;
 };
 
 /// Lengths on the device, int32 from `offset_bytes` on.

@@ -199,7 +199,7 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
       tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
   cut.choice.merges = tokens > 0 && !tile.merges_splits;
   if (cut.choice.merges) cut.choice.merge_ns = merge_ns(merge, tokens, cut.rows);
-  cut.even = {tile.launch_ns + slowdown_ns(tile, shared), total};
+  cut.even = {tile.launch_ns, slowdown_ns(tile, shared), total};
   return cut;
 }
 

@@ -81,9 +81,12 @@ struct CutChoice {
 
 /// What a launch takes on so many work-groups if its tasks could be shared out evenly.
 struct EvenTime {
-  double fixed_ns = 0;  ///< whatever their number
-  double work_ns = 0;   ///< of one group
-  double ns(double workers) const { return fixed_ns + work_ns / workers; }
+  double launch_ns = 0;
+  double shared_ns = 0;  ///< in which groups slow each other down, whatever their number
+  double work_ns = 0;    ///< of one group
+  double ns(double workers) const { return launch_ns + shared_ns + work_ns / workers; }
+  /// Whether it waits for memory rather than for its groups.
+  bool waits_for_memory(double workers) const { return 2 * shared_ns > work_ns / workers; }
 };
 
 /// Splits of a tile that holds `shares` shares, if so many are allowed. A tile that is nearly two
@@ -102,7 +105,7 @@ class TileCounts {
   CutChoice choose(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows) const;
   /// The prediction for one share size.
   CutChoice judge(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
-  /// For uncut tiles. No way to hand tasks out ends before.
+  /// Of uncut tiles: a lower bound of the launch's time for any cuts.
   EvenTime even_time(const TileClass& tile, const MergeCosts& merge) const;
   /// Share sizes that choose() tries after no splits at all, from coarse to fine.
   static constexpr int kCandidates = 16;

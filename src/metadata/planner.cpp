@@ -314,8 +314,8 @@ namespace {
 
 using Cuts = std::array<CutChoice, kMaxTileClasses>;
 
-/// The classes that have tiles, if these are two whose launches leave work-groups to each other:
-/// each holds a compute unit for as long as it has tasks.
+/// The classes that have tiles, if these are two with persistent work-groups, one of each for a
+/// place on the device.
 std::optional<std::pair<std::size_t, std::size_t>> launches_to_pair(const PlannerConfig& config,
                                                                     const PlanTiles& tiles) {
   std::array<std::size_t, kMaxTileClasses> used{};
@@ -364,19 +364,22 @@ PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::i
   const auto pair = launches_to_pair(config, tiles);
   if (!pair) return in_turn;
   const auto [first, second] = *pair;
+  const std::int32_t all = config.tiles[first].workers;
+  const EvenTime first_time = tiles[first].even_time(config.tiles[first], config.merge);
+  const EvenTime second_time = tiles[second].even_time(config.tiles[second], config.merge);
+  // Two that wait for memory only take it from each other.
+  if (first_time.waits_for_memory(all) == second_time.waits_for_memory(all)) return in_turn;
+  const std::int32_t workers = workers_of_first(first_time, second_time, all);
+  const double least = std::max(first_time.ns(workers), second_time.ns(all - workers));
+  const double wanted = pair_ns(config, in_turn.classes, *pair, false);
+  if (kBesideSlower * least + config.beside_ns >= wanted) return in_turn;
   PlannerConfig shared = config;
-  TileClass& small = shared.tiles[first];
-  TileClass& large = shared.tiles[second];
-  small.workers = workers_of_first(tiles[first].even_time(small, config.merge),
-                                   tiles[second].even_time(large, config.merge), small.workers);
-  large.workers -= small.workers;
+  shared.tiles[first].workers = workers;
+  shared.tiles[second].workers = all - workers;
   PlanCuts beside{.classes = choose_cuts(shared, tiles, max_rows)};
-  beside.workers[first] = small.workers;
-  beside.workers[second] = large.workers;
-  return pair_ns(config, beside.classes, *pair, true) <
-                 pair_ns(config, in_turn.classes, *pair, false)
-             ? beside
-             : in_turn;
+  beside.workers[first] = workers;
+  beside.workers[second] = all - workers;
+  return pair_ns(config, beside.classes, *pair, true) < wanted ? beside : in_turn;
 }
 
 AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)

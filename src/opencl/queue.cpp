@@ -84,6 +84,10 @@ void enqueue_wait(cl_command_queue queue, const Event& event, Event* passed) {
   if (passed != nullptr) passed->reset(reached);
 }
 
+void drain(cl_command_queue queue) noexcept {
+  static_cast<void>(clFinish(queue));
+}
+
 Event flush_marked(cl_command_queue queue) {
   cl_event reached = nullptr;
   check(clEnqueueMarkerWithWaitList(queue, 0, nullptr, &reached), "clEnqueueMarkerWithWaitList");

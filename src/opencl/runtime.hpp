@@ -226,11 +226,13 @@ void enqueue_write(cl_command_queue queue, const Buffer& buffer, std::span<const
 bool has_ended(const Event& event) noexcept;
 /// What `queue` is given from now on waits for the event: of another queue, which was flushed, or
 /// its own.
-/// `passed` completes once the queue has got so far, if given.
+/// `passed`, if given, completes when that wait is over.
 void enqueue_wait(cl_command_queue queue, const Event& event, Event* passed = nullptr);
-/// Flushes the queue. The event completes with all that it holds now.
-Event flush_marked(cl_command_queue queue);
 /// The same for an event of its own, which an in-order queue waits for anyway.
 void keep_order(cl_command_queue queue, const Event& event);
+/// Flushes the queue. The event completes with all that it holds now.
+Event flush_marked(cl_command_queue queue);
+/// Waits until the queue is empty, whatever the driver answers.
+void drain(cl_command_queue queue) noexcept;
 
 }  // namespace clattn::detail

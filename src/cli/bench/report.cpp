@@ -67,6 +67,7 @@ Json launch_json(const BenchLaunch& launch) {
           {"split_tiles", launch.plan.split_tiles},
           {"splits", launch.plan.splits},
           {"concurrent_groups", launch.plan.concurrent_groups},
+          {"beside_last", launch.plan.beside_last},
           {"predicted_us", launch.plan.predicted_us},
           {"measured_us", launch.measured_us}};
 }

@@ -20,6 +20,7 @@ namespace clattn::cli {
 struct PlanOptions {
   SplitPolicy split_policy = SplitPolicy::kBalanced;
   bool fast_build = false;
+  bool side_by_side = true;
   std::int32_t decode_threshold = 1;
   /// Those of the call's builder: they decide how long deterministic cuts are. nullopt = as narrow
   /// as the batch.

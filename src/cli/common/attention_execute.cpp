@@ -176,6 +176,7 @@ BuilderOptions PlanOptions::builder_options(std::int32_t num_splits,
   options.num_splits = num_splits;
   options.split_policy = split_policy;
   options.decode_threshold = decode_threshold;
+  options.side_by_side = side_by_side;
   options.limits = limits.value_or(needed);
   options.limits.num_blocks = needed.num_blocks;
   return options;

@@ -146,6 +146,7 @@ void draw_plan(Dice& dice, Recipe& recipe) {
   if (dice.percent(40)) recipe.batch.num_splits = dice.between(1, 8);
   if (dice.percent(15)) plan.split_policy = SplitPolicy::kDeterministic;
   plan.fast_build = dice.percent(10);
+  plan.side_by_side = !dice.percent(10);
   if (dice.percent(20)) plan.decode_threshold = dice.between(2, 8);
   if (dice.percent(12)) {
     plan.limits = BatchLimits{

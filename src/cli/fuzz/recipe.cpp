@@ -43,6 +43,7 @@ std::vector<Option> batch_options(const Recipe& recipe) {
           {batch.num_splits > 0, "splits", fmt::format("{} splits", batch.num_splits)},
           {plan.split_policy == SplitPolicy::kDeterministic, "deterministic"},
           {plan.fast_build, "fast build"},
+          {!plan.side_by_side, "launches in turn"},
           {plan.decode_threshold > 1, "decode threshold",
            fmt::format("decode threshold {}", plan.decode_threshold)},
           {plan.limits.has_value(), "wide limits"},

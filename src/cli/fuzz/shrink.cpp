@@ -56,6 +56,7 @@ constexpr Change kChanges[] = {
     [](Recipe& r) { return r.batch.num_splits > 1 && set(r.batch.num_splits, 1); },
     [](Recipe& r) { return set(r.plan.split_policy, SplitPolicy::kBalanced); },
     [](Recipe& r) { return set(r.plan.fast_build, false); },
+    [](Recipe& r) { return set(r.plan.side_by_side, true); },
     [](Recipe& r) { return set(r.plan.decode_threshold, 1); },
     [](Recipe& r) { return r.plan.limits && (r.plan.limits.reset(), true); },
     [](Recipe& r) { return set(r.batch.scales_per_head, false); },

@@ -66,6 +66,7 @@ std::string_view refused_field(std::string_view message) {
                                                             "num_splits",
                                                             "split_policy",
                                                             "fast_build",
+                                                            "side_by_side",
                                                             "max_model_len",
                                                             "max_num_batched_tokens",
                                                             "max_num_reqs",

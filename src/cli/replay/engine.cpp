@@ -223,8 +223,11 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
     times.cache_write_us += count_launch(cache_kernel_, event);
   }
   for (const auto& layer : launches_) {
+    double last_us = 0;
     for (const LaunchRecord& launch : layer) {
-      times.attention_us += count_launch(launch.kernel, launch.event);
+      const double us = count_launch(launch.kernel, launch.event);
+      times.attention_us += launch.beside_last ? std::max(us - last_us, 0.0) : us;
+      last_us = us;
     }
   }
   return times;

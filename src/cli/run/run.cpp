@@ -210,6 +210,7 @@ PlanOptions read_plan(CaseFile& file) {
     plan.split_policy = SplitPolicy::kDeterministic;
   }
   plan.fast_build = file.boolean("fast_build", false);
+  plan.side_by_side = file.boolean("side_by_side", true);
   std::array<std::int32_t, 3> limits{};
   bool any = false;
   for (const char* limit : kLimits) any = file.has(limit) || any;

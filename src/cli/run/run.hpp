@@ -71,7 +71,8 @@ nlohmann::json attention_info(std::string_view op, const Context& context,
 std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed = nullptr);
 /// Throws kUnsupported unless the backend of an x-packed case is left open.
 void require_no_backend(const std::string& backend);
-/// The keys that captures add for what decides the splits: split_policy, fast_build and limits.
+/// The keys that captures add for what decides the splits: split_policy, fast_build,
+/// side_by_side and limits.
 PlanOptions read_plan(CaseFile& file);
 KernelFamily read_kernel_family(CaseFile& file);
 std::string read_backend(CaseFile& file, const RunOptions& options);

@@ -21,6 +21,7 @@ json step_keys(std::string_view op, DType dtype, DType cache_dtype, std::int32_t
                {"kv_cache_dtype", to_string(cache_dtype)},
                {"num_splits", num_splits},
                {"fast_build", plan.fast_build},
+               {"side_by_side", plan.side_by_side},
                {"kernel_family", to_string(family)}};
   if (plan.split_policy == SplitPolicy::kDeterministic) keys["split_policy"] = "deterministic";
   if (plan.limits) {

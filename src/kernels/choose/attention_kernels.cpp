@@ -153,7 +153,7 @@ std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& 
   return std::move(kernels).take();
 }
 
-/// The host's time for the events between two queues: a step that gains less may lose.
+/// What events between two queues are taken to cost; chosen with kBesideSlower, not measured.
 constexpr double kBesideNs = 15e3;
 
 PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {

@@ -42,24 +42,43 @@ struct Launch {
 class SideBySide {
  public:
   explicit SideBySide(const StepCall& call) : call_(call) {
-    if (call.step.side_queue != nullptr) held_ = flush_marked(call.queue);
+    if (call.step.side_queue != nullptr && groups_stay()) held_ = flush_marked(call.queue);
   }
+  ~SideBySide() {
+    if (open_) drain(call_.step.side_queue);  // an error came before join()
+  }
+  SideBySide(const SideBySide&) = delete;
+  SideBySide& operator=(const SideBySide&) = delete;
+
   /// Where the step's next stage goes.
   cl_command_queue next_queue() {
     if (!held_ || std::exchange(is_first_, false)) return call_.queue;
+    open_ = true;
     enqueue_wait(call_.step.side_queue, held_);
     return call_.step.side_queue;
   }
   /// What comes to the call's queue from now on waits for the second launch, too. `event`, if
   /// given, completes with both.
-  void join(Event* event) const {
+  void join(Event* event) {
     enqueue_wait(call_.queue, flush_marked(call_.step.side_queue), event);
+    open_ = false;
   }
 
  private:
+  /// A layer may run the plan on kernels that are not those it was made for.
+  bool groups_stay() const {
+    for (std::size_t i = 0; i < call_.step.kernels->stages.size(); ++i) {
+      if (call_.step.num_items.at(i) == 0) continue;
+      const BuiltKernel& stage =
+          call_.kernels.stages[call_.kernels.stage_for(*call_.step.kernels, i)];
+      if (stage.variant->kernel().tasks != Tasks::kDealt) return false;
+    }
+    return true;
+  }
+
   const StepCall& call_;
   Event held_;
-  bool is_first_ = true;
+  bool is_first_ = true, open_ = false;
 };
 
 /// Whether a launch has counters, tensor maps or partial results.
@@ -205,7 +224,9 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
                   {stage, i, step.items_at.at(i), step.num_items.at(i),
                    stage.tiling.groups_per_item, step.planned.workers.at(i)},
                   queue, recorder, event, launches);
-    if (is_second) side.join(event);
+    if (!is_second) continue;
+    if (launches != nullptr) launches->back().beside_last = true;
+    side.join(event);
   }
   const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, kernels.shape.head_size);
   launch_kernel(call, layer,

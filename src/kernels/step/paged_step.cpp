@@ -124,6 +124,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   record_.num_splits = options_.num_splits;
   record_.split_policy = options_.split_policy;
   record_.decode_threshold = options_.decode_threshold;
+  record_.side_by_side = options_.side_by_side;
   if (options_.split_policy == SplitPolicy::kDeterministic || rules_.split != nullptr) {
     record_.limits = limits;  // before recorded steps narrow them
   }
@@ -349,6 +350,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   if (taken == nullptr) own.emplace(planner, batch);
   const PlanCounts planned = own ? own->counts() : taken->planned;
   const PlanCounts counts = recorded ? largest_plan(pad_size) : planned;
+  const cl_command_queue side_queue = side_queue_of(planned);
   const Sizes sizes{
       .counts = counts,
       .num_slots = num_slots,
@@ -384,7 +386,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.kernels = kernels_.get();
   view_.planner = &planner_;
   view_.planned = planned;
-  view_.side_queue = side_queue_of(planned);
+  view_.side_queue = side_queue;
   view_.plan = output;
   view_.meta = staging_.buffer().handle();
   view_.items_at = output.items_at;

@@ -247,6 +247,9 @@ TEST(Planner, LaunchesRunBesideEachOtherWhereThatEndsEarlier) {
   EXPECT_GT(first, 8);
   EXPECT_GT(second, 8);
 
+  PlannerConfig both_wait = config;  // for memory, which they would take from each other
+  both_wait.tiles[1].parallel = 0.5;
+  EXPECT_EQ(plan_of(both_wait, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
   PlannerConfig cannot = config;
   cannot.beside_ns = std::numeric_limits<double>::infinity();
   EXPECT_EQ(plan_of(cannot, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
