@@ -114,9 +114,12 @@ def report_lines(title, report):
                 for key, (name, unit) in CEILINGS.items() if key in report["ceilings"]]
     lines += table(["ceiling", ""], ceilings)
     measured = [row for row in report["rows"] if "skipped" not in row]
+    models = {row["name"].split("/", 1)[0] for row in measured}
+    prefix = f"{models.pop()} " if len(models) == 1 else ""  # of every row: the title says it
     for suite in dict.fromkeys(row["suite"] for row in measured):
+        cells = [row_cells(row) for row in measured if row["suite"] == suite]
         lines += table([suite, "µs", "p10..p90", "rate", "share", "error, of allowance"],
-                       [row_cells(row) for row in measured if row["suite"] == suite])
+                       [[name.removeprefix(prefix), *others] for name, *others in cells])
     for row in report["rows"]:
         if "skipped" in row:
             lines += [*wrapped(f"{row['name']} was skipped: {row['skipped']}"), ""]
