@@ -12,7 +12,7 @@
 
 #include "device/attention_case.hpp"
 #include "device/costs_of_all.hpp"
-#include "kernels/choose/variants.hpp"
+#include "kernels/choose/traits.hpp"
 
 namespace {
 
@@ -90,8 +90,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Plans, testing::Values(KernelFamily::kAuto, K
 std::optional<KernelFamily> persistent_family(const clattn::Context& context) {
   const clattn::DeviceCapabilities& device = context.capabilities();
   if (device.kind != clattn::DeviceKind::kCpu) return KernelFamily::kAuto;
-  using clattn::detail::Role;
-  if (!why_none_runs(Role::kDecode, KernelFamily::kGpuPtx, device).empty()) return {};
+  if (clattn::detail::unmet_need(KernelFamily::kGpuPtx, device)) return {};
   return KernelFamily::kGpuPtx;
 }
 
