@@ -43,35 +43,22 @@ std::string_view refused_field(std::string_view message) {
   constexpr std::string_view kReasons = "Reasons: ";
   if (const auto reasons = message.find(kReasons); reasons != std::string_view::npos)
     message.remove_prefix(reasons + kReasons.size());
-  constexpr auto kFields = std::to_array<std::string_view>({"head_size",
-                                                            "Head size",
-                                                            "block_size",
-                                                            "Block size",
-                                                            "kv_cache_dtype",
-                                                            "num_heads",
-                                                            "num_kv_heads",
-                                                            "kv_lora_rank",
-                                                            "rope_dim",
-                                                            "attention_chunk_size",
-                                                            "sliding_window",
-                                                            "logits_soft_cap",
-                                                            "alibi_slopes",
-                                                            "sinks",
-                                                            "custom_mask",
-                                                            "output_fp8",
-                                                            "attn_type",
-                                                            "layout",
-                                                            "kernel family",
-                                                            "of family",
-                                                            "num_splits",
-                                                            "split_policy",
-                                                            "fast_build",
-                                                            "side_by_side",
-                                                            "max_model_len",
-                                                            "max_num_batched_tokens",
-                                                            "max_num_reqs",
-                                                            "dtype",
-                                                            "scale"});
+  constexpr auto kFields =
+      std::to_array<std::string_view>({"head_size",      "Head size",
+                                       "block_size",     "Block size",
+                                       "kv_cache_dtype", "num_heads",
+                                       "num_kv_heads",   "kv_lora_rank",
+                                       "rope_dim",       "attention_chunk_size",
+                                       "sliding_window", "logits_soft_cap",
+                                       "alibi_slopes",   "sinks",
+                                       "custom_mask",    "output_fp8",
+                                       "attn_type",      "layout",
+                                       "kernel family",  "of family",
+                                       "num_splits",     "split_policy",
+                                       "fast_build",     "side_by_side",
+                                       "max_model_len",  "max_num_batched_tokens",
+                                       "max_num_reqs",   "dtype",
+                                       "scale"});
   std::string_view first;
   std::size_t place = std::string_view::npos;
   for (const std::string_view field : kFields) {
