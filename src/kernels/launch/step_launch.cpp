@@ -30,11 +30,11 @@ std::size_t groups_for(const AttentionKernels& kernels, const BuiltKernel& stage
 /// One launch of a step: a stage or the merge.
 struct Launch {
   const BuiltKernel& kernel;
-  std::size_t part;  ///< of PreparedStep::num_used
-  cl_int entries_at;
-  cl_int num_entries;
-  std::int64_t groups_each;  ///< tasks that an entry is worth
-  std::int32_t workers = 0;  ///< PlanCounts::workers
+  std::size_t part = 0;  ///< of PreparedStep::num_used
+  cl_int entries_at = 0;
+  cl_int num_entries = 0;
+  std::int64_t groups_each = 0;  ///< tasks that an entry is worth
+  std::int32_t workers = 0;      ///< PlanCounts::workers
 };
 
 /// Two launches beside each other: the second goes to the step's side queue, after what the call's
