@@ -1,20 +1,24 @@
 #pragma once
 
-#include <array>
 #include <clattn/clattn.hpp>
 #include <clattn/tuning.hpp>
+#include <vector>
 
 namespace test {
 
-/// Costs of every kernel of a context while it lives, in place of what the tuning database says.
+/// Costs of every kernel of a context while it lives, in place of what the tuning database says;
+/// kernels that a row of `others` names have the costs of that row.
 class CostsOfAll {
  public:
-  CostsOfAll(clattn::Context& context, const clattn::KernelCosts& costs) : context_(context) {
-    clattn::CostRow cpu, gpu;  // kernels for GPUs have the costs of GPUs on a CPU, too
-    cpu.device = "cpu";
-    gpu.device = "gpu";
-    cpu.costs = gpu.costs = costs;
-    clattn::set_tuning(context_, {}, std::array{cpu, gpu});
+  CostsOfAll(clattn::Context& context, const clattn::KernelCosts& costs,
+             std::vector<clattn::CostRow> others = {})
+      : context_(context) {
+    for (const char* kind : {"cpu", "gpu"}) {  // GPUs' kernels have a GPU's costs on a CPU, too
+      clattn::CostRow& row = others.emplace_back();
+      row.device = kind;
+      row.costs = costs;
+    }
+    clattn::set_tuning(context_, {}, others);
   }
   ~CostsOfAll() { clattn::set_tuning(context_, {}); }
   CostsOfAll(const CostsOfAll&) = delete;

@@ -7,6 +7,7 @@
 #include <clattn/clattn.hpp>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -207,6 +208,15 @@ std::vector<const Variant*> rows_to_force(const Variant& variant, const clattn::
   return rows;
 }
 
+/// The case is right, and the row is among its kernels.
+void expect_runs(const std::shared_ptr<clattn::Context>& context, const Variant& variant,
+                 const CaseSpec& spec) {
+  const CaseResult result = expect_right(context, spec);
+  EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
+            result.kernels.end())
+      << variant.name << " did not run: " << describe(spec);
+}
+
 class EveryVariant : public testing::TestWithParam<const Variant*> {};
 
 /// On every device that runs it, in all types that it takes.
@@ -232,13 +242,28 @@ TEST_P(EveryVariant, IsRight) {
         continue;
       }
       ran = true;
-      const CaseResult result = expect_right(context, spec);
-      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-                result.kernels.end())
-          << variant.name << " did not run: " << describe(spec);
+      expect_runs(context, variant, spec);
     }
   }
   if (!ran) GTEST_SKIP() << why_not;
+}
+
+/// Expects the row to be right in each of the types on every device that runs it, with its case for
+/// them as `adapt` changes it. Returns whether there is such a device.
+template <typename Adapt>
+bool check_in(const Variant& variant, std::span<const TypePair> types, const Adapt& adapt) {
+  bool ran = false;
+  for (const auto& context : all_contexts()) {
+    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
+    const attention_test::ForcedVariants rows(context, rows_to_force(variant, *context));
+    for (const auto [dtype, cache_dtype] : types) {
+      CaseSpec spec = case_for(variant, dtype, cache_dtype);
+      adapt(spec);
+      expect_runs(context, variant, spec);
+      ran = true;
+    }
+  }
+  return ran;
 }
 
 // Units of several numbers of lanes run side by side on a CPU, where one of them gets what the
@@ -248,31 +273,22 @@ TEST_P(EveryVariant, IsRightWithLargeHeadsAndBytes) {
   const Variant& variant = *GetParam();
   if (variant.family() != KernelFamily::kGpuMatrix)
     GTEST_SKIP() << "the tests of its family reach it";
-  bool ran = false;
-  for (const auto& context : all_contexts()) {
-    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
-    const attention_test::ForcedVariants rows(context, rows_to_force(variant, *context));
-    for (const auto [dtype, cache_dtype] :
-         {TypePair{DType::kF16, DType::kF16}, TypePair{DType::kF16, DType::kInt8},
-          TypePair{DType::kBF16, DType::kFp8E4M3}}) {
-      CaseSpec spec = case_for(variant, dtype, cache_dtype);
-      spec.config.head_size = 256;
-      if (!clattn::detail::takes_shape(variant, clattn::detail::kernel_shape(spec.config)))
-        spec.config.head_size = 128;
-      spec.config.output_fp8 = cache_dtype == DType::kFp8E4M3;
-      spec.last_token_overflows = cache_dtype == DType::kF16;
-      if (spec.last_token_overflows && variant.role == Role::kDecode) {
-        // A second token fills the tile: its rows see infinity, and those of the first do not.
-        spec.config.num_heads /= 2;
-        for (auto& request : spec.requests) request.query_len = 2;
-      }
-      ran = true;
-      const CaseResult result = expect_right(context, spec);
-      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-                result.kernels.end())
-          << variant.name << " did not run: " << describe(spec);
+  constexpr std::array kTypes{TypePair{DType::kF16, DType::kF16},
+                              TypePair{DType::kF16, DType::kInt8},
+                              TypePair{DType::kBF16, DType::kFp8E4M3}};
+  const bool ran = check_in(variant, kTypes, [&](CaseSpec& spec) {
+    const DType cache_dtype = spec.config.cache_dtype();
+    spec.config.head_size = 256;
+    if (!clattn::detail::takes_shape(variant, clattn::detail::kernel_shape(spec.config)))
+      spec.config.head_size = 128;
+    spec.config.output_fp8 = cache_dtype == DType::kFp8E4M3;
+    spec.last_token_overflows = cache_dtype == DType::kF16;
+    if (spec.last_token_overflows && variant.role == Role::kDecode) {
+      // A second token fills the tile: its rows see infinity, and those of the first do not.
+      spec.config.num_heads /= 2;
+      for (auto& request : spec.requests) request.query_len = 2;
     }
-  }
+  });
   if (!ran) GTEST_SKIP() << "no device runs it";
 }
 
@@ -282,24 +298,14 @@ TEST_P(EveryVariant, IsRightWithSmallHeadsAndBytes) {
   const Variant& variant = *GetParam();
   if (variant.family() != KernelFamily::kGpuMatrix || variant.role != Role::kDecode)
     GTEST_SKIP() << "other tests reach it";
-  bool ran = false;
-  for (const auto& context : all_contexts()) {
-    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
-    const attention_test::ForcedVariants rows(context, rows_to_force(variant, *context));
-    for (const auto [dtype, cache_dtype] :
-         {TypePair{DType::kF16, DType::kFp8E5M2}, TypePair{DType::kF16, DType::kInt8},
-          TypePair{DType::kBF16, DType::kFp8E4M3}}) {
-      CaseSpec spec = case_for(variant, dtype, cache_dtype);
-      spec.config.head_size = dtype == DType::kF16 ? 32 : 56;
-      spec.config.custom_mask = true;
-      spec.unseen_is_nan = cache_dtype != DType::kInt8;
-      ran = true;
-      const CaseResult result = expect_right(context, spec);
-      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), variant.name),
-                result.kernels.end())
-          << variant.name << " did not run: " << describe(spec);
-    }
-  }
+  constexpr std::array kTypes{TypePair{DType::kF16, DType::kFp8E5M2},
+                              TypePair{DType::kF16, DType::kInt8},
+                              TypePair{DType::kBF16, DType::kFp8E4M3}};
+  const bool ran = check_in(variant, kTypes, [](CaseSpec& spec) {
+    spec.config.head_size = spec.config.dtype == DType::kF16 ? 32 : 56;
+    spec.config.custom_mask = true;
+    spec.unseen_is_nan = spec.config.cache_dtype() != DType::kInt8;
+  });
   if (!ran) GTEST_SKIP() << "no device runs it";
 }
 

@@ -95,24 +95,16 @@ std::optional<KernelFamily> persistent_family(const clattn::Context& context) {
 }
 
 /// Costs under which decode waits for memory, and other launches beside it always seem to pay.
-class CostsOfPairs {
- public:
-  explicit CostsOfPairs(clattn::Context& context) : context_(context) {
-    clattn::CostRow any, decode;
-    any.device = decode.device = "gpu";
-    decode.kernel = "decode_ring__r8";
-    any.costs = {.launch_us = 1e4, .task_us = 1e-3, .split_us = 1, .read_gbs = 1e3};
-    decode.costs = any.costs;
-    decode.costs.groups = 1;
-    clattn::set_tuning(context_, {}, std::array{any, decode});
-  }
-  ~CostsOfPairs() { clattn::set_tuning(context_, {}); }
-  CostsOfPairs(const CostsOfPairs&) = delete;
-  CostsOfPairs& operator=(const CostsOfPairs&) = delete;
-
- private:
-  clattn::Context& context_;
-};
+CostsOfAll costs_of_pairs(clattn::Context& context) {
+  constexpr clattn::KernelCosts kAny{
+      .launch_us = 1e4, .task_us = 1e-3, .split_us = 1, .read_gbs = 1e3};
+  clattn::CostRow decode;
+  decode.device = "gpu";
+  decode.kernel = "decode_ring__r8";
+  decode.costs = kAny;
+  decode.costs.groups = 1;
+  return {context, kAny, {decode}};
+}
 
 TEST(Plans, LaunchesBesideEachOtherComputeTheSame) {
   bool any = false;
@@ -124,7 +116,7 @@ TEST(Plans, LaunchesBesideEachOtherComputeTheSame) {
     spec.config.kernel_family = *family;
     spec.config.head_size = 128;
     spec.requests = {{1, 700}, {1, 5}, {1, 90}, {1, 333}, {3, 200}, {4, 61}, {5, 0}};
-    const CostsOfPairs costs(*context);
+    const CostsOfAll costs = costs_of_pairs(*context);
     const CaseResult beside = run_case(context, spec);
     spec.side_by_side = false;
     const CaseResult in_turn = run_case(context, spec);
