@@ -8,6 +8,7 @@
 
 #include "cli/bench/data.hpp"
 #include "cli/common/error.hpp"
+#include "cli/common/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -59,10 +60,10 @@ Prediction predict(const Card& card, const std::vector<CostRow>& costs, const Be
   try {
     const std::vector<std::int32_t> pages(to_size(count_pages(shape)));
     const BenchBatch batch(shape, pages);
-    PlannedTime time;
+    StepTime time;
     for (const PlannedLaunch& launch :
          predicted_launches(config, card.capabilities(), costs, batch.metadata())) {
-      time.add(launch);
+      time.add(launch.predicted_us, launch.beside_last);
       result.kernels.push_back(launch.kernel);
     }
     result.expected_us = time.us();

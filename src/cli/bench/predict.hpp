@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <clattn/attention.hpp>
 #include <clattn/tuning.hpp>
 #include <string>
@@ -19,20 +18,6 @@ const std::vector<LoopCount>& built_in_loops();
 std::vector<CostRow> predicted_start(const DeviceCapabilities& capabilities);
 /// Throws kInvalidArgument listing the cards if none has this name.
 const Card& card_named(const std::string& name);
-
-/// Sums up what a plan's launches are predicted to take, in their order.
-class PlannedTime {
- public:
-  void add(const PlannedLaunch& launch) {
-    const double us = launch.predicted_us;
-    us_ += launch.beside_last ? std::max(us - last_us_, 0.0) : us;
-    last_us_ = us;
-  }
-  double us() const { return us_; }
-
- private:
-  double us_ = 0, last_us_ = 0;
-};
 
 /// The predicted time of a benchmark row.
 struct Prediction {

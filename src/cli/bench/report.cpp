@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <ctime>
 
-#include "cli/bench/predict.hpp"
 #include "cli/common/commit.hpp"
+#include "cli/common/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -151,8 +151,9 @@ void print_plan(const BenchRow& row) {
 }  // namespace
 
 double BenchRow::predicted_us() const {
-  PlannedTime time;
-  for (const BenchLaunch& launch : plan) time.add(launch.plan);
+  StepTime time;
+  for (const BenchLaunch& launch : plan)
+    time.add(launch.plan.predicted_us, launch.plan.beside_last);
   return time.us();
 }
 

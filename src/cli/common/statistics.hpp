@@ -12,6 +12,20 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// Sums up what a step's launches take, in their order.
+class StepTime {
+ public:
+  /// `beside_last`: it began with the launch before it.
+  void add(double us, bool beside_last) {
+    us_ += beside_last ? std::max(us - last_us_, 0.0) : us;
+    last_us_ = us;
+  }
+  double us() const { return us_; }
+
+ private:
+  double us_ = 0, last_us_ = 0;
+};
+
 /// Nearest rank: the smallest value that `share` of all do not exceed; 0 of none.
 inline double percentile(std::vector<double> values, double share) {
   if (values.empty()) return 0;

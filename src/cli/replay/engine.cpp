@@ -11,6 +11,7 @@
 
 #include "cli/common/attention_call.hpp"
 #include "cli/common/device_memory.hpp"
+#include "cli/common/statistics.hpp"
 #include "cli/replay/trace.hpp"
 
 namespace clattn::cli {
@@ -223,12 +224,10 @@ StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
     times.cache_write_us += count_launch(cache_kernel_, event);
   }
   for (const auto& layer : launches_) {
-    double last_us = 0;
-    for (const LaunchRecord& launch : layer) {
-      const double us = count_launch(launch.kernel, launch.event);
-      times.attention_us += launch.beside_last ? std::max(us - last_us, 0.0) : us;
-      last_us = us;
-    }
+    StepTime time;
+    for (const LaunchRecord& launch : layer)
+      time.add(count_launch(launch.kernel, launch.event), launch.beside_last);
+    times.attention_us += time.us();
   }
   return times;
 }
