@@ -225,8 +225,7 @@ void enqueue_write(cl_command_queue queue, const Buffer& buffer, std::span<const
 /// empty event stands for no work, which has ended.
 bool has_ended(const Event& event) noexcept;
 /// What `queue` is given from now on waits for the event: of another queue, which was flushed, or
-/// its own.
-/// `passed`, if given, completes when that wait is over.
+/// its own. `passed`, if given, completes when that wait is over.
 void enqueue_wait(cl_command_queue queue, const Event& event, Event* passed = nullptr);
 /// The same for an event of its own, which an in-order queue waits for anyway.
 void keep_order(cl_command_queue queue, const Event& event);

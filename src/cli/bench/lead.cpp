@@ -134,9 +134,8 @@ std::string lead_section(const std::vector<ComparedReport>& reports) {
   for (const Lead& lead : all) standing.ratios.push_back(lead.ratio);
   return fmt::format(
              "<h2>{} leads in {} of {} rows</h2>\n<p>How many times as fast it is, in the "
-             "geometric "
-             "mean, and in how many rows it is ahead; <span class=\"ahead\">blue</span>: ahead, "
-             "<span class=\"behind\">orange</span>: behind.</p>\n",
+             "geometric mean, and in how many rows it is ahead; <span class=\"ahead\">blue</span>: "
+             "ahead, <span class=\"behind\">orange</span>: behind.</p>\n",
              escape(reports[0].label), standing.ahead(), all.size()) +
          draw_standings(reports, all) + draw_bars(reports, all);
 }

@@ -59,7 +59,8 @@ std::vector<std::int64_t> read_slots(const CaseFile& file, std::int64_t num_toke
 std::vector<BlockPair> read_mapping(const CaseFile& file);
 /// The element type of a cache: as stated in the case, else as its array's dtype implies.
 DType read_cache_dtype(CaseFile& file, const NpyArray& array, std::string_view name);
-/// key_cache.npy and value_cache.npy, whose extents `shape` bounds and then has.
+/// Reads key_cache.npy and value_cache.npy. An extent of -1 in `shape` allows any, and becomes that
+/// of the file.
 LogicalCache read_caches(const CaseFile& file, DType dtype, Extents& shape);
 void add_caches(CaseOutputs& outputs, DType dtype, const Extents& shape, LogicalCache cache);
 /// What ran where, for info.json.
