@@ -30,15 +30,18 @@ class CostBench {
  public:
   /// Throws kUnsupported where the device has no room for the cache.
   CostBench(std::shared_ptr<Context> context, const AttentionConfig& config);
+  virtual ~CostBench() = default;
+  CostBench(const CostBench&) = delete;
+  CostBench& operator=(const CostBench&) = delete;
 
   const AttentionConfig& config() const { return config_; }
   std::vector<KernelInfo> kernels() const { return impl_->kernels(); }
   std::int64_t pool_tokens() const { return cache_.num_blocks * config_.block_size; }
   /// What a batch launches, with the time of each on an otherwise idle device.
-  std::vector<CostLaunch> launches(const CostBatch& batch);
+  virtual std::vector<CostLaunch> launches(const CostBatch& batch);
   /// Microseconds per launch of each batch, from many launches in a row. Rounds are added while the
   /// first and the second half of them disagree.
-  std::vector<double> time_us(std::span<const CostBatch> batches);
+  virtual std::vector<double> time_us(std::span<const CostBatch> batches);
 
  private:
   /// A batch over several sets of pages.

@@ -335,13 +335,16 @@ CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t quer
 }
 
 MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,
-                            const WantsRole& wants) {
+                            const WantsRole& wants, const MakeCostBench& make_bench) {
   MeasuredCosts result;
   const DeviceKind kind = context->capabilities().kind;
   const auto has = [&](const std::string& kernel) {
     return std::ranges::find(result.rows, kernel, &CostRow::kernel) != result.rows.end();
   };
-  std::unique_ptr<CostBench> bench = std::make_unique<CostBench>(context, config);
+  const auto bench_of = [&](const AttentionConfig& layer) {
+    return make_bench ? make_bench(layer) : std::make_unique<CostBench>(context, layer);
+  };
+  std::unique_ptr<CostBench> bench = bench_of(config);
   for (const Stage& stage : stages_of(*bench)) {
     if (!wants(stage.kernel.role) || has(stage.kernel.name)) continue;
     try {
@@ -349,7 +352,7 @@ MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const Atten
       const std::int32_t kv_heads = bench->config().num_kv_heads;
       if (!is_alone(tasks) && kv_heads > 1) {
         bench.reset();  // its cache makes room
-        bench = std::make_unique<CostBench>(context, with_kv_heads(config, 1));
+        bench = bench_of(with_kv_heads(config, 1));
       }
       const StageCosts costs = measure_stage(*bench, stage, kind);
       result.rows.push_back(row_for(*context, config, stage.kernel.name, costs.stage));

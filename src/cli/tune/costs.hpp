@@ -35,11 +35,14 @@ struct MeasuredCosts {
 /// Which kernels to measure, by KernelInfo::role.
 using WantsRole = std::function<bool(std::string_view role)>;
 
+/// Makes the bench of a layer; an empty one makes a CostBench.
+using MakeCostBench = std::function<std::unique_ptr<CostBench>(const AttentionConfig& config)>;
+
 /// Measures the attention kernels of a layer under the context's tuning: each stage of a wanted
 /// role, and the merge if such a stage does not merge its own splits. Rows name device, driver and
 /// the whole shape; the caller adds version and date.
 MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,
-                            const WantsRole& wants);
+                            const WantsRole& wants, const MakeCostBench& make_bench = {});
 
 /// The tasks of the stage that takes queries of `query_len` tokens.
 CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t query_len);
