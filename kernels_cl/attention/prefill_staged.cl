@@ -378,6 +378,9 @@ static inline void cla_take_tile(float* acc, float* scores, ClaRowState* state, 
   cla_rows_to_probabilities(scores, &factor, state, row, opt, scale, first_key, masked, 0);
   cla_rescale_rows(acc, &factor);
   cla_round_rows(probabilities, scores);
+#if CLA_MASK /* always masked: gfx1100's registers do not suffice if the compiler knows it */
+  CLA_KEEP_PLACE(masked);
+#endif
   const int overflow = masked && cla_values_overflow(v_tile, lane);
   if (overflow) cla_extract_overflows(acc, scores, row, v_tile, first_key, lane);
   if (overflow || !CLA_B_EARLY) cla_start_values(&of, v_tile, lane);
