@@ -51,6 +51,13 @@ kernel '__kernel void k(__global float* pipe) { pipe[0] = 0.0f; }'
 expect fails lint
 kernel 'static float f(float x) { return x; }'
 expect fails intel amd nvidia
+kernel '__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+k(__global ushort* x, uint y) {
+  for (uint i = (uint)get_local_id(0); i < 512u; i += 64u)
+    x[i] = (ushort)((i / 32u * 128u + i % 32u + y) * 2654435761u >> 20 & 1u);
+}'
+expect passes lint intel nvidia
+expect fails amd
 # A variant's later configurations, which go to few chips in turn.
 export CHIPS=few
 for last in k__d2 k__d3; do
