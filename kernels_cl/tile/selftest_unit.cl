@@ -15,6 +15,8 @@
    CLA_Q_DTYPE   1 f16, 2 bf16; CLA_KV_DTYPE the same */
 #include "tile/unit.clh"
 
+#include "core/call.clh"
+
 #if CLA_WG_SIZE != 2 * CLA_LANES
 #error "the unit has other lanes than the host believes"
 #endif
@@ -43,9 +45,6 @@
 #define CLA_KEY_UNIT(key, unit) ((key)*CLA_STRIDE + (unit))
 #define CLA_KEY_TILE_UNITS (CLA_KEYS * CLA_STRIDE)
 #endif
-#ifndef CLA_UNIT_ATTRIBUTE
-#define CLA_UNIT_ATTRIBUTE
-#endif
 
 static inline void cla_set_element(__local uint4* row, uint column, uint value) {
   ((__local ushort*)row)[column] = (ushort)cla_mma_pair((float)value, 0.0f);
@@ -55,7 +54,7 @@ static inline void cla_fill(__local uint4* a, __local uint4* k, __local uint4* v
                             uint lane, uint seed) {
   for (uint i = lane; i < CLA_TILE_ROWS * CLA_TILE_DEPTH; i += CLA_LANES) {
     const uint row = i / CLA_TILE_DEPTH, column = i % CLA_TILE_DEPTH;
-    cla_set_element(a + row * CLA_STRIDE, column, CLA_ELEMENT(warp, 0, row, column, 4));
+    cla_set_element(a + row * CLA_STRIDE, column, CLA_ELEMENT(warp, 0, row, column, 2));
   }
   for (uint i = lane; i < CLA_KEYS * CLA_TILE_DEPTH; i += CLA_LANES) {
     const uint row = i / CLA_TILE_DEPTH, column = i % CLA_TILE_DEPTH;
@@ -73,9 +72,8 @@ static inline void cla_fill(__local uint4* a, __local uint4* k, __local uint4* v
   }
 }
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) CLA_UNIT_ATTRIBUTE void
-clattn_selftest_unit(
-    __global float* restrict result,  // TILE_ROWS, KEYS, TILE_DEPTH, DIMS; then for each warp
+CLA_KERNEL clattn_selftest_unit(
+    __global float* restrict result,  // TILE_ROWS, KEYS, TILE_DEPTH, DIMS, warps; then of each warp
                                       // S[ROWS, KEYS], O[ROWS, DIMS], maxima[ROWS], sums[ROWS]
     uint seed) {
   __local uint4 a_tile[2][CLA_TILE_ROWS * CLA_STRIDE];
@@ -106,9 +104,11 @@ clattn_selftest_unit(
     for (uint i = 0; i < CLA_B_TILES; ++i) cla_mma(o + i * CLA_C_SIZE, p, b[i]);
   }
 
-  if (get_local_id(0) == 0)
+  if (get_local_id(0) == 0) {
     vstore4((float4)(CLA_TILE_ROWS, CLA_KEYS, CLA_TILE_DEPTH, CLA_DIMS), 0, result);
-  __global float* own = result + 4 + warp * CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS + 2);
+    result[4] = 2;
+  }
+  __global float* own = result + 5 + warp * CLA_TILE_ROWS * (CLA_KEYS + CLA_DIMS + 2);
   for (uint r = 0; r < CLA_C_ROWS; ++r) {
     const uint row = cla_c_row(lane) + CLA_C_ROW_STEP(r);
     const float* elements = s + r * CLA_C_COLUMNS;
@@ -134,8 +134,7 @@ clattn_selftest_unit(
 
 /* The first element of A K^T where A is of ones and K of the smallest subnormal elements: 0 from a
    unit that takes these as 0. */
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) CLA_UNIT_ATTRIBUTE void
-clattn_selftest_subnormals(__global float* restrict result, uint seed) {
+CLA_KERNEL clattn_selftest_subnormals(__global float* restrict result, uint seed) {
   __local uint4 a_tile[2][CLA_TILE_ROWS * CLA_STRIDE];
   __local uint4 k_tile[2][CLA_KEY_TILE_UNITS];
   const uint lane = (uint)get_local_id(0) % CLA_LANES;

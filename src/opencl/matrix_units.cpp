@@ -7,16 +7,17 @@
 namespace clattn::detail {
 namespace {
 
-constexpr std::size_t kSizes = 4;
-constexpr cl_uint kWarps = 2;
+constexpr std::size_t kSizes = 5;
 
-/// Sizes of the products, as selftest_unit.cl wrote them.
+/// Sizes of the products, and how many warps have matrices of their own, as the self-test wrote
+/// them.
 struct UnitSizes {
-  cl_uint rows, keys, depth, dims;
+  cl_uint rows, keys, depth, dims, warps;
 
   bool are_sound() const {
     constexpr cl_uint kMost = 128;  // more than a tile has
-    return std::min({rows, keys, depth, dims}) >= 1 && std::max({rows, keys, depth, dims}) <= kMost;
+    return std::min({rows, keys, depth, dims, warps}) >= 1 &&
+           std::max({rows, keys, depth, dims}) <= kMost && warps <= 2;
   }
   /// Of a warp's matrices.
   std::size_t words() const { return std::size_t{rows} * (keys + dims + 2); }
@@ -49,7 +50,7 @@ bool is_right_warp(const UnitSizes& sizes, std::span<const cl_uint> words, cl_ui
     for (cl_uint key = 0; key < sizes.keys; ++key) {
       scores[key] = 0;
       for (cl_uint i = 0; i < sizes.depth; ++i)
-        scores[key] += element(0, row, i, 4) * element(1, key, i, 2);
+        scores[key] += element(0, row, i, 2) * element(1, key, i, 2);
       if (!is(std::size_t{row} * sizes.keys + key, scores[key])) return false;
     }
     for (cl_uint dim = 0; dim < sizes.dims; ++dim) {
@@ -77,9 +78,9 @@ std::vector<std::string> unit_headers(std::uint32_t set) {
 bool is_right_unit_result(std::span<const cl_uint> result, cl_uint seed) {
   if (result.size() < kSizes) return false;
   const UnitSizes sizes{size_of(result[0]), size_of(result[1]), size_of(result[2]),
-                        size_of(result[3])};
-  if (!sizes.are_sound() || kSizes + kWarps * sizes.words() > result.size()) return false;
-  for (cl_uint warp = 0; warp < kWarps; ++warp) {
+                        size_of(result[3]), size_of(result[4])};
+  if (!sizes.are_sound() || kSizes + sizes.warps * sizes.words() > result.size()) return false;
+  for (cl_uint warp = 0; warp < sizes.warps; ++warp) {
     const auto own = result.subspan(kSizes + warp * sizes.words(), sizes.words());
     if (!is_right_warp(sizes, own, warp, seed)) return false;
   }

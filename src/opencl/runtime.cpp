@@ -98,7 +98,7 @@ struct Runtime::State {
     std::string text = texts.device + texts.x86_tiles;
     for (const MatrixUnit& unit : kMatrixUnits) {
       text += texts.units.emplace_back(
-          flatten_source("tile/selftest_unit.cl", read_file, unit.header).text);
+          flatten_source(std::string(unit.self_test()), read_file, unit.header).text);
     }
     // Environment variables of some drivers change these two.
     const std::string limits =

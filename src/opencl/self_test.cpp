@@ -196,15 +196,23 @@ bool flushes_subnormals(Prober& prober) {
   return result && std::bit_cast<float>(result->front()) == 0;
 }
 
+/// Sizes that stand for all maps of units for few rows; the others have one map.
+constexpr int kHeadSizes[] = {32, 64, 128};
+constexpr int kAnyHeadSize[] = {0};
+
 /// A unit whose header the compiler refuses, for one type of elements, is absent.
-UnitVerdict judge_unit(Prober& prober) {
+UnitVerdict judge_unit(Prober& prober, const MatrixUnit& unit) {
   constexpr std::size_t kMostWords = std::size_t{1} << 14U;
   UnitVerdict verdict = UnitVerdict::kRight;
-  for (const int dtype : {1, 2}) {  // f16, bf16
-    const auto result =
-        prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, unit_options(dtype));
-    if (!result) return UnitVerdict::kAbsent;
-    if (!is_right_unit_result(*result, kSeed)) verdict = UnitVerdict::kWrong;
+  for (const int head_size :
+       unit.few_rows ? std::span<const int>(kHeadSizes) : std::span<const int>(kAnyHeadSize)) {
+    for (const int dtype : {1, 2}) {  // f16, bf16
+      std::string options = unit_options(dtype);
+      if (head_size > 0) options += fmt::format(" -DCLA_HEAD_DIM={}", head_size);
+      const auto result = prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, options);
+      if (!result) return UnitVerdict::kAbsent;
+      if (!is_right_unit_result(*result, kSeed)) verdict = UnitVerdict::kWrong;
+    }
   }
   return verdict;
 }
@@ -297,12 +305,13 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
       result.sub_groups_in_step |= lanes;
   }
   for (std::size_t i = 0; i < kMatrixUnits.size(); ++i) {
-    const std::size_t group = 2 * kMatrixUnits.at(i).lanes;
+    const MatrixUnit& row = kMatrixUnits.at(i);
+    const std::size_t group = 2 * row.lanes;
     if (reported.kind != DeviceKind::kGpu || reported.max_work_group_size < group) continue;
     Prober unit(context, device, texts.units.at(i), group);
-    const UnitVerdict verdict = judge_unit(unit);
+    const UnitVerdict verdict = judge_unit(unit, row);
     if (verdict == UnitVerdict::kRight) result.right_matrix_units |= 1U << i;
-    if (verdict == UnitVerdict::kRight && flushes_subnormals(unit))
+    if (verdict == UnitVerdict::kRight && !row.few_rows && flushes_subnormals(unit))
       result.flushing_matrix_units |= 1U << i;
     if (verdict == UnitVerdict::kWrong) result.wrong_matrix_units |= 1U << i;
     conclusive = conclusive && unit.conclusive();

@@ -43,7 +43,7 @@ struct SelfTestReport {
 struct SelfTestTexts {
   std::string device;                   ///< selftest.cl
   std::string x86_tiles = {};           ///< selftest_amx.cl; empty where the process has none
-  std::vector<std::string> units = {};  ///< selftest_unit.cl for each of kMatrixUnits
+  std::vector<std::string> units = {};  ///< the self-test of each of kMatrixUnits
 };
 
 /// Runs the kernels of `texts` on a queue of its own. What fails to build or computes wrong is

@@ -15,6 +15,7 @@
 
 #include "kernels/choose/variants.hpp"
 #include "opencl/device_info.hpp"
+#include "opencl/matrix_units.hpp"
 #include "opencl/source.hpp"
 
 namespace {
@@ -130,12 +131,11 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
   return rows;
 }
 
-/// For which devices a variant is.
-std::string_view kind_of(const Variant& variant) {
-  const std::string_view header = clattn::detail::unit_of(variant.unit_id).header;
+/// For which devices kernels on a unit are.
+std::string_view kind_of(std::string_view header, KernelFamily family) {
   if (header.starts_with("tile/mfma")) return "amd gfx908 gfx90a gfx942";
   if (header.starts_with("tile/wmma")) return "amd gfx1100 gfx1201";
-  return variant.family() == KernelFamily::kCpu ? "cpu" : "gpu";
+  return family == KernelFamily::kCpu ? "cpu" : "gpu";
 }
 
 /// Decode tiles are filled.
@@ -194,7 +194,7 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
         clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file,
                  source.options + clattn::detail::device_macros(device),
-                 std::string(kind_of(variant)), source.unit);
+                 std::string(kind_of(source.unit, variant.family())), source.unit);
     write(directory / (name + ".traits"),
           fmt::format("{} {} {} {}\n", to_string(variant.role), variant.block_rows,
                       step_keys(variant, row.head_size), variant.unit().lanes));
@@ -267,6 +267,26 @@ constexpr std::array kExtras = {
           "-DCLA_SELFTEST=10 -DCLA_WG_SIZE=64 -DCLA_LOCAL_BYTES=0", "gpu"},
 };
 
+/// Self-tests of matrix units. One that does not compile would leave a device without its unit.
+void dump_self_tests(const std::filesystem::path& directory) {
+  for (const clattn::detail::MatrixUnit& unit : clattn::detail::kMatrixUnits) {
+    const std::string header(unit.header);
+    const bool intel = header.starts_with("tile/dpas");
+    for (const int head_size : {32, 128}) {
+      if (!unit.few_rows && head_size == 32) continue;
+      const int dtype = head_size == 32 ? 1 : 2;
+      const std::string name =
+          fmt::format("selftest__{}_d{}", std::filesystem::path(header).stem().string(), head_size);
+      write_kernel(directory, name, std::string(unit.self_test()),
+                   fmt::format("-DCLA_PTX=0 -DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} "
+                               "-DCLA_HEAD_DIM={}{}",
+                               2 * unit.lanes, dtype, dtype, head_size,
+                               intel ? " -cl-intel-256-GRF-per-thread" : ""),
+                   std::string(kind_of(header, KernelFamily::kGpuMatrix)), header);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -274,6 +294,7 @@ int main(int argc, char** argv) {
     if (argc != 2) throw std::runtime_error("usage: clattn_dump_kernels OUT_DIR");
     std::filesystem::create_directories(argv[1]);
     for (const Variant& variant : clattn::detail::variants()) dump(argv[1], variant);
+    dump_self_tests(argv[1]);
     for (const Extra& extra : kExtras) {
       write_kernel(argv[1], extra.name, extra.file, extra.options, extra.kind);
     }

@@ -24,14 +24,10 @@ constexpr auto kKernels = std::to_array<Kernel>({
 #include "kernels/choose/units.inc"
 });
 
-constexpr std::string_view tested_header(const Unit& unit) {
-  return unit.traits.tested_by.empty() ? unit.header : unit.traits.tested_by;
-}
-
 /// The matrix unit with its self-test, or null.
 constexpr const MatrixUnit* matrix_unit_of(const Unit& unit) {
   for (const MatrixUnit& tested : kMatrixUnits) {
-    if (tested.header == tested_header(unit)) return &tested;
+    if (tested.header == unit.header) return &tested;
   }
   return nullptr;
 }
@@ -75,7 +71,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
   const MatrixUnit* matrix_unit = matrix_unit_of(unit);
   const std::string no_unit =
       fmt::format("needs {}, {}", matrix_unit != nullptr ? matrix_unit->instructions : "",
-                  contains(device.wrong_matrix_units, tested_header(unit))
+                  contains(device.wrong_matrix_units, unit.header)
                       ? "which was seen to compute wrong here"
                       : "for which this driver's compiler has no built-ins");
   const Answer answers[] = {
@@ -86,8 +82,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
       {device.warpgroup_products, "needs warpgroup products (compute capability 9.0)"},
       {device.bf16_products, "needs products of bf16 pairs (AVX512_BF16, AVX512_VBMI)"},
       {device.x86_tiles, "needs x86's matrix tiles (AMX), granted to the process"},
-      {contains(device.matrix_units, tested_header(unit)) ||
-           (runs_by_sub_groups(unit, device) && in_step),
+      {contains(device.matrix_units, unit.header) || (runs_by_sub_groups(unit, device) && in_step),
        no_unit}};
   const Answer& answer = answers[static_cast<std::size_t>(unit.needs)];
   return answer.has ? std::nullopt : std::optional<std::string>(answer.reason);

@@ -70,8 +70,6 @@ struct UnitTraits {
   /// so that each has tile_rows rows and so many of their dims (CLA_WARP_DIMS of
   /// kernels_cl/tile/decode_sizes.clh); 0 = each has all rows and dims.
   std::int32_t warp_dims = 0;
-  /// The header of the same instructions whose self-test speaks for this one; empty = its own.
-  std::string_view tested_by = {};
   std::string_view options = {};  ///< of the compiler that has the unit, after a space
 };
 

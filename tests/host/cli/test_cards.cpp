@@ -38,7 +38,7 @@ const Card& card_named(const std::vector<Card>& cards, std::string_view name) {
 /// 10 cores of 4 SIMDs, 1 GHz: a slot of 4 clocks takes 4 ns.
 constexpr const char* kCard =
     "card toy A toy\n"
-    "  device=toy chip=toy unit=tile/mfma.clh compute_units=10 cores=10 simds=4 slot=4\n"
+    "  device=toy chip=toy unit=mfma compute_units=10 cores=10 simds=4 slot=4\n"
     "  mhz=1000 tflops=1 gbs=100 local_kib=64 latency_ns=500\n";
 
 TEST(Cards, EveryChipHasItsLoops) {

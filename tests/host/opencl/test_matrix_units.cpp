@@ -21,7 +21,7 @@ std::uint32_t element(std::uint32_t warp, std::uint32_t matrix, std::uint32_t ro
 
 /// What kernels_cl/tile/selftest_unit.cl writes for a unit of these sizes.
 std::vector<std::uint32_t> right_result() {
-  std::vector<float> words = {kRows, kKeys, kDepth, kDims};
+  std::vector<float> words = {kRows, kKeys, kDepth, kDims, 2};
   for (std::uint32_t warp = 0; warp < 2; ++warp) {
     std::vector<float> scores, outputs, maxima, sums;
     for (std::uint32_t row = 0; row < kRows; ++row) {
@@ -30,7 +30,7 @@ std::vector<std::uint32_t> right_result() {
       for (std::uint32_t key = 0; key < kKeys; ++key) {
         float score = 0;
         for (std::uint32_t i = 0; i < kDepth; ++i)
-          score += static_cast<float>(element(warp, 0, row, i, 4) * element(warp, 1, key, i, 2));
+          score += static_cast<float>(element(warp, 0, row, i, 2) * element(warp, 1, key, i, 2));
         for (std::uint32_t dim = 0; dim < kDims; ++dim)
           output[dim] += score * static_cast<float>(element(warp, 2, key, dim, 4));
         scores.push_back(score);

@@ -1,0 +1,137 @@
+// Self-tests of matrix units on the devices of this machine: on GPUs as contexts run them, on CPUs
+// whose sub-groups run in step over the units' second bodies.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device/runtime_fixture.hpp"
+#include "opencl/matrix_units.hpp"
+
+namespace clattn::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr cl_uint kSeed = 12345;
+
+/// A place in the map of a unit, and another one that belongs to no unit.
+struct Fault {
+  std::string_view header;  ///< of the unit
+  std::string_view file;    ///< with the text
+  std::string_view right, wrong;
+};
+constexpr Fault kFaults[] = {
+    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "CLA_V_KEY_STEP(i) (i)",
+     "CLA_V_KEY_STEP(i) ((i) ^ 1)"},
+    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "return lane / 16 * CLA_O_TILE_UNITS",
+     "return lane / 16 % 2 * CLA_O_TILE_UNITS"},
+    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "value = fmax(value, cla_next_part(value));",
+     ""},
+    {"tile/wmma_decode.clh", "tile/wmma_decode.clh",
+     "value + as_float(cla_other_half(as_uint(value)))", "value + value"},
+    {"tile/wmma_decode.clh", "tile/wave_decode.clh",
+     "cla_own_key(uint lane) {\n  return lane % 16;",
+     "cla_own_key(uint lane) {\n  return (lane + 1) % 16;"},
+    {"tile/dpas8_decode.clh", "tile/dpas_decode.clh", "cla_o_unit(uint lane) {\n  return lane;",
+     "cla_o_unit(uint lane) {\n  return lane ^ 1u;"},
+    {"tile/dpas16_decode.clh", "tile/dpas_decode.clh", "cla_own_key(uint lane) {\n  return lane;",
+     "cla_own_key(uint lane) {\n  return lane ^ 2u;"},
+};
+
+std::string text_of(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class UnitSelfTests : public RuntimeFixture {
+ protected:
+  void SetUp() override {
+    RuntimeFixture::SetUp();
+    fs::remove_all(options_.kernel_dir);
+    fs::copy(fs::path(CLATTN_SOURCE_DIR) / "kernels_cl", options_.kernel_dir,
+             fs::copy_options::recursive);
+    options_.cache_dir.clear();
+  }
+
+  /// Whether the device has the unit, and it computes right; nothing where it has none.
+  static std::optional<bool> is_right(Runtime& runtime, const MatrixUnit& unit) {
+    const DeviceCapabilities& device = runtime.capabilities();
+    const auto names = [&](const std::vector<std::string>& headers) {
+      return std::ranges::find(headers, unit.header) != headers.end();
+    };
+    if (names(device.matrix_units)) return true;
+    if (names(device.wrong_matrix_units)) return false;
+    const bool by_sub_groups = unit.header.starts_with("tile/dpas") &&
+                               device.kind == DeviceKind::kCpu &&
+                               (device.sub_groups_in_step & unit.lanes) != 0;
+    if (!by_sub_groups) return std::nullopt;
+    return is_right_by_sub_groups(runtime, unit, unit.few_rows ? " -DCLA_HEAD_DIM=64" : "");
+  }
+
+  void put(const Fault& fault) const {
+    std::string text = text_of(fs::path(options_.kernel_dir) / fault.file);
+    const std::size_t at = text.find(fault.right);
+    ASSERT_NE(at, std::string::npos) << fault.right;
+    text.replace(at, fault.right.size(), fault.wrong);
+    write_kernel(std::string(fault.file), text);
+  }
+
+ private:
+  static bool is_right_by_sub_groups(Runtime& runtime, const MatrixUnit& unit,
+                                     const std::string& more) {
+    const std::size_t group = 2 * unit.lanes;
+    const auto pool = runtime.kernel(
+        {std::string(unit.self_test()), "clattn_selftest_unit",
+         fmt::format("-DCLA_PTX=2 -DCLA_SUB_GROUP={} -DCLA_WG_SIZE={} -DCLA_Q_DTYPE=1 "
+                     "-DCLA_KV_DTYPE=1{}",
+                     unit.lanes, group, more),
+         std::string(unit.header)});
+    std::vector<cl_uint> result(std::size_t{1} << 14U);
+    const Queue queue = runtime.create_queue(QueueProfiling::kOff);
+    const Buffer out = runtime.allocate(result.size() * sizeof(cl_uint));
+    queue.fill(out, 0xdeadbeefU, 0, out.size_bytes());
+    pool->acquire().arg(out.handle()).arg(kSeed).enqueue(queue, 1, group);
+    queue.read(out, std::as_writable_bytes(std::span(result)));
+    return is_right_unit_result(result, kSeed);
+  }
+};
+
+TEST_P(UnitSelfTests, FindEveryUnitRight) {
+  const auto runtime = make_runtime();
+  bool any = false;
+  for (const MatrixUnit& unit : kMatrixUnits) {
+    const std::optional<bool> right = is_right(*runtime, unit);
+    any |= right.has_value();
+    EXPECT_TRUE(right.value_or(true)) << unit.header;
+  }
+  if (!any) GTEST_SKIP() << "no matrix unit here";
+}
+
+TEST_P(UnitSelfTests, SeeAWrongMap) {
+  const auto sound = make_runtime();
+  bool any = false;
+  for (const Fault& fault : kFaults) {
+    const auto unit = std::ranges::find(kMatrixUnits, fault.header, &MatrixUnit::header);
+    if (!is_right(*sound, *unit)) continue;
+    any = true;
+    const std::string text = text_of(fs::path(options_.kernel_dir) / fault.file);
+    put(fault);
+    EXPECT_EQ(is_right(*make_runtime(), *unit), std::optional(false)) << fault.wrong;
+    write_kernel(std::string(fault.file), text);
+  }
+  if (!any) GTEST_SKIP() << "no matrix unit here";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UnitSelfTests, testing::ValuesIn(list_devices()), device_suffix);
+
+}  // namespace
+}  // namespace clattn::detail
