@@ -345,12 +345,13 @@ def jobs_of(directory):
         kind = source.with_suffix(".kind").read_text().split()
         options = source.with_suffix(".options").read_text()
         chips = kind[1:] if kind[0] == "amd" else []
+        if "d" + shape not in SHAPES:
+            continue
         if "-cl-intel-256-GRF" in options:
             lanes = traits_of(source)["lanes"]
             chips = [name for name, chip in CHIPS.items()
                      if chip.compiler == "ocloc" and chip.wave == lanes]
-        if "d" + shape in SHAPES:
-            yield from ((chip, variant, "d" + shape, source) for chip in chips)
+        yield from ((chip, variant, "d" + shape, source) for chip in chips)
 
 
 def measure(job):
