@@ -35,7 +35,7 @@ struct MeasuredCosts {
 /// Which kernels to measure, by KernelInfo::role.
 using WantsRole = std::function<bool(std::string_view role)>;
 
-/// Makes the bench of a layer; an empty one makes a CostBench.
+/// Makes the bench of a layer; if empty, a CostBench is used.
 using MakeCostBench = std::function<std::unique_ptr<CostBench>(const AttentionConfig& config)>;
 
 /// Measures the attention kernels of a layer under the context's tuning: each stage of a wanted

@@ -96,7 +96,7 @@ TEST(TuneCosts, AreOfTheWantedRolesAlone) {
   EXPECT_TRUE(measured.rows.empty() && measured.left_out.empty());
 }
 
-/// Launches the kernels as they are, and says that they take what given costs predict.
+/// Launches the kernels as they are, but reports the times that known costs predict.
 class KnownCosts : public CostBench {
  public:
   static constexpr KernelCosts kDecode{
@@ -106,16 +106,18 @@ class KnownCosts : public CostBench {
 
   using CostBench::CostBench;
 
+  /// Of the merge of so many rows, on all groups together.
+  static double merge_us(double rows, int splits) { return 0.02 * rows * (1 + splits); }
+
   std::vector<CostLaunch> launches(const CostBatch& batch) override {
     std::vector<CostLaunch> launches = CostBench::launches(batch);
     if (counting_tasks_) return launches;
     launches.at(0).event_us = stage_us(launches[0].kernel, batch);
-    constexpr double kMergeRowUs = 0.02;
     const double rows = static_cast<double>(batch.requests) * batch.query_len * config().num_heads;
-    if (launches.size() > 1) launches[1].event_us = kMergeRowUs * rows * (1 + batch.splits);
+    if (launches.size() > 1) launches[1].event_us = merge_us(rows, batch.splits);
     return launches;
   }
-  /// As a clock that errs by a part in a hundred.
+  /// Like a clock with an error of 1 %.
   std::vector<double> time_us(std::span<const CostBatch> batches) override {
     std::vector<double> times;
     for (const CostBatch& batch : batches) {
@@ -130,14 +132,28 @@ class KnownCosts : public CostBench {
   double stage_us(std::string_view name, const CostBatch& batch) {
     const auto kernels = this->kernels();
     const auto kernel = std::ranges::find(kernels, name, &KernelInfo::name);
-    counting_tasks_ = true;
+    struct Counting {
+      bool& flag;
+      ~Counting() { flag = false; }
+    };
+    const Counting counting{counting_tasks_ = true};
     const CostTasks tasks = tasks_of(*this, *kernel, batch.query_len);
-    counting_tasks_ = false;
     return predicted_us(kernel->role == "decode" ? kDecode : kPrefill, tasks, batch);
   }
 
   bool counting_tasks_ = false;
 };
+
+/// The merge's measured costs predict the time of so many rows.
+void expect_merge(const KernelCosts& costs, const KernelInfo& merge, const AttentionConfig& config,
+                  double rows, int splits) {
+  const double split_bytes = 4.0 * config.output_head_size() + 4;
+  const double groups = std::max(merge.concurrent_groups, 1);
+  const double predicted =
+      rows / groups * (costs.task_us + splits * split_bytes / costs.read_gbs * 1e-3);
+  const double given = KnownCosts::merge_us(rows, splits);
+  EXPECT_NEAR(predicted, given, 0.05 * given) << merge.name;
+}
 
 // How well costs fit a real clock is what `clattn bench --plan` prints beside each time.
 TEST(TuneCosts, PredictAHeldOutBatch) {
@@ -147,17 +163,30 @@ TEST(TuneCosts, PredictAHeldOutBatch) {
   const MeasuredCosts measured = measure_costs(
       context, layer(), any_role,
       [&](const AttentionConfig& config) { return std::make_unique<KnownCosts>(context, config); });
-  for (const auto& [config, batch] : std::vector<std::pair<AttentionConfig, CostBatch>>{
-           {layer(), {6, 1, 1200}}, {lone, {3, 1, 5000}}, {lone, {1, 40, 900}}}) {
+  for (const auto& [config, batch] :
+       std::vector<std::pair<AttentionConfig, CostBatch>>{{layer(), {6, 1, 1200}},
+                                                          {lone, {3, 1, 5000}},
+                                                          {lone, {2, 1, 4800, 3}},
+                                                          {lone, {1, 40, 900}},
+                                                          {lone, {1, 40, 4800, 3}}}) {
     KnownCosts held_out(context, config);
-    const CostLaunch launch = held_out.launches(batch).at(0);
+    const std::vector<CostLaunch> launches = held_out.launches(batch);
     const auto kernels = held_out.kernels();
-    const auto kernel = std::ranges::find(kernels, launch.kernel, &KernelInfo::name);
+    const auto named = [&](const std::string& name) {
+      return std::ranges::find(kernels, name, &KernelInfo::name);
+    };
+    const CostLaunch& launch = launches.at(0);
     const KernelCosts* const costs = costs_of(measured, launch.kernel);
     ASSERT_NE(costs, nullptr) << launch.kernel;
-    const CostTasks tasks = tasks_of(held_out, *kernel, batch.query_len);
-    const double predicted = predicted_us(*costs, tasks, batch);
-    EXPECT_NEAR(predicted, launch.event_us, 0.05 * launch.event_us) << launch.kernel;
+    const CostTasks tasks = tasks_of(held_out, *named(launch.kernel), batch.query_len);
+    EXPECT_NEAR(predicted_us(*costs, tasks, batch), launch.event_us, 0.05 * launch.event_us)
+        << launch.kernel << ", splits " << batch.splits;
+    if (launches.size() < 2) continue;
+    const KernelCosts* const merge = costs_of(measured, launches[1].kernel);
+    ASSERT_NE(merge, nullptr) << launches[1].kernel;
+    expect_merge(*merge, *named(launches[1].kernel), config,
+                 static_cast<double>(batch.requests) * batch.query_len * config.num_heads,
+                 batch.splits);
   }
 }
 
