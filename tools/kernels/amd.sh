@@ -25,9 +25,10 @@ for chip in ${AMD_CHIPS:-$chips}; do
     status=1
     continue
   fi
-  # Clang before 21 turns c >= s into s >= c here (llvm-project#146398), in loops of known length.
-  if llvm-objdump-19 -d "$work/code_object" | grep -q 'v_cmpx_[gl]e_u32_e64 s[0-9]'; then
-    echo "amd $chip $name FAILED: the compiler confuses the operands of v_cmpx"
+  # Clang before 21 may turn c >= s into s >= c here (llvm-project#146398).
+  llvm-objdump-19 -d "$work/code_object" > "$work/code"
+  if grep -qE 'v_cmpx_[gl]e_u32_e64 (s[0-9]|vcc)' "$work/code"; then
+    echo "amd $chip $name FAILED: v_cmpx whose operands the compiler may have swapped"
     status=1
   fi
   awk -v head="amd $chip $name" '
