@@ -378,7 +378,7 @@ static inline void cla_take_tile(float* acc, float* scores, ClaRowState* state, 
   cla_rows_to_probabilities(scores, &factor, state, row, opt, scale, first_key, masked, 0);
   cla_rescale_rows(acc, &factor);
   cla_round_rows(probabilities, scores);
-#if CLA_MASK /* always masked: gfx1100's registers do not suffice if the compiler knows it */
+#if CLA_MASK /* gfx1100 spills (clang 19) if the compiler knows that every tile is masked */
   CLA_KEEP_PLACE(masked);
 #endif
   const int overflow = masked && cla_values_overflow(v_tile, lane);
