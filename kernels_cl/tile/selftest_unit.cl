@@ -18,7 +18,7 @@
 #include "core/call.clh"
 
 #if CLA_WG_SIZE != 2 * CLA_LANES
-#error "the unit has other lanes than the host believes"
+#error "CLA_WG_SIZE must be 2 * CLA_LANES"
 #endif
 #if CLA_TILE_DEPTH > CLA_B_TILES * CLA_TILE_COLUMNS
 #define CLA_KEYS CLA_TILE_DEPTH
@@ -73,7 +73,7 @@ static inline void cla_fill(__local uint4* a, __local uint4* k, __local uint4* v
 }
 
 CLA_KERNEL clattn_selftest_unit(
-    __global float* restrict result,  // TILE_ROWS, KEYS, TILE_DEPTH, DIMS, warps; then of each warp
+    __global float* restrict result,  // TILE_ROWS, KEYS, TILE_DEPTH, DIMS, warps; then for each
                                       // S[ROWS, KEYS], O[ROWS, DIMS], maxima[ROWS], sums[ROWS]
     uint seed) {
   __local uint4 a_tile[2][CLA_TILE_ROWS * CLA_STRIDE];

@@ -15,7 +15,7 @@ struct UnitSizes {
   cl_uint rows, keys, depth, dims, warps;
 
   bool are_sound() const {
-    constexpr cl_uint kMost = 128;  // more than a tile has
+    constexpr cl_uint kMost = 128;  // dims; tiles are smaller
     return std::min({rows, keys, depth, dims, warps}) >= 1 &&
            std::max({rows, keys, depth, dims}) <= kMost && warps <= 2;
   }

@@ -186,35 +186,64 @@ bool tile_products_are_right(Prober& prober) {
 
 enum class UnitVerdict : std::uint8_t { kAbsent, kRight, kWrong };
 
-std::string unit_options(int dtype) {
-  return fmt::format("{0} -DCLA_PTX=0 -DCLA_Q_DTYPE={1} -DCLA_KV_DTYPE={1}", kBuildOptions, dtype);
+/// By the numbers of types of kernels_cl/core/types.clh.
+std::string self_test_options(const MatrixUnit& unit, int dtype, int cache_dtype) {
+  return fmt::format("{} -DCLA_PTX=0 -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={}{}", kBuildOptions, dtype,
+                     cache_dtype, unit.options);
 }
 
 /// Of f16, by a unit that is right.
-bool flushes_subnormals(Prober& prober) {
-  const auto result = prober.run(0, "clattn_selftest_subnormals", 0, 1, 1, unit_options(1));
+bool flushes_subnormals(Prober& prober, const MatrixUnit& unit) {
+  const auto result =
+      prober.run(0, "clattn_selftest_subnormals", 0, 1, 1, self_test_options(unit, 1, 1));
   return result && std::bit_cast<float>(result->front()) == 0;
 }
 
-/// Sizes that stand for all maps of units for few rows; the others have one map.
-constexpr int kHeadSizes[] = {32, 64, 128};
-constexpr int kAnyHeadSize[] = {0};
+/// What is compiled for a test.
+struct UnitCase {
+  int dtype, cache_dtype, head_size;
+};
+constexpr UnitCase kTileCases[] = {{1, 1, 128}, {2, 2, 128}};  // f16, bf16; the size is not used
+/// Head sizes whose lanes share units of values by four, by two and not at all; of caches of 8
+/// bits, what floats and integers take.
+constexpr UnitCase kFewRowsCases[] = {{1, 1, 32},  {1, 1, 64}, {1, 1, 128}, {2, 2, 32}, {2, 2, 64},
+                                      {2, 2, 128}, {1, 4, 32}, {1, 4, 64},  {1, 5, 32}, {1, 5, 64}};
 
-/// A unit whose header the compiler refuses, for one type of elements, is absent.
+/// A unit whose header the compiler refuses in any case is absent.
 UnitVerdict judge_unit(Prober& prober, const MatrixUnit& unit) {
   constexpr std::size_t kMostWords = std::size_t{1} << 14U;
   UnitVerdict verdict = UnitVerdict::kRight;
-  for (const int head_size :
-       unit.few_rows ? std::span<const int>(kHeadSizes) : std::span<const int>(kAnyHeadSize)) {
-    for (const int dtype : {1, 2}) {  // f16, bf16
-      std::string options = unit_options(dtype);
-      if (head_size > 0) options += fmt::format(" -DCLA_HEAD_DIM={}", head_size);
-      const auto result = prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, options);
-      if (!result) return UnitVerdict::kAbsent;
-      if (!is_right_unit_result(*result, kSeed)) verdict = UnitVerdict::kWrong;
-    }
+  for (const UnitCase& wanted :
+       unit.few_rows ? std::span<const UnitCase>(kFewRowsCases) : kTileCases) {
+    const std::string options =
+        fmt::format("{} -DCLA_HEAD_DIM={}",
+                    self_test_options(unit, wanted.dtype, wanted.cache_dtype), wanted.head_size);
+    const auto result = prober.run(0, "clattn_selftest_unit", 0, 1, kMostWords, options);
+    if (!result) return UnitVerdict::kAbsent;
+    if (!is_right_unit_result(*result, kSeed)) verdict = UnitVerdict::kWrong;
   }
   return verdict;
+}
+
+/// The unit of tiles with the same instructions; of such a unit, itself.
+std::size_t tile_unit_of(const MatrixUnit& unit) {
+  const auto tile = std::ranges::find(kMatrixUnits, unit.instructions, &MatrixUnit::instructions);
+  return static_cast<std::size_t>(tile - kMatrixUnits.begin());
+}
+
+/// Sets the unit's bits of a result in which the units of tiles have theirs.
+void test_unit(Prober& prober, std::size_t index, SelfTestResult& result) {
+  const MatrixUnit& unit = kMatrixUnits.at(index);
+  const std::uint32_t own = 1U << index, tile = 1U << tile_unit_of(unit);
+  if (unit.few_rows && (result.right_matrix_units & tile) == 0) {
+    if ((result.wrong_matrix_units & tile) != 0) result.wrong_matrix_units |= own;
+    return;
+  }
+  const UnitVerdict verdict = judge_unit(prober, unit);
+  if (verdict == UnitVerdict::kRight) result.right_matrix_units |= own;
+  if (verdict == UnitVerdict::kWrong) result.wrong_matrix_units |= own;
+  if (verdict == UnitVerdict::kRight && !unit.few_rows && flushes_subnormals(prober, unit))
+    result.flushing_matrix_units |= own;
 }
 
 }  // namespace
@@ -305,15 +334,10 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
       result.sub_groups_in_step |= lanes;
   }
   for (std::size_t i = 0; i < kMatrixUnits.size(); ++i) {
-    const MatrixUnit& row = kMatrixUnits.at(i);
-    const std::size_t group = 2 * row.lanes;
+    const std::size_t group = 2 * kMatrixUnits.at(i).lanes;
     if (reported.kind != DeviceKind::kGpu || reported.max_work_group_size < group) continue;
     Prober unit(context, device, texts.units.at(i), group);
-    const UnitVerdict verdict = judge_unit(unit, row);
-    if (verdict == UnitVerdict::kRight) result.right_matrix_units |= 1U << i;
-    if (verdict == UnitVerdict::kRight && !row.few_rows && flushes_subnormals(unit))
-      result.flushing_matrix_units |= 1U << i;
-    if (verdict == UnitVerdict::kWrong) result.wrong_matrix_units |= 1U << i;
+    test_unit(unit, i, result);
     conclusive = conclusive && unit.conclusive();
   }
   for (const std::uint64_t bytes : kLocalBytes) {

@@ -131,7 +131,7 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
   return rows;
 }
 
-/// For which devices kernels on a unit are.
+/// The devices that a unit's kernels are compiled for.
 std::string_view kind_of(std::string_view header, KernelFamily family) {
   if (header.starts_with("tile/mfma")) return "amd gfx908 gfx90a gfx942";
   if (header.starts_with("tile/wmma")) return "amd gfx1100 gfx1201";
@@ -271,18 +271,20 @@ constexpr std::array kExtras = {
 void dump_self_tests(const std::filesystem::path& directory) {
   for (const clattn::detail::MatrixUnit& unit : clattn::detail::kMatrixUnits) {
     const std::string header(unit.header);
-    const bool intel = header.starts_with("tile/dpas");
-    for (const int head_size : {32, 128}) {
-      if (!unit.few_rows && head_size == 32) continue;
-      const int dtype = head_size == 32 ? 1 : 2;
-      const std::string name =
-          fmt::format("selftest__{}_d{}", std::filesystem::path(header).stem().string(), head_size);
-      write_kernel(directory, name, std::string(unit.self_test()),
-                   fmt::format("-DCLA_PTX=0 -DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} "
-                               "-DCLA_HEAD_DIM={}{}",
-                               2 * unit.lanes, dtype, dtype, head_size,
-                               intel ? " -cl-intel-256-GRF-per-thread" : ""),
-                   std::string(kind_of(header, KernelFamily::kGpuMatrix)), header);
+    struct Case {
+      int head_size, dtype, cache_dtype;
+    };
+    for (const Case& row : {Case{128, 2, 2}, Case{64, 1, 5}, Case{32, 1, 1}}) {
+      if (!unit.few_rows && row.head_size < 128) continue;
+      write_kernel(
+          directory,
+          fmt::format("selftest__{}_d{}", std::filesystem::path(header).stem().string(),
+                      row.head_size),
+          std::string(unit.self_test()),
+          fmt::format("-DCLA_PTX=0 -DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} "
+                      "-DCLA_HEAD_DIM={}{}",
+                      2 * unit.lanes, row.dtype, row.cache_dtype, row.head_size, unit.options),
+          std::string(kind_of(header, KernelFamily::kGpuMatrix)), header);
     }
   }
 }

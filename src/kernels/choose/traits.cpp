@@ -53,6 +53,11 @@ bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device) {
   return unit.traits.by_sub_groups && device.kind != DeviceKind::kGpu;
 }
 
+std::string_view unit_options(const Unit& unit) {
+  const MatrixUnit* const tested = matrix_unit_of(unit);
+  return tested == nullptr ? std::string_view{} : tested->options;
+}
+
 const Kernel& kernel_of(KernelId id) {
   return kKernels.at(static_cast<std::size_t>(id));
 }

@@ -70,7 +70,6 @@ struct UnitTraits {
   /// so that each has tile_rows rows and so many of their dims (CLA_WARP_DIMS of
   /// kernels_cl/tile/decode_sizes.clh); 0 = each has all rows and dims.
   std::int32_t warp_dims = 0;
-  std::string_view options = {};  ///< of the compiler that has the unit, after a space
 };
 
 /// A row UNIT of units.inc.
@@ -118,6 +117,8 @@ enum class UnitId : std::uint8_t {
 const Unit& unit_of(UnitId id);
 /// Whether kernels on the unit are compiled with CLA_PTX=2: kernels_cl/tile/lanes.clh.
 bool runs_by_sub_groups(const Unit& unit, const DeviceCapabilities& device);
+/// Of the compiler that has the unit's instructions, after a space.
+std::string_view unit_options(const Unit& unit);
 /// Why the device does not meet the unit's needs; nothing if it does.
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device);
 /// Why the device meets the needs of no unit of the family; nothing if it does.

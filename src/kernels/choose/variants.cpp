@@ -328,7 +328,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.dot);
   if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
-  if (!by_sub_groups) options += unit.options;
+  if (!by_sub_groups) options += unit_options(unit_of(variant.unit_id));
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&

@@ -1,5 +1,5 @@
 // Self-tests of matrix units on the devices of this machine: on GPUs as contexts run them, on CPUs
-// whose sub-groups run in step over the units' second bodies.
+// whose sub-groups run in step by the units' second bodies (CLA_PTX 2).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -22,10 +23,18 @@ namespace fs = std::filesystem;
 
 constexpr cl_uint kSeed = 12345;
 
-/// A place in the map of a unit, and another one that belongs to no unit.
+/// Types by their numbers in kernels_cl/core/types.clh.
+struct Case {
+  int dtype, cache_dtype, head_size;
+};
+constexpr Case kTiles[] = {{1, 1, 128}, {2, 2, 128}};
+constexpr Case kFewRows[] = {{1, 1, 32},  {1, 1, 64}, {2, 2, 96},
+                             {2, 2, 128}, {1, 5, 64}, {1, 4, 32}};
+
+/// Text of a unit's header, and a replacement that makes a map or an exchange wrong.
 struct Fault {
   std::string_view header;  ///< of the unit
-  std::string_view file;    ///< with the text
+  std::string_view file;    ///< that holds the text
   std::string_view right, wrong;
 };
 constexpr Fault kFaults[] = {
@@ -35,6 +44,8 @@ constexpr Fault kFaults[] = {
      "return lane / 16 % 2 * CLA_O_TILE_UNITS"},
     {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "value = fmax(value, cla_next_part(value));",
      ""},
+    {"tile/mfma_decode.clh", "tile/wave_decode.clh",
+     "return cla_o_register(lane) / CLA_O_TILE_UNITS;", "return 0u;"},
     {"tile/wmma_decode.clh", "tile/wmma_decode.clh",
      "value + as_float(cla_other_half(as_uint(value)))", "value + value"},
     {"tile/wmma_decode.clh", "tile/wave_decode.clh",
@@ -62,7 +73,7 @@ class UnitSelfTests : public RuntimeFixture {
     options_.cache_dir.clear();
   }
 
-  /// Whether the device has the unit, and it computes right; nothing where it has none.
+  /// Whether the unit computes right; empty if the device has none.
   static std::optional<bool> is_right(Runtime& runtime, const MatrixUnit& unit) {
     const DeviceCapabilities& device = runtime.capabilities();
     const auto names = [&](const std::vector<std::string>& headers) {
@@ -73,8 +84,7 @@ class UnitSelfTests : public RuntimeFixture {
     const bool by_sub_groups = unit.header.starts_with("tile/dpas") &&
                                device.kind == DeviceKind::kCpu &&
                                (device.sub_groups_in_step & unit.lanes) != 0;
-    if (!by_sub_groups) return std::nullopt;
-    return is_right_by_sub_groups(runtime, unit, unit.few_rows ? " -DCLA_HEAD_DIM=64" : "");
+    return by_sub_groups ? std::optional(is_right_in(runtime, unit, {1, 1, 64})) : std::nullopt;
   }
 
   void put(const Fault& fault) const {
@@ -85,15 +95,16 @@ class UnitSelfTests : public RuntimeFixture {
     write_kernel(std::string(fault.file), text);
   }
 
- private:
-  static bool is_right_by_sub_groups(Runtime& runtime, const MatrixUnit& unit,
-                                     const std::string& more) {
+  /// By a launch of the self-test.
+  static bool is_right_in(Runtime& runtime, const MatrixUnit& unit, const Case& wanted) {
     const std::size_t group = 2 * unit.lanes;
+    const bool cpu = runtime.capabilities().kind == DeviceKind::kCpu;
     const auto pool = runtime.kernel(
         {std::string(unit.self_test()), "clattn_selftest_unit",
-         fmt::format("-DCLA_PTX=2 -DCLA_SUB_GROUP={} -DCLA_WG_SIZE={} -DCLA_Q_DTYPE=1 "
-                     "-DCLA_KV_DTYPE=1{}",
-                     unit.lanes, group, more),
+         fmt::format("-DCLA_WG_SIZE={} -DCLA_Q_DTYPE={} -DCLA_KV_DTYPE={} -DCLA_HEAD_DIM={}{}",
+                     group, wanted.dtype, wanted.cache_dtype, wanted.head_size,
+                     cpu ? fmt::format(" -DCLA_PTX=2 -DCLA_SUB_GROUP={}", unit.lanes)
+                         : fmt::format(" -DCLA_PTX=0{}", unit.options)),
          std::string(unit.header)});
     std::vector<cl_uint> result(std::size_t{1} << 14U);
     const Queue queue = runtime.create_queue(QueueProfiling::kOff);
@@ -110,8 +121,13 @@ TEST_P(UnitSelfTests, FindEveryUnitRight) {
   bool any = false;
   for (const MatrixUnit& unit : kMatrixUnits) {
     const std::optional<bool> right = is_right(*runtime, unit);
-    any |= right.has_value();
     EXPECT_TRUE(right.value_or(true)) << unit.header;
+    if (!right) continue;
+    any = true;
+    for (const Case& wanted : unit.few_rows ? std::span<const Case>(kFewRows) : kTiles)
+      EXPECT_TRUE(is_right_in(*runtime, unit, wanted))
+          << unit.header << ": " << wanted.dtype << " " << wanted.cache_dtype << " "
+          << wanted.head_size;
   }
   if (!any) GTEST_SKIP() << "no matrix unit here";
 }
@@ -121,7 +137,7 @@ TEST_P(UnitSelfTests, SeeAWrongMap) {
   bool any = false;
   for (const Fault& fault : kFaults) {
     const auto unit = std::ranges::find(kMatrixUnits, fault.header, &MatrixUnit::header);
-    if (!is_right(*sound, *unit)) continue;
+    if (is_right(*sound, *unit) != std::optional(true)) continue;
     any = true;
     const std::string text = text_of(fs::path(options_.kernel_dir) / fault.file);
     put(fault);

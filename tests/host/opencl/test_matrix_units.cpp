@@ -19,10 +19,10 @@ std::uint32_t element(std::uint32_t warp, std::uint32_t matrix, std::uint32_t ro
   return ((warp * 64 + matrix * 16384 + row * 128 + column + kSeed) * 2654435761U >> 20U) % size;
 }
 
-/// What kernels_cl/tile/selftest_unit.cl writes for a unit of these sizes.
-std::vector<std::uint32_t> right_result() {
-  std::vector<float> words = {kRows, kKeys, kDepth, kDims, 2};
-  for (std::uint32_t warp = 0; warp < 2; ++warp) {
+/// What a self-test of kernels_cl/ writes for a unit of these sizes.
+std::vector<std::uint32_t> right_result(std::uint32_t warps = 2) {
+  std::vector<float> words = {kRows, kKeys, kDepth, kDims, static_cast<float>(warps)};
+  for (std::uint32_t warp = 0; warp < warps; ++warp) {
     std::vector<float> scores, outputs, maxima, sums;
     for (std::uint32_t row = 0; row < kRows; ++row) {
       float largest = 0, sum = 0;
@@ -58,6 +58,12 @@ TEST(MatrixUnits, EveryElementOfTheirSelfTestCounts) {
     wrong[i] = std::bit_cast<std::uint32_t>(std::bit_cast<float>(wrong[i]) + 1);
     EXPECT_FALSE(is_right_unit_result(wrong, kSeed)) << i;
   }
+}
+
+TEST(MatrixUnits, WarpsMayShareMatricesButAreTwoAtMost) {
+  EXPECT_TRUE(is_right_unit_result(right_result(1), kSeed));
+  EXPECT_FALSE(is_right_unit_result(right_result(0), kSeed));
+  EXPECT_FALSE(is_right_unit_result(right_result(3), kSeed));
 }
 
 TEST(MatrixUnits, AResultWithoutSizesIsWrong) {
