@@ -19,12 +19,11 @@
 #define CLA_HEAD_CHUNKS 1
 #define CLA_PAGE_SIZE 16
 #include "attention/decode_tiles.clh"
+#include "tile/selftest_element.clh"
 
 #if CLA_WG_SIZE != 2 * CLA_LANES
 #error "CLA_WG_SIZE must be 2 * CLA_LANES"
 #endif
-#define CLA_ELEMENT(set, matrix, row, column, size) \
-  ((((set)*64 + (matrix)*16384 + (row)*128 + (column) + seed) * 2654435761u >> 20) % (size))
 /* Word of `result` from which Q, K and V of each set lie, [rows or keys][HEAD_DIM] each. */
 #define CLA_MATRICES_AT 8192
 #define CLA_STEP_DIMS (8 * CLA_STEP_UNITS)

@@ -9,13 +9,14 @@
    A second kernel asks whether products keep subnormal elements.
 
    Each of two warps has matrices of its own: element (row, column) of matrix m of warp w is
-   CLA_ELEMENT below.
+   CLA_ELEMENT(w, m, row, column, size).
 
    CLA_WG_SIZE   2 * CLA_LANES
    CLA_Q_DTYPE   1 f16, 2 bf16; CLA_KV_DTYPE the same */
 #include "tile/unit.clh"
 
 #include "core/call.clh"
+#include "tile/selftest_element.clh"
 
 #if CLA_WG_SIZE != 2 * CLA_LANES
 #error "CLA_WG_SIZE must be 2 * CLA_LANES"
@@ -27,8 +28,6 @@
 #endif
 #define CLA_DIMS (CLA_B_TILES * CLA_TILE_COLUMNS)
 #define CLA_STRIDE (CLA_TILE_DEPTH / 8 | 1) /* units of a row of A or K */
-#define CLA_ELEMENT(warp, matrix, row, column, size) \
-  ((((warp)*64 + (matrix)*16384 + (row)*128 + (column) + seed) * 2654435761u >> 20) % (size))
 
 #ifdef CLA_KEY_PLACE /* values arrive with their keys side by side */
 #define CLA_V_ROWS CLA_DIMS

@@ -36,7 +36,7 @@ cl_uint size_of(cl_uint bits) {
 bool is_right_warp(const UnitSizes& sizes, std::span<const cl_uint> words, cl_uint warp,
                    cl_uint seed) {
   const auto element = [&](cl_uint matrix, cl_uint row, cl_uint column, cl_uint size) {
-    // CLA_ELEMENT of selftest_unit.cl
+    // CLA_ELEMENT of kernels_cl/tile/selftest_element.clh
     return ((warp * 64U + matrix * 16384U + row * 128U + column + seed) * 2654435761U >> 20U) %
            size;
   };
