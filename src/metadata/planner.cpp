@@ -11,6 +11,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "metadata/item_order.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
@@ -193,23 +194,6 @@ void place_items(const PlanCounts& counts, const PlanOutput& output) {
       item.pages_at = split.pages_at;
     }
   }
-}
-
-/// Items of equal cost stay in batch order; a list that is already sorted is left alone.
-void sort_items(const PlannerConfig& config, const TileClass& tile, std::span<ClaWorkItem> items) {
-  if (config.item_order == ItemOrder::kAsCut) return;
-  const auto cost = [&](const ClaWorkItem& item) {
-    return keys_ns(tile, item.kv_end - item.kv_begin, item.q_count);
-  };
-  const bool heavy_first = config.item_order == ItemOrder::kHeavyFirst;
-  const auto earlier = [&](const ClaWorkItem& a, const ClaWorkItem& b) {
-    return heavy_first ? cost(a) > cost(b) : cost(a) < cost(b);
-  };
-  if (std::ranges::is_sorted(items, earlier)) return;
-  std::ranges::sort(items, [&](const ClaWorkItem& a, const ClaWorkItem& b) {
-    if (cost(a) != cost(b)) return earlier(a, b);
-    return a.q_row != b.q_row ? a.q_row < b.q_row : a.kv_begin < b.kv_begin;
-  });
 }
 
 PlanCounts to_counts(const Tally& tally) {
@@ -416,7 +400,7 @@ void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutp
   check_output(config_, counts_, output);
   cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
-    sort_items(config_, config_.tiles[c], output.items[c].first(to_size(counts_.num_items[c])));
+    sort_items(config_.item_order, config_.tiles[c], output.items[c].first(to_size(counts_.num_items[c])));
   }
   if (config_.lengths_are_bounds) place_items(counts_, output);
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "metadata/item_order.hpp"
 #include "metadata/plan_model.hpp"
 #include "shared/cut.h"
 
@@ -18,11 +19,6 @@ static_assert(sizeof(ClaWorkItem) == std::size_t{4} * kItemInts &&
 
 inline constexpr int kMaxTileClasses = 3;
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
-
-/// Which items come first in a list: GPUs, and CPUs that take them from a queue, start the longest
-/// first; without a queue PoCL hands the front of the list to one thread. kAsCut leaves the batch's
-/// order.
-enum class ItemOrder : std::uint8_t { kHeavyFirst, kLightFirst, kAsCut };
 
 /// Which keys around its own position a query may see: reach in tokens to either side, -1 =
 /// unbounded, and the aligned chunk that it must stay in, 0 = none.

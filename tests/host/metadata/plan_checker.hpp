@@ -93,7 +93,7 @@ inline Plan make_plan(const PlannerConfig& config, const Batch& batch, std::stri
   return plan;
 }
 
-/// What the order of a list goes by.
+/// What the order of a list goes by, but for items that count as equally heavy.
 inline auto place_of(const PlannerConfig& config, std::size_t tile_class, const ClaWorkItem& item) {
   using clattn::detail::ItemOrder;
   const double cost = keys_ns(config.tiles[tile_class], item.kv_end - item.kv_begin, item.q_count);
@@ -281,11 +281,22 @@ class PlanChecker {
   }
 
   void check_order() {
+    using clattn::detail::ItemOrder;
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
-      const auto& items = plan_.items[c];
-      for (std::size_t i = 1; i < items.size(); ++i) {
-        expect(place_of(config_, c, items[i - 1]) < place_of(config_, c, items[i]),
-               "items are out of order");
+      std::vector<ClaWorkItem> items = plan_.items[c];
+      if (config_.item_order == ItemOrder::kHeavyFirst) std::ranges::reverse(items);
+      const double equal = clattn::detail::equal_costs_ns(config_.tiles[c], items) * (1 + 1e-5);
+      double heaviest = 0;
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        const ClaWorkItem& item = items[i];
+        if (config_.item_order == ItemOrder::kAsCut) {
+          expect(i == 0 || place_of(config_, c, items[i - 1]) < place_of(config_, c, item), item,
+                 " is not as cut");
+          continue;
+        }
+        const double cost = keys_ns(config_.tiles[c], item.kv_end - item.kv_begin, item.q_count);
+        heaviest = std::max(heaviest, cost);
+        expect(heaviest - cost <= equal, item, " comes behind one that is clearly heavier");
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "host/metadata/plan_checker.hpp"
 
@@ -51,6 +52,35 @@ std::vector<std::int32_t> cuts_of(const std::vector<ClaWorkItem>& items, std::in
 }
 
 using Cuts = std::vector<std::int32_t>;
+
+/// Requests among every `count` neighbours of a list, at most.
+std::size_t most_requests_among(const std::vector<ClaWorkItem>& items, std::size_t count) {
+  std::size_t most = 0;
+  for (std::size_t first = 0; first + count <= items.size(); ++first) {
+    std::set<std::int32_t> requests;
+    for (std::size_t i = first; i < first + count; ++i) requests.insert(test::request_of(items[i]));
+    most = std::max(most, requests.size());
+  }
+  return most;
+}
+
+// 132 groups work on 16 tiles for 8 KV heads: of two or three requests, so that keys come from the
+// cache; in the order of weights alone they would be of 8.
+TEST(Planner, TilesOfARequestFollowEachOther) {
+  PlannerConfig config = small_device();
+  config.tiles = {tile_of(2), tile_of(32)};
+  config.num_tiles = 2;
+  for (TileClass& tile : config.tiles) {
+    tile.workers = 132;
+    tile.groups_per_item = 8;
+  }
+  for (const std::int32_t tokens : {512, 1024}) {
+    const Plan plan =
+        plan_of(config, make_batch(std::vector<test::Request>(8, {tokens, 8704}), 16));
+    EXPECT_EQ(plan.items[1].size(), 8U * static_cast<std::size_t>(tokens) / 32);
+    EXPECT_LE(most_requests_among(plan.items[1], 16), 3U) << tokens;
+  }
+}
 
 TEST(Planner, EmptyBatchesNeedNothing) {
   EXPECT_EQ(plan_of(small_device(), make_batch({}, 16)).counts, PlanCounts{});
