@@ -35,9 +35,9 @@
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
    CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
 
-   Local memory: (2 * BLOCK_ROWS + 4 * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and marks,
-   192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries. Caches of 8
-   bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS
+   Local memory: (2 * BLOCK_ROWS + 2 * STAGES * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and
+   marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries.
+   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS
    groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits on 8. */
 #include "tile/sm90.clh"
 #define CLA_TILE_UNIT CLA_KV_PLACE
@@ -58,7 +58,8 @@
 #include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
-#define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2) /* needs registers that three do not have */
+/* Needs registers that three do not have for tiles of 128 keys. */
+#define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2 || CLA_BLOCK_KV <= 64)
 /* Registers of a work-item after setmaxnreg. All together may not exceed those of the launch, 168
    for each of 384 work-items; with more it hangs. */
 #if CLA_CONSUMERS <= 2 && CLA_KV_QUANT
@@ -89,8 +90,9 @@
 #include "attention/wgmma_rows.clh"
 
 #define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_UNITS)
-/* Tiles of keys, as many of values, and of queries, on their way or in use. */
-#define CLA_STAGES 2
+/* Tiles of keys, as many of values, and of queries, on their way or in use. The smallest tile is
+   multiplied in less time than it takes to come. */
+#define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
 #define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 ? 1 : 2)
 
 /* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each

@@ -107,19 +107,27 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
   check_config(config);
   const std::int64_t max_rows = std::clamp<std::int64_t>(config.max_partial_rows, 0, kMaxInt32);
   PlanCounts counts;
-  ClassBound all;
+  ClassBound all, longest;
   std::int64_t shortest = 1;
   for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
-    const bool last = c + 1 == to_size(config.num_tiles);
     const TileClass& tile = config.tiles.at(c);
-    const std::int32_t longest = last ? max_query_len : std::min(max_query_len, tile.max_query_len);
-    const ClassBound bound =
-        bound_of(config, tile, limits, {shortest, longest, tile.max_item_tokens}, max_rows);
+    const bool ends = c >= config.longest_class();
+    const std::int32_t most = ends ? max_query_len : std::min(max_query_len, tile.max_query_len);
+    ClassBound bound =
+        bound_of(config, tile, limits, {shortest, most, tile.max_item_tokens}, max_rows);
     counts.num_items.at(c) = to_count(bound.items);
-    if (!tile.merges_splits) all.merges += bound.merges;
+    if (tile.merges_splits) bound.merges = 0;
+    if (ends) {  // a plan has tiles of one of these classes
+      longest.merges = std::max(longest.merges, bound.merges);
+      longest.rows = std::max(longest.rows, bound.rows);
+      continue;
+    }
+    all.merges += bound.merges;
     all.rows += bound.rows;
     shortest = std::max<std::int64_t>(shortest, std::int64_t{tile.max_query_len} + 1);
   }
+  all.merges += longest.merges;
+  all.rows += longest.rows;
   counts.num_partial_rows = std::min(all.rows, max_rows);
   counts.num_merges = to_count(std::min(
       {all.merges, std::int64_t{limits.max_num_batched_tokens}, counts.num_partial_rows / 2}));

@@ -5,9 +5,7 @@
 #include "metadata/planner.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
-#include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -34,16 +32,15 @@ struct Tally {
   std::int64_t rows = 0;
 };
 
-std::size_t tile_class_of(const PlannerConfig& config, std::int32_t query_len) {
+std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t query_len) {
+  const std::size_t longest = config.longest_class();
   std::size_t index = 0;
-  while (index + 1 < to_size(config.num_tiles) && query_len > config.tiles[index].max_query_len) {
-    ++index;
-  }
-  return index;
+  while (index < longest && query_len > config.tiles[index].max_query_len) ++index;
+  return wide && index == longest ? longest + 1 : index;
 }
 
 template <typename Visit>
-void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+void for_each_tile(const PlannerConfig& config, bool wide, const CommonAttentionMetadata& batch,
                    const Visit& visit) {
   const ClaSight sight = sight_of(config, batch.is_causal());
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
@@ -51,7 +48,7 @@ void for_each_tile(const PlannerConfig& config, const CommonAttentionMetadata& b
     const std::int32_t first_row = batch.query_start_loc[request];
     const std::int32_t query_len = batch.query_start_loc[request + 1] - first_row;
     const std::int32_t seq_len = batch.seq_lens[request];
-    const std::size_t tile_class = tile_class_of(config, query_len);
+    const std::size_t tile_class = tile_class_of(config, wide, query_len);
     const std::int32_t limit = config.tiles[tile_class].max_item_tokens;
     for (std::int32_t done = 0; done < query_len;) {
       const std::int32_t count = std::min(limit, query_len - done);
@@ -92,6 +89,7 @@ class Cutter {
       min_pages_[c] = min_split_pages(config, config.tiles[c]);
   }
 
+  bool wide() const { return cuts_.wide; }
   /// The rule by which the tile's keys are cut, whatever their number.
   void set_rule(Tile& tile) const {
     tile.split.min_pages = 1;
@@ -165,7 +163,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
                 const Cutter& cutter, std::span<const std::int32_t> pages_at,
                 const PlanOutput* output) {
   Tally tally;
-  for_each_tile(config, batch, [&](Tile& tile) {
+  for_each_tile(config, cutter.wide(), batch, [&](Tile& tile) {
     cutter.set_rule(tile);
     const std::int32_t pieces = cutter.pieces(tile);
     const std::int32_t room = cutter.room(tile, pieces);
@@ -245,6 +243,8 @@ void check_config(const PlannerConfig& config) {
   }
   throw_invalid_if(config.num_tiles > kMaxTileClasses, "num_tiles is {}, legal: 1 … {}",
                    config.num_tiles, kMaxTileClasses);
+  throw_invalid_if(config.last_is_wide && config.num_tiles < 2,
+                   "last_is_wide is true, legal with num_tiles {}: false", config.num_tiles);
   for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
     const TileClass& tile = config.tiles[c];
     const Field of_tile[] = {{"max_item_tokens", tile.max_item_tokens},
@@ -266,9 +266,10 @@ void check_config(const PlannerConfig& config) {
                    config.num_splits);
 }
 
-PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch) {
+PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                      bool wide) {
   PlanTiles tiles;
-  for_each_tile(config, batch, [&](const Tile& tile) {
+  for_each_tile(config, wide, batch, [&](const Tile& tile) {
     const TileClass& of = config.tiles[tile.tile_class];
     const std::int32_t pages = std::min(tile.pages, kMostPieces);
     tiles[tile.tile_class].add(of, tile.keys.count, tile.split.q_count,
@@ -277,94 +278,23 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
   return tiles;
 }
 
-std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
-                                                   const PlanTiles& tiles, std::int64_t max_rows) {
-  std::array<CutChoice, kMaxTileClasses> best, uncut;
-  double gain = 0;
-  for (std::size_t c = 0; c < best.size(); ++c) {
-    const TileClass& tile = config.tiles[c];
-    best[c] = tiles[c].choose(tile, config.merge, max_rows);
-    if (!best[c].merges) continue;
-    uncut[c] = tiles[c].judge(tile, config.merge, CutChoice{}.share_ns);
-    gain += uncut[c].total_ns() - best[c].total_ns();
-  }
-  for (std::size_t c = 0; c < best.size() && gain < config.merge.launch_ns; ++c) {
-    if (best[c].merges) best[c] = uncut[c];
-  }
-  return best;
-}
-
 namespace {
 
-using Cuts = std::array<CutChoice, kMaxTileClasses>;
-
-/// The classes that have tiles, if these are two with persistent work-groups, one of each for a
-/// place on the device.
-std::optional<std::pair<std::size_t, std::size_t>> launches_to_pair(const PlannerConfig& config,
-                                                                    const PlanTiles& tiles) {
-  std::array<std::size_t, kMaxTileClasses> used{};
-  std::size_t count = 0;
-  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c) {
-    if (!tiles[c].empty()) used[count++] = c;
-  }
-  if (count != 2 || config.beside_ns == std::numeric_limits<double>::infinity()) return {};
-  const TileClass& first = config.tiles[used[0]];
-  const TileClass& second = config.tiles[used[1]];
-  const bool fit = first.dealing == Dealing::kDealt && second.dealing == Dealing::kDealt &&
-                   first.workers == second.workers && first.workers >= 2;
-  if (!fit) return {};
-  return std::pair{used[0], used[1]};
-}
-
-/// Merges included.
-double pair_ns(const PlannerConfig& config, const Cuts& cuts,
-               std::pair<std::size_t, std::size_t> pair, bool beside) {
-  const CutChoice& first = cuts[pair.first];
-  const CutChoice& second = cuts[pair.second];
-  const double ends = beside
-                          ? kBesideSlower * std::max(first.end_ns, second.end_ns) + config.beside_ns
-                          : first.end_ns + second.end_ns;
-  const double merge = first.merges || second.merges ? config.merge.launch_ns : 0;
-  return ends + first.merge_ns + second.merge_ns + merge;
-}
-
-/// Work-groups for the first of two launches, so that both end at about the same time.
-std::int32_t workers_of_first(const EvenTime& first, const EvenTime& second, std::int32_t all) {
-  std::int32_t best = 1;
-  double least = std::numeric_limits<double>::infinity();
-  for (std::int32_t workers = 1; workers < all; ++workers) {
-    const double ns = std::max(first.ns(workers), second.ns(all - workers));
-    if (ns >= least) continue;
-    least = ns;
-    best = workers;
-  }
-  return best;
+/// The best plan of balanced cuts, and its tiles.
+PlanCuts best_plan(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                   std::int64_t max_rows, PlanTiles& tiles) {
+  tiles = count_tiles(config, batch);
+  const PlanCuts cuts = choose_plan(config, tiles, max_rows);
+  if (!config.last_is_wide || tiles[config.longest_class()].empty()) return cuts;
+  const PlanTiles wide_tiles = count_tiles(config, batch, true);
+  PlanCuts wide = choose_plan(config, wide_tiles, max_rows);
+  if (wide.end_ns >= cuts.end_ns) return cuts;
+  tiles = wide_tiles;
+  wide.wide = true;
+  return wide;
 }
 
 }  // namespace
-
-PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows) {
-  PlanCuts in_turn{.classes = choose_cuts(config, tiles, max_rows)};
-  const auto pair = launches_to_pair(config, tiles);
-  if (!pair) return in_turn;
-  const auto [first, second] = *pair;
-  const std::int32_t all = config.tiles[first].workers;
-  const EvenTime first_time = tiles[first].even_time(config.tiles[first], config.merge);
-  const EvenTime second_time = tiles[second].even_time(config.tiles[second], config.merge);
-  // Two that wait for memory only take it from each other.
-  if (first_time.waits_for_memory(all) == second_time.waits_for_memory(all)) return in_turn;
-  const std::int32_t workers = workers_of_first(first_time, second_time, all);
-  const double least = std::max(first_time.ns(workers), second_time.ns(all - workers));
-  const double wanted = pair_ns(config, in_turn.classes, *pair, false);
-  if (kBesideSlower * least + config.beside_ns >= wanted) return in_turn;
-  PlannerConfig shared = config;
-  shared.tiles[first].workers = workers;
-  shared.tiles[second].workers = all - workers;
-  PlanCuts beside{.classes = choose_cuts(shared, tiles, max_rows)};
-  beside.workers[first] = workers;
-  beside.workers[second] = all - workers;
-  return pair_ns(config, beside.classes, *pair, true) < wanted ? beside : in_turn;
-}
 
 AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)
     : config_(config), batch_(batch) {
@@ -374,8 +304,8 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       std::min(config.max_partial_rows, kMaxInt32 - batch.num_actual_tokens);
   cuts_.num_splits = max_rows < 2 ? 1 : config.num_splits;
   if (cuts_.num_splits == 0 && !is_deterministic(config)) {
-    const PlanTiles tiles = count_tiles(config, batch);
-    cuts_ = choose_plan(config, tiles, max_rows);
+    PlanTiles tiles;
+    cuts_ = best_plan(config, batch, max_rows, tiles);
     if (std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
       for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
       counts_.workers = cuts_.workers;
@@ -400,7 +330,8 @@ void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutp
   check_output(config_, counts_, output);
   cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
-    sort_items(config_.item_order, config_.tiles[c], output.items[c].first(to_size(counts_.num_items[c])));
+    sort_items(config_.item_order, config_.tiles[c],
+               output.items[c].first(to_size(counts_.num_items[c])));
   }
   if (config_.lengths_are_bounds) place_items(counts_, output);
 }

@@ -17,7 +17,7 @@ inline constexpr std::int32_t kItemInts = 8, kMergeInts = 4;
 static_assert(sizeof(ClaWorkItem) == std::size_t{4} * kItemInts &&
               sizeof(ClaMergeItem) == std::size_t{4} * kMergeInts);
 
-inline constexpr int kMaxTileClasses = 3;
+inline constexpr int kMaxTileClasses = 4;
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
 
 /// Which keys around its own position a query may see: reach in tokens to either side, -1 =
@@ -59,12 +59,18 @@ struct PlannerConfig {
   std::int32_t num_splits =
       0;  ///< forced number of splits per query tile (fewer when there are fewer pages), 0 = plan
   ItemOrder item_order = ItemOrder::kHeavyFirst;
+  /// The last class takes the requests of the one before it in balanced plans that end earlier so.
+  bool last_is_wide = false;
   KeyWindow window;
   bool bidirectional = false;  ///< no query is bound by causality, whatever the batch says
   /// The batch's seq_lens are upper bounds: the plan has room for any lengths up to them, and says
   /// of each item how it is made of the length (PlanOutput::splits). What is predicted and how
   /// balanced cuts are chosen follows from the bounds.
   bool lengths_are_bounds = false;
+  /// The class of the longest requests in plans without wide tiles.
+  std::size_t longest_class() const {
+    return static_cast<std::size_t>(num_tiles) - (last_is_wide ? 2 : 1);
+  }
   bool operator==(const PlannerConfig&) const = default;
 };
 
@@ -104,6 +110,8 @@ struct PlanCuts {
   std::array<CutChoice, kMaxTileClasses> classes;
   std::array<std::int32_t, kMaxTileClasses> workers{};  ///< PlanCounts::workers
   std::int32_t num_splits = 0;  ///< of every tile; 0 = by the classes' shares, or by position
+  bool wide = false;            ///< the last class in place of the one before it
+  double end_ns = 0;            ///< predicted, merges included
 };
 
 /// A validated batch, cut into work items. Every (query token, visible key) is covered exactly
@@ -133,7 +141,8 @@ class AttentionPlan {
 
 /// Tiles of each class, and the splits that each may have, as choices of cuts count them.
 using PlanTiles = std::array<TileCounts, kMaxTileClasses>;
-PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch);
+PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                      bool wide = false);
 /// The best cuts of balanced plans: each class's own, or none where their gain is less than the
 /// merge launch that they share.
 std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,

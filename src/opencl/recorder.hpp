@@ -20,7 +20,7 @@ namespace clattn::detail {
 struct PreparedStep {
   std::atomic<std::int32_t> batch_size = 0;  ///< of the recorded steps that it was laid out for
   /// Work entries of each of the step's launches; those behind them in the memory are padding.
-  std::array<std::atomic<std::int32_t>, 4> num_used{};
+  std::array<std::atomic<std::int32_t>, 5> num_used{};
 };
 
 /// Launches with their arguments bound, enqueued again as often as wanted: through one

@@ -143,7 +143,11 @@ std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& 
   const bool is_tuned = !kernels.built.empty();
   use_best_family(role, is_tuned ? tuned->family() : family, target.device.capabilities,
                   [&](const Variant& variant) {
-                    if (variant.unit().asked_only) {
+                    if (variant.kernel().wide) {
+                      std::string why = why_not_shape(variant, shape);
+                      if (why.empty()) why = "a tile beside the first one, where none is tuned";
+                      considered->pass(variant, std::move(why));
+                    } else if (variant.unit().asked_only) {
                       considered->pass(variant, "taken only where a tuning row names it");
                     } else {
                       kernels.add(variant);
@@ -151,6 +155,19 @@ std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& 
                     return !kernels.built.empty();
                   });
   return std::move(kernels).take();
+}
+
+/// The wide tile beside the first one of a role; nothing where a tuning row has chosen.
+std::optional<Variant> wide_choice(const TunedDevice& device, const KernelShape& shape,
+                                   KernelFamily family, Role role) {
+  if (tuned_variant(device, shape, family, role)) return std::nullopt;
+  std::optional<Variant> wide;
+  use_best_family(role, family, device.capabilities, [&](const Variant& variant) {
+    const bool fits = takes_shape(variant, shape) && why_not(variant, device.capabilities).empty();
+    if (fits && variant.kernel().wide) wide = variant;
+    return fits;
+  });
+  return wide;
 }
 
 /// What events between two queues are taken to cost; chosen with kBesideSlower, not measured.
@@ -228,6 +245,8 @@ std::string expect_first_choices(const Target& target, const KernelShape& shape,
     const auto variant = role ? first_choice(target.device, shape, family, *role) : std::nullopt;
     if (variant) sources.push_back(kernel_source(*variant, shape, target.device.capabilities));
   }
+  if (const auto wide = wide_choice(target.device, shape, family, roles.longer))
+    sources.push_back(kernel_source(*wide, shape, target.device.capabilities));
   return target.runtime->expect(sources);
 }
 
@@ -244,11 +263,31 @@ BuiltKernel first_fitting(const Target& target, const KernelShape& shape, Kernel
   return std::move(built.front());
 }
 
+struct Stages {
+  std::vector<BuiltKernel> kernels;
+  std::int32_t num_planned = 0;  ///< that the own plans have tiles for
+  bool last_is_wide = false;     ///< of these
+};
+
+/// Adds the wide tile. Own plans leave one that spills alone; those of layers with other options
+/// may have it.
+void add_wide_tile(const Target& target, const KernelShape& shape, const Variant& wide,
+                   Stages& stages, Considered& considered) {
+  const HeadTiling& longest = stages.kernels.back().tiling;
+  const HeadTiling tiling = head_tiling(wide, shape);
+  if (tiling.item_tokens <= longest.item_tokens || tiling.head_chunks > longest.head_chunks) return;
+  RoleKernels kernels(target, shape, 1, &considered);
+  kernels.add(wide);
+  stages.last_is_wide = !kernels.built.empty();
+  if (stages.last_is_wide) ++stages.num_planned;
+  for (BuiltKernel& built : std::move(kernels).take()) stages.kernels.push_back(std::move(built));
+}
+
 /// The stages of a shape, short queries first.
-std::vector<BuiltKernel> build_stages(const Target& target, const KernelShape& shape,
-                                      KernelFamily family, const FormRoles& roles,
-                                      Considered& considered) {
-  std::vector<BuiltKernel> stages;
+Stages build_stages(const Target& target, const KernelShape& shape, KernelFamily family,
+                    const FormRoles& roles, Considered& considered) {
+  Stages result;
+  std::vector<BuiltKernel>& stages = result.kernels;
   if (roles.shorter) stages = build_fitting(target, shape, family, *roles.shorter, 1, &considered);
   auto longer = build_fitting(target, shape, family, roles.longer, 2, &considered);
   if (longer.empty()) {
@@ -266,12 +305,15 @@ std::vector<BuiltKernel> build_stages(const Target& target, const KernelShape& s
     const bool fewer = tokens < longer.back().tiling.item_tokens;
     if (last || (more && fewer)) stages.push_back(std::move(tile));
   }
+  result.num_planned = static_cast<std::int32_t>(stages.size());
+  if (const auto wide = wide_choice(target.device, shape, family, roles.longer))
+    add_wide_tile(target, shape, *wide, result, considered);
   std::vector<Variant> chosen;
   chosen.reserve(stages.size());
   for (const BuiltKernel& stage : stages) chosen.push_back(*stage.variant);
   if (roles.shorter) finish_role(*roles.shorter, chosen, target.device, shape, family, considered);
   finish_role(roles.longer, chosen, target.device, shape, family, considered);
-  return stages;
+  return result;
 }
 
 void log_choice(const AttentionKernels& kernels, const TunedDevice& device) {
@@ -296,12 +338,15 @@ std::shared_ptr<AttentionKernels> compile(Target target, const KernelShape& shap
   kernels->shape = shape;
   Considered considered;
   const FormRoles roles = roles_of(shape.form);
-  kernels->stages = build_stages(target, shape, family, roles, considered);
+  Stages stages = build_stages(target, shape, family, roles, considered);
+  kernels->stages = std::move(stages.kernels);
   kernels->merge = first_fitting(target, shape, family, Role::kMerge, considered);
   if (shape.block_size > 0 && roles.cache_write) {
     kernels->cache_write = first_fitting(target, shape, family, *roles.cache_write, considered);
   }
   kernels->planner = planner_config(*kernels, target.device);
+  kernels->planner.num_tiles = stages.num_planned;
+  kernels->planner.last_is_wide = stages.last_is_wide;
   kernels->candidates = std::move(considered.all);
   if (target.runtime != nullptr) log_choice(*kernels, target.device);
   return kernels;

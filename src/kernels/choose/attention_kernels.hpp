@@ -23,7 +23,7 @@ struct BuiltKernel {
 struct AttentionKernels {
   Runtime* runtime = nullptr;  ///< whose memory and queues they work on
   KernelShape shape;
-  std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first
+  std::vector<BuiltKernel> stages;  ///< in step with planner.tiles: short queries first, wide last
   BuiltKernel merge;
   BuiltKernel cache_write;            ///< none where keys and values are contiguous
   std::vector<Candidate> candidates;  ///< for every role, in the order of the table

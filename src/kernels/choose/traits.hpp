@@ -101,6 +101,8 @@ struct KernelTraits {
   /// NVIDIA's driver answers that its groups are too large, and they run: it divides registers by
   /// what a work-item begins with, while warps hand them to each other.
   bool misjudged_size = false;
+  /// Its tiles come beside the role's own: a plan takes those that end earlier.
+  bool wide = false;
 };
 
 /// A row KERNEL of units.inc.

@@ -112,8 +112,13 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.window = rules_.window;
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
   if (options_.device_seq_lens) take_lengths_from_device();
-  if (!options_.side_by_side || options_.device_seq_lens || options_.graph_batch_size > 0)
+  const bool fixed_launches = options_.device_seq_lens || options_.graph_batch_size > 0;
+  if (!options_.side_by_side || fixed_launches)
     planner_.beside_ns = std::numeric_limits<double>::infinity();
+  if (planner_.last_is_wide && fixed_launches) {
+    planner_.last_is_wide = false;
+    --planner_.num_tiles;
+  }
   planner_.max_partial_rows = most_partial_rows(kernels_->shape, context_->capabilities());
   if (options_.split_policy == SplitPolicy::kDeterministic) {
     // Cuts may not depend on the batch, so the workspace must hold every request's splits at once:

@@ -139,6 +139,32 @@ TEST(Cards, LargeStepsComeToTheBoundsOfTheCard) {
   EXPECT_LT(tflops, 0.65 * card.tflops);
 }
 
+/// Kernels of a step of one prompt, as an H100 would plan it.
+std::vector<std::string> h100_kernels(std::int32_t head_size, std::int32_t query_len,
+                                      std::int32_t seq_len) {
+  const std::vector<Card> cards = all_cards();
+  const clattn::AttentionConfig config{
+      .num_heads = 64, .num_kv_heads = 8, .head_size = head_size, .dtype = DType::kBF16};
+  const std::vector<std::int32_t> starts = {0, query_len}, lengths = {seq_len};
+  const clattn::CommonAttentionMetadata batch{.query_start_loc = starts,
+                                              .seq_lens = lengths,
+                                              .num_reqs = 1,
+                                              .num_actual_tokens = query_len};
+  std::vector<std::string> names;
+  const auto capabilities = card_named(cards, "h100").capabilities();
+  for (const auto& launch : predicted_launches(config, capabilities, {}, batch))
+    names.emplace_back(launch.kernel);
+  return names;
+}
+
+// Tiles of 192 rows are faster where there are enough of them: docs/journal.md, "Three warpgroups".
+TEST(Cards, LongPromptsOfHeadsOf64TakeWideTiles) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(h100_kernels(64, 8192, 8192), Names{"prefill_wgmma__r192_kv64"});
+  EXPECT_EQ(h100_kernels(64, 512, 4096), Names{"prefill_wgmma__r128_kv128"});
+  EXPECT_EQ(h100_kernels(128, 8192, 8192), Names{"prefill_wgmma__r128_kv128"});
+}
+
 TEST(Cards, ADeviceIsTheCardOfItsNameAndSize) {
   const std::vector<Card> cards = all_cards();
   clattn::DeviceCapabilities device;

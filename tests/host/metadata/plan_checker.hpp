@@ -146,12 +146,12 @@ class PlanChecker {
   }
 
   std::size_t expected_class(std::int32_t query_len) const {
-    std::size_t c = 0;
-    while (c + 1 < static_cast<std::size_t>(config_.num_tiles) &&
-           query_len > config_.tiles[c].max_query_len) {
-      ++c;
+    const int longest = config_.num_tiles - (config_.last_is_wide ? 2 : 1);
+    for (int c = 0; c < longest; ++c) {
+      const auto tile_class = static_cast<std::size_t>(c);
+      if (query_len <= config_.tiles[tile_class].max_query_len) return tile_class;
     }
-    return c;
+    return static_cast<std::size_t>(plan_.cuts.wide ? longest + 1 : longest);
   }
 
   struct Keys {

@@ -38,6 +38,7 @@ PlannerConfig any_config() {
   config.tiles = {TileClass{short_limit, one_of({1, 3, 16})},
                   TileClass{short_limit + between(1, 60), between(1, 40)},
                   TileClass{0, one_of({16, 64, 128})}};
+  config.last_is_wide = config.num_tiles > 1 && *rc::gen::arbitrary<bool>();
   for (TileClass& tile : config.tiles) {
     tile.merges_splits = *rc::gen::arbitrary<bool>();
     tile.step_keys = one_of({1, 32, 33, 128});
@@ -221,7 +222,7 @@ TEST(PlannerProperties, NoBetterCutIsPassedOver) {
         const Batch batch = make_batch(any_requests(30), config.block_size);
         const auto view = batch.view();
         const AttentionPlan plan(config, view);
-        const PlanTiles tiles = count_tiles(config, view);
+        const PlanTiles tiles = count_tiles(config, view, plan.cuts().wide);
         const double chosen = expected_ns(config, plan.cuts().classes);
         if (plan.counts().num_partial_rows > 0) ++num_cut;
         for (std::size_t c = 0; c < static_cast<std::size_t>(config.num_tiles); ++c) {
