@@ -173,7 +173,6 @@ static inline void cla_sum_over_parts(float* scores, __local float* parts, uint 
    all of them. */
 static inline void cla_add_latent(float* acc, const float* scores, const ClaRow* rows,
                                   const ClaValues* values, int by_hand, ClaRange tile, uint lane) {
-  (void)lane;
   if (by_hand) {
     cla_add_seen_values(acc, scores, rows, values, tile);
   } else {

@@ -217,7 +217,6 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
     uint seed) {
   const uint i = (uint)get_global_id(0);
   const int last = i + 1u == (uint)get_global_size(0);
-  (void)seed;
   result[i] = as_uint(native_exp2(last ? -1e30f : (float)i * (-1.0f / 512.0f)));
 }
 

@@ -17,6 +17,7 @@
 
 #include "core/call.clh"
 #include "tile/selftest_element.clh"
+#include "tile/warps.clh"
 
 #if CLA_WG_SIZE != 2 * CLA_LANES
 #error "CLA_WG_SIZE must be 2 * CLA_LANES"
@@ -138,7 +139,6 @@ CLA_KERNEL clattn_selftest_subnormals(__global float* restrict result, uint seed
   __local uint4 k_tile[2][CLA_KEY_TILE_UNITS];
   const uint lane = (uint)get_local_id(0) % CLA_LANES;
   const uint warp = (uint)get_local_id(0) / CLA_LANES;
-  (void)seed;
   const uint ones = cla_mma_pair(1.0f, 1.0f);
   for (uint i = lane; i < CLA_TILE_ROWS * CLA_STRIDE; i += CLA_LANES) a_tile[warp][i] = ones;
   for (uint i = lane; i < CLA_KEY_TILE_UNITS; i += CLA_LANES) k_tile[warp][i] = 0x00010001u;
