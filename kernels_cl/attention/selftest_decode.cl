@@ -28,9 +28,6 @@
 #define CLA_MATRICES_AT 8192
 #define CLA_STEP_DIMS (8 * CLA_STEP_UNITS)
 #define CLA_KEY_STRIDE (CLA_DIM_UNITS | 1)
-#ifndef CLA_V_BYTES
-#define CLA_V_BYTES 0
-#endif
 
 /* Eight elements of a matrix, of the queries' type. */
 static inline uint4 cla_matrix_unit(uint set, uint matrix, uint unit, uint size, uint seed) {
@@ -87,15 +84,8 @@ static inline void cla_add_products(float* acc, const float* scores, __global co
 #if CLA_FEW_REGISTERS
   cla_multiply_pv(acc, scores, raw, lane);
 #else
-  uint words[4 * CLA_V_LOADS];
-#pragma unroll
-  for (uint i = 0; i < CLA_V_LOADS; ++i) {
-#if CLA_V_BYTES
-    vstore2(raw[i].bits, i, words);
-#else
-    vstore4(cla_kv_words(raw[i]), i, words);
-#endif
-  }
+  uint words[CLA_V_WORDS];
+  cla_v_words(words, raw);
   cla_multiply_pv(acc, scores, words, lane);
 #endif
 }
