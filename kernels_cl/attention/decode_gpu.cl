@@ -42,19 +42,9 @@
 
 /* Lanes of a key: HEAD_DIM / 8 rounded up to a power of two; the lanes past the last dim hold
    zeros. */
-#if CLA_HEAD_DIM <= 8
-#define CLA_TEAM 1
-#elif CLA_HEAD_DIM <= 16
-#define CLA_TEAM 2
-#elif CLA_HEAD_DIM <= 32
-#define CLA_TEAM 4
-#elif CLA_HEAD_DIM <= 64
-#define CLA_TEAM 8
-#elif CLA_HEAD_DIM <= 128
-#define CLA_TEAM 16
-#else
-#define CLA_TEAM 32
-#endif
+#define CLA_TEAM                                                                                \
+  (1 << ((CLA_HEAD_DIM > 8) + (CLA_HEAD_DIM > 16) + (CLA_HEAD_DIM > 32) + (CLA_HEAD_DIM > 64) + \
+         (CLA_HEAD_DIM > 128)))
 #define CLA_TEAM_KEYS 0
 #define CLA_LANE_ROWS CLA_BLOCK_ROWS
 #define CLA_ROW_SCORES CLA_BLOCK_KV
@@ -77,18 +67,10 @@
 
 #define CLA_STEP_KEYS (CLA_TEAMS * CLA_BLOCK_KV)
 /* Local memory for sums and the merge of teams. */
-#if CLA_SUM_FLOATS > CLA_MERGE_FLOATS
-#define CLA_SCRATCH_FLOATS CLA_SUM_FLOATS
-#else
-#define CLA_SCRATCH_FLOATS CLA_MERGE_FLOATS
-#endif
+#define CLA_SCRATCH_FLOATS (CLA_SUM_FLOATS > CLA_MERGE_FLOATS ? CLA_SUM_FLOATS : CLA_MERGE_FLOATS)
 
 /* A team's keys start at a multiple of BLOCK_KV, so with such pages they share one. */
-#if CLA_PAGE_SIZE % CLA_BLOCK_KV == 0
-#define CLA_PAGES_PER_STEP 1
-#else
-#define CLA_PAGES_PER_STEP CLA_BLOCK_KV
-#endif
+#define CLA_PAGES_PER_STEP (CLA_PAGE_SIZE % CLA_BLOCK_KV == 0 ? 1 : CLA_BLOCK_KV)
 
 /* Physical pages of the BLOCK_KV keys from `first` on. Keys outside [begin, last] stand for the
    nearest one inside: what they load is valid and never used, and every lane runs the same straight

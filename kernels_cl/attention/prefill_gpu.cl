@@ -33,11 +33,7 @@
 #error "prefill_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
-#if CLA_HEAD_DIM < 32
-#define CLA_DIMS_QK CLA_HEAD_DIM
-#else
-#define CLA_DIMS_QK 32
-#endif
+#define CLA_DIMS_QK (CLA_HEAD_DIM < 32 ? CLA_HEAD_DIM : 32)
 #define CLA_DIMS_PV (4 * CLA_TEAM)
 #define CLA_SLICES ((CLA_HEAD_DIM + CLA_DIMS_PV - 1) / CLA_DIMS_PV)
 
@@ -56,11 +52,7 @@
 #define CLA_V_STRIDE CLA_TEAM
 #define CLA_QK_QUADS ((CLA_BLOCK_ROWS + CLA_BLOCK_KV) * CLA_QK_STRIDE)
 #define CLA_V_QUADS (CLA_BLOCK_KV * CLA_V_STRIDE)
-#if CLA_QK_QUADS > CLA_V_QUADS
-#define CLA_STAGE_QUADS CLA_QK_QUADS
-#else
-#define CLA_STAGE_QUADS CLA_V_QUADS
-#endif
+#define CLA_STAGE_QUADS (CLA_QK_QUADS > CLA_V_QUADS ? CLA_QK_QUADS : CLA_V_QUADS)
 
 /* Copies dims [dim, dim + width) of the tile's queries, scaled, to stage[BLOCK_ROWS][QK_STRIDE];
    0 where there is no row. */

@@ -35,18 +35,13 @@
    accumulation registers on MFMA; on WMMA tiles have 16 keys, since an accumulator of 128 registers
    leaves room for no more. What else the loop needs: bench/cards/loops.txt.
 
-   macro                unit        legal values
+   macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_GROUP            heads       query heads per KV head, >= 1
-   CLA_HEADS_PER_ITEM   heads       1 ... CLA_BLOCK_ROWS
-   CLA_HEAD_CHUNKS      chunks      ceil(CLA_GROUP / CLA_HEADS_PER_ITEM)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
-   CLA_PAGE_SIZE        tokens      0: no pages
    CLA_BLOCK_ROWS       rows        TILE_ROWS * WG_SIZE / LANES
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES, and of BLOCK_KV at least twice
-   CLA_WINDOW ...       -           what a layer may add: core/options.clh
 
    Local memory: K of BLOCK_KV rows of HEAD_DIM elements, V of HEAD_DIM rows of BLOCK_KV, 16 B more
    for each row, and 16 B a work-item. Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of
@@ -66,23 +61,13 @@
 
 #include "tile/cache_pairs.clh"
 
-#if CLA_Q_DTYPE == 1
-#define CLA_MARK_1 0x3c00u
-#define CLA_MARK_64 0x5400u
-#define CLA_MARK_4096 0x6c00u
-#else
-#define CLA_MARK_1 0x3f80u
-#define CLA_MARK_64 0x4280u
-#define CLA_MARK_4096 0x4580u
-#endif
+#define CLA_MARK_1 (CLA_Q_DTYPE == 1 ? 0x3c00u : 0x3f80u)
+#define CLA_MARK_64 (CLA_Q_DTYPE == 1 ? 0x5400u : 0x4280u)
+#define CLA_MARK_4096 (CLA_Q_DTYPE == 1 ? 0x6c00u : 0x4580u)
 
 /* Steps of Q K^T for which a lane holds queries: all, where the registers suffice. Else they are
    read from the caches again, so many at a time. */
-#if 4 * CLA_A_UNITS * CLA_QK_STEPS + CLA_ACC_SIZE <= 112
-#define CLA_HELD_STEPS CLA_QK_STEPS
-#else
-#define CLA_HELD_STEPS 2
-#endif
+#define CLA_HELD_STEPS (4 * CLA_A_UNITS * CLA_QK_STEPS + CLA_ACC_SIZE <= 112 ? CLA_QK_STEPS : 2)
 
 #define CLA_V_ROWS (CLA_ACC_TILES * CLA_TILE_COLUMNS)
 /* Cache addresses are looked up for WG_SIZE keys at a time, one per work-item, into a ring of twice
@@ -115,8 +100,7 @@ static inline ClaUnitAt cla_k_load(uint i) {
 /* Load i of V: which unit of which pair of places of keys. Work-items side by side have pairs side
    by side, which lie so in local memory. */
 static inline ClaUnitAt cla_v_load(uint i) {
-  const ClaUnitAt at = cla_unit_at((uint)get_local_id(0) + i * CLA_WG_SIZE, CLA_BLOCK_KV / 2);
-  return at;
+  return cla_unit_at((uint)get_local_id(0) + i * CLA_WG_SIZE, CLA_BLOCK_KV / 2);
 }
 
 /* Element offset of a position's row in the cache; 0, which is readable, if no row sees it. */

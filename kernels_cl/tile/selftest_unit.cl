@@ -22,12 +22,8 @@
 #if CLA_WG_SIZE != 2 * CLA_LANES
 #error "CLA_WG_SIZE must be 2 * CLA_LANES"
 #endif
-#if CLA_TILE_DEPTH > CLA_B_TILES * CLA_TILE_COLUMNS
-#define CLA_KEYS CLA_TILE_DEPTH
-#else
-#define CLA_KEYS (CLA_B_TILES * CLA_TILE_COLUMNS)
-#endif
 #define CLA_DIMS (CLA_B_TILES * CLA_TILE_COLUMNS)
+#define CLA_KEYS (CLA_TILE_DEPTH > CLA_DIMS ? CLA_TILE_DEPTH : CLA_DIMS)
 #define CLA_STRIDE (CLA_TILE_DEPTH / 8 | 1) /* units of a row of A or K */
 
 #ifdef CLA_KEY_PLACE /* values arrive with their keys side by side */
