@@ -53,22 +53,22 @@ typedef struct ClaRows {
   __global long* slots;
 } ClaRows;
 
-static inline void cla_pad(const ClaRows* rows, uint row) {
-  rows->tokens[row] = 0;
-  rows->positions[row] = 0;
-  rows->slots[row] = -1;
-}
-
-/* Returns the new token's place in its page. */
-static inline uint cla_advance(const ClaRows* rows, uint row, __global const int* table,
-                               uint page_size) {
+/* Row `row`: padding, unless it advances. Returns how many tokens its last page then has. */
+static inline int cla_write_row(const ClaRows* rows, uint row, int advances,
+                                __global const int* table, uint page_size) {
+  if (!advances) {
+    rows->tokens[row] = 0;
+    rows->positions[row] = 0;
+    rows->slots[row] = -1;
+    return 0;
+  }
   const uint position = (uint)rows->seq_lens[row];
   const uint in_page = position % page_size;
   rows->tokens[row] = rows->sampled[row];
   rows->positions[row] = position;
   rows->seq_lens[row] = (int)(position + 1);
   rows->slots[row] = (long)table[position / page_size] * (long)page_size + in_page;
-  return in_page;
+  return (int)in_page + 1;
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_advance_rows(
@@ -92,12 +92,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
     pages = cla_advanced_pages(seq_lens, table, table_stride, (uint)page_size, num_blocks, errors,
                                &outside);
   }
-  if (get_local_id(0) != 0) return;
-  if (pages > 0) {
-    cla_advance(&rows, row, table, (uint)page_size);
-  } else {
-    cla_pad(&rows, row);
-  }
+  if (get_local_id(0) == 0) cla_write_row(&rows, row, pages > 0, table, (uint)page_size);
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_advance_bounds(
@@ -175,11 +170,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
   for (int c = (int)get_local_id(0); c < pages; c += CLA_WG_SIZE)
     indices[(long)indptr[row] + c] = table[c];
   if (get_local_id(0) != 0) return;
-  if (pages > 0) {
-    last_page_len[row] = (int)cla_advance(&rows, row, table, (uint)page_size) + 1;
-  } else {
-    cla_pad(&rows, row);
-  }
+  const int page_len = cla_write_row(&rows, row, pages > 0, table, (uint)page_size);
+  if (pages > 0) last_page_len[row] = page_len;
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_page_slots(
