@@ -71,12 +71,8 @@ static inline ClaCells cla_cells(ClaRaw raw, float scale) {
   return cla_raw_expand(raw);
 #endif
 }
-static inline void cla_put8(ClaCells cells, __global CLA_KV_T* to) {
-  cla_kv_store8(cells, to);
-}
-static inline void cla_put8_any(ClaCells cells, __global CLA_KV_T* to) {
-  cla_kv_store8_any(cells, to);
-}
+#define cla_put8 cla_kv_store8
+#define cla_put8_any cla_kv_store8_any
 static inline void cla_put_column(ClaCells cells, __global CLA_KV_T* to, ulong stride) {
   CLA_KV_STORE1(cells.lo.x, to);
   CLA_KV_STORE1(cells.lo.y, to + stride);
