@@ -141,10 +141,13 @@ TEST(Cards, LargeStepsComeToTheBoundsOfTheCard) {
 
 /// Kernels of a step of one prompt, as an H100 would plan it.
 std::vector<std::string> h100_kernels(std::int32_t head_size, std::int32_t query_len,
-                                      std::int32_t seq_len) {
+                                      std::int32_t seq_len, DType dtype = DType::kBF16) {
   const std::vector<Card> cards = all_cards();
-  const clattn::AttentionConfig config{
-      .num_heads = 64, .num_kv_heads = 8, .head_size = head_size, .dtype = DType::kBF16};
+  const clattn::AttentionConfig config{.num_heads = 64,
+                                       .num_kv_heads = 8,
+                                       .head_size = head_size,
+                                       .dtype = dtype,
+                                       .kv_cache_dtype = dtype};
   const std::vector<std::int32_t> starts = {0, query_len}, lengths = {seq_len};
   const clattn::CommonAttentionMetadata batch{.query_start_loc = starts,
                                               .seq_lens = lengths,
@@ -162,6 +165,7 @@ TEST(Cards, LongPromptsOfHeadsOf64TakeWideTiles) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(h100_kernels(64, 8192, 8192), Names{"prefill_wgmma__r192_kv64"});
   EXPECT_EQ(h100_kernels(64, 512, 4096), Names{"prefill_wgmma__r128_kv128"});
+  EXPECT_EQ(h100_kernels(64, 8192, 8192, DType::kF16), Names{"prefill_wgmma__r128_kv128"});
   EXPECT_EQ(h100_kernels(128, 8192, 8192), Names{"prefill_wgmma__r128_kv128"});
 }
 
