@@ -94,15 +94,20 @@ std::vector<std::int32_t> add_table(const NewCase& made,
   return used;
 }
 
-/// The step's page ids as a table, and the pages themselves.
-void add_pages(const NewCase& made, const CapturedAttention& call) {
+/// The step's page ids as a table, the pages themselves and the keys of their cache.
+void add_pages(NewCase& made, const CapturedAttention& call) {
   const BatchRecord& batch = call.batch;
   std::vector<std::span<const std::int32_t>> pages;
   pages.reserve(batch.seq_lens.size());
   for (std::size_t r = 0; r < batch.seq_lens.size(); ++r)
     pages.push_back(pages_of(batch, r, batch.seq_lens[r], call.config.block_size));
   const std::vector<std::int32_t> used = add_table(made, pages);
-  std::visit([&](const auto* cache) { add_cache(made, *cache, used); }, call.cache);
+  std::visit(
+      [&](const auto* cache) {
+        add_cache(made, *cache, used);
+        add_cache_keys(made.keys, made.queue, *cache);
+      },
+      call.cache);
 }
 
 void add_options(const NewCase& made, const CapturedAttention& call) {
@@ -121,57 +126,27 @@ void add_options(const NewCase& made, const CapturedAttention& call) {
                                      to_size(width), to_size(call.options.custom_mask_stride))});
 }
 
-/// A write's slots. Those outside the cache store nothing, and a case may only say so by -1.
-struct WrittenSlots {
-  std::vector<std::int64_t> slots;
-  std::vector<std::int32_t> pages;  // of the slots that are in the cache
-
-  template <typename Cache>
-  WrittenSlots(const Queue& queue, const SlotSource& written, const Cache& cache)
-      : slots(read_as<std::int64_t>(queue, written.buffer, written.offset_bytes,
-                                    written.num_tokens)) {
-    for (std::int64_t& slot : slots) {
-      const std::int64_t page = slot / cache.block_size;
-      if (slot < 0 || page >= cache.num_blocks) {
-        slot = kPadSlotId;
-        continue;
-      }
-      pages.push_back(static_cast<std::int32_t>(page));
-    }
-  }
-  /// Adds the slots; returns the pages that they touch.
-  const std::vector<std::int32_t>& add_to(const NewCase& made) const {
-    made.add_values("slot_mapping", slots);
-    return pages;
-  }
-};
-
-/// Every query token of a batch as a request of its own that decodes.
-struct TokenRequests {
-  std::vector<std::int32_t> seq_lens, bounds;  ///< of the lengths, where the device has them
+/// Adds every query token of a batch as a request of its own that decodes: lengths, their bounds
+/// where the device has the lengths, and the table. Returns all pages.
+std::vector<std::int32_t> add_token_requests(const NewCase& made, const CapturedMLADecode& call) {
+  const BatchRecord& batch = call.batch;
+  const std::vector<std::int32_t> lens = lengths_of(made.queue, batch);
+  std::vector<std::int32_t> seq_lens, bounds;
   std::vector<std::span<const std::int32_t>> pages;
-
-  TokenRequests(const Queue& queue, const BatchRecord& batch, bool causal,
-                std::int32_t block_size) {
-    const std::vector<std::int32_t> lens = lengths_of(queue, batch);
-    for (std::size_t r = 0; r < lens.size(); ++r) {
-      const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
-      for (std::int32_t later = query_len - 1; later >= 0; --later) {
-        const std::int32_t unseen = causal ? later : 0;
-        const std::int32_t most = batch.seq_lens[r] - unseen;
-        seq_lens.push_back(lens[r] == 0 ? 0 : lens[r] - unseen);
-        if (batch.device_lens.buffer != nullptr) bounds.push_back(most);
-        pages.push_back(pages_of(batch, r, most, block_size));
-      }
+  for (std::size_t r = 0; r < lens.size(); ++r) {
+    const std::int32_t query_len = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    for (std::int32_t later = query_len - 1; later >= 0; --later) {
+      const std::int32_t unseen = call.causal ? later : 0;
+      seq_lens.push_back(lens[r] == 0 ? 0 : lens[r] - unseen);
+      bounds.push_back(batch.seq_lens[r] - unseen);
+      pages.push_back(pages_of(batch, r, bounds.back(), call.config.block_size));
     }
   }
-  /// Adds lengths and table; returns all pages.
-  std::vector<std::int32_t> add_to(const NewCase& made) const {
-    made.add_values("seq_lens", seq_lens);
-    if (!bounds.empty()) made.add_values("seq_len_bounds", bounds);
-    return add_table(made, pages);
-  }
-};
+  made.add_values("seq_lens", seq_lens);
+  if (batch.device_lens.buffer != nullptr && !bounds.empty())
+    made.add_values("seq_len_bounds", bounds);
+  return add_table(made, pages);
+}
 
 /// [tokens, heads]: the first `count` rows of LSEs, zeros behind them.
 npy::NpyArray read_lse(const Queue& queue, const LseRef& from, std::int64_t tokens,
@@ -220,35 +195,22 @@ AddResults commit_rows(NewCase& made, ResultRows rows) {
   });
 }
 
-AddResults commit_attention(NewCase& made, const CapturedAttention& call) {
-  const AttentionConfig& config = call.config;
-  add_step_keys(made.keys, call);
-  return commit_rows(made, {.name = "out",
-                            .output = call.tensors.output,
-                            .dtype = config.dtype,
-                            .shape = {call.batch.query_start_loc.back(), config.num_heads,
-                                      config.output_head_size()},
-                            .lse = {.buffer = call.tensors.lse},
-                            .fp8 = config.output_fp8 ? call.options.output_fp8 : nullptr});
-}
-
 /// A case of a write to `cache`, all but the rows: slots, the pages that they touch, keys.
 template <typename Cache>
 AddResults commit_write(NewCase& made, const SlotSource& written, DType dtype, const Cache& cache) {
-  const WrittenSlots slots(made.queue, written, cache);
-  add_cache(made, cache, slots.add_to(made));
+  auto slots =
+      read_as<std::int64_t>(made.queue, written.buffer, written.offset_bytes, written.num_tokens);
+  std::vector<std::int32_t> pages;
+  for (std::int64_t& slot : slots) {
+    const std::int64_t page = slot / cache.block_size;
+    const bool stores = slot >= 0 && page < cache.num_blocks;
+    if (stores) pages.push_back(static_cast<std::int32_t>(page));
+    if (!stores) slot = kPadSlotId;  // a case may only say so by -1
+  }
+  made.add_values("slot_mapping", slots);
+  add_cache(made, cache, pages);
   add_cache_keys(made.keys.text("dtype", to_string(dtype)), made.queue, cache);
-  return commit_cache(made, cache, slots.pages);
-}
-
-template <typename Cache>
-AddResults capture_write_to(const Cache& cache, const CapturedCacheWrite& call) {
-  NewCase made(call.queue, "reshape_and_cache");
-  const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache.num_kv_heads,
-                                           cache.head_size};
-  made.add_tensor("key", call.key, call.dtype, shape);
-  made.add_tensor("value", call.value, call.dtype, shape);
-  return commit_write(made, call.slots, call.dtype, cache);
+  return commit_cache(made, cache, std::move(pages));
 }
 
 }  // namespace
@@ -262,22 +224,35 @@ AddResults capture_attention(const CapturedAttention& call) {
   add_lengths(made, call.batch);
   add_options(made, call);
   add_attention_keys(made.keys, call);
-  if (!config.contiguous_kv()) {
+  if (config.contiguous_kv()) {
+    const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
+                                             config.head_size};
+    made.add_tensor("key", call.tensors.key, config.dtype, shape);
+    made.add_tensor("value", call.tensors.value, config.dtype, shape);
+    made.add_values("key_start_loc", call.batch.pages_at);
+  } else {
     add_pages(made, call);
-    std::visit([&](const auto* cache) { add_cache_keys(made.keys, made.queue, *cache); },
-               call.cache);
-    return commit_attention(made, call);
   }
-  const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
-                                           config.head_size};
-  made.add_tensor("key", call.tensors.key, config.dtype, shape);
-  made.add_tensor("value", call.tensors.value, config.dtype, shape);
-  made.add_values("key_start_loc", call.batch.pages_at);
-  return commit_attention(made, call);
+  add_step_keys(made.keys, call);
+  return commit_rows(made, {.name = "out",
+                            .output = call.tensors.output,
+                            .dtype = config.dtype,
+                            .shape = {call.batch.query_start_loc.back(), config.num_heads,
+                                      config.output_head_size()},
+                            .lse = {.buffer = call.tensors.lse},
+                            .fp8 = config.output_fp8 ? call.options.output_fp8 : nullptr});
 }
 
 AddResults capture_cache_write(const CapturedCacheWrite& call) {
-  return std::visit([&](const auto* cache) { return capture_write_to(*cache, call); }, call.cache);
+  const auto capture = [&](const auto* cache) {
+    NewCase made(call.queue, "reshape_and_cache");
+    const std::vector<std::int64_t> shape = {call.slots.num_tokens, cache->num_kv_heads,
+                                             cache->head_size};
+    made.add_tensor("key", call.key, call.dtype, shape);
+    made.add_tensor("value", call.value, call.dtype, shape);
+    return commit_write(made, call.slots, call.dtype, *cache);
+  };
+  return std::visit(capture, call.cache);
 }
 
 AddResults capture_mla_decode(const CapturedMLADecode& call) {
@@ -286,8 +261,8 @@ AddResults capture_mla_decode(const CapturedMLADecode& call) {
   NewCase made(call.queue, "mla_decode");
   made.add_tensor("query", call.tensors.query, config.dtype,
                   {tokens, config.num_heads, std::int64_t{config.kv_lora_rank} + config.rope_dim});
-  const TokenRequests requests(made.queue, call.batch, call.causal, config.block_size);
-  add_cache(made, call.cache, requests.add_to(made));
+  const std::vector<std::int32_t> pages = add_token_requests(made, call);
+  add_cache(made, call.cache, pages);
   made.keys.text("dtype", to_string(config.dtype))
       .add("kv_lora_rank", config.kv_lora_rank)
       .number("scale", call.scale);
@@ -299,7 +274,7 @@ AddResults capture_mla_decode(const CapturedMLADecode& call) {
                                       .shape = {tokens, config.num_heads, config.kv_lora_rank},
                                       .lse = {.buffer = call.tensors.lse}});
   // Requests of several tokens become others, which may be cut otherwise and so give other bits.
-  return requests.seq_lens.size() == call.batch.seq_lens.size() ? add : AddResults{};
+  return std::cmp_equal(tokens, call.batch.seq_lens.size()) ? add : AddResults{};
 }
 
 AddResults capture_concat_and_cache_mla(cl_command_queue handle, const LatentWrite& call) {

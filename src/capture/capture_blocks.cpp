@@ -13,13 +13,15 @@
 namespace clattn::detail {
 namespace {
 
-void add_mapping(const NewCase& made, std::span<const BlockPair> mapping) {
+/// Returns the ids of all pairs.
+std::vector<std::int64_t> add_mapping(const NewCase& made, std::span<const BlockPair> mapping) {
   std::vector<std::int64_t> ids;
   for (const BlockPair& pair : mapping) {
     ids.push_back(pair.source);
     ids.push_back(pair.destination);
   }
   made.add_values("block_mapping", ids, {std::ssize(mapping), 2});
+  return ids;
 }
 
 /// The blocks of one side of a swap, all zero: the caller fills in those that are read.
@@ -37,12 +39,10 @@ AddResults capture_copy_blocks(cl_command_queue handle, AnyCache cache,
                                std::span<const BlockPair> mapping) {
   const bool latent = std::holds_alternative<const MLACache*>(cache);
   NewCase made(handle, latent ? "copy_blocks_mla" : "copy_blocks");
+  const std::vector<std::int64_t> ids = add_mapping(made, mapping);
   std::vector<std::int32_t> pages;
-  for (const BlockPair& pair : mapping) {
-    pages.push_back(static_cast<std::int32_t>(pair.source));
-    pages.push_back(static_cast<std::int32_t>(pair.destination));
-  }
-  add_mapping(made, mapping);
+  pages.reserve(ids.size());
+  for (const std::int64_t id : ids) pages.push_back(static_cast<std::int32_t>(id));
   return std::visit(
       [&](const auto* each) {
         add_cache(made, *each, pages);

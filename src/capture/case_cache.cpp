@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <concepts>
 #include <set>
 #include <utility>
 
@@ -43,22 +44,21 @@ NpyArray read_pages(const Queue& queue, const Cache& cache, cl_mem memory,
                  {cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_size},
                  std::vector<std::byte>(
                      checked_mul(to_size(cache.num_blocks), page_bytes, "captured kv_cache"))};
-  std::size_t highest = 0;  // place, from the page's first element on
+  std::vector<std::size_t> places;  // in logical order, from a page's first element on
+  places.reserve(page_bytes / element);
   for (std::int64_t token = 0; token < cache.block_size; ++token) {
     for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
       for (std::int64_t dim = 0; dim < cache.head_size; ++dim)
-        highest = std::max(highest, at(0, token, head, dim) - at(0, 0, 0, 0));
+        places.push_back(at(0, token, head, dim) - at(0, 0, 0, 0));
     }
   }
+  const std::size_t span = std::ranges::max(places) + element;
   for (const std::int32_t page : pages) {
-    const std::size_t begin = at(page, 0, 0, 0);
-    const std::vector<std::byte> stored = read(queue, memory, begin, highest + element);
+    const std::vector<std::byte> stored = read(queue, memory, at(page, 0, 0, 0), span);
     std::byte* to = array.data.data() + to_size(page) * page_bytes;
-    for (std::int64_t token = 0; token < cache.block_size; ++token) {
-      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
-        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, to += element)
-          std::memcpy(to, &stored[at(page, token, head, dim) - begin], element);
-      }
+    for (const std::size_t place : places) {
+      std::memcpy(to, &stored[place], element);
+      to += element;
     }
   }
   return array;
@@ -79,7 +79,7 @@ std::string_view layout_of(const KVCache& cache) {
 }
 
 std::string_view layout_of(const PackedKVCache&) {
-  return kPackedLayout;
+  return "packed";
 }
 
 }  // namespace
@@ -107,22 +107,16 @@ std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t 
 }
 
 npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                          std::vector<std::int64_t> shape, std::int64_t num_rows) {
+                          std::vector<std::int64_t> shape, std::optional<std::int64_t> num_rows) {
   const std::size_t element = element_size_bytes(dtype);
   std::int64_t row = 1;
   for (std::size_t i = 1; i < shape.size(); ++i) row *= shape[i];
   const std::int64_t stride = tensor.token_stride == 0 ? row : tensor.token_stride;
   std::vector<std::byte> rows =
-      read_rows(queue, tensor.buffer, to_size(tensor.offset) * element, num_rows,
+      read_rows(queue, tensor.buffer, to_size(tensor.offset) * element, num_rows.value_or(shape[0]),
                 to_size(row) * element, to_size(stride) * element);
   rows.resize(to_size(shape[0] * row) * element);
   return {std::string(npy::descr_of(dtype)), std::move(shape), std::move(rows)};
-}
-
-npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                          std::vector<std::int64_t> shape) {
-  const std::int64_t num_rows = shape[0];
-  return read_tensor(queue, tensor, dtype, std::move(shape), num_rows);
 }
 
 void read_cache(const Queue& queue, const KVCache& cache, const std::vector<std::int32_t>& pages,
@@ -156,15 +150,12 @@ void read_cache(const Queue& queue, const MLACache& cache, const std::vector<std
 
 template <typename Cache>
 void add_storage_keys(CaseKeys& keys, const Cache& cache) {
-  keys.text("kv_cache_dtype", to_string(cache.dtype)).text("layout", layout_of(cache));
+  keys.text("kv_cache_dtype", to_string(cache.dtype));
+  if constexpr (!std::same_as<Cache, MLACache>) keys.text("layout", layout_of(cache));
 }
 template void add_storage_keys(CaseKeys& keys, const KVCache& cache);
 template void add_storage_keys(CaseKeys& keys, const PackedKVCache& cache);
-
-template <>
-void add_storage_keys(CaseKeys& keys, const MLACache& cache) {
-  keys.text("kv_cache_dtype", to_string(cache.dtype));
-}
+template void add_storage_keys(CaseKeys& keys, const MLACache& cache);
 
 template <typename Cache>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache) {
@@ -187,7 +178,6 @@ void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache) {
 template void add_cache_keys(CaseKeys& keys, const Queue& queue, const KVCache& cache);
 template void add_cache_keys(CaseKeys& keys, const Queue& queue, const PackedKVCache& cache);
 
-template <>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const MLACache& cache) {
   const float scale = cache.scale ? read_as<float>(queue, cache.scale.handle(), 0, 1).front() : 1;
   add_storage_keys(keys, cache);

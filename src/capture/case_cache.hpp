@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,16 +43,11 @@ std::vector<std::byte> read_rows(const Queue& queue, cl_mem memory, std::size_t 
                                  std::int64_t count, std::size_t row_bytes,
                                  std::size_t stride_bytes);
 
-/// The rows of a tensor, shape[0] of them; zeros from row `num_rows` on, which may lie past its
-/// end.
+/// The rows of a tensor, shape[0] of them; zeros from row `num_rows` on, if given, which may lie
+/// past its end.
 npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                          std::vector<std::int64_t> shape, std::int64_t num_rows);
-/// The rows of a tensor, shape[0] of them.
-npy::NpyArray read_tensor(const Queue& queue, const TensorRef& tensor, DType dtype,
-                          std::vector<std::int64_t> shape);
-
-/// What "layout" says of an x-packed cache.
-inline constexpr std::string_view kPackedLayout = "packed";
+                          std::vector<std::int64_t> shape,
+                          std::optional<std::int64_t> num_rows = std::nullopt);
 
 /// The keys of a case.json in their order.
 class CaseKeys {
@@ -145,12 +141,9 @@ AddResults commit_cache(NewCase& made, const Cache& cache, std::vector<std::int3
 /// Adds a cache's element type and, where there are several, its order in memory.
 template <typename Cache>
 void add_storage_keys(CaseKeys& keys, const Cache& cache);
-template <>
-void add_storage_keys(CaseKeys& keys, const MLACache& cache);
 /// The same and the scales.
 template <typename Cache>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const Cache& cache);
-template <>
 void add_cache_keys(CaseKeys& keys, const Queue& queue, const MLACache& cache);
 
 }  // namespace clattn::detail
