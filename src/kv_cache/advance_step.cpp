@@ -90,11 +90,6 @@ void check_pages(const AdvanceStep& step, const AdvanceStepPages& pages) {
   require_size(pages.block_table_bound, step.num_seqs, 4, "advance_step: block_table_bound");
 }
 
-/// The event of the last launch of `step`'s own: null where the metadata has one more.
-Event* last_event(const AdvanceStep& step, Event* event) {
-  return step.metadata != nullptr ? nullptr : event;
-}
-
 /// Before the rows advance, which happens once.
 void check_metadata(cl_command_queue queue, const AdvanceStep& step, const DeviceErrors& errors) {
   if (step.metadata == nullptr) return;
@@ -107,21 +102,6 @@ void check_metadata(cl_command_queue queue, const AdvanceStep& step, const Devic
                    "advance_step: metadata: its requests are not the rows, legal: a query token of "
                    "each of the first up to {} rows, none of others",
                    step.num_seqs);
-}
-
-/// What follows the rows: their lengths in the metadata of the next step.
-void advance_metadata(cl_command_queue queue, const AdvanceStep& step, const DeviceErrors& errors,
-                      Event* event) {
-  if (step.metadata == nullptr) return;
-  detail::enqueue_update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping}, errors,
-                                  event, detail::LengthsFrom::kAdvanceStep);
-}
-
-/// The arguments that clattn_advance_rows and clattn_advance_pages begin with.
-KernelLease& bind_rows(KernelLease& lease, const AdvanceStep& step) {
-  return lease.args(step.input_tokens, step.sampled_token_ids, step.input_positions, step.seq_lens,
-                    step.slot_mapping, step.block_tables, cl_long{step.block_table_stride},
-                    cl_int{step.block_size}, cl_int{step.num_queries});
 }
 
 /// The pages of every row, 0 of those that become padding.
@@ -139,6 +119,42 @@ void find_pages(const Context& context, cl_command_queue queue, const AdvanceSte
             cl_int{step.num_seqs}, static_cast<cl_long>(pages.paged_kv_indices.size_bytes() / 4),
             errors.word())
       .enqueue(queue, 1, indptr.group_size, event);
+}
+
+/// `pages`: of FlashInfer's form, else null.
+void advance(const Context& context, cl_command_queue queue, const AdvanceStep& step,
+             const AdvanceStepPages* pages, DeviceErrors& errors, Event* event) {
+  detail::require_in_order(queue);
+  check_step(step);
+  if (pages != nullptr) check_pages(step, *pages);
+  require_apart(step, pages);
+  check_metadata(queue, step, errors);
+  detail::AddResults add;
+  if (detail::capturing()) add = detail::capture_advance_step(queue, step);
+  if (pages != nullptr) {
+    const bool any = step.num_seqs > 0;
+    find_pages(context, queue, step, *pages, errors, any ? nullptr : event);
+    if (!any) return;
+  }
+  const OpKernel kernel =
+      op_kernel(context, pages == nullptr ? "clattn_advance_rows" : "clattn_advance_pages", kFile);
+  KernelLease lease = kernel.pool->acquire();
+  lease.args(step.input_tokens, step.sampled_token_ids, step.input_positions, step.seq_lens,
+             step.slot_mapping, step.block_tables, cl_long{step.block_table_stride},
+             cl_int{step.block_size}, cl_int{step.num_queries});
+  if (pages == nullptr) {
+    lease.args(cl_long{step.num_blocks}, errors.word());
+  } else {
+    lease.args(pages->block_table_bound, pages->paged_kv_indptr, pages->paged_kv_indices,
+               pages->paged_kv_last_page_len);
+  }
+  const bool last = step.metadata == nullptr;
+  lease.enqueue(queue, to_size(step.num_seqs), kernel.group_size, last ? event : nullptr);
+  if (!last) {  // the lengths in the metadata of the next step
+    detail::enqueue_update_seq_lens(queue, *step.metadata, {step.seq_lens, step.slot_mapping},
+                                    errors, event, detail::LengthsFrom::kAdvanceStep);
+  }
+  detail::add_results(add, queue);
 }
 
 }  // namespace
@@ -170,42 +186,13 @@ void DeviceErrors::check(cl_command_queue queue) {
 
 void advance_step_flashattn(const Context& context, cl_command_queue queue, const AdvanceStep& step,
                             DeviceErrors& errors, Event* event) {
-  detail::require_in_order(queue);
-  check_step(step);
-  require_apart(step, nullptr);
-  check_metadata(queue, step, errors);
-  detail::AddResults add;
-  if (detail::capturing()) add = detail::capture_advance_step(queue, step);
-  const OpKernel kernel = op_kernel(context, "clattn_advance_rows", kFile);
-  KernelLease lease = kernel.pool->acquire();
-  bind_rows(lease, step)
-      .args(cl_long{step.num_blocks}, errors.word())
-      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, last_event(step, event));
-  advance_metadata(queue, step, errors, event);
-  detail::add_results(add, queue);
+  advance(context, queue, step, nullptr, errors, event);
 }
 
 void advance_step_flashinfer(const Context& context, cl_command_queue queue,
                              const AdvanceStep& step, const AdvanceStepPages& pages,
                              DeviceErrors& errors, Event* event) {
-  detail::require_in_order(queue);
-  check_step(step);
-  check_pages(step, pages);
-  require_apart(step, &pages);
-  check_metadata(queue, step, errors);
-  detail::AddResults add;
-  if (detail::capturing()) add = detail::capture_advance_step(queue, step);
-  const bool any = step.num_seqs > 0;
-  find_pages(context, queue, step, pages, errors, any ? nullptr : event);
-  if (!any) return;
-  const OpKernel kernel = op_kernel(context, "clattn_advance_pages", kFile);
-  KernelLease lease = kernel.pool->acquire();
-  bind_rows(lease, step)
-      .args(pages.block_table_bound, pages.paged_kv_indptr, pages.paged_kv_indices,
-            pages.paged_kv_last_page_len)
-      .enqueue(queue, to_size(step.num_seqs), kernel.group_size, last_event(step, event));
-  advance_metadata(queue, step, errors, event);
-  detail::add_results(add, queue);
+  advance(context, queue, step, &pages, errors, event);
 }
 
 }  // namespace clattn

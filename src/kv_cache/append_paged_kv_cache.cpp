@@ -10,12 +10,6 @@ namespace clattn {
 
 namespace {
 
-/// The cache that tokens are appended to, as far as their slots are concerned.
-struct Pages {
-  std::int32_t block_size = 0;
-  std::int64_t num_blocks = 0;
-};
-
 /// Which token goes where; what kind of call asks.
 struct Append {
   std::string_view call;
@@ -32,14 +26,15 @@ struct Append {
   }
 };
 
-/// Enqueues the search for the tokens' slots, i64 [num_tokens].
-detail::CallMemory::Lease find_slots(const Context& context, cl_command_queue queue,
-                                     const Append& append, const Pages& pages) {
+/// Enqueues the search for the tokens' slots, i64 [num_tokens], and what `store` does with them.
+template <typename Cache, typename Store>
+void store_at_slots(const Context& context, cl_command_queue queue, const Append& append,
+                    const Cache& cache, Event* event, const Store& store) {
   detail::refuse_recording(queue, append.call);
   detail::check_count(append.num_tokens, "num_tokens");
   detail::check_count(append.lists.num_reqs, "num_reqs");
-  detail::throw_invalid_if(pages.block_size < 1, "cache: block_size is {}, legal: >= 1",
-                           pages.block_size);
+  detail::throw_invalid_if(cache.block_size < 1, "cache: block_size is {}, legal: >= 1",
+                           cache.block_size);
   append.require_ints(append.batch_indices, append.num_tokens, "batch_indices");
   append.require_ints(append.positions, append.num_tokens, "positions");
   append.require_ints(append.lists.indices, 0, "indices");
@@ -52,14 +47,16 @@ detail::CallMemory::Lease find_slots(const Context& context, cl_command_queue qu
   kernel.pool->acquire()
       .args(append.batch_indices, append.positions, append.lists.indices,
             static_cast<cl_long>(append.lists.indices.size_bytes() / sizeof(std::int32_t)),
-            append.lists.indptr, cl_int{append.lists.num_reqs}, cl_int{pages.block_size},
-            cl_long{pages.num_blocks}, slots.buffer(), cl_long{append.num_tokens})
+            append.lists.indptr, cl_int{append.lists.num_reqs}, cl_int{cache.block_size},
+            cl_long{cache.num_blocks}, slots.buffer(), cl_long{append.num_tokens})
       .enqueue(queue,
                detail::ceil_div(static_cast<std::size_t>(append.num_tokens), kernel.group_size),
                kernel.group_size, &found);
   slots.used_until(found);
   detail::keep_order(queue, found);
-  return slots;
+  Event done;
+  store(slots.buffer().handle(), &done);
+  slots.used_until(done, event);
 }
 
 }  // namespace
@@ -69,12 +66,9 @@ void append_paged_kv_cache(const Context& context, cl_command_queue queue, Tenso
                            const Buffer& batch_indices, const Buffer& positions,
                            std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
   const Append append{"append_paged_kv_cache", batch_indices, positions, num_tokens, lists};
-  detail::CallMemory::Lease slots =
-      find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
-  Event done;
-  reshape_and_cache_flash(context, queue, key, value, dtype, cache, slots.buffer().handle(), 0,
-                          num_tokens, &done);
-  slots.used_until(done, event);
+  store_at_slots(context, queue, append, cache, event, [&](cl_mem slots, Event* done) {
+    reshape_and_cache_flash(context, queue, key, value, dtype, cache, slots, 0, num_tokens, done);
+  });
 }
 
 void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, TensorRef ckv,
@@ -82,12 +76,9 @@ void append_paged_mla_kv_cache(const Context& context, cl_command_queue queue, T
                                const Buffer& batch_indices, const Buffer& positions,
                                std::int64_t num_tokens, const PagedKVLists& lists, Event* event) {
   const Append append{"append_paged_mla_kv_cache", batch_indices, positions, num_tokens, lists};
-  detail::CallMemory::Lease slots =
-      find_slots(context, queue, append, {cache.block_size, cache.num_blocks});
-  Event done;
-  concat_and_cache_mla(context, queue, ckv, kpe, dtype, cache, slots.buffer().handle(), 0,
-                       num_tokens, &done);
-  slots.used_until(done, event);
+  store_at_slots(context, queue, append, cache, event, [&](cl_mem slots, Event* done) {
+    concat_and_cache_mla(context, queue, ckv, kpe, dtype, cache, slots, 0, num_tokens, done);
+  });
 }
 
 }  // namespace clattn

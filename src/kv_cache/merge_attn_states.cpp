@@ -13,7 +13,7 @@ namespace clattn {
 
 namespace {
 
-using detail::KernelLease, detail::throw_invalid, detail::throw_invalid_if;
+using detail::KernelLease, detail::throw_invalid_if;
 
 DType output_type(const MergeAttnStates& config) {
   return config.output_dtype.value_or(config.dtype);
@@ -25,14 +25,12 @@ void check_merge(const MergeAttnStates& config) {
                    config.num_heads);
   throw_invalid_if(config.head_size < 8 || config.head_size % 8 != 0,
                    "merge_attn_states: head_size is {}, legal: multiples of 8", config.head_size);
-  if (output_type(config) != config.dtype && !is_quantized(output_type(config))) {
-    throw_invalid("merge_attn_states: output_dtype is {}, legal: {} (dtype) or an 8-bit type",
-                  to_string(output_type(config)), to_string(config.dtype));
-  }
-  if (config.output_scale && !is_quantized(output_type(config))) {
-    throw_invalid("merge_attn_states: output_scale given, legal: none for {}",
-                  to_string(output_type(config)));
-  }
+  const DType output = output_type(config);
+  throw_invalid_if(output != config.dtype && !is_quantized(output),
+                   "merge_attn_states: output_dtype is {}, legal: {} (dtype) or an 8-bit type",
+                   to_string(output), to_string(config.dtype));
+  throw_invalid_if(config.output_scale && !is_quantized(output),
+                   "merge_attn_states: output_scale given, legal: none for {}", to_string(output));
   throw_invalid_if(config.output_dtype == DType::kInt8 && !config.output_scale,
                    "merge_attn_states: no output_scale, legal for int8: f32 [1]");
   throw_invalid_if(config.output_scale && config.output_scale.size_bytes() < sizeof(float),
@@ -47,14 +45,6 @@ struct Rows {
   std::int64_t count;
   DType dtype;
 };
-
-void bind_output(KernelLease& lease, const MergeAttnStates& config, const TensorRef& output,
-                 const Rows& rows, std::string_view name) {
-  const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
-  const std::int64_t stride =
-      detail::bounded_token_stride(output, {rows.count, row, rows.dtype}, name);
-  lease.args(output.buffer, cl_long{output.offset}, cl_long{stride});
-}
 
 void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std::int64_t count,
               std::string_view name) {
@@ -76,7 +66,10 @@ void bind_lse(KernelLease& lease, const MergeAttnStates& config, LseRef lse, std
 
 void bind_state(KernelLease& lease, const MergeAttnStates& config, const OutputWithLse& state,
                 const Rows& rows, std::string_view name) {
-  bind_output(lease, config, state.output, rows, fmt::format("{}.output", name));
+  const std::int64_t row = std::int64_t{config.num_heads} * config.head_size;
+  const std::int64_t stride = detail::bounded_token_stride(
+      state.output, {rows.count, row, rows.dtype}, fmt::format("{}.output", name));
+  lease.args(state.output.buffer, cl_long{state.output.offset}, cl_long{stride});
   bind_lse(lease, config, state.lse, rows.count, fmt::format("{}.lse", name));
 }
 

@@ -47,7 +47,7 @@ std::int64_t block_extent(const PlaneLayout& layout) {
   return checked_add(checked_add(inner, outer, kWhat), layout.row, kWhat);
 }
 
-void check(const PlaneLayout& layout, std::span<const Plane> planes) {
+CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
   throw_invalid_if(layout.num_blocks < 0, "cache: num_blocks is {}, legal: >= 0",
                    layout.num_blocks);
   for (const Plane& plane : planes) {
@@ -61,6 +61,7 @@ void check(const PlaneLayout& layout, std::span<const Plane> planes) {
                      "cache: {} blocks end at byte {}, legal: the buffer's {} bytes",
                      layout.num_blocks, end, plane.buffer.size_bytes());
   }
+  return {layout, std::move(planes)};
 }
 
 /// Keys by dim are copied as what they are then: as many bytes as the values, without gaps.
@@ -76,19 +77,11 @@ void check_keys_by_dim(const KVCache& cache, const PlaneLayout& layout) {
       cache.head_size, std::int64_t{cache.block_size} * cache.head_size);
 }
 
-CachePlanes checked(const PlaneLayout& layout, std::vector<Plane> planes) {
-  check(layout, planes);
-  return {layout, std::move(planes)};
-}
-
-PlaneLayout layout_of(const MLACache& cache) {
-  require_positive(cache.block_size, "block_size");
-  require_positive(cache.kv_lora_rank, "kv_lora_rank");
-  if (cache.rope_dim < 0) throw_invalid("cache: rope_dim is {}, legal: >= 0", cache.rope_dim);
-  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
-  const std::int64_t block = bytes(
-      checked_mul(std::int64_t{cache.block_size}, width, "cache: bytes of a block"), cache.dtype);
-  return {cache.num_blocks, block, block, 1, 0, 1, 0};
+/// Blocks of rows without gaps.
+PlaneLayout dense_layout(std::int64_t num_blocks, std::int64_t rows, std::int64_t width,
+                         DType dtype) {
+  const std::int64_t block = bytes(checked_mul(rows, width, "cache: bytes of a block"), dtype);
+  return {.num_blocks = num_blocks, .block_stride = block, .row = block};
 }
 
 void check_ids(std::span<const BlockPair> mapping, std::int64_t source_blocks,
@@ -156,16 +149,19 @@ CachePlanes planes_of(const PackedKVCache& cache) {
   require_positive(cache.block_size, "block_size");
   require_positive(cache.num_kv_heads, "num_kv_heads");
   require_positive(cache.head_size, "head_size");
-  const std::int64_t tokens = std::int64_t{cache.block_size} * cache.num_kv_heads;
-  const std::int64_t block = bytes(
-      checked_mul(tokens, std::int64_t{cache.head_size}, "cache: bytes of a block"), cache.dtype);
-  return checked({cache.num_blocks, block, block, 1, 0, 1, 0},
+  const std::int64_t rows = std::int64_t{cache.block_size} * cache.num_kv_heads;
+  return checked(dense_layout(cache.num_blocks, rows, cache.head_size, cache.dtype),
                  {{Buffer::adopt(cache.key), bytes(cache.key_offset, cache.dtype)},
                   {Buffer::adopt(cache.value), bytes(cache.value_offset, cache.dtype)}});
 }
 
 CachePlanes planes_of(const MLACache& cache) {
-  return checked(layout_of(cache), {{cache.buffer, 0}});
+  require_positive(cache.block_size, "block_size");
+  require_positive(cache.kv_lora_rank, "kv_lora_rank");
+  if (cache.rope_dim < 0) throw_invalid("cache: rope_dim is {}, legal: >= 0", cache.rope_dim);
+  const std::int64_t width = std::int64_t{cache.kv_lora_rank} + cache.rope_dim;
+  return checked(dense_layout(cache.num_blocks, cache.block_size, width, cache.dtype),
+                 {{cache.buffer, 0}});
 }
 
 void check_mapping(std::span<const BlockPair> mapping, std::int64_t source_blocks,

@@ -1,13 +1,11 @@
 #include "kv_cache/spec.hpp"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <string_view>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kv_cache/state_pages.hpp"
 
 namespace clattn {
 

@@ -1,10 +1,10 @@
-#include "kv_cache/state_pages.hpp"
-
 #include <algorithm>
+#include <clattn/kv_cache.hpp>
 #include <limits>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kv_cache/spec.hpp"
 
 namespace clattn {
 

@@ -1,12 +1,9 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <clattn/cache_ops.hpp>
 #include <cstdlib>
 #include <functional>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -178,24 +175,19 @@ struct Range {
   bool written = false;
 };
 
-std::vector<Range> ranges_of(const std::vector<Piece>& pieces) {
-  std::vector<Range> ranges;
-  const auto add = [&](const CopyEnd& end, const Piece& piece, bool written) {
-    const detail::MemoryPlace place = detail::place_of(end.device);
-    const std::size_t begin = place.offset_bytes + end.offset_bytes;
-    ranges.push_back({place.memory, begin, begin + piece.size_bytes, piece.pair, written});
-  };
-  for (const Piece& piece : pieces) {
-    add(piece.source, piece, false);
-    add(piece.destination, piece, true);
-  }
-  return ranges;
+Range range_of(const Piece& piece, bool written) {
+  const CopyEnd& end = written ? piece.destination : piece.source;
+  const detail::MemoryPlace place = detail::place_of(end.device);
+  const std::size_t begin = place.offset_bytes + end.offset_bytes;
+  return {place.memory, begin, begin + piece.size_bytes, piece.pair, written};
 }
 
 /// Throws if what a pair writes is also read or written, by it or another, through whichever cache
 /// or buffer: the copies run in no particular order.
 void require_apart(const std::vector<Piece>& pieces, std::span<const BlockPair> mapping) {
-  std::vector<Range> ranges = ranges_of(pieces);
+  std::vector<Range> ranges;
+  for (const Piece& piece : pieces)
+    for (const bool written : {false, true}) ranges.push_back(range_of(piece, written));
   std::ranges::sort(ranges, [](const Range& a, const Range& b) {
     return a.memory != b.memory ? std::less<>{}(a.memory, b.memory) : a.begin < b.begin;
   });
@@ -220,27 +212,22 @@ void require_apart(const std::vector<Piece>& pieces, std::span<const BlockPair> 
   }
 }
 
-/// In what the blocks of two caches differ first; empty = in nothing.
-std::string difference(const DeviceCache& source, const DeviceCache& destination) {
-  if (source.dtype != destination.dtype) {
-    return fmt::format("dtype {} and {}", to_string(source.dtype), to_string(destination.dtype));
-  }
-  for (std::size_t i = 0; i < source.traits.size(); ++i) {
-    const Trait& from = source.traits.at(i);
-    const Trait& to = destination.traits.at(i);
-    if (from.name != to.name) return "caches of different forms";
-    if (from.value != to.value) return fmt::format("{} {} and {}", from.name, from.value, to.value);
-  }
-  if (source.planes.planes.size() != destination.planes.planes.size())
-    return "caches of different forms";
-  const std::int64_t row = source.planes.layout.row, other = destination.planes.layout.row;
-  return row == other ? "" : fmt::format("blocks of {} and of {} bytes", row, other);
-}
-
 void require_alike(const DeviceCache& source, const DeviceCache& destination) {
-  const std::string what = difference(source, destination);
-  if (what.empty()) return;
-  throw_invalid("swap_blocks: {}, legal: equal types, shapes and orders of a block", what);
+  constexpr std::string_view kLegal = "equal types, shapes and orders of a block";
+  throw_invalid_if(source.dtype != destination.dtype, "swap_blocks: dtype {} and {}, legal: {}",
+                   to_string(source.dtype), to_string(destination.dtype), kLegal);
+  for (std::size_t i = 0; i < source.traits.size(); ++i) {
+    const Trait &from = source.traits.at(i), &to = destination.traits.at(i);
+    throw_invalid_if(from.name != to.name, "swap_blocks: caches of different forms, legal: {}",
+                     kLegal);
+    throw_invalid_if(from.value != to.value, "swap_blocks: {} {} and {}, legal: {}", from.name,
+                     from.value, to.value, kLegal);
+  }
+  throw_invalid_if(source.planes.planes.size() != destination.planes.planes.size(),
+                   "swap_blocks: caches of different forms, legal: {}", kLegal);
+  const std::int64_t row = source.planes.layout.row, other = destination.planes.layout.row;
+  throw_invalid_if(row != other, "swap_blocks: blocks of {} and of {} bytes, legal: {}", row, other,
+                   kLegal);
 }
 
 /// Whether two caches have memory in common. Throws unless they are of one context: others have no
