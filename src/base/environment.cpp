@@ -45,12 +45,10 @@ float positive_number(const char* name, const std::string& text, float unset) {
 
 /// Switches are on when unset.
 bool is_on(const char* name, std::string_view text) {
-  for (const std::string_view on : {"", "1", "on", "true", "yes"}) {
-    if (text == on) return true;
-  }
-  for (const std::string_view off : {"0", "off", "false", "no"}) {
-    if (text == off) return false;
-  }
+  constexpr std::array<std::string_view, 5> kOn = {"", "1", "on", "true", "yes"};
+  constexpr std::array<std::string_view, 4> kOff = {"0", "off", "false", "no"};
+  if (std::ranges::find(kOn, text) != kOn.end()) return true;
+  if (std::ranges::find(kOff, text) != kOff.end()) return false;
   throw_invalid("{} is '{}', legal: 0, off, false, no, 1, on, true, yes", name, text);
 }
 

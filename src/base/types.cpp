@@ -93,9 +93,8 @@ DType parse_dtype(std::string_view name) {
 std::optional<DType> parse_kv_cache_dtype(std::string_view name) {
   if (name == "auto") return std::nullopt;
   const auto found = find_dtype(name);
-  if (!found && name.starts_with("fp8")) {
-    detail::throw_invalid("Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2", name);
-  }
+  detail::throw_invalid_if(!found && name.starts_with("fp8"),
+                           "Unrecognized FP8 dtype: {}, legal: fp8, fp8_e4m3, fp8_e5m2", name);
   if (!found)
     detail::throw_invalid("kv_cache_dtype: '{}' is not one of auto, {}", name, names(kDTypes));
   return found;

@@ -1,6 +1,7 @@
 #include <clattn/log.hpp>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "c_api/guard.hpp"
 
@@ -71,11 +72,7 @@ const char* clattn_version() {
 }
 
 const char* clattn_result_name(ClattnResult status) {
-  struct Name {
-    ClattnResult status;
-    const char* name;
-  };
-  static constexpr Name kNames[] = {
+  static constexpr std::pair<ClattnResult, const char*> kNames[] = {
       {CLATTN_SUCCESS, "CLATTN_SUCCESS"},
       {CLATTN_ERROR_INVALID_ARGUMENT, "CLATTN_ERROR_INVALID_ARGUMENT"},
       {CLATTN_ERROR_UNSUPPORTED, "CLATTN_ERROR_UNSUPPORTED"},
@@ -85,8 +82,8 @@ const char* clattn_result_name(ClattnResult status) {
       {CLATTN_ERROR_OUT_OF_MEMORY, "CLATTN_ERROR_OUT_OF_MEMORY"},
       {CLATTN_ERROR_INTERNAL, "CLATTN_ERROR_INTERNAL"},
   };
-  for (const Name& known : kNames) {
-    if (known.status == status) return known.name;
+  for (const auto& [known, name] : kNames) {
+    if (known == status) return name;
   }
   return "unknown status";
 }

@@ -210,15 +210,13 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 }
 
 std::string_view descr_of(DType dtype) {
-  struct Row {
-    DType dtype;
-    std::string_view descr;
-  };
-  constexpr std::array kRows = {Row{DType::kF32, "<f4"},     Row{DType::kF16, "<f2"},
-                                Row{DType::kBF16, "<u2"},    Row{DType::kFp8E4M3, "|u1"},
-                                Row{DType::kFp8E5M2, "|u1"}, Row{DType::kInt8, "|i1"}};
-  const auto* const row = std::ranges::find(kRows, dtype, &Row::dtype);
-  return row == kRows.end() ? std::string_view{} : row->descr;
+  constexpr std::pair<DType, std::string_view> kDescrs[] = {
+      {DType::kF32, "<f4"},     {DType::kF16, "<f2"},     {DType::kBF16, "<u2"},
+      {DType::kFp8E4M3, "|u1"}, {DType::kFp8E5M2, "|u1"}, {DType::kInt8, "|i1"}};
+  for (const auto& [known, descr] : kDescrs) {
+    if (known == dtype) return descr;
+  }
+  return {};
 }
 
 NpyArray parse_npy(std::span<const std::byte> image, std::string_view name) {

@@ -159,8 +159,6 @@ const TuningText& shipped_tuning() {
   return shipped;
 }
 
-TuningTable::TuningTable(TuningText user) : user_(std::move(user)) {}
-
 TuningTable TuningTable::load(const std::string& path) {
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return TuningTable({});

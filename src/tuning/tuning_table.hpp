@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace clattn::detail {
@@ -28,7 +29,7 @@ struct TuningQuery {
 class TuningTable {
  public:
   /// `user` as parse_tuning() read it.
-  explicit TuningTable(TuningText user);
+  explicit TuningTable(TuningText user) : user_(std::move(user)) {}
   /// Of the user's file; one that does not exist, or an empty path, has no rows.
   static TuningTable load(const std::string& path);
 

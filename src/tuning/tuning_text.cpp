@@ -59,22 +59,17 @@ struct Token {
 void read(std::string& value, const Token& token, std::string_view /*field*/, double /*most*/) {
   value = token.text;
 }
-void read(std::int32_t& value, const Token& token, std::string_view field, double most) {
-  const char* end = token.text.data() + token.text.size();
-  const auto [rest, error] = std::from_chars(token.text.data(), end, value);
-  detail::throw_invalid_if(error != std::errc{} || rest != end || value < 1 || value > most,
-                           "{} is '{}', legal: a number from 1 to {}", field, token.text, most);
-}
 void read(std::optional<DType>& value, const Token& token, std::string_view /*field*/,
           double /*most*/) {
   value = parse_dtype(token.text);
 }
-void read(double& value, const Token& token, std::string_view field, double most) {
+template <typename Number>
+void read(Number& value, const Token& token, std::string_view field, double most) {
   const char* end = token.text.data() + token.text.size();
   const auto [rest, error] = std::from_chars(token.text.data(), end, value);
-  detail::throw_invalid_if(error != std::errc{} || rest != end || !(value > 0) || value > most,
-                           "{} is '{}', legal: a positive number up to {:g}", field, token.text,
-                           most);
+  if (error == std::errc{} && rest == end && value > 0 && value <= most) return;
+  const char* const wanted = std::integral<Number> ? "number from 1" : "positive number up";
+  detail::throw_invalid("{} is '{}', legal: a {} to {:.7g}", field, token.text, wanted, most);
 }
 
 // ---- a row: for each kind the one list of its fields in their order ----
