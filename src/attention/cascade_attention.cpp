@@ -235,8 +235,7 @@ std::function<void()> CascadeAttention::capture(cl_command_queue queue, const Ca
     const bool idle = suffix.query_start_loc[r] == suffix.query_start_loc[r + 1];
     seq_lens.push_back(idle ? 0 : prefix_len + suffix.seq_lens[r]);
     if (!idle) {
-      const auto row =
-          suffix.block_table.begin() + static_cast<std::ptrdiff_t>(r) * suffix.block_table_stride;
+      const std::int32_t* const row = detail::table_row(suffix, r);
       pages.insert(pages.end(), prefix.block_table.begin(),
                    prefix.block_table.begin() + prefix_len / block_size);
       pages.insert(pages.end(), row, row + detail::ceil_div(suffix.seq_lens[r], block_size));

@@ -73,12 +73,10 @@ std::size_t PluginMetadataBuilder::largest_step_bytes() const {
 void PluginMetadataBuilder::copy_table(const CommonAttentionMetadata& batch,
                                        std::span<std::int32_t> table) const {
   const auto width = to_size(metadata_.batch_.block_table_stride);
-  const auto stride = to_size(batch.block_table_stride);
   std::ranges::fill(table, 0);
   for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
-    const auto pages = to_size(page_count(batch.seq_lens[r], metadata_.block_size_));
-    std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(r * stride), pages,
-                table.begin() + static_cast<std::ptrdiff_t>(r * width));
+    const std::int32_t pages = page_count(batch.seq_lens[r], metadata_.block_size_);
+    std::copy_n(table_row(batch, r), pages, table.data() + r * width);
   }
 }
 

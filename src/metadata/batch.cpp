@@ -5,7 +5,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "metadata/validate.hpp"
 
 namespace clattn {
 
@@ -25,31 +24,6 @@ CommonAttentionMetadata CommonAttentionMetadata::of(std::span<const std::int32_t
                            block_table.size(), rows);
   batch.block_table_stride = static_cast<std::int64_t>(block_table.size() / rows);
   return batch;
-}
-
-BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
-                                      std::int32_t decode_threshold) {
-  detail::check_at_least("decode_threshold", decode_threshold, 0);
-  const std::int32_t longest = detail::validate_queries(batch);
-  if (longest <= decode_threshold) return {batch.num_reqs, 0, batch.num_actual_tokens, 0};
-
-  const auto query_len = [&](std::int32_t request) {
-    return detail::query_len_of(batch, detail::to_size(request));
-  };
-  std::int32_t num_decodes = 0;
-  while (query_len(num_decodes) <= decode_threshold) ++num_decodes;
-  for (std::int32_t r = num_decodes; r < batch.num_reqs; ++r) {
-    // A request without query tokens is nobody's work and may stand anywhere: padding comes last.
-    if (query_len(r) > 0 && query_len(r) <= decode_threshold) {
-      detail::throw_invalid(
-          "request {}: query length is {}, legal: at least {} (decodes stand before prefills; "
-          "request {} is a prefill of {} tokens)",
-          r, query_len(r), decode_threshold + 1, num_decodes, query_len(num_decodes));
-    }
-  }
-  const std::int32_t num_decode_tokens = batch.query_start_loc[detail::to_size(num_decodes)];
-  return {num_decodes, batch.num_reqs - num_decodes, num_decode_tokens,
-          batch.num_actual_tokens - num_decode_tokens};
 }
 
 bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> num_scheduled_tokens,

@@ -9,11 +9,7 @@
 
 namespace clattn {
 
-namespace {
-
 using detail::throw_invalid_if, detail::to_size;
-
-}  // namespace
 
 std::uint64_t hash_block(std::uint64_t parent, std::span<const std::int32_t> token_ids) {
   return XXH3_64bits_withSeed(token_ids.data(), token_ids.size_bytes(), parent);

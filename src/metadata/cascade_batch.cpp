@@ -42,12 +42,12 @@ void CascadeBatch::set_pages(const CascadeLevel& level, std::int32_t block_size)
 
 void CascadeBatch::set_prefix(const CommonAttentionMetadata& batch, std::int32_t block_size,
                               std::int32_t prefix_len) {
-  const std::int32_t owner = first_active_request(batch);
-  const bool any = owner < batch.num_reqs;
+  const std::size_t owner = first_active_request(batch);
+  const bool any = owner < to_size(batch.num_reqs);
   query_start_loc_.assign({0, batch.num_actual_tokens});
   seq_lens_.assign({any ? prefix_len : 0});
   resize_table(block_size);
-  std::copy_n(batch.block_table.begin() + owner * batch.block_table_stride, stride_, row(0));
+  std::copy_n(table_row(batch, owner), stride_, row(0));
   slots_ = {};
   causal_ = false;
 }
@@ -64,9 +64,8 @@ void CascadeBatch::set_suffix(const CommonAttentionMetadata& batch, std::int32_t
   }
   resize_table(block_size);
   for (std::size_t r = 0; r < num_reqs; ++r) {
-    const std::int32_t* pages =
-        batch.block_table.data() + r * to_size(batch.block_table_stride) + prefix_len / block_size;
-    std::copy_n(pages, page_count(seq_lens_[r], block_size), row(r));
+    std::copy_n(table_row(batch, r) + prefix_len / block_size, page_count(seq_lens_[r], block_size),
+                row(r));
   }
   slots_ = batch.slot_mapping;
   causal_ = batch.is_causal();

@@ -1,5 +1,6 @@
 #include "metadata/page_list.hpp"
 
+#include "base/checked.hpp"
 #include "metadata/validate.hpp"
 
 namespace clattn::detail {
@@ -39,19 +40,15 @@ void write_page_list(const CommonAttentionMetadata& batch, std::int32_t block_si
   const std::int32_t last_id = last_block_id(num_blocks);
   std::int32_t at = 0;
   output.indptr[0] = 0;
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto request = static_cast<std::size_t>(r);
-    const std::int32_t seq_len = batch.seq_lens[request];
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t seq_len = batch.seq_lens[r];
     const std::int32_t pages = page_count(seq_len, block_size);
-    const std::int32_t* row = batch.block_table.data() + r * batch.block_table_stride;
-    if (!append_pages(output.indices.data() + at, row, static_cast<std::size_t>(pages), last_id)) {
+    if (!append_pages(output.indices.data() + at, table_row(batch, r), to_size(pages), last_id))
       throw_bad_page_id(batch, block_size, num_blocks, r);
-    }
     at += pages;
-    output.indptr[request + 1] = at;
-    if (!output.last_page_len.empty()) {
-      output.last_page_len[request] = pages == 0 ? 0 : seq_len - (pages - 1) * block_size;
-    }
+    output.indptr[r + 1] = at;
+    if (!output.last_page_len.empty())
+      output.last_page_len[r] = pages == 0 ? 0 : seq_len - (pages - 1) * block_size;
   }
 }
 
@@ -63,9 +60,9 @@ PagedKVMetadata build_paged_kv_metadata(const CommonAttentionMetadata& batch,
                                         std::int32_t block_size) {
   const detail::BatchSummary summary = detail::validate_tables(batch, block_size);
   PagedKVMetadata result;
-  result.indptr.resize(static_cast<std::size_t>(batch.num_reqs) + 1);
-  result.indices.resize(static_cast<std::size_t>(summary.num_pages));
-  result.last_page_len.resize(static_cast<std::size_t>(batch.num_reqs));
+  result.indptr.resize(detail::to_size(batch.num_reqs) + 1);
+  result.indices.resize(detail::to_size(summary.num_pages));
+  result.last_page_len.resize(detail::to_size(batch.num_reqs));
   detail::write_page_list(batch, block_size, -1,
                           {result.indptr, result.indices, result.last_page_len});
   return result;

@@ -31,12 +31,11 @@ std::int64_t* write_run(const std::int32_t* row, std::int32_t block_size, std::i
 void write_slot_mapping(const CommonAttentionMetadata& batch, std::int32_t block_size,
                         std::span<std::int64_t> slots) {
   std::int64_t* next = slots.data();
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto request = to_size(r);
-    const std::int32_t query_len = query_len_of(batch, request);
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = query_len_of(batch, r);
     if (query_len == 0) continue;
-    next = write_run(batch.block_table.data() + r * batch.block_table_stride, block_size,
-                     batch.seq_lens[request] - query_len, query_len, next);
+    next =
+        write_run(table_row(batch, r), block_size, batch.seq_lens[r] - query_len, query_len, next);
   }
   std::fill(next, slots.data() + slots.size(), kPadSlotId);
 }

@@ -55,6 +55,25 @@ void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOpt
 }  // namespace
 
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
+                                      std::int32_t decode_threshold) {
+  detail::check_at_least("decode_threshold", decode_threshold, 0);
+  const std::int32_t longest = detail::validate_queries(batch);
+  if (longest <= decode_threshold) return all_decodes(batch);
+  std::int32_t num_decodes = 0;
+  while (query_len(batch, num_decodes) <= decode_threshold) ++num_decodes;
+  for (std::int32_t r = num_decodes; r < batch.num_reqs; ++r) {
+    // A request without query tokens is nobody's work and may stand anywhere: padding comes last.
+    const std::int32_t length = query_len(batch, r);
+    throw_invalid_if(
+        length > 0 && length <= decode_threshold,
+        "request {}: query length is {}, legal: at least {} (decodes stand before prefills; "
+        "request {} is a prefill of {} tokens)",
+        r, length, decode_threshold + 1, num_decodes, query_len(batch, num_decodes));
+  }
+  return split_at(batch, num_decodes);
+}
+
+BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
                                       const SplitOptions& options) {
   const std::int32_t threshold = options.decode_threshold;
   detail::check_at_least("decode_threshold", threshold, 0);

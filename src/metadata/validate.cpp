@@ -21,7 +21,7 @@ std::string legal_range(std::int64_t low, std::int64_t high) {
   return fmt::format("{} … {}", low, high);
 }
 
-[[noreturn]] void throw_request(std::int32_t request, std::string_view field, std::int64_t value,
+[[noreturn]] void throw_request(std::size_t request, std::string_view field, std::int64_t value,
                                 std::string_view legal) {
   throw_invalid("request {}: {} is {}, legal: {}", request, field, value, legal);
 }
@@ -30,8 +30,7 @@ std::string legal_range(std::int64_t low, std::int64_t high) {
 [[noreturn]] void throw_longest(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                                 std::string_view legal) {
   const auto longest = std::ranges::find(batch.seq_lens, summary.max_seq_len);
-  throw_request(static_cast<std::int32_t>(longest - batch.seq_lens.begin()), "seq_lens", *longest,
-                legal);
+  throw_request(to_size(longest - batch.seq_lens.begin()), "seq_lens", *longest, legal);
 }
 
 /// Tokens that a row of the block table can address.
@@ -51,8 +50,8 @@ std::int64_t check_table(const CommonAttentionMetadata& batch, std::int32_t bloc
 }
 
 [[noreturn]] void throw_bad_seq_len(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                                    std::int32_t request, std::int32_t query_len) {
-  const std::int32_t seq_len = batch.seq_lens[to_size(request)];
+                                    std::size_t request, std::int32_t query_len) {
+  const std::int32_t seq_len = batch.seq_lens[request];
   const auto capacity = std::min(batch.block_table_stride * block_size, kMaxInt32);
   throw_request(
       request, "seq_lens", seq_len,
@@ -70,10 +69,9 @@ BatchSummary check_seq_lens(const CommonAttentionMetadata& batch, std::int32_t b
   const std::int64_t capacity = check_table(batch, block_size);
   BatchSummary summary;
   std::int64_t num_pages = 0;
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto row = to_size(r);
-    const std::int32_t query_len = starts.empty() ? 0 : starts[row + 1] - starts[row];
-    const std::int32_t seq_len = batch.seq_lens[row];
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = starts.empty() ? 0 : starts[r + 1] - starts[r];
+    const std::int32_t seq_len = batch.seq_lens[r];
     if (seq_len < query_len || seq_len > capacity) {
       throw_bad_seq_len(batch, block_size, r, query_len);
     }
@@ -96,15 +94,14 @@ BatchSummary check_key_starts(const CommonAttentionMetadata& batch) {
   check_size(name, starts.size(), std::int64_t{batch.num_reqs} + 1, "num_reqs + 1");
   if (starts[0] != 0) throw_invalid("{}[0] is {}, legal: 0", name, starts[0]);
   BatchSummary summary;
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto row = to_size(r);
-    const std::int64_t keys = std::int64_t{starts[row + 1]} - starts[row];
-    if (batch.seq_lens[row] < 0 || batch.seq_lens[row] != keys) {
-      throw_request(r, "seq_lens", batch.seq_lens[row],
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int64_t keys = std::int64_t{starts[r + 1]} - starts[r];
+    if (batch.seq_lens[r] < 0 || batch.seq_lens[r] != keys) {
+      throw_request(r, "seq_lens", batch.seq_lens[r],
                     fmt::format("{} ({}[{}] - {}[{}])", std::max<std::int64_t>(keys, 0), name,
                                 r + 1, name, r));
     }
-    summary.max_seq_len = std::max(summary.max_seq_len, batch.seq_lens[row]);
+    summary.max_seq_len = std::max(summary.max_seq_len, batch.seq_lens[r]);
   }
   return summary;
 }
@@ -112,13 +109,12 @@ BatchSummary check_key_starts(const CommonAttentionMetadata& batch) {
 void check_computed_tokens(const CommonAttentionMetadata& batch) {
   if (batch.num_computed_tokens.empty()) return;
   check_size("num_computed_tokens", batch.num_computed_tokens.size(), batch.num_reqs, "num_reqs");
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto row = to_size(r);
-    const std::int32_t query_len = query_len_of(batch, row);
-    const std::int32_t computed = batch.seq_lens[row] - query_len;
-    if (batch.num_computed_tokens[row] != computed) {
-      throw_request(r, "num_computed_tokens", batch.num_computed_tokens[row],
-                    fmt::format("{} (seq_lens {} - query length {})", computed, batch.seq_lens[row],
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = query_len_of(batch, r);
+    const std::int32_t computed = batch.seq_lens[r] - query_len;
+    if (batch.num_computed_tokens[r] != computed) {
+      throw_request(r, "num_computed_tokens", batch.num_computed_tokens[r],
+                    fmt::format("{} (seq_lens {} - query length {})", computed, batch.seq_lens[r],
                                 query_len));
     }
   }
@@ -148,9 +144,8 @@ std::int32_t validate_queries(const CommonAttentionMetadata& batch) {
   const std::int32_t bound =
       batch.max_query_len > 0 ? batch.max_query_len : batch.num_actual_tokens;
   std::int32_t max_query_len = 0;
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const std::int32_t begin = starts[to_size(r)];
-    const std::int32_t end = starts[to_size(r) + 1];
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t begin = starts[r], end = starts[r + 1];
     if (end < begin || end > batch.num_actual_tokens) {
       throw_request(r, fmt::format("query_start_loc[{}]", r + 1), end,
                     fmt::format("{} (query_start_loc[{}] … num_actual_tokens)",
@@ -194,21 +189,20 @@ std::int32_t validate_sequences(const CommonAttentionMetadata& batch) {
   validate_queries(batch);
   check_size("seq_lens", batch.seq_lens.size(), batch.num_reqs, "num_reqs");
   std::int32_t longest = 0;
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto row = to_size(r);
-    const std::int32_t query_len = query_len_of(batch, row);
-    if (batch.seq_lens[row] < query_len) {
-      throw_request(r, "seq_lens", batch.seq_lens[row],
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = query_len_of(batch, r);
+    if (batch.seq_lens[r] < query_len) {
+      throw_request(r, "seq_lens", batch.seq_lens[r],
                     fmt::format("at least the query length, {}", query_len));
     }
-    longest = std::max(longest, batch.seq_lens[row]);
+    longest = std::max(longest, batch.seq_lens[r]);
   }
   return longest;
 }
 
-std::int32_t first_active_request(const CommonAttentionMetadata& batch) {
-  std::int32_t r = 0;
-  while (r < batch.num_reqs && batch.query_start_loc[to_size(r) + 1] == 0) ++r;
+std::size_t first_active_request(const CommonAttentionMetadata& batch) {
+  std::size_t r = 0;
+  while (r < to_size(batch.num_reqs) && batch.query_start_loc[r + 1] == 0) ++r;
   return r;
 }
 
@@ -220,8 +214,8 @@ StepSplit split_step(const CommonAttentionMetadata& batch, std::int32_t decode_t
   bool decodes = source != KeySource::kContiguous;
   bool decodes_first = decodes;
   int changes = 0;
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const std::int32_t query_len = query_len_of(batch, to_size(r));
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = query_len_of(batch, r);
     const bool before = decodes;
     if (query_len > 0 && source != KeySource::kContiguous) decodes = query_len <= decode_threshold;
     if (r == 0) {
@@ -247,22 +241,20 @@ void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t b
                    "common_prefix_len is {}, legal: multiples of block_size {}, >= 0",
                    common_prefix_len, block_size);
   const auto pages = static_cast<std::ptrdiff_t>(common_prefix_len / block_size);
-  const std::int32_t first = first_active_request(batch);
-  const auto row = [&](std::int32_t r) {
-    return batch.block_table.data() + r * batch.block_table_stride;
-  };
-  for (std::int32_t r = first; r < batch.num_reqs; ++r) {
-    const std::int32_t query_len = query_len_of(batch, to_size(r));
+  const std::size_t first = first_active_request(batch);
+  for (std::size_t r = first; r < to_size(batch.num_reqs); ++r) {
+    const std::int32_t query_len = query_len_of(batch, r);
     if (query_len == 0) continue;
     const std::int32_t own = source == KeySource::kOwnPages ? query_len : 0;
-    const std::int32_t computed = batch.seq_lens[to_size(r)] - own;
+    const std::int32_t computed = batch.seq_lens[r] - own;
     if (common_prefix_len > computed) {
       throw_request(r, "common_prefix_len", common_prefix_len,
                     fmt::format("{} (its computed tokens)", legal_range(0, computed)));
     }
-    const auto differ = std::mismatch(row(first), row(first) + pages, row(r));
-    if (differ.first == row(first) + pages) continue;
-    throw_request(r, fmt::format("block_table[{}]", differ.second - row(r)), *differ.second,
+    const std::int32_t* const row = table_row(batch, first);
+    const auto differ = std::mismatch(row, row + pages, table_row(batch, r));
+    if (differ.first == row + pages) continue;
+    throw_request(r, fmt::format("block_table[{}]", differ.first - row), *differ.second,
                   fmt::format("{} (request {}'s: common_prefix_len {})", *differ.first, first,
                               common_prefix_len));
   }
@@ -275,23 +267,21 @@ BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t 
 void validate_page_ids(const CommonAttentionMetadata& batch, std::int32_t block_size,
                        std::int64_t num_blocks) {
   const std::int32_t last = last_block_id(num_blocks);
-  for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const std::int32_t* row = batch.block_table.data() + r * batch.block_table_stride;
-    const auto pages = to_size(page_count(batch.seq_lens[to_size(r)], block_size));
-    if (!pages_in_range(row, pages, last)) throw_bad_page_id(batch, block_size, num_blocks, r);
+  for (std::size_t r = 0; r < to_size(batch.num_reqs); ++r) {
+    const auto pages = to_size(page_count(batch.seq_lens[r], block_size));
+    if (!pages_in_range(table_row(batch, r), pages, last))
+      throw_bad_page_id(batch, block_size, num_blocks, r);
   }
 }
 
 void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                       std::int64_t num_blocks, std::int32_t request) {
+                       std::int64_t num_blocks, std::size_t request) {
   const std::int32_t last = last_block_id(num_blocks);
-  const std::int32_t* row = batch.block_table.data() + request * batch.block_table_stride;
-  std::int32_t page = 0;
-  while (page + 1 < page_count(batch.seq_lens[to_size(request)], block_size) && row[page] >= 0 &&
-         row[page] <= last) {
-    ++page;
-  }
-  throw_request(request, fmt::format("block_table[{}]", page), row[page],
+  const std::int32_t* const row = table_row(batch, request);
+  const std::int32_t* const bad =
+      std::find_if(row, row + page_count(batch.seq_lens[request], block_size) - 1,
+                   [&](std::int32_t id) { return id < 0 || id > last; });
+  throw_request(request, fmt::format("block_table[{}]", bad - row), *bad,
                 legal_range(0, last) +
                     (num_blocks < 0 ? std::string() : fmt::format(" (num_blocks {})", num_blocks)));
 }
@@ -318,12 +308,12 @@ void validate_slots(const CommonAttentionMetadata& batch, std::int32_t block_siz
   const auto* const found =
       std::find_if(slots.data(), slots.data() + slots.size(),
                    [&](std::int64_t slot) { return slot < kPadSlotId || slot > last; });
-  const auto token = static_cast<std::int32_t>(found - slots.data());
+  const auto token = found - slots.data();
   throw_invalid_if(!own, "slot_mapping[{}] is {}, legal: {}", token, *found,
                    legal_range(kPadSlotId, last));
   const auto starts = batch.query_start_loc.first(to_size(batch.num_reqs) + 1);
   const auto owner = std::ranges::upper_bound(starts, token) - starts.begin() - 1;
-  throw_request(static_cast<std::int32_t>(owner), fmt::format("slot_mapping[{}]", token), *found,
+  throw_request(to_size(owner), fmt::format("slot_mapping[{}]", token), *found,
                 num_blocks < 0
                     ? legal_range(kPadSlotId, last)
                     : fmt::format("{} (num_blocks {} x block_size {})",

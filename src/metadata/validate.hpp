@@ -24,6 +24,11 @@ inline std::int32_t query_len_of(const CommonAttentionMetadata& batch, std::size
   return batch.query_start_loc[request + 1] - batch.query_start_loc[request];
 }
 
+/// Block ids of a request.
+inline const std::int32_t* table_row(const CommonAttentionMetadata& batch, std::size_t request) {
+  return batch.block_table.data() + request * static_cast<std::size_t>(batch.block_table_stride);
+}
+
 /// Throws kInvalidArgument unless an array has as many elements as `why` asks for.
 void check_size(std::string_view field, std::size_t size, std::int64_t needed,
                 std::string_view why);
@@ -83,7 +88,7 @@ void validate_common_prefix(const CommonAttentionMetadata& batch, std::int32_t b
                             KeySource source = KeySource::kOwnPages);
 
 /// The first request with query tokens; num_reqs if there is none. Such requests share a prefix.
-std::int32_t first_active_request(const CommonAttentionMetadata& batch);
+std::size_t first_active_request(const CommonAttentionMetadata& batch);
 
 /// seq_lens against the block table only, as if no request had a query.
 BatchSummary validate_tables(const CommonAttentionMetadata& batch, std::int32_t block_size);
@@ -105,6 +110,6 @@ void validate_limits(const CommonAttentionMetadata& batch, const BatchSummary& s
 
 /// Throws the error of the first bad block id in a request's used entries, of which there is one.
 [[noreturn]] void throw_bad_page_id(const CommonAttentionMetadata& batch, std::int32_t block_size,
-                                    std::int64_t num_blocks, std::int32_t request);
+                                    std::int64_t num_blocks, std::size_t request);
 
 }  // namespace clattn::detail

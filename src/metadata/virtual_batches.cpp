@@ -33,9 +33,8 @@ LocalAttentionVirtualBatches make_local_attention_virtual_batches(
   result.causal = batch.is_causal();
   result.query_start_loc.push_back(0);
   for (std::int32_t r = 0; r < batch.num_reqs; ++r) {
-    const auto row = to_size(r);
-    const std::int32_t seq_len = batch.seq_lens[row];
-    std::int32_t position = seq_len - detail::query_len_of(batch, row);
+    const std::int32_t seq_len = batch.seq_lens[to_size(r)];
+    std::int32_t position = seq_len - detail::query_len_of(batch, to_size(r));
     while (position < seq_len) {
       const std::int32_t chunk_begin = position - position % attn_chunk_size;
       // The difference, not the chunk's end: that may lie beyond int32.

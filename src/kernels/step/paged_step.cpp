@@ -251,10 +251,8 @@ void PagedStep::copy_pages(const CommonAttentionMetadata& batch,
     const auto count = to_size(page_count(seq_lens_[r], block_size));
     const auto room =
         pages.subspan(to_size(pages_at_[r]), to_size(pages_at_[r + 1] - pages_at_[r]));
-    const std::int32_t* row = batch.block_table.data() + r * to_size(batch.block_table_stride);
-    if (!append_pages(room.data(), row, count, last_id)) {
-      throw_bad_page_id(batch, block_size, num_blocks, static_cast<std::int32_t>(r));
-    }
+    if (!append_pages(room.data(), table_row(batch, r), count, last_id))
+      throw_bad_page_id(batch, block_size, num_blocks, r);
     std::fill(room.begin() + static_cast<std::ptrdiff_t>(count), room.end(), 0);
   }
 }
