@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <iterator>
 
@@ -15,13 +14,10 @@ bool is_word(char c) {
 }
 
 bool is_ours(std::string_view word) {
-  constexpr std::array<std::string_view, 3> kPrefixes = {"cla_", "CLA_", "CLATTN_"};
-  if (std::ranges::any_of(kPrefixes,
-                          [&](std::string_view prefix) { return word.starts_with(prefix); })) {
-    return true;
-  }
-  return word.starts_with("Cla") && word.size() > 3 &&
-         std::isupper(static_cast<unsigned char>(word[3])) != 0;
+  const bool type = word.starts_with("Cla") && word.size() > 3 &&
+                    std::isupper(static_cast<unsigned char>(word[3])) != 0;
+  return type || word.starts_with("cla_") || word.starts_with("CLA_") ||
+         word.starts_with("CLATTN_");
 }
 
 /// Appends `text` with the part's number in every name of ours: cla_dot of part 2 is cla2_dot.

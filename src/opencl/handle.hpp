@@ -2,31 +2,19 @@
 
 #include <clattn/opencl.hpp>
 
-#include <utility>
+#include <memory>
+#include <type_traits>
 
 namespace clattn::detail {
 
+template <auto Release>
+struct Releaser {
+  void operator()(auto* object) const noexcept { Release(object); }
+};
+
 /// Owns one reference to a driver object.
 template <typename T, auto Release>
-class Handle {
- public:
-  Handle() = default;
-  explicit Handle(T object) noexcept : object_(object) {}
-  Handle(Handle&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Handle& operator=(Handle&& other) noexcept {
-    std::swap(object_, other.object_);
-    return *this;
-  }
-  ~Handle() {
-    if (object_ != nullptr) Release(object_);
-  }
-  T get() const noexcept { return object_; }
-  T release() noexcept { return std::exchange(object_, nullptr); }
-  explicit operator bool() const noexcept { return object_ != nullptr; }
-
- private:
-  T object_ = nullptr;
-};
+using Handle = std::unique_ptr<std::remove_pointer_t<T>, Releaser<Release>>;
 
 using ContextHandle = Handle<cl_context, &clReleaseContext>;
 using QueueHandle = Handle<cl_command_queue, &clReleaseCommandQueue>;

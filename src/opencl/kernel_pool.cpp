@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "base/checked.hpp"
-#include "opencl/handle.hpp"
 #include "opencl/recorder.hpp"
 #include "opencl/runtime.hpp"
 
@@ -35,24 +34,20 @@ std::uint64_t first_launch_count() noexcept {
 }
 
 KernelPool::KernelPool(cl_program program, cl_device_id device, std::string entry)
-    : program_(program), entry_(std::move(entry)) {
-  KernelHandle first(create());
+    : entry_(std::move(entry)) {
+  check(clRetainProgram(program), "clRetainProgram");
+  program_.reset(program);
+  KernelHandle first = create();
   work_group_size_ = work_group_info<std::size_t>(first.get(), device, CL_KERNEL_WORK_GROUP_SIZE);
   private_mem_bytes_ = work_group_info<cl_ulong>(first.get(), device, CL_KERNEL_PRIVATE_MEM_SIZE);
   local_mem_bytes_ = work_group_info<cl_ulong>(first.get(), device, CL_KERNEL_LOCAL_MEM_SIZE);
-  check(clRetainProgram(program_), "clRetainProgram");
-  free_.push_back(first.release());
+  free_.push_back(std::move(first));
 }
 
-KernelPool::~KernelPool() {
-  for (cl_kernel kernel : free_) clReleaseKernel(kernel);
-  clReleaseProgram(program_);
-}
-
-cl_kernel KernelPool::create() {
+KernelHandle KernelPool::create() {
   free_.reserve(created_ + 1);
   cl_int status = CL_SUCCESS;
-  cl_kernel kernel = clCreateKernel(program_, entry_.c_str(), &status);
+  KernelHandle kernel(clCreateKernel(program_.get(), entry_.c_str(), &status));
   check(status, fmt::format("creating kernel '{}'", entry_));
   ++created_;
   return kernel;
@@ -61,24 +56,15 @@ cl_kernel KernelPool::create() {
 KernelLease KernelPool::acquire() {
   const std::scoped_lock lock(mutex_);
   if (free_.empty()) return {*this, create()};
-  cl_kernel kernel = free_.back();
+  KernelHandle kernel = std::move(free_.back());
   free_.pop_back();
-  return {*this, kernel};
+  return {*this, std::move(kernel)};
 }
-
-void KernelPool::give_back(cl_kernel kernel) noexcept {
-  const std::scoped_lock lock(mutex_);
-  free_.push_back(kernel);
-}
-
-KernelLease::KernelLease(KernelLease&& other) noexcept
-    : pool_(other.pool_),
-      kernel_(std::exchange(other.kernel_, nullptr)),
-      next_arg_(other.next_arg_),
-      kept_(std::move(other.kept_)) {}
 
 KernelLease::~KernelLease() {
-  if (kernel_ != nullptr) pool_->give_back(kernel_);
+  if (!kernel_) return;
+  const std::scoped_lock lock(pool_->mutex_);
+  pool_->free_.push_back(std::move(kernel_));
 }
 
 void KernelLease::keep_if_recording(cl_mem buffer) {
@@ -86,7 +72,7 @@ void KernelLease::keep_if_recording(cl_mem buffer) {
 }
 
 void KernelLease::set(std::size_t size, const void* value) {
-  const cl_int status = clSetKernelArg(kernel_, next_arg_, size, value);
+  const cl_int status = clSetKernelArg(kernel_.get(), next_arg_, size, value);
   if (status != CL_SUCCESS) {
     check(status, fmt::format("setting argument {} of kernel '{}'", next_arg_, pool_->entry()));
   }
@@ -103,8 +89,9 @@ void KernelLease::enqueue(cl_command_queue queue, std::size_t groups, std::size_
     return recorder->add({pool_->shared_from_this(), std::move(*this), items, group_size});
   }
   cl_event done = nullptr;
-  const cl_int status = clEnqueueNDRangeKernel(queue, kernel_, 1, nullptr, &items, &group_size, 0,
-                                               nullptr, event == nullptr ? nullptr : &done);
+  const cl_int status =
+      clEnqueueNDRangeKernel(queue, kernel_.get(), 1, nullptr, &items, &group_size, 0, nullptr,
+                             event == nullptr ? nullptr : &done);
   if (status != CL_SUCCESS) {
     check(status, fmt::format("enqueueing {} groups of {} of kernel '{}'", groups, group_size,
                               pool_->entry()));

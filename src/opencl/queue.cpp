@@ -1,12 +1,11 @@
 // clCreateCommandQueue is the one call that every platform has; the headers deprecate it after 1.2.
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
-#include "opencl/queue.hpp"
-
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "base/error.hpp"
+#include "opencl/runtime.hpp"
 
 namespace clattn {
 namespace detail {
@@ -16,6 +15,26 @@ void check_range(const Buffer& buffer, std::size_t offset, std::size_t size, con
   throw_invalid_if(offset > buffer.size_bytes() || size > buffer.size_bytes() - offset,
                    "{}: bytes {} to {} are not inside a buffer of {} bytes", what, offset,
                    offset + size, buffer.size_bytes());
+}
+
+void enqueue_read(cl_command_queue queue, const Buffer& buffer, std::span<std::byte> destination,
+                  const Transfer& transfer) {
+  if (transfer.event != nullptr) transfer.event->reset();
+  check_range(buffer, transfer.offset_bytes, destination.size(), "read");
+  if (destination.empty()) return;
+  cl_event done = nullptr;
+  check(clEnqueueReadBuffer(queue, buffer.handle(), transfer.blocking, transfer.offset_bytes,
+                            destination.size(), destination.data(), 0, nullptr,
+                            transfer.event == nullptr ? nullptr : &done),
+        "clEnqueueReadBuffer");
+  if (transfer.event != nullptr) transfer.event->reset(done);
+}
+
+bool is_out_of_order(cl_command_queue queue) {
+  cl_command_queue_properties properties = 0;
+  check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
+        "reading the properties of the command queue");
+  return (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
 }
 
 }  // namespace
@@ -42,29 +61,6 @@ void enqueue_write(cl_command_queue queue, const Buffer& buffer, std::span<const
         "clEnqueueWriteBuffer");
   if (transfer.event != nullptr) transfer.event->reset(done);
 }
-
-namespace {
-
-void enqueue_read(cl_command_queue queue, const Buffer& buffer, std::span<std::byte> destination,
-                  const Transfer& transfer) {
-  if (transfer.event != nullptr) transfer.event->reset();
-  check_range(buffer, transfer.offset_bytes, destination.size(), "read");
-  if (destination.empty()) return;
-  cl_event done = nullptr;
-  check(clEnqueueReadBuffer(queue, buffer.handle(), transfer.blocking, transfer.offset_bytes,
-                            destination.size(), destination.data(), 0, nullptr,
-                            transfer.event == nullptr ? nullptr : &done),
-        "clEnqueueReadBuffer");
-  if (transfer.event != nullptr) transfer.event->reset(done);
-}
-
-bool is_out_of_order(cl_command_queue queue) {
-  cl_command_queue_properties properties = 0;
-  check(clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof(properties), &properties, nullptr),
-        "reading the properties of the command queue");
-  return (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
-}
-}  // namespace
 
 void require_in_order(cl_command_queue queue) {
   if (is_out_of_order(queue))

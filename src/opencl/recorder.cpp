@@ -4,6 +4,7 @@
 
 #include <CL/cl_ext.h>
 
+#include <type_traits>
 #include <utility>
 
 #include "base/error.hpp"
@@ -34,24 +35,12 @@ bool command_buffers_pay(cl_device_id device) {
 
 /// The extension's functions and one finalized buffer.
 struct Recording::CommandBuffer {
-  clReleaseCommandBufferKHR_fn release = nullptr;
   clEnqueueCommandBufferKHR_fn enqueue = nullptr;
-  cl_command_buffer_khr handle = nullptr;
-
-  CommandBuffer() = default;
-  ~CommandBuffer() {
-    if (handle != nullptr) release(handle);
-  }
-  CommandBuffer(const CommandBuffer&) = delete;
-  CommandBuffer& operator=(const CommandBuffer&) = delete;
+  std::unique_ptr<std::remove_pointer_t<cl_command_buffer_khr>, clReleaseCommandBufferKHR_fn>
+      handle{nullptr, nullptr};
 };
 
 namespace {
-
-template <typename Function>
-Function extension_function(cl_platform_id platform, const char* name) {
-  return reinterpret_cast<Function>(clGetExtensionFunctionAddressForPlatform(platform, name));
-}
 
 /// Steps follow each other without waiting, so a buffer must be enqueued while it still runs.
 bool has_command_buffers(cl_device_id device) {
@@ -72,34 +61,34 @@ std::unique_ptr<Recording::CommandBuffer> Recording::make_command_buffer(
   cl_device_id device = device_of(queue);
   if (!has_command_buffers(device)) return nullptr;
   const auto platform = device_value<cl_platform_id>(device, CL_DEVICE_PLATFORM);
-  const auto create =
-      extension_function<clCreateCommandBufferKHR_fn>(platform, "clCreateCommandBufferKHR");
-  const auto add =
-      extension_function<clCommandNDRangeKernelKHR_fn>(platform, "clCommandNDRangeKernelKHR");
-  const auto finalize =
-      extension_function<clFinalizeCommandBufferKHR_fn>(platform, "clFinalizeCommandBufferKHR");
+  const auto find = [&]<typename Function>(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(clGetExtensionFunctionAddressForPlatform(platform, name));
+    return function != nullptr;
+  };
+  clCreateCommandBufferKHR_fn create = nullptr;
+  clCommandNDRangeKernelKHR_fn add = nullptr;
+  clFinalizeCommandBufferKHR_fn finalize = nullptr;
+  clReleaseCommandBufferKHR_fn release = nullptr;
   auto buffer = std::make_unique<CommandBuffer>();
-  buffer->release =
-      extension_function<clReleaseCommandBufferKHR_fn>(platform, "clReleaseCommandBufferKHR");
-  buffer->enqueue =
-      extension_function<clEnqueueCommandBufferKHR_fn>(platform, "clEnqueueCommandBufferKHR");
-  if (create == nullptr || add == nullptr || finalize == nullptr || buffer->release == nullptr ||
-      buffer->enqueue == nullptr) {
+  if (!find(create, "clCreateCommandBufferKHR") || !find(add, "clCommandNDRangeKernelKHR") ||
+      !find(finalize, "clFinalizeCommandBufferKHR") ||
+      !find(release, "clReleaseCommandBufferKHR") ||
+      !find(buffer->enqueue, "clEnqueueCommandBufferKHR")) {
     return nullptr;
   }
   const cl_command_buffer_properties_khr properties[] = {CL_COMMAND_BUFFER_FLAGS_KHR,
                                                          CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR, 0};
   cl_int status = CL_SUCCESS;
-  buffer->handle = create(1, &queue, properties, &status);
+  buffer->handle = {create(1, &queue, properties, &status), release};
   cl_sync_point_khr before = 0, after = 0;
   for (std::size_t i = 0; i < launches.size() && status == CL_SUCCESS; ++i) {
     const Launch& launch = launches[i];
-    status =
-        add(buffer->handle, nullptr, nullptr, launch.kernel.handle(), 1, nullptr, &launch.items,
-            &launch.group_size, i == 0 ? 0 : 1, i == 0 ? nullptr : &before, &after, nullptr);
+    status = add(buffer->handle.get(), nullptr, nullptr, launch.kernel.handle(), 1, nullptr,
+                 &launch.items, &launch.group_size, i == 0 ? 0 : 1, i == 0 ? nullptr : &before,
+                 &after, nullptr);
     before = after;
   }
-  if (status == CL_SUCCESS) status = finalize(buffer->handle);
+  if (status == CL_SUCCESS) status = finalize(buffer->handle.get());
   return status == CL_SUCCESS ? std::move(buffer) : nullptr;
 }
 
@@ -147,7 +136,7 @@ void Recording::replay(cl_command_queue queue, Event* event) const {
   cl_event done = nullptr;
 #if defined(cl_khr_command_buffer)
   if (buffer_ != nullptr && queue == queue_) {
-    check(buffer_->enqueue(0, nullptr, buffer_->handle, 0, nullptr,
+    check(buffer_->enqueue(0, nullptr, buffer_->handle.get(), 0, nullptr,
                            event == nullptr ? nullptr : &done),
           "clEnqueueCommandBufferKHR");
     count_dispatches(launches_.size());

@@ -2,34 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <optional>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "opencl/bundle.hpp"
-#include "opencl/call_memory.hpp"
 #include "opencl/device_info.hpp"
-#include "opencl/handle.hpp"
 #include "opencl/matrix_units.hpp"
-#include "opencl/once_map.hpp"
 #include "opencl/program.hpp"
-#include "opencl/program_cache.hpp"
-#include "opencl/queue.hpp"
 #include "opencl/self_test.hpp"
-#include "opencl/source.hpp"
 #include "opencl/x86_tiles.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {
 namespace {
-
-/// Without a handle where it could not be built; with the compiler's refusal where that is why.
-struct Program {
-  ProgramHandle handle;
-  std::optional<Error> refusal;
-};
 
 /// Whether keeping a driver's binaries ourselves saves time. PoCL compiles on demand, for the group
 /// size of a launch, and keeps a good cache of its own; asking it for a binary compiles every
@@ -67,149 +53,116 @@ RuntimeOptions default_runtime_options() {
           .binaries = BinaryCaching::kWhereItPays};
 }
 
-struct Runtime::State {
-  State(ContextHandle context_handle, cl_device_id device_id, const RuntimeOptions& options)
-      : context(std::move(context_handle)),
-        device(device_id),
-        capabilities(query_capabilities(device_id)),
-        read_file(kernel_file_reader(options.kernel_dir)),
-        cache(options.cache_dir),
-        tuning{std::make_shared<const TuningTable>(TuningTable::load(options.tuning_file))},
-        cache_binaries(options.binaries == BinaryCaching::kAlways || binaries_pay(device_id)) {
-    self_test();
-  }
-
-  /// The key of what was made from `text` under `options` on this device by this library.
-  CacheKey key_of(std::string_view what, const std::string& text, std::string_view options) const {
-    return make_cache_key({what, text, options, capabilities.name, capabilities.driver_version,
-                           capabilities.device_version, capabilities.platform_name,
-                           capabilities.platform_version, CLATTN_VERSION});
-  }
-
-  void self_test() {
-    SelfTestTexts texts{.device = flatten_source("tile/selftest.cl", read_file).text};
-    if (capabilities.kind == DeviceKind::kCpu) {
-      if (why_no_x86_tiles().empty()) {
-        texts.x86_tiles = flatten_source("tile/selftest_amx.cl", read_file).text;
-      } else {
-        log(LogLevel::kInfo, "{}: no x86 tiles: {}", capabilities.name, why_no_x86_tiles());
-      }
-    }
-    std::string text = texts.device + texts.x86_tiles;
-    for (const MatrixUnit& unit : kMatrixUnits) {
-      text += texts.units.emplace_back(
-          flatten_source(std::string(unit.self_test()), read_file, unit.header).text);
-    }
-    // Environment variables of some drivers change these two.
-    const std::string limits =
-        fmt::format("local={} group={} host={}", capabilities.local_mem_bytes,
-                    capabilities.max_work_group_size, host_instructions());
-    const CacheKey key = key_of("self-test", text, limits);
-    SelfTestResult result;
-    const std::optional<Bytes> remembered = cache.load(key);
-    if (remembered && remembered->size() == sizeof(result)) {
-      std::memcpy(&result, remembered->data(), sizeof(result));
-    } else {
-      const SelfTestReport report = run_self_tests(context.get(), device, capabilities, texts);
-      result = report.result;
-      if (report.conclusive) cache.store(key, std::as_bytes(std::span(&result, 1)));
-    }
-    capabilities.static_local_mem_bytes = result.static_local_mem_bytes;
-    capabilities.inline_ptx = result.inline_ptx != 0;
-    capabilities.wave_size = result.wave_size;
-    capabilities.warpgroup_products = result.warpgroup_products != 0;
-    capabilities.fp8_conversions = result.fp8_conversions != 0;
-    capabilities.bf16_products = result.bf16_products != 0;
-    capabilities.x86_tiles = result.x86_tiles != 0;
-    capabilities.native_exp2_error = result.native_exp2_error;
-    capabilities.native_builtins = result.native_builtins != 0;
-    capabilities.long_loops = result.long_loops != 0;
-    capabilities.struct_arguments = result.struct_arguments != 0;
-    capabilities.sub_groups_in_step = result.sub_groups_in_step;
-    capabilities.matrix_units = unit_headers(result.right_matrix_units);
-    capabilities.wrong_matrix_units = unit_headers(result.wrong_matrix_units);
-    for (const std::string& unit : capabilities.wrong_matrix_units)
-      log(LogLevel::kInfo, "{}: {} computes wrong and is not used", capabilities.name, unit);
-    capabilities.flushes_f16 = result.flushing_matrix_units != 0;  // a device has one unit of f16
-    if (capabilities.flushes_f16)
-      log(LogLevel::kInfo, "{}: matrix products take subnormal f16 as 0", capabilities.name);
-    macros = device_macros(capabilities);
-  }
-
-  std::shared_ptr<Program> build(const KernelSource& wanted) {
-    const std::string options = fmt::format("{}{}{}{}", kBuildOptions, macros,
-                                            wanted.options.empty() ? "" : " ", wanted.options);
-    const FlatSource source = flatten_source(wanted.file, read_file, wanted.unit);
-    const CacheKey key = key_of("program", source.text, options);
-    if (cache_binaries) {
-      if (ProgramHandle cached = load(key, options)) {
-        ++from_cache;
-        return std::make_shared<Program>(Program{std::move(cached), {}});
-      }
-    }
-    Compilation built = compile_program(context.get(), device, source.text, options);
-    if (built.status != CL_SUCCESS) {
-      const Error error(ErrorCode::kOpenCL,
-                        fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", wanted.file,
-                                    options, capabilities.name, status_name(built.status),
-                                    built.status, rewrite_build_log(built.log, source)),
-                        built.status);
-      if (!is_build_refusal(error)) throw error;
-      return std::make_shared<Program>(Program{{}, error});
-    }
-    ++from_source;
-    if (cache_binaries) {
-      if (const auto binary = program_binary(built.program.get(), device)) {
-        cache.store(key, *binary);
-      }
-    }
-    return std::make_shared<Program>(Program{std::move(built.program), {}});
-  }
-
-  /// One program of several sources, without a handle where their options or the driver are against
-  /// it.
-  std::shared_ptr<Program> build_bundle(std::span<const KernelSource> sources) {
-    std::vector<BundlePart> parts;
-    for (const KernelSource& source : sources)
-      parts.push_back({flatten_source(source.file, read_file, source.unit).text,
-                       fmt::format("{} {}", macros, source.options)});
-    const std::optional<std::string> text = bundle_sources(parts);
-    if (!text) return std::make_shared<Program>();
-    Compilation built = compile_program(context.get(), device, *text, std::string(kBuildOptions));
-    if (built.status != CL_SUCCESS) return std::make_shared<Program>();
-    ++from_source;
-    return std::make_shared<Program>(Program{std::move(built.program), {}});
-  }
-
-  ProgramHandle load(const CacheKey& key, const std::string& options) const {
-    const std::optional<Bytes> binary = cache.load(key);
-    if (!binary) return {};
-    return load_program(context.get(), device, *binary, options).program;
-  }
-
-  ContextHandle context;
-  cl_device_id device;
-  DeviceCapabilities capabilities;
-  std::string macros;  // of every kernel: device_macros()
-  ReadKernelFile read_file;
-  ProgramCache cache;
-  std::mutex tuning_mutex;
-  RuntimeTuning tuning;
-  bool cache_binaries;
-  OnceMap<std::shared_ptr<Program>> programs;
-  OnceMap<std::shared_ptr<KernelPool>> pools;
-  OnceMap<std::weak_ptr<void>> shared_objects;
-  std::optional<CallMemory> call_memory;
-  std::mutex failures_mutex;
-  std::map<std::string, std::string> failures;
-  std::atomic<std::uint64_t> from_source{0};
-  std::atomic<std::uint64_t> from_cache{0};
-};
-
-Runtime::Runtime(std::unique_ptr<State> state) : state_(std::move(state)) {
-  state_->call_memory.emplace(*this);
+Runtime::Runtime(ContextHandle context, cl_device_id device, const RuntimeOptions& options)
+    : context_(std::move(context)),
+      device_(device),
+      capabilities_(query_capabilities(device)),
+      read_file_(kernel_file_reader(options.kernel_dir)),
+      cache_(options.cache_dir),
+      tuning_{std::make_shared<const TuningTable>(TuningTable::load(options.tuning_file))},
+      cache_binaries_(options.binaries == BinaryCaching::kAlways || binaries_pay(device)) {
+  self_test();
 }
-Runtime::~Runtime() = default;
+
+/// The key of what was made from `text` under `options` on this device by this library.
+CacheKey Runtime::key_of(std::string_view what, const std::string& text,
+                         std::string_view options) const {
+  return make_cache_key({what, text, options, capabilities_.name, capabilities_.driver_version,
+                         capabilities_.device_version, capabilities_.platform_name,
+                         capabilities_.platform_version, CLATTN_VERSION});
+}
+
+void Runtime::self_test() {
+  SelfTestTexts texts{.device = flatten_source("tile/selftest.cl", read_file_).text};
+  if (capabilities_.kind == DeviceKind::kCpu) {
+    if (why_no_x86_tiles().empty()) {
+      texts.x86_tiles = flatten_source("tile/selftest_amx.cl", read_file_).text;
+    } else {
+      log(LogLevel::kInfo, "{}: no x86 tiles: {}", capabilities_.name, why_no_x86_tiles());
+    }
+  }
+  std::string text = texts.device + texts.x86_tiles;
+  for (const MatrixUnit& unit : kMatrixUnits) {
+    text += texts.units.emplace_back(
+        flatten_source(std::string(unit.self_test()), read_file_, unit.header).text);
+  }
+  // Environment variables of some drivers change these two.
+  const std::string limits = fmt::format("local={} group={} host={}", capabilities_.local_mem_bytes,
+                                         capabilities_.max_work_group_size, host_instructions());
+  const CacheKey key = key_of("self-test", text, limits);
+  SelfTestResult result;
+  const std::optional<Bytes> remembered = cache_.load(key);
+  if (remembered && remembered->size() == sizeof(result)) {
+    std::memcpy(&result, remembered->data(), sizeof(result));
+  } else {
+    const SelfTestReport report = run_self_tests(context_.get(), device_, capabilities_, texts);
+    result = report.result;
+    if (report.conclusive) cache_.store(key, std::as_bytes(std::span(&result, 1)));
+  }
+  capabilities_.static_local_mem_bytes = result.static_local_mem_bytes;
+  capabilities_.inline_ptx = result.inline_ptx != 0;
+  capabilities_.wave_size = result.wave_size;
+  capabilities_.warpgroup_products = result.warpgroup_products != 0;
+  capabilities_.fp8_conversions = result.fp8_conversions != 0;
+  capabilities_.bf16_products = result.bf16_products != 0;
+  capabilities_.x86_tiles = result.x86_tiles != 0;
+  capabilities_.native_exp2_error = result.native_exp2_error;
+  capabilities_.native_builtins = result.native_builtins != 0;
+  capabilities_.long_loops = result.long_loops != 0;
+  capabilities_.struct_arguments = result.struct_arguments != 0;
+  capabilities_.sub_groups_in_step = result.sub_groups_in_step;
+  capabilities_.matrix_units = unit_headers(result.right_matrix_units);
+  capabilities_.wrong_matrix_units = unit_headers(result.wrong_matrix_units);
+  for (const std::string& unit : capabilities_.wrong_matrix_units)
+    log(LogLevel::kInfo, "{}: {} computes wrong and is not used", capabilities_.name, unit);
+  capabilities_.flushes_f16 = result.flushing_matrix_units != 0;  // a device has one unit of f16
+  if (capabilities_.flushes_f16)
+    log(LogLevel::kInfo, "{}: matrix products take subnormal f16 as 0", capabilities_.name);
+  macros_ = device_macros(capabilities_);
+}
+
+std::shared_ptr<Runtime::Program> Runtime::build(const KernelSource& wanted) {
+  const std::string options = fmt::format("{}{}{}{}", kBuildOptions, macros_,
+                                          wanted.options.empty() ? "" : " ", wanted.options);
+  const FlatSource source = flatten_source(wanted.file, read_file_, wanted.unit);
+  const CacheKey key = key_of("program", source.text, options);
+  if (const auto binary = cache_binaries_ ? cache_.load(key) : std::nullopt) {
+    Compilation cached = load_program(context_.get(), device_, *binary, options);
+    if (cached.program) {
+      ++from_cache_;
+      return std::make_shared<Program>(Program{std::move(cached.program), {}});
+    }
+  }
+  Compilation built = compile_program(context_.get(), device_, source.text, options);
+  if (built.status != CL_SUCCESS) {
+    const Error error(ErrorCode::kOpenCL,
+                      fmt::format("building {} with '{}' on {} failed: {} ({})\n{}", wanted.file,
+                                  options, capabilities_.name, status_name(built.status),
+                                  built.status, rewrite_build_log(built.log, source)),
+                      built.status);
+    if (!is_build_refusal(error)) throw error;
+    return std::make_shared<Program>(Program{{}, error});
+  }
+  ++from_source_;
+  const auto binary = cache_binaries_ ? program_binary(built.program.get(), device_) : std::nullopt;
+  if (binary) cache_.store(key, *binary);
+  return std::make_shared<Program>(Program{std::move(built.program), {}});
+}
+
+/// One program of several sources, without a handle where their options or the driver are against
+/// it.
+std::shared_ptr<Runtime::Program> Runtime::build_bundle(std::span<const KernelSource> sources) {
+  std::vector<BundlePart> parts;
+  for (const KernelSource& source : sources)
+    parts.push_back({flatten_source(source.file, read_file_, source.unit).text,
+                     fmt::format("{} {}", macros_, source.options)});
+  const std::optional<std::string> text = bundle_sources(parts);
+  if (!text) return std::make_shared<Program>();
+  Compilation built = compile_program(context_.get(), device_, *text, std::string(kBuildOptions));
+  if (built.status != CL_SUCCESS) return std::make_shared<Program>();
+  ++from_source_;
+  return std::make_shared<Program>(Program{std::move(built.program), {}});
+}
 
 std::unique_ptr<Runtime> Runtime::create(const Device& device, const RuntimeOptions& options) {
   if (device.id == nullptr) throw_invalid("device: null");
@@ -218,8 +171,7 @@ std::unique_ptr<Runtime> Runtime::create(const Device& device, const RuntimeOpti
   cl_int status = CL_SUCCESS;
   ContextHandle context(clCreateContext(properties, 1, &device.id, nullptr, nullptr, &status));
   check(status, "clCreateContext");
-  return std::unique_ptr<Runtime>(
-      new Runtime(std::make_unique<State>(std::move(context), device.id, options)));
+  return std::unique_ptr<Runtime>(new Runtime(std::move(context), device.id, options));
 }
 
 std::unique_ptr<Runtime> Runtime::adopt(cl_context context, cl_device_id device,
@@ -233,18 +185,7 @@ std::unique_ptr<Runtime> Runtime::adopt(cl_context context, cl_device_id device,
   throw_invalid_if(std::ranges::find(devices, device) == devices.end(),
                    "device: not one of the {} devices of the adopted context", devices.size());
   check(clRetainContext(context), "clRetainContext");
-  return std::unique_ptr<Runtime>(
-      new Runtime(std::make_unique<State>(ContextHandle(context), device, options)));
-}
-
-cl_context Runtime::context() const noexcept {
-  return state_->context.get();
-}
-cl_device_id Runtime::device() const noexcept {
-  return state_->device;
-}
-const DeviceCapabilities& Runtime::capabilities() const noexcept {
-  return state_->capabilities;
+  return std::unique_ptr<Runtime>(new Runtime(ContextHandle(context), device, options));
 }
 
 std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source, const std::string& bundle) {
@@ -256,21 +197,21 @@ std::shared_ptr<KernelPool> Runtime::kernel(const KernelSource& source, const st
   const std::string entry =
       bundled ? bundled_entry(source.entry, static_cast<std::size_t>(lines) / kKeyLines)
               : source.entry;
-  return state_->pools.get(key + '\n' + entry, [&] {
-    const auto program = state_->programs.get(key, [&] { return state_->build(source); });
+  return pools_.get(key + '\n' + entry, [&] {
+    const auto program = programs_.get(key, [&] { return build(source); });
     if (program->refusal) throw Error(*program->refusal);
-    return std::make_shared<KernelPool>(program->handle.get(), state_->device, entry);
+    return std::make_shared<KernelPool>(program->handle.get(), device_, entry);
   });
 }
 
 std::string Runtime::expect(std::span<const KernelSource> sources) {
-  if (state_->cache_binaries) return {};  // single programs load fast from disk
+  if (cache_binaries_) return {};  // single programs load fast from disk
   std::vector<KernelSource> wanted;
   std::string bundle = "\n", all = "\n";
   for (const KernelSource& source : sources) {
     const std::string key = program_key(source);
     all += key + '\n';
-    const auto known = state_->programs.find(key);
+    const auto known = programs_.find(key);
     if (known && known->refusal) continue;
     wanted.push_back(source);
     bundle += key + '\n';
@@ -278,31 +219,19 @@ std::string Runtime::expect(std::span<const KernelSource> sources) {
   if (wanted.size() < 2) return {};
   // If these kernels failed to build together before, build them separately; the ones that were
   // refused are known since then.
-  if (const auto tried = state_->programs.find(all); tried && !tried->handle) return {};
-  const auto program = state_->programs.get(bundle, [&] { return state_->build_bundle(wanted); });
+  if (const auto tried = programs_.find(all); tried && !tried->handle) return {};
+  const auto program = programs_.get(bundle, [&] { return build_bundle(wanted); });
   return program->handle ? bundle : std::string{};
 }
 
-BuildCounts Runtime::build_counts() const noexcept {
-  return {.from_source = state_->from_source, .from_cache = state_->from_cache};
-}
-
 RuntimeTuning Runtime::tuning() const {
-  const std::scoped_lock lock(state_->tuning_mutex);
-  return state_->tuning;
+  const std::scoped_lock lock(tuning_mutex_);
+  return tuning_;
 }
 
 void Runtime::set_tuning(std::shared_ptr<const TuningTable> table) {
-  const std::scoped_lock lock(state_->tuning_mutex);
-  state_->tuning = {std::move(table), state_->tuning.revision + 1};
-}
-
-Buffer Runtime::allocate(std::size_t size_bytes) const {
-  return allocate(size_bytes, CL_MEM_READ_WRITE);
-}
-
-Buffer Runtime::allocate_pinned(std::size_t size_bytes) const {
-  return allocate(size_bytes, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR);
+  const std::scoped_lock lock(tuning_mutex_);
+  tuning_ = {std::move(table), tuning_.revision + 1};
 }
 
 Buffer Runtime::share(std::span<std::byte> memory) const {
@@ -310,19 +239,15 @@ Buffer Runtime::share(std::span<std::byte> memory) const {
   return allocate(memory.size(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory.data());
 }
 
-Buffer Runtime::allocate_copy(std::span<const std::byte> content) const {
-  return allocate(content.size(), CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, content.data());
-}
-
 Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void* content) const {
-  const DeviceCapabilities& device = state_->capabilities;
+  const DeviceCapabilities& device = capabilities_;
   throw_unsupported_if(
       size_bytes > device.max_alloc_bytes,
       "a buffer of {} bytes was asked for; {} allows at most {} bytes in one buffer", size_bytes,
       device.name, device.max_alloc_bytes);
   cl_int status = CL_SUCCESS;
   // OpenCL has no empty buffers, callers have empty tensors.
-  MemoryHandle memory(clCreateBuffer(state_->context.get(), flags,
+  MemoryHandle memory(clCreateBuffer(context_.get(), flags,
                                      std::max<std::size_t>(size_bytes, content != nullptr ? 1 : 4),
                                      const_cast<void*>(content),  // NOLINT: OpenCL's signature
                                      &status));
@@ -333,39 +258,27 @@ Buffer Runtime::allocate(std::size_t size_bytes, cl_mem_flags flags, const void*
   return {memory.release(), size_bytes};
 }
 
-CallMemory& Runtime::call_memory() const noexcept {
-  return *state_->call_memory;
-}
-
 Queue Runtime::create_queue(QueueProfiling profiling) const {
   Queue queue;
-  queue.queue_ = create_command_queue(state_->context.get(), state_->device, profiling);
+  queue.queue_ = create_command_queue(context_.get(), device_, profiling);
   return queue;
 }
 
 void Runtime::note_build_failure(std::string_view kernel, std::string_view why) {
   const bool is_new = [&] {
-    const std::scoped_lock lock(state_->failures_mutex);
-    return state_->failures.emplace(kernel, why).second;
+    const std::scoped_lock lock(failures_mutex_);
+    return failures_.emplace(kernel, why).second;
   }();
   if (is_new) log(LogLevel::kInfo, "{} is not used: {}", kernel, why);
 }
 
 std::vector<std::string> Runtime::build_failures() const {
-  const std::scoped_lock lock(state_->failures_mutex);
+  const std::scoped_lock lock(failures_mutex_);
   std::vector<std::string> sentences;
-  for (const auto& [kernel, why] : state_->failures)
+  sentences.reserve(failures_.size());
+  for (const auto& [kernel, why] : failures_)
     sentences.push_back(fmt::format("{}: {}", kernel, why));
   return sentences;
-}
-
-std::string Runtime::program_cache_problem() const {
-  return state_->cache.problem();
-}
-
-std::shared_ptr<void> Runtime::shared_object(const std::string& key,
-                                             const std::function<std::shared_ptr<void>()>& make) {
-  return state_->shared_objects.get(key, make);
 }
 
 }  // namespace clattn::detail

@@ -7,14 +7,22 @@
 #include <clattn/error.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
+
+#include "opencl/call_memory.hpp"
+#include "opencl/handle.hpp"
+#include "opencl/once_map.hpp"
+#include "opencl/program_cache.hpp"
+#include "opencl/source.hpp"
 
 namespace clattn::detail {
 
@@ -36,8 +44,9 @@ class KernelPool;
 /// Exclusive use of one cl_kernel, returned to its pool on destruction.
 class KernelLease {
  public:
-  KernelLease(KernelPool& pool, cl_kernel kernel) noexcept : pool_(&pool), kernel_(kernel) {}
-  KernelLease(KernelLease&& other) noexcept;
+  KernelLease(KernelPool& pool, KernelHandle kernel) noexcept
+      : pool_(&pool), kernel_(std::move(kernel)) {}
+  KernelLease(KernelLease&& other) noexcept = default;
   KernelLease& operator=(KernelLease&&) = delete;
   ~KernelLease();
 
@@ -61,14 +70,14 @@ class KernelLease {
   /// the queue (recorder.hpp), the launch goes there together with the kernel; `event` stays empty.
   void enqueue(cl_command_queue queue, std::size_t groups, std::size_t group_size,
                Event* event = nullptr);
-  cl_kernel handle() const noexcept { return kernel_; }
+  cl_kernel handle() const noexcept { return kernel_.get(); }
 
  private:
   void set(std::size_t size, const void* value);
   /// Launches that may be recorded keep their buffers alive: drivers do not.
   void keep_if_recording(cl_mem buffer);
   KernelPool* pool_;
-  cl_kernel kernel_;
+  KernelHandle kernel_;  ///< none once moved from
   cl_uint next_arg_ = 0;
   std::vector<Buffer> kept_;
 };
@@ -78,9 +87,6 @@ class KernelLease {
 class KernelPool : public std::enable_shared_from_this<KernelPool> {
  public:
   KernelPool(cl_program program, cl_device_id device, std::string entry);  ///< retains the program
-  ~KernelPool();
-  KernelPool(const KernelPool&) = delete;
-  KernelPool& operator=(const KernelPool&) = delete;
 
   KernelLease acquire();
   const std::string& entry() const noexcept { return entry_; }
@@ -92,13 +98,13 @@ class KernelPool : public std::enable_shared_from_this<KernelPool> {
 
  private:
   friend class KernelLease;
-  cl_kernel create();
-  void give_back(cl_kernel kernel) noexcept;
-  cl_program program_;
+  KernelHandle create();
+  ProgramHandle program_;
   std::string entry_;
   std::mutex mutex_;
   std::atomic<bool> launched_ = false;
-  std::vector<cl_kernel> free_;  // capacity for every kernel of the pool: giving back cannot fail
+  std::vector<KernelHandle>
+      free_;  // capacity for every kernel of the pool: giving back cannot fail
   std::size_t created_ = 0;
   std::size_t work_group_size_ = 0;
   std::uint64_t private_mem_bytes_ = 0;
@@ -126,7 +132,6 @@ struct BuildCounts {
   std::uint64_t from_cache = 0;
 };
 
-class CallMemory;
 class TuningTable;
 
 /// A context's tuning rows. Every set_tuning() has a revision of its own.
@@ -142,13 +147,10 @@ class Runtime {
                                          const RuntimeOptions& options = default_runtime_options());
   static std::unique_ptr<Runtime> adopt(cl_context context, cl_device_id device,
                                         const RuntimeOptions& options = default_runtime_options());
-  ~Runtime();
-  Runtime(const Runtime&) = delete;
-  Runtime& operator=(const Runtime&) = delete;
 
-  cl_context context() const noexcept;
-  cl_device_id device() const noexcept;
-  const DeviceCapabilities& capabilities() const noexcept;
+  cl_context context() const noexcept { return context_.get(); }
+  cl_device_id device() const noexcept { return device_; }
+  const DeviceCapabilities& capabilities() const noexcept { return capabilities_; }
 
   /// The pool of a kernel, built on first use (memory, then disk cache, then the driver's compiler)
   /// and shared afterwards. Throws kOpenCL with the build log in our files and lines. Thread-safe;
@@ -161,37 +163,71 @@ class Runtime {
   /// drivers find it in the cache that another process filled. Kernels that do not build together
   /// are left to kernel(). Thread-safe.
   std::string expect(std::span<const KernelSource> sources);
-  BuildCounts build_counts() const noexcept;
+  BuildCounts build_counts() const noexcept {
+    return {.from_source = from_source_, .from_cache = from_cache_};
+  }
   /// Builds that somebody did without: the first of each kernel is kept. Thread-safe.
   void note_build_failure(std::string_view kernel, std::string_view why);
   std::vector<std::string> build_failures() const;
-  std::string program_cache_problem() const;
+  std::string program_cache_problem() const { return cache_.problem(); }
 
   /// What kernels are chosen by; thread-safe.
   RuntimeTuning tuning() const;
   void set_tuning(std::shared_ptr<const TuningTable> table);
 
-  Buffer allocate(std::size_t size_bytes) const;
+  Buffer allocate(std::size_t size_bytes) const { return allocate(size_bytes, CL_MEM_READ_WRITE); }
   /// A buffer that starts out with a copy of `content`.
-  Buffer allocate_copy(std::span<const std::byte> content) const;
-  /// Host memory that the device reaches fastest (CL_MEM_ALLOC_HOST_PTR); to be mapped.
+  Buffer allocate_copy(std::span<const std::byte> content) const {
+    return allocate(content.size(), CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, content.data());
+  }
+  /// Host memory that the device reaches fastest; to be mapped.
+  Buffer allocate_pinned(std::size_t size_bytes) const {
+    return allocate(size_bytes, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR);
+  }
   Buffer share(std::span<std::byte> memory) const;
-  Buffer allocate_pinned(std::size_t size_bytes) const;
   /// Where single calls upload their host arrays.
-  CallMemory& call_memory() const noexcept;
+  CallMemory& call_memory() const noexcept { return call_memory_; }
   Queue create_queue(QueueProfiling profiling) const;
   /// A slot for other rooms to share one object per key (compiled impls): returns the live object
   /// under `key`, or what `make` returns. The slot does not keep the object alive, so an object may
   /// hold the Context. Thread-safe: threads that ask for one key at once get one object; `make`
   /// must not ask for its own key.
-  std::shared_ptr<void> shared_object(const std::string& key,
-                                      const std::function<std::shared_ptr<void>()>& make);
+  template <typename T = void, typename Make>
+  std::shared_ptr<T> shared_object(const std::string& key, const Make& make) {
+    return std::static_pointer_cast<T>(shared_objects_.get(key, make));
+  }
 
  private:
+  /// Without a handle where it could not be built; with the compiler's refusal where that is why.
+  struct Program {
+    ProgramHandle handle;
+    std::optional<Error> refusal;
+  };
+
+  Runtime(ContextHandle context, cl_device_id device, const RuntimeOptions& options);
+  CacheKey key_of(std::string_view what, const std::string& text, std::string_view options) const;
+  void self_test();
+  std::shared_ptr<Program> build(const KernelSource& wanted);
+  std::shared_ptr<Program> build_bundle(std::span<const KernelSource> sources);
   Buffer allocate(std::size_t size_bytes, cl_mem_flags flags, const void* content = nullptr) const;
-  struct State;
-  explicit Runtime(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+
+  ContextHandle context_;
+  cl_device_id device_;
+  DeviceCapabilities capabilities_;
+  std::string macros_;  ///< of every kernel: device_macros()
+  ReadKernelFile read_file_;
+  ProgramCache cache_;
+  mutable std::mutex tuning_mutex_;
+  RuntimeTuning tuning_;
+  bool cache_binaries_;
+  OnceMap<std::shared_ptr<Program>> programs_;
+  OnceMap<std::shared_ptr<KernelPool>> pools_;
+  OnceMap<std::weak_ptr<void>> shared_objects_;
+  mutable CallMemory call_memory_{*this};
+  mutable std::mutex failures_mutex_;
+  std::map<std::string, std::string> failures_;
+  std::atomic<std::uint64_t> from_source_{0};
+  std::atomic<std::uint64_t> from_cache_{0};
 };
 
 /// Kernels that all leases of the process have enqueued so far: a test run that dispatched nothing
@@ -231,6 +267,9 @@ void enqueue_wait(cl_command_queue queue, const Event& event, Event* passed = nu
 void keep_order(cl_command_queue queue, const Event& event);
 /// Flushes the queue. The event completes with all that it holds now.
 Event flush_marked(cl_command_queue queue);
+/// A new in-order queue, the caller's to release.
+cl_command_queue create_command_queue(cl_context context, cl_device_id device,
+                                      QueueProfiling profiling);
 /// Waits until the queue is empty, whatever the driver answers.
 void drain(cl_command_queue queue) noexcept;
 

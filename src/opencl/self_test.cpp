@@ -12,7 +12,6 @@
 #include "opencl/device_info.hpp"
 #include "opencl/matrix_units.hpp"
 #include "opencl/program.hpp"
-#include "opencl/queue.hpp"
 #include "shared/call.h"
 
 namespace clattn::detail {
@@ -35,8 +34,14 @@ constexpr cl_uint kNvidiaVendorId = 0x10de;
 /// Builds and runs one kernel of selftest.cl.
 class Prober {
  public:
-  Prober(cl_context context, cl_device_id device, const std::string& text, std::size_t group_size)
-      : context_(context), device_(device), text_(text), group_size_(group_size) {}
+  /// `conclusive` becomes false where a result says nothing of the device.
+  Prober(cl_context context, cl_device_id device, const std::string& text, std::size_t group_size,
+         bool& conclusive)
+      : context_(context),
+        device_(device),
+        text_(text),
+        group_size_(group_size),
+        conclusive_(conclusive) {}
 
   /// The `count` words that `entry` wrote, nothing when it did not build or run.
   std::optional<std::vector<cl_uint>> run(int test, const char* entry, std::uint64_t local_bytes,
@@ -65,7 +70,6 @@ class Prober {
   }
 
   std::size_t group_size() const { return group_size_; }
-  bool conclusive() const { return conclusive_; }
 
  private:
   std::vector<cl_uint> launch(cl_program program, const char* entry, std::size_t groups,
@@ -103,15 +107,14 @@ class Prober {
   cl_device_id device_;
   const std::string& text_;
   std::size_t group_size_;
-  bool conclusive_ = true;
+  bool& conclusive_;
 };
 
 bool local_memory_works(Prober& prober, std::uint64_t bytes) {
   const std::size_t words = kLocalGroups * prober.group_size();
   const auto right = prober.run(1, "clattn_selftest_local", bytes, kLocalGroups, words);
   const std::uint64_t expected = bytes / sizeof(cl_uint) / prober.group_size();
-  return right && std::all_of(right->begin(), right->end(),
-                              [&](cl_uint count) { return count == expected; });
+  return right && std::ranges::all_of(*right, [&](cl_uint count) { return count == expected; });
 }
 
 std::optional<int> probe_wave(Prober& prober, int test, std::string_view language) {
@@ -283,8 +286,12 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
                               const DeviceCapabilities& reported, const SelfTestTexts& texts) {
   const std::string& text = texts.device;
   const auto largest = std::min<std::uint64_t>(64, reported.max_work_group_size);
-  Prober prober(context, device, text, static_cast<std::size_t>(std::bit_floor(largest)));
-  SelfTestResult result;
+  SelfTestReport report;
+  SelfTestResult& result = report.result;
+  const auto prober_of = [&](const std::string& source, std::size_t group_size) {
+    return Prober(context, device, source, group_size, report.conclusive);
+  };
+  Prober prober = prober_of(text, static_cast<std::size_t>(std::bit_floor(largest)));
   // PTX exists on that vendor's chips only, and another compiler may die of foreign assembly
   // instead of refusing it. Whether it is usable is the test's to say.
   if (reported.kind == DeviceKind::kGpu &&
@@ -293,11 +300,9 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.inline_ptx = warp ? 1 : 0;
     result.wave_size = warp.value_or(0);
   }
-  bool conclusive = true;
   if (result.inline_ptx != 0 && reported.max_work_group_size >= kWarpgroup) {
-    Prober warpgroup(context, device, text, kWarpgroup);
+    Prober warpgroup = prober_of(text, kWarpgroup);
     result.warpgroup_products = all_lanes_right(warpgroup, 4, "clattn_selftest_products") ? 1 : 0;
-    conclusive = warpgroup.conclusive();
   }
   if (result.inline_ptx != 0) {
     result.fp8_conversions = converts_fp8(prober, reported.ptx_arch) ? 1 : 0;
@@ -305,27 +310,24 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   if (reported.kind == DeviceKind::kCpu && reported.float_vector_width >= kZmmFloats &&
       survives_assembly(reported.platform_name, reported.driver_version,
                         environment().pocl_defaults)) {
-    Prober alone(context, device, text, 1);
+    Prober alone = prober_of(text, 1);
     result.bf16_products = all_lanes_right(alone, 6, "clattn_selftest_bf16") ? 1 : 0;
-    conclusive = conclusive && alone.conclusive();
     if (!texts.x86_tiles.empty()) {
-      Prober tiles(context, device, texts.x86_tiles, 1);
+      Prober tiles = prober_of(texts.x86_tiles, 1);
       result.x86_tiles = tile_products_are_right(tiles) ? 1 : 0;
-      conclusive = conclusive && tiles.conclusive();
     }
   }
   result.struct_arguments = all_lanes_right(prober, kStructTest, "clattn_selftest_struct") ? 1 : 0;
   result.native_exp2_error = native_exp2_error(prober);
   if (reported.kind != DeviceKind::kGpu) {
-    Prober alone(context, device, text, 1);
+    Prober alone = prober_of(text, 1);
     result.native_builtins = all_lanes_right(alone, 8, "clattn_selftest_builtins") ? 1 : 0;
     result.long_loops = all_lanes_right(alone, 9, "clattn_selftest_loops") ? 1 : 0;
-    conclusive = conclusive && alone.conclusive();
   }
   if (result.wave_size == 0 && reported.reports_subgroups) {
     result.wave_size = probe_sub_groups(prober).value_or(0);
   }
-  Prober several(context, device, text, kWarpgroup);  // sub-groups beside each other
+  Prober several = prober_of(text, kWarpgroup);  // sub-groups beside each other
   for (const cl_uint lanes : kSubGroups) {
     if (result.inline_ptx != 0 || !reported.reports_subgroups) break;
     if (reported.max_work_group_size < kWarpgroup) break;
@@ -336,9 +338,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   for (std::size_t i = 0; i < kMatrixUnits.size(); ++i) {
     const std::size_t group = 2 * kMatrixUnits.at(i).lanes;
     if (reported.kind != DeviceKind::kGpu || reported.max_work_group_size < group) continue;
-    Prober unit(context, device, texts.units.at(i), group);
+    Prober unit = prober_of(texts.units.at(i), group);
     test_unit(unit, i, result);
-    conclusive = conclusive && unit.conclusive();
   }
   for (const std::uint64_t bytes : kLocalBytes) {
     // The driver that assembles PTX reports 48 KiB and takes static arrays far beyond; elsewhere
@@ -349,9 +350,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     break;
   }
   // A compiler that builds no kernel at all is badly installed, which says nothing of the device.
-  const bool compiles = result.static_local_mem_bytes != 0;
-  return {.result = result,
-          .conclusive = compiles && conclusive && several.conclusive() && prober.conclusive()};
+  if (result.static_local_mem_bytes == 0) report.conclusive = false;
+  return report;
 }
 
 }  // namespace clattn::detail

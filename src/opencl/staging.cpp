@@ -19,10 +19,6 @@ void require_queue_of(cl_context context, cl_command_queue queue) {
 
 }  // namespace
 
-StagedUpload::~StagedUpload() {
-  release();
-}
-
 void StagedUpload::release() noexcept {
   for (Slot& slot : slots_) {
     if (slot.mapped != nullptr) {

@@ -15,7 +15,7 @@ namespace clattn::detail {
 class StagedUpload {
  public:
   explicit StagedUpload(Runtime& runtime) : runtime_(&runtime) {}
-  ~StagedUpload();
+  ~StagedUpload() { release(); }
   StagedUpload(const StagedUpload&) = delete;
   StagedUpload& operator=(const StagedUpload&) = delete;
 

@@ -1,16 +1,13 @@
+#include <utility>
+
 #include "base/error.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
 namespace {
 
-struct StatusRow {
-  cl_int status;
-  std::string_view name;
-};
-
 // Numbers, not macros: older headers lack the later extensions' names.
-constexpr StatusRow kStatusRows[] = {
+constexpr std::pair<cl_int, std::string_view> kStatusNames[] = {
     {0, "CL_SUCCESS"},
     {-1, "CL_DEVICE_NOT_FOUND"},
     {-2, "CL_DEVICE_NOT_AVAILABLE"},
@@ -90,8 +87,8 @@ constexpr StatusRow kStatusRows[] = {
 }  // namespace
 
 std::string_view status_name(cl_int status) {
-  for (const StatusRow& row : kStatusRows) {
-    if (row.status == status) return row.name;
+  for (const auto& [known, name] : kStatusNames) {
+    if (known == status) return name;
   }
   return "unknown";
 }
