@@ -285,18 +285,15 @@ class PluginBackend final : public AttentionBackend {
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
     std::vector<std::string> reasons;
     append_config_reasons(config, reasons);
-    if (config.head_size < 1) {
-      reasons.push_back(fmt::format("head_size is {}, supported: >= 1", config.head_size));
-    }
+    append_if(reasons, config.head_size < 1, "head_size is {}, supported: >= 1", config.head_size);
     const std::pair<bool, std::string_view> beyond_abi[] = {
         {config.attn_type != AttentionType::kDecoder, "attn_type other than decoder"},
         {config.custom_mask, "custom_mask"},
         {config.output_fp8, "output_fp8"},
         {config.use_mla, "MLA"},
         {config.use_batch_invariant, "batch invariance (SplitPolicy::kDeterministic)"}};
-    for (const auto& [wanted, what] : beyond_abi) {
-      if (wanted) reasons.push_back(fmt::format("{} not supported by plugins", what));
-    }
+    for (const auto& [wanted, what] : beyond_abi)
+      append_if(reasons, wanted, "{} not supported by plugins", what);
     // What is wrong already is not the plugin's to judge: it may rely on sane numbers.
     if (!reasons.empty()) return reasons;
     const ClattnAttentionConfig wanted = c_config(config);

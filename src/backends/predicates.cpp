@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <clattn/attention.hpp>
+#include <optional>
 
 #include "backends/registry.hpp"
 #include "base/error.hpp"
@@ -41,33 +42,27 @@ const AttentionMetadata& AttentionMetadataBuilder::update_block_table(cl_command
 
 namespace {
 
-/// Configurations that a backend may be asked about when only one of their fields matters.
-std::vector<AttentionConfig> common_configurations() {
-  std::vector<AttentionConfig> configs;
+/// The first common configuration that the backend takes, to be asked about when only one of its
+/// fields matters; the very first when it takes none.
+AttentionConfig accepted_configuration(const AttentionBackend& backend) {
+  std::optional<AttentionConfig> first;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
     for (const std::int32_t block_size : {16, 32, 64, 128, 1}) {
       for (const std::int32_t head_size : {128, 64, 256, 96, 80, 32, 16, 8, 512, 576}) {
         for (const bool use_mla : {false, true}) {
-          AttentionConfig& config = configs.emplace_back();
-          config.num_heads = config.num_kv_heads = 1;
-          config.head_size = head_size;
-          config.block_size = block_size;
-          config.dtype = dtype;
-          config.use_mla = use_mla;
+          const AttentionConfig config{.num_heads = 1,
+                                       .num_kv_heads = 1,
+                                       .head_size = head_size,
+                                       .block_size = block_size,
+                                       .dtype = dtype,
+                                       .use_mla = use_mla};
+          if (backend.validate_configuration(config, nullptr).empty()) return config;
+          if (!first) first = config;
         }
       }
     }
   }
-  return configs;
-}
-
-/// The first common configuration that the backend takes; the very first when it takes none.
-AttentionConfig accepted_configuration(const AttentionBackend& backend) {
-  const auto configs = common_configurations();
-  const auto found = std::ranges::find_if(configs, [&](const auto& config) {
-    return backend.validate_configuration(config, nullptr).empty();
-  });
-  return found == configs.end() ? configs.front() : *found;
+  return first.value();
 }
 
 template <typename Change>
@@ -160,14 +155,13 @@ std::vector<std::string> AttentionBackend::validate_layout(
   if (layout != KVCacheLayout::kHDN) return reasons;
   const bool gpu_kernels =
       config.kernel_family != KernelFamily::kAuto && config.kernel_family != KernelFamily::kCpu;
-  if (gpu_kernels || (capabilities != nullptr && !detail::takes_single_items(*capabilities))) {
-    reasons.emplace_back("layout HDN needs the kernels of CPUs: those of GPUs read keys by token");
-  }
-  if (config.block_size % detail::kKeysByDimTokens != 0) {
-    reasons.push_back(
-        fmt::format("layout HDN with block_size {} not supported: multiples of {} are",
-                    config.block_size, detail::kKeysByDimTokens));
-  }
+  detail::append_if(
+      reasons,
+      gpu_kernels || (capabilities != nullptr && !detail::takes_single_items(*capabilities)),
+      "layout HDN needs the kernels of CPUs: those of GPUs read keys by token");
+  detail::append_if(reasons, config.block_size % detail::kKeysByDimTokens != 0,
+                    "layout HDN with block_size {} not supported: multiples of {} are",
+                    config.block_size, detail::kKeysByDimTokens);
   return reasons;
 }
 

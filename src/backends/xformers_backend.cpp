@@ -25,16 +25,13 @@ class XFormersBackend final : public AttentionBackend {
       const AttentionConfig& config, const DeviceCapabilities* capabilities) const override {
     std::vector<std::string> reasons;
     append_common_reasons(config, capabilities, reasons);
-    if (config.dtype == DType::kF32)
-      reasons.emplace_back("dtype f32 not supported: f16 and bf16 are");
-    if (config.cache_dtype() != config.dtype && !is_quantized(config.cache_dtype())) {
-      reasons.push_back(
-          fmt::format("kv_cache_dtype {} not supported: auto, the dtype ({}), fp8 and int8 are",
-                      to_string(config.cache_dtype()), to_string(config.dtype)));
-    }
+    append_if(reasons, config.dtype == DType::kF32, "dtype f32 not supported: f16 and bf16 are");
+    append_if(reasons, config.cache_dtype() != config.dtype && !is_quantized(config.cache_dtype()),
+              "kv_cache_dtype {} not supported: auto, the dtype ({}), fp8 and int8 are",
+              to_string(config.cache_dtype()), to_string(config.dtype));
     append_own_head_size_reason(config.head_size, reasons);
-    if (!config.contiguous_kv() && config.block_size % 16 != 0)
-      reasons.emplace_back("Block size must be a multiple of 16.");
+    append_if(reasons, !config.contiguous_kv() && config.block_size % 16 != 0,
+              "Block size must be a multiple of 16.");
     return reasons;
   }
 

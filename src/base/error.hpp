@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <clattn/error.hpp>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace clattn::detail {
 
@@ -27,6 +29,13 @@ void throw_invalid_if(bool wrong, fmt::format_string<Args...> format, Args&&... 
 template <typename... Args>
 void throw_unsupported_if(bool wrong, fmt::format_string<Args...> format, Args&&... args) {
   if (wrong) throw_unsupported(format, std::forward<Args>(args)...);
+}
+
+/// Appends a formatted sentence where `holds`. The arguments are evaluated either way.
+template <typename... Args>
+void append_if(std::vector<std::string>& reasons, bool holds, fmt::format_string<Args...> format,
+               Args&&... args) {
+  if (holds) reasons.push_back(fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace clattn::detail

@@ -1,11 +1,8 @@
 #include <clattn/mla.hpp>
-
-#include <fmt/format.h>
-
-#include <cmath>
 #include <limits>
 #include <utility>
 
+#include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/launch/add_results.hpp"
@@ -17,8 +14,6 @@
 namespace clattn::detail {
 
 namespace {
-
-constexpr std::int32_t kMaxHeads = 4096;  // as other backends: work-group counts stay below 2^31
 
 KernelShape shape_of(const MLAConfig& config) {
   return {.num_heads = config.num_heads,
@@ -118,19 +113,11 @@ std::vector<std::string> validate_mla_configuration(const MLAConfig& config,
       {"rope_dim", config.rope_dim, 8, 64, 8},
       {"block_size", config.block_size, 1, 1 << 24, 1}};
   std::vector<std::string> reasons;
-  for (const Field& field : fields) {
-    if (field.value >= field.low && field.value <= field.high && field.value % field.step == 0)
-      continue;
-    reasons.push_back(fmt::format("{} is {}, supported: {} … {} in steps of {}", field.name,
-                                  field.value, field.low, field.high, field.step));
+  for (const auto& [name, value, low, high, step] : fields) {
+    detail::append_if(reasons, value < low || value > high || value % step != 0,
+                      "{} is {}, supported: {} … {} in steps of {}", name, value, low, high, step);
   }
-  if (is_quantized(config.dtype)) {
-    reasons.push_back(
-        fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
-  }
-  if (config.scale && !std::isfinite(*config.scale)) {
-    reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
-  }
+  detail::append_type_reasons(config.dtype, config.scale, reasons);
   if (capabilities == nullptr) return reasons;
   detail::append_missing_kernels({detail::Role::kMLADecode, detail::Role::kMerge},
                                  config.kernel_family, *capabilities, reasons);

@@ -100,9 +100,7 @@ void append_missing_options(const AttentionConfig& config, std::vector<std::stri
       {"sinks", !config.sinks.empty()},
       {"custom_mask", config.custom_mask},
       {"output_fp8", config.output_fp8}};
-  for (const auto& [name, wanted] : options) {
-    if (wanted) reasons.push_back(fmt::format("{} not supported", name));
-  }
+  for (const auto& [name, wanted] : options) append_if(reasons, wanted, "{} not supported", name);
   if (config.attn_type != AttentionType::kDecoder) {
     reasons.push_back(
         fmt::format("attn_type {} not supported: decoder is", to_string(config.attn_type)));
@@ -136,12 +134,9 @@ std::vector<std::string> validate_paged_attention(const AttentionConfig& config,
   detail::append_common_reasons(config, nullptr, reasons);
   detail::append_missing_options(config, reasons);
   const auto x = static_cast<std::int32_t>(16 / element_size_bytes(config.cache_dtype()));
-  if (config.head_size % x != 0) {
-    reasons.push_back(
-        fmt::format("head_size {} not supported with a packed cache of {}: multiples "
-                    "of {} are",
-                    config.head_size, to_string(config.cache_dtype()), x));
-  }
+  detail::append_if(reasons, config.head_size % x != 0,
+                    "head_size {} not supported with a packed cache of {}: multiples of {} are",
+                    config.head_size, to_string(config.cache_dtype()), x);
   if (capabilities == nullptr) return reasons;
   detail::append_missing_kernels({detail::Role::kPackedDecode, detail::Role::kMerge},
                                  config.kernel_family, *capabilities, reasons);

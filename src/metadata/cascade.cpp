@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <clattn/cascade.hpp>
 #include <string_view>
@@ -20,16 +18,10 @@ constexpr std::size_t kLeastRequests = 8;
 constexpr std::int64_t kTile = 128;
 
 void check(const CascadeQuery& query) {
-  const struct {
-    std::string_view name;
-    std::int32_t value, low;
-  } fields[] = {{"common_prefix_len", query.common_prefix_len, 0},
-                {"num_kv_heads", query.num_kv_heads, 1},
-                {"num_query_heads", query.num_query_heads, 1},
-                {"num_sms", query.num_sms, 1}};
-  for (const auto& field : fields) {
-    detail::check_at_least(field.name, field.value, field.low);
-  }
+  detail::check_at_least("common_prefix_len", query.common_prefix_len, 0);
+  detail::check_at_least("num_kv_heads", query.num_kv_heads, 1);
+  detail::check_at_least("num_query_heads", query.num_query_heads, 1);
+  detail::check_at_least("num_sms", query.num_sms, 1);
   throw_invalid_if(query.num_query_heads % query.num_kv_heads != 0,
                    "num_query_heads is {}, legal: a multiple of num_kv_heads {}",
                    query.num_query_heads, query.num_kv_heads);
@@ -46,9 +38,8 @@ std::vector<std::string> validate_cascade_configuration(const AttentionConfig& c
       {config.output_fp8, "fp8 output"},
       {config.attn_type != AttentionType::kDecoder, "attn_type other than decoder"}};
   std::vector<std::string> reasons;
-  for (const auto& [wanted, what] : missing) {
-    if (wanted) reasons.push_back(fmt::format("Cascade attention does not support {}.", what));
-  }
+  for (const auto& [wanted, what] : missing)
+    detail::append_if(reasons, wanted, "Cascade attention does not support {}.", what);
   return reasons;
 }
 

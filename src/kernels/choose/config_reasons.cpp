@@ -1,6 +1,5 @@
 #include "kernels/choose/config_reasons.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -13,16 +12,13 @@ namespace clattn::detail {
 
 namespace {
 
-constexpr std::int32_t kMaxHeads = 4096;  // keeps work-group counts far below 2^31
-
 /// One float a query head, none of them NaN or +inf; -inf only where it means "no sink".
 void check_per_head(std::string_view name, const std::vector<float>& values, std::int32_t num_heads,
                     bool minus_infinity, std::vector<std::string>& reasons) {
   if (values.empty()) return;
-  if (std::cmp_not_equal(values.size(), num_heads)) {
-    reasons.push_back(fmt::format("{} holds {} values, supported: num_heads ({}) or none", name,
-                                  values.size(), num_heads));
-  }
+  append_if(reasons, std::cmp_not_equal(values.size(), num_heads),
+            "{} holds {} values, supported: num_heads ({}) or none", name, values.size(),
+            num_heads);
   for (const float value : values) {
     if (std::isfinite(value) || (minus_infinity && value < 0)) continue;
     reasons.push_back(fmt::format("{} has the value {}, supported: finite numbers{}", name, value,
@@ -32,21 +28,13 @@ void check_per_head(std::string_view name, const std::vector<float>& values, std
 }
 
 void check_logit_options(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  if (config.scale && !std::isfinite(*config.scale)) {
-    reasons.push_back(fmt::format("scale is {}, supported: finite numbers", *config.scale));
-  }
-  if (!(config.logits_soft_cap >= 0) || std::isinf(config.logits_soft_cap)) {
-    reasons.push_back(
-        fmt::format("logits_soft_cap is {}, supported: finite numbers >= 0 (0 = none)",
-                    config.logits_soft_cap));
-  }
-  const std::pair<std::string_view, std::int32_t> sizes[] = {
-      {"sliding_window", config.sliding_window},
-      {"attention_chunk_size", config.attention_chunk_size}};
-  for (const auto& [name, size] : sizes) {
-    if (size < 0)
-      reasons.push_back(fmt::format("{} is {}, supported: >= 0 (0 = none)", name, size));
-  }
+  const bool legal_cap = config.logits_soft_cap >= 0 && !std::isinf(config.logits_soft_cap);
+  append_if(reasons, !legal_cap, "logits_soft_cap is {}, supported: finite numbers >= 0 (0 = none)",
+            config.logits_soft_cap);
+  append_if(reasons, config.sliding_window < 0, "sliding_window is {}, supported: >= 0 (0 = none)",
+            config.sliding_window);
+  append_if(reasons, config.attention_chunk_size < 0,
+            "attention_chunk_size is {}, supported: >= 0 (0 = none)", config.attention_chunk_size);
   if (config.attention_chunk_size > 0 && !may_be_causal(config.attn_type)) {
     reasons.push_back(
         fmt::format("attention_chunk_size with attn_type {} not supported: chunks "
@@ -60,46 +48,43 @@ void check_logit_options(const AttentionConfig& config, std::vector<std::string>
 }  // namespace
 
 void append_engine_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  const std::pair<bool, std::string_view> refused[] = {
-      {config.use_mm_prefix && !config.custom_mask,
-       "mm_prefix without custom_mask not supported: the spans reach the kernels as a mask "
-       "(make_mm_prefix_mask)"},
-      {config.use_kv_connector,
-       "KV connector not supported: layers call no hooks; an engine may move blocks between steps "
-       "(swap_blocks)"},
-      {config.use_pcp,
-       "prefill context parallelism not supported: no kernel shares a prompt with other devices"}};
-  for (const auto& [wanted, reason] : refused) {
-    if (wanted) reasons.emplace_back(reason);
-  }
+  append_if(reasons, config.use_mm_prefix && !config.custom_mask,
+            "mm_prefix without custom_mask not supported: the spans reach the kernels as a mask "
+            "(make_mm_prefix_mask)");
+  append_if(reasons, config.use_kv_connector,
+            "KV connector not supported: layers call no hooks; an engine may move blocks between "
+            "steps (swap_blocks)");
+  append_if(reasons, config.use_pcp,
+            "prefill context parallelism not supported: no kernel shares a prompt with other "
+            "devices");
+}
+
+void append_type_reasons(DType dtype, std::optional<float> scale,
+                         std::vector<std::string>& reasons) {
+  append_if(reasons, is_quantized(dtype), "dtype {} not supported: f32, f16 and bf16 are",
+            to_string(dtype));
+  append_if(reasons, !std::isfinite(scale.value_or(0)), "scale is {}, supported: finite numbers",
+            scale.value_or(0));
 }
 
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
-  if (config.num_heads < 1 || config.num_heads > kMaxHeads) {
-    reasons.push_back(
-        fmt::format("num_heads is {}, supported: 1 … {}", config.num_heads, kMaxHeads));
-  }
-  if (config.num_kv_heads < 1) {
-    reasons.push_back(fmt::format("num_kv_heads is {}, supported: >= 1", config.num_kv_heads));
-  } else if (config.num_heads % config.num_kv_heads != 0) {
-    reasons.push_back(fmt::format("num_heads ({}) is not divisible by num_kv_heads ({})",
-                                  config.num_heads, config.num_kv_heads));
-  }
-  if (config.block_size < 1 && !config.contiguous_kv()) {
-    reasons.push_back(fmt::format("block_size is {}, supported: >= 1", config.block_size));
-  }
-  if (is_quantized(config.dtype)) {
-    reasons.push_back(
-        fmt::format("dtype {} not supported: f32, f16 and bf16 are", to_string(config.dtype)));
-  }
+  append_if(reasons, config.num_heads < 1 || config.num_heads > kMaxHeads,
+            "num_heads is {}, supported: 1 … {}", config.num_heads, kMaxHeads);
+  append_if(reasons, config.num_kv_heads < 1, "num_kv_heads is {}, supported: >= 1",
+            config.num_kv_heads);
+  append_if(reasons, config.num_kv_heads >= 1 && config.num_heads % config.num_kv_heads != 0,
+            "num_heads ({}) is not divisible by num_kv_heads ({})", config.num_heads,
+            config.num_kv_heads);
+  append_if(reasons, config.block_size < 1 && !config.contiguous_kv(),
+            "block_size is {}, supported: >= 1", config.block_size);
+  append_type_reasons(config.dtype, config.scale, reasons);
   check_logit_options(config, reasons);
   append_engine_reasons(config, reasons);
 }
 
 void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& reasons) {
-  if (takes_head_size(head_size)) return;
-  reasons.push_back(
-      fmt::format("head_size {} not supported: 8 … 256 in steps of 8 are", head_size));
+  append_if(reasons, !takes_head_size(head_size),
+            "head_size {} not supported: 8 … 256 in steps of 8 are", head_size);
 }
 
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
@@ -111,7 +96,7 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
         "cache, keys and values have the dtype ({})",
         to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype)));
   }
-  if (config.use_mla) reasons.emplace_back("MLA not supported");
+  append_if(reasons, config.use_mla, "MLA not supported");
   if (capabilities == nullptr) return;
   // Else another family would serve quietly. For that of CPUs there is none.
   if (config.kernel_family != KernelFamily::kCpu) {
@@ -128,9 +113,8 @@ void append_missing_kernels(std::initializer_list<Role> roles, KernelFamily fami
                             std::vector<std::string>& reasons) {
   for (const Role role : roles) {
     const std::string why = why_none_runs(role, family, capabilities);
-    if (why.empty()) continue;
-    reasons.push_back(fmt::format("no {} kernel of family {} runs on {}: {}", to_string(role),
-                                  to_string(family), capabilities.name, why));
+    append_if(reasons, !why.empty(), "no {} kernel of family {} runs on {}: {}", to_string(role),
+              to_string(family), capabilities.name, why);
   }
 }
 

@@ -2,12 +2,15 @@
 
 #include <clattn/attention.hpp>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/choose/variants.hpp"
 
 namespace clattn::detail {
+
+inline constexpr std::int32_t kMaxHeads = 4096;  ///< keeps work-group counts far below 2^31
 
 /// Reasons against what the engine means to do with the layer (AttentionConfig::use_…), whatever
 /// the kernels.
@@ -16,6 +19,10 @@ void append_engine_reasons(const AttentionConfig& config, std::vector<std::strin
 /// Reasons that hold for every backend whatever its kernels: numbers without a meaning, and those
 /// of append_engine_reasons().
 void append_config_reasons(const AttentionConfig& config, std::vector<std::string>& reasons);
+
+/// Reasons against the type of a layer's tensors and the scale of its logits, if it has its own.
+void append_type_reasons(DType dtype, std::optional<float> scale,
+                         std::vector<std::string>& reasons);
 
 /// Head sizes that the library's own kernels support.
 constexpr bool takes_head_size(std::int32_t head_size) {

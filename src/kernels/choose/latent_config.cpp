@@ -1,10 +1,9 @@
 #include "kernels/choose/latent_config.hpp"
 
-#include <fmt/format.h>
-
 #include <string_view>
 #include <utility>
 
+#include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
 
 namespace clattn::detail {
@@ -13,18 +12,17 @@ namespace {
 /// What other layers may ask for and latent attention does not compute.
 void append_option_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   const std::pair<bool, std::string_view> options[] = {
-      {config.attn_type != AttentionType::kDecoder, "MLA is not supported for encoders"},
-      {config.sliding_window != 0, "MLA is not supported for sliding window"},
-      {config.attention_chunk_size != 0, "MLA is not supported for chunked-local attention"},
-      {config.logits_soft_cap != 0, "MLA is not supported for logits_soft_cap"},
-      {!config.alibi_slopes.empty(), "MLA is not supported for alibi_slopes"},
-      {!config.sinks.empty(), "MLA is not supported for sinks"},
-      {config.custom_mask, "MLA is not supported for custom_mask"},
-      {config.output_fp8, "MLA is not supported for output_fp8"},
+      {config.attn_type != AttentionType::kDecoder, "encoders"},
+      {config.sliding_window != 0, "sliding window"},
+      {config.attention_chunk_size != 0, "chunked-local attention"},
+      {config.logits_soft_cap != 0, "logits_soft_cap"},
+      {!config.alibi_slopes.empty(), "alibi_slopes"},
+      {!config.sinks.empty(), "sinks"},
+      {config.custom_mask, "custom_mask"},
+      {config.output_fp8, "output_fp8"},
   };
-  for (const auto& [wanted, reason] : options) {
-    if (wanted) reasons.emplace_back(reason);
-  }
+  for (const auto& [wanted, what] : options)
+    append_if(reasons, wanted, "MLA is not supported for {}", what);
 }
 
 }  // namespace
@@ -42,9 +40,8 @@ MLAConfig mla_config(const AttentionConfig& config) {
 
 void append_latent_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons) {
-  if (config.num_kv_heads != 1) {
-    reasons.push_back(fmt::format("num_kv_heads is {}, supported: 1", config.num_kv_heads));
-  }
+  append_if(reasons, config.num_kv_heads != 1, "num_kv_heads is {}, supported: 1",
+            config.num_kv_heads);
   MLAConfig mla = mla_config(config);
   const std::int32_t rank = mla.kv_lora_rank;
   if (rank < kKVLoraRankStep || rank > kMaxKVLoraRank || rank % kKVLoraRankStep != 0) {

@@ -224,18 +224,15 @@ bool use_best_family(Role role, KernelFamily wanted, const DeviceCapabilities& c
 
 std::vector<std::string> why_not(const Variant& variant, const DeviceCapabilities& capabilities) {
   std::vector<std::string> reasons;
-  if (!capabilities.struct_arguments) {
-    reasons.emplace_back("needs structs passed by value, which this driver was seen to damage");
-  }
+  append_if(reasons, !capabilities.struct_arguments,
+            "needs structs passed by value, which this driver was seen to damage");
   if (const auto reason = unmet_need(unit_of(variant.unit_id), capabilities))
     reasons.push_back(*reason);
-  if (variant.work_group_size == 1 && !capabilities.long_loops) {
-    reasons.emplace_back("needs loops of any length, which this driver was seen to cut short");
-  }
-  if (std::cmp_greater(variant.work_group_size, capabilities.max_work_group_size)) {
-    reasons.push_back(fmt::format("needs {} work-items per group, the device allows {}",
-                                  variant.work_group_size, capabilities.max_work_group_size));
-  }
+  append_if(reasons, variant.work_group_size == 1 && !capabilities.long_loops,
+            "needs loops of any length, which this driver was seen to cut short");
+  append_if(reasons, std::cmp_greater(variant.work_group_size, capabilities.max_work_group_size),
+            "needs {} work-items per group, the device allows {}", variant.work_group_size,
+            capabilities.max_work_group_size);
   return reasons;
 }
 
@@ -295,14 +292,13 @@ std::string why_not_shape(const Variant& variant, const KernelShape& shape) {
 }
 
 std::string why_none_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities) {
-  std::string first = "there is none";
-  bool is_first = true;
+  std::optional<std::string> first;
   const bool runs = use_best_family(role, family, capabilities, [&](const Variant& variant) {
     const std::vector<std::string> reasons = why_not(variant, capabilities);
-    if (!reasons.empty() && std::exchange(is_first, false)) first = reasons.front();
+    if (!first && !reasons.empty()) first = reasons.front();
     return reasons.empty();
   });
-  return runs ? "" : first;
+  return runs ? "" : first.value_or("there is none");
 }
 
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
