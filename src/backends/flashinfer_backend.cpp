@@ -108,10 +108,11 @@ class FlashInferBackend final : public AttentionBackend {
 
  private:
   static void fill(FlashInferStep& metadata, const PagedStep& step, const AttentionConfig& config) {
-    metadata.query_start_loc = step.query_start_loc();
-    metadata.seq_lens = step.seq_lens();
-    metadata.paged_kv_indptr = step.pages_at();
-    metadata.paged_kv_indices = step.pages();
+    const BatchRecord& batch = step.view().batch;
+    metadata.query_start_loc = batch.query_start_loc;
+    metadata.seq_lens = batch.seq_lens;
+    metadata.paged_kv_indptr = batch.pages_at;
+    metadata.paged_kv_indices = batch.pages;
     metadata.paged_kv_last_page_len = step.last_page_len();
     metadata.num_qo_heads = config.num_heads;
     metadata.num_kv_heads = config.num_kv_heads;

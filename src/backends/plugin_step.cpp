@@ -9,15 +9,6 @@
 
 namespace clattn::detail {
 
-namespace {
-
-template <typename T>
-std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::size_t count) {
-  return {reinterpret_cast<T*>(bytes.data() + offset), count};
-}
-
-}  // namespace
-
 PluginMetadataBuilder::PluginMetadataBuilder(std::shared_ptr<const AttentionBackend> backend,
                                              std::shared_ptr<Context> context,
                                              const AttentionConfig& config,
@@ -53,11 +44,6 @@ BatchSummary PluginMetadataBuilder::check(const CommonAttentionMetadata& batch) 
   validate_page_ids(batch, metadata_.block_size_, limits_.num_blocks);
   validate_slots(batch, metadata_.block_size_, limits_.num_blocks);
   return summary;
-}
-
-std::size_t PluginMetadataBuilder::workspace_bytes(const CommonAttentionMetadata& batch) const {
-  check(batch);
-  return 0;
 }
 
 /// Bytes of the largest step within the limits, block tables up to a million entries.

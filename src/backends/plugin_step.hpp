@@ -35,7 +35,10 @@ class PluginMetadataBuilder final : public AttentionMetadataBuilder {
   const AttentionMetadata& build(cl_command_queue queue, const CommonAttentionMetadata& batch,
                                  Event* upload, const BuildOptions& options) override;
   /// Plugins bring their own workspace.
-  std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override;
+  std::size_t workspace_bytes(const CommonAttentionMetadata& batch) const override {
+    check(batch);
+    return 0;
+  }
   /// Plugins enqueue by themselves, which cannot be recorded.
   bool can_run_in_graph(const CommonAttentionMetadata&) const override { return false; }
   bool reorder_batch(std::span<const std::int32_t> num_scheduled_tokens,

@@ -99,9 +99,10 @@ class XFormersBackend final : public AttentionBackend {
   }
 
   static void fill(XFormersMetadata& metadata, const PagedStep& step, const AttentionConfig&) {
-    metadata.query_start_loc = step.query_start_loc();
-    metadata.seq_lens = step.seq_lens();
-    metadata.block_table = step.pages();
+    const BatchRecord& batch = step.view().batch;
+    metadata.query_start_loc = batch.query_start_loc;
+    metadata.seq_lens = batch.seq_lens;
+    metadata.block_table = batch.pages;
     metadata.block_table_stride = step.table_width();
   }
 };

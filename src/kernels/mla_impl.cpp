@@ -58,8 +58,7 @@ class PagedMLAImpl final : public MLAImpl {
           capture_mla_decode({queue, config_, step.batch, step.causal != 0, tensors, cache, scale});
     }
     LayerCall layer = layer_call(cache, scale_log2e_);
-    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer, event,
-                launches);
+    launch_step({queue, *kernels_, step, tensors}, layer, event, launches);
     add_results(add, queue);
   }
 
@@ -68,7 +67,7 @@ class PagedMLAImpl final : public MLAImpl {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
-    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse});
+    check_step_call({queue, *kernels_, step, tensors});
   }
 
   void warm_up(cl_command_queue queue) const override {

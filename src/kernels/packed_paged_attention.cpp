@@ -57,14 +57,13 @@ class PackedPagedAttention final : public PagedAttention {
     check_layer_cache(cache, kernels_->shape);
     const PagedStepView& step = checked_step(metadata, *kernels_);
     check_block_ids(step.block_ids, cache.num_blocks);
-    check_step_call({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse});
+    check_step_call({queue, *kernels_, step, tensors});
     AddResults add;
     if (capturing()) {
       add = capture_attention({queue, config_, step.batch, step.causal != 0, tensors, &cache, {}});
     }
     LayerCall layer = layer_call(cache, slopes_.handle(), scale_log2e_);
-    launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer, event,
-                launches);
+    launch_step({queue, *kernels_, step, tensors}, layer, event, launches);
     add_results(add, queue);
   }
 

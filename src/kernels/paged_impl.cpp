@@ -30,16 +30,12 @@ LayerCall call_over(const KVCache& cache) {
   return layer;
 }
 
-std::int64_t key_row(const KernelShape& shape) {
-  return std::int64_t{shape.num_kv_heads} * shape.head_size;
-}
-
 /// The same over `key` and `value` tensors, [rows, num_kv_heads, head_size], instead of a cache.
 LayerCall call_over(const TensorRef& key, const TensorRef& value, const KernelShape& shape) {
   LayerCall layer{.k = key.buffer, .v = value.buffer};
   layer.args.k_offset = key.offset;
   layer.args.v_offset = value.offset;
-  layer.args.token_stride = token_stride(key, key_row(shape));
+  layer.args.token_stride = token_stride(key, shape.kv_row());
   layer.args.head_stride = shape.head_size;
   layer.args.key_dim_stride = 1;
   layer.args.scale_stride = -1;
@@ -61,10 +57,10 @@ std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
       config.attention_chunk_size, to_string(config.attn_type), fmt::join(config.alibi_slopes, ","),
       fmt::join(config.sinks, ","), option_macros(shape.options, Role::kPrefill),
       runtime.tuning().revision);
-  return std::static_pointer_cast<PagedAttentionImpl>(runtime.shared_object(key, [&] {
-    return std::static_pointer_cast<void>(std::make_shared<PagedAttentionImpl>(
-        runtime, config, attention_kernels(runtime, shape, config.kernel_family)));
-  }));
+  return runtime.shared_object<PagedAttentionImpl>(key, [&] {
+    return std::make_shared<PagedAttentionImpl>(
+        runtime, config, attention_kernels(runtime, shape, config.kernel_family));
+  });
 }
 
 PagedAttentionImpl::PagedAttentionImpl(const Runtime& runtime, const AttentionConfig& config,
@@ -84,14 +80,13 @@ void PagedAttentionImpl::check(const KVCache& cache) const {
 /// Slots mean places only under the block size that they were made for.
 void PagedAttentionImpl::check_metadata(const AttentionMetadata& metadata) const {
   const PagedStepView* step = metadata.step();
-  if (step == nullptr || step->kernels == nullptr ||
-      step->kernels->shape.form != kernels_->shape.form ||
-      step->kernels->shape.block_size != kernels_->shape.block_size) {
-    throw_invalid(
-        "attn_metadata: its slots were built for another block_size or form of cache, legal: pages "
-        "of {} tokens",
-        kernels_->shape.block_size);
-  }
+  throw_invalid_if(
+      step == nullptr || step->kernels == nullptr ||
+          step->kernels->shape.form != kernels_->shape.form ||
+          step->kernels->shape.block_size != kernels_->shape.block_size,
+      "attn_metadata: its slots were built for another block_size or form of cache, legal: pages "
+      "of {} tokens",
+      kernels_->shape.block_size);
   throw_invalid_if(
       !step->has_slots,
       "attn_metadata: without slots, since its queries are not in the cache; legal: a batch with "
@@ -106,10 +101,10 @@ const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metada
       !step.window.covers(window_),
       "attn_metadata: planned for sliding_window or attention_chunk_size narrower than this "
       "layer's; legal: a builder configured with the widest of its layers");
-  if (!causal_ && step.causal != 0) {
-    throw_invalid("attn_metadata: planned for causal attention; legal: a builder with attn_type {}",
-                  to_string(config_.attn_type));
-  }
+  throw_invalid_if(
+      !causal_ && step.causal != 0,
+      "attn_metadata: planned for causal attention; legal: a builder with attn_type {}",
+      to_string(config_.attn_type));
   return step;
 }
 
@@ -129,10 +124,8 @@ void PagedAttentionImpl::store(const Write& write, Event* event) const {
 void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
                                         const KVCache& cache, const AttentionMetadata& metadata,
                                         Event* event) const {
-  if (config_.contiguous_kv()) {
-    throw_unsupported("attn_type {}: this layer has no cache to write",
-                      to_string(config_.attn_type));
-  }
+  throw_unsupported_if(config_.contiguous_kv(), "attn_type {}: this layer has no cache to write",
+                       to_string(config_.attn_type));
   check(cache);
   const Write write{queue, key, value, cache, metadata};
   check_write(write);
@@ -147,11 +140,10 @@ void PagedAttentionImpl::check_attention(const Call& call) const {
   } else {
     const KernelShape& shape = kernels_->shape;
     const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
-    checked_key_stride(call.tensors.key, call.tensors.value, {rows, key_row(shape), shape.dtype});
+    checked_key_stride(call.tensors.key, call.tensors.value, {rows, shape.kv_row(), shape.dtype});
   }
   check_options(call.options, step, num_rows(step, call.queue));
-  check_step_call(
-      {call.queue, *kernels_, step, call.tensors.query, call.tensors.output, call.tensors.lse});
+  check_step_call({call.queue, *kernels_, step, call.tensors});
 }
 
 void PagedAttentionImpl::attend(const Call& call) const {
@@ -165,8 +157,7 @@ void PagedAttentionImpl::attend(const Call& call) const {
   LayerCall layer =
       paged ? call_over(*cache) : call_over(tensors.key, tensors.value, kernels_->shape);
   add_options(layer, paged ? cache->scales.handle() : nullptr, options);
-  launch_step({queue, *kernels_, step, tensors.query, tensors.output, tensors.lse}, layer,
-              options.event, options.launches);
+  launch_step({queue, *kernels_, step, tensors}, layer, options.event, options.launches);
   add_results(add, queue);
 }
 
@@ -181,10 +172,9 @@ void PagedAttentionImpl::forward(cl_command_queue queue, const AttentionTensors&
 void PagedAttentionImpl::forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
                                          const AttentionMetadata& metadata,
                                          const ForwardOptions& options) const {
-  if (!config_.contiguous_kv()) {
-    throw_unsupported("attn_type {}: keys and values come from the cache, use forward()",
-                      to_string(config_.attn_type));
-  }
+  throw_unsupported_if(!config_.contiguous_kv(),
+                       "attn_type {}: keys and values come from the cache, use forward()",
+                       to_string(config_.attn_type));
   const Call call{queue, tensors, nullptr, metadata, options};
   check_attention(call);
   attend(call);
@@ -271,7 +261,7 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   cache.num_kv_heads = shape.num_kv_heads;
   cache.head_size = shape.head_size;
   cache.head_stride = shape.head_size;
-  cache.token_stride = std::int64_t{shape.num_kv_heads} * shape.head_size;
+  cache.token_stride = shape.kv_row();
   cache.block_stride = shape.block_size * cache.token_stride;
   if (is_quantized(shape.cache_dtype)) cache.scales = memory.zeros;
   LayerCall layer = config_.contiguous_kv() ? call_over(rows, rows, shape) : call_over(cache);
@@ -290,10 +280,6 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
 bool PagedAttentionImpl::runs_plan_of(Context& context, const AttentionConfig& planned) const {
   return kernels_->runs_plan_of(
       *attention_kernels(context.runtime(), kernel_shape(planned), planned.kernel_family));
-}
-
-std::vector<KernelInfo> PagedAttentionImpl::kernels() const {
-  return describe_kernels(*kernels_);
 }
 
 }  // namespace clattn::detail

@@ -34,7 +34,7 @@ class PagedAttentionImpl final : public AttentionImpl {
                        const KVCache& cache, const AttentionMetadata& metadata,
                        const ForwardOptions& options) const override;
   void warm_up(cl_command_queue queue) const override;
-  std::vector<KernelInfo> kernels() const override;
+  std::vector<KernelInfo> kernels() const override { return describe_kernels(*kernels_); }
   std::vector<Candidate> candidates() const override { return kernels_->candidates; }
   /// Whether its kernels run what a builder of `planned` cuts, windows aside. Builds that builder's
   /// kernels.

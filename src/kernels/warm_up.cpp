@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 
+#include "base/checked.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
@@ -12,12 +13,10 @@ namespace clattn::detail {
 IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) {
   refuse_recording(queue, "warm_up");
   const KernelShape& shape = kernels.shape;
-  const std::int32_t width = shape.head_size + shape.rope_dim;
-  const auto row = static_cast<std::size_t>(width);
-  const std::size_t page = static_cast<std::size_t>(std::max(shape.block_size, 1)) *
-                           static_cast<std::size_t>(shape.num_kv_heads) * row;
-  const std::size_t token = static_cast<std::size_t>(shape.num_heads) * row;
-  const std::vector<std::byte> nothing(std::max(page, token) * sizeof(float));
+  const std::size_t row = to_size(shape.head_size + shape.rope_dim);
+  const std::size_t page = to_size(std::max(shape.block_size, 1)) * to_size(shape.num_kv_heads);
+  const std::vector<std::byte> nothing(std::max(page, to_size(shape.num_heads)) * row *
+                                       sizeof(float));
   zeros = kernels.runtime->allocate_copy(nothing);
   grow_workspace(workspace, *kernels.runtime, {});
   constexpr std::array kNoSlot = {kPadSlotId};
@@ -38,14 +37,15 @@ void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, L
   PagedStepView step;
   step.kernels = &kernels;
   step.meta = uploaded.handle();
-  std::fill_n(step.num_items.begin(), kernels.stages.size(), 1);
-  step.merges_at = offsetof(Meta, merge) / sizeof(cl_int);
-  step.num_merges = 1;
+  std::fill_n(step.counts.num_items.begin(), kernels.stages.size(), 1);
+  step.plan.merges_at = offsetof(Meta, merge) / sizeof(cl_int);
+  step.counts.num_merges = 1;
   step.pages_at = offsetof(Meta, pages) / sizeof(cl_int);
   const cl_mem zeros = memory.zeros.handle();
   step.workspace = memory.workspace.buffer.handle();
   step.workspace_layout = layout_of(memory.workspace);
-  launch_step({queue, kernels, step, {zeros}, {zeros}, zeros}, layer, nullptr, nullptr);
+  const AttentionTensors tensors{.query = {zeros}, .output = {zeros}, .lse = zeros};
+  launch_step({queue, kernels, step, tensors}, layer, nullptr, nullptr);
 }
 
 }  // namespace clattn::detail

@@ -2,12 +2,19 @@
 
 #include <array>
 #include <clattn/context.hpp>
+#include <concepts>
 #include <cstddef>
 #include <span>
 
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
+
+/// A typed range inside staged bytes.
+template <typename T>
+std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::integral auto count) {
+  return {reinterpret_cast<T*>(bytes.data() + offset), static_cast<std::size_t>(count)};
+}
 
 /// A device buffer that is rewritten by one non-blocking write a step, from pinned host memory in a
 /// small ring, so that filling the next step never waits for the previous upload. Grows when asked

@@ -1,5 +1,7 @@
 #include "kernels/launch/cache_write.hpp"
 
+#include <utility>
+
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/launch/add_results.hpp"
@@ -20,50 +22,57 @@ std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::in
   const std::int64_t tokens = variant.role == Role::kCacheWritePacked
                                   ? ceil_div(num_tokens, kSideTokens) * kSideTokens
                                   : num_tokens;
-  const std::int64_t chunks =
-      checked_mul(tokens, std::int64_t{shape.num_kv_heads} * (shape.head_size / 8), "num_tokens");
+  const std::int64_t chunks = checked_mul(tokens, shape.kv_row() / 8, "num_tokens");
   return to_size(ceil_div(chunks, std::int64_t{variant.work_group_size}));
 }
 
 void check_tensors(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
                    const SlotSource& slots) {
   check_slots(slots);
-  const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
-  bounded_token_stride(key, {slots.num_tokens, row, shape.dtype}, "key");
-  bounded_token_stride(value, {slots.num_tokens, row, shape.dtype}, "value");
+  bounded_token_stride(key, {slots.num_tokens, shape.kv_row(), shape.dtype}, "key");
+  bounded_token_stride(value, {slots.num_tokens, shape.kv_row(), shape.dtype}, "value");
 }
 
-/// What both forms of caches have. The cache's places are still to be filled in.
+/// Where a cache's keys and values lie in the memory that is returned.
+std::pair<cl_mem, cl_mem> place(const KVCache& cache, ClaWriteCall& call) {
+  call.k_offset = cache.k_offset;
+  call.v_offset = cache.v_offset;
+  call.block_stride = cache.block_stride;
+  call.token_stride = cache.token_stride;
+  call.head_stride = cache.head_stride;
+  call.key_dim_stride = cache.key_dim_stride;
+  return {cache.buffer.handle(), cache.buffer.handle()};
+}
+std::pair<cl_mem, cl_mem> place(const PackedKVCache& cache, ClaWriteCall& call) {
+  call.k_offset = cache.key_offset;
+  call.v_offset = cache.value_offset;
+  return {cache.key, cache.value};
+}
+
 template <typename Cache>
-ClaWriteCall write_call(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
-                        const Cache& cache, const SlotSource& slots) {
-  const std::int64_t row = std::int64_t{shape.num_kv_heads} * shape.head_size;
+void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_queue queue,
+             const TensorRef& key, const TensorRef& value, const Cache& cache,
+             const SlotSource& slots, Event* event) {
   ClaWriteCall call{};
   call.key_offset = key.offset;
-  call.key_token_stride = token_stride(key, row);
+  call.key_token_stride = token_stride(key, shape.kv_row());
   call.value_offset = value.offset;
-  call.value_token_stride = token_stride(value, row);
+  call.value_token_stride = token_stride(value, shape.kv_row());
   call.slots_at = static_cast<cl_long>(slots.offset_bytes / sizeof(std::int64_t));
   call.num_slots = checked_mul(cache.num_blocks, std::int64_t{cache.block_size}, "kv_cache: slots");
   call.num_tokens = static_cast<cl_int>(slots.num_tokens);
   call.num_kv_heads = shape.num_kv_heads;
   call.scale_stride = scale_stride_of(cache);
-  return call;
-}
-
-/// The tensors of a write. Values may lie in the keys' buffer.
-struct WriteTensors {
-  cl_mem key, value, k_cache, v_cache, slots, scales;
-};
-
-void enqueue(const BuiltKernel& kernel, const KernelShape& shape, cl_command_queue queue,
-             const ClaWriteCall& call, const WriteTensors& tensors, Event* event) {
+  const auto [k_cache, v_cache] = place(cache, call);
+  AddResults add;
+  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
   KernelLease lease = kernel.pool->acquire();
-  lease.args(call, tensors.key, tensors.value, tensors.k_cache,
-             tensors.v_cache == tensors.k_cache ? nullptr : tensors.v_cache, tensors.slots);
-  if (is_quantized(shape.cache_dtype)) lease.arg(tensors.scales);
-  lease.enqueue(queue, num_groups(*kernel.variant, shape, call.num_tokens),
+  lease.args(call, key.buffer, value.buffer, k_cache, v_cache == k_cache ? nullptr : v_cache,
+             slots.buffer);  // values may lie in the keys' buffer
+  if (is_quantized(shape.cache_dtype)) lease.arg(cache.scales);
+  lease.enqueue(queue, num_groups(*kernel.variant, shape, slots.num_tokens),
                 to_size(kernel.variant->work_group_size), event);
+  add_results(add, queue);
 }
 
 }  // namespace
@@ -131,34 +140,14 @@ void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, cons
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
                          cl_command_queue queue, TensorRef key, TensorRef value,
                          const KVCache& cache, SlotSource slots, Event* event) {
-  ClaWriteCall call = write_call(shape, key, value, cache, slots);
-  call.k_offset = cache.k_offset;
-  call.v_offset = cache.v_offset;
-  call.block_stride = cache.block_stride;
-  call.token_stride = cache.token_stride;
-  call.head_stride = cache.head_stride;
-  call.key_dim_stride = cache.key_dim_stride;
-  AddResults add;
-  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
-  const cl_mem pages = cache.buffer.handle();
-  enqueue(kernel, shape, queue, call,
-          {key.buffer, value.buffer, pages, pages, slots.buffer, cache.scales.handle()}, event);
-  add_results(add, queue);
+  enqueue(kernel, shape, queue, key, value, cache, slots, event);
 }
 
 void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
                                 cl_command_queue queue, TensorRef key, TensorRef value,
                                 const PackedKVCache& cache, SlotSource slots, Event* event) {
   check_tensors(shape, key, value, slots);
-  ClaWriteCall call = write_call(shape, key, value, cache, slots);
-  call.k_offset = cache.key_offset;
-  call.v_offset = cache.value_offset;
-  AddResults add;
-  if (capturing()) add = capture_cache_write({queue, key, value, shape.dtype, &cache, slots});
-  enqueue(kernel, shape, queue, call,
-          {key.buffer, value.buffer, cache.key, cache.value, slots.buffer, cache.scales.handle()},
-          event);
-  add_results(add, queue);
+  enqueue(kernel, shape, queue, key, value, cache, slots, event);
 }
 
 }  // namespace clattn::detail

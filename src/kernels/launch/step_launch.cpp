@@ -68,7 +68,7 @@ class SideBySide {
   /// A layer may run the plan on kernels that are not those it was made for.
   bool groups_stay() const {
     for (std::size_t i = 0; i < call_.step.kernels->stages.size(); ++i) {
-      if (call_.step.num_items.at(i) == 0) continue;
+      if (call_.step.counts.num_items.at(i) == 0) continue;
       const BuiltKernel& stage =
           call_.kernels.stages[call_.kernels.stage_for(*call_.step.kernels, i)];
       if (stage.variant->kernel().tasks != Tasks::kDealt) return false;
@@ -96,8 +96,8 @@ void enqueue(const StepCall& call, LayerCall& layer, const Launch& launch, std::
   layer.args.num_entries = launch.num_entries;
   KernelLease lease = launch.kernel.pool->acquire();
   lease.args(layer.args, call.step.meta, has_workspace ? call.step.workspace : nullptr,
-             call.query.buffer, layer.k, one_cache ? nullptr : layer.v, call.output.buffer,
-             call.lse);
+             call.tensors.query.buffer, layer.k, one_cache ? nullptr : layer.v,
+             call.tensors.output.buffer, call.tensors.lse);
   for (std::size_t i = 0; i < layer.num_option_tensors; ++i) lease.arg(layer.option_tensors.at(i));
   lease.enqueue(queue, groups, to_size(launch.kernel.variant->work_group_size), event);
 }
@@ -138,18 +138,6 @@ TokenWidths widths_of(const KernelShape& shape) {
   return {heads * (shape.head_size + shape.rope_dim), heads * shape.head_size};
 }
 
-KernelInfo describe(const BuiltKernel& kernel, DType cache_dtype,
-                    const DeviceCapabilities& device) {
-  const Variant& v = *kernel.variant;
-  return {std::string(v.name),
-          std::string(to_string(v.role)),
-          v.work_group_size,
-          v.block_rows,
-          v.block_kv,
-          v.unit().rounds_probabilities,
-          concurrent_groups(v, cache_dtype, device)};
-}
-
 }  // namespace
 
 const PagedStepView& checked_step(const AttentionMetadata& metadata,
@@ -186,10 +174,12 @@ void check_step_call(const StepCall& call) {
   const std::int64_t heads = kernels.shape.num_heads;
   const std::int64_t tokens = num_rows(call.step, call.queue);
   const auto [query, output] = widths_of(kernels.shape);
-  bounded_token_stride(call.query, {tokens, query, kernels.shape.dtype}, "query");
-  throw_invalid_if(tokens > 0 && call.output.buffer == nullptr, "Output tensor must be provided.");
-  bounded_token_stride(call.output, {tokens, output, kernels.shape.dtype}, "output");
-  if (call.lse != nullptr) check_rows({call.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
+  bounded_token_stride(call.tensors.query, {tokens, query, kernels.shape.dtype}, "query");
+  throw_invalid_if(tokens > 0 && call.tensors.output.buffer == nullptr,
+                   "Output tensor must be provided.");
+  bounded_token_stride(call.tensors.output, {tokens, output, kernels.shape.dtype}, "output");
+  if (call.tensors.lse != nullptr)
+    check_rows({call.tensors.lse, DType::kF32}, {0, tokens, heads, heads}, "lse");
 }
 
 void launch_step(const StepCall& call, LayerCall& layer, Event* event,
@@ -202,10 +192,10 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
   if (event != nullptr) event->reset();  // stays empty when there is nothing to do
 
   ClaCall& args = layer.args;
-  args.q_offset = call.query.offset;
-  args.q_token_stride = token_stride(call.query, query_width);
-  args.out_offset = call.output.offset;
-  args.out_token_stride = token_stride(call.output, output_width);
+  args.q_offset = call.tensors.query.offset;
+  args.q_token_stride = token_stride(call.tensors.query, query_width);
+  args.out_offset = call.tensors.output.offset;
+  args.out_token_stride = token_stride(call.tensors.output, output_width);
   args.pages_at = step.pages_at;
   args.counters_at = step.workspace_layout.counters_at;
   args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
@@ -213,15 +203,15 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
   args.partial_out_at = step.workspace_layout.partial_out_at;
   args.num_kv_heads = kernels.shape.num_kv_heads;
   args.causal = step.causal;
-  args.write_lse = call.lse != nullptr ? 1 : 0;
+  args.write_lse = call.tensors.lse != nullptr ? 1 : 0;
   SideBySide side(call);
   for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
-    if (step.num_items.at(i) == 0) continue;
+    if (step.counts.num_items.at(i) == 0) continue;
     const BuiltKernel& stage = kernels.stages[kernels.stage_for(*step.kernels, i)];
     const cl_command_queue queue = side.next_queue();
     const bool is_second = queue != call.queue;
     launch_kernel(call, layer,
-                  {stage, i, step.items_at.at(i), step.num_items.at(i),
+                  {stage, i, step.plan.items_at.at(i), step.counts.num_items.at(i),
                    stage.tiling.groups_per_item, step.planned.workers.at(i)},
                   queue, recorder, event, launches);
     if (!is_second) continue;
@@ -230,7 +220,7 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
   }
   const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, kernels.shape.head_size);
   launch_kernel(call, layer,
-                {kernels.merge, kMaxTileClasses, step.merges_at, step.num_merges,
+                {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
                  ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},
                 call.queue, recorder, event, launches);
 }
@@ -252,7 +242,11 @@ Buffer make_head_params(const Runtime& runtime, const AttentionConfig& config) {
 std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
   std::vector<KernelInfo> infos;
   const auto add = [&](const BuiltKernel& kernel) {
-    infos.push_back(describe(kernel, kernels.shape.cache_dtype, kernels.runtime->capabilities()));
+    const Variant& v = *kernel.variant;
+    infos.push_back(
+        {std::string(v.name), std::string(to_string(v.role)), v.work_group_size, v.block_rows,
+         v.block_kv, v.unit().rounds_probabilities,
+         concurrent_groups(v, kernels.shape.cache_dtype, kernels.runtime->capabilities())});
   };
   for (const BuiltKernel& stage : kernels.stages) add(stage);
   add(kernels.merge);

@@ -31,9 +31,8 @@ struct StepCall {
   cl_command_queue queue = nullptr;
   const AttentionKernels& kernels;
   const PagedStepView& step;
-  TensorRef query;   ///< [tokens, num_heads, head_size + rope_dim]
-  TensorRef output;  ///< [tokens, num_heads, head_size]
-  cl_mem lse = nullptr;
+  /// query: [tokens, num_heads, head_size + rope_dim]; output: [tokens, num_heads, head_size]
+  const AttentionTensors& tensors;
 };
 
 /// The step behind `metadata`, if these kernels can run its plan. Throws kInvalidArgument.

@@ -26,9 +26,8 @@ template <typename Cache>
 void check_scales(const Cache& cache) {
   require_scale(cache.dtype, cache.scales, "scales", "[2][1] or [2][num_kv_heads]");
   if (!cache.scales) return;
-  if (!is_quantized(cache.dtype)) {
-    throw_invalid("kv_cache: scales given, legal: none for {}", to_string(cache.dtype));
-  }
+  throw_invalid_if(!is_quantized(cache.dtype), "kv_cache: scales given, legal: none for {}",
+                   to_string(cache.dtype));
   const auto heads = to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
   throw_invalid_if(cache.scales.size_bytes() < 2 * heads * sizeof(float),
                    "kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
@@ -38,9 +37,8 @@ void check_scales(const Cache& cache) {
 void check_scale(const MLACache& cache) {
   require_scale(cache.dtype, cache.scale, "scale", "[1]");
   if (!cache.scale) return;
-  if (!is_quantized(cache.dtype)) {
-    throw_invalid("kv_cache: scale given, legal: none for {}", to_string(cache.dtype));
-  }
+  throw_invalid_if(!is_quantized(cache.dtype), "kv_cache: scale given, legal: none for {}",
+                   to_string(cache.dtype));
   throw_invalid_if(cache.scale.size_bytes() < sizeof(float),
                    "kv_cache: scale holds {} bytes, legal: at least {} (f32 [1])",
                    cache.scale.size_bytes(), sizeof(float));
@@ -99,11 +97,9 @@ void check_keys_by_dim(const KVCache& cache) {
 
 template <typename Cache>
 void check_kv_shape(const Cache& cache, const KernelShape& shape) {
-  if (cache.block_size == shape.block_size && cache.num_kv_heads == shape.num_kv_heads &&
-      cache.head_size == shape.head_size && cache.dtype == shape.cache_dtype) {
-    return;
-  }
-  throw_invalid(
+  throw_invalid_if(
+      cache.block_size != shape.block_size || cache.num_kv_heads != shape.num_kv_heads ||
+          cache.head_size != shape.head_size || cache.dtype != shape.cache_dtype,
       "kv_cache: {} tokens x {} heads x {} of {}, legal: {} x {} x {} of {} as this layer was "
       "configured",
       cache.block_size, cache.num_kv_heads, cache.head_size, to_string(cache.dtype),
@@ -213,14 +209,13 @@ void check_layer_cache(const PackedKVCache& cache, const KernelShape& shape) {
 }
 
 void check_layer_cache(const MLACache& cache, const KernelShape& shape) {
-  if (cache.block_size != shape.block_size || cache.kv_lora_rank != shape.head_size ||
-      cache.rope_dim != shape.rope_dim || cache.dtype != shape.cache_dtype) {
-    throw_invalid(
-        "kv_cache: {} tokens x ({} + {}) of {}, legal: {} x ({} + {}) of {} as this layer was "
-        "configured",
-        cache.block_size, cache.kv_lora_rank, cache.rope_dim, to_string(cache.dtype),
-        shape.block_size, shape.head_size, shape.rope_dim, to_string(shape.cache_dtype));
-  }
+  throw_invalid_if(
+      cache.block_size != shape.block_size || cache.kv_lora_rank != shape.head_size ||
+          cache.rope_dim != shape.rope_dim || cache.dtype != shape.cache_dtype,
+      "kv_cache: {} tokens x ({} + {}) of {}, legal: {} x ({} + {}) of {} as this layer was "
+      "configured",
+      cache.block_size, cache.kv_lora_rank, cache.rope_dim, to_string(cache.dtype),
+      shape.block_size, shape.head_size, shape.rope_dim, to_string(shape.cache_dtype));
   check_num_blocks(cache.num_blocks, 1);
   check_cache(cache);
 }

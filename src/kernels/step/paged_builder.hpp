@@ -17,7 +17,15 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   using Fill = void (*)(Metadata&, const PagedStep&, const AttentionConfig&);
 
   PagedMetadataBuilder(const std::shared_ptr<Context>& context, const AttentionConfig& config,
-                       const BuilderOptions& options, StepStyle style, Fill fill);
+                       const BuilderOptions& options, StepStyle style, Fill fill)
+      : config_(config),
+        decode_threshold_(options.decode_threshold),
+        cascades_(style.cascades && !options.disable_cascade_attn && !options.device_seq_lens &&
+                  validate_cascade_configuration(config).empty()),
+        step_(context,
+              attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
+              {.attn_type = config.attn_type, .window = window_of(config)}, options, style),
+        fill_(fill) {}
   /// For layers on kernels of their own. `decode_threshold`: see AttentionMetadataBuilder.
   PagedMetadataBuilder(std::shared_ptr<Context> context,
                        std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
@@ -108,17 +116,5 @@ class PagedMetadataBuilder final : public AttentionMetadataBuilder {
   Fill fill_;
   StepMetadata metadata_;
 };
-
-template <typename Metadata>
-PagedMetadataBuilder<Metadata>::PagedMetadataBuilder(const std::shared_ptr<Context>& context,
-                                                     const AttentionConfig& config,
-                                                     const BuilderOptions& options, StepStyle style,
-                                                     Fill fill)
-    : config_(config),
-      decode_threshold_(options.decode_threshold),
-      cascades_(style.cascades && !options.disable_cascade_attn && !options.device_seq_lens &&
-                validate_cascade_configuration(config).empty()),
-      step_(context, config, options, style),
-      fill_(fill) {}
 
 }  // namespace clattn::detail

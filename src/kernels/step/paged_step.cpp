@@ -18,12 +18,6 @@ namespace {
 constexpr std::size_t kIntBytes = sizeof(std::int32_t);
 constexpr std::size_t kItemAlign = sizeof(ClaWorkItem);  // kernels read items as whole vectors
 
-/// A typed range inside the staging bytes.
-template <typename T>
-std::span<T> part(std::span<std::byte> bytes, std::size_t offset, std::int64_t count) {
-  return {reinterpret_cast<T*>(bytes.data() + offset), to_size(count)};
-}
-
 cl_int in_ints(std::size_t offset_bytes) {
   return static_cast<cl_int>(offset_bytes / kIntBytes);
 }
@@ -83,12 +77,6 @@ struct PagedStep::Layout {
     return at;
   }
 };
-
-PagedStep::PagedStep(const std::shared_ptr<Context>& context, const AttentionConfig& config,
-                     const BuilderOptions& options, StepStyle style)
-    : PagedStep(context,
-                attention_kernels(context->runtime(), kernel_shape(config), config.kernel_family),
-                {.attn_type = config.attn_type, .window = window_of(config)}, options, style) {}
 
 PagedStep::PagedStep(std::shared_ptr<Context> context,
                      std::shared_ptr<const AttentionKernels> kernels, const StepRules& rules,
@@ -171,11 +159,6 @@ std::size_t PagedStep::largest_step_bytes() const {
       .total;
 }
 
-/// Whether some kernel of the step does.
-bool PagedStep::merges_splits() const noexcept {
-  return std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
-}
-
 /// The batch with `causal` set: to the layer's default, if the batch leaves it open.
 CommonAttentionMetadata PagedStep::resolve_causal(CommonAttentionMetadata batch) const {
   throw_invalid_if(planner_.bidirectional && batch.causal == true,
@@ -198,10 +181,6 @@ BatchSummary PagedStep::check_lengths(const CommonAttentionMetadata& batch) cons
   validate_limits(batch, summary, options_.limits);
   check_graph(batch, summary.max_query_len);
   return summary;
-}
-
-KeySource PagedStep::key_source() const noexcept {
-  return key_source_of(rules_.attn_type, kernels_->shape.block_size == 0);
 }
 
 /// Keeps the small arrays that metadata readers see.
@@ -234,10 +213,8 @@ void PagedStep::place_pages() {
     last_page_len_[r] = seq_lens_[r] - (count - (count > 0 ? 1 : 0)) * block_size;
     pages_at_[r] = static_cast<std::int32_t>(at);
     at += style_.page_table == PageTable::kCsr ? count : table_width_;
-    if (at > std::numeric_limits<std::int32_t>::max()) {
-      throw_invalid("request {}: the batch's page lists exceed {} entries", r,
-                    std::numeric_limits<std::int32_t>::max());
-    }
+    throw_invalid_if(at > INT32_MAX, "request {}: the batch's page lists exceed {} entries", r,
+                     INT32_MAX);
   }
   pages_at_[num_reqs_] = static_cast<std::int32_t>(at);
 }
@@ -298,7 +275,8 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
   AttentionWorkspace& shared = *options_.workspace;
   const std::size_t lse_row = to_size(kernels_->shape.num_heads) * sizeof(float);
   const std::size_t out_row = lse_row * to_size(kernels_->shape.head_size);
-  const std::size_t counter_row = merges_splits() ? lse_row : 0;
+  const bool counts = std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
+  const std::size_t counter_row = counts ? lse_row : 0;
   const WorkspaceBytes room = room_of(shared);
   std::size_t held = std::min(room.partial_out / out_row, room.partial_lse2 / lse_row);
   if (counter_row > 0) held = std::min(held, room.counters / counter_row);
@@ -385,17 +363,13 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   staging_.upload(queue, layout.total, upload);
 
   slots_ = slots;
-  pages_ = pages;
   view_.kernels = kernels_.get();
   view_.planner = &planner_;
   view_.planned = planned;
   view_.side_queue = side_queue;
   view_.plan = output;
   view_.meta = staging_.buffer().handle();
-  view_.items_at = output.items_at;
-  view_.num_items = counts.num_items;
-  view_.merges_at = output.merges_at;
-  view_.num_merges = counts.num_merges;
+  view_.counts = counts;
   view_.pages_at = in_ints(layout.pages);
   view_.splits_at = in_ints(layout.splits);
   view_.num_splits = static_cast<cl_int>(sizes.num_splits());
@@ -415,9 +389,9 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.most_keys = recorded ? options_.limits.max_model_len : summary_.max_seq_len;
   view_.batch = {.backend = style_.backend,
                  .plan = record_,
-                 .query_start_loc = query_start_loc(),
-                 .seq_lens = seq_lens(),
-                 .pages_at = pages_at(),
+                 .query_start_loc = query_start_loc_,
+                 .seq_lens = seq_lens_,
+                 .pages_at = pages_at_,
                  .pages = pages};
   if (options_.device_seq_lens) view_.batch.device_lens = {view_.meta, layout.lens};
   view_.block_ids = {options_.limits.num_blocks, pages};

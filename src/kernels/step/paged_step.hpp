@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <clattn/attention.hpp>
 #include <memory>
 #include <span>
@@ -20,10 +19,7 @@ namespace clattn::detail {
 struct PagedStepView {
   const AttentionKernels* kernels = nullptr;  ///< the plan fits these kernels' tiles only
   cl_mem meta = nullptr;                      ///< one buffer for everything below; offsets in ints
-  std::array<cl_int, kMaxTileClasses> items_at{};
-  std::array<cl_int, kMaxTileClasses> num_items{};
-  cl_int merges_at = 0;
-  cl_int num_merges = 0;
+  PlanCounts counts;                          ///< with the padding of recorded steps
   cl_int pages_at = 0;
   std::shared_ptr<KernelPool> cut_tiles;  ///< of steps with device_seq_lens: makes the items
   cl_int splits_at = 0;                   ///< what it makes them of,
@@ -38,7 +34,7 @@ struct PagedStepView {
   bool has_slots = false;                  ///< whether the step has slots, computed or given
   bool slots_of_queries = false;           ///< one slot per query token
   const PlannerConfig* planner = nullptr;  ///< of the builder
-  PlanCounts planned;                      ///< without the padding of recorded steps
+  PlanCounts planned;                      ///< without that padding
   cl_command_queue side_queue = nullptr;   ///< of the builder, if PlanCounts::workers are given
   PlanOutput plan;                         ///< on the host, until the builder's next build()
   bool recordable = false;                 ///< launches stay what they are with the next batch
@@ -83,8 +79,6 @@ std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilitie
 /// grows. Not thread-safe.
 class PagedStep {
  public:
-  PagedStep(const std::shared_ptr<Context>& context, const AttentionConfig& config,
-            const BuilderOptions& options, StepStyle style);
   PagedStep(std::shared_ptr<Context> context, std::shared_ptr<const AttentionKernels> kernels,
             const StepRules& rules, BuilderOptions options, StepStyle style);
 
@@ -108,21 +102,9 @@ class PagedStep {
 
   const PagedStepView& view() const noexcept { return view_; }
   const BatchLimits& limits() const noexcept { return options_.limits; }
-  const AttentionKernels& kernels() const noexcept { return *kernels_; }
   std::span<const std::int64_t> slots() const noexcept { return slots_; }
-  std::span<const std::int32_t> pages() const noexcept { return pages_; }
-  /// kCsr: indptr [num_reqs + 1]. kDense: row starts [num_reqs] and the total.
-  std::span<const std::int32_t> pages_at() const noexcept {
-    return {pages_at_.data(), num_reqs_ + 1};
-  }
-  std::span<const std::int32_t> last_page_len() const noexcept {
-    return {last_page_len_.data(), num_reqs_};
-  }
+  std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
   std::int64_t table_width() const noexcept { return table_width_; }
-  std::span<const std::int32_t> query_start_loc() const noexcept {
-    return {query_start_loc_.data(), num_reqs_ + 1};
-  }
-  std::span<const std::int32_t> seq_lens() const noexcept { return {seq_lens_.data(), num_reqs_}; }
   std::int32_t max_query_len() const noexcept { return summary_.max_query_len; }
   std::int32_t max_seq_len() const noexcept { return summary_.max_seq_len; }
 
@@ -137,7 +119,9 @@ class PagedStep {
                                    const BuildOptions& options);
   bool records_causal() const noexcept { return rules_.attn_type == AttentionType::kDecoder; }
   bool fits_recorded(const CommonAttentionMetadata& batch, std::int32_t max_query_len) const;
-  KeySource key_source() const noexcept;
+  KeySource key_source() const noexcept {
+    return key_source_of(rules_.attn_type, kernels_->shape.block_size == 0);
+  }
   PlannerConfig planner_for(const CommonAttentionMetadata& batch, const BatchSummary& summary,
                             bool fast) const;
   void write_plan(const AttentionPlan* own, const PagedStepView* taken,
@@ -154,7 +138,6 @@ class PagedStep {
   void reserve_workspace(std::int64_t rows);
   cl_command_queue side_queue_of(const PlanCounts& planned);
   std::size_t largest_step_bytes() const;
-  bool merges_splits() const noexcept;
 
   std::shared_ptr<Context> context_;
   std::shared_ptr<const AttentionKernels> kernels_;
@@ -173,7 +156,6 @@ class PagedStep {
   std::vector<std::int32_t> query_start_loc_, seq_lens_, last_page_len_, pages_at_;
   PlanRecord record_;
   std::span<const std::int64_t> slots_;
-  std::span<const std::int32_t> pages_;
 };
 
 }  // namespace clattn::detail

@@ -5,6 +5,7 @@
 #include <clattn/tuning.hpp>
 #include <vector>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/choose/latent_config.hpp"
@@ -14,26 +15,17 @@
 namespace clattn {
 namespace {
 
-using detail::AttentionKernels, detail::PagedStepView, detail::PlanCounts, detail::PlannerConfig;
-using detail::PlanOutput, detail::TaskRun, detail::TileClass;
+using detail::PagedStepView, detail::PlannerConfig, detail::TaskRun, detail::TileClass;
+using detail::to_size;
 
 constexpr double kUsPerNs = 1e-3;
 
-/// A plan, the kernels that it is for, and the configuration that it was made with.
-struct MadePlan {
-  const AttentionKernels& kernels;
-  const PlannerConfig& planner;
-  const PlanCounts& counts;
-  const PlanOutput& output;
-};
-
-PlannedLaunch planned_attention(const MadePlan& plan, std::size_t index) {
-  TileClass tile = plan.planner.tiles.at(index);
-  if (plan.counts.workers.at(index) > 0) tile.workers = plan.counts.workers.at(index);
-  const auto items =
-      plan.output.items.at(index).first(static_cast<std::size_t>(plan.counts.num_items.at(index)));
+PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
+  TileClass tile = step.planner->tiles.at(index);
+  if (step.planned.workers.at(index) > 0) tile.workers = step.planned.workers.at(index);
+  const auto items = step.plan.items.at(index).first(to_size(step.planned.num_items.at(index)));
   PlannedLaunch launch;
-  launch.kernel = plan.kernels.stages.at(index).variant->name;
+  launch.kernel = step.kernels->stages.at(index).variant->name;
   launch.items = static_cast<std::int64_t>(items.size());
   launch.tasks = launch.items * tile.groups_per_item;
   launch.concurrent_groups = tile.workers;
@@ -51,33 +43,32 @@ PlannedLaunch planned_attention(const MadePlan& plan, std::size_t index) {
   }
   std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
   launch.predicted_us = (tile.launch_ns + expected_end_ns(tile, runs, shared)) * kUsPerNs;
-  if (plan.counts.workers.at(index) > 0) launch.predicted_us *= detail::kBesideSlower;
+  if (step.planned.workers.at(index) > 0) launch.predicted_us *= detail::kBesideSlower;
   return launch;
 }
 
-PlannedLaunch planned_merge(const MadePlan& plan) {
-  const detail::MergeCosts& costs = plan.planner.merge;
+PlannedLaunch planned_merge(const PagedStepView& step) {
+  const detail::MergeCosts& costs = step.planner->merge;
   PlannedLaunch launch;
-  launch.kernel = plan.kernels.merge.variant->name;
-  launch.items = plan.counts.num_merges;
-  launch.tasks = launch.items * plan.kernels.shape.num_heads;
-  for (std::int32_t i = 0; i < plan.counts.num_merges; ++i) {
-    launch.splits += plan.output.merges[static_cast<std::size_t>(i)].num_splits;
-  }
+  launch.kernel = step.kernels->merge.variant->name;
+  launch.items = step.planned.num_merges;
+  launch.tasks = launch.items * step.kernels->shape.num_heads;
+  for (const ClaMergeItem& merge : step.plan.merges.first(to_size(step.planned.num_merges)))
+    launch.splits += merge.num_splits;
   launch.predicted_us = (costs.launch_ns + merge_ns(costs, static_cast<double>(launch.items),
                                                     static_cast<double>(launch.splits))) *
                         kUsPerNs;
   return launch;
 }
 
-std::vector<PlannedLaunch> launches_of(const MadePlan& plan) {
+std::vector<PlannedLaunch> launches_of(const PagedStepView& step) {
   std::vector<PlannedLaunch> launches;
-  for (std::size_t i = 0; i < plan.kernels.stages.size(); ++i) {
-    if (plan.counts.num_items.at(i) == 0) continue;
-    launches.push_back(planned_attention(plan, i));
-    launches.back().beside_last = launches.size() > 1 && plan.counts.workers.at(i) > 0;
+  for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
+    if (step.planned.num_items.at(i) == 0) continue;
+    launches.push_back(planned_attention(step, i));
+    launches.back().beside_last = launches.size() > 1 && step.planned.workers.at(i) > 0;
   }
-  if (plan.counts.num_merges > 0) launches.push_back(planned_merge(plan));
+  if (step.planned.num_merges > 0) launches.push_back(planned_merge(step));
   return launches;
 }
 
@@ -86,7 +77,7 @@ std::vector<PlannedLaunch> launches_of(const MadePlan& plan) {
 std::vector<PlannedLaunch> planned_launches(const AttentionMetadata& metadata) {
   const PagedStepView* step = metadata.step();
   if (step == nullptr || step->kernels == nullptr) return {};
-  return launches_of({*step->kernels, *step->planner, step->planned, step->plan});
+  return launches_of(*step);
 }
 
 std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
@@ -116,15 +107,18 @@ std::vector<PlannedLaunch> predicted_launches(const AttentionConfig& config,
   planner.max_partial_rows = detail::most_partial_rows(kernels->shape, device);
   const detail::AttentionPlan plan(planner, batch);
   std::array<std::vector<ClaWorkItem>, detail::kMaxTileClasses> items;
-  std::vector<ClaMergeItem> merges(static_cast<std::size_t>(plan.counts().num_merges));
-  PlanOutput output;
-  output.merges = merges;
+  std::vector<ClaMergeItem> merges(to_size(plan.counts().num_merges));
+  PagedStepView step;
+  step.kernels = kernels.get();
+  step.planner = &planner;
+  step.planned = plan.counts();
+  step.plan.merges = merges;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    items.at(i).resize(static_cast<std::size_t>(plan.counts().num_items.at(i)));
-    output.items.at(i) = items.at(i);
+    items.at(i).resize(to_size(plan.counts().num_items.at(i)));
+    step.plan.items.at(i) = items.at(i);
   }
-  plan.write(std::vector<std::int32_t>(static_cast<std::size_t>(batch.num_reqs)), output);
-  return launches_of({*kernels, planner, plan.counts(), output});
+  plan.write(std::vector<std::int32_t>(to_size(batch.num_reqs)), step.plan);
+  return launches_of(step);
 }
 
 }  // namespace clattn
