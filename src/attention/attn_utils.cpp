@@ -159,10 +159,8 @@ KVCacheSpec kernel_pages(const AttentionGroup& group) {
 /// A tensor's pages must be in one piece where states lie beside the layer's keys and values.
 void require_pages_in_one_piece(const KVCacheTensor& tensor, const StatesByLayer& states,
                                 const std::map<std::string, KVCache>& caches) {
-  const auto has = [&](const auto& map) {
-    return [&map](const std::string& name) { return map.contains(name); };
-  };
-  if (std::ranges::none_of(tensor.shared_by, has(states))) return;
+  const auto has_states = [&](const std::string& name) { return states.contains(name); };
+  if (std::ranges::none_of(tensor.shared_by, has_states)) return;
   for (const std::string& name : tensor.shared_by) {
     if (!caches.contains(name)) continue;
     const KVCache& cache = caches.at(name);
@@ -174,12 +172,6 @@ void require_pages_in_one_piece(const KVCacheTensor& tensor, const StatesByLayer
                      "front of all values; legal: a spec with page_size_padded",
                      name);
   }
-}
-
-void require_layout(const AttentionGroup& group, KVCacheLayout layout,
-                    const DeviceCapabilities& capabilities) {
-  const auto reasons = group.backend->validate_layout(layout, group.config, &capabilities);
-  if (!reasons.empty()) detail::throw_unsupported("KVCacheConfig: {}", fmt::join(reasons, "; "));
 }
 
 /// What was set, else NHD, or what the backend prefers where it does not take that.
@@ -247,7 +239,9 @@ std::vector<const KVCache*> init_kv_cache(const KVCacheConfig& config, const Lay
                      fmt::join(groups[i].layer_names, "', '"));
     if (groups[i].backend == nullptr) continue;
     orders[i] = layout ? *layout : usual_layout(groups[i], context.capabilities());
-    require_layout(groups[i], orders[i], context.capabilities());
+    const auto reasons =
+        groups[i].backend->validate_layout(orders[i], groups[i].config, &context.capabilities());
+    detail::throw_unsupported_if(!reasons.empty(), "KVCacheConfig: {}", fmt::join(reasons, "; "));
   }
   const std::map<std::string, Buffer> raw = allocate_kv_cache(context, queue, config);
   std::map<std::string, KVCache> caches;

@@ -137,10 +137,9 @@ void MultiLevelCascadeAttentionWrapper::run(cl_command_queue queue, const Cascad
                                             const AttentionTensors& tensors, const KVCache& cache,
                                             Event* event,
                                             std::vector<LaunchRecord>* launches) const {
-  if (metadata_.size() != batches_.size()) {  // refused levels leave nothing to run by
-    throw_invalid("run: {} of {} levels are planned, legal: run() after plan()", metadata_.size(),
-                  batches_.size());
-  }
+  throw_invalid_if(metadata_.size() != batches_.size(),  // refused levels leave nothing to run by
+                   "run: {} of {} levels are planned, legal: run() after plan()", metadata_.size(),
+                   batches_.size());
   if (launches != nullptr) launches->clear();
   AttentionTensors merged = tensors;
   if (metadata_.size() > 1 && merged.lse == nullptr) merged.lse = merged_lse_.handle();

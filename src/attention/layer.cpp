@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "attention/layer_kernels.hpp"
 #include "backends/registry.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/step/paged_step.hpp"
+#include "kernels/launch/step_launch.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn {
@@ -142,11 +141,9 @@ void Attention::take_cache_of_target() {
 }
 
 std::string Attention::extra_repr() const {
-  const float scale =
-      config_.scale.value_or(1.0F / std::sqrt(static_cast<float>(config_.head_size)));
   return fmt::format("head_size={}, num_heads={}, num_kv_heads={}, scale={}, backend={}",
-                     config_.head_size, config_.num_heads, config_.num_kv_heads, scale,
-                     backend_->name());
+                     config_.head_size, config_.num_heads, config_.num_kv_heads,
+                     detail::softmax_scale(config_.scale, config_.head_size), backend_->name());
 }
 
 void Attention::check_kv_cache(const KVCache& cache) const {
@@ -331,13 +328,12 @@ void Attention::forward(cl_command_queue queue, const AttentionTensors& tensors,
   throw_invalid_if(stores != (tensors.value.buffer != nullptr),
                    "key, value: only one of them is given, legal: both or none");
   const bool cached = !config_.contiguous_kv();
-  const bool lacks_cache = cached && !cache_->buffer;
   if (metadata == nullptr) {
     if (options.event != nullptr) options.event->reset();
     if (options.launches != nullptr) options.launches->clear();
     return zeroer_->enqueue(queue, tensors.output, options.output_fp8, {0, options.num_rows});
   }
-  if (lacks_cache) {
+  if (cached && !cache_->buffer) {
     if (stores && attend_own_keys(queue, tensors, *metadata, options)) return;
     throw_invalid(
         "layer {}: no cache is bound, legal: bind_kv_cache() first, a batch's own key and value, "

@@ -18,9 +18,7 @@ namespace clattn {
 
 namespace {
 
-using detail::throw_invalid_if;
-
-using detail::ceil_div, detail::to_size;
+using detail::ceil_div, detail::throw_invalid_if, detail::to_size;
 
 std::int32_t to_int(std::integral auto count) {
   return static_cast<std::int32_t>(count);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "backends/plugin_cache.hpp"
 #include "backends/plugin_step.hpp"
@@ -13,6 +12,7 @@
 #include "kernels/choose/config_reasons.hpp"
 #include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
+#include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
 
@@ -39,7 +39,7 @@ ClattnAttentionConfig c_config(const AttentionConfig& config) {
   result.block_size = config.block_size;
   result.dtype = static_cast<std::int32_t>(config.dtype);
   result.kv_cache_dtype = static_cast<std::int32_t>(config.cache_dtype());
-  result.scale = config.scale.value_or(1.0F / std::sqrt(static_cast<float>(config.head_size)));
+  result.scale = softmax_scale(config.scale, config.head_size);
   result.logits_soft_cap = config.logits_soft_cap;
   result.sliding_window = config.sliding_window;
   result.attention_chunk_size = config.attention_chunk_size;
@@ -151,7 +151,7 @@ class PluginImpl final : public AttentionImpl {
     const TwoTensors rows = attended_rows(tensors, batch);
     const cl_mem lse = tensors.lse;
     AddResults add;
-    if (capturing()) add = capture({queue, tensors, cache, batch, options});
+    if (capturing()) add = capture(queue, tensors, cache, batch, options);
     if (options.launches != nullptr)
       options.launches->clear();  // what a plugin launches is its own affair
     call("forward", options.event, [&](cl_event* done, ClattnStatus* status) {
@@ -210,15 +210,8 @@ class PluginImpl final : public AttentionImpl {
             c_tensor(value, batch.num_actual_tokens, row, config_.dtype, "value")};
   }
 
-  struct Forward {
-    cl_command_queue queue;
-    const AttentionTensors& tensors;
-    const KVCache& cache;
-    const ClattnBatch& batch;
-    const ForwardOptions& options;
-  };
-  AddResults capture(const Forward& call) const {
-    const ClattnBatch& batch = call.batch;
+  AddResults capture(cl_command_queue queue, const AttentionTensors& tensors, const KVCache& cache,
+                     const ClattnBatch& batch, const ForwardOptions& options) const {
     const auto reqs = to_size(batch.num_reqs), stride = to_size(batch.block_table_stride);
     std::vector<std::int32_t> pages_at(reqs);
     for (std::size_t r = 0; r < reqs; ++r) pages_at[r] = static_cast<std::int32_t>(r * stride);
@@ -227,8 +220,7 @@ class PluginImpl final : public AttentionImpl {
                              .seq_lens = {batch.seq_lens, reqs},
                              .pages_at = pages_at,
                              .pages = {batch.block_table, reqs * stride}};
-    return capture_attention(
-        {call.queue, config_, record, batch.causal != 0, call.tensors, &call.cache, call.options});
+    return capture_attention({queue, config_, record, batch.causal != 0, tensors, &cache, options});
   }
 
   const ClattnBatch& batch_of(const AttentionMetadata& metadata, const KVCache& cache) const {

@@ -93,10 +93,9 @@ Registry::Entry Registry::remove(std::string_view name) {
   const std::scoped_lock lock(mutex_);
   const auto found =
       std::ranges::find_if(entries_, [&](const Entry& entry) { return entry->name() == name; });
-  if (found == entries_.end()) {
-    throw_invalid("unregister_backend: no backend is named '{}'. Registered are: {}", name,
-                  backend_names(BackendList(entries_)));
-  }
+  throw_invalid_if(found == entries_.end(),
+                   "unregister_backend: no backend is named '{}'. Registered are: {}", name,
+                   backend_names(BackendList(entries_)));
   Entry removed = std::move(*found);
   entries_.erase(found);
   changed();

@@ -110,7 +110,8 @@ std::string_view forced_name(std::string_view name) {
       capabilities != nullptr ? capabilities->name : "any device", describe(config), reasons);
 }
 
-/// Why a backend that takes the configuration does not serve after all; none = it does.
+/// Why a backend that takes the configuration does not serve after all; none = it does. Without a
+/// function all of them serve.
 using Trial = std::function<std::vector<std::string>(const AttentionBackend&)>;
 
 /// The first backend that takes the configuration and passes the trial, which those behind it are
@@ -120,7 +121,7 @@ BackendChoice choose(const AttentionConfig& config, const DeviceCapabilities* ca
   BackendChoice choice;
   for (const AttentionBackend* backend : list_attn_backends()) {
     auto reasons = backend->validate_configuration(config, capabilities);
-    if (reasons.empty() && choice.backend == nullptr) reasons = trial(*backend);
+    if (reasons.empty() && choice.backend == nullptr && trial) reasons = trial(*backend);
     if (!reasons.empty()) {
       choice.rejected.push_back({std::string(backend->name()), std::move(reasons)});
     } else if (choice.backend == nullptr) {
@@ -140,15 +141,6 @@ std::shared_ptr<const AttentionBackend> select(const AttentionConfig& config,
   const BackendChoice choice = choose(config, capabilities, trial);
   if (choice.backend == nullptr) throw_none_valid(config, capabilities, choice.rejected);
   return choice.backend;
-}
-
-std::vector<std::string> no_trial(const AttentionBackend&) {
-  return {};
-}
-
-/// Whether make_impl() says so: its kernels do not fit the device, or its compiler refuses them.
-bool is_misfit(const Error& error) {
-  return error.code() == ErrorCode::kUnsupported || detail::is_build_refusal(error);
 }
 
 }  // namespace
@@ -174,13 +166,13 @@ std::shared_ptr<const AttentionBackend> find_attn_backend(std::string_view name)
 BackendChoice choose_attn_backend(const AttentionConfig& config,
                                   const DeviceCapabilities* capabilities) {
   if (config.is_attention_free) return {detail::attention_free_backend().shared_from_this(), {}};
-  return choose(config, capabilities, no_trial);
+  return choose(config, capabilities, {});
 }
 
 const AttentionBackend& get_attn_backend(const AttentionConfig& config,
                                          const DeviceCapabilities* capabilities,
                                          std::string_view name) {
-  return *select(config, capabilities, name, no_trial);
+  return *select(config, capabilities, name, {});
 }
 
 const AttentionBackend& get_attn_backend(std::int32_t head_size, DType dtype,
@@ -217,7 +209,8 @@ FittingBackend get_fitting_backend(const std::shared_ptr<Context>& context,
     try {
       impl = backend.make_impl(context, config);
     } catch (const Error& error) {
-      if (!is_misfit(error)) throw;
+      // Its kernels do not fit the device, or its compiler refuses them.
+      if (error.code() != ErrorCode::kUnsupported && !is_build_refusal(error)) throw;
       if (error.code() == ErrorCode::kOpenCL)
         context->runtime().note_build_failure(backend.name(), error.what());
       return {error.what()};

@@ -254,11 +254,8 @@ BuiltKernel first_fitting(const Target& target, const KernelShape& shape, Kernel
                           Role role, Considered& considered) {
   const std::size_t before = considered.rejected.size();
   auto built = build_fitting(target, shape, family, role, 1, &considered);
-  if (built.empty()) {
-    const auto rejected = std::span(considered.rejected).subspan(before);
-    throw_unsupported("no {} kernel fits this device: {}", to_string(role),
-                      fmt::join(rejected, "; "));
-  }
+  throw_unsupported_if(built.empty(), "no {} kernel fits this device: {}", to_string(role),
+                       fmt::join(std::span(considered.rejected).subspan(before), "; "));
   finish_role(role, std::array{*built.front().variant}, target.device, shape, family, considered);
   return std::move(built.front());
 }
@@ -290,10 +287,8 @@ Stages build_stages(const Target& target, const KernelShape& shape, KernelFamily
   std::vector<BuiltKernel>& stages = result.kernels;
   if (roles.shorter) stages = build_fitting(target, shape, family, *roles.shorter, 1, &considered);
   auto longer = build_fitting(target, shape, family, roles.longer, 2, &considered);
-  if (longer.empty()) {
-    throw_unsupported("no {} kernel fits this device: {}", to_string(roles.longer),
-                      fmt::join(considered.rejected, "; "));
-  }
+  throw_unsupported_if(longer.empty(), "no {} kernel fits this device: {}", to_string(roles.longer),
+                       fmt::join(considered.rejected, "; "));
   // The rows stand largest tile first; classes go from short queries to long ones. A smaller tile
   // is kept only where it takes queries that the decode kernel does not, and leaves the longer
   // ones.
@@ -368,24 +363,18 @@ std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) con
   if (shape.form != other.shape.form) return "its caches are of another form";
   const KernelShape& a = shape;
   const KernelShape& b = other.shape;
-  const struct {
-    std::string_view field;
-    std::int32_t here, there;
-  } numbers[] = {{"num_heads", a.num_heads, b.num_heads},
-                 {"num_kv_heads", a.num_kv_heads, b.num_kv_heads},
-                 {"head_size", a.head_size, b.head_size},
-                 {"block_size", a.block_size, b.block_size}};
-  for (const auto& [field, here, there] : numbers) {
-    if (here != there) return fmt::format("{} is {}, legal: {}", field, there, here);
-  }
-  const struct {
-    std::string_view field;
-    DType here, there;
-  } types[] = {{"dtype", a.dtype, b.dtype}, {"kv_cache_dtype", a.cache_dtype, b.cache_dtype}};
-  for (const auto& [field, here, there] : types) {
-    if (here != there)
-      return fmt::format("{} is {}, legal: {}", field, to_string(there), to_string(here));
-  }
+  std::string difference;
+  const auto compare = [&](std::string_view field, const auto& here, const auto& there) {
+    if (difference.empty() && here != there)
+      difference = fmt::format("{} is {}, legal: {}", field, there, here);
+  };
+  compare("num_heads", a.num_heads, b.num_heads);
+  compare("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  compare("head_size", a.head_size, b.head_size);
+  compare("block_size", a.block_size, b.block_size);
+  compare("dtype", to_string(a.dtype), to_string(b.dtype));
+  compare("kv_cache_dtype", to_string(a.cache_dtype), to_string(b.cache_dtype));
+  if (!difference.empty()) return difference;
   constexpr const char* kTiles =
       "its kernels split work otherwise (kernel_family, options, tuning)";
   if (stages.back().tiling.item_tokens < other.stages.back().tiling.item_tokens) return kTiles;
@@ -424,8 +413,8 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
       to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
       option_macros(shape.options, Role::kPrefill), tuning.revision);
   const Target target{{runtime.capabilities(), *tuning.table}, &runtime};
-  return std::static_pointer_cast<const AttentionKernels>(
-      runtime.shared_object(key, [&] { return compile(target, shape, family); }));
+  return runtime.shared_object<const AttentionKernels>(
+      key, [&] { return compile(target, shape, family); });
 }
 
 std::shared_ptr<const AttentionKernels> imagined_kernels(const TunedDevice& device,

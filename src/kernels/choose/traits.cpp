@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "opencl/matrix_units.hpp"
 
@@ -63,10 +64,6 @@ const Kernel& kernel_of(KernelId id) {
 }
 
 std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities& device) {
-  struct Answer {
-    bool has;
-    std::string_view reason;
-  };
   const auto lanes = static_cast<std::uint32_t>(unit.traits.lanes);
   const bool by_ptx = unit.traits.ptx && device.inline_ptx;
   const bool in_step = (device.sub_groups_in_step & lanes) != 0;
@@ -79,7 +76,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
                   contains(device.wrong_matrix_units, unit.header)
                       ? "which was seen to compute wrong here"
                       : "for which this driver's compiler has no built-ins");
-  const Answer answers[] = {
+  const std::pair<bool, std::string_view> answers[] = {
       {true, {}},
       {device.kind != DeviceKind::kGpu,
        "needs a CPU: it keeps its tiles in private memory, which a GPU spills"},
@@ -89,8 +86,8 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
       {device.x86_tiles, "needs x86's matrix tiles (AMX), granted to the process"},
       {contains(device.matrix_units, unit.header) || (runs_by_sub_groups(unit, device) && in_step),
        no_unit}};
-  const Answer& answer = answers[static_cast<std::size_t>(unit.needs)];
-  return answer.has ? std::nullopt : std::optional<std::string>(answer.reason);
+  const auto& [has, reason] = answers[static_cast<std::size_t>(unit.needs)];
+  return has ? std::nullopt : std::optional<std::string>(reason);
 }
 
 std::optional<std::string> unmet_need(KernelFamily family, const DeviceCapabilities& device) {

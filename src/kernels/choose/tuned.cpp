@@ -24,12 +24,9 @@ bool contains(const Values& values, std::int32_t value) {
 struct TileRange {
   KernelId kernel;
   Values block_rows, block_kv, work_group_size;
-  bool (*tiles)(const Variant& tile);
+  bool (*tiles)(const Variant& tile) = nullptr;  // null: all of these
 };
 
-bool always(const Variant& /*tile*/) {
-  return true;
-}
 // Its lanes sum rows * keys scores at a time: 32 fit the registers.
 bool tiles_decode_gpu(const Variant& tile) {
   return tile.block_rows * tile.block_kv <= 32;
@@ -55,10 +52,10 @@ bool tiles_mla_gpu(const Variant& tile) {
 }
 
 constexpr auto kRanges = std::to_array<TileRange>({
-    {KernelId::decode_cpu, {4, 8, 16, 32}, {16, 32, 64}, {1}, always},
-    {KernelId::prefill_cpu, {64, 128, 256, 512}, {32, 64, 128}, {1}, always},
-    {KernelId::mla_cpu, {64, 128, 256}, {32, 64}, {1}, always},
-    {KernelId::packed_cpu, {8, 16, 32}, {16, 32, 64}, {1}, always},
+    {KernelId::decode_cpu, {4, 8, 16, 32}, {16, 32, 64}, {1}},
+    {KernelId::prefill_cpu, {64, 128, 256, 512}, {32, 64, 128}, {1}},
+    {KernelId::mla_cpu, {64, 128, 256}, {32, 64}, {1}},
+    {KernelId::packed_cpu, {8, 16, 32}, {16, 32, 64}, {1}},
     {KernelId::decode_gpu, {1, 2, 4, 8}, {1, 2, 4, 8}, {32, 64, 128, 256}, tiles_decode_gpu},
     {KernelId::prefill_gpu, {16, 32, 64, 128}, {32, 64}, {64, 128, 256, 512}, tiles_prefill_gpu},
     {KernelId::prefill_mma,
@@ -67,13 +64,12 @@ constexpr auto kRanges = std::to_array<TileRange>({
      {32, 64, 128, 256},
      tiles_prefill_mma},
     {KernelId::mla_gpu, {4, 8, 16, 32}, {2, 4, 8}, {32, 64, 128, 256}, tiles_mla_gpu},
-    {KernelId::packed_gpu, {4, 8, 16}, {8, 16, 32}, {32, 64, 128, 256}, always},
+    {KernelId::packed_gpu, {4, 8, 16}, {8, 16, 32}, {32, 64, 128, 256}},
 });
 
 /// Null for a kernel that takes no other constants than its rows'.
 const TileRange* range_of(const Variant& variant) {
-  const auto found = std::ranges::find_if(
-      kRanges, [&](const TileRange& range) { return range.kernel == variant.kernel_id; });
+  const auto found = std::ranges::find(kRanges, variant.kernel_id, &TileRange::kernel);
   return found == kRanges.end() ? nullptr : &*found;
 }
 
@@ -107,10 +103,9 @@ std::string row_fault(const TuningRow& row) {
 
 std::string row_fault(const CostRow& row) {
   const auto named = [&](const Variant& variant) { return names_kernel(row, variant.name); };
-  if (std::none_of(variants().begin(), variants().end(), named)) {
-    return fmt::format("there is no kernel '{}'", row.kernel);
-  }
-  return cost_fault(row.costs);
+  return std::ranges::any_of(variants(), named)
+             ? cost_fault(row.costs)
+             : fmt::format("there is no kernel '{}'", row.kernel);
 }
 
 /// The kernel of `row` with every tile that its file takes, but for those of other rows' rows.
@@ -186,7 +181,8 @@ bool is_legal_tile(const Variant& variant) {
   const TileRange* range = range_of(variant);
   return range != nullptr && contains(range->block_rows, variant.block_rows) &&
          contains(range->block_kv, variant.block_kv) &&
-         contains(range->work_group_size, variant.work_group_size) && range->tiles(variant);
+         contains(range->work_group_size, variant.work_group_size) &&
+         (range->tiles == nullptr || range->tiles(variant));
 }
 
 std::optional<Variant> variant_of(const TuningRow& row, Role role) {

@@ -26,9 +26,8 @@ std::string_view to_string(KernelFamily family) {
 
 KernelFamily parse_kernel_family(std::string_view name) {
   const auto found = std::ranges::find(kFamilyNames, name);
-  if (found == kFamilyNames.end()) {
-    detail::throw_invalid("kernel family is '{}', legal: {}", name, fmt::join(kFamilyNames, ", "));
-  }
+  detail::throw_invalid_if(found == kFamilyNames.end(), "kernel family is '{}', legal: {}", name,
+                           fmt::join(kFamilyNames, ", "));
   return static_cast<KernelFamily>(found - kFamilyNames.begin());
 }
 
@@ -113,9 +112,6 @@ std::int32_t key_sharers(const Variant& variant, std::int32_t head_size) {
   return variant.block_rows / unit.tile_rows * static_cast<std::int32_t>(dim_parts);
 }
 
-int dtype_macro(DType dtype) {
-  return static_cast<int>(dtype);
-}
 // The values of CLA_Q_DTYPE and CLA_KV_DTYPE.
 static_assert(static_cast<int>(DType::kF32) == 0 && static_cast<int>(DType::kF16) == 1 &&
               static_cast<int>(DType::kBF16) == 2 && static_cast<int>(DType::kFp8E4M3) == 3 &&
@@ -166,11 +162,7 @@ KernelShape kernel_shape(const AttentionConfig& config) {
 std::string option_macros(const KernelOptions& options, Role role) {
   const bool attention = attends(role);
   const bool merge = role == Role::kMerge;
-  struct Macro {
-    std::string_view name;
-    bool wanted;
-  };
-  const Macro macros[] = {
+  const std::pair<std::string_view, bool> macros[] = {
       {"WINDOW", attention && options.window},
       {"SOFT_CAP", attention && options.soft_cap},
       // A layer's launches share the list of tensors.
@@ -180,8 +172,8 @@ std::string option_macros(const KernelOptions& options, Role role) {
       {"OUT_FP8", (attention || merge) && options.out_fp8},
   };
   std::string text;
-  for (const Macro& macro : macros) {
-    if (macro.wanted) text += fmt::format(" -DCLA_{}=1", macro.name);
+  for (const auto& [name, wanted] : macros) {
+    if (wanted) text += fmt::format(" -DCLA_{}=1", name);
   }
   return text;
 }
@@ -319,7 +311,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       "-DCLA_PTX={} -DCLA_MERGE_TAIL={} -DCLA_CACHE_X={} "
       "-DCLA_KV_HEADS={} -DCLA_FP8_CVT={} -DCLA_DOT={}",
       shape.head_size, shape.group(), tiling.heads_per_item, tiling.head_chunks,
-      dtype_macro(shape.dtype), dtype_macro(shape.cache_dtype), shape.block_size,
+      static_cast<int>(shape.dtype), static_cast<int>(shape.cache_dtype), shape.block_size,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
       unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.dot);
