@@ -20,17 +20,15 @@ namespace detail {
 
 PluginLibrary::PluginLibrary(std::string path) : path_(std::move(path)) {
   open();
-  try {
-    fill_table();
-  } catch (...) {
-    dlclose(object_);
-    throw;
-  }
+  fill_table();
 }
 
 PluginLibrary::~PluginLibrary() {
   room_.table.destroy(room_.table.self);
-  dlclose(object_);
+}
+
+void PluginLibrary::Close::operator()(void* object) const noexcept {
+  dlclose(object);
 }
 
 namespace {
@@ -65,7 +63,7 @@ void require_whole(const std::string& path) {
 void PluginLibrary::open() {
   require_whole(path_);
   dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps it per thread
-  object_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+  object_.reset(dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL));
   if (object_ != nullptr) return;
   const char* why = dlerror();  // NOLINT(concurrency-mt-unsafe)
   throw Error(ErrorCode::kIo, fmt::format("plugin '{}' cannot be opened: {}", path_,
@@ -74,7 +72,7 @@ void PluginLibrary::open() {
 
 void PluginLibrary::fill_table() {
   const auto entry =
-      reinterpret_cast<ClattnBackendPluginEntry>(dlsym(object_, CLATTN_BACKEND_PLUGIN_ENTRY));
+      reinterpret_cast<ClattnBackendPluginEntry>(dlsym(object_.get(), CLATTN_BACKEND_PLUGIN_ENTRY));
   throw_unsupported_if(entry == nullptr, "plugin '{}' has no entry point {}", path_,
                        CLATTN_BACKEND_PLUGIN_ENTRY);
   const ClattnHostApi host{CLATTN_BACKEND_ABI_VERSION, sizeof(ClattnHostApi), CLATTN_VERSION};

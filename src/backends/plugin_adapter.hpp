@@ -26,8 +26,11 @@ class PluginLibrary {
   void fill_table();
   void check_table() const;
 
+  struct Close {
+    void operator()(void* object) const noexcept;
+  };
   std::string path_;
-  void* object_ = nullptr;
+  std::unique_ptr<void, Close> object_;
   /// Room for the table of a plugin that was compiled against a longer one.
   union Room {
     ClattnBackendPlugin table;

@@ -27,23 +27,20 @@ void check(const RequestProgress& requests, std::int32_t decode_threshold,
            std::span<std::int32_t> order) {
   detail::check_at_least("decode_threshold", decode_threshold, 0);
   const std::size_t num_reqs = requests.num_scheduled_tokens.size();
-  const struct {
-    std::string_view name;
-    std::span<const std::int32_t> values;
-  } fields[] = {{"num_scheduled_tokens", requests.num_scheduled_tokens},
-                {"num_computed_tokens", requests.num_computed_tokens},
-                {"num_prompt_tokens", requests.num_prompt_tokens},
-                {"order", order}};
-  for (const auto& field : fields) {
-    throw_invalid_if(field.values.size() != num_reqs,
-                     "{} holds {} elements, legal: {} (one per request)", field.name,
-                     field.values.size(), num_reqs);
-    if (field.name == "order") continue;
-    for (std::size_t r = 0; r < num_reqs; ++r) {
-      throw_invalid_if(field.values[r] < 0, "request {}: {} is {}, legal: at least 0", r,
-                       field.name, field.values[r]);
-    }
-  }
+  const auto check_size = [&](std::string_view name, std::size_t size) {
+    throw_invalid_if(size != num_reqs, "{} holds {} elements, legal: {} (one per request)", name,
+                     size, num_reqs);
+  };
+  const auto check_counts = [&](std::string_view name, std::span<const std::int32_t> counts) {
+    check_size(name, counts.size());
+    for (std::size_t r = 0; r < num_reqs; ++r)
+      throw_invalid_if(counts[r] < 0, "request {}: {} is {}, legal: at least 0", r, name,
+                       counts[r]);
+  };
+  check_counts("num_scheduled_tokens", requests.num_scheduled_tokens);
+  check_counts("num_computed_tokens", requests.num_computed_tokens);
+  check_counts("num_prompt_tokens", requests.num_prompt_tokens);
+  check_size("order", order.size());
 }
 
 /// Walks each cycle of `order` from its lowest place; every swap puts the row of one place right,

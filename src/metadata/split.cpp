@@ -44,14 +44,6 @@ std::int32_t padding_tokens(const CommonAttentionMetadata& batch, const SplitOpt
   return padding > 0 && padding <= most ? static_cast<std::int32_t>(padding) : 0;
 }
 
-void check_prefilling_flags(const CommonAttentionMetadata& batch, const SplitOptions& options) {
-  if (options.treat_short_extends_as_decodes) return;
-  throw_invalid_if(options.is_prefilling.size() < to_size(batch.num_reqs),
-                   "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
-                   "treat_short_extends_as_decodes)",
-                   options.is_prefilling.size(), batch.num_reqs);
-}
-
 }  // namespace
 
 BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
@@ -80,9 +72,12 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch,
   CommonAttentionMetadata unpadded = batch;
   unpadded.num_actual_tokens -= padding_tokens(batch, options);
   const std::int32_t longest = detail::validate_queries(unpadded);
-  check_prefilling_flags(batch, options);
-  if (batch.num_reqs == 0) return {};
   const bool by_length = options.treat_short_extends_as_decodes;
+  throw_invalid_if(!by_length && options.is_prefilling.size() < to_size(batch.num_reqs),
+                   "is_prefilling holds {} elements, legal: at least {} (num_reqs; needed unless "
+                   "treat_short_extends_as_decodes)",
+                   options.is_prefilling.size(), batch.num_reqs);
+  if (batch.num_reqs == 0) return {};
   if (by_length && longest <= threshold && (!options.require_uniform || threshold <= 1)) {
     return all_decodes(batch);
   }
