@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "cli/common/elements.hpp"
 #include "cli/common/judge.hpp"
 
 namespace clattn::cli {
@@ -20,15 +19,14 @@ struct Shape {
 };
 /// Small shapes that reach every path: all element types, a cache in another type than the queries,
 /// a large head, a page size that is no power of two.
-const std::vector<Shape>& shapes() {
-  static const std::vector<Shape> shapes = {
+std::vector<Shape> shapes() {
+  return {
       {make_config(8, 2, 64, 16, DType::kF32, DType::kF32), false},
       {make_config(8, 2, 64, 16, DType::kF16, DType::kF16), true},
       {make_config(8, 2, 64, 16, DType::kBF16, DType::kBF16), true},
       {make_config(4, 2, 64, 16, DType::kF32, DType::kF16), false},
       {make_config(6, 1, 128, 48, DType::kF16, DType::kF16), false},
   };
-  return shapes;
 }
 
 using Change = void (*)(AttentionConfig&);
@@ -55,8 +53,8 @@ struct Option {
   Change change;
   bool representative = false;
 };
-const std::vector<Option>& options() {
-  static const std::vector<Option> rows = {
+std::vector<Option> options() {
+  return {
       {"soft cap", [](AttentionConfig& c) { c.logits_soft_cap = 2.5F; }},
       {"ALiBi", add_alibi},
       {"sinks", add_sinks},
@@ -79,17 +77,15 @@ const std::vector<Option>& options() {
       {"all options, family ptx", add_all<KernelFamily::kGpuPtx>, true},
       {"all options, family matrix", add_all<KernelFamily::kGpuMatrix>, true},
   };
-  return rows;
 }
 
 /// Every stage in one batch, then again with its keys split, so that the merge has its part, and a
 /// scale for each head.
-const std::vector<BatchFamily>& option_batches() {
-  static const std::vector<BatchFamily> batches = {
+std::vector<BatchFamily> option_batches() {
+  return {
       {"unsplit", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 1},
       {"3 splits", {{1, 1}, {1, 130}, {4, 65}, {35, 205}, {19, 19}}, 3, true, true},
   };
-  return batches;
 }
 
 class AttentionCheck {
@@ -137,8 +133,7 @@ class AttentionCheck {
   void check(const BatchFamily& family, const AttentionConfig& config, CheckLine& line,
              CheckLine& writes) {
     AttentionCall call = make_call(family, config, seed_ += 10);
-    const oracle::AttentionResult truth =
-        oracle::attention(oracle_case(call), element_of(call.config.dtype));
+    const oracle::AttentionResult truth = oracle_result(call);
     const bool stores = !call.key.empty() && !call.config.contiguous_kv();
     const LogicalCache cache = stores ? expected_cache(call) : LogicalCache{};
     for (const AttentionBackend* backend : backends_of(call.config)) {

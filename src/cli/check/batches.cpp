@@ -13,8 +13,8 @@
 
 namespace clattn::cli {
 
-const std::vector<BatchFamily>& batch_families() {
-  static const std::vector<BatchFamily> families = {
+std::vector<BatchFamily> batch_families() {
+  return {
       {"decode", {{1, 1}, {1, 15}, {1, 16}, {1, 17}, {1, 130}, {1, 513}}},
       {"decode, 4 splits", {{1, 300}, {1, 9}, {1, 64}, {1, 1000}}, 4},
       {"decode, 2-16 tokens", {{4, 4}, {2, 61}, {16, 257}, {5, 700}}},
@@ -23,18 +23,11 @@ const std::vector<BatchFamily>& batch_families() {
       {"mixed, some empty", {{1, 20}, {50, 50}, {0, 0}, {0, 33}, {1, 200}, {20, 90}, {3, 3}}},
       {"not causal", {{20, 60}, {1, 40}, {7, 7}}, 0, false},
   };
-  return families;
 }
 
 namespace {
 
 constexpr std::int32_t kSparePages = 3;
-
-/// Bytes of one token's keys or values in the cache.
-std::size_t row_bytes_of(const AttentionConfig& config) {
-  return to_size(config.num_kv_heads) * to_size(config.head_size) *
-         element_size_bytes(config.cache_dtype());
-}
 
 /// Lengths and tensors; no cache yet.
 AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& config,
@@ -80,9 +73,7 @@ std::vector<float> make_scales(const AttentionConfig& config, bool per_head) {
 /// the first request's pages.
 void make_table(AttentionCall& call, std::uint32_t seed) {
   const std::int32_t block_size = call.config.block_size;
-  const auto pages_of = [&](std::int32_t seq_len) {
-    return (seq_len + block_size - 1) / block_size;
-  };
+  const auto pages_of = [&](std::int32_t seq_len) { return ceil_div(seq_len, block_size); };
   std::int64_t num_pages = 0;
   for (const std::int32_t seq_len : call.seq_lens) {
     call.max_blocks = std::max<std::int64_t>(call.max_blocks, pages_of(seq_len) + 1);
@@ -104,7 +95,8 @@ void make_table(AttentionCall& call, std::uint32_t seed) {
 /// The history's rows in a cache of poison, and the slots of the new tokens.
 void make_cache_image(AttentionCall& call, double family_size, std::uint32_t seed) {
   const AttentionConfig& config = call.config;
-  const std::size_t row_bytes = row_bytes_of(config);
+  const std::size_t row_bytes = to_size(config.num_kv_heads) * to_size(config.head_size) *
+                                element_size_bytes(config.cache_dtype());
   const auto poison = poisoned(to_size(call.num_blocks * config.block_size) * row_bytes);
   call.cache = {poison, poison};
   const double size = family_size * (config.cache_dtype() == DType::kInt8 ? 16 : 1);

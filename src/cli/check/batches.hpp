@@ -9,11 +9,6 @@
 
 namespace clattn::cli {
 
-/// Query and sequence length of one request.
-struct RequestShape {
-  std::int32_t query_len, seq_len;
-};
-
 /// A kind of batch, named for what it makes the kernels do.
 struct BatchFamily {
   std::string_view name;
@@ -25,7 +20,7 @@ struct BatchFamily {
   std::int32_t common_prefix_len = 0;
   double size = 1;  ///< standard deviation of keys and values, times what int8 holds
 };
-const std::vector<BatchFamily>& batch_families();
+std::vector<BatchFamily> batch_families();
 
 /// A layer of these sizes and types.
 AttentionConfig make_config(std::int32_t heads, std::int32_t kv_heads, std::int32_t head_size,

@@ -136,8 +136,7 @@ Verdict check_latent_rows(const Place& place) {
   const Buffer c = place.up(kv_c), pe = place.up(k_pe), mapping = place.up(slots);
   Event event;
   concat_and_cache_mla(*place.context, place.queue, {.buffer = c.handle()}, {.buffer = pe.handle()},
-                       place.dtype, cache, mapping.handle(), 0,
-                       static_cast<std::int64_t>(slots.size()), &event);
+                       place.dtype, cache, mapping.handle(), 0, std::ssize(slots), &event);
   Verdict verdict{compare_bytes(place.down<std::byte>(cache.buffer, want.size()), want),
                   one_launch("concat_and_cache_mla", event)};
 
@@ -183,7 +182,7 @@ Verdict check_append(const Place& place) {
   Event event;
   append_paged_kv_cache(*place.context, place.queue, {.buffer = k.handle()}, {.buffer = v.handle()},
                         place.dtype, cache, place.up(requests), place.up(positions),
-                        static_cast<std::int64_t>(requests.size()), lists, &event);
+                        std::ssize(requests), lists, &event);
   place.queue.finish();
   const LogicalCache after = download_cache(place.queue, cache);
   Verdict verdict{{}, one_launch("append_paged_kv_cache", event)};

@@ -1,15 +1,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "cli/check/checks.hpp"
 #include "cli/commands.hpp"
+#include "cli/common/text.hpp"
 #include "cli/run/run.hpp"
 
 namespace clattn::cli {
@@ -44,12 +43,10 @@ void add_check_command(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("--device", arguments->device, "gpu, cpu, P:D or part of a name");
   command->add_option("--backend", arguments->backend, "Check this backend only");
-  std::vector<std::string> families(kVariantFamilies.size());
-  std::ranges::transform(kVariantFamilies, families.begin(),
-                         [](KernelFamily family) { return std::string(to_string(family)); });
   command
       ->add_option("--family", arguments->family, "Check the variants of this kernel family only")
-      ->check(CLI::IsMember(families));
+      ->check(CLI::IsMember(
+          names_of(kVariantFamilies, [](KernelFamily family) { return to_string(family); })));
   command->add_flag("--all", arguments->all,
                     "Check every variant, type and option, not only representatives");
   command->callback([arguments] {

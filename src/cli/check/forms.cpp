@@ -6,7 +6,6 @@
 #include <clattn/compat/paged_attention.hpp>
 #include <clattn/mla.hpp>
 #include <cstring>
-#include <span>
 #include <utility>
 
 #include "cli/check/checks.hpp"
@@ -31,13 +30,12 @@ Verdict compare_latent(const std::shared_ptr<Context>& context, const AttentionC
 Verdict compare_packed(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                        const BatchFamily& family, std::uint32_t seed) {
   AttentionCall call = make_call(family, config, seed);
-  const oracle::AttentionResult truth =
-      oracle::attention(oracle_case(call), element_of(config.dtype));
+  const oracle::AttentionResult truth = oracle_result(call);
   call.cache = expected_cache(call);  // packed here, so that a wrong write shows in its own line
   call.key.clear();
   call.value.clear();
   call.packed = true;
-  const AttentionOutcome outcome = execute_packed(context, call, kCheckRepeats);
+  const AttentionOutcome outcome = execute(context, call, kCheckRepeats);
   return {compare(config.dtype, outcome.out, outcome.lse, truth), outcome.launches};
 }
 
@@ -142,8 +140,7 @@ Verdict compare_packed_write(const Context& context, const AttentionConfig& conf
   if (is_quantized(type)) cache.scales = upload(context, queue, scales);
   Event event;
   reshape_and_cache(context, queue, {.buffer = key_rows.handle()}, {.buffer = value_rows.handle()},
-                    config.dtype, cache, mapping.handle(), 0,
-                    static_cast<std::int64_t>(slots.size()), &event);
+                    config.dtype, cache, mapping.handle(), 0, std::ssize(slots), &event);
   event.wait();
   Deviation deviation = compare_bytes(download<std::byte>(queue, key_cache, keys.size()), keys);
   deviation.merge(compare_bytes(download<std::byte>(queue, value_cache, keys.size()), values));

@@ -48,12 +48,10 @@ void CheckPlan::compile(std::size_t num_threads) const {
       }
     }
   };
-  num_threads = std::clamp<std::size_t>(num_threads, 1, std::max<std::size_t>(waiting.size(), 1));
-  if (!waiting.empty()) {
-    show_stage(fmt::format("compiling for {} checks on {} threads", waiting.size(), num_threads));
-  }
-  std::vector<std::jthread> threads(
-      std::min(std::max<std::size_t>(num_threads, 1), waiting.size()));
+  if (waiting.empty()) return;
+  num_threads = std::clamp<std::size_t>(num_threads, 1, waiting.size());
+  show_stage(fmt::format("compiling for {} checks on {} threads", waiting.size(), num_threads));
+  std::vector<std::jthread> threads(num_threads);
   for (std::jthread& thread : threads) thread = std::jthread(work);
 }
 

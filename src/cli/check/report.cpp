@@ -18,7 +18,7 @@ std::string types_of(DType dtype, DType cache_dtype) {
 
 std::vector<LaunchReport> one_launch(std::string name, const Event& event) {
   if (!event) return {};
-  return {{.kernel = std::move(name), .role = {}, .time_us = microseconds(event)}};
+  return {{.name = std::move(name), .role = {}, .time_us = microseconds(event)}};
 }
 
 void CheckLine::run(const std::string& where, const std::function<Verdict()>& call) {
@@ -29,7 +29,7 @@ void CheckLine::run(const std::string& where, const std::function<Verdict()>& ca
     deviation.merge(verdict.deviation);
     double time_us = 0;
     for (const LaunchReport& launch : verdict.launches) {
-      kernels.insert(launch.kernel);
+      kernels.insert(launch.name);
       time_us += launch.time_us;
     }
     latency_us = std::max(latency_us, time_us);

@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "cli/common/elements.hpp"
 #include "cli/common/judge.hpp"
 
 namespace clattn::cli {
@@ -22,12 +21,9 @@ namespace {
 /// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
 /// tiles decode too. One shape in f32, one in bf16, the rest in f16: each is its own program to
 /// compile.
-const std::vector<std::pair<std::int32_t, DType>>& groups() {
-  static const std::vector<std::pair<std::int32_t, DType>> groups = {
-      {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
-      {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
-  return groups;
-}
+constexpr std::pair<std::int32_t, DType> kGroups[] = {
+    {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
+    {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
 
 /// What represents them, and the form that x-packed caches are checked in.
 constexpr std::int32_t kGroup = 4;
@@ -36,8 +32,8 @@ constexpr std::int32_t kGroup = 4;
 /// many for a GPU's decode tile and fit its small prefill tile, eight where tiles have more rows;
 /// 65 are too many for all but the largest. Split ones also reach what joins: decode itself or the
 /// merge, prefill the merge alone.
-const std::vector<BatchFamily>& single_kernel_batches() {
-  static const std::vector<BatchFamily> batches = {
+std::vector<BatchFamily> single_kernel_batches() {
+  return {
       {"decode", {{1, 1}, {1, 17}, {1, 130}, {1, 300}}, 1},
       {"decode, 4 splits", {{1, 300}, {1, 64}, {1, 130}}, 4},
       {"2 tokens", {{2, 61}, {2, 2}}, 1},
@@ -46,7 +42,6 @@ const std::vector<BatchFamily>& single_kernel_batches() {
       {"prefill", {{65, 65}, {70, 150}}, 1},
       {"prefill, 3 splits", {{65, 400}}, 3},
   };
-  return batches;
 }
 
 AttentionConfig group_config(std::int32_t group, DType dtype, KernelFamily family) {
@@ -123,7 +118,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
 
   void plan_attention(KernelFamily family, CheckPlan& plan) {
     std::uint32_t seed = 1000;
-    for (const auto& [group, dtype] : groups()) {
+    for (const auto& [group, dtype] : kGroups) {
       seed += 100;
       const AttentionConfig config = group_config(group, dtype, family);
       const std::string name = fmt::format("{}, group of {}", kind_of(config).types, group);
@@ -144,8 +139,9 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
       const auto impl = backends.front()->make_impl(context_, config);
       // A row for each, so that one that no batch reaches shows up, and fails.
       for (const KernelInfo& kernel : impl->kernels()) row_of(kernel.name, kind_of(config));
+      const auto writer = kernel_of(impl->kernels(), "cache");
       for (const BatchFamily& batch : single_kernel_batches()) {
-        check_batch(batch, config, backends, cache_kernel(*impl), seed += 10);
+        check_batch(batch, config, backends, writer ? writer->name : "cache write", seed += 10);
       }
     } catch (const Error& error) {
       note_failure(config, error.what());
@@ -195,7 +191,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
   void note(const Kind& kind, const std::string& what, const Verdict& verdict) {
     if (!verdict.deviation.passed()) note_failure(kind, what + ": differs from the oracle");
     for (const LaunchReport& launch : verdict.launches) {
-      Row& row = row_of(launch.kernel, kind);
+      Row& row = row_of(launch.name, kind);
       row.deviation.merge(verdict.deviation);
       row.latency_us = std::max(row.latency_us, launch.time_us);
     }
@@ -213,19 +209,11 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
                                               config.num_heads / config.num_kv_heads, what));
   }
 
-  static std::string cache_kernel(const AttentionImpl& impl) {
-    for (const KernelInfo& kernel : impl.kernels()) {
-      if (kernel.role == "cache") return kernel.name;
-    }
-    return "cache write";
-  }
-
   void check_batch(const BatchFamily& batch, const AttentionConfig& config,
                    const std::vector<const AttentionBackend*>& backends,
                    const std::string& cache_writer, std::uint32_t seed) {
     AttentionCall call = make_call(batch, config, seed);
-    const oracle::AttentionResult truth =
-        oracle::attention(oracle_case(call), element_of(config.dtype));
+    const oracle::AttentionResult truth = oracle_result(call);
     const LogicalCache cache = expected_cache(call);
     Times times;
     for (const AttentionBackend* backend : backends) {
@@ -257,8 +245,8 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
     if (!attention.passed()) note_failure(call.config, where + ": differs from the oracle");
     if (outcome.launches.empty()) note_failure(call.config, where + ": launched no kernel");
     for (const LaunchReport& launch : outcome.launches) {
-      row_of(launch.kernel, kind_of(call.config)).deviation.merge(attention);
-      keep_best(times, launch.kernel, launch.time_us);
+      row_of(launch.name, kind_of(call.config)).deviation.merge(attention);
+      keep_best(times, launch.name, launch.time_us);
     }
     const Deviation stored = judge_cache(outcome, cache);
     if (!stored.passed()) note_failure(call.config, where + ": the cache holds other bytes");

@@ -58,13 +58,13 @@ void store_rows(const AttentionCall& call, std::size_t kv, const std::vector<std
 /// Contiguous keys: seq_lens are the lengths that key_start_loc (or query_start_loc) says.
 void validate_key_lengths(const AttentionCall& call) {
   const bool own = call.key_start_loc.empty();
+  const char* const name = own ? "query_start_loc" : "key_start_loc";
   const std::vector<std::int32_t>& starts = own ? call.query_start_loc : call.key_start_loc;
   for (std::size_t r = 0; r < call.seq_lens.size(); ++r) {
     const std::int64_t keys = std::int64_t{starts[r + 1]} - starts[r];
     if (call.seq_lens[r] == keys) continue;
     throw_invalid("request {}: seq_lens is {}, legal: {} ({}[{}] - {}[{}])", r, call.seq_lens[r],
-                  keys, own ? "query_start_loc" : "key_start_loc", r + 1,
-                  own ? "query_start_loc" : "key_start_loc", r);
+                  keys, name, r + 1, name, r);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <clattn/clattn.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,9 +24,11 @@ struct PlanOptions {
   /// Those of the call's builder: they decide how long deterministic cuts are. nullopt = as narrow
   /// as the batch.
   std::optional<BatchLimits> limits = {};
+};
 
-  /// A builder's options for a batch of `needed` limits.
-  BuilderOptions builder_options(std::int32_t num_splits, const BatchLimits& needed) const;
+/// Query and sequence length of one request.
+struct RequestShape {
+  std::int32_t query_len, seq_len;
 };
 
 /// query_start_loc, seq_lens and block_table as far as the operation has them.
@@ -48,7 +49,7 @@ struct AttentionCall : BatchArrays {
   std::int32_t common_prefix_len = 0;   ///< tokens that all requests share, in the same pages
   std::string backend;                  ///< registry name; "" and "auto" choose
   std::optional<KVCacheLayout> layout;  ///< nullopt = the backend's preference
-  bool packed = false;                  ///< an x-packed cache instead: execute_packed()
+  bool packed = false;                  ///< an x-packed cache instead
 
   /// [num_reqs], upper bounds of seq_lens that the plan is made of, while the device has the
   /// lengths (BuilderOptions::device_seq_lens); or empty: made of the lengths. Under a bound, a
@@ -88,16 +89,15 @@ void validate_call(const AttentionCall& call, std::int64_t num_blocks);
 void validate_bounds(std::span<const std::int32_t> seq_lens, std::span<const std::int32_t> bounds,
                      std::int64_t most);
 
-/// Gives the device the batch's lengths for a step that was planned by bounds. Throws if it refuses
-/// one, unless it is to refuse a request: one with query tokens and a length of 0.
-void give_lengths(const Context& context, const Queue& queue, const CommonAttentionMetadata& batch,
-                  const AttentionMetadata& metadata);
+/// The kernel of a role. Of several tiles the largest, which stands last, is what tuning rows
+/// choose.
+std::optional<KernelInfo> kernel_of(const std::vector<KernelInfo>& kernels, std::string_view role);
 
 /// The role of launches that merge a cascade's levels.
 inline constexpr std::string_view kCascadeRole = "cascade";
 
 struct LaunchReport {
-  std::string kernel, role;
+  std::string name, role;  ///< of the kernel
   std::int64_t tasks = 0;
   std::int64_t work_groups = 0;
   std::int32_t work_group_size = 0;
@@ -119,35 +119,11 @@ struct AttentionOutcome {
 };
 
 /// Runs the call on the context's device through the backend that it asks for: decodes are brought
-/// to the front and the outputs put back in the call's order. The forward runs `repeat` times over
+/// to the front and the outputs put back in the call's order. Over an x-packed cache requests stay
+/// in it, reshape_and_cache stores, and PagedAttention runs. The forward runs `repeat` times over
 /// freshly poisoned outputs; times are those of the last. Throws what the library throws.
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat = 1);
-
-/// The builder's options for one call.
-BuilderOptions options_for(const AttentionCall& call);
-
-/// Fenced outputs of `num_rows` rows of heads. Calls take no offset for the LSE and the fp8 output:
-/// only the band behind these can be guarded.
-class CallOutputs {
- public:
-  CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size, DType dtype,
-              bool has_fp8 = false);
-
-  TensorRef out() const;
-  cl_mem lse() const { return lse_.handle(); }
-  cl_mem fp8() const { return fp8_.handle(); }
-  /// Runs `forward` so often over freshly poisoned outputs and fills in what it left: outputs,
-  /// launches with their roles among `kernels` and the last run's times.
-  void run(const Queue& queue, int repeat, const std::vector<KernelInfo>& kernels,
-           const std::function<void(std::vector<LaunchRecord>&)>& forward,
-           AttentionOutcome& outcome) const;
-
- private:
-  DType dtype_;
-  bool flushes_f16_;
-  GuardedOutput out_, lse_, fp8_;
-};
 
 /// The cache after the call's keys and values have been stored.
 LogicalCache expected_cache(const AttentionCall& call);

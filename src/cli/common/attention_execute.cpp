@@ -2,12 +2,15 @@
 #include <chrono>
 #include <clattn/cache_ops.hpp>
 #include <clattn/cascade.hpp>
+#include <clattn/compat/paged_attention.hpp>
 #include <cstring>
 #include <optional>
 #include <span>
 
 #include "cli/common/attention_call.hpp"
 #include "cli/common/error.hpp"
+#include "cli/common/form_calls.hpp"
+#include "cli/common/statistics.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -15,17 +18,29 @@ namespace {
 /// The call's tensors on the device. Contiguous keys and those to be stored are uploaded alike.
 struct Inputs {
   Buffer query, key, value, custom_mask, output_scale;
-
-  Inputs(const Context& context, const Queue& queue, const AttentionCall& call) {
-    query = upload(context, queue, call.query);
-    key = upload(context, queue, call.key);
-    value = upload(context, queue, call.value);
-    if (call.config.custom_mask) custom_mask = upload(context, queue, call.custom_mask);
-    if (call.config.output_fp8) {
-      output_scale = upload(context, queue, std::span<const float>(&call.output_scale, 1));
-    }
-  }
 };
+
+/// Fenced outputs. Calls take no offset for the LSE and the fp8 output: only the band behind these
+/// can be guarded.
+struct Outputs {
+  GuardedOutput out, lse, fp8;
+};
+
+/// The builder's options for one call.
+BuilderOptions options_for(const AttentionCall& call) {
+  BuilderOptions options;
+  options.num_splits = call.num_splits;
+  options.split_policy = call.plan.split_policy;
+  options.decode_threshold = call.plan.decode_threshold;
+  options.side_by_side = call.plan.side_by_side;
+  options.limits = call.plan.limits.value_or(
+      BatchLimits{.max_num_reqs = std::max(call.num_reqs(), 1),
+                  .max_num_batched_tokens = std::max(call.num_tokens(), 1),
+                  .max_model_len = std::max(call.max_seq_len(), 1)});
+  options.limits.num_blocks = call.num_blocks;
+  options.device_seq_lens = !call.seq_len_bounds.empty();
+  return options;
+}
 
 /// Whether the call runs as a cascade: it has a prefix that layer and backend can share.
 bool cascades(const AttentionBackend& backend, const AttentionCall& call,
@@ -37,73 +52,118 @@ bool cascades(const AttentionBackend& backend, const AttentionCall& call,
   return backend.validate_configuration(level, &capabilities).empty();
 }
 
-/// A call's layer: its kernels in one pass, or those of a cascade.
+/// A call's layer and its cache: its kernels in one pass, those of a cascade, or PagedAttention's
+/// over an x-packed cache.
 class Layer {
  public:
-  Layer(const std::shared_ptr<Context>& context, const AttentionBackend& backend,
-        const AttentionCall& call)
-      : impl(backend.make_impl(context, call.config)) {
-    if (!cascades(backend, call, context->capabilities())) return;
-    cascade_.emplace(context, backend, call.config, options_for(call));
-    cascade_impl_.emplace(context, backend, call.config);
+  /// Says in `outcome` what was chosen.
+  Layer(const OnDevice& on, const AttentionCall& call, AttentionOutcome& outcome)
+      : on_(on), call_(call) {
+    const AttentionConfig& config = call.config;
+    const BuilderOptions options = options_for(call);
+    if (call.packed) {
+      outcome.backend = "paged_attention";
+      packed_ = make_paged_attention(*on.context, config);
+      builder_ = make_paged_attention_builder(on.context, config, options);
+      packed_cache_.emplace(*on.context, on.queue, config, call.num_blocks, call.cache,
+                            call.scales);
+      return;
+    }
+    const DeviceCapabilities& device = on.context->capabilities();
+    const AttentionBackend& backend = get_attn_backend(config, &device, call.backend);
+    builder_ = backend.make_builder(on.context, config, options);
+    outcome.backend = backend.name();
+    outcome.layout = choose_layout(backend, layout_on(device, call.layout, config.kernel_family),
+                                   config, &device);
+    impl_ = backend.make_impl(on.context, config);
+    if (cascades(backend, call, device)) {
+      cascade_.emplace(on.context, backend, config, options);
+      cascade_impl_.emplace(on.context, backend, config);
+    }
+    if (config.contiguous_kv()) return;
+    cache_ = make_cache(*on.context, backend, outcome.layout, spec_of(config), call.num_blocks);
+    // Latent rows are stored here, because the call has their two parts in one tensor.
+    if (call.num_blocks > 0)
+      upload_cache(on.queue, cache_, config.use_mla ? expected_cache(call) : call.cache);
+    set_scales(*on.context, on.queue, call.scales, cache_);
   }
 
-  const AttentionMetadata& build(AttentionMetadataBuilder& builder, const Queue& queue,
-                                 const AttentionCall& call, Event* upload) {
-    CommonAttentionMetadata batch = call.batch();
+  std::vector<KernelInfo> kernels() const {
+    return packed_ ? packed_->kernels() : impl_->kernels();
+  }
+
+  const AttentionMetadata& build(Event* upload) {
+    CommonAttentionMetadata batch = call_.batch();
     if (cascade_) {
-      metadata_ = &cascade_->build(queue, batch, call.computed_prefix_len());
+      metadata_ = &cascade_->build(on_.queue, batch, call_.computed_prefix_len());
     } else {
-      if (!call.seq_len_bounds.empty()) batch.seq_lens = call.seq_len_bounds;
-      metadata_ = &builder.build(queue, batch, upload, {.fast_build = call.plan.fast_build});
+      if (packed_) batch.causal = std::nullopt;  // a request's one query token sees all keys
+      if (!call_.seq_len_bounds.empty()) batch.seq_lens = call_.seq_len_bounds;
+      metadata_ = &builder_->build(on_.queue, batch, upload, {.fast_build = call_.plan.fast_build});
     }
     return *metadata_;
   }
 
-  /// Enqueues the forward once, behind build().
-  void forward(const Queue& queue, const AttentionCall& call, const Inputs& inputs,
-               const KVCache& cache, const CallOutputs& outputs,
-               std::vector<LaunchRecord>& launches) const {
-    const AttentionTensors tensors{.query = {.buffer = inputs.query.handle()},
-                                   .key = {.buffer = inputs.key.handle()},
-                                   .value = {.buffer = inputs.value.handle()},
-                                   .output = outputs.out(),
-                                   .lse = outputs.lse()};
-    if (cascade_) {
-      return cascade_->forward(queue, *cascade_impl_, tensors, cache, nullptr, &launches);
-    }
-    const ForwardOptions options = {.launches = &launches,
-                                    .custom_mask = inputs.custom_mask.handle(),
-                                    .custom_mask_stride = call.max_seq_len(),
-                                    .output_fp8 = call.config.output_fp8 ? outputs.fp8() : nullptr,
-                                    .output_scale = inputs.output_scale.handle()};
-    if (call.config.contiguous_kv()) {
-      impl->forward_encoder(queue, tensors, *metadata_, options);
+  /// Stores the call's keys and values, and waits for it.
+  void store(const Inputs& inputs, Event* event) const {
+    const TensorRef key{.buffer = inputs.key.handle()}, value{.buffer = inputs.value.handle()};
+    if (packed_) {
+      const Buffer slots = on_.up(call_.slot_mapping);
+      reshape_and_cache(*on_.context, on_.queue, key, value, call_.config.dtype,
+                        packed_cache_->cache, slots.handle(), 0, call_.num_tokens(), event);
     } else {
-      impl->forward(queue, tensors, cache, *metadata_, options);
+      impl_->write_kv_cache(on_.queue, key, value, cache_, *metadata_, event);
+    }
+    on_.queue.finish();
+  }
+
+  /// Enqueues the forward once, behind build().
+  void forward(const Inputs& inputs, const Outputs& outputs,
+               std::vector<LaunchRecord>& launches) const {
+    const std::size_t front = outputs.out.offset_bytes() / element_size_bytes(call_.config.dtype);
+    const AttentionTensors tensors{
+        .query = {.buffer = inputs.query.handle()},
+        .key = {.buffer = inputs.key.handle()},
+        .value = {.buffer = inputs.value.handle()},
+        .output = {.buffer = outputs.out.handle(), .offset = static_cast<std::int64_t>(front)},
+        .lse = outputs.lse.handle()};
+    if (packed_) {
+      return packed_->forward(on_.queue, tensors, packed_cache_->cache, *metadata_, nullptr,
+                              &launches);
+    }
+    if (cascade_) {
+      return cascade_->forward(on_.queue, *cascade_impl_, tensors, cache_, nullptr, &launches);
+    }
+    const ForwardOptions options = {
+        .launches = &launches,
+        .custom_mask = inputs.custom_mask.handle(),
+        .custom_mask_stride = call_.max_seq_len(),
+        .output_fp8 = call_.config.output_fp8 ? outputs.fp8.handle() : nullptr,
+        .output_scale = inputs.output_scale.handle()};
+    if (call_.config.contiguous_kv()) {
+      impl_->forward_encoder(on_.queue, tensors, *metadata_, options);
+    } else {
+      impl_->forward(on_.queue, tensors, cache_, *metadata_, options);
     }
   }
 
-  const std::shared_ptr<const AttentionImpl> impl;
+  LogicalCache download() const {
+    if (!packed_) return download_cache(on_.queue, cache_);
+    return packed_cache_->download(on_.queue, call_.config, call_.cache.key.size());
+  }
 
  private:
+  const OnDevice& on_;
+  const AttentionCall& call_;
+  std::unique_ptr<AttentionMetadataBuilder> builder_;
+  std::shared_ptr<const AttentionImpl> impl_;
+  KVCache cache_;  // none where the keys are contiguous
   std::optional<CascadeAttention> cascade_;
   std::optional<CascadeImpl> cascade_impl_;
+  std::shared_ptr<const PagedAttention> packed_;  // instead, with the next
+  std::optional<PackedMemory> packed_cache_;
   const AttentionMetadata* metadata_ = nullptr;
 };
-
-/// The call's cache on the device; none where the keys are contiguous. Latent rows are stored here,
-/// because the call has their two parts in one tensor.
-KVCache upload_call_cache(const Context& context, const Queue& queue, const AttentionCall& call,
-                          const AttentionBackend& backend, KVCacheLayout layout) {
-  const AttentionConfig& config = call.config;
-  if (config.contiguous_kv()) return {};
-  KVCache cache = make_cache(context, backend, layout, spec_of(config), call.num_blocks);
-  if (call.num_blocks > 0)
-    upload_cache(queue, cache, config.use_mla ? expected_cache(call) : call.cache);
-  set_scales(context, queue, call.scales, cache);
-  return cache;
-}
 
 std::vector<LaunchReport> report(const std::vector<LaunchRecord>& launches,
                                  const std::vector<KernelInfo>& kernels) {
@@ -125,110 +185,75 @@ std::vector<float> floats_of(const std::vector<std::byte>& bytes) {
   return values;
 }
 
-}  // namespace
-
-void give_lengths(const Context& context, const Queue& queue, const CommonAttentionMetadata& batch,
+/// Gives the device the batch's lengths for a step that was planned by bounds. Throws if it refuses
+/// one, unless it is to refuse a request: one with query tokens and a length of 0.
+void give_lengths(const OnDevice& on, const CommonAttentionMetadata& batch,
                   const AttentionMetadata& metadata) {
-  DeviceErrors errors(context, queue);
-  update_seq_lens(queue, metadata, {upload(context, queue, batch.seq_lens)}, errors);
+  DeviceErrors errors(*on.context, on.queue);
+  update_seq_lens(on.queue, metadata, {upload(*on.context, on.queue, batch.seq_lens)}, errors);
   bool refuses = false;  // a request, as the call means it to
   for (std::size_t r = 0; r < batch.seq_lens.size(); ++r) {
     const bool has_queries = batch.query_start_loc[r + 1] > batch.query_start_loc[r];
     refuses = refuses || (has_queries && batch.seq_lens[r] == 0);
   }
-  if (!refuses) errors.check(queue);
+  if (!refuses) errors.check(on.queue);
 }
 
-CallOutputs::CallOutputs(const Context& context, std::size_t num_rows, std::int32_t row_size,
-                         DType dtype, bool has_fp8)
-    : dtype_(dtype),
-      flushes_f16_(dtype == DType::kF16 && context.capabilities().flushes_f16),
-      out_(context, num_rows * to_size(row_size) * element_size_bytes(dtype)),
-      lse_(context, num_rows * sizeof(float), 0),
-      fp8_(context, has_fp8 ? num_rows * to_size(row_size) : 0, 0) {}
-
-TensorRef CallOutputs::out() const {
-  const std::size_t offset = out_.offset_bytes() / element_size_bytes(dtype_);
-  return {.buffer = out_.handle(), .offset = static_cast<std::int64_t>(offset)};
-}
-
-void CallOutputs::run(const Queue& queue, int repeat, const std::vector<KernelInfo>& kernels,
-                      const std::function<void(std::vector<LaunchRecord>&)>& forward,
-                      AttentionOutcome& outcome) const {
+/// Runs the forward so often over freshly poisoned outputs and fills in what it left: outputs,
+/// launches and the last run's times.
+void run(const OnDevice& on, const Layer& layer, const Inputs& inputs, const Outputs& outputs,
+         int repeat, AttentionOutcome& outcome) {
   std::vector<LaunchRecord> launches;
   for (int i = 0; i < repeat; ++i) {
-    for (const GuardedOutput* each : {&out_, &lse_, &fp8_}) each->refill(queue);
-    forward(launches);
-    queue.finish();
+    for (const GuardedOutput* each : {&outputs.out, &outputs.lse, &outputs.fp8})
+      each->refill(on.queue);
+    layer.forward(inputs, outputs, launches);
+    on.queue.finish();
   }
-  outcome.launches = report(launches, kernels);
+  outcome.launches = report(launches, layer.kernels());
   outcome.rounds_weights = std::ranges::any_of(launches, &LaunchRecord::rounds_weights);
-  outcome.flushes_f16 = flushes_f16_ && outcome.rounds_weights;
   for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
-  outcome.out = out_.read(queue);
-  outcome.lse = floats_of(lse_.read(queue));
-  outcome.out_fp8 = fp8_.read(queue);
+  outcome.out = outputs.out.read(on.queue);
+  outcome.lse = floats_of(outputs.lse.read(on.queue));
+  outcome.out_fp8 = outputs.fp8.read(on.queue);
 }
 
-BuilderOptions PlanOptions::builder_options(std::int32_t num_splits,
-                                            const BatchLimits& needed) const {
-  BuilderOptions options;
-  options.num_splits = num_splits;
-  options.split_policy = split_policy;
-  options.decode_threshold = decode_threshold;
-  options.side_by_side = side_by_side;
-  options.limits = limits.value_or(needed);
-  options.limits.num_blocks = needed.num_blocks;
-  return options;
-}
+}  // namespace
 
-BuilderOptions options_for(const AttentionCall& call) {
-  BuilderOptions options = call.plan.builder_options(
-      call.num_splits, {.max_num_reqs = std::max(call.num_reqs(), 1),
-                        .max_num_batched_tokens = std::max(call.num_tokens(), 1),
-                        .max_model_len = std::max(call.max_seq_len(), 1),
-                        .num_blocks = call.num_blocks});
-  options.device_seq_lens = !call.seq_len_bounds.empty();
-  return options;
+std::optional<KernelInfo> kernel_of(const std::vector<KernelInfo>& kernels, std::string_view role) {
+  const auto found = std::ranges::find(kernels.rbegin(), kernels.rend(), role, &KernelInfo::role);
+  return found == kernels.rend() ? std::nullopt : std::optional(*found);
 }
 
 AttentionOutcome execute(const std::shared_ptr<Context>& context, const AttentionCall& call,
                          int repeat) {
   validate_call(call, call.num_blocks);
-  const DeviceCapabilities& device = context->capabilities();
-  const AttentionBackend& backend = get_attn_backend(call.config, &device, call.backend);
-  const auto builder = backend.make_builder(context, call.config, options_for(call));
+  const AttentionConfig& config = call.config;
+  const OnDevice on{context};
   AttentionOutcome outcome;
-  outcome.backend = backend.name();
-  outcome.layout = choose_layout(backend, layout_on(device, call.layout, call.config.kernel_family),
-                                 call.config, &device);
-  Layer layer(context, backend, call);
-  const Queue queue = context->create_queue(QueueProfiling::kOn);
-  const KVCache cache = upload_call_cache(*context, queue, call, backend, outcome.layout);
-  const Inputs inputs(*context, queue, call);
-  const CallOutputs outputs(*context, to_size(call.num_tokens()) * to_size(call.config.num_heads),
-                            call.config.output_head_size(), call.config.dtype,
-                            call.config.output_fp8);
+  Layer layer(on, call, outcome);
+  Inputs inputs{on.up(call.query), on.up(call.key), on.up(call.value), {}, {}};
+  if (config.custom_mask) inputs.custom_mask = on.up(call.custom_mask);
+  if (config.output_fp8) inputs.output_scale = on.up(std::vector<float>{call.output_scale});
+  const std::size_t rows = to_size(call.num_tokens()) * to_size(config.num_heads);
+  const std::size_t elements = rows * to_size(config.output_head_size());
+  const Outputs outputs{{*context, elements * element_size_bytes(config.dtype)},
+                        {*context, rows * sizeof(float), 0},
+                        {*context, config.output_fp8 ? elements : 0, 0}};
 
   Event upload_event, write_event;
   const auto start = std::chrono::steady_clock::now();
-  const AttentionMetadata& metadata = layer.build(*builder, queue, call, &upload_event);
-  outcome.metadata_us =
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  if (!call.seq_len_bounds.empty()) give_lengths(*context, queue, call.batch(), metadata);
-  const bool stores = !call.key.empty() && !call.config.contiguous_kv() && !call.config.use_mla;
-  if (stores) {
-    layer.impl->write_kv_cache(queue, {.buffer = inputs.key.handle()},
-                               {.buffer = inputs.value.handle()}, cache, metadata, &write_event);
-    queue.finish();
-  }
-  outputs.run(
-      queue, repeat, layer.impl->kernels(),
-      [&](auto& launches) { layer.forward(queue, call, inputs, cache, outputs, launches); },
-      outcome);
+  const AttentionMetadata& metadata = layer.build(&upload_event);
+  outcome.metadata_us = seconds_since(start) * 1e6;
+  if (!call.seq_len_bounds.empty()) give_lengths(on, call.batch(), metadata);
+  const bool stores = !call.key.empty() && !config.contiguous_kv() && !config.use_mla;
+  if (stores) layer.store(inputs, &write_event);
+  run(on, layer, inputs, outputs, repeat, outcome);
+  outcome.flushes_f16 =
+      outcome.rounds_weights && config.dtype == DType::kF16 && context->capabilities().flushes_f16;
   outcome.upload_us = microseconds(upload_event);
   outcome.cache_write_us = microseconds(write_event);
-  if (stores && call.num_blocks > 0) outcome.cache = download_cache(queue, cache);
+  if (stores && call.num_blocks > 0) outcome.cache = layer.download();
   return outcome;
 }
 

@@ -1,32 +1,12 @@
 #include "cli/common/device_memory.hpp"
 
 #include <array>
-#include <clattn/error.hpp>
 #include <cstring>
 
+#include "cli/common/error.hpp"
+
 namespace clattn::cli {
-namespace {
-
-/// Calls visit(logical byte, stored key byte, stored value byte) for the first byte of each
-/// element.
-template <typename Visit>
-void for_each_element(const KVCache& cache, Visit visit) {
-  const std::size_t element = element_size_bytes(cache.dtype);
-  const auto byte = [&](std::int64_t at) { return static_cast<std::size_t>(at) * element; };
-  std::size_t logical = 0;
-  for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
-    for (std::int64_t token = 0; token < cache.block_size; ++token) {
-      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
-        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, logical += element) {
-          visit(logical, byte(cache.key_at(block, token, head, dim)),
-                byte(cache.value_at(block, token, head, dim)));
-        }
-      }
-    }
-  }
-}
-
-}  // namespace
+namespace {}  // namespace
 
 std::vector<std::byte> poisoned(std::size_t size_bytes) {
   std::vector<std::byte> bytes(size_bytes);
@@ -71,24 +51,15 @@ void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& 
 LogicalCache download_cache(const Queue& queue, const KVCache& cache) {
   std::vector<std::byte> stored(cache.buffer.size_bytes());
   if (!stored.empty()) queue.read(cache.buffer, stored);
-  const std::size_t size_bytes =
-      static_cast<std::size_t>(cache.num_blocks) * static_cast<std::size_t>(cache.block_size) *
-      static_cast<std::size_t>(cache.num_kv_heads) * static_cast<std::size_t>(cache.head_size) *
-      element_size_bytes(cache.dtype);
-  LogicalCache logical{std::vector<std::byte>(size_bytes), std::vector<std::byte>(size_bytes)};
   const std::size_t size = element_size_bytes(cache.dtype);
+  const std::vector<std::byte> empty(to_size(cache.num_blocks) * to_size(cache.block_size) *
+                                     to_size(cache.num_kv_heads) * to_size(cache.head_size) * size);
+  LogicalCache logical{empty, empty};
   for_each_element(cache, [&](std::size_t to, std::size_t key, std::size_t value) {
     std::memcpy(&logical.key[to], &stored[key], size);
     std::memcpy(&logical.value[to], &stored[value], size);
   });
   return logical;
-}
-
-void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
-                KVCache& cache) {
-  if (scales.empty()) return;
-  cache.scales = upload(context, queue, scales);
-  cache.scales_per_head = scales.size() > 2;
 }
 
 void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache) {

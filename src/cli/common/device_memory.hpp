@@ -94,12 +94,36 @@ class GuardedOutput {
 struct LogicalCache {
   std::vector<std::byte> key, value;
 };
+
+/// Calls visit(logical byte, stored key byte, stored value byte) for the first byte of each element
+/// of a cache, whichever its order.
+template <typename Cache, typename Visit>
+void for_each_element(const Cache& cache, Visit visit) {
+  const std::size_t element = element_size_bytes(cache.dtype);
+  const auto byte = [&](std::int64_t at) { return static_cast<std::size_t>(at) * element; };
+  std::size_t logical = 0;
+  for (std::int64_t block = 0; block < cache.num_blocks; ++block) {
+    for (std::int64_t token = 0; token < cache.block_size; ++token) {
+      for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
+        for (std::int64_t dim = 0; dim < cache.head_size; ++dim, logical += element) {
+          visit(logical, byte(cache.key_at(block, token, head, dim)),
+                byte(cache.value_at(block, token, head, dim)));
+        }
+      }
+    }
+  }
+}
 void upload_cache(const Queue& queue, const KVCache& cache, const LogicalCache& logical);
 LogicalCache download_cache(const Queue& queue, const KVCache& cache);
 
 /// Gives a cache its factors, [2][1 or num_kv_heads]: of K, then of V; none = 1.
+template <typename Cache>
 void set_scales(const Context& context, const Queue& queue, std::span<const float> scales,
-                KVCache& cache);
+                Cache& cache) {
+  if (scales.empty()) return;
+  cache.scales = upload(context, queue, scales);
+  cache.scales_per_head = scales.size() > 2;
+}
 /// Gives an int8 cache, which is refused without scales, scales of 1: for bytes whose values do not
 /// matter.
 void set_unit_scales(const Context& context, const Queue& queue, KVCache& cache);

@@ -33,4 +33,9 @@ constexpr std::size_t to_size(std::integral auto count) {
   return static_cast<std::size_t>(count);
 }
 
+template <std::integral T>
+constexpr T ceil_div(T a, T b) {
+  return static_cast<T>(a / b + (a % b != 0 ? 1 : 0));
+}
+
 }  // namespace clattn::cli

@@ -9,7 +9,7 @@
 #include "cli/common/attention_call.hpp"
 #include "cli/common/device_memory.hpp"
 
-// Calls over x-packed caches.
+// X-packed caches.
 
 namespace clattn::cli {
 
@@ -32,10 +32,5 @@ struct PackedMemory {
   LogicalCache download(const Queue& queue, const AttentionConfig& config,
                         std::size_t size_bytes) const;
 };
-
-/// execute() of a call over an x-packed cache: the given keys and values are stored by
-/// reshape_and_cache, then PagedAttention runs. Requests stay in their order.
-AttentionOutcome execute_packed(const std::shared_ptr<Context>& context, const AttentionCall& call,
-                                int repeat);
 
 }  // namespace clattn::cli

@@ -1,10 +1,11 @@
 #include "cli/common/models.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <string>
+#include <algorithm>
 
 #include "cli/common/error.hpp"
+#include "cli/common/text.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -32,12 +33,10 @@ std::span<const ModelShape> model_shapes() {
 }
 
 const ModelShape& find_model(std::string_view name) {
-  std::string known;
-  for (const ModelShape& model : kModels) {
-    if (model.name == name) return model;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", model.name);
-  }
-  throw_invalid("--model: '{}' is unknown; one of {}", name, known);
+  const auto* const found = std::ranges::find(kModels, name, &ModelShape::name);
+  if (found != std::end(kModels)) return *found;
+  throw_invalid("--model: '{}' is unknown; one of {}", name,
+                fmt::join(names_of(kModels, &ModelShape::name), ", "));
 }
 
 }  // namespace clattn::cli

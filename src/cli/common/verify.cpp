@@ -16,16 +16,12 @@ constexpr double kLseAbsolute = 2e-5, kLseRelative = 2e-6;
 }  // namespace
 
 void Deviation::add(double got, double truth, double allowed) {
-  ++compared;
-  if (got == truth) return;  // infinities included
-  double error = std::abs(got - truth);
+  double error = got == truth ? 0 : std::abs(got - truth);  // infinities are equal, too
   if (std::isnan(error)) error = std::numeric_limits<double>::infinity();  // as far as any
-  const double share = std::isinf(error) ? error : error / allowed;
-  worst_share = std::max(worst_share, share);
-  if (error > max_error) {
-    max_error = error;
-    allowance = allowed;
-  }
+  merge({.max_error = error,
+         .allowance = allowed,
+         .worst_share = error == 0 || std::isinf(error) ? error : error / allowed,
+         .compared = 1});
 }
 
 void Deviation::merge(const Deviation& other) {

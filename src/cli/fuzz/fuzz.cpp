@@ -7,12 +7,13 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "cli/check/report.hpp"
 #include "cli/commands.hpp"
 #include "cli/common/options.hpp"
 #include "cli/common/progress.hpp"
 #include "cli/common/statistics.hpp"
+#include "cli/common/text.hpp"
 #include "cli/fuzz/draw.hpp"
 #include "cli/fuzz/shrink.hpp"
 #include "cli/fuzz/trial.hpp"
@@ -43,7 +44,7 @@ class Tally {
     ++states_[static_cast<std::size_t>(trial.state)];
     if (trial.state == FuzzState::kRefused) ++refusals_[trial.why];
     if (trial.state == FuzzState::kPassed) add_kinds(recipe);
-    for (const LaunchReport& launch : trial.launches) ++kernels_[launch.kernel];
+    for (const LaunchReport& launch : trial.launches) ++kernels_[launch.name];
   }
   int count(FuzzState state) const { return states_[static_cast<std::size_t>(state)]; }
   std::string counts() const {
@@ -69,8 +70,7 @@ class Tally {
   }
 
   void add_kinds(const Recipe& recipe) {
-    ++kinds_[fmt::format("{}/{}", to_string(recipe.config.dtype),
-                         to_string(recipe.config.cache_dtype()))];
+    ++kinds_[types_of(recipe.config.dtype, recipe.config.cache_dtype())];
     for (const std::string_view option : names_of_options(recipe)) ++kinds_[std::string(option)];
   }
 
@@ -113,7 +113,9 @@ class Fuzz {
     const bool first = index == options_.first, new_layer = index % calls == 0;
     if (first || index % (calls * kLayersPerContext) == 0) {
       context_ = Context::create(options_.device);
-      execute_ = execute_on(context_);
+      execute_ = [context = context_](const Recipe& drawn, const AttentionCall& call) {
+        return execute(context, call, drawn.repeat);
+      };
     }
     if (first) fmt::print("seed {} on {}\n", options_.draw.seed, context_->capabilities().name);
     show_progress("");
@@ -182,11 +184,9 @@ void add_fuzz_command(CLI::App& app) {
       ->add_option("--seconds", options->seconds,
                    "Start no case after this time (default 60, or none with --count)")
       ->check(number_in(0.0, 1e7));
-  std::vector<std::string> families;
-  families.reserve(kKernelFamilies.size());
-  for (const KernelFamily each : kKernelFamilies) families.emplace_back(to_string(each));
   command->add_option("--family", *family, "Force kernels of this family")
-      ->check(CLI::IsMember(families));
+      ->check(CLI::IsMember(
+          names_of(kKernelFamilies, [](KernelFamily each) { return to_string(each); })));
   command->add_option("--most-tokens", draw.most_tokens, "Keys of a batch, all requests together")
       ->check(number_in(1, 1 << 20));
   command->add_option("--calls", draw.layer_calls, "Calls in a row on the same layer")

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <clattn/error.hpp>
 #include <limits>
 #include <utility>
 
-#include "cli/common/form_calls.hpp"
 #include "cli/common/judge.hpp"
 
 namespace clattn::cli {
@@ -31,13 +31,6 @@ FuzzResult judge(const Recipe& recipe, const AttentionCall& call, const Attentio
 
 }  // namespace
 
-Execute execute_on(std::shared_ptr<Context> context) {
-  return [context = std::move(context)](const Recipe& recipe, const AttentionCall& call) {
-    if (recipe.order == CacheOrder::kPacked) return execute_packed(context, call, recipe.repeat);
-    return execute(context, call, recipe.repeat);
-  };
-}
-
 std::string_view refused_field(std::string_view message) {
   // A message of the selector lists the whole configuration first.
   constexpr std::string_view kReasons = "Reasons: ";
@@ -59,15 +52,9 @@ std::string_view refused_field(std::string_view message) {
                                        "max_model_len",  "max_num_batched_tokens",
                                        "max_num_reqs",   "dtype",
                                        "scale"});
-  std::string_view first;
-  std::size_t place = std::string_view::npos;
-  for (const std::string_view field : kFields) {
-    const std::size_t at = message.find(field);
-    if (at >= place) continue;
-    place = at;
-    first = field;
-  }
-  return first;
+  const auto place = [&](std::string_view field) { return message.find(field); };
+  const std::string_view first = std::ranges::min(kFields, {}, place);
+  return place(first) == std::string_view::npos ? "" : first;
 }
 
 FuzzResult try_recipe(const Recipe& recipe, const Execute& execute) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,9 +11,6 @@ namespace clattn::cli {
 
 /// What runs a call: a device, or in tests what stands for a faulty one.
 using Execute = std::function<AttentionOutcome(const Recipe& recipe, const AttentionCall& call)>;
-
-/// Runs calls on a device.
-Execute execute_on(std::shared_ptr<Context> context);
 
 enum class FuzzState : std::uint8_t { kPassed, kRefused, kFailed };
 

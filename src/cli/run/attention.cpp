@@ -8,7 +8,6 @@
 
 #include "cli/common/device_memory.hpp"
 #include "cli/common/elements.hpp"
-#include "cli/common/form_calls.hpp"
 #include "cli/run/run.hpp"
 
 namespace clattn::cli {
@@ -69,8 +68,7 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
   const bool return_lse = file.boolean("return_lse", false);
   AttentionCall call = read_attention_call(file, options);  // before a device is touched
   const auto context = Context::create(options.device);
-  AttentionOutcome outcome =
-      call.packed ? execute_packed(context, call, 1) : execute(context, call);
+  AttentionOutcome outcome = execute(context, call);
   const AttentionConfig& config = call.config;
   const std::vector<std::int64_t> out_shape = {call.num_tokens(), config.num_heads,
                                                config.head_size};

@@ -234,7 +234,7 @@ nlohmann::json attention_info(std::string_view op, const Context& context,
                               const AttentionOutcome& outcome) {
   nlohmann::json kernels = nlohmann::json::array();
   for (const LaunchReport& launch : outcome.launches) {
-    kernels.push_back({{"name", launch.kernel},
+    kernels.push_back({{"name", launch.name},
                        {"role", launch.role},
                        {"tasks", launch.tasks},
                        {"work_groups", launch.work_groups},

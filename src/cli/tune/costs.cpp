@@ -21,7 +21,7 @@ constexpr double kNoise = 0.03;    // relative differences below this are noise
 constexpr std::int64_t kMostPieces = 64;
 
 std::int32_t ceil_div(std::int64_t value, std::int64_t by) {
-  return static_cast<std::int32_t>((value + by - 1) / by);
+  return static_cast<std::int32_t>(cli::ceil_div<std::int64_t>(value, by));
 }
 std::int32_t round_up(std::int64_t value, std::int64_t to) {
   return static_cast<std::int32_t>(ceil_div(value, to) * to);
@@ -287,13 +287,6 @@ CostRow row_for(const Context& context, const AttentionConfig& config, const std
   return row;
 }
 
-/// The layer with another number of KV heads and as many query heads for each.
-AttentionConfig with_kv_heads(AttentionConfig config, std::int32_t num_kv_heads) {
-  config.num_heads = config.num_queries_per_kv() * num_kv_heads;
-  config.num_kv_heads = num_kv_heads;
-  return config;
-}
-
 /// Whether a single tile leaves enough of the device idle to measure groups undisturbed.
 bool is_alone(const CostTasks& tasks) {
   return tasks.each_tile <= std::max<std::int64_t>(tasks.concurrent / 8, 1);
@@ -332,6 +325,12 @@ CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t quer
       static_cast<double>(kv_heads) * ceil_div(config.num_queries_per_kv(), chunks);
   tasks.flops_each = 2.0 * (width + value);
   return tasks;
+}
+
+AttentionConfig with_kv_heads(AttentionConfig config, std::int32_t num_kv_heads) {
+  config.num_heads = config.num_queries_per_kv() * num_kv_heads;
+  config.num_kv_heads = num_kv_heads;
+  return config;
 }
 
 MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,

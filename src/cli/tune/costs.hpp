@@ -44,6 +44,9 @@ using MakeCostBench = std::function<std::unique_ptr<CostBench>(const AttentionCo
 MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                             const WantsRole& wants, const MakeCostBench& make_bench = {});
 
+/// The layer with another number of KV heads and as many query heads for each.
+AttentionConfig with_kv_heads(AttentionConfig config, std::int32_t num_kv_heads);
+
 /// The tasks of the stage that takes queries of `query_len` tokens.
 CostTasks tasks_of(CostBench& bench, const KernelInfo& kernel, std::int32_t query_len);
 

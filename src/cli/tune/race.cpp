@@ -139,26 +139,22 @@ double TuneRace::noise(int rounds) {
 Proof TuneRace::prove(const Trial& leader) {
   Proof proof{.row = leader.row, .speed_up = leader.speed_up};
   try {
-    prove(proof, leader.row);
+    for (int again = 0; again < 2; ++again) {
+      refresh();
+      const Trial trial = run(leader.row, kFinalRounds);
+      proof.note = trial.note;
+      if (trial.state != TrialState::kTimed) return proof;
+      proof.speed_up = std::min(proof.speed_up, trial.speed_up);
+      if (proof.speed_up <= kLeastGain) return proof;
+      proof.noise = std::max(proof.noise, noise(kFinalRounds));
+      if (proof.speed_up <= proof.noise) return proof;
+      proof.row = trial.row;
+    }
+    proof.won = true;
   } catch (const Error& error) {
     proof.note = error.what();
   }
   return proof;
-}
-
-void TuneRace::prove(Proof& proof, const TuningRow& leader) {
-  for (int again = 0; again < 2; ++again) {
-    refresh();
-    const Trial trial = run(leader, kFinalRounds);
-    proof.note = trial.note;
-    if (trial.state != TrialState::kTimed) return;
-    proof.speed_up = std::min(proof.speed_up, trial.speed_up);
-    if (proof.speed_up <= kLeastGain) return;
-    proof.noise = std::max(proof.noise, noise(kFinalRounds));
-    if (proof.speed_up <= proof.noise) return;
-    proof.row = trial.row;
-  }
-  proof.won = true;
 }
 
 void TuneRace::time(Trial& trial, int rounds) {

@@ -89,7 +89,6 @@ class TuneRace {
   };
   Entrant enter(const std::function<std::unique_ptr<Workload>()>& make) const;
   std::string_view misfit_of(const TuningRow& row) const;
-  void prove(Proof& proof, const TuningRow& leader);
   /// Times what the context's tuning chooses now.
   void time(Trial& trial, int rounds);
 

@@ -123,7 +123,12 @@ std::optional<TuningRow> TuneSearch::confirm() {
     for (const Trial& leader : leaders) {
       show_progress(fmt::format("{}: proving {}", target_.name, describe(leader.row)));
       const Proof proof = race_.prove(leader);
-      if (proof.won) return winner(proof);
+      if (proof.won) {
+        verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(proof.row), proof.speed_up);
+        TuningRow row = proof.row;
+        stamp(row);
+        return row;
+      }
       if (!proof.note.empty()) {
         verdict_ += fmt::format("; {}: {}", describe(leader.row), proof.note);
       }
@@ -136,13 +141,6 @@ std::optional<TuningRow> TuneSearch::confirm() {
     verdict_ = "the default stays: the time ended before a faster one could prove itself";
   }
   return std::nullopt;
-}
-
-TuningRow TuneSearch::winner(const Proof& proof) {
-  verdict_ = fmt::format("winner: {}, x{:.3f} at least", describe(proof.row), proof.speed_up);
-  TuningRow row = proof.row;
-  stamp(row);
-  return row;
 }
 
 /// The timed candidates, fastest first.

@@ -41,7 +41,6 @@ class TuneSearch {
  private:
   void try_row(const TuningRow& row);
   std::optional<TuningRow> confirm();
-  TuningRow winner(const Proof& proof);
   std::vector<const Trial*> by_speed() const;
   void print_line(const Trial& trial) const;
   std::size_t count(TrialState state) const;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,29 +27,24 @@ struct TuneTarget {
   std::vector<std::function<std::unique_ptr<Workload>()>> workloads;
 };
 
-struct TuneRole;
+/// The roles whose kernels have something to search: of layers with latent attention kLatentRole,
+/// of others the rest.
+inline constexpr std::string_view kTuneRoles[] = {"decode", "prefill", "mla_decode",
+                                                  "packed_decode"};
+inline constexpr std::string_view kLatentRole = "mla_decode";
 
 /// The shape of a model's layer in one role.
 struct TuneShape {
   AttentionConfig config;
-  const TuneRole* role = nullptr;
+  std::string_view role;
 
   /// "decode, 4 heads a KV head of 128, f16/f16": all that a tuning row knows of it.
   std::string name() const;
   /// The same without the role: "4 heads a KV head of 128, f16/f16".
   std::string layer() const;
   TuningRow key(const DeviceCapabilities& device) const;
-  /// As the workloads of benchmarks take it.
-  BenchModel model() const;
 };
 
-using MakeTuneTarget = TuneTarget(const std::shared_ptr<Context>& context, const TuneShape& shape);
-struct TuneRole {
-  std::string_view name;
-  bool latent;  ///< of layers with latent attention, or of all others
-  MakeTuneTarget* make;
-};
-/// The roles whose kernels have something to search.
-std::span<const TuneRole> tune_roles();
+TuneTarget make_target(const std::shared_ptr<Context>& context, const TuneShape& shape);
 
 }  // namespace clattn::cli

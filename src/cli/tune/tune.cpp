@@ -91,12 +91,13 @@ std::vector<TuneShape> wanted_shapes(const Arguments& arguments) {
     std::set<std::string> seen;
     for (const Model& model : known) {
       if (!arguments.models.empty() && !has(arguments.models, model.name)) continue;
-      for (const TuneRole& role : tune_roles()) {
-        TuneShape shape{.config = model.layer, .role = &role};
+      for (const std::string_view role : kTuneRoles) {
+        TuneShape shape{.config = model.layer, .role = role};
         shape.config.block_size = arguments.block_size;
         shape.config.dtype = parse_dtype(dtype);
         shape.config.kv_cache_dtype = parse_kv_cache_dtype(arguments.kv_cache_dtype);
-        const bool wanted = has(arguments.roles, role.name) && role.latent == shape.config.use_mla;
+        const bool wanted =
+            has(arguments.roles, role) && (role == kLatentRole) == shape.config.use_mla;
         if (wanted && seen.insert(shape.name()).second) shapes.push_back(shape);
       }
     }
@@ -178,7 +179,7 @@ class Session {
   /// Why no candidate was timed; empty if one was.
   std::string tune(const TuneShape& shape, TuneClock::time_point deadline) {
     try {
-      TuneTarget target = shape.role->make(context_, shape);
+      TuneTarget target = make_target(context_, shape);
       target.costs = start_;
       TuneSearch search(context_, target, deadline);
       const std::optional<TuningRow> winner = search.run();
@@ -190,7 +191,7 @@ class Session {
       if (search.raced()) ++num_tuned_;
       if (TuneClock::now() < end_) {
         set_tuning(*context_, winners_, start_);
-        measure(shape, [&](std::string_view role) { return role == shape.role->name; });
+        measure(shape, [&](std::string_view role) { return role == shape.role; });
       }
       return search.raced() ? std::string{} : search.why_not_raced();
     } catch (const OutOfTime&) {
@@ -295,10 +296,9 @@ void add_tune_command(CLI::App& app) {
     return command->add_option(name, list, help)->delimiter(',')->allow_extra_args(false);
   };
   add_list("--model", arguments->models, "Tune only the shapes of these models, not all");
-  std::vector<std::string> roles;
-  for (const TuneRole& role : tune_roles()) roles.emplace_back(role.name);
   add_list("--roles", arguments->roles, "Kernel roles; default: decode, prefill, mla_decode")
-      ->check(CLI::IsMember(roles));
+      ->check(
+          CLI::IsMember(std::vector<std::string>(std::begin(kTuneRoles), std::end(kTuneRoles))));
   add_list("--dtype", arguments->dtypes, "Type of the queries")
       ->transform(dtype_name)
       ->check(CLI::IsMember({"f32", "f16", "bf16"}));
