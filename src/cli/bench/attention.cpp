@@ -25,8 +25,8 @@ class AttentionWorkload : public Workload {
         cache_(std::move(cache)),
         kv_(config_.cache_dtype(), 1),
         q_(config_.dtype, 2),
-        queue_(task.context->create_queue()),
-        timed_queue_(task.context->create_queue(QueueProfiling::kOn)) {
+        timed_queue_(task.context->create_queue(QueueProfiling::kOn)),
+        queue_(task.context->create_queue()) {
     const std::shared_ptr<Context>& context = task.context;
     const std::size_t element = element_size_bytes(config_.dtype);
     const auto tokens = to_size(shape_.num_tokens());
@@ -107,16 +107,6 @@ class AttentionWorkload : public Workload {
     }
     return deviation;
   }
-
- protected:
-  CommonAttentionMetadata batch() const { return batches_.front().metadata(); }
-  AttentionMetadataBuilder& builder() { return *builders_.front(); }
-  std::int64_t slot(std::size_t request, std::int32_t token) const {
-    return batches_.front().slot(request, token);
-  }
-  /// The step that forward() runs by, of a workload with one set.
-  void set_metadata(const AttentionMetadata& metadata) { metadata_ = {&metadata}; }
-  const Queue& queue() const { return queue_; }
 
  private:
   /// Query heads of a KV head that are compared: the loops of the oracle take their time.
@@ -206,11 +196,11 @@ class AttentionWorkload : public Workload {
       const std::int64_t slot = batches_[set_].slot(request, position - (seq_len - query_len));
       const std::int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
       for (std::int32_t d = 0; d < config_.head_size; ++d) {
-        const auto [key, value] = packed_
-                                      ? std::pair(packed_->key_at(block, in_block, kv_head, d),
-                                                  packed_->value_at(block, in_block, kv_head, d))
-                                      : std::pair(kv.key_at(block, in_block, kv_head, d),
-                                                  kv.value_at(block, in_block, kv_head, d));
+        const auto places = [&](const auto& cache) {
+          return std::pair(cache.key_at(block, in_block, kv_head, d),
+                           cache.value_at(block, in_block, kv_head, d));
+        };
+        const auto [key, value] = packed_ ? places(*packed_) : places(kv);
         call.key_cache.push_back(kv_.at(to_size(key)));
         call.value_cache.push_back(kv_.at(to_size(value)));
       }
@@ -222,16 +212,20 @@ class AttentionWorkload : public Workload {
   BenchShape shape_;
   RotatingCache cache_;
   TiledRandom kv_, q_;
-  Queue queue_, timed_queue_;
+  Queue timed_queue_;
   std::shared_ptr<const AttentionImpl> impl_;
   std::optional<PackedKVCache> packed_{};  // instead, with the next
   std::shared_ptr<const PagedAttention> packed_impl_;
   bool rounds_weights_ = false;  // a kernel of the forward does
   Buffer query_, out_;
-  std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
-  std::vector<BenchBatch> batches_;  // of the sets
-  std::vector<const AttentionMetadata*> metadata_;
   std::size_t set_ = 0;
+
+ protected:
+  Queue queue_;
+  // Of the sets; a forward runs by the metadata of one.
+  std::vector<std::unique_ptr<AttentionMetadataBuilder>> builders_;
+  std::vector<BenchBatch> batches_;
+  std::vector<const AttentionMetadata*> metadata_;
 };
 
 /// Builds one step's metadata: host time alone, the upload is waited for outside the measure.
@@ -249,11 +243,10 @@ class MetadataWorkload final : public AttentionWorkload {
     double seconds = 0;
     for (int i = 0; i < launches; ++i) {
       const auto start = std::chrono::steady_clock::now();
-      const AttentionMetadata& built = builder().build(queue(), batch());
+      const AttentionMetadata& built = builders_[0]->build(queue_, batches_[0].metadata());
       seconds += seconds_since(start);
-      queue().finish();
-      set_metadata(built);
-      built_ = &built;
+      queue_.finish();
+      metadata_ = {&built};
     }
     return seconds / launches;
   }
@@ -261,31 +254,29 @@ class MetadataWorkload final : public AttentionWorkload {
   /// Slots on the device and the split, worked out by the definition; then the step that was built
   /// last attends.
   Deviation verify() override {
-    const CommonAttentionMetadata step = batch();
+    const CommonAttentionMetadata step = batches_[0].metadata();
     std::vector<std::int64_t> wanted(to_size(step.num_actual_tokens));
     BatchSplit split;
     for (std::int32_t r = 0; r < step.num_reqs; ++r) {
       const auto row = to_size(r);
       const std::int32_t begin = step.query_start_loc[row], end = step.query_start_loc[row + 1];
       for (std::int32_t token = begin; token < end; ++token)
-        wanted[to_size(token)] = slot(row, token - begin);
-      const bool decodes = end - begin <= builder().decode_threshold();
+        wanted[to_size(token)] = batches_[0].slot(row, token - begin);
+      const bool decodes = end - begin <= builders_[0]->decode_threshold();
       (decodes ? split.num_decodes : split.num_prefills) += 1;
       (decodes ? split.num_decode_tokens : split.num_prefill_tokens) += end - begin;
     }
     std::vector<std::int64_t> got(wanted.size());
-    queue().read(Buffer::adopt(built_->slot_mapping_buffer()),
-                 std::as_writable_bytes(std::span(got)), built_->slot_mapping_offset_bytes());
+    const AttentionMetadata& built = *metadata_[0];
+    queue_.read(Buffer::adopt(built.slot_mapping_buffer()), std::as_writable_bytes(std::span(got)),
+                built.slot_mapping_offset_bytes());
     Deviation deviation =
         compare_bytes(std::as_bytes(std::span(got)), std::as_bytes(std::span(wanted)));
-    deviation.add(built_->split() == split ? 0 : 1, 0, 0.5);
+    deviation.add(built.split() == split ? 0 : 1, 0, 0.5);
     AttentionWorkload::run(1);
     deviation.merge(AttentionWorkload::verify());
     return deviation;
   }
-
- private:
-  const AttentionMetadata* built_ = nullptr;
 };
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include "cli/bench/data.hpp"
 #include "cli/common/device_memory.hpp"
-#include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 
 namespace clattn::cli {
@@ -43,12 +42,12 @@ class BlocksWorkload final : public Workload {
     }
     work.bytes = 2.0 * static_cast<double>(launch_bytes);
     touched_bytes = pairs_.size() * 2 * launch_bytes;
-    const char* copy = latent_ ? "copy_blocks_mla" : "copy_blocks";
-    kernels = {{.name = op_ == CacheOp::kCopyBlocks ? copy : "swap_blocks", .role = "cache"}};
     if (op_ == CacheOp::kCopyBlocks) {
-      kernels[0].work_group_size = cache_op_work_group_size(context_->capabilities());
+      kernels = {{.name = latent_ ? "copy_blocks_mla" : "copy_blocks",
+                  .role = "cache",
+                  .work_group_size = cache_op_work_group_size(context_->capabilities())}};
     } else {
-      kernels[0].role = "host";  // copies of the driver's
+      kernels = {{.name = "swap_blocks", .role = "host"}};  // copies of the driver's
     }
   }
 
@@ -175,7 +174,7 @@ class GatherWorkload final : public Workload {
     const BenchShape& shape = task.shape;
     const Buffer& kv = cache_.cache.buffer;
     source_.fill(queue_, kv);
-    for (const BenchRequest& request : shape.requests) {
+    for (const RequestShape& request : shape.requests) {
       starts_.push_back(starts_.back() + request.seq_len);
     }
     for (std::size_t set = 0; set < to_size(cache_.num_sets); ++set) {

@@ -6,7 +6,6 @@
 
 #include "cli/bench/data.hpp"
 #include "cli/common/device_memory.hpp"
-#include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 
 namespace clattn::cli {
@@ -57,9 +56,11 @@ class CacheWorkload final : public Workload {
     work.bytes = static_cast<double>(bytes + stored + num_tokens_ * sizeof(std::int64_t));  // slots
     touched_bytes = num_inputs_ * bytes + to_size(cache_.num_sets) * stored;
     if (op_ == CacheOp::kWrite) backend = cache_.backend->name();
+    const auto own = kernel_of(impl_->kernels(), "cache");  // unless it is no part of the layer
     kernels = {{.name = operation(),
                 .role = "cache",
-                .work_group_size = group_size(context->capabilities())}};
+                .work_group_size = own ? own->work_group_size
+                                       : cache_op_work_group_size(context->capabilities())}};
   }
 
   double run(int launches) override {
@@ -125,7 +126,7 @@ class CacheWorkload final : public Workload {
 
   PagedKVLists upload_lists(const std::vector<std::int32_t>& pages, const BenchShape& shape) const {
     std::vector<std::int32_t> starts = {0};
-    for (const BenchRequest& request : shape.requests) {
+    for (const RequestShape& request : shape.requests) {
       starts.push_back(starts.back() + (request.seq_len - 1) / config_.block_size + 1);
     }
     return {upload(*context_, queue_, pages), upload(*context_, queue_, starts), shape.num_reqs()};
@@ -143,13 +144,6 @@ class CacheWorkload final : public Workload {
     }
     batch_indices_ = upload(*context_, queue_, requests);
     positions_ = upload(*context_, queue_, positions);
-  }
-
-  std::int32_t group_size(const DeviceCapabilities& device) const {
-    for (const KernelInfo& kernel : impl_->kernels()) {
-      if (kernel.role == "cache") return kernel.work_group_size;
-    }
-    return cache_op_work_group_size(device);  // of an operation that is no part of the layer
   }
 
   std::size_t row_elements(const Rows& rows) const {

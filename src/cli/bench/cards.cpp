@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <optional>
 #include <sstream>
 #include <utility>
 
 #include "cli/common/error.hpp"
+#include "cli/common/text.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -35,57 +35,47 @@ constexpr std::int32_t kRopeDim = 64;
 constexpr std::string_view kLatentRole = "mla_decode";
 
 double number(const std::string& text, const std::string& where) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  throw_invalid_if(error != std::errc() || rest != end || !(value >= 0 && value <= 1e9),
+  const auto value = parse_number<double>(text);
+  throw_invalid_if(!value || !(*value >= 0 && *value <= 1e9),
                    "{}: '{}', legal: a number of 0 to 1e9", where, text);
-  return value;
+  return *value;
 }
 
-struct NumberField {
-  std::string_view name;
-  double Card::*at;
-};
-constexpr std::array kNumbers = {NumberField{"compute_units", &Card::compute_units},
-                                 NumberField{"cores", &Card::cores},
-                                 NumberField{"simds", &Card::simds},
-                                 NumberField{"slot", &Card::slot},
-                                 NumberField{"mhz", &Card::mhz},
-                                 NumberField{"tflops", &Card::tflops},
-                                 NumberField{"gbs", &Card::gbs},
-                                 NumberField{"local_kib", &Card::local_kib},
-                                 NumberField{"latency_ns", &Card::latency_ns}};
-struct TextField {
-  std::string_view name;
-  std::string Card::*at;
-};
-constexpr std::array kTexts = {TextField{"device", &Card::device}, TextField{"chip", &Card::chip},
-                               TextField{"unit", &Card::unit}};
+constexpr std::pair<std::string_view, double Card::*> kNumbers[] = {
+    {"compute_units", &Card::compute_units},
+    {"cores", &Card::cores},
+    {"simds", &Card::simds},
+    {"slot", &Card::slot},
+    {"mhz", &Card::mhz},
+    {"tflops", &Card::tflops},
+    {"gbs", &Card::gbs},
+    {"local_kib", &Card::local_kib},
+    {"latency_ns", &Card::latency_ns}};
+constexpr std::pair<std::string_view, std::string Card::*> kTexts[] = {
+    {"device", &Card::device}, {"chip", &Card::chip}, {"unit", &Card::unit}};
 
 void set_field(Card& card, std::string_view name, std::string value, const std::string& where) {
-  for (const NumberField& field : kNumbers) {
-    if (field.name != name) continue;
-    card.*field.at = number(value, where);
+  for (const auto& [field, at] : kNumbers) {
+    if (field != name) continue;
+    card.*at = number(value, where);
     return;
   }
-  for (const TextField& field : kTexts) {
-    if (field.name != name) continue;
-    std::ranges::replace(value, '_', field.at == &Card::device ? ' ' : '_');
-    card.*field.at = std::move(value);
+  for (const auto& [field, at] : kTexts) {
+    if (field != name) continue;
+    std::ranges::replace(value, '_', at == &Card::device ? ' ' : '_');
+    card.*at = std::move(value);
     return;
   }
   throw_invalid("{}: unknown, legal: the fields that the head of the file explains", where);
 }
 
 void check_card(const Card& card, std::string_view file) {
-  for (const NumberField& field : kNumbers) {
-    throw_invalid_if(card.*field.at <= 0, "{}: card {}: {} is {}, legal: above 0", file, card.name,
-                     field.name, card.*field.at);
+  for (const auto& [field, at] : kNumbers) {
+    throw_invalid_if(card.*at <= 0, "{}: card {}: {} is {}, legal: above 0", file, card.name, field,
+                     card.*at);
   }
-  for (const TextField& field : kTexts) {
-    throw_invalid_if((card.*field.at).empty(), "{}: card {}: {} is missing", file, card.name,
-                     field.name);
+  for (const auto& [field, at] : kTexts) {
+    throw_invalid_if((card.*at).empty(), "{}: card {}: {} is missing", file, card.name, field);
   }
 }
 

@@ -15,19 +15,12 @@
 namespace clattn::cli {
 namespace {
 
-std::int64_t pages_of(std::int32_t seq_len, std::int32_t block_size) {
-  return (seq_len + std::int64_t{block_size} - 1) / block_size;
-}
-
-std::optional<KVCacheLayout> layout_of(const BenchTask& task) {
-  return task.shape.model.layout ? task.shape.model.layout : task.options.layout;
-}
-
 /// Pages of the layer's cache, zeroed.
 KVCache make_pages(const BenchTask& task, const AttentionBackend& backend, std::int64_t num_pages) {
   const Queue queue = task.context->create_queue();
-  KVCache cache = make_kv_cache(*task.context, queue, backend, task.shape.model.config, num_pages,
-                                layout_of(task));
+  const BenchModel& model = task.shape.model;
+  KVCache cache = make_kv_cache(*task.context, queue, backend, model.config, num_pages,
+                                model.layout ? model.layout : task.options.layout);
   set_unit_scales(*task.context, queue, cache);
   return cache;
 }
@@ -120,22 +113,18 @@ RotatingCache make_overlapping_cache(const BenchTask& task) {
 }
 
 BenchBatch::BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages)
-    : query_start_loc{0},
-      max_blocks(pages_of(shape.max_seq_len(), shape.model.config.block_size)),
-      block_size(shape.model.config.block_size) {
+    : block_size(shape.model.config.block_size) {
+  query_start_loc = {0};
+  max_blocks = ceil_div(shape.max_seq_len(), block_size);
   auto next = pages.begin();
-  for (const BenchRequest& request : shape.requests) {
+  for (const RequestShape& request : shape.requests) {
     query_start_loc.push_back(query_start_loc.back() + request.query_len);
     seq_lens.push_back(request.seq_len);
-    const auto num_pages = pages_of(request.seq_len, block_size);
+    const auto num_pages = ceil_div(request.seq_len, block_size);
     block_table.insert(block_table.end(), next, next + num_pages);
     block_table.resize(seq_lens.size() * to_size(max_blocks), -1);
     next += num_pages;
   }
-}
-
-CommonAttentionMetadata BenchBatch::metadata() const {
-  return CommonAttentionMetadata::of(query_start_loc, seq_lens, block_table);
 }
 
 std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
@@ -146,7 +135,7 @@ std::int64_t BenchBatch::slot(std::size_t request, std::int32_t token) const {
   return block * block_size + position % block_size;
 }
 
-Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests) {
+Work attention_work(const AttentionConfig& config, const std::vector<RequestShape>& requests) {
   Work work;
   const double key_width = config.head_size, value_width = config.output_head_size();
   const double row_bytes = config.num_kv_heads *
@@ -166,23 +155,14 @@ Work attention_work(const AttentionConfig& config, const std::vector<BenchReques
 
 std::int64_t count_pages(const BenchShape& shape) {
   std::int64_t pages = 0;
-  for (const BenchRequest& request : shape.requests) {
-    pages += pages_of(request.seq_len, shape.model.config.block_size);
+  for (const RequestShape& request : shape.requests) {
+    pages += ceil_div(request.seq_len, shape.model.config.block_size);
   }
   return pages;
 }
 
 std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts) {
   return std::min(device.max_alloc_bytes, device.global_mem_bytes / parts);
-}
-
-Deviation compare_ways(const Queue& queue, const Buffer& one, const Buffer& other) {
-  const auto bytes = download<std::byte>(queue, one, one.size_bytes());
-  Deviation deviation;
-  deviation.add(bytes == download<std::byte>(queue, other, other.size_bytes()) ? 0 : 1, 0, 0.5);
-  for (std::size_t at = 0; at + sizeof(kPoison) <= bytes.size(); at += sizeof(kPoison))
-    deviation.add(std::memcmp(&bytes[at], &kPoison, sizeof(kPoison)) == 0 ? 1 : 0, 0, 0.5);
-  return deviation;
 }
 
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks) {
@@ -193,6 +173,42 @@ BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks)
                     .num_blocks = num_blocks};
   if (shape.suite == "spec") options.decode_threshold = shape.max_query_len();
   return options;
+}
+
+TwoWays::TwoWays(const BenchTask& task)
+    : config_(task.shape.model.config),
+      cache_(make_rotating_cache(task)),
+      batch_(task.shape, cache_.pages_of_set(0)),
+      queue_(task.context->create_queue()),
+      options_(builder_options(task.shape, cache_.cache.num_blocks)),
+      impl_(cache_.backend->make_impl(task.context, config_)) {
+  const std::size_t bytes = to_size(task.shape.num_tokens()) * to_size(config_.num_heads) *
+                            to_size(config_.head_size) * element_size_bytes(config_.dtype);
+  for (Buffer* each : {&query_, &one_out_, &other_out_}) *each = task.context->allocate(bytes);
+  TiledRandom(config_.dtype, 5).fill(queue_, query_);
+  TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache.buffer);
+  backend = cache_.backend->name();
+}
+
+Deviation TwoWays::verify() {
+  const auto bytes = download<std::byte>(queue_, one_out_, one_out_.size_bytes());
+  Deviation deviation;
+  deviation.add(bytes == download<std::byte>(queue_, other_out_, other_out_.size_bytes()) ? 0 : 1,
+                0, 0.5);
+  for (std::size_t at = 0; at + sizeof(kPoison) <= bytes.size(); at += sizeof(kPoison))
+    deviation.add(std::memcmp(&bytes[at], &kPoison, sizeof(kPoison)) == 0 ? 1 : 0, 0, 0.5);
+  return deviation;
+}
+
+void TwoWays::poison_outputs() const {
+  for (const Buffer* out : {&one_out_, &other_out_})
+    queue_.fill(*out, kPoison, 0, out->size_bytes() / 4 * 4);
+}
+
+void TwoWays::attend(const AttentionMetadata& metadata, const Buffer& out,
+                     std::vector<LaunchRecord>* launches) const {
+  impl_->forward(queue_, {.query = {query_.handle()}, .output = {out.handle()}}, cache_.cache,
+                 metadata, {.launches = launches});
 }
 
 }  // namespace clattn::cli

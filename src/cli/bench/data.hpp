@@ -59,21 +59,18 @@ RotatingCache make_rotating_cache(const BenchTask& task);
 RotatingCache make_overlapping_cache(const BenchTask& task);
 
 /// A step over a set of pages.
-struct BenchBatch {
+struct BenchBatch : BatchArrays {
   /// `pages`: one after the other, request by request.
   BenchBatch(const BenchShape& shape, const std::vector<std::int32_t>& pages);
-  CommonAttentionMetadata metadata() const;
   /// The slot of a token by the definition.
   std::int64_t slot(std::size_t request, std::int32_t token) const;
 
-  std::vector<std::int32_t> query_start_loc, seq_lens, block_table;
-  std::int64_t max_blocks;
   std::int32_t block_size;
 };
 
 /// Bytes: each visible key and value read once. Flops: the multiply-adds of each query with each
 /// key that it sees. A latent row is key and value at once and is counted once.
-Work attention_work(const AttentionConfig& config, const std::vector<BenchRequest>& requests);
+Work attention_work(const AttentionConfig& config, const std::vector<RequestShape>& requests);
 
 std::int64_t count_pages(const BenchShape& shape);
 /// Bytes that a buffer may take of a device that gives away one part in `parts` of its memory.
@@ -89,10 +86,27 @@ double seconds_each(const Queue& queue, int launches, const Launch& launch) {
   return seconds_since(start) / launches;
 }
 
-/// Compares the outputs of two ways to run one step: both must have every word written over the
-/// poison, and the same bits.
-Deviation compare_ways(const Queue& queue, const Buffer& one, const Buffer& other);
-
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks);
+
+/// One step of one layer that is run in two ways, each into an output of its own.
+class TwoWays : public Workload {
+ public:
+  explicit TwoWays(const BenchTask& task);
+  /// Both outputs must have every word written over the poison, and the same bits.
+  Deviation verify() override;
+
+ protected:
+  void poison_outputs() const;
+  void attend(const AttentionMetadata& metadata, const Buffer& out,
+              std::vector<LaunchRecord>* launches = nullptr) const;
+
+  AttentionConfig config_;
+  RotatingCache cache_;
+  BenchBatch batch_;
+  Queue queue_;
+  BuilderOptions options_;
+  std::shared_ptr<const AttentionImpl> impl_;
+  Buffer query_, one_out_, other_out_;
+};
 
 }  // namespace clattn::cli

@@ -52,7 +52,7 @@ std::unique_ptr<Workload> make_workload(const BenchTask& task) {
       {"cache", make_cache_workload},        {"merge", make_merge_workload},
       {"metadata", make_metadata_workload},  {"startup", make_startup_workload},
       {"first_step", make_startup_workload}, {"warmed_step", make_startup_workload},
-      {"step", make_step_workload},          {"replay", make_replay_workload},
+      {"step", make_step_workload},          {"replay", make_step_workload},
       {"lengths", make_lengths_workload}};
   return makers.at(task.shape.suite)(task);
 }

@@ -2,6 +2,7 @@
 #include <array>
 #include <clattn/cache_ops.hpp>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "cli/bench/data.hpp"
@@ -72,12 +73,11 @@ class MergeWorkload final : public Workload {
                               kF32Error * (std::abs(source(1).at(d)) + std::abs(source(2).at(d))));
       }
       truth.weight_rounding.resize(width_);
-      std::vector<std::byte> out(width_ * element_size_bytes(config_.dtype)), lse(sizeof(float));
+      std::vector<std::byte> out(width_ * element_size_bytes(config_.dtype));
+      std::vector<float> lse(1);
       queue_.read(states_[0].out, out, at * out.size());
-      queue_.read(states_[0].lse, lse, at * sizeof(float));
-      const std::vector<double> got_lse = decode_elements(DType::kF32, lse);
-      const auto lse_f32 = static_cast<float>(got_lse[0]);
-      deviation.merge(compare(config_.dtype, out, {&lse_f32, 1}, truth));
+      queue_.read(states_[0].lse, std::as_writable_bytes(std::span(lse)), at * sizeof(float));
+      deviation.merge(compare(config_.dtype, out, lse, truth));
     }
     return deviation;
   }

@@ -10,15 +10,7 @@ namespace clattn::cli {
 std::string escape(std::string_view text) {
   std::string result;
   for (const char c : text) {
-    if (c == '<') {
-      result += "&lt;";
-    } else if (c == '&') {
-      result += "&amp;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else {
-      result += c;
-    }
+    result += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
   }
   return result;
 }

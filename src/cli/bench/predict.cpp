@@ -9,6 +9,7 @@
 #include "cli/bench/data.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/statistics.hpp"
+#include "cli/common/text.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -44,10 +45,7 @@ const Card& card_named(const std::string& name) {
   const std::vector<Card>& cards = built_in_cards();
   const auto found = std::ranges::find(cards, name, &Card::name);
   if (found != cards.end()) return *found;
-  std::vector<std::string> names;
-  names.reserve(cards.size());
-  for (const Card& card : cards) names.push_back(card.name);
-  throw_invalid("--predict: '{}', legal: {}", name, fmt::join(names, ", "));
+  throw_invalid("--predict: '{}', legal: {}", name, fmt::join(names_of(cards, &Card::name), ", "));
 }
 
 Prediction predict(const Card& card, const std::vector<CostRow>& costs, const BenchShape& shape) {

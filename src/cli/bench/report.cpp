@@ -37,7 +37,7 @@ Json options_json(const BenchModel& model) {
 }
 
 /// Equal neighbours together: [[count, query_len, seq_len], ...].
-Json requests_json(const std::vector<BenchRequest>& requests) {
+Json requests_json(const std::vector<RequestShape>& requests) {
   Json runs = Json::array();
   for (const auto& [query_len, seq_len] : requests) {
     if (!runs.empty() && runs.back()[1] == query_len && runs.back()[2] == seq_len) {

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <set>
 #include <span>
 #include <sstream>
 
 #include "cli/common/error.hpp"
+#include "cli/common/text.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -26,12 +26,9 @@ struct Fault {
 
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text, Number least, Number most) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  const auto value = cli::parse_number<Number>(text);
   // Written so that NaN is refused too.
-  if (!(value >= least && value <= most)) return std::nullopt;
-  return value;
+  return value && *value >= least && *value <= most ? value : std::nullopt;
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
@@ -148,10 +145,9 @@ void apply_options(BenchModel& model, std::span<const std::string> words) {
     const std::string key = word.substr(0, equals);
     const auto* const option = std::ranges::find(kOptions, key, &Option::key);
     if (equals == word.size() || option == std::end(kOptions)) {
-      std::vector<std::string_view> keys;
-      for (const Option& known : kOptions) keys.push_back(known.key);
       throw Fault{"option", word,
-                  fmt::format("KEY=VALUE with KEY one of {}", fmt::join(keys, ", "))};
+                  fmt::format("KEY=VALUE with KEY one of {}",
+                              fmt::join(names_of(kOptions, &Option::key), ", "))};
     }
     const std::string value = word.substr(equals + 1);
     if (!option->set(model, value)) throw Fault{key, value, std::string(option->legal)};
@@ -182,9 +178,9 @@ BenchModel parse_model(std::span<const std::string> words) {
   return model;
 }
 
-std::int64_t count_tokens(std::span<const BenchRequest> requests) {
+std::int64_t count_tokens(std::span<const RequestShape> requests) {
   std::int64_t tokens = 0;
-  for (const BenchRequest& request : requests) tokens += request.query_len;
+  for (const RequestShape& request : requests) tokens += request.query_len;
   return tokens;
 }
 
@@ -217,7 +213,7 @@ struct Budget {
 };
 
 /// Adds [COUNT]qLENGTH[k][sLENGTH[k]], joined by _, as vLLM's benchmarks write batches.
-void add_requests(std::vector<BenchRequest>& requests, const std::string& batch, Budget& budget) {
+void add_requests(std::vector<RequestShape>& requests, const std::string& batch, Budget& budget) {
   const Fault fault{
       "batch", batch,
       "[COUNT]qTOKENS[k][sCONTEXT[k]] joined by _, CONTEXT at least TOKENS (its value "
@@ -248,7 +244,7 @@ void add_requests(std::vector<BenchRequest>& requests, const std::string& batch,
 
 /// A batch that has a name of its own.
 struct NamedBatch {
-  std::vector<BenchRequest> requests;
+  std::vector<RequestShape> requests;
   bool has_rows = false;
 };
 using NamedBatches = std::map<std::string, NamedBatch>;
@@ -262,9 +258,9 @@ void add_batch(NamedBatches& batches, std::span<const std::string> words, Budget
 }
 
 /// What a row's word for a batch stands for, decodes first.
-std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& batch,
+std::vector<RequestShape> requests_of(NamedBatches& batches, const std::string& batch,
                                       Budget& budget) {
-  std::vector<BenchRequest> requests;
+  std::vector<RequestShape> requests;
   const auto named = batches.find(batch);
   if (named == batches.end()) {
     add_requests(requests, batch, budget);
@@ -274,7 +270,7 @@ std::vector<BenchRequest> requests_of(NamedBatches& batches, const std::string& 
     requests = named->second.requests;
   }
   std::stable_partition(requests.begin(), requests.end(),
-                        [](const BenchRequest& request) { return request.query_len == 1; });
+                        [](const RequestShape& request) { return request.query_len == 1; });
   return requests;
 }
 
@@ -297,7 +293,7 @@ void check_op(const BenchShape& shape) {
     }
     return;
   }
-  const auto more_than_a_page = [&](const BenchRequest& request) {
+  const auto more_than_a_page = [&](const RequestShape& request) {
     return request.seq_len > shape.model.config.block_size;
   };
   if (shape.num_reqs() < 2 && !more_than_a_page(shape.requests.front())) {
@@ -349,11 +345,11 @@ std::int32_t BenchShape::num_tokens() const {
 }
 
 std::int32_t BenchShape::max_query_len() const {
-  return std::ranges::max_element(requests, {}, &BenchRequest::query_len)->query_len;
+  return std::ranges::max_element(requests, {}, &RequestShape::query_len)->query_len;
 }
 
 std::int32_t BenchShape::max_seq_len() const {
-  return std::ranges::max_element(requests, {}, &BenchRequest::seq_len)->seq_len;
+  return std::ranges::max_element(requests, {}, &RequestShape::seq_len)->seq_len;
 }
 
 std::string_view to_string(CacheOp op) {

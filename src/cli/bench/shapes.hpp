@@ -7,12 +7,9 @@
 #include <string_view>
 #include <vector>
 
-namespace clattn::cli {
+#include "cli/common/attention_call.hpp"
 
-/// Query and sequence length of one request.
-struct BenchRequest {
-  std::int32_t query_len, seq_len;
-};
+namespace clattn::cli {
 
 /// What a row of suite `cache` measures.
 enum class CacheOp : std::uint8_t {
@@ -38,7 +35,7 @@ struct BenchShape {
   BenchModel model;  ///< with the row's own options
   std::string suite, batch, options;
   std::vector<std::string> sets;
-  std::vector<BenchRequest> requests;  ///< decodes first, as builders want them
+  std::vector<RequestShape> requests;  ///< decodes first, as builders want them
 
   /// "model/suite/batch", then the row's own options: what --filter looks at and what rows of two
   /// reports are matched by.

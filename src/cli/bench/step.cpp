@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cli/bench/data.hpp"
-#include "cli/common/device_memory.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/statistics.hpp"
 
@@ -18,29 +17,16 @@ namespace {
 /// their recording (suite replay). Steps of all kinds take turns, so that what disturbs the
 /// machine disturbs all; the row says what the others took. The device's time is waited for
 /// outside the measure; metadata is the suite of its own.
-class StepWorkload final : public Workload {
+class StepWorkload final : public TwoWays {
  public:
-  StepWorkload(const BenchTask& task, bool replay)
-      : config_(task.shape.model.config),
-        cache_(make_rotating_cache(task)),
-        batch_(task.shape, cache_.pages_of_set(0)),
-        queue_(task.context->create_queue()),
-        options_(builder_options(task.shape, cache_.cache.num_blocks)),
+  explicit StepWorkload(const BenchTask& task)
+      : TwoWays(task),
         state_(task.context, *cache_.backend, config_, options_),
-        impl_(cache_.backend->make_impl(task.context, config_)),
         eager_builder_(cache_.backend->make_builder(task.context, config_, options_)),
-        replay_(replay) {
-    const auto& [context, options, shape] = task;
-    const auto rows =
-        to_size(shape.num_tokens()) * to_size(config_.num_heads) * to_size(config_.head_size);
-    const std::size_t bytes = rows * element_size_bytes(config_.dtype);
-    query_ = context->allocate(bytes);
-    TiledRandom(config_.dtype, 5).fill(queue_, query_);
-    TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache.buffer);
-    eager_out_ = context->allocate(bytes);
-    replay_out_ = context->allocate(bytes);
-    const auto capturing = state_.graph_capture(shape.num_reqs());
-    const auto& recorded = state_.graph_capture_get_metadata_for_batch(queue_, shape.num_reqs());
+        replay_(task.shape.suite == "replay") {
+    const std::int32_t num_reqs = task.shape.num_reqs();
+    const auto capturing = state_.graph_capture(num_reqs);
+    const auto& recorded = state_.graph_capture_get_metadata_for_batch(queue_, num_reqs);
     graph_ = record(recorded, ReplayMode::kAuto);
     listed_ = record(recorded, ReplayMode::kLaunchList);
     try {
@@ -48,24 +34,21 @@ class StepWorkload final : public Workload {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
     }
-    state_.prepare_graph_input_buffers(queue_, shape.num_reqs(), batch_.metadata());
+    state_.prepare_graph_input_buffers(queue_, num_reqs, batch_.metadata());
     eager_ = &eager_builder_->build(queue_, batch_.metadata());
     std::vector<LaunchRecord> records;
-    impl_->forward(queue_, {.query = {query_.handle()}, .output = {eager_out_.handle()}},
-                   cache_.cache, *eager_, {.launches = &records});
+    attend(*eager_, one_out_, &records);
     eager_launches_ = kLayers * (records.size() + 1);  // and the cache's
     queue_.finish();
-    backend = cache_.backend->name();
     fewest_launches = 70;  // of each kind: three rounds make 200
   }
 
   double run(int launches) override {
-    for (const Buffer* out : {&replay_out_, &eager_out_})
-      queue_.fill(*out, kPoison, 0, out->size_bytes() / 4 * 4);
+    poison_outputs();
     queue_.finish();
     std::vector<double> by_calls, by_list, by_buffer;
     for (int i = 0; i < launches; ++i) {
-      by_calls.push_back(seconds_of([&] { launch(*eager_, eager_out_); }));
+      by_calls.push_back(seconds_of([&] { launch(*eager_, one_out_); }));
       by_list.push_back(seconds_of([&] { listed_.replay(queue_); }));
       if (buffered_) by_buffer.push_back(seconds_of([&] { buffered_->replay(queue_); }));
     }
@@ -86,8 +69,6 @@ class StepWorkload final : public Workload {
     return replay_ ? replay : calls;
   }
 
-  Deviation verify() override { return compare_ways(queue_, eager_out_, replay_out_); }
-
  private:
   static constexpr int kLayers = 32;
 
@@ -102,27 +83,19 @@ class StepWorkload final : public Workload {
 
   Graph record(const AttentionMetadata& metadata, ReplayMode mode) const {
     GraphCapture capture(queue_, mode);
-    launch(metadata, replay_out_);
+    launch(metadata, other_out_);
     return capture.end();
   }
 
   void launch(const AttentionMetadata& metadata, const Buffer& out) const {
     for (int layer = 0; layer < kLayers; ++layer) {
       impl_->write_kv_cache(queue_, {query_.handle()}, {query_.handle()}, cache_.cache, metadata);
-      impl_->forward(queue_, {.query = {query_.handle()}, .output = {out.handle()}}, cache_.cache,
-                     metadata);
+      attend(metadata, out);
     }
   }
 
-  AttentionConfig config_;
-  RotatingCache cache_;
-  BenchBatch batch_;
-  Queue queue_;
-  BuilderOptions options_;
   AttentionState state_;
-  std::shared_ptr<const AttentionImpl> impl_;
   std::unique_ptr<AttentionMetadataBuilder> eager_builder_;
-  Buffer query_, eager_out_, replay_out_;
   const AttentionMetadata* eager_ = nullptr;
   std::size_t eager_launches_ = 0;
   Graph graph_, listed_;
@@ -133,11 +106,7 @@ class StepWorkload final : public Workload {
 }  // namespace
 
 std::unique_ptr<Workload> make_step_workload(const BenchTask& task) {
-  return std::make_unique<StepWorkload>(task, false);
-}
-
-std::unique_ptr<Workload> make_replay_workload(const BenchTask& task) {
-  return std::make_unique<StepWorkload>(task, true);
+  return std::make_unique<StepWorkload>(task);
 }
 
 }  // namespace clattn::cli

@@ -78,8 +78,7 @@ MakeWorkload make_gather_workload;
 MakeWorkload make_merge_workload;
 MakeWorkload make_metadata_workload;
 MakeWorkload make_startup_workload;  ///< startup, first_step, warmed_step
-MakeWorkload make_step_workload;     ///< launched by calls
-MakeWorkload make_replay_workload;   ///< launched as a recording
+MakeWorkload make_step_workload;     ///< step: launched by calls; replay: as a recording
 MakeWorkload make_lengths_workload;  ///< planned by bounds of the lengths
 
 }  // namespace clattn::cli

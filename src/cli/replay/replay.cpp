@@ -140,7 +140,7 @@ class Replay {
     verifier_.record(batch_, row);
     if (layer) verifier_.check(index, *layer, batch_, row);
 
-    std::vector<BenchRequest> lengths;
+    std::vector<RequestShape> lengths;
     lengths.reserve(scheduled.requests.size());
     for (const ScheduledRequest& request : scheduled.requests)
       lengths.push_back({request.num_new, request.num_computed + request.num_new});
