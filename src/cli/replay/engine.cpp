@@ -119,9 +119,7 @@ Engine::Engine(std::shared_ptr<Context> context, const EngineConfig& config)
   const std::size_t output_bytes = to_size(tokens) * output_row_bytes();
   output_ = context_->allocate(output_bytes);
   if (config.capture) captured_ = context_->allocate(output_bytes);
-  for (const KernelInfo& kernel : impl_->kernels()) {
-    if (kernel.role == "cache") cache_kernel_ = kernel.name;
-  }
+  if (const auto writer = kernel_of(impl_->kernels(), "cache")) cache_kernel_ = writer->name;
   write_events_.resize(layers);
   launches_.resize(layers);
   scheduled_tokens_.reserve(to_size(config.limits.max_num_reqs));
@@ -148,10 +146,6 @@ void Engine::make_caches() {
   }
 }
 
-void Engine::poison(const Buffer& buffer, std::uint32_t bits) const {
-  queue_.fill(buffer, bits, 0, buffer.size_bytes() / 4 * 4);
-}
-
 void Engine::warm_up_and_poison() {
   const BatchLimits& limits = config_.limits;
   const std::int64_t room = limits.num_blocks * config_.attention.block_size;
@@ -176,7 +170,7 @@ void Engine::warm_up_and_poison() {
   kernel_use_.clear();
   const bool has_nan = config_.attention.cache_dtype() != DType::kInt8;
   for (const auto& [name, buffer] : cache_buffers_) {
-    poison(buffer, has_nan ? kNanPattern : kFarCodes);
+    queue_.fill(buffer, has_nan ? kNanPattern : kFarCodes, 0, buffer.size_bytes() / 4 * 4);
   }
   queue_.finish();
 }
@@ -195,7 +189,7 @@ std::span<const std::int32_t> Engine::order(const ScheduledStep& step) {
 StepTimes Engine::run(const StepBatch& batch, std::int64_t start_row,
                       std::optional<std::int32_t> capture_layer) {
   if (capture_layer) {
-    poison(captured_, kNanPattern);
+    queue_.fill(captured_, kNanPattern, 0, captured_.size_bytes() / 4 * 4);
     queue_.finish();
   }
   StepTimes times;

@@ -29,7 +29,6 @@ class StepBatch {
   CommonAttentionMetadata view() const;
 
   std::int32_t num_reqs() const { return static_cast<std::int32_t>(requests_.size()); }
-  std::int32_t num_tokens() const { return query_start_loc_.back(); }
   const ScheduledRequest& request(std::int32_t place) const { return requests_[to_size(place)]; }
   std::int32_t first_token(std::int32_t place) const { return query_start_loc_[to_size(place)]; }
   std::int32_t seq_len(std::int32_t place) const { return seq_lens_[to_size(place)]; }
@@ -132,7 +131,6 @@ class Engine {
 
  private:
   static constexpr std::int64_t kLayerShift = 61;  // layers meet different rows
-  void poison(const Buffer& buffer, std::uint32_t bits) const;
   void make_caches();
   /// Books a finished launch under its kernel; returns its time in microseconds.
   double count_launch(std::string_view kernel, const Event& event);

@@ -15,6 +15,7 @@
 #include "cli/common/error.hpp"
 #include "cli/common/models.hpp"
 #include "cli/common/options.hpp"
+#include "cli/common/text.hpp"
 #include "cli/replay/scheduler.hpp"
 
 namespace clattn::cli {
@@ -62,9 +63,8 @@ void ReplayOptions::add_to(CLI::App& command) {
          "Seed of lengths, arrivals, contents and verified rows (0)");
 
   group = "Model";
-  std::vector<std::string> models;
-  for (const ModelShape& shape : model_shapes()) models.emplace_back(shape.name);
-  text("--model", model, "Attention shape of a public model (llama-3-8b)")->check(one_of(models));
+  text("--model", model, "Attention shape of a public model (llama-3-8b)")
+      ->check(one_of(names_of(model_shapes(), &ModelShape::name)));
   number("--heads", heads, 1, 65536, "Query heads, instead of the model's");
   number("--kv-heads", kv_heads, 1, 65536, "Key/value heads, instead of the model's");
   number("--head-size", head_size, 1, 65536, "Elements of a head, instead of the model's");
@@ -112,11 +112,6 @@ AttentionConfig ReplayOptions::attention() const {
                    "--heads: {} is not a multiple of --kv-heads {}", config.num_heads,
                    config.num_kv_heads);
   return config;
-}
-
-std::optional<KVCacheLayout> ReplayOptions::kv_cache_layout() const {
-  if (layout == "auto") return {};
-  return parse_kv_cache_layout(layout);
 }
 
 Trace ReplayOptions::load_trace() const {

@@ -45,7 +45,6 @@ struct ReplayOptions {
   void add_to(CLI::App& command);
   /// The shape of a layer. Throws kInvalidArgument naming the option.
   AttentionConfig attention() const;
-  std::optional<KVCacheLayout> kv_cache_layout() const;
   /// The requests to replay, scaled and with arrivals at the wanted speed.
   Trace load_trace() const;
 };

@@ -59,10 +59,10 @@ void check_cache_fits(const EngineConfig& config, const DeviceCapabilities& capa
   }
 }
 
-EngineConfig engine_config(const ReplayOptions& options, const Trace& trace,
-                           const DeviceCapabilities& capabilities) {
+EngineConfig engine_config(const ReplayOptions& options, const AttentionConfig& attention,
+                           const Trace& trace, const DeviceCapabilities& capabilities) {
   EngineConfig config;
-  config.attention = options.attention();
+  config.attention = attention;
   config.num_layers = options.layers;
   config.limits.max_num_reqs = options.max_num_seqs;
   config.limits.max_num_batched_tokens = options.max_num_batched_tokens;
@@ -72,7 +72,7 @@ EngineConfig engine_config(const ReplayOptions& options, const Trace& trace,
   }
   config.limits.num_blocks = choose_num_blocks(options, trace, capabilities);
   config.backend = options.backend;
-  config.layout = options.kv_cache_layout();
+  if (options.layout != "auto") config.layout = parse_kv_cache_layout(options.layout);
   config.seed = static_cast<std::uint64_t>(options.seed);
   config.capture = options.verify > 0;
   return config;
@@ -87,7 +87,8 @@ class Replay {
         scheduler_(scheduler),
         engine_(engine),
         verifier_(engine, options.verify, static_cast<std::uint64_t>(options.seed)),
-        batch_(options.max_num_seqs, longest_in_blocks(trace, options.block_size),
+        batch_(options.max_num_seqs,
+               ceil_div(engine.config().limits.max_model_len, options.block_size),
                options.block_size),
         num_requests_(trace.requests.size()) {}
 
@@ -110,14 +111,6 @@ class Replay {
   const VerifyStats& verified() const { return verifier_.stats(); }
 
  private:
-  static std::int64_t longest_in_blocks(const Trace& trace, std::int32_t block_size) {
-    std::int64_t longest = 1;
-    for (const TraceRequest& request : trace.requests) {
-      longest = std::max(longest, blocks_needed(request, block_size));
-    }
-    return longest;
-  }
-
   bool time_is_up(Clock::time_point start) const {
     return options_.seconds > 0 && seconds_since(start) >= options_.seconds;
   }
@@ -188,7 +181,7 @@ void run_replay(const ReplayOptions& options) {
   Progress progress(options.no_progress);
   progress.stage("replay: opening the device");
   const auto context = Context::create(options.device);
-  const EngineConfig config = engine_config(options, trace, context->capabilities());
+  const EngineConfig config = engine_config(options, attention, trace, context->capabilities());
   check_cache_fits(config, context->capabilities());
   Scheduler scheduler({.max_num_seqs = options.max_num_seqs,
                        .max_num_batched_tokens = options.max_num_batched_tokens,
@@ -209,20 +202,12 @@ void run_replay(const ReplayOptions& options) {
     fmt::print(stderr, "clattn: replay: {}\n", failure);
   }
   const bool own_shape = options.heads || options.kv_heads || options.head_size;
-  write_reports(options, {.trace_source = trace.source,
-                          .model = own_shape ? "own shape" : options.model,
-                          .attention = attention,
-                          .num_layers = options.layers,
+  write_reports(options, {.trace = trace,
+                          .engine = engine,
+                          .scheduler = scheduler,
                           .device = context->capabilities(),
-                          .backend = std::string(engine.backend().name()),
-                          .layout = std::string(to_string(engine.layout())),
-                          .kernels = engine.impl().kernels(),
-                          .kernel_use = engine.kernel_use(),
+                          .model = own_shape ? "own shape" : options.model,
                           .ceilings = ceilings,
-                          .requests = static_cast<std::int64_t>(trace.requests.size()),
-                          .finished = static_cast<std::int64_t>(scheduler.num_finished()),
-                          .num_blocks = scheduler.blocks().num_blocks(),
-                          .peak_blocks = scheduler.blocks().peak_used(),
                           .steps = replay.take_steps(),
                           .verify = verified,
                           .replay_s = seconds_since(start)});

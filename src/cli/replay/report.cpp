@@ -91,11 +91,13 @@ Json achieved_json(const ReplayReport& report) {
   }
   const double gb = ratio(decode_bytes * 1e-3, decode_us);
   const double gflop = ratio(prefill_flops * 1e-3, prefill_us);
-  return {{"decode_steps_gb_per_s", gb},
-          {"decode_steps_share_of_read", ratio(gb, report.ceilings.read_gb_per_s)},
-          {"prefill_steps_gflop_per_s", gflop},
-          {"prefill_steps_share_of_arithmetic",
-           ratio(gflop, arithmetic_of(report.attention.dtype, report.ceilings).gflop_per_s)}};
+  return {
+      {"decode_steps_gb_per_s", gb},
+      {"decode_steps_share_of_read", ratio(gb, report.ceilings.read_gb_per_s)},
+      {"prefill_steps_gflop_per_s", gflop},
+      {"prefill_steps_share_of_arithmetic",
+       ratio(gflop,
+             arithmetic_of(report.engine.config().attention.dtype, report.ceilings).gflop_per_s)}};
 }
 
 Json series_json(const ReplayReport& report) {
@@ -119,9 +121,10 @@ Json series_json(const ReplayReport& report) {
 
 Json kernels_json(const ReplayReport& report) {
   Json kernels = Json::array();
-  for (const KernelInfo& kernel : report.kernels) {
-    const auto use = report.kernel_use.find(kernel.name);
-    const KernelUse used = use == report.kernel_use.end() ? KernelUse{} : use->second;
+  const auto& uses = report.engine.kernel_use();
+  for (const KernelInfo& kernel : report.engine.impl().kernels()) {
+    const auto use = uses.find(kernel.name);
+    const KernelUse used = use == uses.end() ? KernelUse{} : use->second;
     kernels.push_back({{"name", kernel.name},
                        {"role", kernel.role},
                        {"work_group_size", kernel.work_group_size},
@@ -145,32 +148,33 @@ Json to_json(const ReplayReport& report) {
     hits += step.prefix_hit_tokens;
     preemptions += step.preemptions;
   }
-  const AttentionConfig& attention = report.attention;
+  const AttentionConfig& attention = report.engine.config().attention;
+  const BlockPool& blocks = report.scheduler.blocks();
   Json json;
-  json["trace"] = report.trace_source;
+  json["trace"] = report.trace.source;
   json["model"] = {{"name", report.model},
                    {"num_heads", attention.num_heads},
                    {"num_kv_heads", attention.num_kv_heads},
                    {"head_size", attention.head_size},
-                   {"num_layers", report.num_layers},
+                   {"num_layers", report.engine.config().num_layers},
                    {"dtype", to_string(attention.dtype)},
                    {"kv_cache_dtype", to_string(attention.cache_dtype())}};
   json["device"] = {{"name", report.device.name},
                     {"driver", report.device.driver_version},
                     {"platform", report.device.platform_name},
                     {"platform_version", report.device.platform_version}};
-  json["backend"] = report.backend;
-  json["kv_cache"] = {{"layout", report.layout},
+  json["backend"] = report.engine.backend().name();
+  json["kv_cache"] = {{"layout", to_string(report.engine.layout())},
                       {"block_size", attention.block_size},
-                      {"num_blocks", report.num_blocks},
-                      {"peak_blocks", report.peak_blocks}};
+                      {"num_blocks", blocks.num_blocks()},
+                      {"peak_blocks", blocks.peak_used()}};
   json["kernels"] = kernels_json(report);
   const Arithmetic arithmetic = arithmetic_of(attention.dtype, report.ceilings);
   json["ceilings"] = {{"read_gb_per_s", report.ceilings.read_gb_per_s},
                       {"arithmetic", arithmetic.ceiling},
                       {"arithmetic_gflop_per_s", arithmetic.gflop_per_s}};
-  json["requests"] = {{"total", report.requests},
-                      {"finished", report.finished},
+  json["requests"] = {{"total", report.trace.requests.size()},
+                      {"finished", report.scheduler.num_finished()},
                       {"preemptions", preemptions},
                       {"prefix_hit_tokens", hits}};
   json["steps"] = report.steps.size();

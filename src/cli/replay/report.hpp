@@ -27,20 +27,12 @@ struct StepRecord {
 };
 
 struct ReplayReport {
-  std::string trace_source;
+  const Trace& trace;
+  const Engine& engine;
+  const Scheduler& scheduler;
+  const DeviceCapabilities& device;
   std::string model;
-  AttentionConfig attention;
-  std::int32_t num_layers = 0;
-  DeviceCapabilities device;
-  std::string backend;
-  std::string layout;
-  std::vector<KernelInfo> kernels;
-  std::map<std::string, KernelUse, std::less<>> kernel_use;
   Ceilings ceilings;
-  std::int64_t requests = 0;
-  std::int64_t finished = 0;
-  std::int32_t num_blocks = 0;
-  std::int32_t peak_blocks = 0;
   std::vector<StepRecord> steps;
   VerifyStats verify;
   double replay_s = 0;  ///< wall-clock, verification included

@@ -11,7 +11,7 @@ std::int32_t cached_tokens(const TraceRequest& request) {
 }
 
 std::int64_t blocks_needed(const TraceRequest& request, std::int32_t block_size) {
-  return (std::int64_t{cached_tokens(request)} + block_size - 1) / block_size;
+  return ceil_div(cached_tokens(request), block_size);
 }
 
 Scheduler::Scheduler(const SchedulerLimits& limits, const Trace& trace)
@@ -68,7 +68,7 @@ void Scheduler::reuse_prefix(Request& request) {
 }
 
 bool Scheduler::hold_blocks(Request& request, std::int32_t num_tokens) {
-  const std::int32_t needed = (num_tokens + limits_.block_size - 1) / limits_.block_size;
+  const std::int32_t needed = ceil_div(num_tokens, limits_.block_size);
   const std::int32_t missing = needed - static_cast<std::int32_t>(request.blocks.size());
   if (missing > blocks_.num_free()) return false;
   const std::vector<std::int32_t> fresh = blocks_.allocate(std::max(missing, 0));

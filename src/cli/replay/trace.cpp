@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <fstream>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "cli/common/error.hpp"
+#include "cli/common/text.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -32,13 +32,6 @@ struct Place {
     throw_invalid("{}:{}: {}", name, line, fmt::format(format, std::forward<Args>(args)...));
   }
 };
-
-std::optional<std::int64_t> parse_integer(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc{} || end != text.data() + text.size() || text.empty()) return {};
-  return value;
-}
 
 std::int32_t check_tokens(const Place& place, std::string_view field, std::int64_t value,
                           std::int64_t low) {
@@ -62,7 +55,7 @@ std::optional<double> parse_timestamp(std::string_view text) {
     if (!fits) return {};
   }
   const auto number = [&](std::size_t from, std::size_t count) {
-    return static_cast<int>(parse_integer(text.substr(from, count)).value_or(-1));
+    return static_cast<int>(parse_number<std::int64_t>(text.substr(from, count)).value_or(-1));
   };
   const std::chrono::year_month_day date(std::chrono::year(number(0, 4)),
                                          std::chrono::month(static_cast<unsigned>(number(5, 2))),
@@ -73,7 +66,7 @@ std::optional<double> parse_timestamp(std::string_view text) {
   double fraction_s = 0;
   if (!fraction.empty()) {
     const std::string_view digits = fraction.substr(1);
-    const auto value = parse_integer(digits);
+    const auto value = parse_number<std::int64_t>(digits);
     if (fraction[0] != '.' || !value || *value < 0 || digits.size() > 12 || digits[0] == '-') {
       return {};
     }
@@ -94,7 +87,7 @@ TraceRequest parse_azure_line(const Place& place, std::string_view line) {
     place.fail("TIMESTAMP is '{}', legal is YYYY-MM-DD HH:MM:SS.fraction", line.substr(0, first));
   }
   const auto tokens = [&](std::string_view field, std::string_view text, std::int64_t low) {
-    const auto value = parse_integer(text);
+    const auto value = parse_number<std::int64_t>(text);
     if (!value) {
       place.fail("{} is '{}', legal is an integer {} to {}", field, text, low, kMaxTraceTokens);
     }
