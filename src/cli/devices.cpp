@@ -24,6 +24,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceCapabilities, name, vendor, platform_ve
                                    warpgroup_products, fp8_conversions, bf16_products, x86_tiles,
                                    native_exp2_error, native_builtins, long_loops, struct_arguments,
                                    matrix_units, wrong_matrix_units, flushes_f16, wave_size)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(KernelInfo, role, name, work_group_size, block_rows, block_kv)
 
 namespace cli {
 
@@ -62,16 +63,9 @@ json choice_json(const std::shared_ptr<Context>& context, const AttentionConfig&
     row["rejected_because"] = reasons;
     if (reasons.empty()) {
       row["layout"] = to_string(backend->preferred_layout(capabilities));
-      row["kernels"] = json::array();
       const auto impl = backend->make_impl(context, config);
       row["candidates"] = to_string(impl->candidates());
-      for (const KernelInfo& kernel : impl->kernels()) {
-        row["kernels"].push_back({{"role", kernel.role},
-                                  {"name", kernel.name},
-                                  {"work_group_size", kernel.work_group_size},
-                                  {"block_rows", kernel.block_rows},
-                                  {"block_kv", kernel.block_kv}});
-      }
+      row["kernels"] = impl->kernels();
     }
     backends.push_back(std::move(row));
   }
@@ -100,41 +94,36 @@ json device_json(const Device& device, const Device& standard, const AttentionCo
   return row;
 }
 
-std::string mebibytes(const json& bytes) {
-  return fmt::format("{:.0f} MiB", static_cast<double>(bytes.get<std::uint64_t>()) / (1 << 20));
+std::string mebibytes(std::uint64_t bytes) {
+  return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-void print_capabilities(const json& c) {
-  fmt::print("  {} · {} · driver {} · {}\n", c["platform"].get<std::string>(),
-             c["device_version"].get<std::string>(), c["driver_version"].get<std::string>(),
-             c["opencl_c_version"].get<std::string>());
-  fmt::print("  {} compute units, work-groups to {}, float vectors of {}\n",
-             c["compute_units"].get<int>(), c["max_work_group_size"].get<std::uint64_t>(),
-             c["float_vector_width"].get<int>());
+void print_capabilities(const json& fields) {
+  const auto c = fields.get<DeviceCapabilities>();  // but for the fields that are there as words
+  fmt::print("  {} · {} · driver {} · {}\n", fields["platform"].get<std::string>(),
+             c.device_version, c.driver_version, c.opencl_c_version);
+  fmt::print("  {} compute units, work-groups to {}, float vectors of {}\n", c.compute_units,
+             c.max_work_group_size, c.float_vector_width);
   fmt::print("  memory {}, largest buffer {}, local {} KiB reported, {} KiB static seen\n",
-             mebibytes(c["global_mem_bytes"]), mebibytes(c["max_alloc_bytes"]),
-             c["local_mem_bytes"].get<std::uint64_t>() / 1024,
-             c["static_local_mem_bytes"].get<std::uint64_t>() / 1024);
-  const auto in_step = c["sub_groups_in_step"].get<std::vector<int>>();
-  const auto yes = [&](const char* key) { return c[key].get<bool>() ? "yes" : "no"; };
+             mebibytes(c.global_mem_bytes), mebibytes(c.max_alloc_bytes), c.local_mem_bytes / 1024,
+             c.static_local_mem_bytes / 1024);
+  const auto in_step = fields["sub_groups_in_step"].get<std::vector<int>>();
+  const auto yes = [](bool has) { return has ? "yes" : "no"; };
   fmt::print(
       "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
       "bf16 products {}, x86 tiles {}, wave {}\n"
       "  native_exp2 off by {:.1e}, CPU built-ins {}, long loops {}, struct arguments {}, "
       "sub-groups in step {}\n",
-      yes("reports_fp16"), yes("reports_subgroups"), yes("inline_ptx"), yes("warpgroup_products"),
-      yes("fp8_conversions"), yes("bf16_products"), yes("x86_tiles"),
-      c["wave_size"].get<int>() > 0 ? fmt::format("{}", c["wave_size"].get<int>()) : "not found",
-      c["native_exp2_error"].get<float>(), yes("native_builtins"),
-      c["long_loops"].get<bool>() ? "yes" : "CUT SHORT",
-      c["struct_arguments"].get<bool>() ? "yes" : "DAMAGED",
+      yes(c.reports_fp16), yes(c.reports_subgroups), yes(c.inline_ptx), yes(c.warpgroup_products),
+      yes(c.fp8_conversions), yes(c.bf16_products), yes(c.x86_tiles),
+      c.wave_size > 0 ? fmt::format("{}", c.wave_size) : "not found", c.native_exp2_error,
+      yes(c.native_builtins), c.long_loops ? "yes" : "CUT SHORT",
+      c.struct_arguments ? "yes" : "DAMAGED",
       in_step.empty() ? "none" : fmt::format("of {}", fmt::join(in_step, ", ")));
-  const auto units = c["matrix_units"].get<std::vector<std::string>>();
-  const auto wrong = c["wrong_matrix_units"].get<std::vector<std::string>>();
   fmt::print("  matrix units {}\n",
-             units.empty() ? "none" : fmt::format("{}", fmt::join(units, ", ")));
-  if (c["flushes_f16"].get<bool>()) fmt::print("  matrix products take f16 below 2^-14 as 0\n");
-  for (const std::string& unit : wrong)
+             c.matrix_units.empty() ? "none" : fmt::format("{}", fmt::join(c.matrix_units, ", ")));
+  if (c.flushes_f16) fmt::print("  matrix products take f16 below 2^-14 as 0\n");
+  for (const std::string& unit : c.wrong_matrix_units)
     fmt::print("  matrix unit {} computes WRONG and is not used\n", unit);
 }
 
@@ -147,11 +136,9 @@ void print_backend(const json& backend, bool explain) {
   }
   fmt::print("  {} {} layout {}\n", name, backend["chosen"].get<bool>() ? "chosen," : "possible,",
              backend["layout"].get<std::string>());
-  for (const json& kernel : backend["kernels"]) {
-    fmt::print("    {:8} {:44} work-group {:4}  rows {:4}  keys {:4}\n",
-               kernel["role"].get<std::string>(), kernel["name"].get<std::string>(),
-               kernel["work_group_size"].get<int>(), kernel["block_rows"].get<int>(),
-               kernel["block_kv"].get<int>());
+  for (const auto& kernel : backend["kernels"].get<std::vector<KernelInfo>>()) {
+    fmt::print("    {:8} {:44} work-group {:4}  rows {:4}  keys {:4}\n", kernel.role, kernel.name,
+               kernel.work_group_size, kernel.block_rows, kernel.block_kv);
   }
   if (explain && backend["chosen"].get<bool>()) {
     std::istringstream candidates(backend["candidates"].get<std::string>());

@@ -2,7 +2,6 @@
 #include <clattn/cache_ops.hpp>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 

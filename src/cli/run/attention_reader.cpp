@@ -65,28 +65,24 @@ void read_logit_options(CaseFile& file, AttentionConfig& config) {
   config.sinks = read_floats(file, "sinks", config.num_heads, true);
 }
 
-/// Keys and values to be stored. Slots past the last token are padding and dropped.
-void read_stored(const CaseFile& file, AttentionCall& call) {
-  const AttentionConfig& config = call.config;
+/// Slots past the last token are padding and dropped.
+void read_stored_slots(const CaseFile& file, AttentionCall& call) {
   const std::int64_t tokens = call.num_tokens();
-  if (file.has_array("slot_mapping") || file.has_array("key")) {
-    call.slot_mapping = file.indices64("slot_mapping", {-1});
-    throw_invalid_if(std::cmp_less(call.slot_mapping.size(), tokens),
-                     "slot_mapping.npy: holds {} slots; expected at least {}, one a token",
-                     call.slot_mapping.size(), tokens);
-    call.slot_mapping.resize(to_size(tokens));
-  }
-  if (!file.has_array("key")) return;
-  const Extents shape = {tokens, config.num_kv_heads, config.head_size};
-  call.key = file.array("key", descr_of(config.dtype), shape).data;
-  call.value = file.array("value", descr_of(config.dtype), shape).data;
+  if (!file.has_array("slot_mapping") && !file.has_array("key")) return;
+  call.slot_mapping = file.indices64("slot_mapping", {-1});
+  throw_invalid_if(std::cmp_less(call.slot_mapping.size(), tokens),
+                   "slot_mapping.npy: holds {} slots; expected at least {}, one a token",
+                   call.slot_mapping.size(), tokens);
+  call.slot_mapping.resize(to_size(tokens));
 }
 
-void read_contiguous(const CaseFile& file, AttentionCall& call) {
+/// Keys and values that are attended directly, or are to be stored.
+void read_keys(const CaseFile& file, AttentionCall& call) {
   const AttentionConfig& config = call.config;
-  const std::vector<std::int32_t>& starts =
-      call.key_start_loc.empty() ? call.query_start_loc : call.key_start_loc;
-  const Extents shape = {starts.back(), config.num_kv_heads, config.head_size};
+  if (!config.contiguous_kv() && !file.has_array("key")) return;
+  const std::int32_t rows =
+      call.key_start_loc.empty() ? call.num_tokens() : call.key_start_loc.back();
+  const Extents shape = {rows, config.num_kv_heads, config.head_size};
   call.key = file.array("key", descr_of(config.dtype), shape).data;
   call.value = file.array("value", descr_of(config.dtype), shape).data;
 }
@@ -99,10 +95,9 @@ void read_tensors(const CaseFile& file, AttentionCall& call) {
           .data;
   throw_invalid_if(file.has_array("key") != file.has_array("value"),
                    "key.npy, value.npy: expected both or neither");
-  if (config.contiguous_kv()) {
-    read_contiguous(file, call);
-  } else {
-    read_stored(file, call);
+  if (!config.contiguous_kv()) read_stored_slots(file, call);
+  read_keys(file, call);
+  if (!config.contiguous_kv()) {
     Extents pages = {-1, config.block_size, config.num_kv_heads, config.head_size};
     call.cache = read_caches(file, config.cache_dtype(), pages);
     call.num_blocks = pages[0];

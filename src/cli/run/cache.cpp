@@ -143,61 +143,39 @@ WriteCase read_write(CaseFile& file, const RunOptions& options) {
   return given;
 }
 
-/// The rows of a write on the device.
-struct Rows {
-  Buffer key, value, slots;
-  Rows(const OnDevice& on, const WriteCase& given)
-      : key(on.up(given.key)), value(on.up(given.value)), slots(on.up(given.slots)) {}
-};
-
 /// Runs the write; gives back the cache and says in `info` where it ran.
 LogicalCache write(const OnDevice& on, const WriteCase& given, nlohmann::json& info) {
   const AttentionConfig& config = given.config;
+  const Buffer key = on.up(given.key), value = on.up(given.value), slots = on.up(given.slots);
+  Event event;
+  const auto store = [&](auto* operation, const auto& cache) {
+    operation(*on.context, on.queue, {.buffer = key.handle()}, {.buffer = value.handle()},
+              config.dtype, cache, slots.handle(), 0, std::ssize(given.slots), &event);
+  };
+  if (given.packed) {
+    const PackedMemory memory(*on.context, on.queue, config, given.shape[0], given.cache,
+                              given.scales);
+    store(reshape_and_cache, memory.cache);
+    LogicalCache stored = memory.download(on.queue, config, given.cache.key.size());
+    info = device_info("reshape_and_cache", *on.context, event);
+    info["layout"] = "packed";
+    return stored;
+  }
   const AttentionBackend& backend =
       get_attn_backend(config, &on.context->capabilities(), given.backend);
   const KVCacheLayout layout = layout_of(*on.context, backend, given);
   KVCache cache = make_cache(*on.context, backend, layout, spec_of(config), given.shape[0]);
   set_scales(*on.context, on.queue, given.scales, cache);
   LogicalCache stored = given.cache;
-  Event event;
   if (given.shape[0] > 0) {
     upload_cache(on.queue, cache, given.cache);
-    const Rows rows(on, given);
-    reshape_and_cache_flash(*on.context, on.queue, {.buffer = rows.key.handle()},
-                            {.buffer = rows.value.handle()}, config.dtype, cache,
-                            rows.slots.handle(), 0, std::ssize(given.slots), &event);
+    store(reshape_and_cache_flash, cache);
     stored = download_cache(on.queue, cache);
   }
   info = device_info("reshape_and_cache", *on.context, event);
   info["backend"] = backend.name();
   info["layout"] = to_string(layout);
   return stored;
-}
-
-/// The same into an x-packed cache.
-LogicalCache write_packed(const OnDevice& on, const WriteCase& given, nlohmann::json& info) {
-  const PackedMemory memory(*on.context, on.queue, given.config, given.shape[0], given.cache,
-                            given.scales);
-  const Rows rows(on, given);
-  Event event;
-  reshape_and_cache(*on.context, on.queue, {.buffer = rows.key.handle()},
-                    {.buffer = rows.value.handle()}, given.config.dtype, memory.cache,
-                    rows.slots.handle(), 0, std::ssize(given.slots), &event);
-  LogicalCache stored = memory.download(on.queue, given.config, given.cache.key.size());
-  info = device_info("reshape_and_cache", *on.context, event);
-  info["layout"] = "packed";
-  return stored;
-}
-
-/// One tensor of blocks on the device: a cache of a single plane.
-MLACache upload_blocks(const OnDevice& on, const NpyArray& array, DType dtype) {
-  MLACache blocks;
-  blocks.buffer = on.up(array.data);
-  blocks.dtype = dtype;
-  blocks.num_blocks = array.shape[0];
-  blocks.block_size = static_cast<std::int32_t>(array.shape[1]);
-  blocks.kv_lora_rank = static_cast<std::int32_t>(array.shape[2] * array.shape[3]);
-  return blocks;
 }
 
 /// A copy_blocks case, checked but for its ids.
@@ -239,8 +217,7 @@ void run_reshape_and_cache(CaseFile& file, const RunOptions& options, CaseOutput
   const WriteCase given = read_write(file, options);
   const OnDevice on{Context::create(options.device)};
   nlohmann::json info;
-  LogicalCache stored = given.packed ? write_packed(on, given, info) : write(on, given, info);
-  add_caches(outputs, given.config.cache_dtype(), given.shape, std::move(stored));
+  add_caches(outputs, given.config.cache_dtype(), given.shape, write(on, given, info));
   outputs.add("info", info);
 }
 
@@ -268,7 +245,13 @@ void run_swap_blocks(CaseFile& file, const RunOptions& options, CaseOutputs& out
   const OnDevice on{Context::create(options.device)};
   const auto side = [&](NpyArray& array, bool on_host) -> SwapSpace {
     if (on_host) return std::span<std::byte>(array.data);
-    return upload_blocks(on, array, dtype);
+    const Extents& shape = array.shape;  // on the device a cache of a single plane
+    return MLACache{.buffer = on.up(array.data),
+                    .dtype = dtype,
+                    .num_blocks = shape[0],
+                    .block_size = static_cast<std::int32_t>(shape[1]),
+                    .kv_lora_rank = static_cast<std::int32_t>(shape[2] * shape[3]),
+                    .scale = {}};
   };
   const SwapSpace from = side(source, direction == "host_to_device");
   const SwapSpace to = side(destination, direction == "device_to_host");

@@ -116,11 +116,10 @@ std::int64_t CaseFile::integer(const std::string& key, Range range,
   if (fallback && !has(key)) return *fallback;
   const std::string expected = fmt::format("an integer in [{}, {}]", range.low, range.high);
   const json& value = require(key, expected);
-  if (!value.is_number_integer()) refuse_value(key, expected, value);
   // get<int64_t>() would wrap what only an unsigned 64-bit integer holds.
   const bool fits =
-      !value.is_number_unsigned() ||
-      value.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+      value.is_number_integer() &&
+      (!value.is_number_unsigned() || std::cmp_less_equal(value.get<std::uint64_t>(), INT64_MAX));
   const std::int64_t number = fits ? value.get<std::int64_t>() : 0;
   if (!fits || number < range.low || number > range.high) refuse_value(key, expected, value);
   return number;

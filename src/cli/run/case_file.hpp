@@ -1,5 +1,6 @@
 #pragma once
 
+#include <clattn/metadata.hpp>
 #include <clattn/types.hpp>
 #include <cstdint>
 #include <filesystem>
@@ -27,6 +28,12 @@ struct Range {
   std::int64_t low, high;
 };
 inline constexpr Range kCount{0, INT32_MAX};
+
+/// The keys of a builder's limits; a case has all or none.
+inline constexpr std::pair<const char*, std::int32_t BatchLimits::*> kLimitKeys[] = {
+    {"max_num_reqs", &BatchLimits::max_num_reqs},
+    {"max_num_batched_tokens", &BatchLimits::max_num_batched_tokens},
+    {"max_model_len", &BatchLimits::max_model_len}};
 
 /// Maps every spelling of a name to one; returns other text unchanged.
 using Spelling = std::string(const std::string& text);

@@ -66,8 +66,7 @@ void run_concat_and_cache_mla(CaseFile& file, const RunOptions& options, CaseOut
   const Buffer mapping = on.up(slots);
   Event event;
   concat_and_cache_mla(*on.context, on.queue, {.buffer = kv_c.handle()}, {.buffer = k_pe.handle()},
-                       dtype, cache, mapping.handle(), 0, static_cast<std::int64_t>(slots.size()),
-                       &event);
+                       dtype, cache, mapping.handle(), 0, std::ssize(slots), &event);
   rows.add_to(outputs, on.queue, cache);
   outputs.add("info", device_info("concat_and_cache_mla", *on.context, event));
 }

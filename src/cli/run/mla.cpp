@@ -2,7 +2,6 @@
 #include <clattn/mla.hpp>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "cli/common/elements.hpp"
@@ -12,34 +11,27 @@
 namespace clattn::cli {
 namespace {
 
-/// An mla_decode case: one query token a request. Requests that are planned without keys are
-/// left out.
-struct MLACase {
-  AttentionCall call;
-  std::vector<std::size_t> tokens;  ///< requests that have keys, which alone are run
-};
-
-/// Rows of the query whose requests are planned with keys, and the batch made of them.
-void compact(MLACase& mla, const std::vector<std::byte>& query) {
-  AttentionCall& call = mla.call;
+/// Rows of the query whose requests are planned with keys, which alone are run, and the batch made
+/// of them.
+void compact(AttentionCall& call, const std::vector<std::byte>& query) {
   const std::size_t requests = call.seq_lens.size();
   const std::size_t row_bytes = requests == 0 ? 0 : query.size() / requests;
   const std::vector<std::int32_t>& planned =
       call.seq_len_bounds.empty() ? call.seq_lens : call.seq_len_bounds;
   call.query_start_loc = {0};
   for (std::size_t r = 0; r < requests; ++r) {
+    call.query_start_loc.push_back(call.query_start_loc.back());
     if (planned[r] > 0) {
-      mla.tokens.push_back(r);
+      ++call.query_start_loc.back();
       const auto from = query.begin() + static_cast<std::ptrdiff_t>(r * row_bytes);
       call.query.insert(call.query.end(), from, from + static_cast<std::ptrdiff_t>(row_bytes));
     }
-    call.query_start_loc.push_back(static_cast<std::int32_t>(mla.tokens.size()));
   }
 }
 
-MLACase read_mla_case(CaseFile& file) {
-  MLACase mla;
-  AttentionCall& call = mla.call;
+/// An mla_decode case: one query token a request, or none where it is planned without keys.
+AttentionCall read_mla_case(CaseFile& file) {
+  AttentionCall call;
   AttentionConfig& config = call.config;
   const NpyArray any_query = file.array("query", "", {-1, -1, -1});
   config.dtype = read_dtype(file, any_query, "query");
@@ -64,8 +56,7 @@ MLACase read_mla_case(CaseFile& file) {
       file.array("query", descr_of(config.dtype), {requests, config.num_heads, width});
   NpyArray cache = file.array("kv_cache", descr_of(config.cache_dtype()), {-1, -1, width});
   call.num_blocks = cache.shape[0];
-  config.block_size = static_cast<std::int32_t>(
-      std::min<std::int64_t>(cache.shape[1], std::numeric_limits<std::int32_t>::max()));
+  config.block_size = static_cast<std::int32_t>(std::min<std::int64_t>(cache.shape[1], INT32_MAX));
   call.backend = kMLABackendName;
   call.layout = KVCacheLayout::kNHD;
   call.cache = {cache.data, std::move(cache.data)};
@@ -73,8 +64,8 @@ MLACase read_mla_case(CaseFile& file) {
     call.seq_len_bounds = file.indices32("seq_len_bounds", {requests});
     validate_bounds(call.seq_lens, call.seq_len_bounds, call.max_blocks * config.block_size);
   }
-  compact(mla, query.data);
-  return mla;
+  compact(call, query.data);
+  return call;
 }
 
 }  // namespace
@@ -82,8 +73,7 @@ MLACase read_mla_case(CaseFile& file) {
 void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outputs) {
   if (!options.backend.empty() && !backend_named(options.backend).is_mla())
     throw_unsupported("--backend {} for mla_decode: not supported yet", options.backend);
-  MLACase mla = read_mla_case(file);
-  AttentionCall& call = mla.call;
+  const AttentionCall call = read_mla_case(file);
   const auto context = Context::create(options.device);
   const AttentionOutcome outcome = execute(context, call);
 
@@ -94,11 +84,12 @@ void run_mla_decode(CaseFile& file, const RunOptions& options, CaseOutputs& outp
   const std::vector<double> got = decode_elements(call.config.dtype, outcome.out);
   std::vector<float> out(requests * row, 0.0F);
   std::vector<float> lse(requests * heads, -std::numeric_limits<float>::infinity());
-  for (std::size_t t = 0; t < mla.tokens.size(); ++t) {
+  for (std::size_t r = 0; r < requests; ++r) {
+    const auto token = to_size(call.query_start_loc[r]);
+    if (call.query_start_loc[r + 1] == call.query_start_loc[r]) continue;
     for (std::size_t i = 0; i < row; ++i)
-      out[mla.tokens[t] * row + i] = static_cast<float>(got[t * row + i]);
-    std::copy_n(outcome.lse.begin() + static_cast<std::ptrdiff_t>(t * heads), heads,
-                lse.begin() + static_cast<std::ptrdiff_t>(mla.tokens[t] * heads));
+      out[r * row + i] = static_cast<float>(got[token * row + i]);
+    std::copy_n(&outcome.lse[token * heads], heads, &lse[r * heads]);
   }
   const auto count = static_cast<std::int64_t>(requests);
   outputs.add_values("out", out, {count, call.config.num_heads, rank});

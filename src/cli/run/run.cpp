@@ -14,9 +14,14 @@
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/judge.hpp"
+#include "cli/common/text.hpp"
 #include "cli/run/captured.hpp"
 
 namespace clattn::cli {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, name, role, tasks, work_groups, work_group_size,
+                                   time_us)
+
 namespace {
 
 struct OperationRow {
@@ -113,10 +118,8 @@ void run_case(const std::filesystem::path& directory, std::filesystem::path out,
   refuse_own_folder(directory, out);
   refuse_folder_of_cases(directory);
   CaseFile file(directory);
-  std::vector<std::string_view> names;
-  names.reserve(kOperations.size());
-  for (const OperationRow& each : kOperations) names.push_back(each.name);
-  const std::string op = file.choice("op", names, {});
+  const std::string op =
+      file.choice("op", names_of<std::string_view>(kOperations, &OperationRow::name), {});
   const auto* const row = std::ranges::find(kOperations, op, &OperationRow::name);
   if (options.verify && !row->has_oracle)
     throw_unsupported("--verify for op {}: not supported, legal: attention, mla_decode", op);
@@ -203,49 +206,36 @@ void require_no_backend(const std::string& backend) {
 
 PlanOptions read_plan(CaseFile& file) {
   constexpr std::array<std::string_view, 2> kPolicies = {"balanced", "deterministic"};
-  constexpr std::array<const char*, 3> kLimits = {"max_num_reqs", "max_num_batched_tokens",
-                                                  "max_model_len"};
   PlanOptions plan;
   if (file.choice("split_policy", kPolicies, "balanced") == "deterministic") {
     plan.split_policy = SplitPolicy::kDeterministic;
   }
   plan.fast_build = file.boolean("fast_build", false);
   plan.side_by_side = file.boolean("side_by_side", true);
-  std::array<std::int32_t, 3> limits{};
   bool any = false;
-  for (const char* limit : kLimits) any = file.has(limit) || any;
+  for (const auto& [key, limit] : kLimitKeys) any = file.has(key) || any;
   if (!any) return plan;
-  for (std::size_t i = 0; i < limits.size(); ++i) {
-    // All or none. What a step within them cannot have, the builder refuses, here as in captures.
-    limits.at(i) = file.int32(kLimits.at(i), {1, INT32_MAX});
+  plan.limits.emplace();
+  for (const auto& [key, limit] : kLimitKeys) {
+    // What a step within them cannot have, the builder refuses, here as in captures.
+    (*plan.limits).*limit = file.int32(key, {1, INT32_MAX});
   }
-  plan.limits = {limits[0], limits[1], limits[2]};
   return plan;
 }
 
 KernelFamily read_kernel_family(CaseFile& file) {
-  std::array<std::string_view, kKernelFamilies.size()> names;
-  std::ranges::transform(kKernelFamilies, names.begin(),
-                         [](KernelFamily family) { return to_string(family); });
+  const auto names = names_of<std::string_view>(
+      kKernelFamilies, [](KernelFamily family) { return to_string(family); });
   return parse_kernel_family(file.choice("kernel_family", names, "auto"));
 }
 
 nlohmann::json attention_info(std::string_view op, const Context& context,
                               const AttentionOutcome& outcome) {
-  nlohmann::json kernels = nlohmann::json::array();
-  for (const LaunchReport& launch : outcome.launches) {
-    kernels.push_back({{"name", launch.name},
-                       {"role", launch.role},
-                       {"tasks", launch.tasks},
-                       {"work_groups", launch.work_groups},
-                       {"work_group_size", launch.work_group_size},
-                       {"time_us", launch.time_us}});
-  }
   return {{"op", op},
           {"device", context.capabilities().name},
           {"driver", context.capabilities().driver_version},
           {"backend", outcome.backend},
-          {"kernels", std::move(kernels)},
+          {"kernels", outcome.launches},
           {"build_failures", context.build_failures()}};
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <vector>
 
 #include "cli/common/judge.hpp"
@@ -14,29 +13,25 @@ namespace {
 using nlohmann::json;
 
 /// The keys of the types and of what decides the splits.
-json step_keys(std::string_view op, DType dtype, DType cache_dtype, std::int32_t num_splits,
-               const PlanOptions& plan, KernelFamily family) {
+json step_keys(std::string_view op, const AttentionCall& call) {
+  const PlanOptions& plan = call.plan;
   json keys = {{"op", op},
-               {"dtype", to_string(dtype)},
-               {"kv_cache_dtype", to_string(cache_dtype)},
-               {"num_splits", num_splits},
+               {"dtype", to_string(call.config.dtype)},
+               {"kv_cache_dtype", to_string(call.config.cache_dtype())},
+               {"num_splits", call.num_splits},
                {"fast_build", plan.fast_build},
                {"side_by_side", plan.side_by_side},
-               {"kernel_family", to_string(family)}};
+               {"kernel_family", to_string(call.config.kernel_family)}};
   if (plan.split_policy == SplitPolicy::kDeterministic) keys["split_policy"] = "deterministic";
-  if (plan.limits) {
-    keys["max_num_reqs"] = plan.limits->max_num_reqs;
-    keys["max_num_batched_tokens"] = plan.limits->max_num_batched_tokens;
-    keys["max_model_len"] = plan.limits->max_model_len;
-  }
+  for (const auto& [key, limit] : kLimitKeys)
+    if (plan.limits) keys[key] = (*plan.limits).*limit;
   return keys;
 }
 
 json attention_keys(const AttentionCall& call) {
   const AttentionConfig& config = call.config;
   const auto or_null = [](bool set, const auto& value) { return set ? json(value) : json(); };
-  json keys = step_keys("attention", config.dtype, config.cache_dtype(), call.num_splits, call.plan,
-                        config.kernel_family);
+  json keys = step_keys("attention", call);
   keys.update({{"num_heads", config.num_heads},
                {"num_kv_heads", config.num_kv_heads},
                {"head_size", config.head_size},
@@ -138,8 +133,7 @@ void write_latent_case(const AttentionCall& call, const std::filesystem::path& d
   files.add_elements("kv_cache", config.cache_dtype(),
                      {call.num_blocks, config.block_size, config.head_size},
                      expected_cache(call).key);
-  json keys = step_keys("mla_decode", config.dtype, config.cache_dtype(), call.num_splits,
-                        call.plan, config.kernel_family);
+  json keys = step_keys("mla_decode", call);
   keys["kv_lora_rank"] = config.output_head_size();
   if (config.scale) keys["scale"] = *config.scale;
   if (!call.scales.empty()) keys["k_scale"] = call.scales[0];
