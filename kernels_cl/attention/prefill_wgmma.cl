@@ -37,8 +37,9 @@
 
    Local memory: (2 * BLOCK_ROWS + 2 * STAGES * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and
    marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries.
-   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads * CLA_HEAD_CHUNKS
-   groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits on 8. */
+   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads *
+   CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits
+   on 8. */
 #include "tile/sm90.clh"
 #define CLA_TILE_UNIT CLA_KV_PLACE
 /* A row keeps its base, and its maximum is not computed, while no lane's sum of probabilities in a
