@@ -66,14 +66,15 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
                                                    const PlanTiles& tiles, std::int64_t max_rows) {
   std::array<CutChoice, kMaxTileClasses> best, uncut;
   double gain = 0;
-  for (std::size_t c = 0; c < best.size(); ++c) {
+  const std::size_t num_tiles = to_size(config.num_tiles);
+  for (std::size_t c = 0; c < num_tiles; ++c) {
     const TileClass& tile = config.tiles[c];
     best[c] = tiles[c].choose(tile, config.merge, max_rows);
     if (!best[c].merges) continue;
     uncut[c] = tiles[c].judge(tile, config.merge, CutChoice{}.share_ns);
     gain += uncut[c].total_ns() - best[c].total_ns();
   }
-  for (std::size_t c = 0; c < best.size() && gain < config.merge.launch_ns; ++c) {
+  for (std::size_t c = 0; c < num_tiles && gain < config.merge.launch_ns; ++c) {
     if (best[c].merges) best[c] = uncut[c];
   }
   return best;

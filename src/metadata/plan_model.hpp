@@ -25,8 +25,9 @@ enum class Dealing : std::uint8_t {
 };
 
 /// One kernel shape that items can be cut for. A request belongs to the first class whose
-/// max_query_len is not exceeded by its query length; an item of the class holds at most
-/// max_item_tokens query tokens and becomes a work-group for each of its groups of KV heads.
+/// max_query_len is not exceeded by its query length, the longest ones to the last or to a wide one
+/// in its place; an item of the class holds at most max_item_tokens query tokens and becomes a
+/// work-group for each of its groups of KV heads.
 struct TileClass {
   std::int32_t max_query_len = 0;
   std::int32_t max_item_tokens = 0;

@@ -278,24 +278,6 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
   return tiles;
 }
 
-namespace {
-
-/// The best plan of balanced cuts, and its tiles.
-PlanCuts best_plan(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-                   std::int64_t max_rows, PlanTiles& tiles) {
-  tiles = count_tiles(config, batch);
-  const PlanCuts cuts = choose_plan(config, tiles, max_rows);
-  if (!config.last_is_wide || tiles[config.longest_class()].empty()) return cuts;
-  const PlanTiles wide_tiles = count_tiles(config, batch, true);
-  PlanCuts wide = choose_plan(config, wide_tiles, max_rows);
-  if (wide.end_ns >= cuts.end_ns) return cuts;
-  tiles = wide_tiles;
-  wide.wide = true;
-  return wide;
-}
-
-}  // namespace
-
 AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)
     : config_(config), batch_(batch) {
   check_config(config);
@@ -304,9 +286,14 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       std::min(config.max_partial_rows, kMaxInt32 - batch.num_actual_tokens);
   cuts_.num_splits = max_rows < 2 ? 1 : config.num_splits;
   if (cuts_.num_splits == 0 && !is_deterministic(config)) {
-    PlanTiles tiles;
-    cuts_ = best_plan(config, batch, max_rows, tiles);
-    if (std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
+    const PlanTiles tiles = count_tiles(config, batch);
+    cuts_ = choose_plan(config, tiles, max_rows);
+    if (config.last_is_wide && !tiles[config.longest_class()].empty()) {
+      PlanCuts wide = choose_plan(config, count_tiles(config, batch, true), max_rows);
+      wide.wide = true;
+      if (wide.end_ns < cuts_.end_ns) cuts_ = wide;
+    }
+    if (!cuts_.wide && std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
       for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
       counts_.workers = cuts_.workers;
       return;  // known without a walk: an item a tile

@@ -42,7 +42,7 @@ inline constexpr double kBesideSlower = 1.15;
 
 struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
-  int num_tiles = 0;             ///< classes in use; the last takes every length
+  int num_tiles = 0;             ///< classes in use; longest_class() takes every length
   std::int32_t block_size = 16;  ///< tokens per page: cuts of the key range fall on page boundaries
   MergeCosts merge;
   /// Added to the predicted time of two launches beside each other; infinity: they never are.

@@ -6,8 +6,6 @@
 #include "cli/common/error.hpp"
 
 namespace clattn::cli {
-namespace {}  // namespace
-
 std::vector<std::byte> poisoned(std::size_t size_bytes) {
   std::vector<std::byte> bytes(size_bytes);
   for (std::size_t i = 0; i < size_bytes; ++i)

@@ -103,6 +103,7 @@ bool is_spare(const Variant& variant) {
 /// A head size for which the variant is chosen: large for a spare, which takes over where the first
 /// tile spills; for kernels that take any size, one that the pickier ones refuse.
 std::int32_t head_size_for(const Variant& variant) {
+  if (variant.kernel().wide) return variant.kernel().heads.front();
   const std::int32_t smaller = variant.family() == KernelFamily::kCpu ? 80 : 96;
   const std::int32_t odd = is_spare(variant) ? 240 : smaller;
   const bool takes_odd = variant.kernel().heads.front() == 0 && odd % variant.unit().head_step == 0;
@@ -183,11 +184,11 @@ bool is_outranked(const Variant& variant, const clattn::DeviceCapabilities& devi
 
 /// Whether a device would otherwise not take the variant: its unit is used only on request, or is
 /// one of those that CPUs execute side by side, or another one's work is its own, or it is for
-/// small groups, or a spare on a CPU, where no tile ever spills.
+/// small groups, or a spare on a CPU, where no tile ever spills, or plans choose it by its costs.
 bool must_be_forced(const Variant& variant, const clattn::Context& context) {
   const clattn::DeviceCapabilities& device = context.capabilities();
   const bool on_cpu = device.kind == clattn::DeviceKind::kCpu;
-  return variant.unit().asked_only || variant.unit().by_sub_groups ||
+  return variant.unit().asked_only || variant.unit().by_sub_groups || variant.kernel().wide ||
          is_outranked(variant, device) || is_for_small_groups(variant) ||
          (on_cpu && is_spare(variant));
 }
