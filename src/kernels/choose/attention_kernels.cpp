@@ -145,7 +145,7 @@ std::vector<BuiltKernel> build_fitting(const Target& target, const KernelShape& 
                   [&](const Variant& variant) {
                     if (variant.kernel().wide) {
                       std::string why = why_not_shape(variant, shape);
-                      if (why.empty()) why = "a tile beside the first one, where none is tuned";
+                      if (why.empty()) why = "built beside the first tile, where none is tuned";
                       considered->pass(variant, std::move(why));
                     } else if (variant.unit().asked_only) {
                       considered->pass(variant, "taken only where a tuning row names it");
@@ -262,12 +262,12 @@ BuiltKernel first_fitting(const Target& target, const KernelShape& shape, Kernel
 
 struct Stages {
   std::vector<BuiltKernel> kernels;
-  std::int32_t num_planned = 0;  ///< that the own plans have tiles for
-  bool last_is_wide = false;     ///< of these
+  std::int32_t num_planned = 0;  ///< the first ones, which this layer's own plans use
+  bool last_is_wide = false;     ///< the last of these
 };
 
-/// Adds the wide tile. Own plans leave one that spills alone; those of layers with other options
-/// may have it.
+/// Adds the wide tile. This layer's own plans do not use one that spills, but it must run plans of
+/// layers whose options leave more registers.
 void add_wide_tile(const Target& target, const KernelShape& shape, const Variant& wide,
                    Stages& stages, Considered& considered) {
   const HeadTiling& longest = stages.kernels.back().tiling;

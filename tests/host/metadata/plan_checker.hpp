@@ -100,7 +100,8 @@ inline auto place_of(const PlannerConfig& config, std::size_t tile_class, const 
   const double first = config.item_order == ItemOrder::kAsCut        ? 0
                        : config.item_order == ItemOrder::kHeavyFirst ? -cost
                                                                      : cost;
-  return std::tuple(first, item.q_row, item.kv_begin);
+  const std::int32_t sign = config.item_order == ItemOrder::kHeavyFirst ? -1 : 1;
+  return std::tuple(first, sign * item.q_row, sign * item.kv_begin);
 }
 
 /// Why a plan is not a correct plan of the batch; empty = it is. Plain loops over tokens.
@@ -280,6 +281,10 @@ class PlanChecker {
            "max_partial_rows is exceeded");
   }
 
+  double costs_ns(std::size_t tile_class, const ClaWorkItem& item) const {
+    return keys_ns(config_.tiles[tile_class], item.kv_end - item.kv_begin, item.q_count);
+  }
+
   void check_order() {
     using clattn::detail::ItemOrder;
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
@@ -294,7 +299,11 @@ class PlanChecker {
                  " is not as cut");
           continue;
         }
-        const double cost = keys_ns(config_.tiles[c], item.kv_end - item.kv_begin, item.q_count);
+        const double cost = costs_ns(c, item);
+        const bool follows = i > 0 && cost == costs_ns(c, items[i - 1]);
+        expect(!follows || std::tie(items[i - 1].q_row, items[i - 1].kv_begin) <
+                               std::tie(item.q_row, item.kv_begin),
+               item, " is not in batch order beside one as heavy");
         heaviest = std::max(heaviest, cost);
         expect(heaviest - cost <= equal, item, " comes behind one that is clearly heavier");
       }
