@@ -23,7 +23,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx
       b[(column / 16 * 32 + i / 2) * 32 + column % 16 * 2 + i % 2] =
           CLA_BF16(CLA_ELEMENT(i, 64 + column));
   cla_open_tiles();
-  cla_multiply_block(a, 128, b, 4 * CLA_STEP, c, 2048, 2, 0);
+  cla_multiply_block(a, 128, b, 4 * CLA_STEP, c, 2048, 32, 2, 0);
   cla_open_narrow_tiles();
   for (int row = 0; row < 32; row += 16)
     for (int column = 0; column < 32; column += CLA_TILE_FEW) {

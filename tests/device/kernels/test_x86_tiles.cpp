@@ -1,5 +1,5 @@
-// Prefill and decode by x86's matrix tiles: the cases of bf16 on CPUs that the tests of every
-// variant do not cover.
+// Prefill and decode by x86's units of bf16: the cases on CPUs that the tests of every variant do
+// not cover.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -100,11 +100,17 @@ const std::vector<Option>& options() {
 
 class X86Tiles : public testing::TestWithParam<Option> {};
 
-/// Runs on every device with tiles, where a kernel whose name begins with `kernel` must have run.
-void expect_right(const CaseSpec& spec, std::string_view kernel) {
+/// Runs on every device with tiles or products of bf16 pairs, where a kernel must have run whose
+/// name begins with the one that is given for them; none is given = that unit's devices are left
+/// out.
+void expect_right(const CaseSpec& spec, std::string_view by_tiles, std::string_view by_pairs) {
   bool ran = false;
   for (const auto& context : attention_test::all_contexts()) {
-    if (!context->capabilities().x86_tiles) continue;
+    const auto& capabilities = context->capabilities();
+    const std::string_view kernel = capabilities.x86_tiles       ? by_tiles
+                                    : capabilities.bf16_products ? by_pairs
+                                                                 : "";
+    if (kernel.empty()) continue;
     const CaseResult result = attention_test::run_case(context, spec);
     EXPECT_EQ(result.fault, "") << describe(spec);
     EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
@@ -113,20 +119,22 @@ void expect_right(const CaseSpec& spec, std::string_view kernel) {
     })) << describe(spec);
     ran = true;
   }
-  if (!ran) GTEST_SKIP() << "no device's processor has tiles that this process may use";
+  if (!ran)
+    GTEST_SKIP() << "no device's processor has tiles that this process may use, or the "
+                    "products of bf16 pairs that this test is for";
 }
 
 TEST_P(X86Tiles, ComputeRight) {
   CaseSpec spec = long_queries();
   GetParam().set(spec);
-  expect_right(spec, "prefill_amx");
+  expect_right(spec, "prefill_amx", "prefill_bf16");
 }
 
 TEST_P(X86Tiles, DecodeRight) {
   CaseSpec spec = long_queries();
   spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4}, {2, 77, 5}};
   GetParam().set(spec);
-  expect_right(spec, "decode_cpu__r16_amx");
+  expect_right(spec, "decode_cpu__r16_amx", "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),

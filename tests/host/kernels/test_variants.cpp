@@ -177,10 +177,9 @@ TEST(Variants, ProgramsLearnWhatTheDeviceWasSeenToDo) {
   EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=1 -DCLA_NATIVE=1");
 }
 
-/// The first decode row that a CPU with or without products of bf16 pairs, or tiles, takes for a
-/// shape.
-std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size,
-                            bool tiles = false) {
+/// The first row that a CPU with or without products of bf16 pairs, or tiles, takes for a shape.
+std::string_view first_row(Role role, bool bf16_products, bool tiles, DType dtype,
+                           DType cache_dtype, int head_size) {
   DeviceCapabilities device;
   device.kind = DeviceKind::kCpu;
   device.max_work_group_size = 1;
@@ -193,11 +192,31 @@ std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, 
   shape.dtype = dtype;
   shape.cache_dtype = cache_dtype;
   for (const Variant& variant : variants()) {
-    if (variant.role == Role::kDecode && variant.family() == KernelFamily::kCpu &&
+    if (variant.role == role && variant.family() == KernelFamily::kCpu &&
         why_not(variant, device).empty() && takes_shape(variant, shape))
       return variant.name;
   }
   return "none";
+}
+
+std::string_view decode_row(bool bf16_products, DType dtype, DType cache_dtype, int head_size,
+                            bool tiles = false) {
+  return first_row(Role::kDecode, bf16_products, tiles, dtype, cache_dtype, head_size);
+}
+
+TEST(Variants, PromptsInBF16TakeTilesBeforePairsBeforeMultiplyAdds) {
+  const auto row = [](bool products, bool tiles, DType dtype, DType cache, int head_size) {
+    return first_row(Role::kPrefill, products, tiles, dtype, cache, head_size);
+  };
+  constexpr std::string_view kPlain = "prefill_cpu__r256_kv64";
+  for (const DType cache : {DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
+    EXPECT_EQ(row(true, true, DType::kBF16, cache, 96), "prefill_amx__r256_kv64");
+    EXPECT_EQ(row(true, false, DType::kBF16, cache, 96), "prefill_bf16__r256_kv64");
+    EXPECT_EQ(row(false, false, DType::kBF16, cache, 96), kPlain);
+    EXPECT_EQ(row(true, false, DType::kBF16, cache, 80), kPlain);
+  }
+  EXPECT_EQ(row(true, true, DType::kBF16, DType::kF16, 128), kPlain);
+  EXPECT_EQ(row(true, true, DType::kF16, DType::kF16, 128), kPlain);
 }
 
 TEST(Variants, TilesDecodeBF16QueriesWhereRowsAreWholeLines) {

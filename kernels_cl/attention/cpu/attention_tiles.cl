@@ -1,4 +1,5 @@
-// Attention on a CPU by tiles of bf16 (tile/amx.clh): query rows against paged keys.
+// Attention on a CPU by tiles of bf16 (tile/amx.clh or tile/avx512_bf16.clh): query rows against
+// paged keys.
 //
 //   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
 //
@@ -26,7 +27,8 @@
 
 #if CLA_VEC != 16 || CLA_Q_DTYPE != 2 || CLA_KV_DTYPE < 2 || CLA_HEAD_DIM % 32 != 0 || \
     CLA_KEY_DIM % 32 != 0 || CLA_BLOCK_KV % 32 != 0
-#error "attention_amx: needs vectors of 16, bf16 queries, bf16 or 8-bit caches, 32 n dims and keys"
+#error \
+    "attention_tiles: needs vectors of 16, bf16 queries, bf16 or 8-bit caches, 32 n dims and keys"
 #endif
 
 #define CLA_KEY_VECS (CLA_KEY_DIM / CLA_TILE_DEPTH)  // vectors of a key in bf16
@@ -60,12 +62,13 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
   cla_vf s[CLA_BLOCK_VECS * CLA_BLOCK_KV];
   cla_vu pairs[CLA_BLOCK_VECS * CLA_BLOCK_KV / 2];
   const ClaSeen seen = cla_seen(state, first, tile->at);
+  const int vecs = rows->rows - first > CLA_VEC ? CLA_BLOCK_VECS : 1;  // that hold rows
 #pragma unroll 1
   for (int key = seen.begin; key < seen.end; key += CLA_STEP_KEYS)
     cla_multiply_block(tile->keys + key * CLA_KEY_VECS, 2 * CLA_KEY_DIM, q, 32 * CLA_KEY_DIM,
-                       s + key, 64 * CLA_BLOCK_KV, CLA_KEY_VECS, 0);
+                       s + key, 64 * CLA_BLOCK_KV, vecs * CLA_VEC, CLA_KEY_VECS, 0);
 #pragma unroll 1
-  for (int i = 0; i < CLA_BLOCK_VECS; ++i) {
+  for (int i = 0; i < vecs; ++i) {
     cla_vf* scores = s + i * CLA_BLOCK_KV;
     cla_vu* own = pairs + i * (CLA_BLOCK_KV / 2);
     if (seen.masked)
@@ -76,7 +79,7 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
                   o + i * CLA_HEAD_DIM);
   }
   if (tile->overflows && seen.masked) {
-    for (int i = 0; i < CLA_BLOCK_VECS; ++i)
+    for (int i = 0; i < vecs; ++i)
       cla_add_seen(&seen, tile->values, pairs + i * (CLA_BLOCK_KV / 2), o + i * CLA_HEAD_DIM);
     return;
   }
@@ -84,7 +87,8 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
   for (int d = 0; d < CLA_HEAD_DIM; d += 2 * CLA_TILE_ROWS)
     cla_multiply_block((const ushort*)tile->values + d * CLA_BLOCK_KV + seen.begin,
                        2 * CLA_BLOCK_KV, pairs + seen.begin / 2, 32 * CLA_BLOCK_KV, o + d,
-                       64 * CLA_HEAD_DIM, (seen.end - seen.begin) / CLA_TILE_DEPTH, 1);
+                       64 * CLA_HEAD_DIM, vecs * CLA_VEC, (seen.end - seen.begin) / CLA_TILE_DEPTH,
+                       1);
 }
 
 // Rows 16 n ... of the results, o[HEAD_DIM] being theirs transposed.
@@ -134,7 +138,7 @@ CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_
 #endif
 }
 
-CLA_KERNEL clattn_attention_amx(CLA_PARAMS) {
+CLA_KERNEL clattn_attention_tiles(CLA_PARAMS) {
   __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaResults to = CLA_RESULTS;
