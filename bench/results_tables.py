@@ -32,6 +32,7 @@ CEILINGS = {
     "page_read_gb_per_s": ("pages in random order", "GB/s"),
     "copy_gb_per_s": ("copy, read and written", "GB/s"),
     "fma_gflop_per_s": ("f32 multiply-add", "GFLOP/s"),
+    "bf16_gflop_per_s": ("bf16 by x86's units", "GFLOP/s"),
     "mma_gflop_per_s": ("`mma.sync`", "GFLOP/s"),
     "wgmma_gflop_per_s": ("`wgmma`", "GFLOP/s"),
 }

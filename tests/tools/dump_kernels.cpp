@@ -208,10 +208,15 @@ struct Extra {
   const char* file;
   const char* options;
   const char* kind;
+  const char* unit = "";  ///< what it includes as tile/unit.clh
 };
 constexpr std::array kExtras = {
     Extra{"ceilings__vec", "tile/ceilings.cl", "-DCLA_WG_SIZE=1 -DCLA_VEC=16", "cpu"},
     Extra{"ceilings__wg256", "tile/ceilings.cl", "-DCLA_WG_SIZE=256 -DCLA_VEC=4", "gpu"},
+    Extra{"ceilings_bf16__avx512", "tile/ceiling_bf16.cl", "-DCLA_WG_SIZE=1 -DCLA_DOT=1", "cpu",
+          "tile/avx512_bf16.clh"},
+    Extra{"ceilings_bf16__amx", "tile/ceiling_bf16.cl", "-DCLA_WG_SIZE=1 -DCLA_DOT=1", "cpu",
+          "tile/amx.clh"},
     Extra{"ceilings_mma__wg256", "tile/ceiling_sm80.cl",
           "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1", "gpu"},
     Extra{"ceilings_wgmma__wg256", "tile/ceiling_sm90.cl",
@@ -298,7 +303,7 @@ int main(int argc, char** argv) {
     for (const Variant& variant : clattn::detail::variants()) dump(argv[1], variant);
     dump_self_tests(argv[1]);
     for (const Extra& extra : kExtras) {
-      write_kernel(argv[1], extra.name, extra.file, extra.options, extra.kind);
+      write_kernel(argv[1], extra.name, extra.file, extra.options, extra.kind, extra.unit);
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "clattn_dump_kernels: {}\n", error.what());

@@ -99,7 +99,8 @@ std::string draw(const Reports& reports, const DotPlot& plot) {
 double roof(const ComparedReport& report, double intensity) {
   const Ceilings& of = report.ceilings;
   return std::min(of.read_gb_per_s * intensity,
-                  std::max({of.fma_gflop_per_s, of.mma_gflop_per_s, of.wgmma_gflop_per_s}));
+                  std::max({of.fma_gflop_per_s, of.bf16_gflop_per_s, of.mma_gflop_per_s,
+                            of.wgmma_gflop_per_s}));
 }
 
 std::string draw_roofline(const Reports& reports) {
@@ -156,7 +157,7 @@ std::string legend(const Reports& reports) {
   std::string html =
       "<table><tr><th></th><th>report</th><th>device, driver</th><th>commit</th>"
       "<th>date</th><th class=\"n\">read</th><th class=\"n\">pages</th><th class=\"n\">copy</th>"
-      "<th class=\"n\">multiply-add</th><th class=\"n\">mma.sync</th>"
+      "<th class=\"n\">multiply-add</th><th class=\"n\">x86 bf16</th><th class=\"n\">mma.sync</th>"
       "<th class=\"n\">wgmma</th></tr>\n";
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const ComparedReport& report = reports[r];

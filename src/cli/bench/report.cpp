@@ -184,10 +184,10 @@ void print_header(const BenchReport& report) {
              report.device.driver_version, CLATTN_VERSION, commit());
   fmt::print(
       "ceilings: streaming read {:.1f} GB/s, pages in random order {:.1f} GB/s, copy {:.1f} GB/s "
-      "read and written, f32 multiply-add {:.1f} GFLOP/s{}{}\n\n",
+      "read and written, f32 multiply-add {:.1f} GFLOP/s{}{}{}\n\n",
       ceilings.read_gb_per_s, ceilings.page_read_gb_per_s, ceilings.copy_gb_per_s,
-      ceilings.fma_gflop_per_s, matrix("mma.sync", ceilings.mma_gflop_per_s),
-      matrix("wgmma", ceilings.wgmma_gflop_per_s));
+      ceilings.fma_gflop_per_s, matrix("bf16", ceilings.bf16_gflop_per_s),
+      matrix("mma.sync", ceilings.mma_gflop_per_s), matrix("wgmma", ceilings.wgmma_gflop_per_s));
   fmt::print("{:44} {:>12} {:>12}  {:34} {:>9} {:>5}\n", "model/suite/batch", "median us",
              "p10-p90", "rate, of ceiling", "error", "allow");
 }

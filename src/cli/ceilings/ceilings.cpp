@@ -299,21 +299,48 @@ double measure_mma(const Context& context, const Queue& queue) {
   return kFlopPerStep * kSteps * static_cast<double>(warps) / seconds;
 }
 
-/// The operands of ceiling_sm90.cl multiplied, [128][128], after so many iterations.
-std::vector<float> wgmma_products(int iterations) {
-  constexpr int kSize = 128, kSteps = 64;
+/// The operands of ceiling_sm90.cl or ceiling_bf16.cl multiplied, [size][size], after so many
+/// iterations of sums of `steps` products.
+std::vector<float> matrix_products(int size, int steps, int iterations) {
   std::vector<float> products;
-  products.reserve(std::size_t{kSize} * kSize);
-  for (int row = 0; row < kSize; ++row) {
-    for (int column = 0; column < kSize; ++column) {
+  for (int row = 0; row < size; ++row) {
+    for (int column = 0; column < size; ++column) {
       int sum = 0;
-      for (int k = 0; k < kSteps; ++k) {
+      for (int k = 0; k < steps; ++k) {
         sum += ((5 * row + 3 * k) % 7 - 3) * ((3 * column + 5 * k) % 11 - 5);
       }
       products.push_back(static_cast<float>(iterations * sum));
     }
   }
   return products;
+}
+
+/// 0 where the processor has neither products of bf16 pairs nor tiles.
+double measure_bf16(const Context& context, const Queue& queue) {
+  constexpr int kIterations = 1 << 12;
+  constexpr double kFlopPerIteration = 2.0 * 32 * 32 * 128;
+  const DeviceCapabilities& capabilities = context.capabilities();
+  if (!capabilities.bf16_products && !capabilities.x86_tiles) return 0;
+  const auto pool =
+      context.runtime().kernel({"tile/ceiling_bf16.cl", "clattn_ceiling_bf16", "",
+                                capabilities.x86_tiles ? "tile/amx.clh" : "tile/avx512_bf16.clh"});
+  const std::vector<float> expected = matrix_products(32, 128, kIterations);
+  const auto groups = compute_units(context) * 8;
+  const Buffer sums = context.allocate(groups * expected.size() * sizeof(float));
+  const double seconds = best_seconds([&](Event& event) {
+    pool->acquire().args(static_cast<cl_int>(kIterations), sums).enqueue(queue, groups, 1, &event);
+  });
+  std::vector<float> got(groups * expected.size());
+  queue.read(sums, std::as_writable_bytes(std::span(got)));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::size_t group = i / expected.size(), at = i % expected.size();
+    const std::size_t row = at / 16 % 32, column = at / 512 * 16 + at % 16;
+    if (got[i] != expected[row * 32 + column]) {
+      throw Error(ErrorCode::kOpenCL,
+                  fmt::format("products of bf16 computed wrong sums in group {}", group));
+    }
+  }
+  return kFlopPerIteration * kIterations * static_cast<double>(groups) / seconds;
 }
 
 /// 0 where the device has no warpgroup products or the driver does not build the kernel.
@@ -326,7 +353,7 @@ double measure_wgmma(const Context& context, const Queue& queue) {
       context, {"tile/ceiling_sm90.cl", "clattn_ceiling_wgmma",
                 "-DCLA_WG_SIZE=256 -DCLA_Q_DTYPE=1 -DCLA_KV_DTYPE=1 -DCLA_PTX=1"});
   if (!pool) return 0;
-  const std::vector<float> expected = wgmma_products(kIterations);
+  const std::vector<float> expected = matrix_products(128, 64, kIterations);
   const auto groups = compute_units(context) * 8;
   const Buffer products = context.allocate(groups * expected.size() * sizeof(float));
   queue.fill(products, 0xFFFFFFFFU, 0, products.size_bytes());
@@ -355,6 +382,7 @@ Ceilings measure_ceilings(const Context& context) {
           .page_read_gb_per_s = measure_page_read(context, queue, shape, target) * kGiga,
           .copy_gb_per_s = measure_copy(context, queue, shape, target) * kGiga,
           .fma_gflop_per_s = measure_fma(context, queue, shape) * kGiga,
+          .bf16_gflop_per_s = measure_bf16(context, queue) * kGiga,
           .mma_gflop_per_s = measure_mma(context, queue) * kGiga,
           .wgmma_gflop_per_s = measure_wgmma(context, queue) * kGiga};
 }

@@ -14,6 +14,9 @@ struct Ceilings {
   /// kernel, the driver's copy and, on CPUs, memcpy by a thread a compute unit.
   double copy_gb_per_s = 0;
   double fma_gflop_per_s = 0;  ///< independent chains of f32 fused multiply-adds, 2 flop each
+  /// Products of bf16 matrices into f32 by x86's tiles (AMX) or, where those are missing, by its
+  /// products of bf16 pairs; 0 where the device has neither.
+  double bf16_gflop_per_s = 0;
   /// Products of 16-bit matrices into f32 by mma.sync with constant operands; 0 where inline PTX
   /// does not have it.
   double mma_gflop_per_s = 0;
@@ -33,6 +36,7 @@ inline constexpr CeilingName kCeilingNames[] = {
     {"page_read_gb_per_s", &Ceilings::page_read_gb_per_s, true},
     {"copy_gb_per_s", &Ceilings::copy_gb_per_s, false},
     {"fma_gflop_per_s", &Ceilings::fma_gflop_per_s, true},
+    {"bf16_gflop_per_s", &Ceilings::bf16_gflop_per_s, false},
     {"mma_gflop_per_s", &Ceilings::mma_gflop_per_s, false},
     {"wgmma_gflop_per_s", &Ceilings::wgmma_gflop_per_s, false}};
 
@@ -46,6 +50,9 @@ struct Arithmetic {
   double gflop_per_s;
 };
 inline Arithmetic arithmetic_of(DType dtype, const Ceilings& ceilings) {
+  if (dtype == DType::kBF16 && ceilings.bf16_gflop_per_s > 0) {
+    return {"bf16", ceilings.bf16_gflop_per_s};
+  }
   if (dtype == DType::kF32 || ceilings.mma_gflop_per_s == 0) {
     return {"fma", ceilings.fma_gflop_per_s};
   }

@@ -71,6 +71,22 @@ TEST(BenchJudge, TheFastestProductsAreTheCeiling) {
   EXPECT_EQ(row.ceiling, "fma");
 }
 
+/// They are the ceiling of bf16 queries alone: other types go by multiply-adds.
+TEST(BenchJudge, ProductsOfBF16BoundBF16Queries) {
+  Ceilings device = kDevice;
+  device.mma_gflop_per_s = 0;
+  device.bf16_gflop_per_s = 2000;
+  BenchRow row = row_of(1e6, 1e8, "prefill_bf16__r256_kv64");
+  row.shape.model.config.dtype = DType::kBF16;
+  judge(row, device);
+  EXPECT_EQ(row.ceiling, "bf16");
+  EXPECT_DOUBLE_EQ(row.share.value_or(0), 0.5);
+  row.shape.model.config.dtype = DType::kF16;
+  judge(row, device);
+  EXPECT_EQ(row.ceiling, "fma");
+  EXPECT_DOUBLE_EQ(row.share.value_or(0), 1);
+}
+
 TEST(BenchJudge, WhatMovesBytesIsHeldAgainstACopy) {
   for (const char* suite : {"cache", "merge"}) {
     BenchRow row = row_of(3e6, 0, "merge_attn_states");
