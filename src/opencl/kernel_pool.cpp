@@ -1,3 +1,5 @@
+#include <CL/cl_ext.h>
+
 #include <atomic>
 #include <utility>
 
@@ -17,6 +19,14 @@ T work_group_info(cl_kernel kernel, cl_device_id device, cl_kernel_work_group_in
   check(clGetKernelWorkGroupInfo(kernel, device, what, sizeof(value), &value, nullptr),
         "clGetKernelWorkGroupInfo");
   return value;
+}
+
+/// What Intel's driver reports apart from private memory; 0 where a driver does not know the query.
+cl_ulong spilled_bytes(cl_kernel kernel, cl_device_id device) {
+  cl_ulong bytes = 0;
+  const cl_int status = clGetKernelWorkGroupInfo(kernel, device, CL_KERNEL_SPILL_MEM_SIZE_INTEL,
+                                                 sizeof(bytes), &bytes, nullptr);
+  return status == CL_SUCCESS ? bytes : 0;
 }
 
 }  // namespace
@@ -39,7 +49,8 @@ KernelPool::KernelPool(cl_program program, cl_device_id device, std::string entr
   program_.reset(program);
   KernelHandle first = create();
   work_group_size_ = work_group_info<std::size_t>(first.get(), device, CL_KERNEL_WORK_GROUP_SIZE);
-  private_mem_bytes_ = work_group_info<cl_ulong>(first.get(), device, CL_KERNEL_PRIVATE_MEM_SIZE);
+  private_mem_bytes_ = work_group_info<cl_ulong>(first.get(), device, CL_KERNEL_PRIVATE_MEM_SIZE) +
+                       spilled_bytes(first.get(), device);
   local_mem_bytes_ = work_group_info<cl_ulong>(first.get(), device, CL_KERNEL_LOCAL_MEM_SIZE);
   free_.push_back(std::move(first));
 }

@@ -87,9 +87,12 @@ extern "C" cl_int clRetainEvent(cl_event event) {
 
 static std::string spilling_part;
 static cl_ulong spilled_bytes = 0, spilled_by_others = 0;
+static cl_kernel_work_group_info spill_query = CL_KERNEL_PRIVATE_MEM_SIZE;
 static bool spilling = false;
 
-test::SpillingKernels::SpillingKernels(std::string part, cl_ulong bytes, cl_ulong others) {
+test::SpillingKernels::SpillingKernels(std::string part, cl_ulong bytes, cl_ulong others,
+                                       cl_kernel_work_group_info query) {
+  spill_query = query;
   spilling_part = std::move(part);
   spilled_bytes = bytes;
   spilled_by_others = others;
@@ -125,12 +128,12 @@ extern "C" cl_int clGetKernelWorkGroupInfo(cl_kernel kernel, cl_device_id device
                                            void* value, std::size_t* size_needed) {
   static auto* const get = reinterpret_cast<decltype(&clGetKernelWorkGroupInfo)>(
       dlsym(RTLD_NEXT, "clGetKernelWorkGroupInfo"));
-  const cl_int status = get(kernel, device, what, size, value, size_needed);
-  if (spilling && what == CL_KERNEL_PRIVATE_MEM_SIZE && value != nullptr) {
+  if (spilling && what == spill_query && value != nullptr) {
     const bool named = build_options(kernel, device).find(spilling_part) != std::string::npos;
     *static_cast<cl_ulong*>(value) = named ? spilled_bytes : spilled_by_others;
+    return CL_SUCCESS;
   }
-  return status;
+  return get(kernel, device, what, size, value, size_needed);
 }
 
 extern "C" cl_int clBuildProgram(cl_program program, cl_uint num_devices,

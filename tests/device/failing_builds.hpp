@@ -43,11 +43,12 @@ class ShortDriver {
   ShortDriver& operator=(const ShortDriver&) = delete;
 };
 
-/// While it lives, devices are GPUs whose kernels say that they need private memory: `bytes` where
-/// their build options hold `part`, else `others`.
+/// While it lives, devices are GPUs whose kernels answer a query with so many bytes of private
+/// memory: `bytes` where their build options hold `part`, else `others`.
 class SpillingKernels {
  public:
-  SpillingKernels(std::string part, cl_ulong bytes, cl_ulong others);
+  SpillingKernels(std::string part, cl_ulong bytes, cl_ulong others,
+                  cl_kernel_work_group_info query = CL_KERNEL_PRIVATE_MEM_SIZE);
   ~SpillingKernels();
   SpillingKernels(const SpillingKernels&) = delete;
   SpillingKernels& operator=(const SpillingKernels&) = delete;

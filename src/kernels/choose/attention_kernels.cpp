@@ -103,9 +103,8 @@ class RoleKernels {
                                pool->local_mem_bytes(), pool->private_mem_bytes()));
     }
     BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_)};
-    if (!spills(*kernel.pool, capabilities)) {
+    if (!spills(variant, kernel.pool->private_mem_bytes(), capabilities))
       return built.push_back(std::move(kernel));
-    }
     considered_->pass(variant, fmt::format("spills {} B", kernel.pool->private_mem_bytes()));
     if (!spilling_ || kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes())
       spilling_ = std::move(kernel);

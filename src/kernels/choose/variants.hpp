@@ -139,7 +139,9 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
 bool fits_after_build(const Variant& variant, const KernelPool& pool,
                       const DeviceCapabilities& capabilities);
 
-/// Whether a built variant spills more than a few registers, on a GPU: a smaller tile is faster.
-bool spills(const KernelPool& pool, const DeviceCapabilities& capabilities);
+/// Whether a smaller tile is taken because a built variant needs so many bytes of private memory,
+/// on a GPU: more than a few registers, any at all beside a matrix unit.
+bool spills(const Variant& variant, std::uint64_t private_bytes,
+            const DeviceCapabilities& capabilities);
 
 }  // namespace clattn::detail

@@ -1,5 +1,6 @@
 // Sources that a driver does not build: refusals of its compiler are remembered, and give way to
 // the next kernel; that it has no memory or no device is an error of its own.
+#include <CL/cl_ext.h>
 #include <gmock/gmock.h>
 
 #include <array>
@@ -116,6 +117,12 @@ TEST_P(BuildFailures, SpillingDecidesBetweenTilesAndNeverRefuses) {
   EXPECT_EQ(chosen(300, 260), "prefill_gpu__r16_kv32");
   EXPECT_EQ(chosen(260, 300), "prefill_gpu__r64_kv32");
   EXPECT_EQ(chosen(300, 300), "prefill_gpu__r64_kv32");
+}
+
+TEST_P(BuildFailures, WhatIntelsDriverCallsSpilledDecidesAsWell) {
+  options_.kernel_dir.clear();
+  const test::SpillingKernels spilling(kLargestTile, 300, 0, CL_KERNEL_SPILL_MEM_SIZE_INTEL);
+  EXPECT_EQ(prefill_kernel(*make_runtime()), "prefill_gpu__r16_kv32");
 }
 
 TEST_P(BuildFailures, WhatIsNotTheTilesIsNoReasonForASmallerOne) {

@@ -233,6 +233,18 @@ TEST(Variants, TilesDecodeBF16QueriesWhereRowsAreWholeLines) {
   EXPECT_EQ(row(DType::kF16, DType::kF16, 128), kPlain);
 }
 
+TEST(Variants, NoSpillIsCheapBesideAMatrixUnitAndAFewRegistersElsewhere) {
+  DeviceCapabilities gpu, cpu;
+  gpu.kind = DeviceKind::kGpu;
+  cpu.kind = DeviceKind::kCpu;
+  for (const Variant& variant : variants()) {
+    EXPECT_FALSE(spills(variant, 0, gpu));
+    EXPECT_EQ(spills(variant, 256, gpu), variant.family() == KernelFamily::kGpuMatrix);
+    EXPECT_TRUE(spills(variant, 257, gpu));
+    EXPECT_FALSE(spills(variant, 4096, cpu));
+  }
+}
+
 // They take what they are made for, on devices that were seen to have them, and say so: they round
 // weights. Everything else stays with f32 multiply-adds, which do not.
 TEST(Variants, ProductsOfBF16PairsAreForBF16Queries) {
