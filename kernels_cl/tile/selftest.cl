@@ -147,6 +147,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #error "these registers are not for this compiler"
 #endif
 
+#include "tile/avx512_bf16.clh"
+
 // The processor may be newer or older than the one that the compiler aims at.
 int cla_has_products(void) {
   uint highest, basic, c, d, more, unused;
@@ -195,7 +197,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
     best = min(best, cla_time_products(products, (uint16)(0x3f804000), (uint16)(0x40403f80)));
     fma_best = min(fma_best, cla_time_multiply_adds(sums, (float16)(1.0f), (float16)(5.0f)));
   }
-  int right = 2 * best <= 3 * fma_best;
+  const uint pair = 0x40403f80u;
+  int right = 2 * best <= 3 * fma_best &&
+              all(cla_dot_with((float16)(0.0f), (uint16)(0x3f804000), &pair) == 5.0f);
   for (int i = 0; i < 8; ++i) {  // 1 * 3 + 2 * 1, and 1 * 5
     right = right && all(products[i] == 32 * 256 * 5.0f) && all(sums[i] == 32 * 256 * 5.0f);
   }

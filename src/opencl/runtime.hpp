@@ -91,7 +91,8 @@ class KernelPool : public std::enable_shared_from_this<KernelPool> {
   KernelLease acquire();
   const std::string& entry() const noexcept { return entry_; }
   /// CL_KERNEL_WORK_GROUP_SIZE, CL_KERNEL_PRIVATE_MEM_SIZE (with what Intel's driver reports as
-  /// spilled) and CL_KERNEL_LOCAL_MEM_SIZE of the built kernel.
+  /// spilled; both of these per hardware thread there) and CL_KERNEL_LOCAL_MEM_SIZE of the built
+  /// kernel.
   std::size_t work_group_size() const noexcept { return work_group_size_; }
   std::uint64_t private_mem_bytes() const noexcept { return private_mem_bytes_; }
   std::uint64_t local_mem_bytes() const noexcept { return local_mem_bytes_; }

@@ -331,7 +331,10 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
   for (const cl_uint lanes : kSubGroups) {
     if (result.inline_ptx != 0 || !reported.reports_subgroups) break;
     if (reported.max_work_group_size < kWarpgroup) break;
-    const std::string language = fmt::format("{} -DCLA_SUB_GROUP={}", kBuildOptions, lanes);
+    // As the kernels of lanes are built there (kernels/choose/variants.cpp).
+    const char* const plain = reported.kind == DeviceKind::kCpu ? " -cl-opt-disable" : "";
+    const std::string language =
+        fmt::format("{} -DCLA_SUB_GROUP={}{}", kBuildOptions, lanes, plain);
     if (all_lanes_right(several, 11, "clattn_selftest_lanes", language))
       result.sub_groups_in_step |= lanes;
   }

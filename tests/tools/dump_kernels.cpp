@@ -120,7 +120,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
       rows.insert(rows.end(), kSharedShapes.begin(), kSharedShapes.end());
     if (variant.family() == KernelFamily::kGpuMatrix && role == Role::kDecode)
       rows.insert(rows.end(), kByteShapes.begin(), kByteShapes.end());
-    if (variant.unit_id == UnitId::cpu_bf16 || variant.kernel_id == KernelId::decode_tiles)
+    if (variant.unit_id == UnitId::cpu_bf16 || variant.kernel_id == KernelId::decode_tiles ||
+        variant.kernel_id == KernelId::prefill_tiles)
       rows.insert(rows.end(), kPairShapes.begin(), kPairShapes.end());
   } else if (role == Role::kMerge) {
     rows.push_back(kLatentShapes.front());

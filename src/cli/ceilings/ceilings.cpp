@@ -317,16 +317,17 @@ std::vector<float> matrix_products(int size, int steps, int iterations) {
 
 /// 0 where the processor has neither products of bf16 pairs nor tiles.
 double measure_bf16(const Context& context, const Queue& queue) {
-  constexpr int kIterations = 1 << 12;
-  constexpr double kFlopPerIteration = 2.0 * 32 * 32 * 128;
+  constexpr int kIterations = 1 << 14, kSteps = 256;
+  constexpr double kFlopPerIteration = 2.0 * 32 * 32 * kSteps;
   const DeviceCapabilities& capabilities = context.capabilities();
   if (!capabilities.bf16_products && !capabilities.x86_tiles) return 0;
   const auto pool =
       context.runtime().kernel({"tile/ceiling_bf16.cl", "clattn_ceiling_bf16", "",
                                 capabilities.x86_tiles ? "tile/amx.clh" : "tile/avx512_bf16.clh"});
-  const std::vector<float> expected = matrix_products(32, 128, kIterations);
-  const auto groups = compute_units(context) * 8;
+  const std::vector<float> expected = matrix_products(32, kSteps, kIterations);
+  const auto groups = compute_units(context) * 2;
   const Buffer sums = context.allocate(groups * expected.size() * sizeof(float));
+  queue.fill(sums, 0xFFFFFFFFU, 0, sums.size_bytes());
   const double seconds = best_seconds([&](Event& event) {
     pool->acquire().args(static_cast<cl_int>(kIterations), sums).enqueue(queue, groups, 1, &event);
   });

@@ -48,6 +48,7 @@ class RoleKernels {
   void add(const Variant& variant) {
     if (std::string why = why_not_shape(variant, shape_); !why.empty())
       return considered_->pass(variant, std::move(why));
+    keep_cheap_spill(variant.family());
     if (std::string why = why_unwanted(variant); !why.empty())
       return considered_->pass(variant, std::move(why));
     const DeviceCapabilities& capabilities = target_.device.capabilities;
@@ -108,6 +109,13 @@ class RoleKernels {
     considered_->pass(variant, fmt::format("spills {} B", kernel.pool->private_mem_bytes()));
     if (!spilling_ || kernel.pool->private_mem_bytes() < spilling_->pool->private_mem_bytes())
       spilling_ = std::move(kernel);
+  }
+
+  /// Before another family is tried, a kernel that spills little will do.
+  void keep_cheap_spill(KernelFamily next) {
+    if (built.empty() && spilling_ && spilling_->variant->family() != next &&
+        spilling_->pool->private_mem_bytes() <= kCheapSpillBytes)
+      built.push_back(*std::exchange(spilling_, std::nullopt));
   }
 
   /// Why what is built makes it unnecessary; empty = it does not.

@@ -139,8 +139,11 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
 bool fits_after_build(const Variant& variant, const KernelPool& pool,
                       const DeviceCapabilities& capabilities);
 
-/// Whether a smaller tile is taken because a built variant needs so many bytes of private memory,
-/// on a GPU: more than a few registers, any at all beside a matrix unit.
+/// Bytes of spilled registers that cost less than a smaller tile does, or another family.
+inline constexpr std::uint64_t kCheapSpillBytes = 256;
+
+/// Whether a GPU should take a smaller tile than one that needs so much private memory: on a matrix
+/// unit any, elsewhere more than kCheapSpillBytes.
 bool spills(const Variant& variant, std::uint64_t private_bytes,
             const DeviceCapabilities& capabilities);
 

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "device/attention_case.hpp"
+#include "device/forced_variant.hpp"
 
 namespace {
 
@@ -78,6 +79,11 @@ const std::vector<Option>& options() {
          s.config.block_size = 5;
          s.causal = false;
        }},
+      {"SixteenHeadsAGroupBeforeInfinity",
+       [](CaseSpec& s) {
+         s.config.num_heads = 32;
+         s.last_token_overflows = true;
+       }},
       {"SixteenHeadsOf32",
        [](CaseSpec& s) {
          s.config.num_heads = 32;
@@ -100,41 +106,40 @@ const std::vector<Option>& options() {
 
 class X86Tiles : public testing::TestWithParam<Option> {};
 
-/// Runs on every device with tiles or products of bf16 pairs, where a kernel must have run whose
-/// name begins with the one that is given for them; none is given = that unit's devices are left
-/// out.
-void expect_right(const CaseSpec& spec, std::string_view by_tiles, std::string_view by_pairs) {
+/// Runs the row on every device that has its unit, and must.
+void expect_right(const CaseSpec& spec, std::string_view row) {
+  using clattn::detail::Variant;
+  const Variant& variant = *std::ranges::find(clattn::detail::variants(), row, &Variant::name);
   bool ran = false;
   for (const auto& context : attention_test::all_contexts()) {
-    const auto& capabilities = context->capabilities();
-    const std::string_view kernel = capabilities.x86_tiles       ? by_tiles
-                                    : capabilities.bf16_products ? by_pairs
-                                                                 : "";
-    if (kernel.empty()) continue;
+    if (!clattn::detail::why_not(variant, context->capabilities()).empty()) continue;
+    const attention_test::ForcedVariants forced(context, {&variant});
     const CaseResult result = attention_test::run_case(context, spec);
     EXPECT_EQ(result.fault, "") << describe(spec);
     EXPECT_LE(result.worst_share, 1.0) << describe(spec) << "\n " << result.worst_place;
-    EXPECT_TRUE(std::ranges::any_of(result.kernels, [&](std::string_view name) {
-      return name.starts_with(kernel);
-    })) << describe(spec);
+    EXPECT_TRUE(std::ranges::count(result.kernels, row)) << describe(spec);
     ran = true;
   }
-  if (!ran)
-    GTEST_SKIP() << "no device's processor has tiles that this process may use, or the "
-                    "products of bf16 pairs that this test is for";
+  if (!ran) GTEST_SKIP() << "no device's processor has the unit of " << row;
 }
 
 TEST_P(X86Tiles, ComputeRight) {
   CaseSpec spec = long_queries();
   GetParam().set(spec);
-  expect_right(spec, "prefill_amx", "prefill_bf16");
+  expect_right(spec, "prefill_amx__r256_kv64");
+}
+
+TEST_P(X86Tiles, PairsComputeRight) {
+  CaseSpec spec = long_queries();
+  GetParam().set(spec);
+  expect_right(spec, "prefill_bf16__r256_kv64");
 }
 
 TEST_P(X86Tiles, DecodeRight) {
   CaseSpec spec = long_queries();
   spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4}, {2, 77, 5}};
   GetParam().set(spec);
-  expect_right(spec, "decode_cpu__r16_amx", "");
+  expect_right(spec, "decode_cpu__r16_amx");
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),
