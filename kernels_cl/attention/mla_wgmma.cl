@@ -176,7 +176,8 @@ static inline float2 cla_scores_to_probabilities(float* scores, uint4* probabili
 /* What the warpgroups share in local memory. */
 typedef struct ClaShared {
   __local uint4 *q_tile, *k_tiles;
-  __local ClaTask* tasks; /* one: it comes with the queries */
+  __local ClaTask* tasks;       /* one: it comes with the queries */
+  __local ClaLeftOut* left_out; /* of the task, by warpgroup */
   __local ulong *full_q, *empty_q, *full_k, *empty_k;
 } ClaShared;
 
@@ -195,6 +196,8 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
     cla_barrier_wait(at->empty_q, q_pipe.phase);
     if (lid == 0) {
       at->tasks[0] = task;
+      cla_leave_nothing_out(at->left_out);
+      cla_leave_nothing_out(at->left_out + 1);
       cla_barrier_arrive(at->full_q);
     }
     cla_load_latent_queries(at->q_tile, &task, q + call.q_offset, call.q_token_stride,
@@ -221,6 +224,7 @@ typedef struct ClaConsumer {
   const ClaOptions* opt;
   ClaHandover handover;
   __local uint4* own_v; /* its dims of the stages of latent rows */
+  __local ClaLeftOut* left_out;
   uint lane, lid, name;
   uint q_desc, k_desc, v_desc;
 } ClaConsumer;
@@ -229,20 +233,22 @@ static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
   if (own->lane == 0) cla_barrier_arrive(empty);
 }
 
+/* Sees to it that products with the own dims of a tile can meet rows that do not see it; its
+   products with queries are done. */
+static inline void cla_prepare_values(const ClaConsumer* own, const ClaWork* work,
+                                      ClaPipeline pipeline, int tile) {
+  cla_leave_out_values(own->own_v + pipeline.stage * CLA_TILE_UNITS, tile, work, own->left_out,
+                       own->lid, own->name);
+}
+
 /* Adds the own dims of a tile of values beside which no product runs. */
-static inline void cla_take_values(const ClaConsumer* own, const ClaWork* work,
-                                   ClaPipeline pipeline, float* acc, const ClaA* probabilities,
-                                   int tile, int by_hand) {
-  if (by_hand) {
-    cla_add_seen_values(acc, probabilities, work->rows,
-                        own->own_v + pipeline.stage * CLA_TILE_UNITS, tile, own->lane);
-    cla_warp_barrier(); /* values read -> told to be empty */
-  } else {
-    cla_start_pv(acc, probabilities, own->v_desc + pipeline.stage * CLA_TILE_UNITS);
-    cla_wgmma_wait_all();
-    CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-  }
-  cla_release(own, own->at->empty_k + pipeline.stage);
+static inline void cla_take_values(const ClaConsumer* own, ClaPipeline* pipeline, float* acc,
+                                   const ClaA* probabilities) {
+  cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);
+  cla_wgmma_wait_all();
+  CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+  cla_release(own, own->at->empty_k + pipeline->stage);
+  *pipeline = cla_next_stage(*pipeline, CLA_STAGES);
 }
 
 /* A tile's products become probabilities, which the second warpgroup gets, too. */
@@ -264,33 +270,28 @@ static inline void cla_consume_front(const ClaConsumer* own, ClaWork* work, ClaP
   const int tiles_end = CLA_TILES_END(work->keys);
   int tile = work->keys.begin;
   ClaA probabilities[CLA_KEY_STEPS];
-  do { /* once, but for what is added by hand */
-    float scores[CLA_SCORE_TILES * CLA_C_SIZE];
-    int masked = cla_partly_seen(work, tile);
-    int by_hand;
-    cla_wait_tile(at->full_k, *pipeline);
-    cla_start_qk(scores, own->q_desc, own->k_desc + pipeline->stage * CLA_TILE_UNITS);
+  float scores[CLA_SCORE_TILES * CLA_C_SIZE];
+  int masked = cla_partly_seen(work, tile);
+  cla_wait_tile(at->full_k, *pipeline);
+  cla_start_qk(scores, own->q_desc, own->k_desc + pipeline->stage * CLA_TILE_UNITS);
+  cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
+  for (;;) {
+    if (masked) cla_prepare_values(own, work, *pipeline, tile);
+    tile += CLA_BLOCK_KV;
+    if (tile >= tiles_end) break;
+    const ClaPipeline next = cla_next_stage(*pipeline, CLA_STAGES);
+    masked = cla_partly_seen(work, tile);
+    cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);
+    cla_wait_tile(at->full_k, next);
+    cla_start_qk(scores, own->q_desc, own->k_desc + next.stage * CLA_TILE_UNITS);
+    cla_wgmma_wait_all_but_1();
+    cla_pin_probabilities(probabilities); /* read until now */
+    CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
+    cla_release(own, at->empty_k + pipeline->stage);
     cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
-    for (;;) {
-      tile += CLA_BLOCK_KV;
-      by_hand = masked && cla_values_overflow(own->own_v + pipeline->stage * CLA_TILE_UNITS,
-                                              tile - CLA_BLOCK_KV, work, own->lid, own->name);
-      if (by_hand || tile >= tiles_end) break;
-      const ClaPipeline next = cla_next_stage(*pipeline, CLA_STAGES);
-      masked = cla_partly_seen(work, tile);
-      cla_start_pv(acc, probabilities, own->v_desc + pipeline->stage * CLA_TILE_UNITS);
-      cla_wait_tile(at->full_k, next);
-      cla_start_qk(scores, own->q_desc, own->k_desc + next.stage * CLA_TILE_UNITS);
-      cla_wgmma_wait_all_but_1();
-      cla_pin_probabilities(probabilities); /* read until now */
-      CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-      cla_release(own, at->empty_k + pipeline->stage);
-      cla_take_scores(own, work, hand_pipe, acc, scores, probabilities, tile, masked);
-      *pipeline = next;
-    }
-    cla_take_values(own, work, *pipeline, acc, probabilities, tile - CLA_BLOCK_KV, by_hand);
-    *pipeline = cla_next_stage(*pipeline, CLA_STAGES);
-  } while (tile < tiles_end);
+    *pipeline = next;
+  }
+  cla_take_values(own, pipeline, acc, probabilities);
   const ClaRowState* state = work->state;
   const uint4 ends = as_uint4((float4)(state[0].base, state[0].sum, state[1].base, state[1].sum));
   cla_hand_over(own->handover, hand_pipe, &ends, 1, (float2)(1.0f), own->lid);
@@ -306,11 +307,8 @@ static inline void cla_consume_back(const ClaConsumer* own, ClaWork* work, ClaPi
     cla_wait_tile(own->at->full_k, *pipeline);
     cla_rescale_pair(
         acc, cla_take_over(own->handover, hand_pipe, probabilities, CLA_KEY_STEPS, own->lid));
-    const int by_hand = cla_partly_seen(work, tile) &&
-                        cla_values_overflow(own->own_v + pipeline->stage * CLA_TILE_UNITS, tile,
-                                            work, own->lid, own->name);
-    cla_take_values(own, work, *pipeline, acc, probabilities, tile, by_hand);
-    *pipeline = cla_next_stage(*pipeline, CLA_STAGES);
+    if (cla_partly_seen(work, tile)) cla_prepare_values(own, work, *pipeline, tile);
+    cla_take_values(own, pipeline, acc, probabilities);
     tile += CLA_BLOCK_KV;
   } while (tile < tiles_end);
   uint4 ends;
@@ -327,10 +325,11 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   __local uint4 words[CLA_KEY_STEPS * CLA_WARPGROUP];
   __local float row_factors[CLA_BLOCK_ROWS];
   __local ClaTask tasks[1];
+  __local ClaLeftOut left_out[2];
   __local ulong full_q[1], empty_q[1], full_k[CLA_STAGES], empty_k[CLA_STAGES];
   __local ulong full_words[1], empty_words[1];
 
-  const ClaShared at = {q_tile, k_tiles, tasks, full_q, empty_q, full_k, empty_k};
+  const ClaShared at = {q_tile, k_tiles, tasks, left_out, full_q, empty_q, full_k, empty_k};
   const ClaOptions opt = CLA_OPTION_VALUES;
   const ClaThread self = cla_thread();
   const uint num_tasks = (uint)call.num_entries * CLA_HEAD_CHUNKS;
@@ -364,10 +363,13 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
       call.out_offset + own_dim,
       call.out_token_stride,
       (uint)call.num_kv_heads};
+  const ClaValuesAt values = {k_cache + own_dim, meta + call.pages_at, 0,
+                              CLA_PAGE_SIZE * CLA_KEY_DIM, CLA_KEY_DIM};
   const ClaConsumer own = {&at,
                            &opt,
                            {words, row_factors + own_row, full_words, empty_words},
                            own_v,
+                           left_out + self.group,
                            self.lane,
                            self.lid,
                            1 + self.group,
@@ -388,6 +390,7 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
       cla_consume_back(&own, &work, &pipeline, &hand_pipe, acc);
     }
     const ClaTask task = tasks[0];
+    cla_add_left_out(acc, *own.left_out, &opt, &task, &values, call.causal, own_row, self.lane);
     cla_end_rows(&task, work.state, &opt, &results, own_q, acc, warp_row, self.lane);
     cla_fence_for_products(); /* what was staged -> the next queries */
     cla_warp_barrier();

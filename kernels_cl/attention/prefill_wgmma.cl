@@ -16,11 +16,11 @@
 
    The tile before may be the last one of the task before: its rows leave once O is done, beside
    the softmax of the new task's first tile. Masks are looked at in tiles that some row does not see
-   wholly; an infinite or NaN value there that a row must not meet is seen before it is multiplied,
-   and such a tile is added by hand. With CLA_BOXES 16 keys of a head are one copy by a tensor map
-   (tile/sm90_tensor_map.clh), else many small ones; those of 8 bits are converted on their way
-   (attention/wgmma_conversion.clh). Full barriers end when copies have arrived, or were converted,
-   empty ones when the last warp has multiplied.
+   wholly; infinite and NaN values there, which such a row must not meet, are left out of products,
+   and added to the rows that see them once these are done. With CLA_BOXES 16 keys of a head are one
+   copy by a tensor map (tile/sm90_tensor_map.clh), else many small ones; those of 8 bits are
+   converted on their way (attention/wgmma_conversion.clh). Full barriers end when copies have
+   arrived, or were converted, empty ones when the last warp has multiplied.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V (32 of 8 bits) from global memory, 4.2 M multiply-adds, 16 384 exponentials.
@@ -113,6 +113,7 @@ typedef struct ClaConsumer {
   const ClaShared* at;
   const ClaOptions* opt;
   const ClaRowResults* results;
+  const ClaValuesAt* values;
   uint group, lane, lid, warp_row;
   uint q_desc, k_desc, v_desc;
   uint num_tasks;
@@ -168,6 +169,16 @@ static inline void cla_move_rows(ClaWork* work, float* scores, float* acc, ClaA*
   cla_round_rows(probabilities, scores);
 }
 
+/* Sees to it that products with the values of the tile in this stage of them, now->tile, can meet
+   rows that do not see it. */
+static inline void cla_prepare_values(const ClaConsumer* own, const ClaProgress* now,
+                                      ClaPipeline pipeline) {
+  if (!now->masked) return;
+  cla_barrier_wait(own->at->full_v + pipeline.stage, pipeline.phase);
+  cla_leave_out_values(own->at->v_tiles + pipeline.stage * CLA_TILE_UNITS, now->tile, &now->work,
+                       own->at->left_out + now->work.q_pipe.stage, own->lid, 1 + own->group);
+}
+
 /* The probabilities of a tile whose products run beside no other tile's. */
 static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now, float* acc,
                                        ClaA* probabilities) {
@@ -189,7 +200,10 @@ static inline void cla_take_first_keys(const ClaConsumer* own, ClaProgress* now,
 static inline void cla_leave_task(const ClaConsumer* own, const ClaWork* ended, float* acc) {
   const uint stage = ended->q_pipe.stage;
   const ClaTask task = own->at->tasks[stage];
+  const ClaLeftOut left_out = own->at->left_out[stage];
   cla_warpgroup_barrier(1 + own->group); /* queries multiplied -> results staged */
+  cla_add_left_out(acc, left_out, own->opt, &task, own->values, own->causal,
+                   own->warp_row + cla_c_row(own->lane), own->lane);
   cla_end_rows(&task, ended->state, own->opt, own->results,
                own->at->q_tiles + stage * CLA_QUERY_UNITS, acc, own->warp_row, own->lane);
   cla_release(own, own->at->empty_q + stage);
@@ -257,7 +271,7 @@ static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const
     cla_wait_values(own, now, acc, probabilities);
     if (ended) cla_leave_task(own, ended, acc);
     factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
-    cla_rescale_pair(acc, factors);
+    if (!ended) cla_rescale_pair(acc, factors); /* else it is empty */
     cla_round_rows(probabilities, scores);
   }
   now->pipeline = next;
@@ -279,28 +293,13 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
   return 1;
 }
 
-/* Whether the tile holds values that must not be multiplied. */
-static inline int cla_must_not_multiply(const ClaConsumer* own, const ClaProgress* now) {
-  if (!now->masked) return 0;
-  cla_barrier_wait(own->at->full_v + now->pipeline.stage, now->pipeline.phase);
-  return cla_values_overflow(own->at->v_tiles + now->pipeline.stage * CLA_TILE_UNITS, now->tile,
-                             &now->work, own->lid, 1 + own->group);
-}
-
 /* Adds the values of a tile beside which no other begins, and goes on behind it. */
 static inline void cla_take_last_values(const ClaConsumer* own, ClaProgress* now, float* acc,
-                                        const ClaA* probabilities, int by_hand) {
-  if (by_hand) {
-    cla_add_seen_values(acc, probabilities, now->work.rows,
-                        own->at->v_tiles + now->pipeline.stage * CLA_TILE_UNITS, now->tile,
-                        own->lane);
-    cla_warp_barrier(); /* values read -> told to be empty */
-  } else {
-    cla_wait_tile(own->at->full_v, now->pipeline);
-    cla_start_values(own, now, acc, probabilities);
-    cla_wgmma_wait_all();
-    CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
-  }
+                                        const ClaA* probabilities) {
+  cla_wait_tile(own->at->full_v, now->pipeline);
+  cla_start_values(own, now, acc, probabilities);
+  cla_wgmma_wait_all();
+  CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
   cla_release(own, own->at->empty_v + now->pipeline.stage);
   now->pipeline = cla_next_stage(now->pipeline, CLA_STAGES);
   now->tile += CLA_BLOCK_KV;
@@ -320,14 +319,13 @@ static inline void cla_consume(const ClaConsumer* own) {
   cla_enter_task(own, &now, now.pipeline);
   if (own->group == CLA_CONSUMERS - 1) cla_order_arrive(own->group);
   for (;;) {
-    while (now.tile < now.work.keys.end) {
+    if (now.tile < now.work.keys.end) {
       ClaA probabilities[CLA_KEY_STEPS];
-      int by_hand;
       cla_take_first_keys(own, &now, acc, probabilities);
       do {
-        by_hand = cla_must_not_multiply(own, &now);
-      } while (!by_hand && cla_take_next_tile(own, &now, acc, probabilities));
-      cla_take_last_values(own, &now, acc, probabilities, by_hand);
+        cla_prepare_values(own, &now, now.pipeline);
+      } while (cla_take_next_tile(own, &now, acc, probabilities));
+      cla_take_last_values(own, &now, acc, probabilities);
     }
     cla_leave_task(own, &now.work, acc);
     if (now.deal.number >= own->num_tasks) break;
@@ -347,6 +345,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4* const raw = 0;
 #endif
   __local ClaTask tasks[CLA_QUERY_STAGES];
+  __local ClaLeftOut left_out[CLA_QUERY_STAGES];
   __local float marks[CLA_LANES];
 #if CLA_BOXES
   __local int maps[2 * CLA_MAP_INTS] __attribute__((aligned(128))); /* of keys, of values */
@@ -357,8 +356,8 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
 
   __local uint4* const v_tiles = k_tiles + CLA_STAGES * CLA_TILE_UNITS;
   __local ulong *const full_v = full_k + CLA_STAGES, *const empty_v = empty_k + CLA_STAGES;
-  const ClaShared at = {q_tiles, k_tiles, v_tiles, raw,     tasks,   marks,    full_q,
-                        empty_q, full_k,  full_v,  empty_k, empty_v, maps_made};
+  const ClaShared at = {q_tiles, k_tiles, v_tiles, raw,    tasks,   left_out, marks,
+                        full_q,  empty_q, full_k,  full_v, empty_k, empty_v,  maps_made};
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* const tensor_maps = workspace + call.tensor_maps_at; /* by the launch for itself */
   const ClaThread self = cla_thread();
@@ -387,10 +386,13 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                                  call.out_offset,
                                  call.out_token_stride,
                                  (uint)call.num_kv_heads};
+  const ClaValuesAt values = {CLA_VALUES, meta + call.pages_at, call.head_stride, call.block_stride,
+                              call.token_stride};
   const uint first_row = self.group * 64;
   const ClaConsumer own = {&at,
                            &opt,
                            &results,
+                           &values,
                            self.group,
                            self.lane,
                            self.lid,
