@@ -34,30 +34,57 @@ bool may_pair(const PlannerConfig& config, const UsedClasses& used) {
          first.workers == second.workers && first.workers >= 2;
 }
 
-/// Of the launches in turn, or of two beside each other; merges included.
-double plan_ns(const PlannerConfig& config, const UsedClasses& used, const Cuts& cuts,
-               bool beside) {
-  double sum = 0, longest = 0, merges = 0, merge_launch = 0;
+/// The end of launches in turn; merges included.
+double in_turn_ns(const PlannerConfig& config, const UsedClasses& used, const Cuts& cuts) {
+  double sum = 0, merge_launch = 0;
   for (const std::size_t c : used.all()) {
-    sum += cuts[c].end_ns;
-    longest = std::max(longest, cuts[c].end_ns);
-    merges += cuts[c].merge_ns;
+    sum += cuts[c].total_ns();
     if (cuts[c].merges) merge_launch = config.merge.launch_ns;
   }
-  return (beside ? kBesideSlower * longest + config.beside_ns : sum) + merges + merge_launch;
+  return sum + merge_launch;
 }
 
-/// Work-groups for the first of two launches, so that both end at about the same time.
-std::int32_t workers_of_first(const EvenTime& first, const EvenTime& second, std::int32_t all) {
+/// The same of two beside each other.
+double beside_ns(const PlannerConfig& config, const UsedClasses& used, const PlanCuts& cuts) {
+  double longest = 0, merges = 0, merge_launch = 0;
+  for (const std::size_t c : used.all()) {
+    longest = std::max(longest, cuts.slower[c] * cuts.classes[c].end_ns);
+    merges += cuts.classes[c].merge_ns;
+    if (cuts.classes[c].merges) merge_launch = config.merge.launch_ns;
+  }
+  return longest + config.beside_ns + merges + merge_launch;
+}
+
+// Two launches beside each other: one that waits for memory, on a share of the work-groups, and one
+// that computes, on the others. Both read one memory, and the more groups wait for it, the longer
+// the other one's reads take. On an H100, whose memory is slower than the costs assume, the first
+// took 1.06 to 1.16 times its time alone while it had less than half of the groups, and the other
+// one 1.0 to 1.1 with 1/7 of them and 1.24 to 1.29 with 2/5. With 2/3 and more both took 1.3 to 1.8
+// times theirs, and batches got slower than in turn (docs/journal.md).
+constexpr double kWaitingSlower = 1.05;
+constexpr double kMostWaiting = 0.5;
+double computing_slower(std::int32_t waiting, std::int32_t all) {
+  return 1 + 0.5 * waiting / all;
+}
+
+/// Work-groups for the one that waits, so that both end at about the same time, were tasks small.
+std::int32_t even_share(const EvenTime& waits, const EvenTime& computes, std::int32_t all) {
   std::int32_t best = 1;
   double least = std::numeric_limits<double>::infinity();
-  for (std::int32_t workers = 1; workers < all; ++workers) {
-    const double ns = std::max(first.ns(workers), second.ns(all - workers));
-    if (ns >= least) continue;
-    least = ns;
-    best = workers;
+  for (std::int32_t waiting = 1; waiting <= kMostWaiting * all; ++waiting) {
+    const double end = std::max(kWaitingSlower * waits.ns(waiting),
+                                computing_slower(waiting, all) * computes.ns(all - waiting));
+    if (end >= least) continue;
+    least = end;
+    best = waiting;
   }
   return best;
+}
+
+/// The largest smaller share with which the groups of the one that computes have a task less each.
+std::int32_t share_of_fewer_rounds(std::int64_t tasks, std::int32_t waiting, std::int32_t all) {
+  const std::int64_t rounds = std::max<std::int64_t>(tasks / (all - waiting), 1);
+  return static_cast<std::int32_t>(all - ceil_div(tasks, rounds));
 }
 
 }  // namespace
@@ -83,25 +110,38 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
 PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows) {
   const UsedClasses used = used_classes(config, tiles);
   PlanCuts in_turn{.classes = choose_cuts(config, tiles, max_rows)};
-  in_turn.end_ns = plan_ns(config, used, in_turn.classes, false);
+  in_turn.end_ns = in_turn_ns(config, used, in_turn.classes);
   if (!may_pair(config, used)) return in_turn;
-  const auto [first, second] = std::pair(used.numbers[0], used.numbers[1]);
-  const std::int32_t all = config.tiles[first].workers;
-  const EvenTime first_time = tiles[first].even_time(config.tiles[first], config.merge);
-  const EvenTime second_time = tiles[second].even_time(config.tiles[second], config.merge);
+  std::size_t waits = used.numbers[0], computes = used.numbers[1];
+  const std::int32_t all = config.tiles[waits].workers;
+  const auto time = [&](std::size_t c) {
+    return tiles[c].even_time(config.tiles[c], config.merge);
+  };
   // Two that wait for memory only take it from each other.
-  if (first_time.waits_for_memory(all) == second_time.waits_for_memory(all)) return in_turn;
-  const std::int32_t workers = workers_of_first(first_time, second_time, all);
-  const double least = std::max(first_time.ns(workers), second_time.ns(all - workers));
-  if (kBesideSlower * least + config.beside_ns >= in_turn.end_ns) return in_turn;
-  PlannerConfig shared = config;
-  shared.tiles[first].workers = workers;
-  shared.tiles[second].workers = all - workers;
-  PlanCuts beside{.classes = choose_cuts(shared, tiles, max_rows)};
-  beside.workers[first] = workers;
-  beside.workers[second] = all - workers;
-  beside.end_ns = plan_ns(config, used, beside.classes, true);
-  return beside.end_ns < in_turn.end_ns ? beside : in_turn;
+  if (time(waits).waits_for_memory(all) == time(computes).waits_for_memory(all)) return in_turn;
+  if (time(computes).waits_for_memory(all)) std::swap(waits, computes);
+  const std::int32_t even = even_share(time(waits), time(computes), all);
+  const auto judged = [&](std::int32_t waiting) {
+    PlanCuts cuts;
+    cuts.workers[waits] = waiting;
+    cuts.workers[computes] = all - waiting;
+    cuts.slower[waits] = kWaitingSlower;
+    cuts.slower[computes] = computing_slower(waiting, all);
+    PlannerConfig shared = config;
+    for (const std::size_t c : used.all()) shared.tiles[c].workers = cuts.workers[c];
+    cuts.classes = choose_cuts(shared, tiles, max_rows);
+    cuts.end_ns = beside_ns(config, used, cuts);
+    return cuts;
+  };
+  PlanCuts best = in_turn;
+  for (const std::int32_t waiting :
+       {even, share_of_fewer_rounds(
+                  tiles[computes].tiles() * config.tiles[computes].groups_per_item, even, all)}) {
+    if (waiting < 1 || waiting > kMostWaiting * all) continue;
+    PlanCuts beside = judged(waiting);
+    if (beside.end_ns < best.end_ns) best = beside;
+  }
+  return best;
 }
 
 }  // namespace clattn::detail

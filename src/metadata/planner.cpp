@@ -296,6 +296,7 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
     if (!cuts_.wide && std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
       for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
       counts_.workers = cuts_.workers;
+      counts_.slower = cuts_.slower;
       return;  // known without a walk: an item a tile
     }
   }
@@ -310,6 +311,7 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
   }
   counts_ = to_counts(tally);
   counts_.workers = cuts_.workers;
+  counts_.slower = cuts_.slower;
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {

@@ -35,11 +35,6 @@ struct KeyWindow {
   }
 };
 
-/// How much longer a launch takes beside another one than on the same work-groups alone: both read
-/// one memory. Measured: 1.1 to 1.5 on an H100; with 1.15 none of nine batches got slower than in
-/// turn (docs/journal.md).
-inline constexpr double kBesideSlower = 1.15;
-
 struct PlannerConfig {
   std::array<TileClass, kMaxTileClasses> tiles{};
   int num_tiles = 0;             ///< classes in use; longest_class() takes every length
@@ -80,6 +75,8 @@ struct PlanCounts {
   /// Work-groups of two launches that run beside each other; 0 everywhere: launches run in turn, on
   /// as many as the device has room for.
   std::array<std::int32_t, kMaxTileClasses> workers{};
+  /// How many times as long as alone on these work-groups each is expected to take.
+  std::array<double, kMaxTileClasses> slower{};
   std::int32_t num_merges = 0;
   std::int64_t num_partial_rows = 0;
   std::int64_t all_items() const {
@@ -109,6 +106,7 @@ struct PlanOutput {
 struct PlanCuts {
   std::array<CutChoice, kMaxTileClasses> classes;
   std::array<std::int32_t, kMaxTileClasses> workers{};  ///< PlanCounts::workers
+  std::array<double, kMaxTileClasses> slower{};         ///< PlanCounts::slower
   std::int32_t num_splits = 0;  ///< of every tile; 0 = by the classes' shares, or by position
   bool wide = false;            ///< the last class in place of the one before it
   double end_ns = 0;            ///< predicted, merges included

@@ -177,8 +177,8 @@ std::optional<Variant> wide_choice(const TunedDevice& device, const KernelShape&
   return wide;
 }
 
-/// What events between two queues are taken to cost; chosen with kBesideSlower, not measured.
-constexpr double kBesideNs = 15e3;
+/// What events between two queues are taken to cost; chosen, not measured.
+constexpr double kBesideNs = 5e3;
 
 PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {
   PlannerConfig config;

@@ -43,7 +43,7 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
   }
   std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
   launch.predicted_us = (tile.launch_ns + expected_end_ns(tile, runs, shared)) * kUsPerNs;
-  if (step.planned.workers.at(index) > 0) launch.predicted_us *= detail::kBesideSlower;
+  if (step.planned.workers.at(index) > 0) launch.predicted_us *= step.planned.slower.at(index);
   return launch;
 }
 

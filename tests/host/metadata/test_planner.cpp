@@ -313,6 +313,41 @@ TEST(Planner, LaunchesRunBesideEachOtherWhereThatEndsEarlier) {
   EXPECT_EQ(plan_of(forced, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
 }
 
+// What waits for memory gets half of the groups at most: with more, both would wait.
+TEST(Planner, LaunchesRunInTurnWhereOneNeedsMostOfTheDevice) {
+  const PlannerConfig config = persistent_device();
+  std::vector<test::Request> requests(640, {1, 1000});
+  requests.insert(requests.end(), 8, {512, 2000});
+  const auto waiting = [&](std::size_t decodes) {
+    requests.insert(requests.end(), decodes, {1, 1000});
+    return plan_of(config, make_batch(requests, 16)).counts.workers[0];
+  };
+  EXPECT_GT(waiting(0), 0);
+  int beside = 0;
+  std::int32_t last = 1;
+  for (; last > 0 && beside < 100; ++beside) {
+    last = waiting(640);
+    EXPECT_LE(last, 32);
+  }
+  EXPECT_LT(beside, 100) << "more and more decodes are planned in turn at some point";
+}
+
+// Equal tasks that compute: a group more or less for them is a round more or less.
+TEST(Planner, LaunchesBesideEachOtherCountWholeRounds) {
+  PlannerConfig config = persistent_device();
+  config.merge.launch_ns = 1e9;  // nothing is split
+  config.tiles[0].merges_splits = config.tiles[1].merges_splits = false;
+  for (const std::size_t prompts : {150, 250}) {
+    std::vector<test::Request> requests(640, {1, 1000});
+    requests.insert(requests.end(), prompts, {16, 2000});
+    const Plan plan = plan_of(config, make_batch(requests, 16));
+    const std::int32_t groups = plan.counts.workers[1];
+    const auto tasks = static_cast<std::int32_t>(plan.items[1].size());
+    ASSERT_GT(groups, 1);
+    EXPECT_GT((tasks - 1) / (groups - 1), (tasks - 1) / groups) << groups << " for " << tasks;
+  }
+}
+
 TEST(Planner, LaunchesRunInTurnWhereOneOfThemIsSmall) {
   const PlannerConfig config = persistent_device();
   std::vector<test::Request> requests(640, {1, 1000});
