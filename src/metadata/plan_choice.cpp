@@ -81,7 +81,8 @@ std::int32_t even_share(const EvenTime& waits, const EvenTime& computes, std::in
   return best;
 }
 
-/// The largest smaller share with which the groups of the one that computes have a task less each.
+/// The share that leaves the one that computes as few groups as end in whole rounds of its tasks:
+/// a round less than with `waiting` groups for the other one, if the last round would not be full.
 std::int32_t share_of_fewer_rounds(std::int64_t tasks, std::int32_t waiting, std::int32_t all) {
   const std::int64_t rounds = std::max<std::int64_t>(tasks / (all - waiting), 1);
   return static_cast<std::int32_t>(all - ceil_div(tasks, rounds));
@@ -136,7 +137,8 @@ PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::i
   PlanCuts best = in_turn;
   for (const std::int32_t waiting :
        {even, share_of_fewer_rounds(
-                  tiles[computes].tiles() * config.tiles[computes].groups_per_item, even, all)}) {
+                  std::int64_t{tiles[computes].tiles()} * config.tiles[computes].groups_per_item,
+                  even, all)}) {
     if (waiting < 1 || waiting > kMostWaiting * all) continue;
     PlanCuts beside = judged(waiting);
     if (beside.end_ns < best.end_ns) best = beside;
