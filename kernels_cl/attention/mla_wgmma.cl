@@ -233,8 +233,8 @@ static inline void cla_release(const ClaConsumer* own, __local ulong* empty) {
   if (own->lane == 0) cla_barrier_arrive(empty);
 }
 
-/* Sees to it that products with the own dims of a tile can meet rows that do not see it; its
-   products with queries are done. */
+/* Makes the own dims of a tile safe to multiply for rows that do not see it; its products with
+   queries are done. */
 static inline void cla_prepare_values(const ClaConsumer* own, const ClaWork* work,
                                       ClaPipeline pipeline, int tile) {
   cla_leave_out_values(own->own_v + pipeline.stage * CLA_TILE_UNITS, tile, work, own->left_out,

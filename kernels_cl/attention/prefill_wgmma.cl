@@ -169,8 +169,8 @@ static inline void cla_move_rows(ClaWork* work, float* scores, float* acc, ClaA*
   cla_round_rows(probabilities, scores);
 }
 
-/* Sees to it that products with the values of the tile in this stage of them, now->tile, can meet
-   rows that do not see it. */
+/* Makes the values of tile now->tile, in this stage, safe to multiply for rows that do not see
+   them. */
 static inline void cla_prepare_values(const ClaConsumer* own, const ClaProgress* now,
                                       ClaPipeline pipeline) {
   if (!now->masked) return;
@@ -271,7 +271,7 @@ static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const
     cla_wait_values(own, now, acc, probabilities);
     if (ended) cla_leave_task(own, ended, acc);
     factors.y = cla_move_row(scores, now->work.state, 1, bases.y, to_logit);
-    if (!ended) cla_rescale_pair(acc, factors); /* else it is empty */
+    if (!ended) cla_rescale_pair(acc, factors); /* else acc is zero */
     cla_round_rows(probabilities, scores);
   }
   now->pipeline = next;
