@@ -56,11 +56,11 @@ double beside_ns(const PlannerConfig& config, const UsedClasses& used, const Pla
 }
 
 // Two launches beside each other: one that waits for memory, on a share of the work-groups, and one
-// that computes, on the others. Both read one memory, and the more groups wait for it, the longer
-// the other one's reads take. On an H100, whose memory is slower than the costs assume, the first
-// took 1.06 to 1.16 times its time alone while it had less than half of the groups, and the other
-// one 1.0 to 1.1 with 1/7 of them and 1.24 to 1.29 with 2/5. With 2/3 and more both took 1.3 to 1.8
-// times theirs, and batches got slower than in turn (docs/journal.md).
+// that computes, on the rest. The more groups wait for memory, the longer the computing launch's
+// reads take. On an H100, whose memory is slower than the costs assume, the waiting launch took
+// 1.06 to 1.16 times its time alone with less than half of the groups; the computing one took 1.0
+// to 1.1 times beside 1/7 of them and 1.24 to 1.29 times beside 2/5. Beside 3/5 and more, both took
+// 1.3 to 1.8 times, and most batches got slower than in turn (docs/journal.md).
 constexpr double kWaitingSlower = 1.05;
 constexpr double kMostWaiting = 0.5;
 double computing_slower(std::int32_t waiting, std::int32_t all) {
@@ -81,8 +81,8 @@ std::int32_t even_share(const EvenTime& waits, const EvenTime& computes, std::in
   return best;
 }
 
-/// The share that leaves the one that computes as few groups as end in whole rounds of its tasks:
-/// a round less than with `waiting` groups for the other one, if the last round would not be full.
+/// The share that leaves the computing launch just enough groups to take one round of tasks less
+/// than with `waiting` groups for the other launch, if its last round would not be full.
 std::int32_t share_of_fewer_rounds(std::int64_t tasks, std::int32_t waiting, std::int32_t all) {
   const std::int64_t rounds = std::max<std::int64_t>(tasks / (all - waiting), 1);
   return static_cast<std::int32_t>(all - ceil_div(tasks, rounds));

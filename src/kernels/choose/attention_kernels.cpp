@@ -178,7 +178,7 @@ std::optional<Variant> wide_choice(const TunedDevice& device, const KernelShape&
 }
 
 /// What events between two queues are taken to cost; chosen, not measured.
-constexpr double kBesideNs = 5e3;
+constexpr double kBesideNs = 8e3;
 
 PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice& device) {
   PlannerConfig config;

@@ -332,12 +332,12 @@ TEST(Planner, LaunchesRunInTurnWhereOneNeedsMostOfTheDevice) {
   EXPECT_LT(beside, 100) << "more and more decodes are planned in turn at some point";
 }
 
-// Equal tasks that compute: a group more or less for them is a round more or less.
+// Equal tasks that compute: with one group fewer they would take another round.
 TEST(Planner, LaunchesBesideEachOtherCountWholeRounds) {
   PlannerConfig config = persistent_device();
   config.merge.launch_ns = 1e9;  // nothing is split
   config.tiles[0].merges_splits = config.tiles[1].merges_splits = false;
-  for (const std::size_t prompts : {150, 250}) {
+  for (const std::size_t prompts : {150U, 250U}) {
     std::vector<test::Request> requests(640, {1, 1000});
     requests.insert(requests.end(), prompts, {16, 2000});
     const Plan plan = plan_of(config, make_batch(requests, 16));
