@@ -34,25 +34,18 @@ bool may_pair(const PlannerConfig& config, const UsedClasses& used) {
          first.workers == second.workers && first.workers >= 2;
 }
 
-/// The end of launches in turn; merges included.
-double in_turn_ns(const PlannerConfig& config, const UsedClasses& used, const Cuts& cuts) {
-  double sum = 0, merge_launch = 0;
+/// The end of launches in turn, or beside each other if they have a share of the work-groups each;
+/// merges included.
+double plan_ns(const PlannerConfig& config, const UsedClasses& used, const PlanCuts& cuts) {
+  double sum = 0, longest = 0, merges = 0, merge_launch = 0;
   for (const std::size_t c : used.all()) {
-    sum += cuts[c].total_ns();
-    if (cuts[c].merges) merge_launch = config.merge.launch_ns;
-  }
-  return sum + merge_launch;
-}
-
-/// The same of two beside each other.
-double beside_ns(const PlannerConfig& config, const UsedClasses& used, const PlanCuts& cuts) {
-  double longest = 0, merges = 0, merge_launch = 0;
-  for (const std::size_t c : used.all()) {
+    sum += cuts.classes[c].end_ns;
     longest = std::max(longest, cuts.slower[c] * cuts.classes[c].end_ns);
     merges += cuts.classes[c].merge_ns;
     if (cuts.classes[c].merges) merge_launch = config.merge.launch_ns;
   }
-  return longest + config.beside_ns + merges + merge_launch;
+  const bool beside = longest > 0;
+  return (beside ? longest + config.beside_ns : sum) + merges + merge_launch;
 }
 
 // Two launches beside each other: one that waits for memory, on a share of the work-groups, and one
@@ -67,16 +60,18 @@ double computing_slower(std::int32_t waiting, std::int32_t all) {
   return 1 + 0.5 * waiting / all;
 }
 
-/// Work-groups for the one that waits, so that both end at about the same time, were tasks small.
-std::int32_t even_share(const EvenTime& waits, const EvenTime& computes, std::int32_t all) {
-  std::int32_t best = 1;
-  double least = std::numeric_limits<double>::infinity();
+/// Two launches beside each other, were their tasks small: work-groups for the one that waits, so
+/// that both end at about the same time, and that time.
+struct EvenShare {
+  std::int32_t waiting = 1;
+  double end_ns = std::numeric_limits<double>::infinity();
+};
+EvenShare even_share(const EvenTime& waits, const EvenTime& computes, std::int32_t all) {
+  EvenShare best;
   for (std::int32_t waiting = 1; waiting <= kMostWaiting * all; ++waiting) {
     const double end = std::max(kWaitingSlower * waits.ns(waiting),
                                 computing_slower(waiting, all) * computes.ns(all - waiting));
-    if (end >= least) continue;
-    least = end;
-    best = waiting;
+    if (end < best.end_ns) best = {waiting, end};
   }
   return best;
 }
@@ -110,38 +105,36 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
 
 PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows) {
   const UsedClasses used = used_classes(config, tiles);
-  PlanCuts in_turn{.classes = choose_cuts(config, tiles, max_rows)};
-  in_turn.end_ns = in_turn_ns(config, used, in_turn.classes);
-  if (!may_pair(config, used)) return in_turn;
+  PlanCuts best{.classes = choose_cuts(config, tiles, max_rows)};
+  best.end_ns = plan_ns(config, used, best);
+  if (!may_pair(config, used)) return best;
   std::size_t waits = used.numbers[0], computes = used.numbers[1];
   const std::int32_t all = config.tiles[waits].workers;
-  const auto time = [&](std::size_t c) {
-    return tiles[c].even_time(config.tiles[c], config.merge);
-  };
+  EvenTime waiting_time = tiles[waits].even_time(config.tiles[waits], config.merge);
+  EvenTime computing_time = tiles[computes].even_time(config.tiles[computes], config.merge);
   // Two that wait for memory only take it from each other.
-  if (time(waits).waits_for_memory(all) == time(computes).waits_for_memory(all)) return in_turn;
-  if (time(computes).waits_for_memory(all)) std::swap(waits, computes);
-  const std::int32_t even = even_share(time(waits), time(computes), all);
-  const auto judged = [&](std::int32_t waiting) {
-    PlanCuts cuts;
-    cuts.workers[waits] = waiting;
-    cuts.workers[computes] = all - waiting;
-    cuts.slower[waits] = kWaitingSlower;
-    cuts.slower[computes] = computing_slower(waiting, all);
-    PlannerConfig shared = config;
-    for (const std::size_t c : used.all()) shared.tiles[c].workers = cuts.workers[c];
-    cuts.classes = choose_cuts(shared, tiles, max_rows);
-    cuts.end_ns = beside_ns(config, used, cuts);
-    return cuts;
-  };
-  PlanCuts best = in_turn;
-  for (const std::int32_t waiting :
-       {even, share_of_fewer_rounds(
-                  std::int64_t{tiles[computes].tiles()} * config.tiles[computes].groups_per_item,
-                  even, all)}) {
+  if (waiting_time.waits_for_memory(all) == computing_time.waits_for_memory(all)) return best;
+  if (computing_time.waits_for_memory(all)) {
+    std::swap(waits, computes);
+    std::swap(waiting_time, computing_time);
+  }
+  const EvenShare even = even_share(waiting_time, computing_time, all);
+  if (even.end_ns + config.beside_ns >= best.end_ns) return best;
+  const std::int64_t tasks =
+      std::int64_t{tiles[computes].tiles()} * config.tiles[computes].groups_per_item;
+  const std::int32_t fewer_rounds = share_of_fewer_rounds(tasks, even.waiting, all);
+  PlannerConfig shared = config;
+  for (const std::int32_t waiting : {even.waiting, fewer_rounds}) {
     if (waiting < 1 || waiting > kMostWaiting * all) continue;
-    PlanCuts beside = judged(waiting);
+    PlanCuts beside;
+    beside.workers[waits] = shared.tiles[waits].workers = waiting;
+    beside.workers[computes] = shared.tiles[computes].workers = all - waiting;
+    beside.slower[waits] = kWaitingSlower;
+    beside.slower[computes] = computing_slower(waiting, all);
+    beside.classes = choose_cuts(shared, tiles, max_rows);
+    beside.end_ns = plan_ns(config, used, beside);
     if (beside.end_ns < best.end_ns) best = beside;
+    if (fewer_rounds == even.waiting) break;
   }
   return best;
 }

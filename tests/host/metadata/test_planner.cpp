@@ -298,6 +298,8 @@ TEST(Planner, LaunchesRunBesideEachOtherWhereThatEndsEarlier) {
   EXPECT_EQ(third + fourth, 0);
   EXPECT_GT(first, 8);
   EXPECT_GT(second, 8);
+  EXPECT_GT(beside.counts.slower[0], 1) << "both read one memory";
+  EXPECT_GT(beside.counts.slower[1], 1 + 0.25 * first / 64) << "the more groups wait for it";
 
   PlannerConfig both_wait = config;  // for memory, which they would take from each other
   both_wait.tiles[1].parallel = 0.5;
