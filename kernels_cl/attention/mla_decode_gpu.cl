@@ -55,12 +55,8 @@
 #define CLA_LOADS ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* a work-item's */
 
 /* Load i of a work-item: which key of a tile, which unit of it. */
-static inline uint cla_load_key(uint i) {
-  return CLA_GROUP_DEALT(i) / CLA_UNITS;
-}
-static inline uint cla_load_unit(uint i) {
-  return CLA_GROUP_DEALT(i) % CLA_UNITS;
-}
+CLA_MAP(cla_load_key, i, CLA_GROUP_DEALT(i) / CLA_UNITS)
+CLA_MAP(cla_load_unit, i, CLA_GROUP_DEALT(i) % CLA_UNITS)
 
 /* Pages of the own loads in the tile at `first`; keys from `end` on stand for the one before. */
 static inline void cla_find_pages(int* page, __global const int* pages, int first, int end) {
