@@ -29,9 +29,7 @@
    CLA_PAGE_SIZE        tokens      >= 1
    CLA_BLOCK_ROWS       rows        WG_SIZE / 32 times 1, 2 or 4
    CLA_BLOCK_KV         keys        2, 4 or 8
-   CLA_WG_SIZE          work-items  multiples of 32
-
-   Launch: num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
+   CLA_WG_SIZE          work-items  multiples of 32 */
 #include "core/latent.clh"
 
 #define CLA_TEAM 32
