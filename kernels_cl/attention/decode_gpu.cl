@@ -32,10 +32,7 @@
    CLA_BLOCK_KV         keys        per team and step: 1, 2, 4, 8
    CLA_WG_SIZE          work-items  power of two, 32 ... 256
    CLA_PTX              -           tile/scalar.clh
-   CLA_MERGE_TAIL       -           core/last_arrival.clh
-
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries, those of 8-bit types on 8-byte ones. */
+   CLA_MERGE_TAIL       -           core/last_arrival.clh */
 #if !defined(CLA_PTX)
 #error "decode_gpu.cl needs CLA_PTX"
 #endif

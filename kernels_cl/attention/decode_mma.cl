@@ -30,19 +30,15 @@
      HEAD_DIM 128, BLOCK_ROWS 16:    255 registers    64 KiB
      HEAD_DIM 64, BLOCK_ROWS 8:      127 registers    (four groups) 64 KiB
 
-   macro                unit        legal values, beside those of core/task.clh
+   macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS
    CLA_BLOCK_KV         keys        TILE_KEYS: of a warp and step
    CLA_WG_SIZE          work-items  a multiple of LANES * SHARERS
    CLA_MERGE_TAIL       -           core/last_arrival.clh
 
    Local memory: KEY_WARPS * BLOCK_ROWS * (JOIN_DIMS + 6) * 4 B for the joining and BLOCK_ROWS
-   * HEAD_DIM * 2 B for the queries, on sm80 19 KiB with 8 rows of 128 dims. Launch: num_items *
-   num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries,
-   those of 8-bit types on 8-byte ones. */
+   * HEAD_DIM * 2 B for the queries, on sm80 19 KiB with 8 rows of 128 dims. */
 #include "attention/decode_rows.clh"
 
 CLA_KERNEL clattn_decode_mma(CLA_PARAMS) {

@@ -94,13 +94,6 @@ typedef struct ClaCache {
   int halves;                                   /* units do not start on 16-byte boundaries */
 } ClaCache;
 
-static inline ClaCache cla_cache_of(__global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                                    const ClaCall call) {
-  const ClaCache cache = {
-      k, v, call.block_stride, call.token_stride, call.head_stride, cla_in_halves(k, v, call)};
-  return cache;
-}
-
 /* Where unit `unit` of 16 bytes of a row is in a piece. */
 static inline uint cla_key_at_unit(uint row, uint unit) {
   return row * CLA_ROW_UNITS + (unit ^ cla_k_swizzle(row));
@@ -215,7 +208,10 @@ CLA_KERNEL clattn_decode_ring(CLA_PARAMS) {
                             (uint)call.num_kv_heads,
                             (uint)call.num_entries * (uint)call.num_kv_heads * CLA_HEAD_CHUNKS,
                             call.causal};
-  const ClaCache cache = cla_cache_of(k_cache + call.k_offset, CLA_VALUES, call);
+  const ClaCache cache = {
+      k_cache + call.k_offset, CLA_VALUES,
+      call.block_stride,       call.token_stride,
+      call.head_stride,        cla_in_halves(k_cache + call.k_offset, CLA_VALUES, call)};
   const ClaResults results = CLA_RESULTS;
   __local uint4* const ring = stages + warp * CLA_STAGES * CLA_STAGE_UNITS;
 

@@ -29,9 +29,7 @@
    CLA_PAGE_SIZE        tokens      >= 1
    CLA_BLOCK_ROWS       rows        WG_SIZE / 32 times 1, 2 or 4
    CLA_BLOCK_KV         keys        2, 4 or 8
-   CLA_WG_SIZE          work-items  multiples of 32
-
-   Launch: num_items * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
+   CLA_WG_SIZE          work-items  multiples of 32 */
 #include "core/latent.clh"
 
 #define CLA_TEAM 32
@@ -55,12 +53,8 @@
 #define CLA_LOADS ((CLA_BLOCK_KV * CLA_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE) /* a work-item's */
 
 /* Load i of a work-item: which key of a tile, which unit of it. */
-static inline uint cla_load_key(uint i) {
-  return CLA_GROUP_DEALT(i) / CLA_UNITS;
-}
-static inline uint cla_load_unit(uint i) {
-  return CLA_GROUP_DEALT(i) % CLA_UNITS;
-}
+CLA_MAP(cla_load_key, i, CLA_GROUP_DEALT(i) / CLA_UNITS)
+CLA_MAP(cla_load_unit, i, CLA_GROUP_DEALT(i) % CLA_UNITS)
 
 /* Pages of the own loads in the tile at `first`; keys from `end` on stand for the one before. */
 static inline void cla_find_pages(int* page, __global const int* pages, int first, int end) {

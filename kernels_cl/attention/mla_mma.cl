@@ -3,9 +3,6 @@
    elements, sums and softmax in f32. Probabilities are rounded to the queries' type before they
    meet values.
 
-     out[r, :] = sum_p softmax_p(scale * <q[r, :], c[p, :]>) c[p, 0 ... HEAD_DIM)
-                 p: the keys that row r sees; c[p, :] has KEY_DIM = HEAD_DIM + ROPE_DIM elements
-
    One work-group serves BLOCK_ROWS rows (query token, head) of a work item. A warp has TILE_ROWS of
    them, and as many warps as the group has for these rows (DIM_PARTS) share the dims: each keeps
    its part of the queries and of the accumulator in registers, so that neither moves while the keys
@@ -40,11 +37,9 @@
    18 KiB in some 2 200: there is room for 128 heads, whose second group finds the rows in a cache.
    Groups of rows that share an item's keys stand next to each other in launch order.
 
-   macro                unit        legal values, beside those of core/task.clh
+   macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
    CLA_HEAD_DIM         elements    512
    CLA_ROPE_DIM         elements    64
-   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: cache
    CLA_PAGE_SIZE        tokens      >= 1
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS
    CLA_BLOCK_KV         keys        TILE_KEYS
@@ -52,8 +47,7 @@
                                     part of HEAD_DIM is a multiple of 8 V_SPREAD
 
    Local memory: TILE_KEYS * (KEY_DIM + 8) elements for the tile, 18.3 KiB at 16 keys in 16 bits,
-   and 4 B a lane and register of S for the sums, 8 KiB. Launch: num_items * CLA_HEAD_CHUNKS groups
-   of CLA_WG_SIZE. */
+   and 4 B a lane and register of S for the sums, 8 KiB. */
 #include "core/latent.clh"
 
 #include "attention/decode_rows.clh"

@@ -24,8 +24,7 @@
    CLA_BLOCK_KV         keys        multiples of 8
    CLA_WG_SIZE          work-items  1 (CPU) or more
 
-   Local memory at HEAD_DIM 256, BLOCK_KV 16: 17 KiB for the tile and 1 KiB a row.
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. */
+   Local memory at HEAD_DIM 256, BLOCK_KV 16: 17 KiB for the tile and 1 KiB a row. */
 #define CLA_TEAM 1
 #define CLA_TEAM_KEYS 0
 #define CLA_LANE_ROWS 1

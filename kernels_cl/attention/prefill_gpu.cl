@@ -22,9 +22,7 @@
    CLA_BLOCK_KV         keys        32 or 64; a multiple of the columns, 4 * WG_SIZE / BLOCK_ROWS
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV
 
-   Local memory: 27 KiB with 64 rows, 32 keys and 256 work-items; 47 KiB with 128 rows and 512.
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries, those of 8-bit types on 8-byte ones. */
+   Local memory: 27 KiB with 64 rows, 32 keys and 256 work-items; 47 KiB with 128 rows and 512. */
 #define CLA_ROW_GROUPS (CLA_BLOCK_ROWS / 4)
 #define CLA_TEAM (CLA_WG_SIZE / CLA_ROW_GROUPS)
 #define CLA_KEYS (CLA_BLOCK_KV / CLA_TEAM)

@@ -17,18 +17,14 @@
    and V from global memory, 4.2 M multiply-adds, 160 KiB read from local memory by 4 warps of 32
    rows (8 warps of 16 rows would read 288 KiB and be bound by it), 8192 exponentials.
 
-   macro                unit        legal values, beside those of core/task.clh
+   macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES, or a divisor of it
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and B_TILES * TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES
 
    Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * STRIDE * 16 B, 103 KiB with 128 rows, 64 keys and
-   128 dims.
-   Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on
-   16-byte boundaries, those of 8-bit types on 8-byte ones. */
+   128 dims. */
 #include "tile/unit.clh"
 #include "tile/warps.clh"
 

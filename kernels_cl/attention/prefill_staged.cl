@@ -35,17 +35,14 @@
    accumulation registers on MFMA; on WMMA tiles have 16 keys, since an accumulator of 128 registers
    leaves room for no more. What else the loop needs: bench/cards/loops.txt.
 
-   macro                unit        legal values, beside those of core/task.clh
+   macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
    CLA_HEAD_DIM         elements    8 ... 256, steps of 8
-   CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
-   CLA_KV_DTYPE         -           CLA_Q_DTYPE, or 3 e4m3, 4 e5m2, 5 int8: k_cache, v_cache
    CLA_BLOCK_ROWS       rows        TILE_ROWS * WG_SIZE / LANES
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES, and of BLOCK_KV at least twice
 
    Local memory: K of BLOCK_KV rows of HEAD_DIM elements, V of HEAD_DIM rows of BLOCK_KV, 16 B more
-   for each row, and 16 B a work-item. Launch: num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of
-   CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8-bit types on 8-byte ones. */
+   for each row, and 16 B a work-item. */
 #include "tile/unit.clh"
 
 #include "tile/warps.clh"

@@ -46,12 +46,21 @@ static inline int cla_advanced_pages(__global const int* seq_lens, __global cons
 
 /* What a row of the next step's input consists of. */
 typedef struct ClaRows {
-  __global long* tokens;
-  __global const long* sampled;
-  __global long* positions;
-  __global int* seq_lens;
-  __global long* slots;
+  __global long* tokens;        /* [num_seqs] */
+  __global const long* sampled; /* [num_queries] */
+  __global long* positions;     /* [num_seqs] */
+  __global int* seq_lens;       /* [num_seqs] */
+  __global long* slots;         /* [num_seqs] */
 } ClaRows;
+
+/* Its parameters; table: [num_seqs, table_stride]. */
+#define CLA_ROWS_PARAMS                                                   \
+  __global long *restrict tokens, __global const long *restrict sampled,  \
+      __global long *restrict positions, __global int *restrict seq_lens, \
+      __global long *restrict slots, __global const int *restrict table,  \
+      long table_stride /* pages */, int page_size /* tokens */, int num_queries /* rows */
+#define CLA_ROWS \
+  { tokens, sampled, positions, seq_lens, slots }
 
 /* Row `row`: padding, unless it advances. Returns how many tokens its last page then has. */
 static inline int cla_write_row(const ClaRows* rows, uint row, int advances,
@@ -72,20 +81,11 @@ static inline int cla_write_row(const ClaRows* rows, uint row, int advances,
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_advance_rows(
-    __global long* restrict tokens,        /* [num_seqs] */
-    __global const long* restrict sampled, /* [num_queries] */
-    __global long* restrict positions,     /* [num_seqs] */
-    __global int* restrict seq_lens,       /* [num_seqs] */
-    __global long* restrict slots,         /* [num_seqs] */
-    __global const int* restrict table,    /* [num_seqs, table_stride] */
-    long table_stride,                     /* pages */
-    int page_size,                         /* tokens */
-    int num_queries,                       /* rows */
-    long num_blocks,                       /* pages of the cache */
-    __global int* errors) {                /* [1] */
+    CLA_ROWS_PARAMS, long num_blocks, /* pages of the cache */
+    __global int* errors) {           /* [1] */
   __local int outside;
   const uint row = (uint)get_group_id(0);
-  const ClaRows rows = {tokens, sampled, positions, seq_lens, slots};
+  const ClaRows rows = CLA_ROWS;
   table += (ulong)row * (ulong)table_stride;
   int pages = 0;
   if (row < (uint)num_queries) { /* the same for the whole group */
@@ -150,21 +150,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_ad
 }
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_advance_pages(
-    __global long* restrict tokens,         /* [num_seqs] */
-    __global const long* restrict sampled,  /* [num_queries] */
-    __global long* restrict positions,      /* [num_seqs] */
-    __global int* restrict seq_lens,        /* [num_seqs] */
-    __global long* restrict slots,          /* [num_seqs] */
-    __global const int* restrict table,     /* [num_seqs, table_stride] */
-    long table_stride,                      /* pages */
-    int page_size,                          /* tokens */
-    int num_queries,                        /* rows */
-    __global const int* restrict bound,     /* [num_queries] */
-    __global const int* restrict indptr,    /* [num_seqs + 1] */
-    __global int* restrict indices,         /* pages */
-    __global int* restrict last_page_len) { /* [num_seqs] */
+    CLA_ROWS_PARAMS, __global const int* restrict bound, /* [num_queries] */
+    __global const int* restrict indptr,                 /* [num_seqs + 1] */
+    __global int* restrict indices,                      /* pages */
+    __global int* restrict last_page_len) {              /* [num_seqs] */
   const uint row = (uint)get_group_id(0);
-  const ClaRows rows = {tokens, sampled, positions, seq_lens, slots};
+  const ClaRows rows = CLA_ROWS;
   const int pages = row < (uint)num_queries ? bound[row] : 0;
   table += (ulong)row * (ulong)table_stride;
   for (int c = (int)get_local_id(0); c < pages; c += CLA_WG_SIZE)

@@ -24,11 +24,9 @@
    CLA_CACHE_X     elements    of a packed key cache's innermost dimension: 4, 8 or 16
 
    Launch: CLA_WG_SIZE == 1: num_tokens groups; else num_groups() of cache_write.cpp. */
-#if !defined(CLA_PAGE_SIZE) || !defined(CLA_CACHE_X)
-#error "reshape_and_cache.cl needs CLA_PAGE_SIZE and CLA_CACHE_X"
+#if !defined(CLA_HEAD_DIM) || !defined(CLA_PAGE_SIZE) || !defined(CLA_CACHE_X)
+#error "reshape_and_cache.cl needs CLA_HEAD_DIM, CLA_PAGE_SIZE and CLA_CACHE_X"
 #endif
-#include "core/common.clh"
-#include "core/options.clh"
 #include "core/raw.clh"
 #include "core/write_call.clh"
 
@@ -106,12 +104,8 @@ static inline int cla_input_aligned(const ClaInput* in) {
 
 /* What scales unit `unit` of keys and of values. */
 static inline float2 cla_unit_scales(const ClaOptions* opt, uint unit, uint num_kv_heads) {
-#if CLA_KV_QUANT
   const uint head = unit / (CLA_HEAD_DIM / 8);
   return (float2)(cla_k_scale(opt, head), cla_v_scale(opt, head, num_kv_heads));
-#else
-  return (float2)(1.0f);
-#endif
 }
 
 /* A token's slot; negative if it stores nothing. */
@@ -157,7 +151,7 @@ static inline int cla_planes_aligned(const ClaPlanes* cache) {
    CPUs have reshape_and_cache_cpu.cl. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_reshape_and_cache_flash(CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_OPTION_VALUES;
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
   const uint num_kv_heads = (uint)call.num_kv_heads;
   uint unit;
   const uint token =
@@ -226,7 +220,7 @@ static inline void cla_put_key(const ClaPacked* cache, ulong slot, uint unit, Cl
    HEAD_DIM, PAGE_SIZE]. */
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_reshape_and_cache(
     CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_OPTION_VALUES;
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
   const ClaInput in = {key + call.key_offset, value + call.value_offset, call.key_token_stride,
                        call.value_token_stride};
   const ClaPacked cache = {CLA_WRITE_KEYS, CLA_WRITE_VALUES, (uint)call.num_kv_heads};

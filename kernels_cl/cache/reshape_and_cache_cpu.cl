@@ -52,20 +52,12 @@ typedef struct ClaPlane {
   int num_kv_heads;
 } ClaPlane;
 
-#if CLA_KV_QUANT
-#define CLA_K_SCALE(opt, head, num_kv_heads) cla_k_scale(opt, (uint)(head))
-#define CLA_V_SCALE(opt, head, num_kv_heads) cla_v_scale(opt, (uint)(head), (uint)(num_kv_heads))
-#else
-#define CLA_K_SCALE(opt, head, num_kv_heads) 1.0f
-#define CLA_V_SCALE(opt, head, num_kv_heads) 1.0f
-#endif
-
 // All heads. of_keys and past are constants at every call.
 CLA_INLINE void cla_put_plane(const ClaPlane* plane, const ClaOptions* opt, int of_keys, int past) {
 #pragma unroll 1
   for (int h = 0; h < plane->num_kv_heads; ++h) {
-    const float scale = of_keys ? CLA_K_SCALE(opt, h, plane->num_kv_heads)
-                                : CLA_V_SCALE(opt, h, plane->num_kv_heads);
+    const float scale =
+        of_keys ? cla_k_scale(opt, (uint)h) : cla_v_scale(opt, (uint)h, (uint)plane->num_kv_heads);
     cla_put_row(plane->from + (long)h * CLA_HEAD_DIM, scale, past,
                 plane->to + h * plane->head_stride);
   }
@@ -75,8 +67,8 @@ CLA_INLINE void cla_put_plane(const ClaPlane* plane, const ClaOptions* opt, int 
 CLA_INLINE void cla_put_columns(const ClaPlane* plane, const ClaOptions* opt, long dim_stride) {
 #pragma unroll 1
   for (int h = 0; h < plane->num_kv_heads; ++h)
-    cla_put_column(plane->from + (long)h * CLA_HEAD_DIM, CLA_K_SCALE(opt, h, plane->num_kv_heads),
-                   dim_stride, plane->to + h * plane->head_stride);
+    cla_put_column(plane->from + (long)h * CLA_HEAD_DIM, cla_k_scale(opt, (uint)h), dim_stride,
+                   plane->to + h * plane->head_stride);
 }
 
 // Whether a call's stores to a plane go past the caches: it is large, and every row fills whole
@@ -97,7 +89,7 @@ CLA_INLINE void cla_put_rows(const ClaPlane* plane, const ClaOptions* opt, int o
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_reshape_and_cache_flash_cpu(CLA_WRITE_PARAMS) {
-  const ClaOptions opt = CLA_OPTION_VALUES;
+  const ClaOptions opt = CLA_WRITE_OPTIONS;
   const long token = (long)get_group_id(0);
   const long slot = slots[call.slots_at + token];
   if (slot < 0 || slot >= call.num_slots) return;

@@ -13,16 +13,18 @@
 #error "a macro of the table above is missing"
 #endif
 
+// What a kernel answers: seed + lane in result[CLA_WG_SIZE] where all is well, if it says no other.
+#define CLA_SELFTEST_KERNEL(name)                                              \
+  __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void name( \
+      __global uint* restrict result, uint seed)
+
 #if CLA_SELFTEST == 1
 
 #define CLA_CELLS (CLA_LOCAL_BYTES / 4u)
 
 // Fills the array, then every item reads the cells that its mirror image wrote and counts the right
-// ones.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_local(
-    __global
-        uint* restrict right,  // [groups, CLA_WG_SIZE]  CLA_CELLS / CLA_WG_SIZE when all is well
-    uint seed) {
+// ones: result[groups, CLA_WG_SIZE] is CLA_CELLS / CLA_WG_SIZE when all is well.
+CLA_SELFTEST_KERNEL(clattn_selftest_local) {
   __local uint cells[CLA_CELLS];
   const uint lane = (uint)get_local_id(0);
   const uint salt = seed + (uint)get_group_id(0);
@@ -33,16 +35,14 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
     const uint mirror = CLA_CELLS - 1u - i;
     count += cells[mirror] == mirror * 2654435761u + salt ? 1u : 0u;
   }
-  right[get_global_id(0)] = count;
+  result[get_global_id(0)] = count;
 }
 
 #elif CLA_SELFTEST == 2
 
-// A butterfly sum over the warp, in PTX.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_wave(
-    __global uint* restrict result,  // [3, CLA_WG_SIZE]  lanes of the item's warp, its number, sum
-                                     // of its seed + lane
-    uint seed) {
+// A butterfly sum over the warp, in PTX. result[3, CLA_WG_SIZE]: lanes of the item's warp, its
+// number, sum of its seed + lane.
+CLA_SELFTEST_KERNEL(clattn_selftest_wave) {
   const uint lane = (uint)get_local_id(0);
   uint width;
   asm volatile("mov.u32 %0, WARP_SZ;" : "=r"(width));
@@ -69,10 +69,8 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #pragma OPENCL EXTENSION cl_khr_subgroups : enable
 #endif
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_wave(
-    __global uint* restrict result,  // [3, CLA_WG_SIZE]  lanes of the item's sub-group, its number,
-                                     // sum of its seed + lane
-    uint seed) {
+// As with 2, of the item's sub-group.
+CLA_SELFTEST_KERNEL(clattn_selftest_wave) {
   const uint lane = (uint)get_local_id(0);
   const uint sum = sub_group_reduce_add(seed + lane);
   result[lane] = get_max_sub_group_size();
@@ -85,9 +83,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 // D = A B, 64 x 8, by one warpgroup: A[r][c] is 1 where c = r mod 16, B[c][n] = 8 c + n + seed mod
 // 64, so that D[r][n] = B[r mod 16][n]. Rows of local memory are 16 elements in core matrices of 8
 // rows x 16 bytes, those of columns 8 ... 15 behind all of columns 0 ... 7.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_products(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where the own products are right
-    uint seed) {
+CLA_SELFTEST_KERNEL(clattn_selftest_products) {
   __local ushort a[64 * 16] __attribute__((aligned(128)));
   __local ushort b[8 * 16] __attribute__((aligned(128)));
   const uint lane = (uint)get_local_id(0);
@@ -125,9 +121,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #elif CLA_SELFTEST == 5
 
 // Converts a pair of e4m3: the item's number as its bits, and 1.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_fp8(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where the pair is right
-    uint seed) {
+CLA_SELFTEST_KERNEL(clattn_selftest_fp8) {
   const uint lane = (uint)get_local_id(0);
   const uint bits = lane % 64u;
   const int exponent = (int)(bits / 8u);
@@ -184,9 +178,7 @@ CLA_TIMED(cla_time_multiply_adds, float16, "vfmadd231ps")
 
 // Products of pairs pay where they take less than one and a half times a multiply-add of half as
 // many elements. Some processors take four times as long.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_bf16(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
-    uint seed) {
+CLA_SELFTEST_KERNEL(clattn_selftest_bf16) {
   const uint lane = (uint)get_local_id(0);
   result[lane] = 0;
   if (!cla_has_products()) return;
@@ -215,10 +207,9 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 
 #elif CLA_SELFTEST == 7
 
-// 2^x from 0 down in steps of 1 / 512, and of what lies below every logit.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_exp2(
-    __global uint* restrict result,  // [groups * CLA_WG_SIZE]  bits of the powers
-    uint seed) {
+// 2^x from 0 down in steps of 1 / 512, and of what lies below every logit. result[groups *
+// CLA_WG_SIZE]: bits of the powers.
+CLA_SELFTEST_KERNEL(clattn_selftest_exp2) {
   const uint i = (uint)get_global_id(0);
   const int last = i + 1u == (uint)get_global_size(0);
   result[i] = as_uint(native_exp2(last ? -1e30f : (float)i * (-1.0f / 512.0f)));
@@ -234,9 +225,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #error "these built-ins are not for this compiler"
 #endif
 
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_builtins(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
-    uint seed) {
+CLA_SELFTEST_KERNEL(clattn_selftest_builtins) {
   const uint lane = (uint)get_local_id(0);
   __builtin_prefetch((const void*)(size_t)(result + lane), 0, 2);
   int right = 1;
@@ -256,9 +245,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 
 // Some drivers end all loops of a work-item once it has made 65,535 steps in total (llvmpipe). 2^20
 // steps of a linear congruence, against the same squared 20 times.
-__kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_loops(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
-    uint seed) {
+CLA_SELFTEST_KERNEL(clattn_selftest_loops) {
   const uint lane = (uint)get_local_id(0);
   uint factor = 1664525u, summand = 1013904223u;
   uint value = seed;
@@ -281,8 +268,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #define CLA_IS_FLOAT(member, i) (as_uint(call.member) == seed + 22 + i)
 
 __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_selftest_struct(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
-    uint seed, const ClaCall call) {
+    __global uint* restrict result, uint seed, const ClaCall call) {
   const int longs =
       CLA_IS_LONG(q_offset, 0) & CLA_IS_LONG(q_token_stride, 1) & CLA_IS_LONG(out_offset, 2) &
       CLA_IS_LONG(out_token_stride, 3) & CLA_IS_LONG(k_offset, 4) & CLA_IS_LONG(v_offset, 5) &
@@ -309,9 +295,7 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 // times.
 __kernel __attribute__((intel_reqd_sub_group_size(CLA_SUB_GROUP)))
 __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
-clattn_selftest_lanes(
-    __global uint* restrict result,  // [CLA_WG_SIZE]  seed + lane where all is well
-    uint seed) {
+clattn_selftest_lanes(__global uint* restrict result, uint seed) {
   const uint lid = (uint)get_local_id(0);
   const uint lane = lid % CLA_SUB_GROUP;
   const uint warp = lid / CLA_SUB_GROUP;

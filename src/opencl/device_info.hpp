@@ -53,7 +53,7 @@ inline bool takes_single_items(const DeviceCapabilities& capabilities) {
 }
 
 /// What the capability record says to every program, as -D options with a leading space each:
-/// CLA_NATIVE_EXP2 (kernels_cl/core/common.clh) and CLA_NATIVE (kernels_cl/core/native.clh).
+/// CLA_NATIVE_EXP2 (kernels_cl/core/state.clh) and CLA_NATIVE (kernels_cl/core/native.clh).
 std::string device_macros(const DeviceCapabilities& capabilities);
 
 }  // namespace clattn::detail

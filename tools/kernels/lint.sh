@@ -21,7 +21,7 @@ case $(cat "${file%.cl}.kind") in
   "amd gfx9"*) tidy=false target="amdgcn-amd-amdhsa -mcpu=gfx90a -nogpulib" ;;
   amd*) tidy=false target="amdgcn-amd-amdhsa -mcpu=gfx1201 -nogpulib" ;;
 esac
-if grep -q CLATTN_TILE_AMX_CLH "$file"; then
+if grep -q tdpbf16ps "$file"; then
   target="x86_64-unknown-linux-gnu -mavx512f -mavx512bw"
 fi
 language="-x cl -cl-std=CL1.2 --target=$target -Xclang -finclude-default-header"

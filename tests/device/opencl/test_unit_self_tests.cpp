@@ -38,23 +38,22 @@ struct Fault {
   std::string_view right, wrong;
 };
 constexpr Fault kFaults[] = {
-    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "CLA_V_KEY_STEP(i) (i)",
+    {"tile/mfma_decode.clh", "tile/wave_decode.clh", "CLA_V_KEY_STEP(i) CLA_C_COLUMN_STEP(i)",
      "CLA_V_KEY_STEP(i) ((i) ^ 1)"},
-    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "return lane / 16 * CLA_O_TILE_UNITS",
-     "return lane / 16 % 2 * CLA_O_TILE_UNITS"},
-    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "CLA_ROW_LANES 48u", "CLA_ROW_LANES 32u"},
+    {"tile/mfma_decode.clh", "tile/mfma_decode.clh", "((lane) / 16 * CLA_O_TILE_UNITS)",
+     "((lane) / 16 % 2 * CLA_O_TILE_UNITS)"},
+    {"tile/mfma_decode.clh", "tile/wave_decode.clh", "CLA_ROW_LANES (CLA_LANES - 16u)",
+     "CLA_ROW_LANES 32u"},
     {"tile/mfma_decode.clh", "tile/wave_decode.clh",
-     "return cla_o_register(lane) / CLA_O_TILE_UNITS;", "return 0u;"},
+     "cla_v_share, lane, CLA_O_REGISTER(lane) / CLA_O_TILE_UNITS", "cla_v_share, lane, 0u"},
     {"tile/wmma_decode.clh", "tile/warps.clh",
      "value += as_float(cla_shuffle_word(as_uint(value), mask))", "value += value"},
     {"tile/wmma_decode.clh", "attention/decode_tiles.clh",
-     "cla_own_key(uint lane) {\n  return lane % CLA_TILE_KEYS;",
-     "cla_own_key(uint lane) {\n  return (lane + 1) % CLA_TILE_KEYS;"},
-    {"tile/dpas8_decode.clh", "tile/dpas_decode.clh", "cla_o_unit(uint lane) {\n  return lane;",
-     "cla_o_unit(uint lane) {\n  return lane ^ 1u;"},
+     "cla_own_key, lane, lane % CLA_TILE_KEYS", "cla_own_key, lane, (lane + 1) % CLA_TILE_KEYS"},
+    {"tile/dpas8_decode.clh", "tile/dpas_decode.clh", "cla_o_unit, lane, lane",
+     "cla_o_unit, lane, lane ^ 1u"},
     {"tile/dpas16_decode.clh", "attention/decode_tiles.clh",
-     "cla_own_key(uint lane) {\n  return lane % CLA_TILE_KEYS;",
-     "cla_own_key(uint lane) {\n  return lane ^ 2u;"},
+     "cla_own_key, lane, lane % CLA_TILE_KEYS", "cla_own_key, lane, lane ^ 2u"},
 };
 
 std::string text_of(const fs::path& path) {

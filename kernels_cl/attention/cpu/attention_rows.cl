@@ -1,0 +1,118 @@
+// Attention on a CPU in f32 arithmetic: many query rows against paged keys, or the many heads of
+// latent decode (MLA) against one latent row a key.
+//
+//   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
+//
+// Loop order: tile of BLOCK_KV keys > pack K^T and V as f32 > block of ROW_BLOCK rows > scores,
+// softmax, values. Packing pays each page lookup, conversion and transpose once for all rows of the
+// item. Latent rows (core/latent.clh) are read once, as V, and turned into K^T.
+// attention/cpu/row_blocks.clh says how rows meet keys.
+//
+// Arithmetic is the limit. A latent row does KEY_DIM + HEAD_DIM multiply-adds a key: with R rows an
+// item does R (2 - ROPE_DIM / KEY_DIM) of them per element of the cache, read once for all of its
+// rows. At 512 + 64 and 16 rows that is 60 operations a byte of a 16-bit cache.
+//
+// Macros: core/vec.clh and core/options.clh, which says what may be added to the logits. Here
+// BLOCK_KV is a multiple of 2 VEC. Private memory is (BLOCK_ROWS (KEY_DIM + HEAD_DIM) + 2 BLOCK_KV
+// KEY_DIM) floats: 320 KiB at BLOCK_ROWS 256, BLOCK_KV 64, HEAD_DIM 128; 688 KiB at 512 + 64,
+// BLOCK_ROWS 128, BLOCK_KV 32, of which one row block and the tile, 180 KiB, are in use at a time.
+
+#include "attention/cpu/row_blocks.clh"
+
+// Puts VEC vectors of keys' dims, a[key], to their columns: those of dims d * VEC ... in
+// columns[pair of key vectors][dim][2], kv being the number of the keys' vector.
+CLA_INLINE void cla_put_columns(cla_vf* a, int kv, int d, cla_vf* columns) {
+  cla_vf* to = columns + (kv / 2 * CLA_KEY_DIM + d * CLA_VEC) * 2 + kv % 2;
+  cla_transpose(a);
+#pragma unroll
+  for (int i = 0; i < CLA_VEC; ++i) to[i * 2] = a[i];
+}
+
+#if defined(CLA_ROPE_DIM)
+// Keys of a tile as columns, from rows[key][KEY_VECS].
+CLA_INLINE void cla_turn_rows(const cla_vf* rows, cla_vf* columns) {
+#pragma unroll 1
+  for (int kv = 0; kv < CLA_TILE_VECS; ++kv)
+#pragma unroll 1
+    for (int d = 0; d < CLA_KEY_VECS; ++d) {
+      cla_vf a[CLA_VEC];
+#pragma unroll
+      for (int i = 0; i < CLA_VEC; ++i) a[i] = rows[(kv * CLA_VEC + i) * CLA_KEY_VECS + d];
+      cla_put_columns(a, kv, d, columns);
+    }
+}
+#else
+// Keys of a tile as columns, from the cache.
+CLA_INLINE void cla_pack_rows(__global const CLA_KV_T* cache, const long* offsets, cla_vf* k_t) {
+#pragma unroll 1
+  for (int kv = 0; kv < CLA_TILE_VECS; ++kv)
+#pragma unroll 1
+    for (int d = 0; d < CLA_NUM_VECS; ++d) {
+      cla_vf a[CLA_VEC];
+#pragma unroll
+      for (int i = 0; i < CLA_VEC; ++i)
+        a[i] = cla_load_kv(cache + offsets[kv * CLA_VEC + i] + d * CLA_VEC);
+      cla_put_columns(a, kv, d, k_t);
+    }
+}
+
+// The same of keys that lie by dim: as columns already. offsets[TILE_VECS].
+CLA_INLINE void cla_pack_columns(__global const CLA_KV_T* cache, const long* offsets,
+                                 long key_dim_stride, cla_vf* k_t) {
+#pragma unroll 1
+  for (int kv = 0; kv < CLA_TILE_VECS; ++kv) {
+    __global const CLA_KV_T* from = cache + offsets[kv];
+    cla_vf* to = k_t + kv / 2 * CLA_HEAD_DIM * 2 + kv % 2;
+#pragma unroll 4
+    for (int d = 0; d < CLA_HEAD_DIM; ++d) to[d * 2] = cla_load_kv(from + d * key_dim_stride);
+  }
+}
+#endif
+
+// The tile at position `at`: keys as columns, values as rows.
+CLA_INLINE void cla_load_kv_tile(const ClaRows* rows, int at, int end, __global const CLA_KV_T* k,
+                                 __global const CLA_KV_T* v, cla_vf* k_t, cla_vf* values) {
+  long offsets[CLA_BLOCK_KV];
+  cla_kv_rows(rows, at, end, offsets);
+#if defined(CLA_ROPE_DIM)
+  cla_load_rows(k, offsets, values);
+  cla_turn_rows(values, k_t);
+#else
+  if (cla_by_dim(rows->call)) {
+    long vectors[CLA_TILE_VECS];
+    cla_key_vectors(rows, at, end, vectors);
+    cla_pack_columns(k, vectors, rows->call->key_dim_stride, k_t);
+  } else {
+    cla_pack_rows(k, offsets, k_t);
+  }
+  cla_load_rows(v, offsets, values);
+#endif
+}
+
+CLA_KERNEL clattn_attention_rows(CLA_PARAMS) {
+  __global int* counters = workspace + call.counters_at;  // attention/cpu/queue.clh
+  const ClaOptions opt = CLA_OPTION_VALUES;
+  const ClaResults to = CLA_RESULTS;
+
+  ClaRows rows;
+  while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
+    const int end = cla_row_end(&rows, rows.rows - 1);  // no row sees a key from here on
+    const float scale = call.scale_log2e * cla_key_unit(&rows);
+
+    cla_vf query[CLA_MAX_ROWS * CLA_KEY_VECS], o[CLA_MAX_ROWS * CLA_NUM_VECS];
+    ClaState state;
+    const int padded_rows = CLA_ROUND_UP(rows.rows, CLA_ROW_BLOCK);
+    cla_begin_rows(&rows, &state, padded_rows, query, o, q + call.q_offset, call.q_token_stride,
+                   scale);
+
+    cla_vf k_t[CLA_BLOCK_KV * CLA_KEY_VECS], v[CLA_BLOCK_KV * CLA_KEY_VECS];
+    int first = 0;  // rows before it see no key from the tile on
+    for (int at = cla_tiles_begin(&rows); at < end; at += CLA_BLOCK_KV) {
+      cla_load_kv_tile(&rows, at, end, k_cache + call.k_offset, CLA_VALUES, k_t, v);
+      first = cla_meet_tile(&rows, first, padded_rows, at, query, k_t, v, &state, o);
+    }
+
+    for (int r = 0; r < rows.rows; ++r) cla_finish_row(&rows, &state, r, o + r * CLA_NUM_VECS, &to);
+  }
+  cla_leave_queue(counters);
+}
