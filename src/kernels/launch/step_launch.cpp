@@ -8,7 +8,6 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "kernels/choose/costs.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
