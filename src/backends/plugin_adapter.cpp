@@ -10,7 +10,6 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"

@@ -8,10 +8,10 @@
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/warm_up.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 

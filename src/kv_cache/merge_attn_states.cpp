@@ -5,9 +5,9 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 

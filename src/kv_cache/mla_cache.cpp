@@ -4,7 +4,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/call_memory.hpp"

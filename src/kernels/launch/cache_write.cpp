@@ -4,7 +4,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
 #include "shared/write_call.h"
