@@ -8,7 +8,6 @@
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_builder.hpp"
-#include "kernels/warm_up.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {

@@ -10,7 +10,6 @@
 #include "capture/capture.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
-#include "kernels/warm_up.hpp"
 #include "opencl/recorder.hpp"
 
 namespace clattn::detail {
