@@ -11,7 +11,7 @@
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/paged_step.hpp"
-#include "kv_cache/mla_cache.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 namespace clattn::detail {
 

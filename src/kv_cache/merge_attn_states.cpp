@@ -1,4 +1,4 @@
-#include "kv_cache/merge_attn_states.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 #include <algorithm>
 

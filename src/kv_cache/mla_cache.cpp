@@ -1,4 +1,4 @@
-#include "kv_cache/mla_cache.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 #include <vector>
 
