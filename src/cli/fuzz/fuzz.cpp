@@ -17,7 +17,7 @@
 #include "cli/fuzz/draw.hpp"
 #include "cli/fuzz/shrink.hpp"
 #include "cli/fuzz/trial.hpp"
-#include "cli/run/write_case.hpp"
+#include "cli/run/run.hpp"
 
 namespace clattn::cli {
 namespace {

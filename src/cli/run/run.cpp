@@ -15,7 +15,6 @@
 #include "cli/common/error.hpp"
 #include "cli/common/judge.hpp"
 #include "cli/common/text.hpp"
-#include "cli/run/captured.hpp"
 
 namespace clattn::cli {
 
