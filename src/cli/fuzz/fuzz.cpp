@@ -14,8 +14,7 @@
 #include "cli/common/progress.hpp"
 #include "cli/common/statistics.hpp"
 #include "cli/common/text.hpp"
-#include "cli/fuzz/draw.hpp"
-#include "cli/fuzz/shrink.hpp"
+#include "cli/fuzz/recipe.hpp"
 #include "cli/fuzz/trial.hpp"
 #include "cli/run/run.hpp"
 
