@@ -9,7 +9,6 @@
 
 #include "cli/common/attention_call.hpp"
 #include "cli/common/error.hpp"
-#include "cli/common/form_calls.hpp"
 #include "cli/common/statistics.hpp"
 
 namespace clattn::cli {

@@ -13,7 +13,6 @@
 #include "cli/commands.hpp"
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
-#include "cli/common/judge.hpp"
 #include "cli/common/text.hpp"
 
 namespace clattn::cli {

@@ -2,7 +2,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/common/judge.hpp"
 #include "cli/run/run.hpp"
 
 namespace clattn::cli {

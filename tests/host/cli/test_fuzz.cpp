@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cli/common/elements.hpp"
-#include "cli/common/judge.hpp"
 #include "cli/fuzz/recipe.hpp"
 #include "cli/fuzz/trial.hpp"
 
