@@ -8,12 +8,12 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_step.hpp"
-#include "kv_cache/merge_attn_states.hpp"
+#include "kv_cache/op_kernel.hpp"
 #include "metadata/cascade_batch.hpp"
 #include "metadata/validate.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <optional>
 
 #include "attention/layer_kernels.hpp"
 #include "backends/registry.hpp"
@@ -84,6 +86,30 @@ void zero_padding(const detail::RowZeroer& zeroer, cl_command_queue queue, Tenso
 }
 
 }  // namespace
+
+Attention* LayerRegistry::find(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(layers_, name, &Attention::layer_name);
+  return found == layers_.end() ? nullptr : *found;
+}
+
+std::int32_t extract_layer_index(std::string_view layer_name) {
+  std::optional<std::int32_t> index;
+  std::string_view rest = layer_name;
+  while (true) {
+    const std::string_view part = rest.substr(0, rest.find('.'));
+    std::int32_t value = 0;
+    const char* end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, value);
+    if (!part.empty() && error == std::errc{} && stop == end) {
+      if (index) throw_invalid("layer name {} should only contain one integer", layer_name);
+      index = value;
+    }
+    if (part.size() == rest.size()) break;
+    rest.remove_prefix(part.size() + 1);
+  }
+  if (!index) throw_invalid("layer name {} should only contain one integer", layer_name);
+  return *index;
+}
 
 Attention::Attention(std::shared_ptr<Context> context, LayerRegistry& registry,
                      AttentionOptions options)

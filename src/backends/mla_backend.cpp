@@ -8,11 +8,10 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
-#include "kernels/choose/latent_config.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/paged_step.hpp"
-#include "kv_cache/mla_cache.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 namespace clattn::detail {
 

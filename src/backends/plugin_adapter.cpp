@@ -5,12 +5,9 @@
 #include <algorithm>
 #include <array>
 
-#include "backends/plugin_cache.hpp"
-#include "backends/plugin_step.hpp"
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
@@ -31,37 +28,33 @@ static_assert(static_cast<int>(KVCacheLayout::kNHD) == CLATTN_NHD &&
               static_cast<int>(KVCacheLayout::kHND) == CLATTN_HND);
 
 ClattnAttentionConfig c_config(const AttentionConfig& config) {
-  ClattnAttentionConfig result{};
-  result.struct_size = sizeof(result);
-  result.num_heads = config.num_heads;
-  result.num_kv_heads = config.num_kv_heads;
-  result.head_size = config.head_size;
-  result.block_size = config.block_size;
-  result.dtype = static_cast<std::int32_t>(config.dtype);
-  result.kv_cache_dtype = static_cast<std::int32_t>(config.cache_dtype());
-  result.scale = softmax_scale(config.scale, config.head_size);
-  result.logits_soft_cap = config.logits_soft_cap;
-  result.sliding_window = config.sliding_window;
-  result.attention_chunk_size = config.attention_chunk_size;
-  result.alibi_slopes = config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data();
-  result.sinks = config.sinks.empty() ? nullptr : config.sinks.data();
-  return result;
+  return {.struct_size = sizeof(ClattnAttentionConfig),
+          .num_heads = config.num_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_size = config.head_size,
+          .block_size = config.block_size,
+          .dtype = static_cast<std::int32_t>(config.dtype),
+          .kv_cache_dtype = static_cast<std::int32_t>(config.cache_dtype()),
+          .scale = softmax_scale(config.scale, config.head_size),
+          .logits_soft_cap = config.logits_soft_cap,
+          .sliding_window = config.sliding_window,
+          .attention_chunk_size = config.attention_chunk_size,
+          .alibi_slopes = config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(),
+          .sinks = config.sinks.empty() ? nullptr : config.sinks.data()};
 }
 
 ClattnDevice c_device(const DeviceCapabilities* capabilities) {
-  ClattnDevice result{};
-  if (capabilities == nullptr) return result;
-  result.struct_size = sizeof(result);
-  result.kind = static_cast<std::int32_t>(capabilities->kind);
-  result.compute_units = capabilities->compute_units;
-  result.name = capabilities->name.c_str();
-  result.vendor = capabilities->vendor.c_str();
-  result.driver_version = capabilities->driver_version.c_str();
-  result.max_work_group_size = capabilities->max_work_group_size;
-  result.global_mem_bytes = capabilities->global_mem_bytes;
-  result.max_alloc_bytes = capabilities->max_alloc_bytes;
-  result.local_mem_bytes = capabilities->local_mem_bytes;
-  return result;
+  if (capabilities == nullptr) return {};
+  return {.struct_size = sizeof(ClattnDevice),
+          .kind = static_cast<std::int32_t>(capabilities->kind),
+          .compute_units = capabilities->compute_units,
+          .name = capabilities->name.c_str(),
+          .vendor = capabilities->vendor.c_str(),
+          .driver_version = capabilities->driver_version.c_str(),
+          .max_work_group_size = capabilities->max_work_group_size,
+          .global_mem_bytes = capabilities->global_mem_bytes,
+          .max_alloc_bytes = capabilities->max_alloc_bytes,
+          .local_mem_bytes = capabilities->local_mem_bytes};
 }
 
 /// A tensor of [num_tokens, heads, head_size] that lies inside its buffer.
@@ -72,21 +65,19 @@ ClattnTensor c_tensor(const TensorRef& tensor, std::int32_t num_tokens, std::int
 }
 
 ClattnKVCache c_cache(const KVCache& cache) {
-  ClattnKVCache result{};
-  result.buffer = cache.buffer.handle();
-  result.dtype = static_cast<std::int32_t>(cache.dtype);
-  result.block_size = cache.block_size;
-  result.num_kv_heads = cache.num_kv_heads;
-  result.head_size = cache.head_size;
-  result.num_blocks = cache.num_blocks;
-  result.k_offset = cache.k_offset;
-  result.v_offset = cache.v_offset;
-  result.block_stride = cache.block_stride;
-  result.token_stride = cache.token_stride;
-  result.head_stride = cache.head_stride;
-  result.scales = cache.scales.handle();
-  result.scales_per_head = cache.scales_per_head ? 1 : 0;
-  return result;
+  return {.buffer = cache.buffer.handle(),
+          .dtype = static_cast<std::int32_t>(cache.dtype),
+          .block_size = cache.block_size,
+          .num_kv_heads = cache.num_kv_heads,
+          .head_size = cache.head_size,
+          .num_blocks = cache.num_blocks,
+          .k_offset = cache.k_offset,
+          .v_offset = cache.v_offset,
+          .block_stride = cache.block_stride,
+          .token_stride = cache.token_stride,
+          .head_stride = cache.head_stride,
+          .scales = cache.scales.handle(),
+          .scales_per_head = cache.scales_per_head ? 1 : 0};
 }
 
 static_assert(static_cast<int>(DeviceKind::kGpu) == CLATTN_GPU &&

@@ -1,4 +1,4 @@
-#include "backends/plugin_cache.hpp"
+#include "backends/plugin_adapter.hpp"
 
 #include <fmt/format.h>
 

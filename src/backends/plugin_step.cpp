@@ -1,4 +1,4 @@
-#include "backends/plugin_step.hpp"
+#include "backends/plugin_adapter.hpp"
 
 #include <algorithm>
 #include <utility>

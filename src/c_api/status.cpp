@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "c_api/guard.hpp"
+#include "c_api/handles.hpp"
 
 namespace clattn::c_api {
 namespace {

@@ -120,21 +120,15 @@ void add_cache(const NewCase& made, const Cache& cache, const std::vector<std::i
   read_cache(made.queue, cache, pages,
              [&](std::string_view name, const npy::NpyArray& array) { made.add(name, array); });
 }
-/// Adds them to what a call gave.
-template <typename Cache>
-void add_cache(const CaseResults& results, const Queue& queue, const Cache& cache,
-               const std::vector<std::int32_t>& pages) {
-  read_cache(queue, cache, pages, [&](std::string_view name, const npy::NpyArray& array) {
-    results.add(fmt::format("{}_out", name), array);
-  });
-}
 
 /// commit() of a call that changed these pages of a cache, which must still be there.
 template <typename Cache>
 AddResults commit_cache(NewCase& made, const Cache& cache, std::vector<std::int32_t> pages) {
   return made.commit(
       [&cache, pages = std::move(pages)](const CaseResults& results, const Queue& queue) {
-        add_cache(results, queue, cache, pages);
+        read_cache(queue, cache, pages, [&](std::string_view name, const npy::NpyArray& array) {
+          results.add(fmt::format("{}_out", name), array);
+        });
       });
 }
 

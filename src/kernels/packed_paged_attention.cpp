@@ -10,10 +10,10 @@
 #include "base/error.hpp"
 #include "capture/capture.hpp"
 #include "kernels/choose/config_reasons.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/step_launch.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "kernels/step/paged_builder.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 

@@ -8,10 +8,9 @@
 
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
-#include "kernels/warm_up.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn::detail {
 
@@ -111,14 +110,14 @@ const PagedStepView& PagedAttentionImpl::step_of(const AttentionMetadata& metada
 void PagedAttentionImpl::check_write(const Write& write) const {
   check_metadata(write.metadata);
   check_recordable(write.queue, *write.metadata.step());
-  check_cache_write(kernels_->cache_write, kernels_->shape, write.key, write.value, write.cache,
+  check_cache_write(kernels_->cache_write, kernels_->shape, write.key, write.value, &write.cache,
                     written_slots(write.metadata, write.queue));
 }
 
 void PagedAttentionImpl::store(const Write& write, Event* event) const {
   recorder_for(write.queue, *write.metadata.step());
   enqueue_cache_write(kernels_->cache_write, kernels_->shape, write.queue, write.key, write.value,
-                      write.cache, written_slots(write.metadata, write.queue), event);
+                      &write.cache, written_slots(write.metadata, write.queue), event);
 }
 
 void PagedAttentionImpl::write_kv_cache(cl_command_queue queue, TensorRef key, TensorRef value,
@@ -271,7 +270,7 @@ void PagedAttentionImpl::warm_up(cl_command_queue queue) const {
   add_options(layer, cache.scales.handle(), extra);
   launch_idle_step(queue, *kernels_, layer, memory);
   if (kernels_->cache_write.variant) {
-    enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, cache,
+    enqueue_cache_write(kernels_->cache_write, shape, queue, rows, rows, &cache,
                         {memory.slots.handle(), 0, 1}, nullptr);
   }
   Queue::adopt(queue).finish();

@@ -4,11 +4,11 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/update_seq_lens.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "kv_cache/op_kernel.hpp"
 #include "opencl/copy.hpp"
+#include "opencl/recorder.hpp"
 #include "shared/device_errors.h"
 
 namespace clattn {

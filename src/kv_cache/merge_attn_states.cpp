@@ -1,13 +1,13 @@
-#include "kv_cache/merge_attn_states.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 #include <algorithm>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "capture/capture.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
+#include "opencl/recorder.hpp"
 
 namespace clattn {
 

@@ -1,10 +1,9 @@
-#include "kv_cache/mla_cache.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 #include <vector>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/call_memory.hpp"

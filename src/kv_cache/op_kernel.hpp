@@ -1,11 +1,11 @@
 #pragma once
 
-#include <clattn/context.hpp>
-#include <clattn/types.hpp>
+#include <clattn/cache_ops.hpp>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "capture/capture.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {
@@ -30,5 +30,24 @@ void check_count(std::int64_t count, std::string_view field);
 inline void clear(Event* event) {
   if (event != nullptr) event->reset();
 }
+
+/// The kernel of concat_and_cache_mla() for tensors and caches of these types.
+OpKernel concat_mla_kernel(const Context& context, DType dtype, DType cache_dtype);
+
+/// Throws kInvalidArgument for an illegal cache, and for slots and rows outside of their buffers.
+void check_concat_mla(const LatentWrite& write);
+
+/// Checks, binds and enqueues; `kernel` was made for the types of `write`. Allocates nothing.
+void enqueue_concat_mla(const OpKernel& kernel, cl_command_queue queue, const LatentWrite& write,
+                        Event* event);
+
+// merge_attn_states() in two steps, for callers that merge in every step: finding the kernel
+// allocates, enqueueing it does not.
+
+/// `config`: dtype, output_dtype and lse_base count.
+OpKernel merge_kernel(const Context& context, const MergeAttnStates& config);
+void enqueue_merge(const OpKernel& kernel, cl_command_queue queue, const MergeAttnStates& config,
+                   const OutputWithLse& merged, const OutputWithLse& prefix,
+                   const OutputWithLse& suffix, Event* event);
 
 }  // namespace clattn::detail

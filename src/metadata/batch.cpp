@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <clattn/compat/spec_decode.hpp>
 #include <clattn/metadata.hpp>
 #include <numeric>
 #include <utility>
@@ -58,6 +59,15 @@ bool reorder_batch_to_split_decodes_and_prefills(std::span<const std::int32_t> n
     moved = true;
   }
   return moved;
+}
+
+SpecDecodeTensor reshape_query_for_spec_decode(const TensorRef& query, std::int64_t num_tokens,
+                                               std::int64_t batch_size) {
+  detail::check_at_least("batch_size", batch_size, 1);
+  detail::throw_invalid_if(num_tokens < 0 || num_tokens % batch_size != 0,
+                           "num_tokens is {}, legal: a multiple of batch_size {}", num_tokens,
+                           batch_size);
+  return {query, batch_size, num_tokens / batch_size};
 }
 
 }  // namespace clattn

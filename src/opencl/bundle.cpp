@@ -1,10 +1,10 @@
-#include "opencl/bundle.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+
+#include "opencl/source.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -52,6 +52,13 @@ inline bool takes_single_items(const DeviceCapabilities& capabilities) {
   return capabilities.kind == DeviceKind::kCpu && capabilities.long_loops;
 }
 
+/// Why this process cannot use x86's matrix tiles of bf16 (AMX); empty = it can. Unless the
+/// environment forbids it (CLATTN_AMX), asks the operating system for them at the first call, for
+/// all threads of the process: from then on Linux saves their registers, and an alternate signal
+/// stack must have room for them (about 11 KiB; Linux refuses both a smaller stack and, where there
+/// is one already, the tiles). Thread-safe.
+const std::string& why_no_x86_tiles();
+
 /// What the capability record says to every program, as -D options with a leading space each:
 /// CLA_NATIVE_EXP2 (kernels_cl/core/state.clh) and CLA_NATIVE (kernels_cl/core/native.clh).
 std::string device_macros(const DeviceCapabilities& capabilities);

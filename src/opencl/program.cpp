@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "opencl/device_info.hpp"
-#include "opencl/ptx.hpp"
 #include "opencl/runtime.hpp"
 
 namespace clattn::detail {

@@ -2,11 +2,21 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "opencl/handle.hpp"
 #include "opencl/program_cache.hpp"
 
 namespace clattn::detail {
+
+/// Stands before instructions of kernels that NVIDIA's OpenCL compiler does not assemble, because
+/// it aims at the architecture's portable subset; to it they are comments.
+inline constexpr std::string_view kPtxMark = "//@sm_90a ";
+
+/// The same program with the marked instructions in force, for compute capability 9.0 alone. A
+/// kernel that moves registers between warps (setmaxnreg) must say with how many it starts: as many
+/// as its work-group can have. Everything else stays as it is.
+std::string enable_marked_instructions(std::string_view ptx);
 
 /// What the driver made of a text or a binary. `program` is empty unless status is CL_SUCCESS.
 struct Compilation {
@@ -15,8 +25,8 @@ struct Compilation {
   std::string log;
 };
 
-/// Builds `text` for one device of the context, instructions behind marks included
-/// (opencl/ptx.hpp). Throws only for failures that are not the source's.
+/// Builds `text` for one device of the context, instructions behind kPtxMark included.
+/// Throws only for failures that are not the source's.
 Compilation compile_program(cl_context context, cl_device_id device, const std::string& text,
                             const std::string& options);
 

@@ -1,10 +1,10 @@
-#include "opencl/ptx.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+
+#include "opencl/program.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -8,6 +8,7 @@
 #include <clattn/graph.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -100,5 +101,11 @@ class Recorder {
 /// Throws kUnsupported naming `what` if this thread records the queue: for work that cannot be
 /// replayed, because it uses memory of the call alone or changes with the batch.
 void refuse_recording(cl_command_queue queue, std::string_view what);
+
+/// Runs what adds a call's results to its case, once the call is enqueued. A recorded call has run
+/// nothing yet.
+inline void add_results(const std::function<void()>& add, cl_command_queue queue) {
+  if (add && Recorder::of(queue) == nullptr) add();
+}
 
 }  // namespace clattn::detail

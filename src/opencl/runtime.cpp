@@ -6,12 +6,10 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "opencl/bundle.hpp"
 #include "opencl/device_info.hpp"
 #include "opencl/matrix_units.hpp"
 #include "opencl/program.hpp"
 #include "opencl/self_test.hpp"
-#include "opencl/x86_tiles.hpp"
 #include "tuning/tuning_table.hpp"
 
 namespace clattn::detail {

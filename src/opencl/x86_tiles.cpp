@@ -1,5 +1,3 @@
-#include "opencl/x86_tiles.hpp"
-
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -7,6 +5,7 @@
 #include <cstring>
 
 #include "base/environment.hpp"
+#include "opencl/device_info.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/bench/cards.hpp"
 #include "cli/bench/compare.hpp"
-#include "cli/bench/predict.hpp"
 #include "cli/bench/report.hpp"
 #include "cli/bench/shapes.hpp"
 #include "cli/bench/workload.hpp"

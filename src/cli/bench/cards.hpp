@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/bench/shapes.hpp"
+
 namespace clattn::cli {
 
 /// Public facts of a card; bench/cards/cards.txt explains the fields and their units.
@@ -51,5 +53,18 @@ std::vector<CostRow> predicted_rows(const Card& card, const std::vector<LoopCoun
 /// The fewest bytes that a counted decode loop (heads of 64 and more) keeps in flight, as a
 /// multiple of memory rate * latency; 0 if the chip has none.
 double decode_in_flight(const Card& card, const std::vector<LoopCount>& loops);
+
+/// The cards of bench/cards/cards.txt and the loops of loops.txt, as built into the program.
+const std::vector<Card>& built_in_cards();
+const std::vector<LoopCount>& built_in_loops();
+/// Tuning-file rows for a device that is a card of cards.txt, until its own are measured; empty for
+/// others, and for cards whose costs ship with the library.
+std::vector<CostRow> predicted_start(const DeviceCapabilities& capabilities);
+/// Throws kInvalidArgument listing the cards if none has this name.
+const Card& card_named(const std::string& name);
+
+/// Prints the prediction of every shape with an attention launch, then the tuning-file rows that
+/// the predictions follow from.
+void print_predictions(const Card& card, const std::vector<BenchShape>& shapes);
 
 }  // namespace clattn::cli

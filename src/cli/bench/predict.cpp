@@ -1,11 +1,10 @@
-#include "cli/bench/predict.hpp"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 
+#include "cli/bench/cards.hpp"
 #include "cli/bench/data.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/statistics.hpp"
@@ -24,30 +23,14 @@ const TextFile& card_file(std::string_view name) {
   return *std::ranges::find(files, name, &TextFile::name);
 }
 
-}  // namespace
-
-const std::vector<Card>& built_in_cards() {
-  static const std::vector<Card> cards = parse_cards(card_file("cards.txt").text, "cards.txt");
-  return cards;
-}
-
-const std::vector<LoopCount>& built_in_loops() {
-  static const std::vector<LoopCount> loops = parse_loops(card_file("loops.txt").text, "loops.txt");
-  return loops;
-}
-
-std::vector<CostRow> predicted_start(const DeviceCapabilities& capabilities) {
-  const Card* card = card_of(built_in_cards(), capabilities);
-  return card == nullptr ? std::vector<CostRow>{} : predicted_rows(*card, built_in_loops());
-}
-
-const Card& card_named(const std::string& name) {
-  const std::vector<Card>& cards = built_in_cards();
-  const auto found = std::ranges::find(cards, name, &Card::name);
-  if (found != cards.end()) return *found;
-  throw_invalid("--predict: '{}', legal: {}", name, fmt::join(names_of(cards, &Card::name), ", "));
-}
-
+/// The predicted time of a benchmark row.
+struct Prediction {
+  double floor_us = 0;  ///< lower bound: the longer of the times at peak memory and product rates
+  bool moves = false;   ///< the memory's is the longer
+  double expected_us = 0;
+  std::vector<std::string> kernels{};
+  std::string skipped{};  ///< why there is no prediction; empty = there is one
+};
 Prediction predict(const Card& card, const std::vector<CostRow>& costs, const BenchShape& shape) {
   Prediction result;
   const AttentionConfig config = shape.model.config;
@@ -77,6 +60,30 @@ Prediction predict(const Card& card, const std::vector<CostRow>& costs, const Be
   result.floor_us = std::max(memory_us, products_us);
   result.expected_us = std::max(result.expected_us, result.floor_us);
   return result;
+}
+
+}  // namespace
+
+const std::vector<Card>& built_in_cards() {
+  static const std::vector<Card> cards = parse_cards(card_file("cards.txt").text, "cards.txt");
+  return cards;
+}
+
+const std::vector<LoopCount>& built_in_loops() {
+  static const std::vector<LoopCount> loops = parse_loops(card_file("loops.txt").text, "loops.txt");
+  return loops;
+}
+
+std::vector<CostRow> predicted_start(const DeviceCapabilities& capabilities) {
+  const Card* card = card_of(built_in_cards(), capabilities);
+  return card == nullptr ? std::vector<CostRow>{} : predicted_rows(*card, built_in_loops());
+}
+
+const Card& card_named(const std::string& name) {
+  const std::vector<Card>& cards = built_in_cards();
+  const auto found = std::ranges::find(cards, name, &Card::name);
+  if (found != cards.end()) return *found;
+  throw_invalid("--predict: '{}', legal: {}", name, fmt::join(names_of(cards, &Card::name), ", "));
 }
 
 void print_predictions(const Card& card, const std::vector<BenchShape>& shapes) {

@@ -241,18 +241,17 @@ Verdict check_merge(const Place& place) {
 
 /// Two sequences and a padding row; the first one's token starts a page.
 Verdict check_advance_step(const Place& place) {
-  AdvanceStep step;
-  step.num_seqs = 3;
-  step.num_queries = 2;
-  step.block_size = 4;
-  step.num_blocks = 8;
-  step.block_table_stride = 2;
-  step.seq_lens = place.up(Ints{4, 2, 1});
-  step.block_tables = place.up(Ints{5, 7, 3, 0, 1, 1});
-  step.sampled_token_ids = place.up(Longs{42, 43});
-  step.input_tokens = place.up(Longs(3, -7));
-  step.input_positions = place.up(Longs(3, -7));
-  step.slot_mapping = place.up(Longs(3, -7));
+  const AdvanceStep step{.num_seqs = 3,
+                         .num_queries = 2,
+                         .block_size = 4,
+                         .num_blocks = 8,
+                         .input_tokens = place.up(Longs(3, -7)),
+                         .sampled_token_ids = place.up(Longs{42, 43}),
+                         .input_positions = place.up(Longs(3, -7)),
+                         .seq_lens = place.up(Ints{4, 2, 1}),
+                         .slot_mapping = place.up(Longs(3, -7)),
+                         .block_tables = place.up(Ints{5, 7, 3, 0, 1, 1}),
+                         .block_table_stride = 2};
   const AdvanceStepPages pages{place.up(Ints(6, -7)), place.up(Ints(4, -7)),
                                place.up(Ints{4, 2, 1}), place.up(Ints(3, -7))};
   DeviceErrors errors(*place.context, place.queue);

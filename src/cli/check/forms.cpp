@@ -12,8 +12,6 @@
 #include "cli/common/device_memory.hpp"
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
-#include "cli/common/form_calls.hpp"
-#include "cli/common/judge.hpp"
 
 namespace clattn::cli {
 namespace {

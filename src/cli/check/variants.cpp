@@ -13,8 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "cli/common/judge.hpp"
-
 namespace clattn::cli {
 namespace {
 

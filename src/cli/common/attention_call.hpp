@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/common/device_memory.hpp"
+#include "cli/common/verify.hpp"
 #include "oracle/oracle.hpp"
 
 namespace clattn::cli {
@@ -130,6 +131,18 @@ LogicalCache expected_cache(const AttentionCall& call);
 
 /// The same call for the oracle: stored keys and values applied, everything widened to double.
 oracle::AttentionCase oracle_case(const AttentionCall& call);
+
+/// The outputs of a call, in its own type and (under config.output_fp8) as fp8. A call that ran as
+/// a cascade may also be off by the rounding of its levels to the output's type, and one on matrix
+/// units that flush f16 by what they leave out.
+Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
+                       const oracle::AttentionResult& truth);
+
+/// Every byte of the cache after the call's keys and values were stored.
+Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expected);
+
+/// What a call's outputs should be.
+oracle::AttentionResult oracle_result(const AttentionCall& call);
 
 /// What a call's layout becomes on a device: HDN is for the kernels of CPUs, and a call from there
 /// runs elsewhere in the backend's order, because the order changes no result.

@@ -9,7 +9,6 @@
 
 #include "cli/common/attention_call.hpp"
 #include "cli/common/error.hpp"
-#include "cli/common/form_calls.hpp"
 #include "cli/common/statistics.hpp"
 
 namespace clattn::cli {
@@ -28,18 +27,17 @@ struct Outputs {
 
 /// The builder's options for one call.
 BuilderOptions options_for(const AttentionCall& call) {
-  BuilderOptions options;
-  options.num_splits = call.num_splits;
-  options.split_policy = call.plan.split_policy;
-  options.decode_threshold = call.plan.decode_threshold;
-  options.side_by_side = call.plan.side_by_side;
-  options.limits = call.plan.limits.value_or(
+  BatchLimits limits = call.plan.limits.value_or(
       BatchLimits{.max_num_reqs = std::max(call.num_reqs(), 1),
                   .max_num_batched_tokens = std::max(call.num_tokens(), 1),
                   .max_model_len = std::max(call.max_seq_len(), 1)});
-  options.limits.num_blocks = call.num_blocks;
-  options.device_seq_lens = !call.seq_len_bounds.empty();
-  return options;
+  limits.num_blocks = call.num_blocks;
+  return {.limits = limits,
+          .split_policy = call.plan.split_policy,
+          .num_splits = call.num_splits,
+          .decode_threshold = call.plan.decode_threshold,
+          .device_seq_lens = !call.seq_len_bounds.empty(),
+          .side_by_side = call.plan.side_by_side};
 }
 
 /// Whether the call runs as a cascade: it has a prefix that layer and backend can share.

@@ -1,9 +1,8 @@
-#include "cli/common/judge.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "cli/common/attention_call.hpp"
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 

@@ -1,8 +1,8 @@
-#include "cli/fuzz/draw.hpp"
-
 #include <algorithm>
 #include <array>
 #include <random>
+
+#include "cli/fuzz/recipe.hpp"
 
 namespace clattn::cli {
 namespace {

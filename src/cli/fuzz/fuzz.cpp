@@ -14,10 +14,9 @@
 #include "cli/common/progress.hpp"
 #include "cli/common/statistics.hpp"
 #include "cli/common/text.hpp"
-#include "cli/fuzz/draw.hpp"
-#include "cli/fuzz/shrink.hpp"
+#include "cli/fuzz/recipe.hpp"
 #include "cli/fuzz/trial.hpp"
-#include "cli/run/write_case.hpp"
+#include "cli/run/run.hpp"
 
 namespace clattn::cli {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,5 +46,23 @@ std::string describe_layer(const Recipe& recipe);
 std::string describe_batch(const Recipe& recipe);
 /// Of what differs from the defaults.
 std::vector<std::string_view> names_of_options(const Recipe& recipe);
+
+/// What random cases are drawn from.
+struct DrawOptions {
+  std::uint32_t seed = 1;
+  std::int32_t most_tokens = 400;             ///< keys of a batch, of all its requests together
+  KernelFamily family = KernelFamily::kAuto;  ///< kAuto: mostly that, now and then one by name
+  /// So many cases in a row are calls of one layer: compiling its kernels takes longer than they
+  /// do.
+  std::uint64_t layer_calls = 8;
+};
+
+/// Case `index`, a function of these arguments alone.
+Recipe draw(const DrawOptions& options, std::uint64_t index);
+
+/// A simpler recipe that fails, too: one change after the other is kept if `fails` still holds,
+/// until none is or `most_trials` were made. Fewer and shorter requests, options off, smaller
+/// heads.
+Recipe shrink(Recipe recipe, const std::function<bool(const Recipe&)>& fails, int most_trials);
 
 }  // namespace clattn::cli

@@ -1,7 +1,7 @@
-#include "cli/fuzz/shrink.hpp"
-
 #include <utility>
 #include <vector>
+
+#include "cli/fuzz/recipe.hpp"
 
 namespace clattn::cli {
 namespace {

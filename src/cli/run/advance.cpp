@@ -103,23 +103,21 @@ Advanced advance_on_device(const OnDevice& on, const AdvanceCase& given, Event* 
   last_page.reserve(rows);
   for (const std::int32_t length : batch.seq_lens)
     last_page.push_back(last_page_len(length, given.block_size));
-  AdvanceStep step;
-  step.num_seqs = static_cast<std::int32_t>(rows);
-  step.num_queries = given.num_queries;
-  step.block_size = given.block_size;
-  step.num_blocks = given.num_blocks;
-  step.block_table_stride = batch.max_blocks;
-  step.seq_lens = on.up(batch.seq_lens);
-  step.block_tables = on.up(batch.block_table);
-  step.sampled_token_ids = on.up(given.sampled);
-  step.input_tokens = context.allocate(rows * 8);
-  step.input_positions = context.allocate(rows * 8);
-  step.slot_mapping = context.allocate(rows * 8);
-  AdvanceStepPages pages;
-  pages.paged_kv_indices = context.allocate(batch.block_table.size() * 4);
-  pages.paged_kv_indptr = context.allocate((rows + 1) * 4);
-  pages.paged_kv_last_page_len = on.up(last_page);
-  pages.block_table_bound = context.allocate(rows * 4);
+  const AdvanceStep step{.num_seqs = static_cast<std::int32_t>(rows),
+                         .num_queries = given.num_queries,
+                         .block_size = given.block_size,
+                         .num_blocks = given.num_blocks,
+                         .input_tokens = context.allocate(rows * 8),
+                         .sampled_token_ids = on.up(given.sampled),
+                         .input_positions = context.allocate(rows * 8),
+                         .seq_lens = on.up(batch.seq_lens),
+                         .slot_mapping = context.allocate(rows * 8),
+                         .block_tables = on.up(batch.block_table),
+                         .block_table_stride = batch.max_blocks};
+  const AdvanceStepPages pages{.paged_kv_indices = context.allocate(batch.block_table.size() * 4),
+                               .paged_kv_indptr = context.allocate((rows + 1) * 4),
+                               .paged_kv_last_page_len = on.up(last_page),
+                               .block_table_bound = context.allocate(rows * 4)};
   DeviceErrors errors(context, on.queue);
   advance_step_flashinfer(context, on.queue, step, pages, errors, event);
   errors.check(on.queue);

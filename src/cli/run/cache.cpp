@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "cli/common/error.hpp"
-#include "cli/common/form_calls.hpp"
 #include "cli/run/run.hpp"
 
 namespace clattn::cli {

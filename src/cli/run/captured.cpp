@@ -1,5 +1,3 @@
-#include "cli/run/captured.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>

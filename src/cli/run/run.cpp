@@ -13,9 +13,7 @@
 #include "cli/commands.hpp"
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
-#include "cli/common/judge.hpp"
 #include "cli/common/text.hpp"
-#include "cli/run/captured.hpp"
 
 namespace clattn::cli {
 

@@ -98,4 +98,17 @@ void verify_outcome(const AttentionCall& call, const AttentionOutcome& outcome,
 /// All of an attention case but its output options, checked.
 AttentionCall read_attention_call(CaseFile& file, const RunOptions& options);
 
+/// Compares outputs with what the captured call gave, the arrays of `directory`, bit for bit:
+/// {"out": {"elements": 128, "different": 0}, …}. Outputs in single precision stand for the call's
+/// own 16-bit ones. NaNs are equal. Throws kInvalidArgument for an array that the operation does
+/// not give, or gives in another shape or type.
+nlohmann::json compare_with_captured(const CaseOutputs& outputs,
+                                     const std::filesystem::path& directory);
+
+/// Writes a call as the case directory that `clattn run` reads as the same call, and what the
+/// oracle says of it as expected/out.npy and expected/lse.npy, in single precision.
+void write_case(const AttentionCall& call, const std::filesystem::path& directory);
+/// The same of latent attention: mla_decode, with a request for each query token.
+void write_latent_case(const AttentionCall& call, const std::filesystem::path& directory);
+
 }  // namespace clattn::cli

@@ -1,11 +1,8 @@
-#include "cli/run/write_case.hpp"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/common/judge.hpp"
-#include "cli/run/case_file.hpp"
+#include "cli/run/run.hpp"
 
 namespace clattn::cli {
 namespace {

@@ -1,5 +1,3 @@
-#include "cli/tune/cost_bench.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "cli/common/elements.hpp"
 #include "cli/common/error.hpp"
 #include "cli/common/statistics.hpp"
+#include "cli/tune/costs.hpp"
 
 namespace clattn::cli {
 namespace {

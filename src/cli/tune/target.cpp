@@ -7,7 +7,6 @@
 
 #include "cli/check/checks.hpp"
 #include "cli/common/attention_call.hpp"
-#include "cli/common/judge.hpp"
 #include "cli/common/verify.hpp"
 #include "cli/tune/costs.hpp"
 

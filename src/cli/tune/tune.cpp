@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/bench/predict.hpp"
+#include "cli/bench/cards.hpp"
 #include "cli/bench/shapes.hpp"
 #include "cli/commands.hpp"
 #include "cli/common/commit.hpp"

@@ -13,7 +13,6 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/choose/candidates.hpp"
-#include "kernels/choose/costs.hpp"
 
 namespace clattn::detail {
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <clattn/attention.hpp>
+#include <clattn/mla.hpp>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -35,6 +36,14 @@ void append_head_size_reason(std::int32_t head_size, std::vector<std::string>& r
 /// head sizes: MLA, a kv_cache_dtype of its own where there is no cache, and devices without
 /// kernels of the wanted family. Appends one sentence each.
 void append_common_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
+                           std::vector<std::string>& reasons);
+
+/// The latent attention of a layer with use_mla.
+MLAConfig mla_config(const AttentionConfig& config);
+
+/// Reasons against a layer with use_mla: its shape, options that latent attention does not compute,
+/// those of append_engine_reasons() and, unless `capabilities` is null, a device without kernels.
+void append_latent_reasons(const AttentionConfig& config, const DeviceCapabilities* capabilities,
                            std::vector<std::string>& reasons);
 
 /// A reason for every role of `roles` that has no kernel of the family for the device.

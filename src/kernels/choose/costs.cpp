@@ -1,6 +1,6 @@
-#include "kernels/choose/costs.hpp"
-
 #include <algorithm>
+
+#include "kernels/choose/tuned.hpp"
 
 namespace clattn::detail {
 

@@ -1,10 +1,10 @@
 #include "kernels/launch/cache_write.hpp"
 
 #include <utility>
+#include <variant>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "kernels/launch/add_results.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
 #include "shared/write_call.h"
@@ -24,13 +24,6 @@ std::size_t num_groups(const Variant& variant, const KernelShape& shape, std::in
                                   : num_tokens;
   const std::int64_t chunks = checked_mul(tokens, shape.kv_row() / 8, "num_tokens");
   return to_size(ceil_div(chunks, std::int64_t{variant.work_group_size}));
-}
-
-void check_tensors(const KernelShape& shape, const TensorRef& key, const TensorRef& value,
-                   const SlotSource& slots) {
-  check_slots(slots);
-  bounded_token_stride(key, {slots.num_tokens, shape.kv_row(), shape.dtype}, "key");
-  bounded_token_stride(value, {slots.num_tokens, shape.kv_row(), shape.dtype}, "value");
 }
 
 /// Where a cache's keys and values lie in the memory that is returned.
@@ -132,22 +125,20 @@ std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
 }
 
 void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,
-                       const TensorRef& value, const KVCache& cache, const SlotSource& slots) {
-  check_key_order(cache, kernel.variant->family());
-  check_tensors(shape, key, value, slots);
+                       const TensorRef& value, CapturedCache cache, const SlotSource& slots) {
+  if (const auto* const pages = std::get_if<const KVCache*>(&cache))
+    check_key_order(**pages, kernel.variant->family());
+  check_slots(slots);
+  bounded_token_stride(key, {slots.num_tokens, shape.kv_row(), shape.dtype}, "key");
+  bounded_token_stride(value, {slots.num_tokens, shape.kv_row(), shape.dtype}, "value");
 }
 
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
-                         cl_command_queue queue, TensorRef key, TensorRef value,
-                         const KVCache& cache, SlotSource slots, Event* event) {
-  enqueue(kernel, shape, queue, key, value, cache, slots, event);
-}
-
-void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
-                                cl_command_queue queue, TensorRef key, TensorRef value,
-                                const PackedKVCache& cache, SlotSource slots, Event* event) {
-  check_tensors(shape, key, value, slots);
-  enqueue(kernel, shape, queue, key, value, cache, slots, event);
+                         cl_command_queue queue, const TensorRef& key, const TensorRef& value,
+                         CapturedCache cache, const SlotSource& slots, Event* event) {
+  std::visit(
+      [&](const auto* each) { enqueue(kernel, shape, queue, key, value, *each, slots, event); },
+      cache);
 }
 
 }  // namespace clattn::detail

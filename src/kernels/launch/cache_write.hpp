@@ -18,17 +18,13 @@ SlotSource written_slots(const AttentionMetadata& metadata, cl_command_queue que
 /// Throws what is wrong with slots, tensors or the order of keys in the cache, whose other fields
 /// were checked (cache_checks.hpp) and match the kernel's shape.
 void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,
-                       const TensorRef& value, const KVCache& cache, const SlotSource& slots);
+                       const TensorRef& value, CapturedCache cache, const SlotSource& slots);
 
-/// Binds and enqueues reshape_and_cache_flash for what has passed check_cache_write().
+/// Binds and enqueues reshape_and_cache_flash, or reshape_and_cache into an x-packed cache, for
+/// what has passed check_cache_write().
 void enqueue_cache_write(const BuiltKernel& kernel, const KernelShape& shape,
-                         cl_command_queue queue, TensorRef key, TensorRef value,
-                         const KVCache& cache, SlotSource slots, Event* event);
-
-/// Both into an x-packed cache.
-void enqueue_cache_write_packed(const BuiltKernel& kernel, const KernelShape& shape,
-                                cl_command_queue queue, TensorRef key, TensorRef value,
-                                const PackedKVCache& cache, SlotSource slots, Event* event);
+                         cl_command_queue queue, const TensorRef& key, const TensorRef& value,
+                         CapturedCache cache, const SlotSource& slots, Event* event);
 
 /// Throws kInvalidArgument unless the tensor has a buffer and sane offsets; returns its token
 /// stride in elements.

@@ -1,14 +1,15 @@
 #include "kernels/launch/step_launch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <span>
 #include <utility>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "kernels/choose/costs.hpp"
 #include "kernels/launch/cache_write.hpp"
 #include "kernels/step/cache_checks.hpp"
 #include "opencl/recorder.hpp"
@@ -223,6 +224,44 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
                 {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
                  ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},
                 call.queue, recorder, event, launches);
+}
+
+IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) {
+  refuse_recording(queue, "warm_up");
+  const KernelShape& shape = kernels.shape;
+  const std::size_t row = to_size(shape.head_size + shape.rope_dim);
+  const std::size_t page = to_size(std::max(shape.block_size, 1)) * to_size(shape.num_kv_heads);
+  const std::vector<std::byte> nothing(std::max(page, to_size(shape.num_heads)) * row *
+                                       sizeof(float));
+  zeros = kernels.runtime->allocate_copy(nothing);
+  grow_workspace(workspace, *kernels.runtime, {});
+  constexpr std::array kNoSlot = {kPadSlotId};
+  slots = kernels.runtime->allocate_copy(std::as_bytes(std::span(kNoSlot)));
+}
+
+void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, LayerCall layer,
+                      const IdleMemory& memory) {
+  // What recorded steps are padded with: an item without tokens, a merge of nothing. Page 0.
+  struct Meta {
+    ClaWorkItem item{};
+    ClaMergeItem merge{};
+    std::array<cl_int, 4> pages{};
+  };
+  std::array<Meta, 1> meta{};
+  meta[0].item.partial_row = -1;
+  const Buffer uploaded = kernels.runtime->allocate_copy(std::as_bytes(std::span(meta)));
+  PagedStepView step;
+  step.kernels = &kernels;
+  step.meta = uploaded.handle();
+  std::fill_n(step.counts.num_items.begin(), kernels.stages.size(), 1);
+  step.plan.merges_at = offsetof(Meta, merge) / sizeof(cl_int);
+  step.counts.num_merges = 1;
+  step.pages_at = offsetof(Meta, pages) / sizeof(cl_int);
+  const cl_mem zeros = memory.zeros.handle();
+  step.workspace = memory.workspace.buffer.handle();
+  step.workspace_layout = layout_of(memory.workspace);
+  const AttentionTensors tensors{.query = {zeros}, .output = {zeros}, .lse = zeros};
+  launch_step({queue, kernels, step, tensors}, layer, nullptr, nullptr);
 }
 
 float softmax_scale(std::optional<float> chosen, std::int32_t width) {

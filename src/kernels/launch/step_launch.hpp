@@ -5,6 +5,7 @@
 #include <numbers>
 #include <vector>
 
+#include "capture/capture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "shared/call.h"
@@ -59,6 +60,21 @@ void check_step_call(const StepCall& call);
 /// the host. `launches` gets a record a kernel, `event` completes with the last.
 void launch_step(const StepCall& call, LayerCall& layer, Event* event,
                  std::vector<LaunchRecord>* launches);
+
+/// Memory of nobody's, for launches that have nothing to do.
+struct IdleMemory {
+  /// Refuses a queue that is being recorded.
+  IdleMemory(cl_command_queue queue, const AttentionKernels& kernels);
+
+  CapturePause pause;  ///< its launches are no calls of the application's
+  Buffer zeros;  ///< stands for every tensor: a page of the cache and a token's row fit into it
+  Buffer slots;  ///< i64 [1]: kPadSlotId
+  AttentionWorkspace workspace;  ///< without room for partial results
+};
+
+/// Launches every kernel of the layer's steps over padding alone: no tensor is read or written.
+void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, LayerCall layer,
+                      const IdleMemory& memory);
 
 /// The softmax's scale: the one that was chosen, or 1 / sqrt(`width` of a key).
 float softmax_scale(std::optional<float> chosen, std::int32_t width);

@@ -8,7 +8,6 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/choose/config_reasons.hpp"
-#include "kernels/choose/latent_config.hpp"
 #include "kernels/step/paged_step.hpp"
 #include "tuning/tuning_table.hpp"
 

@@ -11,7 +11,6 @@
 #include "device/attention_case.hpp"
 #include "device/runtime_fixture.hpp"
 #include "kernels/choose/attention_kernels.hpp"
-#include "kernels/choose/costs.hpp"
 #include "kernels/choose/tuned.hpp"
 #include "support/error_text.hpp"
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "device/cache_ops_support.hpp"
-#include "kv_cache/merge_attn_states.hpp"
+#include "kv_cache/op_kernel.hpp"
 
 namespace {
 

@@ -135,7 +135,7 @@ TEST(CacheRuns, PagesHoldEveryTokenInItsPlace) {
     expect_stored(
         context, form, cache.buffer,
         [&](const clattn::Queue& queue, const auto& key, const auto& value, const auto& slots) {
-          enqueue_cache_write(kernel, form.shape(), queue, key, value, cache, slots, nullptr);
+          enqueue_cache_write(kernel, form.shape(), queue, key, value, &cache, slots, nullptr);
         },
         [&](std::int64_t slot, std::int32_t head, std::int32_t dim) {
           const std::int64_t block = slot / form.block_size, token = slot % form.block_size;
@@ -164,8 +164,7 @@ TEST(CacheRuns, XPackedPagesHoldEveryTokenInItsPlace) {
     expect_stored(
         context, form, memory,
         [&](const clattn::Queue& queue, const auto& key, const auto& value, const auto& slots) {
-          enqueue_cache_write_packed(kernel, form.shape(), queue, key, value, cache, slots,
-                                     nullptr);
+          enqueue_cache_write(kernel, form.shape(), queue, key, value, &cache, slots, nullptr);
         },
         [&](std::int64_t slot, std::int32_t head, std::int32_t dim) {
           const std::int64_t row = slot / form.block_size * kHeads + head;

@@ -160,18 +160,16 @@ TEST(ReshapeAndCache, PackedCacheHoldsEveryTokenInItsPlace) {
     const clattn::Buffer v = context.allocate(want_v.size());
     in.queue.write(k, want_k);
     in.queue.write(v, want_v);
-    clattn::detail::enqueue_cache_write_packed(kernel, write.shape(), in.queue, in.key_ref(write),
-                                               in.value_ref(write),
-                                               {k.handle(),
-                                                v.handle(),
-                                                write.cache_dtype,
-                                                Write::kBlocks,
-                                                Write::kBlock,
-                                                Write::kHeads,
-                                                write.dims,
-                                                {},
-                                                false},
-                                               {in.slots.handle(), 8, 6}, nullptr);
+    const clattn::PackedKVCache cache{.key = k.handle(),
+                                      .value = v.handle(),
+                                      .dtype = write.cache_dtype,
+                                      .num_blocks = Write::kBlocks,
+                                      .block_size = Write::kBlock,
+                                      .num_kv_heads = Write::kHeads,
+                                      .head_size = write.dims};
+    clattn::detail::enqueue_cache_write(kernel, write.shape(), in.queue, in.key_ref(write),
+                                        in.value_ref(write), &cache, {in.slots.handle(), 8, 6},
+                                        nullptr);
     std::vector<std::byte> got_k(want_k.size());
     std::vector<std::byte> got_v(want_v.size());
     in.queue.read(k, got_k);
@@ -245,7 +243,7 @@ TEST(ReshapeAndCache, PagesOfEveryLayoutHoldEveryTokenInItsPlace) {
       const auto& backend = *clattn::list_attn_backends()[0];
       const clattn::KVCache cache = clattn::reshape_kv_cache(memory, spec, backend, layout);
       clattn::detail::enqueue_cache_write(kernel, write.shape(), in.queue, in.key_ref(write),
-                                          in.value_ref(write), cache, {in.slots.handle(), 8, 6},
+                                          in.value_ref(write), &cache, {in.slots.handle(), 8, 6},
                                           nullptr);
       std::vector<std::byte> got(want.size());
       in.queue.read(memory, got);

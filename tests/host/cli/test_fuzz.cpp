@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "cli/common/elements.hpp"
-#include "cli/common/judge.hpp"
-#include "cli/fuzz/draw.hpp"
-#include "cli/fuzz/shrink.hpp"
+#include "cli/fuzz/recipe.hpp"
 #include "cli/fuzz/trial.hpp"
 
 namespace {

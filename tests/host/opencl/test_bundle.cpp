@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "opencl/bundle.hpp"
 #include "opencl/embedded_kernels.hpp"
+#include "opencl/source.hpp"
 
 namespace clattn::detail {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "opencl/ptx.hpp"
+#include "opencl/program.hpp"
 
 namespace clattn::detail {
 namespace {
