@@ -25,12 +25,18 @@ test::BuildLog::~BuildLog() {
   build_log = nullptr;
 }
 
-static std::string source_of(cl_program program) {
+// A program's source, or its binary where it is made from one for one device.
+static std::string text_of(cl_program program) {
   std::size_t size = 0;
   clGetProgramInfo(program, CL_PROGRAM_SOURCE, 0, nullptr, &size);
-  std::string source(size, '\0');
-  clGetProgramInfo(program, CL_PROGRAM_SOURCE, size, source.data(), nullptr);
-  return source;
+  std::string text(size, '\0');
+  clGetProgramInfo(program, CL_PROGRAM_SOURCE, size, text.data(), nullptr);
+  if (size > 1) return text;
+  clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof(size), &size, nullptr);
+  text.resize(size);
+  char* binary = text.data();
+  clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(binary), &binary, nullptr);
+  return text;
 }
 
 test::FailingBuilds::FailingBuilds(cl_int status, std::string part, std::size_t spared,
@@ -142,7 +148,7 @@ extern "C" cl_int clBuildProgram(cl_program program, cl_uint num_devices,
   static auto* const build =
       reinterpret_cast<decltype(&clBuildProgram)>(dlsym(RTLD_NEXT, "clBuildProgram"));
   ++counter;
-  if (build_log != nullptr) build_log->programs.push_back(source_of(program) + options);
+  if (build_log != nullptr) build_log->programs.push_back(text_of(program) + options);
   if (failure != CL_SUCCESS &&
       std::string_view(options).find(failing_part) != std::string_view::npos) {
     if (num_spared > 0) {

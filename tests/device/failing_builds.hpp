@@ -12,7 +12,7 @@ namespace test {
 /// stands before the loader's clBuildProgram.
 std::size_t num_builds();
 
-/// While it lives, the programs that are built, one at a time: source and options of each.
+/// While it lives, the programs that are built, one at a time: source or binary, and options.
 class BuildLog {
  public:
   BuildLog();
