@@ -9,9 +9,5 @@ function(clattn_precompiled_headers target) # HEADER...: besides those of all ta
     target_precompile_headers(
       ${target} PRIVATE <algorithm> <functional> <memory> <string> <vector> <fmt/format.h>
       <clattn/clattn.hpp> ${ARGN})
-    # GCC then warns of bounds that libstdc++'s strings keep, as if their code were the includer's.
-    if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-      target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-stringop-overflow)
-    endif()
   endif()
 endfunction()

@@ -30,8 +30,8 @@ CacheKey digest_of(const XXH128_hash_t& hash) {
 Bytes make_header(const CacheKey& key, std::span<const std::byte> payload) {
   Bytes header;
   const auto append = [&](const void* data, std::size_t size) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    header.insert(header.end(), bytes, bytes + size);
+    header.resize(header.size() + size);
+    std::memcpy(header.data() + header.size() - size, data, size);
   };
   const std::uint64_t size = payload.size();
   const CacheKey digest = digest_of(XXH3_128bits(payload.data(), payload.size()));

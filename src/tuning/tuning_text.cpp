@@ -120,7 +120,7 @@ std::size_t num_fields() {
 template <typename Row>
 std::string format_row(const Row& row, std::string line) {
   each_field(row, [&](const auto& value, std::string_view, const char* none, double) {
-    line += (line.empty() ? "" : " ") + write(value, none);
+    line += fmt::format("{}{}", line.empty() ? "" : " ", write(value, none));
   });
   return line + '\n';
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <string>
 
@@ -8,7 +9,7 @@ namespace test {
 
 /// The reference plugin with a defect; "none" has none.
 inline std::string plugin_path(const std::string& defect) {
-  return std::string(CLATTN_PLUGIN_DIR) + "/" + defect + ".so";
+  return fmt::format("{}/{}.so", CLATTN_PLUGIN_DIR, defect);
 }
 
 inline bool is_loaded(const std::string& path) {

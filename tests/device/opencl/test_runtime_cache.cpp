@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -85,7 +86,7 @@ TEST_P(RuntimeCache, ABinaryThatTheDriverRefusesIsReplaced) {
 }
 
 TEST_P(RuntimeCache, ChangedSourceIsAnotherEntry) {
-  write_kernel("probe.cl", std::string(kProbe) + "// changed\n");
+  write_kernel("probe.cl", fmt::format("{}// changed\n", kProbe));
   expect_builds(1, 0);
   EXPECT_EQ(cache_files().size(), 3U);
 }
