@@ -2,7 +2,7 @@
 // value of CLA_SELFTEST; a build that fails is the answer "no".
 //
 //   CLA_SELFTEST     1 = static local memory, 2 = inline PTX and its warp, 3 = sub-groups,
-//                    4 = warpgroup products behind marks (src/opencl/ptx.hpp),
+//                    4 = warpgroup products behind marks (src/opencl/program.hpp),
 //                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs,
 //                    7 = accuracy of native_exp2, 8 = built-ins of a processor's compiler,
 //                    9 = loops of many steps, 10 = a struct by value,
