@@ -16,7 +16,7 @@ import sys
 GPU, PROGRAM_BINARY_SIZES, PROGRAM_BINARIES, BUILD_LOG = 4, 0x1165, 0x1166, 0x1183
 REGISTERS, WARPS, LOCAL_BYTES, MOST_GROUPS = 65536, 64, 228 * 1024, 32  # of a multiprocessor
 GROUP_BYTES = 1024  # that the driver keeps of each group's local memory
-MARK = b"//@sm_90a "  # src/opencl/ptx.hpp
+MARK = b"//@sm_90a "  # src/opencl/program.hpp
 
 
 class Driver:
