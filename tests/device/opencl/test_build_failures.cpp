@@ -22,19 +22,19 @@ using test::error_text;
 using test::FailingBuilds;
 using test::num_builds;
 using testing::HasSubstr;
+using testing::Not;
 
 class BuildFailures : public RuntimeFixture {
  protected:
   /// The prefill kernel of a small layer; its largest tile is the one with this option.
   static constexpr const char* kLargestTile = "-DCLA_BLOCK_ROWS=64 ";
-  static std::string prefill_kernel(Runtime& runtime) {
+  static std::string prefill_kernel(Runtime& runtime, KernelFamily family = KernelFamily::kGpu) {
     KernelShape shape;
     shape.num_heads = 4;
     shape.num_kv_heads = 1;
     shape.head_size = 64;
     shape.block_size = 16;
-    return std::string(
-        build_first_fitting(runtime, shape, KernelFamily::kGpu, Role::kPrefill).variant->name);
+    return std::string(build_first_fitting(runtime, shape, family, Role::kPrefill).variant->name);
   }
 };
 INSTANTIATE_TEST_SUITE_P(All, BuildFailures, testing::ValuesIn(list_devices()), device_suffix);
@@ -117,6 +117,21 @@ TEST_P(BuildFailures, SpillingDecidesBetweenTilesAndNeverRefuses) {
   EXPECT_EQ(chosen(300, 260), "prefill_gpu__r16_kv32");
   EXPECT_EQ(chosen(260, 300), "prefill_gpu__r64_kv32");
   EXPECT_EQ(chosen(300, 300), "prefill_gpu__r64_kv32");
+}
+
+// Where all tiles of a matrix unit spill, one that spills little is better than no matrix unit.
+TEST_P(BuildFailures, AMatrixUnitIsKeptDespiteALittleSpilling) {
+  options_.kernel_dir.clear();
+  if (make_runtime()->capabilities().matrix_units.empty()) GTEST_SKIP() << "no matrix unit";
+  const auto chosen = [&](cl_ulong scalar_tile, cl_ulong others) {
+    const test::SpillingKernels spilling(kLargestTile, scalar_tile, others);
+    return prefill_kernel(*make_runtime(), KernelFamily::kAuto);
+  };
+  const std::string without = chosen(0, 0);
+  EXPECT_THAT(without, Not(HasSubstr("_gpu_")));
+  EXPECT_EQ(chosen(0, kCheapSpillBytes), without);
+  EXPECT_EQ(chosen(0, kCheapSpillBytes + 1), "prefill_gpu__r64_kv32");
+  EXPECT_EQ(chosen(300, kCheapSpillBytes + 1), without);
 }
 
 TEST_P(BuildFailures, WhatIntelsDriverCallsSpilledDecidesAsWell) {
