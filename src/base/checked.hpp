@@ -3,11 +3,15 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "base/error.hpp"
 
 namespace clattn::detail {
+
+/// The largest number of a 32-bit field, for sums that may not fit one.
+inline constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
 /// A number of things that is known not to be negative.
 constexpr std::size_t to_size(std::integral auto count) {

@@ -4,7 +4,6 @@
 // tile of x shares is cut into at most x + 1/8 pieces, so it adds fewer than x items, and every cut
 // tile has at least two: cut tiles have at most target * 2 / (2 - 1/8) = target * 16 / 15 pieces.
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "base/checked.hpp"
@@ -13,8 +12,6 @@
 
 namespace clattn::detail {
 namespace {
-
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
 /// The requests of one tile class: so many query tokens each, `limit` to a tile.
 struct Lengths {

@@ -15,8 +15,6 @@
 namespace clattn::detail {
 namespace {
 
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-
 /// Query tokens that one work-group handles, as a split of them is described, and their keys.
 struct Tile {
   std::size_t tile_class;

@@ -11,7 +11,6 @@
 namespace clattn::detail {
 namespace {
 
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 /// Of a sequence: kernels look some tiles past its end, in 32 bits.
 constexpr std::int32_t kMaxSeqLen = std::numeric_limits<std::int32_t>::max() - 1023;
 

@@ -270,12 +270,12 @@ Verdict check_advance_step(const Place& place) {
   return verdict;
 }
 
-struct CacheOp {
+struct CheckedOp {
   std::string_view name;
   Verdict (*check)(const Place& place);
   DType dtype, cache_dtype;
 };
-constexpr CacheOp kOps[] = {
+constexpr CheckedOp kOps[] = {
     {"copy_blocks", check_copy_blocks, DType::kF16, DType::kF16},
     {"swap_blocks", check_swap_blocks, DType::kF16, DType::kF16},
     {"latent rows in and out", check_latent_rows, DType::kF16, DType::kF16},
@@ -290,7 +290,7 @@ constexpr CacheOp kOps[] = {
 }  // namespace
 
 void plan_cache_ops(const std::shared_ptr<Context>& context, CheckReport& report, CheckPlan& plan) {
-  for (const CacheOp& op : kOps) {
+  for (const CheckedOp& op : kOps) {
     const std::string types = types_of(op.dtype, op.cache_dtype);
     const auto call = [=] { return op.check({{context}, op.dtype, op.cache_dtype}); };
     // Nothing makes these kernels but a call.

@@ -161,14 +161,14 @@ class Replay {
 };
 
 void write_reports(const ReplayOptions& options, const ReplayReport& report) {
-  const nlohmann::ordered_json json = to_json(report);
-  if (options.json_path != "-") fmt::print("{}", to_text(json));
+  const nlohmann::ordered_json results = to_json(report);
+  if (options.json_path != "-") fmt::print("{}", to_text(results));
   // Names come from drivers and files: bytes that are no UTF-8 must not cost the report.
   const auto keep = nlohmann::ordered_json::error_handler_t::replace;
   if (!options.json_path.empty()) {
-    write_text(options.json_path, json.dump(1, ' ', false, keep) + "\n");
+    write_text(options.json_path, results.dump(1, ' ', false, keep) + "\n");
   }
-  if (!options.html_path.empty()) write_text(options.html_path, to_html(json));
+  if (!options.html_path.empty()) write_text(options.html_path, to_html(results));
 }
 
 void run_replay(const ReplayOptions& options) {

@@ -12,7 +12,7 @@ namespace {
 using clattn::detail::is_right_unit_result;
 
 constexpr std::uint32_t kSeed = 77;
-constexpr std::uint32_t kRows = 4, kKeys = 8, kDepth = 2, kDims = 3;
+constexpr std::uint32_t kUnitRows = 4, kUnitKeys = 8, kUnitDepth = 2, kUnitDims = 3;
 
 std::uint32_t element(std::uint32_t warp, std::uint32_t matrix, std::uint32_t row,
                       std::uint32_t column, std::uint32_t size) {
@@ -21,17 +21,18 @@ std::uint32_t element(std::uint32_t warp, std::uint32_t matrix, std::uint32_t ro
 
 /// What a self-test of kernels_cl/ writes for a unit of these sizes.
 std::vector<std::uint32_t> right_result(std::uint32_t warps = 2) {
-  std::vector<float> words = {kRows, kKeys, kDepth, kDims, static_cast<float>(warps)};
+  std::vector<float> words = {kUnitRows, kUnitKeys, kUnitDepth, kUnitDims,
+                              static_cast<float>(warps)};
   for (std::uint32_t warp = 0; warp < warps; ++warp) {
     std::vector<float> scores, outputs, maxima, sums;
-    for (std::uint32_t row = 0; row < kRows; ++row) {
+    for (std::uint32_t row = 0; row < kUnitRows; ++row) {
       float largest = 0, sum = 0;
-      std::vector<float> output(kDims);
-      for (std::uint32_t key = 0; key < kKeys; ++key) {
+      std::vector<float> output(kUnitDims);
+      for (std::uint32_t key = 0; key < kUnitKeys; ++key) {
         float score = 0;
-        for (std::uint32_t i = 0; i < kDepth; ++i)
+        for (std::uint32_t i = 0; i < kUnitDepth; ++i)
           score += static_cast<float>(element(warp, 0, row, i, 2) * element(warp, 1, key, i, 2));
-        for (std::uint32_t dim = 0; dim < kDims; ++dim)
+        for (std::uint32_t dim = 0; dim < kUnitDims; ++dim)
           output[dim] += score * static_cast<float>(element(warp, 2, key, dim, 4));
         scores.push_back(score);
         largest = std::max(largest, score);
