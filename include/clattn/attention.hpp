@@ -309,9 +309,10 @@ class AttentionImpl {
                        const KVCache& cache, const AttentionMetadata& metadata,
                        const ForwardOptions& options = {}) const = 0;
   /// As forward() for configurations with contiguous_kv(): `key` and `value`, [tokens,
-  /// num_kv_heads, head_size], are attended directly, request r's from row key_start_loc[r] on
-  /// (CommonAttentionMetadata). Bidirectional, except that encoder_only follows the batch's
-  /// `causal`. Throws kUnsupported under other configurations.
+  /// num_kv_heads, head_size], are attended directly, `value` and `output` with head_size_v
+  /// elements a head where the configuration says so (`value` then has a token_stride of its own),
+  /// request r's from row key_start_loc[r] on (CommonAttentionMetadata). Bidirectional, except that
+  /// encoder_only follows the batch's `causal`. Throws kUnsupported under other configurations.
   virtual void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
                                const AttentionMetadata& metadata,
                                const ForwardOptions& options = {}) const = 0;

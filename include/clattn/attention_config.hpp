@@ -33,6 +33,7 @@ struct AttentionConfig {
   std::int32_t num_heads = 0;                          ///< query heads, a multiple of num_kv_heads
   std::int32_t num_kv_heads = 0;                       ///< key/value heads
   std::int32_t head_size = 0;                          ///< use_mla: kv_lora_rank + rope_dim
+  std::int32_t head_size_v = 0;                        ///< of V; 0 = head_size (see contiguous_kv)
   std::int32_t block_size = 16;                        ///< tokens per cache page
   DType dtype = DType::kF16;                           ///< of query, key, value and output
   std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
@@ -69,12 +70,15 @@ struct AttentionConfig {
   std::int32_t num_queries_per_kv() const {
     return num_kv_heads > 0 ? num_heads / num_kv_heads : 0;
   }
-  /// Elements of a head's output: head_size, with use_mla the latent part alone (kv_lora_rank).
+  /// Elements of a head's output: those of its values, head_size_v or head_size, with use_mla the
+  /// latent part alone (kv_lora_rank).
   std::int32_t output_head_size() const {
-    return use_mla ? static_cast<std::int32_t>(std::int64_t{head_size} - rope_dim) : head_size;
+    if (use_mla) return static_cast<std::int32_t>(std::int64_t{head_size} - rope_dim);
+    return head_size_v != 0 ? head_size_v : head_size;
   }
   /// Whether keys and values are attended directly instead of through a paged cache: encoder types
-  /// always, cross attention with block_size 0.
+  /// always, cross attention with block_size 0. Only then may values, and results, have fewer
+  /// elements a head (head_size_v) than queries and keys.
   bool contiguous_kv() const {
     return attn_type == AttentionType::kEncoder || attn_type == AttentionType::kEncoderOnly ||
            (attn_type == AttentionType::kEncoderDecoder && block_size == 0);

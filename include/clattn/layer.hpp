@@ -62,6 +62,7 @@ struct QuantConfig {
 struct AttentionOptions {
   std::int32_t num_heads = 0;                               ///< query heads
   std::int32_t head_size = 0;                               ///< use_mla: kv_lora_rank + rope_dim
+  std::int32_t head_size_v = 0;                             ///< AttentionConfig::head_size_v
   std::optional<float> scale = std::nullopt;                ///< nullopt = 1 / sqrt(head_size)
   std::optional<std::int32_t> num_kv_heads = std::nullopt;  ///< nullopt = num_heads; use_mla: 1
   std::vector<float> alibi_slopes = {};                     ///< [num_heads] or empty

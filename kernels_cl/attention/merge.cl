@@ -4,7 +4,7 @@
    barriers.
 
    macro          unit        legal values
-   CLA_HEAD_DIM   elements    8 ... 512, steps of 8
+   CLA_HEAD_DIM   elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_Q_DTYPE    -           0 f32, 1 f16, 2 bf16: out
    CLA_GROUP      heads       query heads a KV head
    CLA_WG_SIZE    work-items  1 (CPU): takes a whole head; or more
@@ -14,7 +14,7 @@
 #include "core/merge.clh"
 
 /* Work-items of a head, and heads of a group: merge_heads() of src/kernels counts them as well. */
-#define CLA_HEAD_ITEMS ((uint)min(CLA_WG_SIZE, CLA_HEAD_DIM / CLA_MERGE_DIMS))
+#define CLA_HEAD_ITEMS ((uint)min(CLA_WG_SIZE, CLA_RESULT_DIM / CLA_MERGE_DIMS))
 #define CLA_MERGE_HEADS ((uint)CLA_WG_SIZE / CLA_HEAD_ITEMS)
 
 CLA_KERNEL clattn_merge(CLA_PARAMS) {
@@ -32,7 +32,7 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
   const ClaSplits splits = {(ulong)item.partial_row * num_heads + head,
                             (ulong)item.split_stride * num_heads, item.num_splits};
   const ClaResults results = CLA_RESULTS;
-  for (uint dim = work_item % CLA_HEAD_ITEMS * CLA_MERGE_DIMS; dim < CLA_HEAD_DIM;
+  for (uint dim = work_item % CLA_HEAD_ITEMS * CLA_MERGE_DIMS; dim < CLA_RESULT_DIM;
        dim += CLA_HEAD_ITEMS * CLA_MERGE_DIMS)
     cla_merge_dims(&opt, &results, &splits, item.out_row, head, dim);
 }

@@ -44,6 +44,7 @@
 #else
 #error "CLA_HEAD_DIM must be 256 or 512"
 #endif
+#define CLA_RESULT_DIM CLA_HEAD_DIM
 #define CLA_QUERY_DIM CLA_KEY_DIM
 #define CLA_TILE_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_KV)
 #define CLA_QUERY_UNIT(row, unit) cla_swizzled(row, unit, CLA_BLOCK_ROWS)

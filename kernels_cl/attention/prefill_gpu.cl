@@ -17,7 +17,7 @@
    Per float4 read from local memory S does 16 CLA_KEYS / (4 + CLA_KEYS) multiply-adds and O does 8.
 
    macro                unit        legal values, beside those of core/task.clh
-   CLA_HEAD_DIM         elements    8 ... 256, steps of 8
+   CLA_HEAD_DIM         elements    8 ... 256, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_BLOCK_ROWS       rows        multiples of 4
    CLA_BLOCK_KV         keys        32 or 64; a multiple of the columns, 4 * WG_SIZE / BLOCK_ROWS
    CLA_WG_SIZE          work-items  a multiple of BLOCK_ROWS / 4, at least BLOCK_KV
@@ -31,9 +31,11 @@
 #error "prefill_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 
+#include "core/dims.clh"
+
 #define CLA_DIMS_QK (CLA_HEAD_DIM < 32 ? CLA_HEAD_DIM : 32)
 #define CLA_DIMS_PV (4 * CLA_TEAM)
-#define CLA_SLICES ((CLA_HEAD_DIM + CLA_DIMS_PV - 1) / CLA_DIMS_PV)
+#define CLA_SLICES ((CLA_VALUE_DIM + CLA_DIMS_PV - 1) / CLA_DIMS_PV)
 
 #define CLA_TEAM_KEYS 1
 #define CLA_LANE_ROWS 4
@@ -74,14 +76,16 @@ static inline void cla_stage_q(__local float4* stage, const ClaTask* task,
 
 /* Copies dims [dim, dim + width) of the tile's keys or values to stage[BLOCK_KV][stride]; 0 for
    keys that no row sees, whose rows are not read. */
-static inline void cla_stage_kv(__local float4* stage, uint stride, __global const CLA_KV_T* cache,
+static inline void cla_stage_kv(__local float4* stage, uint stride, const ClaHeadRows* rows,
                                 __local const long* key_at, uint dim, uint width) {
   const uint units = width / 8;
   for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV * units; i += CLA_WG_SIZE) {
     const uint key = i / units;
     const uint unit = i % units;
     ClaF8 x = cla_zero8();
-    if (key_at[key] >= 0) x = cla_kv_expand(cla_kv_raw_load(cache + key_at[key] + dim + 8 * unit));
+    if (key_at[key] >= 0)
+      x = cla_kv_expand(
+          cla_kv_raw_load(rows->first + cla_place_element(rows, key_at[key]) + dim + 8 * unit));
     stage[key * stride + 2 * unit] = x.lo;
     stage[key * stride + 2 * unit + 1] = x.hi;
   }
@@ -131,15 +135,15 @@ static inline void cla_add_slice(float4* acc, __local const float4* p_rows,
 /* scores[4][KEYS] = Q K^T of the own rows and keys, a piece of the dims after the other. */
 static inline void cla_score_tile(float* scores, __local float4* stage, const ClaTask* task,
                                   __global const CLA_Q_T* q, long offset, long token_stride,
-                                  float scale, __global const CLA_KV_T* k_cache,
-                                  __local const long* key_at, uint first_row) {
+                                  float scale, const ClaHeadRows* keys, __local const long* key_at,
+                                  uint first_row) {
   __local float4* k_stage = stage + CLA_BLOCK_ROWS * CLA_QK_STRIDE;
 #pragma unroll
   for (uint i = 0; i < CLA_SCORES; ++i) scores[i] = 0.0f;
   for (uint dim = 0; dim < CLA_HEAD_DIM; dim += CLA_DIMS_QK) {
     const uint width = min((uint)CLA_DIMS_QK, CLA_HEAD_DIM - dim);
     cla_stage_q(stage, task, q, offset, token_stride, dim, width, scale);
-    cla_stage_kv(k_stage, CLA_QK_STRIDE, k_cache, key_at, dim, width);
+    cla_stage_kv(k_stage, CLA_QK_STRIDE, keys, key_at, dim, width);
     barrier(CLK_LOCAL_MEM_FENCE); /* stage written -> read */
     cla_add_qk(scores, stage + first_row * CLA_QK_STRIDE, k_stage + cla_member() * CLA_QK_STRIDE,
                width);
@@ -151,7 +155,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   __local float4 stage[CLA_STAGE_QUADS]; /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
   __local float exchange[CLA_BLOCK_ROWS * CLA_TEAM]; /* maxima of members, in the end sums */
-  __local long key_at[CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it */
+  __local long key_at[CLA_BLOCK_KV];                 /* key i's (ClaHeadRows), -1: no row sees it */
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -161,7 +165,8 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
   const float query_scale = cla_query_scale(&opt, &task, call.scale_log2e);
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * call.head_stride;
+  const long head_at = CLA_PLACE_HEAD(task);
+  const ClaHeadRows head_keys = CLA_HEAD_KEYS(task), head_values = CLA_HEAD_VALUES_OF(task);
 
   ClaRow rows[4];
   ClaRowState state[4];
@@ -179,7 +184,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
       /* Without a branch, in which clang 19 for gfx90a spoils the other lanes' -1. */
       const uint position = min((uint)tile + lid, (uint)keys.end - 1);
       const long at = head_at + cla_key_row(&task.item, cla_page_of(pages, position), position,
-                                            call.block_stride, call.token_stride);
+                                            call.block_stride, CLA_PLACE_STRIDE(call.token_stride));
       key_at[lid] = (uint)tile + lid < (uint)keys.end ? at : -1;
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
@@ -189,7 +194,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
     float scores[CLA_SCORES];
     float factors[4];
     cla_score_tile(scores, stage, &task, q, call.q_offset, call.q_token_stride, query_scale,
-                   k_cache + call.k_offset, key_at, first_row);
+                   &head_keys, key_at, first_row);
     /* Readers of the exchange pass the next barrier before it is rewritten. All tiles as masked
        ones: fewer registers than two ways. */
     cla_rows_to_probabilities(scores, factors, state, rows, &opt, 1.0f, tile + (int)cla_member(), 1,
@@ -203,8 +208,8 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
 #pragma unroll
     for (uint slice = 0; slice < CLA_SLICES; ++slice) {
       const uint dim = slice * CLA_DIMS_PV;
-      const uint width = min((uint)CLA_DIMS_PV, CLA_HEAD_DIM - dim);
-      cla_stage_kv(stage, CLA_V_STRIDE, CLA_VALUES, key_at, dim, width);
+      const uint width = min((uint)CLA_DIMS_PV, CLA_VALUE_DIM - dim);
+      cla_stage_kv(stage, CLA_V_STRIDE, &head_values, key_at, dim, width);
       barrier(CLK_LOCAL_MEM_FENCE); /* stage and p_tile written -> read */
       __local const float4* p_rows = p_tile + first_row * CLA_P_STRIDE;
       if (cla_member() * 4 < width) {

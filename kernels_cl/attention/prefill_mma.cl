@@ -18,13 +18,14 @@
    rows (8 warps of 16 rows would read 288 KiB and be bound by it), 8192 exponentials.
 
    macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
-   CLA_HEAD_DIM         elements    8 ... 256, steps of 8
+   CLA_HEAD_DIM         elements    8 ... 256, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_BLOCK_ROWS       rows        a multiple of TILE_ROWS * WG_SIZE / LANES, or a divisor of it
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and B_TILES * TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES
 
-   Local memory: (BLOCK_ROWS + 4 * BLOCK_KV) * STRIDE * 16 B, 103 KiB with 128 rows, 64 keys and
-   128 dims. */
+   Local memory: ((BLOCK_ROWS + 2 * BLOCK_KV) * STRIDE + 2 * BLOCK_KV * V_STRIDE) * 16 B, 103 KiB
+   with 128 rows, 64 keys and 128 dims. */
+#include "core/dims.clh"
 #include "tile/unit.clh"
 #include "tile/warps.clh"
 
@@ -33,9 +34,10 @@
 #define CLA_STEP_UNITS (CLA_TILE_DEPTH / 8)
 #define CLA_STRIDE (CLA_STEP_UNITS * CLA_QK_STEPS | 1)
 #define CLA_QUERY_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
-#define CLA_TILE_UNIT(row, unit) ((row)*CLA_STRIDE + (unit))
-#ifndef CLA_KEY_UNIT /* keys lie as values do */
-#define CLA_KEY_UNIT(key, unit) CLA_TILE_UNIT(key, unit)
+#define CLA_V_STRIDE (CLA_STEP_UNITS * ((CLA_VALUE_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH) | 1)
+#define CLA_TILE_UNIT(row, unit) ((row)*CLA_V_STRIDE + (unit))
+#ifndef CLA_KEY_UNIT /* keys lie as queries do */
+#define CLA_KEY_UNIT(key, unit) CLA_QUERY_UNIT(key, unit)
 #define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_STRIDE)
 #endif
 /* 0, of which the compiler cannot be sure with CLA_FEW_REGISTERS: it computes a lane's addresses
@@ -105,31 +107,38 @@ static inline void cla_start_unit(__local uint4* to, __global const CLA_KV_T* ca
 #endif
 }
 
-/* The tile's keys and values to k_tile and v_tile[BLOCK_KV][STRIDE]; 0 for keys that no row sees,
-   whose rows are not read. `zero`: CLA_ZERO. */
+/* The element of a unit of a place's row; -1 where that is -1. */
+static inline long cla_place_unit(const ClaHeadRows* rows, long place, uint unit) {
+  return place >= 0 ? cla_place_element(rows, place) + 8 * unit : -1;
+}
+
+/* The tile's keys and values to k_tile[BLOCK_KV][STRIDE] and v_tile[BLOCK_KV][V_STRIDE]; 0 for keys
+   that no row sees, whose rows are not read. `zero`: CLA_ZERO. */
 static inline void cla_start_copies(__local uint4* k_tile, __local uint4* v_tile,
-                                    __global const CLA_KV_T* k_cache,
-                                    __global const CLA_KV_T* v_cache, __local const long* key_at,
-                                    uint zero) {
+                                    const ClaHeadRows* keys, const ClaHeadRows* values,
+                                    __local const long* key_at, uint zero) {
 #pragma unroll
-  for (uint own = (uint)get_local_id(0); own < CLA_BLOCK_KV * CLA_DIM_UNITS; own += CLA_WG_SIZE) {
+  for (uint own = (uint)get_local_id(0); own < CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS;
+       own += CLA_WG_SIZE) {
     const uint i = own + zero;
-    const uint key = i / CLA_DIM_UNITS;
-    const uint unit = i % CLA_DIM_UNITS;
-    const long row = key_at[key];
-    const long at = row >= 0 ? row + 8 * unit : -1;
-    cla_start_unit(k_tile + CLA_KEY_UNIT(key, unit), k_cache, at);
-    cla_start_unit(v_tile + CLA_TILE_UNIT(key, unit), v_cache, at);
+    const uint key = i / CLA_QUERY_ROW_UNITS;
+    const uint unit = i % CLA_QUERY_ROW_UNITS;
+    const long place = key_at[key];
+    cla_start_unit(k_tile + CLA_KEY_UNIT(key, unit), keys->first,
+                   cla_place_unit(keys, place, unit));
+    if (CLA_DIM_UNITS < CLA_QUERY_ROW_UNITS && unit >= CLA_DIM_UNITS) continue;
+    cla_start_unit(v_tile + CLA_TILE_UNIT(key, unit), values->first,
+                   cla_place_unit(values, place, unit));
   }
 }
 
 /* Zeros the units behind the last dim that products meet, of queries and of a tile of keys. */
 static inline void cla_zero_behind(__local uint4* q_tile, __local uint4* k_tile) {
-#if CLA_STEP_UNITS * CLA_QK_STEPS != CLA_DIM_UNITS
+#if CLA_STEP_UNITS * CLA_QK_STEPS != CLA_QUERY_ROW_UNITS
   for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_ROWS; i += CLA_WG_SIZE)
-    q_tile[CLA_QUERY_UNIT(i, CLA_DIM_UNITS)] = (uint4)(0u);
+    q_tile[CLA_QUERY_UNIT(i, CLA_QUERY_ROW_UNITS)] = (uint4)(0u);
   for (uint i = (uint)get_local_id(0); i < 2 * CLA_BLOCK_KV; i += CLA_WG_SIZE)
-    k_tile[CLA_KEY_UNIT(i, CLA_DIM_UNITS)] = (uint4)(0u);
+    k_tile[CLA_KEY_UNIT(i, CLA_QUERY_ROW_UNITS)] = (uint4)(0u);
 #endif
 }
 
@@ -145,8 +154,8 @@ static inline void cla_multiply_pv(float* acc, const float* scores, __local cons
 #pragma unroll
     for (uint n = 0; n < CLA_ACC_TILES; n += CLA_B_TILES) {
       ClaB b[CLA_B_TILES];
-      cla_load_b_rows(b, v_tile + step * CLA_TILE_DEPTH * CLA_STRIDE + n * CLA_TILE_COLUMNS / 8,
-                      CLA_STRIDE, lane);
+      cla_load_b_rows(b, v_tile + step * CLA_TILE_DEPTH * CLA_V_STRIDE + n * CLA_TILE_COLUMNS / 8,
+                      CLA_V_STRIDE, lane);
 #pragma unroll
       for (uint m = 0; m < CLA_FRAGMENTS; ++m) {
 #pragma unroll
@@ -217,9 +226,9 @@ static inline void cla_take_tile(float* acc, float* scores, ClaWarpRows* own, co
 CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   __local uint4 q_tile[CLA_BLOCK_ROWS * CLA_STRIDE] __attribute__((aligned(128)));
   __local uint4 k_tile[2][CLA_KEY_TILE_UNITS] __attribute__((aligned(128)));
-  __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_STRIDE] __attribute__((aligned(128)));
-  __local long key_at[2][CLA_BLOCK_KV]; /* element of key i's row in the cache, -1: no row sees it;
-                                           of the next tile and of the one behind it */
+  __local uint4 v_tile[2][CLA_BLOCK_KV * CLA_V_STRIDE] __attribute__((aligned(128)));
+  __local long key_at[2][CLA_BLOCK_KV]; /* key i's place (ClaHeadRows), -1: no row sees it; of the
+                                           next tile and of the one behind it */
 
   ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);
@@ -229,7 +238,8 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
   const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * call.head_stride;
+  const long head_at = CLA_PLACE_HEAD(task);
+  const ClaHeadRows head_keys = CLA_HEAD_KEYS(task), head_values = CLA_HEAD_VALUES_OF(task);
 
   ClaWarpRows own;
   float acc[CLA_FRAGMENTS * CLA_ACC_TILES * CLA_C_SIZE];
@@ -251,7 +261,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
                               call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
   if (!CLA_FEW_REGISTERS || keys.begin < keys.end)
-    cla_start_copies(k_tile[0], v_tile[0], k_cache + call.k_offset, CLA_VALUES, key_at[0], 0);
+    cla_start_copies(k_tile[0], v_tile[0], &head_keys, &head_values, key_at[0], 0);
 
   uint stage = 0;
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
@@ -259,7 +269,7 @@ CLA_KERNEL clattn_prefill_mma(CLA_PARAMS) {
     cla_wait_copies();
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and the next key_at written -> read; K, V and key_at of
                                      the last tile read -> overwritten */
-    cla_start_copies(k_tile[next], v_tile[next], k_cache + call.k_offset, CLA_VALUES, key_at[next],
+    cla_start_copies(k_tile[next], v_tile[next], &head_keys, &head_values, key_at[next],
                      CLA_ZERO(tile));
     long later_at[CLA_OWN_KEYS]; /* in flight, too */
 #pragma unroll

@@ -36,7 +36,7 @@
    leaves room for no more. What else the loop needs: bench/cards/loops.txt.
 
    macro                unit        legal values, beside those of core/task.clh, tile/CONTRACT.md
-   CLA_HEAD_DIM         elements    8 ... 256, steps of 8
+   CLA_HEAD_DIM         elements    8 ... 256, steps of 8; CLA_VALUE_DIM: core/dims.clh
    CLA_BLOCK_ROWS       rows        TILE_ROWS * WG_SIZE / LANES
    CLA_BLOCK_KV         keys        a multiple of TILE_DEPTH and TILE_COLUMNS
    CLA_WG_SIZE          work-items  a multiple of LANES, and of BLOCK_KV at least twice
@@ -46,6 +46,8 @@
 #include "tile/unit.clh"
 
 #include "tile/warps.clh"
+
+#include "core/dims.clh"
 
 #define CLA_QK_STEPS ((CLA_HEAD_DIM + CLA_TILE_DEPTH - 1) / CLA_TILE_DEPTH)
 /* Units of 16 bytes from row to row in local memory. Odd, so that eight rows lie in all banks. */
@@ -71,9 +73,10 @@
    that length. */
 #define CLA_KEY_RING (2 * CLA_WG_SIZE)
 /* A work-item's units of a tile of K, and pairs of units, of two keys, of a tile of V. */
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
-#define CLA_K_LOADS ((CLA_TILE_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
-#define CLA_V_LOADS ((CLA_TILE_UNITS / 2 + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
+#define CLA_KEY_UNITS (CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS)
+#define CLA_VALUE_PAIRS (CLA_BLOCK_KV * CLA_DIM_UNITS / 2)
+#define CLA_K_LOADS ((CLA_KEY_UNITS + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
+#define CLA_V_LOADS ((CLA_VALUE_PAIRS + CLA_WG_SIZE - 1) / CLA_WG_SIZE)
 #if CLA_BLOCK_ROWS != CLA_TILE_ROWS * CLA_WARPS || CLA_WG_SIZE % CLA_LANES != 0 || \
     CLA_BLOCK_KV % CLA_TILE_DEPTH != 0 || CLA_BLOCK_KV % CLA_TILE_COLUMNS != 0 ||  \
     CLA_WG_SIZE % CLA_BLOCK_KV != 0 || CLA_WG_SIZE < 2 * CLA_BLOCK_KV
@@ -89,9 +92,10 @@ typedef struct ClaStage {
 /* Load i of K: which unit of which key; row CLA_BLOCK_KV where there is none. */
 static inline ClaUnitAt cla_k_load(uint i) {
   const uint lid = (uint)get_local_id(0);
-  if (CLA_WG_SIZE % CLA_DIM_UNITS != 0) return cla_unit_at(lid + i * CLA_WG_SIZE, CLA_DIM_UNITS);
-  ClaUnitAt at = cla_unit_at(lid, CLA_DIM_UNITS);
-  at.row += i * (CLA_WG_SIZE / CLA_DIM_UNITS);
+  if (CLA_WG_SIZE % CLA_QUERY_ROW_UNITS != 0)
+    return cla_unit_at(lid + i * CLA_WG_SIZE, CLA_QUERY_ROW_UNITS);
+  ClaUnitAt at = cla_unit_at(lid, CLA_QUERY_ROW_UNITS);
+  at.row += i * (CLA_WG_SIZE / CLA_QUERY_ROW_UNITS);
   return at;
 }
 /* Load i of V: which unit of which pair of places of keys. Work-items side by side have pairs side
@@ -100,7 +104,7 @@ static inline ClaUnitAt cla_v_load(uint i) {
   return cla_unit_at((uint)get_local_id(0) + i * CLA_WG_SIZE, CLA_BLOCK_KV / 2);
 }
 
-/* Element offset of a position's row in the cache; 0, which is readable, if no row sees it. */
+/* A position's place (ClaHeadRows); 0, which is readable, if no row sees it. */
 static inline long cla_readable_key(const ClaWorkItem* item, __global const int* pages, int end,
                                     int position, long head_at, long block_stride,
                                     long token_stride) {
@@ -108,22 +112,25 @@ static inline long cla_readable_key(const ClaWorkItem* item, __global const int*
 }
 
 /* Starts loading a tile of K and V from the cache into registers. */
-static inline void cla_start_stage(ClaStage* stage, __global const CLA_KV_T* k_cache,
-                                   __global const CLA_KV_T* v_cache, __local const long* key_at) {
+static inline void cla_start_stage(ClaStage* stage, const ClaHeadRows* keys,
+                                   const ClaHeadRows* values, __local const long* key_at) {
 #pragma unroll
   for (uint i = 0; i < CLA_K_LOADS; ++i) {
     const ClaUnitAt at = cla_k_load(i);
-    if (CLA_TILE_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
-    stage->k[i] = cla_kv_raw_load(k_cache + key_at[at.row] + 8 * at.unit);
+    if (CLA_KEY_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
+    stage->k[i] =
+        cla_kv_raw_load(keys->first + cla_place_element(keys, key_at[at.row]) + 8 * at.unit);
   }
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
     const ClaUnitAt at = cla_v_load(i);
-    if (CLA_TILE_UNITS / 2 % CLA_WG_SIZE != 0 && at.row >= CLA_DIM_UNITS) continue;
+    if (CLA_VALUE_PAIRS % CLA_WG_SIZE != 0 && at.row >= CLA_DIM_UNITS) continue;
 #pragma unroll
-    for (uint p = 0; p < 2; ++p)
+    for (uint p = 0; p < 2; ++p) {
+      const long place = key_at[CLA_KEY_PLACE(2 * at.unit + p)];
       stage->v[i][p] =
-          cla_kv_raw_load(v_cache + key_at[CLA_KEY_PLACE(2 * at.unit + p)] + 8 * at.row);
+          cla_kv_raw_load(values->first + cla_place_element(values, place) + 8 * at.row);
+    }
   }
 }
 
@@ -160,13 +167,13 @@ static inline void cla_store_stage(const ClaStage* stage, __local uint4* k_tile,
 #pragma unroll
   for (uint i = 0; i < CLA_K_LOADS; ++i) {
     const ClaUnitAt at = cla_k_load(i);
-    if (CLA_TILE_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
+    if (CLA_KEY_UNITS % CLA_WG_SIZE != 0 && at.row >= CLA_BLOCK_KV) continue;
     k_tile[at.row * CLA_K_STRIDE + at.unit] = cla_kv_words(stage->k[i]);
   }
 #pragma unroll
   for (uint i = 0; i < CLA_V_LOADS; ++i) {
     const ClaUnitAt at = cla_v_load(i);
-    if (CLA_TILE_UNITS / 2 % CLA_WG_SIZE != 0 && at.row >= CLA_DIM_UNITS) continue;
+    if (CLA_VALUE_PAIRS % CLA_WG_SIZE != 0 && at.row >= CLA_DIM_UNITS) continue;
     cla_store_pair(v_tile, at.row, at.unit, cla_kv_words(stage->v[i][0]),
                    cla_kv_words(stage->v[i][1]));
   }
@@ -174,9 +181,9 @@ static inline void cla_store_stage(const ClaStage* stage, __local uint4* k_tile,
 
 /* Zeros what products meet behind the last dim: a unit of each key, rows of V^T. */
 static inline void cla_zero_behind(__local uint4* k_tile, __local uint4* v_tile) {
-  if (CLA_STEP_UNITS * CLA_QK_STEPS != CLA_DIM_UNITS) {
+  if (CLA_STEP_UNITS * CLA_QK_STEPS != CLA_QUERY_ROW_UNITS) {
     for (uint i = (uint)get_local_id(0); i < CLA_BLOCK_KV; i += CLA_WG_SIZE)
-      k_tile[i * CLA_K_STRIDE + CLA_DIM_UNITS] = (uint4)(0u);
+      k_tile[i * CLA_K_STRIDE + CLA_QUERY_ROW_UNITS] = (uint4)(0u);
   }
   for (uint i = CLA_VALUE_DIM * CLA_V_STRIDE + (uint)get_local_id(0); i < CLA_V_ROWS * CLA_V_STRIDE;
        i += CLA_WG_SIZE)
@@ -195,7 +202,8 @@ static inline void cla_load_queries(ClaA* a, const ClaQueries* queries, uint fir
   for (uint i = 0; i < CLA_HELD_STEPS * CLA_A_UNITS; ++i) {
     const uint first_unit = (first + i / CLA_A_UNITS) * CLA_STEP_UNITS;
     const uint unit = first_unit + cla_a_unit(i % CLA_A_UNITS, lane);
-    const int exists = first_unit + CLA_STEP_UNITS <= CLA_DIM_UNITS || unit < CLA_DIM_UNITS;
+    const int exists =
+        first_unit + CLA_STEP_UNITS <= CLA_QUERY_ROW_UNITS || unit < CLA_QUERY_ROW_UNITS;
     a[i / CLA_A_UNITS].units[i % CLA_A_UNITS] =
         exists ? as_uint4(vload8(unit, queries->row)) ^ queries->signs : (uint4)(0u);
   }
@@ -382,7 +390,8 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   const ClaRange common = cla_common_keys(&opt, &task.item, call.causal);
   const float scale = cla_query_scale(&opt, &task, call.scale_log2e);
   __global const int* pages = meta + call.pages_at + task.item.pages_at;
-  const long head_at = (long)task.kv_head * call.head_stride;
+  const long head_at = CLA_PLACE_HEAD(task);
+  const ClaHeadRows head_keys = CLA_HEAD_KEYS(task), head_values = CLA_HEAD_VALUES_OF(task);
 
   const uint own_row = cla_warp() * CLA_TILE_ROWS + cla_c_row(lane);
   const ClaRow row = cla_row(&opt, &task, own_row, call.causal);
@@ -403,7 +412,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
                                  call.block_stride, call.token_stride);
   barrier(CLK_LOCAL_MEM_FENCE); /* key_at written -> read */
   ClaStage stage;
-  cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES, key_at);
+  cla_start_stage(&stage, &head_keys, &head_values, key_at);
 
   for (int tile = keys.begin; tile < keys.end; tile += CLA_BLOCK_KV) {
     const uint first = (uint)(tile - keys.begin);
@@ -414,7 +423,7 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
     barrier(CLK_LOCAL_MEM_FENCE); /* K, V and later key_at written -> read */
     ClaOperands of;
     if (CLA_B_EARLY) cla_start_keys(&of, k_tile, 0, CLA_HELD_STEPS, lane);
-    cla_start_stage(&stage, k_cache + call.k_offset, CLA_VALUES,
+    cla_start_stage(&stage, &head_keys, &head_values,
                     key_at + (first + CLA_BLOCK_KV) % CLA_KEY_RING);
     long later_at = 0; /* loads in flight, too */
     if (looks_up)
@@ -435,7 +444,8 @@ CLA_KERNEL clattn_prefill_staged(CLA_PARAMS) {
   if (!cla_finish_aside(&opt, &task, (uint)call.num_kv_heads, &side, own_row, state, acc, lane,
                         &factor))
     return;
-  __global CLA_Q_T* to = out + cla_query_at(&task, own_row, call.out_offset, call.out_token_stride);
+  __global CLA_Q_T* to =
+      out + cla_result_at(&task, own_row, call.out_offset, call.out_token_stride);
 #pragma unroll
   for (uint n = 0; n < CLA_ACC_TILES; ++n)
     cla_put_c_row(to + n * CLA_TILE_COLUMNS, acc + n * CLA_C_SIZE, CLA_ACC_UNITS(n), factor, lane);

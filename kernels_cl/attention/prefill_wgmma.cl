@@ -27,6 +27,7 @@
 
    macro                unit        legal values, beside those of core/task.clh
    CLA_HEAD_DIM         elements    64, 128, 256; with 192 rows 64
+   CLA_VALUE_DIM        elements    HEAD_DIM; 128 with HEAD_DIM 192 and no pages (core/dims.clh)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
                                     5 int8: k_cache, v_cache
@@ -36,7 +37,8 @@
    CLA_BOXES            -           0; 1 if PAGE_SIZE is a multiple of 16: keys come by tensor maps
 
    Local memory: (2 * BLOCK_ROWS + 2 * STAGES * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and
-   marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries.
+   marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries, as
+   do those of 192 with tiles of 128 keys: 208 KiB with values of 128.
    Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads *
    CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits
    on 8. */
@@ -55,7 +57,7 @@
 #define CLA_KEPT_SUM ((float)CLA_ROW_SCORES)
 #endif
 #define CLA_QUERY_UNIT(row, unit) \
-  ((row) / 64 * 64 * CLA_DIM_UNITS + cla_swizzled((row) % 64, unit, 64))
+  ((row) / 64 * 64 * CLA_QUERY_ROW_UNITS + cla_swizzled((row) % 64, unit, 64))
 #include "attention/row_tiles.clh"
 
 #define CLA_CONSUMERS (CLA_BLOCK_ROWS / 64)
@@ -80,21 +82,23 @@
     CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
 #error "prefill_wgmma.cl: CLA_BLOCK_ROWS and CLA_WG_SIZE do not tile"
 #endif
-#if (CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128) || \
-    (CLA_HEAD_DIM != 64 && CLA_HEAD_DIM != 128 && CLA_HEAD_DIM != 256)
+#if (CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128) ||                           \
+    (CLA_VALUE_DIM != 64 && CLA_VALUE_DIM != 128 && CLA_VALUE_DIM != 256) || \
+    (CLA_VALUES_APART ? CLA_HEAD_DIM % 64 != 0 : CLA_HEAD_DIM != CLA_VALUE_DIM)
 #error "prefill_wgmma.cl: CLA_BLOCK_KV must be 64 or 128, CLA_HEAD_DIM 64, 128 or 256"
 #endif
 
-#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS)
+#define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS)
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS) /* of values */
 #include "attention/wgmma_copies.clh"
 #include "attention/wgmma_results.clh"
 #include "attention/wgmma_rows.clh"
 
-#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_DIM_UNITS)
+#define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_QUERY_ROW_UNITS)
 /* Tiles of keys, as many of values, and of queries, on their way or in use. The smallest tile is
    multiplied in less time than it takes to come. */
 #define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
-#define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 ? 1 : 2)
+#define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
 
 /* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each
    waits for its turn once a tile, and gives the next one its own. */
@@ -140,7 +144,7 @@ static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaP
 static inline void cla_start_scores(const ClaConsumer* own, const ClaProgress* now, float* scores,
                                     ClaPipeline k_pipe) {
   cla_start_qk(scores, own->q_desc + now->work.q_pipe.stage * CLA_QUERY_UNITS,
-               own->k_desc + k_pipe.stage * CLA_TILE_UNITS);
+               own->k_desc + k_pipe.stage * CLA_KEY_TILE_UNITS);
 }
 static inline void cla_start_values(const ClaConsumer* own, const ClaProgress* now, float* acc,
                                     const ClaA* probabilities) {
@@ -338,7 +342,8 @@ static inline void cla_consume(const ClaConsumer* own) {
 
 CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
-  __local uint4 k_tiles[2 * CLA_STAGES * CLA_TILE_UNITS] __attribute__((aligned(1024)));
+  __local uint4 k_tiles[CLA_STAGES * (CLA_KEY_TILE_UNITS + CLA_TILE_UNITS)]
+      __attribute__((aligned(1024)));
 #if CLA_KV_QUANT
   __local uint4 raw[CLA_RAW_UNITS];
 #else
@@ -354,7 +359,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES];
   __local ulong maps_made[1];
 
-  __local uint4* const v_tiles = k_tiles + CLA_STAGES * CLA_TILE_UNITS;
+  __local uint4* const v_tiles = k_tiles + CLA_STAGES * CLA_KEY_TILE_UNITS;
   __local ulong *const full_v = full_k + CLA_STAGES, *const empty_v = empty_k + CLA_STAGES;
   const ClaShared at = {q_tiles, k_tiles, v_tiles, raw,    tasks,   left_out, marks,
                         full_q,  empty_q, full_k,  full_v, empty_k, empty_v,  maps_made};
@@ -386,8 +391,7 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                                  call.out_offset,
                                  call.out_token_stride,
                                  (uint)call.num_kv_heads};
-  const ClaValuesAt values = {CLA_VALUES, meta + call.pages_at, call.head_stride, call.block_stride,
-                              call.token_stride};
+  const ClaValuesAt values = {CLA_VALUES, meta + call.pages_at, CLA_VALUE_STRIDES(call)};
   const uint first_row = self.group * 64;
   const ClaConsumer own = {&at,
                            &opt,

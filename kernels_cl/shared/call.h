@@ -18,7 +18,7 @@ typedef struct ClaCall {
   CLA_LONG out_token_stride;
   CLA_LONG k_offset; /* of page 0, or of the first key where there are no pages */
   CLA_LONG v_offset;
-  CLA_LONG block_stride;   /* from page to page */
+  CLA_LONG block_stride;   /* from page to page; without pages, of values from token to token */
   CLA_LONG token_stride;   /* from token to token of a page */
   CLA_LONG head_stride;    /* from KV head to KV head */
   CLA_LONG key_dim_stride; /* of keys from dim to dim; other than 1 on CPUs alone */
@@ -31,7 +31,7 @@ typedef struct ClaCall {
   int counters_at;     /* int[CLA_QUEUE_INTS], then int [partial rows, num_heads]; all 0 */
   int tensor_maps_at;  /* int[2][CLA_MAP_INTS] */
   int partial_lse2_at; /* float [partial rows, num_heads], log2 */
-  int partial_out_at;  /* float [partial rows, num_heads, HEAD_DIM] */
+  int partial_out_at;  /* float [partial rows, num_heads, RESULT_DIM] */
 
   int num_kv_heads;
   int causal;      /* 1: a token sees no later one */

@@ -9,8 +9,8 @@ namespace {
 /// Elements of a token's keys, and of its values: with use_mla the latent and the rotary part.
 std::pair<std::int64_t, std::int64_t> key_widths(const AttentionConfig& config) {
   if (config.use_mla) return {config.output_head_size(), config.rope_dim};
-  const std::int64_t width = std::int64_t{config.num_kv_heads} * config.head_size;
-  return {width, width};
+  const std::int64_t heads = config.num_kv_heads;
+  return {heads * config.head_size, heads * config.output_head_size()};
 }
 
 void bind_reports(nb::module_& module) {

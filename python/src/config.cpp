@@ -18,6 +18,8 @@ void bind_attention_config(nb::module_& module) {
   record.def_rw("num_heads", &C::num_heads, "Query heads, a multiple of num_kv_heads.")
       .def_rw("num_kv_heads", &C::num_kv_heads)
       .def_rw("head_size", &C::head_size, "With use_mla: kv_lora_rank + rope_dim.")
+      .def_rw("head_size_v", &C::head_size_v,
+              "Of V where it is smaller; 0 is head_size. Others only with contiguous keys.")
       .def_rw("block_size", &C::block_size, "Tokens per page of the cache.")
       .def_rw("scale", &C::scale, nb::arg().none(), "Of the logits; None is 1 / sqrt(head_size).")
       .def_rw("logits_soft_cap", &C::logits_soft_cap, "0 is none.")

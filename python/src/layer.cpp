@@ -23,6 +23,7 @@ void bind_options(nb::module_& module) {
       .named("kernel_family", &O::kernel_family, parse_kernel_family, "As AttentionConfig's.");
   record.def_rw("num_heads", &O::num_heads)
       .def_rw("head_size", &O::head_size)
+      .def_rw("head_size_v", &O::head_size_v)
       .def_rw("scale", &O::scale, nb::arg().none(), "None is 1 / sqrt(head_size).")
       .def_rw("num_kv_heads", &O::num_kv_heads, nb::arg().none(), "None is num_heads.")
       .def_rw("alibi_slopes", &O::alibi_slopes)

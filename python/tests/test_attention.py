@@ -69,16 +69,19 @@ def test_forward_stores_nothing_that_it_refuses(context, queue):
     np.testing.assert_array_equal(before, checks.stored_pages(queue, layer.cache))
 
 
-def test_encoder_attends_to_its_keys(context, queue, random):
+@pytest.mark.parametrize("value_size", [32, 16])
+def test_encoder_attends_to_its_keys(context, queue, random, value_size):
     config = clattn.AttentionConfig(
         num_heads=4, num_kv_heads=4, head_size=32, dtype="f32", attn_type="encoder_only"
     )
+    config.head_size_v = value_size
     backend = clattn.get_attn_backend(config, context)
     impl = backend.make_impl(context, config)
     builder = backend.make_builder(context, config)
     batch = clattn.CommonAttentionMetadata(np.array([0, 7, 20]), np.array([7, 13]))
     query, key, value = random.standard_normal((3, 20, 4, 32), np.float32)
-    output = np.empty_like(query)
+    value = np.ascontiguousarray(value[:, :, :value_size])
+    output = np.empty_like(value)
     impl.forward_encoder(queue, query, key, value, output, builder.build(queue, batch))
     for rows in (slice(0, 7), slice(7, 20)):
         options = reference.Options(scale=32**-0.5, causal=False)

@@ -28,6 +28,7 @@ AttentionConfig resolve(const AttentionOptions& options) {
   return {.num_heads = options.num_heads,
           .num_kv_heads = options.num_kv_heads.value_or(options.use_mla ? 1 : options.num_heads),
           .head_size = options.head_size,
+          .head_size_v = options.head_size_v,
           .block_size = cache.block_size,
           .dtype = options.dtype,
           .kv_cache_dtype = cache.cache_dtype,

@@ -27,6 +27,7 @@ AttentionOptions clattn::c_api::options_of(const ClattnLayerConfig& config) {
   AttentionOptions options;
   options.num_heads = config.num_heads;
   options.head_size = config.head_size;
+  options.head_size_v = config.head_size_v;
   if (config.num_kv_heads != 0) options.num_kv_heads = config.num_kv_heads;
   CacheConfig cache;
   if (config.block_size != 0) cache.block_size = config.block_size;

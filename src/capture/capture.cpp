@@ -55,6 +55,7 @@ void add_attention_keys(CaseKeys& keys, const CapturedAttention& call) {
 void add_step_keys(CaseKeys& keys, const CapturedAttention& call) {
   const PlanRecord& plan = call.batch.plan;
   add_plan_keys(keys, plan, call.config.kernel_family);
+  if (call.config.head_size_v != 0) keys.add("head_size_v", call.config.head_size_v);
   if (plan.decode_threshold != 1) keys.add("decode_threshold", plan.decode_threshold);
   if (call.common_prefix_len != 0) keys.add("common_prefix_len", call.common_prefix_len);
 }
@@ -228,7 +229,8 @@ AddResults capture_attention(const CapturedAttention& call) {
     const std::vector<std::int64_t> shape = {call.batch.pages_at.back(), config.num_kv_heads,
                                              config.head_size};
     made.add_tensor("key", call.tensors.key, config.dtype, shape);
-    made.add_tensor("value", call.tensors.value, config.dtype, shape);
+    made.add_tensor("value", call.tensors.value, config.dtype,
+                    {shape[0], shape[1], config.output_head_size()});
     made.add_values("key_start_loc", call.batch.pages_at);
   } else {
     add_pages(made, call);

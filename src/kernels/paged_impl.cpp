@@ -29,12 +29,14 @@ LayerCall call_over(const KVCache& cache) {
   return layer;
 }
 
-/// The same over `key` and `value` tensors, [rows, num_kv_heads, head_size], instead of a cache.
+/// The same over `key` and `value` tensors, [rows, num_kv_heads, head_size] and value_size(),
+/// instead of a cache.
 LayerCall call_over(const TensorRef& key, const TensorRef& value, const KernelShape& shape) {
   LayerCall layer{.k = key.buffer, .v = value.buffer};
   layer.args.k_offset = key.offset;
   layer.args.v_offset = value.offset;
   layer.args.token_stride = token_stride(key, shape.kv_row());
+  layer.args.block_stride = token_stride(value, shape.value_row());
   layer.args.head_stride = shape.head_size;
   layer.args.key_dim_stride = 1;
   layer.args.scale_stride = -1;
@@ -48,9 +50,9 @@ std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
   Runtime& runtime = context.runtime();
   const KernelShape shape = kernel_shape(config);
   const std::string key = fmt::format(
-      "impl {}/{}x{} page {} {}/{} {} scale {:a} cap {:a} window {} chunk {} type {} alibi {:a} "
+      "impl {}/{}x{}/{} page {} {}/{} {} scale {:a} cap {:a} window {} chunk {} type {} alibi {:a} "
       "sinks {:a}{} tuning {}",
-      config.num_heads, config.num_kv_heads, config.head_size, shape.block_size,
+      config.num_heads, config.num_kv_heads, config.head_size, shape.value_size(), shape.block_size,
       to_string(config.dtype), to_string(config.cache_dtype()), to_string(config.kernel_family),
       softmax_scale(config.scale, config.head_size), config.logits_soft_cap, config.sliding_window,
       config.attention_chunk_size, to_string(config.attn_type), fmt::join(config.alibi_slopes, ","),
@@ -139,7 +141,8 @@ void PagedAttentionImpl::check_attention(const Call& call) const {
   } else {
     const KernelShape& shape = kernels_->shape;
     const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
-    checked_key_stride(call.tensors.key, call.tensors.value, {rows, shape.kv_row(), shape.dtype});
+    check_keys(call.tensors.key, call.tensors.value, {rows, shape.kv_row(), shape.dtype},
+               shape.value_row());
   }
   check_options(call.options, step, num_rows(step, call.queue));
   check_step_call({call.queue, *kernels_, step, call.tensors});
@@ -224,7 +227,7 @@ void PagedAttentionImpl::check_options(const ForwardOptions& options, const Page
                {0, tokens, options.custom_mask_stride, step.most_keys}, "custom_mask");
   }
   if (config_.output_fp8) {
-    const std::int64_t row = std::int64_t{config_.num_heads} * config_.head_size;
+    const std::int64_t row = std::int64_t{config_.num_heads} * config_.output_head_size();
     check_rows({options.output_fp8, DType::kFp8E4M3}, {0, tokens, row, row}, "output_fp8");
     check_rows({options.output_scale, DType::kF32}, {0, 1, 1, 1}, "output_scale");
   }

@@ -35,10 +35,20 @@ static void test_struct_sizes(const Fixture* fixture) {
   config.struct_size = 0;
   EXPECT_INVALID(clattn_layer_create(fixture->context, NULL, &config, &layer),
                  "config: struct_size is 0, legal: >=");
-  config = layer_config();
-  config.reserved = 1;
+}
+
+/* Values of another size than keys are for layers without pages. */
+static void test_value_size(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  config.head_size_v = config.head_size / 2;
   EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
-                     "config: reserved is 1, legal: 0");
+                     "with a paged cache not supported");
+  config.attn_type = "encoder_only";
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  clattn_layer_destroy(layer);
+  config.head_size_v = config.head_size + 8;
+  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer), "head_size_v");
 }
 
 /* A configuration in which one field is wrong. */
@@ -134,6 +144,7 @@ static void test_warm_up(const Fixture* fixture) {
 void test_layers(const Fixture* fixture) {
   test_explain(fixture);
   test_struct_sizes(fixture);
+  test_value_size(fixture);
   test_configs(fixture);
   test_models(fixture);
   test_scales(fixture);

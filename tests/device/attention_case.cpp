@@ -42,20 +42,23 @@ void compare(const CaseSpec& spec, const HostCase& host, CaseResult& result) {
           fmt::format("{}: got {}, expected {}, allowed {}", place, got, expected, allowed);
     }
   };
-  for (std::size_t i = 0; i < want.out.size(); ++i) {
-    judge(result.out[i], want.out[i], want.allowed(i, result.rounds_weights) + kFloor,
-          fmt::format("out token {} head {} dim {}",
-                      i / index(spec.config.head_size) / index(spec.config.num_heads),
-                      i / index(spec.config.head_size) % index(spec.config.num_heads),
-                      i % index(spec.config.head_size)));
+  const std::size_t width = index(spec.config.output_head_size());
+  // Of element i of the output in the oracle's, whose rows are as long as queries.
+  const auto place = [&](std::size_t i) {
+    return i / width * index(spec.config.head_size) + i % width;
+  };
+  for (std::size_t i = 0; i < result.out.size(); ++i) {
+    judge(result.out[i], want.out[place(i)], want.allowed(place(i), result.rounds_weights) + kFloor,
+          fmt::format("out token {} head {} dim {}", i / width / index(spec.config.num_heads),
+                      i / width % index(spec.config.num_heads), i % width));
   }
   for (std::size_t i = 0; i < result.out_fp8.size(); ++i) {
     // Rounding never falls: the right code lies between those of the ends of what is allowed.
-    const double slack = want.allowed(i, result.rounds_weights) + kFloor;
+    const double slack = want.allowed(place(i), result.rounds_weights) + kFloor;
     const auto fp8 = [](double x) { return oracle::round_to(oracle::Element::kFp8E4M3, x); };
     const double got = oracle::decode(oracle::Element::kFp8E4M3, result.out_fp8[i]);
-    const bool right = got >= fp8((want.out[i] - slack) / kOutputScale) &&
-                       got <= fp8((want.out[i] + slack) / kOutputScale);
+    const bool right = got >= fp8((want.out[place(i)] - slack) / kOutputScale) &&
+                       got <= fp8((want.out[place(i)] + slack) / kOutputScale);
     judge(right ? 0.0 : 1.0, 0.0, 1e-3, fmt::format("out_fp8 {}", i));
   }
   for (std::size_t i = 0; i < want.lse.size(); ++i) {
@@ -150,6 +153,7 @@ clattn::CommonAttentionMetadata describe_batch(const CaseSpec& spec, const HostC
   batch.num_reqs = static_cast<std::int32_t>(spec.requests.size());
   batch.num_actual_tokens = static_cast<std::int32_t>(host.num_tokens);
   if (spec.config.attn_type == clattn::AttentionType::kDecoder) batch.causal = spec.causal;
+  if (spec.causal_encoder) batch.causal = true;
   if (spec.config.contiguous_kv()) {
     key_start_loc = {0};
     for (const std::int32_t keys : host.truth.seq_lens)
@@ -186,9 +190,9 @@ struct Outputs {
 
   Outputs(const clattn::Context& context, const clattn::Queue& queue, const CaseSpec& spec,
           std::size_t rows)
-      : out(spec.config.dtype, rows * index(spec.config.head_size) + 2 * kGuardElems),
+      : out(spec.config.dtype, rows * index(spec.config.output_head_size()) + 2 * kGuardElems),
         lse(DType::kF32, rows + 2 * kGuardElems),
-        fp8(DType::kInt8, rows * index(spec.config.head_size) + 2 * kGuardElems),
+        fp8(DType::kInt8, rows * index(spec.config.output_head_size()) + 2 * kGuardElems),
         lse_bytes(lse.bytes().size() - kGuardElems * sizeof(float)),
         fp8_bytes(fp8.bytes().size() - kGuardElems) {
     for (Tensor* tensor : {&out, &lse, &fp8}) {
@@ -295,13 +299,15 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   const clattn::TensorRef out{outputs.out_buffer.handle(), kGuardElems, 0};
   if (c.contiguous_kv()) {
     const std::int64_t first = cache.token_stride;  // behind the unused row
-    impl->forward_encoder(queue,
-                          {.query = in,
-                           .key = {cache.buffer.handle(), first, 0},
-                           .value = {cache.buffer.handle(), cache.v_offset + first, 0},
-                           .output = out,
-                           .lse = outputs.lse_buffer.handle()},
-                          metadata, extra);
+    const std::int64_t value_stride = value_strides(c, cache).token;
+    impl->forward_encoder(
+        queue,
+        {.query = in,
+         .key = {cache.buffer.handle(), first, 0},
+         .value = {cache.buffer.handle(), cache.v_offset + value_stride, value_stride},
+         .output = out,
+         .lse = outputs.lse_buffer.handle()},
+        metadata, extra);
   } else {
     impl->forward(queue, {.query = in, .output = out, .lse = outputs.lse_buffer.handle()}, cache,
                   metadata, extra);
@@ -327,11 +333,12 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
 std::string describe(const CaseSpec& spec) {
   const clattn::AttentionConfig& c = spec.config;
   std::string text = fmt::format(
-      "{} {} heads {}/{} x {} page {} dtype {} cache {} family {} causal {} splits {} "
+      "{} {} heads {}/{} x {}/{} page {} dtype {} cache {} family {} causal {}/{} splits {} "
       "pages {} requests (query+context)",
       spec.backend, clattn::to_string(spec.layout), c.num_heads, c.num_kv_heads, c.head_size,
-      c.block_size, clattn::to_string(c.dtype), clattn::to_string(c.cache_dtype()),
-      clattn::to_string(c.kernel_family), spec.causal, spec.num_splits, spec.page_seed);
+      c.output_head_size(), c.block_size, clattn::to_string(c.dtype),
+      clattn::to_string(c.cache_dtype()), clattn::to_string(c.kernel_family), spec.causal,
+      spec.causal_encoder, spec.num_splits, spec.page_seed);
   text += fmt::format(
       "; type {} cap {} window {} chunk {} alibi {} sinks {} mask {} fp8 out {} per-head scales "
       "{}; ",

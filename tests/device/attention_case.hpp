@@ -27,7 +27,8 @@ struct CaseSpec {
   /// share a plan.
   std::optional<clattn::AttentionConfig> planned_for = std::nullopt;
   std::vector<Request> requests;  ///< decodes (1 query token) first
-  bool causal = true;
+  bool causal = true;             ///< decoders
+  bool causal_encoder = false;    ///< encoder_only
   std::int32_t num_splits = 0;
   clattn::SplitPolicy split_policy = clattn::SplitPolicy::kBalanced;
   bool side_by_side = true;  ///< clattn::BuilderOptions::side_by_side
@@ -55,9 +56,9 @@ struct CaseResult {
   std::vector<std::int64_t> tasks;        ///< of each
   std::vector<std::int64_t> work_groups;  ///< that share them
   bool beside = false;                    ///< two launches ran beside each other
-  std::vector<double> out;                ///< [tokens, num_heads, head_size]
+  std::vector<double> out;                ///< [tokens, num_heads, output_head_size()]
   std::vector<double> lse;                ///< [tokens, num_heads]
-  std::vector<std::uint8_t> out_fp8;      ///< [tokens, num_heads, head_size] if config.output_fp8
+  std::vector<std::uint8_t> out_fp8;      ///< the same if config.output_fp8
   double worst_share = 0;                 ///< largest error as a share of what the oracle allows
   std::string worst_place;
   std::string fault;  ///< a touched guard band or a wrong cache element; empty = none

@@ -33,6 +33,12 @@ double cache_scale(const CaseSpec& spec, bool of_values, std::int64_t head) {
   return tensor * mine * (of_values ? 2.0 : 1.0);
 }
 
+ValueStrides value_strides(const clattn::AttentionConfig& config, const clattn::KVCache& cache) {
+  const std::int64_t head = config.output_head_size();
+  if (head == cache.head_size) return {cache.token_stride, cache.head_stride};
+  return {config.num_kv_heads * head + 8, head};  // with poison between the rows
+}
+
 HostCase lay_out(const CaseSpec& spec) {
   std::mt19937 random(spec.page_seed);
   HostCase host;
@@ -44,7 +50,7 @@ HostCase lay_out(const CaseSpec& spec) {
   t.block_size = c.contiguous_kv() ? 1 : c.block_size;
   t.scale = c.scale ? static_cast<double>(*c.scale) : 1.0 / std::sqrt(c.head_size);
   const bool decoder = c.attn_type == clattn::AttentionType::kDecoder;
-  t.causal = spec.causal && decoder;
+  t.causal = decoder ? spec.causal : spec.causal_encoder;
   t.soft_cap = c.logits_soft_cap;
   t.window_left = c.sliding_window > 0 ? c.sliding_window - 1 : -1;
   t.window_right = decoder && c.sliding_window > 0 ? 0 : t.window_left;

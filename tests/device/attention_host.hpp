@@ -51,6 +51,12 @@ class Tensor {
   std::vector<std::byte> bytes_;
 };
 
+/// Elements from token to token and from head to head of contiguous values of their own size.
+struct ValueStrides {
+  std::int64_t token = 0, head = 0;
+};
+ValueStrides value_strides(const clattn::AttentionConfig& config, const clattn::KVCache& cache);
+
 /// The call on the host: lengths, tables, tensors as the device gets them and as the oracle sees
 /// them.
 struct HostCase {
@@ -86,14 +92,20 @@ class CacheImage {
     const std::int64_t token = position % cache_.block_size;
     // Keys by dim: a head's [dim, token of the block] instead of [token, dim].
     const std::int64_t at = page * cache_.block_stride + head * cache_.head_stride;
-    const std::int64_t value_at = at + token * cache_.token_stride + dim;
-    const std::int64_t key_at = spec_.layout == clattn::KVCacheLayout::kHDN
-                                    ? at + dim * cache_.block_size + token
-                                    : value_at;
+    const std::int64_t row_at = at + token * cache_.token_stride + dim;
+    const std::int64_t key_at =
+        spec_.layout == clattn::KVCacheLayout::kHDN ? at + dim * cache_.block_size + token : row_at;
     const std::int64_t logical =
         ((page * cache_.block_size + token) * cache_.num_kv_heads + head) * cache_.head_size + dim;
     place(index(cache_.k_offset + key_at), key, cache_scale(spec_, false, head), on_device,
           host_.truth.key_cache[index(logical)]);
+    if (dim >= spec_.config.output_head_size()) {  // the oracle knows one size alone
+      host_.truth.value_cache[index(logical)] = 0;
+      return;
+    }
+    const bool apart = spec_.config.output_head_size() != cache_.head_size;
+    const ValueStrides strides = value_strides(spec_.config, cache_);
+    const std::int64_t value_at = apart ? page * strides.token + head * strides.head + dim : row_at;
     place(index(cache_.v_offset + value_at), value, cache_scale(spec_, true, head), on_device,
           host_.truth.value_cache[index(logical)]);
   }

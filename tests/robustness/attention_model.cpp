@@ -102,6 +102,21 @@ void AttentionModel::share_prefix(std::int32_t tokens) {
   add("\"common_prefix_len\": " + std::to_string(tokens));
 }
 
+void AttentionModel::halve_values() {
+  constexpr std::size_t kSize = kHeadSize, kKept = kSize / 2;
+  std::vector<float> values;
+  for (std::size_t i = 0; i < truth.value_cache.size(); ++i) {
+    if (i % kSize < kKept) {
+      values.push_back(static_cast<float>(truth.value_cache[i]));
+    } else {
+      truth.value_cache[i] = 0;
+    }
+  }
+  const std::string rows = std::to_string(truth.key_start_loc.back());
+  image.files["value.npy"] = npy_f32(values, "(" + rows + ", 2, " + std::to_string(kKept) + ")");
+  add("\"head_size_v\": " + std::to_string(kKept));
+}
+
 AttentionModel AttentionModel::encoder(const std::string& attn_type,
                                        const std::vector<Request>& requests) {
   AttentionModel model = with_queries(requests);

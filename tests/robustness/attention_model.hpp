@@ -25,6 +25,9 @@ struct AttentionModel {
   void set_per_head(const std::string& name, const std::vector<double>& values);
   /// Gives all requests the first one's pages for their first `tokens`, and says so.
   void share_prefix(std::int32_t tokens);
+  /// Values, and results, of an encoder have half of their elements; the truth holds zeros behind
+  /// them.
+  void halve_values();
   /// Stores the cache as 8-bit elements; factors of K, then of V, per KV head. The oracle reads
   /// them times their factors.
   void quantize(oracle::Element element, const std::string& dtype,

@@ -74,6 +74,9 @@ TEST(Capture, CustomMaskAndFp8Output) {
 TEST(Capture, EncoderAndCrossAttention) {
   RoundTrip(AttentionModel::encoder("encoder_only", {{7, 7}, {1, 1}, {12, 12}}).image);
   RoundTrip(AttentionModel::encoder("encoder_decoder", {{1, 7}, {4, 2}}).image);
+  AttentionModel small = AttentionModel::encoder("encoder_only", {{7, 7}, {12, 12}});
+  small.halve_values();
+  RoundTrip{small.image};
   AttentionModel paged = AttentionModel::paged({{1, 7}, {4, 2}});
   paged.add("\"attn_type\": \"encoder_decoder\"");
   const RoundTrip trip(paged.image);

@@ -137,6 +137,17 @@ TEST(RunOptions, M6_EncoderOnlyMayBeCausal) {
   expect_right(model);
 }
 
+TEST(RunOptions, ValuesMayHaveFewerElementsThanKeys) {
+  AttentionModel model = AttentionModel::encoder("encoder_only", {{7, 7}, {1, 1}, {40, 40}});
+  model.halve_values();
+  const RunCase run(model.image, "--verify");
+  const oracle::AttentionResult want = oracle::attention(model.truth, oracle::Element::kF32);
+  const std::vector<float> out = run.array<float>("out");
+  ASSERT_EQ(out.size() * 2, want.out.size());
+  for (std::size_t i = 0; i < out.size(); ++i)
+    EXPECT_NEAR(out[i], want.out[i / 8 * 16 + i % 8], 1e-5) << i;
+}
+
 TEST(RunOptions, EncoderWindowsReachToBothSides) {
   AttentionModel model = AttentionModel::encoder("encoder_only", {{9, 9}, {4, 4}});
   model.add("\"sliding_window\": 3, \"causal\": false");

@@ -37,6 +37,7 @@ struct ShapeRow {
   DType cache_dtype;
   KernelOptions options = {};
   std::int32_t rope_dim = 0;
+  std::int32_t head_size_v = 0;
 };
 constexpr KernelOptions kAllOptions{
     .window = true, .soft_cap = true, .alibi = true, .sink = true, .mask = true, .out_fp8 = true};
@@ -64,6 +65,13 @@ constexpr std::array kQuantizedShapes = {
     ShapeRow{128, 16, DType::kF16, DType::kFp8E4M3},
     ShapeRow{80, 5, DType::kBF16, DType::kFp8E5M2},
     ShapeRow{16, 5, DType::kF32, DType::kInt8},
+};
+
+/// Values of fewer elements than keys, for prompts and the merge of their splits.
+constexpr std::array kValueShapes = {
+    ShapeRow{192, 0, DType::kBF16, DType::kBF16, {}, 0, 128},
+    ShapeRow{192, 0, DType::kF16, DType::kF16, kAllOptions, 0, 128},
+    ShapeRow{72, 0, DType::kF16, DType::kF16, {}, 0, 40},
 };
 
 /// What warpgroup products take, beside the first of the shapes above.
@@ -107,6 +115,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
   const Role role = variant.role;
   if (role == Role::kMLADecode) return {kLatentShapes.begin(), kLatentShapes.end()};
   std::vector<ShapeRow> rows(kShapes.begin(), kShapes.end());
+  if (role == Role::kPrefill || role == Role::kMerge)
+    rows.insert(rows.end(), kValueShapes.begin(), kValueShapes.end());
   if (role == Role::kDecode || role == Role::kPrefill) {
     rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
     if (variant.unit_id == UnitId::sm90)
@@ -150,6 +160,7 @@ KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   shape.num_heads = group_for(variant);
   shape.num_kv_heads = 1;
   shape.head_size = row.head_size;
+  shape.head_size_v = row.head_size_v;
   shape.block_size = row.block_size;
   shape.dtype = row.dtype;
   shape.cache_dtype = row.cache_dtype;
@@ -190,9 +201,11 @@ void dump(const std::filesystem::path& directory, const Variant& variant) {
   for (const ShapeRow& row : rows_for(variant)) {
     if (!clattn::detail::takes_types(variant, shape_for(variant, row))) continue;
     const auto source = clattn::detail::kernel_source(variant, shape_for(variant, row), device);
-    const std::string name = fmt::format(
-        "{}__d{}_{}_{}{}", variant.name, row.head_size, clattn::to_string(row.dtype),
-        clattn::to_string(row.cache_dtype), row.options == KernelOptions{} ? "" : "_all");
+    const std::string name =
+        fmt::format("{}__d{}{}_{}_{}{}", variant.name, row.head_size,
+                    row.head_size_v != 0 ? fmt::format("v{}", row.head_size_v) : "",
+                    clattn::to_string(row.dtype), clattn::to_string(row.cache_dtype),
+                    row.options == KernelOptions{} ? "" : "_all");
     write_kernel(directory, name, source.file,
                  source.options + clattn::detail::device_macros(device),
                  std::string(kind_of(source.unit, variant.family())), source.unit);

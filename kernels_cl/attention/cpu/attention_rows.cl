@@ -47,7 +47,7 @@ CLA_INLINE void cla_pack_rows(__global const CLA_KV_T* cache, const long* offset
 #pragma unroll 1
   for (int kv = 0; kv < CLA_TILE_VECS; ++kv)
 #pragma unroll 1
-    for (int d = 0; d < CLA_NUM_VECS; ++d) {
+    for (int d = 0; d < CLA_KEY_VECS; ++d) {
       cla_vf a[CLA_VEC];
 #pragma unroll
       for (int i = 0; i < CLA_VEC; ++i)
@@ -75,7 +75,7 @@ CLA_INLINE void cla_load_kv_tile(const ClaRows* rows, int at, int end, __global 
   long offsets[CLA_BLOCK_KV];
   cla_kv_rows(rows, at, end, offsets);
 #if defined(CLA_ROPE_DIM)
-  cla_load_rows(k, offsets, values);
+  cla_load_rows(k, offsets, CLA_KEY_VECS, values);
   cla_turn_rows(values, k_t);
 #else
   if (cla_by_dim(rows->call)) {
@@ -85,7 +85,10 @@ CLA_INLINE void cla_load_kv_tile(const ClaRows* rows, int at, int end, __global 
   } else {
     cla_pack_rows(k, offsets, k_t);
   }
-  cla_load_rows(v, offsets, values);
+#if CLA_VALUES_APART
+  cla_value_rows(rows, at, end, offsets);
+#endif
+  cla_load_rows(v, offsets, CLA_NUM_VECS, values);
 #endif
 }
 

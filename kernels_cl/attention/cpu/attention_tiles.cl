@@ -15,17 +15,17 @@
 // row of the block does not see all of the tile, P V is computed with vectors, which skip masked
 // keys.
 //
-// Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM and ROPE_DIM
-// multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4 HEAD_DIM) +
-// BLOCK_KV (2 KEY_DIM + 4 HEAD_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS 256, BLOCK_KV
-// 64, HEAD_DIM 128. Latent rows need 2 BLOCK_KV HEAD_DIM bytes less: 548 KiB at BLOCK_ROWS 128,
-// BLOCK_KV 64, 512 + 64 dims.
+// Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM, VALUE_DIM
+// and ROPE_DIM multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4
+// HEAD_DIM) + BLOCK_KV (2 KEY_DIM + 4 HEAD_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS
+// 256, BLOCK_KV 64, HEAD_DIM 128. Latent rows need 2 BLOCK_KV HEAD_DIM bytes less: 548 KiB at
+// BLOCK_ROWS 128, BLOCK_KV 64, 512 + 64 dims.
 
 #include "attention/cpu/merge.clh"
 #include "attention/cpu/tile_operands.clh"
 #include "attention/cpu/tile_rows.clh"
 
-#if CLA_VEC != 16 || CLA_Q_DTYPE != 2 || CLA_KV_DTYPE < 2 || CLA_HEAD_DIM % 32 != 0 || \
+#if CLA_VEC != 16 || CLA_Q_DTYPE != 2 || CLA_KV_DTYPE < 2 || CLA_VALUE_DIM % 32 != 0 || \
     CLA_KEY_DIM % 32 != 0 || CLA_BLOCK_KV % 32 != 0
 #error \
     "attention_tiles: needs vectors of 16, bf16 queries, bf16 or 8-bit caches, 32 n dims and keys"
@@ -41,7 +41,7 @@ CLA_INLINE void cla_add_seen(const ClaSeen* seen, const cla_vu* values, const cl
   for (int key = seen->begin; key < seen->end; ++key) {
     const cla_vf p = as_float16(key % 2 != 0 ? pairs[key / 2] & 0xffff0000u : pairs[key / 2] << 16);
 #pragma unroll 1
-    for (int d = 0; d < CLA_HEAD_DIM; ++d) {
+    for (int d = 0; d < CLA_VALUE_DIM; ++d) {
       const float v = as_float((uint)columns[d * CLA_BLOCK_KV + key] << 16);
       o[d] = as_int16(p) >= 0 ? fma(p, (cla_vf)(v), o[d]) : o[d];
     }
@@ -53,7 +53,7 @@ typedef struct ClaTile {
   int at;
   int overflows;
   cla_vu keys[CLA_BLOCK_KV * CLA_KEY_VECS];
-  cla_vu values[CLA_BLOCK_KV * CLA_HEAD_DIM / CLA_TILE_DEPTH];
+  cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
 } ClaTile;
 
 // ROW_BLOCK rows from `first` against one tile; q and o are theirs.
@@ -73,25 +73,25 @@ CLA_INLINE void cla_row_block(const ClaRows* rows, int first, const ClaTile* til
     cla_vu* own = pairs + i * (CLA_BLOCK_KV / 2);
     if (seen.masked)
       cla_softmax(rows, state, first + i * CLA_VEC, tile->at, &seen, 1, unit, scores, own,
-                  o + i * CLA_HEAD_DIM);
+                  o + i * CLA_VALUE_DIM);
     else
       cla_softmax(rows, state, first + i * CLA_VEC, tile->at, &seen, 0, unit, scores, own,
-                  o + i * CLA_HEAD_DIM);
+                  o + i * CLA_VALUE_DIM);
   }
   if (tile->overflows && seen.masked) {
     for (int i = 0; i < vecs; ++i)
-      cla_add_seen(&seen, tile->values, pairs + i * (CLA_BLOCK_KV / 2), o + i * CLA_HEAD_DIM);
+      cla_add_seen(&seen, tile->values, pairs + i * (CLA_BLOCK_KV / 2), o + i * CLA_VALUE_DIM);
     return;
   }
 #pragma unroll 1
-  for (int d = 0; d < CLA_HEAD_DIM; d += 2 * CLA_TILE_ROWS)
+  for (int d = 0; d < CLA_VALUE_DIM; d += 2 * CLA_TILE_ROWS)
     cla_multiply_block((const ushort*)tile->values + d * CLA_BLOCK_KV + seen.begin,
                        2 * CLA_BLOCK_KV, pairs + seen.begin / 2, 32 * CLA_BLOCK_KV, o + d,
-                       64 * CLA_HEAD_DIM, vecs * CLA_VEC, (seen.end - seen.begin) / CLA_TILE_DEPTH,
+                       64 * CLA_VALUE_DIM, vecs * CLA_VEC, (seen.end - seen.begin) / CLA_TILE_DEPTH,
                        1);
 }
 
-// Rows 16 n ... of the results, o[HEAD_DIM] being theirs transposed.
+// Rows 16 n ... of the results, o[VALUE_DIM] being theirs transposed.
 CLA_INLINE void cla_finish_rows(const ClaRows* rows, const ClaState* state, int n, const cla_vf* o,
                                 const ClaResults* to) {
   cla_vf transposed[CLA_VEC * CLA_NUM_VECS];
@@ -112,11 +112,23 @@ CLA_INLINE void cla_finish_rows(const ClaRows* rows, const ClaState* state, int 
 // Where the keys of a tile lie, in elements; those by dim as vectors.
 typedef struct ClaPlaces {
   long rows[CLA_BLOCK_KV];
+#if CLA_VALUES_APART
+  long values[CLA_BLOCK_KV];
+#endif
   long vectors[CLA_BLOCK_KV / CLA_VEC];
 } ClaPlaces;
 
+#if CLA_VALUES_APART
+#define CLA_PLACES values /* of values */
+#else
+#define CLA_PLACES rows
+#endif
+
 CLA_INLINE void cla_find_keys(const ClaRows* rows, int at, int end, ClaPlaces* places) {
   cla_kv_rows(rows, at, end, places->rows);
+#if CLA_VALUES_APART
+  cla_value_rows(rows, at, end, places->values);
+#endif
   if (cla_by_dim(rows->call)) cla_key_vectors(rows, at, end, places->vectors);
 }
 
@@ -132,9 +144,9 @@ CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_
     cla_load_tile_columns(k, now->vectors, call->key_dim_stride, tile->keys);
   else
     cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
-  cla_vu values[CLA_BLOCK_KV * CLA_KEY_VECS];
-  cla_load_tile_rows(v, now->rows, next->rows, CLA_HEAD_DIM, values);
-  tile->overflows = cla_transpose_values(values, CLA_KEY_VECS, tile->values);
+  cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
+  cla_load_tile_rows(v, now->CLA_PLACES, next->CLA_PLACES, CLA_VALUE_DIM, values);
+  tile->overflows = cla_transpose_values(values, CLA_VALUE_DIM / CLA_TILE_DEPTH, tile->values);
 #endif
 }
 
@@ -178,7 +190,7 @@ CLA_KERNEL clattn_attention_tiles(CLA_PARAMS) {
     }
 
     for (int n = 0; n * CLA_VEC < rows.rows; ++n)
-      cla_finish_rows(&rows, &state, n, o + n * CLA_HEAD_DIM, &to);
+      cla_finish_rows(&rows, &state, n, o + n * CLA_VALUE_DIM, &to);
     cla_merge_if_last(&rows, &to, CLA_ARRIVALS);
   }
   cla_close_tiles();

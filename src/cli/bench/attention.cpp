@@ -286,6 +286,7 @@ std::unique_ptr<Workload> make_metadata_workload(const BenchTask& task) {
 }
 
 std::unique_ptr<Workload> make_attention_workload(const BenchTask& task) {
+  if (task.shape.model.config.contiguous_kv()) return make_contiguous_workload(task);
   return std::make_unique<AttentionWorkload>(task, make_rotating_cache(task));
 }
 

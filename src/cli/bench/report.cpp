@@ -22,6 +22,7 @@ Json options_json(const BenchModel& model) {
   Json json = {{"heads", config.num_heads},
                {"kv_heads", config.num_kv_heads},
                {"head_size", config.head_size},
+               {"head_size_v", config.head_size_v},
                {"block_size", config.block_size},
                {"rope_dim", config.use_mla ? config.rope_dim : 0},
                {"window", config.sliding_window},

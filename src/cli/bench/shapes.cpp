@@ -51,6 +51,12 @@ bool set_rope_dim(BenchModel& model, std::string_view text) {
   return model.config.use_mla = set_count<&AttentionConfig::rope_dim>(model, text);
 }
 
+/// Keys and values without pages.
+bool set_head_size_v(BenchModel& model, std::string_view text) {
+  model.config.attn_type = AttentionType::kEncoderOnly;
+  return set_count<&AttentionConfig::head_size_v>(model, text);
+}
+
 bool set_soft_cap(BenchModel& model, std::string_view text) {
   const auto value = parse_number<float>(text, 0, 1e6F);
   model.config.logits_soft_cap = value.value_or(0);
@@ -125,6 +131,7 @@ constexpr Option kOptions[] = {
     {"heads", set_count<&AttentionConfig::num_heads>, "1 to 65536"},
     {"kv_heads", set_count<&AttentionConfig::num_kv_heads>, "1 to 65536"},
     {"head_size", set_count<&AttentionConfig::head_size>, "1 to 65536"},
+    {"head_size_v", set_head_size_v, "1 to 65536"},
     {"block_size", set_count<&AttentionConfig::block_size>, "1 to 65536"},
     {"rope_dim", set_rope_dim, "1 to 65536"},
     {"window", set_count<&AttentionConfig::sliding_window>, "0 to 65536"},
@@ -301,6 +308,20 @@ void check_op(const BenchShape& shape) {
   }
 }
 
+/// Whether a row without pages is one of prompts over their own keys.
+void check_contiguous(const BenchShape& shape) {
+  const AttentionConfig& config = shape.model.config;
+  if (!config.contiguous_kv()) return;
+  const std::string size = std::to_string(config.head_size_v);
+  if (shape.suite != "prefill") throw Fault{"head_size_v", size, "in rows of suite prefill"};
+  if (config.use_mla || config.sliding_window > 0 || config.cache_dtype() != config.dtype)
+    throw Fault{"head_size_v", size, "without rope_dim, window and a kv_dtype of its own"};
+  for (const RequestShape& request : shape.requests) {
+    if (request.seq_len == request.query_len) continue;
+    throw Fault{"batch", shape.batch, "with head_size_v, requests without context"};
+  }
+}
+
 /// A line's rows, one a batch of its list.
 std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batches,
                                    std::span<const std::string> words, Budget& budget) {
@@ -325,6 +346,7 @@ std::vector<BenchShape> parse_rows(const BenchModel* model, NamedBatches& batche
     }
     apply_options(shape.model, words.subspan(3));
     check_op(shape);
+    check_contiguous(shape);
     shapes.push_back(std::move(shape));
   }
   return shapes;

@@ -70,10 +70,11 @@ using MakeWorkload = std::unique_ptr<Workload>(const BenchTask& task);
 /// Of any suite. Throws kUnsupported with the numbers when the shape does not fit the device's
 /// memory.
 MakeWorkload make_workload;
-MakeWorkload make_attention_workload;  ///< decode, prefill, mixed, spec
-MakeWorkload make_packed_workload;     ///< decode over an x-packed cache, of no suite
-MakeWorkload make_cache_workload;      ///< by CacheOp the two below
-MakeWorkload make_blocks_workload;     ///< copy_blocks, swap_blocks
+MakeWorkload make_attention_workload;   ///< decode, prefill, mixed, spec
+MakeWorkload make_contiguous_workload;  ///< prefill of models with head_size_v
+MakeWorkload make_packed_workload;      ///< decode over an x-packed cache, of no suite
+MakeWorkload make_cache_workload;       ///< by CacheOp the two below
+MakeWorkload make_blocks_workload;      ///< copy_blocks, swap_blocks
 MakeWorkload make_gather_workload;
 MakeWorkload make_merge_workload;
 MakeWorkload make_metadata_workload;

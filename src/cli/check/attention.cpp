@@ -70,6 +70,12 @@ std::vector<Option> options() {
          c.block_size = 0;
        },
        true},
+      {"small values, no pages",
+       [](AttentionConfig& c) {
+         c.attn_type = AttentionType::kEncoderOnly;
+         c.block_size = 0;
+         c.head_size_v = c.head_size / 2;
+       }},
       {"all options, family cpu", add_all<KernelFamily::kCpu>, true},
       {"all options, family gpu", add_all<KernelFamily::kGpu>, true},
       {"all options, family ptx", add_all<KernelFamily::kGpuPtx>, true},

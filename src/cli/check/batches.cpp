@@ -47,7 +47,8 @@ AttentionCall make_tensors(const BatchFamily& family, const AttentionConfig& con
       config.dtype, tokens * to_size(config.num_heads) * to_size(config.head_size), seed + 1);
   if (config.attn_type != AttentionType::kEncoderDecoder) {
     call.key = random_elements(config.dtype, tokens * row, seed + 2, family.size);
-    call.value = random_elements(config.dtype, tokens * row, seed + 3, family.size);
+    const std::size_t values = row / to_size(config.head_size) * to_size(config.output_head_size());
+    call.value = random_elements(config.dtype, tokens * values, seed + 3, family.size);
   }
   if (config.custom_mask) {
     std::mt19937 random(seed + 5);

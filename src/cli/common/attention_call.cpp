@@ -214,6 +214,17 @@ LogicalCache expected_cache(const AttentionCall& call) {
   return cache;
 }
 
+namespace {
+
+/// Rows of a head's values as long as its keys, which is what the oracle knows: zeros behind them.
+std::vector<double> widened(const std::vector<double>& values, std::size_t from, std::size_t to) {
+  std::vector<double> wide(values.size() / from * to);
+  for (std::size_t i = 0; i < values.size(); ++i) wide[i / from * to + i % from] = values[i];
+  return wide;
+}
+
+}  // namespace
+
 oracle::AttentionCase oracle_case(const AttentionCall& call) {
   const AttentionConfig& config = call.config;
   const bool decoder = config.attn_type == AttentionType::kDecoder;
@@ -242,7 +253,8 @@ oracle::AttentionCase oracle_case(const AttentionCall& call) {
   if (config.contiguous_kv()) {
     result.key_start_loc = call.key_start_loc.empty() ? call.query_start_loc : call.key_start_loc;
     result.key_cache = decode_elements(config.dtype, call.key);
-    result.value_cache = decode_elements(config.dtype, call.value);
+    result.value_cache = widened(decode_elements(config.dtype, call.value),
+                                 to_size(config.output_head_size()), to_size(config.head_size));
     return result;
   }
   result.block_size = config.block_size;

@@ -97,7 +97,7 @@ Deviation judge_cache(const AttentionOutcome& outcome, const LogicalCache& expec
 oracle::AttentionResult oracle_result(const AttentionCall& call) {
   oracle::AttentionResult result =
       oracle::attention(oracle_case(call), element_of(call.config.dtype));
-  if (!call.config.use_mla) return result;
+  if (call.config.output_head_size() == call.config.head_size) return result;
   return front_of_rows(result, call.config.head_size, call.config.output_head_size());
 }
 

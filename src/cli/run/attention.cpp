@@ -70,7 +70,7 @@ void run_attention(CaseFile& file, const RunOptions& options, CaseOutputs& outpu
   AttentionOutcome outcome = execute(context, call);
   const AttentionConfig& config = call.config;
   const std::vector<std::int64_t> out_shape = {call.num_tokens(), config.num_heads,
-                                               config.head_size};
+                                               config.output_head_size()};
   outputs.add_floats("out", decode_elements(config.dtype, outcome.out), out_shape);
   if (return_lse) outputs.add_values("lse", outcome.lse, {call.num_tokens(), config.num_heads});
   if (config.output_fp8) outputs.add("out_fp8", NpyArray{"|u1", out_shape, outcome.out_fp8});

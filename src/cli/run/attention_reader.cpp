@@ -45,6 +45,7 @@ void read_shape(CaseFile& file, AttentionConfig& config) {
                    "case.json: num_heads: {} is not a multiple of num_kv_heads = {}",
                    config.num_heads, config.num_kv_heads);
   config.head_size = file.int32("head_size", kHeadSize);
+  config.head_size_v = file.int32("head_size_v", {0, config.head_size}, 0);
   config.block_size = file.int32("block_size", kBlockSize);
   config.dtype = read_dtype(file);
   config.kv_cache_dtype = read_kv_cache_dtype(file);
@@ -84,7 +85,8 @@ void read_keys(const CaseFile& file, AttentionCall& call) {
       call.key_start_loc.empty() ? call.num_tokens() : call.key_start_loc.back();
   const Extents shape = {rows, config.num_kv_heads, config.head_size};
   call.key = file.array("key", descr_of(config.dtype), shape).data;
-  call.value = file.array("value", descr_of(config.dtype), shape).data;
+  const Extents of_values = {rows, config.num_kv_heads, config.output_head_size()};
+  call.value = file.array("value", descr_of(config.dtype), of_values).data;
 }
 
 void read_tensors(const CaseFile& file, AttentionCall& call) {

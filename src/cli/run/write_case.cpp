@@ -44,6 +44,7 @@ json attention_keys(const AttentionCall& call) {
                {"return_lse", true},
                {"decode_threshold", call.plan.decode_threshold},
                {"common_prefix_len", call.common_prefix_len}});
+  if (config.head_size_v != 0) keys["head_size_v"] = config.head_size_v;
   if (call.layout) keys["layout"] = to_string(*call.layout);
   if (call.packed) keys["layout"] = "packed";
   if (call.scales.empty()) return keys;
@@ -74,7 +75,8 @@ void add_tensors(CaseOutputs& files, const AttentionCall& call) {
                      call.query);
   if (!call.key.empty() || config.contiguous_kv()) {
     files.add_elements("key", config.dtype, rows, call.key);
-    files.add_elements("value", config.dtype, rows, call.value);
+    files.add_elements("value", config.dtype, {rows[0], rows[1], config.output_head_size()},
+                       call.value);
   }
   if (!config.contiguous_kv()) {
     if (!call.key.empty()) files.add_values("slot_mapping", call.slot_mapping);

@@ -377,6 +377,7 @@ std::string AttentionKernels::why_not_plan_of(const AttentionKernels& other) con
   compare("num_heads", a.num_heads, b.num_heads);
   compare("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
   compare("head_size", a.head_size, b.head_size);
+  compare("head_size_v", a.value_size(), b.value_size());
   compare("block_size", a.block_size, b.block_size);
   compare("dtype", to_string(a.dtype), to_string(b.dtype));
   compare("kv_cache_dtype", to_string(a.cache_dtype), to_string(b.cache_dtype));
@@ -414,9 +415,9 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           KernelFamily family) {
   const RuntimeTuning tuning = runtime.tuning();
   const std::string key = fmt::format(
-      "attention form {} {}/{}x{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
-      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.rope_dim, shape.block_size,
-      to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
+      "attention form {} {}/{}x{}/{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
+      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.value_size(), shape.rope_dim,
+      shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
       option_macros(shape.options, Role::kPrefill), tuning.revision);
   const Target target{{runtime.capabilities(), *tuning.table}, &runtime};
   return runtime.shared_object<const AttentionKernels>(

@@ -57,9 +57,24 @@ void append_option_reasons(const AttentionConfig& config, std::vector<std::strin
       {!config.sinks.empty(), "sinks"},
       {config.custom_mask, "custom_mask"},
       {config.output_fp8, "output_fp8"},
+      {config.head_size_v != 0, "head_size_v"},
   };
   for (const auto& [wanted, what] : options)
     append_if(reasons, wanted, "MLA is not supported for {}", what);
+}
+
+/// Against a head_size_v of its own where keys and values are in pages, or of another step.
+void append_value_size_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
+  const std::int32_t size = config.head_size_v;
+  if (size == 0 || size == config.head_size) return;
+  append_if(reasons, size < 8 || size > config.head_size || size % 8 != 0,
+            "head_size_v {} not supported: 8 … {} (head_size) in steps of 8 are, or 0", size,
+            config.head_size);
+  append_if(
+      reasons, !config.contiguous_kv(),
+      "head_size_v {} with a paged cache not supported: 0 or {} (head_size) are, as pages hold "
+      "K and V of one size",
+      size, config.head_size);
 }
 
 }  // namespace
@@ -114,6 +129,7 @@ void append_common_reasons(const AttentionConfig& config, const DeviceCapabiliti
         to_string(config.cache_dtype()), to_string(config.attn_type), to_string(config.dtype)));
   }
   append_if(reasons, config.use_mla, "MLA not supported");
+  append_value_size_reasons(config, reasons);
   if (capabilities == nullptr) return;
   // Else another family would serve quietly. For that of CPUs there is none.
   if (config.kernel_family != KernelFamily::kCpu) {

@@ -28,11 +28,12 @@ std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
 TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const HeadTiling& tiling) {
   const bool latent = shape.form == CacheForm::kLatent;
   const double heads = tiling.heads_per_item * tiling.kv_heads;
-  const double elements = latent ? shape.head_size + shape.rope_dim : 2.0 * shape.head_size;
+  const double width = shape.head_size + shape.value_size();
+  const double elements = latent ? shape.head_size + shape.rope_dim : width;
   const double bytes =
       elements * tiling.kv_heads * static_cast<double>(element_size_bytes(shape.cache_dtype));
   const double flops =
-      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 4.0 * shape.head_size);
+      heads * (latent ? 4.0 * shape.head_size + 2.0 * shape.rope_dim : 2.0 * width);
   // Bytes and products a nanosecond are GB and GFLOP a second.
   return {.task_ns = costs.task_us * kNsPerUs,
           .split_ns = costs.split_us * kNsPerUs,
@@ -42,7 +43,7 @@ TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const H
 
 MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {
   const double at_once = costs.groups > 0 ? costs.groups : workers;
-  const double bytes = 4.0 * (shape.head_size + 1);
+  const double bytes = 4.0 * (shape.value_size() + 1);
   return {.launch_ns = costs.launch_us * kNsPerUs,
           .token_ns = shape.num_heads / at_once * costs.task_us * kNsPerUs,
           .row_ns = costs.read_gbs > 0 ? shape.num_heads / at_once * bytes / costs.read_gbs : 0};

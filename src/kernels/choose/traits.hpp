@@ -49,6 +49,11 @@ enum class StepKeys : std::uint8_t {
 
 /// Head sizes that a kernel takes; empty = all.
 using HeadSizes = std::array<std::int32_t, 3>;
+/// A head size of keys with a smaller one of values.
+struct HeadPair {
+  std::int32_t key = 0, value = 0;
+  bool operator==(const HeadPair&) const = default;
+};
 
 struct UnitTraits {
   /// What a group wrote before a fence is seen by a group that knows of it from an atomic, so
@@ -63,8 +68,9 @@ struct UnitTraits {
   std::int32_t dot = 0;                ///< CLA_DOT of kernels_cl/core/vec.clh
   bool rounds_probabilities = false;   ///< to the queries' type, before they meet V
   std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
-  std::int32_t most_key_elements = 0;  ///< of a tile, block_kv * head_size; 0 = any
-  /// Most accumulators of a warp, rows * head_size, if warps divide them among themselves; 0 = any.
+  std::int32_t most_key_elements = 0;  ///< of a tile of K, block_kv * head_size; 0 = any
+  /// Most accumulators of a warp, rows * value size, if warps divide them among themselves; 0 =
+  /// any.
   std::int32_t most_sums = 0;
   /// In kernels whose warps have keys of their own (kPerWarp), several warps share the same keys,
   /// so that each has tile_rows rows and so many of their dims (CLA_WARP_DIMS of
@@ -92,6 +98,8 @@ struct KernelTraits {
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;
   HeadSizes heads{};
+  HeadPair head_pair{};                ///< beside them, without pages, in tiles of any size
+  bool values_apart = false;           ///< without pages, values of any smaller size
   std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
   std::int32_t row_bytes_step = 1;     ///< bytes of a head's row in the cache are a multiple of it
   std::int32_t page_step = 0;          ///< it wants pages, of a multiple of so many tokens

@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <numeric>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -156,7 +157,8 @@ KernelShape kernel_shape(const AttentionConfig& config) {
           .cache_dtype = config.cache_dtype(),
           .options = options,
           .form = config.use_mla ? CacheForm::kLatent : CacheForm::kStrided,
-          .rope_dim = config.use_mla ? config.rope_dim : 0};
+          .rope_dim = config.use_mla ? config.rope_dim : 0,
+          .head_size_v = config.output_head_size()};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {
@@ -257,8 +259,13 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
                        to_string(shape.dtype));
   const std::int32_t head = shape.head_size;
   const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
-  if (!contains(kernel.heads, head) || head % unit.traits.head_step != 0)
+  if ((!contains(kernel.heads, head) && !shape.values_apart()) || head % unit.traits.head_step != 0)
     return fmt::format("does not take heads of {}", head);
+  const std::int32_t value = shape.value_size();
+  const bool listed = shape.values_apart() && kernel.head_pair == HeadPair{head, value};
+  if (shape.values_apart() &&
+      ((!kernel.values_apart && !listed) || value % unit.traits.head_step != 0))
+    return fmt::format("does not take heads of {} with values of {}", head, value);
   if (row_bytes % kernel.row_bytes_step != 0)
     return fmt::format("does not take heads of {} over {} caches", head,
                        to_string(shape.cache_dtype));
@@ -268,10 +275,11 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
     return fmt::format("takes rotary parts of {} only", kernel.rope_dim);
   if (kernel.page_step != 0 && (shape.block_size == 0 || shape.block_size % kernel.page_step != 0))
     return fmt::format("takes pages of multiples of {} only", kernel.page_step);
+  const std::int32_t tile_elements = variant.block_kv * (head + value) / 2;  // of K and of V each
   if (!is_within(variant.block_rows * head, kernel.most_row_elements) ||
-      !is_within(variant.block_kv * head, kernel.most_key_elements) ||
-      !is_within(variant.block_kv * head, unit.traits.most_key_elements) ||
-      !is_within(warp_rows(variant) * head, unit.traits.most_sums))
+      (!listed && !is_within(tile_elements, kernel.most_key_elements)) ||
+      !is_within(tile_elements, unit.traits.most_key_elements) ||
+      !is_within(warp_rows(variant) * value, unit.traits.most_sums))
     return fmt::format("its tile is too large for heads of {}", head);
   return {};
 }
@@ -298,8 +306,9 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   const UnitTraits& unit = variant.unit();
   const bool cpu = variant.family() == KernelFamily::kCpu;
   const HeadTiling tiling = head_tiling(variant, shape);
-  const int vec =
-      cpu ? vector_width(shape.head_size + shape.rope_dim, capabilities.float_vector_width) : 0;
+  const int vec = cpu ? vector_width(std::gcd(shape.head_size + shape.rope_dim, shape.value_size()),
+                                     capabilities.float_vector_width)
+                      : 0;
   const bool by_sub_groups = runs_by_sub_groups(unit_of(variant.unit_id), capabilities);
   const int by_ptx = unit.ptx && capabilities.inline_ptx ? 1 : 0;
   const int ptx = by_sub_groups ? 2 : by_ptx;  // kernels_cl/tile/lanes.clh
@@ -317,6 +326,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.dot);
   if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
   if (!by_sub_groups) options += unit_options(unit_of(variant.unit_id));
+  if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
   const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&

@@ -70,9 +70,13 @@ struct KernelShape {
   DType cache_dtype = DType::kF16;
   KernelOptions options;
   CacheForm form = CacheForm::kStrided;
-  std::int32_t rope_dim = 0;  ///< kLatent: elements of a key beyond its head_size latent ones
+  std::int32_t rope_dim = 0;     ///< kLatent: elements of a key beyond its head_size latent ones
+  std::int32_t head_size_v = 0;  ///< elements of a value and of a result; 0 = head_size
   std::int32_t group() const { return num_heads / num_kv_heads; }
+  std::int32_t value_size() const { return head_size_v != 0 ? head_size_v : head_size; }
+  bool values_apart() const { return value_size() != head_size; }
   std::int64_t kv_row() const { return std::int64_t{num_kv_heads} * head_size; }  ///< of a token
+  std::int64_t value_row() const { return std::int64_t{num_kv_heads} * value_size(); }
 };
 
 /// The kernel shape of a validated configuration.

@@ -113,15 +113,18 @@ std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows
   return stride;
 }
 
-std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
-                                const TokenRows& rows) {
-  const std::int64_t stride = bounded_token_stride(key, rows, "key");
-  throw_invalid_if(bounded_token_stride(value, rows, "value") != stride,
+void check_keys(const TensorRef& key, const TensorRef& value, const TokenRows& keys,
+                std::int64_t value_width) {
+  const std::int64_t stride = bounded_token_stride(key, keys, "key");
+  const std::int64_t of_values =
+      bounded_token_stride(value, {keys.count, value_width, keys.dtype}, "value");
+  throw_invalid_if(value_width == keys.width && of_values != stride,
                    "value: token_stride is {}, legal: the key's, {}", value.token_stride, stride);
+  throw_invalid_if(of_values % 8 != 0, "value: token_stride is {}, legal: multiples of 8 elements",
+                   of_values);
   throw_invalid_if((key.offset | value.offset | stride) % 8 != 0,
                    "key, value: offsets {}, {} and token_stride {}, legal: multiples of 8 elements",
                    key.offset, value.offset, stride);
-  return stride;
 }
 
 void check_cache_write(const BuiltKernel& kernel, const KernelShape& shape, const TensorRef& key,

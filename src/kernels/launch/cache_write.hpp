@@ -46,9 +46,10 @@ struct TokenRows {
 std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
                                   std::string_view name);
 
-/// As bounded_token_stride(), for keys and values that are attended to directly: both must have the
-/// same token stride, and every row must be aligned for loads of eight elements.
-std::int64_t checked_key_stride(const TensorRef& key, const TensorRef& value,
-                                const TokenRows& rows);
+/// As bounded_token_stride(), for keys and values that are attended to directly: where their rows
+/// are of one width, both must have the same token stride, and every row must be aligned for loads
+/// of eight elements.
+void check_keys(const TensorRef& key, const TensorRef& value, const TokenRows& keys,
+                std::int64_t value_width);
 
 }  // namespace clattn::detail

@@ -136,7 +136,7 @@ struct TokenWidths {
 };
 TokenWidths widths_of(const KernelShape& shape) {
   const std::int64_t heads = shape.num_heads;
-  return {heads * (shape.head_size + shape.rope_dim), heads * shape.head_size};
+  return {heads * (shape.head_size + shape.rope_dim), heads * shape.value_size()};
 }
 
 }  // namespace
@@ -219,7 +219,8 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
     if (launches != nullptr) launches->back().beside_last = true;
     side.join(event);
   }
-  const std::int64_t heads_at_once = merge_heads(*kernels.merge.variant, kernels.shape.head_size);
+  const std::int64_t heads_at_once =
+      merge_heads(*kernels.merge.variant, kernels.shape.value_size());
   launch_kernel(call, layer,
                 {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
                  ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},

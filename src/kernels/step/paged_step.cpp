@@ -23,14 +23,14 @@ cl_int in_ints(std::size_t offset_bytes) {
 }
 
 std::size_t bytes_per_partial_row(const KernelShape& shape) {
-  return to_size(shape.num_heads) * to_size(shape.head_size + 1) * sizeof(float);
+  return to_size(shape.num_heads) * to_size(shape.value_size() + 1) * sizeof(float);
 }
 
 }  // namespace
 
 std::int64_t most_partial_rows(const KernelShape& shape, const DeviceCapabilities& capabilities) {
   const std::size_t row = bytes_per_partial_row(shape);
-  const std::size_t counters = row / to_size(shape.head_size + 1);
+  const std::size_t counters = row / to_size(shape.value_size() + 1);
   const std::size_t device = capabilities.max_alloc_bytes;
   const std::size_t room = device - std::min(device, most_workspace_overhead());
   return static_cast<std::int64_t>(std::min(kMaxWorkspaceBytes / row, room / (row + counters)));
@@ -274,7 +274,7 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
   if (options_.graph_batch_size > 0 && workspace_.buffer) return;
   AttentionWorkspace& shared = *options_.workspace;
   const std::size_t lse_row = to_size(kernels_->shape.num_heads) * sizeof(float);
-  const std::size_t out_row = lse_row * to_size(kernels_->shape.head_size);
+  const std::size_t out_row = lse_row * to_size(kernels_->shape.value_size());
   const bool counts = std::ranges::any_of(planner_.tiles, &TileClass::merges_splits);
   const std::size_t counter_row = counts ? lse_row : 0;
   const WorkspaceBytes room = room_of(shared);

@@ -141,6 +141,38 @@ TEST(Selector, TakesTheFirstThatFitsAndSaysWhyOthersDoNot) {
                 "Block size must be a multiple of 16."}));
 }
 
+TEST(Selector, ValuesOfAnotherSizeNeedKeysWithoutPages) {
+  AttentionConfig config = llama();
+  config.head_size = 192;
+  config.head_size_v = 128;
+  const auto reasons = [&] {
+    return backend("FLASHINFER").validate_configuration(config, nullptr);
+  };
+  using Reasons = std::vector<std::string>;
+  EXPECT_EQ(
+      reasons(),
+      Reasons{"head_size_v 128 with a paged cache not supported: 0 or 192 (head_size) are, as "
+              "pages hold K and V of one size"});
+  config.attn_type = clattn::AttentionType::kEncoderOnly;
+  EXPECT_EQ(reasons(), Reasons{});
+  EXPECT_EQ(config.output_head_size(), 128);
+  for (const std::int32_t size : {200, 12, -8}) {
+    config.head_size_v = size;
+    EXPECT_EQ(reasons(), Reasons{fmt::format("head_size_v {} not supported: 8 … 192 (head_size) in "
+                                             "steps of 8 are, or 0",
+                                             size)});
+  }
+  config.head_size_v = 192;  // as if it were not given
+  config.attn_type = clattn::AttentionType::kDecoder;
+  EXPECT_EQ(reasons(), Reasons{});
+  config.head_size_v = 128;
+  config.use_mla = true;
+  config.num_kv_heads = 1;
+  config.head_size = 512 + 64;
+  EXPECT_EQ(backend("CLATTN_MLA").validate_configuration(config, nullptr),
+            Reasons{"MLA is not supported for head_size_v"});
+}
+
 // F5: one range a backend, and no advice that does not help.
 TEST(Selector, F5_HeadSizesAreRefusedOnceABackend) {
   for (const std::int32_t head_size : {30, 512}) {

@@ -64,6 +64,22 @@ TEST(BenchShapes, ReadsModelsRowsAndTheirOwnOptions) {
   EXPECT_EQ(shapes[2].model.config.cache_dtype(), DType::kFp8E4M3);
 }
 
+TEST(BenchShapes, ValuesOfTheirOwnSizeAreForPromptsWithoutContext) {
+  const std::string model = "model p heads=4 kv_heads=4 head_size=192 head_size_v=128\n";
+  const auto shapes = parse_shapes(model + "prefill gpu q4k\n", "f");
+  EXPECT_TRUE(shapes.at(0).model.config.contiguous_kv());
+  EXPECT_EQ(shapes[0].model.config.output_head_size(), 128);
+  const auto refused = [&](const std::string& row) {
+    return test::error_text([&] { parse_shapes(model + row, "f"); });
+  };
+  EXPECT_EQ(refused("decode gpu q1s4k\n"),
+            "f:2: head_size_v: '128', legal: in rows of suite prefill");
+  EXPECT_EQ(refused("prefill gpu q1ks4k\n"),
+            "f:2: batch: 'q1ks4k', legal: with head_size_v, requests without context");
+  EXPECT_EQ(refused("prefill gpu q4k window=5\n"),
+            "f:2: head_size_v: '128', legal: without rope_dim, window and a kv_dtype of its own");
+}
+
 TEST(BenchShapes, ARowMayForceAFamilyOfKernels) {
   const auto shapes = parse_shapes(kModel + "decode gpu q1\ndecode gpu q1 family=gpu\n", "f");
   EXPECT_EQ(shapes.at(0).model.config.kernel_family, clattn::KernelFamily::kAuto);

@@ -52,6 +52,37 @@ TEST(Variants, Fp8IsConvertedAsTheDeviceWasSeenToDo) {
   }
 }
 
+// Those for prompts take values of fewer elements than keys, on Hopper's products one pair of
+// sizes.
+TEST(Variants, TakeSmallValuesAsTheirTraitsSay) {
+  KernelShape shape;
+  shape.num_heads = shape.num_kv_heads = 8;
+  shape.head_size = 192;
+  shape.dtype = shape.cache_dtype = DType::kBF16;
+  const auto reason = [&](std::string_view name) {
+    return why_not_types(*std::ranges::find(variants(), name, &Variant::name), shape);
+  };
+  shape.head_size_v = 128;
+  for (const char* name :
+       {"prefill_wgmma__r128_kv128", "prefill_wgmma__r128_kv64", "prefill_mma__r128_wg128",
+        "prefill_gpu__r64_kv32", "prefill_mfma__r128_kv32", "prefill_dpas16__r128_d256",
+        "prefill_amx__r256_kv64", "prefill_cpu__r256_kv64", "merge__wg128"})
+    EXPECT_EQ(reason(name), "") << name;
+  for (const char* name :
+       {"decode_mma__r16_tokens", "decode_ring__r16_tokens", "decode_gpu__r4_local",
+        "decode_cpu__r16_bf16", "prefill_wgmma__r192_kv64"})
+    EXPECT_EQ(reason(name), "does not take heads of 192 with values of 128") << name;
+  const auto& scalar = *std::ranges::find(variants(), "prefill_gpu__r64_kv32", &Variant::name);
+  const std::string options = kernel_source(scalar, shape, {}).options;
+  EXPECT_NE(options.find("-DCLA_HEAD_DIM=192 "), std::string::npos) << options;
+  EXPECT_NE(options.find(" -DCLA_VALUE_DIM=128"), std::string::npos) << options;
+  shape.head_size_v = 120;
+  EXPECT_EQ(reason("prefill_amx__r256_kv64"), "does not take heads of 192 with values of 120");
+  EXPECT_EQ(reason("prefill_wgmma__r128_kv64"), "does not take heads of 192 with values of 120");
+  shape.head_size_v = 192;
+  EXPECT_EQ(kernel_source(scalar, shape, {}).options.find("CLA_VALUE_DIM"), std::string::npos);
+}
+
 // Assemblers before CUDA 12.5's read strides of tensor maps in other units.
 TEST(Variants, KeysComeByTensorMapsWhereTheDriverAssemblesThem) {
   const auto row = std::find_if(variants().begin(), variants().end(), [](const Variant& each) {
