@@ -35,10 +35,15 @@ static void test_struct_sizes(const Fixture* fixture) {
   config.struct_size = 0;
   EXPECT_INVALID(clattn_layer_create(fixture->context, NULL, &config, &layer),
                  "config: struct_size is 0, legal: >=");
-  config = layer_config();
-  config.reserved = 1;
-  EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer),
-                     "config: reserved is 1, legal: 0");
+}
+
+/* Over caches of other types, and on devices without such products, the option changes nothing. */
+static void test_fp8_products(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  config.fp8_products = 1;
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  clattn_layer_destroy(layer);
 }
 
 /* A configuration in which one field is wrong. */
@@ -134,6 +139,7 @@ static void test_warm_up(const Fixture* fixture) {
 void test_layers(const Fixture* fixture) {
   test_explain(fixture);
   test_struct_sizes(fixture);
+  test_fp8_products(fixture);
   test_configs(fixture);
   test_models(fixture);
   test_scales(fixture);

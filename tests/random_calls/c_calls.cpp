@@ -68,7 +68,7 @@ static void make_layer(World& world) {
   if (world.dice.one_in(3)) config.sinks = sinks.data();
   if (world.dice.one_in(6)) {
     const std::array fields = {&config.num_heads,     &config.num_kv_heads, &config.head_size,
-                               &config.block_size,    &config.rope_dim,     &config.reserved,
+                               &config.block_size,    &config.rope_dim,     &config.fp8_products,
                                &config.sliding_window};
     *world.dice.pick(fields) = static_cast<std::int32_t>(world.dice.odd_number());
     if (config.block_size > 64 || config.head_size > 64) return;

@@ -71,6 +71,7 @@ struct KernelShape {
   KernelOptions options;
   CacheForm form = CacheForm::kStrided;
   std::int32_t rope_dim = 0;  ///< kLatent: elements of a key beyond its head_size latent ones
+  bool fp8_products = false;  ///< over e4m3: kernels may multiply as UnitTraits::fp8_products
   std::int32_t group() const { return num_heads / num_kv_heads; }
   std::int64_t kv_row() const { return std::int64_t{num_kv_heads} * head_size; }  ///< of a token
 };
