@@ -50,7 +50,12 @@ struct AttentionConfig {
   std::vector<float> sinks = {};  ///< [num_heads] logits that join the denominator, or empty
   bool custom_mask = false;       ///< every forward() brings a mask of its own
   bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
-  bool use_mla = false;           ///< multi-head latent attention: MLA backends only
+  /// Over an e4m3 cache: faster prompts, less accurate, where the device multiplies 8-bit numbers
+  /// (compute capability 9.0, heads of 128); elsewhere, and for decodes, it changes nothing.
+  /// Queries are divided by their scale (KVCache::scales_query, else 1) and rounded to e4m3, as
+  /// are probabilities, saturating; docs/howto.md states the error.
+  bool fp8_products = false;
+  bool use_mla = false;        ///< multi-head latent attention: MLA backends only
   std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those
                                ///< before them are the latent part. vLLM: qk_rope_head_dim
   bool is_attention_free = false;  ///< no attention at all: selects NO_ATTENTION

@@ -31,6 +31,8 @@
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
                                     5 int8: k_cache, v_cache
+   CLA_FP8_PRODUCTS     -           0; 1 with e4m3, 128 rows, keys and dims: products of e4m3
+                                    (tile/sm90_fp8.clh), keys and values as they are stored
    CLA_BLOCK_ROWS       rows        64, 128, 192
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
@@ -39,22 +41,37 @@
    Local memory: (2 * BLOCK_ROWS + 2 * STAGES * BLOCK_KV) * HEAD_DIM * 2 B and 1 KiB of barriers and
    marks, 192 KiB with 128 rows, 128 keys and 128 dims; heads of 256 keep one tile of queries, as
    do those of 192 with tiles of 128 keys: 208 KiB with values of 128.
-   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more. Launch: up to num_items * num_kv_heads *
-   CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte boundaries, those of 8 bits
-   on 8. */
+   Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more; with CLA_FP8_PRODUCTS 208 KiB. Launch: up to
+   num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte
+   boundaries, those of 8 bits on 8. */
+#if CLA_FP8_PRODUCTS
+#include "tile/sm90_fp8.clh"
+#else
 #include "tile/sm90.clh"
+#endif
 #define CLA_TILE_UNIT CLA_KV_PLACE
 /* A row keeps its base, and its maximum is not computed, while no lane's sum of probabilities in a
    tile exceeds this. f16: none of them may exceed its largest number, and bases are higher than the
    range needs, so that maxima can grow by as much. Otherwise the number of those that the lane
    holds: beyond it one is above 1, so that the base moves and later tiles keep the new one. */
-#if CLA_Q_DTYPE == 1
+#ifndef CLA_FP8_PRODUCTS
+#define CLA_FP8_PRODUCTS 0
+#endif
+#if CLA_FP8_PRODUCTS
+#ifndef CLA_BASE_SLACK
+#define CLA_BASE_SLACK 4.0f
+#endif
+#define CLA_KEEPS(sum, probabilities) (!cla_steps_at_end(probabilities, CLA_KEY_STEPS))
+#elif CLA_Q_DTYPE == 1
 #define CLA_KEPT_SUM 65504.0f
 #if CLA_BLOCK_ROWS <= 128
 #define CLA_BASE_SLACK 6.0f
 #endif
 #else
 #define CLA_KEPT_SUM ((float)CLA_ROW_SCORES)
+#endif
+#ifndef CLA_KEEPS
+#define CLA_KEEPS(sum, probabilities) (!((sum) > CLA_KEPT_SUM))
 #endif
 #define CLA_QUERY_UNIT(row, unit) \
   ((row) / 64 * 64 * CLA_QUERY_ROW_UNITS + cla_swizzled((row) % 64, unit, 64))
@@ -65,7 +82,10 @@
 #define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2 || CLA_BLOCK_KV <= 64)
 /* Registers of a work-item after setmaxnreg. All together may not exceed those of the launch, 168
    for each of 384 work-items; with more it hangs. */
-#if CLA_CONSUMERS <= 2 && CLA_KV_QUANT
+#if CLA_FP8_PRODUCTS
+#define CLA_PRODUCER_REGISTERS 56 /* for queries, which pass through them */
+#define CLA_CONSUMER_REGISTERS 224
+#elif CLA_CONSUMERS <= 2 && CLA_KV_QUANT
 #define CLA_PRODUCER_REGISTERS 88 /* for a piece, all of whose units are loaded at once */
 #define CLA_CONSUMER_REGISTERS 208
 #elif CLA_CONSUMERS <= 2
@@ -75,8 +95,9 @@
 #define CLA_PRODUCER_REGISTERS 32
 #define CLA_CONSUMER_REGISTERS 160
 #endif
-#if CLA_BOXES && (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0 || CLA_KV_QUANT)
-#error "prefill_wgmma.cl: boxes are of 16-bit pages of a multiple of 16 tokens"
+#if CLA_BOXES && \
+    (CLA_PAGE_SIZE == 0 || CLA_PAGE_SIZE % 16 != 0 || (CLA_KV_QUANT && !CLA_FP8_PRODUCTS))
+#error "prefill_wgmma.cl: boxes are of unconverted pages of a multiple of 16 tokens"
 #endif
 #if CLA_BLOCK_ROWS % 64 != 0 || CLA_BLOCK_ROWS > (CLA_KV_QUANT ? 128 : 192) || \
     CLA_WG_SIZE != CLA_WARPGROUP * (CLA_CONSUMERS + 1)
@@ -88,16 +109,23 @@
 #error "prefill_wgmma.cl: CLA_BLOCK_KV must be 64 or 128, CLA_HEAD_DIM 64, 128 or 256"
 #endif
 
-#define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS)
+/* Tiles of keys, as many of values, and of queries, on their way or in use. The smallest tile is
+   multiplied in less time than it takes to come. */
+#if CLA_FP8_PRODUCTS
+#define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_HEAD_DIM / 16)
+#define CLA_KEY_TILE_UNITS CLA_TILE_UNITS
+#define CLA_STAGES 3
+#define CLA_RAW_STAGES 3 /* tiles of values that are to be transposed */
+#else
 #define CLA_TILE_UNITS (CLA_BLOCK_KV * CLA_DIM_UNITS) /* of values */
+#define CLA_KEY_TILE_UNITS (CLA_BLOCK_KV * CLA_QUERY_ROW_UNITS)
+#define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
+#endif
 #include "attention/wgmma_copies.clh"
 #include "attention/wgmma_results.clh"
 #include "attention/wgmma_rows.clh"
 
 #define CLA_QUERY_UNITS (CLA_BLOCK_ROWS * CLA_QUERY_ROW_UNITS)
-/* Tiles of keys, as many of values, and of queries, on their way or in use. The smallest tile is
-   multiplied in less time than it takes to come. */
-#define CLA_STAGES (CLA_TILE_UNITS <= 512 ? 4 : 2)
 #define CLA_QUERY_STAGES (CLA_HEAD_DIM == 256 || CLA_KEY_TILE_UNITS > 2048 ? 1 : 2)
 
 /* Consumers begin a tile's products in turns, so that one's run beside the other's softmax: each
@@ -130,6 +158,9 @@ typedef struct ClaProgress {
   ClaPipeline pipeline; /* of the tile's values; of its keys, until they are multiplied */
   int tile;
   int masked; /* some row does not see some key of the tile */
+#if CLA_FP8_PRODUCTS
+  ClaA queries[CLA_QUERY_DIM / CLA_STEP_KEYS];
+#endif
 } ClaProgress;
 
 /* Begins with the task whose queries have come. */
@@ -138,13 +169,25 @@ static inline void cla_enter_task(const ClaConsumer* own, ClaProgress* now, ClaP
                  own->causal, own->scale_log2e);
   now->deal = cla_next_task(now->deal);
   now->tile = now->work.keys.begin;
+#if CLA_FP8_PRODUCTS
+  __local const uint4* q_tile = own->at->q_tiles + q_pipe.stage * CLA_QUERY_UNITS;
+#pragma unroll
+  for (uint step = 0; step < CLA_QUERY_DIM / CLA_STEP_KEYS; ++step)
+    now->queries[step] = cla_load_tiles(
+        q_tile + own->warp_row / 64 * 64 * CLA_DIM_UNITS +
+        cla_swizzled(own->warp_row % 64 + own->lane % 16, 2 * step + own->lane / 16, 64));
+#endif
 }
 
 /* S = Q K^T of the tile in a stage of keys, started; the order is the own one's. */
 static inline void cla_start_scores(const ClaConsumer* own, const ClaProgress* now, float* scores,
                                     ClaPipeline k_pipe) {
-  cla_start_qk(scores, own->q_desc + now->work.q_pipe.stage * CLA_QUERY_UNITS,
-               own->k_desc + k_pipe.stage * CLA_KEY_TILE_UNITS);
+  const uint k_tile = own->k_desc + k_pipe.stage * CLA_KEY_TILE_UNITS;
+#if CLA_FP8_PRODUCTS
+  cla_start_qk(scores, now->queries, k_tile);
+#else
+  cla_start_qk(scores, own->q_desc + now->work.q_pipe.stage * CLA_QUERY_UNITS, k_tile);
+#endif
 }
 static inline void cla_start_values(const ClaConsumer* own, const ClaProgress* now, float* acc,
                                     const ClaA* probabilities) {
@@ -221,6 +264,12 @@ static inline int cla_next_task_comes(const ClaConsumer* own, const ClaProgress*
   return cla_has_keys(own->opt, &own->at->tasks[q_pipe.stage].item, own->causal);
 }
 
+/* Waits until the tile of values has come; transposed ones were stored, not copied. */
+static inline void cla_wait_value_tile(const ClaConsumer* own, const ClaProgress* now) {
+  cla_wait_tile(own->at->full_v, now->pipeline);
+  if (CLA_FP8_PRODUCTS && CLA_BOXES) cla_fence_for_products();
+}
+
 /* The last tile's values are added: its stage is empty, and its probabilities may be replaced. */
 static inline void cla_wait_values(const ClaConsumer* own, const ClaProgress* now, float* acc,
                                    ClaA* probabilities) {
@@ -233,21 +282,25 @@ static inline void cla_wait_values(const ClaConsumer* own, const ClaProgress* no
 /* Goes on to the tile now->tile: its products with keys run beside those of the last tile's values,
    and its softmax beside the latter. `ended`: the task of the last tile, if that was its last; the
    compiler knows whether there is one, so that tiles of one task have a short loop of their own.
-   In that loop a maximum is computed only if a lane's sum of probabilities is too large. */
+   In that loop a maximum is computed only if a lane's sum of probabilities is too large, or one of
+   them for 8 bits. Products of 8 bits take less time than the softmax: the next one's turn comes
+   when half of it is done, else both would compete for exponentials. */
 static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const ClaWork* ended,
                                  float* acc, ClaA* probabilities) {
   const ClaShared* at = own->at;
   const float to_logit = cla_to_logit(now->work.scale);
+  const int late_turn = CLA_FP8_PRODUCTS && CLA_KEEPS_BASES && !ended;
   const ClaPipeline next = cla_next_stage(now->pipeline, CLA_STAGES);
   __local float* mark = at->marks + own->lane;
   float scores[CLA_SCORE_TILES * CLA_C_SIZE];
   now->masked = cla_partly_seen(&now->work, now->tile);
-  cla_barrier_wait(at->full_v + now->pipeline.stage, now->pipeline.phase);
+  if (!CLA_FP8_PRODUCTS) cla_barrier_wait(at->full_v + now->pipeline.stage, now->pipeline.phase);
   cla_wait_tile(at->full_k, next);
   cla_order_wait(own->group);
   cla_start_scores(own, now, scores, next);
+  if (CLA_FP8_PRODUCTS) cla_wait_value_tile(own, now);
   cla_start_values(own, now, acc, probabilities);
-  cla_order_arrive(own->group);
+  if (!late_turn) cla_order_arrive(own->group);
   cla_wgmma_wait_all_but_1();
   CLA_PIN(scores, CLA_SCORE_TILES * CLA_C_SIZE);
   cla_release(own, at->empty_k + next.stage);
@@ -257,11 +310,12 @@ static inline void cla_take_tile(const ClaConsumer* own, ClaProgress* now, const
     float kept[CLA_SCORE_TILES * CLA_C_SIZE];
     const float upper = cla_row_probabilities(kept, scores, 0, state[0].base, to_logit);
     cla_mark_done(mark, upper);
+    if (late_turn) cla_order_arrive(own->group);
     cla_wait_values(own, now, acc, probabilities);
     cla_round_row(probabilities, kept, 0);
     const float lower = cla_row_probabilities(kept, scores, 1, state[1].base, to_logit);
     cla_round_row(probabilities, kept, 1);
-    if (cla_any_lane(fmax(upper, lower) > CLA_KEPT_SUM)) {
+    if (cla_any_lane(!CLA_KEEPS(fmax(upper, lower), probabilities))) {
       cla_move_rows(&now->work, scores, acc, probabilities, to_logit);
     } else {
       state[0].sum += upper;
@@ -300,7 +354,7 @@ static inline int cla_take_next_tile(const ClaConsumer* own, ClaProgress* now, f
 /* Adds the values of a tile beside which no other begins, and goes on behind it. */
 static inline void cla_take_last_values(const ClaConsumer* own, ClaProgress* now, float* acc,
                                         const ClaA* probabilities) {
-  cla_wait_tile(own->at->full_v, now->pipeline);
+  cla_wait_value_tile(own, now);
   cla_start_values(own, now, acc, probabilities);
   cla_wgmma_wait_all();
   CLA_PIN(acc, CLA_ACC_TILES * CLA_C_SIZE);
@@ -358,11 +412,32 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local ulong full_q[CLA_QUERY_STAGES], empty_q[CLA_QUERY_STAGES];
   __local ulong full_k[2 * CLA_STAGES], empty_k[2 * CLA_STAGES];
   __local ulong maps_made[1];
+#if CLA_FP8_PRODUCTS
+  __local ulong full_raw[CLA_RAW_BARRIERS];
+#endif
 
   __local uint4* const v_tiles = k_tiles + CLA_STAGES * CLA_KEY_TILE_UNITS;
   __local ulong *const full_v = full_k + CLA_STAGES, *const empty_v = empty_k + CLA_STAGES;
-  const ClaShared at = {q_tiles, k_tiles, v_tiles, raw,    tasks,   left_out, marks,
-                        full_q,  empty_q, full_k,  full_v, empty_k, empty_v,  maps_made};
+  const ClaShared at = {
+    q_tiles,
+    k_tiles,
+    v_tiles,
+    raw,
+    tasks,
+    left_out,
+    marks,
+    full_q,
+    empty_q,
+    full_k,
+    full_v,
+    empty_k,
+    empty_v,
+    maps_made
+#if CLA_FP8_PRODUCTS
+    ,
+    full_raw
+#endif
+  };
   const ClaOptions opt = CLA_OPTION_VALUES;
   __global int* const tensor_maps = workspace + call.tensor_maps_at; /* by the launch for itself */
   const ClaThread self = cla_thread();
@@ -406,6 +481,8 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
                            cla_tile_descriptor(v_tiles, CLA_KV_ROWS),
                            num_tasks,
                            call.causal,
-                           call.scale_log2e};
+                           CLA_FP8_PRODUCTS
+                               ? call.scale_log2e * cla_q_scale(&opt, (uint)call.num_kv_heads)
+                               : call.scale_log2e};
   cla_consume(&own);
 }

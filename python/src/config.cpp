@@ -28,6 +28,8 @@ void bind_attention_config(nb::module_& module) {
       .def_rw("alibi_slopes", &C::alibi_slopes, "One per query head, or empty.")
       .def_rw("sinks", &C::sinks, "Logits that join the denominator: one per query head, or empty.")
       .def_rw("custom_mask", &C::custom_mask, "Every forward() brings a mask of its own.")
+      .def_rw("fp8_products", &C::fp8_products,
+              "Over an e4m3 cache: faster prompts, less accurate, where the device can.")
       .def_rw("use_mla", &C::use_mla)
       .def_rw("rope_dim", &C::rope_dim)
       .def_rw("use_non_causal", &C::use_non_causal)

@@ -37,7 +37,9 @@ void bind_options(nb::module_& module) {
       .def_rw("kv_sharing_target_layer_name", &O::kv_sharing_target_layer_name)
       .def_rw("sinks", &O::sinks)
       .def_rw("attention_chunk_size", &O::attention_chunk_size)
-      .def_rw("custom_mask", &O::custom_mask);
+      .def_rw("custom_mask", &O::custom_mask)
+      .def_rw("fp8_products", &O::fp8_products,
+              "Over an e4m3 cache: faster prompts, less accurate, where the device can.");
 }
 
 /// A layer, and the context in which arrays become buffers.

@@ -41,6 +41,7 @@ AttentionConfig resolve(const AttentionOptions& options) {
           .sinks = options.sinks,
           .custom_mask = options.custom_mask,
           .output_fp8 = options.output_fp8,
+          .fp8_products = options.fp8_products,
           .use_mla = options.use_mla,
           .rope_dim = options.rope_dim,
           .is_attention_free = cache.is_attention_free,
@@ -189,6 +190,7 @@ void Attention::bind_kv_cache(KVCache cache) {
   if (!cache.scales) {
     cache.scales = scales_;
     cache.scales_per_head = false;
+    cache.scales_query = static_cast<bool>(scales_);  // what set_scales() and calc_kv_scales() hold
   }
   *cache_ = std::move(cache);
 }

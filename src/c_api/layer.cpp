@@ -50,6 +50,7 @@ AttentionOptions clattn::c_api::options_of(const ClattnLayerConfig& config) {
   if (config.rope_dim != 0) options.rope_dim = config.rope_dim;
   options.custom_mask = config.custom_mask != 0;
   options.output_fp8 = config.output_fp8 != 0;
+  options.fp8_products = config.fp8_products != 0;
   return options;
 }
 

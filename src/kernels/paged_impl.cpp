@@ -25,7 +25,7 @@ LayerCall call_over(const KVCache& cache) {
   layer.args.token_stride = cache.token_stride;
   layer.args.head_stride = cache.head_stride;
   layer.args.key_dim_stride = cache.key_dim_stride;
-  layer.args.scale_stride = scale_stride_of(cache);
+  layer.args.scale_stride = scale_stride_of(cache) + (cache.scales && cache.scales_query ? 2 : 0);
   return layer;
 }
 
@@ -50,10 +50,11 @@ std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
   Runtime& runtime = context.runtime();
   const KernelShape shape = kernel_shape(config);
   const std::string key = fmt::format(
-      "impl {}/{}x{}/{} page {} {}/{} {} scale {:a} cap {:a} window {} chunk {} type {} alibi {:a} "
-      "sinks {:a}{} tuning {}",
+      "impl {}/{}x{}/{} page {} {}/{}{} {} scale {:a} cap {:a} window {} chunk {} type {} alibi "
+      "{:a} sinks {:a}{} tuning {}",
       config.num_heads, config.num_kv_heads, config.head_size, shape.value_size(), shape.block_size,
-      to_string(config.dtype), to_string(config.cache_dtype()), to_string(config.kernel_family),
+      to_string(config.dtype), to_string(config.cache_dtype()),
+      shape.fp8_products ? " products" : "", to_string(config.kernel_family),
       softmax_scale(config.scale, config.head_size), config.logits_soft_cap, config.sliding_window,
       config.attention_chunk_size, to_string(config.attn_type), fmt::join(config.alibi_slopes, ","),
       fmt::join(config.sinks, ","), option_macros(shape.options, Role::kPrefill),

@@ -51,6 +51,15 @@ static void test_value_size(const Fixture* fixture) {
   EXPECT_UNSUPPORTED(clattn_layer_create(fixture->context, NULL, &config, &layer), "head_size_v");
 }
 
+/* Over caches of other types, and on devices without such products, the option changes nothing. */
+static void test_fp8_products(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  config.fp8_products = 1;
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  clattn_layer_destroy(layer);
+}
+
 /* A configuration in which one field is wrong. */
 static void refuse(const Fixture* fixture, ClattnLayerConfig config, const char* text) {
   ClattnLayer* layer = fixture->layer;
@@ -145,6 +154,7 @@ void test_layers(const Fixture* fixture) {
   test_explain(fixture);
   test_struct_sizes(fixture);
   test_value_size(fixture);
+  test_fp8_products(fixture);
   test_configs(fixture);
   test_models(fixture);
   test_scales(fixture);

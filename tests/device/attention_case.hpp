@@ -2,6 +2,7 @@
 
 #include <clattn/clattn.hpp>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,14 +37,16 @@ struct CaseSpec {
   std::int64_t query_padding = 0;  ///< elements between the query tokens' rows, as in packed QKV
   bool write_cache = false;        ///< store the step's keys and values through write_kv_cache
   bool last_token_overflows =
-      false;  ///< each request's newest K and V are inf, seen by its last row only
+      false;  ///< each request's newest K and V are overflow_value, seen by its last row only
   bool first_token_overflows = false;  ///< the same of each request's first K and V
+  double overflow_value = std::numeric_limits<double>::infinity();
   /// The builder knows every length but as a bound, so many tokens above it: the lengths come from
   /// the device (BuilderOptions::device_seq_lens), the further pages are poison. -1: no bounds.
   std::int32_t bounds_above = -1;
   double mask_density = 0.6;     ///< share of keys that config.custom_mask leaves visible
   bool unseen_is_nan = false;    ///< keys and values of requests that none of their queries may see
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
+  double query_scale = 0;        ///< KVCache::scales_query's; 0 = it has none
   double sharpness = 1.0;        ///< standard deviation of the query's elements
   std::size_t page_padding = 0;  ///< bytes behind the K and V of each page
   bool heads_apart = false;      ///< all blocks of a KV head follow each other in the cache

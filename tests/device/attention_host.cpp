@@ -126,7 +126,7 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
           double v = normal(random);
           if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
               (spec.first_token_overflows && p == 0)) {
-            k = v = std::numeric_limits<double>::infinity();
+            k = v = spec.overflow_value;
           }
           if (unseen) k = v = std::numeric_limits<double>::quiet_NaN();
           if (written) {

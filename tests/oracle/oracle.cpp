@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 namespace oracle {
 namespace {
@@ -271,6 +272,69 @@ double flush_row(const Row& row, const Cursor& cursor, const double* query,
   return most;
 }
 
+/// The largest of the terms and of the sums of the first 32, 64 ... of them.
+template <typename Term>
+double largest_in_steps(std::size_t count, const Term& term) {
+  double sum = 0, most = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    sum += term(i);
+    most = std::max(most, std::abs(term(i)));
+    if (i % 32 == 31 || i + 1 == count) most = std::max(most, std::abs(sum));
+  }
+  return most;
+}
+
+/// Adds fp8_bound() of one row to its elements of `out`; returns that of its LSE.
+double fp8_row(const Row& row, const Cursor& cursor, const double* query, double* out) {
+  constexpr double kLost = 34 * 0x1p-13;  // of a step, in relation to its largest term
+  const AttentionCase& call = cursor.call;
+  const auto dims = static_cast<std::size_t>(call.head_size);
+  std::vector<double> weight(row.keys.size()), moved(row.keys.size());
+  double sum = std::exp(row.sink - row.largest), most = 0;
+  for (std::size_t j = 0; j < weight.size(); ++j) {
+    const double* key = &call.key_cache[cursor.at(row.keys[j])];
+    const double largest = largest_in_steps(dims, [&](std::size_t d) { return query[d] * key[d]; });
+    moved[j] = kLost * std::ceil(static_cast<double>(dims) / 32) * std::abs(call.scale) * largest;
+    most = std::max(most, moved[j]);
+    weight[j] = std::exp(row.logits[j] - row.largest);
+    sum += weight[j];
+  }
+  const double growth = std::exp(most);
+  // Tiles begin and end where other rows' keys do, too.
+  const double steps = 4 * (2 + std::ceil((row.keys.back() - row.keys.front() + 1) / 128.0));
+  for (std::size_t d = 0; d < dims; ++d) {
+    const auto value = [&](std::size_t j) { return call.value_cache[cursor.at(row.keys[j]) + d]; };
+    double exact = 0, from_logits = 0, rounding = 0, square = 0;
+    for (std::size_t j = 0; j < weight.size(); ++j) exact += weight[j] * value(j) / sum;
+    for (std::size_t j = 0; j < weight.size(); ++j) {
+      const double error = std::max(weight[j] / 16, 0x1p-14) * std::abs(value(j)) / sum;
+      from_logits += weight[j] / sum * std::expm1(moved[j]) * std::abs(value(j) - exact);
+      rounding += error;
+      square += error * error;
+    }
+    const double largest =
+        largest_in_steps(weight.size(), [&](std::size_t j) { return weight[j] / sum * value(j); });
+    out[d] += growth * from_logits + growth * growth * std::min(rounding, 6 * std::sqrt(square)) +
+              growth * growth * kLost * steps * 1.5 * largest;
+  }
+  return most;
+}
+
+/// What `of_row` makes of every row that sees keys, for results and their LSE.
+template <typename OfRow>
+FlushBound bound_rows(const AttentionCase& call, const OfRow& of_row) {
+  const auto head_size = static_cast<std::size_t>(call.head_size);
+  FlushBound bound{.out = std::vector<double>(call.query.size()),
+                   .lse = std::vector<double>(call.query.size() / head_size)};
+  for_each_row(call, [&](const Cursor& cursor, std::int32_t seq_len, std::size_t at) {
+    const double* const query = &call.query[at * head_size];
+    const Row row = score(query, cursor, seq_len);
+    if (row.keys.empty()) return;
+    bound.lse[at] = of_row(row, cursor, query, &bound.out[at * head_size]);
+  });
+  return bound;
+}
+
 }  // namespace
 
 AttentionResult attention(const AttentionCase& call, Element element) {
@@ -289,16 +353,22 @@ AttentionResult attention(const AttentionCase& call, Element element) {
 }
 
 FlushBound flush_bound(const AttentionCase& call, const FlushLimits& limits) {
-  const auto head_size = static_cast<std::size_t>(call.head_size);
-  FlushBound bound{.out = std::vector<double>(call.query.size()),
-                   .lse = std::vector<double>(call.query.size() / head_size)};
-  for_each_row(call, [&](const Cursor& cursor, std::int32_t seq_len, std::size_t at) {
-    const double* const query = &call.query[at * head_size];
-    const Row row = score(query, cursor, seq_len);
-    if (row.keys.empty()) return;
-    bound.lse[at] = flush_row(row, cursor, query, limits, &bound.out[at * head_size]);
-  });
-  return bound;
+  return bound_rows(call, [&](const Row& row, const Cursor& cursor, const double* query,
+                              double* out) { return flush_row(row, cursor, query, limits, out); });
+}
+
+FlushBound fp8_bound(const AttentionCase& call) {
+  return bound_rows(call, fp8_row);
+}
+
+AttentionResult attention_in_fp8(AttentionCase call, Element element, double query_scale) {
+  for (double& x : call.query) x = query_scale * round_to(Element::kFp8E4M3, x / query_scale);
+  AttentionResult result = attention(call, element);
+  FlushBound more = fp8_bound(call);
+  for (std::size_t i = 0; i < result.bound.size(); ++i) result.bound[i] += more.out[i] / 2;
+  result.weight_rounding.assign(result.weight_rounding.size(), 0.0);  // more.out includes it
+  result.lse_bound = std::move(more.lse);
+  return result;
 }
 
 }  // namespace oracle

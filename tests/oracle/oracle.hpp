@@ -79,6 +79,24 @@ struct FlushBound {
 ///                                                 e^2D times their limit
 FlushBound flush_bound(const AttentionCase& call, const FlushLimits& limits);
 
+/// The bound of products of e4m3 by a unit that keeps little of a sum (kernels_cl/tile/
+/// sm90_fp8.clh), for a call whose queries are rounded to e4m3 already. A product sums 32 elements
+/// and what it adds them to: of each of these 33 it loses less than u = 2^-13 of the largest, and
+/// of the result less than u once more. So with L the largest of a logit's products and sums of
+/// 32, 64 ... of them, all times scale, it is off by D_j <= 34 u D / 32 L_j, D the head size.
+/// Weights, in relation to the row's largest: e_j = max(w_j / 16, 2^-14) is lost by rounding, half
+/// a unit of e4m3 in the last place and its smallest number's half. These errors are independent of
+/// each other: besides their sum, six times the root of their squares is a bound, which by
+/// Hoeffding's inequality one of 3e7 results exceeds. With out = sum w v / sum w:
+///
+///     sum w (e^D_j - 1) |v - out| e^D / sum w    logits; D, the largest D_j, moves the LSE
+///   + min(sum e |v|, 6 sqrt(sum (e v)^2)) e^2D / sum w
+///   + 34 u N / 32 L_v e^2D / sum w               N: keys in steps of 128 that are added, L_v:
+///                                                as L, of w v; by half more, as P is rounded
+FlushBound fp8_bound(const AttentionCase& call);
+/// attention() of queries rounded to e4m3 times query_scale, its bounds with those of fp8_bound().
+AttentionResult attention_in_fp8(AttentionCase call, Element element, double query_scale);
+
 /// Rounds to the element type (nearest even) and widens again; NaN stays NaN (int8: 0), f16
 /// overflows to infinity, the 8-bit types saturate (e4m3 at 448, e5m2 at 57344, int8 at 127).
 double round_to(Element element, double value);

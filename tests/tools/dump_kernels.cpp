@@ -81,6 +81,9 @@ constexpr std::array kWarpgroupShapes = {
     ShapeRow{128, 5, DType::kF16, DType::kF16, kAllOptions},
 };
 
+/// What products of e4m3 take, beside that with all options.
+constexpr std::array kFp8ProductShapes = {ShapeRow{128, 16, DType::kBF16, DType::kFp8E4M3}};
+
 /// What decode_ring.cl takes, beside those of 128 above.
 constexpr std::array kRingShapes = {
     ShapeRow{256, 32, DType::kBF16, DType::kBF16},
@@ -121,6 +124,8 @@ std::vector<ShapeRow> rows_for(const Variant& variant) {
     rows.insert(rows.end(), kOptionShapes.begin(), kOptionShapes.end());
     if (variant.unit_id == UnitId::sm90)
       rows.insert(rows.end(), kWarpgroupShapes.begin(), kWarpgroupShapes.end());
+    if (variant.unit().fp8_products)
+      rows.insert(rows.end(), kFp8ProductShapes.begin(), kFp8ProductShapes.end());
     if (variant.kernel_id == KernelId::decode_ring)
       rows.insert(rows.end(), kRingShapes.begin(), kRingShapes.end());
     if (variant.kernel_id == KernelId::prefill_staged)
@@ -165,6 +170,7 @@ KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   shape.dtype = row.dtype;
   shape.cache_dtype = row.cache_dtype;
   shape.options = row.options;
+  shape.fp8_products = variant.unit().fp8_products;
   shape.options.alibi |= variant.role == Role::kPackedDecode;
   if (variant.role == Role::kMLADecode) {
     shape.form = CacheForm::kLatent;

@@ -140,6 +140,7 @@ class AttentionWorkload : public Workload {
     const auto known = packed_ ? packed_impl_->kernels() : impl_->kernels();
     for (const LaunchRecord& launch : launches) {
       rounds_weights_ |= launch.rounds_weights;
+      multiplies_fp8_ |= launch.kernel.ends_with("_fp8");
       const auto same = std::ranges::find_if(kernels, [&](const BenchKernel& kernel) {
         return kernel.name == launch.kernel && kernel.work_groups == launch.work_groups &&
                kernel.work_group_size == launch.work_group_size;
@@ -180,8 +181,13 @@ class AttentionWorkload : public Workload {
         to_size(config_.output_head_size()) * element_size_bytes(config_.dtype);
     std::vector<std::byte> got(to_size(heads) * head_bytes);
     queue_.read(out_, got, row * head_bytes);
+    constexpr std::int32_t kFewRows = 16;  // the most of a kernel that decodes
+    const bool in_fp8 =
+        multiplies_fp8_ && shape_.requests[request].query_len * std::int64_t{group} > kFewRows;
+    const oracle::Element element = element_of(config_.dtype);
     return compare(config_.dtype, got, {},
-                   front_of_rows(oracle::attention(call, element_of(config_.dtype)),
+                   front_of_rows(in_fp8 ? oracle::attention_in_fp8(call, element, 1)
+                                        : oracle::attention(call, element),
                                  config_.head_size, config_.output_head_size()),
                    rounds_weights_);
   }
@@ -217,6 +223,7 @@ class AttentionWorkload : public Workload {
   std::optional<PackedKVCache> packed_{};  // instead, with the next
   std::shared_ptr<const PagedAttention> packed_impl_;
   bool rounds_weights_ = false;  // a kernel of the forward does
+  bool multiplies_fp8_ = false;  // likewise, AttentionConfig::fp8_products
   Buffer query_, out_;
   std::size_t set_ = 0;
 

@@ -89,6 +89,11 @@ bool set_sinks(BenchModel& model, std::string_view text) {
   return text == "yes" || text == "no";
 }
 
+bool set_fp8_products(BenchModel& model, std::string_view text) {
+  model.config.fp8_products = text == "yes";
+  return text == "yes" || text == "no";
+}
+
 /// Sets a field to the one of `values` that is written so.
 template <typename Field, typename Values>
 bool set_named(Field& field, const Values& values, std::string_view text) {
@@ -140,6 +145,7 @@ constexpr Option kOptions[] = {
     {"sinks", set_sinks, "yes or no"},
     {"dtype", set_dtype, "f32, f16 or bf16 (before kv_dtype)"},
     {"kv_dtype", set_kv_dtype, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8"},
+    {"fp8_products", set_fp8_products, "yes or no"},
     {"family", set_family, "auto, cpu, gpu, gpu_ptx or gpu_matrix"},
     {"op", set_op,
      "write, reshape_and_cache, append, copy_blocks, swap_out, swap_in or gather (of latent rows)"},

@@ -415,9 +415,10 @@ std::shared_ptr<const AttentionKernels> attention_kernels(Runtime& runtime,
                                                           KernelFamily family) {
   const RuntimeTuning tuning = runtime.tuning();
   const std::string key = fmt::format(
-      "attention form {} {}/{}x{}/{}+{} page {} {}/{} {}{} tuning {}", static_cast<int>(shape.form),
-      shape.num_heads, shape.num_kv_heads, shape.head_size, shape.value_size(), shape.rope_dim,
-      shape.block_size, to_string(shape.dtype), to_string(shape.cache_dtype), to_string(family),
+      "attention form {} {}/{}x{}/{}+{} page {} {}/{}{} {}{} tuning {}",
+      static_cast<int>(shape.form), shape.num_heads, shape.num_kv_heads, shape.head_size,
+      shape.value_size(), shape.rope_dim, shape.block_size, to_string(shape.dtype),
+      to_string(shape.cache_dtype), shape.fp8_products ? " products" : "", to_string(family),
       option_macros(shape.options, Role::kPrefill), tuning.revision);
   const Target target{{runtime.capabilities(), *tuning.table}, &runtime};
   return runtime.shared_object<const AttentionKernels>(

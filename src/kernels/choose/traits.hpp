@@ -28,6 +28,7 @@ constexpr TypeSet type_set(DType dtype) {
 }
 inline constexpr TypeSet kBF16 = type_set(DType::kBF16);
 inline constexpr TypeSet k16Bit = kBF16 | type_set(DType::kF16);
+inline constexpr TypeSet kE4M3 = type_set(DType::kFp8E4M3);
 inline constexpr TypeSet kFp8 = type_set(DType::kFp8E4M3) | type_set(DType::kFp8E5M2);
 inline constexpr TypeSet k8Bit = kFp8 | type_set(DType::kInt8);
 inline constexpr TypeSet kAnyType = k16Bit | k8Bit | type_set(DType::kF32);
@@ -65,8 +66,10 @@ struct UnitTraits {
   bool ptx = false;            ///< by inline PTX where there is any, else by sub-groups
   /// On CPUs by sub-groups: its header has a second body, so that kernels can be checked there.
   bool by_sub_groups = false;
-  std::int32_t dot = 0;                ///< CLA_DOT of kernels_cl/core/vec.clh
-  bool rounds_probabilities = false;   ///< to the queries' type, before they meet V
+  std::int32_t dot = 0;               ///< CLA_DOT of kernels_cl/core/vec.clh
+  bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
+  /// They and queries, to e4m3; caches are multiplied as stored. Only for layers that ask for it.
+  bool fp8_products = false;
   std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
   std::int32_t most_key_elements = 0;  ///< of a tile of K, block_kv * head_size; 0 = any
   /// Most accumulators of a warp, rows * value size, if warps divide them among themselves; 0 =

@@ -158,7 +158,9 @@ KernelShape kernel_shape(const AttentionConfig& config) {
           .options = options,
           .form = config.use_mla ? CacheForm::kLatent : CacheForm::kStrided,
           .rope_dim = config.use_mla ? config.rope_dim : 0,
-          .head_size_v = config.output_head_size()};
+          .head_size_v = config.output_head_size(),
+          .fp8_products =
+              config.fp8_products && !config.use_mla && config.cache_dtype() == DType::kFp8E4M3};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {
@@ -257,6 +259,8 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
       !contains(kernel.cache, shape.cache_dtype, shape.dtype))
     return fmt::format("does not take {} caches under {}", to_string(shape.cache_dtype),
                        to_string(shape.dtype));
+  if (unit.traits.fp8_products && !shape.fp8_products)
+    return "taken only where fp8_products asks for it";
   const std::int32_t head = shape.head_size;
   const auto row_bytes = head * static_cast<std::int32_t>(element_size_bytes(shape.cache_dtype));
   if ((!contains(kernel.heads, head) && !shape.values_apart()) || head % unit.traits.head_step != 0)
@@ -323,15 +327,16 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
       static_cast<int>(shape.dtype), static_cast<int>(shape.cache_dtype), shape.block_size,
       variant.block_rows > 0 ? tile_rows(variant, shape) : 0, variant.block_kv,
       variant.work_group_size, vec, ptx, merges_splits(variant) ? 1 : 0, x, tiling.kv_heads,
-      unit.ptx && capabilities.fp8_conversions ? 1 : 0, unit.dot);
+      unit.ptx && (capabilities.fp8_conversions || unit.fp8_products) ? 1 : 0, unit.dot);
+  if (unit.fp8_products) options += " -DCLA_FP8_PRODUCTS=1";
   if (by_sub_groups) options += fmt::format(" -DCLA_SUB_GROUP={}", unit.lanes);
   if (!by_sub_groups) options += unit_options(unit_of(variant.unit_id));
   if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
+  const bool unconverted = unit.fp8_products || shape.cache_dtype == shape.dtype;
   const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&
-                     shape.cache_dtype == shape.dtype && shape.block_size > 0 &&
-                     shape.block_size % 16 == 0;
+                     unconverted && shape.block_size > 0 && shape.block_size % 16 == 0;
   if (boxes) options += " -DCLA_BOXES=1";
   options += option_macros(shape.options, variant.role);
   // On a CPU these families only serve comparison, so correct results and short builds matter more

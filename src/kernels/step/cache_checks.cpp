@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -29,9 +30,13 @@ void check_scales(const Cache& cache) {
   throw_invalid_if(!is_quantized(cache.dtype), "kv_cache: scales given, legal: none for {}",
                    to_string(cache.dtype));
   const auto heads = to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
-  throw_invalid_if(cache.scales.size_bytes() < 2 * heads * sizeof(float),
-                   "kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}])",
-                   cache.scales.size_bytes(), 2 * heads * sizeof(float), heads);
+  bool of_queries = false;
+  if constexpr (std::is_same_v<Cache, KVCache>) of_queries = cache.scales_query;
+  const std::size_t bytes = (2 * heads + (of_queries ? 1 : 0)) * sizeof(float);
+  throw_invalid_if(cache.scales.size_bytes() < bytes,
+                   "kv_cache: scales hold {} bytes, legal: at least {} (f32 [2][{}]{})",
+                   cache.scales.size_bytes(), bytes, heads,
+                   of_queries ? " and one of queries" : "");
 }
 
 void check_scale(const MLACache& cache) {

@@ -129,6 +129,41 @@ TEST(Variants, ThreeWarpgroupsTakeHeadsOf64BehindTwo) {
   }
 }
 
+// Faster, but less accurate: never taken unasked.
+TEST(Variants, Fp8ProductsAreForLayersThatAskForThem) {
+  const auto row_of = [](std::string_view name) {
+    return std::ranges::find(variants(), name, &Variant::name);
+  };
+  const auto fp8 = row_of("prefill_wgmma__r128_kv128_fp8");
+  const auto other = row_of("prefill_wgmma__r128_kv128");
+  ASSERT_NE(fp8, variants().end());
+  ASSERT_NE(other, variants().end());
+  EXPECT_LT(fp8, other);
+  AttentionConfig config{.num_heads = 8, .num_kv_heads = 2, .head_size = 128};
+  config.kv_cache_dtype = DType::kFp8E4M3;
+  EXPECT_EQ(why_not_types(*fp8, kernel_shape(config)), "taken only where fp8_products asks for it");
+  config.fp8_products = true;
+  EXPECT_TRUE(takes_shape(*fp8, kernel_shape(config)));
+  EXPECT_TRUE(takes_shape(*other, kernel_shape(config)));
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kGpu;
+  device.driver_version = "580.159.04";
+  const auto has = [&](const Variant& variant, std::string_view macro) {
+    return kernel_source(variant, kernel_shape(config), device).options.find(macro) !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(has(*fp8, " -DCLA_FP8_PRODUCTS=1") && has(*fp8, " -DCLA_BOXES=1"));
+  EXPECT_FALSE(has(*other, "CLA_FP8_PRODUCTS") || has(*other, "CLA_BOXES"));
+  for (const DType cache : {DType::kF16, DType::kFp8E5M2, DType::kInt8}) {
+    config.kv_cache_dtype = cache;
+    EXPECT_FALSE(kernel_shape(config).fp8_products);
+    EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
+  }
+  config.kv_cache_dtype = DType::kFp8E4M3;
+  config.head_size = 64;
+  EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
+}
+
 // Kernels that give a work-item all of a tile have more steps than some drivers let it make.
 TEST(Variants, ACPUWhoseDriverCutsLoopsShortTakesTheOtherFamily) {
   DeviceCapabilities device;
