@@ -245,8 +245,8 @@ struct ForwardOptions {
   /// host.
   cl_mem custom_mask = nullptr;
   std::int64_t custom_mask_stride = 0;  ///< bytes from token to token, >= the longest seq_len
-  /// u8 [num_actual_tokens, num_heads, head_size]: fp8 e4m3 of output / output_scale[0], from the
-  /// unrounded output. Both required if and only if the configuration says output_fp8.
+  /// u8 [num_actual_tokens, num_heads, output_head_size()]: fp8 e4m3 of output / output_scale[0],
+  /// from the unrounded output. Both required if and only if the configuration says output_fp8.
   cl_mem output_fp8 = nullptr;
   cl_mem output_scale = nullptr;  ///< f32 [1]
   /// For Attention::forward() only: rows of the output, and of an output_fp8, padding included;
@@ -308,11 +308,11 @@ class AttentionImpl {
   virtual void forward(cl_command_queue queue, const AttentionTensors& tensors,
                        const KVCache& cache, const AttentionMetadata& metadata,
                        const ForwardOptions& options = {}) const = 0;
-  /// As forward() for configurations with contiguous_kv(): `key` and `value`, [tokens,
-  /// num_kv_heads, head_size], are attended directly, `value` and `output` with head_size_v
-  /// elements a head where the configuration says so (`value` then has a token_stride of its own),
-  /// request r's from row key_start_loc[r] on (CommonAttentionMetadata). Bidirectional, except that
-  /// encoder_only follows the batch's `causal`. Throws kUnsupported under other configurations.
+  /// As forward() for configurations with contiguous_kv(), over `key`, [tokens, num_kv_heads,
+  /// head_size], and `value`, [tokens, num_kv_heads, output_head_size()], instead of a cache:
+  /// request r's from row key_start_loc[r] on (CommonAttentionMetadata). If both are of one size,
+  /// they have one token_stride. `output` has output_head_size() elements a head. Bidirectional,
+  /// except that encoder_only follows the batch's `causal`. Throws kUnsupported under others.
   virtual void forward_encoder(cl_command_queue queue, const AttentionTensors& tensors,
                                const AttentionMetadata& metadata,
                                const ForwardOptions& options = {}) const = 0;

@@ -30,12 +30,12 @@ KernelFamily parse_kernel_family(std::string_view name);
 
 /// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
 struct AttentionConfig {
-  std::int32_t num_heads = 0;                          ///< query heads, a multiple of num_kv_heads
-  std::int32_t num_kv_heads = 0;                       ///< key/value heads
-  std::int32_t head_size = 0;                          ///< use_mla: kv_lora_rank + rope_dim
-  std::int32_t head_size_v = 0;                        ///< of V; 0 = head_size (see contiguous_kv)
-  std::int32_t block_size = 16;                        ///< tokens per cache page
-  DType dtype = DType::kF16;                           ///< of query, key, value and output
+  std::int32_t num_heads = 0;     ///< query heads, a multiple of num_kv_heads
+  std::int32_t num_kv_heads = 0;  ///< key/value heads
+  std::int32_t head_size = 0;     ///< use_mla: kv_lora_rank + rope_dim
+  std::int32_t head_size_v = 0;   ///< of V: 8 ... head_size, steps of 8; 0 = head_size
+  std::int32_t block_size = 16;   ///< tokens per cache page
+  DType dtype = DType::kF16;      ///< of query, key, value and output
   std::optional<DType> kv_cache_dtype = std::nullopt;  ///< nullopt = "auto" = dtype
   std::optional<float> scale = std::nullopt;  ///< softmax scale; nullopt = 1 / sqrt(head_size)
   // Logit of query position i and key position j: x = scale * <q, k>; then c * tanh(x / c); then
@@ -50,10 +50,10 @@ struct AttentionConfig {
   std::vector<float> sinks = {};  ///< [num_heads] logits that join the denominator, or empty
   bool custom_mask = false;       ///< every forward() brings a mask of its own
   bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
-  /// Over an e4m3 cache: faster prompts, less accurate, where the device multiplies 8-bit numbers
-  /// (compute capability 9.0, heads of 128); elsewhere, and for decodes, it changes nothing.
-  /// Queries are divided by their scale (KVCache::scales_query, else 1) and rounded to e4m3, as
-  /// are probabilities, saturating; docs/howto.md states the error.
+  /// For prompts over an e4m3 cache: multiplies in e4m3, faster and less accurate, where the device
+  /// can (compute capability 9.0, 16-bit dtype, heads of 128). Otherwise, and for decodes, ignored.
+  /// Queries are divided by their scale (KVCache::scales_query, else 1); they and probabilities are
+  /// rounded to e4m3, saturating. docs/howto.md states the error.
   bool fp8_products = false;
   bool use_mla = false;        ///< multi-head latent attention: MLA backends only
   std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those

@@ -216,7 +216,7 @@ typedef struct ClattnLayerConfig {
   int32_t output_fp8;                       /**< other than 0: every call also writes fp8 */
   int32_t calculate_kv_scales;              /**< take scales from the first batch */
   int32_t head_size_v;                      /**< of V where it is smaller; 0 = head_size */
-  int32_t fp8_products;                     /**< AttentionConfig::fp8_products */
+  int32_t fp8_products;                     /**< other than 0: AttentionConfig::fp8_products */
   int32_t reserved;
 } ClattnLayerConfig;
 
@@ -386,7 +386,7 @@ typedef struct ClattnStepInfo {
 /** Fills in `info`, whose struct_size is set. */
 CLATTN_C_API ClattnResult clattn_step_info(const ClattnStep* step, ClattnStepInfo* info);
 
-/** The tensors of one layer's call, [rows, heads, head_size] each. */
+/** The tensors of one layer's call; elements of V and of results: head_size_v where it is set. */
 typedef struct ClattnTensors {
   uint32_t struct_size;
   ClattnTensorRef query;            /**< [rows, num_heads, head_size] */

@@ -139,8 +139,8 @@ struct KVCache {
   /// factors: with 1 it could hold whole numbers only.
   Buffer scales;
   bool scales_per_head = false;  ///< num_kv_heads factors for K and as many for V, not one each
-  /// One factor more stands behind those of V: what queries are divided by where they are rounded
-  /// to 8 bits (AttentionConfig::fp8_products). Without it they are rounded as they are.
+  /// One more factor follows V's: queries are divided by it before they are rounded to 8 bits
+  /// (AttentionConfig::fp8_products). Without it they are rounded undivided.
   bool scales_query = false;
 
   /// Whether the keys of a head lie by dim (KVCacheLayout::kHDN).

@@ -200,7 +200,7 @@ class Attention {
 
   /// Stores key and value in the cache (unless it is another layer's), attends, writes the tokens'
   /// rows to the output and zeroes its padding rows, those of an output_fp8 too. Tensors have the
-  /// shape [rows, heads, head_size]; with use_mla:
+  /// shape [rows, heads, head_size], value and output head_size_v where it is set; with use_mla:
   ///
   ///     query   [rows, num_heads, kv_lora_rank + rope_dim]: q_nope times the up-projection of
   ///             the keys (the absorbed form), then q_pe. Prefills take this form, too: right,

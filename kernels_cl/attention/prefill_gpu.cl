@@ -155,7 +155,7 @@ CLA_KERNEL clattn_prefill_gpu(CLA_PARAMS) {
   __local float4 stage[CLA_STAGE_QUADS]; /* Q and K dims of a tile, then V dims */
   __local float4 p_tile[CLA_BLOCK_ROWS * CLA_P_STRIDE];
   __local float exchange[CLA_BLOCK_ROWS * CLA_TEAM]; /* maxima of members, in the end sums */
-  __local long key_at[CLA_BLOCK_KV];                 /* key i's (ClaHeadRows), -1: no row sees it */
+  __local long key_at[CLA_BLOCK_KV];                 /* key i's place, -1: no row sees it */
 
   const ClaOptions opt = CLA_OPTION_VALUES;
   const uint lid = (uint)get_local_id(0);

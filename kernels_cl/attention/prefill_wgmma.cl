@@ -26,7 +26,7 @@
    and V (32 of 8 bits) from global memory, 4.2 M multiply-adds, 16 384 exponentials.
 
    macro                unit        legal values, beside those of core/task.clh
-   CLA_HEAD_DIM         elements    64, 128, 256; with 192 rows 64
+   CLA_HEAD_DIM         elements    64, 128, 256, 192 (see VALUE_DIM); with 192 rows 64
    CLA_VALUE_DIM        elements    HEAD_DIM; 128 with HEAD_DIM 192 and no pages (core/dims.clh)
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
@@ -50,13 +50,10 @@
 #include "tile/sm90.clh"
 #endif
 #define CLA_TILE_UNIT CLA_KV_PLACE
-/* A row keeps its base, and its maximum is not computed, while no lane's sum of probabilities in a
-   tile exceeds this. f16: none of them may exceed its largest number, and bases are higher than the
-   range needs, so that maxima can grow by as much. Otherwise the number of those that the lane
-   holds: beyond it one is above 1, so that the base moves and later tiles keep the new one. */
-#ifndef CLA_FP8_PRODUCTS
-#define CLA_FP8_PRODUCTS 0
-#endif
+/* A row keeps its base, and its maximum is not computed, while CLA_KEEPS. e4m3: no probability has
+   reached 448. f16: no lane's sum of a tile's exceeds f16's largest number. For both, bases are
+   higher than the range needs, so that maxima can grow by as much. bf16: the sum is at most their
+   number: beyond it one is above 1, so that the base moves and later tiles keep the new one. */
 #if CLA_FP8_PRODUCTS
 #ifndef CLA_BASE_SLACK
 #define CLA_BASE_SLACK 4.0f
@@ -106,7 +103,7 @@
 #if (CLA_BLOCK_KV != 64 && CLA_BLOCK_KV != 128) ||                           \
     (CLA_VALUE_DIM != 64 && CLA_VALUE_DIM != 128 && CLA_VALUE_DIM != 256) || \
     (CLA_VALUES_APART ? CLA_HEAD_DIM % 64 != 0 : CLA_HEAD_DIM != CLA_VALUE_DIM)
-#error "prefill_wgmma.cl: CLA_BLOCK_KV must be 64 or 128, CLA_HEAD_DIM 64, 128 or 256"
+#error "prefill_wgmma.cl: CLA_BLOCK_KV, CLA_HEAD_DIM or CLA_VALUE_DIM is not supported"
 #endif
 
 /* Tiles of keys, as many of values, and of queries, on their way or in use. The smallest tile is

@@ -39,8 +39,7 @@ typedef struct ClaCall {
   int window_left; /* tokens that a query reaches back; -1 = all */
   int window_right;
   int chunk;         /* tokens of an aligned chunk that it is confined to; 0 = none */
-  int scale_stride;  /* of kv_scales from KV head to KV head, 2 more where one of queries follows
-                        those of V; -1: there are none */
+  int scale_stride;  /* bit 0: kv_scales per KV head; bit 1: one of queries follows; -1: none */
   float scale_log2e; /* softmax scale * log2(e) */
   float soft_cap_log2e;
 } ClaCall;

@@ -17,7 +17,7 @@
 //
 // Macros: core/vec.clh, VEC 16; queries bf16, the cache bf16 or of 8 bits; HEAD_DIM, VALUE_DIM
 // and ROPE_DIM multiples of 32, BLOCK_KV of 32. Private memory is BLOCK_ROWS (2 KEY_DIM + 4
-// HEAD_DIM) + BLOCK_KV (2 KEY_DIM + 4 HEAD_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS
+// VALUE_DIM) + BLOCK_KV (2 KEY_DIM + 4 VALUE_DIM) bytes and a block's scores: 252 KiB at BLOCK_ROWS
 // 256, BLOCK_KV 64, HEAD_DIM 128. Latent rows need 2 BLOCK_KV HEAD_DIM bytes less: 548 KiB at
 // BLOCK_ROWS 128, BLOCK_KV 64, 512 + 64 dims.
 
@@ -119,9 +119,9 @@ typedef struct ClaPlaces {
 } ClaPlaces;
 
 #if CLA_VALUES_APART
-#define CLA_PLACES values /* of values */
+#define CLA_VALUE_ROWS values /* of values */
 #else
-#define CLA_PLACES rows
+#define CLA_VALUE_ROWS rows
 #endif
 
 CLA_INLINE void cla_find_keys(const ClaRows* rows, int at, int end, ClaPlaces* places) {
@@ -145,7 +145,7 @@ CLA_INLINE void cla_load_kv_tile(__global const CLA_KV_T* k, __global const CLA_
   else
     cla_load_tile_rows(k, now->rows, next->rows, CLA_KEY_DIM, tile->keys);
   cla_vu values[CLA_BLOCK_KV * CLA_VALUE_DIM / CLA_TILE_DEPTH];
-  cla_load_tile_rows(v, now->CLA_PLACES, next->CLA_PLACES, CLA_VALUE_DIM, values);
+  cla_load_tile_rows(v, now->CLA_VALUE_ROWS, next->CLA_VALUE_ROWS, CLA_VALUE_DIM, values);
   tile->overflows = cla_transpose_values(values, CLA_VALUE_DIM / CLA_TILE_DEPTH, tile->values);
 #endif
 }

@@ -63,7 +63,7 @@ void append_option_reasons(const AttentionConfig& config, std::vector<std::strin
     append_if(reasons, wanted, "MLA is not supported for {}", what);
 }
 
-/// Against a head_size_v of its own where keys and values are in pages, or of another step.
+/// Why a head_size_v other than head_size is refused: its size, or a paged cache.
 void append_value_size_reasons(const AttentionConfig& config, std::vector<std::string>& reasons) {
   const std::int32_t size = config.head_size_v;
   if (size == 0 || size == config.head_size) return;

@@ -68,10 +68,10 @@ struct UnitTraits {
   bool by_sub_groups = false;
   std::int32_t dot = 0;               ///< CLA_DOT of kernels_cl/core/vec.clh
   bool rounds_probabilities = false;  ///< to the queries' type, before they meet V
-  /// They and queries, to e4m3; caches are multiplied as stored. Only for layers that ask for it.
+  /// Queries and probabilities are rounded to e4m3, caches used as stored. Only where asked for.
   bool fp8_products = false;
   std::int32_t head_step = 1;          ///< heads, and rotary parts, are a multiple of it
-  std::int32_t most_key_elements = 0;  ///< of a tile of K, block_kv * head_size; 0 = any
+  std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
   /// Most accumulators of a warp, rows * value size, if warps divide them among themselves; 0 =
   /// any.
   std::int32_t most_sums = 0;
@@ -101,13 +101,13 @@ struct KernelTraits {
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;
   HeadSizes heads{};
-  HeadPair head_pair{};                ///< beside them, without pages, in tiles of any size
+  HeadPair head_pair{};                ///< also these, without pages, whatever most_key_elements
   bool values_apart = false;           ///< without pages, values of any smaller size
   std::int32_t rope_dim = 0;           ///< the only one that it takes; 0 = any
   std::int32_t row_bytes_step = 1;     ///< bytes of a head's row in the cache are a multiple of it
   std::int32_t page_step = 0;          ///< it wants pages, of a multiple of so many tokens
   std::int32_t most_row_elements = 0;  ///< block_rows * head_size; 0 = any
-  std::int32_t most_key_elements = 0;  ///< block_kv * head_size; 0 = any
+  std::int32_t most_key_elements = 0;  ///< block_kv * mean size of a key and a value; 0 = any
   bool tensor_maps = false;            ///< describes the cache to the device's copy engine
   /// NVIDIA's driver answers that its groups are too large, and they run: it divides registers by
   /// what a work-item begins with, while warps hand them to each other.

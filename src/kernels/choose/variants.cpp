@@ -279,7 +279,7 @@ std::string why_not_types(const Variant& variant, const KernelShape& shape) {
     return fmt::format("takes rotary parts of {} only", kernel.rope_dim);
   if (kernel.page_step != 0 && (shape.block_size == 0 || shape.block_size % kernel.page_step != 0))
     return fmt::format("takes pages of multiples of {} only", kernel.page_step);
-  const std::int32_t tile_elements = variant.block_kv * (head + value) / 2;  // of K and of V each
+  const std::int32_t tile_elements = variant.block_kv * (head + value) / 2;  // the mean of K and V
   if (!is_within(variant.block_rows * head, kernel.most_row_elements) ||
       (!listed && !is_within(tile_elements, kernel.most_key_elements)) ||
       !is_within(tile_elements, unit.traits.most_key_elements) ||

@@ -46,9 +46,8 @@ struct TokenRows {
 std::int64_t bounded_token_stride(const TensorRef& tensor, const TokenRows& rows,
                                   std::string_view name);
 
-/// As bounded_token_stride(), for keys and values that are attended to directly: where their rows
-/// are of one width, both must have the same token stride, and every row must be aligned for loads
-/// of eight elements.
+/// As bounded_token_stride(), for keys and values that are attended to directly. Rows must be
+/// aligned for loads of eight elements; keys and values of one width must share a token stride.
 void check_keys(const TensorRef& key, const TensorRef& value, const TokenRows& keys,
                 std::int64_t value_width);
 
