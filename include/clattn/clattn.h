@@ -215,9 +215,8 @@ typedef struct ClattnLayerConfig {
   int32_t custom_mask;                      /**< other than 0: every call brings a mask */
   int32_t output_fp8;                       /**< other than 0: every call also writes fp8 */
   int32_t calculate_kv_scales;              /**< take scales from the first batch */
-  int32_t head_size_v;                      /**< of V where it is smaller; 0 = head_size */
-  int32_t fp8_products;                     /**< other than 0: AttentionConfig::fp8_products */
-  int32_t reserved;
+  int16_t head_size_v;                      /**< of V where it is smaller; 0 = head_size */
+  int16_t fp8_products;                     /**< other than 0: AttentionConfig::fp8_products */
 } ClattnLayerConfig;
 
 /** An attention layer (clattn::Attention). */

@@ -81,7 +81,9 @@ struct AttentionOptions {
   std::int32_t attention_chunk_size = 0;  ///< 0 = none
   bool custom_mask = false;               ///< every forward() brings a mask (ForwardOptions)
   bool output_fp8 = false;                ///< every forward() also writes fp8 (ForwardOptions)
-  bool fp8_products = false;   ///< AttentionConfig::fp8_products, queries by the layer's q_scale
+  /// AttentionConfig::fp8_products; queries are divided by the layer's q_scale. Ignored where it
+  /// shares another layer's cache, whose scales are not its own.
+  bool fp8_products = false;
   std::int32_t rope_dim = 64;  ///< use_mla: the rotary part of head_size (qk_rope_head_dim)
   // What vLLM takes from its default dtype and platform.
   DType dtype = DType::kF16;                         ///< of query, key, value and output

@@ -143,7 +143,9 @@ CLA_KERNEL clattn_prefill_wgmma(CLA_PARAMS) {
   __local uint4 q_tiles[CLA_QUERY_STAGES * CLA_QUERY_UNITS] __attribute__((aligned(1024)));
   __local uint4 k_tiles[CLA_STAGES * (CLA_KEY_TILE_UNITS + CLA_TILE_UNITS)]
       __attribute__((aligned(1024)));
-#if CLA_KV_QUANT
+#if CLA_FP8_PRODUCTS
+  __local uint4 raw[CLA_RAW_UNITS] __attribute__((aligned(1024))); /* swizzled by boxes */
+#elif CLA_KV_QUANT
   __local uint4 raw[CLA_RAW_UNITS];
 #else
   __local uint4* const raw = 0;

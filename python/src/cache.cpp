@@ -86,6 +86,7 @@ void bind_cache(nb::module_& module) {
             }
             self.scales = upload(context, scales);
             self.scales_per_head = scales.size() != 2;
+            self.scales_query = false;
           },
           "context"_a, "scales"_a,
           "What stored values of 8 bits are multiplied by: [k, v], or the factors of every KV\n"

@@ -41,7 +41,7 @@ AttentionConfig resolve(const AttentionOptions& options) {
           .sinks = options.sinks,
           .custom_mask = options.custom_mask,
           .output_fp8 = options.output_fp8,
-          .fp8_products = options.fp8_products,
+          .fp8_products = options.fp8_products && options.kv_sharing_target_layer_name.empty(),
           .use_mla = options.use_mla,
           .rope_dim = options.rope_dim,
           .is_attention_free = cache.is_attention_free,

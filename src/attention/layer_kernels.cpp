@@ -15,6 +15,8 @@ namespace clattn::detail {
 
 namespace {
 
+constexpr float kLargestQueryCode = 448;  // of e4m3
+
 std::shared_ptr<KernelPool> scales_kernel(Runtime& runtime, const AttentionConfig& config,
                                           const char* entry) {
   const StreamGrid grid(runtime.capabilities());
@@ -101,7 +103,7 @@ void KVScaleCalculator::enqueue(cl_command_queue queue, const Rows& rows, const 
   finish_->acquire()
       .args(largest_, cl_float{std::min(constants.k_scale_constant, largest_code_)},
             cl_float{std::min(constants.v_scale_constant, largest_code_)},
-            cl_float{constants.q_scale_constant}, scales)
+            cl_float{std::min(constants.q_scale_constant, kLargestQueryCode)}, scales)
       .enqueue(queue, 1, 1, event);
 }
 

@@ -274,7 +274,7 @@ class PluginBackend final : public AttentionBackend {
         {config.custom_mask, "custom_mask"},
         {config.output_fp8, "output_fp8"},
         {config.use_mla, "MLA"},
-        {config.head_size_v != 0, "head_size_v"},
+        {config.head_size_v != 0 && config.head_size_v != config.head_size, "head_size_v"},
         {config.use_batch_invariant, "batch invariance (SplitPolicy::kDeterministic)"}};
     for (const auto& [wanted, what] : beyond_abi)
       append_if(reasons, wanted, "{} not supported by plugins", what);

@@ -68,6 +68,7 @@ ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* sca
     KVCache& of = deref(cache, "cache").cache;
     of.scales = scales == nullptr ? Buffer() : scales->buffer;
     of.scales_per_head = scales != nullptr && per_head != 0;
+    of.scales_query = false;
   });
 }
 

@@ -20,7 +20,7 @@ constexpr std::size_t size_of(Field Struct::*) {
 
 CLATTN_ENDS_WITH(ClattnDeviceId, device);
 CLATTN_ENDS_WITH(ClattnContextInfo, max_alloc_bytes);
-CLATTN_ENDS_WITH(ClattnLayerConfig, reserved);
+CLATTN_ENDS_WITH(ClattnLayerConfig, fp8_products);
 CLATTN_ENDS_WITH(ClattnKVScales, prob_scale);
 CLATTN_ENDS_WITH(ClattnCacheInfo, key_dim_stride);
 CLATTN_ENDS_WITH(ClattnCacheWrite, event);

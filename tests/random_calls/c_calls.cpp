@@ -67,13 +67,15 @@ static void make_layer(World& world) {
   if (world.dice.one_in(3)) config.kv_cache_dtype = "fp8";
   if (world.dice.one_in(3)) config.sinks = sinks.data();
   if (world.dice.one_in(6)) {
-    const std::array fields = {&config.num_heads,    &config.num_kv_heads,  &config.head_size,
-                               &config.block_size,   &config.rope_dim,      &config.head_size_v,
-                               &config.fp8_products, &config.sliding_window};
+    const std::array fields = {&config.num_heads,  &config.num_kv_heads, &config.head_size,
+                               &config.block_size, &config.rope_dim,     &config.sliding_window};
     *world.dice.pick(fields) = static_cast<std::int32_t>(world.dice.odd_number());
     if (config.block_size > 64 || config.head_size > 64) return;
     if (config.num_heads > 4) config.sinks = nullptr;  // they are as many as it says
   }
+  if (world.dice.one_in(12))
+    config.head_size_v = static_cast<std::int16_t>(world.dice.odd_number());
+  config.fp8_products = static_cast<std::int16_t>(world.dice.one_in(4));
   if (world.dice.one_in(6)) {
     const std::array texts = {&config.dtype, &config.backend, &config.attn_type,
                               &config.kernel_family};

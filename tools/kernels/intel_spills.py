@@ -4,7 +4,7 @@ compiles the dumped kernels of theirs with each option alone, with none and with
 of 16 and of 8 bits. Prints the shapes of which some tile spills, with each tile's scratch memory in
 bytes; ends with 1 if all tiles of a shape spill. Takes half an hour of a core.
 
-usage: intel_spills.py DIR, which clattn_dump_kernels has filled and where options are written
+usage: intel_spills.py DIR, which clattn_dump_kernels has filled
 """
 import collections
 import concurrent.futures
@@ -34,6 +34,7 @@ def scratch(directory, name, cache, chosen):
     copy.with_suffix(".options").write_text(text + "".join(f" -DCLA_{o}=1" for o in chosen))
     run = subprocess.run(["sh", INTEL, copy], capture_output=True, text=True, check=False)
     copy.unlink()
+    copy.with_suffix(".options").unlink()
     found = re.search(r"(\d+) B scratch", run.stdout)
     if run.returncode != 0 or not found:
         sys.exit(f"{copy.name}: {run.stdout}{run.stderr}")

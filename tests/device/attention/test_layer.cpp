@@ -477,7 +477,9 @@ TEST(Layer, ASharingLayerAttendsToItsTargetsCache) {
     Attention owner(context, layers, layer_options("layers.0"));
     AttentionOptions options = layer_options("layers.1");
     options.kv_sharing_target_layer_name = "layers.0";
+    options.fp8_products = true;
     Attention sharer(context, layers, options);
+    EXPECT_FALSE(sharer.config().fp8_products);  // the cache's scale of queries is its target's
     owner.bind_kv_cache(poisoned_cache(device, owner, 3));
     EXPECT_TRUE(sharer.shares_kv_cache());
     EXPECT_FALSE(owner.shares_kv_cache());
