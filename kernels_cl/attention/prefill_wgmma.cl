@@ -44,7 +44,7 @@
    Caches of 8 bits: 2 * BLOCK_KV * HEAD_DIM B more; with CLA_FP8_PRODUCTS 208 KiB. Launch: up to
    num_items * num_kv_heads * CLA_HEAD_CHUNKS groups of CLA_WG_SIZE. K and V rows start on 16-byte
    boundaries, those of 8 bits on 8. */
-#if CLA_FP8_PRODUCTS
+#if defined(CLA_FP8_PRODUCTS)
 #include "tile/sm90_fp8.clh"
 #else
 #include "tile/sm90.clh"

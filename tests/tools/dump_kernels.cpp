@@ -70,7 +70,6 @@ constexpr std::array kQuantizedShapes = {
 /// Values of fewer elements than keys, for prompts and the merge of their splits.
 constexpr std::array kValueShapes = {
     ShapeRow{192, 0, DType::kBF16, DType::kBF16, {}, 0, 128},
-    ShapeRow{192, 0, DType::kF16, DType::kF16, kAllOptions, 0, 128},
     ShapeRow{72, 0, DType::kF16, DType::kF16, {}, 0, 40},
 };
 
