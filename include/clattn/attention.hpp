@@ -220,6 +220,7 @@ struct LaunchRecord {
   std::int64_t work_groups = 0;      ///< groups that were launched
   std::int32_t work_group_size = 0;  ///< work-items
   bool rounds_weights = false;       ///< see KernelInfo
+  bool multiplies_fp8 = false;       ///< as AttentionConfig::fp8_products says
   Event event;                       ///< completes with the launch
   bool beside_last = false;          ///< it runs beside the launch before it, not after it
 };

@@ -56,6 +56,7 @@ struct CaseSpec {
 struct CaseResult {
   std::vector<std::string> kernels;       ///< that ran, in order
   bool rounds_weights = false;            ///< one of them (KernelInfo)
+  bool multiplies_fp8 = false;            ///< likewise (LaunchRecord)
   std::vector<std::int64_t> tasks;        ///< of each
   std::vector<std::int64_t> work_groups;  ///< that share them
   bool beside = false;                    ///< two launches ran beside each other

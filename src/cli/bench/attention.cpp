@@ -137,29 +137,9 @@ class AttentionWorkload : public Workload {
     forward(queue_, &launches);
     queue_.finish();
     first_seconds = seconds_since(start);
-    const auto known = packed_ ? packed_impl_->kernels() : impl_->kernels();
-    for (const LaunchRecord& launch : launches) {
-      rounds_weights_ |= launch.rounds_weights;
-      multiplies_fp8_ |= launch.kernel.ends_with("_fp8");
-      const auto same = std::ranges::find_if(kernels, [&](const BenchKernel& kernel) {
-        return kernel.name == launch.kernel && kernel.work_groups == launch.work_groups &&
-               kernel.work_group_size == launch.work_group_size;
-      });
-      if (same != kernels.end()) {
-        ++same->launches;
-        continue;
-      }
-      BenchKernel kernel{.name = std::string(launch.kernel),
-                         .work_groups = launch.work_groups,
-                         .work_group_size = launch.work_group_size};
-      const auto info = std::ranges::find(known, kernel.name, &KernelInfo::name);
-      if (info != known.end()) {
-        kernel.role = info->role;
-        kernel.block_rows = info->block_rows;
-        kernel.block_kv = info->block_kv;
-      }
-      kernels.push_back(kernel);
-    }
+    kernels = kernels_of(launches, packed_ ? packed_impl_->kernels() : impl_->kernels());
+    rounds_weights_ = std::ranges::any_of(launches, &LaunchRecord::rounds_weights);
+    multiplies_fp8_ = std::ranges::any_of(launches, &LaunchRecord::multiplies_fp8);
   }
 
   Deviation verify_row(std::size_t request, std::int32_t token, std::int32_t kv_head) const {

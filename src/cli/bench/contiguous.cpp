@@ -102,20 +102,8 @@ class ContiguousWorkload final : public Workload {
     forward(&launches);
     queue_.finish();
     first_seconds = seconds_since(start);
-    const auto known = impl_->kernels();
-    for (const LaunchRecord& launch : launches) {
-      rounds_weights_ |= launch.rounds_weights;
-      BenchKernel kernel{.name = std::string(launch.kernel),
-                         .work_groups = launch.work_groups,
-                         .work_group_size = launch.work_group_size};
-      const auto info = std::ranges::find(known, kernel.name, &KernelInfo::name);
-      if (info != known.end()) {
-        kernel.role = info->role;
-        kernel.block_rows = info->block_rows;
-        kernel.block_kv = info->block_kv;
-      }
-      kernels.push_back(std::move(kernel));
-    }
+    kernels = kernels_of(launches, impl_->kernels());
+    rounds_weights_ = std::ranges::any_of(launches, &LaunchRecord::rounds_weights);
   }
 
   /// One head of a token, over the keys that it sees: those of its request up to itself. The oracle

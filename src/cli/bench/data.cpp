@@ -165,6 +165,32 @@ std::size_t room_of(const DeviceCapabilities& device, std::uint64_t parts) {
   return std::min(device.max_alloc_bytes, device.global_mem_bytes / parts);
 }
 
+std::vector<BenchKernel> kernels_of(const std::vector<LaunchRecord>& launches,
+                                    const std::vector<KernelInfo>& known) {
+  std::vector<BenchKernel> kernels;
+  for (const LaunchRecord& launch : launches) {
+    const auto same = std::ranges::find_if(kernels, [&](const BenchKernel& kernel) {
+      return kernel.name == launch.kernel && kernel.work_groups == launch.work_groups &&
+             kernel.work_group_size == launch.work_group_size;
+    });
+    if (same != kernels.end()) {
+      ++same->launches;
+      continue;
+    }
+    BenchKernel kernel{.name = std::string(launch.kernel),
+                       .work_groups = launch.work_groups,
+                       .work_group_size = launch.work_group_size};
+    const auto info = std::ranges::find(known, kernel.name, &KernelInfo::name);
+    if (info != known.end()) {
+      kernel.role = info->role;
+      kernel.block_rows = info->block_rows;
+      kernel.block_kv = info->block_kv;
+    }
+    kernels.push_back(std::move(kernel));
+  }
+  return kernels;
+}
+
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks) {
   BuilderOptions options;
   options.limits = {.max_num_reqs = shape.num_reqs(),

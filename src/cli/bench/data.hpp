@@ -86,6 +86,10 @@ double seconds_each(const Queue& queue, int launches, const Launch& launch) {
   return seconds_since(start) / launches;
 }
 
+/// The kernels of a call's launches, each once; `known`: those of its impl.
+std::vector<BenchKernel> kernels_of(const std::vector<LaunchRecord>& launches,
+                                    const std::vector<KernelInfo>& known);
+
 BuilderOptions builder_options(const BenchShape& shape, std::int64_t num_blocks);
 
 /// One step of one layer that is run in two ways, each into an output of its own.

@@ -121,6 +121,7 @@ void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
     entry.work_groups = static_cast<std::int64_t>(groups);
     entry.work_group_size = variant.work_group_size;
     entry.rounds_weights = variant.unit().rounds_probabilities;
+    entry.multiplies_fp8 = variant.unit().fp8_products;
     enqueue(call, layer, launch, groups, queue, &entry.event);
     if (event != nullptr) *event = entry.event;
   }

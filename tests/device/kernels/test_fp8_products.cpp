@@ -5,10 +5,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <clattn/clattn.hpp>
 #include <limits>
-#include <string_view>
 
 #include "device/layout_cases.hpp"
 
@@ -34,10 +32,7 @@ CaseSpec mixed_batch(DType dtype = DType::kBF16) {
 void expect_right(const CaseSpec& spec) {
   for (const auto& context : all_contexts()) {
     const CaseResult result = layout_test::expect_right(context, spec);
-    const bool ran = std::ranges::any_of(result.kernels, [](std::string_view name) {
-      return name == "prefill_wgmma__r128_kv128_fp8";
-    });
-    EXPECT_EQ(ran, context->capabilities().warpgroup_products) << describe(spec);
+    EXPECT_EQ(result.multiplies_fp8, context->capabilities().warpgroup_products) << describe(spec);
   }
 }
 
@@ -149,7 +144,8 @@ TEST(Fp8Products, ManyTasksOfAGroup) {
   expect_right(spec);
 }
 
-// Sums of many steps, as the unit keeps them.
+// Sums of many steps, as the unit keeps them. Over so many keys the bound exceeds the results, so
+// that the LSE alone is judged closely.
 TEST(Fp8Products, ManyKeys) {
   CaseSpec spec = mixed_batch();
   spec.config.num_heads = 2;
