@@ -233,8 +233,7 @@ class Projected {
     const Part queries{kContext, {kContext[0] + kNew[0], kContext[1] + kNew[1]}};
     const clattn::Buffer q = upload(queries_, queries);
     const clattn::Buffer k = upload(keys_, keys), v = upload(values_, keys);
-    State state{context_->allocate(num_rows() * kValue * sizeof(float)),
-                context_->allocate(num_rows() * sizeof(float))};
+    State state = poisoned_state();
     impl->forward_encoder(queue_,
                           {.query = {q.handle()},
                            .key = {k.handle()},
@@ -247,8 +246,7 @@ class Projected {
   }
 
   State merge(const State& prefix, const State& suffix) {
-    State merged{context_->allocate(num_rows() * kValue * sizeof(float)),
-                 context_->allocate(num_rows() * sizeof(float))};
+    State merged = poisoned_state();
     const auto of = [](const State& state) {
       return clattn::OutputWithLse{{state.out.handle()}, {state.lse.handle(), 0, kHeads, 1}};
     };
@@ -270,6 +268,15 @@ class Projected {
 
  private:
   static std::size_t num_rows() { return static_cast<std::size_t>(kNew[0] + kNew[1]) * kHeads; }
+
+  State poisoned_state() const {
+    constexpr std::uint32_t kPoison = 0x7fc00000;  // NaN
+    State state{context_->allocate(num_rows() * kValue * sizeof(float)),
+                context_->allocate(num_rows() * sizeof(float))};
+    for (const clattn::Buffer* buffer : {&state.out, &state.lse})
+      queue_.fill(*buffer, kPoison, 0, buffer->size_bytes());
+    return state;
+  }
 
   clattn::Buffer upload(const Rows& rows, const Part& part) const {
     std::vector<float> values;
