@@ -31,8 +31,9 @@
    CLA_Q_DTYPE          -           1 f16, 2 bf16: q and out
    CLA_KV_DTYPE         -           CLA_Q_DTYPE; with up to 128 rows also 3 e4m3, 4 e5m2,
                                     5 int8: k_cache, v_cache
-   CLA_FP8_PRODUCTS     -           0; 1 with e4m3, 128 rows, keys and dims: products of e4m3
-                                    (tile/sm90_fp8.clh), keys and values as they are stored
+   CLA_FP8_PRODUCTS     -           0; 1 with e4m3, 128 rows, keys and dims, no ALiBi and no mask:
+                                    products of e4m3 (tile/sm90_fp8.clh), keys and values as they
+                                    are stored
    CLA_BLOCK_ROWS       rows        64, 128, 192
    CLA_BLOCK_KV         keys        64, 128
    CLA_WG_SIZE          work-items  2 * BLOCK_ROWS + 128
@@ -79,10 +80,7 @@
 #define CLA_KEEPS_BASES (CLA_CONSUMERS <= 2 || CLA_BLOCK_KV <= 64)
 /* Registers of a work-item after setmaxnreg. All together may not exceed those of the launch, 168
    for each of 384 work-items; with more it hangs. */
-#if CLA_FP8_PRODUCTS
-#define CLA_PRODUCER_REGISTERS 56 /* for queries, which pass through them */
-#define CLA_CONSUMER_REGISTERS 224
-#elif CLA_CONSUMERS <= 2 && CLA_KV_QUANT
+#if CLA_CONSUMERS <= 2 && CLA_KV_QUANT && !CLA_FP8_PRODUCTS
 #define CLA_PRODUCER_REGISTERS 88 /* for a piece, all of whose units are loaded at once */
 #define CLA_CONSUMER_REGISTERS 208
 #elif CLA_CONSUMERS <= 2

@@ -26,13 +26,14 @@ clattn::Buffer upload(const clattn::Context& context, const clattn::Queue& queue
   return buffer;
 }
 
-/// Whether a token's request went to the kernel of fp8 products: decodes do not, and the cases
-/// have no requests that other kernels might take.
+/// Whether a token's request went to the kernel of fp8 products: those of few rows did not.
 bool multiplied_in_fp8(const CaseSpec& spec, const CaseResult& result, const HostCase& host,
                        std::int64_t token) {
   const auto& starts = host.truth.query_start_loc;
   const auto request = index(std::ranges::upper_bound(starts, token) - starts.begin() - 1);
-  return result.multiplies_fp8 && spec.requests[request].query_len > 1;
+  constexpr std::int32_t kFewRows = 16;  // the most of a kernel that decodes
+  return result.multiplies_fp8 &&
+         spec.requests[request].query_len * spec.config.num_queries_per_kv() > kFewRows;
 }
 
 /// What is right of rows that products of fp8 computed.

@@ -123,7 +123,7 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t d = 0; d < dims; ++d) {
           double k = normal(random);
-          double v = normal(random);
+          double v = spec.value_mean + normal(random);
           if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
               (spec.first_token_overflows && p == 0)) {
             k = v = spec.overflow_value;

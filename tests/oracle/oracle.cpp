@@ -287,6 +287,7 @@ double largest_in_steps(std::size_t count, const Term& term) {
 /// Adds fp8_bound() of one row to its elements of `out`; returns that of its LSE.
 double fp8_row(const Row& row, const Cursor& cursor, const double* query, double* out) {
   constexpr double kLost = 34 * 0x1p-13;  // of a step, in relation to its largest term
+  constexpr double kTileSteps = 4;        // that a sum of P V is made of
   const AttentionCase& call = cursor.call;
   const auto dims = static_cast<std::size_t>(call.head_size);
   std::vector<double> weight(row.keys.size()), moved(row.keys.size());
@@ -300,22 +301,19 @@ double fp8_row(const Row& row, const Cursor& cursor, const double* query, double
     sum += weight[j];
   }
   const double growth = std::exp(most);
-  // Tiles begin and end where other rows' keys do, too.
-  const double steps = 4 * (2 + std::ceil((row.keys.back() - row.keys.front() + 1) / 128.0));
   for (std::size_t d = 0; d < dims; ++d) {
     const auto value = [&](std::size_t j) { return call.value_cache[cursor.at(row.keys[j]) + d]; };
-    double exact = 0, from_logits = 0, rounding = 0, square = 0;
+    double exact = 0, from_logits = 0, rounding = 0, square = 0, size = 0;
     for (std::size_t j = 0; j < weight.size(); ++j) exact += weight[j] * value(j) / sum;
     for (std::size_t j = 0; j < weight.size(); ++j) {
       const double error = std::max(weight[j] / 16, 0x1p-14) * std::abs(value(j)) / sum;
       from_logits += weight[j] / sum * std::expm1(moved[j]) * std::abs(value(j) - exact);
       rounding += error;
+      size += weight[j] / sum * std::abs(value(j));
       square += error * error;
     }
-    const double largest =
-        largest_in_steps(weight.size(), [&](std::size_t j) { return weight[j] / sum * value(j); });
     out[d] += growth * from_logits + growth * growth * std::min(rounding, 6 * std::sqrt(square)) +
-              growth * growth * kLost * steps * 1.5 * largest;
+              growth * growth * kLost * kTileSteps * (size + rounding);
   }
   return most;
 }

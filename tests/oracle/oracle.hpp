@@ -91,8 +91,8 @@ FlushBound flush_bound(const AttentionCase& call, const FlushLimits& limits);
 ///
 ///     sum w (e^D_j - 1) |v - out| e^D / sum w    logits; D, the largest D_j, moves the LSE
 ///   + min(sum e |v|, 6 sqrt(sum (e v)^2)) e^2D / sum w
-///   + 34 u N / 32 L_v e^2D / sum w               N: keys in steps of 128 that are added, L_v:
-///                                                as L, of w v; by half more, as P is rounded
+///   + 4 * 34 u sum (w + e) |v| e^2D / sum w      the four steps of a tile, whose sum is f32's:
+///                                                L is at most the sum of its sizes
 FlushBound fp8_bound(const AttentionCase& call);
 /// attention() of queries rounded to e4m3 times query_scale, its bounds with those of fp8_bound().
 AttentionResult attention_in_fp8(AttentionCase call, Element element, double query_scale);

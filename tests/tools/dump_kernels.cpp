@@ -170,6 +170,7 @@ KernelShape shape_for(const Variant& variant, const ShapeRow& row) {
   shape.cache_dtype = row.cache_dtype;
   shape.options = row.options;
   shape.fp8_products = variant.unit().fp8_products;
+  if (shape.fp8_products) shape.options.alibi = shape.options.mask = false;  // never with them
   shape.options.alibi |= variant.role == Role::kPackedDecode;
   if (variant.role == Role::kMLADecode) {
     shape.form = CacheForm::kLatent;

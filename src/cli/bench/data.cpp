@@ -30,11 +30,12 @@ KVCache make_pages(const BenchTask& task, const AttentionBackend& backend, std::
 TiledRandom::TiledRandom(Elements elements)
     : elements_(std::make_shared<const Elements>(std::move(elements))) {}
 
-TiledRandom::TiledRandom(DType dtype, std::uint32_t seed, double size) {
-  static std::map<std::tuple<DType, std::uint32_t, double>, std::shared_ptr<const Elements>> made;
-  std::shared_ptr<const Elements>& elements = made[{dtype, seed, size}];
+TiledRandom::TiledRandom(DType dtype, std::uint32_t seed, double size, double mean) {
+  static std::map<std::tuple<DType, std::uint32_t, double, double>, std::shared_ptr<const Elements>>
+      made;
+  std::shared_ptr<const Elements>& elements = made[{dtype, seed, size, mean}];
   if (!elements) {
-    std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed, size);
+    std::vector<std::byte> bytes = random_elements(dtype, kPeriod, seed, size, mean);
     std::vector<double> values = decode_elements(dtype, bytes);
     elements = std::make_shared<Elements>(Elements{std::move(bytes), std::move(values)});
   }

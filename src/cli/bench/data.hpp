@@ -18,7 +18,7 @@ namespace clattn::cli {
 /// Elements of one type, seed and size (their standard deviation) are made once.
 class TiledRandom {
  public:
-  TiledRandom(DType dtype, std::uint32_t seed, double size = 1);
+  TiledRandom(DType dtype, std::uint32_t seed, double size = 1, double mean = 0);
   /// Makes at(i) of every element i of a buffer.
   void fill(const Queue& queue, const Buffer& buffer) const;
   double at(std::size_t index) const { return elements_->values[index % kPeriod]; }

@@ -46,9 +46,9 @@ std::vector<double> decode_elements(DType dtype, std::span<const std::byte> byte
 }
 
 std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
-                                       double size) {
+                                       double size, double mean) {
   std::mt19937 generator(seed);
-  std::normal_distribution<double> normal(0, size);
+  std::normal_distribution<double> normal(mean, size);
   std::vector<double> values(count);
   std::ranges::generate(values, [&] { return normal(generator); });
   return encode_elements(dtype, values);

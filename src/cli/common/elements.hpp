@@ -21,9 +21,9 @@ std::string dtype_name(const std::string& text);
 std::vector<std::byte> encode_elements(DType dtype, std::span<const double> values);
 std::vector<double> decode_elements(DType dtype, std::span<const std::byte> bytes);
 
-/// `count` normally distributed values times `size`, stored as `dtype`.
+/// `count` normally distributed values of this mean and standard deviation, stored as `dtype`.
 std::vector<std::byte> random_elements(DType dtype, std::size_t count, std::uint32_t seed,
-                                       double size = 1);
+                                       double size = 1, double mean = 0);
 
 /// The numbers below `count` in any order.
 std::vector<std::int32_t> shuffled_pages(std::int64_t count, std::uint32_t seed);

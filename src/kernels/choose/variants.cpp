@@ -159,8 +159,9 @@ KernelShape kernel_shape(const AttentionConfig& config) {
           .form = config.use_mla ? CacheForm::kLatent : CacheForm::kStrided,
           .rope_dim = config.use_mla ? config.rope_dim : 0,
           .head_size_v = config.output_head_size(),
-          .fp8_products =
-              config.fp8_products && !config.use_mla && config.cache_dtype() == DType::kFp8E4M3};
+          // ALiBi and masks need more registers than that kernel has.
+          .fp8_products = config.fp8_products && !config.use_mla && !options.alibi &&
+                          !options.mask && config.cache_dtype() == DType::kFp8E4M3};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {

@@ -160,6 +160,12 @@ TEST(Variants, Fp8ProductsAreForLayersThatAskForThem) {
     EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
   }
   config.kv_cache_dtype = DType::kFp8E4M3;
+  config.custom_mask = true;
+  EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
+  config.custom_mask = false;
+  config.alibi_slopes.assign(8, 0.5F);
+  EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
+  config.alibi_slopes.clear();
   config.head_size = 64;
   EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
 }
