@@ -80,17 +80,21 @@ void bind_cache(nb::module_& module) {
           "set_scales",
           [](KVCache& self, const Context& context, const Values<float, 1>& scales) {
             const auto per_head = 2 * static_cast<std::size_t>(self.num_kv_heads);
-            if (scales.size() != 2 && scales.size() != per_head) {
+            const std::size_t of_query = scales.size() % 2, of_kv = scales.size() - of_query;
+            if (of_kv != 2 && of_kv != per_head) {
               throw_invalid("scales: " + std::to_string(scales.size()) + " values, legal: 2 or " +
-                            std::to_string(per_head));
+                            std::to_string(per_head) + ", and one more of queries");
             }
             self.scales = upload(context, scales);
-            self.scales_per_head = scales.size() != 2;
-            self.scales_query = false;
+            self.scales_per_head = of_kv != 2;
+            self.scales_query = of_query != 0;
           },
           "context"_a, "scales"_a,
           "What stored values of 8 bits are multiplied by: [k, v], or the factors of every KV\n"
-          "head's keys followed by those of its values.")
+          "head's keys followed by those of its values. One more is what queries are divided by\n"
+          "before they are rounded to 8 bits (AttentionConfig.fp8_products). They are copied.")
+      .def_ro("scales_per_head", &KVCache::scales_per_head, "Scales of every KV head were set.")
+      .def_ro("scales_query", &KVCache::scales_query, "And one of queries.")
       .def_ro("buffer", &KVCache::buffer)
       .def_prop_ro("dtype", [](const KVCache& self) { return std::string(to_string(self.dtype)); })
       .def_ro("num_blocks", &KVCache::num_blocks)

@@ -76,6 +76,26 @@ def test_scales(context):
         layer.load_kv_scales(k_scale=0.0, v_scale=1.0)
 
 
+def test_scales_of_a_cache_with_one_of_queries(context, queue):
+    """Read where products are of 8 bits, which those of heads of 64 are nowhere."""
+    options = {"kv_cache_dtype": "fp8_e4m3", "fp8_products": True}
+    outputs = []
+    for scales, per_head, query in (
+        ([0.03, 0.02], False, False),
+        ([0.03, 0.02, 0.5], False, True),
+        ([0.03, 0.03, 0.02, 0.02], True, False),
+        ([0.03, 0.03, 0.02, 0.02, 0.5], True, True),
+    ):
+        layer = checks.Layer(context, queue, checks.Case("", [(40, 90), (1, 7)], options))
+        layer.cache.set_scales(context, np.array(scales, np.float32))
+        assert (layer.cache.scales_per_head, layer.cache.scales_query) == (per_head, query)
+        outputs.append(layer.step()[1])
+        np.testing.assert_array_equal(outputs[0], outputs[-1])
+    for count in (0, 1, 6, 7):
+        with pytest.raises(clattn.InvalidArgument, match=f"scales: {count} values, legal: 2 or 4"):
+            layer.cache.set_scales(context, np.ones(count, np.float32))
+
+
 def test_plan_of_a_step(context, queue, model, random):
     batch = checks.Batch([(1, 100), (20, 20)], 16, random)
     builder = model[0].backend.make_builder(context, model[0].config)

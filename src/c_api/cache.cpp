@@ -8,6 +8,20 @@
 using namespace clattn;         // NOLINT(google-build-using-namespace): the C API of it
 using namespace clattn::c_api;  // NOLINT(google-build-using-namespace)
 
+namespace {
+
+ClattnResult set_scales(ClattnCache* cache, const ClattnBuffer* scales, std::int32_t per_head,
+                        bool of_query) {
+  return guarded([&] {
+    KVCache& of = deref(cache, "cache").cache;
+    of.scales = scales == nullptr ? Buffer() : scales->buffer;
+    of.scales_per_head = scales != nullptr && per_head != 0;
+    of.scales_query = scales != nullptr && of_query;
+  });
+}
+
+}  // namespace
+
 ClattnResult clattn_cache_create(const ClattnLayer* layer, const ClattnQueue* queue,
                                  int64_t num_blocks, const char* layout, ClattnCache** cache) {
   return make_handle(cache, "cache", [&] {
@@ -64,12 +78,12 @@ ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCacheInfo* info) 
 
 ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
                                      int32_t per_head) {
-  return guarded([&] {
-    KVCache& of = deref(cache, "cache").cache;
-    of.scales = scales == nullptr ? Buffer() : scales->buffer;
-    of.scales_per_head = scales != nullptr && per_head != 0;
-    of.scales_query = false;
-  });
+  return set_scales(cache, scales, per_head, false);
+}
+
+ClattnResult clattn_cache_set_scales_with_query(ClattnCache* cache, const ClattnBuffer* scales,
+                                                int32_t per_head) {
+  return set_scales(cache, scales, per_head, true);
 }
 
 ClattnResult clattn_reshape_and_cache(const ClattnContext* context, const ClattnQueue* queue,

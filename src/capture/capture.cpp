@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <concepts>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,16 @@ void add_step_keys(CaseKeys& keys, const CapturedAttention& call) {
   if (call.config.head_size_v != 0) keys.add("head_size_v", call.config.head_size_v);
   if (plan.decode_threshold != 1) keys.add("decode_threshold", plan.decode_threshold);
   if (call.common_prefix_len != 0) keys.add("common_prefix_len", call.common_prefix_len);
+  if (call.config.fp8_products) keys.add("fp8_products", true);
+}
+
+/// What queries are divided by before they are rounded to 8 bits.
+void add_query_scale(NewCase& made, const KVCache& cache) {
+  if (!cache.scales || !cache.scales_query) return;
+  const std::size_t before = 2 * to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
+  made.keys.number(
+      "q_scale",
+      read_as<float>(made.queue, cache.scales.handle(), before * sizeof(float), 1).front());
 }
 
 /// The lengths that a step runs with: those that only the device knows are read from there.
@@ -107,6 +118,9 @@ void add_pages(NewCase& made, const CapturedAttention& call) {
       [&](const auto* cache) {
         add_cache(made, *cache, used);
         add_cache_keys(made.keys, made.queue, *cache);
+        if constexpr (std::same_as<decltype(cache), const KVCache*>) {
+          if (call.config.fp8_products) add_query_scale(made, *cache);
+        }
       },
       call.cache);
 }

@@ -130,6 +130,60 @@ static void test_scales_of_cache(const Fixture* fixture) {
   clattn_buffer_destroy((ClattnBuffer*)tensors.output.buffer);
 }
 
+/* A factor for queries follows those of K and V: checked where products are not of 8 bits, too. */
+static void test_scale_of_queries(const Fixture* fixture) {
+  ClattnLayerConfig config = layer_config();
+  ClattnLayer* layer = NULL;
+  ClattnCache* cache = NULL;
+  ClattnStep* step = NULL;
+  ClattnBuffer *output = NULL, *two = NULL, *three = NULL;
+  const ClattnBatchInfo batch = decode_batch();
+  const float scales[] = {0.5F, 0.25F, 0.125F};
+  float row[128], results[2];
+  ClattnTensors tensors = {.struct_size = sizeof tensors};
+  for (int i = 0; i < 128; ++i) row[i] = 3;
+  EXPECT_OK(clattn_buffer_write(fixture->buffer, fixture->queue, 0, row, sizeof row));
+  EXPECT_OK(clattn_buffer_create(fixture->context, 4096, &output));
+  EXPECT_OK(clattn_buffer_create(fixture->context, 2 * sizeof(float), &two));
+  EXPECT_OK(clattn_buffer_create(fixture->context, 3 * sizeof(float), &three));
+  EXPECT_OK(clattn_buffer_write(two, fixture->queue, 0, scales, 2 * sizeof(float)));
+  EXPECT_OK(clattn_buffer_write(three, fixture->queue, 0, scales, 3 * sizeof(float)));
+  tensors.query.buffer = tensors.key.buffer = tensors.value.buffer = fixture->buffer;
+  tensors.output.buffer = output;
+  config.kv_cache_dtype = "fp8_e4m3";
+  config.fp8_products = 1;
+  EXPECT_OK(clattn_layer_create(fixture->context, NULL, &config, &layer));
+  EXPECT_OK(clattn_cache_create(layer, fixture->queue, 4, NULL, &cache));
+  EXPECT_OK(clattn_step_create(layer, NULL, &step));
+  EXPECT_OK(clattn_step_build(step, fixture->queue, &batch));
+
+  EXPECT_OK(clattn_cache_set_scales_with_query(cache, two, 0));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_INVALID(
+      clattn_layer_forward(layer, fixture->queue, &tensors, step),
+      "kv_cache: scales hold 8 bytes, legal: at least 12 (f32 [2][1] and one of queries)");
+  EXPECT_OK(clattn_cache_set_scales_with_query(cache, three, 1));
+  EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+  EXPECT_INVALID(clattn_layer_forward(layer, fixture->queue, &tensors, step),
+                 "legal: at least 20 (f32 [2][2] and one of queries)");
+  for (int query = 0; query < 2; ++query) { /* a decode: the same result */
+    EXPECT_OK(query ? clattn_cache_set_scales_with_query(cache, three, 0)
+                    : clattn_cache_set_scales(cache, two, 0));
+    EXPECT_OK(clattn_layer_bind_cache(layer, cache));
+    EXPECT_OK(clattn_layer_forward(layer, fixture->queue, &tensors, step));
+    EXPECT_OK(clattn_buffer_read(output, fixture->queue, 0, &results[query], sizeof(float)));
+  }
+  EXPECT(results[0] == 3 && results[1] == 3);
+  EXPECT_OK(clattn_cache_set_scales_with_query(cache, NULL, 0));
+  EXPECT_INVALID(clattn_cache_set_scales_with_query(NULL, three, 0), "cache is null");
+  clattn_step_destroy(step);
+  clattn_cache_destroy(cache);
+  clattn_layer_destroy(layer);
+  clattn_buffer_destroy(three);
+  clattn_buffer_destroy(two);
+  clattn_buffer_destroy(output);
+}
+
 /* What is written and copied without a step is stored by the scales of the cache's layer. */
 static void test_scales_of_layer(const Fixture* fixture) {
   ClattnLayerConfig config = layer_config();
@@ -182,5 +236,6 @@ void test_caches(const Fixture* fixture) {
   test_cache_handles(fixture);
   test_write_and_copy(fixture);
   test_scales_of_cache(fixture);
+  test_scale_of_queries(fixture);
   test_scales_of_layer(fixture);
 }

@@ -1,4 +1,3 @@
-
 #include "device/attention_case.hpp"
 
 #include <fmt/format.h>
@@ -7,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "cli/common/verify.hpp"
 #include "device/attention_host.hpp"
 #include "device/bounded_batch.hpp"
 
@@ -26,39 +26,12 @@ clattn::Buffer upload(const clattn::Context& context, const clattn::Queue& queue
   return buffer;
 }
 
-/// Whether a token's request went to the kernel of fp8 products: those of few rows did not.
-bool multiplied_in_fp8(const CaseSpec& spec, const CaseResult& result, const HostCase& host,
-                       std::int64_t token) {
-  const auto& starts = host.truth.query_start_loc;
-  const auto request = index(std::ranges::upper_bound(starts, token) - starts.begin() - 1);
-  constexpr std::int32_t kFewRows = 16;  // the most of a kernel that decodes
-  return result.multiplies_fp8 &&
-         spec.requests[request].query_len * spec.config.num_queries_per_kv() > kFewRows;
-}
-
-/// What is right of rows that products of fp8 computed.
-void replace_fp8_rows(const CaseSpec& spec, const HostCase& host, const CaseResult& result,
-                      oracle::AttentionResult& want) {
-  const double scale = spec.query_scale > 0 ? spec.query_scale : 1;
-  const oracle::AttentionResult rounded =
-      oracle::attention_in_fp8(host.truth, element(spec.config.dtype), scale);
-  const std::size_t width = index(spec.config.head_size), heads = index(spec.config.num_heads);
-  want.lse_bound.assign(want.lse.size(), 0.0);
-  for (std::size_t row = 0; row < want.lse.size(); ++row) {
-    if (!multiplied_in_fp8(spec, result, host, static_cast<std::int64_t>(row / heads))) continue;
-    want.lse[row] = rounded.lse[row];
-    want.lse_bound[row] = rounded.lse_bound[row];
-    for (std::size_t i = row * width; i < (row + 1) * width; ++i) {
-      want.out[i] = rounded.out[i];
-      want.bound[i] = rounded.bound[i];
-      want.weight_rounding[i] = 0;
-    }
-  }
-}
-
 void compare(const CaseSpec& spec, const HostCase& host, CaseResult& result) {
   oracle::AttentionResult want = oracle::attention(host.truth, element(spec.config.dtype));
-  if (spec.config.fp8_products) replace_fp8_rows(spec, host, result, want);
+  if (result.multiplies_fp8) {
+    clattn::cli::put_fp8_rows(spec.config, host.truth, element(spec.config.dtype),
+                              spec.query_scale > 0 ? spec.query_scale : 1, want);
+  }
   constexpr double kFloor = 2e-6;     // f32 sums of values of size about 1
   constexpr double kLseFloor = 2e-4;  // the field's gate for log-sum-exp
   const auto judge = [&](double got, double expected, double allowed, std::string place) {

@@ -110,8 +110,10 @@ static void make_cache(World& world) {
     });
   }
   if (world.dice.one_in(4)) {
-    tell(clattn_cache_set_scales(c.cache.get(), world.dice.one_in(2) ? nullptr : c.buffers[1].get(),
-                                 world.dice.one_in(2)));
+    const bool query = world.dice.one_in(2);
+    const auto set = query ? clattn_cache_set_scales_with_query : clattn_cache_set_scales;
+    tell(set(c.cache.get(), world.dice.one_in(2) ? nullptr : c.buffers[1].get(),
+             world.dice.one_in(2)));
   }
   tell(clattn_layer_bind_cache(maybe(world.dice, c.layer), maybe(world.dice, c.cache)));
 }

@@ -102,6 +102,18 @@ TEST(Capture, QuantizedCacheAndItsWrite) {
   }
 }
 
+TEST(Capture, ProductsInFp8AndTheScaleOfQueries) {
+  for (const std::vector<double>& k_scale : {std::vector{0.5}, std::vector{0.5, 2.0}}) {
+    AttentionModel model = mixed();
+    model.quantize(oracle::Element::kFp8E4M3, "fp8_e4m3", k_scale, {0.25});
+    model.add("\"fp8_products\": true, \"q_scale\": 0.125");
+    const RoundTrip trip(model.image);
+    const std::string text = read_bytes(trip.calls() / "0000-attention" / "case.json");
+    EXPECT_NE(text.find("\"fp8_products\": true"), std::string::npos) << text;
+    EXPECT_NE(text.find("\"q_scale\": 0.125"), std::string::npos) << text;
+  }
+}
+
 /// `count` random numbers as f16.
 std::string random_f16(std::size_t count, std::uint32_t seed) {
   std::mt19937 random(seed);

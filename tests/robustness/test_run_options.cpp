@@ -85,6 +85,20 @@ TEST(RunOptions, QuantizedCachesCountTimesTheirScales) {
   }
 }
 
+/// Products of 8 bits are for other heads: elsewhere neither the option nor the scale changes a
+/// bit.
+TEST(RunOptions, ProductsInFp8LeaveOthersAlone) {
+  AttentionModel model = unordered();
+  model.quantize(oracle::Element::kFp8E4M3, "fp8_e4m3", {0.5, 2}, {0.25});
+  const RunCase without(model.image);
+  model.add("\"fp8_products\": true, \"q_scale\": 0.03125");
+  const RunCase with(model.image, "--verify");
+  expect_truth(model, with);
+  EXPECT_EQ(with.bytes("out.npy"), without.bytes("out.npy"));
+  EXPECT_EQ(with.bytes("lse.npy"), without.bytes("lse.npy"));
+  EXPECT_NE(with.text("info").find("\"multiplies_fp8\":false"), std::string::npos);
+}
+
 TEST(RunOptions, ReshapeAndCacheDividesByTheScales) {
   AttentionModel model = mixed();
   model.quantize(oracle::Element::kFp8E4M3, "fp8_e4m3", {0.5, 2}, {0.25});

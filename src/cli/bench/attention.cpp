@@ -163,9 +163,8 @@ class AttentionWorkload : public Workload {
         to_size(config_.output_head_size()) * element_size_bytes(config_.dtype);
     std::vector<std::byte> got(to_size(heads) * head_bytes);
     queue_.read(out_, got, row * head_bytes);
-    constexpr std::int32_t kFewRows = 16;  // the most of a kernel that decodes
     const bool in_fp8 =
-        multiplies_fp8_ && shape_.requests[request].query_len * std::int64_t{group} > kFewRows;
+        multiplies_fp8_ && multiplied_in_fp8(config_, shape_.requests[request].query_len);
     const oracle::Element element = element_of(config_.dtype);
     return compare(config_.dtype, got, {},
                    front_of_rows(in_fp8 ? oracle::attention_in_fp8(call, element, 1)

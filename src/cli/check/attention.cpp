@@ -61,6 +61,12 @@ std::vector<Option> options() {
       {"custom mask", [](AttentionConfig& c) { c.custom_mask = true; }},
       {"fp8 output", [](AttentionConfig& c) { c.output_fp8 = true; }},
       {"fp8 e4m3 cache", set_cache<DType::kFp8E4M3>},
+      {"multiplied in fp8",
+       [](AttentionConfig& c) {
+         c.kv_cache_dtype = DType::kFp8E4M3;
+         c.fp8_products = true;
+         c.head_size = 128;
+       }},
       {"fp8 e5m2 cache", set_cache<DType::kFp8E5M2>},
       {"int8 cache", set_cache<DType::kInt8>},
       {"cross attention", [](AttentionConfig& c) { c.attn_type = AttentionType::kEncoderDecoder; }},

@@ -156,6 +156,7 @@ AttentionCall make_call(const BatchFamily& family, const AttentionConfig& config
   AttentionCall call = make_tensors(family, config, seed);
   if (config.contiguous_kv()) return call;
   call.scales = make_scales(config, family.scales_per_head);
+  call.query_scale = 0.25F;
   call.common_prefix_len = family.common_prefix_len;
   make_table(call, seed);
   make_cache_image(call, family.size, seed);

@@ -16,12 +16,25 @@
 namespace clattn::cli {
 namespace {
 
-/// Query heads of a KV head: the decode tiles of GPUs hold 1, 2, 4 and 8, beyond that their prefill
-/// tiles decode too. One shape in f32, one in bf16, the rest in f16: each is its own program to
-/// compile.
-constexpr std::pair<std::int32_t, DType> kGroups[] = {
-    {1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
-    {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
+/// Query heads of a KV head, and the types.
+struct Group {
+  std::int32_t heads;
+  DType dtype;
+  bool fp8_products = false;  ///< over e4m3 caches
+};
+/// The decode tiles of GPUs hold 1, 2, 4 and 8 heads, beyond that their prefill tiles decode too.
+/// One shape in f32, one in bf16, the rest in f16: each is its own program to compile.
+constexpr Group kGroups[] = {{1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
+                             {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
+/// And for the family of the kernels that multiply in fp8.
+constexpr Group kFp8Groups[] = {{4, DType::kF16, true}, {8, DType::kBF16, true}};
+
+std::vector<Group> groups_of(KernelFamily family) {
+  std::vector<Group> groups(std::begin(kGroups), std::end(kGroups));
+  if (family == KernelFamily::kGpuPtx)
+    groups.insert(groups.end(), std::begin(kFp8Groups), std::end(kFp8Groups));
+  return groups;
+}
 
 /// What represents them, and the form that x-packed caches are checked in.
 constexpr std::int32_t kGroup = 4;
@@ -116,11 +129,15 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
 
   void plan_attention(KernelFamily family, CheckPlan& plan) {
     std::uint32_t seed = 1000;
-    for (const auto& [group, dtype] : kGroups) {
+    for (const Group& group : groups_of(family)) {
       seed += 100;
-      const AttentionConfig config = group_config(group, dtype, family);
-      const std::string name = fmt::format("{}, group of {}", kind_of(config).types, group);
-      if (!plan.takes(kWhat, name, group == kGroup && dtype == DType::kF16)) continue;
+      AttentionConfig config = group_config(group.heads, group.dtype, family);
+      config.fp8_products = group.fp8_products;
+      if (group.fp8_products) config.kv_cache_dtype = DType::kFp8E4M3;
+      const std::string name = fmt::format("{}, group of {}{}", kind_of(config).types, group.heads,
+                                           group.fp8_products ? ", multiplied in fp8" : "");
+      const bool usual = group.dtype == DType::kF16 && !group.fp8_products;
+      if (!plan.takes(kWhat, name, usual && group.heads == kGroup)) continue;
       plan.add({step_name(family, name),
                 [=, this] { compile_attention(context_, config, only_backend_); },
                 [=, this] { check_attention(config, seed); }});
@@ -238,8 +255,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
                   const LogicalCache& cache, const std::string& cache_writer,
                   const std::string& where, Times& times) {
     const AttentionOutcome outcome = execute(context_, call, kCheckRepeats);
-    const Deviation attention =
-        compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);
+    const Deviation attention = judge_output(call, outcome, truth);
     if (!attention.passed()) note_failure(call.config, where + ": differs from the oracle");
     if (outcome.launches.empty()) note_failure(call.config, where + ": launched no kernel");
     for (const LaunchReport& launch : outcome.launches) {

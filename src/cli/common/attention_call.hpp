@@ -65,6 +65,7 @@ struct AttentionCall : BatchArrays {
   std::int64_t num_blocks = 0;
   LogicalCache cache;
   std::vector<float> scales;           // of a quantized cache, [2][1 or num_kv_heads]; or empty: 1
+  float query_scale = 1;               ///< what queries are divided by under config.fp8_products
   std::vector<std::byte> custom_mask;  // [tokens, max_seq_len()] under config.custom_mask
   float output_scale = 1;              ///< under config.output_fp8
 
@@ -114,6 +115,7 @@ struct AttentionOutcome {
   KVCacheLayout layout = KVCacheLayout::kNHD;
   std::vector<LaunchReport> launches;
   bool rounds_weights = false;  ///< KernelInfo::rounds_weights of one of them
+  bool multiplies_fp8 = false;  ///< LaunchRecord::multiplies_fp8 of one of them
   bool flushes_f16 = false;     ///< it multiplied f16 on a device that flushes it
   double metadata_us = 0;       ///< host time of build()
   double upload_us = 0, cache_write_us = 0, attention_us = 0;
@@ -134,7 +136,8 @@ oracle::AttentionCase oracle_case(const AttentionCall& call);
 
 /// The outputs of a call, in its own type and (under config.output_fp8) as fp8. A call that ran as
 /// a cascade may also be off by the rounding of its levels to the output's type, and one on matrix
-/// units that flush f16 by what they leave out.
+/// units that flush f16 by what they leave out. Rows that were multiplied in fp8 are those of
+/// rounded queries.
 Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
                        const oracle::AttentionResult& truth);
 

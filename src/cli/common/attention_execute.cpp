@@ -50,6 +50,16 @@ bool cascades(const AttentionBackend& backend, const AttentionCall& call,
   return backend.validate_configuration(level, &capabilities).empty();
 }
 
+/// Adds the scale of queries to those of a quantized cache.
+void set_query_scale(const Context& context, const Queue& queue, const AttentionCall& call,
+                     KVCache& cache) {
+  if (call.scales.empty()) return;
+  std::vector<float> scales = call.scales;
+  scales.push_back(call.query_scale);
+  cache.scales = upload(context, queue, scales);
+  cache.scales_query = true;
+}
+
 /// A call's layer and its cache: its kernels in one pass, those of a cascade, or PagedAttention's
 /// over an x-packed cache.
 class Layer {
@@ -84,6 +94,7 @@ class Layer {
     if (call.num_blocks > 0)
       upload_cache(on.queue, cache_, config.use_mla ? expected_cache(call) : call.cache);
     set_scales(*on.context, on.queue, call.scales, cache_);
+    if (config.fp8_products) set_query_scale(*on.context, on.queue, call, cache_);
   }
 
   std::vector<KernelInfo> kernels() const {
@@ -210,6 +221,7 @@ void run(const OnDevice& on, const Layer& layer, const Inputs& inputs, const Out
   }
   outcome.launches = report(launches, layer.kernels());
   outcome.rounds_weights = std::ranges::any_of(launches, &LaunchRecord::rounds_weights);
+  outcome.multiplies_fp8 = std::ranges::any_of(launches, &LaunchRecord::multiplies_fp8);
   for (const LaunchReport& launch : outcome.launches) outcome.attention_us += launch.time_us;
   outcome.out = outputs.out.read(on.queue);
   outcome.lse = floats_of(outputs.lse.read(on.queue));

@@ -23,6 +23,56 @@ oracle::AttentionCase level_of(oracle::AttentionCase call, std::int32_t prefix, 
   return call;
 }
 
+/// Attention over the keys of both. An LSE that is off by D moves its part's share by e^±2D.
+oracle::AttentionResult joined(const oracle::AttentionResult& one,
+                               const oracle::AttentionResult& other) {
+  oracle::AttentionResult both = other;
+  both.lse_bound.resize(both.lse.size());
+  const std::size_t width = both.out.size() / std::max<std::size_t>(both.lse.size(), 1);
+  for (std::size_t row = 0; row < both.lse.size(); ++row) {
+    const double most = std::max(one.lse[row], other.lse[row]);
+    if (std::isinf(most)) continue;  // no key in either
+    both.lse[row] =
+        most + std::log(std::exp(one.lse[row] - most) + std::exp(other.lse[row] - most));
+    for (const oracle::AttentionResult* each : {&one, &other}) {
+      if (each->lse_bound.empty()) continue;
+      both.lse_bound[row] = std::max(both.lse_bound[row], each->lse_bound[row]);
+    }
+    const double share = std::exp(one.lse[row] - both.lse[row]);
+    const double growth = std::expm1(std::min(2 * both.lse_bound[row], 100.0));
+    const auto mixed = [&](double a, double b) { return share * a + (1 - share) * b; };
+    for (std::size_t i = row * width; i < (row + 1) * width; ++i) {
+      const double apart = share * (1 - share) * std::abs(one.out[i] - other.out[i]);
+      both.out[i] = mixed(one.out[i], other.out[i]);
+      both.weight_rounding[i] = mixed(one.weight_rounding[i], other.weight_rounding[i]);
+      both.bound[i] = mixed(one.bound[i], other.bound[i]) + growth * apart / 2;  // counts twice
+    }
+  }
+  return both;
+}
+
+/// The truth of a call that multiplied in fp8, by that of exact queries. The levels of a cascade
+/// take exact or rounded ones each for itself, the first as one request of all query tokens.
+oracle::AttentionResult truth_in_fp8(const AttentionCall& call, bool cascaded,
+                                     const oracle::AttentionResult& exact) {
+  const oracle::Element element = element_of(call.config.dtype);
+  const double scale = call.scales.empty() ? 1 : static_cast<double>(call.query_scale);
+  const oracle::AttentionCase whole = oracle_case(call);
+  if (!cascaded) {
+    oracle::AttentionResult truth = exact;
+    put_fp8_rows(call.config, whole, element, scale, truth);
+    return truth;
+  }
+  const oracle::AttentionCase shared = level_of(whole, call.computed_prefix_len(), true);
+  const oracle::AttentionCase rest = level_of(whole, call.computed_prefix_len(), false);
+  oracle::AttentionResult own = oracle::attention(rest, element);
+  put_fp8_rows(call.config, rest, element, scale, own);
+  const bool rounded = multiplied_in_fp8(call.config, call.num_tokens());
+  return joined(rounded ? oracle::attention_in_fp8(shared, element, scale)
+                        : oracle::attention(shared, element),
+                own);
+}
+
 /// Adds what a cascade rounds besides: each level's result, weighted with the level's share of the
 /// denominator, and its LSE, which moves that share.
 void bound_cascade(const AttentionCall& call, oracle::AttentionResult& truth) {
@@ -75,9 +125,10 @@ void bound_flushes(const AttentionCall& call, oracle::AttentionResult& truth) {
 Deviation judge_output(const AttentionCall& call, const AttentionOutcome& outcome,
                        const oracle::AttentionResult& one_pass) {
   oracle::AttentionResult truth = one_pass;
-  if (std::ranges::find(outcome.launches, kCascadeRole, &LaunchReport::role) !=
-      outcome.launches.end())
-    bound_cascade(call, truth);
+  const bool cascaded = std::ranges::find(outcome.launches, kCascadeRole, &LaunchReport::role) !=
+                        outcome.launches.end();
+  if (outcome.multiplies_fp8) truth = truth_in_fp8(call, cascaded, truth);
+  if (cascaded) bound_cascade(call, truth);
   if (outcome.flushes_f16) bound_flushes(call, truth);
   Deviation deviation =
       compare(call.config.dtype, outcome.out, outcome.lse, truth, outcome.rounds_weights);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/common/elements.hpp"
+#include "cli/common/error.hpp"
 
 namespace clattn::cli {
 namespace {
@@ -64,6 +65,31 @@ Deviation compare_fp8(std::span<const std::byte> out, double scale,
                   exact + std::ldexp(scale, exponent - kFraction - 1));
   }
   return deviation;
+}
+
+bool multiplied_in_fp8(const AttentionConfig& config, std::int64_t query_len) {
+  constexpr std::int64_t kFewRows = 16;  // the most of a kernel that decodes
+  return query_len * config.num_queries_per_kv() > kFewRows;
+}
+
+void put_fp8_rows(const AttentionConfig& config, const oracle::AttentionCase& call,
+                  oracle::Element element, double query_scale, oracle::AttentionResult& truth) {
+  const oracle::AttentionResult rounded = oracle::attention_in_fp8(call, element, query_scale);
+  const std::size_t width = to_size(call.head_size), heads = to_size(call.num_heads);
+  truth.lse_bound.resize(truth.lse.size());
+  for (std::size_t r = 0; r + 1 < call.query_start_loc.size(); ++r) {
+    const std::int32_t first = call.query_start_loc[r], last = call.query_start_loc[r + 1];
+    if (!multiplied_in_fp8(config, last - first)) continue;
+    for (std::size_t row = to_size(first) * heads; row < to_size(last) * heads; ++row) {
+      truth.lse[row] = rounded.lse[row];
+      truth.lse_bound[row] = rounded.lse_bound[row];
+      for (std::size_t i = row * width; i < (row + 1) * width; ++i) {
+        truth.out[i] = rounded.out[i];
+        truth.bound[i] = rounded.bound[i];
+        truth.weight_rounding[i] = rounded.weight_rounding[i];
+      }
+    }
+  }
 }
 
 oracle::AttentionCase row_case(const AttentionConfig& config, std::int32_t num_keys) {

@@ -32,6 +32,7 @@ json info(const Context& context, const AttentionCall& call, const AttentionOutc
   info.update({{"platform", context.capabilities().platform_name},
                {"layout", call.packed ? "packed" : to_string(outcome.layout)},
                {"splits", splits(call, outcome)},
+               {"multiplies_fp8", outcome.multiplies_fp8},
                {"times_us",
                 {{"metadata", outcome.metadata_us},
                  {"upload", outcome.upload_us},

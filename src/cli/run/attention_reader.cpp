@@ -145,7 +145,9 @@ AttentionCall read_attention_call(CaseFile& file, const RunOptions& options) {
   }
   config.custom_mask = file.has_array("custom_mask");
   config.output_fp8 = file.has_array("output_scale");
+  config.fp8_products = file.boolean("fp8_products", false);
   call.scales = read_scales(file, config.cache_dtype(), config.num_kv_heads);
+  call.query_scale = read_scale(file, config.cache_dtype(), "q_scale");
   call.num_splits = file.int32("num_splits", {0, 65536}, 0);
   call.backend = read_backend(file, options);
   call.layout = read_layout(file, &call.packed);

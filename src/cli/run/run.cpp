@@ -180,8 +180,8 @@ std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t n
   return scales;
 }
 
-float read_scale(CaseFile& file, DType cache_dtype) {
-  return static_cast<float>(read_factors(file, "k_scale", cache_dtype, 1).front());
+float read_scale(CaseFile& file, DType cache_dtype, const char* key) {
+  return static_cast<float>(read_factors(file, key, cache_dtype, 1).front());
 }
 
 std::optional<KVCacheLayout> read_layout(CaseFile& file, bool* packed) {

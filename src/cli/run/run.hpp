@@ -46,8 +46,8 @@ std::optional<DType> read_kv_cache_dtype(CaseFile& file);
 /// k_scale and v_scale as KVCache::scales has them, [2][1 or num_kv_heads]; empty for caches that
 /// are not quantized, where any factor but 1 throws kUnsupported.
 std::vector<float> read_scales(CaseFile& file, DType cache_dtype, std::int32_t num_kv_heads);
-/// One factor of a cache that is shared by all heads: k_scale, 1 if not given; checked as those.
-float read_scale(CaseFile& file, DType cache_dtype);
+/// One factor of a cache that is shared by all heads, 1 if not given; checked as those.
+float read_scale(CaseFile& file, DType cache_dtype, const char* key = "k_scale");
 /// The type that an array of a tensor or cache stands for; <u2 is bf16, |u1 fp8 e4m3.
 DType dtype_of(const NpyArray& array, std::string_view file);
 /// A parameter that repeats what the arrays say, if stated.

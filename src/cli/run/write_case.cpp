@@ -45,6 +45,7 @@ json attention_keys(const AttentionCall& call) {
                {"decode_threshold", call.plan.decode_threshold},
                {"common_prefix_len", call.common_prefix_len}});
   if (config.head_size_v != 0) keys["head_size_v"] = config.head_size_v;
+  if (config.fp8_products) keys.update({{"fp8_products", true}, {"q_scale", call.query_scale}});
   if (call.layout) keys["layout"] = to_string(*call.layout);
   if (call.packed) keys["layout"] = "packed";
   if (call.scales.empty()) return keys;

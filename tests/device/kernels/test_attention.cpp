@@ -43,6 +43,15 @@ constexpr std::array kTypePairs = {
     TypePair{DType::kBF16, DType::kBF16}, TypePair{DType::kF32, DType::kBF16},
     TypePair{DType::kBF16, DType::kF16},  TypePair{DType::kF16, DType::kF32}};
 
+/// Those of kernels that multiply in fp8.
+constexpr std::array kFp8TypePairs = {TypePair{DType::kF16, DType::kFp8E4M3},
+                                      TypePair{DType::kBF16, DType::kFp8E4M3}};
+
+std::span<const TypePair> type_pairs_of(const Variant& variant) {
+  if (variant.unit().fp8_products) return kFp8TypePairs;
+  return kTypePairs;
+}
+
 /// Gives every request of a spec a tensor content of its own.
 CaseSpec with_identities(CaseSpec spec) {
   std::uint32_t next = 1;
@@ -143,6 +152,8 @@ CaseSpec case_for(const Variant& variant, DType dtype, DType cache_dtype) {
   spec.config.dtype = dtype;
   spec.config.kv_cache_dtype = cache_dtype;
   spec.config.kernel_family = variant.family();
+  spec.config.fp8_products = variant.unit().fp8_products;
+  if (spec.config.fp8_products) spec.query_scale = 0.25;
   if (variant.role == Role::kDecode) {
     spec.config.num_heads = 2 * variant.block_rows;
     spec.requests = {{1, 0}, {1, 16}, {1, 77}, {1, 600}};
@@ -232,7 +243,7 @@ TEST_P(EveryVariant, IsRight) {
     const bool forced = must_be_forced(variant, *context);
     std::optional<attention_test::ForcedVariants> rows;
     if (reasons.empty()) rows.emplace(context, rows_to_force(variant, *context));
-    for (const auto [dtype, cache_dtype] : kTypePairs) {
+    for (const auto [dtype, cache_dtype] : type_pairs_of(variant)) {
       const CaseSpec spec = case_for(variant, dtype, cache_dtype);
       const auto shape = clattn::detail::kernel_shape(spec.config);
       if (!clattn::detail::takes_shape(variant, shape)) continue;

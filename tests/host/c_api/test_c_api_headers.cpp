@@ -22,4 +22,17 @@ TEST(CApi, ACacheWithoutScalesHasNonePerHead) {
   EXPECT_FALSE(cache.cache.scales_per_head);
 }
 
+TEST(CApi, TheLastCallSaysWhetherScalesHoldOneOfQueries) {
+  ClattnCache cache;
+  ClattnBuffer scales;
+  EXPECT_EQ(clattn_cache_set_scales_with_query(&cache, &scales, 1), CLATTN_SUCCESS);
+  EXPECT_TRUE(cache.cache.scales_query && cache.cache.scales_per_head);
+  EXPECT_EQ(clattn_cache_set_scales(&cache, &scales, 1), CLATTN_SUCCESS);
+  EXPECT_FALSE(cache.cache.scales_query);
+  EXPECT_EQ(clattn_cache_set_scales_with_query(&cache, &scales, 0), CLATTN_SUCCESS);
+  EXPECT_TRUE(cache.cache.scales_query && !cache.cache.scales_per_head);
+  EXPECT_EQ(clattn_cache_set_scales_with_query(&cache, nullptr, 1), CLATTN_SUCCESS);
+  EXPECT_FALSE(cache.cache.scales_query || cache.cache.scales_per_head);
+}
+
 }  // namespace
