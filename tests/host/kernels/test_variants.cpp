@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/choose/tuned.hpp"
 #include "kernels/choose/variants.hpp"
 #include "opencl/device_info.hpp"
 
@@ -200,6 +201,29 @@ TEST(Variants, EveryRoleRunsInGroupsOf32) {
                           Role::kPackedDecode, Role::kCacheWrite, Role::kCacheWritePacked}) {
     EXPECT_EQ(why_none_runs(role, KernelFamily::kGpu, device), "") << to_string(role);
   }
+}
+
+// What the planner takes for the work-groups that run at once.
+TEST(Variants, ScalarKernelsFillNvidiasMultiprocessors) {
+  DeviceCapabilities device;
+  device.kind = DeviceKind::kGpu;
+  device.compute_units = 132;
+  const auto groups_of = [&](std::string_view name, DType cache = DType::kF16) {
+    const auto variant = std::ranges::find(variants(), name, &Variant::name);
+    return concurrent_groups(*variant, cache, device) / device.compute_units;
+  };
+  const auto expect = [&](int decode, int prefill) {
+    EXPECT_EQ(groups_of("decode_gpu__r4_local"), decode);
+    EXPECT_EQ(groups_of("prefill_gpu__r16_kv32"), prefill);
+    EXPECT_EQ(groups_of("prefill_gpu__r64_kv32"), 4);  // of 256 work-items
+    EXPECT_EQ(groups_of("mla_decode_gpu__r4_wg64"), 4);
+    EXPECT_EQ(groups_of("merge__wg128"), 4);
+    EXPECT_EQ(groups_of("decode_mma__r8"), 2);
+    EXPECT_EQ(groups_of("decode_mma__r8", DType::kInt8), 3);
+  };
+  expect(4, 4);
+  device.inline_ptx = true;
+  expect(8, 16);
 }
 
 // Every launch takes its scalars in a struct (kernels_cl/shared/call.h, write_call.h).
