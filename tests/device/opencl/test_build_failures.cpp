@@ -218,6 +218,15 @@ TEST_P(BuildFailures, F10_SelfTestsAreRunAgainWhereTheCompilerBuiltNothing) {
   EXPECT_GT(local_bytes(), 0U);
 }
 
+// Not as a device that lacks what the self-tests look for.
+TEST_P(BuildFailures, ACompilerThatBuildsNothingIsTheReason) {
+  options_.kernel_dir.clear();
+  const FailingBuilds failing(CL_BUILD_PROGRAM_FAILURE, "");
+  const auto runtime = make_runtime();
+  EXPECT_THAT(error_text([&] { prefill_kernel(*runtime); }, ErrorCode::kUnsupported),
+              HasSubstr("CL_BUILD_PROGRAM_FAILURE"));
+}
+
 // A8: layers that share a context share its refusals.
 TEST(BuildFailuresOfLayers, TheNextLayerBuildsNothing) {
   const auto& shared = attention_test::all_contexts().at(0);
