@@ -50,7 +50,7 @@ struct AttentionConfig {
   std::vector<float> sinks = {};  ///< [num_heads] logits that join the denominator, or empty
   bool custom_mask = false;       ///< every forward() brings a mask of its own
   bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
-  /// For prompts over an e4m3 cache: multiplies in e4m3, less accurate and, over some thousand
+  /// For prompts over an e4m3 cache: multiplies in e4m3, less accurate and, beyond a few thousand
   /// keys, faster, where the device can (compute capability 9.0, 16-bit dtype, heads of 128,
   /// neither ALiBi nor custom_mask). Otherwise, and for decodes, ignored. Queries are divided by
   /// their scale (KVCache::scales_query, else 1); they and probabilities are rounded to e4m3,

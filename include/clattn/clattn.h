@@ -295,10 +295,10 @@ CLATTN_C_API ClattnResult clattn_cache_info(const ClattnCache* cache, ClattnCach
    clattn_copy_blocks() use, too. */
 CLATTN_C_API ClattnResult clattn_cache_set_scales(ClattnCache* cache, const ClattnBuffer* scales,
                                                   int32_t per_head);
-/** The same for scales that hold one more factor behind V's: f32 [2][1 or num_kv_heads] and [1].
-   Queries are divided by it before they are rounded to 8 bits (ClattnLayerConfig.fp8_products);
-   nothing else reads it. clattn_layer_forward() refuses a buffer that is too small. The cache keeps
-   the buffer alive. */
+/** The same for scales with one more factor after V's: f32 [2][1 or num_kv_heads], then [1].
+   Queries are divided by that one before they are rounded to 8 bits
+   (ClattnLayerConfig.fp8_products); nothing else reads it. clattn_layer_forward() refuses a buffer
+   that is too small. The cache keeps the buffer alive. */
 CLATTN_C_API ClattnResult clattn_cache_set_scales_with_query(ClattnCache* cache,
                                                              const ClattnBuffer* scales,
                                                              int32_t per_head);

@@ -83,7 +83,7 @@ void bind_cache(nb::module_& module) {
             const std::size_t of_query = scales.size() % 2, of_kv = scales.size() - of_query;
             if (of_kv != 2 && of_kv != per_head) {
               throw_invalid("scales: " + std::to_string(scales.size()) + " values, legal: 2 or " +
-                            std::to_string(per_head) + ", and one more of queries");
+                            std::to_string(per_head) + ", or one more with that of queries");
             }
             self.scales = upload(context, scales);
             self.scales_per_head = of_kv != 2;
@@ -92,9 +92,10 @@ void bind_cache(nb::module_& module) {
           "context"_a, "scales"_a,
           "What stored values of 8 bits are multiplied by: [k, v], or the factors of every KV\n"
           "head's keys followed by those of its values. One more is what queries are divided by\n"
-          "before they are rounded to 8 bits (AttentionConfig.fp8_products). They are copied.")
+          "before they are rounded to 8 bits (AttentionConfig.fp8_products). The scales\n"
+          "are copied.")
       .def_ro("scales_per_head", &KVCache::scales_per_head, "Scales of every KV head were set.")
-      .def_ro("scales_query", &KVCache::scales_query, "And one of queries.")
+      .def_ro("scales_query", &KVCache::scales_query, "The scales include one of queries.")
       .def_ro("buffer", &KVCache::buffer)
       .def_prop_ro("dtype", [](const KVCache& self) { return std::string(to_string(self.dtype)); })
       .def_ro("num_blocks", &KVCache::num_blocks)

@@ -77,7 +77,7 @@ def test_scales(context):
 
 
 def test_scales_of_a_cache_with_one_of_queries(context, queue):
-    """Read where products are of 8 bits, which those of heads of 64 are nowhere."""
+    """Heads of 64 are never multiplied in 8 bits, so the scale of queries changes nothing."""
     options = {"kv_cache_dtype": "fp8_e4m3", "fp8_products": True}
     outputs = []
     for scales, per_head, query in (

@@ -352,8 +352,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     result.static_local_mem_bytes = bytes;
     break;
   }
-  // A compiler that builds no kernel at all is badly installed, which says nothing of the device:
-  // what the first kernel's build says is the reason, not that no struct was seen to arrive.
+  // A compiler that builds no kernel at all is badly installed, which says nothing of the device.
+  // The reason given is then the first kernel's build error, not that no struct arrived.
   if (result.static_local_mem_bytes == 0) {
     report.conclusive = false;
     result.struct_arguments = 1;

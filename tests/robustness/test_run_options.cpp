@@ -85,7 +85,7 @@ TEST(RunOptions, QuantizedCachesCountTimesTheirScales) {
   }
 }
 
-/// Products of 8 bits are for other heads: elsewhere neither the option nor the scale changes a
+/// Heads of this size are never multiplied in 8 bits: neither the option nor the scale changes a
 /// bit.
 TEST(RunOptions, ProductsInFp8LeaveOthersAlone) {
   AttentionModel model = unordered();

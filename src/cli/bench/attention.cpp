@@ -23,7 +23,7 @@ class AttentionWorkload : public Workload {
       : config_(task.shape.model.config),
         shape_(task.shape),
         cache_(std::move(cache)),
-        // Products of 8 bits lose what is small beside a sum: values of one sign show that, and
+        // Products of 8 bits lose what is small beside a sum. Values mostly of one sign show that:
         // their mean is large beside what the oracle allows.
         kv_(config_.cache_dtype(), 1, 1, config_.fp8_products ? 1 : 0),
         q_(config_.dtype, 2),

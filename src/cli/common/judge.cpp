@@ -51,8 +51,8 @@ oracle::AttentionResult joined(const oracle::AttentionResult& one,
   return both;
 }
 
-/// The truth of a call that multiplied in fp8, by that of exact queries. The levels of a cascade
-/// take exact or rounded ones each for itself, the first as one request of all query tokens.
+/// The truth of a call that multiplied in fp8, from that of exact queries. Each level of a cascade
+/// takes exact or rounded ones on its own; the first is one request of all query tokens.
 oracle::AttentionResult truth_in_fp8(const AttentionCall& call, bool cascaded,
                                      const oracle::AttentionResult& exact) {
   const oracle::Element element = element_of(call.config.dtype);

@@ -30,12 +30,12 @@ Deviation compare(DType dtype, std::span<const std::byte> out, std::span<const f
 Deviation compare_fp8(std::span<const std::byte> out, double scale,
                       const oracle::AttentionResult& truth, bool rounds_weights);
 
-/// Whether a call of which launches multiply in fp8 (LaunchRecord::multiplies_fp8) does so for a
-/// request of so many query tokens: few rows of a KV head go to kernels that decode.
+/// Whether a call with launches that multiply in fp8 (LaunchRecord::multiplies_fp8) does so for a
+/// request of `query_len` query tokens: few rows of a KV head go to kernels that decode.
 bool multiplied_in_fp8(const AttentionConfig& config, std::int64_t query_len);
 
-/// Replaces the rows of such requests in the truth of a call by what is right of queries that are
-/// rounded by their scale (AttentionConfig::fp8_products). Rows are as long as queries.
+/// Replaces, in the truth of a call, the rows of such requests by the results for queries rounded
+/// by their scale (AttentionConfig::fp8_products). Values have as many elements as queries.
 void put_fp8_rows(const AttentionConfig& config, const oracle::AttentionCase& call,
                   oracle::Element element, double query_scale, oracle::AttentionResult& truth);
 

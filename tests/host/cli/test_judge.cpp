@@ -79,7 +79,7 @@ TEST(Judge, WithoutProductsInFp8QueriesAreExact) {
   EXPECT_FALSE(passes_judge(call, outcome));
 }
 
-/// As a cascade answers that shares two pages: the prefix in fp8, being one request of all tokens,
+/// As a cascade that shares two pages answers: the prefix in fp8, being one request of all tokens,
 /// the rest of a request in fp8 if that has more than `few` tokens.
 AttentionOutcome cascade_answer(const AttentionCall& call, std::int32_t few) {
   oracle::AttentionCase prefix = oracle_case(call), rest = prefix;
