@@ -51,10 +51,10 @@ struct AttentionConfig {
   bool custom_mask = false;       ///< every forward() brings a mask of its own
   bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
   /// For prompts over an e4m3 cache: multiplies in e4m3, less accurate and, beyond a few thousand
-  /// keys, faster, where the device can (compute capability 9.0, 16-bit dtype, heads of 128,
-  /// neither ALiBi nor custom_mask). Otherwise, and for decodes, ignored. Queries are divided by
-  /// their scale (KVCache::scales_query, else 1); they and probabilities are rounded to e4m3,
-  /// saturating. docs/howto.md states the error.
+  /// keys, faster, where the device can (compute capability 9.0, 16-bit dtype, heads of 128, up to
+  /// 16 query heads a KV head, neither ALiBi nor custom_mask). Otherwise, and for decodes, ignored.
+  /// Queries are divided by their scale (KVCache::scales_query, above 0; else 1); they and
+  /// probabilities are rounded to e4m3, saturating. docs/howto.md states the error.
   bool fp8_products = false;
   bool use_mla = false;        ///< multi-head latent attention: MLA backends only
   std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those

@@ -140,7 +140,7 @@ struct KVCache {
   Buffer scales;
   bool scales_per_head = false;  ///< num_kv_heads factors for K and as many for V, not one each
   /// One more factor follows V's: queries are divided by it before they are rounded to 8 bits
-  /// (AttentionConfig::fp8_products). Without it they are rounded undivided.
+  /// (AttentionConfig::fp8_products); it is above 0. Without it they are rounded undivided.
   bool scales_query = false;
 
   /// Whether the keys of a head lie by dim (KVCacheLayout::kHDN).

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <cmath>
 #include <concepts>
 #include <string>
 #include <utility>
@@ -68,7 +69,8 @@ void add_query_scale(NewCase& made, const KVCache& cache) {
   const std::size_t before = 2 * to_size(cache.scales_per_head ? cache.num_kv_heads : 1);
   made.keys.number(
       "q_scale",
-      read_as<float>(made.queue, cache.scales.handle(), before * sizeof(float), 1).front());
+      std::abs(
+          read_as<float>(made.queue, cache.scales.handle(), before * sizeof(float), 1).front()));
 }
 
 /// The lengths that a step runs with: those that only the device knows are read from there.

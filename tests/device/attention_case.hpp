@@ -48,6 +48,7 @@ struct CaseSpec {
   bool scales_per_head = false;  ///< quantized caches: a factor per KV head, else per tensor
   double query_scale = 0;        ///< KVCache::scales_query's; 0 = it has none
   double value_mean = 0;         ///< of V, whose standard deviation is 1
+  double rise = 0;               ///< of the logits from a request's first key to its last, about
   double sharpness = 1.0;        ///< standard deviation of the query's elements
   std::size_t page_padding = 0;  ///< bytes behind the K and V of each page
   bool heads_apart = false;      ///< all blocks of a KV head follow each other in the cache

@@ -106,6 +106,9 @@ bool is_seen(const oracle::AttentionCase& t, std::size_t r, std::int64_t p) {
   return false;
 }
 
+/// CaseSpec::rise: dim 0 of each query, which e4m3 has, too, if its scale is a power of two.
+constexpr double kRiseQuery = 8;
+
 }  // namespace
 
 void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor& key,
@@ -114,6 +117,7 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
   const auto dims = spec.config.head_size;
   for (std::size_t r = 0; r < spec.requests.size(); ++r) {
     const std::int64_t context = spec.requests[r].context_len;
+    const double length = host.truth.seq_lens[r];
     std::mt19937 random(1000 + spec.requests[r].identity);
     std::normal_distribution<double> normal;
     for (std::int64_t p = 0; p < host.truth.seq_lens[r]; ++p) {
@@ -123,6 +127,8 @@ void fill_cache(const CaseSpec& spec, HostCase& host, CacheImage& image, Tensor&
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t d = 0; d < dims; ++d) {
           double k = normal(random);
+          if (spec.rise != 0 && d == 0)
+            k = spec.rise * static_cast<double>(p) / (kRiseQuery * host.truth.scale * length);
           double v = spec.value_mean + normal(random);
           if ((spec.last_token_overflows && p + 1 == host.truth.seq_lens[r]) ||
               (spec.first_token_overflows && p == 0)) {
@@ -151,7 +157,9 @@ Tensor make_query(const CaseSpec& spec, HostCase& host, std::int64_t stride) {
     for (std::int64_t t = host.truth.query_start_loc[r]; t < host.truth.query_start_loc[r + 1];
          ++t) {
       for (std::int64_t i = 0; i < row; ++i) {
-        host.truth.query.push_back(query.set(index(t * stride + i), normal(random)));
+        const double x = normal(random);
+        const bool rises = spec.rise != 0 && i % spec.config.head_size == 0;
+        host.truth.query.push_back(query.set(index(t * stride + i), rises ? kRiseQuery : x));
       }
     }
   }

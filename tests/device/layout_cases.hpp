@@ -34,7 +34,7 @@ inline CaseSpec mixed_batch(KVCacheLayout layout, std::int32_t head_size) {
 
 /// KV heads and query heads of each.
 inline const std::vector<std::pair<std::int32_t, std::int32_t>> kHeads = {
-    {1, 5}, {9, 2}, {2, 71}, {72, 1}};
+    {1, 5}, {9, 2}, {2, 71}, {129, 1}};
 
 inline std::vector<float> per_head(const CaseSpec& spec, float first) {
   std::vector<float> values;

@@ -26,12 +26,12 @@ struct Group {
 /// One shape in f32, one in bf16, the rest in f16: each is its own program to compile.
 constexpr Group kGroups[] = {{1, DType::kF16}, {2, DType::kF16}, {4, DType::kF16}, {8, DType::kF16},
                              {9, DType::kF16}, {4, DType::kF32}, {8, DType::kBF16}};
-/// And for the family of the kernels that multiply in fp8.
+/// And for the family of the kernels that multiply in fp8, where they run.
 constexpr Group kFp8Groups[] = {{4, DType::kF16, true}, {8, DType::kBF16, true}};
 
-std::vector<Group> groups_of(KernelFamily family) {
+std::vector<Group> groups_of(KernelFamily family, const DeviceCapabilities& device) {
   std::vector<Group> groups(std::begin(kGroups), std::end(kGroups));
-  if (family == KernelFamily::kGpuPtx)
+  if (family == KernelFamily::kGpuPtx && device.warpgroup_products)
     groups.insert(groups.end(), std::begin(kFp8Groups), std::end(kFp8Groups));
   return groups;
 }
@@ -129,7 +129,7 @@ class VariantCheck : public std::enable_shared_from_this<VariantCheck> {
 
   void plan_attention(KernelFamily family, CheckPlan& plan) {
     std::uint32_t seed = 1000;
-    for (const Group& group : groups_of(family)) {
+    for (const Group& group : groups_of(family, context_->capabilities())) {
       seed += 100;
       AttentionConfig config = group_config(group.heads, group.dtype, family);
       config.fp8_products = group.fp8_products;

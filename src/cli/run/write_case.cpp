@@ -45,10 +45,11 @@ json attention_keys(const AttentionCall& call) {
                {"decode_threshold", call.plan.decode_threshold},
                {"common_prefix_len", call.common_prefix_len}});
   if (config.head_size_v != 0) keys["head_size_v"] = config.head_size_v;
-  if (config.fp8_products) keys.update({{"fp8_products", true}, {"q_scale", call.query_scale}});
+  if (config.fp8_products) keys["fp8_products"] = true;
   if (call.layout) keys["layout"] = to_string(*call.layout);
   if (call.packed) keys["layout"] = "packed";
   if (call.scales.empty()) return keys;
+  if (config.fp8_products) keys["q_scale"] = call.query_scale;
   const auto half = call.scales.begin() + static_cast<std::ptrdiff_t>(call.scales.size() / 2);
   const auto factors = [](auto begin, auto end) {
     return end - begin == 1 ? json(*begin) : json(std::vector<float>{begin, end});

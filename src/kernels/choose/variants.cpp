@@ -17,9 +17,12 @@
 namespace clattn {
 
 namespace {
+
+constexpr std::int32_t kMostDecodeRows = 16;  // of a tile that decodes
+
 constexpr std::array<std::string_view, kKernelFamilies.size()> kFamilyNames = {
     "auto", "cpu", "gpu", "gpu_ptx", "gpu_matrix"};
-}
+}  // namespace
 
 std::string_view to_string(KernelFamily family) {
   return kFamilyNames.at(static_cast<std::size_t>(family));
@@ -159,9 +162,11 @@ KernelShape kernel_shape(const AttentionConfig& config) {
           .form = config.use_mla ? CacheForm::kLatent : CacheForm::kStrided,
           .rope_dim = config.use_mla ? config.rope_dim : 0,
           .head_size_v = config.output_head_size(),
-          // ALiBi and masks need more registers than that kernel has.
+          // ALiBi and masks need more registers than that kernel has; decodes of more heads would
+          // have no other.
           .fp8_products = config.fp8_products && !config.use_mla && !options.alibi &&
-                          !options.mask && config.cache_dtype() == DType::kFp8E4M3};
+                          !options.mask && config.num_queries_per_kv() <= kMostDecodeRows &&
+                          config.cache_dtype() == DType::kFp8E4M3};
 }
 
 std::string option_macros(const KernelOptions& options, Role role) {

@@ -167,6 +167,9 @@ TEST(Variants, Fp8ProductsAreForLayersThatAskForThem) {
   config.alibi_slopes.assign(8, 0.5F);
   EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
   config.alibi_slopes.clear();
+  config.num_heads = 34;  // decodes of 17 heads a KV head have no kernel of their own
+  EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
+  config.num_heads = 8;
   config.head_size = 64;
   EXPECT_FALSE(takes_shape(*fp8, kernel_shape(config)));
 }
