@@ -113,7 +113,7 @@ AttentionOutcome cascade_answer(const AttentionCall& call, std::int32_t few) {
   return outcome;
 }
 
-TEST(Judge, LevelsOfACascadeAreRoundedEachForItself) {
+TEST(Judge, EachLevelOfACascadeIsRoundedOnItsOwn) {
   const AttentionConfig config = fp8_call({}).config;
   AttentionCall call = make_call(
       {.name = "", .requests = {{20, 60}, {2, 80}, {1, 90}}, .common_prefix_len = 32}, config, 3);
