@@ -143,7 +143,7 @@ def read_report(path):
 
 def measure_peer(problem, peer, prepare, row, arguments):
     """A peer's times or the reason why it has none."""
-    from compare_problem import TOLERANCE, Unsupported, time_peer
+    from compare_problem import MOST_OFF, TOLERANCE, Unsupported, time_peer
     entry = {"name": row["name"], "peer": peer}
     begin = time.monotonic()
     try:
@@ -151,9 +151,12 @@ def measure_peer(problem, peer, prepare, row, arguments):
         with torch.inference_mode():
             call = prepare(problem)
             output = call(0)
-            entry["max_error"] = problem.check(output)
+            entry["max_error"], off = problem.check(output)
             if entry["max_error"] > allowed:
                 raise Unsupported(f"WRONG: error {entry['max_error']:.2g}, allowed {allowed:g}")
+            if off > MOST_OFF:
+                raise Unsupported(f"WRONG: a head is off by {off:.2g} of its length, allowed "
+                                  f"{MOST_OFF:g}")
             entry["compared_with"], entry["max_difference"] = problem.agreement(peer, output)
             if entry["max_difference"] > 2 * allowed:
                 raise Unsupported(f"WRONG: {entry['max_difference']:.2g} from the output of "

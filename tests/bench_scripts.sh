@@ -186,13 +186,18 @@ compare_torch.torch = torch
 compare_problem.TOLERANCE = {"f16": 0.01}
 compare_problem.time_peer = lambda *_: (2e-4, 1e-4, 3e-4, "graph")
 arguments = types.SimpleNamespace(no_graphs=False, quick=True, device="cuda", budget_seconds=9)
-def judged(error, difference):
-    problem = types.SimpleNamespace(options={"dtype": "f16"}, check=lambda output: error,
+def judged(error, difference, off=0.25):
+    problem = types.SimpleNamespace(options={"dtype": "f16"}, check=lambda output: (error, off),
                                     agreement=lambda peer, output: ("first", difference))
     row = {"name": "row", "median_us": 100}
     entry = compare_torch.measure_peer(problem, "p", lambda problem: abs, row, arguments)
     return entry.get("reason", entry.get("ratio"))
 print(judged(0.01, 0.02), judged(0.011, 0), judged(0, 0.021), judged(float("inf"), 0), sep="; ")
+# Of many keys a head is so small that zeros are within the tolerance.
+small, nan = [3e-4, -4e-4], float("nan")
+print(judged(4e-4, 0, compare_problem.distance([0, 0], small)))
+print(*(compare_problem.distance(got, truth) for got, truth in (
+    (small, small), ([3e-4, 0], small), ([0, 0], [0, 0]), ([1, 0], [0, 0]), ([nan, 0], small))))
 def lost(): raise RuntimeError("fault\nmore")
 torch.cuda.synchronize = lost
 compare_problem.Problem = lambda *_: None
@@ -204,6 +209,8 @@ TEXT
 judge() { expect 0 "$1" env PYTHONPATH="$bench:$work/python" python3 "$work/judge.py"; }
 judge '2.0; WRONG: error 0.011, allowed 0.01; WRONG: 0.021 from the output of first, allowed 0.02;'
 judge '; WRONG: error inf, allowed 0.01'
+judge 'WRONG: a head is off by 1 of its length, allowed 0.25'
+judge '0.0 0.8 0.0 inf inf'
 judge 'p lost the device, which ends the run: fault'
 judge "('row', 'p')"
 grep -q "'q'" "$work/log" && fail 'asked a peer without a device'
