@@ -68,8 +68,7 @@ Deviation compare_fp8(std::span<const std::byte> out, double scale,
 }
 
 bool multiplied_in_fp8(const AttentionConfig& config, std::int64_t query_len) {
-  constexpr std::int64_t kFewRows = 16;  // the most of a kernel that decodes
-  return query_len * config.num_queries_per_kv() > kFewRows;
+  return query_len * config.num_queries_per_kv() > kMostDecodeRows;
 }
 
 void put_fp8_rows(const AttentionConfig& config, const oracle::AttentionCase& call,

@@ -18,8 +18,6 @@ namespace clattn {
 
 namespace {
 
-constexpr std::int32_t kMostDecodeRows = 16;  // of a tile that decodes
-
 constexpr std::array<std::string_view, kKernelFamilies.size()> kFamilyNames = {
     "auto", "cpu", "gpu", "gpu_ptx", "gpu_matrix"};
 }  // namespace
@@ -63,6 +61,15 @@ constexpr bool rows_are_sound() {
   return true;
 }
 static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a name is wrong");
+
+/// Of the tiles that take few query tokens on devices with products in fp8, the largest.
+constexpr std::int32_t most_decode_rows() {
+  std::int32_t most = 0;
+  for (const Variant& v : kVariants)
+    if (v.unit_id == UnitId::sm80_decode) most = std::max(most, v.block_rows);
+  return most;
+}
+static_assert(most_decode_rows() == kMostDecodeRows);
 
 constexpr std::array kCpuLadder = {KernelFamily::kCpu};
 constexpr std::array kGpuLadder = {KernelFamily::kGpu};
