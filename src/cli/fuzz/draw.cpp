@@ -119,6 +119,12 @@ KernelFamily draw_family(Dice& dice, KernelFamily forced) {
   return dice.percent(80) ? KernelFamily::kAuto : dice.pick(kKernelFamilies);
 }
 
+/// Drawn last, so that a seed's layers are otherwise those that they were.
+void draw_products(Dice& dice, Recipe& recipe) {
+  recipe.config.fp8_products = dice.percent(60) && recipe.order == CacheOrder::kPages &&
+                               recipe.config.cache_dtype() == DType::kFp8E4M3;
+}
+
 void draw_layer(Dice& dice, Recipe& recipe) {
   AttentionConfig& config = recipe.config;
   const std::int32_t order = dice.between(1, 100);
@@ -176,6 +182,7 @@ Recipe draw(const DrawOptions& options, std::uint64_t index) {
   Dice of_layer(options.seed, 1, index / options.layer_calls), of_batch(options.seed, 2, index);
   draw_layer(of_layer, recipe);
   recipe.config.kernel_family = draw_family(of_layer, options.family);
+  draw_products(of_layer, recipe);
   draw_batch(of_batch, options.most_tokens, recipe);
   recipe.seed = static_cast<std::uint32_t>(16 * (std::uint64_t{options.seed} * 1000003 + index));
   normalise(recipe);

@@ -32,6 +32,7 @@ std::vector<Option> layer_options(const Recipe& recipe) {
       {!config.sinks.empty(), "sinks"},
       {config.custom_mask, "mask"},
       {config.output_fp8, "fp8 output"},
+      {config.fp8_products, "multiplied in fp8"},
       {config.kernel_family != KernelFamily::kAuto, "family",
        fmt::format("family {}", to_string(config.kernel_family))}};
 }
@@ -70,6 +71,7 @@ void normalise(Recipe& recipe) {
   AttentionConfig& config = recipe.config;
   BatchFamily& batch = recipe.batch;
   config.num_heads = config.num_heads / config.num_kv_heads * config.num_kv_heads;
+  if (config.cache_dtype() != DType::kFp8E4M3) config.fp8_products = false;
   for (const auto& [values, add] :
        {std::pair{&config.alibi_slopes, &add_alibi}, std::pair{&config.sinks, &add_sinks}}) {
     if (values->empty()) continue;

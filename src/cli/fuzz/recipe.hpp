@@ -35,7 +35,8 @@ struct Recipe {
 };
 
 /// Makes what does not fit fit, after a draw or a change: a value for each head, sequences that
-/// hold their queries and the common prefix, one query token a request for x-packed caches.
+/// hold their queries and the common prefix, one query token a request for x-packed caches,
+/// products in fp8 over caches of that type alone.
 void normalise(Recipe& recipe);
 
 /// The call, with its tensors.

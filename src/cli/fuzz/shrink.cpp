@@ -49,6 +49,7 @@ constexpr Change kChanges[] = {
     [](Recipe& r) { return !r.config.sinks.empty() && set(r.config.sinks, {}); },
     [](Recipe& r) { return set(r.config.custom_mask, false); },
     [](Recipe& r) { return set(r.config.output_fp8, false); },
+    [](Recipe& r) { return set(r.config.fp8_products, false); },
     [](Recipe& r) { return r.config.scale && (r.config.scale.reset(), true); },
     [](Recipe& r) { return r.config.kv_cache_dtype && (r.config.kv_cache_dtype.reset(), true); },
     [](Recipe& r) { return set(r.stores, false); },

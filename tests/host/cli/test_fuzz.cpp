@@ -155,6 +155,40 @@ TEST_P(PlantedFault, IsFoundAndMadeSmall) {
 
 INSTANTIATE_TEST_SUITE_P(All, PlantedFault, testing::ValuesIn(kFaults));
 
+/// As a device that multiplies in fp8 wherever it is asked to, by `scale` times the call's own.
+AttentionOutcome answer_in_fp8(const AttentionCall& call, double scale) {
+  const oracle::Element element = element_of(call.config.dtype);
+  AttentionOutcome outcome = answer({}, call);
+  oracle::AttentionResult result = oracle_result(call);
+  put_fp8_rows(call.config, oracle_case(call), element,
+               scale * static_cast<double>(call.query_scale), result);
+  outcome.out = encode_elements(call.config.dtype, result.out);
+  outcome.lse.assign(result.lse.begin(), result.lse.end());
+  outcome.multiplies_fp8 = true;
+  return outcome;
+}
+
+TEST(Fuzz, ProductsInFp8AreDrawnAndJudged) {
+  int drawn = 0, found = 0;
+  for (std::uint64_t index = 0; index < 400; ++index) {
+    const Recipe recipe = draw(kSmall, index);
+    if (!recipe.config.fp8_products) continue;
+    EXPECT_EQ(recipe.config.cache_dtype(), DType::kFp8E4M3);
+    if (recipe.config.dtype == DType::kF32 || recipe.config.output_fp8) continue;
+    const auto state = [&](double scale) {
+      const auto execute = [&](const Recipe&, const AttentionCall& call) {
+        return answer_in_fp8(call, scale);
+      };
+      return try_recipe(recipe, execute).state;
+    };
+    ++drawn;
+    EXPECT_EQ(state(1), FuzzState::kPassed) << describe_layer(recipe) << describe_batch(recipe);
+    if (state(0.75) == FuzzState::kFailed) ++found;
+  }
+  EXPECT_GT(drawn, 20);
+  EXPECT_GT(found, 5);
+}
+
 TEST(Fuzz, ARefusalNamesAFieldOfTheReasons) {
   EXPECT_EQ(
       refused_field("No valid attention backend found for X with AttentionConfig(num_heads=4, "
