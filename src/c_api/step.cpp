@@ -37,6 +37,9 @@ BuilderOptions clattn::c_api::builder_options_of(const ClattnStepOptions* given_
   options.decode_threshold = given_or(given.decode_threshold, options.decode_threshold);
   options.num_splits = given.num_splits;
   if (given.deterministic != 0) options.split_policy = SplitPolicy::kDeterministic;
+  detail::throw_invalid_if(given.side_by_side < -1 || given.side_by_side > 1,
+                           "options: side_by_side is {}, legal: -1, 0, 1", given.side_by_side);
+  options.side_by_side = given.side_by_side != -1;
   return options;
 }
 

@@ -24,7 +24,7 @@ CLATTN_ENDS_WITH(ClattnLayerConfig, fp8_products);
 CLATTN_ENDS_WITH(ClattnKVScales, prob_scale);
 CLATTN_ENDS_WITH(ClattnCacheInfo, key_dim_stride);
 CLATTN_ENDS_WITH(ClattnCacheWrite, event);
-CLATTN_ENDS_WITH(ClattnStepOptions, reserved);
+CLATTN_ENDS_WITH(ClattnStepOptions, side_by_side);
 CLATTN_ENDS_WITH(ClattnBatchInfo, common_prefix_len);
 CLATTN_ENDS_WITH(ClattnStepInfo, max_seq_len);
 CLATTN_ENDS_WITH(ClattnTensors, event);

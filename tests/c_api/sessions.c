@@ -208,11 +208,11 @@ static void test_configs(const Fixture* fixture) {
   EXPECT_INVALID(clattn_session_create(fixture->context, &config, &session), "DNH");
   config.layout = NULL;
   config.step_options = &options;
-  options.reserved = 1;
-  EXPECT_UNSUPPORTED(clattn_session_create(fixture->context, &config, &session),
-                     "options: reserved is 1");
+  options.side_by_side = 2;
+  EXPECT_INVALID(clattn_session_create(fixture->context, &config, &session),
+                 "options: side_by_side is 2");
   EXPECT(session == NULL);
-  options.reserved = 0;
+  options.side_by_side = -1;
   config.queue = fixture->queue;
   config.no_prefix_caching = 1;
   EXPECT_OK(clattn_session_create(fixture->context, &config, &session));

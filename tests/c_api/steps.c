@@ -16,10 +16,12 @@ static void test_step_handles(const Fixture* fixture) {
   EXPECT_INVALID(clattn_step_build(step, fixture->queue, &batch), "block_table");
   EXPECT_INVALID(clattn_step_info(step, &info), "step: it has no batch");
   clattn_step_destroy(step);
-  options.reserved = -2;
-  EXPECT_UNSUPPORTED(clattn_step_create(fixture->layer, &options, &step),
-                     "options: reserved is -2, legal: 0");
-  options.reserved = 0;
+  options.side_by_side = -2;
+  EXPECT_INVALID(clattn_step_create(fixture->layer, &options, &step),
+                 "options: side_by_side is -2, legal: -1, 0, 1");
+  options.side_by_side = 2;
+  EXPECT_INVALID(clattn_step_create(fixture->layer, &options, &step), "side_by_side is 2");
+  options.side_by_side = 0;
   options.max_num_reqs = -1;
   EXPECT_INVALID(clattn_step_create(fixture->layer, &options, &step), "max_num_reqs");
   EXPECT_INVALID(clattn_step_create(NULL, NULL, &step), "layer is null");
