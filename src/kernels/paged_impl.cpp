@@ -43,6 +43,11 @@ LayerCall call_over(const TensorRef& key, const TensorRef& value, const KernelSh
   return layer;
 }
 
+/// Rows of the key and value tensors of a step without pages.
+std::int64_t num_keys(const PagedStepView& step) {
+  return step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
+}
+
 }  // namespace
 
 std::shared_ptr<const AttentionImpl> PagedAttentionImpl::make(Context& context,
@@ -141,8 +146,7 @@ void PagedAttentionImpl::check_attention(const Call& call) const {
     check_block_ids(step.block_ids, call.cache->num_blocks);
   } else {
     const KernelShape& shape = kernels_->shape;
-    const std::int64_t rows = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
-    check_keys(call.tensors.key, call.tensors.value, {rows, shape.kv_row(), shape.dtype},
+    check_keys(call.tensors.key, call.tensors.value, {num_keys(step), shape.kv_row(), shape.dtype},
                shape.value_row());
   }
   check_options(call.options, step, num_rows(step, call.queue));
@@ -157,8 +161,13 @@ void PagedAttentionImpl::attend(const Call& call) const {
   if (capturing())
     add =
         capture_attention({queue, config_, step.batch, step.causal != 0, tensors, cache, options});
+  // Kernels may load the first row before they know that none is seen: without keys, which need no
+  // memory, it is one of the queries', which are no shorter.
+  const TensorRef row{tensors.query.buffer};
+  const bool none = !paged && num_keys(step) == 0;
   LayerCall layer =
-      paged ? call_over(*cache) : call_over(tensors.key, tensors.value, kernels_->shape);
+      paged ? call_over(*cache)
+            : call_over(none ? row : tensors.key, none ? row : tensors.value, kernels_->shape);
   add_options(layer, paged ? cache->scales.handle() : nullptr, options);
   launch_step({queue, *kernels_, step, tensors}, layer, options.event, options.launches);
   add_results(add, queue);

@@ -4,8 +4,12 @@
 
 #include <clattn/clattn.hpp>
 #include <clattn/mla.hpp>
+#include <cstdint>
 #include <functional>
+#include <limits>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -176,6 +180,53 @@ TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
   EXPECT_EQ(forward(few, keys), "key: its 3 rows end at element 384, legal: the buffer's 128");
   EXPECT_EQ(forward(keys, few), "value: its 3 rows end at element 384, legal: the buffer's 128");
   EXPECT_EQ(forward(keys, keys), "no error");
+}
+
+/// Cross attention of two requests of so many tokens over no keys, which have no memory.
+void attend_to_no_keys(const std::shared_ptr<clattn::Context>& context,
+                       const clattn::AttentionConfig& config, std::int32_t first,
+                       std::int32_t second) {
+  const std::vector<std::int32_t> starts = {0, first, first + second}, lens = {0, 0},
+                                  key_starts = {0, 0, 0};
+  clattn::CommonAttentionMetadata batch = clattn::CommonAttentionMetadata::of(starts, lens, {});
+  batch.key_start_loc = key_starts;
+  const clattn::Queue queue = context->create_queue();
+  const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+  const auto builder = backend.make_builder(context, config);
+  const auto impl = backend.make_impl(context, config);
+  const auto rows = static_cast<std::size_t>(starts.back() * config.num_heads);
+  const Buffer query = context->allocate(rows * 64 * 2), output = context->allocate(rows * 64 * 2);
+  const Buffer lse = context->allocate(rows * 4);
+  queue.fill(query, 0x3c003c00, 0, query.size_bytes());
+  queue.fill(output, 0x7e007e00, 0, output.size_bytes());
+  queue.fill(lse, 0x3f000000, 0, lse.size_bytes());
+  impl->forward_encoder(
+      queue, {.query = {query.handle()}, .output = {output.handle()}, .lse = lse.handle()},
+      builder->build(queue, batch));
+  std::vector<std::uint16_t> got(rows * 64);
+  std::vector<float> got_lse(rows);
+  queue.read(output, std::as_writable_bytes(std::span(got)));
+  queue.read(lse, std::as_writable_bytes(std::span(got_lse)));
+  EXPECT_EQ(got, std::vector<std::uint16_t>(rows * 64, 0));
+  EXPECT_EQ(got_lse, std::vector<float>(rows, -std::numeric_limits<float>::infinity()));
+}
+
+// A kernel that begins to load keys before it knows that there are any would read memory that is
+// not there.
+TEST(TensorSizes, NoKeysNeedNoMemory) {
+  clattn::AttentionConfig config = small_config();
+  config.attn_type = clattn::AttentionType::kEncoderDecoder;
+  config.block_size = 0;
+  for (const auto& context : all_contexts()) {
+    for (const clattn::KernelFamily family : clattn::kKernelFamilies) {
+      config.kernel_family = family;
+      const auto& backend = clattn::get_attn_backend(config, nullptr, "FLASHINFER");
+      if (!backend.validate_configuration(config, &context->capabilities()).empty()) continue;
+      SCOPED_TRACE(fmt::format("{} {}", context->capabilities().name, clattn::to_string(family)));
+      attend_to_no_keys(context, config, 1, 3);
+      attend_to_no_keys(context, config, 3, 150);
+    }
+  }
 }
 
 /// What a write of three tokens says when its keys, then its values hold `missing` bytes less than
