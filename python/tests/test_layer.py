@@ -1,5 +1,10 @@
 """Layers: the cache, scales and choices that Attention adds to an impl."""
 
+import json
+import os
+import subprocess
+import sys
+
 import clattn
 import numpy as np
 import pytest
@@ -94,6 +99,25 @@ def test_scales_of_a_cache_with_one_of_queries(context, queue):
     for count in (0, 1, 6, 7):
         with pytest.raises(clattn.InvalidArgument, match=f"scales: {count} values, legal: 2 or 4"):
             layer.cache.set_scales(context, np.ones(count, np.float32))
+
+
+def test_the_scale_of_queries_reaches_the_call(tmp_path):
+    """No CPU kernel looks at it, but the case of a captured call says it."""
+    program = """
+import clattn, numpy
+from clattn import checks
+context = clattn.Context()
+queue = context.create_queue()
+options = {"kv_cache_dtype": "fp8_e4m3", "fp8_products": True}
+for scales in [0.03, 0.02, 0.5], [0.03, 0.02], [0.03, 0.04, 0.02, 0.01, 0.25]:
+    layer = checks.Layer(context, queue, checks.Case("", [(40, 90)], options))
+    layer.cache.set_scales(context, numpy.array(scales, numpy.float32))
+    layer.step()
+"""
+    environment = {**os.environ, "CLATTN_CAPTURE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    cases = [json.loads(case.read_text()) for case in sorted(tmp_path.glob("*-attention/*.json"))]
+    assert [case.get("q_scale") for case in cases] == [0.5, None, 0.25]
 
 
 def test_plan_of_a_step(context, queue, model, random):
