@@ -292,6 +292,30 @@ bool is_alone(const CostTasks& tasks) {
   return tasks.each_tile <= std::max<std::int64_t>(tasks.concurrent / 8, 1);
 }
 
+/// Whether the kernel takes all of a query so long.
+bool takes(CostBench& bench, const KernelInfo& kernel, std::int32_t query_len) {
+  const std::int32_t keys = round_up(query_len, bench.config().block_size);
+  const std::vector<CostLaunch> launches = bench.launches({1, query_len, keys, 1});
+  return launches.size() == 1 && launches.front().kernel == kernel.name;
+}
+
+/// A context of the same device whose layers use the kernel for all that they can. Elsewhere plans
+/// choose between a wide tile and another, and do not cut it into forced splits.
+std::shared_ptr<Context> context_for(const Context& context, const KernelInfo& kernel) {
+  const TuningRow row{
+      .device = context.capabilities().name, .role = kernel.role, .variant = kernel.name};
+  std::shared_ptr<Context> own = Context::adopt(context.handle(), context.device());
+  set_tuning(*own, std::span(&row, 1));
+  return own;
+}
+
+/// The stage that a kernel is in this bench's layer.
+Stage stage_of(const CostBench& bench, const KernelInfo& kernel) {
+  for (Stage& stage : stages_of(bench))
+    if (stage.kernel.name == kernel.name) return stage;
+  throw_unsupported("a tuning row for it is not followed");
+}
+
 }  // namespace
 
 double predicted_us(const KernelCosts& costs, const CostTasks& tasks, const CostBatch& batch) {
@@ -340,19 +364,23 @@ MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const Atten
   const auto has = [&](const std::string& kernel) {
     return std::ranges::find(result.rows, kernel, &CostRow::kernel) != result.rows.end();
   };
-  const auto bench_of = [&](const AttentionConfig& layer) {
-    return make_bench ? make_bench(layer) : std::make_unique<CostBench>(context, layer);
+  std::shared_ptr<Context> on = context;
+  std::unique_ptr<CostBench> bench;
+  const auto use_layer = [&](const AttentionConfig& layer) {
+    bench.reset();  // its cache makes room
+    bench = make_bench ? make_bench(on, layer) : std::make_unique<CostBench>(on, layer);
   };
-  std::unique_ptr<CostBench> bench = bench_of(config);
-  for (const Stage& stage : stages_of(*bench)) {
+  use_layer(config);
+  for (Stage stage : stages_of(*bench)) {
     if (!wants(stage.kernel.role) || has(stage.kernel.name)) continue;
     try {
-      CostTasks tasks = tasks_of(*bench, stage.kernel, stage.longest);
-      const std::int32_t kv_heads = bench->config().num_kv_heads;
-      if (!is_alone(tasks) && kv_heads > 1) {
-        bench.reset();  // its cache makes room
-        bench = bench_of(with_kv_heads(config, 1));
+      if (!takes(*bench, stage.kernel, stage.longest)) {  // a wide tile, the last stage
+        on = context_for(*context, stage.kernel);
+        use_layer(config);
+        stage = stage_of(*bench, stage.kernel);
       }
+      const CostTasks tasks = tasks_of(*bench, stage.kernel, stage.longest);
+      if (!is_alone(tasks) && bench->config().num_kv_heads > 1) use_layer(with_kv_heads(config, 1));
       const StageCosts costs = measure_stage(*bench, stage, kind);
       result.rows.push_back(row_for(*context, config, stage.kernel.name, costs.stage));
       if (costs.merge && !has(costs.merge_kernel)) {

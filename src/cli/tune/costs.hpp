@@ -99,11 +99,12 @@ struct MeasuredCosts {
 using WantsRole = std::function<bool(std::string_view role)>;
 
 /// Makes the bench of a layer; if empty, a CostBench is used.
-using MakeCostBench = std::function<std::unique_ptr<CostBench>(const AttentionConfig& config)>;
+using MakeCostBench = std::function<std::unique_ptr<CostBench>(std::shared_ptr<Context> context,
+                                                               const AttentionConfig& config)>;
 
 /// Measures the attention kernels of a layer under the context's tuning: each stage of a wanted
-/// role, and the merge if such a stage does not merge its own splits. Rows name device, driver and
-/// the whole shape; the caller adds version and date.
+/// role, a wide tile under a tuning row of its own, and the merge if such a stage does not merge
+/// its own splits. Rows name device, driver and the whole shape; the caller adds version and date.
 MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const AttentionConfig& config,
                             const WantsRole& wants, const MakeCostBench& make_bench = {});
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "cli/tune/costs.hpp"
-#include "kernels/choose/variants.hpp"
 
 namespace {
 
@@ -64,23 +63,12 @@ TEST(TuneCosts, PredictionsCountTurnsAndWhatGroupsShare) {
   EXPECT_DOUBLE_EQ(predicted_us({.launch_us = 1, .math_gflops = 100}, tasks, {1, 2, 100}), 1 + 4);
 }
 
-bool is_wide(std::string_view kernel) {
-  const auto row =
-      std::ranges::find(clattn::detail::variants(), kernel, &clattn::detail::Variant::name);
-  return row != clattn::detail::variants().end() && row->kernel().wide;
-}
-
 TEST(TuneCosts, AreOfEveryKernelThatPlansCutFor) {
   for (const clattn::Device& device : clattn::list_devices()) {
     const auto context = clattn::Context::create(device);
     const MeasuredCosts measured = measure_costs(context, layer(), any_role);
-    std::size_t num_wide = 0;  // forced splits do not take these
     for (const KernelInfo& kernel : CostBench(context, layer()).kernels()) {
       if (kernel.role == "cache" || kernel.role == "merge") continue;
-      if (is_wide(kernel.name)) {
-        ++num_wide;
-        continue;
-      }
       const KernelCosts* const costs = costs_of(measured, kernel.name);
       ASSERT_NE(costs, nullptr) << kernel.name;
       EXPECT_GT(costs->launch_us, 0) << kernel.name;
@@ -89,7 +77,7 @@ TEST(TuneCosts, AreOfEveryKernelThatPlansCutFor) {
       EXPECT_GT(costs->read_gbs + costs->math_gflops, 0) << kernel.name;
       EXPECT_GE(costs->groups, 0) << kernel.name;
     }
-    EXPECT_EQ(measured.left_out.size(), num_wide) << testing::PrintToString(measured.left_out);
+    EXPECT_TRUE(measured.left_out.empty()) << testing::PrintToString(measured.left_out);
     clattn::set_tuning(*context, {}, measured.rows);  // each can be followed
     for (const CostRow& row : measured.rows) {
       EXPECT_EQ(row.device, context->capabilities().name);
@@ -172,9 +160,11 @@ TEST(TuneCosts, PredictAHeldOutBatch) {
   const auto context = clattn::Context::create();
   AttentionConfig lone = layer();  // one tile of it is one task
   lone.num_heads /= std::exchange(lone.num_kv_heads, 1);
-  const MeasuredCosts measured = measure_costs(
-      context, layer(), any_role,
-      [&](const AttentionConfig& config) { return std::make_unique<KnownCosts>(context, config); });
+  const MeasuredCosts measured =
+      measure_costs(context, layer(), any_role,
+                    [](std::shared_ptr<clattn::Context> on, const AttentionConfig& config) {
+                      return std::make_unique<KnownCosts>(std::move(on), config);
+                    });
   for (const auto& [config, batch] :
        std::vector<std::pair<AttentionConfig, CostBatch>>{{layer(), {6, 1, 1200}},
                                                           {lone, {3, 1, 5000}},
@@ -200,6 +190,41 @@ TEST(TuneCosts, PredictAHeldOutBatch) {
                  static_cast<double>(batch.requests) * batch.query_len * config.num_heads,
                  batch.splits);
   }
+}
+
+/// Prompts go to another kernel than the layer's, but under a tuning row.
+class RowedPrompts : public KnownCosts {
+ public:
+  RowedPrompts(std::shared_ptr<clattn::Context> on, const AttentionConfig& config, bool has_row)
+      : KnownCosts(std::move(on), config), has_row_(has_row) {}
+  std::vector<CostLaunch> launches(const CostBatch& batch) override {
+    if (has_row_) return KnownCosts::launches(batch);
+    std::vector<CostLaunch> launches = CostBench::launches(batch);
+    if (launches.at(0).kernel != prompts_kernel()) return KnownCosts::launches(batch);
+    launches[0].kernel = "another";
+    return launches;
+  }
+  std::string prompts_kernel() const {
+    const auto kernels = this->kernels();
+    return std::ranges::find(kernels, "prefill", &KernelInfo::role)->name;
+  }
+
+ private:
+  bool has_row_;
+};
+
+// What plans do for a wide tile.
+TEST(TuneCosts, AKernelThatPlansPassOverIsMeasuredUnderATuningRow) {
+  const auto context = clattn::Context::create();
+  const MeasuredCosts measured =
+      measure_costs(context, layer(), any_role,
+                    [&](std::shared_ptr<clattn::Context> on, const AttentionConfig& config) {
+                      const bool has_row = on != context;
+                      return std::make_unique<RowedPrompts>(std::move(on), config, has_row);
+                    });
+  EXPECT_TRUE(measured.left_out.empty()) << testing::PrintToString(measured.left_out);
+  const std::string kernel = RowedPrompts(context, layer(), true).prompts_kernel();
+  EXPECT_NE(costs_of(measured, kernel), nullptr) << kernel;
 }
 
 }  // namespace

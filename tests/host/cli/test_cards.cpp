@@ -11,6 +11,9 @@
 #include <utility>
 
 #include "cli/bench/cards.hpp"
+#include "kernels/choose/attention_kernels.hpp"
+#include "kernels/choose/variants.hpp"
+#include "metadata/planner.hpp"
 #include "support/error_text.hpp"
 #include "tuning/tuning_table.hpp"
 
@@ -167,6 +170,38 @@ TEST(Cards, LongPromptsOfHeadsOf64TakeWideTiles) {
   EXPECT_EQ(h100_kernels(64, 512, 4096), Names{"prefill_wgmma__r128_kv128"});
   EXPECT_EQ(h100_kernels(64, 8192, 8192, DType::kF16), Names{"prefill_wgmma__r128_kv128"});
   EXPECT_EQ(h100_kernels(128, 8192, 8192), Names{"prefill_wgmma__r128_kv128"});
+}
+
+// So clattn tune --costs can measure them as it does others: one alone, and cut into splits.
+TEST(Cards, ATuningRowMakesAWideTileTakeForcedSplits) {
+  const std::vector<Card> cards = all_cards();
+  const auto device = card_named(cards, "h100").capabilities();
+  const std::string wide = "prefill_wgmma__r192_kv64";
+  const clattn::AttentionConfig config{
+      .num_heads = 8, .num_kv_heads = 2, .head_size = 64, .dtype = DType::kBF16};
+  const std::vector<std::int32_t> starts = {0, 48}, lengths = {4096};
+  const auto batch = clattn::CommonAttentionMetadata::of(starts, lengths, {});
+  const auto kernels_of_plan = [&](std::vector<clattn::TuningRow> rows, std::int32_t num_splits) {
+    const clattn::detail::TuningTable table({.rows = std::move(rows)});
+    const auto kernels = clattn::detail::imagined_kernels(
+        {device, table}, clattn::detail::kernel_shape(config), config.kernel_family);
+    clattn::detail::PlannerConfig planner = kernels->planner;
+    planner.num_splits = num_splits;
+    planner.max_partial_rows = 1 << 20;
+    const clattn::detail::AttentionPlan plan(planner, batch);
+    std::vector<std::pair<std::string, std::int32_t>> used;
+    for (std::size_t i = 0; i < kernels->stages.size(); ++i) {
+      const std::int32_t items = plan.counts().num_items.at(i);
+      if (items > 0) used.emplace_back(kernels->stages[i].variant->name, items);
+    }
+    return used;
+  };
+  using Used = std::vector<std::pair<std::string, std::int32_t>>;
+  const clattn::TuningRow row{.device = device.name, .role = "prefill", .variant = wide};
+  for (const std::int32_t splits : {1, 3}) {
+    EXPECT_EQ(kernels_of_plan({row}, splits), (Used{{wide, splits}}));
+    EXPECT_NE(kernels_of_plan({}, splits).at(0).first, wide);
+  }
 }
 
 TEST(Cards, ADeviceIsTheCardOfItsNameAndSize) {
