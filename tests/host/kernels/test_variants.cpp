@@ -215,18 +215,19 @@ TEST(Variants, ScalarKernelsFillNvidiasMultiprocessors) {
     const auto variant = std::ranges::find(variants(), name, &Variant::name);
     return concurrent_groups(*variant, cache, device) / device.compute_units;
   };
-  const auto expect = [&](int decode, int prefill) {
-    EXPECT_EQ(groups_of("decode_gpu__r4_local"), decode);
+  const auto expect = [&](int prefill) {
+    EXPECT_EQ(groups_of("decode_gpu__r4_local"), 3);
+    EXPECT_EQ(groups_of("decode_gpu__r4_local", DType::kFp8E5M2), 8);
     EXPECT_EQ(groups_of("prefill_gpu__r16_kv32"), prefill);
     EXPECT_EQ(groups_of("prefill_gpu__r64_kv32"), 4);  // of 256 work-items
-    EXPECT_EQ(groups_of("mla_decode_gpu__r4_wg64"), 4);
+    EXPECT_EQ(groups_of("mla_decode_gpu__r16_wg128"), 2);
     EXPECT_EQ(groups_of("merge__wg128"), 4);
     EXPECT_EQ(groups_of("decode_mma__r8"), 2);
     EXPECT_EQ(groups_of("decode_mma__r8", DType::kInt8), 3);
   };
-  expect(4, 4);
+  expect(4);
   device.inline_ptx = true;
-  expect(8, 16);
+  expect(16);
 }
 
 // Every launch takes its scalars in a struct (kernels_cl/shared/call.h, write_call.h).
