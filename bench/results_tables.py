@@ -36,6 +36,7 @@ CEILINGS = {
     "mma_gflop_per_s": ("`mma.sync`", "GFLOP/s"),
     "wgmma_gflop_per_s": ("`wgmma`", "GFLOP/s"),
 }
+JOINED = ("flashinfer", "sdpa", "vllm")  # libraries with several kernels or forms
 
 
 class Refused(Exception):
@@ -128,13 +129,23 @@ def report_lines(title, report):
 
 
 def times_of_peers(reports):
-    """The times of rows by peer. FlashInfer's kernels are one: the fastest that took the row."""
+    """The times of rows by peer, and the libraries of which several kernels or forms were measured:
+    those are one peer, the fastest that took the row."""
+    libraries = [name.split("-", 1)[0] for name in reports]
+    joined = {library for library in libraries
+              if library in JOINED and libraries.count(library) > 1}
     times = {}
-    for name, report in reports.items():
-        peer = times.setdefault("flashinfer" if name.startswith("flashinfer-") else name, {})
+    for library, (name, report) in zip(libraries, reports.items()):
+        peer = times.setdefault(library if library in joined else name, {})
         for row in report["rows"]:
             peer[row["name"]] = min(row["median_us"], peer.get(row["name"], math.inf))
-    return times
+    return times, sorted(joined)
+
+
+def row_name(row):
+    """The row's name without its model; of latent heads the number alone."""
+    name = row["name"].split("/", 1)[1].replace("/", " ")
+    return re.sub(r"kv_heads=1 head_size=576 rope_dim=64.*", "latent", name)
 
 
 def comparison_lines(folder):
@@ -142,13 +153,13 @@ def comparison_lines(folder):
     if "clattn" not in reports:
         raise Refused(f"{folder}: no clattn.json")
     own = reports.pop("clattn")
-    times = times_of_peers(reports)
+    times, joined = times_of_peers(reports)
     models, ratios = {}, []
     for row in own["rows"]:
         if "skipped" in row or not any(row["name"] in peer for peer in times.values()):
             continue
-        model, name = row["name"].split("/", 1)
-        cells = [name.replace("/", " "), number(row["median_us"]) if row["correct"] else "WRONG"]
+        model = row["name"].split("/", 1)[0]
+        cells = [row_name(row), number(row["median_us"]) if row["correct"] else "WRONG"]
         for peer in times.values():
             time = peer.get(row["name"])
             cells.append("-" if time is None
@@ -156,7 +167,7 @@ def comparison_lines(folder):
         models.setdefault(model, []).append(cells)
         ratios.append(min(peer[row["name"]] for peer in times.values() if row["name"] in peer)
                       / row["median_us"])
-    fastest = "; flashinfer: its fastest kernel of each row" if "flashinfer" in times else ""
+    fastest = f"; {', '.join(joined)}: the fastest form of each row" if joined else ""
     text = (f"{provenance(own)}; µs, and in brackets how many times as fast clattn is{fastest}; "
             f"`bench/results/{folder.name}/`.")
     lines = [f"### {folder.name}", "", *wrapped(text), ""]
