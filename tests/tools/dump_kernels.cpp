@@ -318,7 +318,8 @@ void dump_self_tests(const std::filesystem::path& directory) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 2) throw std::runtime_error("usage: clattn_dump_kernels OUT_DIR");
+    if (argc != 2 || *argv[1] == '-')
+      throw std::runtime_error("usage: clattn_dump_kernels OUT_DIR");
     std::filesystem::create_directories(argv[1]);
     for (const Variant& variant : clattn::detail::variants()) dump(argv[1], variant);
     dump_self_tests(argv[1]);
