@@ -10,8 +10,8 @@ ROTATE_BYTES = {False: 640 << 20, True: 16 << 20}  # as clattn bench, full and -
 MAX_SETS = 256
 MOST_SECONDS = 1.0  # of a measurement, but for three rounds
 TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}  # of 1 + |reference|: a few roundings
-# Of a head's length, which shrinks with the keys: beyond 400 000 of them zeros are within bf16's
-# tolerance. Products in e4m3 are off by about 0.04.
+# Largest relative error of a head's output vector (Euclidean norm). Outputs shrink as keys grow in
+# number: beyond 400 000 zeros pass bf16's tolerance. Products in e4m3 are off by about 0.04.
 MOST_OFF = 0.25
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
           "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -143,7 +143,7 @@ class Problem:
 
     def check(self, output):
         """Largest error over some rows of the first and last request, in float64 on the CPU, and
-        the largest distance of a head of theirs."""
+        the largest relative error of a head's vector among them."""
         worst, off, starts = 0.0, 0.0, self.starts()
         group = (self.kv_heads, self.heads // self.kv_heads)
         for request in {0, len(self.requests) - 1}:
@@ -191,8 +191,8 @@ def larger(worst, errors):
 
 
 def distance(got, truth):
-    """How far two vectors are apart, in lengths of the second: 1 if the first is zeros; infinite
-    where something is not a number."""
+    """|got - truth| / |truth| of two vectors, so 1 if got is zeros; infinite where that is not
+    finite."""
     apart, length = math.dist(got, truth), math.hypot(*truth)
     if apart == 0:
         return 0.0

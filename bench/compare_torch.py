@@ -155,7 +155,7 @@ def measure_peer(problem, peer, prepare, row, arguments):
             if entry["max_error"] > allowed:
                 raise Unsupported(f"WRONG: error {entry['max_error']:.2g}, allowed {allowed:g}")
             if off > MOST_OFF:
-                raise Unsupported(f"WRONG: a head is off by {off:.2g} of its length, allowed "
+                raise Unsupported(f"WRONG: relative error of a head {off:.2g}, allowed "
                                   f"{MOST_OFF:g}")
             entry["compared_with"], entry["max_difference"] = problem.agreement(peer, output)
             if entry["max_difference"] > 2 * allowed:

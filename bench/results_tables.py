@@ -129,8 +129,8 @@ def report_lines(title, report):
 
 
 def times_of_peers(reports):
-    """The times of rows by peer, and the libraries of which several kernels or forms were measured:
-    those are one peer, the fastest that took the row."""
+    """The times of rows by peer, and the libraries of which several kernels or forms were measured.
+    Each of those is one peer: for each row, its fastest."""
     libraries = [name.split("-", 1)[0] for name in reports]
     joined = {library for library in libraries
               if library in JOINED and libraries.count(library) > 1}
@@ -143,7 +143,7 @@ def times_of_peers(reports):
 
 
 def row_name(row):
-    """The row's name without its model; of latent heads the number alone."""
+    """The row's name without its model; "latent" stands for all latent options but heads."""
     name = row["name"].split("/", 1)[1].replace("/", " ")
     return re.sub(r"kv_heads=1 head_size=576 rope_dim=64.*", "latent", name)
 
@@ -167,7 +167,7 @@ def comparison_lines(folder):
         models.setdefault(model, []).append(cells)
         ratios.append(min(peer[row["name"]] for peer in times.values() if row["name"] in peer)
                       / row["median_us"])
-    fastest = f"; {', '.join(joined)}: the fastest form of each row" if joined else ""
+    fastest = f"; {', '.join(joined)}: the fastest kernel or form per row" if joined else ""
     text = (f"{provenance(own)}; µs, and in brackets how many times as fast clattn is{fastest}; "
             f"`bench/results/{folder.name}/`.")
     lines = [f"### {folder.name}", "", *wrapped(text), ""]

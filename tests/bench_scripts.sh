@@ -193,7 +193,7 @@ def judged(error, difference, off=0.25):
     entry = compare_torch.measure_peer(problem, "p", lambda problem: abs, row, arguments)
     return entry.get("reason", entry.get("ratio"))
 print(judged(0.01, 0.02), judged(0.011, 0), judged(0, 0.021), judged(float("inf"), 0), sep="; ")
-# Of many keys a head is so small that zeros are within the tolerance.
+# Over many keys outputs are so small that zeros are within the absolute tolerance.
 small, nan = [3e-4, -4e-4], float("nan")
 print(judged(4e-4, 0, compare_problem.distance([0, 0], small)))
 print(*(compare_problem.distance(got, truth) for got, truth in (
@@ -209,7 +209,7 @@ TEXT
 judge() { expect 0 "$1" env PYTHONPATH="$bench:$work/python" python3 "$work/judge.py"; }
 judge '2.0; WRONG: error 0.011, allowed 0.01; WRONG: 0.021 from the output of first, allowed 0.02;'
 judge '; WRONG: error inf, allowed 0.01'
-judge 'WRONG: a head is off by 1 of its length, allowed 0.25'
+judge 'WRONG: relative error of a head 1, allowed 0.25'
 judge '0.0 0.8 0.0 inf inf'
 judge 'p lost the device, which ends the run: fault'
 judge "('row', 'p')"

@@ -28,8 +28,8 @@ std::string_view to_string(KernelFamily family);
 /// Inverse of to_string; throws kInvalidArgument naming the legal values.
 KernelFamily parse_kernel_family(std::string_view name);
 
-/// The most rows, query tokens times query heads a KV head, of a request that kernels for decodes
-/// take where AttentionConfig::fp8_products has others multiply in e4m3.
+/// AttentionConfig::fp8_products leaves requests of at most this many rows (query tokens times
+/// query heads per KV head) to the decode kernels, which do not multiply in e4m3.
 constexpr std::int32_t kMostDecodeRows = 16;
 
 /// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
@@ -56,8 +56,8 @@ struct AttentionConfig {
   bool output_fp8 = false;        ///< every forward() also writes the output as fp8 e4m3
   /// For prompts over an e4m3 cache: multiplies in e4m3, less accurate and, beyond a few thousand
   /// keys, faster, where the device can (compute capability 9.0, 16-bit dtype, heads of 128, up to
-  /// 16 query heads a KV head, neither ALiBi nor custom_mask). Otherwise, and for up to
-  /// kMostDecodeRows rows, ignored.
+  /// 16 query heads a KV head, neither ALiBi nor custom_mask). Ignored otherwise, and for requests
+  /// of at most kMostDecodeRows rows.
   /// Queries are divided by their scale (KVCache::scales_query, above 0; else 1); they and
   /// probabilities are rounded to e4m3, saturating. docs/howto.md states the error.
   bool fp8_products = false;

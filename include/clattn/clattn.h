@@ -347,8 +347,8 @@ typedef struct ClattnStepOptions {
   int32_t decode_threshold; /**< most query tokens of a decode; 0 = 1 */
   int32_t num_splits;       /**< 0 = planned */
   int32_t deterministic;    /**< other than 0: a request's bits do not depend on its batch */
-  int32_t side_by_side; /**< 0, 1 = two launches run beside each other where that is predicted to
-                           end earlier (BuilderOptions::side_by_side), -1 = always in turn */
+  int32_t side_by_side; /**< 0 or 1: two launches run beside each other where the plan predicts that
+                           they end earlier (BuilderOptions::side_by_side); -1: always in turn */
 } ClattnStepOptions;
 
 /** The metadata of the last batch that it was built for; for one queue. */

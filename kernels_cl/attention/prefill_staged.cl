@@ -104,8 +104,8 @@ static inline ClaUnitAt cla_v_load(uint i) {
   return cla_unit_at((uint)get_local_id(0) + i * CLA_WG_SIZE, CLA_BLOCK_KV / 2);
 }
 
-/* A position's place (ClaHeadRows); 0, which is readable also where there are no keys at all, if no
-   row sees it. */
+/* A position's place (ClaHeadRows), or 0 if no row sees it: row 0 is always readable, as the host
+   binds the queries where there are no keys. */
 static inline long cla_readable_key(const ClaWorkItem* item, __global const int* pages, int end,
                                     int position, long head_at, long block_stride,
                                     long token_stride) {

@@ -102,7 +102,7 @@ def test_scales_of_a_cache_with_one_of_queries(context, queue):
 
 
 def test_the_scale_of_queries_reaches_the_call(tmp_path):
-    """No CPU kernel looks at it, but the case of a captured call says it."""
+    """CPU kernels ignore it, but the case of a captured call records it."""
     program = """
 import clattn, numpy
 from clattn import checks

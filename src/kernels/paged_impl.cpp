@@ -161,8 +161,9 @@ void PagedAttentionImpl::attend(const Call& call) const {
   if (capturing())
     add =
         capture_attention({queue, config_, step.batch, step.causal != 0, tensors, cache, options});
-  // Kernels may load the first row before they know that none is seen: without keys, which need no
-  // memory, it is one of the queries', which are no shorter.
+  // Some kernels load the first key row before they find that no row is seen. A call without keys
+  // may bring null buffers, so the queries are bound in their place: their rows are at least as
+  // long.
   const TensorRef row{tensors.query.buffer};
   const bool none = !paged && num_keys(step) == 0;
   LayerCall layer =

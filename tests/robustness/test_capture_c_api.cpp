@@ -1,5 +1,5 @@
-// What the C API is told reaches the call: its case says so, on devices too whose kernels do not
-// look at it.
+// Scales and options that the C API is given reach the call: its captured case records them, also
+// on devices whose kernels ignore them.
 
 #include <clattn/clattn.h>
 #include <gtest/gtest.h>
@@ -90,7 +90,7 @@ class CaptureOfTheCApi : public CaptureInProcess {
   ClattnBuffer *rows_ = nullptr, *output_ = nullptr, *scales_ = nullptr;
 };
 
-TEST_F(CaptureOfTheCApi, TheScaleOfQueriesIsTheOneBehindThoseOfKeysAndValues) {
+TEST_F(CaptureOfTheCApi, TheQueryScaleFollowsThoseOfKeysAndValues) {
   EXPECT_SUCCESS(clattn_cache_set_scales_with_query(cache_, scales({0.5F, 0.25F, 0.125F}), 0));
   EXPECT_EQ(forward().value("q_scale", 0.0), 0.125);
   EXPECT_SUCCESS(

@@ -119,7 +119,7 @@ KernelFamily draw_family(Dice& dice, KernelFamily forced) {
   return dice.percent(80) ? KernelFamily::kAuto : dice.pick(kKernelFamilies);
 }
 
-/// Drawn last, so that a seed's layers are otherwise those that they were.
+/// Drawn last, so that every other choice for a seed's layer is the same as without it.
 void draw_products(Dice& dice, Recipe& recipe) {
   recipe.config.fp8_products = dice.percent(60) && recipe.order == CacheOrder::kPages &&
                                recipe.config.cache_dtype() == DType::kFp8E4M3;

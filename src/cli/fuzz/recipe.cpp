@@ -32,7 +32,7 @@ std::vector<Option> layer_options(const Recipe& recipe) {
       {!config.sinks.empty(), "sinks"},
       {config.custom_mask, "mask"},
       {config.output_fp8, "fp8 output"},
-      {config.fp8_products, "multiplied in fp8"},
+      {config.fp8_products, "fp8 products"},
       {config.kernel_family != KernelFamily::kAuto, "family",
        fmt::format("family {}", to_string(config.kernel_family))}};
 }

@@ -36,7 +36,7 @@ struct Recipe {
 
 /// Makes what does not fit fit, after a draw or a change: a value for each head, sequences that
 /// hold their queries and the common prefix, one query token a request for x-packed caches,
-/// products in fp8 over caches of that type alone.
+/// fp8_products over e4m3 caches only.
 void normalise(Recipe& recipe);
 
 /// The call, with its tensors.

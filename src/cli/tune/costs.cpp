@@ -292,15 +292,15 @@ bool is_alone(const CostTasks& tasks) {
   return tasks.each_tile <= std::max<std::int64_t>(tasks.concurrent / 8, 1);
 }
 
-/// Whether the kernel takes all of a query so long.
+/// Whether one launch of this kernel alone takes a prompt of `query_len` tokens.
 bool takes(CostBench& bench, const KernelInfo& kernel, std::int32_t query_len) {
   const std::int32_t keys = round_up(query_len, bench.config().block_size);
   const std::vector<CostLaunch> launches = bench.launches({1, query_len, keys, 1});
   return launches.size() == 1 && launches.front().kernel == kernel.name;
 }
 
-/// A context of the same device whose layers use the kernel for all that they can. Elsewhere plans
-/// choose between a wide tile and another, and do not cut it into forced splits.
+/// A context of the same device with a tuning row that names the kernel. Without it plans choose
+/// between a wide tile and the role's other tile, and never give forced splits to the wide one.
 std::shared_ptr<Context> context_for(const Context& context, const KernelInfo& kernel) {
   const TuningRow row{
       .device = context.capabilities().name, .role = kernel.role, .variant = kernel.name};
@@ -313,7 +313,7 @@ std::shared_ptr<Context> context_for(const Context& context, const KernelInfo& k
 Stage stage_of(const CostBench& bench, const KernelInfo& kernel) {
   for (Stage& stage : stages_of(bench))
     if (stage.kernel.name == kernel.name) return stage;
-  throw_unsupported("a tuning row for it is not followed");
+  throw_unsupported("the layer does not use it, even under a tuning row that names it");
 }
 
 }  // namespace

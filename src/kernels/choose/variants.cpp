@@ -62,14 +62,14 @@ constexpr bool rows_are_sound() {
 }
 static_assert(rows_are_sound(), "variants.inc: a tile, a work-group size or a name is wrong");
 
-/// Of the tiles that take few query tokens on devices with products in fp8, the largest.
+/// The most query rows of a decode tile on devices that multiply prompts in e4m3.
 constexpr std::int32_t most_decode_rows() {
   std::int32_t most = 0;
   for (const Variant& v : kVariants)
     if (v.unit_id == UnitId::sm80_decode) most = std::max(most, v.block_rows);
   return most;
 }
-static_assert(most_decode_rows() == kMostDecodeRows);
+static_assert(most_decode_rows() == kMostDecodeRows, "kMostDecodeRows is not the largest tile's");
 
 constexpr std::array kCpuLadder = {KernelFamily::kCpu};
 constexpr std::array kGpuLadder = {KernelFamily::kGpu};

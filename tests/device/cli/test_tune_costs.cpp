@@ -192,7 +192,8 @@ TEST(TuneCosts, PredictAHeldOutBatch) {
   }
 }
 
-/// Prompts go to another kernel than the layer's, but under a tuning row.
+/// A bench that, like plans with a wide tile, sends prompts to another kernel unless a tuning row
+/// names the layer's.
 class RowedPrompts : public KnownCosts {
  public:
   RowedPrompts(std::shared_ptr<clattn::Context> on, const AttentionConfig& config, bool has_row)
@@ -213,7 +214,6 @@ class RowedPrompts : public KnownCosts {
   bool has_row_;
 };
 
-// What plans do for a wide tile.
 TEST(TuneCosts, AKernelThatPlansPassOverIsMeasuredUnderATuningRow) {
   const auto context = clattn::Context::create();
   const MeasuredCosts measured =

@@ -182,7 +182,8 @@ TEST(TensorSizes, KeysAndValuesOfEncodersThatAreTooShortAreRefusedByName) {
   EXPECT_EQ(forward(keys, keys), "no error");
 }
 
-/// Cross attention of two requests of so many tokens over no keys, which have no memory.
+/// Cross attention of two requests, of `first` and `second` query tokens, over no keys; the key and
+/// value tensors are null.
 void attend_to_no_keys(const std::shared_ptr<clattn::Context>& context,
                        const clattn::AttentionConfig& config, std::int32_t first,
                        std::int32_t second) {

@@ -172,7 +172,7 @@ TEST(Cards, LongPromptsOfHeadsOf64TakeWideTiles) {
   EXPECT_EQ(h100_kernels(128, 8192, 8192), Names{"prefill_wgmma__r128_kv128"});
 }
 
-// So clattn tune --costs can measure them as it does others: one alone, and cut into splits.
+// clattn tune --costs relies on this: it measures each tile uncut and cut into forced splits.
 TEST(Cards, ATuningRowMakesAWideTileTakeForcedSplits) {
   const std::vector<Card> cards = all_cards();
   const auto device = card_named(cards, "h100").capabilities();

@@ -155,7 +155,8 @@ TEST_P(PlantedFault, IsFoundAndMadeSmall) {
 
 INSTANTIATE_TEST_SUITE_P(All, PlantedFault, testing::ValuesIn(kFaults));
 
-/// As a device that multiplies in fp8 wherever it is asked to, by `scale` times the call's own.
+/// Answers as a device that multiplies in fp8 wherever it is asked to, with the call's query scale
+/// times `scale`: at 1 right, else wrong.
 AttentionOutcome answer_in_fp8(const AttentionCall& call, double scale) {
   const oracle::Element element = element_of(call.config.dtype);
   AttentionOutcome outcome = answer({}, call);
