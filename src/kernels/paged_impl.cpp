@@ -43,9 +43,11 @@ LayerCall call_over(const TensorRef& key, const TensorRef& value, const KernelSh
   return layer;
 }
 
-/// Rows of the key and value tensors of a step without pages.
-std::int64_t num_keys(const PagedStepView& step) {
-  return step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
+/// Rows of the key and value tensors of a step without pages: at least one where it is recorded, as
+/// replays have keys that the step does not know yet.
+std::int64_t num_keys(const PagedStepView& step, cl_command_queue queue) {
+  const std::int64_t known = step.batch.pages_at.empty() ? 0 : step.batch.pages_at.back();
+  return std::max<std::int64_t>(known, Recorder::of(queue) == nullptr ? 0 : 1);
 }
 
 }  // namespace
@@ -146,8 +148,8 @@ void PagedAttentionImpl::check_attention(const Call& call) const {
     check_block_ids(step.block_ids, call.cache->num_blocks);
   } else {
     const KernelShape& shape = kernels_->shape;
-    check_keys(call.tensors.key, call.tensors.value, {num_keys(step), shape.kv_row(), shape.dtype},
-               shape.value_row());
+    check_keys(call.tensors.key, call.tensors.value,
+               {num_keys(step, call.queue), shape.kv_row(), shape.dtype}, shape.value_row());
   }
   check_options(call.options, step, num_rows(step, call.queue));
   check_step_call({call.queue, *kernels_, step, call.tensors});
@@ -165,7 +167,7 @@ void PagedAttentionImpl::attend(const Call& call) const {
   // may bring null buffers, so the queries are bound in their place: their rows are at least as
   // long.
   const TensorRef row{tensors.query.buffer};
-  const bool none = !paged && num_keys(step) == 0;
+  const bool none = !paged && num_keys(step, queue) == 0;
   LayerCall layer =
       paged ? call_over(*cache)
             : call_over(none ? row : tensors.key, none ? row : tensors.value, kernels_->shape);

@@ -2,7 +2,9 @@
 
 #include <clattn/clattn.hpp>
 #include <map>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "device/graph_layer.hpp"
 #include "opencl/runtime.hpp"
@@ -84,6 +86,59 @@ TEST(GraphState, LaunchesOneByOneLeavePaddingOut) {
     state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
     graph.replay(layer.queue);
     EXPECT_EQ(layer.download(layer.out), by_list);
+  }
+}
+
+// While a step is recorded, nothing is known of the keys that its replays will have.
+TEST(GraphState, RecordedCrossAttentionReadsTheKeysOfItsReplays) {
+  constexpr std::size_t kRow = 64, kTokens = 2, kKeys = 8;
+  for (const auto& context : all_contexts()) {
+    const clattn::AttentionConfig config{.num_heads = 1,
+                                         .num_kv_heads = 1,
+                                         .head_size = static_cast<std::int32_t>(kRow),
+                                         .block_size = 0,
+                                         .dtype = clattn::DType::kF32,
+                                         .attn_type = clattn::AttentionType::kEncoderDecoder};
+    const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
+    const auto impl = backend.make_impl(context, config);
+    clattn::BuilderOptions options;
+    options.limits.num_blocks = 1;
+    options.limits.max_model_len = kRow;
+    AttentionState state(context, backend, config, options);
+    const clattn::Queue queue = context->create_queue();
+    const auto rows_of = [&](std::size_t rows, float value) {
+      clattn::Buffer buffer = context->allocate(rows * kRow * sizeof(float));
+      const std::vector<float> values(rows * kRow, value);
+      queue.write(buffer, std::as_bytes(std::span(values)));
+      return buffer;
+    };
+    const clattn::Buffer query = rows_of(kTokens, 100), keys = rows_of(kKeys, 1),
+                         values = rows_of(kKeys, 7), out = rows_of(kTokens, -1);
+    clattn::AttentionTensors tensors{.query = {query.handle()},
+                                     .key = {keys.handle()},
+                                     .value = {values.handle()},
+                                     .output = {out.handle()}};
+    clattn::Graph graph;
+    {
+      const auto capturing = state.graph_capture(kTokens);
+      const auto& metadata = state.graph_capture_get_metadata_for_batch(queue, kTokens);
+      clattn::GraphCapture capture(queue);
+      EXPECT_NE(error_text([&] {
+                  impl->forward_encoder(queue, {.query = tensors.query, .output = tensors.output},
+                                        metadata);
+                }),
+                "no error");  // replays would read keys that are not there
+      impl->forward_encoder(queue, tensors, metadata);
+      graph = capture.end();
+    }
+    const std::vector<std::int32_t> starts{0, 1, 2}, lens{4, 4}, key_starts{0, 4, 8};
+    auto batch = clattn::CommonAttentionMetadata::of(starts, lens, {});
+    batch.key_start_loc = key_starts;
+    ASSERT_EQ(state.begin_forward(queue, batch).graph_batch_size, 2);
+    graph.replay(queue);
+    std::vector<float> got(kTokens * kRow);
+    queue.read(out, std::as_writable_bytes(std::span(got)));
+    for (const float value : got) EXPECT_NEAR(value, 7, 1e-5);
   }
 }
 
