@@ -145,7 +145,8 @@ def times_of_peers(reports):
 def row_name(row):
     """The row's name without its model; "latent" stands for all latent options but heads."""
     name = row["name"].split("/", 1)[1].replace("/", " ")
-    return re.sub(r"kv_heads=1 head_size=576 rope_dim=64.*", "latent", name)
+    name = name.replace("kv_heads=1 head_size=576 rope_dim=64", "latent")
+    return re.sub(r" (block_size|scale)=\S+", "", name) if "latent" in name else name
 
 
 def comparison_lines(folder):

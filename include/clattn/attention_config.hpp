@@ -30,7 +30,7 @@ KernelFamily parse_kernel_family(std::string_view name);
 
 /// AttentionConfig::fp8_products leaves requests of at most this many rows (query tokens times
 /// query heads per KV head) to the decode kernels, which do not multiply in e4m3.
-constexpr std::int32_t kMostDecodeRows = 16;
+inline constexpr std::int32_t kMostDecodeRows = 16;
 
 /// What get_attn_backend() is asked for; also what an AttentionImpl is made from.
 struct AttentionConfig {

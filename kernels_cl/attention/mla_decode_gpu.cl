@@ -15,12 +15,12 @@
        acc[row] += p * c over the own quads of HEAD_DIM      (the same local tile)
 
    A float4 read from local memory does 4 ROWS_EACH multiply-adds. A row does KEY_DIM + HEAD_DIM
-   multiply-adds a key; at 512 + 64 in 16 bits and 32 rows that is 60 operations a byte of cache
+   multiply-adds a key; at 512 + 64 in 16 bits and 16 rows that is 30 operations a byte of cache
    read. Groups of rows that share an item's keys stand next to each other in launch order, so that
    the second one finds them in the last cache.
 
    Registers at 512 + 64 and ROWS_EACH 4: 80 for q, 64 for acc, 16 for s; half of it at ROWS_EACH 2.
-   Local memory at 512 + 64, BLOCK_KV 4: 10 KiB for the tile, 18 KiB for the sums at WG_SIZE 256 and
+   Local memory at 512 + 64, BLOCK_KV 4: 10 KiB for the tile, 9 KiB for the sums at WG_SIZE 128 and
    ROWS_EACH 4.
 
    macro                unit        legal values, beside those of core/task.clh
@@ -44,7 +44,8 @@
 #include "attention/results.clh"
 #include "attention/softmax.clh"
 
-#if CLA_WG_SIZE % CLA_TEAM != 0 || CLA_ROWS_EACH * CLA_TEAMS != CLA_BLOCK_ROWS
+#if CLA_WG_SIZE % CLA_TEAM != 0 || CLA_ROWS_EACH * CLA_TEAMS != CLA_BLOCK_ROWS || \
+    CLA_TEAM % CLA_SCORES != 0
 #error "mla_decode_gpu.cl: CLA_BLOCK_ROWS, CLA_BLOCK_KV and CLA_WG_SIZE do not tile"
 #endif
 

@@ -177,7 +177,7 @@ CostRow uncounted_decode(const Card& card) {
   KernelCosts costs = fixed_costs(card);
   costs.read_gbs = kReadAlone;
   costs.groups = slowdown_groups(kReadAlone, kReadShare * card.gbs,
-                                 concurrent_groups(card, DType::kF32, DType::kF32, "decode"));
+                                 concurrent_groups(card, DType::kF32, DType::kInt8, "decode"));
   return row_of(card, "decode_gpu*", costs);
 }
 

@@ -374,7 +374,11 @@ MeasuredCosts measure_costs(const std::shared_ptr<Context>& context, const Atten
   for (Stage stage : stages_of(*bench)) {
     if (!wants(stage.kernel.role) || has(stage.kernel.name)) continue;
     try {
-      if (!takes(*bench, stage.kernel, stage.longest)) {  // a wide tile, the last stage
+      if (on != context) {  // under the row of an earlier stage
+        on = context;
+        use_layer(config);
+      }
+      if (!takes(*bench, stage.kernel, stage.longest)) {  // a wide tile
         on = context_for(*context, stage.kernel);
         use_layer(config);
         stage = stage_of(*bench, stage.kernel);

@@ -14,8 +14,9 @@ KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
 
 std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
                                const DeviceCapabilities& capabilities) {
-  // On a CPU a group keeps a core. Elsewhere four hide each other's waiting for memory; on NVIDIA's
-  // multiprocessors 1024 work-items of scalar prefill do (docs/journal.md, "Planning").
+  // On a CPU a group keeps a core. Elsewhere four hide each other's waiting for memory where no
+  // other number was measured; on NVIDIA 1024 work-items of scalar prefill do (docs/journal.md,
+  // "Planning").
   constexpr std::int32_t kHidingGroups = 4, kScalarItems = 1024, kMostGroups = 16;
   const bool many = capabilities.inline_ptx && unit_of(variant.unit_id).header.empty() &&
                     variant.role == Role::kPrefill;

@@ -92,9 +92,10 @@ struct Unit {
 
 struct KernelTraits {
   Tasks tasks = Tasks::kOneEach;
-  /// That a compute unit holds, or with tasks other than kOneEach is given; 0 = not known.
+  /// Work-groups that plans take a compute unit to run at once, or that with tasks other than
+  /// kOneEach it is given; 0 = not known. Of any size: it was measured on NVIDIA for most kernels.
   std::int32_t groups = 0;
-  std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches, which need fewer registers
+  std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes

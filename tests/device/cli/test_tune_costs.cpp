@@ -196,8 +196,8 @@ TEST(TuneCosts, PredictAHeldOutBatch) {
 /// names the layer's.
 class RowedPrompts : public KnownCosts {
  public:
-  RowedPrompts(std::shared_ptr<clattn::Context> on, const AttentionConfig& config, bool has_row)
-      : KnownCosts(std::move(on), config), has_row_(has_row) {}
+  RowedPrompts(std::shared_ptr<clattn::Context> on, const AttentionConfig& config)
+      : KnownCosts(on, config), has_row_(names_prompts(on, config)) {}
   std::vector<CostLaunch> launches(const CostBatch& batch) override {
     if (has_row_) return KnownCosts::launches(batch);
     std::vector<CostLaunch> launches = CostBench::launches(batch);
@@ -211,6 +211,13 @@ class RowedPrompts : public KnownCosts {
   }
 
  private:
+  static bool names_prompts(const std::shared_ptr<clattn::Context>& on,
+                            const AttentionConfig& config) {
+    const auto impl = clattn::get_attn_backend(config, &on->capabilities()).make_impl(on, config);
+    return std::ranges::any_of(impl->candidates(), [](const clattn::Candidate& candidate) {
+      return candidate.role == "prefill" && candidate.reason == "tuned";
+    });
+  }
   bool has_row_;
 };
 
@@ -218,12 +225,11 @@ TEST(TuneCosts, AKernelThatPlansPassOverIsMeasuredUnderATuningRow) {
   const auto context = clattn::Context::create();
   const MeasuredCosts measured =
       measure_costs(context, layer(), any_role,
-                    [&](std::shared_ptr<clattn::Context> on, const AttentionConfig& config) {
-                      const bool has_row = on != context;
-                      return std::make_unique<RowedPrompts>(std::move(on), config, has_row);
+                    [](std::shared_ptr<clattn::Context> on, const AttentionConfig& config) {
+                      return std::make_unique<RowedPrompts>(std::move(on), config);
                     });
   EXPECT_TRUE(measured.left_out.empty()) << testing::PrintToString(measured.left_out);
-  const std::string kernel = RowedPrompts(context, layer(), true).prompts_kernel();
+  const std::string kernel = RowedPrompts(context, layer()).prompts_kernel();
   EXPECT_NE(costs_of(measured, kernel), nullptr) << kernel;
 }
 
