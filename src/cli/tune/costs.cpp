@@ -302,8 +302,10 @@ bool takes(CostBench& bench, const KernelInfo& kernel, std::int32_t query_len) {
 /// A context of the same device with a tuning row that names the kernel. Without it plans choose
 /// between a wide tile and the role's other tile, and never give forced splits to the wide one.
 std::shared_ptr<Context> context_for(const Context& context, const KernelInfo& kernel) {
-  const TuningRow row{
-      .device = context.capabilities().name, .role = kernel.role, .variant = kernel.name};
+  TuningRow row;
+  row.device = context.capabilities().name;
+  row.role = kernel.role;
+  row.variant = kernel.name;
   std::shared_ptr<Context> own = Context::adopt(context.handle(), context.device());
   set_tuning(*own, std::span(&row, 1));
   return own;
