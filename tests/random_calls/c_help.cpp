@@ -44,7 +44,7 @@ ClattnStepOptions step_options(Dice& dice) {
   options.max_model_len = 128;
   if (dice.one_in(4)) {
     const std::array fields = {&options.max_num_reqs, &options.decode_threshold,
-                               &options.num_splits, &options.deterministic, &options.reserved};
+                               &options.num_splits, &options.deterministic, &options.side_by_side};
     *dice.pick(fields) = static_cast<std::int32_t>(dice.odd_number() % 1000);
   }
   return options;
