@@ -197,7 +197,10 @@ TEST(Cards, ATuningRowMakesAWideTileTakeForcedSplits) {
     return used;
   };
   using Used = std::vector<std::pair<std::string, std::int32_t>>;
-  const clattn::TuningRow row{.device = device.name, .role = "prefill", .variant = wide};
+  clattn::TuningRow row;
+  row.device = device.name;
+  row.role = "prefill";
+  row.variant = wide;
   for (const std::int32_t splits : {1, 3}) {
     EXPECT_EQ(kernels_of_plan({row}, splits), (Used{{wide, splits}}));
     EXPECT_NE(kernels_of_plan({}, splits).at(0).first, wide);
