@@ -77,7 +77,17 @@ void expect_all_or_nothing(Session& session, const std::vector<RequestId>& ids, 
   EXPECT_GT(test::fail_each_allocation(checked), 0U);
 }
 
+/// Builds all kernels that steps and forks launch. Else allocations would fail in the driver's
+/// compiler, too: PoCL's then keeps a lock for which it waits when the program is released.
+void build_kernels(Client client) {
+  const RequestId root = client.session.add(counting(0, 40));
+  client.run({{root}});
+  const RequestId forked = client.session.fork(root);
+  client.run({{root, {1}}, {forked, {2}}});
+}
+
 TEST_P(SessionRecovery, FailedAllocationsLeaveEverythingAsItWas) {
+  build_kernels(this->client());
   Client client = this->client();
   Session& session = client.session;
   const Tokens prompt = counting(0, 40);
