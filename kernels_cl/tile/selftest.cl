@@ -292,24 +292,36 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
 #include "tile/lanes.clh"
 
 // The functions of tile/lanes.clh by sub-groups of CLA_SUB_GROUP, which leave a loop at different
-// times.
+// times, as warps do that share the keys of a task. PoCL makes a barrier of the whole group of each
+// function and gives some sub-groups the steps of others.
 __kernel __attribute__((intel_reqd_sub_group_size(CLA_SUB_GROUP)))
 __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void
 clattn_selftest_lanes(__global uint* restrict result, uint seed) {
+  __local uint ends[CLA_WG_SIZE];
   const uint lid = (uint)get_local_id(0);
   const uint lane = lid % CLA_SUB_GROUP;
   const uint warp = lid / CLA_SUB_GROUP;
+  const uint warps = CLA_WG_SIZE / CLA_SUB_GROUP;
+  ends[lid] = 5 * lid + warps + 1;
+  barrier(CLK_LOCAL_MEM_FENCE);  // ends written -> read
   int right = get_max_sub_group_size() == CLA_SUB_GROUP && get_sub_group_local_id() == lane;
-  for (uint i = 0; i < 3 + 2 * warp; ++i) {
-    const uint own = seed + i * CLA_WG_SIZE + lid;
-    const ulong wide = (ulong)own << 32 | lid;
-    right &= cla_shuffle_word(own, i % CLA_SUB_GROUP) == own - lane + (lane ^ i % CLA_SUB_GROUP);
-    right &= cla_shuffle_from(own, (lane + i) % CLA_SUB_GROUP) ==
-             own - lane + (lane + i) % CLA_SUB_GROUP;
-    right &= cla_shuffle_from_long((long)wide, 7) ==
-             (long)((ulong)(own - lane + 7) << 32 | (lid - lane + 7));
-    right &= cla_shuffle_slot(as_float(own), 8, 3) == as_float(own - lane % 8 + 3);
-    right &= cla_any_lane(lane == i % CLA_SUB_GROUP) && !cla_any_lane(lane >= CLA_SUB_GROUP);
+  for (uint task = 0; task < 3; ++task) {
+    const uint end = ends[task];
+    uint steps = 0;
+    for (uint i = warp; i < end; i += warps) {
+      const uint own = seed + i * CLA_WG_SIZE + lid;
+      const ulong wide = (ulong)own << 32 | lid;
+      right &= cla_shuffle_word(own, i % CLA_SUB_GROUP) == own - lane + (lane ^ i % CLA_SUB_GROUP);
+      right &= cla_shuffle_from(own, (lane + i) % CLA_SUB_GROUP) ==
+               own - lane + (lane + i) % CLA_SUB_GROUP;
+      right &= cla_shuffle_from_long((long)wide, 7) ==
+               (long)((ulong)(own - lane + 7) << 32 | (lid - lane + 7));
+      right &= cla_shuffle_slot(as_float(own), 8, 3) == as_float(own - lane % 8 + 3);
+      right &= cla_any_lane(lane == i % CLA_SUB_GROUP) && !cla_any_lane(lane >= CLA_SUB_GROUP);
+      ++steps;
+    }
+    right &= steps == (end - warp + warps - 1) / warps;
+    barrier(CLK_LOCAL_MEM_FENCE);  // the next task begins for all
   }
   result[lid] = right ? seed + lid : 0u;
 }

@@ -252,7 +252,7 @@ TEST(Variants, WarpsAreExecutedBySubGroupsIfAsked) {
   device.kind = DeviceKind::kCpu;
   device.max_work_group_size = 1024;
   EXPECT_EQ(unmet_need(unit_of(UnitId::sm80), device),
-            "needs inline PTX, or sub-groups of 32 whose lanes run in lockstep");
+            "needs inline PTX, or sub-groups of 32 whose lanes run in lockstep, each by itself");
   device.sub_groups_in_step = 8 | 32;
   EXPECT_EQ(unmet_need(unit_of(UnitId::sm80), device), std::nullopt);
   EXPECT_TRUE(unmet_need(unit_of(UnitId::sm90), device));
