@@ -172,7 +172,8 @@ CostRow row_of(const Card& card, std::string kernel, const KernelCosts& costs) {
   return row;
 }
 
-/// The row for decode kernels without a counted loop, which the memory bounds.
+/// The row for decode kernels without a counted loop, which the memory bounds; for the most groups
+/// that plans assume of them, over 8 bits.
 CostRow uncounted_decode(const Card& card) {
   KernelCosts costs = fixed_costs(card);
   costs.read_gbs = kReadAlone;

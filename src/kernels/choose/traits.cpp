@@ -68,7 +68,7 @@ std::optional<std::string> unmet_need(const Unit& unit, const DeviceCapabilities
   const bool by_ptx = unit.traits.ptx && device.inline_ptx;
   const bool in_step = (device.sub_groups_in_step & lanes) != 0;
   const std::string no_lanes =
-      fmt::format("needs {}sub-groups of {} whose lanes run in lockstep, each by itself",
+      fmt::format("needs {}sub-groups of {} that run in lockstep, independently of each other",
                   unit.traits.ptx ? "inline PTX, or " : "", unit.traits.lanes);
   const MatrixUnit* matrix_unit = matrix_unit_of(unit);
   const std::string no_unit =

@@ -34,7 +34,7 @@ void expect_right(const CaseSpec& spec) {
   for (const auto& context : all_contexts()) {
     const CaseResult result = layout_test::expect_right(context, spec);
     const bool served = spec.config.alibi_slopes.empty() && !spec.config.custom_mask &&
-                        spec.config.num_queries_per_kv() <= 16;
+                        spec.config.num_queries_per_kv() <= clattn::kMostDecodeRows;
     EXPECT_EQ(result.multiplies_fp8, served && context->capabilities().warpgroup_products)
         << describe(spec);
   }

@@ -251,8 +251,9 @@ TEST(Variants, WarpsAreExecutedBySubGroupsIfAsked) {
   DeviceCapabilities device;
   device.kind = DeviceKind::kCpu;
   device.max_work_group_size = 1024;
-  EXPECT_EQ(unmet_need(unit_of(UnitId::sm80), device),
-            "needs inline PTX, or sub-groups of 32 whose lanes run in lockstep, each by itself");
+  EXPECT_EQ(
+      unmet_need(unit_of(UnitId::sm80), device),
+      "needs inline PTX, or sub-groups of 32 that run in lockstep, independently of each other");
   device.sub_groups_in_step = 8 | 32;
   EXPECT_EQ(unmet_need(unit_of(UnitId::sm80), device), std::nullopt);
   EXPECT_TRUE(unmet_need(unit_of(UnitId::sm90), device));
