@@ -57,9 +57,9 @@ struct AttentionConfig {
   /// For prompts over an e4m3 cache: multiplies in e4m3, less accurate and, beyond a few thousand
   /// keys, faster, where the device can (compute capability 9.0, 16-bit dtype, heads of 128, up to
   /// 16 query heads a KV head, neither ALiBi nor custom_mask). Ignored otherwise, and for requests
-  /// of at most kMostDecodeRows rows.
-  /// Queries are divided by their scale (KVCache::scales_query, above 0; else 1); they and
-  /// probabilities are rounded to e4m3, saturating. docs/howto.md states the error.
+  /// of at most kMostDecodeRows rows. Queries are divided by their scale (KVCache::scales_query,
+  /// above 0; else 1); they and probabilities are rounded to e4m3, saturating. docs/howto.md states
+  /// the error.
   bool fp8_products = false;
   bool use_mla = false;        ///< multi-head latent attention: MLA backends only
   std::int32_t rope_dim = 64;  ///< use_mla: elements of head_size that are the rotary part; those

@@ -93,7 +93,7 @@ struct Unit {
 struct KernelTraits {
   Tasks tasks = Tasks::kOneEach;
   /// Work-groups that plans take a compute unit to run at once, or that with tasks other than
-  /// kOneEach it is given; 0 = not known. Of any size: it was measured on NVIDIA for most kernels.
+  /// kOneEach it is given, whatever their size; 0 = not known. Most were measured on NVIDIA.
   std::int32_t groups = 0;
   std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches
   StepKeys keys = StepKeys::kTile;
