@@ -55,7 +55,7 @@ class RoleKernels {
     if (!reasons.empty())
       return considered_->reject(variant, fmt::format("{}", fmt::join(reasons, ", ")));
     if (target_.runtime == nullptr) {
-      return built.push_back({variant, nullptr, head_tiling(variant, shape_)});
+      return built.push_back({variant, nullptr, head_tiling(variant, shape_, capabilities)});
     }
     std::shared_ptr<KernelPool> pool = build(variant);
     if (pool == nullptr) return;
@@ -102,7 +102,7 @@ class RoleKernels {
           variant, fmt::format("built, but it needs {} B of local and {} B of private memory",
                                pool->local_mem_bytes(), pool->private_mem_bytes()));
     }
-    BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_)};
+    BuiltKernel kernel{variant, std::move(pool), head_tiling(variant, shape_, capabilities)};
     if (!spills(variant, kernel.pool->private_mem_bytes(), capabilities))
       return built.push_back(std::move(kernel));
     considered_->pass(variant, fmt::format("spills {} B", kernel.pool->private_mem_bytes()));
@@ -124,7 +124,8 @@ class RoleKernels {
     if (first.family() != variant.family())
       return fmt::format("{} of another family serves the shape", first.name);
     if (built.size() >= most_) return fmt::format("{} is preferred", first.name);
-    if (head_tiling(variant, shape_).head_chunks > built.front().tiling.head_chunks)
+    const DeviceCapabilities& capabilities = target_.device.capabilities;
+    if (head_tiling(variant, shape_, capabilities).head_chunks > built.front().tiling.head_chunks)
       return fmt::format("would read keys more often than {}", first.name);
     // A tile no smaller than the first is what takes over where the first does not fit.
     if (variant.block_rows >= first.block_rows)
@@ -277,7 +278,7 @@ struct Stages {
 void add_wide_tile(const Target& target, const KernelShape& shape, const Variant& wide,
                    Stages& stages, Considered& considered) {
   const HeadTiling& longest = stages.kernels.back().tiling;
-  const HeadTiling tiling = head_tiling(wide, shape);
+  const HeadTiling tiling = head_tiling(wide, shape, target.device.capabilities);
   if (tiling.item_tokens <= longest.item_tokens || tiling.head_chunks > longest.head_chunks) return;
   RoleKernels kernels(target, shape, 1, &considered);
   kernels.add(wide);

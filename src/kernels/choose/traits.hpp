@@ -98,7 +98,7 @@ struct KernelTraits {
   std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
-  std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes
+  std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes; see head_tiling()
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;
   HeadSizes heads{};

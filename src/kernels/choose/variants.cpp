@@ -202,13 +202,20 @@ std::int32_t tile_rows(const Variant& variant, const KernelShape& shape) {
       {variant.block_rows, std::min(shape.group(), variant.kernel().most_grown_rows), 1});
 }
 
-HeadTiling head_tiling(const Variant& variant, const KernelShape& shape) {
+HeadTiling head_tiling(const Variant& variant, const KernelShape& shape,
+                       const DeviceCapabilities& capabilities) {
+  // Few cores read the faster the longer their runs are. Many are bound by memory itself, and with
+  // smaller tasks they end closer together and split less (docs/journal.md, "CPU decode").
+  constexpr std::int32_t kFewCores = 8, kKVHeadsOfMany = 2;
+  const std::int32_t most_kv_heads = capabilities.compute_units > kFewCores
+                                         ? std::min(variant.kernel().most_kv_heads, kKVHeadsOfMany)
+                                         : variant.kernel().most_kv_heads;
   HeadTiling tiling;
   const std::int32_t rows = tile_rows(variant, shape);
   tiling.heads_per_item = std::min(shape.group(), rows);
   tiling.head_chunks = ceil_div(shape.group(), tiling.heads_per_item);
   tiling.item_tokens = rows / tiling.heads_per_item;
-  tiling.kv_heads = std::min(shape.num_kv_heads, variant.kernel().most_kv_heads);
+  tiling.kv_heads = std::min(shape.num_kv_heads, most_kv_heads);
   tiling.groups_per_item = ceil_div(shape.num_kv_heads, tiling.kv_heads) * tiling.head_chunks;
   return tiling;
 }
@@ -322,7 +329,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities) {
   const UnitTraits& unit = variant.unit();
   const bool cpu = variant.family() == KernelFamily::kCpu;
-  const HeadTiling tiling = head_tiling(variant, shape);
+  const HeadTiling tiling = head_tiling(variant, shape, capabilities);
   const int vec = cpu ? vector_width(std::gcd(shape.head_size + shape.rope_dim, shape.value_size()),
                                      capabilities.float_vector_width)
                       : 0;

@@ -95,7 +95,8 @@ struct HeadTiling {
   std::int32_t kv_heads = 1;         ///< most KV heads that one work-group takes
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
 };
-HeadTiling head_tiling(const Variant& variant, const KernelShape& shape);
+HeadTiling head_tiling(const Variant& variant, const KernelShape& shape,
+                       const DeviceCapabilities& capabilities);
 
 /// Whether a device serves `wanted` by kernels of `family`: kAuto follows the capabilities.
 bool serves_family(KernelFamily wanted, KernelFamily family,

@@ -21,7 +21,7 @@ AttentionKernels kernels_of(std::initializer_list<std::string_view> names) {
   for (const std::string_view name : names) {
     const auto row = std::find_if(variants().begin(), variants().end(),
                                   [&](const Variant& variant) { return variant.name == name; });
-    kernels.stages.push_back({*row, nullptr, head_tiling(*row, kernels.shape)});
+    kernels.stages.push_back({*row, nullptr, head_tiling(*row, kernels.shape, {})});
   }
   return kernels;
 }

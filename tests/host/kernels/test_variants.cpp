@@ -130,6 +130,30 @@ TEST(Variants, ThreeWarpgroupsTakeHeadsOf64BehindTwo) {
   }
 }
 
+// Few cores read long runs faster; on many, tasks of eight KV heads are too coarse.
+TEST(Variants, ManyCoresTakeFewerKVHeadsATask) {
+  const auto decode = std::ranges::find(variants(), "decode_cpu__r16", &Variant::name);
+  ASSERT_NE(decode, variants().end());
+  KernelShape shape;
+  shape.num_heads = 40;
+  shape.num_kv_heads = 10;
+  shape.head_size = 128;
+  shape.block_size = 16;
+  struct Case {
+    std::int32_t cores, kv_heads, tasks;
+  };
+  for (const Case& is : {Case{2, 8, 2}, Case{8, 8, 2}, Case{9, 2, 5}, Case{64, 2, 5}}) {
+    DeviceCapabilities device;
+    device.kind = DeviceKind::kCpu;
+    device.compute_units = is.cores;
+    const HeadTiling tiling = head_tiling(*decode, shape, device);
+    EXPECT_EQ(tiling.kv_heads, is.kv_heads) << is.cores;
+    EXPECT_EQ(tiling.groups_per_item, is.tasks) << is.cores;
+    const std::string macro = fmt::format(" -DCLA_KV_HEADS={} ", is.kv_heads);
+    EXPECT_NE(kernel_source(*decode, shape, device).options.find(macro), std::string::npos);
+  }
+}
+
 // Faster, but less accurate: never taken unasked.
 TEST(Variants, Fp8ProductsAreForLayersThatAskForThem) {
   const auto row_of = [](std::string_view name) {
