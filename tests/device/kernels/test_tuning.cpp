@@ -71,8 +71,8 @@ struct Tile {
 
 /// Tiles at the ends of the ranges that rows may ask for.
 constexpr Tile kTiles[] = {
-    {"cpu", "decode", "decode_cpu__r16", 4, 64, 1},
-    {"cpu", "decode", "decode_cpu__r16", 32, 32, 1},
+    {"cpu", "decode", "decode_cpu__r24", 4, 64, 1},
+    {"cpu", "decode", "decode_cpu__r24", 16, 32, 1},
     {"cpu", "prefill", "prefill_cpu__r256_kv64", 64, 128, 1},
     {"cpu", "prefill", "prefill_cpu__r256_kv64", 512, 32, 1},
     {"gpu", "decode", "decode_gpu__r4_local", 4, 8, 32},
@@ -112,7 +112,7 @@ TEST(Tuning, EveryTileThatARowAsksForComputesTheSame) {
 TEST(Tuning, CpusDecodeBF16QueriesByMultiplyAddsToo) {
   for (const auto& context : own_contexts()) {
     if (context->capabilities().kind != clattn::DeviceKind::kCpu) continue;
-    TuningRow row = row_for("cpu", "decode", "decode_cpu__r16");
+    TuningRow row = row_for("cpu", "decode", "decode_cpu__r24");
     clattn::set_tuning(*context, std::span(&row, 1));
     for (const DType cache : {DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
       CaseSpec spec = mixed_case(KernelFamily::kCpu);
@@ -122,7 +122,7 @@ TEST(Tuning, CpusDecodeBF16QueriesByMultiplyAddsToo) {
       const auto result = attention_test::run_case(context, spec);
       EXPECT_EQ(result.fault, "") << to_string(cache);
       EXPECT_LE(result.worst_share, 1.0) << to_string(cache) << "\n " << result.worst_place;
-      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), "decode_cpu__r16"),
+      EXPECT_NE(std::find(result.kernels.begin(), result.kernels.end(), "decode_cpu__r24"),
                 result.kernels.end());
     }
   }
@@ -158,12 +158,12 @@ TEST(Tuning, RowsThatNoKernelFollowsAreRefusedByName) {
     };
     EXPECT_EQ(refuse(row_for("gpu", "decode", "gone")),
               "tuning row for gpu: no decode kernel 'gone' takes rows 0, keys 0, work-group 0");
-    EXPECT_EQ(refuse(row_for("gpu", "dance", "decode_cpu__r16")),
+    EXPECT_EQ(refuse(row_for("gpu", "dance", "decode_cpu__r24")),
               "tuning row for gpu: role is 'dance', which no kernel has");
-    TuningRow odd = row_for("cpu", "decode", "decode_cpu__r16");
+    TuningRow odd = row_for("cpu", "decode", "decode_cpu__r24");
     odd.block_kv = 24;
     EXPECT_EQ(refuse(odd),
-              "tuning row for cpu: no decode kernel 'decode_cpu__r16' takes rows 0, keys 24, "
+              "tuning row for cpu: no decode kernel 'decode_cpu__r24' takes rows 0, keys 24, "
               "work-group 0");
   }
 }

@@ -139,7 +139,7 @@ TEST_P(X86Tiles, DecodeRight) {
   CaseSpec spec = long_queries();
   spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4}, {2, 77, 5}};
   GetParam().set(spec);
-  expect_right(spec, "decode_cpu__r16_amx");
+  expect_right(spec, "decode_cpu__r24_amx");
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, X86Tiles, testing::ValuesIn(options()),

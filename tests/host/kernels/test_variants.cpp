@@ -71,7 +71,7 @@ TEST(Variants, TakeSmallValuesAsTheirTraitsSay) {
     EXPECT_EQ(reason(name), "") << name;
   for (const char* name :
        {"decode_mma__r16_tokens", "decode_ring__r16_tokens", "decode_gpu__r4_local",
-        "decode_cpu__r16_bf16", "prefill_wgmma__r192_kv64"})
+        "decode_cpu__r24_bf16", "prefill_wgmma__r192_kv64"})
     EXPECT_EQ(reason(name), "does not take heads of 192 with values of 128") << name;
   const auto& scalar = *std::ranges::find(variants(), "prefill_gpu__r64_kv32", &Variant::name);
   const std::string options = kernel_source(scalar, shape, {}).options;
@@ -132,7 +132,7 @@ TEST(Variants, ThreeWarpgroupsTakeHeadsOf64BehindTwo) {
 
 // Few cores read long runs faster; on many, tasks of eight KV heads are too coarse.
 TEST(Variants, ManyCoresTakeFewerKVHeadsATask) {
-  const auto decode = std::ranges::find(variants(), "decode_cpu__r16", &Variant::name);
+  const auto decode = std::ranges::find(variants(), "decode_cpu__r24", &Variant::name);
   ASSERT_NE(decode, variants().end());
   KernelShape shape;
   shape.num_heads = 40;
@@ -346,7 +346,7 @@ TEST(Variants, PromptsInBF16TakeTilesBeforePairsBeforeMultiplyAdds) {
 }
 
 TEST(Variants, TilesDecodeBF16QueriesWhereRowsAreWholeLines) {
-  constexpr std::string_view kTiles = "decode_cpu__r16_amx", kPlain = "decode_cpu__r16";
+  constexpr std::string_view kTiles = "decode_cpu__r24_amx", kPlain = "decode_cpu__r24";
   const auto row = [](DType dtype, DType cache, int head_size) {
     return decode_row(false, dtype, cache, head_size, true);
   };
@@ -374,7 +374,7 @@ TEST(Variants, NoSpillIsCheapOnAMatrixUnitAndAFewRegistersAreElsewhere) {
 // They take what they are made for, on devices that were seen to have them, and say so: they round
 // weights. Everything else stays with f32 multiply-adds, which do not.
 TEST(Variants, ProductsOfBF16PairsAreForBF16Queries) {
-  constexpr std::string_view kPairs = "decode_cpu__r16_bf16", kPlain = "decode_cpu__r16";
+  constexpr std::string_view kPairs = "decode_cpu__r24_bf16", kPlain = "decode_cpu__r24";
   for (const DType cache : {DType::kBF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8}) {
     EXPECT_EQ(decode_row(true, DType::kBF16, cache, 128), kPairs);
     EXPECT_EQ(decode_row(false, DType::kBF16, cache, 128), kPlain);
