@@ -6,7 +6,8 @@
 //                    5 = PTX's conversion of e4m3, 6 = x86's products of bf16 pairs,
 //                    7 = accuracy of native_exp2, 8 = built-ins of a processor's compiler,
 //                    9 = loops of many steps, 10 = a struct by value,
-//                    11 = sub-groups of CLA_SUB_GROUP that run in step
+//                    11 = sub-groups of CLA_SUB_GROUP that run in step,
+//                    12 = x86's prefetch as assembly
 //   CLA_WG_SIZE      work-items of a group, a power of two
 //   CLA_LOCAL_BYTES  size of the local array, a multiple of 4 * CLA_WG_SIZE (CLA_SELFTEST 1 only)
 #if !defined(CLA_SELFTEST) || !defined(CLA_WG_SIZE) || !defined(CLA_LOCAL_BYTES)
@@ -239,6 +240,17 @@ CLA_SELFTEST_KERNEL(clattn_selftest_builtins) {
           all(__builtin_convertvector(halves, float8) == numbers);
 #endif
   __builtin_nontemporal_store(right ? seed + lane : 0u, result + lane);
+}
+
+#elif CLA_SELFTEST == 12
+
+#define CLA_X86_PREFETCH 1
+#include "core/native.clh"
+
+CLA_SELFTEST_KERNEL(clattn_selftest_prefetch) {
+  const uint lane = (uint)get_local_id(0);
+  CLA_FETCH(result + lane);
+  result[lane] = seed + lane;
 }
 
 #elif CLA_SELFTEST == 9

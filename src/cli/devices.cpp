@@ -22,8 +22,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceCapabilities, name, vendor, platform_ve
                                    local_mem_bytes, float_vector_width, reports_fp16,
                                    reports_subgroups, static_local_mem_bytes, inline_ptx,
                                    warpgroup_products, fp8_conversions, bf16_products, x86_tiles,
-                                   native_exp2_error, native_builtins, long_loops, struct_arguments,
-                                   matrix_units, wrong_matrix_units, flushes_f16, wave_size)
+                                   native_exp2_error, native_builtins, x86_prefetch, long_loops,
+                                   struct_arguments, matrix_units, wrong_matrix_units, flushes_f16,
+                                   wave_size)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(KernelInfo, role, name, work_group_size, block_rows, block_kv)
 
 namespace cli {
@@ -112,12 +113,12 @@ void print_capabilities(const json& fields) {
   fmt::print(
       "  cl_khr_fp16 {}, sub-groups {}, inline PTX {}, warpgroup products {}, fp8 conversions {}, "
       "bf16 products {}, x86 tiles {}, wave {}\n"
-      "  native_exp2 off by {:.1e}, CPU built-ins {}, long loops {}, struct arguments {}, "
-      "sub-groups in step {}\n",
+      "  native_exp2 off by {:.1e}, CPU built-ins {}, x86 prefetch {}, long loops {}, struct "
+      "arguments {}, sub-groups in step {}\n",
       yes(c.reports_fp16), yes(c.reports_subgroups), yes(c.inline_ptx), yes(c.warpgroup_products),
       yes(c.fp8_conversions), yes(c.bf16_products), yes(c.x86_tiles),
       c.wave_size > 0 ? fmt::format("{}", c.wave_size) : "not found", c.native_exp2_error,
-      yes(c.native_builtins), c.long_loops ? "yes" : "CUT SHORT",
+      yes(c.native_builtins), yes(c.x86_prefetch), c.long_loops ? "yes" : "CUT SHORT",
       c.struct_arguments ? "yes" : "DAMAGED",
       in_step.empty() ? "none" : fmt::format("of {}", fmt::join(in_step, ", ")));
   fmt::print("  matrix units {}\n",

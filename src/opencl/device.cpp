@@ -122,9 +122,10 @@ std::string device_macros(const DeviceCapabilities& capabilities) {
   // Weights that are off by 2^-21 move a result by less than half of what summing it in f32 may,
   // 18 * 2^-24 where there is one key. GPUs' instructions are off by 2^-22 to 2^-24.
   constexpr float kErrorAllowed = 0x1p-21F;
-  return fmt::format(" -DCLA_NATIVE_EXP2={} -DCLA_NATIVE={}{}",
+  return fmt::format(" -DCLA_NATIVE_EXP2={} -DCLA_NATIVE={}{}{}",
                      capabilities.native_exp2_error <= kErrorAllowed ? 1 : 0,
                      capabilities.native_builtins ? 1 : 0,
+                     capabilities.x86_prefetch ? " -DCLA_X86_PREFETCH=1" : "",
                      capabilities.flushes_f16 ? " -DCLA_F16_FLUSHED=1" : "");
 }
 

@@ -106,6 +106,7 @@ void Runtime::self_test() {
   capabilities_.x86_tiles = result.x86_tiles != 0;
   capabilities_.native_exp2_error = result.native_exp2_error;
   capabilities_.native_builtins = result.native_builtins != 0;
+  capabilities_.x86_prefetch = result.x86_prefetch != 0;
   capabilities_.long_loops = result.long_loops != 0;
   capabilities_.struct_arguments = result.struct_arguments != 0;
   capabilities_.sub_groups_in_step = result.sub_groups_in_step;

@@ -29,8 +29,10 @@ struct SelfTestResult {
   std::uint32_t flushing_matrix_units = 0;
   float native_exp2_error = 1;
   std::int32_t x86_tiles = 0;
+  std::int32_t x86_prefetch = 0;
+  std::int32_t padding = 0;
 };
-static_assert(sizeof(SelfTestResult) == 8 + 14 * 4, "padding bytes would be written uninitialized");
+static_assert(sizeof(SelfTestResult) == 8 + 16 * 4, "padding bytes would be written uninitialized");
 
 struct SelfTestReport {
   SelfTestResult result;

@@ -301,6 +301,9 @@ TEST(Variants, ProgramsLearnWhatTheDeviceWasSeenToDo) {
   device.native_exp2_error = 2.4e-7F;
   device.native_builtins = true;
   EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=1 -DCLA_NATIVE=1");
+  device.native_builtins = false;
+  device.x86_prefetch = true;
+  EXPECT_EQ(device_macros(device), " -DCLA_NATIVE_EXP2=1 -DCLA_NATIVE=0 -DCLA_X86_PREFETCH=1");
 }
 
 /// The first row that a CPU with or without products of bf16 pairs, or tiles, takes for a shape.
