@@ -329,7 +329,7 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     Prober alone = prober_of(text, 1);
     result.native_builtins = all_lanes_right(alone, 8, "clattn_selftest_builtins") ? 1 : 0;
     result.long_loops = all_lanes_right(alone, 9, "clattn_selftest_loops") ? 1 : 0;
-    // Compilers that aim at SPIR have no built-ins; of those, other vendors' may die of assembly.
+    // Compilers that target SPIR have no built-ins; those of other vendors may crash on assembly.
     const auto vendor = device_value<cl_uint>(device, CL_DEVICE_VENDOR_ID);
     if (result.native_builtins == 0 && vendor == kIntelVendorId)
       result.x86_prefetch = all_lanes_right(alone, 12, "clattn_selftest_prefetch") ? 1 : 0;

@@ -204,8 +204,9 @@ std::int32_t tile_rows(const Variant& variant, const KernelShape& shape) {
 
 HeadTiling head_tiling(const Variant& variant, const KernelShape& shape,
                        const DeviceCapabilities& capabilities) {
-  // Few cores read the faster the longer their runs are. Many are bound by memory itself, and with
-  // smaller tasks they end closer together and split less (docs/journal.md, "CPU decode").
+  // A few cores read faster the longer their runs are. Many cores are bound by memory itself; with
+  // smaller tasks they end closer together and need fewer splits (docs/journal.md, "Cores, requests
+  // and rows").
   constexpr std::int32_t kFewCores = 8, kKVHeadsOfMany = 2;
   const std::int32_t most_kv_heads = capabilities.compute_units > kFewCores
                                          ? std::min(variant.kernel().most_kv_heads, kKVHeadsOfMany)
