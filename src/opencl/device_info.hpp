@@ -60,7 +60,8 @@ inline bool takes_single_items(const DeviceCapabilities& capabilities) {
 const std::string& why_no_x86_tiles();
 
 /// What the capability record says to every program, as -D options with a leading space each:
-/// CLA_NATIVE_EXP2 (kernels_cl/core/state.clh) and CLA_NATIVE (kernels_cl/core/native.clh).
+/// CLA_NATIVE_EXP2 (kernels_cl/core/state.clh), CLA_NATIVE and CLA_X86_PREFETCH
+/// (kernels_cl/core/native.clh), and CLA_F16_FLUSHED (kernels_cl/core/storage.clh).
 std::string device_macros(const DeviceCapabilities& capabilities);
 
 }  // namespace clattn::detail

@@ -207,8 +207,8 @@ HeadTiling head_tiling(const Variant& variant, const KernelShape& shape,
   // A few cores read faster the longer their runs are. Many cores are bound by memory itself; with
   // smaller tasks they end closer together and need fewer splits (docs/journal.md, "Cores, requests
   // and rows").
-  constexpr std::int32_t kFewCores = 8, kKVHeadsOfMany = 2;
-  const std::int32_t most_kv_heads = capabilities.compute_units > kFewCores
+  constexpr std::int32_t kFewUnits = 8, kKVHeadsOfMany = 2;
+  const std::int32_t most_kv_heads = capabilities.compute_units > kFewUnits
                                          ? std::min(variant.kernel().most_kv_heads, kKVHeadsOfMany)
                                          : variant.kernel().most_kv_heads;
   HeadTiling tiling;

@@ -72,7 +72,7 @@ struct Tile {
 /// Tiles at the ends of the ranges that rows may ask for.
 constexpr Tile kTiles[] = {
     {"cpu", "decode", "decode_cpu__r24", 4, 64, 1},
-    {"cpu", "decode", "decode_cpu__r24", 16, 32, 1},
+    {"cpu", "decode", "decode_cpu__r24", 32, 32, 1},
     {"cpu", "prefill", "prefill_cpu__r256_kv64", 64, 128, 1},
     {"cpu", "prefill", "prefill_cpu__r256_kv64", 512, 32, 1},
     {"gpu", "decode", "decode_gpu__r4_local", 4, 8, 32},

@@ -131,7 +131,7 @@ TEST(Variants, ThreeWarpgroupsTakeHeadsOf64BehindTwo) {
 }
 
 // Few cores read long runs faster; on many, tasks of eight KV heads are too coarse.
-TEST(Variants, ManyCoresTakeFewerKVHeadsATask) {
+TEST(Variants, ManyComputeUnitsTakeFewerKVHeadsATask) {
   const auto decode = std::ranges::find(variants(), "decode_cpu__r24", &Variant::name);
   ASSERT_NE(decode, variants().end());
   KernelShape shape;
