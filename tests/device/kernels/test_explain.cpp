@@ -70,12 +70,12 @@ TEST(Explain, NamesWhatRunsAndWhyNothingElseDoes) {
 TEST(Explain, SaysWhichSizesAKernelDoesNotTake) {
   const auto& context = all_contexts().front();
   clattn::LayerRegistry layers;
-  // 17 query heads a KV head are more than a decode tile has rows.
-  const clattn::Attention layer(context, layers, options_of(34, 2, layer_test::kShape.head_size));
+  // 25 query heads a KV head are more than a decode tile has rows.
+  const clattn::Attention layer(context, layers, options_of(50, 2, layer_test::kShape.head_size));
   const auto candidates = layer.explain();
   EXPECT_TRUE(std::ranges::any_of(candidates, [](const Candidate& candidate) {
     return candidate.role == "decode" &&
-           candidate.reason.find("rows for 17 query heads a KV head") != std::string::npos;
+           candidate.reason.find("rows for 25 query heads a KV head") != std::string::npos;
   })) << clattn::to_string(candidates);
 }
 
