@@ -54,7 +54,7 @@ struct DeviceCapabilities {
                                     ///< Linux grants them to this process, and they compute right
   float native_exp2_error = 1;      ///< largest relative error seen of native_exp2; 1 = unknown
   bool native_builtins = false;     ///< a CPU compiler's prefetch, half vectors, streaming stores
-  bool x86_prefetch = false;        ///< without those: x86's prefetch as assembly
+  bool x86_prefetch = false;        ///< not those, but x86's prefetch as assembly
   bool struct_arguments = true;     ///< structs passed to kernels by value arrive as they were
   std::uint32_t sub_groups_in_step =
       0;  ///< sizes of sub-groups that were seen to run in step, a bit each: 8 | 16 | 32 | 64. Size

@@ -30,7 +30,7 @@ struct SelfTestResult {
   float native_exp2_error = 1;
   std::int32_t x86_tiles = 0;
   std::int32_t x86_prefetch = 0;
-  std::int32_t padding = 0;
+  std::int32_t padding = 0;  ///< else the file would hold bytes that nobody wrote
 };
 static_assert(sizeof(SelfTestResult) == 8 + 16 * 4, "padding bytes would be written uninitialized");
 
