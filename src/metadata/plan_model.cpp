@@ -97,19 +97,17 @@ double busiest_of_dealt(std::span<const TaskRun> runs, std::int64_t workers) {
   return dealer.busiest();
 }
 
-double slowdown_ns(const TileClass& tile, double shared_ns) {
-  return tile.parallel > 0 ? shared_ns / tile.parallel : 0;
-}
-
 }  // namespace
 
 double keys_ns(const TileClass& tile, double keys, double tokens) {
-  return keys * (tile.costs.key_ns + tokens * tile.costs.token_key_ns);
+  const TaskCosts& costs = tile.costs_of(tokens);
+  return keys * (costs.key_ns + tokens * costs.token_key_ns);
 }
 
 double task_ns(const TileClass& tile, double keys, double tokens, bool is_split) {
   const double steps = std::ceil(keys / tile.step_keys);
-  return tile.costs.task_ns + (is_split ? tile.costs.split_ns : 0.0) +
+  const TaskCosts& costs = tile.costs_of(tokens);
+  return costs.task_ns + (is_split ? costs.split_ns : 0.0) +
          keys_ns(tile, steps * tile.step_keys, tokens);
 }
 
@@ -117,14 +115,19 @@ double merge_ns(const MergeCosts& costs, double tokens, double rows) {
   return tokens * costs.token_ns + rows * costs.row_ns;
 }
 
+double shared_ns(const TileClass& tile, double keys, double tokens) {
+  const double parallel = tile.costs_of(tokens).parallel;
+  return parallel > 0 ? keys_ns(tile, keys, tokens) / parallel : 0;
+}
+
 double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
-                       double shared_ns) {
+                       double shared) {
   if (heaviest_first.empty()) return 0;
   const std::int64_t workers = std::max(tile.workers, 1);
   const double busiest = tile.dealing == Dealing::kDealt && workers <= kMostDealt
                              ? busiest_of_dealt(heaviest_first, workers)
                              : busiest_of_takers(heaviest_first, workers);
-  return busiest + slowdown_ns(tile, shared_ns);
+  return busiest + shared;
 }
 
 std::int32_t splits_of(double shares, std::int32_t most) {
@@ -147,7 +150,8 @@ std::size_t TileCounts::bucket_of(double ns) {
 void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t tokens,
                      std::int32_t most_splits) {
   const double ns = keys_ns(tile, keys, tokens);
-  const std::size_t index = bucket_of(ns);
+  std::size_t index = bucket_of(ns);
+  if (tile.few_tokens > 0) index = index / 2 * 2 + (tokens <= tile.few_tokens ? 1 : 0);
   used_[index / 64] |= std::uint64_t{1} << (index % 64);
   Bucket& bucket = buckets_[index];
   bucket.keys_ns += ns;
@@ -181,11 +185,12 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
       const auto most = static_cast<std::int32_t>(bucket.most_splits / bucket.tiles);
       const std::int32_t splits = splits_of(bucket.keys_ns / tiles / share, most);
       const double keys = bucket.keys / tiles / splits;
-      const double ns = task_ns(tile, keys, bucket.tokens / tiles, splits > 1);
+      const double each = bucket.tokens / tiles;
+      const double ns = task_ns(tile, keys, each, splits > 1);
       const std::int64_t tasks = bucket.tiles * splits * tile.groups_per_item;
       runs[num_runs++] = {ns, tasks};
       // Keys that fill up a step are not read.
-      shared += keys_ns(tile, keys, bucket.tokens / tiles) * static_cast<double>(tasks);
+      shared += shared_ns(tile, keys, each) * static_cast<double>(tasks);
       total += ns * static_cast<double>(tasks);
       if (splits == 1) continue;
       tokens += bucket.tokens;
@@ -199,7 +204,7 @@ TileCounts::Cut TileCounts::cut(const TileClass& tile, const MergeCosts& merge,
       tile.launch_ns + expected_end_ns(tile, std::span(runs).first(num_runs), shared);
   cut.choice.merges = tokens > 0 && !tile.merges_splits;
   if (cut.choice.merges) cut.choice.merge_ns = merge_ns(merge, tokens, cut.rows);
-  cut.even = {tile.launch_ns, slowdown_ns(tile, shared), total};
+  cut.even = {tile.launch_ns, shared, total};
   return cut;
 }
 

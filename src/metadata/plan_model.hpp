@@ -15,6 +15,7 @@ struct TaskCosts {
   double split_ns = 0;      ///< extra for a split, which stores partial results
   double key_ns = 1;        ///< per key
   double token_key_ns = 0;  ///< per key and query token
+  double parallel = 0;      ///< groups at which keys take twice as long; 0: no slowdown
   bool operator==(const TaskCosts&) const = default;
 };
 
@@ -36,9 +37,11 @@ struct TileClass {
   std::int32_t step_keys = 1;        ///< keys processed at once: a partial step costs a whole one
   std::int32_t workers = 1;          ///< work-groups that run at once
   Dealing dealing = Dealing::kTaken;
-  double parallel = 0;  ///< number of groups at which keys take twice as long; 0: no slowdown
   double launch_ns = 0;
   TaskCosts costs{};
+  std::int32_t few_tokens = 0;  ///< tasks of up to so many query tokens cost `few` instead
+  TaskCosts few{};
+  const TaskCosts& costs_of(double tokens) const { return tokens <= few_tokens ? few : costs; }
   bool operator==(const TileClass&) const = default;
 };
 
@@ -64,10 +67,13 @@ double keys_ns(const TileClass& tile, double keys, double tokens);
 /// Nanoseconds of a task: whole steps of keys, and what is around them.
 double task_ns(const TileClass& tile, double keys, double tokens, bool is_split);
 
-/// When the last group of a launch ends, counted from the start of the first. `shared_ns`: summed
-/// time of all tasks' keys, the part in which groups slow each other down.
+/// What a task's keys add to the whole launch, because groups slow each other down.
+double shared_ns(const TileClass& tile, double keys, double tokens);
+
+/// When the last group of a launch ends, counted from the start of the first. `shared`: the sum of
+/// shared_ns() of all tasks.
 double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_first,
-                       double shared_ns);
+                       double shared);
 
 /// One way to cut the tiles of a class, and what it is predicted to take. A tile worth n shares is
 /// cut into n splits.

@@ -195,9 +195,13 @@ PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice&
             concurrent_groups(*stage.variant, kernels.shape.cache_dtype, device.capabilities),
         .dealing =
             stage.variant->kernel().tasks == Tasks::kDealt ? Dealing::kDealt : Dealing::kTaken,
-        .parallel = costs.groups,
         .launch_ns = costs.launch_us * kNsPerUs,
         .costs = task_costs(costs, kernels.shape, stage.tiling)};
+    const auto few = few_rows_costs(device, kernels.shape, *stage.variant);
+    if (!few) continue;
+    TileClass& tile = config.tiles.at(static_cast<std::size_t>(config.num_tiles - 1));
+    tile.few_tokens = stage.variant->kernel().few_rows / stage.tiling.heads_per_item;
+    tile.few = task_costs(*few, kernels.shape, stage.tiling);
   }
   config.beside_ns = kBesideNs;
   config.merge = merge_costs(

@@ -1,4 +1,7 @@
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string>
 
 #include "kernels/choose/tuned.hpp"
 
@@ -10,6 +13,19 @@ KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
   query.kernel = variant.name;
   const CostRow* row = device.table.find_costs(query);
   return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
+}
+
+std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
+                                          const Variant& variant) {
+  // The rows were measured where tensor maps copy the keys.
+  if (variant.kernel().few_rows == 0 || !copies_boxes(variant, shape, device.capabilities))
+    return std::nullopt;
+  const std::string name = fmt::format("few:{}", variant.name);
+  TuningQuery query = tuning_query(device.capabilities, shape, variant.family());
+  query.kernel = name;
+  const CostRow* row = device.table.find_costs(query);
+  if (row == nullptr || !row->kernel.starts_with("few:")) return std::nullopt;
+  return row->costs;
 }
 
 std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,
@@ -44,7 +60,8 @@ TaskCosts task_costs(const KernelCosts& costs, const KernelShape& shape, const H
   return {.task_ns = costs.task_us * kNsPerUs,
           .split_ns = costs.split_us * kNsPerUs,
           .key_ns = costs.read_gbs > 0 ? bytes / costs.read_gbs : 1e-3,
-          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0};
+          .token_key_ns = costs.math_gflops > 0 ? flops / costs.math_gflops : 0,
+          .parallel = costs.groups};
 }
 
 MergeCosts merge_costs(const KernelCosts& costs, const KernelShape& shape, std::int32_t workers) {

@@ -37,6 +37,11 @@ TuningQuery tuning_query(const DeviceCapabilities& device, const KernelShape& sh
 KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
                          const Variant& variant);
 
+/// The same of its tasks of at most KernelTraits::few_rows rows, by a row for "few:" and its name;
+/// nothing where none was measured.
+std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
+                                          const Variant& variant);
+
 /// Work-groups of a variant that run on the device at once with a cache of this type, as far as is
 /// known.
 std::int32_t concurrent_groups(const Variant& variant, DType cache_dtype,

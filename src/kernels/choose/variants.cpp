@@ -326,6 +326,13 @@ std::string why_none_runs(Role role, KernelFamily family, const DeviceCapabiliti
   return runs ? "" : first.value_or("there is none");
 }
 
+bool copies_boxes(const Variant& variant, const KernelShape& shape,
+                  const DeviceCapabilities& capabilities) {
+  const bool unconverted = variant.unit().fp8_products || shape.cache_dtype == shape.dtype;
+  return variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) && unconverted &&
+         shape.block_size > 0 && shape.block_size % 16 == 0;
+}
+
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities) {
   const UnitTraits& unit = variant.unit();
@@ -355,10 +362,7 @@ KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
   if (shape.values_apart()) options += fmt::format(" -DCLA_VALUE_DIM={}", shape.value_size());
   if (shape.form == CacheForm::kLatent)
     options += fmt::format(" -DCLA_ROPE_DIM={}", shape.rope_dim);
-  const bool unconverted = unit.fp8_products || shape.cache_dtype == shape.dtype;
-  const bool boxes = variant.kernel().tensor_maps && assembles_tensor_maps(capabilities) &&
-                     unconverted && shape.block_size > 0 && shape.block_size % 16 == 0;
-  if (boxes) options += " -DCLA_BOXES=1";
+  if (copies_boxes(variant, shape, capabilities)) options += " -DCLA_BOXES=1";
   options += option_macros(shape.options, variant.role);
   // On a CPU these families only serve comparison, so correct results and short builds matter more
   // than speed: PoCL 5.0 computes most scalar kernels wrong when it optimises, under each of its

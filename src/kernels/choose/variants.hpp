@@ -137,6 +137,10 @@ inline bool takes_shape(const Variant& variant, const KernelShape& shape) {
 /// reason; empty if one runs.
 std::string why_none_runs(Role role, KernelFamily family, const DeviceCapabilities& capabilities);
 
+/// Whether the kernel copies keys by tensor maps, in boxes of 16 tokens of a page.
+bool copies_boxes(const Variant& variant, const KernelShape& shape,
+                  const DeviceCapabilities& capabilities);
+
 /// File, entry and -D options of a variant under a shape.
 KernelSource kernel_source(const Variant& variant, const KernelShape& shape,
                            const DeviceCapabilities& capabilities);

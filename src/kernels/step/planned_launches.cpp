@@ -36,7 +36,7 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
     const bool is_split = item.partial_row >= 0 && keys > 0;
     const double ns = task_ns(tile, keys, item.q_count, is_split);
     runs.push_back({ns, tile.groups_per_item});
-    shared += keys_ns(tile, keys, item.q_count) * tile.groups_per_item;
+    shared += shared_ns(tile, keys, item.q_count) * tile.groups_per_item;
     if (is_split) ++launch.splits;
     if (is_split && item.split == 0) ++launch.split_tiles;
   }

@@ -86,7 +86,7 @@ TEST(PlanModel, WhatGroupsShareSlowsThemWhileTheyAreMany) {
     const std::vector<TaskRun> runs = any_runs(random);
     for (const Dealing dealing : {Dealing::kDealt, Dealing::kTaken}) {
       TileClass tile = tile_of(132, dealing);
-      tile.parallel = 80;
+      tile.costs.parallel = 80;
       std::vector<double> left = played(runs, 132, dealing);
       double keys = std::accumulate(left.begin(), left.end(), 0.0);
       std::sort(left.begin(), left.end());
@@ -94,10 +94,10 @@ TEST(PlanModel, WhatGroupsShareSlowsThemWhileTheyAreMany) {
       double done = 0;
       for (std::size_t i = 0; i < left.size(); ++i) {
         const auto at_work = static_cast<double>(left.size() - i);
-        now += (left[i] - done) * (1 + at_work / tile.parallel);
+        now += (left[i] - done) * (1 + at_work / tile.costs.parallel);
         done = left[i];
       }
-      const double expected = expected_end_ns(tile, runs, keys);
+      const double expected = expected_end_ns(tile, runs, shared_ns(tile, keys, 1));
       EXPECT_NEAR(expected, now, dealing == Dealing::kDealt ? 1e-9 * now : 0.25 * now);
     }
   }
@@ -110,6 +110,24 @@ TEST(PlanModel, StepsAreCountedWhole) {
   EXPECT_DOUBLE_EQ(task_ns(tile, 129, 4, false), 1000 + 256 * 4);
   EXPECT_DOUBLE_EQ(task_ns(tile, 128, 4, true), 1500 + 128 * 4);
   EXPECT_DOUBLE_EQ(task_ns(tile, 0, 1, false), 1000);
+}
+
+TEST(PlanModel, FewTokensHaveCostsOfTheirOwn) {
+  TileClass tile = tile_of(8, Dealing::kDealt);
+  tile.costs = {.task_ns = 1000, .split_ns = 500, .key_ns = 8, .parallel = 400};
+  tile.few_tokens = 16;
+  tile.few = {.task_ns = 700, .split_ns = 200, .key_ns = 4, .parallel = 20};
+  EXPECT_DOUBLE_EQ(task_ns(tile, 100, 16, true), 900 + 100 * 4);
+  EXPECT_DOUBLE_EQ(task_ns(tile, 100, 17, true), 1500 + 100 * 8);
+  EXPECT_DOUBLE_EQ(shared_ns(tile, 100, 16), 20);
+  EXPECT_DOUBLE_EQ(shared_ns(tile, 100, 17), 2);
+  TileCounts tiles;  // alike in time, not in kind
+  tiles.add(tile, 1000, 32, 1);
+  tiles.add(tile, 2000, 1, 1);
+  tile.workers = 1;
+  const double both = task_ns(tile, 1000, 32, false) + task_ns(tile, 2000, 1, false) +
+                      shared_ns(tile, 1000, 32) + shared_ns(tile, 2000, 1);
+  EXPECT_DOUBLE_EQ(tiles.judge(tile, {}, CutChoice{}.share_ns).end_ns, both);
 }
 
 TEST(PlanModel, TilesAreCutIntoAsManySplitsAsTheyHoldShares) {
@@ -128,9 +146,8 @@ TEST(PlanModel, CountedTilesAreJudgedAsTheTilesThemselves) {
   for (int round = 0; round < 500; ++round) {
     TileClass tile = tile_of(132, Dealing::kDealt);
     tile.groups_per_item = 8;
-    tile.parallel = 60;
     tile.merges_splits = true;
-    tile.costs = {.task_ns = 2000, .split_ns = 1500, .key_ns = 6};
+    tile.costs = {.task_ns = 2000, .split_ns = 1500, .key_ns = 6, .parallel = 60};
     TileCounts tiles;
     std::vector<std::int32_t> lengths(std::uniform_int_distribution<std::size_t>(1, 300)(random));
     for (std::int32_t& keys : lengths) {
@@ -145,7 +162,7 @@ TEST(PlanModel, CountedTilesAreJudgedAsTheTilesThemselves) {
         const int splits = splits_of(keys_ns(tile, keys, 1) / share, std::max(keys / 128, 1));
         runs.push_back({task_ns(tile, static_cast<double>(keys) / splits, 1, splits > 1),
                         std::int64_t{8} * splits});
-        shared += 8 * keys_ns(tile, keys, 1);
+        shared += 8 * shared_ns(tile, keys, 1);
       }
       std::sort(runs.begin(), runs.end(),
                 [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });

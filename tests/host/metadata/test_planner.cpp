@@ -206,7 +206,7 @@ TEST(Planner, WhatMemoryBoundsIsNotCut) {
   const std::vector<test::Request> requests(5, {1, 6400});
   const auto items = [&] { return plan_of(config, make_batch(requests, 16)).items[0].size(); };
   EXPECT_GT(items(), 5U);
-  config.tiles[0].parallel = 0.5;  // 64 000 ns are memory's, whatever the plan
+  config.tiles[0].costs.parallel = 0.5;  // 64 000 ns are memory's, whatever the plan
   EXPECT_EQ(items(), 5U);
 }
 
@@ -261,7 +261,7 @@ PlannerConfig persistent_device() {
     tile.dealing = Dealing::kDealt;
     tile.merges_splits = true;
   }
-  config.tiles[0].parallel = 4;
+  config.tiles[0].costs.parallel = 4;
   config.tiles[1].costs.token_key_ns = 1;
   return config;
 }
@@ -302,7 +302,7 @@ TEST(Planner, LaunchesRunBesideEachOtherWhereThatEndsEarlier) {
   EXPECT_GT(beside.counts.slower[1], 1 + 0.25 * first / 64) << "the more groups wait for it";
 
   PlannerConfig both_wait = config;  // for memory, which they would take from each other
-  both_wait.tiles[1].parallel = 0.5;
+  both_wait.tiles[1].costs.parallel = 0.5;
   EXPECT_EQ(plan_of(both_wait, make_batch(requests, 16)).counts.workers, PlanCounts{}.workers);
   PlannerConfig cannot = config;
   cannot.beside_ns = std::numeric_limits<double>::infinity();

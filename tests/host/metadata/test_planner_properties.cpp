@@ -44,12 +44,15 @@ PlannerConfig any_config() {
     tile.step_keys = one_of({1, 32, 33, 128});
     tile.workers = one_of({1, 2, 7, 64, 132, 1500});
     tile.dealing = one_of({Dealing::kTaken, Dealing::kDealt});
-    tile.parallel = one_of({0.0, 0.0, 0.4, 0.9}) * tile.workers;
     tile.launch_ns = one_of({0, 3000});
     tile.costs = {.task_ns = one_of({0.0, 10.0, 2000.0}),
                   .split_ns = one_of({0.0, 0.5, 1500.0}),
                   .key_ns = one_of({0.5, 6.0, 900.0}),
-                  .token_key_ns = one_of({0.0, 0.0, 3.0})};
+                  .token_key_ns = one_of({0.0, 0.0, 3.0}),
+                  .parallel = one_of({0.0, 0.0, 0.4, 0.9}) * tile.workers};
+    tile.few_tokens = one_of({0, 0, 1, 16});
+    tile.few = tile.costs;
+    tile.few.key_ns = one_of({0.2, 3.0, 700.0});
   }
   config.merge = {.launch_ns = one_of({0.0, 50.0, 5000.0}),
                   .token_ns = one_of({0.0, 20.0}),
