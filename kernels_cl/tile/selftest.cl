@@ -138,41 +138,57 @@ CLA_SELFTEST_KERNEL(clattn_selftest_fp8) {
 
 #elif CLA_SELFTEST == 6
 
-#if !defined(__x86_64__) || !defined(__AVX512F__) || !defined(__AVX512BW__)
+#if !defined(__SPIR64__) && \
+    (!defined(__x86_64__) || !defined(__AVX512F__) || !defined(__AVX512BW__))
 #error "these registers are not for this compiler"
 #endif
 
 #include "tile/avx512_bf16.clh"
 
+// What an instruction makes of eax, ebx, ecx and edx. It has no operands there, since compilers
+// that target SPIR know none of these names; so it keeps them itself, below the red zone.
+#define CLA_BY_NAME(name, instruction)                                                  \
+  uint4 name(uint4 registers) {                                                         \
+    __asm__ volatile(                                                                   \
+        "leaq -128(%%rsp), %%rsp\npushq %%rax\npushq %%rbx\npushq %%rcx\npushq %%rdx\n" \
+        "pushq %%rsi\npushq %0\npopq %%rsi\nmovl (%%rsi), %%eax\nmovl 8(%%rsi), "       \
+        "%%ecx\n" instruction                                                           \
+        "\nmovl %%eax, (%%rsi)\nmovl %%ebx, 4(%%rsi)\nmovl %%ecx, 8(%%rsi)\n"           \
+        "movl %%edx, 12(%%rsi)\npopq %%rsi\npopq %%rdx\npopq %%rcx\npopq %%rbx\n"       \
+        "popq %%rax\nleaq 128(%%rsp), %%rsp" ::"r"((ulong)(size_t)&registers)           \
+        : "memory");                                                                    \
+    return registers;                                                                   \
+  }
+CLA_BY_NAME(cla_cpuid, "cpuid")
+CLA_BY_NAME(cla_rdtsc, "lfence\nrdtsc")
+
 // The processor may be newer or older than the one that the compiler aims at.
 int cla_has_products(void) {
-  uint highest, basic, c, d, more, unused;
-  __asm__ volatile("cpuid" : "=a"(highest), "=b"(unused), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-  basic = c;
-  if (highest < 1u) return 0;
-  __asm__ volatile("cpuid" : "=a"(more), "=b"(unused), "=c"(c), "=d"(d) : "a"(7), "c"(1));
-  return (basic >> 1 & more >> 5 & 1u) != 0u;  // AVX512_VBMI, AVX512_BF16
+  const uint4 first = cla_cpuid((uint4)(7, 0, 0, 0));
+  if (first.s0 < 1u) return 0;
+  const uint4 second = cla_cpuid((uint4)(7, 0, 1, 0));
+  return (first.s2 >> 1 & second.s0 >> 5 & 1u) != 0u;  // AVX512_VBMI, AVX512_BF16
 }
 
 ulong cla_cycles(void) {
-  uint low, high;
-  __asm__ volatile("lfence\nrdtsc" : "=a"(low), "=d"(high));
-  return (ulong)high << 32 | low;
+  const uint4 registers = cla_rdtsc((uint4)(0u));
+  return (ulong)registers.s3 << 32 | registers.s0;
 }
 
 // The cycles of 256 times 8 independent instructions that add a * b to sum[8].
-#define CLA_TIMED(name, type, instruction)                                                     \
-  ulong name(float16* sum, type a, type b) {                                                   \
-    const ulong start = cla_cycles();                                                          \
-    for (int i = 0; i < 256; ++i)                                                              \
-      __asm__ volatile(instruction " %9, %8, %0\n" instruction " %9, %8, %1\n" instruction     \
-                                   " %9, %8, %2\n" instruction " %9, %8, %3\n" instruction     \
-                                   " %9, %8, %4\n" instruction " %9, %8, %5\n" instruction     \
-                                   " %9, %8, %6\n" instruction " %9, %8, %7"                   \
-                       : "+v"(sum[0]), "+v"(sum[1]), "+v"(sum[2]), "+v"(sum[3]), "+v"(sum[4]), \
-                         "+v"(sum[5]), "+v"(sum[6]), "+v"(sum[7])                              \
-                       : "v"(a), "v"(b));                                                      \
-    return cla_cycles() - start;                                                               \
+#define CLA_SUM(i) "+" CLA_IN_VECTOR(sum[i])
+#define CLA_TIMED(name, type, instruction)                                                       \
+  ulong name(float16* sum, type a, type b) {                                                     \
+    const ulong start = cla_cycles();                                                            \
+    for (int i = 0; i < 256; ++i)                                                                \
+      __asm__ volatile(instruction " %9, %8, %0\n" instruction " %9, %8, %1\n" instruction       \
+                                   " %9, %8, %2\n" instruction " %9, %8, %3\n" instruction       \
+                                   " %9, %8, %4\n" instruction " %9, %8, %5\n" instruction       \
+                                   " %9, %8, %6\n" instruction " %9, %8, %7"                     \
+                       : CLA_SUM(0), CLA_SUM(1), CLA_SUM(2), CLA_SUM(3), CLA_SUM(4), CLA_SUM(5), \
+                         CLA_SUM(6), CLA_SUM(7)                                                  \
+                       : "v"(a), "v"(b));                                                        \
+    return cla_cycles() - start;                                                                 \
   }
 CLA_TIMED(cla_time_products, uint16, "vdpbf16ps")
 CLA_TIMED(cla_time_multiply_adds, float16, "vfmadd231ps")
@@ -200,7 +216,7 @@ CLA_SELFTEST_KERNEL(clattn_selftest_bf16) {
   for (uint i = 0; i < 128; ++i) bytes[i] = (uchar)(i ^ seed);
   uint16 found = (uint16)(0x85c7037f);
   __asm__("vpermi2b %2, %1, %0"
-          : "+v"(found)
+          : "+" CLA_IN_VECTOR(found)
           : "v"(vload16(0, (const uint*)bytes)), "v"(vload16(1, (const uint*)bytes)));
   right = right && all(found == (0x0547037fu ^ (seed & 0xffu) * 0x01010101u));
   result[lane] = right ? seed + lane : 0u;

@@ -30,6 +30,7 @@ constexpr std::size_t kLocalGroups = 4;            // so that groups could distu
 constexpr cl_uint kWarpgroup = 128;
 constexpr int kZmmFloats = 16;  // of a register of AVX-512
 constexpr cl_uint kNvidiaVendorId = 0x10de;
+constexpr std::string_view kIntel = "Intel(R) OpenCL";  // platform of its CPU runtime
 
 /// Builds and runs one kernel of selftest.cl.
 class Prober {
@@ -257,7 +258,8 @@ void test_unit(Prober& prober, std::size_t index, SelfTestResult& result) {
 
 bool survives_assembly(std::string_view platform_name, std::string_view driver_version,
                        bool defaults) {
-  if (platform_name != "Portable Computing Language") return true;
+  if (platform_name == kIntel) return true;
+  if (platform_name != "Portable Computing Language") return false;
   const char* const end = driver_version.data() + driver_version.size();
   int major = 0, minor = 0;
   const auto [point, failed] = std::from_chars(driver_version.data(), end, major);
@@ -329,8 +331,8 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     Prober alone = prober_of(text, 1);
     result.native_builtins = all_lanes_right(alone, 8, "clattn_selftest_builtins") ? 1 : 0;
     result.long_loops = all_lanes_right(alone, 9, "clattn_selftest_loops") ? 1 : 0;
-    // Compilers that target SPIR have no built-ins, and others than Intel's may crash on assembly.
-    if (reported.kind == DeviceKind::kCpu && reported.platform_name == "Intel(R) OpenCL")
+    // Its compiler targets SPIR and has no built-ins.
+    if (reported.kind == DeviceKind::kCpu && reported.platform_name == kIntel)
       result.x86_prefetch = all_lanes_right(alone, 12, "clattn_selftest_prefetch") ? 1 : 0;
   }
   if (result.wave_size == 0 && reported.reports_subgroups) {

@@ -96,7 +96,7 @@ TEST(WaveSize, IsBelievedOnlyWhenEverySumIsRight) {
 
 // Those versions' compilers abort over it, 5.0 and 6.0 unless groups of one are compiled as
 // unasked.
-TEST(Assembly, IsKeptFromPoclThatAbortsOverIt) {
+TEST(Assembly, IsKeptFromPoclThatAbortsOverItAndFromUnknownPlatforms) {
   constexpr std::string_view kPocl = "Portable Computing Language";
   for (const bool defaults : {false, true}) {
     for (const std::string_view version :
@@ -106,6 +106,7 @@ TEST(Assembly, IsKeptFromPoclThatAbortsOverIt) {
     for (const std::string_view version : {"5.0-2.1build3", "5.0+debian", "6.0-6"}) {
       EXPECT_EQ(survives_assembly(kPocl, version, defaults), defaults) << version;
       EXPECT_TRUE(survives_assembly("Intel(R) OpenCL", version, defaults)) << version;
+      EXPECT_FALSE(survives_assembly("Oclgrind", version, defaults)) << version;
     }
     for (const std::string_view version : {"3.2-pre", "5.0-pre main-0-gabc", "6.0-pre", "4.0",
                                            "4.0-pre main-0-gabc", "6.1-pre", "", "7", "main"}) {
