@@ -214,7 +214,7 @@ CLA_INLINE void cla_begin_bundle(const ClaRows* rows, int first_row, int chunks,
     cla_vf* query = bundle->query + r * CLA_NUM_VECS;
     cla_read_query(rows, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
   }
-  cla_order_queries(bundle->query, chunks * CLA_CHUNK, by_dim);
+  cla_order_queries(bundle->query, (uint)(chunks * CLA_CHUNK), by_dim);
 #pragma unroll 1
   for (int d = 0; d < chunks * CLA_CHUNK * CLA_NUM_VECS; ++d) bundle->o[d] = (cla_vf)(0.0f);
 }
