@@ -5,8 +5,8 @@
 // Loop order: tile of BLOCK_KV keys > KV head > bundle > chunk of 4 rows > scores, softmax, values.
 // All rows of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is
 // key k against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN)
-// give them without a sum across lanes. A bundle is the chunks that are multiplied
-// together, up to BUNDLE of them: one, except by tiles.
+// give them without a sum across lanes. A bundle is the chunks that are multiplied together, up to
+// BUNDLE of them: one, except by tiles.
 //
 // A task takes KV_HEADS heads of a tile one after the other, because memory is read faster in
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
