@@ -8,6 +8,7 @@
 #define CLA_BF16(number) ((ushort)(as_uint((float)(number)) >> 16))
 
 #define CLA_STEP (16 * 32)  // elements of a tile of B
+#define CLA_FEW 4           // rows or columns of a narrow tile
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx(
     __global uint* restrict result,  // [32, 32]  bits of C in f32
@@ -24,9 +25,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx
           CLA_BF16(CLA_ELEMENT(i, 64 + column));
   cla_open_tiles();
   cla_multiply_block(a, 128, b, 4 * CLA_STEP, c, 2048, 32, 2, 0);
-  cla_open_narrow_tiles();
+  cla_open_narrow_tiles(CLA_FEW);
   for (int row = 0; row < 32; row += 16)
-    for (int column = 0; column < 32; column += CLA_TILE_FEW) {
+    for (int column = 0; column < 32; column += CLA_FEW) {
       float* sums = c + (column / 16 * 32 + row) * 16 + column % 16;
       CLA_LOAD_TILE(0, sums, 64);
       for (int step = 0; step < 2; ++step) {
@@ -36,7 +37,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void clattn_selftest_amx
       }
       CLA_STORE_TILE(0, sums, 64);
     }
-  for (int row = 0; row < 32; row += CLA_TILE_FEW)
+  for (int row = 0; row < 32; row += CLA_FEW)
     for (int side = 0; side < 2; ++side) {
       float* sums = c + (side * 32 + row) * 16;
       CLA_LOAD_TILE(6, sums, 64);

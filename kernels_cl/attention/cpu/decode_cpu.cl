@@ -2,10 +2,11 @@
 //
 //   out[r, :] = sum_p softmax_p(scale * <q[r, :], K[p, :]>) V[p, :],   begin <= p < end of row r
 //
-// Loop order: tile of BLOCK_KV keys > KV head > chunk of 4 rows > scores, softmax, values. All rows
-// of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is key k
-// against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN) give them
-// without a sum across lanes.
+// Loop order: tile of BLOCK_KV keys > KV head > bundle > chunk of 4 rows > scores, softmax, values.
+// All rows of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is
+// key k against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN)
+// give them without a sum across lanes. A bundle is the chunks that are multiplied together, up to
+// BUNDLE of them: one, except by tiles.
 //
 // A task takes KV_HEADS heads of a tile one after the other, because memory is read faster in
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
@@ -30,7 +31,8 @@
 #include "attention/cpu/values.clh"
 #endif
 
-#define CLA_CHUNKS (CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_CHUNK) / CLA_CHUNK)
+#define CLA_BUNDLE_ROWS (CLA_BUNDLE * CLA_CHUNK)
+#define CLA_BUNDLES (CLA_ROUND_UP(CLA_BLOCK_ROWS, CLA_BUNDLE_ROWS) / CLA_BUNDLE_ROWS)
 
 // Lane 4 k + r stands for key k of a step and row r: a value per row in all its lanes, each lane's
 // key, and a vector moved by one key.
@@ -169,7 +171,7 @@ CLA_INLINE void cla_softmax(ClaState* state, __global const CLA_KV_T* k, __globa
   }
 #pragma unroll
   for (int step = 0; step < CLA_STEPS; ++step) {
-    cla_fetch_part(k, v, tile, step, 2 * CLA_STEPS);
+    cla_fetch_in_step(k, v, tile, step);
     cla_vf p = cla_exp2(s[step] - largest);
     if (masked) p = s[step] == CLA_NEG_BIG ? (cla_vf)(CLA_UNSEEN_PROBABILITY) : p;
     s[step] = p;
@@ -177,48 +179,56 @@ CLA_INLINE void cla_softmax(ClaState* state, __global const CLA_KV_T* k, __globa
   }
 }
 
-// One chunk of rows against one tile of keys.
-CLA_INLINE void cla_chunk(const cla_vf* q, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
-                          const ClaTile* tile, ClaOperands* operands, ClaState* state, cla_vf* o) {
-  cla_vf s[CLA_STEPS];
-  cla_scores(q, k, v, tile, operands, s);
-  const int masked = cla_masked(state, tile->at);
-  cla_softmax(state, k, v, tile, masked, s, o);
-  cla_add_values(s, k, v, tile, operands, masked, o);
+// What a bundle of chunks holds in private memory.
+typedef struct ClaBundle {
+  cla_vf query[CLA_BUNDLE_ROWS * CLA_NUM_VECS];
+  cla_vf o[CLA_BUNDLE_ROWS * CLA_NUM_VECS];
+  ClaState state[CLA_BUNDLE];
+  float score_unit;
+} ClaBundle;
+
+// One bundle against one tile of keys.
+CLA_INLINE void cla_add_tile(ClaBundle* own, __global const CLA_KV_T* k, __global const CLA_KV_T* v,
+                             ClaTile* tile, ClaOperands* operands) {
+  cla_prepare_scores(own->query, k, v, tile, operands);
+#pragma unroll 1
+  for (tile->chunk = 0; tile->chunk < tile->chunks; ++tile->chunk) {
+    ClaState* state = &own->state[tile->chunk];
+    cla_vf* o = own->o + tile->chunk * CLA_CHUNK * CLA_NUM_VECS;
+    cla_vf s[CLA_STEPS];
+    cla_scores(own->query, k, v, tile, operands, s);
+    const int masked = cla_masked(state, tile->at);
+    cla_softmax(state, k, v, tile, masked, s, o);
+    cla_add_values(s, k, v, tile, operands, masked, o);
+  }
+  cla_finish_values(k, v, tile, operands, own->o);
 }
 
-// What a chunk of rows holds in private memory.
-typedef struct ClaChunk {
-  cla_vf query[CLA_CHUNK * CLA_NUM_VECS];
-  cla_vf o[CLA_CHUNK * CLA_NUM_VECS];
-  ClaState state;
-  float score_unit;
-} ClaChunk;
-
-CLA_INLINE void cla_begin_chunk(const ClaRows* rows, int first_row, __global const CLA_Q_T* q,
-                                long q_token_stride, float scale, int by_dim, ClaChunk* chunk) {
-  cla_init_state(rows, first_row, &chunk->state);
-  chunk->score_unit = CLA_DOT ? scale : 1.0f;  // bf16 queries keep their bits, scores are scaled
-  for (int r = 0; r < CLA_CHUNK; ++r) {
-    cla_vf* query = chunk->query + r * CLA_NUM_VECS;
+CLA_INLINE void cla_begin_bundle(const ClaRows* rows, int first_row, int chunks,
+                                 __global const CLA_Q_T* q, long q_token_stride, float scale,
+                                 int by_dim, ClaBundle* bundle) {
+  for (int c = 0; c < chunks; ++c)
+    cla_init_state(rows, first_row + c * CLA_CHUNK, &bundle->state[c]);
+  bundle->score_unit = CLA_DOT ? scale : 1.0f;  // bf16 queries keep their bits, scores are scaled
+  for (int r = 0; r < chunks * CLA_CHUNK; ++r) {
+    cla_vf* query = bundle->query + r * CLA_NUM_VECS;
     cla_read_query(rows, first_row + r, q, q_token_stride, CLA_DOT ? 1.0f : scale, query);
   }
-  cla_order_queries(chunk->query, by_dim);
+  cla_order_queries(bundle->query, (uint)(chunks * CLA_CHUNK), by_dim);
 #pragma unroll 1
-  for (int d = 0; d < CLA_CHUNK * CLA_NUM_VECS; ++d) chunk->o[d] = (cla_vf)(0.0f);
+  for (int d = 0; d < chunks * CLA_CHUNK * CLA_NUM_VECS; ++d) bundle->o[d] = (cla_vf)(0.0f);
 }
 
-CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, ClaChunk* chunk,
+CLA_INLINE void cla_finish_chunk(const ClaRows* rows, int first_row, const ClaState* own, cla_vf* o,
                                  const ClaResults* to) {
   float base[CLA_VEC], sum[CLA_VEC];
-  CLA_CAT(vstore, CLA_VEC)(chunk->state.base, 0, base);
-  CLA_CAT(vstore, CLA_VEC)(chunk->state.sum, 0, sum);
+  CLA_CAT(vstore, CLA_VEC)(own->base, 0, base);
+  CLA_CAT(vstore, CLA_VEC)(own->sum, 0, sum);
   for (int r = 0; r < CLA_CHUNK && first_row + r < rows->rows; ++r) {
     ClaRowState state = {base[r], 0.0f};
     for (int i = r; i < CLA_VEC; i += CLA_CHUNK) state.sum += sum[i];
-    cla_order_output(chunk->o + r * CLA_NUM_VECS);
-    cla_write_row(rows, first_row + r, chunk->o + r * CLA_NUM_VECS, cla_value_unit(rows), state,
-                  to);
+    cla_order_output(o + r * CLA_NUM_VECS);
+    cla_write_row(rows, first_row + r, o + r * CLA_NUM_VECS, cla_value_unit(rows), state, to);
   }
 }
 
@@ -228,21 +238,24 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
   const ClaResults to = CLA_RESULTS;
   cla_vu codes[CLA_CODE_VECS];
   cla_make_codes(codes);
-  cla_begin_products();
 
   ClaRows rows;
   while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
-    const int chunks = (rows.rows + CLA_CHUNK - 1) / CLA_CHUNK;
+    // Bundles of the same number of chunks, and no more than that needs.
+    const int bundles = (rows.rows + CLA_BUNDLE_ROWS - 1) / CLA_BUNDLE_ROWS;
+    const int bundle_rows = CLA_ROUND_UP((rows.rows + bundles - 1) / bundles, CLA_CHUNK);
+    const int chunks = CLA_BUNDLE == 1 ? 1 : bundle_rows / CLA_CHUNK;
     const int begin = cla_tiles_begin(&rows);           // no row sees a key before it,
     const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
 
-    ClaChunk all[CLA_KV_HEADS * CLA_CHUNKS];  // without gaps: [head][chunk]
+    cla_begin_products(chunks * CLA_CHUNK);
+    ClaBundle all[CLA_KV_HEADS * CLA_BUNDLES];  // without gaps: [head][bundle]
     for (int h = 0; h < rows.kv_heads; ++h) {
       const ClaRows of_head = cla_rows_of_head(&rows, h);
       const float scale = call.scale_log2e * cla_key_unit(&of_head);
-      for (int c = 0; c < chunks; ++c)
-        cla_begin_chunk(&of_head, c * CLA_CHUNK, q + call.q_offset, call.q_token_stride, scale,
-                        cla_by_dim(&call), &all[h * chunks + c]);
+      for (int b = 0; b < bundles; ++b)
+        cla_begin_bundle(&of_head, b * chunks * CLA_CHUNK, chunks, q + call.q_offset,
+                         call.q_token_stride, scale, cla_by_dim(&call), &all[h * bundles + b]);
     }
 
     ClaRing ring;
@@ -257,7 +270,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
       for (int h = 0; h < rows.kv_heads; ++h) {
         const int place = at / CLA_BLOCK_KV % CLA_HELD;
         ClaTile tile = {&opt,
-                        all[h * chunks].score_unit,
+                        all[h * bundles].score_unit,
                         codes,
                         at,
                         end,
@@ -267,22 +280,26 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
                         ring.keys[place],
                         cla_fetched(&rows, &ring, at, h),
                         0,
+                        0,
+                        chunks,
                         0};
         ClaOperands operands;
-        for (int c = 0; c < chunks; ++c) {
-          ClaChunk* own = &all[h * chunks + c];
-          tile.fetch_begin = c * CLA_BLOCK_KV / chunks;
-          tile.fetch_end = (c + 1) * CLA_BLOCK_KV / chunks;
-          cla_chunk(own->query, k_cache + call.k_offset, CLA_VALUES, &tile, &operands, &own->state,
-                    own->o);
+        for (int b = 0; b < bundles; ++b) {
+          tile.fetch_begin = b * CLA_BLOCK_KV / bundles;
+          tile.fetch_end = (b + 1) * CLA_BLOCK_KV / bundles;
+          cla_add_tile(&all[h * bundles + b], k_cache + call.k_offset, CLA_VALUES, &tile,
+                       &operands);
         }
       }
     }
 
     for (int h = 0; h < rows.kv_heads; ++h) {
       const ClaRows of_head = cla_rows_of_head(&rows, h);
-      for (int c = 0; c < chunks; ++c)
-        cla_finish_chunk(&of_head, c * CLA_CHUNK, &all[h * chunks + c], &to);
+      for (int c = 0; c < bundles * chunks; ++c) {
+        ClaBundle* bundle = &all[h * bundles + c / chunks];
+        cla_finish_chunk(&of_head, c * CLA_CHUNK, &bundle->state[c % chunks],
+                         bundle->o + c % chunks * CLA_CHUNK * CLA_NUM_VECS, &to);
+      }
     }
     cla_merge_if_last(&rows, &to, CLA_ARRIVALS);
   }
