@@ -209,6 +209,8 @@ struct KernelInfo {
   /// products of bf16 pairs require; the other kernels keep them in f32.
   bool rounds_weights = false;
   std::int32_t concurrent_groups = 0;  ///< work-groups that the planner assumes to run at once
+  std::int32_t few_rows =
+      0;  ///< work items of up to so many rows have costs of their own; 0 = none
 };
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.

@@ -20,7 +20,8 @@
    and added to the rows that see them once these are done. With CLA_BOXES 16 keys of a head are one
    copy by a tensor map (tile/sm90_tensor_map.clh), else many small ones; those of 8 bits are
    converted on their way (attention/wgmma_conversion.clh). Full barriers end when copies have
-   arrived, or were converted, empty ones when the last warp has multiplied.
+   arrived, or were converted, empty ones when the last warp has multiplied. A warpgroup whose rows
+   do not exist in a task multiplies nothing for it.
 
    Bytes and operations of a tile with 128 rows, 128 keys and 128 dims, per work-group: 64 KiB of K
    and V (32 of 8 bits) from global memory, 4.2 M multiply-adds, 16 384 exponentials.

@@ -145,8 +145,9 @@ CLA_SELFTEST_KERNEL(clattn_selftest_fp8) {
 
 #include "tile/avx512_bf16.clh"
 
-// What an instruction makes of eax, ebx, ecx and edx. It has no operands there, since compilers
-// that target SPIR know none of these names; so it keeps them itself, below the red zone.
+// Runs an instruction with eax and ecx of `registers`, and returns eax, ebx, ecx and edx. Compilers
+// that target SPIR know no constraint for these, so the assembly saves and restores them itself, on
+// the stack below the red zone.
 #define CLA_BY_NAME(name, instruction)                                                  \
   uint4 name(uint4 registers) {                                                         \
     __asm__ volatile(                                                                   \

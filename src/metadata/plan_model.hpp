@@ -41,7 +41,9 @@ struct TileClass {
   TaskCosts costs{};
   std::int32_t few_tokens = 0;  ///< tasks of up to so many query tokens cost `few` instead
   TaskCosts few{};
-  const TaskCosts& costs_of(double tokens) const { return tokens <= few_tokens ? few : costs; }
+  const TaskCosts& costs_of(double tokens) const {
+    return few_tokens > 0 && tokens <= few_tokens ? few : costs;
+  }
   bool operator==(const TileClass&) const = default;
 };
 
@@ -121,7 +123,8 @@ class TileCounts {
   std::int32_t tiles() const { return tiles_; }
 
  private:
-  /// Eight to a factor of two: tiles that differ by less are counted as equal.
+  /// Eight to a factor of two, or four for each kind of costs where there are two: tiles that
+  /// differ by less are counted as equal.
   static constexpr std::size_t kBuckets = 256;
   struct Bucket {
     double keys_ns = 0, keys = 0, tokens = 0;

@@ -255,10 +255,14 @@ void check_config(const PlannerConfig& config) {
     }
     // So that a tile's whole time is a number, too.
     constexpr double kMostKeyNs = 1e15;
-    throw_invalid_if(!(tile.costs.key_ns > 0 && tile.costs.key_ns <= kMostKeyNs &&
-                       tile.costs.token_key_ns >= 0 && tile.costs.token_key_ns <= kMostKeyNs),
-                     "tiles[{}].costs: a key takes {} ns and {} ns a token, legal: above 0 … {:g}",
-                     c, tile.costs.key_ns, tile.costs.token_key_ns, kMostKeyNs);
+    const auto check_costs = [&](std::string_view name, const TaskCosts& costs) {
+      throw_invalid_if(!(costs.key_ns > 0 && costs.key_ns <= kMostKeyNs &&
+                         costs.token_key_ns >= 0 && costs.token_key_ns <= kMostKeyNs),
+                       "tiles[{}].{}: a key takes {} ns and {} ns a token, legal: above 0 … {:g}",
+                       c, name, costs.key_ns, costs.token_key_ns, kMostKeyNs);
+    };
+    check_costs("costs", tile.costs);
+    if (tile.few_tokens > 0) check_costs("few", tile.few);
   }
   throw_invalid_if(config.num_splits < 0, "num_splits is {}, legal: at least 0 (0 = planned)",
                    config.num_splits);

@@ -331,7 +331,7 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
     Prober alone = prober_of(text, 1);
     result.native_builtins = all_lanes_right(alone, 8, "clattn_selftest_builtins") ? 1 : 0;
     result.long_loops = all_lanes_right(alone, 9, "clattn_selftest_loops") ? 1 : 0;
-    // Its compiler targets SPIR and has no built-ins.
+    // Intel's compiler targets SPIR and has no built-in for it.
     if (reported.kind == DeviceKind::kCpu && reported.platform_name == kIntel)
       result.x86_prefetch = all_lanes_right(alone, 12, "clattn_selftest_prefetch") ? 1 : 0;
   }

@@ -56,8 +56,9 @@ SelfTestReport run_self_tests(cl_context context, cl_device_id device,
 /// Whether the driver of a CPU lives when a kernel of groups of one work-item has inline assembly.
 /// PoCL from the snapshots of 3.2 to 6 takes it for a call of its own and aborts where it makes
 /// loops over work-items (its WorkitemLoops.cc, handleLocalMemAllocas; mended in 7.0). Versions 5
-/// and 6 were seen to make none for such groups with `defaults` (Environment::pocl_defaults). Not
-/// of a PoCL whose version says nothing, nor of a platform that was never seen to.
+/// and 6 were seen to make none for such groups with `defaults` (Environment::pocl_defaults). False
+/// for a PoCL whose version cannot be read and for platforms other than PoCL and Intel's runtime,
+/// of which none was tested.
 bool survives_assembly(std::string_view platform_name, std::string_view driver_version,
                        bool defaults);
 

@@ -5,8 +5,8 @@
 // Loop order: tile of BLOCK_KV keys > KV head > bundle > chunk of 4 rows > scores, softmax, values.
 // All rows of a KV head share one pass over K and V. Scores come as vectors whose lane 4 k + r is
 // key k against row r: a chunk's softmax state is one vector. Keys that lie by dim (layout HDN)
-// give them without a sum across lanes. A bundle is the chunks that are multiplied together, up to
-// BUNDLE of them: one, except by tiles.
+// give them without a sum across lanes. A bundle is the chunks that are multiplied together, at
+// most BUNDLE: one, except with x86's tiles.
 //
 // A task takes KV_HEADS heads of a tile one after the other, because memory is read faster in
 // longer runs than one head's part of a page: the heads of a page are neighbours in either layout.
@@ -241,7 +241,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
 
   ClaRows rows;
   while (cla_take_rows(&call, meta, counters, &opt, &rows)) {
-    // Bundles of the same number of chunks, and no more than that needs.
+    // As few bundles as hold all rows, each of the same, smallest number of chunks.
     const int bundles = (rows.rows + CLA_BUNDLE_ROWS - 1) / CLA_BUNDLE_ROWS;
     const int bundle_rows = CLA_ROUND_UP((rows.rows + bundles - 1) / bundles, CLA_CHUNK);
     const int chunks = CLA_BUNDLE == 1 ? 1 : bundle_rows / CLA_CHUNK;
@@ -249,7 +249,7 @@ CLA_KERNEL clattn_decode_cpu(CLA_PARAMS) {
     const int end = cla_row_end(&rows, rows.rows - 1);  // none one from here on
 
     cla_begin_products(chunks * CLA_CHUNK);
-    ClaBundle all[CLA_KV_HEADS * CLA_BUNDLES];  // without gaps: [head][bundle]
+    ClaBundle all[CLA_KV_HEADS * CLA_BUNDLES];  // [head][bundle], as many as there are
     for (int h = 0; h < rows.kv_heads; ++h) {
       const ClaRows of_head = cla_rows_of_head(&rows, h);
       const float scale = call.scale_log2e * cla_key_unit(&of_head);

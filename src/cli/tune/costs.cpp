@@ -46,7 +46,8 @@ std::vector<Stage> stages_of(const CostBench& bench) {
     if (!is_stage(kernel.role)) continue;
     const std::int32_t group = std::max(bench.config().num_queries_per_kv(), 1);
     const std::int32_t longest = std::max(kernel.block_rows / group, 1);
-    stages.push_back({kernel, std::min(taken + 1, longest), longest});
+    const std::int32_t few = kernel.few_rows / group;  // have costs of their own
+    stages.push_back({kernel, std::min(std::max(taken, few) + 1, longest), longest});
     taken = longest;
   }
   return stages;

@@ -15,12 +15,16 @@ KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
   return row == nullptr ? KernelCosts{} : row->costs;  // shipped rows leave no kernel out
 }
 
+std::string few_rows_name(const Variant& variant) {
+  return fmt::format("few:{}", variant.name);
+}
+
 std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
                                           const Variant& variant) {
   // The rows were measured where tensor maps copy the keys.
   if (variant.kernel().few_rows == 0 || !copies_boxes(variant, shape, device.capabilities))
     return std::nullopt;
-  const std::string name = fmt::format("few:{}", variant.name);
+  const std::string name = few_rows_name(variant);
   TuningQuery query = tuning_query(device.capabilities, shape, variant.family());
   query.kernel = name;
   const CostRow* row = device.table.find_costs(query);

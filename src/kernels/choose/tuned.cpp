@@ -102,7 +102,10 @@ std::string row_fault(const TuningRow& row) {
 }
 
 std::string row_fault(const CostRow& row) {
-  const auto named = [&](const Variant& variant) { return names_kernel(row, variant.name); };
+  const auto named = [&](const Variant& variant) {
+    return names_kernel(row, variant.name) ||
+           (variant.kernel().few_rows > 0 && names_kernel(row, few_rows_name(variant)));
+  };
   return std::ranges::any_of(variants(), named)
              ? cost_fault(row.costs)
              : fmt::format("there is no kernel '{}'", row.kernel);

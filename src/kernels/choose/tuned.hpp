@@ -3,6 +3,7 @@
 #include <clattn/tuning.hpp>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "kernels/choose/variants.hpp"
 #include "metadata/planner.hpp"
@@ -37,8 +38,11 @@ TuningQuery tuning_query(const DeviceCapabilities& device, const KernelShape& sh
 KernelCosts kernel_costs(const TunedDevice& device, const KernelShape& shape,
                          const Variant& variant);
 
-/// The same of its tasks of at most KernelTraits::few_rows rows, by a row for "few:" and its name;
-/// nothing where none was measured.
+/// What rows for costs of its tasks of few rows call a kernel.
+std::string few_rows_name(const Variant& variant);
+
+/// What its tasks of at most KernelTraits::few_rows rows cost, of the row for "few:" and its name;
+/// nothing without such a row, or where no tensor maps copy the keys.
 std::optional<KernelCosts> few_rows_costs(const TunedDevice& device, const KernelShape& shape,
                                           const Variant& variant);
 

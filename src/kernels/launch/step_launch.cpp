@@ -287,7 +287,8 @@ std::vector<KernelInfo> describe_kernels(const AttentionKernels& kernels) {
     infos.push_back(
         {std::string(v.name), std::string(to_string(v.role)), v.work_group_size, v.block_rows,
          v.block_kv, v.unit().rounds_probabilities,
-         concurrent_groups(v, kernels.shape.cache_dtype, kernels.runtime->capabilities())});
+         concurrent_groups(v, kernels.shape.cache_dtype, kernels.runtime->capabilities()),
+         v.kernel().few_rows});
   };
   for (const BuiltKernel& stage : kernels.stages) add(stage);
   add(kernels.merge);

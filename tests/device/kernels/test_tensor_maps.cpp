@@ -92,6 +92,17 @@ TEST_P(MappedOptions, WithAndWithoutSplits) {
   }
 }
 
+// Tasks whose rows are those of one warpgroup, between others and after each other.
+TEST_P(MappedHeads, ShortQueriesBetweenLongOnes) {
+  CaseSpec spec = mixed_batch(GetParam());
+  spec.config.num_heads = 8;
+  spec.config.num_kv_heads = 2;
+  spec.requests = {{5, 300}, {200, 40}, {6, 1}, {17, 500}, {200, 3}, {7, 90}, {5, 0}};
+  expect_right(spec);
+  spec.causal = false;
+  expect_right(spec);
+}
+
 // Work-groups go from task to task, whose keys take turns in local memory.
 TEST(TensorMaps, ManyTasksOfAGroup) {
   CaseSpec spec = mixed_batch(64);

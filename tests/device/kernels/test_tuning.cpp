@@ -179,6 +179,10 @@ TEST(Tuning, CostsThatNothingCanBePlannedByAreRefusedByName) {
   };
   EXPECT_EQ(refuse("gone", {.read_gbs = 1}), "tuning row for cpu: there is no kernel 'gone'");
   EXPECT_EQ(refuse("gone*", {.read_gbs = 1}), "tuning row for cpu: there is no kernel 'gone*'");
+  EXPECT_EQ(refuse("few:decode*", {.read_gbs = 1}),
+            "tuning row for cpu: there is no kernel 'few:decode*'");
+  EXPECT_EQ(refuse("few:prefill_wgmma*", {.launch_us = 1}),
+            "tuning row for cpu: neither read_gbs nor math_gflops: keys would cost nothing");
   EXPECT_EQ(refuse("decode*", {.launch_us = 1}),
             "tuning row for cpu: neither read_gbs nor math_gflops: keys would cost nothing");
   EXPECT_EQ(refuse("decode*", {.launch_us = -1, .read_gbs = 1}),

@@ -137,9 +137,9 @@ TEST_P(X86Tiles, PairsComputeRight) {
 
 TEST_P(X86Tiles, DecodeRight) {
   CaseSpec spec = long_queries();
-  // Of four heads a group: one, two and three chunks of rows, and two bundles of them.
-  spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3}, {1, 300, 4},
-                   {2, 77, 5}, {3, 61, 6},  {5, 90, 7}};
+  // Of four heads a group: one to four chunks of rows, and two bundles of them.
+  spec.requests = {{1, 20, 1}, {1, 130, 2}, {1, 0, 3},  {1, 300, 4},
+                   {2, 77, 5}, {3, 61, 6},  {5, 90, 7}, {4, 77, 8}};
   GetParam().set(spec);
   expect_right(spec, "decode_cpu__r24_amx");
 }

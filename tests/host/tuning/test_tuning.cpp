@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "kernels/choose/attention_kernels.hpp"
 #include "kernels/choose/tuned.hpp"
 #include "kernels/choose/variants.hpp"
 #include "tuning/tuning_table.hpp"
@@ -283,6 +284,36 @@ TEST(ShippedTuning, EveryKernelFindsItsCostsAndNoRowIsUnreachable) {
   for (std::size_t i = 0; i < costs.size(); ++i) {
     EXPECT_TRUE(costs[i]) << format_cost_row(shipped.costs[i]);
   }
+}
+
+// 64 rows of four heads are 16 tokens; keys of 8 bits and those without pages come otherwise.
+TEST(ShippedTuning, TasksOfFewRowsCostOtherwiseWhereTensorMapsCopyTheirKeys) {
+  DeviceCapabilities device = gpu("NVIDIA H200", true, 90);
+  device.driver_version = "580.159.04";
+  device.warpgroup_products = true;
+  device.compute_units = 132;
+  const auto few_tokens = [&](const KernelShape& shape, const TuningTable& table) {
+    const auto kernels = imagined_kernels({device, table}, shape, KernelFamily::kGpuPtx);
+    return kernels->planner.tiles.at(kernels->planner.longest_class()).few_tokens;
+  };
+  KernelShape shape;
+  shape.num_heads = 32;
+  shape.num_kv_heads = 8;
+  shape.head_size = 128;
+  shape.block_size = 16;
+  shape.dtype = shape.cache_dtype = DType::kBF16;
+  const TuningTable table(TuningText{});
+  EXPECT_EQ(few_tokens(shape, table), 16);
+  KernelShape other = shape;
+  other.block_size = 8;
+  EXPECT_EQ(few_tokens(other, table), 0);
+  other = shape;
+  other.cache_dtype = DType::kFp8E4M3;
+  EXPECT_EQ(few_tokens(other, table), 0);
+  CostRow any_kernel;  // says nothing of such tasks
+  any_kernel.device = "NVIDIA H200";
+  any_kernel.costs.read_gbs = 1;
+  EXPECT_EQ(few_tokens(shape, TuningTable({.costs = {any_kernel}})), 0);
 }
 
 TEST(TunedVariants, ConstantsOutsideTheKernelsRangeAreRefused) {
