@@ -209,9 +209,9 @@ bool Attention::lacks_scales() const noexcept {
 
 void Attention::set_scales(const KVScales& scales) {
   const std::array<float, 3> k_v_q = {scales.k_scale, scales.v_scale, scales.q_scale};
-  const bool in_use = uses_own_scales();
-  scales_ = context_->runtime().allocate_copy(std::as_bytes(std::span(k_v_q)));
-  if (in_use) cache_->scales = scales_;
+  auto made = context_->runtime().allocate_copy(std::as_bytes(std::span(k_v_q)));
+  if (uses_own_scales()) cache_->scales = made;  // may fail: the layer's own follow only then
+  scales_ = std::move(made);
 }
 
 std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded) {
@@ -220,12 +220,12 @@ std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded)
   if (!is_quantized(config_.cache_dtype()) || shares_kv_cache()) return {};
   const auto given = [](std::span<const float> scale) { return !scale.empty() && scale[0] > 0; };
   const bool calculated = calculator_ != nullptr && !calculator_->has_begun();
-  scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
   if (calculated) {
     scales.k_scale = scales.v_scale = 1;
     scales.warnings.clear();
   }
   set_scales(scales);
+  scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
   if (!uses_own_scales()) scales.warnings.clear();  // they are about K and V
   return std::move(scales.warnings);
 }

@@ -14,6 +14,7 @@
 
 #include "capture/capture.hpp"
 #include "device/attention_case.hpp"
+#include "device/failing_builds.hpp"
 #include "device/layer_model.hpp"
 #include "oracle/oracle.hpp"
 #include "support/error_text.hpp"
@@ -149,6 +150,29 @@ TEST(KVScales, ComeFromTheCheckpoint) {
   clattn::LayerRegistry layers;
   Attention layer(device.context, layers, options_of(DType::kF32, DType::kFp8E4M3, false));
   EXPECT_EQ(layer.load_kv_scales({}).size(), 1U);  // 1.0 may cost accuracy
+}
+
+// Else the layer would take its cache's scales for the engine's, and later ones would not reach it.
+TEST(KVScales, AreThoseOfTheCacheAlsoAfterTheDriverWasShort) {
+  const Device device(all_contexts().at(0));
+  clattn::LayerRegistry layers;
+  Attention layer(device.context, layers, options_of(DType::kF32, DType::kFp8E4M3, false));
+  const auto& backend = *layer.get_attn_backend();
+  layer.bind_kv_cache(make_kv_cache(*device.context, device.queue, backend, layer.config(), 1));
+  const float half = 0.5F, quarter = 0.25F;
+  {
+    const test::ShortDriver shortage(0, true);
+    EXPECT_EQ(test::error_text(
+                  [&] {
+                    layer.load_kv_scales({.k_scale = {&half, 1}});
+                  },
+                  clattn::ErrorCode::kOpenCL),
+              "clRetainMemObject failed: CL_OUT_OF_RESOURCES (-5)");
+  }
+  EXPECT_EQ(scales_of(device, layer), (std::vector<float>{1, 1, 1}));
+  EXPECT_TRUE(layer.load_kv_scales({.k_scale = {&quarter, 1}}).empty());
+  EXPECT_EQ(scales_of(device, layer), (std::vector<float>{quarter, quarter, 1}));
+  EXPECT_EQ(layer.kv_cache()->scales.handle(), layer.scales().handle());
 }
 
 float largest_of(const std::vector<float>& values) {
