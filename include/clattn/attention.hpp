@@ -209,8 +209,9 @@ struct KernelInfo {
   /// products of bf16 pairs require; the other kernels keep them in f32.
   bool rounds_weights = false;
   std::int32_t concurrent_groups = 0;  ///< work-groups that the planner assumes to run at once
-  std::int32_t few_rows =
-      0;  ///< work items of up to so many rows have costs of their own; 0 = none
+  /// Work items of up to so many query rows have costs of their own (`few:` rows of a tuning file);
+  /// 0 = none have.
+  std::int32_t few_rows = 0;
 };
 
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.

@@ -160,15 +160,12 @@ TEST(KVScales, AreThoseOfTheCacheAlsoAfterTheDriverWasShort) {
   const auto& backend = *layer.get_attn_backend();
   layer.bind_kv_cache(make_kv_cache(*device.context, device.queue, backend, layer.config(), 1));
   const float half = 0.5F, quarter = 0.25F;
-  {
+  const auto load_half = [&] {
     const test::ShortDriver shortage(0, true);
-    EXPECT_EQ(test::error_text(
-                  [&] {
-                    layer.load_kv_scales({.k_scale = {&half, 1}});
-                  },
-                  clattn::ErrorCode::kOpenCL),
-              "clRetainMemObject failed: CL_OUT_OF_RESOURCES (-5)");
-  }
+    layer.load_kv_scales({.k_scale = {&half, 1}});
+  };
+  EXPECT_EQ(test::error_text(load_half, clattn::ErrorCode::kOpenCL),
+            "clRetainMemObject failed: CL_OUT_OF_RESOURCES (-5)");
   EXPECT_EQ(scales_of(device, layer), (std::vector<float>{1, 1, 1}));
   EXPECT_TRUE(layer.load_kv_scales({.k_scale = {&quarter, 1}}).empty());
   EXPECT_EQ(scales_of(device, layer), (std::vector<float>{quarter, quarter, 1}));

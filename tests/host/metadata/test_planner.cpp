@@ -485,6 +485,11 @@ TEST(Planner, RefusesNonsense) {
             "tiles[2].step_keys is 0, legal: at least 1");
   EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[0].costs.key_ns = 0; }),
             "tiles[0].costs: a key takes 0 ns and 0 ns a token, legal: above 0 … 1e+15");
+  EXPECT_EQ(error([](PlannerConfig& c) {
+              c.tiles[1].few_tokens = 1;
+              c.tiles[1].few.key_ns = 0;
+            }),
+            "tiles[1].few: a key takes 0 ns and 0 ns a token, legal: above 0 … 1e+15");
   EXPECT_NE(error([](PlannerConfig& c) { c.tiles[1].costs.token_key_ns = 1e300; }), "no error");
   EXPECT_NE(error([](PlannerConfig& c) { c.tiles[1].costs.key_ns = std::nan(""); }), "no error");
   EXPECT_EQ(error([](PlannerConfig& c) { c.num_splits = -1; }),
