@@ -178,7 +178,8 @@ struct DeviceLengths {
 ///
 /// Results have the bits of a step that was built with these lengths if its splits are the same:
 /// with SplitPolicy::kDeterministic, num_splits or fast_build, and where lengths are equal to their
-/// bounds. Else a request has at most as many splits as its bound.
+/// bounds and that step is recorded or its device's work-groups do not stay for several tasks. Else
+/// a request has at most as many splits as its bound.
 ///
 /// A length below the request's query tokens or above its bound is noted in `errors`; the request's
 /// outputs are 0, its LSE -inf (with a sink, the sink) and its slots kPadSlotId. Requests without

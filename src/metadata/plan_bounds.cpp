@@ -3,6 +3,8 @@
 // the launch's work divided by the finest target, so tiles have at most `target` shares in total. A
 // tile of x shares is cut into at most x + 1/8 pieces, so it adds fewer than x items, and every cut
 // tile has at least two: cut tiles have at most target * 2 / (2 - 1/8) = target * 16 / 15 pieces.
+// Level cuts move less than a range a team, so that the same holds for them, but for the padding
+// of their lists (level_cuts.hpp).
 #include <algorithm>
 #include <numeric>
 
@@ -52,7 +54,7 @@ struct ClassBound {
 };
 
 ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const BatchLimits& limits,
-                    Lengths lengths, std::int64_t max_rows) {
+                    Lengths lengths, std::int64_t max_rows, bool may_be_level) {
   ClassBound bound;
   bound.items = most_tiles(limits, lengths);
   if (deterministic(config)) {
@@ -70,7 +72,11 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   std::int64_t added = std::min(cuttable * (pieces - 1), most - ceil_div(most, pieces));
   if (balanced) added = std::min(added, target - 1);
   const std::int64_t cut = std::min({cuttable, added, most / 2});
-  bound.items += added;
+  if (may_be_level && balanced && pieces > 1 && LevelCuts::fits(tile)) {
+    bound.items += std::max(added, LevelCuts::most_more_items(tile));
+  } else {
+    bound.items += added;
+  }
   bound.merges = cut * count;
   const std::int64_t tokens =
       std::min<std::int64_t>(limits.max_num_batched_tokens, limits.max_num_reqs * lengths.longest);
@@ -110,8 +116,8 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     const TileClass& tile = config.tiles.at(c);
     const bool ends = c >= config.longest_class();
     const std::int32_t most = ends ? max_query_len : std::min(max_query_len, tile.max_query_len);
-    ClassBound bound =
-        bound_of(config, tile, limits, {shortest, most, tile.max_item_tokens}, max_rows);
+    ClassBound bound = bound_of(config, tile, limits, {shortest, most, tile.max_item_tokens},
+                                max_rows, c == kLevelClass && !config.fixed_groups);
     counts.num_items.at(c) = to_count(bound.items);
     if (tile.merges_splits) bound.merges = 0;
     if (ends) {  // a plan has tiles of one of these classes

@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "base/checked.hpp"
+#include "metadata/level_cuts.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -237,6 +238,21 @@ CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
     if (other.choice.total_ns() < wanted * best.total_ns()) best = other.choice;
   }
   return best;
+}
+
+CutChoice TileCounts::or_level(const TileClass& tile, const MergeCosts& merge,
+                               std::int64_t max_rows, const CutChoice& best) const {
+  if (!LevelCuts::fits(tile) || tiles_ > LevelCuts::kMostTiles ||
+      LevelCuts::most_rows(tile) > max_rows)
+    return best;
+  // About every team gives a range or takes one.
+  const TaskCosts& costs = tile.costs_of(tile.max_item_tokens);
+  const double ranges_ns = costs.task_ns + 2 * costs.split_ns;
+  const std::int32_t groups = LevelCuts::teams_of(tile) * tile.groups_per_item;
+  CutChoice level;
+  level.end_ns = even_time(tile, merge).ns(groups) + ranges_ns;
+  level.level = true;
+  return level.total_ns() < (1 - kLeastGain) * best.total_ns() ? level : best;
 }
 
 }  // namespace clattn::detail

@@ -84,8 +84,9 @@ struct CutChoice {
   double end_ns = 0;                                          ///< of the class's own launch
   double merge_ns = 0;  ///< of merging its splits, without the merge launch itself
   bool merges = false;  ///< whether its splits need a merge launch
+  bool level = false;   ///< by LevelCuts instead of shares
   double total_ns() const { return end_ns + merge_ns; }
-  bool cuts() const { return share_ns < std::numeric_limits<double>::infinity(); }
+  bool cuts() const { return level || share_ns < std::numeric_limits<double>::infinity(); }
 };
 
 /// What a launch takes on so many work-groups if its tasks could be shared out evenly.
@@ -112,6 +113,9 @@ class TileCounts {
   /// The best way to cut them: the least sum of the launch and its merges. `max_rows`: partial
   /// results that there is room for.
   CutChoice choose(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows) const;
+  /// Level cuts if they are better than `best`, which is returned otherwise.
+  CutChoice or_level(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows,
+                     const CutChoice& best) const;
   /// The prediction for one share size.
   CutChoice judge(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
   /// Of uncut tiles: a lower bound of the launch's time for any cuts.

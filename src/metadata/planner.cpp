@@ -28,6 +28,7 @@ struct Tally {
   std::array<std::int64_t, kMaxTileClasses> items{};
   std::int64_t merges = 0;
   std::int64_t rows = 0;
+  std::int32_t level_tiles = 0;  ///< of the class with level cuts
 };
 
 std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t query_len) {
@@ -88,6 +89,9 @@ class Cutter {
   }
 
   bool wide() const { return cuts_.wide; }
+  bool is_level(std::size_t tile_class) const {
+    return tile_class == kLevelClass && cuts_.classes[tile_class].level;
+  }
   /// The rule by which the tile's keys are cut, whatever their number.
   void set_rule(Tile& tile) const {
     tile.split.min_pages = 1;
@@ -156,12 +160,48 @@ void write_tile(const PlannerConfig& config, const Tile& tile, std::int32_t piec
     output.merges[to_size(at.merges + token)] = cla_merge_of(&split, token, pieces);
 }
 
+/// Writes the items of a tile with level cuts; they need no merges.
+void write_level_tile(const PlannerConfig& config, const Tile& tile, const LevelCuts& level,
+                      std::int32_t index, std::span<ClaWorkItem> items) {
+  const std::span<const MovedRange> moved = level.moved(index);
+  const auto pieces = static_cast<std::int32_t>(moved.size()) + 1;
+  ClaSplit split = tile.split;
+  const auto write = [&](std::int32_t position, std::int32_t begin_page, std::int32_t end_page) {
+    ClaWorkItem item = cla_item_of(&split, tile.q_pos, tile.keys, config.block_size, pieces);
+    item.kv_begin = tile.keys.first + begin_page * config.block_size;
+    item.kv_end = tile.keys.first + keys_of_pages(end_page, config.block_size, tile.keys.count);
+    items[to_size(position)] = item;
+    ++split.split;
+  };
+  write(level.position(index), 0, moved.empty() ? tile.pages : moved.back().begin_page);
+  for (std::size_t i = moved.size(); i-- > 0;)
+    write(moved[i].position, moved[i].begin_page, moved[i].end_page);
+}
+
 /// Walks the plan, writing it if there is an output.
 Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-                const Cutter& cutter, std::span<const std::int32_t> pages_at,
-                const PlanOutput* output) {
+                const Cutter& cutter, const LevelCuts& level,
+                std::span<const std::int32_t> pages_at, const PlanOutput* output) {
   Tally tally;
+  const auto cut_level = [&](Tile& tile) {
+    const std::int32_t index = tally.level_tiles++;
+    if (output != nullptr) {
+      tile.split.pages_at = pages_at[to_size(tile.split.request)];
+      tile.split.first_row = static_cast<std::int32_t>(tally.rows);
+      tile.split.merge_at = -1;
+      write_level_tile(config, tile, level, index, output->items[kLevelClass]);
+    }
+    const auto moved = static_cast<std::int64_t>(level.moved(index).size());
+    if (moved > 0) tally.rows += (moved + 1) * tile.split.q_count;
+  };
+  if (cutter.is_level(kLevelClass)) {
+    tally.items[kLevelClass] = level.num_items();
+    if (output != nullptr)  // padding is zero
+      std::ranges::fill(output->items[kLevelClass].first(to_size(level.num_items())),
+                        ClaWorkItem{});
+  }
   for_each_tile(config, cutter.wide(), batch, [&](Tile& tile) {
+    if (cutter.is_level(tile.tile_class)) return cut_level(tile);
     cutter.set_rule(tile);
     const std::int32_t pieces = cutter.pieces(tile);
     const std::int32_t room = cutter.room(tile, pieces);
@@ -178,6 +218,16 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     tally.rows += std::int64_t{room} * tile.split.q_count;
   });
   return tally;
+}
+
+void cut_level(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+               const PlanCuts& cuts, LevelCuts& level) {
+  TileClass of = config.tiles[kLevelClass];
+  of.workers = cuts.workers[kLevelClass];
+  for_each_tile(config, cuts.wide, batch, [&](const Tile& tile) {
+    if (tile.tile_class == kLevelClass) level.add(of, tile.keys.count, tile.split.q_count);
+  });
+  level.cut(of, config.block_size, min_split_pages(config, of));
 }
 
 /// Tells every split where its item stands, once the lists are in order.
@@ -301,26 +351,30 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       counts_.slower = cuts_.slower;
       return;  // known without a walk: an item a tile
     }
+    if (cuts_.classes[kLevelClass].level) cut_level(config, batch, cuts_, level_);
   }
-  Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
+  Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), level_, {}, nullptr);
   while (tally.rows > max_rows && cuts_.num_splits != 1) {
     throw_unsupported_if(
         !coarsen(config, cuts_),
         "deterministic splits of this batch need {} partial rows, legal: at most {} "
         "(max_partial_rows)",
         tally.rows, max_rows);
-    tally = cut_tiles(config, batch, Cutter(config, cuts_), {}, nullptr);
+    tally = cut_tiles(config, batch, Cutter(config, cuts_), level_, {}, nullptr);
   }
   counts_ = to_counts(tally);
   counts_.workers = cuts_.workers;
   counts_.slower = cuts_.slower;
+  counts_.level = cuts_.classes[kLevelClass].level;
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {
   check_size("pages_at", pages_at.size(), batch_.num_reqs, "num_reqs");
   check_output(config_, counts_, output);
-  cut_tiles(config_, batch_, Cutter(config_, cuts_), pages_at, &output);
+  const Cutter cutter(config_, cuts_);
+  cut_tiles(config_, batch_, cutter, level_, pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
+    if (cutter.is_level(c)) continue;  // in their places
     sort_items(config_.item_order, config_.tiles[c],
                output.items[c].first(to_size(counts_.num_items[c])));
   }

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "metadata/item_order.hpp"
+#include "metadata/level_cuts.hpp"
 #include "metadata/plan_model.hpp"
 #include "shared/cut.h"
 
@@ -18,6 +19,7 @@ static_assert(sizeof(ClaWorkItem) == std::size_t{4} * kItemInts &&
               sizeof(ClaMergeItem) == std::size_t{4} * kMergeInts);
 
 inline constexpr int kMaxTileClasses = 4;
+inline constexpr std::size_t kLevelClass = 0;       ///< the one that may get level cuts: decodes
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
 
 /// Which keys around its own position a query may see: reach in tokens to either side, -1 =
@@ -54,6 +56,7 @@ struct PlannerConfig {
   std::int32_t num_splits =
       0;  ///< forced number of splits per query tile (fewer when there are fewer pages), 0 = plan
   ItemOrder item_order = ItemOrder::kHeavyFirst;
+  bool fixed_groups = false;  ///< launches have as many groups as the device has room for
   /// The last class takes the requests of the one before it in balanced plans that end earlier so.
   bool last_is_wide = false;
   KeyWindow window;
@@ -72,11 +75,14 @@ struct PlannerConfig {
 /// How much a plan needs: the answer of a run without an output, and of every run.
 struct PlanCounts {
   std::array<std::int32_t, kMaxTileClasses> num_items{};
-  /// Work-groups of two launches that run beside each other; 0 everywhere: launches run in turn, on
-  /// as many as the device has room for.
+  /// Work-groups of each launch; 0: as many as the device has room for.
   std::array<std::int32_t, kMaxTileClasses> workers{};
-  /// How many times as long as alone on these work-groups each is expected to take.
+  /// Of two launches that run beside each other, how many times as long as alone on these
+  /// work-groups each is expected to take. 0 everywhere: launches run in turn.
   std::array<double, kMaxTileClasses> slower{};
+  /// Whether class kLevelClass has level cuts: its list is in the order of their rounds, with
+  /// padding.
+  bool level = false;
   std::int32_t num_merges = 0;
   std::int64_t num_partial_rows = 0;
   std::int64_t all_items() const {
@@ -135,6 +141,7 @@ class AttentionPlan {
   const CommonAttentionMetadata& batch_;
   PlanCuts cuts_;
   PlanCounts counts_;
+  LevelCuts level_;  ///< if cuts_ want them
 };
 
 /// Tiles of each class, and the splits that each may have, as choices of cuts count them.

@@ -101,6 +101,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   planner_.bidirectional = !may_be_causal(rules_.attn_type);
   if (options_.device_seq_lens) take_lengths_from_device();
   const bool fixed_launches = options_.device_seq_lens || options_.graph_batch_size > 0;
+  planner_.fixed_groups = fixed_launches;
   if (!options_.side_by_side || fixed_launches)
     planner_.beside_ns = std::numeric_limits<double>::infinity();
   if (planner_.last_is_wide && fixed_launches) {
@@ -293,8 +294,7 @@ void PagedStep::reserve_workspace(std::int64_t rows) {
 
 /// The builder's own queue, if the plan has launches that run beside each other.
 cl_command_queue PagedStep::side_queue_of(const PlanCounts& planned) {
-  if (std::ranges::all_of(planned.workers, [](std::int32_t workers) { return workers == 0; }))
-    return nullptr;
+  if (std::ranges::all_of(planned.slower, [](double times) { return times == 0; })) return nullptr;
   if (side_queue_ == nullptr) side_queue_ = context_->create_queue(QueueProfiling::kOn);
   return side_queue_;
 }

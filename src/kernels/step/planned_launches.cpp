@@ -26,12 +26,16 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
   PlannedLaunch launch;
   launch.kernel = step.kernels->stages.at(index).variant->name;
   launch.items = static_cast<std::int64_t>(items.size());
-  launch.tasks = launch.items * tile.groups_per_item;
   launch.concurrent_groups = tile.workers;
   std::vector<TaskRun> runs;
   runs.reserve(items.size());
   double shared = 0;
   for (const ClaWorkItem& item : items) {
+    if (item.q_count == 0) {  // padding
+      runs.push_back({0, tile.groups_per_item});
+      --launch.items;
+      continue;
+    }
     const double keys = item.kv_end - item.kv_begin;
     const bool is_split = item.partial_row >= 0 && keys > 0;
     const double ns = task_ns(tile, keys, item.q_count, is_split);
@@ -40,9 +44,12 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
     if (is_split) ++launch.splits;
     if (is_split && item.split == 0) ++launch.split_tiles;
   }
-  std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
+  launch.tasks = launch.items * tile.groups_per_item;
+  const bool level = step.planned.level && index == detail::kLevelClass;
+  if (!level)  // where each group gets its tasks in this order
+    std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
   launch.predicted_us = (tile.launch_ns + expected_end_ns(tile, runs, shared)) * kUsPerNs;
-  if (step.planned.workers.at(index) > 0) launch.predicted_us *= step.planned.slower.at(index);
+  if (step.planned.slower.at(index) > 0) launch.predicted_us *= step.planned.slower.at(index);
   return launch;
 }
 
@@ -65,7 +72,7 @@ std::vector<PlannedLaunch> launches_of(const PagedStepView& step) {
   for (std::size_t i = 0; i < step.kernels->stages.size(); ++i) {
     if (step.planned.num_items.at(i) == 0) continue;
     launches.push_back(planned_attention(step, i));
-    launches.back().beside_last = launches.size() > 1 && step.planned.workers.at(i) > 0;
+    launches.back().beside_last = launches.size() > 1 && step.planned.slower.at(i) > 0;
   }
   if (step.planned.num_merges > 0) launches.push_back(planned_merge(step));
   return launches;

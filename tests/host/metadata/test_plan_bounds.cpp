@@ -90,6 +90,8 @@ TEST(PlanBounds, NoRecordedStepExceedsThem) {
   for (int run = 0; run < 20000 && !testing::Test::HasFailure(); ++run) {
     PlannerConfig config = any_config(random);
     config.last_is_wide = config.num_tiles > 1 && run % 2 == 1;
+    for (TileClass& tile : config.tiles)
+      tile.dealing = one_of(random, {Dealing::kTaken, Dealing::kDealt});
     const Limits limits(random, config);
     SCOPED_TRACE(describe(config, limits));
     std::vector<test::Request> requests(
@@ -152,6 +154,7 @@ TEST(PlanBounds, TheWorstRecordedStepNeedsHalfOfThem) {
   std::mt19937 random(7);
   for (int run = 0; run < 500 && !testing::Test::HasFailure(); ++run) {
     PlannerConfig config = any_config(random);
+    config.fixed_groups = true;
     Limits limits(random, config);
     SCOPED_TRACE(describe(config, limits));
     if (limits.query_len > limits.max_model_len) continue;

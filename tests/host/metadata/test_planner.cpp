@@ -235,6 +235,7 @@ TEST(Planner, SplitsThatTheirKernelJoinsHaveNoMerges) {
 // 132 groups that stay, as on an H200, and 8 KV heads: 16 equal items are a wave.
 TEST(Planner, WavesAreFilledAndNotExceeded) {
   PlannerConfig config = small_device();
+  config.fixed_groups = true;
   config.tiles[0].groups_per_item = 8;
   config.tiles[0].merges_splits = true;
   config.tiles[0].workers = 132;

@@ -152,6 +152,7 @@ TEST(PlannerProperties, PlansByBoundsServeAllLengths) {
       [] {
         PlannerConfig config = any_config();
         config.split_policy = one_of({SplitPolicy::kBalanced, SplitPolicy::kDeterministic});
+        config.fixed_groups = true;
         config.max_partial_rows = std::int64_t{1} << 30;
         const std::vector<test::Request> requests = any_requests(12);
         std::vector<test::Request> bounds = requests;
