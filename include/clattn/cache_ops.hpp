@@ -177,9 +177,9 @@ struct DeviceLengths {
 /// While a graph is recorded, the launch is recorded, too.
 ///
 /// Results have the bits of a step that was built with these lengths if its splits are the same:
-/// with SplitPolicy::kDeterministic, num_splits or fast_build, and where lengths are equal to their
-/// bounds and that step is recorded or its device's work-groups do not stay for several tasks. Else
-/// a request has at most as many splits as its bound.
+/// always with SplitPolicy::kDeterministic, num_splits or fast_build; with other plans if lengths
+/// equal their bounds and either that step is recorded or its decode kernel is not persistent.
+/// Otherwise a request has at most as many splits as its bound.
 ///
 /// A length below the request's query tokens or above its bound is noted in `errors`; the request's
 /// outputs are 0, its LSE -inf (with a sink, the sink) and its slots kPadSlotId. Requests without

@@ -10,7 +10,8 @@
 /* Size of a tensor map (tile/sm90_tensor_map.clh). */
 #define CLA_MAP_INTS 32
 
-/* Padding of recorded steps is zeroed: an item without query tokens, a merge without splits. */
+/* Padding, of recorded steps and of lists with rebalanced cuts, is zeroed: an item without query
+   tokens, a merge without splits. */
 
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens
    from the start of the request; query token i of the item stands at q_pos + i and, when causal,

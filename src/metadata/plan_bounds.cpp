@@ -3,8 +3,8 @@
 // the launch's work divided by the finest target, so tiles have at most `target` shares in total. A
 // tile of x shares is cut into at most x + 1/8 pieces, so it adds fewer than x items, and every cut
 // tile has at least two: cut tiles have at most target * 2 / (2 - 1/8) = target * 16 / 15 pieces.
-// Level cuts move less than a range a team, so that the same holds for them, but for the padding
-// of their lists (level_cuts.hpp).
+// Rebalanced cuts move fewer ranges than there are sets of groups, so that the same bound holds for
+// their rows; padding lengthens their lists (RebalancedCuts::most_extra_items).
 #include <algorithm>
 #include <numeric>
 
@@ -54,7 +54,7 @@ struct ClassBound {
 };
 
 ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const BatchLimits& limits,
-                    Lengths lengths, std::int64_t max_rows, bool may_be_level) {
+                    Lengths lengths, std::int64_t max_rows, bool may_be_rebalanced) {
   ClassBound bound;
   bound.items = most_tiles(limits, lengths);
   if (deterministic(config)) {
@@ -72,8 +72,8 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   std::int64_t added = std::min(cuttable * (pieces - 1), most - ceil_div(most, pieces));
   if (balanced) added = std::min(added, target - 1);
   const std::int64_t cut = std::min({cuttable, added, most / 2});
-  if (may_be_level && balanced && pieces > 1 && LevelCuts::fits(tile)) {
-    bound.items += std::max(added, LevelCuts::most_more_items(tile));
+  if (may_be_rebalanced && balanced && pieces > 1 && RebalancedCuts::takes(tile)) {
+    bound.items += std::max(added, RebalancedCuts::most_extra_items(tile));
   } else {
     bound.items += added;
   }
@@ -117,7 +117,7 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     const bool ends = c >= config.longest_class();
     const std::int32_t most = ends ? max_query_len : std::min(max_query_len, tile.max_query_len);
     ClassBound bound = bound_of(config, tile, limits, {shortest, most, tile.max_item_tokens},
-                                max_rows, c == kLevelClass && !config.fixed_groups);
+                                max_rows, c == kRebalancedClass && !config.fixed_groups);
     counts.num_items.at(c) = to_count(bound.items);
     if (tile.merges_splits) bound.merges = 0;
     if (ends) {  // a plan has tiles of one of these classes

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/checked.hpp"
-#include "metadata/level_cuts.hpp"
 #include "metadata/planner.hpp"
+#include "metadata/rebalanced_cuts.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -49,11 +49,11 @@ double plan_ns(const PlannerConfig& config, const UsedClasses& used, const PlanC
   return (beside ? longest + config.beside_ns : sum) + merges + merge_launch;
 }
 
-/// Level cuts are for whole teams of groups.
-void take_level_groups(const PlannerConfig& config, PlanCuts& cuts) {
-  const TileClass& tile = config.tiles[kLevelClass];
-  if (cuts.classes[kLevelClass].level)
-    cuts.workers[kLevelClass] = LevelCuts::teams_of(tile) * tile.groups_per_item;
+/// Rebalanced cuts use whole sets of groups; groups left over are not launched.
+void take_whole_sets(const PlannerConfig& config, PlanCuts& cuts) {
+  const TileClass& tile = config.tiles[kRebalancedClass];
+  if (cuts.classes[kRebalancedClass].rebalanced)
+    cuts.workers[kRebalancedClass] = RebalancedCuts::sets_of(tile) * tile.groups_per_item;
 }
 
 // Two launches beside each other: one that waits for memory, on a share of the work-groups, and one
@@ -101,8 +101,8 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
   for (std::size_t c = 0; c < num_tiles; ++c) {
     const TileClass& tile = config.tiles[c];
     best[c] = tiles[c].choose(tile, config.merge, max_rows);
-    if (c == kLevelClass && !config.fixed_groups && !config.lengths_are_bounds)
-      best[c] = tiles[c].or_level(tile, config.merge, max_rows, best[c]);
+    if (c == kRebalancedClass && !config.fixed_groups && !config.lengths_are_bounds)
+      best[c] = tiles[c].or_rebalanced(tile, config.merge, max_rows, best[c]);
     if (!best[c].merges) continue;
     uncut[c] = tiles[c].judge(tile, config.merge, CutChoice{}.share_ns);
     gain += uncut[c].total_ns() - best[c].total_ns();
@@ -116,7 +116,7 @@ std::array<CutChoice, kMaxTileClasses> choose_cuts(const PlannerConfig& config,
 PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::int64_t max_rows) {
   const UsedClasses used = used_classes(config, tiles);
   PlanCuts best{.classes = choose_cuts(config, tiles, max_rows)};
-  take_level_groups(config, best);
+  take_whole_sets(config, best);
   best.end_ns = plan_ns(config, used, best);
   if (!may_pair(config, used)) return best;
   std::size_t waits = used.numbers[0], computes = used.numbers[1];
@@ -143,7 +143,7 @@ PlanCuts choose_plan(const PlannerConfig& config, const PlanTiles& tiles, std::i
     beside.slower[waits] = kWaitingSlower;
     beside.slower[computes] = computing_slower(waiting, all);
     beside.classes = choose_cuts(shared, tiles, max_rows);
-    take_level_groups(shared, beside);
+    take_whole_sets(shared, beside);
     beside.end_ns = plan_ns(config, used, beside);
     if (beside.end_ns < best.end_ns) best = beside;
     if (fewer_rounds == even.waiting) break;

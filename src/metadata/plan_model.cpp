@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "base/checked.hpp"
-#include "metadata/level_cuts.hpp"
+#include "metadata/rebalanced_cuts.hpp"
 
 namespace clattn::detail {
 namespace {
@@ -240,19 +240,19 @@ CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
   return best;
 }
 
-CutChoice TileCounts::or_level(const TileClass& tile, const MergeCosts& merge,
-                               std::int64_t max_rows, const CutChoice& best) const {
-  if (!LevelCuts::fits(tile) || tiles_ > LevelCuts::kMostTiles ||
-      LevelCuts::most_rows(tile) > max_rows)
+CutChoice TileCounts::or_rebalanced(const TileClass& tile, const MergeCosts& merge,
+                                    std::int64_t max_rows, const CutChoice& best) const {
+  if (!RebalancedCuts::fits(tile) || tiles_ > RebalancedCuts::kMostTiles ||
+      RebalancedCuts::most_rows(tile) > max_rows)
     return best;
-  // About every team gives a range or takes one.
+  // Nearly every set of groups takes a range, for a task and a split, or gives one, for a split.
   const TaskCosts& costs = tile.costs_of(tile.max_item_tokens);
   const double ranges_ns = costs.task_ns + 2 * costs.split_ns;
-  const std::int32_t groups = LevelCuts::teams_of(tile) * tile.groups_per_item;
-  CutChoice level;
-  level.end_ns = even_time(tile, merge).ns(groups) + ranges_ns;
-  level.level = true;
-  return level.total_ns() < (1 - kLeastGain) * best.total_ns() ? level : best;
+  const std::int32_t groups = RebalancedCuts::sets_of(tile) * tile.groups_per_item;
+  CutChoice cuts;
+  cuts.end_ns = even_time(tile, merge).ns(groups) + ranges_ns;
+  cuts.rebalanced = true;
+  return cuts.total_ns() < (1 - kLeastGain) * best.total_ns() ? cuts : best;
 }
 
 }  // namespace clattn::detail

@@ -19,7 +19,8 @@ struct TaskCosts {
   bool operator==(const TaskCosts&) const = default;
 };
 
-/// How the tasks of a launch, listed heaviest first, are given to work-groups.
+/// How the tasks of a launch, listed heaviest first unless cuts are rebalanced, are given to
+/// work-groups.
 enum class Dealing : std::uint8_t {
   kTaken,  ///< a work-group that becomes free takes the next one
   kDealt,  ///< persistent groups: dealt in advance, back and forth, as by cla_next_task()
@@ -82,11 +83,11 @@ double expected_end_ns(const TileClass& tile, std::span<const TaskRun> heaviest_
 struct CutChoice {
   double share_ns = std::numeric_limits<double>::infinity();  ///< key time; infinite: no splits
   double end_ns = 0;                                          ///< of the class's own launch
-  double merge_ns = 0;  ///< of merging its splits, without the merge launch itself
-  bool merges = false;  ///< whether its splits need a merge launch
-  bool level = false;   ///< by LevelCuts instead of shares
+  double merge_ns = 0;      ///< of merging its splits, without the merge launch itself
+  bool merges = false;      ///< whether its splits need a merge launch
+  bool rebalanced = false;  ///< by RebalancedCuts; share_ns is not used
   double total_ns() const { return end_ns + merge_ns; }
-  bool cuts() const { return level || share_ns < std::numeric_limits<double>::infinity(); }
+  bool cuts() const { return rebalanced || share_ns < std::numeric_limits<double>::infinity(); }
 };
 
 /// What a launch takes on so many work-groups if its tasks could be shared out evenly.
@@ -113,9 +114,9 @@ class TileCounts {
   /// The best way to cut them: the least sum of the launch and its merges. `max_rows`: partial
   /// results that there is room for.
   CutChoice choose(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows) const;
-  /// Level cuts if they are better than `best`, which is returned otherwise.
-  CutChoice or_level(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows,
-                     const CutChoice& best) const;
+  /// Rebalanced cuts if they are better than `best`, which is returned otherwise.
+  CutChoice or_rebalanced(const TileClass& tile, const MergeCosts& merge, std::int64_t max_rows,
+                          const CutChoice& best) const;
   /// The prediction for one share size.
   CutChoice judge(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
   /// Of uncut tiles: a lower bound of the launch's time for any cuts.

@@ -28,7 +28,7 @@ struct Tally {
   std::array<std::int64_t, kMaxTileClasses> items{};
   std::int64_t merges = 0;
   std::int64_t rows = 0;
-  std::int32_t level_tiles = 0;  ///< of the class with level cuts
+  std::int32_t rebalanced_tiles = 0;  ///< of the class with rebalanced cuts
 };
 
 std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t query_len) {
@@ -89,8 +89,8 @@ class Cutter {
   }
 
   bool wide() const { return cuts_.wide; }
-  bool is_level(std::size_t tile_class) const {
-    return tile_class == kLevelClass && cuts_.classes[tile_class].level;
+  bool is_rebalanced(std::size_t tile_class) const {
+    return tile_class == kRebalancedClass && cuts_.classes[tile_class].rebalanced;
   }
   /// The rule by which the tile's keys are cut, whatever their number.
   void set_rule(Tile& tile) const {
@@ -129,7 +129,8 @@ class Cutter {
   std::array<std::int32_t, kMaxTileClasses> min_pages_{};
 };
 
-/// Makes the cuts coarser; enough calls leave nothing split. False if the cuts must not change.
+/// Makes the cuts coarser; enough calls leave nothing split but rebalanced tiles, whose partial
+/// rows always fit (TileCounts::or_rebalanced). False if the cuts must not change.
 bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
   if (is_deterministic(config)) return false;
   if (cuts.num_splits > 1) {
@@ -160,10 +161,11 @@ void write_tile(const PlannerConfig& config, const Tile& tile, std::int32_t piec
     output.merges[to_size(at.merges + token)] = cla_merge_of(&split, token, pieces);
 }
 
-/// Writes the items of a tile with level cuts; they need no merges.
-void write_level_tile(const PlannerConfig& config, const Tile& tile, const LevelCuts& level,
-                      std::int32_t index, std::span<ClaWorkItem> items) {
-  const std::span<const MovedRange> moved = level.moved(index);
+/// Writes the items of a tile with rebalanced cuts, which need no merges.
+void write_rebalanced_tile(const PlannerConfig& config, const Tile& tile,
+                           const RebalancedCuts& rebalanced, std::int32_t index,
+                           std::span<ClaWorkItem> items) {
+  const std::span<const MovedRange> moved = rebalanced.moved(index);
   const auto pieces = static_cast<std::int32_t>(moved.size()) + 1;
   ClaSplit split = tile.split;
   const auto write = [&](std::int32_t position, std::int32_t begin_page, std::int32_t end_page) {
@@ -173,35 +175,37 @@ void write_level_tile(const PlannerConfig& config, const Tile& tile, const Level
     items[to_size(position)] = item;
     ++split.split;
   };
-  write(level.position(index), 0, moved.empty() ? tile.pages : moved.back().begin_page);
+  write(rebalanced.position(index), 0, moved.empty() ? tile.pages : moved.back().begin_page);
   for (std::size_t i = moved.size(); i-- > 0;)
     write(moved[i].position, moved[i].begin_page, moved[i].end_page);
 }
 
 /// Walks the plan, writing it if there is an output.
 Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-                const Cutter& cutter, const LevelCuts& level,
+                const Cutter& cutter, const RebalancedCuts& rebalanced,
                 std::span<const std::int32_t> pages_at, const PlanOutput* output) {
   Tally tally;
-  const auto cut_level = [&](Tile& tile) {
-    const std::int32_t index = tally.level_tiles++;
+  const auto take_rebalanced = [&](Tile& tile) {
+    const std::int32_t index = tally.rebalanced_tiles++;
     if (output != nullptr) {
       tile.split.pages_at = pages_at[to_size(tile.split.request)];
       tile.split.first_row = static_cast<std::int32_t>(tally.rows);
       tile.split.merge_at = -1;
-      write_level_tile(config, tile, level, index, output->items[kLevelClass]);
+      write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
     }
-    const auto moved = static_cast<std::int64_t>(level.moved(index).size());
+    const auto moved = static_cast<std::int64_t>(rebalanced.moved(index).size());
     if (moved > 0) tally.rows += (moved + 1) * tile.split.q_count;
   };
-  if (cutter.is_level(kLevelClass)) {
-    tally.items[kLevelClass] = level.num_items();
-    if (output != nullptr)  // padding is zero
-      std::ranges::fill(output->items[kLevelClass].first(to_size(level.num_items())),
-                        ClaWorkItem{});
+  if (cutter.is_rebalanced(kRebalancedClass)) {
+    tally.items[kRebalancedClass] = rebalanced.num_items();
+    ClaWorkItem padding{};
+    padding.partial_row = -1;
+    if (output != nullptr)
+      std::ranges::fill(output->items[kRebalancedClass].first(to_size(rebalanced.num_items())),
+                        padding);
   }
   for_each_tile(config, cutter.wide(), batch, [&](Tile& tile) {
-    if (cutter.is_level(tile.tile_class)) return cut_level(tile);
+    if (cutter.is_rebalanced(tile.tile_class)) return take_rebalanced(tile);
     cutter.set_rule(tile);
     const std::int32_t pieces = cutter.pieces(tile);
     const std::int32_t room = cutter.room(tile, pieces);
@@ -220,14 +224,21 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
   return tally;
 }
 
-void cut_level(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-               const PlanCuts& cuts, LevelCuts& level) {
-  TileClass of = config.tiles[kLevelClass];
-  of.workers = cuts.workers[kLevelClass];
+/// Rebalances the tiles of kRebalancedClass; what the plan is then expected to take is what its
+/// list comes to.
+void rebalance(const PlannerConfig& config, const CommonAttentionMetadata& batch, PlanCuts& cuts,
+               RebalancedCuts& rebalanced) {
+  TileClass tiles = config.tiles[kRebalancedClass];
+  tiles.workers = cuts.workers[kRebalancedClass];
   for_each_tile(config, cuts.wide, batch, [&](const Tile& tile) {
-    if (tile.tile_class == kLevelClass) level.add(of, tile.keys.count, tile.split.q_count);
+    if (tile.tile_class == kRebalancedClass)
+      rebalanced.add(tiles, tile.keys.count, tile.split.q_count);
   });
-  level.cut(of, config.block_size, min_split_pages(config, of));
+  rebalanced.cut(tiles, config.block_size, min_split_pages(config, tiles));
+  CutChoice& choice = cuts.classes[kRebalancedClass];
+  const double later = rebalanced.end_ns(tiles) - choice.end_ns;
+  choice.end_ns += later;
+  cuts.end_ns += later;
 }
 
 /// Tells every split where its item stands, once the lists are in order.
@@ -330,6 +341,16 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
   return tiles;
 }
 
+/// The balanced cuts that end earliest, with wide tiles or without. `tiles`: without.
+static PlanCuts best_cuts(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                          const PlanTiles& tiles, std::int64_t max_rows) {
+  PlanCuts best = choose_plan(config, tiles, max_rows);
+  if (!config.last_is_wide || tiles[config.longest_class()].empty()) return best;
+  PlanCuts wide = choose_plan(config, count_tiles(config, batch, true), max_rows);
+  wide.wide = true;
+  return wide.end_ns < best.end_ns ? wide : best;
+}
+
 AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)
     : config_(config), batch_(batch) {
   check_config(config);
@@ -339,11 +360,13 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
   cuts_.num_splits = max_rows < 2 ? 1 : config.num_splits;
   if (cuts_.num_splits == 0 && !is_deterministic(config)) {
     const PlanTiles tiles = count_tiles(config, batch);
-    cuts_ = choose_plan(config, tiles, max_rows);
-    if (config.last_is_wide && !tiles[config.longest_class()].empty()) {
-      PlanCuts wide = choose_plan(config, count_tiles(config, batch, true), max_rows);
-      wide.wide = true;
-      if (wide.end_ns < cuts_.end_ns) cuts_ = wide;
+    cuts_ = best_cuts(config, batch, tiles, max_rows);
+    if (cuts_.classes[kRebalancedClass].rebalanced) {
+      rebalance(config, batch, cuts_, rebalanced_);
+      PlannerConfig without = config;  // ranges may not have found room
+      without.fixed_groups = true;
+      const PlanCuts others = best_cuts(without, batch, tiles, max_rows);
+      if (others.end_ns <= cuts_.end_ns) cuts_ = others;
     }
     if (!cuts_.wide && std::ranges::none_of(cuts_.classes, &CutChoice::cuts)) {
       for (std::size_t c = 0; c < tiles.size(); ++c) counts_.num_items[c] = tiles[c].tiles();
@@ -351,30 +374,29 @@ AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionM
       counts_.slower = cuts_.slower;
       return;  // known without a walk: an item a tile
     }
-    if (cuts_.classes[kLevelClass].level) cut_level(config, batch, cuts_, level_);
   }
-  Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), level_, {}, nullptr);
+  Tally tally = cut_tiles(config, batch, Cutter(config, cuts_), rebalanced_, {}, nullptr);
   while (tally.rows > max_rows && cuts_.num_splits != 1) {
     throw_unsupported_if(
         !coarsen(config, cuts_),
         "deterministic splits of this batch need {} partial rows, legal: at most {} "
         "(max_partial_rows)",
         tally.rows, max_rows);
-    tally = cut_tiles(config, batch, Cutter(config, cuts_), level_, {}, nullptr);
+    tally = cut_tiles(config, batch, Cutter(config, cuts_), rebalanced_, {}, nullptr);
   }
   counts_ = to_counts(tally);
   counts_.workers = cuts_.workers;
   counts_.slower = cuts_.slower;
-  counts_.level = cuts_.classes[kLevelClass].level;
+  counts_.rebalanced = cuts_.classes[kRebalancedClass].rebalanced;
 }
 
 void AttentionPlan::write(std::span<const std::int32_t> pages_at, const PlanOutput& output) const {
   check_size("pages_at", pages_at.size(), batch_.num_reqs, "num_reqs");
   check_output(config_, counts_, output);
   const Cutter cutter(config_, cuts_);
-  cut_tiles(config_, batch_, cutter, level_, pages_at, &output);
+  cut_tiles(config_, batch_, cutter, rebalanced_, pages_at, &output);
   for (std::size_t c = 0; c < counts_.num_items.size(); ++c) {
-    if (cutter.is_level(c)) continue;  // in their places
+    if (cutter.is_rebalanced(c)) continue;  // their order is that in which they are dealt
     sort_items(config_.item_order, config_.tiles[c],
                output.items[c].first(to_size(counts_.num_items[c])));
   }

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "metadata/item_order.hpp"
-#include "metadata/level_cuts.hpp"
 #include "metadata/plan_model.hpp"
+#include "metadata/rebalanced_cuts.hpp"
 #include "shared/cut.h"
 
 namespace clattn::detail {
@@ -19,7 +19,7 @@ static_assert(sizeof(ClaWorkItem) == std::size_t{4} * kItemInts &&
               sizeof(ClaMergeItem) == std::size_t{4} * kMergeInts);
 
 inline constexpr int kMaxTileClasses = 4;
-inline constexpr std::size_t kLevelClass = 0;       ///< the one that may get level cuts: decodes
+inline constexpr std::size_t kRebalancedClass = 0;  ///< may get RebalancedCuts
 inline constexpr std::int32_t kMostPieces = 65535;  ///< of a tile: 16 bits of an item count them
 
 /// Which keys around its own position a query may see: reach in tokens to either side, -1 =
@@ -56,7 +56,9 @@ struct PlannerConfig {
   std::int32_t num_splits =
       0;  ///< forced number of splits per query tile (fewer when there are fewer pages), 0 = plan
   ItemOrder item_order = ItemOrder::kHeavyFirst;
-  bool fixed_groups = false;  ///< launches have as many groups as the device has room for
+  /// Recorded steps and lengths on the device: launches may not depend on the batch, so that no
+  /// cuts are rebalanced.
+  bool fixed_groups = false;
   /// The last class takes the requests of the one before it in balanced plans that end earlier so.
   bool last_is_wide = false;
   KeyWindow window;
@@ -80,9 +82,9 @@ struct PlanCounts {
   /// Of two launches that run beside each other, how many times as long as alone on these
   /// work-groups each is expected to take. 0 everywhere: launches run in turn.
   std::array<double, kMaxTileClasses> slower{};
-  /// Whether class kLevelClass has level cuts: its list is in the order of their rounds, with
+  /// Whether class kRebalancedClass has rebalanced cuts: its items are listed round by round, with
   /// padding.
-  bool level = false;
+  bool rebalanced = false;
   std::int32_t num_merges = 0;
   std::int64_t num_partial_rows = 0;
   std::int64_t all_items() const {
@@ -141,7 +143,7 @@ class AttentionPlan {
   const CommonAttentionMetadata& batch_;
   PlanCuts cuts_;
   PlanCounts counts_;
-  LevelCuts level_;  ///< if cuts_ want them
+  RebalancedCuts rebalanced_;  ///< if cuts_ choose them
 };
 
 /// Tiles of each class, and the splits that each may have, as choices of cuts count them.

@@ -122,7 +122,7 @@ PagedStep::PagedStep(std::shared_ptr<Context> context,
   if (options_.split_policy == SplitPolicy::kDeterministic || rules_.split != nullptr) {
     record_.limits = limits;  // before recorded steps narrow them
   }
-  // After the cuts are fixed: a recorded step has the bits of an eager one.
+  // After deterministic cuts are fixed: a recorded step has the bits of an eager one.
   if (options_.graph_batch_size != 0) limit_to_graphs();
   const auto reqs = to_size(limits.max_num_reqs);
   // What no step within the limits exceeds is allocated once, so that serving never stops to grow.

@@ -35,7 +35,7 @@ struct PagedStepView {
   bool slots_of_queries = false;           ///< one slot per query token
   const PlannerConfig* planner = nullptr;  ///< of the builder
   PlanCounts planned;                      ///< without that padding
-  cl_command_queue side_queue = nullptr;   ///< of the builder, if PlanCounts::workers are given
+  cl_command_queue side_queue = nullptr;   ///< of the builder, if launches run beside each other
   PlanOutput plan;                         ///< on the host, until the builder's next build()
   bool recordable = false;                 ///< launches stay what they are with the next batch
   std::shared_ptr<PreparedStep> prepared;  ///< what replays ask, if recordable; num_used: stages,

@@ -26,6 +26,7 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
   PlannedLaunch launch;
   launch.kernel = step.kernels->stages.at(index).variant->name;
   launch.items = static_cast<std::int64_t>(items.size());
+  launch.tasks = launch.items * tile.groups_per_item;
   launch.concurrent_groups = tile.workers;
   std::vector<TaskRun> runs;
   runs.reserve(items.size());
@@ -44,9 +45,8 @@ PlannedLaunch planned_attention(const PagedStepView& step, std::size_t index) {
     if (is_split) ++launch.splits;
     if (is_split && item.split == 0) ++launch.split_tiles;
   }
-  launch.tasks = launch.items * tile.groups_per_item;
-  const bool level = step.planned.level && index == detail::kLevelClass;
-  if (!level)  // where each group gets its tasks in this order
+  const bool rebalanced = step.planned.rebalanced && index == detail::kRebalancedClass;
+  if (!rebalanced)  // which are dealt in list order
     std::ranges::sort(runs, [](const TaskRun& a, const TaskRun& b) { return a.ns > b.ns; });
   launch.predicted_us = (tile.launch_ns + expected_end_ns(tile, runs, shared)) * kUsPerNs;
   if (step.planned.slower.at(index) > 0) launch.predicted_us *= step.planned.slower.at(index);

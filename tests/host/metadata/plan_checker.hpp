@@ -114,9 +114,9 @@ class PlanChecker {
     pieces_.resize(static_cast<std::size_t>(batch_.num_actual_tokens));
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
       for (const ClaWorkItem& item : plan_.items[c]) {
-        if (item.q_count > 0 || !is_level(c)) check_item(c, item);
+        if (item.q_count > 0 || !is_rebalanced(c)) check_item(c, item);
       }
-      if (is_level(c)) check_padding(c);
+      if (is_rebalanced(c)) check_padding(c);
     }
     for (std::int32_t r = 0; r < batch_.num_reqs; ++r) check_request(r);
     check_merges();
@@ -284,19 +284,21 @@ class PlanChecker {
            "max_partial_rows is exceeded");
   }
 
-  bool is_level(std::size_t tile_class) const { return plan_.cuts.classes[tile_class].level; }
+  bool is_rebalanced(std::size_t tile_class) const {
+    return plan_.cuts.classes[tile_class].rebalanced;
+  }
 
   // Groups that take an item together stop at the first padding that they are dealt, so that none
   // of their items may come behind it.
   void check_padding(std::size_t tile_class) {
     const std::vector<ClaWorkItem>& items = plan_.items[tile_class];
-    const auto teams = static_cast<std::size_t>(plan_.counts.workers[tile_class] /
-                                                config_.tiles[tile_class].groups_per_item);
+    const auto sets = static_cast<std::size_t>(plan_.counts.workers[tile_class] /
+                                               config_.tiles[tile_class].groups_per_item);
     for (std::size_t at = 0; at < items.size(); ++at) {
-      const std::size_t next = at / teams * teams + 2 * teams - 1 - at % teams;  // back and forth
+      const std::size_t next = at / sets * sets + 2 * sets - 1 - at % sets;  // back and forth
       if (items[at].q_count > 0) continue;
       expect(next >= items.size() || items[next].q_count == 0, items[next % items.size()],
-             " comes behind padding");
+             " follows padding");
     }
     expect(items.empty() || items.back().q_count > 0, "a list ends with padding");
   }
@@ -308,7 +310,7 @@ class PlanChecker {
   void check_order() {
     using clattn::detail::ItemOrder;
     for (std::size_t c = 0; c < kMaxTileClasses; ++c) {
-      if (is_level(c)) continue;
+      if (is_rebalanced(c)) continue;
       std::vector<ClaWorkItem> items = plan_.items[c];
       if (config_.item_order == ItemOrder::kHeavyFirst) std::ranges::reverse(items);
       const double equal = clattn::detail::equal_costs_ns(config_.tiles[c], items) * (1 + 1e-5);

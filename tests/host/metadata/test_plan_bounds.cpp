@@ -85,7 +85,7 @@ void expect_within(const PlanCounts& counts, const PlanCounts& bound) {
   EXPECT_LE(counts.num_partial_rows, bound.num_partial_rows);
 }
 
-TEST(PlanBounds, NoRecordedStepExceedsThem) {
+TEST(PlanBounds, NoStepExceedsThem) {
   std::mt19937 random(20240611);
   for (int run = 0; run < 20000 && !testing::Test::HasFailure(); ++run) {
     PlannerConfig config = any_config(random);
