@@ -50,7 +50,7 @@ struct DeviceCapabilities {
   bool warpgroup_products = false;  ///< warpgroup matrix products of compute capability 9.0 compute
   bool fp8_conversions = false;     ///< PTX's conversions of fp8, of compute capability 8.9 on
   bool bf16_products = false;       ///< x86's products of bf16 pairs, no slower than multiply-adds
-  bool x86_tiles = false;           ///< x86's matrix tiles of bf16 (AMX): the processor has them,
+  bool x86_tiles = false;           ///< x86's matrix tiles of bf16 and int8 (AMX): it has them,
                                     ///< Linux grants them to this process, and they compute right
   float native_exp2_error = 1;      ///< largest relative error seen of native_exp2; 1 = unknown
   bool native_builtins = false;     ///< a CPU compiler's prefetch, half vectors, streaming stores

@@ -173,7 +173,8 @@ bool converts_fp8(Prober& prober, int ptx_arch) {
          (ptx_arch == kLater && all_lanes_right(prober, 5, "clattn_selftest_fp8"));
 }
 
-/// Of selftest_amx.cl: A B, of 32 x 64 by 64 x 32, computed and then added twice more: C = 3 A B.
+/// Of selftest_amx.cl: A B, of 32 x 64 by 64 x 32, computed and then added three times for each of
+/// three widths: C = 10 A B.
 bool tile_products_are_right(Prober& prober) {
   constexpr cl_uint kRows = 32, kDepth = 64;
   const auto result = prober.run(0, "clattn_selftest_amx", 0, 1, std::size_t{kRows} * kRows);
@@ -186,7 +187,7 @@ bool tile_products_are_right(Prober& prober) {
       int sum = 0;
       for (cl_uint i = 0; i < kDepth; ++i) sum += element(row, i) * element(i, 64 + column);
       const auto got = std::bit_cast<float>((*result)[std::size_t{row} * kRows + column]);
-      if (got != static_cast<float>(3 * sum)) return false;
+      if (got != static_cast<float>(10 * sum)) return false;
     }
   }
   return true;

@@ -20,10 +20,12 @@ namespace {
 
 bool has_instructions() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  constexpr unsigned kBF16 = 1U << 22U, kTile = 1U << 24U, kVbmi = 1U << 1U;  // leaf 7
-  // Decode over 8 bits needs AVX512_VBMI, too, which every processor with AMX so far has.
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kBF16) != 0 &&
-         (edx & kTile) != 0 && (ecx & kVbmi) != 0;
+  // Of leaf 7: tiles of bf16 and of int8, and AVX512_VBMI, which decode over 8 bits needs. Every
+  // processor with AMX so far has all of them.
+  constexpr unsigned kBF16 = 1U << 22U, kTile = 1U << 24U, kInt8 = 1U << 25U, kVbmi = 1U << 1U;
+  constexpr unsigned kAll = kBF16 | kTile | kInt8;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAll) == kAll &&
+         (ecx & kVbmi) != 0;
 }
 
 /// Whether the operating system saves the registers of tiles and their configuration.

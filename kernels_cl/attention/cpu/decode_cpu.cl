@@ -181,7 +181,7 @@ CLA_INLINE void cla_softmax(ClaState* state, __global const CLA_KV_T* k, __globa
 
 // What a bundle of chunks holds in private memory.
 typedef struct ClaBundle {
-  cla_vf query[CLA_BUNDLE_ROWS * CLA_NUM_VECS];
+  cla_vf query[CLA_BUNDLE_ROWS * CLA_NUM_VECS + 1];  // attention/cpu/tile_products.clh
   cla_vf o[CLA_BUNDLE_ROWS * CLA_NUM_VECS];
   ClaState state[CLA_BUNDLE];
   float score_unit;
