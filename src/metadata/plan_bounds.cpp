@@ -72,11 +72,9 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   std::int64_t added = std::min(cuttable * (pieces - 1), most - ceil_div(most, pieces));
   if (balanced) added = std::min(added, target - 1);
   const std::int64_t cut = std::min({cuttable, added, most / 2});
-  if (may_be_rebalanced && balanced && pieces > 1 && RebalancedCuts::takes(tile)) {
-    bound.items += std::max(added, RebalancedCuts::most_extra_items(tile));
-  } else {
-    bound.items += added;
-  }
+  const bool rebalanced =
+      may_be_rebalanced && balanced && pieces > 1 && RebalancedCuts::takes(tile);
+  bound.items += std::max(added, rebalanced ? RebalancedCuts::most_extra_items(tile) : 0);
   bound.merges = cut * count;
   const std::int64_t tokens =
       std::min<std::int64_t>(limits.max_num_batched_tokens, limits.max_num_reqs * lengths.longest);

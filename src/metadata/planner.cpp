@@ -276,6 +276,16 @@ void check_output(const PlannerConfig& config, const PlanCounts& counts, const P
     check("PlanOutput::splits", output.splits.size(), counts.all_items());
 }
 
+/// The balanced cuts that end earliest, with wide tiles or without. `tiles`: without.
+PlanCuts best_cuts(const PlannerConfig& config, const CommonAttentionMetadata& batch,
+                   const PlanTiles& tiles, std::int64_t max_rows) {
+  PlanCuts best = choose_plan(config, tiles, max_rows);
+  if (!config.last_is_wide || tiles[config.longest_class()].empty()) return best;
+  PlanCuts wide = choose_plan(config, count_tiles(config, batch, true), max_rows);
+  wide.wide = true;
+  return wide.end_ns < best.end_ns ? wide : best;
+}
+
 }  // namespace
 
 ClaSight sight_of(const PlannerConfig& config, bool causal) {
@@ -339,16 +349,6 @@ PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata
                                std::max(1, pages / min_split_pages(config, of)));
   });
   return tiles;
-}
-
-/// The balanced cuts that end earliest, with wide tiles or without. `tiles`: without.
-static PlanCuts best_cuts(const PlannerConfig& config, const CommonAttentionMetadata& batch,
-                          const PlanTiles& tiles, std::int64_t max_rows) {
-  PlanCuts best = choose_plan(config, tiles, max_rows);
-  if (!config.last_is_wide || tiles[config.longest_class()].empty()) return best;
-  PlanCuts wide = choose_plan(config, count_tiles(config, batch, true), max_rows);
-  wide.wide = true;
-  return wide.end_ns < best.end_ns ? wide : best;
 }
 
 AttentionPlan::AttentionPlan(const PlannerConfig& config, const CommonAttentionMetadata& batch)

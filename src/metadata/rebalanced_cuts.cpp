@@ -64,21 +64,23 @@ double RebalancedCuts::target_load(const TaskCosts& costs, double step_ns) {
 
 /// Moves the surplus keys of a set's heaviest tile, last keys first, to sets below the target load,
 /// beginning with `to`.
-void RebalancedCuts::give(const TileClass& tile, const Pages& pages, double even, GroupSet& from,
+void RebalancedCuts::give(const TileClass& tile, const Pages& pages, double target, GroupSet& from,
                           std::int32_t& to) {
   Tile& given = tiles_[to_size(from.heaviest)];
   const TaskCosts& costs = tile.costs_of(given.tokens);
   const double step_ns = keys_ns(tile, pages.of_step * pages.size, given.tokens);
   const std::int32_t most_items = ceil_div(num_tiles_, num_sets_) + kExtraRounds;
-  const auto room = [&] { return even - sets_[to_size(to)].load - costs.task_ns - costs.split_ns; };
-  if (from.load - even < step_ns) return;
+  const auto room = [&] {
+    return target - sets_[to_size(to)].load - costs.task_ns - costs.split_ns;
+  };
+  if (from.load - target < step_ns) return;
   from.load += costs.split_ns;
   given.first_move = num_moves_;
   std::int32_t end = ceil_div(given.keys, pages.size);
-  while (from.load - even >= step_ns && end >= 2 * pages.of_step && num_moves_ + 1 < num_sets_) {
+  while (from.load - target >= step_ns && end >= 2 * pages.of_step && num_moves_ + 1 < num_sets_) {
     while (to < num_sets_ && (room() < step_ns || sets_[to_size(to)].items >= most_items)) ++to;
     if (to == num_sets_) break;
-    const double wanted = std::min(from.load - even, room()) / step_ns;
+    const double wanted = std::min(from.load - target, room()) / step_ns;
     const std::int32_t most = end / pages.of_step - 1;
     const auto steps = static_cast<std::int32_t>(std::min<double>(wanted, most));
     const std::int32_t begin = (end - steps * pages.of_step) / pages.of_step * pages.of_step;
@@ -100,10 +102,10 @@ void RebalancedCuts::cut(const TileClass& tile, std::int32_t page_size, std::int
   deal(tile);
   const TaskCosts& costs = tile.costs_of(tile.max_item_tokens);
   const double step_ns = keys_ns(tile, step_pages * page_size, tile.max_item_tokens);
-  const double even = target_load(costs, step_ns);
+  const double target = target_load(costs, step_ns);
   std::int32_t to = 0;
   for (GroupSet& from : sets()) {
-    if (from.heaviest >= 0) give(tile, {page_size, step_pages}, even, from, to);
+    if (from.heaviest >= 0) give(tile, {page_size, step_pages}, target, from, to);
   }
 }
 

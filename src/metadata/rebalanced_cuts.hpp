@@ -20,7 +20,7 @@ std::int32_t keys_of_pages(std::int32_t pages, std::int32_t page_size, std::int3
 /// Cuts of a launch of persistent work-groups that give all of them nearly the same work. A group
 /// set is the `groups_per_item` work-groups that take an item together, one for each group of KV
 /// heads. Tiles are dealt to sets whole, heaviest first and back and forth; then sets with more
-/// than an even load give keys of their heaviest tile to sets with less. A position of the list
+/// than the target load give keys of their heaviest tile to sets with less. A position of the list
 /// that no set needs is padding: the set that meets it has no more work. Allocates nothing.
 // NOLINTNEXTLINE(*-member-init): arrays are written before they are read; every plan has them
 class RebalancedCuts {
@@ -85,7 +85,7 @@ class RebalancedCuts {
   struct Pages {
     std::int32_t size, of_step;
   };
-  void give(const TileClass& tile, const Pages& pages, double even, GroupSet& from,
+  void give(const TileClass& tile, const Pages& pages, double target, GroupSet& from,
             std::int32_t& to);
 
   std::array<Tile, kMostTiles> tiles_;
