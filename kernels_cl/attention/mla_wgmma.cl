@@ -203,6 +203,7 @@ static inline void cla_produce(const ClaCall call, const ClaOptions* opt, const 
     }
     cla_load_latent_queries(at->q_tile, &task, q + call.q_offset, call.q_token_stride,
                             call.scale_log2e, at->full_q, warp, lane);
+    if (task.item.q_count == 0) break; /* padding: consumers read it in `tasks` and stop, too */
     q_pipe = cla_next_stage(q_pipe, 1);
     for (int tile = keys.begin; tile < CLA_TILES_END(keys); tile += CLA_BLOCK_KV) {
       int next_page[CLA_LANE_ROWS];
@@ -384,6 +385,7 @@ CLA_KERNEL clattn_mla_wgmma(CLA_PARAMS) {
   for (ClaDeal deal = cla_first_task(); deal.number < num_tasks; deal = cla_next_task(deal)) {
     ClaWork work;
     cla_wait_tile(full_q, q_pipe);
+    if (tasks[0].item.q_count == 0) break; /* padding: the end */
     cla_begin_work(&work, tasks, q_pipe, &opt, own_row, call.causal, call.scale_log2e);
     if (self.group == 0) {
       cla_consume_front(&own, &work, &pipeline, &hand_pipe, acc);

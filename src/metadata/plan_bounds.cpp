@@ -72,8 +72,7 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   std::int64_t added = std::min(cuttable * (pieces - 1), most - ceil_div(most, pieces));
   if (balanced) added = std::min(added, target - 1);
   const std::int64_t cut = std::min({cuttable, added, most / 2});
-  const bool rebalanced =
-      may_be_rebalanced && balanced && pieces > 1 && RebalancedCuts::takes(tile);
+  const bool rebalanced = may_be_rebalanced && balanced && pieces > 1 && tile.ends_at_padding;
   bound.items += std::max(added, rebalanced ? RebalancedCuts::most_extra_items(tile) : 0);
   bound.merges = cut * count;
   const std::int64_t tokens =

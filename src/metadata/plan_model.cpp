@@ -161,6 +161,7 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
   bucket.most_splits += most_splits;
   ++bucket.tiles;
   total_ns_ += ns;
+  tokens_ += tokens;
   ++tiles_;
 }
 
@@ -248,10 +249,16 @@ CutChoice TileCounts::or_rebalanced(const TileClass& tile, const MergeCosts& mer
   // Nearly every set of groups takes a range, for a task and a split, or gives one, for a split.
   const TaskCosts& costs = tile.costs_of(tile.max_item_tokens);
   const double ranges_ns = costs.task_ns + 2 * costs.split_ns;
-  const std::int32_t groups = RebalancedCuts::sets_of(tile) * tile.groups_per_item;
+  const std::int32_t sets = RebalancedCuts::sets_of(tile);
   CutChoice cuts;
-  cuts.end_ns = even_time(tile, merge).ns(groups) + ranges_ns;
+  cuts.end_ns = even_time(tile, merge).ns(sets * tile.groups_per_item) + ranges_ns;
   cuts.rebalanced = true;
+  cuts.merges = !tile.merges_splits;
+  if (cuts.merges) {  // about half of the sets give, to the other half
+    const double cut_tiles = std::min(tiles_, sets / 2 + 1);
+    const double tokens = tokens_ / tiles_;
+    cuts.merge_ns = merge_ns(merge, cut_tiles * tokens, (cut_tiles + sets) * tokens);
+  }
   return cuts.total_ns() < (1 - kLeastGain) * best.total_ns() ? cuts : best;
 }
 

@@ -35,6 +35,7 @@ struct TileClass {
   std::int32_t max_item_tokens = 0;
   std::int32_t groups_per_item = 1;  ///< work-groups that one item becomes
   bool merges_splits = false;        ///< the kernel merges its own splits; the plan need not
+  bool ends_at_padding = false;      ///< persistent groups stop there, so it may stand anywhere
   std::int32_t step_keys = 1;        ///< keys processed at once: a partial step costs a whole one
   std::int32_t workers = 1;          ///< work-groups that run at once
   Dealing dealing = Dealing::kTaken;
@@ -142,6 +143,7 @@ class TileCounts {
   std::array<Bucket, kBuckets> buckets_{};
   std::array<std::uint64_t, kBuckets / 64> used_{};  ///< a bit a bucket
   double total_ns_ = 0;                              ///< of keys
+  double tokens_ = 0;                                ///< query tokens
   std::int32_t tiles_ = 0;
 };
 

@@ -141,6 +141,13 @@ bool coarsen(const PlannerConfig& config, PlanCuts& cuts) {
   return true;
 }
 
+void write_merges(const ClaSplit& split, std::int32_t pieces, std::int64_t at,
+                  const PlanOutput& output) {
+  if (split.merge_at < 0) return;
+  for (std::int32_t token = 0; token < split.q_count; ++token)
+    output.merges[to_size(at + token)] = cla_merge_of(&split, token, pieces);
+}
+
 /// An item waits for its place in the list with its number in `splits` as pages_at.
 void write_tile(const PlannerConfig& config, const Tile& tile, std::int32_t pieces,
                 std::int32_t room, const Tally& at, const PlanOutput& output) {
@@ -156,12 +163,10 @@ void write_tile(const PlannerConfig& config, const Tile& tile, std::int32_t piec
     }
     ++item;
   }
-  if (split.merge_at < 0) return;
-  for (std::int32_t token = 0; token < split.q_count; ++token)
-    output.merges[to_size(at.merges + token)] = cla_merge_of(&split, token, pieces);
+  write_merges(split, pieces, at.merges, output);
 }
 
-/// Writes the items of a tile with rebalanced cuts, which need no merges.
+/// Writes the items of a tile with rebalanced cuts, the moved ranges where sets look for them.
 void write_rebalanced_tile(const PlannerConfig& config, const Tile& tile,
                            const RebalancedCuts& rebalanced, std::int32_t index,
                            std::span<ClaWorkItem> items) {
@@ -187,14 +192,17 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
   Tally tally;
   const auto take_rebalanced = [&](Tile& tile) {
     const std::int32_t index = tally.rebalanced_tiles++;
+    const auto moved = static_cast<std::int32_t>(rebalanced.moved(index).size());
+    const bool merges = moved > 0 && !config.tiles[kRebalancedClass].merges_splits;
     if (output != nullptr) {
       tile.split.pages_at = pages_at[to_size(tile.split.request)];
       tile.split.first_row = static_cast<std::int32_t>(tally.rows);
-      tile.split.merge_at = -1;
+      tile.split.merge_at = merges ? output->merge_at(tally.merges) : -1;
       write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
+      write_merges(tile.split, moved + 1, tally.merges, *output);
     }
-    const auto moved = static_cast<std::int64_t>(rebalanced.moved(index).size());
-    if (moved > 0) tally.rows += (moved + 1) * tile.split.q_count;
+    if (merges) tally.merges += tile.split.q_count;
+    if (moved > 0) tally.rows += std::int64_t{moved + 1} * tile.split.q_count;
   };
   if (cutter.is_rebalanced(kRebalancedClass)) {
     tally.items[kRebalancedClass] = rebalanced.num_items();
@@ -236,9 +244,12 @@ void rebalance(const PlannerConfig& config, const CommonAttentionMetadata& batch
   });
   rebalanced.cut(tiles, config.block_size, min_split_pages(config, tiles));
   CutChoice& choice = cuts.classes[kRebalancedClass];
-  const double later = rebalanced.end_ns(tiles) - choice.end_ns;
-  choice.end_ns += later;
-  cuts.end_ns += later;
+  cuts.end_ns -= choice.total_ns();
+  choice.end_ns = rebalanced.end_ns(tiles);
+  if (choice.merges)
+    choice.merge_ns = merge_ns(config.merge, static_cast<double>(rebalanced.num_cut_tokens()),
+                               static_cast<double>(rebalanced.num_rows()));
+  cuts.end_ns += choice.total_ns();
 }
 
 /// Tells every split where its item stands, once the lists are in order.
@@ -320,6 +331,8 @@ void check_config(const PlannerConfig& config) {
                              {"groups_per_item", tile.groups_per_item},
                              {"step_keys", tile.step_keys},
                              {"workers", tile.workers}};
+    throw_invalid_if(tile.ends_at_padding && tile.dealing != Dealing::kDealt,
+                     "tiles[{}].ends_at_padding is true, legal where tasks are taken: false", c);
     for (const Field& field : of_tile) {
       throw_invalid_if(field.value < 1, "tiles[{}].{} is {}, legal: at least 1", c, field.name,
                        field.value);

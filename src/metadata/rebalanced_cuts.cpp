@@ -94,7 +94,9 @@ void RebalancedCuts::give(const TileClass& tile, const Pages& pages, double targ
     end = begin;
   }
   given.num_moves = num_moves_ - given.first_move;
-  if (given.num_moves > 0) num_rows_ += std::int64_t{given.num_moves + 1} * given.tokens;
+  if (given.num_moves == 0) return;
+  num_rows_ += std::int64_t{given.num_moves + 1} * given.tokens;
+  num_cut_tokens_ += given.tokens;
 }
 
 void RebalancedCuts::cut(const TileClass& tile, std::int32_t page_size, std::int32_t step_pages) {

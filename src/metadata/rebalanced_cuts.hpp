@@ -30,12 +30,8 @@ class RebalancedCuts {
   /// Rounds of the list beyond those that whole tiles need.
   static constexpr std::int32_t kExtraRounds = 3;
   static std::int32_t sets_of(const TileClass& tile) { return tile.workers / tile.groups_per_item; }
-  /// Whether the kernel takes such a list: it stops at padding and merges its own splits.
-  static bool takes(const TileClass& tile) {
-    return tile.dealing == Dealing::kDealt && tile.merges_splits;
-  }
   static bool fits(const TileClass& tile) {
-    return takes(tile) && sets_of(tile) >= 2 && tile.workers <= kMostGroups;
+    return tile.ends_at_padding && sets_of(tile) >= 2 && tile.workers <= kMostGroups;
   }
   /// Most items beyond one per tile, padding included: the rest of the last round, and kExtraRounds
   /// more.
@@ -55,8 +51,9 @@ class RebalancedCuts {
 
   /// When the launch is expected to end, as TileCounts predicts it for other cuts.
   double end_ns(const TileClass& tile) const;
-  std::int32_t num_items() const { return num_items_; }  ///< padding included
-  std::int64_t num_rows() const { return num_rows_; }    ///< partial results
+  std::int32_t num_items() const { return num_items_; }            ///< padding included
+  std::int64_t num_rows() const { return num_rows_; }              ///< partial results
+  std::int64_t num_cut_tokens() const { return num_cut_tokens_; }  ///< that those are of
   /// Of tile `index` in the order of add(): the list position of the keys that it keeps, and the
   /// ranges that were moved, last keys first.
   std::int32_t position(std::int32_t index) const { return tile_at(index).position; }
@@ -93,7 +90,7 @@ class RebalancedCuts {
   std::array<MovedRange, kMostGroups> moves_;
   std::array<GroupSet, kMostGroups> sets_;
   std::int32_t num_tiles_ = 0, num_sets_ = 0, num_moves_ = 0, num_items_ = 0;
-  std::int64_t num_rows_ = 0;
+  std::int64_t num_rows_ = 0, num_cut_tokens_ = 0;
   double shared_ns_ = 0;  ///< of all keys, which groups slow each other down by
 };
 

@@ -9,6 +9,7 @@
 #include "cli/common/verify.hpp"
 #include "device/attention_host.hpp"
 #include "device/bounded_batch.hpp"
+#include "kernels/step/paged_step.hpp"
 
 namespace attention_test {
 
@@ -325,6 +326,8 @@ CaseResult run_case(const std::shared_ptr<clattn::Context>& context, const CaseS
   const std::vector<clattn::PlannedLaunch> planned = planned_launches(metadata);
   result.fault = unplanned(planned, launches);
   result.beside = std::ranges::any_of(planned, &clattn::PlannedLaunch::beside_last);
+  const auto* step = metadata.step();  // a plug-in has none
+  result.rebalanced = step != nullptr && step->planned.rebalanced;
   for (const auto& launch : launches) {
     result.kernels.emplace_back(launch.kernel);
     result.tasks.push_back(launch.tasks);

@@ -62,6 +62,7 @@ struct CaseResult {
   std::vector<std::int64_t> tasks;        ///< of each
   std::vector<std::int64_t> work_groups;  ///< that share them
   bool beside = false;                    ///< two launches ran beside each other
+  bool rebalanced = false;                ///< clattn::detail::PlanCounts
   std::vector<double> out;                ///< [tokens, num_heads, output_head_size()]
   std::vector<double> lse;                ///< [tokens, num_heads]
   std::vector<std::uint8_t> out_fp8;      ///< the same if config.output_fp8

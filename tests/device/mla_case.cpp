@@ -1,6 +1,7 @@
 #include "device/mla_case.hpp"
 
 #include "device/bounded_batch.hpp"
+#include "kernels/step/paged_step.hpp"
 
 namespace mla_test {
 
@@ -157,7 +158,8 @@ Outcome run(const std::shared_ptr<clattn::Context>& context, const Case& c) {
                  .lse = lse.buffer.handle()},
                 cache, metadata, nullptr, &launches);
   const Outcome outcome{step_test::Launches(launches), out.read(queue), lse.read(queue),
-                        step_test::rounds_weights(impl->kernels())};
+                        step_test::rounds_weights(impl->kernels()),
+                        metadata.step()->planned.rebalanced};
 
   expect_truth(c, truth, outcome);
   return outcome;

@@ -32,6 +32,7 @@ struct Case {
 struct Outcome : step_test::Launches {
   std::vector<double> out, lse;
   bool rounds_weights = false;
+  bool rebalanced = false;  ///< clattn::detail::PlanCounts
 };
 
 std::string describe(const Case& c);

@@ -190,6 +190,7 @@ PlannerConfig planner_config(const AttentionKernels& kernels, const TunedDevice&
         .max_item_tokens = tokens,
         .groups_per_item = stage.tiling.groups_per_item,
         .merges_splits = merges_splits(*stage.variant),
+        .ends_at_padding = stage.variant->kernel().ends_at_padding,
         .step_keys = step_keys(*stage.variant, kernels.shape.head_size),
         .workers =
             concurrent_groups(*stage.variant, kernels.shape.cache_dtype, device.capabilities),

@@ -97,7 +97,10 @@ struct KernelTraits {
   std::int32_t groups = 0;
   std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches
   StepKeys keys = StepKeys::kTile;
-  bool merges_splits = false;        ///< on units with a fence; else the merge kernel does
+  bool merges_splits = false;  ///< on units with a fence; else the merge kernel does
+  /// With kDealt: a group's tasks end at an item without query tokens, so that lists may have
+  /// padding in the middle.
+  bool ends_at_padding = false;
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes; see head_tiling()
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this
   TypeSet cache = kSameType | kAnyType;

@@ -90,8 +90,10 @@ TEST(PlanBounds, NoStepExceedsThem) {
   for (int run = 0; run < 20000 && !testing::Test::HasFailure(); ++run) {
     PlannerConfig config = any_config(random);
     config.last_is_wide = config.num_tiles > 1 && run % 2 == 1;
-    for (TileClass& tile : config.tiles)
+    for (TileClass& tile : config.tiles) {
       tile.dealing = one_of(random, {Dealing::kTaken, Dealing::kDealt});
+      tile.ends_at_padding = tile.dealing == Dealing::kDealt;
+    }
     const Limits limits(random, config);
     SCOPED_TRACE(describe(config, limits));
     std::vector<test::Request> requests(

@@ -200,7 +200,7 @@ TEST(Planner, OneLongRequestAmongShortOnesIsCut) {
 // less to gain from filling the device to the last one.
 TEST(Planner, WhatMemoryBoundsIsNotCut) {
   PlannerConfig config = small_device();
-  config.tiles[0].merges_splits = true;
+  config.tiles[0].merges_splits = config.tiles[0].ends_at_padding = true;
   config.tiles[0].dealing = Dealing::kDealt;
   config.tiles[0].costs.split_ns = 500;
   const std::vector<test::Request> requests(5, {1, 6400});
@@ -237,7 +237,7 @@ TEST(Planner, WavesAreFilledAndNotExceeded) {
   PlannerConfig config = small_device();
   config.fixed_groups = true;
   config.tiles[0].groups_per_item = 8;
-  config.tiles[0].merges_splits = true;
+  config.tiles[0].merges_splits = config.tiles[0].ends_at_padding = true;
   config.tiles[0].workers = 132;
   config.tiles[0].dealing = Dealing::kDealt;
   const auto items = [&](std::size_t requests, std::int32_t keys) {
@@ -262,6 +262,7 @@ PlannerConfig persistent_device() {
     tile.dealing = Dealing::kDealt;
     tile.merges_splits = true;
   }
+  config.tiles[0].ends_at_padding = true;
   config.tiles[0].costs.parallel = 4;
   config.tiles[1].costs.token_key_ns = 1;
   return config;

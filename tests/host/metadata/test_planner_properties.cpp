@@ -44,6 +44,7 @@ PlannerConfig any_config() {
     tile.step_keys = one_of({1, 32, 33, 128});
     tile.workers = one_of({1, 2, 7, 64, 132, 1500});
     tile.dealing = one_of({Dealing::kTaken, Dealing::kDealt});
+    tile.ends_at_padding = tile.dealing == Dealing::kDealt && *rc::gen::arbitrary<bool>();
     tile.launch_ns = one_of({0, 3000});
     tile.costs = {.task_ns = one_of({0.0, 10.0, 2000.0}),
                   .split_ns = one_of({0.0, 0.5, 1500.0}),

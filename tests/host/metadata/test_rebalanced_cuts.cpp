@@ -23,7 +23,7 @@ TileClass ring_of(std::int32_t kv_heads) {
   TileClass tile;
   tile.max_query_len = tile.max_item_tokens = 1;
   tile.groups_per_item = kv_heads;
-  tile.merges_splits = true;
+  tile.merges_splits = tile.ends_at_padding = true;
   tile.step_keys = 128;
   tile.workers = 132;
   tile.dealing = Dealing::kDealt;
@@ -156,8 +156,9 @@ test::Plan plan_of(const PlannerConfig& config, const std::vector<test::Request>
   return plan;
 }
 
-/// When a plan's launch ends, by its list.
-double end_of(const test::Plan& plan, TileClass tile) {
+/// When a plan's launches end, by its lists.
+double end_of(const test::Plan& plan, const PlannerConfig& config) {
+  TileClass tile = config.tiles[0];
   if (plan.counts.rebalanced) tile.workers = plan.counts.workers[0];
   std::vector<TaskRun> runs;
   runs.reserve(plan.items[0].size());
@@ -169,7 +170,11 @@ double end_of(const test::Plan& plan, TileClass tile) {
     if (item.q_count > 0) shared += shared_ns(tile, keys, 1) * tile.groups_per_item;
   }
   if (!plan.counts.rebalanced) std::ranges::sort(runs, std::greater{}, &TaskRun::ns);
-  return tile.launch_ns + expected_end_ns(tile, runs, shared);
+  double end = tile.launch_ns + expected_end_ns(tile, runs, shared);
+  if (plan.merges.empty()) return end;
+  end += config.merge.launch_ns;
+  for (const ClaMergeItem& merge : plan.merges) end += merge_ns(config.merge, 1, merge.num_splits);
+  return end;
 }
 
 // By what is written, and not by what was predicted. 5 % for tiles that the other plan counts as
@@ -183,7 +188,9 @@ TEST(RebalancedCuts, AreChosenWhereTheyEndEarlier) {
         tile.workers = one_of({78, 108, 114, 132});
         tile.costs.key_ns = one_of({2.7, 5.4, 9.2});
         tile.costs.parallel = one_of({0.0, 61.5, 76.0});
+        tile.merges_splits = *rc::gen::arbitrary<bool>();
         PlannerConfig config = planner_of(tile);
+        config.merge = {.launch_ns = 3300, .token_ns = 20, .row_ns = 20};
         std::vector<test::Request> requests(static_cast<std::size_t>(between(1, 60)));
         const std::int32_t most = one_of({300, 3000, 30000, 60000});
         const std::int32_t least = one_of({1, most / 4, most});
@@ -195,11 +202,12 @@ TEST(RebalancedCuts, AreChosenWhereTheyEndEarlier) {
             1);
         RC_ASSERT(rebalanced.counts.num_items[0] <= bound.num_items[0]);
         RC_ASSERT(rebalanced.counts.num_partial_rows <= bound.num_partial_rows);
+        RC_ASSERT(rebalanced.counts.num_merges <= bound.num_merges);
         config.fixed_groups = true;
         const test::Plan other = plan_of(config, requests);
         RC_ASSERT(!other.counts.rebalanced);
         if (!rebalanced.counts.rebalanced) return;
-        const double ratio = end_of(rebalanced, tile) / end_of(other, tile);
+        const double ratio = end_of(rebalanced, config) / end_of(other, config);
         RC_ASSERT(ratio <= 1.05);
         of_all += ratio;
         ++chosen;
@@ -229,7 +237,7 @@ TEST(RebalancedCuts, UseWholeSetsOfGroups) {
   config.max_partial_rows = 10;
   EXPECT_FALSE(plan_of_equal(20, 5000).counts.rebalanced) << "no room for its partial results";
   config.max_partial_rows = 1 << 20;
-  config.tiles[0].dealing = Dealing::kTaken;
+  config.tiles[0].ends_at_padding = false;
   EXPECT_FALSE(plan_of_equal(20, 5000).counts.rebalanced) << "its kernel does not stop at padding";
 }
 
