@@ -178,7 +178,8 @@ TEST(Cli, TheQuickCheckFindsAWrongKernel) {
   if (!has_cpu_device()) GTEST_SKIP() << "this machine has no OpenCL device of a CPU";
   std::string merge =
       read_bytes(std::filesystem::path(CLATTN_SOURCE_DIR) / "kernels_cl/attention/merge.cl");
-  const std::string_view right = "item.num_splits};", wrong = "item.num_splits - 1};";
+  const std::string_view right = "count = item->num_splits;",
+                         wrong = "count = item->num_splits - 1;";
   ASSERT_EQ(count_of(right, merge), 1);
   merge.replace(merge.find(right), right.size(), wrong);
   const ScratchDirectory kernels;

@@ -37,7 +37,7 @@ inline constexpr TypeSet kSameType = 1U << 7U;  ///< of a cache: the queries' ty
 /// How the work-groups of a launch come to their tasks.
 enum class Tasks : std::uint8_t {
   kOneEach,
-  kDealt,  ///< a few groups a compute unit stay; cla_next_task() of kernels_cl/core/task.clh
+  kDealt,  ///< persistent groups, a few a compute unit, whose numbers decide on their tasks
   kQueue,  ///< they stay and take from a queue (kernels_cl/attention/cpu/queue.clh)
 };
 
@@ -98,8 +98,8 @@ struct KernelTraits {
   std::int32_t groups_8bit = 0;  ///< the same over 8-bit caches
   StepKeys keys = StepKeys::kTile;
   bool merges_splits = false;  ///< on units with a fence; else the merge kernel does
-  /// With kDealt: a group's tasks end at an item without query tokens, so that lists may have
-  /// padding in the middle.
+  /// With kDealt: a group stops at the first item without query tokens (padding), so that padding
+  /// may stand anywhere in a list.
   bool ends_at_padding = false;
   std::int32_t most_kv_heads = 1;    ///< of a page, that one work-group takes; see head_tiling()
   std::int32_t most_grown_rows = 0;  ///< its tiles grow with the heads of a KV head, up to this

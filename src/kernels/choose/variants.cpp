@@ -266,9 +266,10 @@ std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
   return variant.block_kv * std::max(variant.work_group_size / of_a_tile, 1);
 }
 
-std::int32_t merge_heads(const Variant& variant, std::int32_t head_size) {
-  constexpr std::int32_t kDims = 4;  // of a work-item
-  return std::max(1, variant.work_group_size * kDims / head_size);
+std::int32_t merge_tasks(const Variant& variant, std::int32_t num_heads, std::int32_t value_size) {
+  if (variant.work_group_size == 1) return num_heads;
+  constexpr std::int32_t kDims = 8, kParts = 4;  // of a work-item, and of a column
+  return ceil_div(num_heads * (value_size / kDims), variant.work_group_size / kParts);
 }
 
 std::string why_not_types(const Variant& variant, const KernelShape& shape) {

@@ -220,12 +220,11 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
     if (launches != nullptr) launches->back().beside_last = true;
     side.join(event);
   }
-  const std::int64_t heads_at_once =
-      merge_heads(*kernels.merge.variant, kernels.shape.value_size());
-  launch_kernel(call, layer,
-                {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
-                 ceil_div(std::int64_t{kernels.shape.num_heads}, heads_at_once)},
-                call.queue, recorder, event, launches);
+  launch_kernel(
+      call, layer,
+      {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
+       merge_tasks(*kernels.merge.variant, kernels.shape.num_heads, kernels.shape.value_size())},
+      call.queue, recorder, event, launches);
 }
 
 IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) {

@@ -245,7 +245,7 @@ TEST(Variants, ScalarKernelsFillNvidiasMultiprocessors) {
     EXPECT_EQ(groups_of("prefill_gpu__r16_kv32"), prefill);
     EXPECT_EQ(groups_of("prefill_gpu__r64_kv32"), 4);  // of 256 work-items
     EXPECT_EQ(groups_of("mla_decode_gpu__r16_wg128"), 2);
-    EXPECT_EQ(groups_of("merge__wg128"), 4);
+    EXPECT_EQ(groups_of("merge__wg128"), 8);
     EXPECT_EQ(groups_of("decode_mma__r8"), 2);
     EXPECT_EQ(groups_of("decode_mma__r8", DType::kInt8), 3);
   };
