@@ -7,7 +7,8 @@
 
    Groups are persistent. A task is CLA_WG_SIZE columns of a merge item, or CLA_PART_COLUMNS where
    columns are shared. Tasks are ordered by their place in the item, so that places that only items
-   with shared columns fill come last.
+   with shared columns fill come last; and at each place they begin with another item, so that the
+   tasks of one item go to many groups even where the groups are a multiple of the items.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
@@ -96,9 +97,9 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
   const uint columns = results.num_heads * CLA_HEAD_COLUMNS;
   const uint num_places = (columns + CLA_PART_COLUMNS - 1) / CLA_PART_COLUMNS;
   const uint num_items = (uint)call.num_entries;
-  const uint groups = (uint)get_num_groups(0);
-  uint place = (uint)get_group_id(0) / num_items;
-  uint at = (uint)get_group_id(0) % num_items;
+  const uint groups = (uint)get_num_groups(0), group = (uint)get_group_id(0);
+  uint place = group / num_items, number = group % num_items;
+  uint at = (number + place) % num_items; /* of the item */
   uint turn = 0;
   while (place < num_places) { /* no division per task: many may be empty */
     const ClaMergeItem item = items[at];
@@ -107,9 +108,13 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
     cla_merge_columns(&opt, &results, &item, place, columns, parts);
     turn ^= 1;
     place += groups / num_items;
-    at += groups % num_items;
-    if (at < num_items) continue;
-    at -= num_items;
-    ++place;
+    number += groups % num_items;
+    at += (groups / num_items + groups % num_items) % num_items;
+    if (number >= num_items) {
+      number -= num_items;
+      ++place;
+      ++at;
+    }
+    if (at >= num_items) at -= num_items;
   }
 }

@@ -243,7 +243,7 @@ CutChoice TileCounts::choose(const TileClass& tile, const MergeCosts& merge,
 
 CutChoice TileCounts::or_rebalanced(const TileClass& tile, const MergeCosts& merge,
                                     std::int64_t max_rows, const CutChoice& best) const {
-  if (!RebalancedCuts::fits(tile) || tiles_ > RebalancedCuts::kMostTiles ||
+  if (empty() || !RebalancedCuts::fits(tile) || tiles_ > RebalancedCuts::kMostTiles ||
       RebalancedCuts::most_rows(tile) > max_rows)
     return best;
   // Nearly every set of groups takes a range, for a task and a split, or gives one, for a split.

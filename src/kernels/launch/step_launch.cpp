@@ -125,8 +125,9 @@ void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
     enqueue(call, layer, launch, groups, queue, &entry.event);
     if (event != nullptr) *event = entry.event;
   }
-  // Groups that stride over the tasks meet the padding, too: all of them share it, or stop there.
-  if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt) {
+  // Plans deal tasks to a number of groups, which must stay. A merge is the same by any number.
+  const bool fixed = variant.kernel().tasks == Tasks::kDealt && variant.role != Role::kMerge;
+  if (recorder != nullptr && !fixed) {
     recorder->limit_last(call.step.prepared->num_used.at(launch.part), to_size(launch.groups_each));
   }
 }

@@ -47,45 +47,53 @@ TEST(GraphState, A2_7_AGraphOfAnotherSizeThanPreparedIsRefused) {
   layer.queue.finish();
 }
 
+/// Replays a step of two splits a tile, of none and of no requests; `joins`: decode joins splits
+/// itself.
+void expect_no_padding(Layer& layer, bool joins) {
+  clattn::BuilderOptions options = builder_options();
+  options.num_splits = 2;
+  AttentionState state = layer.state(options);
+  clattn::Graph graph;
+  {
+    const auto capturing = state.graph_capture(4);
+    graph = layer.record(state.graph_capture_get_metadata_for_batch(layer.queue, 4));
+  }
+  const std::size_t all = joins ? 2 : 3;  // the cache's, decode, and merge
+  EXPECT_EQ(graph.num_launches(), all);
+  const clattn::Queue other = layer.context->create_queue();
+  const auto launched = [&](const Step& step, clattn::Event* event) {
+    state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
+    layer.queue.finish();
+    const std::uint64_t before = clattn::detail::dispatch_count();
+    graph.replay(other, event);
+    other.finish();
+    return clattn::detail::dispatch_count() - before;
+  };
+  EXPECT_EQ(launched(Step({3, 9}), nullptr), all);
+  const Step step({3, kPage});
+  EXPECT_EQ(launched(step, nullptr), 2U);  // single pages are not split
+  const auto by_list = layer.download(layer.out);
+  clattn::Event event;
+  EXPECT_EQ(launched(step, &event), all);  // the last one tells of the end
+  event.wait();
+  const Step nothing({});
+  EXPECT_EQ(launched(nothing, nullptr), 1U);
+  state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
+  graph.replay(layer.queue);
+  EXPECT_EQ(layer.download(layer.out), by_list);
+}
+
 // One by one, launches are as many as the step needs; on a queue that the graph was not recorded
 // for they are always one by one.
 TEST(GraphState, LaunchesOneByOneLeavePaddingOut) {
   for (const auto& context : all_contexts()) {
-    Layer layer(context);
-    clattn::BuilderOptions options = builder_options();
-    options.num_splits = 2;
-    AttentionState state = layer.state(options);
-    clattn::Graph graph;
-    {
-      const auto capturing = state.graph_capture(4);
-      graph = layer.record(state.graph_capture_get_metadata_for_batch(layer.queue, 4));
-    }
-    // The cache's, decode, and merge where decode does not join the splits itself.
     const clattn::DeviceCapabilities& device = context->capabilities();
-    const bool joins = device.inline_ptx || device.kind == clattn::DeviceKind::kCpu;
-    const std::size_t all = joins ? 2 : 3;
-    EXPECT_EQ(graph.num_launches(), all);
-    const clattn::Queue other = context->create_queue();
-    const auto launched = [&](const Step& step, clattn::Event* event) {
-      state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
-      layer.queue.finish();
-      const std::uint64_t before = clattn::detail::dispatch_count();
-      graph.replay(other, event);
-      other.finish();
-      return clattn::detail::dispatch_count() - before;
-    };
-    EXPECT_EQ(launched(Step({3, 9}), nullptr), all);
-    const Step step({3, kPage});
-    EXPECT_EQ(launched(step, nullptr), 2U);  // single pages are not split
-    const auto by_list = layer.download(layer.out);
-    clattn::Event event;
-    EXPECT_EQ(launched(step, &event), all);  // the last one tells of the end
-    event.wait();
-    const Step nothing({});
-    EXPECT_EQ(launched(nothing, nullptr), 1U);
-    state.prepare_graph_input_buffers(layer.queue, 4, step.batch);
-    graph.replay(layer.queue);
-    EXPECT_EQ(layer.download(layer.out), by_list);
+    Layer layer(context);
+    expect_no_padding(layer, device.inline_ptx || device.kind == clattn::DeviceKind::kCpu);
+    clattn::AttentionOptions scalar = layer_options();
+    scalar.kernel_family = clattn::KernelFamily::kGpu;
+    Layer by_launch(context, scalar);
+    expect_no_padding(by_launch, false);
   }
 }
 

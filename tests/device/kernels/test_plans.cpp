@@ -12,6 +12,7 @@
 
 #include "device/attention_case.hpp"
 #include "device/costs_of_all.hpp"
+#include "device/forced_variant.hpp"
 #include "device/mla_case.hpp"
 #include "kernels/choose/variants.hpp"
 
@@ -209,6 +210,44 @@ TEST(Plans, RebalancedLatentCutsComputeTheSame) {
     EXPECT_EQ(whole.kernels.size(), 1U);
   }
   if (!any) GTEST_SKIP() << "no device here has kernels that rebalanced cuts are for";
+}
+
+/// Requests of nine tokens, cut into as many splits as they have pages of a token, up to 40: fewer
+/// than a work-item of merge.cl reads alone, as many, and more, by parts that differ in length.
+CaseSpec many_and_few_splits() {
+  CaseSpec spec;
+  spec.config = attention_test::small_config();
+  spec.config.block_size = 1;
+  spec.config.num_heads = 6;
+  spec.config.head_size = 40;
+  spec.num_splits = 40;
+  for (const std::int32_t context_len : {91, 0, 1, 7, 8, 9, 14, 33}) {
+    const auto identity = static_cast<std::uint32_t>(spec.requests.size() + 1);
+    spec.requests.push_back({9, context_len, identity});
+  }
+  return spec;
+}
+
+// Also where a row sees an infinite key and value, and with groups of 32 work-items.
+TEST(Plans, ManyAndFewSplitsAreMergedTogether) {
+  using clattn::detail::Variant;
+  for (const auto& context : all_contexts()) {
+    for (const Variant& variant : clattn::detail::variants()) {
+      if (variant.role != clattn::detail::Role::kMerge ||
+          !clattn::detail::why_not(variant, context->capabilities()).empty())
+        continue;
+      const attention_test::ForcedVariants forced(context, {&variant});
+      for (const bool overflows : {false, true}) {
+        CaseSpec spec = many_and_few_splits();
+        spec.config.kernel_family = variant.family();
+        spec.last_token_overflows = overflows;
+        const CaseResult result = run_case(context, spec);
+        EXPECT_EQ(result.fault, "");
+        EXPECT_LE(result.worst_share, 1) << variant.name << ' ' << result.worst_place;
+        EXPECT_EQ(result.kernels.back(), variant.name);
+      }
+    }
+  }
 }
 
 // Every tile in two splits; run_case() holds plans against launches.
