@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <clattn/error.hpp>
 #include <cmath>
+#include <string_view>
 
 #include "random_calls/c_help.hpp"
 
@@ -266,6 +268,21 @@ static std::vector<float> rows_of(CWorld& c, const Attend& attend) {
   return rows;
 }
 
+/// The same of something that was made while the driver failed now and then. If it lacked resources
+/// for the best kernels then, those that were built may not fit the layer's, which refuses them:
+/// from then on it is not `known`.
+template <typename Attend>
+static std::vector<float> rows_or_refusal(CWorld& c, bool& known, const Attend& attend) {
+  try {
+    return rows_of(c, attend);
+  } catch (const clattn::Error& error) {
+    if (std::string_view(error.what()).find("split work otherwise") == std::string_view::npos)
+      throw;
+    known = false;
+    return {};
+  }
+}
+
 /// Sums are of positive numbers below 0.04, in any order.
 static bool alike(const std::vector<float>& rows, const std::vector<float>& expected) {
   return std::ranges::equal(rows, expected, [](float row, float wanted) {
@@ -286,25 +303,25 @@ bool test::graphs_compute_as_before(World& world) {
   });
   if (of.state != nullptr && of.state_is_known) {
     std::int32_t size = 0;
-    const auto rows = rows_of(c, [&](const ClattnTensors& tensors) {
+    const auto rows = rows_or_refusal(c, of.state_is_known, [&](const ClattnTensors& tensors) {
       tell(clattn_graph_state_begin_step(of.state.get(), queue, &batch, &of.state_step, &size));
       if (size > 0 && size == of.graph_size)
         return tell(clattn_graph_replay(of.graph.get(), queue, nullptr));
       tell(clattn_layer_forward(of.layer.get(), queue, &tensors, of.state_step));
     });
-    if (!alike(rows, plain)) {
+    if (of.state_is_known && !alike(rows, plain)) {
       fmt::print(stderr, "a step of a graph state, replayed {}, computes other rows\n", size);
       return false;
     }
   }
   if (of.cascade == nullptr || of.cascade_layer == nullptr || !of.cascade_is_known) return true;
   batch.common_prefix_len = 16;
-  const auto rows = rows_of(c, [&](const ClattnTensors& tensors) {
+  const auto rows = rows_or_refusal(c, of.cascade_is_known, [&](const ClattnTensors& tensors) {
     tell(clattn_cascade_build(of.cascade.get(), queue, &batch, &of.cascade_step));
     tell(clattn_layer_store(of.layer.get(), queue, &tensors, of.cascade_step));
     tell(clattn_cascade_forward(of.cascade.get(), queue, of.cascade_layer.get(), &tensors));
   });
-  if (alike(rows, plain)) return true;
+  if (!of.cascade_is_known || alike(rows, plain)) return true;
   fmt::print(stderr, "a cascade computes other rows\n");
   return false;
 }
