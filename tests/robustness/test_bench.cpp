@@ -188,6 +188,23 @@ TEST(Bench, EveryCacheOperationIsMeasuredAndRight) {
                             "gather_and_maybe_dequant_cache"}));
 }
 
+/// Their results are narrower than their queries.
+TEST(Bench, StepsOfLatentModelsAreMeasuredAndRight) {
+  const ScratchDirectory scratch;
+  const std::string shapes = (scratch.path() / "latent.txt").string();
+  write_bytes(shapes,
+              "model latent heads=16 kv_heads=1 head_size=80 rope_dim=16 dtype=f16\n"
+              "step quick 2q1s20\nreplay quick 2q1s20\nlengths quick 2q1s20\n");
+  const ProgramResult result = run_program("bench --quick --json - --shapes " + shapes);
+  ASSERT_EQ(result.code, 0) << result.standard_output << result.standard_error;
+  const json report = json::parse(result.standard_output);
+  ASSERT_EQ(report.at("rows").size(), 3U);
+  for (const json& row : report.at("rows")) {
+    ASSERT_FALSE(row.contains("skipped")) << row;
+    EXPECT_TRUE(row.at("correct").get<bool>()) << row;
+  }
+}
+
 /// Several backends in one run, so that a peer stands beside; launches of one kernel in one entry.
 TEST(Bench, BackendsStandSideBySide) {
   const ScratchDirectory scratch;

@@ -209,9 +209,11 @@ TwoWays::TwoWays(const BenchTask& task)
       queue_(task.context->create_queue()),
       options_(builder_options(task.shape, cache_.cache.num_blocks)),
       impl_(cache_.backend->make_impl(task.context, config_)) {
-  const std::size_t bytes = to_size(task.shape.num_tokens()) * to_size(config_.num_heads) *
-                            to_size(config_.head_size) * element_size_bytes(config_.dtype);
-  for (Buffer* each : {&query_, &one_out_, &other_out_}) *each = task.context->allocate(bytes);
+  const std::size_t heads = to_size(task.shape.num_tokens()) * to_size(config_.num_heads);
+  const std::size_t size = element_size_bytes(config_.dtype);
+  query_ = task.context->allocate(heads * to_size(config_.head_size) * size);
+  for (Buffer* out : {&one_out_, &other_out_})
+    *out = task.context->allocate(heads * to_size(config_.output_head_size()) * size);
   TiledRandom(config_.dtype, 5).fill(queue_, query_);
   TiledRandom(config_.cache_dtype(), 6).fill(queue_, cache_.cache.buffer);
   backend = cache_.backend->name();
