@@ -6,9 +6,10 @@
    decides, so that a token's bits do not depend on other tokens.
 
    Groups are persistent. A task is CLA_WG_SIZE columns of a merge item, or CLA_PART_COLUMNS where
-   columns are shared. Tasks are ordered by their place in the item, so that places that only items
-   with shared columns fill come last; and at each place they begin with another item, so that the
-   tasks of one item go to many groups even where the groups are a multiple of the items.
+   columns are shared. If any are, every item has as many places for tasks as such an item. Tasks
+   are ordered by their place in the item, so that places that only items with shared columns fill
+   come last; and at each place they begin with another item, so that the tasks of one item go to
+   many groups even where the groups are a multiple of the items.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
@@ -17,9 +18,9 @@
    CLA_WG_SIZE    work-items  1 (CPU), or a multiple of CLA_PARTS
 
    Options and the parameter list: core/options.clh, core/call.clh. Local memory: 80 B a work-item.
-   Launch: up to call.num_entries * ceil(columns / CLA_PART_COLUMNS) groups of CLA_WG_SIZE. */
+   Launch: any number of groups of CLA_WG_SIZE; merge_tasks() of src/kernels counts the tasks. */
 #if CLA_WG_SIZE == 1
-#define CLA_PARTS 1 /* merge_tasks() of src/kernels knows these and the dims as well */
+#define CLA_PARTS 1 /* merge_tasks() of src/kernels knows these, the dims and CLA_ALONE as well */
 #define CLA_MERGE_DIMS CLA_RESULT_DIM /* each weight once: scalar exp2 is slow there */
 #else
 #define CLA_PARTS 4
@@ -30,7 +31,7 @@
 
 #define CLA_PART_COLUMNS ((uint)CLA_WG_SIZE / CLA_PARTS)
 #define CLA_HEAD_COLUMNS (CLA_RESULT_DIM / CLA_MERGE_DIMS)
-#define CLA_ALONE (2 * CLA_MERGE_BATCH)
+#define CLA_ALONE 12
 
 /* Where the work-items of a group leave their parts. */
 typedef struct ClaParts {
@@ -95,8 +96,13 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
   const ClaResults results = CLA_RESULTS;
   __global const ClaMergeItem* items = (__global const ClaMergeItem*)(meta + call.entries_at);
   const uint columns = results.num_heads * CLA_HEAD_COLUMNS;
-  const uint num_places = (columns + CLA_PART_COLUMNS - 1) / CLA_PART_COLUMNS;
-  const uint num_items = (uint)call.num_entries;
+  ClaMergeCounts counts = {call.num_entries, call.most_splits};
+  if (call.merge_counts_at >= 0)
+    counts = *(__global const ClaMergeCounts*)(meta + call.merge_counts_at);
+  const uint task_columns = counts.most_splits > CLA_ALONE ? CLA_PART_COLUMNS : CLA_WG_SIZE;
+  const uint num_places =
+      counts.num_merges > 0 ? (columns + task_columns - 1) / task_columns : 0; /* of an item */
+  const uint num_items = max((uint)counts.num_merges, 1u);
   const uint groups = (uint)get_num_groups(0), group = (uint)get_group_id(0);
   uint place = group / num_items, number = group % num_items;
   uint at = (number + place) % num_items; /* of the item */

@@ -38,4 +38,10 @@ typedef struct ClaMergeItem {
   int split_stride; /* rows between the partial results of two splits */
 } ClaMergeItem;
 
+/* What a recorded merge asks its step, since its arguments are those of any step. */
+typedef struct ClaMergeCounts {
+  int num_merges;
+  int most_splits; /* of one of them */
+} ClaMergeCounts;
+
 #endif

@@ -50,6 +50,7 @@ std::int64_t most_pieces(const PlannerConfig& config, const TileClass& tile, std
 struct ClassBound {
   std::int64_t items = 0;
   std::int64_t merges = 0;
+  std::int64_t splits = 0;  ///< of a merge
   std::int64_t rows = 0;
 };
 
@@ -75,6 +76,7 @@ ClassBound bound_of(const PlannerConfig& config, const TileClass& tile, const Ba
   const bool rebalanced = may_be_rebalanced && balanced && pieces > 1 && tile.ends_at_padding;
   bound.items += std::max(added, rebalanced ? RebalancedCuts::most_extra_items(tile) : 0);
   bound.merges = cut * count;
+  bound.splits = cut > 0 ? std::min(pieces, added + 1) : 0;
   const std::int64_t tokens =
       std::min<std::int64_t>(limits.max_num_batched_tokens, limits.max_num_reqs * lengths.longest);
   bound.rows = std::min(std::min(added + cut, most) * count, pieces > 1 ? tokens * pieces : 0);
@@ -116,7 +118,8 @@ PlanCounts plan_upper_bound(const PlannerConfig& config, const BatchLimits& limi
     ClassBound bound = bound_of(config, tile, limits, {shortest, most, tile.max_item_tokens},
                                 max_rows, c == kRebalancedClass && !config.fixed_groups);
     counts.num_items.at(c) = to_count(bound.items);
-    if (tile.merges_splits) bound.merges = 0;
+    if (tile.merges_splits) bound.merges = bound.splits = 0;
+    counts.most_splits = std::max(counts.most_splits, to_count(bound.splits));
     if (ends) {  // a plan has tiles of one of these classes
       longest.merges = std::max(longest.merges, bound.merges);
       longest.rows = std::max(longest.rows, bound.rows);

@@ -27,8 +27,14 @@ struct Tile {
 struct Tally {
   std::array<std::int64_t, kMaxTileClasses> items{};
   std::int64_t merges = 0;
+  std::int32_t most_splits = 0;
   std::int64_t rows = 0;
   std::int32_t rebalanced_tiles = 0;  ///< of the class with rebalanced cuts
+  /// One merge for each of so many tokens.
+  void add_merges(std::int32_t tokens, std::int32_t splits) {
+    merges += tokens;
+    most_splits = std::max(most_splits, splits);
+  }
 };
 
 std::size_t tile_class_of(const PlannerConfig& config, bool wide, std::int32_t query_len) {
@@ -201,7 +207,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
       write_rebalanced_tile(config, tile, rebalanced, index, output->items[kRebalancedClass]);
       write_merges(tile.split, moved + 1, tally.merges, *output);
     }
-    if (merges) tally.merges += tile.split.q_count;
+    if (merges) tally.add_merges(tile.split.q_count, moved + 1);
     if (moved > 0) tally.rows += std::int64_t{moved + 1} * tile.split.q_count;
   };
   if (cutter.is_rebalanced(kRebalancedClass)) {
@@ -226,7 +232,7 @@ Tally cut_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batc
     }
     tally.items[tile.tile_class] += room;
     if (room == 1) return;
-    if (!merges_splits) tally.merges += tile.split.q_count;
+    if (!merges_splits) tally.add_merges(tile.split.q_count, room);
     tally.rows += std::int64_t{room} * tile.split.q_count;
   });
   return tally;
@@ -270,6 +276,7 @@ PlanCounts to_counts(const Tally& tally) {
     counts.num_items[c] = static_cast<std::int32_t>(std::min(tally.items[c], kMaxInt32));
   }
   counts.num_merges = static_cast<std::int32_t>(std::min(tally.merges, kMaxInt32));
+  counts.most_splits = tally.most_splits;
   counts.num_partial_rows = tally.rows;
   return counts;
 }

@@ -37,8 +37,9 @@ inline constexpr TypeSet kSameType = 1U << 7U;  ///< of a cache: the queries' ty
 /// How the work-groups of a launch come to their tasks.
 enum class Tasks : std::uint8_t {
   kOneEach,
-  kDealt,  ///< persistent groups, a few a compute unit, whose numbers decide on their tasks
-  kQueue,  ///< they stay and take from a queue (kernels_cl/attention/cpu/queue.clh)
+  kDealt,   ///< persistent groups, as many as the plan dealt the tasks to
+  kInTurn,  ///< persistent groups, n of them, each of which takes every n-th task, whatever n
+  kQueue,   ///< persistent groups that take from a queue (kernels_cl/attention/cpu/queue.clh)
 };
 
 /// How many keys a work-group processes at a time.

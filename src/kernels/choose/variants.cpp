@@ -266,10 +266,13 @@ std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
   return variant.block_kv * std::max(variant.work_group_size / of_a_tile, 1);
 }
 
-std::int32_t merge_tasks(const Variant& variant, std::int32_t num_heads, std::int32_t value_size) {
-  if (variant.work_group_size == 1) return num_heads;
+std::int32_t merge_tasks(const Variant& variant, const KernelShape& shape,
+                         std::int32_t most_splits) {
+  if (variant.work_group_size == 1) return shape.num_heads;
   constexpr std::int32_t kDims = 8, kParts = 4;  // of a work-item, and of a column
-  return ceil_div(num_heads * (value_size / kDims), variant.work_group_size / kParts);
+  constexpr std::int32_t kAlone = 12;            // splits of a column that is not shared
+  const std::int32_t parts = most_splits > kAlone ? kParts : 1;
+  return ceil_div(shape.num_heads * (shape.value_size() / kDims), variant.work_group_size / parts);
 }
 
 std::string why_not_types(const Variant& variant, const KernelShape& shape) {

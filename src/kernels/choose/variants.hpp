@@ -118,8 +118,9 @@ inline bool merges_splits(const Variant& variant) {
 /// Keys that one of its groups processes at once.
 std::int32_t step_keys(const Variant& variant, std::int32_t head_size);
 
-/// Most tasks of a merge item (kernels_cl/attention/merge.cl). value_size: elements of a head.
-std::int32_t merge_tasks(const Variant& variant, std::int32_t num_heads, std::int32_t value_size);
+/// Most tasks of a merge item of up to so many splits (kernels_cl/attention/merge.cl).
+std::int32_t merge_tasks(const Variant& variant, const KernelShape& shape,
+                         std::int32_t most_splits);
 
 /// Why it does not take the element types and the sizes of a shape; empty = it does.
 std::string why_not_types(const Variant& variant, const KernelShape& shape);

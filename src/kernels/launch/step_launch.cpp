@@ -34,8 +34,8 @@ struct Launch {
   std::size_t part = 0;  ///< of PreparedStep::num_used
   cl_int entries_at = 0;
   cl_int num_entries = 0;
-  std::int64_t groups_each = 0;  ///< tasks that an entry is worth
-  std::int32_t workers = 0;      ///< PlanCounts::workers
+  cl_int tasks_each = 0;     ///< of an entry
+  std::int32_t workers = 0;  ///< PlanCounts::workers
 };
 
 /// Two launches beside each other: the second goes to the step's side queue, after what the call's
@@ -109,7 +109,7 @@ void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
                    std::vector<LaunchRecord>* launches) {
   if (launch.num_entries == 0) return;
   const Variant& variant = *launch.kernel.variant;
-  const auto tasks = to_size(launch.num_entries * launch.groups_each);
+  const std::size_t tasks = to_size(launch.num_entries) * to_size(launch.tasks_each);
   const std::size_t groups = groups_for(call.kernels, launch.kernel, tasks, launch.workers);
   log(LogLevel::kTrace, "{}: {} tasks, {} groups", variant.name, tasks, groups);
   if (launches == nullptr) {
@@ -125,10 +125,8 @@ void launch_kernel(const StepCall& call, LayerCall& layer, const Launch& launch,
     enqueue(call, layer, launch, groups, queue, &entry.event);
     if (event != nullptr) *event = entry.event;
   }
-  // Plans deal tasks to a number of groups, which must stay. A merge is the same by any number.
-  const bool fixed = variant.kernel().tasks == Tasks::kDealt && variant.role != Role::kMerge;
-  if (recorder != nullptr && !fixed) {
-    recorder->limit_last(call.step.prepared->num_used.at(launch.part), to_size(launch.groups_each));
+  if (recorder != nullptr && variant.kernel().tasks != Tasks::kDealt) {
+    recorder->limit_last(call.step.prepared->num_used.at(launch.part), to_size(launch.tasks_each));
   }
 }
 
@@ -200,10 +198,12 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
   args.out_offset = call.tensors.output.offset;
   args.out_token_stride = token_stride(call.tensors.output, output_width);
   args.pages_at = step.pages_at;
+  args.merge_counts_at = step.merge_counts_at;
   args.counters_at = step.workspace_layout.counters_at;
   args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
   args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
   args.partial_out_at = step.workspace_layout.partial_out_at;
+  args.most_splits = step.counts.most_splits;
   args.num_kv_heads = kernels.shape.num_kv_heads;
   args.causal = step.causal;
   args.write_lse = call.tensors.lse != nullptr ? 1 : 0;
@@ -221,11 +221,10 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
     if (launches != nullptr) launches->back().beside_last = true;
     side.join(event);
   }
-  launch_kernel(
-      call, layer,
-      {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
-       merge_tasks(*kernels.merge.variant, kernels.shape.num_heads, kernels.shape.value_size())},
-      call.queue, recorder, event, launches);
+  launch_kernel(call, layer,
+                {kernels.merge, kMaxTileClasses, step.plan.merges_at, step.counts.num_merges,
+                 merge_tasks(*kernels.merge.variant, kernels.shape, step.counts.most_splits)},
+                call.queue, recorder, event, launches);
 }
 
 IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) {

@@ -42,14 +42,16 @@ struct PagedStep::Sizes {
   std::int64_t num_slots = 0;
   std::int64_t num_pages = 0;
   std::int32_t num_lens = 0;  ///< of steps with device_seq_lens, as are splits
+  bool recorded = false;
   std::int64_t num_splits() const { return num_lens > 0 ? counts.all_items() : 0; }
 };
 
-/// Byte offsets of a step's parts: slots first, then items by class, merges, lengths and splits of
-/// steps that take their lengths from the device, page ids.
+/// Byte offsets of a step's parts: slots first, then items by class, merges, their counts for
+/// recorded steps, lengths and splits of steps that take their lengths from the device, page ids.
 struct PagedStep::Layout {
   std::array<std::size_t, kMaxTileClasses> items{};
   std::size_t merges = 0;
+  std::size_t merge_counts = 0;
   std::size_t lens = 0;
   std::size_t splits = 0;
   std::size_t pages = 0;
@@ -62,6 +64,7 @@ struct PagedStep::Layout {
       items.at(i) = take(counts.num_items.at(i), sizeof(ClaWorkItem));
     }
     merges = take(counts.num_merges, sizeof(ClaMergeItem));
+    merge_counts = take(sizes.recorded ? 1 : 0, sizeof(ClaMergeCounts));
     lens = take(sizes.num_lens, kIntBytes);
     splits = take(sizes.num_splits(), sizeof(ClaSplit));
     pages = take(sizes.num_pages, kIntBytes);
@@ -155,7 +158,8 @@ std::size_t PagedStep::largest_step_bytes() const {
   return Layout({.counts = largest_plan(limits.max_num_reqs),
                  .num_slots = limits.max_num_batched_tokens,
                  .num_pages = recorded ? pages : std::min(pages, kPages),
-                 .num_lens = options_.device_seq_lens ? limits.max_num_reqs : 0},
+                 .num_lens = options_.device_seq_lens ? limits.max_num_reqs : 0,
+                 .recorded = recorded},
                 owner + ": the largest step")
       .total;
 }
@@ -336,7 +340,8 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
       .counts = counts,
       .num_slots = num_slots,
       .num_pages = num_pages,
-      .num_lens = options_.device_seq_lens ? (recorded ? pad_size : batch.num_reqs) : 0};
+      .num_lens = options_.device_seq_lens ? (recorded ? pad_size : batch.num_reqs) : 0,
+      .recorded = recorded};
   const Layout layout(sizes);
   if (staging_.buffer().size_bytes() == 0) staging_.host(queue, largest_step_bytes());
   const std::span<std::byte> bytes = staging_.host(queue, std::max<std::size_t>(layout.total, 1));
@@ -356,7 +361,11 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   output.merges_at = in_ints(layout.merges);
   output.splits = part<ClaSplit>(bytes, layout.splits, sizes.num_splits());
   write_plan(own ? &*own : nullptr, taken, output);
-  if (recorded) clear_padding(planned, output);
+  if (recorded) {
+    clear_padding(planned, output);
+    part<ClaMergeCounts>(bytes, layout.merge_counts, 1)[0] = {planned.num_merges,
+                                                              planned.most_splits};
+  }
   if (options_.device_seq_lens)
     std::ranges::copy(seq_lens_, part<std::int32_t>(bytes, layout.lens, batch.num_reqs).begin());
   reserve_workspace(planned.num_partial_rows);
@@ -371,6 +380,7 @@ void PagedStep::build(cl_command_queue queue, const CommonAttentionMetadata& giv
   view_.meta = staging_.buffer().handle();
   view_.counts = counts;
   view_.pages_at = in_ints(layout.pages);
+  view_.merge_counts_at = recorded ? in_ints(layout.merge_counts) : -1;
   view_.splits_at = in_ints(layout.splits);
   view_.num_splits = static_cast<cl_int>(sizes.num_splits());
   view_.lens_at = in_ints(layout.lens);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <clattn/cache_ops.hpp>
 #include <clattn/clattn.hpp>
 #include <cstring>
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "device/attention_case.hpp"
+#include "device/forced_variant.hpp"
+#include "kernels/choose/variants.hpp"
 #include "support/error_text.hpp"
 
 /// Recorded steps (SPEC A2.7): a replay does what the eager calls do, bit for bit.
@@ -123,6 +126,7 @@ struct Options {
   std::int32_t query_len = 1;
   clattn::ReplayMode mode = clattn::ReplayMode::kAuto;
   clattn::DType dtype = clattn::DType::kF32;
+  clattn::KernelFamily family = clattn::KernelFamily::kAuto;
 };
 
 /// Random rows for every layer, the same on each side, and outputs that show what was not written.
@@ -168,7 +172,8 @@ std::map<std::int32_t, clattn::Graph> record(const clattn::Context& context,
 }
 
 void expect_same_bits(const std::shared_ptr<clattn::Context>& context, const Options& options) {
-  const clattn::AttentionConfig config = graph_config(options.dtype);
+  clattn::AttentionConfig config = graph_config(options.dtype);
+  config.kernel_family = options.family;
   const auto& backend = clattn::get_attn_backend(config, &context->capabilities());
   const clattn::Queue queue = context->create_queue();
   clattn::BuilderOptions builder_options;
@@ -211,6 +216,16 @@ TEST(Graph, AReplayHasTheBitsOfTheEagerStep) {
     expect_same_bits(context, {.num_splits = 3});
     expect_same_bits(context, {.policy = clattn::SplitPolicy::kDeterministic});
     expect_same_bits(context, {.query_len = 4});
+  }
+}
+
+// Some steps have merges of so many splits that work-items share them, in more tasks than others.
+TEST(Graph, AReplayThatMergesFewOrManySplitsHasThem) {
+  const auto& small =
+      *std::ranges::find(clattn::detail::variants(), "merge__wg32", &clattn::detail::Variant::name);
+  for (const auto& context : all_contexts()) {
+    const attention_test::ForcedVariants forced(context, {&small});
+    expect_same_bits(context, {.num_splits = 20, .family = clattn::KernelFamily::kGpu});
   }
 }
 

@@ -250,9 +250,14 @@ class PlanChecker {
 
   void check_merges() {
     std::map<std::int32_t, const ClaMergeItem*> by_row;
+    std::int32_t most_splits = 0;
     for (const ClaMergeItem& merge : plan_.merges) {
+      most_splits = std::max(most_splits, merge.num_splits);
       expect(by_row.emplace(merge.out_row, &merge).second, "a token has two merges");
     }
+    expect(most_splits == plan_.counts.most_splits || config_.lengths_are_bounds,
+           "the most splits of a merge are not those of the counts");
+    expect(most_splits <= plan_.counts.most_splits, "a merge has more splits than the counts say");
     std::size_t num_split = 0;
     for (std::size_t row = 0; row < pieces_.size(); ++row) {
       const auto& pieces = pieces_[row];

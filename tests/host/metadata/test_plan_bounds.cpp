@@ -82,6 +82,7 @@ void expect_within(const PlanCounts& counts, const PlanCounts& bound) {
     EXPECT_LE(counts.num_items[c], bound.num_items[c]) << "class " << c;
   }
   EXPECT_LE(counts.num_merges, bound.num_merges);
+  EXPECT_LE(counts.most_splits, bound.most_splits);
   EXPECT_LE(counts.num_partial_rows, bound.num_partial_rows);
 }
 
@@ -118,6 +119,7 @@ void raise(PlanCounts& most, const PlanCounts& counts) {
     most.num_items[c] = std::max(most.num_items[c], counts.num_items[c]);
   }
   most.num_merges = std::max(most.num_merges, counts.num_merges);
+  most.most_splits = std::max(most.most_splits, counts.most_splits);
   most.num_partial_rows = std::max(most.num_partial_rows, counts.num_partial_rows);
 }
 
@@ -179,6 +181,7 @@ TEST(PlanBounds, TheWorstRecordedStepNeedsHalfOfThem) {
     const PlanCounts worst = worst_of(config, limits, 1, limits.query_len);
     if (limits.query_len > 1) continue;  // more than one class adds up
     EXPECT_LE(bound.num_merges, 2 * worst.num_merges);
+    EXPECT_LE(bound.most_splits, 2 * worst.most_splits);
     EXPECT_LE(bound.num_partial_rows, 2 * (worst.num_partial_rows + limits.max_num_reqs));
   }
 }

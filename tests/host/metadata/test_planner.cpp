@@ -485,6 +485,8 @@ TEST(Planner, RefusesNonsense) {
             "tiles[0].workers is -1, legal: at least 1");
   EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[2].step_keys = 0; }),
             "tiles[2].step_keys is 0, legal: at least 1");
+  EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[1].ends_at_padding = true; }),
+            "tiles[1].ends_at_padding is true, legal where tasks are taken: false");
   EXPECT_EQ(error([](PlannerConfig& c) { c.tiles[0].costs.key_ns = 0; }),
             "tiles[0].costs: a key takes 0 ns and 0 ns a token, legal: above 0 … 1e+15");
   EXPECT_EQ(error([](PlannerConfig& c) {

@@ -100,6 +100,7 @@ TEST(PlannerProperties, PlansAreCorrectAndWithinBounds) {
       RC_ASSERT(plan.counts.num_items[c] <= bound.num_items[c]);
     }
     RC_ASSERT(plan.counts.num_merges <= bound.num_merges);
+    RC_ASSERT(plan.counts.most_splits <= bound.most_splits);
     RC_ASSERT(plan.counts.num_partial_rows <= bound.num_partial_rows);
   });
 }

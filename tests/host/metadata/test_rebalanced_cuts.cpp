@@ -203,6 +203,7 @@ TEST(RebalancedCuts, AreChosenWhereTheyEndEarlier) {
         RC_ASSERT(rebalanced.counts.num_items[0] <= bound.num_items[0]);
         RC_ASSERT(rebalanced.counts.num_partial_rows <= bound.num_partial_rows);
         RC_ASSERT(rebalanced.counts.num_merges <= bound.num_merges);
+        RC_ASSERT(rebalanced.counts.most_splits <= bound.most_splits);
         config.fixed_groups = true;
         const test::Plan other = plan_of(config, requests);
         RC_ASSERT(!other.counts.rebalanced);
