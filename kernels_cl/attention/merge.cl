@@ -57,7 +57,7 @@ static inline void cla_merge_columns(const ClaOptions* opt, const ClaResults* re
                                      const ClaMergeItem* item, uint place, uint columns,
                                      ClaParts parts) {
   const uint work_item = (uint)get_local_id(0);
-  const int count = item->num_splits; /* 0: padding of a recorded step */
+  const int count = item->num_splits; /* 0: see ClaMergeItem */
   const int alone = count <= CLA_ALONE;
   const int part = alone ? 0 : (int)(work_item / CLA_PART_COLUMNS);
   const int num_parts = alone ? 1 : CLA_PARTS;
@@ -107,7 +107,7 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
   uint place = group / num_items, number = group % num_items;
   uint at = (number + place) % num_items; /* of the item */
   uint turn = 0;
-  while (place < num_places) { /* no division per task: many may be empty */
+  while (place < num_places) { /* no division per task: most may be empty, see above */
     const ClaMergeItem item = items[at];
     const ClaParts parts = {sums + turn * CLA_MERGE_QUADS * CLA_WG_SIZE,
                             states + turn * CLA_WG_SIZE};

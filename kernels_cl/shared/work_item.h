@@ -11,7 +11,7 @@
 #define CLA_MAP_INTS 32
 
 /* Padding, of recorded steps and of lists with rebalanced cuts, is zeroed: an item without query
-   tokens, a merge without splits. */
+   tokens. */
 
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens
    from the start of the request; query token i of the item stands at q_pos + i and, when causal,
@@ -34,7 +34,7 @@ typedef struct ClaWorkItem {
 typedef struct ClaMergeItem {
   int out_row;      /* row in the batch's output */
   int partial_row;  /* of split 0 */
-  int num_splits;   /* >= 2; 0: padding */
+  int num_splits;   /* >= 2; 0: the keys that the device found are not split after all */
   int split_stride; /* rows between the partial results of two splits */
 } ClaMergeItem;
 

@@ -236,7 +236,7 @@ struct Outputs {
 };
 
 /// How the launches of a step differ from what its plan told; empty = they do not. A merge's tasks
-/// are heads there and groups of them here. Layers with other kernels may run a plan, too.
+/// are heads there and parts of them here. Layers with other kernels may run a plan, too.
 std::string unplanned(const std::vector<clattn::PlannedLaunch>& planned,
                       const std::vector<clattn::LaunchRecord>& launches) {
   if (planned.empty()) return {};

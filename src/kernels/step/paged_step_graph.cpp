@@ -62,7 +62,7 @@ void PagedStep::check_graph(const CommonAttentionMetadata& batch,
                    *batch.causal, records_causal(), records_causal() ? "causal" : "bidirectional");
 }
 
-/// Items and merges that the plan did not need: empty ones, whose work-groups do nothing.
+/// Items that the plan did not need: empty ones, whose work-groups do nothing.
 void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& output) {
   for (std::size_t i = 0; i < output.items.size(); ++i) {
     const auto used = to_size(planned.num_items.at(i));
@@ -74,8 +74,6 @@ void PagedStep::clear_padding(const PlanCounts& planned, const PlanOutput& outpu
   if (!output.splits.empty()) {
     for (ClaSplit& split : output.splits.subspan(to_size(planned.all_items()))) split = {};
   }
-  const auto used = to_size(planned.num_merges);
-  for (ClaMergeItem& merge : output.merges.subspan(used)) merge = {};
 }
 
 /// Tells the graphs of this memory which of them may run, and how much of it.

@@ -218,10 +218,10 @@ CaseSpec many_and_few_splits() {
   CaseSpec spec;
   spec.config = attention_test::small_config();
   spec.config.block_size = 1;
-  spec.config.num_heads = 6;
+  spec.config.num_heads = 30;
   spec.config.head_size = 40;
   spec.num_splits = 40;
-  for (const std::int32_t context_len : {91, 0, 1, 7, 8, 9, 14, 33}) {
+  for (const std::int32_t context_len : {91, 0, 1, 3, 4, 7, 14, 33}) {
     const auto identity = static_cast<std::uint32_t>(spec.requests.size() + 1);
     spec.requests.push_back({9, context_len, identity});
   }
