@@ -26,15 +26,13 @@ typedef struct ClaCall {
   /* Ints of the metadata. */
   int entries_at; /* ClaWorkItem[num_entries], of the merge ClaMergeItem[num_entries] */
   int num_entries;
-  int pages_at;        /* page ids; see ClaWorkItem::pages_at */
-  int merge_counts_at; /* ClaMergeCounts of a recorded step; -1: num_entries, most_splits */
+  int pages_at; /* page ids; see ClaWorkItem::pages_at */
   /* Words of the workspace. */
   int counters_at;     /* int[CLA_QUEUE_INTS], then int [partial rows, num_heads]; all 0 */
   int tensor_maps_at;  /* int[2][CLA_MAP_INTS] */
   int partial_lse2_at; /* float [partial rows, num_heads], log2 */
   int partial_out_at;  /* float [partial rows, num_heads, RESULT_DIM] */
 
-  int most_splits; /* of a merge */
   int num_kv_heads;
   int causal;      /* 1: a token sees no later one */
   int write_lse;   /* 1: lse is wanted */
@@ -44,6 +42,10 @@ typedef struct ClaCall {
   int scale_stride;  /* bit 0: kv_scales per KV head; bit 1: one of queries follows; -1: none */
   float scale_log2e; /* softmax scale * log2(e) */
   float soft_cap_log2e;
+  /* For the merge alone. */
+  int merge_counts_at; /* ints of the metadata: a recorded step's ClaMergeCounts, which replace
+                          num_entries and most_splits; else -1 */
+  int most_splits;     /* of an entry */
 } ClaCall;
 
 #endif

@@ -305,12 +305,12 @@ __kernel __attribute__((reqd_work_group_size(CLA_WG_SIZE, 1, 1))) void clattn_se
       CLA_IS_LONG(key_dim_stride, 9) & CLA_IS_LONG(mask_stride, 10);
   const int ints =
       CLA_IS_INT(entries_at, 0) & CLA_IS_INT(num_entries, 1) & CLA_IS_INT(pages_at, 2) &
-      CLA_IS_INT(merge_counts_at, 3) & CLA_IS_INT(counters_at, 4) & CLA_IS_INT(tensor_maps_at, 5) &
-      CLA_IS_INT(partial_lse2_at, 6) & CLA_IS_INT(partial_out_at, 7) & CLA_IS_INT(most_splits, 8) &
-      CLA_IS_INT(num_kv_heads, 9) & CLA_IS_INT(causal, 10) & CLA_IS_INT(write_lse, 11) &
-      CLA_IS_INT(window_left, 12) & CLA_IS_INT(window_right, 13) & CLA_IS_INT(chunk, 14) &
-      CLA_IS_INT(scale_stride, 15);
-  const int floats = CLA_IS_FLOAT(scale_log2e, 16) & CLA_IS_FLOAT(soft_cap_log2e, 17);
+      CLA_IS_INT(counters_at, 3) & CLA_IS_INT(tensor_maps_at, 4) & CLA_IS_INT(partial_lse2_at, 5) &
+      CLA_IS_INT(partial_out_at, 6) & CLA_IS_INT(num_kv_heads, 7) & CLA_IS_INT(causal, 8) &
+      CLA_IS_INT(write_lse, 9) & CLA_IS_INT(window_left, 10) & CLA_IS_INT(window_right, 11) &
+      CLA_IS_INT(chunk, 12) & CLA_IS_INT(scale_stride, 13) & CLA_IS_INT(merge_counts_at, 16) &
+      CLA_IS_INT(most_splits, 17);
+  const int floats = CLA_IS_FLOAT(scale_log2e, 14) & CLA_IS_FLOAT(soft_cap_log2e, 15);
   const uint lane = (uint)get_local_id(0);
   const int right = sizeof(ClaCall) == 40 * sizeof(uint) && longs && ints && floats;
   result[lane] = right ? seed + lane : 0u;

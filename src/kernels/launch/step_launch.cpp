@@ -198,11 +198,11 @@ void launch_step(const StepCall& call, LayerCall& layer, Event* event,
   args.out_offset = call.tensors.output.offset;
   args.out_token_stride = token_stride(call.tensors.output, output_width);
   args.pages_at = step.pages_at;
-  args.merge_counts_at = step.merge_counts_at;
   args.counters_at = step.workspace_layout.counters_at;
   args.tensor_maps_at = step.workspace_layout.tensor_maps_at;
   args.partial_lse2_at = step.workspace_layout.partial_lse2_at;
   args.partial_out_at = step.workspace_layout.partial_out_at;
+  args.merge_counts_at = step.merge_counts_at;
   args.most_splits = step.counts.most_splits;
   args.num_kv_heads = kernels.shape.num_kv_heads;
   args.causal = step.causal;
