@@ -217,7 +217,7 @@ struct KernelInfo {
 /// One launch of a forward(), for reports: which kernel ran over how many work-groups.
 struct LaunchRecord {
   std::string_view kernel;  ///< KernelInfo::name; valid while the impl lives
-  /// Tasks that the groups share: more than there are groups if these are persistent.
+  /// Tasks that the groups share: as many as groups, or more if groups are persistent.
   std::int64_t tasks = 0;
   std::int64_t work_groups = 0;      ///< groups that were launched
   std::int32_t work_group_size = 0;  ///< work-items

@@ -6,10 +6,10 @@
    decides, so that a token's bits do not depend on other tokens.
 
    Groups are persistent. A task is CLA_WG_SIZE columns of a merge item, or CLA_PART_COLUMNS where
-   columns are shared. If any are, every item has as many places for tasks as such an item. Tasks
-   are ordered by their place in the item, so that places that only items with shared columns fill
-   come last; and at each place they begin with another item, so that the tasks of one item go to
-   many groups even where the groups are a multiple of the items.
+   columns are shared. If any item shares columns, all items have as many places for tasks as that
+   one; in the others the last places are empty. Tasks are ordered by place, so that empty ones come
+   last. At each place they start with a different item, so that the tasks of one item go to many
+   groups even if the number of groups is a multiple of the number of items.
 
    macro          unit        legal values
    CLA_HEAD_DIM   elements    8 ... 512, steps of 8; CLA_VALUE_DIM: core/dims.clh
@@ -20,7 +20,7 @@
    Options and the parameter list: core/options.clh, core/call.clh. Local memory: 80 B a work-item.
    Launch: any number of groups of CLA_WG_SIZE; merge_tasks() of src/kernels counts the tasks. */
 #if CLA_WG_SIZE == 1
-#define CLA_PARTS 1 /* merge_tasks() of src/kernels knows these, the dims and CLA_ALONE as well */
+#define CLA_PARTS 1 /* merge_tasks() in src/kernels repeats this, CLA_MERGE_DIMS and CLA_ALONE */
 #define CLA_MERGE_DIMS CLA_RESULT_DIM /* each weight once: scalar exp2 is slow there */
 #else
 #define CLA_PARTS 4
@@ -31,7 +31,7 @@
 
 #define CLA_PART_COLUMNS ((uint)CLA_WG_SIZE / CLA_PARTS)
 #define CLA_HEAD_COLUMNS (CLA_RESULT_DIM / CLA_MERGE_DIMS)
-#define CLA_ALONE 12
+#define CLA_ALONE 12 /* measured; 13 to 16 splits would be two full batches for one work-item */
 
 /* Where the work-items of a group leave their parts. */
 typedef struct ClaParts {
@@ -107,7 +107,7 @@ CLA_KERNEL clattn_merge(CLA_PARAMS) {
   uint place = group / num_items, number = group % num_items;
   uint at = (number + place) % num_items; /* of the item */
   uint turn = 0;
-  while (place < num_places) { /* no division per task: most may be empty, see above */
+  while (place < num_places) { /* advances without a division: most tasks may be empty, see above */
     const ClaMergeItem item = items[at];
     const ClaParts parts = {sums + turn * CLA_MERGE_QUADS * CLA_WG_SIZE,
                             states + turn * CLA_WG_SIZE};

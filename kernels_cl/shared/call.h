@@ -42,10 +42,10 @@ typedef struct ClaCall {
   int scale_stride;  /* bit 0: kv_scales per KV head; bit 1: one of queries follows; -1: none */
   float scale_log2e; /* softmax scale * log2(e) */
   float soft_cap_log2e;
-  /* For the merge alone. */
-  int merge_counts_at; /* ints of the metadata: a recorded step's ClaMergeCounts, which replace
-                          num_entries and most_splits; else -1 */
-  int most_splits;     /* of an entry */
+  /* Used only by the merge. */
+  int merge_counts_at; /* ints of the metadata: the ClaMergeCounts of a recorded step, read instead
+                          of num_entries and most_splits; -1: not recorded */
+  int most_splits;     /* no entry has more */
 } ClaCall;
 
 #endif

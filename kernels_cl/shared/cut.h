@@ -114,7 +114,7 @@ static inline ClaWorkItem cla_item_of(const ClaSplit* split, int q_pos, ClaTileK
   return item;
 }
 
-/* What merges the splits of the tile's query token `token`; padding where there are none. */
+/* What merges the splits of the tile's query token `token`; num_splits is 0 if it is not split. */
 static inline ClaMergeItem cla_merge_of(const ClaSplit* tile, int token, int num_splits) {
   ClaMergeItem merge;
   merge.out_row = tile->q_row + token;

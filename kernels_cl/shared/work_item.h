@@ -10,8 +10,9 @@
 /* Size of a tensor map (tile/sm90_tensor_map.clh). */
 #define CLA_MAP_INTS 32
 
-/* Padding, of recorded steps and of lists with rebalanced cuts, is zeroed: an item without query
-   tokens. */
+/* Padding, of recorded steps and of lists with rebalanced cuts: an item without query tokens, all
+   zero but for partial_row, which is -1. Merges have none: ClaMergeCounts says how many there are.
+ */
 
 /* One tile of query tokens against one range of keys, for every KV head. Positions count tokens
    from the start of the request; query token i of the item stands at q_pos + i and, when causal,
@@ -34,14 +35,15 @@ typedef struct ClaWorkItem {
 typedef struct ClaMergeItem {
   int out_row;      /* row in the batch's output */
   int partial_row;  /* of split 0 */
-  int num_splits;   /* >= 2; 0: the keys that the device found are not split after all */
+  int num_splits;   /* >= 2; 0: by the lengths on the device nothing is split */
   int split_stride; /* rows between the partial results of two splits */
 } ClaMergeItem;
 
-/* What a recorded merge asks its step, since its arguments are those of any step. */
+/* How many merges the step of a recorded launch has. The recorded arguments are only upper bounds
+   for all steps of that size, so the merge reads these from the metadata instead. */
 typedef struct ClaMergeCounts {
   int num_merges;
-  int most_splits; /* of one of them */
+  int most_splits; /* no merge has more */
 } ClaMergeCounts;
 
 #endif

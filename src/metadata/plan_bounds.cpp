@@ -50,7 +50,7 @@ std::int64_t most_pieces(const PlannerConfig& config, const TileClass& tile, std
 struct ClassBound {
   std::int64_t items = 0;
   std::int64_t merges = 0;
-  std::int64_t splits = 0;  ///< of a merge
+  std::int64_t splits = 0;  ///< no merge has more
   std::int64_t rows = 0;
 };
 

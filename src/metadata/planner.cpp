@@ -30,7 +30,7 @@ struct Tally {
   std::int32_t most_splits = 0;
   std::int64_t rows = 0;
   std::int32_t rebalanced_tiles = 0;  ///< of the class with rebalanced cuts
-  /// One merge for each of so many tokens.
+  /// Counts one merge of `splits` splits for each of so many query tokens.
   void add_merges(std::int32_t tokens, std::int32_t splits) {
     merges += tokens;
     most_splits = std::max(most_splits, splits);

@@ -86,7 +86,7 @@ struct PlanCounts {
   /// padding.
   bool rebalanced = false;
   std::int32_t num_merges = 0;
-  std::int32_t most_splits = 0;  ///< that one of them merges
+  std::int32_t most_splits = 0;  ///< no merge has more; lengths on the device may give fewer
   std::int64_t num_partial_rows = 0;
   std::int64_t all_items() const {
     return std::accumulate(num_items.begin(), num_items.end(), std::int64_t{0});

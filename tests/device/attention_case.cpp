@@ -235,8 +235,9 @@ struct Outputs {
   }
 };
 
-/// How the launches of a step differ from what its plan told; empty = they do not. A merge's tasks
-/// are heads there and parts of them here. Layers with other kernels may run a plan, too.
+/// How the launches of a step differ from its plan; empty = they do not. The plan counts a merge's
+/// tasks in heads, the launch in blocks of columns, so those are not compared. Layers with other
+/// kernels may run a plan, too.
 std::string unplanned(const std::vector<clattn::PlannedLaunch>& planned,
                       const std::vector<clattn::LaunchRecord>& launches) {
   if (planned.empty()) return {};

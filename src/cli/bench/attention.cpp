@@ -220,7 +220,7 @@ class AttentionWorkload : public Workload {
 };
 
 /// Builds one step's metadata: host time alone, the upload is waited for outside the measure.
-/// Proven by what forward() makes of it. The row also says what that takes of the host.
+/// Proven by what forward() makes of it. The row also gives the host time of one forward().
 class MetadataWorkload final : public AttentionWorkload {
  public:
   explicit MetadataWorkload(const BenchTask& task)
@@ -242,7 +242,7 @@ class MetadataWorkload final : public AttentionWorkload {
     forward(queue_);
     forward_us_.push_back(seconds_since(start) * 1e6);
     queue_.finish();
-    kernels = {{.name = fmt::format("build; forward() takes {:.1f} us more", median(forward_us_)),
+    kernels = {{.name = fmt::format("build; one forward() takes {:.1f} us", median(forward_us_)),
                 .role = "host"}};
     return seconds / launches;
   }

@@ -37,8 +37,8 @@ inline constexpr TypeSet kSameType = 1U << 7U;  ///< of a cache: the queries' ty
 /// How the work-groups of a launch come to their tasks.
 enum class Tasks : std::uint8_t {
   kOneEach,
-  kDealt,   ///< persistent groups, as many as the plan dealt the tasks to
-  kInTurn,  ///< persistent groups, n of them, each of which takes every n-th task, whatever n
+  kDealt,   ///< persistent groups, whose number is fixed: the plan dealt the tasks to them
+  kInTurn,  ///< persistent groups, any number n of them: each takes every n-th task
   kQueue,   ///< persistent groups that take from a queue (kernels_cl/attention/cpu/queue.clh)
 };
 

@@ -270,7 +270,7 @@ std::int32_t merge_tasks(const Variant& variant, const KernelShape& shape,
                          std::int32_t most_splits) {
   if (variant.work_group_size == 1) return shape.num_heads;
   constexpr std::int32_t kDims = 8, kParts = 4;  // of a work-item, and of a column
-  constexpr std::int32_t kAlone = 12;            // splits of a column that is not shared
+  constexpr std::int32_t kAlone = 12;            // most splits that one work-item merges alone
   const std::int32_t parts = most_splits > kAlone ? kParts : 1;
   return ceil_div(shape.num_heads * (shape.value_size() / kDims), variant.work_group_size / parts);
 }

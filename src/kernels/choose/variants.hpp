@@ -118,7 +118,8 @@ inline bool merges_splits(const Variant& variant) {
 /// Keys that one of its groups processes at once.
 std::int32_t step_keys(const Variant& variant, std::int32_t head_size);
 
-/// Most tasks of a merge item of up to so many splits (kernels_cl/attention/merge.cl).
+/// The number of tasks for each merge item if no item has more than `most_splits` splits
+/// (kernels_cl/attention/merge.cl).
 std::int32_t merge_tasks(const Variant& variant, const KernelShape& shape,
                          std::int32_t most_splits);
 

@@ -242,7 +242,7 @@ IdleMemory::IdleMemory(cl_command_queue queue, const AttentionKernels& kernels) 
 
 void launch_idle_step(cl_command_queue queue, const AttentionKernels& kernels, LayerCall layer,
                       const IdleMemory& memory) {
-  // An item without tokens, as recorded steps are padded with, and a merge of nothing. Page 0.
+  // One item without tokens, one merge without splits, and page 0.
   struct Meta {
     ClaWorkItem item{};
     ClaMergeItem merge{};

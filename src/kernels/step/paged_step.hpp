@@ -21,7 +21,7 @@ struct PagedStepView {
   cl_mem meta = nullptr;                      ///< one buffer for everything below; offsets in ints
   PlanCounts counts;                          ///< with the padding of recorded steps
   cl_int pages_at = 0;
-  cl_int merge_counts_at = -1;            ///< of recorded steps
+  cl_int merge_counts_at = -1;            ///< ClaMergeCounts; -1: not recorded
   std::shared_ptr<KernelPool> cut_tiles;  ///< of steps with device_seq_lens: makes the items
   cl_int splits_at = 0;                   ///< what it makes them of,
   cl_int num_splits = 0;                  ///< one for each item

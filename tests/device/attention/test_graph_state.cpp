@@ -225,7 +225,8 @@ TEST(GraphState, AGraphGoesOnUsingTheCacheItWasRecordedWith) {
   EXPECT_EQ(layer.key_at(*layer.attention.kv_cache(), 2), kTwos);
 }
 
-/// Once commands that have finished hold none: PoCL's threads let go of theirs after finish().
+/// The least of 50 readings, 1 ms apart: PoCL's threads release their references some time after
+/// finish() returns.
 cl_uint references(const clattn::Buffer& buffer) {
   cl_uint least = std::numeric_limits<cl_uint>::max();
   for (int i = 0; i < 50; ++i) {

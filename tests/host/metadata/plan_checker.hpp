@@ -256,7 +256,7 @@ class PlanChecker {
       expect(by_row.emplace(merge.out_row, &merge).second, "a token has two merges");
     }
     expect(most_splits == plan_.counts.most_splits || config_.lengths_are_bounds,
-           "the most splits of a merge are not those of the counts");
+           "no merge has as many splits as the counts say");
     expect(most_splits <= plan_.counts.most_splits, "a merge has more splits than the counts say");
     std::size_t num_split = 0;
     for (std::size_t row = 0; row < pieces_.size(); ++row) {
