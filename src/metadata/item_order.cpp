@@ -5,6 +5,7 @@
 #include "metadata/item_order.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 namespace clattn::detail {
@@ -34,16 +35,23 @@ void sort_items(ItemOrder order, const TileClass& tile, std::span<ClaWorkItem> i
   if (order == ItemOrder::kAsCut || items.empty()) return;
   const double equal_ns = equal_costs_ns(tile, items);
   const double ranks_per_ns = equal_ns > 0 ? 1 / equal_ns : 0;
-  double most = 0;
-  for (const ClaWorkItem& item : items) most = std::max(most, cost_ns(tile, item));
+  double least = std::numeric_limits<double>::infinity(), most = 0;
+  for (const ClaWorkItem& item : items) {
+    const double ns = cost_ns(tile, item);
+    least = std::min(least, ns);
+    most = std::max(most, ns);
+  }
   // Ranks count from the heaviest item on, so that requests of one length share all of theirs.
-  const auto place = [&](const ClaWorkItem& item) {
+  const auto rank = [&](double ns) {
     constexpr double kRounding = 1e-6;
-    const double lighter = (most - cost_ns(tile, item)) * ranks_per_ns + kRounding;
-    return std::tuple(-static_cast<std::int64_t>(lighter), item.q_row, item.kv_begin);
+    return static_cast<std::int64_t>((most - ns) * ranks_per_ns + kRounding);
+  };
+  const auto place = [&](const ClaWorkItem& item) {
+    return std::tuple(-rank(cost_ns(tile, item)), item.q_row, item.kv_begin);
   };
   // As cut, items of equal weight are in place already.
-  if (!std::ranges::is_sorted(items, {}, place)) std::ranges::sort(items, {}, place);
+  if (rank(least) > 0 && !std::ranges::is_sorted(items, {}, place))
+    std::ranges::sort(items, {}, place);
   if (order == ItemOrder::kHeavyFirst) std::ranges::reverse(items);
 }
 

@@ -31,7 +31,17 @@ constexpr double kNearly = 0.125;
 /// Splitting must gain at least this fraction; the costs are not known any better.
 constexpr double kLeastGain = 0.02;
 
+/// Marks a place of a set of bits. Whether it was marked before.
+template <std::size_t kWords>
+bool mark(std::array<std::uint64_t, kWords>& bits, std::size_t place) {
+  const std::uint64_t bit = std::uint64_t{1} << (place % 64);
+  const bool before = (bits[place / 64] & bit) != 0;
+  bits[place / 64] |= bit;
+  return before;
+}
+
 /// Deals runs of equal tasks to workers in alternating directions and sums up each worker's load.
+// NOLINTNEXTLINE(*-member-init): a step is written where it is marked
 class Dealer {
  public:
   explicit Dealer(std::int64_t workers) : workers_(workers) {}
@@ -47,8 +57,8 @@ class Dealer {
       }
       const std::int64_t count = std::min(run.tasks, workers_ - at_);
       const std::int64_t first = back_ ? workers_ - at_ - count : at_;
-      steps_[to_size(first)] += run.ns;
-      steps_[to_size(first + count)] -= run.ns;
+      add_step(to_size(first), run.ns);
+      add_step(to_size(first + count), -run.ns);
       run.tasks -= count;
       at_ += count;
       if (at_ < workers_) continue;
@@ -59,19 +69,26 @@ class Dealer {
 
   double busiest() const {
     double load = all_;
-    double most = 0;
-    for (std::int64_t i = 0; i < workers_; ++i) {
-      load += steps_[to_size(i)];
-      most = std::max(most, load);
+    double most = all_;
+    for (std::size_t word = 0; word < stepped_.size(); ++word) {
+      for (std::uint64_t left = stepped_[word]; left != 0; left &= left - 1) {
+        load += steps_[word * 64 + to_size(std::countr_zero(left))];
+        most = std::max(most, load);
+      }
     }
     return most;
   }
 
  private:
+  void add_step(std::size_t worker, double ns) {
+    steps_[worker] = mark(stepped_, worker) ? steps_[worker] + ns : ns;
+  }
+
   std::int64_t workers_, at_ = 0;
   bool back_ = false;
   double all_ = 0;
-  std::array<double, kMostDealt + 1> steps_{};  ///< of the load from one worker to the next
+  std::array<double, kMostDealt + 1> steps_;  ///< of the load from one worker to the next
+  std::array<std::uint64_t, kMostDealt / 64 + 1> stepped_{};  ///< a bit for each that was written
 };
 
 /// The load of the busiest group when each takes its next task as it becomes free. Three lower
@@ -99,11 +116,6 @@ double busiest_of_dealt(std::span<const TaskRun> runs, std::int64_t workers) {
 }
 
 }  // namespace
-
-double keys_ns(const TileClass& tile, double keys, double tokens) {
-  const TaskCosts& costs = tile.costs_of(tokens);
-  return keys * (costs.key_ns + tokens * costs.token_key_ns);
-}
 
 double task_ns(const TileClass& tile, double keys, double tokens, bool is_split) {
   const double steps = std::ceil(keys / tile.step_keys);
@@ -153,8 +165,8 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
   const double ns = keys_ns(tile, keys, tokens);
   std::size_t index = bucket_of(ns);
   if (tile.few_tokens > 0) index = index / 2 * 2 + (tokens <= tile.few_tokens ? 1 : 0);
-  used_[index / 64] |= std::uint64_t{1} << (index % 64);
   Bucket& bucket = buckets_[index];
+  if (!mark(used_, index)) bucket = {};
   bucket.keys_ns += ns;
   bucket.keys += keys;
   bucket.tokens += tokens;

@@ -67,7 +67,10 @@ struct TaskRun {
 };
 
 /// Nanoseconds of a tile's keys for one work-group, whole steps or not.
-double keys_ns(const TileClass& tile, double keys, double tokens);
+inline double keys_ns(const TileClass& tile, double keys, double tokens) {
+  const TaskCosts& costs = tile.costs_of(tokens);
+  return keys * (costs.key_ns + tokens * costs.token_key_ns);
+}
 /// Nanoseconds of a task: whole steps of keys, and what is around them.
 double task_ns(const TileClass& tile, double keys, double tokens, bool is_split);
 
@@ -107,6 +110,7 @@ std::int32_t splits_of(double shares, std::int32_t most);
 
 /// Histogram of a class's tiles by predicted time: the cost of judging a cut does not depend on the
 /// number of tiles.
+// NOLINTNEXTLINE(*-member-init): see buckets_
 class TileCounts {
  public:
   /// A tile whose keys may be cut into up to `most_splits` ranges.
@@ -133,14 +137,14 @@ class TileCounts {
   /// differ by less are counted as equal.
   static constexpr std::size_t kBuckets = 256;
   struct Bucket {
-    double keys_ns = 0, keys = 0, tokens = 0;
-    std::int64_t tiles = 0, most_splits = 0;
+    double keys_ns, keys, tokens;
+    std::int64_t tiles, most_splits;
   };
   struct Cut;
   Cut cut(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
   static std::size_t bucket_of(double ns);
 
-  std::array<Bucket, kBuckets> buckets_{};
+  std::array<Bucket, kBuckets> buckets_;             ///< written where used_ has their bit
   std::array<std::uint64_t, kBuckets / 64> used_{};  ///< a bit a bucket
   double total_ns_ = 0;                              ///< of keys
   double tokens_ = 0;                                ///< query tokens

@@ -83,16 +83,27 @@ std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile)
   return page_count(tile.step_keys, config.block_size);
 }
 
+/// The same of each class.
+std::array<std::int32_t, kMaxTileClasses> min_split_pages(const PlannerConfig& config) {
+  std::array<std::int32_t, kMaxTileClasses> pages{};
+  for (std::size_t c = 0; c < to_size(config.num_tiles); ++c)
+    pages[c] = min_split_pages(config, config.tiles[c]);
+  return pages;
+}
+
+/// The most ranges that a tile with so many pages is cut into.
+std::int32_t most_ranges(std::int32_t pages, std::int32_t min_pages) {
+  return std::max(1, quotient(std::min(pages, kMostPieces), min_pages));
+}
+
 /// Says how the key range of each tile of a plan is cut.
 class Cutter {
  public:
   Cutter(const PlannerConfig& config, const PlanCuts& cuts)
       : config_(config),
         cuts_(cuts),
-        fixed_pages_(page_count(config.deterministic_split_keys, config.block_size)) {
-    for (std::size_t c = 0; c < to_size(config.num_tiles); ++c)
-      min_pages_[c] = min_split_pages(config, config.tiles[c]);
-  }
+        fixed_pages_(page_count(config.deterministic_split_keys, config.block_size)),
+        min_pages_(min_split_pages(config)) {}
 
   bool wide() const { return cuts_.wide; }
   bool is_rebalanced(std::size_t tile_class) const {
@@ -109,11 +120,13 @@ class Cutter {
         tile.split.fixed_pages = fixed_pages_;
     } else {
       const TileClass& tiles = config_.tiles[tile.tile_class];
-      const std::int32_t pages = std::min(tile.pages, kMostPieces);
-      const double ns = keys_ns(tiles, tile.keys.count, tile.split.q_count);
+      const CutChoice& choice = cuts_.classes[tile.tile_class];
       tile.split.min_pages = min_pages_[tile.tile_class];
-      tile.split.most_splits = splits_of(ns / cuts_.classes[tile.tile_class].share_ns,
-                                         std::max(1, pages / tile.split.min_pages));
+      tile.split.most_splits = 1;
+      if (!choice.cuts()) return;
+      const double ns = keys_ns(tiles, tile.keys.count, tile.split.q_count);
+      tile.split.most_splits =
+          splits_of(ns / choice.share_ns, most_ranges(tile.pages, tile.split.min_pages));
     }
   }
   /// Ranges that the tile's keys are cut into, at least 1.
@@ -132,7 +145,7 @@ class Cutter {
   const PlannerConfig& config_;
   const PlanCuts& cuts_;
   std::int32_t fixed_pages_;
-  std::array<std::int32_t, kMaxTileClasses> min_pages_{};
+  std::array<std::int32_t, kMaxTileClasses> min_pages_;
 };
 
 /// Makes the cuts coarser; enough calls leave nothing split but rebalanced tiles, whose partial
@@ -155,15 +168,19 @@ void write_merges(const ClaSplit& split, std::int32_t pieces, std::int64_t at,
 }
 
 /// An item waits for its place in the list with its number in `splits` as pages_at.
-void write_tile(const PlannerConfig& config, const Tile& tile, std::int32_t pieces,
-                std::int32_t room, const Tally& at, const PlanOutput& output) {
-  ClaSplit split = tile.split;
+void write_tile(const PlannerConfig& config, Tile& tile, std::int32_t pieces, std::int32_t room,
+                const Tally& at, const PlanOutput& output) {
+  ClaSplit& split = tile.split;
   ClaWorkItem* item = &output.items[tile.tile_class][to_size(at.items[tile.tile_class])];
-  const std::int64_t before = std::accumulate(at.items.begin(), at.items.end(), std::int64_t{0});
+  if (room == 1 && !config.lengths_are_bounds) {  // most tiles of most steps
+    *item = cla_item_of(&split, tile.q_pos, tile.keys, config.block_size, 1);
+    return;
+  }
   for (; split.split < room; ++split.split) {
     *item = cla_item_of(&split, tile.q_pos, tile.keys, config.block_size, pieces);
     if (config.lengths_are_bounds) {
-      const std::int64_t number = before + split.split;
+      const std::int64_t number =
+          std::accumulate(at.items.begin(), at.items.end(), std::int64_t{split.split});
       output.splits[to_size(number)] = split;
       item->pages_at = static_cast<std::int32_t>(number);
     }
@@ -362,11 +379,10 @@ void check_config(const PlannerConfig& config) {
 PlanTiles count_tiles(const PlannerConfig& config, const CommonAttentionMetadata& batch,
                       bool wide) {
   PlanTiles tiles;
+  const auto min_pages = min_split_pages(config);
   for_each_tile(config, wide, batch, [&](const Tile& tile) {
-    const TileClass& of = config.tiles[tile.tile_class];
-    const std::int32_t pages = std::min(tile.pages, kMostPieces);
-    tiles[tile.tile_class].add(of, tile.keys.count, tile.split.q_count,
-                               std::max(1, pages / min_split_pages(config, of)));
+    tiles[tile.tile_class].add(config.tiles[tile.tile_class], tile.keys.count, tile.split.q_count,
+                               most_ranges(tile.pages, min_pages[tile.tile_class]));
   });
   return tiles;
 }

@@ -14,8 +14,9 @@ namespace {
 /// a request instead of one a token.
 std::int64_t* write_run(const std::int32_t* row, std::int32_t block_size, std::int32_t first,
                         std::int32_t count, std::int64_t* slots) {
-  const std::int32_t* page = row + first / block_size;
-  std::int32_t offset = first % block_size;
+  const std::int32_t before = quotient(first, block_size);
+  const std::int32_t* page = row + before;
+  std::int32_t offset = first - before * block_size;
   while (count > 0) {
     const std::int32_t run = std::min(block_size - offset, count);
     const std::int64_t base = std::int64_t{*page++} * block_size + offset;

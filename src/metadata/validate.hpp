@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/checked.hpp"
+
 namespace clattn::detail {
 
 /// What the length checks learn about a batch on the way.
@@ -16,7 +18,8 @@ struct BatchSummary {
 
 /// Pages that hold `seq_len` >= 0 tokens.
 constexpr std::int32_t page_count(std::int32_t seq_len, std::int32_t block_size) {
-  return seq_len / block_size + (seq_len % block_size != 0 ? 1 : 0);
+  const std::int32_t full = quotient(seq_len, block_size);
+  return full + (full * block_size != seq_len ? 1 : 0);
 }
 
 /// Query tokens of a request.
