@@ -20,18 +20,17 @@
    Options and the parameter list: core/options.clh, core/call.clh. Local memory: 80 B a work-item.
    Launch: any number of groups of CLA_WG_SIZE; merge_tasks() of src/kernels counts the tasks. */
 #if CLA_WG_SIZE == 1
-#define CLA_PARTS 1 /* merge_tasks() in src/kernels repeats this, CLA_MERGE_DIMS and CLA_ALONE */
+#define CLA_PARTS 1
 #define CLA_MERGE_DIMS CLA_RESULT_DIM /* each weight once: scalar exp2 is slow there */
 #else
-#define CLA_PARTS 4
-#define CLA_MERGE_DIMS 8
+#define CLA_PARTS CLA_COLUMN_PARTS
+#define CLA_MERGE_DIMS CLA_COLUMN_DIMS
 #define CLA_MERGE_BATCH 8 /* more take so many registers that fewer groups wait at once */
 #endif
 #include "core/merge.clh"
 
 #define CLA_PART_COLUMNS ((uint)CLA_WG_SIZE / CLA_PARTS)
 #define CLA_HEAD_COLUMNS (CLA_RESULT_DIM / CLA_MERGE_DIMS)
-#define CLA_ALONE 12 /* measured; 13 to 16 splits would be two full batches for one work-item */
 
 /* Where the work-items of a group leave their parts. */
 typedef struct ClaParts {

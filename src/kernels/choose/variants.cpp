@@ -13,6 +13,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "opencl/device_info.hpp"
+#include "shared/work_item.h"
 
 namespace clattn {
 
@@ -269,10 +270,9 @@ std::int32_t step_keys(const Variant& variant, std::int32_t head_size) {
 std::int32_t merge_tasks(const Variant& variant, const KernelShape& shape,
                          std::int32_t most_splits) {
   if (variant.work_group_size == 1) return shape.num_heads;
-  constexpr std::int32_t kDims = 8, kParts = 4;  // of a work-item, and of a column
-  constexpr std::int32_t kAlone = 12;            // most splits that one work-item merges alone
-  const std::int32_t parts = most_splits > kAlone ? kParts : 1;
-  return ceil_div(shape.num_heads * (shape.value_size() / kDims), variant.work_group_size / parts);
+  const std::int32_t columns = shape.num_heads * (shape.value_size() / CLA_COLUMN_DIMS);
+  const std::int32_t parts = most_splits > CLA_ALONE ? CLA_COLUMN_PARTS : 1;
+  return ceil_div(columns, variant.work_group_size / parts);
 }
 
 std::string why_not_types(const Variant& variant, const KernelShape& shape) {
