@@ -216,17 +216,19 @@ void Attention::set_scales(const KVScales& scales) {
 
 std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded) {
   KVScales scales = clattn::load_kv_scales(loaded, config_.kv_cache_dtype);
-  prob_scale_ = scales.prob_scale;
-  if (!is_quantized(config_.cache_dtype()) || shares_kv_cache()) return {};
-  const auto given = [](std::span<const float> scale) { return !scale.empty() && scale[0] > 0; };
-  const bool calculated = calculator_ != nullptr && !calculator_->has_begun();
-  if (calculated) {
-    scales.k_scale = scales.v_scale = 1;
-    scales.warnings.clear();
+  const bool keeps_scales = is_quantized(config_.cache_dtype()) && !shares_kv_cache();
+  if (keeps_scales) {
+    const auto given = [](std::span<const float> scale) { return !scale.empty() && scale[0] > 0; };
+    const bool calculated = calculator_ != nullptr && !calculator_->has_begun();
+    if (calculated) {
+      scales.k_scale = scales.v_scale = 1;
+      scales.warnings.clear();
+    }
+    set_scales(scales);  // may fail: the rest follows only then
+    scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
   }
-  set_scales(scales);
-  scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
-  if (!uses_own_scales()) scales.warnings.clear();  // they are about K and V
+  prob_scale_ = scales.prob_scale;
+  if (!keeps_scales || !uses_own_scales()) scales.warnings.clear();  // they are about K and V
   return std::move(scales.warnings);
 }
 

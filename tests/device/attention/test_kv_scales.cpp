@@ -162,11 +162,12 @@ TEST(KVScales, AreThoseOfTheCacheAlsoAfterTheDriverWasShort) {
   const float half = 0.5F, quarter = 0.25F;
   const auto load_half = [&] {
     const test::ShortDriver shortage(0, true);
-    layer.load_kv_scales({.k_scale = {&half, 1}});
+    layer.load_kv_scales({.k_scale = {&half, 1}, .prob_scale = {&half, 1}});
   };
   EXPECT_EQ(test::error_text(load_half, clattn::ErrorCode::kOpenCL),
             "clRetainMemObject failed: CL_OUT_OF_RESOURCES (-5)");
   EXPECT_EQ(scales_of(device, layer), (std::vector<float>{1, 1, 1}));
+  EXPECT_EQ(layer.prob_scale(), 1);
   EXPECT_TRUE(layer.load_kv_scales({.k_scale = {&quarter, 1}}).empty());
   EXPECT_EQ(scales_of(device, layer), (std::vector<float>{quarter, quarter, 1}));
   EXPECT_EQ(layer.kv_cache()->scales.handle(), layer.scales().handle());
