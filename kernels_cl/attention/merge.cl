@@ -1,9 +1,9 @@
 /* Merges the partial results of query tokens whose keys were split by an attention kernel that
-   does not merge its own splits (core/merge.clh). A column is eight dims of a head, on CPUs all of
-   them. One work-item merges a column of up to CLA_ALONE splits; of a column with more, each of
-   CLA_PARTS work-items merges an equal share, since a few tokens with many splits would otherwise
-   give too few work-items, each of which waits for memory many times. The number of splits alone
-   decides, so that a token's bits do not depend on other tokens.
+   does not merge its own splits (core/merge.clh). A column is CLA_COLUMN_DIMS dims of a head, on
+   CPUs all of them. One work-item merges a column of up to CLA_ALONE splits; of a column with more,
+   each of CLA_PARTS work-items merges an equal share, since a few tokens with many splits would
+   otherwise give too few work-items, each of which waits for memory many times. The number of
+   splits alone decides, so that a token's bits do not depend on other tokens.
 
    Groups are persistent. A task is CLA_WG_SIZE columns of a merge item, or CLA_PART_COLUMNS where
    columns are shared. If any item shares columns, all items have as many places for tasks as that

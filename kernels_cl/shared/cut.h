@@ -65,8 +65,8 @@ static inline ClaTileKeys cla_tile_keys(const ClaSight* sight, int q_pos, int q_
     if (chunk_begin > begin) begin = chunk_begin;
     if (chunk_end < end) end = chunk_end;
   }
-  if (begin >= end) return keys; /* no query of the tile sees a key */
-  if (begin > 0) begin -= begin % sight->page_size;
+  if (begin >= end) return keys;                    /* no query of the tile sees a key */
+  if (begin > 0) begin -= begin % sight->page_size; /* most tiles begin at 0: no division */
   keys.first = (int)begin;
   keys.count = (int)(end - begin);
   return keys;
@@ -88,7 +88,7 @@ static inline int cla_num_splits(const ClaSplit* tile, int pages) {
 static inline int cla_split_begin(const ClaSplit* tile, ClaTileKeys keys, int page_size,
                                   int num_splits, int index) {
   CLA_INT64 page = (CLA_INT64)tile->fixed_pages * index;
-  if (index == 0) return keys.first; /* most tiles have one split: no divisions */
+  if (index == 0) return keys.first; /* spares the divisions where there is one split */
   if (index == num_splits) return keys.first + keys.count;
   if (tile->fixed_pages == 0)
     page = (CLA_INT64)cla_pages_of(keys.count, page_size) * index / num_splits;

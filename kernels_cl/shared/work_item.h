@@ -10,11 +10,12 @@
 /* Size of a tensor map (tile/sm90_tensor_map.clh). */
 #define CLA_MAP_INTS 32
 
-/* How GPUs share out a merge (attention/merge.cl): one work-item merges CLA_COLUMN_DIMS dims of a
-   head, a column, if it has up to CLA_ALONE splits; CLA_COLUMN_PARTS work-items one with more. */
+/* How GPUs share out a merge (attention/merge.cl). A column is CLA_COLUMN_DIMS dims of a head. One
+   work-item merges a column of up to CLA_ALONE splits; CLA_COLUMN_PARTS work-items share one of
+   more splits. */
 #define CLA_COLUMN_DIMS 8
 #define CLA_COLUMN_PARTS 4
-#define CLA_ALONE 12 /* measured; 13 to 16 splits would be two full batches for one work-item */
+#define CLA_ALONE 12 /* measured; 13 to 16 splits: two whole batches (CLA_MERGE_BATCH) in turn */
 
 /* Padding, of recorded steps and of lists with rebalanced cuts: an item without query tokens, all
    zero but for partial_row, which is -1. Merges have none: ClaMergeCounts says how many there are.

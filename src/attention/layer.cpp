@@ -210,25 +210,25 @@ bool Attention::lacks_scales() const noexcept {
 void Attention::set_scales(const KVScales& scales) {
   const std::array<float, 3> k_v_q = {scales.k_scale, scales.v_scale, scales.q_scale};
   auto made = context_->runtime().allocate_copy(std::as_bytes(std::span(k_v_q)));
-  if (uses_own_scales()) cache_->scales = made;  // may fail: the layer's own follow only then
+  if (uses_own_scales()) cache_->scales = made;  // may throw: the layer's own change only after it
   scales_ = std::move(made);
 }
 
 std::vector<std::string> Attention::load_kv_scales(const LoadedKVScales& loaded) {
   KVScales scales = clattn::load_kv_scales(loaded, config_.kv_cache_dtype);
-  const bool keeps_scales = is_quantized(config_.cache_dtype()) && !shares_kv_cache();
-  if (keeps_scales) {
+  const bool sets_scales = is_quantized(config_.cache_dtype()) && !shares_kv_cache();
+  if (sets_scales) {
     const auto given = [](std::span<const float> scale) { return !scale.empty() && scale[0] > 0; };
     const bool calculated = calculator_ != nullptr && !calculator_->has_begun();
     if (calculated) {
       scales.k_scale = scales.v_scale = 1;
       scales.warnings.clear();
     }
-    set_scales(scales);  // may fail: the rest follows only then
+    set_scales(scales);  // may throw: nothing of the layer may change before it
     scales_loaded_ = !calculated && (given(loaded.k_scale) || given(loaded.v_scale));
   }
   prob_scale_ = scales.prob_scale;
-  if (!keeps_scales || !uses_own_scales()) scales.warnings.clear();  // they are about K and V
+  if (!sets_scales || !uses_own_scales()) scales.warnings.clear();  // they are about K and V
   return std::move(scales.warnings);
 }
 

@@ -49,7 +49,8 @@ void sort_items(ItemOrder order, const TileClass& tile, std::span<ClaWorkItem> i
   const auto place = [&](const ClaWorkItem& item) {
     return std::tuple(-rank(cost_ns(tile, item)), item.q_row, item.kv_begin);
   };
-  // As cut, items of equal weight are in place already.
+  // Items of one rank are cut in this order, but for those without keys, whose order does not
+  // matter.
   if (rank(least) > 0 && !std::ranges::is_sorted(items, {}, place))
     std::ranges::sort(items, {}, place);
   if (order == ItemOrder::kHeavyFirst) std::ranges::reverse(items);

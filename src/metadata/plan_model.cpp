@@ -31,19 +31,19 @@ constexpr double kNearly = 0.125;
 /// Splitting must gain at least this fraction; the costs are not known any better.
 constexpr double kLeastGain = 0.02;
 
-/// Marks a place of a set of bits. Whether it was marked before.
+/// Sets a bit of a bit set. Returns whether it was set before.
 template <std::size_t kWords>
-bool mark(std::array<std::uint64_t, kWords>& bits, std::size_t place) {
-  const std::uint64_t bit = std::uint64_t{1} << (place % 64);
-  const bool before = (bits[place / 64] & bit) != 0;
-  bits[place / 64] |= bit;
+bool set_bit(std::array<std::uint64_t, kWords>& bits, std::size_t index) {
+  const std::uint64_t bit = std::uint64_t{1} << (index % 64);
+  const bool before = (bits[index / 64] & bit) != 0;
+  bits[index / 64] |= bit;
   return before;
 }
 
 /// Deals runs of equal tasks to workers in alternating directions and sums up each worker's load.
-// NOLINTNEXTLINE(*-member-init): a step is written where it is marked
 class Dealer {
  public:
+  // NOLINTNEXTLINE(*-member-init): steps_ is read only where stepped_ has a bit
   explicit Dealer(std::int64_t workers) : workers_(workers) {}
 
   void deal(TaskRun run) {
@@ -81,14 +81,14 @@ class Dealer {
 
  private:
   void add_step(std::size_t worker, double ns) {
-    steps_[worker] = mark(stepped_, worker) ? steps_[worker] + ns : ns;
+    steps_[worker] = set_bit(stepped_, worker) ? steps_[worker] + ns : ns;
   }
 
   std::int64_t workers_, at_ = 0;
   bool back_ = false;
   double all_ = 0;
   std::array<double, kMostDealt + 1> steps_;  ///< of the load from one worker to the next
-  std::array<std::uint64_t, kMostDealt / 64 + 1> stepped_{};  ///< a bit for each that was written
+  std::array<std::uint64_t, kMostDealt / 64 + 1> stepped_{};  ///< a bit for each step written
 };
 
 /// The load of the busiest group when each takes its next task as it becomes free. Three lower
@@ -166,7 +166,7 @@ void TileCounts::add(const TileClass& tile, std::int32_t keys, std::int32_t toke
   std::size_t index = bucket_of(ns);
   if (tile.few_tokens > 0) index = index / 2 * 2 + (tokens <= tile.few_tokens ? 1 : 0);
   Bucket& bucket = buckets_[index];
-  if (!mark(used_, index)) bucket = {};
+  if (!set_bit(used_, index)) bucket = {};
   bucket.keys_ns += ns;
   bucket.keys += keys;
   bucket.tokens += tokens;

@@ -144,7 +144,7 @@ class TileCounts {
   Cut cut(const TileClass& tile, const MergeCosts& merge, double share_ns) const;
   static std::size_t bucket_of(double ns);
 
-  std::array<Bucket, kBuckets> buckets_;             ///< written where used_ has their bit
+  std::array<Bucket, kBuckets> buckets_;             ///< each valid only if its bit in used_ is set
   std::array<std::uint64_t, kBuckets / 64> used_{};  ///< a bit a bucket
   double total_ns_ = 0;                              ///< of keys
   double tokens_ = 0;                                ///< query tokens

@@ -83,7 +83,7 @@ std::int32_t min_split_pages(const PlannerConfig& config, const TileClass& tile)
   return page_count(tile.step_keys, config.block_size);
 }
 
-/// The same of each class.
+/// The same for each class.
 std::array<std::int32_t, kMaxTileClasses> min_split_pages(const PlannerConfig& config) {
   std::array<std::int32_t, kMaxTileClasses> pages{};
   for (std::size_t c = 0; c < to_size(config.num_tiles); ++c)
@@ -91,7 +91,7 @@ std::array<std::int32_t, kMaxTileClasses> min_split_pages(const PlannerConfig& c
   return pages;
 }
 
-/// The most ranges that a tile with so many pages is cut into.
+/// The most ranges of at least `min_pages` pages that a tile of `pages` pages may be cut into.
 std::int32_t most_ranges(std::int32_t pages, std::int32_t min_pages) {
   return std::max(1, quotient(std::min(pages, kMostPieces), min_pages));
 }
@@ -167,12 +167,13 @@ void write_merges(const ClaSplit& split, std::int32_t pieces, std::int64_t at,
     output.merges[to_size(at + token)] = cla_merge_of(&split, token, pieces);
 }
 
-/// An item waits for its place in the list with its number in `splits` as pages_at.
+/// Writes a tile's items and merges; changes tile.split. Where lengths are bounds, pages_at is an
+/// item's number in `splits` until place_items().
 void write_tile(const PlannerConfig& config, Tile& tile, std::int32_t pieces, std::int32_t room,
                 const Tally& at, const PlanOutput& output) {
   ClaSplit& split = tile.split;
   ClaWorkItem* item = &output.items[tile.tile_class][to_size(at.items[tile.tile_class])];
-  if (room == 1 && !config.lengths_are_bounds) {  // most tiles of most steps
+  if (room == 1 && !config.lengths_are_bounds) {  // most tiles of most steps; no merge
     *item = cla_item_of(&split, tile.q_pos, tile.keys, config.block_size, 1);
     return;
   }

@@ -221,7 +221,7 @@ class AttentionWorkload : public Workload {
 
 /// Builds one step's metadata: host time alone, the upload is waited for outside the measure.
 /// Proven by what forward() makes of it. The row also gives the host time of a step: build() and
-/// one forward(), when the device has ended the step before.
+/// one forward(), begun once the device has finished the step before.
 class MetadataWorkload final : public AttentionWorkload {
  public:
   explicit MetadataWorkload(const BenchTask& task)
@@ -238,7 +238,7 @@ class MetadataWorkload final : public AttentionWorkload {
       seconds += seconds_since(start);
       queue_.finish();
     }
-    run_step();  // finds the code of forward() in no cache; later ones are like those of an engine
+    run_step();  // not timed: brings the code of forward() into the caches, where engines have it
     step_us_.push_back(run_step() * 1e6);
     kernels = {{.name = fmt::format("build; a step's build and forward() take {:.1f} us",
                                     median(step_us_)),

@@ -54,7 +54,7 @@ TEST(PlanModel, DealtTasksEndWhenTheBusiestGroupDoes) {
   std::mt19937 random(5);
   for (int round = 0; round < 2000; ++round) {
     const std::vector<TaskRun> runs = any_runs(random);
-    for (const std::int32_t workers : {1, 2, 7, 132}) {
+    for (const std::int32_t workers : {1, 2, 7, 64, 132, 512}) {
       const auto busy = played(runs, static_cast<std::size_t>(workers), Dealing::kDealt);
       const double latest = *std::max_element(busy.begin(), busy.end());
       EXPECT_NEAR(expected_end_ns(tile_of(workers, Dealing::kDealt), runs, 0), latest,
